@@ -1,5 +1,5 @@
-/* Re-admission of an adopted slab's blocks, in batches, so that seals of new blocks need not wait
- * long for the seal thread. Control thread. */
+/* Blocks of an adopted slab are compared in batches, so that new blocks do not wait long for the
+ * seal thread. Control thread. */
 #include "kvstore/cache/adopt.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "common/log/log.h"
 
 #define BATCH         64u
-#define QUARANTINE_MS 1000 /* a killed worker's device was seen to write for 159 ms */
+#define QUARANTINE_MS 1000 /* the device of a killed worker has written for 159 ms */
 
 struct found {
     uint64_t used_ns;
@@ -20,7 +20,7 @@ struct bt_adopt {
     struct bt_cache *cache;
     struct bt_sealer *sealer;
     struct found *found;
-    uint32_t n_found, at, n_batch; /* [at, at + n_batch) is with the seal thread */
+    uint32_t n_found, at, n_batch; /* [at, at + n_batch) are being compared */
     uint32_t *quarantine, n_quarantine;
     uint64_t start_ns;
     struct bt_adopt_stats n;
@@ -82,8 +82,8 @@ static void on_slot(void *arg, uint32_t slot, bool sealed)
     a->found[a->n_found++] = (struct found){used_ns, slot, depth};
 }
 
-/* The longest unused first, so that it is the first to go; of one request a chain's tail before its
- * head. */
+/* The longest unused comes first, so that it is evicted first. Within one request the end of a
+ * chain comes before its beginning. */
 static int by_age(const void *x, const void *y)
 {
     const struct found *a = x, *b = y;

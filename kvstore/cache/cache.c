@@ -46,7 +46,7 @@ void bt_cache_set_tenants(struct bt_cache *c, struct bt_tenants *tenants)
     bt_quota_init(&c->quota, tenants, BT_TENANT_SLAB, bt_index_slots(c->index));
 }
 
-/* The slot is a group's until it is free. */
+/* Counts the slot for a group until it is free. */
 static void own(struct bt_cache *c, uint32_t slot, uint8_t group)
 {
     if (c->group[slot] == BT_QUOTA_NONE) {
@@ -64,14 +64,14 @@ static void free_slot(struct bt_cache *c, uint32_t slot)
     bt_pool_free(c->pool, slot);
 }
 
-/* A request has found the block in slot; false: it is the one that the block was fetched for. */
+/* A request has found the block in slot. false: it is the request that fetched the block. */
 static bool count_use(struct bt_cache *c, uint32_t slot)
 {
     if (c->copy[slot] == COPY_UNUSED) {
         c->copy[slot] = COPY_USED;
         return false;
     }
-    /* It has earned its place here: a block like any other. */
+    /* Two requests have used it, so it becomes an ordinary block. */
     c->copies -= c->copy[slot] == COPY_USED;
     c->copy[slot] = COPY_NONE;
     return true;
@@ -116,7 +116,7 @@ uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key)
     return slot;
 }
 
-/* The block of an unleased slot leaves the cache. why: for the log. */
+/* Removes the block of a slot without a lease. why: for the log. */
 static void drop_block(struct bt_cache *c, uint32_t slot, const char *why)
 {
     BT_ASSERT(bt_pool_leases(c->pool, slot) == 0);
@@ -176,11 +176,11 @@ bt_status_t bt_cache_take(struct bt_cache *c, uint8_t group, uint32_t n, uint32_
     return BT_OK;
 }
 
-/* Tells the policy of a block that was just indexed. uses: before a restart, 0: it is new. */
+/* Tells the policy about a block that was just indexed. uses: before a restart; 0: it is new. */
 static void admit(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b, uint32_t uses)
 {
     uint32_t parent = b->parent != NULL ? bt_index_find(c->index, b->parent) : UINT32_MAX;
-    own(c, slot, BT_TENANT_NOBODY); /* if it is nobody's yet */
+    own(c, slot, BT_TENANT_NOBODY); /* if no group has it yet */
     struct bt_evict_block e = {.hash = bt_index_hash(b->key),
                                .depth = b->depth,
                                .start_tokens = b->depth * b->n_tokens,
@@ -239,7 +239,7 @@ bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
     }
     (void)bt_pool_last_use(c->pool, slot, &uses);
     admit(c, slot, &b, uses);
-    if (bt_pool_unlease(c->pool, slot) == 0) { /* no use: its header stays as it is */
+    if (bt_pool_unlease(c->pool, slot) == 0) { /* this is no use, so the header does not change */
         c->policy->unpin(c->evict, slot);
     }
     return true;

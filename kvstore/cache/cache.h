@@ -1,6 +1,6 @@
-/* The node's cache: pool, index and eviction policy joined, so that their three views of a slot
- * never disagree. Callers hold slots by leases; a cached slot without a lease is evictable, any
- * other slot without a lease is free. Control thread. */
+/* The node's cache: keeps pool, index and eviction policy consistent. Callers hold slots by
+ * leases. A cached slot without a lease can be evicted; any other slot without a lease is free.
+ * Control thread. */
 #ifndef BT_KVSTORE_CACHE_CACHE_H
 #define BT_KVSTORE_CACHE_CACHE_H
 
@@ -9,23 +9,23 @@
 #include "kvstore/cache/index.h"
 #include "kvstore/cache/pool.h"
 
-/* What lies below the slab (kvstore/cache/tier.h) is told what happens to cached blocks. */
+/* Callbacks of the tier below the slab (kvstore/cache/tier.h). */
 struct bt_cache_lower {
     /* A new block is cached in slot; its caller holds a lease. */
     void (*sealed)(void *arg, uint32_t slot);
     /* A later request has found the block and leased it. */
     void (*hit)(void *arg, uint32_t slot);
-    /* Nobody holds the block and it would be evicted now, without hurry. true: it has been leased
-     * to be saved; whoever did calls bt_cache_evict afterwards. */
+    /* The block is about to be evicted ahead of demand. true: the callee has leased it to save it,
+     * and calls bt_cache_evict afterwards. */
     bool (*evicting)(void *arg, uint32_t slot);
     void *arg;
 };
 
-/* Who protects blocks (kvstore/cache/pins.h) is told what comes and goes. */
+/* Callbacks of the pins (kvstore/cache/pins.h). */
 struct bt_cache_guard {
     /* The block in slot can be found now; its caller holds a lease. */
     void (*cached)(void *arg, uint32_t slot);
-    /* It is about to leave the cache; nobody holds it. */
+    /* The block is about to leave the cache; it has no lease. */
     void (*dropped)(void *arg, uint32_t slot);
     void *arg;
 };
@@ -35,36 +35,36 @@ struct bt_cache {
     struct bt_index *index;
     const struct bt_evict_policy *policy;
     struct bt_evict *evict;
-    uint32_t low; /* so many slots are kept free ahead of demand */
+    uint32_t low; /* slots that are kept free ahead of demand */
     uint64_t evicted, hits, misses, sealed, duplicates;
     struct bt_cache_lower lower; /* functions may be NULL */
     struct bt_cache_guard guard; /* functions may be NULL */
-    /* Copies of other nodes' blocks, until a second request here has used them. Beyond copies_max
-     * one leaves as soon as nobody holds it. */
+    /* Copies of other nodes' blocks that only one request has used here. While there are more than
+     * copies_max, a copy leaves with its last lease. */
     uint8_t *copy; /* [n_slots], COPY_* of cache.c */
     uint32_t copies, copies_max;
-    /* Whose slots are whose, from bt_cache_take on; NULL: everything is nobody's. */
+    /* Slots are counted for tenants from bt_cache_take on. NULL: there are no tenants. */
     struct bt_tenants *tenants;
     struct bt_quota quota;
     uint8_t *group; /* [n_slots], BT_QUOTA_NONE: not counted */
 };
 
-/* A block that is sealed. */
+/* A block to be sealed. */
 struct bt_cache_block {
     const struct bt_kv_key *key;
     const struct bt_kv_key *parent; /* of the block before it in the chain; NULL: none or unknown */
     uint32_t n_tokens, depth;
-    uint32_t reused_tokens; /* of the request that made it: what was cached of its prompt */
+    uint32_t reused_tokens; /* cached prefix of the request that made it */
     bt_evict_origin_t origin;
-    /* It only passes through, on its way to or from the SSD: it leaves as soon as nobody holds it,
-     * unless another request has used it. What lies below is not told of it. */
+    /* A block of a pass-through prompt: it leaves with its last lease, unless another request has
+     * used it. The tier below is not told. */
     bool passing;
 };
 
 struct bt_cache *bt_cache_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
                                  uint32_t transit_max, const struct bt_evict_policy *policy);
 void bt_cache_destroy(struct bt_cache *c);
-/* Before any slot is taken or adopted; tenants outlives the cache. */
+/* Call before any slot is taken or adopted. tenants must outlive the cache. */
 void bt_cache_set_tenants(struct bt_cache *c, struct bt_tenants *tenants);
 
 /* Leases the longest prefix of keys[0..n) that is cached; returns its length, slots[0..ret). */
@@ -76,27 +76,26 @@ uint32_t bt_cache_hold(struct bt_cache *c, const struct bt_kv_key *key);
  * group's own blocks beyond its quota. ERR_EXHAUSTED: no slot is taken. */
 bt_status_t bt_cache_take(struct bt_cache *c, uint8_t group, uint32_t n,
                           uint32_t *slots) BT_MUST_CHECK;
-/* Seals a WRITING slot and indexes it; false: the key was there already, the slot stays private
- * to its holders. */
+/* Seals a WRITING slot and indexes its block. false: the key is indexed already; the slot stays
+ * private to its holders. */
 bool bt_cache_seal(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
-/* As bt_cache_seal, for a block that was fetched from another node for one request: that
- * request's lookup counts as no second use of it, so it stays on probation. */
+/* As bt_cache_seal, for a block that one request has fetched from another node. That request's
+ * lookup does not count as a second use. */
 bool bt_cache_seal_copy(struct bt_cache *c, uint32_t slot, const struct bt_cache_block *b);
-/* Indexes a SEALED slot of an adopted slab, if its bytes are the sealed ones (bt_pool_header_ok),
- * used as often as its header says, and last of all so far; false: they are not, or the key is
- * there already. Takes the caller's lease. */
+/* Indexes a SEALED slot of an adopted slab if bt_pool_header_ok. Its number of uses comes from its
+ * header, and it becomes the most recently used block. false: the bytes are wrong, or the key is
+ * indexed already. Takes the caller's lease in both cases. */
 bool bt_cache_readmit(struct bt_cache *c, uint32_t slot);
-/* Drops one lease of each, last first: a chain's head is left the youngest. */
+/* Drops one lease of each slot, last first, so that a chain is evicted from its end. */
 void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n);
-/* The same, where a receiver has found other bytes than were sealed: the CRC of each cached block
- * is computed, and one that has gone bad leaves the cache with its last lease (logged). */
+/* The same after a receiver has found wrong bytes: computes the CRC of each cached block. A
+ * damaged block is logged and leaves the cache with its last lease. */
 void bt_cache_put_doubted(struct bt_cache *c, const uint32_t *slots, uint32_t n);
 /* Drops one lease of a cached block and, if it was the last, the block. */
 void bt_cache_evict(struct bt_cache *c, uint32_t slot);
-/* Marks a held, not cached slot as possibly still written by the dead. Cached ones stay. */
+/* Marks a held slot that is not cached: a dead process may still write to it. Cached slots stay. */
 void bt_cache_quarantine(struct bt_cache *c, uint32_t slot);
-/* Evicts until `low` slots are free (or being saved below) or nothing is evictable; at most max of
- * them. */
+/* Evicts at most max blocks, until `low` slots are free or being saved to the tier below. */
 void bt_cache_trim(struct bt_cache *c, uint32_t max);
 
 #endif

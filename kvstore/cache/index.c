@@ -18,7 +18,7 @@ struct bt_index {
     struct entry *slots;
     uint32_t *table; /* slot + 1; 0: empty. Linear probing, no tombstones */
     uint32_t n, mask, count;
-    uint64_t seed; /* nobody can choose keys that meet in the table */
+    uint64_t seed; /* a client cannot choose keys that collide */
     bt_index_observer_fn fn;
     void *arg;
 };
@@ -90,7 +90,7 @@ bool bt_index_add(struct bt_index *ix, const struct bt_kv_key *key, uint32_t dep
 
 uint32_t bt_index_find(const struct bt_index *ix, const struct bt_kv_key *key)
 {
-    return ix->table[probe(ix, key)] - 1; /* 0 - 1: not there */
+    return ix->table[probe(ix, key)] - 1; /* 0 - 1: not found */
 }
 
 uint64_t bt_index_hash(const struct bt_kv_key *key)
@@ -103,7 +103,7 @@ void bt_index_remove(struct bt_index *ix, uint32_t slot)
     BT_ASSERT(bt_index_has_slot(ix, slot));
     struct entry e = ix->slots[slot];
     uint32_t hole = probe(ix, &e.key);
-    /* Later entries of the run move up, unless that would put them before their home. */
+    /* Move later entries of the run up, but none before its home position. */
     for (uint32_t i = (hole + 1) & ix->mask; ix->table[i] != 0; i = (i + 1) & ix->mask) {
         uint32_t from = home(ix, &ix->slots[ix->table[i] - 1].key);
         if (((i - from) & ix->mask) >= ((i - hole) & ix->mask)) {

@@ -1,6 +1,6 @@
-/* Reads a control group's memory limit: from the process's own group up to the mount's root, since
- * every one of them counts. A container often sees its own group as the mount's root, and its path
- * of the host in /proc/self/cgroup: what is not there is passed over. */
+/* Reads the memory limit of the process's control group and of every group above it. Inside a
+ * container the mount's root often is the container's own group, while /proc/self/cgroup has the
+ * path of the host. So groups that do not exist are skipped. */
 #include "kvstore/cache/mem_limit.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 #include "common/base/base.h"
 
-/* UINT64_MAX for "max", and if there is no such file. */
+/* UINT64_MAX: the file says "max" or does not exist. */
 static uint64_t read_bytes(const char *path)
 {
     char text[32] = "", *end;
@@ -27,7 +27,7 @@ static uint64_t read_bytes(const char *path)
     return got && end != text && errno == 0 ? v : UINT64_MAX;
 }
 
-/* The least of mount/group/file and of the same in all groups above. group is cut on the way. */
+/* The smallest limit of the group and all groups above it. Shortens group on the way. */
 static uint64_t least_upwards(const char *mount, char *group, const char *file)
 {
     uint64_t least = UINT64_MAX;

@@ -1,5 +1,5 @@
-/* Which blocks are pinned, where they are, and which of them are protected. A block that several
- * pins name is one entry and belongs to the oldest of them. Control thread. */
+/* Which blocks are pinned, which of them are here, and which are protected. A block that several
+ * pins name is one entry, owned by the oldest pin. Control thread. */
 #include "kvstore/cache/pins.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ struct pin;
 struct entry { /* a pinned block */
     struct bt_kv_key key;
     struct pin *owner;
-    uint32_t depth;            /* in its chain: its number in every pin that has it */
+    uint32_t depth;            /* its number in the chain, the same in every pin */
     uint32_t refs;             /* pins that name it */
     uint32_t at[BT_PIN_TIERS]; /* slot or position, NOWHERE */
     bool held[BT_PIN_TIERS];   /* protected */
@@ -29,7 +29,7 @@ struct pin {
     uint64_t id, created_ns, ends_ns;
     struct entry **entries;
     uint32_t n;
-    /* of the entries that it owns: how many are protected; all of those are below top */
+    /* number of its entries that are protected; all of them lie below top */
     uint32_t held[BT_PIN_TIERS], top[BT_PIN_TIERS];
 };
 
@@ -40,7 +40,7 @@ struct bt_pins {
     uint32_t n_pins, n_blocks;
     uint32_t held[BT_PIN_TIERS], present[BT_PIN_TIERS];
     uint64_t version;
-    uint64_t save_at; /* where the next tick goes on: number of the block over all pins */
+    uint64_t save_at; /* where the next tick continues, counted over the blocks of all pins */
     struct bt_timer tick;
     struct {
         struct bt_metric *pins, *held[BT_PIN_TIERS], *beyond[BT_PIN_TIERS];
@@ -60,7 +60,7 @@ static uint32_t held_max(const struct bt_pins *p, bt_pin_tier_t t)
     return (uint32_t)(p->c.pin_max * (double)slots_of(p, t));
 }
 
-/* Something that bt_pins_states shows is another now. */
+/* Something that bt_pins_states shows has changed. */
 static void changed(struct bt_pins *p)
 {
     p->version++;
@@ -119,7 +119,7 @@ static struct entry *deepest_held(struct pin *x, bt_pin_tier_t t)
     return NULL;
 }
 
-/* The last in rank of what is protected makes room for e, if it ranks behind e. */
+/* Unprotects the entry of the lowest rank to make room for e, if e ranks higher. */
 static bool displace(struct bt_pins *p, bt_pin_tier_t t, const struct entry *e)
 {
     for (struct bt_list *l = p->pins.prev; l != &p->pins; l = l->prev) {
@@ -136,7 +136,7 @@ static bool displace(struct bt_pins *p, bt_pin_tier_t t, const struct entry *e)
     return false;
 }
 
-/* Protects a block that is here, if there is room for one of its rank. */
+/* Protects a block that is here, if its rank is high enough. */
 static bool protect(struct bt_pins *p, bt_pin_tier_t t, struct entry *e)
 {
     if (e->at[t] == NOWHERE || e->held[t]) {
@@ -150,7 +150,7 @@ static bool protect(struct bt_pins *p, bt_pin_tier_t t, struct entry *e)
     return true;
 }
 
-/* There is room again, or the ranks are others: what ranks first gets protected. */
+/* There is room, or ranks have changed: protects the entries of the highest ranks. */
 static void refill(struct bt_pins *p, bt_pin_tier_t t)
 {
     struct bt_list *l;
@@ -161,7 +161,7 @@ static void refill(struct bt_pins *p, bt_pin_tier_t t)
         struct pin *x = BT_CONTAINER_OF(l, struct pin, link);
         for (uint32_t i = 0; i < x->n; i++) {
             if (x->entries[i]->owner == x && !protect(p, t, x->entries[i])) {
-                return; /* what comes ranks behind it */
+                return; /* all further entries rank lower */
             }
         }
     }
@@ -183,7 +183,7 @@ static void gone(struct bt_pins *p, bt_pin_tier_t t, struct entry *e)
     changed(p);
 }
 
-/* ---- what the tiers say ---- */
+/* ---- callbacks of the tiers ---- */
 
 static void on_cached(void *arg, uint32_t slot)
 {
@@ -253,7 +253,7 @@ static void insert(struct bt_pins *p, struct pin *x)
     bt_list_insert_tail(l->next, &x->link); /* behind l */
 }
 
-/* e belongs to x from now on: where it is protected it counts there. */
+/* x owns e from now on, and e counts for x where it is protected. */
 static void give(struct entry *e, struct pin *x)
 {
     for (int t = 0; t < BT_PIN_TIERS; t++) {
@@ -278,7 +278,7 @@ static struct entry *entry_for(struct bt_pins *p, struct pin *x, const struct bt
         e->at[BT_PIN_SLAB] = e->at[BT_PIN_SSD] = NOWHERE;
         bt_map_put(p->entries, &e->key, e);
     } else if (e->depth != depth) {
-        return NULL; /* the same key at two places of a chain: no chain of ours */
+        return NULL; /* the same key twice: not a chain of this model */
     } else if (older(x, e->owner)) {
         give(e, x);
     }
@@ -312,7 +312,7 @@ static void leave(struct bt_pins *p, struct pin *x, struct entry *e)
     if (e->owner != x) {
         return;
     }
-    bt_list_for_each (l, &p->pins) { /* oldest first; x is not among them any more */
+    bt_list_for_each (l, &p->pins) { /* oldest first, without x */
         struct pin *y = BT_CONTAINER_OF(l, struct pin, link);
         if (y->n > e->depth && y->entries[e->depth] == e) {
             give(e, y);
@@ -327,7 +327,7 @@ static void drop(struct bt_pins *p, struct pin *x)
     bt_list_remove(&x->link);
     p->n_pins--;
     p->n_blocks -= x->n;
-    for (uint32_t i = x->n; i-- > 0;) { /* tails first: among equals they go first */
+    for (uint32_t i = x->n; i-- > 0;) { /* last first, so that the chain is evicted from its end */
         leave(p, x, x->entries[i]);
     }
     free(x->entries);
@@ -350,7 +350,7 @@ bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin)
     struct pin *was = find(p, pin->id);
     if (was != NULL && was->n == pin->n && was->created_ns == pin->created_ns &&
         memcmp(&was->entries[pin->n - 1]->key, &pin->keys[pin->n - 1], sizeof(*pin->keys)) == 0) {
-        was->ends_ns = pin->ends_ns; /* renewed: the last key stands for the chain */
+        was->ends_ns = pin->ends_ns; /* renewed; equal last keys mean equal chains */
         return BT_OK;
     }
     bt_pins_remove(p, pin->id);
@@ -375,7 +375,7 @@ bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin)
     for (uint32_t i = 0; i < x->n; i++) {
         look_up(p, x->entries[i]);
     }
-    refill(p, BT_PIN_SLAB); /* blocks of younger pins may be its own now, and rank higher */
+    refill(p, BT_PIN_SLAB); /* it may now own blocks of younger pins, which then rank higher */
     refill(p, BT_PIN_SSD);
     changed(p);
     return BT_OK;
@@ -391,8 +391,7 @@ void bt_pins_until(struct bt_pins *p, uint64_t id, uint64_t ends_ns)
     }
 }
 
-/* What is pinned shall survive the slab: it is written to the SSD as far as there is room, a part
- * of it in each tick. */
+/* Pinned blocks are also written to the SSD, as far as there is room, some in each tick. */
 static void save_some(struct bt_pins *p)
 {
     uint64_t number = 0;
@@ -411,12 +410,12 @@ static void save_some(struct bt_pins *p)
                 return;
             }
             if (e->at[BT_PIN_SSD] == NOWHERE) {
-                look_up(p, e); /* of a disk that was away nobody has told */
+                look_up(p, e); /* a disk that was unavailable sent no event */
             }
             if (e->at[BT_PIN_SLAB] != NOWHERE && e->at[BT_PIN_SSD] == NOWHERE) {
                 bt_status_t st = bt_tier_save(p->c.tier, e->at[BT_PIN_SLAB]);
                 if (st == BT_AGAIN || st == BT_ERR_UNAVAILABLE) {
-                    return; /* goes on here with the next tick */
+                    return; /* the next tick continues here */
                 }
             }
         }
@@ -436,7 +435,7 @@ void bt_pins_tick(struct bt_pins *p, uint64_t now_ns)
             bt_pins_remove(p, x->id);
         }
     }
-    refill(p, BT_PIN_SSD); /* the disk may have come, or have come back */
+    refill(p, BT_PIN_SSD); /* the disk may have become available */
     save_some(p);
 }
 
@@ -448,7 +447,7 @@ static void on_tick(void *arg)
     }
 }
 
-/* ---- the whole ---- */
+/* ---- create and destroy ---- */
 
 struct bt_pins *bt_pins_create(const struct bt_pins_config *c)
 {

@@ -1,11 +1,11 @@
-/* Pins: prefixes whose blocks are not to be evicted until a time. A pin is an operator's intent
- * (batonctl pin), kept in etcd (kvstore/serve/pin_watch.h); here it becomes leases of slab slots
- * and protected slots of the SSD, for blocks that are in the cache now or come into it later. What
- * is pinned in the slab is written to the SSD as well.
+/* Pins: prefixes whose blocks are not evicted until a given time. An operator sets a pin (batonctl
+ * pin), etcd keeps it (kvstore/serve/pin_watch.h). Here it becomes leases of slab slots and
+ * protected slots of the SSD, for blocks that are here now or come later. Blocks pinned in the
+ * slab are also written to the SSD.
  *
- * On each tier at most pin_max of the slots are protected. Where more is here, the older pin goes
- * first, and of a pin its head: the rest can be evicted like any block, and is counted (`beyond`).
- * Control thread. */
+ * At most pin_max of the slots of each tier are protected. If there are more pinned blocks, older
+ * pins are served first, and within a pin its beginning. The other blocks can be evicted and are
+ * counted in `beyond`. Control thread. */
 #ifndef BT_KVSTORE_CACHE_PINS_H
 #define BT_KVSTORE_CACHE_PINS_H
 
@@ -14,8 +14,8 @@
 #include "kvstore/cache/cache.h"
 #include "kvstore/cache/tier.h"
 
-#define BT_PINS_MAX        4096u   /* more are not taken */
-#define BT_PINS_BLOCKS_MAX 131072u /* of all of them */
+#define BT_PINS_MAX        4096u   /* limit of pins */
+#define BT_PINS_BLOCKS_MAX 131072u /* limit of blocks, over all pins */
 
 struct bt_pins;
 
@@ -42,26 +42,25 @@ struct bt_pin_state {
     uint32_t protected[BT_PIN_TIERS], beyond[BT_PIN_TIERS]; /* blocks */
 };
 
-/* Takes the cache's guard and observes the tier; both outlive it. */
+/* Becomes the cache's guard and observes the tier. Both must outlive it. */
 struct bt_pins *bt_pins_create(const struct bt_pins_config *c);
-/* Nothing is protected any more. */
+/* Ends all protection. */
 void bt_pins_destroy(struct bt_pins *p);
 
-/* A pin is there, or is another one now. ERR_EXHAUSTED: too many (BT_PINS_*); the pin is unknown.
- */
+/* Adds or replaces a pin. ERR_EXHAUSTED: a limit (BT_PINS_*) is reached; the pin is not known. */
 bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin) BT_MUST_CHECK;
-/* It is gone; nothing happens if it is not known. */
+/* Removes a pin; does nothing if it is unknown. */
 void bt_pins_remove(struct bt_pins *p, uint64_t id);
-/* It ends then (bt_mono_ns); nothing happens if it is not known. */
+/* Sets the end of a pin (bt_mono_ns); does nothing if it is unknown. */
 void bt_pins_until(struct bt_pins *p, uint64_t id, uint64_t ends_ns);
-/* Ends what has expired by now_ns (bt_mono_ns) and writes pinned blocks to the SSD. It is called by
- * itself every second, and by tests. */
+/* Ends pins that have expired by now_ns (bt_mono_ns) and writes pinned blocks to the SSD. A timer
+ * calls it every second; tests call it too. */
 void bt_pins_tick(struct bt_pins *p, uint64_t now_ns);
 
 uint32_t bt_pins_count(const struct bt_pins *p);
-/* Rises with everything that bt_pins_states would show. */
+/* Rises whenever the result of bt_pins_states changes. */
 uint64_t bt_pins_version(const struct bt_pins *p);
-/* Pins of which something is here, oldest first, at most cap; returns their number. */
+/* At most cap pins that have blocks here, oldest first; returns their number. */
 uint32_t bt_pins_states(const struct bt_pins *p, struct bt_pin_state *out, uint32_t cap);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "common/base/crc32c.h"
 
-#define USES_MAX 65535u /* more are not counted */
+#define USES_MAX 65535u /* the count stops there */
 
 struct slot_meta {
     uint32_t generation;
@@ -38,7 +38,7 @@ struct bt_pool *bt_pool_create(struct bt_slab *slab, const struct bt_kv_layout *
     p->transit_max = transit_max;
     p->meta = bt_calloc(p->n, sizeof(*p->meta));
     p->crcs = bt_slab_crcs_create(slab, layout);
-    /* A FIFO would spread wear over all slots; LIFO keeps the same pages warm. */
+    /* Last in, first out: the same pages stay in the CPU caches. */
     p->free_head = BT_POOL_NONE;
     for (uint32_t i = p->n; i-- > 0;) {
         p->meta[i].generation =
@@ -79,7 +79,8 @@ static struct slot_meta *meta_of(const struct bt_pool *p, uint32_t slot)
     return &p->meta[slot];
 }
 
-/* The only writer of state words. Release: whoever sees the state sees data, CRCs and header. */
+/* The only writer of state words. The release order makes data, CRCs and header visible with the
+ * state. */
 static void set_state(struct bt_pool *p, uint32_t slot, bt_slot_state_t state)
 {
     struct slot_meta *m = meta_of(p, slot);
@@ -159,7 +160,7 @@ void bt_pool_used(struct bt_pool *p, uint32_t slot, uint64_t now_ns, bool again)
     const struct slot_meta *m = meta_of(p, slot);
     struct bt_slot_header *h = &p->slab->headers[slot];
     BT_ASSERT(m->state == BT_SLOT_SEALED);
-    if (h->use.generation != m->generation) { /* of an earlier block */
+    if (h->use.generation != m->generation) { /* it belongs to an earlier block */
         h->use.count = 1;
         h->use.generation = m->generation;
     }
@@ -193,7 +194,7 @@ bool bt_pool_header_ok(const struct bt_pool *p, uint32_t slot)
 
 void bt_pool_adopt(struct bt_pool *p, void (*fn)(void *arg, uint32_t slot, bool sealed), void *arg)
 {
-    BT_ASSERT(p->by_state[BT_SLOT_FREE] == p->n); /* nobody has taken a slot yet */
+    BT_ASSERT(p->by_state[BT_SLOT_FREE] == p->n); /* no slot is taken yet */
     p->free_head = BT_POOL_NONE;
     for (uint32_t i = p->n; i-- > 0;) {
         uint64_t word = atomic_load_explicit(&p->slab->headers[i].state, memory_order_acquire);

@@ -1,4 +1,4 @@
-/* Brought up to date when somebody reads them. Control thread. */
+/* The values are updated when the metrics are read. Control thread. */
 #include "kvstore/cache/quota_metrics.h"
 
 #include <stdlib.h>

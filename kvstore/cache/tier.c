@@ -1,6 +1,6 @@
-/* Write-behind and promotion. A block under way holds one lease of its slab slot: as long as it is
- * being written it cannot be evicted, and while it is being read the slot is WRITING and nobody's.
- */
+/* Writes blocks to the SSD and reads them back. A block that is being written holds a lease of its
+ * slab slot, so it cannot be evicted. A slot that is being read into is WRITING and belongs to no
+ * request. Control thread. */
 #include "kvstore/cache/tier.h"
 
 #include <stdlib.h>
@@ -10,14 +10,14 @@
 #include "common/base/map.h"
 #include "common/policy/evict/recent.h"
 
-#define RETRY_MS 20 /* a disk that takes nothing is asked again so often */
+#define RETRY_MS 20 /* interval at which a busy disk is tried again */
 
 struct bt_tier_save {    /* a block being written, or about to be */
     struct bt_list link; /* in tier->saves, or tier->passing until its turn comes */
     struct bt_tier *t;
     uint32_t slot;
     bool evicting;
-    bool lead; /* its slot is leased from the beginning, not only while it is written */
+    bool lead;                               /* its slot is leased also while it waits */
     void (*done)(void *arg, bt_status_t st); /* may be NULL */
     void *arg;
 };
@@ -26,11 +26,11 @@ struct fetch { /* a block being read */
     struct bt_tier *t;
     struct bt_kv_key key;
     uint32_t slot, depth;
-    bool passing; /* for all who wait */
+    bool passing; /* for all waiters */
     struct bt_list waiters;
 };
 
-struct waiter { /* a load that waits for a fetch */
+struct waiter { /* a bt_tier_read that waits for a block */
     struct bt_list link;
     struct bt_tier_read *l;
 };
@@ -53,7 +53,7 @@ struct bt_tier {
     struct bt_recent *seen;
     struct bt_map *fetches; /* key -> struct fetch */
     struct bt_list saves, passing, loads;
-    uint32_t n_saves, saves_max; /* leases of writing must not fill a small slab */
+    uint32_t n_saves, saves_max; /* so that blocks being written do not fill a small slab */
     uint32_t n_leads;
     /* Slots whose blocks wait for their turn to be written, and their generations; 0: no. */
     uint32_t *wanted, *wanted_gen; /* a ring, and by slot: [n_slots] */
@@ -74,7 +74,7 @@ struct bt_tier {
 
 static void take_turns(struct bt_tier *t);
 
-/* v is over, or was never begun. */
+/* v has ended, or has not begun. */
 static void save_free(struct bt_tier_save *v)
 {
     struct bt_tier *t = v->t;
@@ -86,7 +86,7 @@ static void save_free(struct bt_tier_save *v)
     free(v);
 }
 
-/* The tier below counts and reports; the block is as good as before. */
+/* The SSD counts and reports the failure; the block in the slab is unchanged. */
 static void on_saved(void *arg, bt_status_t st)
 {
     struct bt_tier_save *v = arg;
@@ -104,7 +104,7 @@ static void on_saved(void *arg, bt_status_t st)
     take_turns(t);
 }
 
-/* Leases v's block and writes it. Statuses as of bt_ssd_write: it may be there already. */
+/* Leases v's block and writes it. Statuses as of bt_ssd_write. */
 static bt_status_t begin(struct bt_tier *t, struct bt_tier_save *v)
 {
     struct bt_pool *pool = t->c.cache->pool;
@@ -146,14 +146,14 @@ static bt_status_t save(struct bt_tier *t, uint32_t slot, bool evicting)
     return st;
 }
 
-/* ---- turns: what could not be written at once ---- */
+/* ---- blocks that wait for their turn ---- */
 
 static void on_retry(void *arg)
 {
     take_turns(arg);
 }
 
-/* Blocks that pass through, and those that lead them, go first: they hold slots until then. */
+/* Blocks of pass-through prompts go first, because they hold slots until they are written. */
 static bt_status_t turn_of_passing(struct bt_tier *t)
 {
     struct bt_tier_save *v = BT_CONTAINER_OF(t->passing.next, struct bt_tier_save, link);
@@ -187,12 +187,12 @@ static void take_turns(struct bt_tier *t)
     while (st != BT_AGAIN && !t->destroying && (!bt_list_empty(&t->passing) || t->n_wanted > 0)) {
         st = !bt_list_empty(&t->passing) ? turn_of_passing(t) : turn_of_wanted(t);
     }
-    if (st == BT_AGAIN && t->n_saves == 0) { /* no end of a write will call us */
+    if (st == BT_AGAIN && t->n_saves == 0) { /* no write is under way whose end would call this */
         bt_timer_start(t->c.loop, &t->retry, RETRY_MS, 0, on_retry, t);
     }
 }
 
-/* The policy wants the block on the SSD: now, or when its turn comes. */
+/* Writes the block now, or notes it for its turn. */
 static void want(struct bt_tier *t, uint32_t slot)
 {
     bool wait = t->n_wanted > 0 || !bt_list_empty(&t->passing);
@@ -202,7 +202,7 @@ static void want(struct bt_tier *t, uint32_t slot)
         if (t->n_saves == 0) {
             take_turns(t);
         }
-    } else if (t->wanted_gen[slot] != 0) { /* another block than when it was noted, perhaps */
+    } else if (t->wanted_gen[slot] != 0) { /* the slot may have another block now */
         t->wanted_gen[slot] = bt_pool_generation(t->c.cache->pool, slot);
     }
 }
@@ -224,7 +224,7 @@ bt_status_t bt_tier_admit(struct bt_tier *t, const struct bt_kv_key *key, uint32
                                                                               : BT_ERR_EXISTS;
 }
 
-/* v is written now or when its turn comes; false: it cannot be, and is freed. */
+/* Writes v now or when its turn comes. false: it cannot be written and was freed. */
 static bool pass(struct bt_tier *t, struct bt_tier_save *v)
 {
     bt_status_t st = bt_list_empty(&t->passing) ? begin(t, v) : BT_AGAIN;
@@ -267,13 +267,13 @@ void bt_tier_save_beginning(struct bt_tier *t, uint32_t slot)
     bool waits = t->wanted_gen[slot] != 0 && t->wanted_gen[slot] == bt_pool_generation(pool, slot);
     if (t->destroying || bt_ssd_has(t->ssd, bt_pool_key(pool, slot)) ||
         (t->c.policy != BT_TIER_EVICT && !waits)) {
-        return; /* there, on its way there, or not wanted there */
+        return; /* written, being written, or rejected by the policy */
     }
     struct bt_tier_save *v = save_new(t, slot);
     v->lead = true;
     t->n_leads++;
     BT_ASSERT(bt_cache_hold(t->c.cache, bt_pool_key(pool, slot)) == slot);
-    (void)pass(t, v); /* if it cannot be written, it is as good as before */
+    (void)pass(t, v); /* without a write it stays an ordinary block */
 }
 
 uint32_t bt_tier_beginnings(const struct bt_tier *t)
@@ -330,7 +330,7 @@ static void on_late(void *arg)
     load_done(l);
 }
 
-/* The block has come or not. Loads that gave up before are not among the waiters any more. */
+/* The block has arrived, or failed. Reads that have given up are no waiters any more. */
 static void on_fetched(void *arg, bt_status_t st)
 {
     struct fetch *f = arg;
@@ -340,7 +340,7 @@ static void on_fetched(void *arg, bt_status_t st)
     if (m != NULL) {
         bt_metric_add(m, 1);
     }
-    if (st == BT_OK) { /* if it was computed meanwhile, that copy stays and serves */
+    if (st == BT_OK) { /* a copy that was computed meanwhile stays */
         struct bt_cache_block b = {.key = &f->key,
                                    .n_tokens = t->c.block_tokens,
                                    .depth = f->depth,
@@ -413,7 +413,8 @@ struct bt_tier_read *bt_tier_read(struct bt_tier *t, const struct bt_kv_key *key
     l->slots = bt_calloc(end, sizeof(*l->slots));
     l->waiters = bt_calloc(below, sizeof(*l->waiters));
     bt_list_insert_tail(&t->loads, &l->link);
-    for (uint32_t i = 0; i < end; i++) { /* the slab's own first: reads must not evict them */
+    for (uint32_t i = 0; i < end;
+         i++) { /* lease blocks of the slab first, so that reads do not evict them */
         uint32_t slot = bt_cache_hold(t->c.cache, &keys[i]);
         if (slot != UINT32_MAX) {
             l->slots[l->n_slots++] = slot;
@@ -425,7 +426,7 @@ struct bt_tier_read *bt_tier_read(struct bt_tier *t, const struct bt_kv_key *key
         }
         struct fetch *f = fetch_start(t, &keys[i], passing);
         if (f == NULL) {
-            break; /* nothing behind a hole is of use */
+            break; /* blocks behind a gap are useless */
         }
         struct waiter *w = &l->waiters[l->n++];
         w->l = l;
@@ -457,7 +458,7 @@ void bt_tier_read_end(struct bt_tier_read *l)
 
 static uint32_t segment_crc(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *key)
 {
-    struct bt_tier *t = arg; /* c.cache never changes: readable from any thread */
+    struct bt_tier *t = arg; /* c.cache never changes, so any thread may read it */
     return bt_pool_segment_crc(t->c.cache->pool, slot, layer, key);
 }
 
@@ -499,13 +500,15 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
     t->saves_max = BT_MAX(n / 8, 1u);
     t->wanted = bt_calloc(n, sizeof(*t->wanted));
     t->wanted_gen = bt_calloc(n, sizeof(*t->wanted_gen));
-    /* What the SSD could hold is remembered at least: a prompt that fills it is used again, too. */
+    /* Remember at least as many keys as the SSD has slots, so that a prompt that fills it can get
+     * its second use. */
     uint64_t below = BT_MIN(ssd->bytes / c->slab->super->slot_bytes, (uint64_t)UINT32_MAX);
     t->seen = bt_recent_create(BT_MAX(BT_MIN(n, UINT32_MAX / 8) * 8, (uint32_t)below));
     c->cache->lower = (struct bt_cache_lower){
         .sealed = on_sealed, .hit = on_hit, .evicting = on_evicting, .arg = t};
     if (c->policy == BT_TIER_EVICT) {
-        c->cache->low = BT_MAX(c->cache->low, n / 16); /* time to write what goes */
+        c->cache->low =
+            BT_MAX(c->cache->low, n / 16); /* free slots early enough to write their blocks first */
     }
     if (c->metrics != NULL) {
         static const char *const name = "baton_kvstore_ssd_loads_total";
@@ -528,13 +531,13 @@ void bt_tier_destroy(struct bt_tier *t)
     t->destroying = true;
     while (!bt_list_empty(&t->passing)) {
         struct bt_tier_save *v = BT_CONTAINER_OF(t->passing.next, struct bt_tier_save, link);
-        BT_ASSERT(v->lead); /* others have holders, who have gone */
+        BT_ASSERT(v->lead); /* the others belonged to callers that have ended */
         save_free(v);
     }
     bt_timer_stop(t->c.loop, &t->retry);
     t->c.cache->lower = (struct bt_cache_lower){0};
     memset(t->observers, 0, sizeof(t->observers));
-    bt_ssd_close(t->ssd); /* ends every save and fetch */
+    bt_ssd_close(t->ssd); /* ends every write and read */
     BT_ASSERT(bt_list_empty(&t->saves) && bt_map_count(t->fetches) == 0);
     bt_map_destroy(t->fetches);
     bt_recent_destroy(t->seen);
