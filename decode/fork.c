@@ -16,7 +16,7 @@ void bt_decode_fork_keep(struct bt_wcore *c, struct bt_wreq *r)
         bt_page_pool_ref(c->pages, r->pages[i]);
     }
     lead->row->lead = lead;
-    bt_list_insert_tail(&c->shared, &lead->row->shared_link);
+    bt_list_insert_tail(&c->kept_prompts, &lead->row->shared_link);
 }
 
 uint32_t bt_decode_fork_blocks(const struct bt_wreq *r)
@@ -70,7 +70,7 @@ void bt_decode_fork_release(struct bt_wcore *c, struct bt_wreq *lead)
 
 bool bt_decode_fork_drop(struct bt_wcore *c, const struct bt_wreq *except)
 {
-    for (struct bt_list *it = c->shared.prev; it != &c->shared; it = it->prev) {
+    for (struct bt_list *it = c->kept_prompts.prev; it != &c->kept_prompts; it = it->prev) {
         struct bt_wreq *lead = BT_CONTAINER_OF(it, struct bt_row, shared_link)->lead;
         /* While a choice holds a slot it holds these pages too: nothing would come free. */
         if (lead->group.n_holding == 0 && (except == NULL || lead != except->lead)) {

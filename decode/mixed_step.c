@@ -6,7 +6,7 @@
 static bool rows_due(const struct bt_wcore *c)
 {
     struct bt_list *it;
-    bt_list_for_each (it, &c->waiting) {
+    bt_list_for_each (it, &c->reqs.waiting) {
         const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->stage == BT_WREQ_LANDING && !r->sub->late) {
             return true;
@@ -25,6 +25,6 @@ void bt_decode_bound_prompts(struct bt_wcore *c)
         return;
     }
     double budget_ns = bt_batch_mixed_ns(&c->batch, (double)step_ns, (double)gap_ns);
-    l->prompt_tokens = bt_batch_prompt_room(&c->batch, &c->fit.cost, budget_ns);
+    l->prompt_tokens = bt_batch_prompt_room(&c->batch, &c->speed.fit.cost, budget_ns);
     l->rows_due = rows_due(c);
 }

@@ -7,7 +7,7 @@
  */
 static struct bt_wreq *last_row(const struct bt_wcore *c)
 {
-    for (struct bt_list *it = c->active.prev; it != &c->active; it = it->prev) {
+    for (struct bt_list *it = c->reqs.active.prev; it != &c->reqs.active; it = it->prev) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->stage == BT_WREQ_ROW) {
             return r;
@@ -51,8 +51,8 @@ void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t wa
         return;
     }
     uint32_t slots = c->n_free_slots;
-    uint32_t pages = bt_page_pool_free_count(c->pages) + held(&c->closing, NULL, &slots);
-    uint32_t their_slots = 0, theirs = held(&c->active, r, &their_slots);
+    uint32_t pages = bt_page_pool_free_count(c->pages) + held(&c->reqs.closing, NULL, &slots);
+    uint32_t their_slots = 0, theirs = held(&c->reqs.active, r, &their_slots);
     if (pages + theirs < want || slots + their_slots == 0) {
         return;
     }
@@ -89,7 +89,7 @@ static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
         return st != BT_OK;
     }
     r->row->page_wait = true;
-    if (!bt_list_empty(&c->closing) || bt_wcore_rows(c) < 2) {
+    if (!bt_list_empty(&c->reqs.closing) || bt_wcore_rows(c) < 2) {
         return false; /* pages are on their way back already */
     }
     preempt(c, last_row(c));
@@ -98,10 +98,10 @@ static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
 
 void bt_decode_provide_pages(struct bt_wcore *c)
 {
-    struct bt_list *it = c->active.next;
-    while (it != &c->active && !c->fatal) {
+    struct bt_list *it = c->reqs.active.next;
+    while (it != &c->reqs.active && !c->fatal) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         bool changed = r->stage == BT_WREQ_ROW && want_page(c, r);
-        it = changed ? c->active.next : it->next;
+        it = changed ? c->reqs.active.next : it->next;
     }
 }

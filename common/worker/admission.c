@@ -30,7 +30,7 @@ static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32
 static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
 {
     uint32_t tokens = c->block_tokens, pages;
-    if (c->n_active == 0) {
+    if (c->reqs.n_active == 0) {
         return 0; /* nobody to wait for */
     }
     if (r->resumed) {
@@ -38,7 +38,7 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
     }
     pages = r->resumed ? growth(c, r, need, tokens) : 0;
     struct bt_list *it;
-    bt_list_for_each (it, &c->active) {
+    bt_list_for_each (it, &c->reqs.active) {
         const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
         bool grows = a->sub->phases != BATON__PHASES__PREFILL && !bt_wreq_lower_class(a, r);
         pages += grows ? growth(c, a, a->n_pages, tokens) : 0;
@@ -100,11 +100,11 @@ static bool late_may_start(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     uint32_t slots = 1, longest = BT_DIV_UP(c->info->max_model_len, c->block_tokens);
     uint64_t pages = pages_needed(c, r);
-    if (!late_prompt(r) || c->n_active == 0) {
+    if (!late_prompt(r) || c->reqs.n_active == 0) {
         return true;
     }
     struct bt_list *it;
-    bt_list_for_each (it, &c->active) {
+    bt_list_for_each (it, &c->reqs.active) {
         const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
         slots += late_prompt(a);
         pages += late_prompt(a) ? a->n_pages : 0;
@@ -115,8 +115,8 @@ static bool late_may_start(const struct bt_wcore *c, const struct bt_wreq *r)
 
 void bt_wcore_admit(struct bt_wcore *c)
 {
-    while (!bt_list_empty(&c->queue)) {
-        struct bt_wreq *r = BT_CONTAINER_OF(c->queue.next, struct bt_wreq, link);
+    while (!bt_list_empty(&c->reqs.queue)) {
+        struct bt_wreq *r = BT_CONTAINER_OF(c->reqs.queue.next, struct bt_wreq, link);
         if (!late_may_start(c, r)) { /* nobody else waits: late ones are the last */
             return;
         }

@@ -86,7 +86,7 @@ static const char *health(void *arg)
 
 void bt_wctl_update_state(struct bt_wctl *w)
 {
-    if (w->member == NULL) {
+    if (w->net.member == NULL) {
         return;
     }
     Baton__MemberState s = BATON__MEMBER_STATE__READY;
@@ -95,14 +95,14 @@ void bt_wctl_update_state(struct bt_wctl *w)
     } else if (w->attach == 0) {
         s = BATON__MEMBER_STATE__STARTING;
     }
-    bt_member_set_state(w->member, s);
+    bt_member_set_state(w->net.member, s);
     if (s == BATON__MEMBER_STATE__READY && w->joined && !w->ready_said) {
         w->ready_said = true;
         BT_INFO("ready",
                 "name=%s rpc=%s http=%s incarnation=%016llx model=%s device=%s pages=%u slots=%u",
-                w->conf.name, w->rpc_addr, w->http_addr, (unsigned long long)w->incarnation,
+                w->conf.name, w->net.rpc_addr, w->net.http_addr, (unsigned long long)w->incarnation,
                 w->model_id, w->core.info->device, w->core.info->pages, w->core.max_slots);
-        bt_notify_status("serving on %s with %u pages, %s", w->rpc_addr, w->core.info->pages,
+        bt_notify_status("serving on %s with %u pages, %s", w->net.rpc_addr, w->core.info->pages,
                          w->core.info->device);
         bt_notify_ready();
     }
@@ -140,7 +140,8 @@ static void on_lost(void *arg)
 
 static bool connect_etcd(struct bt_wctl *w)
 {
-    if (bt_etcd_create(w->rpc, w->conf.common.etcd_endpoints, w->tls.etcd, &w->etcd) != BT_OK) {
+    if (bt_etcd_create(w->net.rpc, w->conf.common.etcd_endpoints, w->net.tls.etcd, &w->net.etcd) !=
+        BT_OK) {
         BT_ERROR("etcd", "why=%s", "etcd.endpoints cannot be used");
         return false;
     }
@@ -159,15 +160,15 @@ void bt_wctl_join(struct bt_wctl *w)
     self.node = c->node_id;
     self.incarnation = w->incarnation;
     self.pid = (uint32_t)getpid();
-    self.rpc = w->rpc_addr;
-    self.http = w->http_addr;
+    self.rpc = w->net.rpc_addr;
+    self.http = w->net.http_addr;
     self.state = w->attach != 0 ? BATON__MEMBER_STATE__READY : BATON__MEMBER_STATE__STARTING;
     self.started_ns = w->started_ns;
     self.version = (char *)bt_version();
     self.device = (char *)(uintptr_t)w->core.info->device;
     self.model = w->model_id;
-    self.role = w->role;
-    self.role_epoch = w->role_epoch;
+    self.role = w->role.now;
+    self.role_epoch = w->role.epoch;
     Baton__ClusterSettings s = BATON__CLUSTER_SETTINGS__INIT;
     s.root_key.data = w->core.root.b;
     s.root_key.len = sizeof(w->core.root.b);
@@ -177,7 +178,7 @@ void bt_wctl_join(struct bt_wctl *w)
     s.salt_id.data = w->secret.id;
     s.salt_id.len = w->secret.id_len;
     s.model_id = w->model_id;
-    w->member = bt_member_join(w->etcd, c->cluster_name, &self, &s, &ops, w);
+    w->net.member = bt_member_join(w->net.etcd, c->cluster_name, &self, &s, &ops, w);
 }
 
 /* ---- what the engine thread says ---- */
@@ -213,7 +214,7 @@ static void on_engine_ready(struct bt_wctl *w)
     }
     w->state = BT_WCTL_SERVING;
     bt_notify_status("the engine is ready; waiting for this node's kvstore and for etcd");
-    bt_rpc_server_start(w->server);
+    bt_rpc_server_start(w->net.server);
     bt_wnode_start(w);
     if (!connect_etcd(w)) {
         stop_with(w, BT_EXIT_CONFIG);
@@ -235,14 +236,14 @@ static void on_fatal(struct bt_wctl *w, const struct bt_wout *o)
  * HELD_NS (the others' tokens wait as well); one that takes nothing is ended by its silence. */
 static void return_buffers(struct bt_wctl *w)
 {
-    if (bt_wsession_behind(w) && bt_mono_ns() - w->held_ns < HELD_NS) {
+    if (bt_wsession_behind(w) && bt_mono_ns() - w->held.since_ns < HELD_NS) {
         return;
     }
-    for (uint32_t i = 0; i < w->n_held; i++) {
-        atomic_store(&w->held[i]->busy, false);
+    for (uint32_t i = 0; i < w->held.n; i++) {
+        atomic_store(&w->held.bufs[i]->busy, false);
     }
-    w->n_held = 0;
-    bt_timer_stop(w->loop, &w->held_timer);
+    w->held.n = 0;
+    bt_timer_stop(w->loop, &w->held.timer);
     bt_ring_nudge(&w->core.in);
 }
 
@@ -254,13 +255,13 @@ static void on_held(void *arg)
 static void on_tokens(struct bt_wctl *w, struct bt_wtokens *t)
 {
     bt_wsession_tokens(w, t);
-    if (w->n_held == 0) {
-        w->held_ns = bt_mono_ns();
+    if (w->held.n == 0) {
+        w->held.since_ns = bt_mono_ns();
     }
-    w->held[w->n_held++] = t;
+    w->held.bufs[w->held.n++] = t;
     return_buffers(w);
-    if (w->n_held == 1) {
-        bt_timer_start(w->loop, &w->held_timer, 1, 1, on_held, w);
+    if (w->held.n == 1) {
+        bt_timer_start(w->loop, &w->held.timer, 1, 1, on_held, w);
     }
 }
 
@@ -382,27 +383,28 @@ static bool start_servers(struct bt_wctl *w)
     const struct bt_conf_common *c = &w->conf.common;
     char why[256];
     int port;
-    if (bt_rpc_create(w->loop, &w->rpc) != BT_OK) {
+    if (bt_rpc_create(w->loop, &w->net.rpc) != BT_OK) {
         BT_ERROR("rpc", "why=%s", "gRPC cannot be started");
         return false;
     }
-    if (!bt_tls_conf_start(&w->tls, c, w->kind, w->rpc, w->stats->registry)) {
+    if (!bt_tls_conf_start(&w->net.tls, c, w->kind, w->net.rpc, w->stats->registry)) {
         return false;
     }
-    if (bt_rpc_server_create(w->rpc, c->rpc_listen, &w->server, &port) != BT_OK) {
+    if (bt_rpc_server_create(w->net.rpc, c->rpc_listen, &w->net.server, &port) != BT_OK) {
         bt_conf_listen_why(c->rpc_listen, why, sizeof(why));
         BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen, why);
         return false;
     }
-    bt_rpc_server_stream(w->server, "/baton.Worker/Session", "conductor", bt_wsession_accept, w);
-    w->rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
-    if (bt_status_page_create(w->loop, c->http_listen, w->stats->registry, health, w, &w->page,
+    bt_rpc_server_stream(w->net.server, "/baton.Worker/Session", "conductor", bt_wsession_accept,
+                         w);
+    w->net.rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
+    if (bt_status_page_create(w->loop, c->http_listen, w->stats->registry, health, w, &w->net.page,
                               &port) != BT_OK) {
         bt_conf_listen_why(c->http_listen, why, sizeof(why));
         BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen, why);
         return false;
     }
-    w->http_addr = bt_conf_dialled(c->http_listen, NULL, port);
+    w->net.http_addr = bt_conf_dialled(c->http_listen, NULL, port);
     return true;
 }
 
@@ -510,13 +512,13 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
 {
     bt_timer_stop(w->loop, &w->tick);
     bt_timer_stop(w->loop, &w->drain_timer);
-    bt_timer_stop(w->loop, &w->held_timer);
+    bt_timer_stop(w->loop, &w->held.timer);
     bt_wrole_stop(w);
-    if (w->member != NULL) {
-        bt_member_leave(w->member); /* first: nobody shall plan with us any more */
-        w->member = NULL;
+    if (w->net.member != NULL) {
+        bt_member_leave(w->net.member); /* first: nobody shall plan with us any more */
+        w->net.member = NULL;
     }
-    bt_etcd_destroy(w->etcd);
+    bt_etcd_destroy(w->net.etcd);
     bt_wsession_close_all(w, "this worker has stopped");
     for (int i = 0; i < FLUSH_TURNS; i++) {
         bt_loop_poll(w->loop, 5);
@@ -530,14 +532,14 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     if (w->local != NULL) {
         bt_local_stop(w->local);
     }
-    if (w->server != NULL) {
-        bt_rpc_server_destroy(w->server);
+    if (w->net.server != NULL) {
+        bt_rpc_server_destroy(w->net.server);
     }
-    bt_status_page_destroy(w->page);
-    if (w->rpc != NULL) {
-        bt_rpc_destroy(w->rpc);
+    bt_status_page_destroy(w->net.page);
+    if (w->net.rpc != NULL) {
+        bt_rpc_destroy(w->net.rpc);
     }
-    bt_tls_conf_stop(&w->tls);
+    bt_tls_conf_stop(&w->net.tls);
     free_commands(w);
     free_tables(w);
     bt_ring_cleanup(&w->core.in);
@@ -545,8 +547,8 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     bt_notify_end();
     bt_loop_destroy(w->loop);
     bt_wstats_destroy(w->stats);
-    free(w->rpc_addr);
-    free(w->http_addr);
+    free(w->net.rpc_addr);
+    free(w->net.http_addr);
     free(w->model_id);
 }
 
@@ -614,8 +616,8 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_prefi
     w->core.prefill = prefill;
     w->core.decode = decode;
     w->kind = start == BT_ROLE_PREFILL ? prefill->role.kind : decode->role.kind;
-    w->role = bt_roles_of_kind(w->kind);
-    atomic_store(&w->core.role, w->role);
+    w->role.now = bt_roles_of_kind(w->kind);
+    atomic_store(&w->core.role, w->role.now);
     bt_worker_conf_name(&w->conf, w->kind);
     bt_conf_log_start(&w->conf.common, w->kind);
     code = serve(w);

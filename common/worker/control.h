@@ -48,30 +48,46 @@ typedef enum {
 
 #define BT_WCTL_TICK_MS 100
 
-struct bt_wctl {
-    struct bt_worker_conf conf;
-    const char *kind; /* what it was started for */
-    /* What it offers, what it changes to once the rest has ended (0: it does not change) and since
-     * when, and the table that says so. */
-    uint32_t role, next_role;
-    uint64_t role_epoch, role_since_ns;
-    struct bt_roles_watch *role_watch;
-    struct bt_timer role_timer;
-    struct bt_secret secret; /* its id only */
-    char *model_id;
-    uint64_t incarnation, started_ns;
-    struct bt_wcore core;
-    struct bt_wstats *stats;
-    struct bt_loop *loop;
+/* The role that it offers. role.c. */
+struct bt_wrole {
+    uint32_t now,
+        next; /* BT_ROLES_*; next: once what runs of the old one has ended; 0: no change */
+    uint64_t epoch, since_ns; /* of the change */
+    struct bt_roles_watch *watch;
+    struct bt_timer timer;
+};
+
+/* How others reach the worker, and how it reaches etcd. control.c. */
+struct bt_wnet {
     struct bt_rpc *rpc;
     struct bt_tls_conf tls;
     struct bt_rpc_server *server;
     struct bt_etcd *etcd;
     struct bt_member *member;
     struct bt_status_page *page;
-    struct bt_local *local;
-    int rpc_port, http_port;
     char *rpc_addr, *http_addr;
+};
+
+/* Buffers kept back while a conductor does not take its messages: the engine thread waits. */
+struct bt_wheld {
+    struct bt_wtokens *bufs[BT_WORKER_TOKEN_BUFS];
+    uint32_t n;
+    uint64_t since_ns;
+    struct bt_timer timer;
+};
+
+struct bt_wctl {
+    struct bt_worker_conf conf;
+    const char *kind; /* what it was started for */
+    struct bt_wrole role;
+    struct bt_secret secret; /* its id only */
+    char *model_id;
+    uint64_t incarnation, started_ns;
+    struct bt_wcore core;
+    struct bt_wstats *stats;
+    struct bt_loop *loop;
+    struct bt_wnet net;
+    struct bt_local *local; /* session with the node's kvstore */
     bt_wctl_state_t state;
     int exit_code;
     double load_logged;
@@ -89,11 +105,7 @@ struct bt_wctl {
     uint64_t attach; /* number of the present attachment, 0: none */
     uint64_t next_attach;
     bool refused, joined, engine_ready, ready_said;
-    /* Buffers kept back while a conductor does not take its messages: the engine thread waits. */
-    struct bt_wtokens *held[BT_WORKER_TOKEN_BUFS];
-    uint32_t n_held;
-    uint64_t held_ns; /* since when */
-    struct bt_timer held_timer;
+    struct bt_wheld held;
     /* scratch for Tokens: [max_slots] */
     Baton__Token *tok, **tok_ptr;
     Baton__Top *top, **top_ptr;

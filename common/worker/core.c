@@ -22,11 +22,11 @@ static uint32_t *list_count(struct bt_wcore *c, bt_wreq_stage_t stage)
     switch (stage) {
     case BT_WREQ_OPENING:
     case BT_WREQ_LANDING:
-    case BT_WREQ_FORKING: return &c->n_waiting;
-    case BT_WREQ_QUEUED: return &c->n_queue;
+    case BT_WREQ_FORKING: return &c->reqs.n_waiting;
+    case BT_WREQ_QUEUED: return &c->reqs.n_queue;
     case BT_WREQ_LOADING:
     case BT_WREQ_PROMPT:
-    case BT_WREQ_ROW: return &c->n_active;
+    case BT_WREQ_ROW: return &c->reqs.n_active;
     case BT_WREQ_PREEMPTING:
     case BT_WREQ_CLOSING:
     case BT_WREQ_ENDED: break;
@@ -66,12 +66,12 @@ static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
 void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
 {
     for (struct bt_wreq *r = lead; r != NULL; r = r->next_choice) {
-        r->order = order_of(r, c->next_order++);
+        r->order = order_of(r, c->reqs.next_order++);
         r->stage = r == lead ? BT_WREQ_OPENING : BT_WREQ_FORKING;
         r->slot = BT_WORKER_NO_SLOT;
         r->len = r->sub->n;
-        bt_list_insert_tail(&c->waiting, &r->link);
-        c->n_waiting++;
+        bt_list_insert_tail(&c->reqs.waiting, &r->link);
+        c->reqs.n_waiting++;
         lead->group.n_left++;
     }
 }
@@ -80,16 +80,16 @@ void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r)
 {
     unlink_req(c, r);
     r->stage = BT_WREQ_QUEUED;
-    insert_ordered(&c->queue, r);
-    c->n_queue++;
+    insert_ordered(&c->reqs.queue, r);
+    c->reqs.n_queue++;
 }
 
 void bt_wcore_activate(struct bt_wcore *c, struct bt_wreq *r)
 {
     unlink_req(c, r);
     r->stage = BT_WREQ_LOADING;
-    insert_ordered(&c->active, r);
-    c->n_active++;
+    insert_ordered(&c->reqs.active, r);
+    c->reqs.n_active++;
 }
 
 /* ---- closing ---- */
@@ -215,7 +215,7 @@ static void close_now(struct bt_wcore *c, struct bt_wreq *r)
     }
     unlink_req(c, r);
     r->stage = BT_WREQ_CLOSING;
-    bt_list_insert_tail(&c->closing, &r->link);
+    bt_list_insert_tail(&c->reqs.closing, &r->link);
     bt_wcore_flow_close(c, r, &r->load_flow, r->end_status != BT_OK);
     bt_wcore_flow_close(c, r, &r->store_flow, r->end_status != BT_OK);
     if (r->slot != BT_WORKER_NO_SLOT && !slot_closing) {
@@ -306,7 +306,7 @@ void bt_wcore_requeue(struct bt_wcore *c, struct bt_wreq *r)
     BT_ASSERT(r->stage == BT_WREQ_ROW && !r->in_step && r->load_flow == 0);
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;
-    bt_list_insert_tail(&c->closing, &r->link);
+    bt_list_insert_tail(&c->reqs.closing, &r->link);
     close_slot(c, r);
 }
 

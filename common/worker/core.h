@@ -159,18 +159,49 @@ struct bt_wstep { /* the step in flight: one at a time */
 
 #define BT_WORKER_TOKEN_BUFS 4
 
+/* Requests by where they are, and how many. core.c moves them. */
+struct bt_wreqs {
+    struct bt_list queue;   /* QUEUED, by rising order */
+    struct bt_list active;  /* holds a slot, by rising order */
+    struct bt_list waiting; /* OPENING, LANDING, FORKING */
+    struct bt_list closing; /* PREEMPTING, CLOSING */
+    uint32_t n_queue, n_active, n_waiting;
+    uint64_t next_order;
+};
+
+/* Tickets of the engine that were not polled yet, and what each is for. */
+struct bt_wtickets {
+    struct bt_wticket *of; /* [max] */
+    uint32_t n, max;
+};
+
+/* Tokens on their way to the control thread. tokens.c. */
+struct bt_wtokens_out {
+    struct bt_wtokens bufs[BT_WORKER_TOKEN_BUFS];
+    struct bt_wtokens *now; /* of the step being finished */
+    struct bt_wout *after;  /* [max_slots] goes out behind its tokens */
+    uint32_t n_after;
+};
+
+/* What steps take. load.c. */
+struct bt_wspeed {
+    struct bt_batch_fit fit; /* of its own steps */
+    double step_ewma_ms, prefill_ewma_tps;
+};
+
 struct bt_wcore {
     const struct bt_worker_conf *conf;
-    _Atomic uint32_t role; /* BT_ROLES_*: how steps are filled; the control thread changes it */
-    /* how long steps with prompts beside rows may be, and those that a row joins with what it has
-     * waited; 0: not bounded so. The control thread changes them */
-    _Atomic uint64_t mixed_step_ns, mixed_gap_ns;
     const struct bt_prefill_ops *prefill;
     const struct bt_decode_ops *decode;
     struct bt_wstats *stats;
     struct bt_ring in, out;
     void (*bell)(void *arg); /* rings the kvstore; any thread */
     void *bell_arg;
+    /* The control thread changes these. role: BT_ROLES_*, how steps are filled. How long steps with
+     * prompts beside rows may be, and those that a row joins with what it has waited; 0: not
+     * bounded so. */
+    _Atomic uint32_t role;
+    _Atomic uint64_t mixed_step_ns, mixed_gap_ns;
 
     const struct bt_engine_vtable *vt; /* loaded before the thread starts */
     /* set while opening, constant after READY */
@@ -180,35 +211,22 @@ struct bt_wcore {
     struct bt_kv_key root;
     uint32_t max_slots, max_rows, block_tokens;
 
-    struct bt_page_pool *pages;
-    struct bt_wslab *slab;  /* NULL while detached */
-    struct bt_list queue;   /* QUEUED, by rising order */
-    struct bt_list active;  /* holds a slot, by rising order */
-    struct bt_list waiting; /* OPENING, LANDING, FORKING */
-    struct bt_list closing; /* PREEMPTING, CLOSING */
-    struct bt_list
-        shared; /* rows of leads that keep pages for choices (decode/fork.c), oldest first */
-    uint32_t n_queue, n_active, n_waiting;
-    uint64_t next_order;
+    struct bt_wreqs reqs;
     uint32_t *free_slots, n_free_slots;
+    struct bt_page_pool *pages;
+    struct bt_list kept_prompts; /* decode/fork.c: leads' rows that keep pages, oldest first */
+    struct bt_wslab *slab;       /* NULL while detached */
+    struct bt_wputs puts;        /* writeback.c */
+    struct bt_wleases leases;    /* lease.c */
     struct bt_batch batch;
-    struct bt_batch_seq *seqs;
-    struct bt_wreq **seq_reqs;
+    struct bt_wreq **seq_reqs; /* [max_slots]: whose batch.seqs are */
     struct bt_wstep step;
-    struct bt_wticket *tickets;
-    uint32_t n_tickets, max_tickets;
-    struct bt_engine_block *blocks; /* [blocks_max]: scratch for flow_add */
-    uint32_t blocks_max;
-    struct bt_wputs puts;     /* writeback.c */
-    struct bt_wleases leases; /* lease.c */
-    struct bt_wtokens bufs[BT_WORKER_TOKEN_BUFS];
-    struct bt_wtokens *tokens; /* of the step being finished */
-    struct bt_wout *after;     /* [max_slots] goes out behind its tokens */
-    uint32_t n_after;
+    struct bt_wtickets tickets;
+    struct bt_engine_block *blocks; /* [blocks of the longest prompt + 1]: scratch for flow_add */
+    struct bt_wtokens_out tokens;
+    struct bt_wspeed speed;
     bool fatal, stop;
     _Atomic bool exited; /* the thread has returned; nothing comes any more */
-    double step_ewma_ms, prefill_ewma_tps;
-    struct bt_batch_fit fit; /* of its own steps */
 };
 
 /* ---- engine_thread.c ---- */

@@ -23,8 +23,8 @@ void bt_wcore_emit(struct bt_wcore *c, const struct bt_wout *o)
 
 void bt_wcore_ticket(struct bt_wcore *c, bt_engine_ticket_t t, int kind, void *ptr)
 {
-    BT_ASSERT(t != 0 && c->n_tickets < c->max_tickets);
-    struct bt_wticket *w = &c->tickets[c->n_tickets++];
+    BT_ASSERT(t != 0 && c->tickets.n < c->tickets.max);
+    struct bt_wticket *w = &c->tickets.of[c->tickets.n++];
     w->ticket = t;
     w->kind = kind;
     w->ptr = ptr;
@@ -102,11 +102,11 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
 /* All memory of the steps, sized by what the engine has. */
 static void allocate(struct bt_wcore *c)
 {
-    bt_list_init(&c->queue);
-    bt_list_init(&c->active);
-    bt_list_init(&c->waiting);
-    bt_list_init(&c->closing);
-    bt_list_init(&c->shared);
+    bt_list_init(&c->reqs.queue);
+    bt_list_init(&c->reqs.active);
+    bt_list_init(&c->reqs.waiting);
+    bt_list_init(&c->reqs.closing);
+    bt_list_init(&c->kept_prompts);
     bt_list_init(&c->puts.draining);
     c->block_tokens = c->layout.page_tokens;
     c->max_slots = c->info->max_slots;
@@ -116,7 +116,7 @@ static void allocate(struct bt_wcore *c)
     for (uint32_t i = 0; i < c->max_slots; i++) {
         c->free_slots[c->n_free_slots++] = c->max_slots - 1 - i;
     }
-    c->seqs = bt_calloc(c->max_slots, sizeof(c->seqs[0]));
+    c->batch.seqs = bt_calloc(c->max_slots, sizeof(c->batch.seqs[0]));
     c->seq_reqs = bt_calloc(c->max_slots, sizeof(c->seq_reqs[0]));
     c->step.reqs = bt_calloc(c->max_slots, sizeof(c->step.reqs[0]));
     c->step.rows = bt_calloc(c->max_slots, sizeof(c->step.rows[0]));
@@ -126,16 +126,15 @@ static void allocate(struct bt_wcore *c)
     c->puts.all = c->puts.max + c->max_slots;
     c->puts.put = bt_calloc(c->puts.all, sizeof(c->puts.put[0]));
     /* A request has at most four tickets out (slot, three flows), a put one, a step two. */
-    c->max_tickets = 4 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->puts.all + 8;
-    c->tickets = bt_calloc(c->max_tickets, sizeof(c->tickets[0]));
-    c->blocks_max = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
-    c->blocks = bt_calloc(c->blocks_max, sizeof(c->blocks[0]));
+    c->tickets.max = 4 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->puts.all + 8;
+    c->tickets.of = bt_calloc(c->tickets.max, sizeof(c->tickets.of[0]));
+    uint32_t blocks = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
+    c->blocks = bt_calloc(blocks, sizeof(c->blocks[0]));
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
-        c->bufs[i].t = bt_calloc(c->max_slots, sizeof(c->bufs[i].t[0]));
+        c->tokens.bufs[i].t = bt_calloc(c->max_slots, sizeof(c->tokens.bufs[i].t[0]));
     }
-    c->after = bt_calloc(c->max_slots, sizeof(c->after[0]));
-    c->batch.seqs = c->seqs;
-    c->batch.cost = &c->fit.cost;
+    c->tokens.after = bt_calloc(c->max_slots, sizeof(c->tokens.after[0]));
+    c->batch.cost = &c->speed.fit.cost;
     c->batch.lim.max_rows = c->max_rows;
     c->batch.lim.block_tokens = c->block_tokens;
     c->batch.lim.mixed = (c->info->caps & BT_ENGINE_CAP_MIXED) != 0;
@@ -152,18 +151,18 @@ static void free_all(struct bt_wcore *c)
     }
     bt_page_pool_destroy(c->pages);
     free(c->free_slots);
-    free(c->seqs);
+    free(c->batch.seqs);
     free(c->seq_reqs);
     free(c->step.reqs);
     free(c->step.rows);
     free(c->step.erows);
     free(c->puts.put);
-    free(c->tickets);
+    free(c->tickets.of);
     free(c->blocks);
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
-        free(c->bufs[i].t);
+        free(c->tokens.bufs[i].t);
     }
-    free(c->after);
+    free(c->tokens.after);
 }
 
 /* ---- running ---- */
@@ -199,11 +198,12 @@ static void dispatch(struct bt_wcore *c, const struct bt_wticket *w,
 
 static bool take_ticket(struct bt_wcore *c, bt_engine_ticket_t t, struct bt_wticket *w)
 {
-    for (uint32_t i = 0; i < c->n_tickets; i++) {
-        if (c->tickets[i].ticket == t) {
-            *w = c->tickets[i];
-            c->n_tickets--;
-            memmove(&c->tickets[i], &c->tickets[i + 1], (c->n_tickets - i) * sizeof(c->tickets[0]));
+    for (uint32_t i = 0; i < c->tickets.n; i++) {
+        if (c->tickets.of[i].ticket == t) {
+            *w = c->tickets.of[i];
+            c->tickets.n--;
+            memmove(&c->tickets.of[i], &c->tickets.of[i + 1],
+                    (c->tickets.n - i) * sizeof(c->tickets.of[0]));
             return true;
         }
     }
@@ -293,7 +293,7 @@ static void run(struct bt_wcore *c)
         }
         /* What has ended goes out before the next step: an engine without a device may spend the
          * whole step inside launch. */
-        while (c->n_tickets > 0 && !c->fatal && bt_wcore_poll(c, 0) > 0) {
+        while (c->tickets.n > 0 && !c->fatal && bt_wcore_poll(c, 0) > 0) {
         }
         bool busy = c->step.active, held = !busy && !bt_wcore_may_step(c);
         bt_wlease_tick(c);
@@ -302,7 +302,7 @@ static void run(struct bt_wcore *c)
             busy = !c->fatal && !held && bt_wcore_launch(c);
         }
         bt_wload_publish(c);
-        if (c->n_tickets > 0 && !c->fatal) {
+        if (c->tickets.n > 0 && !c->fatal) {
             bt_wcore_poll(c, 500);
         } else if (!busy && !c->fatal && !c->stop) {
             sleep_on_ring(c, held);
@@ -320,8 +320,8 @@ void *bt_wcore_thread(void *arg)
         allocate(c);
         bt_wload_prior(c);
         bt_wload_calibrate(c);
-        atomic_store(&c->stats->l_pages_total, c->info->pages);
-        atomic_store(&c->stats->l_slots_total, c->max_slots);
+        atomic_store(&c->stats->load.pages_total, c->info->pages);
+        atomic_store(&c->stats->load.slots_total, c->max_slots);
         bt_wload_publish(c);
     } else {
         o.kind = BT_WOUT_FAILED;

@@ -173,10 +173,10 @@ void bt_wcore_detached(struct bt_wcore *c)
     if (s == NULL) {
         return;
     }
-    fail_grants(c, &c->waiting);
-    fail_grants(c, &c->queue);
-    fail_grants(c, &c->active);
-    fail_grants(c, &c->closing); /* those being preempted; closing ones go on by themselves */
+    fail_grants(c, &c->reqs.waiting);
+    fail_grants(c, &c->reqs.queue);
+    fail_grants(c, &c->reqs.active);
+    fail_grants(c, &c->reqs.closing); /* those being preempted; closing ones go on by themselves */
     bt_wlease_detached(c);
     bt_wback_detached(c);
     c->slab = NULL;

@@ -143,8 +143,8 @@ static void pieces_end(struct bt_wcore *c, struct bt_wreq *r);
 
 void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd)
 {
-    struct bt_wreq *r = find_asked(&c->queue, cmd->u.lease.id);
-    r = r != NULL ? r : find_asked(&c->active, cmd->u.lease.id);
+    struct bt_wreq *r = find_asked(&c->reqs.queue, cmd->u.lease.id);
+    r = r != NULL ? r : find_asked(&c->reqs.active, cmd->u.lease.id);
     struct bt_wlease *l = cmd->u.lease.lease;
     if (r == NULL || c->slab == NULL) { /* too late, or of a kvstore that has gone */
         if (l != NULL && c->slab != NULL) {
@@ -180,7 +180,7 @@ void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd)
 void bt_wlease_recalled(struct bt_wcore *c, uint64_t id)
 {
     struct bt_list *it;
-    bt_list_for_each (it, &c->queue) {
+    bt_list_for_each (it, &c->reqs.queue) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->lease.got != NULL && r->lease.id == id) {
             bt_wlease_drop(c, r); /* it asks again when its turn comes */
@@ -207,10 +207,10 @@ void bt_wlease_drop(struct bt_wcore *c, struct bt_wreq *r)
 void bt_wlease_detached(struct bt_wcore *c)
 {
     struct bt_list *it;
-    bt_list_for_each (it, &c->queue) {
+    bt_list_for_each (it, &c->reqs.queue) {
         bt_wlease_drop(c, BT_CONTAINER_OF(it, struct bt_wreq, link));
     }
-    bt_list_for_each (it, &c->active) {
+    bt_list_for_each (it, &c->reqs.active) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->lease.by_pieces && r->lease.state == BT_WLEASE_ASKED) {
             pieces_end(c, r);
@@ -326,7 +326,7 @@ void bt_wlease_piece_loaded(struct bt_wcore *c, struct bt_wreq *r)
 void bt_wlease_tick(struct bt_wcore *c)
 {
     struct bt_list *it;
-    for (it = c->active.next; c->leases.n_asked > 0 && it != &c->active; it = it->next) {
+    for (it = c->reqs.active.next; c->leases.n_asked > 0 && it != &c->reqs.active; it = it->next) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->lease.by_pieces && r->lease.state == BT_WLEASE_ASKED && late(c, r)) {
             pieces_end(c, r);

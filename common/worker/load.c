@@ -38,7 +38,7 @@ void bt_wload_prior(struct bt_wcore *c)
         .kv_ns = 1e9 * kv_token / x->bytes_per_s,
         .attn_ns = 1e9 * pair / x->flops,
     };
-    bt_batch_fit_init(&c->fit, &prior);
+    bt_batch_fit_init(&c->speed.fit, &prior);
 }
 
 /* ---- calibration ---- */
@@ -142,7 +142,7 @@ static bool try_shape(struct calibration *t, uint32_t rows, uint32_t depth, uint
     double ns, best = INFINITY;
     int seen = 0;
     for (; seen < REPEATS; seen++) {
-        double guess = bt_batch_work_ns(&c->fit.cost, &w);
+        double guess = bt_batch_work_ns(&c->speed.fit.cost, &w);
         uint64_t now = bt_mono_ns();
         if (now >= t->until_ns || guess > (double)(t->until_ns - now)) {
             break;
@@ -155,7 +155,7 @@ static bool try_shape(struct calibration *t, uint32_t rows, uint32_t depth, uint
     /* The shortest: at a start much else runs on the machine, and what it adds to one shape and not
      * to others would be believed of the device for as long as steps do not tell otherwise. */
     for (int i = 1; i < seen; i++) {
-        (void)bt_batch_fit_step(&c->fit, &w, best);
+        (void)bt_batch_fit_step(&c->speed.fit, &w, best);
     }
     return true;
 }
@@ -186,9 +186,10 @@ void bt_wload_calibrate(struct bt_wcore *c)
         BT_INFO("calibrated",
                 "ms=%.0f steps=%llu base_us=%.1f token_us=%.2f kv_ns=%.3f attn_ns=%.4f",
                 (double)(bt_mono_ns() - start) / 1e6,
-                (unsigned long long)(c->fit.seen[0].steps + c->fit.seen[1].steps),
-                c->fit.cost.base_ns / 1e3, c->fit.cost.token_ns[BT_BATCH_SEGMENTS - 1] / 1e3,
-                c->fit.cost.kv_ns, c->fit.cost.attn_ns);
+                (unsigned long long)(c->speed.fit.seen[0].steps + c->speed.fit.seen[1].steps),
+                c->speed.fit.cost.base_ns / 1e3,
+                c->speed.fit.cost.token_ns[BT_BATCH_SEGMENTS - 1] / 1e3, c->speed.fit.cost.kv_ns,
+                c->speed.fit.cost.attn_ns);
     } else {
         BT_WARN("calibration_failed", "engine=%s", c->vt->name);
     }
@@ -205,14 +206,16 @@ void bt_wload_measure(struct bt_wcore *c)
     bt_metric_observe(c->stats->iteration_tokens, s->prompt_tokens + s->decode_tokens);
     bt_metric_add(c->stats->steps, 1);
     bt_metric_add(c->stats->prompt_tokens, s->prompt_tokens);
-    double error = bt_batch_fit_step(&c->fit, &s->work, ns);
+    double error = bt_batch_fit_step(&c->speed.fit, &s->work, ns);
     bt_metric_observe(c->stats->step_error[s->work.prompt], error < 0 ? -error : error);
     if (s->prompt_tokens == 0 && secs > 0) {
         double ms = secs * 1e3;
-        c->step_ewma_ms = c->step_ewma_ms > 0 ? 0.9 * c->step_ewma_ms + 0.1 * ms : ms;
+        c->speed.step_ewma_ms =
+            c->speed.step_ewma_ms > 0 ? 0.9 * c->speed.step_ewma_ms + 0.1 * ms : ms;
     } else if (s->decode_tokens == 0 && s->prompt_tokens >= c->block_tokens && secs > 0) {
         double tps = s->prompt_tokens / secs;
-        c->prefill_ewma_tps = c->prefill_ewma_tps > 0 ? 0.8 * c->prefill_ewma_tps + 0.2 * tps : tps;
+        c->speed.prefill_ewma_tps =
+            c->speed.prefill_ewma_tps > 0 ? 0.8 * c->speed.prefill_ewma_tps + 0.2 * tps : tps;
     }
 }
 
@@ -234,7 +237,7 @@ static uint64_t add_prompt(const struct bt_wcore *c, const struct bt_wreq *r,
                            struct bt_classes *classes)
 {
     bt_classes_at(classes, class_of(r))->queue_ns +=
-        bt_batch_prefill_ns(&c->fit.cost, r->pos, r->len, chunk_tokens(c));
+        bt_batch_prefill_ns(&c->speed.fit.cost, r->pos, r->len, chunk_tokens(c));
     return r->len - r->pos;
 }
 
@@ -269,13 +272,13 @@ static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_class
     if (b.cost == NULL || rows > 0 || atomic_load(&c->role) == BT_ROLES_DECODE) {
         return;
     }
-    bt_list_for_each (it, &c->active) {
+    bt_list_for_each (it, &c->reqs.active) {
         const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->stage == BT_WREQ_PROMPT) {
             add_seq(c, r, &b);
         }
     }
-    bt_list_for_each (it, &c->queue) {
+    bt_list_for_each (it, &c->reqs.queue) {
         const struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->sub->phases != BATON__PHASES__DECODE) {
             add_seq(c, r, &b);
@@ -302,13 +305,13 @@ void bt_wload_publish(struct bt_wcore *c)
     uint64_t queued = 0, kv = 0, rows = 0;
     struct bt_classes classes = {0};
     struct bt_list *it;
-    bt_list_for_each (it, &c->queue) {
+    bt_list_for_each (it, &c->reqs.queue) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         queued += r->sub->phases != BATON__PHASES__DECODE ? add_prompt(c, r, &classes) : 0;
     }
-    add_waiting(&c->queue, false, &classes);
-    add_waiting(&c->waiting, true, &classes);
-    bt_list_for_each (it, &c->active) {
+    add_waiting(&c->reqs.queue, false, &classes);
+    add_waiting(&c->reqs.waiting, true, &classes);
+    bt_list_for_each (it, &c->reqs.active) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         queued += r->stage == BT_WREQ_PROMPT ? add_prompt(c, r, &classes) : 0;
         if (r->stage == BT_WREQ_ROW) {
@@ -326,27 +329,28 @@ void bt_wload_publish(struct bt_wcore *c)
     }
     uint64_t now = bt_mono_ns();
     if (c->step.active && c->step.prompt_tokens > 0) { /* its rows count as computed above */
-        ns += BT_MAX(
-            bt_batch_work_ns(&c->fit.cost, &c->step.work) - (double)(now - c->step.launched_ns), 0);
+        ns += BT_MAX(bt_batch_work_ns(&c->speed.fit.cost, &c->step.work) -
+                         (double)(now - c->step.launched_ns),
+                     0);
     }
-    uint64_t steps = c->fit.seen[0].steps + c->fit.seen[1].steps;
-    if (c->fit.seen[1].steps > 0) { /* without it prefills would be the prior's guess */
-        bt_wstats_cost(s, &c->fit.cost, steps);
+    uint64_t steps = c->speed.fit.seen[0].steps + c->speed.fit.seen[1].steps;
+    if (c->speed.fit.seen[1].steps > 0) { /* without it prefills would be the prior's guess */
+        bt_wstats_cost(s, &c->speed.fit.cost, steps);
     }
     bt_wstats_classes(s, &classes);
-    atomic_store(&s->l_running, c->n_active);
-    atomic_store(&s->l_waiting, c->n_queue + c->n_waiting);
-    atomic_store(&s->l_landing, c->n_waiting);
-    atomic_store(&s->l_pages_free, pages_free);
-    atomic_store(&s->l_slots_free, c->n_free_slots);
-    atomic_store(&s->l_queued_tokens, queued);
-    atomic_store(&s->l_queue_end_ns, now + (uint64_t)ns);
-    atomic_store(&s->l_kv_tokens, kv);
-    atomic_store(&s->l_chunk_tokens, chunk_tokens(c));
-    atomic_store(&s->l_prefill_mtps, (uint64_t)(c->prefill_ewma_tps * 1e3));
-    atomic_store(&s->l_step_us, (uint64_t)(c->step_ewma_ms * 1e3));
-    bt_metric_set(s->running, c->n_active);
-    bt_metric_set(s->waiting, c->n_queue + c->n_waiting);
+    atomic_store(&s->load.running, c->reqs.n_active);
+    atomic_store(&s->load.waiting, c->reqs.n_queue + c->reqs.n_waiting);
+    atomic_store(&s->load.landing, c->reqs.n_waiting);
+    atomic_store(&s->load.pages_free, pages_free);
+    atomic_store(&s->load.slots_free, c->n_free_slots);
+    atomic_store(&s->load.queued_tokens, queued);
+    atomic_store(&s->load.queue_end_ns, now + (uint64_t)ns);
+    atomic_store(&s->load.kv_tokens, kv);
+    atomic_store(&s->load.chunk_tokens, chunk_tokens(c));
+    atomic_store(&s->load.prefill_mtps, (uint64_t)(c->speed.prefill_ewma_tps * 1e3));
+    atomic_store(&s->load.step_us, (uint64_t)(c->speed.step_ewma_ms * 1e3));
+    bt_metric_set(s->running, c->reqs.n_active);
+    bt_metric_set(s->waiting, c->reqs.n_queue + c->reqs.n_waiting);
     bt_metric_set(s->pages_free, pages_free);
     bt_metric_set(s->kv_usage, 1.0 - (double)pages_free / c->info->pages);
 }

@@ -117,28 +117,28 @@ void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t
 {
     const double v[] = {c->base_ns, c->kv_ns, c->attn_ns};
     for (size_t i = 0; i < BT_ARRAY_LEN(v); i++) {
-        atomic_store_explicit(&s->l_cost[i], v[i], memory_order_relaxed);
+        atomic_store_explicit(&s->load.cost[i], v[i], memory_order_relaxed);
     }
     for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
-        atomic_store_explicit(&s->l_cost[3 + i], c->token_ns[i], memory_order_relaxed);
+        atomic_store_explicit(&s->load.cost[3 + i], c->token_ns[i], memory_order_relaxed);
     }
-    atomic_store(&s->l_cost_steps, steps);
+    atomic_store(&s->load.cost_steps, steps);
 }
 
 /* A reader may see coefficients of two steps that follow each other: they differ by little. */
 static void load_cost(const struct bt_wstats *s, struct bt_wload *l)
 {
-    uint64_t steps = atomic_load(&s->l_cost_steps);
+    uint64_t steps = atomic_load(&s->load.cost_steps);
     if (steps == 0) {
         return;
     }
     baton__step_cost__init(&l->cost);
     l->cost.steps = steps;
-    l->cost.base_ns = atomic_load(&s->l_cost[0]);
-    l->cost.kv_ns = atomic_load(&s->l_cost[1]);
-    l->cost.attn_ns = atomic_load(&s->l_cost[2]);
+    l->cost.base_ns = atomic_load(&s->load.cost[0]);
+    l->cost.kv_ns = atomic_load(&s->load.cost[1]);
+    l->cost.attn_ns = atomic_load(&s->load.cost[2]);
     for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
-        l->token_ns[i] = atomic_load(&s->l_cost[3 + i]);
+        l->token_ns[i] = atomic_load(&s->load.cost[3 + i]);
     }
     l->cost.token_ns = l->token_ns;
     l->cost.n_token_ns = BT_BATCH_SEGMENTS;
@@ -147,18 +147,18 @@ static void load_cost(const struct bt_wstats *s, struct bt_wload *l)
 
 void bt_wstats_classes(struct bt_wstats *s, const struct bt_classes *c)
 {
-    uint32_t turn = atomic_load(&s->l_classes.turn);
-    atomic_store(&s->l_classes.turn, turn + 1);
-    atomic_store(&s->l_classes.n, c->n);
+    uint32_t turn = atomic_load(&s->load.classes.turn);
+    atomic_store(&s->load.classes.turn, turn + 1);
+    atomic_store(&s->load.classes.n, c->n);
     for (uint32_t i = 0; i < c->n; i++) {
-        atomic_store(&s->l_classes.of[i].priority, c->of[i].priority);
-        atomic_store(&s->l_classes.of[i].queue_ms, c->of[i].queue_ns / 1e6);
-        atomic_store(&s->l_classes.of[i].rows, c->of[i].rows);
-        atomic_store(&s->l_classes.of[i].pages, c->of[i].pages);
-        atomic_store(&s->l_classes.of[i].waiting, c->of[i].waiting);
-        atomic_store(&s->l_classes.of[i].landing, c->of[i].landing);
+        atomic_store(&s->load.classes.of[i].priority, c->of[i].priority);
+        atomic_store(&s->load.classes.of[i].queue_ms, c->of[i].queue_ns / 1e6);
+        atomic_store(&s->load.classes.of[i].rows, c->of[i].rows);
+        atomic_store(&s->load.classes.of[i].pages, c->of[i].pages);
+        atomic_store(&s->load.classes.of[i].waiting, c->of[i].waiting);
+        atomic_store(&s->load.classes.of[i].landing, c->of[i].landing);
     }
-    atomic_store(&s->l_classes.turn, turn + 2);
+    atomic_store(&s->load.classes.turn, turn + 2);
 }
 
 /* All of one turn of the engine thread: a class with another one's rows would be wrong, not old.
@@ -168,19 +168,19 @@ void bt_wstats_classes(struct bt_wstats *s, const struct bt_classes *c)
 static void load_classes(const struct bt_wstats *s, struct bt_wload *l)
 {
     for (int try = 0; try < CLASSES_TRIES; try++) {
-        uint32_t turn = atomic_load(&s->l_classes.turn);
-        uint32_t n = BT_MIN(atomic_load(&s->l_classes.n), (uint32_t)BT_CLASSES_MAX);
+        uint32_t turn = atomic_load(&s->load.classes.turn);
+        uint32_t n = BT_MIN(atomic_load(&s->load.classes.n), (uint32_t)BT_CLASSES_MAX);
         for (uint32_t i = 0; i < n; i++) {
             Baton__ClassLoad *k = l->classes[i] = &l->class[i];
             baton__class_load__init(k);
-            k->priority = atomic_load(&s->l_classes.of[i].priority);
-            k->queue_ms = atomic_load(&s->l_classes.of[i].queue_ms);
-            k->rows = atomic_load(&s->l_classes.of[i].rows);
-            k->pages = atomic_load(&s->l_classes.of[i].pages);
-            k->waiting = atomic_load(&s->l_classes.of[i].waiting);
-            k->landing = atomic_load(&s->l_classes.of[i].landing);
+            k->priority = atomic_load(&s->load.classes.of[i].priority);
+            k->queue_ms = atomic_load(&s->load.classes.of[i].queue_ms);
+            k->rows = atomic_load(&s->load.classes.of[i].rows);
+            k->pages = atomic_load(&s->load.classes.of[i].pages);
+            k->waiting = atomic_load(&s->load.classes.of[i].waiting);
+            k->landing = atomic_load(&s->load.classes.of[i].landing);
         }
-        if (turn % 2 == 0 && atomic_load(&s->l_classes.turn) == turn) {
+        if (turn % 2 == 0 && atomic_load(&s->load.classes.turn) == turn) {
             l->load.n_classes = n;
             l->load.classes = l->classes;
             return;
@@ -192,21 +192,21 @@ void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt
 {
     Baton__WorkerLoad *l = &out->load;
     baton__worker_load__init(l);
-    l->running = atomic_load(&s->l_running);
-    l->waiting = atomic_load(&s->l_waiting);
-    l->pages_total = atomic_load(&s->l_pages_total);
-    l->pages_free = atomic_load(&s->l_pages_free);
-    l->slots_total = atomic_load(&s->l_slots_total);
-    l->slots_free = atomic_load(&s->l_slots_free);
-    l->queued_prefill_tokens = atomic_load(&s->l_queued_tokens);
-    l->prefill_tokens_per_s = (double)atomic_load(&s->l_prefill_mtps) / 1e3;
-    l->step_ms = (double)atomic_load(&s->l_step_us) / 1e3;
+    l->running = atomic_load(&s->load.running);
+    l->waiting = atomic_load(&s->load.waiting);
+    l->pages_total = atomic_load(&s->load.pages_total);
+    l->pages_free = atomic_load(&s->load.pages_free);
+    l->slots_total = atomic_load(&s->load.slots_total);
+    l->slots_free = atomic_load(&s->load.slots_free);
+    l->queued_prefill_tokens = atomic_load(&s->load.queued_tokens);
+    l->prefill_tokens_per_s = (double)atomic_load(&s->load.prefill_mtps) / 1e3;
+    l->step_ms = (double)atomic_load(&s->load.step_us) / 1e3;
     l->max_model_len = max_model_len;
-    l->kv_tokens = atomic_load(&s->l_kv_tokens);
-    uint64_t now = bt_mono_ns(), end = atomic_load(&s->l_queue_end_ns);
+    l->kv_tokens = atomic_load(&s->load.kv_tokens);
+    uint64_t now = bt_mono_ns(), end = atomic_load(&s->load.queue_end_ns);
     l->queue_ms = end > now ? (double)(end - now) / 1e6 : 0;
-    l->chunk_tokens = atomic_load(&s->l_chunk_tokens);
-    l->landing = atomic_load(&s->l_landing);
+    l->chunk_tokens = atomic_load(&s->load.chunk_tokens);
+    l->landing = atomic_load(&s->load.landing);
     load_cost(s, out);
     load_classes(s, out);
 }

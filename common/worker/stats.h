@@ -20,6 +20,26 @@ enum {
     BT_REASONS
 };
 
+/* What heartbeats say of the load: written by the engine thread, read by the control thread. */
+struct bt_wload_shared {
+    _Atomic uint32_t running, waiting, pages_total, pages_free, slots_total, slots_free;
+    _Atomic uint64_t queued_tokens, prefill_mtps /* tokens/s * 1000 */, step_us;
+    _Atomic uint64_t kv_tokens;
+    _Atomic uint64_t queue_end_ns; /* bt_mono_ns at which the prompts are computed, as predicted */
+    _Atomic uint32_t chunk_tokens, landing;
+    _Atomic uint64_t cost_steps; /* 0: cost is not known yet */
+    _Atomic double cost[3 + BT_BATCH_SEGMENTS];
+    struct {
+        _Atomic uint32_t turn; /* odd: is being written */
+        _Atomic uint32_t n;
+        struct {
+            _Atomic int32_t priority;
+            _Atomic double queue_ms;
+            _Atomic uint32_t rows, pages, waiting, landing;
+        } of[BT_CLASSES_MAX];
+    } classes;
+};
+
 struct bt_wstats {
     struct bt_metrics *registry;
     struct bt_metric *running, *waiting, *kv_usage;
@@ -32,24 +52,7 @@ struct bt_wstats {
     struct bt_metric *role[2];       /* prefill, decode: offered */
     struct bt_metric *mixed[2];      /* seconds of a step with prompts beside rows, of a gap */
     struct bt_metric *wb_done, *wb_skipped, *pages_free, *steps;
-    /* snapshot for heartbeats */
-    _Atomic uint32_t l_running, l_waiting, l_pages_total, l_pages_free, l_slots_total, l_slots_free;
-    _Atomic uint64_t l_queued_tokens, l_prefill_mtps /* tokens/s * 1000 */, l_step_us;
-    _Atomic uint64_t l_kv_tokens;
-    _Atomic uint64_t
-        l_queue_end_ns; /* bt_mono_ns at which the prompts are computed, as predicted */
-    _Atomic uint32_t l_chunk_tokens, l_landing;
-    _Atomic uint64_t l_cost_steps; /* 0: l_cost is not known yet */
-    _Atomic double l_cost[3 + BT_BATCH_SEGMENTS];
-    struct {
-        _Atomic uint32_t turn; /* odd: is being written */
-        _Atomic uint32_t n;
-        struct {
-            _Atomic int32_t priority;
-            _Atomic double queue_ms;
-            _Atomic uint32_t rows, pages, waiting, landing;
-        } of[BT_CLASSES_MAX];
-    } l_classes;
+    struct bt_wload_shared load;
 };
 
 struct bt_wstats *bt_wstats_create(const char *model_name, const char *kind);

@@ -14,7 +14,7 @@ uint32_t bt_wcore_rows(const struct bt_wcore *c)
 {
     uint32_t n = 0;
     struct bt_list *it;
-    bt_list_for_each (it, &c->active) {
+    bt_list_for_each (it, &c->reqs.active) {
         n += BT_CONTAINER_OF(it, struct bt_wreq, link)->stage == BT_WREQ_ROW;
     }
     return n;
@@ -34,9 +34,9 @@ static void fill_batch(struct bt_wcore *c)
 {
     uint32_t n = 0;
     struct bt_list *it;
-    bt_list_for_each (it, &c->active) {
+    bt_list_for_each (it, &c->reqs.active) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        struct bt_batch_seq *s = &c->seqs[n];
+        struct bt_batch_seq *s = &c->batch.seqs[n];
         *s = (struct bt_batch_seq){0};
         if ((r->stage == BT_WREQ_PROMPT || r->stage == BT_WREQ_ROW) && r->role->plan(c, r, s)) {
             fill_seq(r, s);
@@ -118,7 +118,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     fill_batch(c);
     bool rows = bt_wcore_rows(c) > 0 || atomic_load(&c->role) == BT_ROLES_DECODE;
     c->decode->bound_prompts(c);
-    c->batch.trial = c->fit.seen[1].steps % TRIAL_STEPS == 0;
+    c->batch.trial = c->speed.fit.seen[1].steps % TRIAL_STEPS == 0;
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
                      : bt_batch_prefill(&c->batch, s->rows, c->max_slots);
     if (s->n_rows == 0) {

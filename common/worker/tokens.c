@@ -8,8 +8,8 @@
 static struct bt_wtokens *free_buffer(const struct bt_wcore *c)
 {
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
-        if (!atomic_load(&c->bufs[i].busy)) {
-            return (struct bt_wtokens *)&c->bufs[i];
+        if (!atomic_load(&c->tokens.bufs[i].busy)) {
+            return (struct bt_wtokens *)&c->tokens.bufs[i];
         }
     }
     return NULL;
@@ -22,29 +22,29 @@ bool bt_wcore_may_step(const struct bt_wcore *c)
 
 void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o)
 {
-    c->after[c->n_after++] = *o;
+    c->tokens.after[c->tokens.n_after++] = *o;
 }
 
 void bt_wcore_take_buffer(struct bt_wcore *c)
 {
-    c->tokens = free_buffer(c);
-    BT_ASSERT(c->tokens != NULL); /* there was one before the step, and only we take them */
-    c->tokens->n = 0;
+    c->tokens.now = free_buffer(c);
+    BT_ASSERT(c->tokens.now != NULL); /* there was one before the step, and only we take them */
+    c->tokens.now->n = 0;
 }
 
 void bt_wcore_flush_tokens(struct bt_wcore *c)
 {
-    struct bt_wtokens *b = c->tokens;
-    c->tokens = NULL;
+    struct bt_wtokens *b = c->tokens.now;
+    c->tokens.now = NULL;
     if (b->n > 0) {
         atomic_store(&b->busy, true);
         struct bt_wout o = {.kind = BT_WOUT_TOKENS, .u.tokens = b};
         bt_wcore_emit(c, &o);
     }
-    for (uint32_t i = 0; i < c->n_after; i++) {
-        bt_wcore_emit(c, &c->after[i]);
+    for (uint32_t i = 0; i < c->tokens.n_after; i++) {
+        bt_wcore_emit(c, &c->tokens.after[i]);
     }
-    c->n_after = 0;
+    c->tokens.n_after = 0;
 }
 
 static Baton__Finish finish_of(const struct bt_wreq *r, uint32_t token)
@@ -66,7 +66,7 @@ bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engin
                      r->pos - 1);
         return false;
     }
-    struct bt_wtoken *t = &c->tokens->t[c->tokens->n++];
+    struct bt_wtoken *t = &c->tokens.now->t[c->tokens.now->n++];
     t->request = r->sub->request;
     t->session = r->sub->session;
     t->epoch = r->sub->epoch;

@@ -189,12 +189,12 @@ static void until_held(struct rig *g, uint32_t running, uint32_t waiting)
 {
     const struct bt_wstats *s = g->core.stats;
     uint64_t end = bt_mono_ns() + 10000000000ull;
-    while (atomic_load(&s->l_running) != running || atomic_load(&s->l_waiting) != waiting) {
+    while (atomic_load(&s->load.running) != running || atomic_load(&s->load.waiting) != waiting) {
         turn(g);
         usleep(50);
         if (bt_mono_ns() > end) {
-            fail_msg("%u run and %u wait, not %u and %u", atomic_load(&s->l_running),
-                     atomic_load(&s->l_waiting), running, waiting);
+            fail_msg("%u run and %u wait, not %u and %u", atomic_load(&s->load.running),
+                     atomic_load(&s->load.waiting), running, waiting);
         }
     }
 }
@@ -772,8 +772,8 @@ static void test_the_queue_is_told_while_a_step_runs(void **state)
     while (!atomic_load(&fe_held)) {
         usleep(100);
     }
-    assert_true(atomic_load(&g->core.stats->l_queue_end_ns) > before);
-    assert_int_equal(atomic_load(&g->core.stats->l_queued_tokens), 200 - 48);
+    assert_true(atomic_load(&g->core.stats->load.queue_end_ns) > before);
+    assert_int_equal(atomic_load(&g->core.stats->load.queued_tokens), 200 - 48);
     do {
         usleep(1000);
         bt_wstats_load(g->core.stats, FE_CONTEXT, &l);

@@ -528,12 +528,12 @@ static void stop(struct rig *g)
     struct bt_wout o;
     if (!g->fatal) {
         /* Puts still on their way hold pages. */
-        for (int i = 0; i < 5000 && atomic_load(&g->core.stats->l_pages_free) != FE_PAGES; i++) {
+        for (int i = 0; i < 5000 && atomic_load(&g->core.stats->load.pages_free) != FE_PAGES; i++) {
             turn(g);
             usleep(1000);
         }
-        assert_int_equal(atomic_load(&g->core.stats->l_pages_free), FE_PAGES);
-        assert_int_equal(atomic_load(&g->core.stats->l_slots_free), FE_SLOTS);
+        assert_int_equal(atomic_load(&g->core.stats->load.pages_free), FE_PAGES);
+        assert_int_equal(atomic_load(&g->core.stats->load.slots_free), FE_SLOTS);
     }
     command(g, &c);
     while (!atomic_load(&g->core.exited)) {
