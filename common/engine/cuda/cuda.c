@@ -305,7 +305,7 @@ static bt_status_t cuda_slot_open(struct bt_engine *e, uint32_t slot,
     if (st != BT_OK) {
         return st;
     }
-    e->pending[slot] = 0;
+    e->sampler.pending[slot] = 0;
     return bt_cu_draw_slot(e, slot, p, tokens, n, n_prompt);
 }
 
@@ -352,14 +352,14 @@ static void fork_running(struct bt_engine *e, uint32_t from, uint32_t to)
 
 static bt_status_t cuda_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
 {
-    if (from < e->host.info.max_slots && e->pending[from]) {
+    if (from < e->host.info.max_slots && e->sampler.pending[from]) {
         bt_cu_work_advance(e, true); /* the fork's tokens include what is being drawn */
     }
     bt_status_t st = bt_host_slot_fork(&e->host, from, to, choice);
     if (st != BT_OK) {
         return st;
     }
-    e->pending[to] = 0;
+    e->sampler.pending[to] = 0;
     fork_running(e, from, to);
     st = bt_cu_draw_fork(e, from, to);
     return st != BT_OK ? st : send_pages(e, to, 0, e->host.max_pages_of_slot);
@@ -381,7 +381,7 @@ static bt_status_t cuda_page_copy(struct bt_engine *e, uint32_t from, uint32_t t
 
 static bt_status_t cuda_slot_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
 {
-    if (slot < e->host.info.max_slots && e->pending[slot]) {
+    if (slot < e->host.info.max_slots && e->sampler.pending[slot]) {
         bt_cu_work_advance(e, true);
     }
     bt_status_t st = bt_host_slot_accept(&e->host, slot, token);

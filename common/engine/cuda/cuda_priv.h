@@ -66,6 +66,42 @@ struct bt_cu_work { /* a ticket that waits for the device */
     uint32_t *mask_copy;
 };
 
+/* Activations of a step, on the device. */
+struct bt_cu_act {
+    float *rope, *x, *qkv, *logits;
+    void *a, *q, *o, *gu; /* a: norm's output and SwiGLU's */
+};
+
+/* Inputs of the running step, and the buffers that they are written to first. */
+struct bt_cu_step_buffers {
+    uint8_t *step; /* inputs of the running step */
+    size_t step_bytes;
+    struct bt_cu_staging staging[BT_CU_STAGING];
+    uint32_t next;
+};
+
+/* What is drawn from the logits, step by step. */
+struct bt_cu_results {
+    struct bt_cu_draw *draws;  /* pinned [RESULTS][max_slots]: read from there, */
+    struct bt_cu_drawn *drawn; /* and written there: a copy would cost a step 10 us */
+    int32_t *prompt_rows;      /* device [max_batch]: of prompts' logprobs */
+    uint32_t next;
+};
+
+/* What sampling knows of each slot. */
+struct bt_cu_sampler {
+    uint32_t *mask, *host_mask; /* device [max_slots] rows; pinned [RESULTS], from the first on */
+    struct bt_cu_bias *bias;    /* device [max_slots][BT_CU_BIAS_MAX] */
+    uint32_t *known;            /* device: of host.ids; NULL: all ids have a token */
+    uint32_t *counts;           /* device [max_slots][vocab], of slots with penalties */
+    uint32_t *history;          /* device: tokens on their way into counts */
+    float *adjusted;            /* device [max_slots][vocab] */
+    uint32_t *pending;          /* [max_slots] last tokens of a slot that only the device knows */
+    bool host_only;             /* every token is drawn on the host: see draw_check.c */
+    float *host_logits;         /* pinned, grown when a row must be sampled here */
+    size_t cap_host_logits;
+};
+
 struct bt_engine {
     struct bt_host host; /* slots, tickets, flows; its page memory is not used */
     struct bt_cu_model model;
@@ -90,30 +126,14 @@ struct bt_engine {
     uint32_t n_groups;
     int32_t *table; /* [max_slots][max_pages_of_slot] */
     int32_t *last_token;
-    float *rope, *x, *qkv, *logits;
-    void *a, *q, *o, *gu; /* a: norm's output and SwiGLU's */
-    uint8_t *step;        /* inputs of the running step */
-    size_t step_bytes;
-    struct bt_cu_staging staging[BT_CU_STAGING];
-    uint32_t next_staging;
+    struct bt_cu_act act;
+    struct bt_cu_step_buffers inputs;
     cudaGraphExec_t graphs[BT_CU_BUCKETS];
     bt_engine_ticket_t logits_of; /* the forward whose logits these are */
     struct bt_list work, idle;    /* struct bt_cu_work */
     struct bt_list waiting;       /* tickets of flows whose items are not on their way */
-    struct bt_cu_draw *draws;     /* pinned [RESULTS][max_slots]: read from there, */
-    struct bt_cu_drawn *drawn;    /* and written there: a copy would cost a step 10 us */
-    int32_t *out_rows;            /* device [max_batch]: of prompts' logprobs */
-    uint32_t next_results;
-    uint32_t *mask, *host_mask; /* device [max_slots] rows; pinned [RESULTS], from the first on */
-    struct bt_cu_bias *bias;    /* device [max_slots][BT_CU_BIAS_MAX] */
-    uint32_t *known;            /* device: of host.ids; NULL: all ids have a token */
-    uint32_t *counts;           /* device [max_slots][vocab], of slots with penalties */
-    uint32_t *history;          /* device: tokens on their way into counts */
-    float *adjusted;            /* device [max_slots][vocab] */
-    uint32_t *pending;          /* [max_slots] last tokens of a slot that only the device knows */
-    bool host_only;             /* every token is drawn on the host: see draw_check.c */
-    float *host_logits;         /* pinned, grown when a row must be sampled here */
-    size_t cap_host_logits;
+    struct bt_cu_results results;
+    struct bt_cu_sampler sampler;
     cudaEvent_t **load_events; /* [host.n_flows][n_layers], of LOAD flows; NULL: not yet */
     cudaEvent_t layer_done;
     struct bt_list slabs; /* struct bt_cu_slab */
@@ -153,7 +173,8 @@ bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_
                             const uint32_t *tokens, uint32_t n, uint32_t n_prompt) BT_MUST_CHECK;
 bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to) BT_MUST_CHECK;
 bt_status_t bt_cu_draw_accept(struct bt_engine *e, uint32_t slot, uint32_t token) BT_MUST_CHECK;
-/* Draws n rows of place `at` of e->draws from e->logits into e->drawn. mask: device, or NULL. */
+/* Draws n rows of place `at` of e->results.draws from e->act.logits into e->results.drawn. mask:
+ * device, or NULL. */
 bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n,
                             const uint32_t *mask) BT_MUST_CHECK;
 /* Before the first slot: sets host_only if the device's draws are not the host's. */

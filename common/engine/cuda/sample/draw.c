@@ -22,19 +22,24 @@ bt_status_t bt_cu_draw_open(struct bt_engine *e)
     size_t n = e->host.info.max_slots, vocab = e->host.info.vocab;
     bt_list_init(&e->work);
     bt_list_init(&e->idle);
-    e->pending = bt_calloc(n, sizeof(*e->pending));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->mask, n * mask_words(e) * sizeof(*e->mask)));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->bias, n * BT_CU_BIAS_MAX * sizeof(*e->bias)));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->counts, n * vocab * sizeof(*e->counts)));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->adjusted, n * vocab * sizeof(*e->adjusted)));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->history, HISTORY * sizeof(*e->history)));
-    BT_CU_TRY(e, cudaMallocHost((void **)&e->draws, BT_CU_RESULTS * n * sizeof(*e->draws)));
-    BT_CU_TRY(e, cudaMallocHost((void **)&e->drawn, BT_CU_RESULTS * n * sizeof(*e->drawn)));
+    e->sampler.pending = bt_calloc(n, sizeof(*e->sampler.pending));
+    BT_CU_TRY(e,
+              cudaMalloc((void **)&e->sampler.mask, n * mask_words(e) * sizeof(*e->sampler.mask)));
+    BT_CU_TRY(e,
+              cudaMalloc((void **)&e->sampler.bias, n * BT_CU_BIAS_MAX * sizeof(*e->sampler.bias)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->sampler.counts, n * vocab * sizeof(*e->sampler.counts)));
+    BT_CU_TRY(e,
+              cudaMalloc((void **)&e->sampler.adjusted, n * vocab * sizeof(*e->sampler.adjusted)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->sampler.history, HISTORY * sizeof(*e->sampler.history)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->results.draws,
+                                BT_CU_RESULTS * n * sizeof(*e->results.draws)));
+    BT_CU_TRY(e, cudaMallocHost((void **)&e->results.drawn,
+                                BT_CU_RESULTS * n * sizeof(*e->results.drawn)));
     if (e->host.ids.known) {
-        size_t bytes = mask_words(e) * sizeof(*e->known);
-        BT_CU_TRY(e, cudaMalloc((void **)&e->known, bytes));
-        BT_CU_TRY(e, cudaMemcpyAsync(e->known, e->host.ids.known, bytes, cudaMemcpyHostToDevice,
-                                     e->compute));
+        size_t bytes = mask_words(e) * sizeof(*e->sampler.known);
+        BT_CU_TRY(e, cudaMalloc((void **)&e->sampler.known, bytes));
+        BT_CU_TRY(e, cudaMemcpyAsync(e->sampler.known, e->host.ids.known, bytes,
+                                     cudaMemcpyHostToDevice, e->compute));
     }
     return BT_OK;
 }
@@ -56,12 +61,14 @@ void bt_cu_draw_close(struct bt_engine *e)
 {
     work_free(&e->work);
     work_free(&e->idle);
-    free(e->pending);
-    void *device[] = {e->mask, e->known, e->bias, e->counts, e->adjusted, e->history};
+    free(e->sampler.pending);
+    void *device[] = {e->sampler.mask,   e->sampler.known,    e->sampler.bias,
+                      e->sampler.counts, e->sampler.adjusted, e->sampler.history};
     for (size_t i = 0; i < BT_ARRAY_LEN(device); i++) {
         cudaFree(device[i]);
     }
-    void *host[] = {e->draws, e->drawn, e->host_mask, e->host_logits};
+    void *host[] = {e->results.draws, e->results.drawn, e->sampler.host_mask,
+                    e->sampler.host_logits};
     for (size_t i = 0; i < BT_ARRAY_LEN(host); i++) {
         cudaFreeHost(host[i]);
     }
@@ -114,7 +121,7 @@ static void accept(struct bt_engine *e, uint32_t slot, const struct bt_engine_ou
 /* The tokens got their places in their sequences when the draw was enqueued. */
 static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
 {
-    const struct bt_cu_drawn *d = e->drawn + (size_t)w->results * e->host.info.max_slots;
+    const struct bt_cu_drawn *d = e->results.drawn + (size_t)w->results * e->host.info.max_slots;
     bt_host_ticket_outs(w->t, w->n);
     for (uint32_t i = 0; i < w->n; i++) {
         struct bt_engine_out *o = &w->t->out[i];
@@ -130,7 +137,7 @@ static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
             if (w->samples[i].row < s->n_tokens) {
                 s->tokens[w->samples[i].row] = o->token;
             }
-            e->pending[o->slot]--;
+            e->sampler.pending[o->slot]--;
         }
     }
 }
@@ -148,7 +155,7 @@ static void finish_host_sample(struct bt_engine *e, struct bt_cu_work *w)
         if (!s->open) {
             continue;
         }
-        memcpy(row_logits, e->host_logits + want->row * vocab, vocab * sizeof(*row_logits));
+        memcpy(row_logits, e->sampler.host_logits + want->row * vocab, vocab * sizeof(*row_logits));
         const struct bt_sampler_row row = {
             .logits = row_logits,
             .params = &s->params,
@@ -206,20 +213,20 @@ bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_
         for (uint32_t i = 0; i < p->n_bias; i++) {
             b[i] = (struct bt_cu_bias){p->bias_ids[i], p->bias[i]};
         }
-        BT_CU_TRY(e, cudaMemcpyAsync(e->bias + (size_t)slot * BT_CU_BIAS_MAX, b,
+        BT_CU_TRY(e, cudaMemcpyAsync(e->sampler.bias + (size_t)slot * BT_CU_BIAS_MAX, b,
                                      p->n_bias * sizeof(b[0]), cudaMemcpyHostToDevice, e->compute));
     }
     if (!bt_cu_penalizes(p)) {
         return BT_OK;
     }
-    uint32_t *counts = e->counts + slot * vocab;
+    uint32_t *counts = e->sampler.counts + slot * vocab;
     BT_CU_TRY(e, cudaMemsetAsync(counts, 0, vocab * sizeof(*counts), e->compute));
     for (uint32_t at = 0; at < n; at += HISTORY) {
         uint32_t m = BT_MIN(n - at, HISTORY), prompt = n_prompt > at ? n_prompt - at : 0;
-        BT_CU_TRY(e, cudaMemcpyAsync(e->history, tokens + at, m * sizeof(*tokens),
+        BT_CU_TRY(e, cudaMemcpyAsync(e->sampler.history, tokens + at, m * sizeof(*tokens),
                                      cudaMemcpyHostToDevice, e->compute));
-        BT_CU_TRY(e, bt_cu_sample_count(counts, (uint32_t)vocab, e->history, m, BT_MIN(prompt, m),
-                                        e->compute));
+        BT_CU_TRY(e, bt_cu_sample_count(counts, (uint32_t)vocab, e->sampler.history, m,
+                                        BT_MIN(prompt, m), e->compute));
     }
     return BT_OK;
 }
@@ -229,15 +236,15 @@ bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to)
     const struct bt_engine_params *p = &e->host.slots[to].params;
     size_t vocab = e->host.info.vocab;
     if (p->n_bias) {
-        BT_CU_TRY(e, cudaMemcpyAsync(e->bias + (size_t)to * BT_CU_BIAS_MAX,
-                                     e->bias + (size_t)from * BT_CU_BIAS_MAX,
-                                     p->n_bias * sizeof(*e->bias), cudaMemcpyDeviceToDevice,
+        BT_CU_TRY(e, cudaMemcpyAsync(e->sampler.bias + (size_t)to * BT_CU_BIAS_MAX,
+                                     e->sampler.bias + (size_t)from * BT_CU_BIAS_MAX,
+                                     p->n_bias * sizeof(*e->sampler.bias), cudaMemcpyDeviceToDevice,
                                      e->compute));
     }
     if (bt_cu_penalizes(p)) {
-        BT_CU_TRY(e, cudaMemcpyAsync(e->counts + to * vocab, e->counts + from * vocab,
-                                     vocab * sizeof(*e->counts), cudaMemcpyDeviceToDevice,
-                                     e->compute));
+        BT_CU_TRY(e, cudaMemcpyAsync(
+                         e->sampler.counts + to * vocab, e->sampler.counts + from * vocab,
+                         vocab * sizeof(*e->sampler.counts), cudaMemcpyDeviceToDevice, e->compute));
     }
     return BT_OK;
 }
@@ -245,8 +252,8 @@ bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to)
 bt_status_t bt_cu_draw_accept(struct bt_engine *e, uint32_t slot, uint32_t token)
 {
     if (bt_cu_penalizes(&e->host.slots[slot].params)) {
-        BT_CU_TRY(e, bt_cu_sample_count_one(e->counts + (size_t)slot * e->host.info.vocab, token,
-                                            e->compute));
+        BT_CU_TRY(e, bt_cu_sample_count_one(e->sampler.counts + (size_t)slot * e->host.info.vocab,
+                                            token, e->compute));
     }
     return BT_OK;
 }
@@ -294,23 +301,23 @@ static void take_places(struct bt_engine *e, struct bt_cu_work *w)
         if (s->n_tokens < e->host.info.max_model_len) {
             s->tokens[s->n_tokens++] = 0;
         }
-        e->pending[w->samples[i].slot]++;
+        e->sampler.pending[w->samples[i].slot]++;
     }
 }
 
 bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const uint32_t *mask)
 {
     size_t first = (size_t)at * e->host.info.max_slots;
-    const struct bt_cu_sampling a = {.logits = e->logits,
-                                     .draws = e->draws + first,
+    const struct bt_cu_sampling a = {.logits = e->act.logits,
+                                     .draws = e->results.draws + first,
                                      .mask = mask,
-                                     .bias = e->bias,
-                                     .counts = e->counts,
-                                     .adjusted = e->adjusted,
-                                     .out = e->drawn + first,
+                                     .bias = e->sampler.bias,
+                                     .counts = e->sampler.counts,
+                                     .adjusted = e->sampler.adjusted,
+                                     .out = e->results.drawn + first,
                                      .last_token = e->last_token,
                                      .vocab = e->host.info.vocab,
-                                     .known = e->known,
+                                     .known = e->sampler.known,
                                      .n_known = e->host.ids.n,
                                      .end_known = e->host.ids.end};
     BT_CU_TRY(e, bt_cu_sample_rows(&a, n, e->compute));
@@ -321,19 +328,20 @@ bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const 
 static bt_status_t send_mask(struct bt_engine *e, const uint32_t *mask, uint32_t rows, size_t at)
 {
     size_t all = e->host.info.max_slots * mask_words(e), n = rows * mask_words(e);
-    if (!e->host_mask) {
-        BT_CU_TRY(e, cudaMallocHost((void **)&e->host_mask, BT_CU_RESULTS * all * sizeof(*mask)));
+    if (!e->sampler.host_mask) {
+        BT_CU_TRY(
+            e, cudaMallocHost((void **)&e->sampler.host_mask, BT_CU_RESULTS * all * sizeof(*mask)));
     }
-    memcpy(e->host_mask + at * all, mask, n * sizeof(*mask));
-    BT_CU_TRY(e, cudaMemcpyAsync(e->mask, e->host_mask + at * all, n * sizeof(*mask),
-                                 cudaMemcpyHostToDevice, e->compute));
+    memcpy(e->sampler.host_mask + at * all, mask, n * sizeof(*mask));
+    BT_CU_TRY(e, cudaMemcpyAsync(e->sampler.mask, e->sampler.host_mask + at * all,
+                                 n * sizeof(*mask), cudaMemcpyHostToDevice, e->compute));
     return BT_OK;
 }
 
 static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_ticket *f,
                                   const uint32_t *mask, struct bt_host_ticket *t)
 {
-    size_t max = e->host.info.max_slots, at = e->next_results++ % BT_CU_RESULTS;
+    size_t max = e->host.info.max_slots, at = e->results.next++ % BT_CU_RESULTS;
     struct bt_list *l;
     bt_list_for_each (l, &e->work) { /* its place in the ring must be free */
         struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
@@ -342,7 +350,7 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
             break;
         }
     }
-    struct bt_cu_draw *d = e->draws + at * max;
+    struct bt_cu_draw *d = e->results.draws + at * max;
     for (uint32_t i = 0; i < f->n_sample; i++) {
         const struct bt_host_sample *s = &f->samples[i];
         const struct bt_host_slot *slot = &e->host.slots[s->slot];
@@ -355,7 +363,7 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
         if (sent != BT_OK) {
             return sent;
         }
-        sent = bt_cu_draw_rows(e, (uint32_t)at, n, mask ? e->mask : NULL);
+        sent = bt_cu_draw_rows(e, (uint32_t)at, n, mask ? e->sampler.mask : NULL);
         if (sent != BT_OK) {
             return sent;
         }
@@ -375,14 +383,14 @@ static bt_status_t draw_on_host(struct bt_engine *e, const struct bt_host_ticket
 {
     size_t vocab = e->host.info.vocab, n = f->n_rows * vocab;
     bt_cu_work_advance(e, true); /* earlier samples use the same memory */
-    if (n > e->cap_host_logits) {
-        cudaFreeHost(e->host_logits);
-        e->host_logits = NULL;
-        BT_CU_TRY(e, cudaMallocHost((void **)&e->host_logits, n * sizeof(float)));
-        e->cap_host_logits = n;
+    if (n > e->sampler.cap_host_logits) {
+        cudaFreeHost(e->sampler.host_logits);
+        e->sampler.host_logits = NULL;
+        BT_CU_TRY(e, cudaMallocHost((void **)&e->sampler.host_logits, n * sizeof(float)));
+        e->sampler.cap_host_logits = n;
     }
     if (n) {
-        BT_CU_TRY(e, cudaMemcpyAsync(e->host_logits, e->logits, n * sizeof(float),
+        BT_CU_TRY(e, cudaMemcpyAsync(e->sampler.host_logits, e->act.logits, n * sizeof(float),
                                      cudaMemcpyDeviceToHost, e->compute));
     }
     struct bt_cu_work *w;
@@ -413,7 +421,8 @@ bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint
     f->sampled = true;
     *out_p = t->id;
     bt_cu_range_push("sample", f->n_sample);
-    bt_status_t st = e->host_only ? draw_on_host(e, f, mask, t) : draw_on_device(e, f, mask, t);
+    bt_status_t st =
+        e->sampler.host_only ? draw_on_host(e, f, mask, t) : draw_on_device(e, f, mask, t);
     bt_cu_range_pop();
     if (st != BT_OK) { /* the device failed: the ticket says so */
         bt_host_ticket_done(&e->host, t, st);

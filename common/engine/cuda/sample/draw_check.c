@@ -72,13 +72,13 @@ static bt_status_t trial(struct bt_engine *e, uint32_t n, float *logits, bool *s
         logits[i] = (float)((x >> 16 & 0xfff) + (x >> 28 & 0xfff) + (x >> 40 & 0xfff) + (x >> 52)) *
                     (1.0f / 512);
     }
-    e->draws[0] = bt_cu_draw_make(&p, 0, 0, HISTORY, HISTORY / 2);
+    e->results.draws[0] = bt_cu_draw_make(&p, 0, 0, HISTORY, HISTORY / 2);
     bt_status_t st = bt_cu_draw_slot(e, 0, &p, tokens, HISTORY, HISTORY / 2);
     if (st != BT_OK) {
         return st;
     }
-    BT_CU_TRY(e, cudaMemcpyAsync(e->logits, logits, vocab * sizeof(*logits), cudaMemcpyHostToDevice,
-                                 e->compute));
+    BT_CU_TRY(e, cudaMemcpyAsync(e->act.logits, logits, vocab * sizeof(*logits),
+                                 cudaMemcpyHostToDevice, e->compute));
     st = bt_cu_draw_rows(e, 0, 1, NULL);
     if (st != BT_OK) {
         return st;
@@ -93,7 +93,7 @@ static bt_status_t trial(struct bt_engine *e, uint32_t n, float *logits, bool *s
                                        .known = e->host.ids.known};
     struct bt_engine_out want = {0};
     bt_sampler_run(e->host.sampler, &row, &want);
-    *same_p = agree(&e->drawn[0], &want);
+    *same_p = agree(&e->results.drawn[0], &want);
     return BT_OK;
 }
 
@@ -108,8 +108,8 @@ bt_status_t bt_cu_draw_check(struct bt_engine *e)
         differ += !same;
     }
     free(logits);
-    e->host_only = differ > 1;
-    if (st == BT_OK && e->host_only) {
+    e->sampler.host_only = differ > 1;
+    if (st == BT_OK && e->sampler.host_only) {
         BT_WARN("engine_draws_differ", "engine=cuda differ=%u of=%zu remedy=%s", differ,
                 BT_ARRAY_LEN(trials),
                 "the device's sampler does not agree with the host's: tokens are drawn on the "

@@ -21,7 +21,7 @@ static bt_status_t tune_layer(struct bt_engine *e, const struct tuning *t, uint3
     for (int p = 0; p < 4; p++) {
         uint32_t n = t->of.n[p], k = t->of.k[p];
         if (!bt_cu_gemv_fits(m, n, k)) {
-            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, t->w[p], t->layers, e->a, t->of.y[p], m, n, k,
+            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, t->w[p], t->layers, e->act.a, t->of.y[p], m, n, k,
                                          p == 2, p % 2 == 1, proposals, e->compute));
         }
     }
@@ -33,8 +33,8 @@ static bt_status_t tune_head(struct bt_engine *e, uint32_t m)
     const struct bt_model_config *c = &e->model.config;
     const void *head = e->model.lm_head;
     if (!bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
-        BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->a, e->logits, m, c->vocab, c->hidden,
-                                     false, false, BT_CU_GEMM_PROPOSALS, e->compute));
+        BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->act.a, e->act.logits, m, c->vocab,
+                                     c->hidden, false, false, BT_CU_GEMM_PROPOSALS, e->compute));
     }
     return BT_OK;
 }
@@ -57,7 +57,7 @@ static bt_status_t tune(struct bt_engine *e)
     uint32_t most = e->host.info.max_rows, rows = BT_MAX(most, e->max_batch);
     uint32_t graphs = BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
     size_t in = (size_t)rows * BT_MAX(c->hidden, c->intermediate);
-    BT_CU_TRY(e, bt_cu_dummy_bf16(e->a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
+    BT_CU_TRY(e, bt_cu_dummy_bf16(e->act.a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
     bt_status_t st = BT_OK;
     for (uint32_t m = 1; st == BT_OK && m <= graphs; m *= 2) {
         st = tune_layer(e, &t, m, BT_CU_GEMM_PROPOSALS);
@@ -84,12 +84,12 @@ static bt_status_t meet(struct bt_engine *e)
             if (bt_cu_gemv_fits(m, l.n[p], l.k[p])) {
                 continue;
             }
-            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[p], e->a, l.y[p], m, l.n[p], l.k[p], p == 2,
+            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[p], e->act.a, l.y[p], m, l.n[p], l.k[p], p == 2,
                                         p % 2 == 1, e->compute));
         }
         if (m <= e->max_batch && !bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
-            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head, e->a, e->logits, m, c->vocab,
-                                        c->hidden, false, false, e->compute));
+            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head, e->act.a, e->act.logits, m,
+                                        c->vocab, c->hidden, false, false, e->compute));
         }
     }
     return BT_OK;
@@ -108,12 +108,13 @@ static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
         const struct bt_cu_layer *y = &e->model.layers[i];
         const float *norm[3] = {y->norm_attn, y->norm_attn, y->norm_mlp};
         for (int p = 0; p < 3; p++) {
-            BT_CU_TRY(e,
-                      bt_cu_norm(e->x, NULL, norm[p], m, c->hidden, c->norm_eps, e->a, e->compute));
-            bt_status_t st =
-                p == 0   ? bt_cu_product(e, y->qkv, e->a, e->qkv, m, l.n[0], l.k[0], false, false)
-                : p == 1 ? bt_cu_product(e, y->o, e->o, e->x, m, l.n[1], l.k[1], false, true)
-                         : bt_cu_mlp(e, y, m);
+            BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, norm[p], m, c->hidden, c->norm_eps, e->act.a,
+                                    e->compute));
+            bt_status_t st = p == 0   ? bt_cu_product(e, y->qkv, e->act.a, e->act.qkv, m, l.n[0],
+                                                      l.k[0], false, false)
+                             : p == 1 ? bt_cu_product(e, y->o, e->act.o, e->act.x, m, l.n[1],
+                                                      l.k[1], false, true)
+                                      : bt_cu_mlp(e, y, m);
             if (st != BT_OK) {
                 return st;
             }
@@ -221,9 +222,9 @@ static bt_status_t choose_ways(struct bt_engine *e)
     const struct bt_cu_products l = bt_cu_layer_products(e);
     uint32_t most = BT_MIN(e->max_batch, (uint32_t)BT_CU_SKINNY_ROWS);
     cudaEvent_t ev[2] = {0};
-    BT_CU_TRY(e, bt_cu_dummy_bf16(e->x, (size_t)most * c->hidden * 2, 1.0f, 2, e->compute));
-    BT_CU_TRY(e,
-              bt_cu_dummy_bf16(e->o, (size_t)most * c->heads * c->head_dim, 1.0f, 3, e->compute));
+    BT_CU_TRY(e, bt_cu_dummy_bf16(e->act.x, (size_t)most * c->hidden * 2, 1.0f, 2, e->compute));
+    BT_CU_TRY(
+        e, bt_cu_dummy_bf16(e->act.o, (size_t)most * c->heads * c->head_dim, 1.0f, 3, e->compute));
     BT_CU_TRY(e, cudaEventCreate(&ev[0]));
     cudaError_t ce = cudaEventCreate(&ev[1]);
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event");
@@ -254,7 +255,7 @@ bt_status_t bt_cu_choose_products(struct bt_engine *e)
 static bt_status_t trial_qkv(struct bt_engine *e, uint32_t m)
 {
     const struct bt_cu_layout l = bt_cu_lay_out(e->host.info.max_rows, 0, 0, 0, 0);
-    const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+    const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
     bt_status_t st = BT_OK;
     for (uint32_t i = 0; st == BT_OK && i < BT_MIN(e->model.config.layers, TRIAL_LAYERS); i++) {
         st = bt_cu_qkv(e, &e->model.layers[i], m, &in, 0);
@@ -267,8 +268,8 @@ static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
     const struct bt_model_config *c = &e->model.config;
     for (uint32_t i = 0; st == BT_OK && i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
-        BT_CU_TRY(e,
-                  bt_cu_norm(e->x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->a, e->compute));
+        BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->act.a,
+                                e->compute));
         st = bt_cu_mlp(e, y, m);
     }
     return st;
@@ -331,7 +332,7 @@ static cudaError_t trial_inputs(struct bt_engine *e)
     const struct bt_model_config *c = &e->model.config;
     uint32_t rows = e->host.info.max_rows, *pos = bt_malloc(rows * sizeof(*pos));
     const struct bt_cu_layout l = bt_cu_lay_out(rows, 0, 0, 0, 0);
-    const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+    const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
     for (uint32_t i = 0; i < rows; i++) {
         pos[i] = i % c->max_model_len;
     }
@@ -340,9 +341,9 @@ static cudaError_t trial_inputs(struct bt_engine *e)
     free(pos);
     size_t wide = BT_MAX(c->hidden, c->intermediate);
     ce = ce == cudaSuccess
-             ? bt_cu_dummy_bf16(e->x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
+             ? bt_cu_dummy_bf16(e->act.x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
              : ce;
-    return ce == cudaSuccess ? bt_cu_dummy_bf16(e->a, rows * wide, 1.0f, 4, e->compute) : ce;
+    return ce == cudaSuccess ? bt_cu_dummy_bf16(e->act.a, rows * wide, 1.0f, 4, e->compute) : ce;
 }
 
 bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)

@@ -49,9 +49,9 @@ static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uin
 {
     const struct bt_host_slot *s = &e->host.slots[row->slot];
     uint32_t pos = bt_host_row_pos(&e->host, row);
-    in->ids[at] = row->tokens             ? (int32_t)row->tokens[0]
-                  : e->pending[row->slot] ? BT_CU_ID_LAST
-                                          : (int32_t)s->tokens[s->n_tokens - 1];
+    in->ids[at] = row->tokens                     ? (int32_t)row->tokens[0]
+                  : e->sampler.pending[row->slot] ? BT_CU_ID_LAST
+                                                  : (int32_t)s->tokens[s->n_tokens - 1];
     in->pos[at] = (int32_t)pos;
     in->slots[at] = (int32_t)row->slot;
     in->lens[at] = (int32_t)pos + 1;

@@ -10,7 +10,7 @@ struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e)
     return (struct bt_cu_products){
         .n = {q + 2 * c->kv_heads * c->head_dim, c->hidden, 2 * c->intermediate, c->hidden},
         .k = {c->hidden, q, c->hidden, c->intermediate},
-        .y = {e->qkv, e->x, e->gu, e->x}};
+        .y = {e->act.qkv, e->act.x, e->act.gu, e->act.x}};
 }
 
 bt_status_t bt_cu_product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
@@ -34,20 +34,20 @@ static bool takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t
                                  : n >= e->wide_from[what];
 }
 
-/* a -> queries in e->q, keys and values in their pages */
+/* a -> queries in e->act.q, keys and values in their pages */
 bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n,
                       const struct bt_cu_inputs *in, uint32_t layer_row)
 {
     const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_append a = {.qkv = e->qkv,
+    const struct bt_cu_append a = {.qkv = e->act.qkv,
                                    .bias = y->qkv_bias,
                                    .q_norm = y->q_norm,
                                    .k_norm = y->k_norm,
-                                   .rope = e->rope,
+                                   .rope = e->act.rope,
                                    .pos = in->pos,
                                    .slots = in->slots,
                                    .table = e->table,
-                                   .q = e->q,
+                                   .q = e->act.q,
                                    .pool = e->kv,
                                    .e4m3 = e->e4m3,
                                    .scale_row = e->pool.scale_row,
@@ -61,12 +61,12 @@ bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
                                    .table_stride = e->host.max_pages_of_slot,
                                    .eps = c->norm_eps};
     if (takes_wide(e, BT_CU_WIDE_QKV, n)) {
-        BT_CU_TRY(e, bt_cu_wide_append(y->qkv, e->a, c->hidden, &a, e->compute));
+        BT_CU_TRY(e, bt_cu_wide_append(y->qkv, e->act.a, c->hidden, &a, e->compute));
         return BT_OK;
     }
     bt_status_t st =
-        bt_cu_product(e, y->qkv, e->a, e->qkv, n, (c->heads + 2 * c->kv_heads) * c->head_dim,
-                      c->hidden, false, false);
+        bt_cu_product(e, y->qkv, e->act.a, e->act.qkv, n,
+                      (c->heads + 2 * c->kv_heads) * c->head_dim, c->hidden, false, false);
     if (st == BT_OK) {
         BT_CU_TRY(e, bt_cu_append(&a, e->compute));
     }
@@ -79,32 +79,33 @@ bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
     const struct bt_model_config *c = &e->model.config;
     uint32_t wide = 2 * c->intermediate;
     int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, BT_CU_SKINNY_SWIGLU);
-    void *h = e->a;
+    void *h = e->act.a;
     if (takes_wide(e, BT_CU_WIDE_GATE_UP, n)) {
-        h = e->gu;
-        BT_CU_TRY(e, bt_cu_wide_swiglu(y->gate_up, e->a, h, n, wide, c->hidden, e->compute));
+        h = e->act.gu;
+        BT_CU_TRY(e, bt_cu_wide_swiglu(y->gate_up, e->act.a, h, n, wide, c->hidden, e->compute));
     } else if (way >= 0) {
-        h = e->gu;
-        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, y->gate_up, e->a, h, n, wide, c->hidden,
+        h = e->act.gu;
+        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, y->gate_up, e->act.a, h, n, wide, c->hidden,
                                   BT_CU_SKINNY_SWIGLU, e->compute));
     } else if (bt_cu_gemv_fits(n, wide, c->hidden)) {
-        h = e->gu;
-        BT_CU_TRY(e, bt_cu_gemv_swiglu(y->gate_up, e->a, h, n, wide, c->hidden, e->compute));
+        h = e->act.gu;
+        BT_CU_TRY(e, bt_cu_gemv_swiglu(y->gate_up, e->act.a, h, n, wide, c->hidden, e->compute));
     } else {
-        bt_status_t st = bt_cu_product(e, y->gate_up, e->a, e->gu, n, wide, c->hidden, true, false);
+        bt_status_t st =
+            bt_cu_product(e, y->gate_up, e->act.a, e->act.gu, n, wide, c->hidden, true, false);
         if (st != BT_OK) {
             return st;
         }
-        BT_CU_TRY(e, bt_cu_swiglu(e->gu, n, c->intermediate, h, e->compute));
+        BT_CU_TRY(e, bt_cu_swiglu(e->act.gu, n, c->intermediate, h, e->compute));
     }
-    return bt_cu_product(e, y->down, h, e->x, n, c->hidden, c->intermediate, false, true);
+    return bt_cu_product(e, y->down, h, e->act.x, n, c->hidden, c->intermediate, false, true);
 }
 
 bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n)
 {
     const struct bt_model_config *c = &e->model.config;
-    BT_CU_TRY(e,
-              bt_cu_norm(e->x, rows, e->model.norm, n, c->hidden, c->norm_eps, e->a, e->compute));
-    return bt_cu_product(e, e->model.lm_head, e->a, e->logits, n, c->vocab, c->hidden, false,
-                         false);
+    BT_CU_TRY(e, bt_cu_norm(e->act.x, rows, e->model.norm, n, c->hidden, c->norm_eps, e->act.a,
+                            e->compute));
+    return bt_cu_product(e, e->model.lm_head, e->act.a, e->act.logits, n, c->vocab, c->hidden,
+                         false, false);
 }

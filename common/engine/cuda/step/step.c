@@ -36,7 +36,7 @@ static cudaError_t fill_rope(struct bt_engine *e)
         }
     }
     cudaError_t err =
-        cudaMemcpy(e->rope, cs, (size_t)c->max_model_len * d * 4, cudaMemcpyHostToDevice);
+        cudaMemcpy(e->act.rope, cs, (size_t)c->max_model_len * d * 4, cudaMemcpyHostToDevice);
     free(inv);
     free(cs);
     return err;
@@ -44,16 +44,17 @@ static cudaError_t fill_rope(struct bt_engine *e)
 
 void bt_cu_step_close(struct bt_engine *e)
 {
-    void *all[] = {e->step, e->rope, e->x,      e->qkv,   e->q,          e->o,
-                   e->a,    e->gu,   e->logits, e->table, e->last_token, e->out_rows};
+    void *all[] = {e->inputs.step, e->act.rope, e->act.x,      e->act.qkv,
+                   e->act.q,       e->act.o,    e->act.a,      e->act.gu,
+                   e->act.logits,  e->table,    e->last_token, e->results.prompt_rows};
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         cudaFree(all[i]);
     }
     free(e->groups);
     for (int i = 0; i < BT_CU_STAGING; i++) {
-        cudaFreeHost(e->staging[i].host);
-        if (e->staging[i].sent) {
-            cudaEventDestroy(e->staging[i].sent);
+        cudaFreeHost(e->inputs.staging[i].host);
+        if (e->inputs.staging[i].sent) {
+            cudaEventDestroy(e->inputs.staging[i].sent);
         }
     }
     for (uint32_t i = 0; i < BT_CU_BUCKETS; i++) {
@@ -77,20 +78,20 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     for (int i = 0; i < BT_CU_WIDES; i++) {
         e->wide_from[i] = UINT32_MAX;
     }
-    e->step_bytes = all.bytes;
+    e->inputs.step_bytes = all.bytes;
     e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
-    e->step = take(all.bytes, &ce);
-    e->rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
-    e->x = take(rows * c->hidden * 4, &ce);
-    e->qkv = take(rows * qkv * 4, &ce);
-    e->q = take(rows * q * 2, &ce);
-    e->o = take(rows * q * 2, &ce);
-    e->a = take(rows * BT_MAX(c->hidden, c->intermediate) * 2, &ce);
-    e->gu = take(rows * 2 * c->intermediate * 2, &ce);
-    e->logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
+    e->inputs.step = take(all.bytes, &ce);
+    e->act.rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
+    e->act.x = take(rows * c->hidden * 4, &ce);
+    e->act.qkv = take(rows * qkv * 4, &ce);
+    e->act.q = take(rows * q * 2, &ce);
+    e->act.o = take(rows * q * 2, &ce);
+    e->act.a = take(rows * BT_MAX(c->hidden, c->intermediate) * 2, &ce);
+    e->act.gu = take(rows * 2 * c->intermediate * 2, &ce);
+    e->act.logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
     e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
     e->last_token = take(info->max_slots * 4, &ce);
-    e->out_rows = take(e->max_batch * 4, &ce);
+    e->results.prompt_rows = take(e->max_batch * 4, &ce);
     if (ce == cudaSuccess) {
         ce = cudaMemset(e->table, 0, (size_t)info->max_slots * e->host.max_pages_of_slot * 4);
     }
@@ -98,9 +99,9 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
         ce = fill_rope(e);
     }
     for (int i = 0; ce == cudaSuccess && i < BT_CU_STAGING; i++) {
-        ce = cudaMallocHost((void **)&e->staging[i].host, all.bytes);
+        ce = cudaMallocHost((void **)&e->inputs.staging[i].host, all.bytes);
         if (ce == cudaSuccess) {
-            ce = cudaEventCreateWithFlags(&e->staging[i].sent, cudaEventDisableTiming);
+            ce = cudaEventCreateWithFlags(&e->inputs.staging[i].sent, cudaEventDisableTiming);
         }
     }
     if (ce != cudaSuccess) {
@@ -125,14 +126,14 @@ static bt_status_t attention(struct bt_engine *e, const struct bt_cu_layout *l,
     const struct bt_model_config *c = &e->model.config;
     uint32_t q = c->heads * c->head_dim, stride = e->host.max_pages_of_slot;
     if (l->singles) {
-        const struct bt_attn_decode d = {e->q,     e->o,      q,        q,      l->singles,
+        const struct bt_attn_decode d = {e->act.q, e->act.o,  q,        q,      l->singles,
                                          in->lens, in->slots, e->table, stride, true};
         BT_CU_TRY(e, bt_attn_decode(e->attn, &d, layer_row, e->compute));
     }
     for (uint32_t i = 0; l->items && i < e->n_groups; i++) {
         const struct bt_cu_group *g = &e->groups[i];
-        struct bt_attn_prefill f = {.q = e->q,
-                                    .out = e->o,
+        struct bt_attn_prefill f = {.q = e->act.q,
+                                    .out = e->act.o,
                                     .q_stride = q,
                                     .out_stride = q,
                                     .rows = l->tokens,
@@ -167,15 +168,18 @@ static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *
     if (st != BT_OK) {
         return st;
     }
-    BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_attn, n, c->hidden, c->norm_eps, e->a, e->compute));
+    BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, n, c->hidden, c->norm_eps, e->act.a,
+                            e->compute));
     st = bt_cu_qkv(e, y, n, in, kv_row);
     st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
     st = st == BT_OK ? attention(e, l, in, kv_row) : st;
-    st = st == BT_OK ? bt_cu_product(e, y->o, e->o, e->x, n, c->hidden, q, false, true) : st;
+    st =
+        st == BT_OK ? bt_cu_product(e, y->o, e->act.o, e->act.x, n, c->hidden, q, false, true) : st;
     if (st != BT_OK) {
         return st;
     }
-    BT_CU_TRY(e, bt_cu_norm(e->x, NULL, y->norm_mlp, n, c->hidden, c->norm_eps, e->a, e->compute));
+    BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_mlp, n, c->hidden, c->norm_eps, e->act.a,
+                            e->compute));
     return bt_cu_mlp(e, y, n);
 }
 
@@ -191,7 +195,7 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
     BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed, l->tokens,
-                             c->hidden, e->x, e->compute));
+                             c->hidden, e->act.x, e->compute));
     for (uint32_t i = 0; i < c->layers; i++) {
         bt_cu_range_push("layer", i);
         bt_status_t st = run_layer(e, b, l, in, i);
@@ -228,12 +232,12 @@ static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_b
             for (uint32_t i = 0; i < m; i++) {
                 rows[i] = (int32_t)(first + at + i);
             }
-            cudaError_t ce =
-                cudaMemcpyAsync(e->out_rows, rows, m * 4, cudaMemcpyHostToDevice, e->compute);
-            st = ce == cudaSuccess ? bt_cu_head(e, e->out_rows, m)
+            cudaError_t ce = cudaMemcpyAsync(e->results.prompt_rows, rows, m * 4,
+                                             cudaMemcpyHostToDevice, e->compute);
+            st = ce == cudaSuccess ? bt_cu_head(e, e->results.prompt_rows, m)
                                    : bt_cu_fail(e, ce, "prompt rows");
             if (st == BT_OK) {
-                ce = cudaMemcpyAsync(logits, e->logits, (size_t)m * vocab * 4,
+                ce = cudaMemcpyAsync(logits, e->act.logits, (size_t)m * vocab * 4,
                                      cudaMemcpyDeviceToHost, e->compute);
                 ce = ce == cudaSuccess ? cudaStreamSynchronize(e->compute) : ce;
                 st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "prompt logits");
@@ -272,7 +276,7 @@ static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
         return BT_OK;
     }
     struct bt_cu_layout l = bt_cu_lay_out(bucket, bucket, bucket, 0, 0);
-    struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+    struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
     cudaGraph_t g = NULL;
     BT_CU_TRY(e, cudaStreamBeginCapture(e->compute, cudaStreamCaptureModeThreadLocal));
     bt_status_t st = run_model(e, NULL, &l, &in);
@@ -300,7 +304,7 @@ static bool decode_only(const struct bt_engine *e, const struct bt_engine_batch 
 static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch *b,
                                const struct bt_cu_layout *l, struct bt_host_ticket *t)
 {
-    struct bt_cu_staging *s = &e->staging[e->next_staging++ % BT_CU_STAGING];
+    struct bt_cu_staging *s = &e->inputs.staging[e->inputs.next++ % BT_CU_STAGING];
     if (s->used) {
         BT_CU_TRY(e, cudaEventSynchronize(s->sent));
     }
@@ -308,10 +312,10 @@ static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch
     bt_cu_inputs_fill(e, b, l, &in, t);
     bt_cu_inputs_pad(l, &in, l->items ? l->singles : b->n_rows, t->n_rows);
     if (l->bytes <= FETCH_MAX) { /* between two kernels the copy engine takes 10 us longer */
-        BT_CU_TRY(e, bt_cu_fetch(s->host, e->step, l->bytes, e->compute));
+        BT_CU_TRY(e, bt_cu_fetch(s->host, e->inputs.step, l->bytes, e->compute));
     } else {
-        BT_CU_TRY(e,
-                  cudaMemcpyAsync(e->step, s->host, l->bytes, cudaMemcpyHostToDevice, e->compute));
+        BT_CU_TRY(e, cudaMemcpyAsync(e->inputs.step, s->host, l->bytes, cudaMemcpyHostToDevice,
+                                     e->compute));
     }
     BT_CU_TRY(e, cudaEventRecord(s->sent, e->compute));
     s->used = true;
@@ -348,7 +352,7 @@ static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b,
     } else {
         l = batch_layout(e, b, n_tokens);
         st = send_inputs(e, b, &l, t);
-        struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->step);
+        struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
         st = st == BT_OK ? run_model(e, b, &l, &in) : st;
         st = st == BT_OK ? prompt_logprobs(e, b, &l, t) : st;
         if (st == BT_OK && t->n_out && l.wanted) { /* they overwrote the sample's logits */

@@ -44,12 +44,12 @@ struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e);
 /* y[m][n] (+)= a[m][k] * w[n][k]^T; y f32, or bf16 if so said. */
 bt_status_t bt_cu_product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
                           uint32_t n, uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
-/* e->a -> queries in e->q, keys and values in their pages */
+/* e->act.a -> queries in e->act.q, keys and values in their pages */
 bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n,
                       const struct bt_cu_inputs *in, uint32_t layer_row) BT_MUST_CHECK;
-/* e->x += down(silu(gate(e->a)) * up(e->a)) */
+/* e->act.x += down(silu(gate(e->act.a)) * up(e->act.a)) */
 bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n) BT_MUST_CHECK;
-/* e->logits of rows (NULL: the first n) of e->x */
+/* e->act.logits of rows (NULL: the first n) of e->act.x */
 bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n) BT_MUST_CHECK;
 
 /* ---- choose.c: once, in this order ---- */
