@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "common/conf/conf_priv.h"
-#include "common/conf/daemon.h"
+#include "common/conf/secret.h"
 #include "common/log/last_words.h"
 
 #define SETS_MAX       256

@@ -4,8 +4,8 @@
 #ifndef BT_CONF_DAEMON_H
 #define BT_CONF_DAEMON_H
 
-#include "common/base/sha256.h"
 #include "common/conf/conf.h"
+#include "common/conf/secret.h"
 
 /* Exit statuses; systemd restarts after 1 and 4 only (deploy/systemd). */
 enum {
@@ -16,15 +16,6 @@ enum {
     BT_EXIT_DEVICE = 4   /* the device failed */
 };
 
-#define BT_SECRET_MAX 4096 /* bytes */
-
-struct bt_secret { /* of kv.salt_file */
-    uint8_t bytes[BT_SECRET_MAX];
-    size_t len;                /* 0: there is none */
-    uint8_t id[BT_SHA256_LEN]; /* SHA-256 of bytes: may be told, tells nothing */
-    size_t id_len;             /* 0 or BT_SHA256_LEN */
-};
-
 /* Starts the log as log.level and log.format say; again after a reload. daemon as in bt_log_init.
  */
 void bt_conf_log_start(const struct bt_conf_common *c, const char *daemon);
@@ -32,12 +23,7 @@ void bt_conf_log_start(const struct bt_conf_common *c, const char *daemon);
  * bt_conf_common. */
 void bt_conf_reload_all(const struct bt_conf_schema *schema, void *conf, const char *daemon);
 
-/* The secret in the file without white space at its end, which is an editor's. ERR_CONFIG: err says
- * which file and why: it cannot be read, does not hold 1 to BT_SECRET_MAX bytes, or is open to
- * everybody. The caller wipes it (explicit_bzero). */
-bt_status_t bt_conf_secret_read(const char *path, struct bt_secret *s_p, char *err,
-                                size_t err_cap) BT_MUST_CHECK;
-/* The same for kv.salt_file; without one there is none. False: the log says why. */
+/* Reads the secret of kv.salt_file; without that key there is none. False: the log says why. */
 bool bt_conf_secret(const struct bt_conf_common *c, struct bt_secret *s_p) BT_MUST_CHECK;
 /* Only its id: the bytes are wiped already. */
 bool bt_conf_secret_id(const struct bt_conf_common *c, struct bt_secret *s_p) BT_MUST_CHECK;
