@@ -1,4 +1,5 @@
-/* Command line, environment, file, defaults: who wins, and what a mistake is answered with. */
+/* Command line, environment, file and defaults: which one wins, and the message for each mistake.
+ */
 #include "common/conf/conf.h"
 
 #include <ctype.h>
@@ -21,10 +22,10 @@ struct args {
     size_t n_sets;
 };
 
-/* Of bt_conf_main, for bt_conf_reload. */
+/* Arguments of bt_conf_main; bt_conf_reload uses them again. */
 static char *last_file;
 static struct args last_args;
-static void *last_conf; /* as it was filled; daemons put names into theirs */
+static void *last_conf; /* a copy as the file gave it: daemons change names in theirs */
 
 const char *bt_conf_env(const char *name)
 {
@@ -212,7 +213,7 @@ static bool check_endpoints(char *const *list)
     return ok;
 }
 
-/* What is empty, cut or open to everybody must not be taken for a secret. */
+/* A file that is empty, too long or readable by everybody is no secret. */
 static bool check_secret(const char *key, const char *path)
 {
     struct bt_secret s;
@@ -349,7 +350,8 @@ static bool check_daemon(const struct bt_conf_schema *s, const void *conf)
     return false;
 }
 
-/* Defaults, file (NULL: none), environment, --set; then everything is checked. False: said why. */
+/* Sets defaults, file (NULL: none), environment and --set, then checks everything. False: a message
+ * on stderr says why. */
 static bool fill(const struct bt_conf_schema *s, const struct args *a, const char *file, void *conf)
 {
     memset(conf, 0, s->conf_size);
@@ -360,7 +362,7 @@ static bool fill(const struct bt_conf_schema *s, const struct args *a, const cha
         p.ok = false;
     }
     if (!whole) {
-        return false; /* what is missing may stand where it could not be read */
+        return false; /* a key that seems missing may be in the part that could not be read */
     }
     bt_conf_each(s, set_from_env, &p);
     if (!apply_sets(s, a, conf)) {
@@ -379,7 +381,7 @@ static bool fill(const struct bt_conf_schema *s, const struct args *a, const cha
 
 bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *conf, int *exit_code)
 {
-    bt_log_last_words(); /* of what libraries do while the file is read */
+    bt_log_last_words(); /* logs what libraries do to this process while the file is read */
     struct args a = {0};
     char path[256];
     memset(conf, 0, s->conf_size);

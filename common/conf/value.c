@@ -58,7 +58,7 @@ void bt_conf_unknown_text(const struct bt_conf_schema *s, const char *key, char 
 const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
 {
     const char *best = NULL;
-    unsigned best_d = 4; /* further away it is no spelling mistake */
+    unsigned best_d = 4; /* a larger distance is no spelling mistake */
     for (size_t t = 0; s->tables[t] != NULL; t++) {
         for (size_t i = 0; i < s->table_lens[t]; i++) {
             const char *k = s->tables[t][i].key, *last = strrchr(k, '.');

@@ -73,7 +73,7 @@ static bool is_section(const struct reader *r, const char *key)
     return false;
 }
 
-/* Row of the current key, complaining about unknown and repeated ones. */
+/* Finds the row of the current key. Unknown and repeated keys get a message. */
 static const struct bt_conf_row *row_here(struct reader *r, size_t line)
 {
     char key[DEPTH_MAX * 64];
@@ -169,7 +169,7 @@ static bool sequence(struct reader *r, size_t line)
     return alive;
 }
 
-/* Reads the pairs of a mapping whose start was consumed. */
+/* Reads the pairs of a mapping, from behind its start. */
 static bool mapping(struct reader *r)
 {
     if (r->depth == DEPTH_MAX) {

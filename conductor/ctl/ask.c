@@ -6,13 +6,15 @@
 #include "common/rpc/rpc.h"
 #include "conductor/ctl/ctl.h"
 
-#define DEADLINE_MS 10000 /* a conductor waits for etcd twice 3 s at most, and says so itself */
+#define DEADLINE_MS                                                                                \
+    10000 /* longer than a conductor waits for etcd (twice 3 s), so that its own message arrives   \
+           */
 
 /* Says on stderr why a call failed. */
 static void say_failure(const struct ctl *c, int code, const char *detail)
 {
     if (code == BT_GRPC_NOT_FOUND || code == BT_GRPC_FAILED_PRECONDITION ||
-        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's own words say it all */
+        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's message needs no addition */
         fprintf(stderr, "batonctl: %s\n", detail);
         return;
     }

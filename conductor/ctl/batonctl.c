@@ -268,7 +268,7 @@ static void role_cell(struct ctl_table *t, const Baton__AdminNode *n)
     }
 }
 
-/* Of steps with prompts beside rows: what is in force there. */
+/* The limits of steps with prompts beside rows that are in force at a worker. */
 static void mixed_cell(struct ctl_table *t, const Baton__MixedSteps *m)
 {
     if (m == NULL || !(m->step_ms > 0)) {
@@ -495,7 +495,7 @@ static int command(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct ctl *c);
-        const char *arg; /* what it wants to be told, NULL: nothing */
+        const char *arg; /* name of its argument; NULL: it takes none */
         const char *arg2;
     } commands[] = {
         {"status", cmd_status, NULL, NULL},     {"nodes", cmd_nodes, NULL, NULL},

@@ -12,7 +12,7 @@
 #include "conductor/ctl/ctl.h"
 #include "conductor/ctl/table.h"
 
-#define FILE_BYTES_MAX (8u << 20) /* what one gRPC message carries with room to spare */
+#define FILE_BYTES_MAX (8u << 20) /* well below the limit of a gRPC message */
 
 /* ---- options ---- */
 

@@ -13,7 +13,7 @@
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
 #define UNSENT_PART         4 /* of answers in memory: output that its clients have not taken */
-#define STRANGERS_PART      4 /* of all connections so many at most have not shown a key yet */
+#define STRANGERS_PART      4 /* a quarter of the connections may be without a key */
 
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
                                        429, 500, 503, 504, 0 /* others */};
@@ -151,7 +151,7 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
 struct route {
     const char *path; /* ends with '/': a prefix */
     bool post;
-    bool open;      /* no API key asked for: probes and scrapers */
+    bool open;      /* needs no API key: for probes and scrapers */
     bool generates; /* post: needs one of the key's generations (concurrency=) */
     void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 };
@@ -233,7 +233,7 @@ static bool check_method(struct bt_http_req *req, const struct route *r, struct 
                       allow);
 }
 
-/* What the header alone decides. False: e is the answer. */
+/* Decides what the header alone decides. False: e is the answer. */
 static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct route *r,
                        char tenant[33], struct front_error *e)
 {
@@ -264,8 +264,8 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
     return true;
 }
 
-/* Before a body is read, so that nobody without a key makes us buffer one. Who only asks for an
- * open route (/health) stays a stranger to the HTTP server. */
+/* Runs before a body is read, so that a client without a key cannot make us buffer one. A client of
+ * an open route (/health) still counts as one without an accepted request. */
 static bool on_head(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;
@@ -283,7 +283,8 @@ static bool on_head(void *arg, struct bt_http_req *req)
         front_respond_error(f, req, &e);
         return false;
     }
-    if (r->open) { /* answered at once: nobody without a key makes us keep the place of a body */
+    if (r->open) { /* answered at once: without a key, a client cannot make us reserve memory for a
+                      body */
         r->fn(f, req, NULL);
         return false;
     }
@@ -315,13 +316,13 @@ static void create_metrics(struct bt_front *f)
             snprintf(labels, sizeof(labels), "code=\"other\"");
         }
         f->m.by_code[i] = bt_metrics_counter(m, "baton_http_responses_total", labels,
-                                             "Answers of the front door by HTTP status.");
+                                             "HTTP responses by status.");
     }
     f->m.gone = bt_metrics_counter(m, "baton_http_disconnects_total", NULL,
                                    "Clients that left, or read too slowly, before their answer's "
                                    "end.");
     f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL,
-                                 "Generations whose client waits for more.");
+                                 "Generations whose client is still waiting.");
     f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
     f->m.unheard = bt_metrics_counter(
         m, "baton_http_connections_unheard_total", NULL,

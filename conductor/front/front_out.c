@@ -1,6 +1,6 @@
-/* What a generation's client is sent. Short answers leave as one write, a stream's events as one
- * write a turn. Long whole answers, and streams that echo their prompts, are pulled: made as fast
- * as the client reads them. Loop thread. */
+/* What the client of a generation receives. Short answers leave as one write, a stream's events as
+ * one write a turn. Long whole answers, and streams that echo their prompts, are pulled: made as
+ * fast as the client reads them. Loop thread. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -508,7 +508,7 @@ static bool tokenize(const struct front_model *m, unsigned fields, const void *b
         return false;
     }
     *want_strings_p = false;
-    struct front_model any_length = *m; /* counting is what it is for, whatever comes out */
+    struct front_model any_length = *m; /* the limit counts reading, whatever the result */
     any_length.piece_max = 0;
     m = &any_length;
     bool chat = front_has(root, "messages");

@@ -22,7 +22,7 @@ struct front_hold {
 
 void front_room_init(struct front_room *r, size_t max);
 void front_room_cleanup(struct front_room *r); /* all is given back */
-/* Whose an answer is: a key's tenant, or of NULL the address (bt_http_peer). */
+/* Owner of an answer: a key's tenant, or, without keys, the address (bt_http_peer). */
 uint64_t front_room_owner(const char *tenant, const char *peer);
 /* Is there room for a new answer of owner? False: e is a 400 if it could never have so much, else a
  * 503; both name the limit and its key. */
