@@ -214,8 +214,7 @@ static inline void model_facts(void *arg, const struct bt_peer *of, struct bt_pe
                                   .load_ns = w->now_ns,
                                   .slots_free = 16,
                                   .pages_free = 1000,
-                                  .pages_total = 1000,
-                                  .classes = &none};
+                                  .pages_total = 1000};
     for (uint32_t i = 0; i < p->n_jobs; i++) {
         out->running += !p->jobs[i].over && !p->jobs[i].silent;
     }

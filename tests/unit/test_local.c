@@ -702,7 +702,7 @@ static void a_stranger_at_the_socket(void **state)
     waitpid(pid, NULL, 0);
     close(from);
     char path[128];
-    bt_local_socket_path(node.dir, path, sizeof(path));
+    snprintf(path, sizeof(path), "%s/kvstore.sock", node.dir);
     assert_int_equal(unlink(path), 0);
 }
 
