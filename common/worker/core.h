@@ -183,7 +183,7 @@ struct bt_wtokens_out {
     uint32_t n_after;
 };
 
-/* What steps take. load.c. */
+/* What steps take. calibration.c, load_report.c. */
 struct bt_wspeed {
     struct bt_batch_fit fit; /* of its own steps */
     double step_ewma_ms, prefill_ewma_tps;
@@ -250,14 +250,16 @@ uint32_t bt_wcore_rows(const struct bt_wcore *c);
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
 /* Does the step keep this ticket? Then it releases it itself. */
 bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
-/* ---- load.c ---- */
+/* ---- calibration.c ---- */
 /* A cost by the orders of magnitude of the model and of the kind of device. */
-void bt_wload_prior(struct bt_wcore *c);
+void bt_wcost_prior(struct bt_wcore *c);
 /* Short steps of the usual shapes, until calibrate_ms have passed: they warm the engine up and give
  * the fit something to begin with. Before anything is submitted; nothing of it stays. */
-void bt_wload_calibrate(struct bt_wcore *c);
-/* A step is over. */
-void bt_wload_measure(struct bt_wcore *c);
+void bt_wcost_calibrate(struct bt_wcore *c);
+
+/* ---- load_report.c ---- */
+/* A step is over: its duration goes into the fit of their cost. */
+void bt_wcost_measure(struct bt_wcore *c);
 /* For the next heartbeats. */
 void bt_wload_publish(struct bt_wcore *c);
 

@@ -318,8 +318,8 @@ void *bt_wcore_thread(void *arg)
     o.status = open_engine(c, err, sizeof(err));
     if (o.status == BT_OK) {
         allocate(c);
-        bt_wload_prior(c);
-        bt_wload_calibrate(c);
+        bt_wcost_prior(c);
+        bt_wcost_calibrate(c);
         atomic_store(&c->stats->load.pages_total, c->info->pages);
         atomic_store(&c->stats->load.slots_total, c->max_slots);
         bt_wload_publish(c);

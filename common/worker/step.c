@@ -163,7 +163,7 @@ static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
     uint32_t out = 0;
     s->active = false;
     release_forward(c);
-    bt_wload_measure(c);
+    bt_wcost_measure(c);
     bt_wcore_take_buffer(c);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct bt_wreq *r = s->reqs[i];
