@@ -1,4 +1,5 @@
-/* The decode role. Touches the engine and the requests through common/worker/core.h only. */
+/* The turns of a sequence in the decode role, and the role's table. Touches the engine and the
+ * requests through common/worker/core.h only. Engine thread. */
 #include <stdio.h>
 
 #include "decode/decode.h"
@@ -39,9 +40,10 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, 
     bt_wcore_enqueue(c, r);
 }
 
-/* A further choice, or preempted earlier: what the submission's kept pages do not have is loaded
- * from the slab or computed, prompt and generated alike. slot_open and not the engine's slot_fork:
- * the lead may have gone on by now, or be gone. */
+/* A further choice, or a row that was preempted: the tokens that the submission's kept pages do not
+ * have are loaded from the slab or computed, prompt and generated ones alike. It opens a slot of
+ * its own instead of the engine's slot_fork, since the lead may have gone on by now, or have ended.
+ */
 static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
     bt_status_t st = bt_wcore_slot_open(c, r);

@@ -2,7 +2,8 @@
  * time between tokens. Engine thread. */
 #include "decode/decode.h"
 
-/* A row is on its way from another node: it will wait for the step at hand. A late one may. */
+/* Is a row on its way from another node? It will wait for the step that is planned now. Late rows
+ * do not count: they may wait. */
 static bool rows_due(const struct bt_wcore *c)
 {
     struct bt_list *it;

@@ -15,7 +15,7 @@ static uint32_t blocks_with_lease(const struct bt_wreq *r)
 {
     uint32_t kept = bt_decode_fork_blocks(r);
     if (r->lease.got == NULL || r->lease.first > kept) {
-        return 0; /* what was kept when we asked is kept no longer */
+        return 0; /* the pages that were kept when we asked are not kept any more */
     }
     uint32_t end = r->lease.first + r->lease.got->n;
     return end > kept ? end : 0;
@@ -88,9 +88,9 @@ bt_status_t bt_decode_reload_loaded(struct bt_wcore *c, struct bt_wreq *r)
         r->stage = BT_WREQ_PROMPT;
         return BT_OK;
     }
-    /* A kvstore that came back has given them away meanwhile. The pages in front of load_first are
-     * kept ones still: while a choice holds a slot nothing of them is dropped. But pages that
-     * another choice has begun to keep since are not r's. */
+    /* A kvstore that came back has given the slots away meanwhile. The pages in front of load_first
+     * are still kept: they are not dropped while a choice holds a slot. Pages that another choice
+     * has begun to keep since then are not r's. */
     if (r->row->load_first > 0) {
         return compute(c, r);
     }

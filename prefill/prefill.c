@@ -1,4 +1,5 @@
-/* The prefill role. Touches the engine and the requests through common/worker/core.h only. */
+/* The turns of a prompt in the prefill role, and the role's table. Touches the engine and the
+ * requests through common/worker/core.h only. Engine thread. */
 #include <stdio.h>
 
 #include "common/log/log.h"
@@ -128,7 +129,7 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
 static void leave_grant(struct bt_wcore *c, struct bt_wreq *r)
 {
     r->stage = BT_WREQ_LOADING;
-    bt_wgrant_trailer(r, 0); /* nobody else reads the grant: all that it was for is there */
+    bt_wgrant_trailer(r, 0); /* no decode worker reads this grant */
     bt_wcore_flow_close(c, r, &r->load_flow, false);
     bt_wcore_flow_close(c, r, &r->store_flow, false);
     BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of them was open: quiet() follows */

@@ -20,8 +20,8 @@ bool bt_prefill_tail_valid(const struct bt_wreq *r)
     return true;
 }
 
-/* Pieces come from the end backwards, each right in front of the one before; the prompt's last
- * token is nobody's but ours to compute. */
+/* Pieces come from the end backwards, each right in front of the one before. The prompt's last
+ * token is always computed here, so no piece may have it. */
 static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
 {
     uint64_t end = (uint64_t)t->first + t->n;
@@ -116,8 +116,7 @@ void bt_prefill_tail_skip(struct bt_wcore *c, struct bt_wreq *r)
     bt_metric_add(c->stats->prompt_cached, n);
 }
 
-/* false: there is no room for another flow now, or the slots are not what they were; computing it
- * needs neither. */
+/* False: no flow is free, or the slots were given to other blocks; then the tail is computed. */
 static bool load(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (!bt_prefill_tail_valid(r) ||

@@ -22,16 +22,16 @@ static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32
     return pages > have ? pages - have : 0;
 }
 
-/* Pages that have to stay free beside r's own when it starts among others, so that work done for it
- * is not soon lost by a preemption. A new one: what the next block of everybody needs. One that was
- * preempted: what everybody needs while it generates half as many tokens as are to be computed
- * again for it, so that under pressure recomputation stays within a small multiple of generation.
- * Rows of a lower class do not count: they make way. */
+/* Pages that must stay free beside r's own when r starts, so that a preemption does not soon undo
+ * the work done for it. For a new request: the pages that all active requests need for their next
+ * block. For a preempted one: the pages that they need while r generates half as many tokens as are
+ * computed again for it. Under pressure recomputation so stays within a small multiple of
+ * generation. Rows of a lower class do not count: they make way. */
 static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
 {
     uint32_t tokens = c->block_tokens, pages;
     if (c->reqs.n_active == 0) {
-        return 0; /* nobody to wait for */
+        return 0; /* no request to wait for */
     }
     if (r->resumed) {
         tokens = BT_MAX(4 * c->block_tokens, c->decode->missing(c, r) / 2);
@@ -46,7 +46,7 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
     return pages;
 }
 
-/* Are `own` pages free for r, and what has to stay free beside them? */
+/* Are `own` pages free for r, and the reserve beside them? Takes pages back that are only kept. */
 static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint32_t need)
 {
     uint32_t want = own + reserve(c, r, need);
@@ -58,8 +58,8 @@ static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint3
     return true;
 }
 
-/* All pages of r: those that its submission keeps, and its own. Nobody overtakes the head: that
- * would starve long prompts. */
+/* Takes all pages of r: those that its submission keeps, and its own. No request overtakes the head
+ * of the queue: that would starve long prompts. */
 static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t shared = c->decode->kept_blocks(r), need = pages_needed(c, r);
@@ -93,9 +93,9 @@ static bool late_prompt(const struct bt_wreq *r)
             r->stage == BT_WREQ_PROMPT);
 }
 
-/* May r start beside what is active? Late prompts have at most half of the slots and of the pages,
- * and leave pages for the longest prompt: one that is in time does not wait for them. Alone a late
- * prompt may have what it needs. */
+/* May r start beside the active requests? Late prompts have at most half of the slots and of the
+ * pages, and leave pages for the longest prompt, so that a prompt that is in time does not wait for
+ * them. A late prompt that is alone may have all that it needs. */
 static bool late_may_start(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     uint32_t slots = 1, longest = BT_DIV_UP(c->info->max_model_len, c->block_tokens);
@@ -117,7 +117,7 @@ void bt_wcore_admit(struct bt_wcore *c)
 {
     while (!bt_list_empty(&c->reqs.queue)) {
         struct bt_wreq *r = BT_CONTAINER_OF(c->reqs.queue.next, struct bt_wreq, link);
-        if (!late_may_start(c, r)) { /* nobody else waits: late ones are the last */
+        if (!late_may_start(c, r)) { /* only late requests are left: they are the last */
             return;
         }
         if (c->n_free_slots == 0 || !take_pages(c, r)) {

@@ -150,8 +150,9 @@ static bool try_shape(struct bt_wcalibration *t, uint32_t rows, uint32_t depth, 
         }
         best = BT_MIN(best, ns);
     }
-    /* The shortest: at a start much else runs on the machine, and what it adds to one shape and not
-     * to others would be believed of the device for as long as steps do not tell otherwise. */
+    /* Only the shortest run of a shape counts: other programs may delay single runs while the
+     * machine starts, and the fit would keep such a delay as a property of the device until later
+     * steps correct it. */
     for (int i = 1; i < seen; i++) {
         (void)bt_batch_fit_step(&c->speed.fit, &w, best);
     }

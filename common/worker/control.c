@@ -437,7 +437,7 @@ static bool start_core(struct bt_wctl *w, pthread_t *thread)
     return true;
 }
 
-/* Takes what the engine thread has said and nobody does anything with any more. */
+/* Takes and frees the engine thread's messages while the worker stops. */
 static void drop_outs(struct bt_wctl *w)
 {
     struct bt_wout o;
@@ -452,7 +452,8 @@ static void drop_outs(struct bt_wctl *w)
     }
 }
 
-/* Ends the engine thread, taking what it still says so that it never waits for us. */
+/* Ends the engine thread. Takes its last messages meanwhile, so that it never waits for room in the
+ * ring. */
 static void stop_core(struct bt_wctl *w, pthread_t thread)
 {
     struct bt_wcmd cmd = {.kind = BT_WCMD_STOP};
@@ -515,7 +516,8 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     bt_timer_stop(w->loop, &w->held.timer);
     bt_wrole_stop(w);
     if (w->net.member != NULL) {
-        bt_member_leave(w->net.member); /* first: nobody shall plan with us any more */
+        bt_member_leave(
+            w->net.member); /* first: no conductor shall plan with this worker any more */
         w->net.member = NULL;
     }
     bt_etcd_destroy(w->net.etcd);
@@ -524,7 +526,8 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
         bt_loop_poll(w->loop, 5);
     }
     if (core_running && !w->engine_ready && !atomic_load(&w->core.exited)) {
-        _exit(w->exit_code); /* in the middle of loading: nobody knows us yet, nothing is shared */
+        _exit(w->exit_code); /* in the middle of loading: the worker is not registered and shares
+                                nothing */
     }
     if (core_running) {
         stop_core(w, thread);

@@ -50,8 +50,8 @@ typedef enum {
 
 /* The role that it offers. role.c. */
 struct bt_wrole {
-    uint32_t now,
-        next; /* BT_ROLES_*; next: once what runs of the old one has ended; 0: no change */
+    uint32_t now, next; /* BT_ROLES_*; next: offered once the requests of the old role have ended;
+                           0: no change */
     uint64_t epoch, since_ns; /* of the change */
     struct bt_roles_watch *watch;
     struct bt_timer timer;

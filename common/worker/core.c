@@ -53,7 +53,7 @@ static uint64_t order_of(const struct bt_wreq *r, uint64_t arrival)
     return (r->sub->late ? (uint64_t)UINT16_MAX : (uint64_t)c) << 48 | arrival;
 }
 
-/* By rising order; new ones belong near the tail. */
+/* By rising order. Searches from the end, where new requests belong. */
 static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
 {
     struct bt_list *at = head->prev;
@@ -92,7 +92,7 @@ void bt_wcore_activate(struct bt_wcore *c, struct bt_wreq *r)
     c->reqs.n_active++;
 }
 
-/* ---- closing ---- */
+/* ---- slot, flows and closing ---- */
 
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r)
 {
@@ -109,7 +109,7 @@ void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, 
     bt_engine_ticket_t quiet;
     bt_status_t st = c->vt->flow_close(c->eng, *flow, abort, &quiet);
     if (st != BT_OK) {
-        /* Without quiescence neither slots nor pages could ever be used again. */
+        /* Without its quiet ticket, slots and pages could never be used again. */
         bt_wcore_fatal(c, st, "flow_close");
         return;
     }
@@ -284,7 +284,7 @@ void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r)
         return;
     }
     if (lead->group.n_left == 1 || (lead->group.n_left == 2 && lead->leaving && r != lead)) {
-        bt_wcore_end(c, r, BT_ERR_CANCELLED, "cancelled"); /* nobody goes on */
+        bt_wcore_end(c, r, BT_ERR_CANCELLED, "cancelled"); /* no other choice goes on */
         return;
     }
     r->finish = BATON__FINISH__STOP;

@@ -197,9 +197,10 @@ struct bt_wcore {
     struct bt_ring in, out;
     void (*bell)(void *arg); /* rings the kvstore; any thread */
     void *bell_arg;
-    /* The control thread changes these. role: BT_ROLES_*, how steps are filled. How long steps with
-     * prompts beside rows may be, and those that a row joins with what it has waited; 0: not
-     * bounded so. */
+    /* The control thread changes these. role: BT_ROLES_*, how steps are filled. mixed_step_ns: how
+     * long a step with prompts beside rows may last. mixed_gap_ns: how long the first step of a row
+     * that has landed may last, together with the time that the row has waited. 0: no such bound.
+     */
     _Atomic uint32_t role;
     _Atomic uint64_t mixed_step_ns, mixed_gap_ns;
 
@@ -236,7 +237,7 @@ void *bt_wcore_thread(void *arg);
 void bt_wcore_emit(struct bt_wcore *c, const struct bt_wout *o);
 /* Takes finished tickets, waiting at most timeout_us, and acts on them; returns their number. */
 uint32_t bt_wcore_poll(struct bt_wcore *c, uint32_t timeout_us);
-/* Remembers whom a ticket is for. */
+/* Remembers what a ticket is for: kind and ptr as in struct bt_wticket. */
 void bt_wcore_ticket(struct bt_wcore *c, bt_engine_ticket_t t, int kind, void *ptr);
 /* The engine's memory or device has failed: everything ends. */
 void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
@@ -250,6 +251,7 @@ uint32_t bt_wcore_rows(const struct bt_wcore *c);
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
 /* Does the step keep this ticket? Then it releases it itself. */
 bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
+
 /* ---- calibration.c ---- */
 /* A cost by the orders of magnitude of the model and of the kind of device. */
 void bt_wcost_prior(struct bt_wcore *c);
@@ -267,9 +269,9 @@ void bt_wload_publish(struct bt_wcore *c);
 /* Is there a buffer for a step's tokens? The control thread keeps them while a conductor does not
  * take its messages; then no step is launched, and a nudge of the ring says when to look again. */
 bool bt_wcore_may_step(const struct bt_wcore *c);
-/* The step is over: its tokens go into a buffer, and that to the control thread. */
+/* A step is over: takes a free buffer for its tokens. */
 void bt_wcore_take_buffer(struct bt_wcore *c);
-/* ... its end: the buffer goes out, then what bt_wcore_emit_after held back. */
+/* Sends the buffer to the control thread, then the messages that bt_wcore_emit_after held back. */
 void bt_wcore_flush_tokens(struct bt_wcore *c);
 /* Sends o to the control thread once the tokens of the step being finished have gone out. */
 void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o);
@@ -294,10 +296,10 @@ void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r);
 /* Ends r: closes slot and flows, waits until they are quiet, returns pages, closes the grant. With
  * OK this choice alone, otherwise all of the submission. The last one to be quiet reports
- * Ended(status, detail). Harmless for what is ending already. */
+ * Ended(status, detail). Does nothing if r is ending already. */
 void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* Nobody wants more of this choice; the others of its submission go on. */
+/* Ends this choice: the conductor wants no more of it. The others of its submission go on. */
 void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r);
 /* Takes the slot and pages of the row r away. Once they are quiet r is queued again in the decode
  * role, as resumed. */
@@ -315,4 +317,5 @@ void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r);
 /* r's slot, or one of its flows, is quiet: the ticket of closing it was polled. */
 void bt_wcore_slot_ticket(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wcore_flow_ticket(struct bt_wcore *c, struct bt_wreq *r);
+
 #endif

@@ -61,7 +61,8 @@ bool bt_wgrant_slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t gener
 bool bt_wgrant_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
 /* A slab to work with; takes s's first reference. */
 void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);
-/* The kvstore is gone: who needs its slots fails, the mapping lives until all copies are quiet. */
+/* The kvstore is gone: requests that need its slots fail; the mapping lives until all copies are
+ * quiet. */
 void bt_wcore_detached(struct bt_wcore *c);
 void bt_wslab_put(struct bt_wslab *s); /* drops a reference */
 

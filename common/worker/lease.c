@@ -55,7 +55,8 @@ static void ask(struct bt_wcore *c, struct bt_wreq *r, uint32_t first)
     struct bt_wkeys *k = keys_of(c, r, first, n);
     r->lease.state = BT_WLEASE_ASKED;
     r->lease.id = ++c->leases.next_id;
-    /* To wait for a piece costs nobody else anything, to compute a prompt of that size does. */
+    /* Waiting for a piece delays this request only; computing a prompt of that size delays all
+     * others. */
     r->lease.until_ns = bt_mono_ns() + (r->lease.by_pieces ? LOADING_NS : ANSWER_NS);
     r->lease.first = first;
     r->lease.want = n;
@@ -192,7 +193,7 @@ void bt_wlease_recalled(struct bt_wcore *c, uint64_t id)
 void bt_wlease_drop(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->lease.state == BT_WLEASE_ASKED) {
-        c->leases.n_asked--; /* should an answer come, nobody is found for it */
+        c->leases.n_asked--; /* an answer that still comes finds no request */
     }
     r->lease.state = BT_WLEASE_NONE;
     if (r->lease.got != NULL) {
@@ -297,7 +298,7 @@ static void piece_loaded(struct bt_wcore *c, struct bt_wreq *r, uint32_t n)
 {
     uint32_t tokens = n * c->block_tokens;
     r->pos += tokens;
-    r->lease.ask_blocks = BT_MAX(2 * n, 1u); /* about what is lent at once */
+    r->lease.ask_blocks = BT_MAX(2 * n, 1u); /* the kvstore lends about as many at once */
     if (r->role->piece != NULL) {
         r->role->piece(c, r, tokens);
     }

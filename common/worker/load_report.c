@@ -103,7 +103,7 @@ static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_class
 void bt_wload_publish(struct bt_wcore *c)
 {
     struct bt_wstats *s = c->stats;
-    /* Pages of what drains are given up when somebody wants them. */
+    /* Pages that are only kept for write-back count as free: they are given up on demand. */
     uint32_t pages_free =
         BT_MIN(bt_page_pool_free_count(c->pages) + c->puts.drain_pages, c->info->pages);
     uint64_t queued = 0, kv = 0, rows = 0;

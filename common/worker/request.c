@@ -1,5 +1,5 @@
-/* Making and freeing requests: one allocation for each choice, with what was asked for, its tokens
- * and its page table. Either thread: whoever has the request. */
+/* Makes and frees requests: one allocation for each choice, with the submission, its tokens and its
+ * page table. Called by the thread that has the request. */
 #include "common/worker/core.h"
 
 #include <stdlib.h>

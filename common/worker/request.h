@@ -104,7 +104,7 @@ struct bt_wreq {
     /* its end: core.c */
     bt_status_t end_status;
     bool doomed;      /* ends once it is in no step */
-    bool leaving;     /* a lead that nobody wants: ends once its other choices have the prompt */
+    bool leaving;     /* a lead that was cancelled: ends once its other choices have the prompt */
     bool draining;    /* ended; its pages are kept for blocks still to be offered */
     bool forgotten;   /* draining: is freed afterwards */
     uint32_t pending; /* tickets of its slot and flows not yet polled */

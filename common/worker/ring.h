@@ -28,7 +28,7 @@ bool bt_ring_pop(struct bt_ring *r, void *msg);
 bool bt_ring_arm(struct bt_ring *r);
 /* Reader, after it woke: takes the eventfd's count. */
 void bt_ring_disarm(struct bt_ring *r);
-/* Writer: wakes the reader if it sleeps; for what it looks at beside the ring. */
+/* Writer: wakes the reader if it sleeps, so that it looks at shared state beside the ring. */
 void bt_ring_nudge(struct bt_ring *r);
 /* Any thread: wakes the reader without a message. */
 void bt_ring_wake(struct bt_ring *r);

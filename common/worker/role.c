@@ -66,7 +66,7 @@ static void on_table(void *arg, const Baton__RoleTable *t, int64_t revision)
     (void)revision;
     uint32_t given = bt_roles_given(t, w->kind, w->conf.name, w->incarnation);
     uint32_t role = given != 0 ? given : bt_roles_of_kind(w->kind);
-    if (w->net.member == NULL) { /* nobody knows us yet */
+    if (w->net.member == NULL) { /* the worker is not registered yet */
         w->role.now = role;
         w->role.epoch = given != 0 ? t->epoch : 0;
         if (given != 0) {

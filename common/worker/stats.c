@@ -161,8 +161,9 @@ void bt_wstats_classes(struct bt_wstats *s, const struct bt_classes *c)
     atomic_store(&s->load.classes.turn, turn + 2);
 }
 
-/* All of one turn of the engine thread: a class with another one's rows would be wrong, not old.
- * Without any (it was written each time) everybody is taken to wait for everybody. */
+/* All classes must be of one turn of the engine thread: a mixture of two turns would be wrong, not
+ * only old. If the engine thread wrote during each try, none is reported, and the conductor counts
+ * the whole queue for every request. */
 #define CLASSES_TRIES 100
 
 static void load_classes(const struct bt_wstats *s, struct bt_wload *l)

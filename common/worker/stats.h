@@ -57,13 +57,13 @@ struct bt_wstats {
 
 struct bt_wstats *bt_wstats_create(const char *model_name, const char *kind);
 void bt_wstats_destroy(struct bt_wstats *s);
-/* vllm:cache_config_info, once the engine has said what it has. */
+/* Sets vllm:cache_config_info; called once the engine is open. */
 void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t pages);
-/* baton_worker_engine_info, likewise. */
+/* Sets baton_worker_engine_info, likewise. */
 void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *device, bool exact);
-/* What the engine thread believes of its steps' cost, from so many of them. */
+/* The fitted cost of a step, and the number of steps that it was fitted to. */
 void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t steps);
-/* What it has of each class. */
+/* The load of each class. */
 void bt_wstats_classes(struct bt_wstats *s, const struct bt_classes *c);
 
 struct bt_wload { /* a heartbeat's load with what it points to */

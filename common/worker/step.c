@@ -6,8 +6,8 @@
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
-/* One step with prompts in so many is a trial (bt_batch_prefill): its prompts end later by a
- * hundredth of a step in the mean. */
+/* One of so many steps with prompts is a trial (bt_batch_prefill): prompts end a hundredth of a
+ * step later in the mean. */
 #define TRIAL_STEPS 32
 
 uint32_t bt_wcore_rows(const struct bt_wcore *c)

@@ -27,8 +27,8 @@ struct bt_role_ops {
     void (*landed)(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, bool finished);
     /* A slot and pages are taken: open the sequence and start. An error fails the request. */
     bt_status_t (*begin)(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap);
-    /* A step is about to be planned, r in stage PROMPT or ROW. Sets of s what it has to say (stop,
-     * waited_ns) and may move r on; false: r has no part in this step. */
+    /* A step is about to be planned, r in stage PROMPT or ROW. May move r on, and may set s->stop
+     * and s->waited_ns. False: r has no part in this step. */
     bool (*plan)(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s);
     /* Completes the engine row of a planned row (flows); may be NULL. */
     void (*row)(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,

@@ -76,7 +76,7 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
     }
 }
 
-/* A stream waits for the disk: it leaves puts to others. */
+/* An oversized prompt waits for the disk: it leaves half of the puts to other requests. */
 void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r)
 {
     offer(c, r, r->oversized ? BT_MAX(c->puts.max / 2, 1u) : c->puts.max, false);
@@ -109,7 +109,7 @@ static bool left_to_offer(const struct bt_wcore *c, const struct bt_wreq *r)
 
 bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
 {
-    /* Whoever has its answer cancels the rest. */
+    /* A client that has its answer may cancel the rest: that counts as done. */
     bool done =
         r->end_status == BT_OK || (r->end_status == BT_ERR_CANCELLED && r->pos >= r->sub->n);
     if (!r->oversized || !done || c->fatal) {
@@ -119,8 +119,8 @@ bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
     return left_to_offer(c, r);
 }
 
-/* A put is over, whoever's it was: one that has none under way waits for just that. The oldest
- * first. */
+/* A put is over, so there is room for another: requests that only wait to be written go on, the
+ * oldest first. */
 static void drain_on(struct bt_wcore *c)
 {
     struct bt_list *i, *tmp;
@@ -264,7 +264,7 @@ void bt_wback_detached(struct bt_wcore *c)
     for (uint32_t i = 0; i < c->puts.all; i++) {
         struct bt_wput *p = &c->puts.put[i];
         if (p->id != 0 && p->stage == BT_WPUT_ASKED) {
-            release_put(c, p); /* nobody will answer; copies under way end by themselves */
+            release_put(c, p); /* no answer comes any more; copies under way end by themselves */
         }
     }
     while (!bt_list_empty(&c->puts.draining)) {
