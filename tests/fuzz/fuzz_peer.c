@@ -10,7 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "common/rpc/ranges.h"
+#include "common/rpc/session_hello.h"
 #include "kvstore/wire/wire_priv.h"
 #include "kvstore/wire/xfer_priv.h"
 #include "tests/fuzz/fake_rpc.h"
@@ -433,7 +435,7 @@ static void say_hello(struct bt_rpc_stream *s, struct tape *t)
     Baton__PeerHello h = BATON__PEER_HELLO__INIT;
     bool second = tape_below(t, 4) == 3;
     char address[] = "127.0.0.1:77";
-    h.version = BT_WIRE_PROTO_VERSION;
+    h.version = BT_RPC_SESSION_VERSION;
     h.cluster = (char *)(uintptr_t) "c";
     h.name = (char *)(uintptr_t)(second ? "kvstore-n3" : "kvstore-n2");
     h.incarnation = second ? 5 : 4;
