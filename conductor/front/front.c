@@ -1,5 +1,5 @@
-/* Routes of the front door, and its life. Loop thread. Generations are front_gen.c, the tokenizer's
- * routes front_tokenize.c. */
+/* The HTTP routes of the conductor; start and stop of the front. Loop thread. Generations are
+ * front_gen.c, the tokenizer's routes front_tokenize.c. */
 #include "conductor/front/front.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "conductor/front/front_jobs.h"
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
-#define UNSENT_PART         4 /* of answers in memory: output that its clients have not taken */
+#define UNSENT_PART         4 /* memory of answers: output that clients have not read */
 #define STRANGERS_PART      4 /* a quarter of the connections may be without a key */
 
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
@@ -185,7 +185,8 @@ static bool is_plain(const char *encoding)
     return encoding == NULL || strcasecmp(encoding, "identity") == 0;
 }
 
-/* application/json, whatever its parameters, but no other charset than UTF-8; or not said. */
+/* True for application/json with any parameters except another charset than UTF-8, and without
+ * the header. */
 static bool is_json(const char *type)
 {
     if (type == NULL) {
@@ -204,8 +205,8 @@ static bool is_json(const char *type)
     return strncasecmp(charset, "utf-8", 5) == 0;
 }
 
-/* Two different values of a header that has one: another reader (a proxy, a log) may take the one
- * that is not taken here. False: e names the header. */
+/* Refuses two different values of a header that may have one: a proxy or a log could use the
+ * other one. False: e names the header. */
 static bool check_single(const struct bt_http_req *req, struct front_error *e)
 {
     static const char *const names[] = {"authorization", "content-type", "content-encoding",
@@ -292,7 +293,7 @@ static bool on_head(void *arg, struct bt_http_req *req)
     return true;
 }
 
-/* on_head has let it pass: it has a route, and a key where one is asked for. */
+/* on_head has accepted it: it has a route and, where keys are needed, a key. */
 static void on_request(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;

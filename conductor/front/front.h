@@ -21,8 +21,8 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     const char *model_path;      /* `root` in /v1/models */
     const char *model_id;        /* served name; NULL: base name of model_path */
     const struct bt_model_config *model;
-    uint32_t max_model_len;      /* 0: the model's; larger than the model's is cut to it */
-    const char *allowed_origins; /* of browsers' pages: a list, "*" any; NULL or "": none */
+    uint32_t max_model_len;      /* 0 or more than the model's limit: the model's limit */
+    const char *allowed_origins; /* list of browser origins, "*": any; NULL, "": none */
     const char *api_keys_file;   /* one key a line, '#' comments; NULL: no keys are asked for */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
@@ -38,7 +38,7 @@ struct bt_front_parts { /* what it works on: the caller's, outlives the front */
     struct bt_metrics *metrics;
 };
 
-/* Is a list of origins right? ERR_CONFIG: err names what is not, and the key. */
+/* Checks a list of origins. ERR_CONFIG: err names the wrong one, and the key. */
 bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* conductor.access_log as a share: "off", "all", or a number above 0 and below 1. ERR_CONFIG: err
@@ -46,11 +46,11 @@ bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_ca
 bt_status_t bt_front_access_share(const char *text, double *share_p, char *err,
                                   size_t err_cap) BT_MUST_CHECK;
 
-/* Can the keys file be used? path NULL: there is none. ERR_CONFIG: err names the key of the
+/* Checks the keys file. path NULL: there is none. ERR_CONFIG: err names the key of the
  * configuration, file, line and remedy. */
 bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap) BT_MUST_CHECK;
 
-/* What requests may have, as Markdown: the tables of docs/API.md. */
+/* Writes all request fields as Markdown: the tables of docs/API.md. */
 void bt_front_fields_doc(struct bt_buf *out);
 
 /* Starts listening. port_p (or NULL) gets the bound port. ERR_CONFIG: the keys file cannot be read,
@@ -59,8 +59,8 @@ void bt_front_fields_doc(struct bt_buf *out);
 bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
-/* /health says 503 from now on, so that load balancers look elsewhere; all else is served as ever.
- */
+/* /health says 503 from now on, so that load balancers leave; everything else is served as
+ * before. */
 void bt_front_leave(struct bt_front *f);
 /* Stops accepting connections and new generations (503), /health says 503; open responses go on
  * until they end. */
@@ -70,14 +70,14 @@ uint32_t bt_front_open(const struct bt_front *f);
 /* Cancels what is open (bt_request_cancel) and closes every connection. */
 void bt_front_destroy(struct bt_front *f);
 
-/* Does it ask for API keys? Then every tenant has a cache of its own. */
+/* True if requests need API keys. Then every tenant has a cache of its own. */
 bool bt_front_has_keys(const struct bt_front *f);
 /* The tenant of this name, or of the key whose digest (SHA-256, its first 16 bytes in hex) this is;
  * NULL: no key has it. Valid as long as the front. */
 const char *bt_front_tenant(const struct bt_front *f, const char *name);
-/* Token ids of the prompt of a body as /tokenize or a generation takes it, for whoever is no HTTP
- * client.
- * done is called later, once: with ids, or with NULL and why. Both are valid during the call. */
+/* Token ids of the prompt of a body as /tokenize or a generation takes it, for callers that are
+ * no HTTP client. done is called once, later: with ids, or with NULL and the reason. Both are
+ * valid during the call. */
 void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
                      void (*done)(void *arg, const struct bt_tokens *ids, const char *why),
                      void *arg);

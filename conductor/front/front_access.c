@@ -50,8 +50,8 @@ void front_access_tenant(struct bt_http_req *req, const char *tenant)
     }
 }
 
-/* Each response by a draw of its own (xorshift64*), so that no rhythm of requests, such as a probe
- * every second, is always or never in the sample. Server errors are rare and always of interest. */
+/* Draws a random number for each response (xorshift64*): with every n-th response instead, a
+ * probe every second could always or never be in the sample. Server errors are always logged. */
 static bool wanted(struct bt_front *f, int status)
 {
     if (f->access_share <= 0) {

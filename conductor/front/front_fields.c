@@ -240,7 +240,7 @@ static const struct field fields[] = {
 };
 #undef BODY
 
-/* Values of refused fields that ask for nothing, where front_asked_for does not tell. */
+/* Neutral values of refused fields that front_asked_for does not know. */
 static const struct neutral {
     const char *name;
     bool (*is)(const json_t *v);
@@ -307,8 +307,7 @@ static const struct field *find(const char *name, unsigned kinds)
     return NULL;
 }
 
-/* The field that was meant. A third of the letters may be wrong: further away it is another word.
- */
+/* Finds the field that was probably meant. At most a third of the letters may differ. */
 static const char *nearest(const char *name, unsigned kind)
 {
     const char *best = NULL;

@@ -18,8 +18,8 @@ enum front_object {
     FRONT_RESPONSE_FORMAT = 128 /* response_format */
 };
 
-/* Are all of the object's fields known, and none of those set that are not supported? kinds: bits
- * of enum front_object, mostly one. prefix: what stands before a field's name in errors, e.g.
+/* True if the object has only known fields and sets no unsupported one. kinds: bits of enum
+ * front_object, mostly one. prefix: what stands before a field's name in errors, e.g.
  * "messages[2]."; "" for the body itself. */
 bool front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
                         struct front_error *e);

@@ -140,7 +140,7 @@ static void put_ms(struct bt_buf *out, const char *key, double ms)
     front_put_known(out, ms);
 }
 
-/* What was predicted when the request was planned first, and what happened. */
+/* Predicted times of the request's first plan, and the actual ones. */
 static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
 {
     const struct bt_gen_plan *p = &u->plan;

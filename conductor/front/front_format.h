@@ -44,7 +44,7 @@ struct front_answer {
 void front_answer_init(struct front_answer *a, struct front_generation *gen,
                        const struct bt_tokenizer *tok, const char *id, const char *model,
                        uint64_t created_s, bool timings, bool plan);
-/* Frees one of its large parts; false: there was none left. For answers that take long to free. */
+/* Frees one of its large parts; false: none was left. Large answers are freed in several turns. */
 bool front_answer_shed(struct front_answer *a);
 void front_answer_cleanup(struct front_answer *a);
 
@@ -55,8 +55,8 @@ void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct b
                          size_t n);
 struct front_answer_prompt *front_prompt_of(struct front_answer *a, uint32_t choice);
 uint32_t front_prompt_chars(struct front_answer_prompt *p); /* of its text */
-/* Streams: does the next event of the choice begin with its prompt? Then front_begin_echo and
- * front_write.h make it instead of front_answer_delta or front_event_empty. */
+/* Streams: true if the next event of the choice begins with its prompt. Then front_begin_echo
+ * and front_write.h make the event instead of front_answer_delta or front_event_empty. */
 bool front_echo_due(const struct front_answer *a, uint32_t choice);
 /* Takes the delta (NULL: none) whose event is to be written behind the echo: its text and logprobs
  * are appended to the caller's. */

@@ -1,5 +1,5 @@
-/* Within front/: a generation in flight, shared by front_gen.c (its life and the request machine's
- * callbacks) and front_out.c (what its client is sent). Loop thread. */
+/* Within front/: a generation in flight, shared by front_gen.c (its life and the request
+ * machine's callbacks) and front_out.c (what its client receives). Loop thread. */
 #ifndef BT_CONDUCTOR_FRONT_GEN_H
 #define BT_CONDUCTOR_FRONT_GEN_H
 
@@ -58,7 +58,7 @@ void front_out_echo(struct front_gen *g, uint32_t choice, const struct bt_gen_de
 void front_out_stream_end(struct front_gen *g);
 /* A whole response from g->a and g->usage. */
 void front_out_whole(struct front_gen *g);
-/* An error instead of what is missing; plan: of the part that failed, or NULL. */
+/* Sends an error in place of the missing part; plan: the failed part's plan, or NULL. */
 void front_out_error(struct front_gen *g, const struct front_error *e, const struct front_part *p,
                      const struct bt_gen_plan *plan);
 /* Ends it without a proper end. */
@@ -70,9 +70,9 @@ void front_out_cleanup(struct front_gen *g);
 /* Writes what was generated so far into the note of g->req. */
 void front_gen_note(const struct front_gen *g);
 
-/* Nobody waits for what its parts do: they are cancelled. With its answer out it is freed. */
+/* Cancels its parts, because no client waits for them. It is freed when its answer is sent. */
 void front_gen_close(struct front_gen *g);
-/* The answer is out: g->req is ended, or about to be. g may be gone afterwards. */
+/* Ends g->req; its answer is sent. g may be freed afterwards. */
 void front_gen_answered(struct front_gen *g);
 
 #endif

@@ -18,7 +18,7 @@
 #define INLINE_STEPS 65536      /* of a template: ~2 ms; beyond, the body is read on a thread */
 #define INLINE_TEXT  (4 * INLINE_BYTES)
 #define QUEUED_MAX   64 /* bodies that are read or wait */
-/* One for short bodies only, one for a client's large ones, and one for those of the others. */
+/* One thread for short bodies only, and two for large ones, of two clients. */
 #define THREADS    3
 #define LARGE_MAX  (THREADS - 1)   /* large bodies that are read at once */
 #define CLIENT_MAX (LARGE_MAX - 1) /* of one client */
@@ -133,7 +133,7 @@ static bool stop_asked(void *arg)
     return t->gone || t->late || w->q->stopping;
 }
 
-/* The next task by turns; NULL: none that may run now. Under the lock. */
+/* Takes the next task, clients in turn; NULL: none may run now. Under the lock. */
 static struct front_task *take_task(struct front_jobs *q)
 {
     for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
@@ -333,8 +333,8 @@ static uint32_t open_of(struct front_jobs *q, const char *client)
     return n;
 }
 
-/* May this client have another body in the queue? It may have as many as it leaves free to others:
- * half of the places for one client, a third for each of two, and so on. */
+/* True if this client may have another body in the queue. A client may have as many as it leaves
+ * free: one client half of the places, two a third each, and so on. */
 static bool has_room(struct front_jobs *q, struct front_job *j)
 {
     uint32_t mine = open_of(q, j->client), left = QUEUED_MAX - BT_MIN(q->open, QUEUED_MAX);
@@ -349,7 +349,7 @@ static bool has_room(struct front_jobs *q, struct front_job *j)
                       mine, QUEUED_MAX);
 }
 
-/* Reads a short body on the loop. False: it takes longer than that is good for. */
+/* Reads a short body on the loop. False: it takes too long there. */
 static bool run_inline(struct front_job *j)
 {
     struct front_model bounded = j->f->model;

@@ -23,7 +23,7 @@ struct front_task {
     uint32_t limit_s;      /* it is stopped when it has run so long; 0: never */
     uint64_t until_ns;
     bool late;         /* it has been stopped for that reason */
-    _Atomic bool gone; /* nobody wants it any more: it need not be run, and stops */
+    _Atomic bool gone; /* its client is gone: it is not run, or stops */
     /* On a thread, with the thread's model. */
     void (*run)(const struct front_model *m, struct front_task *t);
     /* On the loop, behind run. Frees it. */
@@ -62,12 +62,12 @@ struct front_work front_work_of(const struct front_job *j);
 bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Every connection is closed already. Stops the jobs that run. */
 void front_jobs_destroy(struct bt_front *f);
-/* Puts t behind what the threads have to do for the conductor itself. */
+/* Queues t behind the conductor's own tasks. */
 void front_task_start(struct bt_front *f, struct front_task *t);
 /* Puts t into the queue of a client. */
 void front_task_start_for(struct bt_front *f, struct front_task *t, const char *client);
-/* Nobody wants t any more. True: it had not begun, and it is the caller's again; otherwise done is
- * called when it has stopped. */
+/* Cancels t. True: it had not begun, and the caller owns it again; otherwise done is called when
+ * it has stopped. */
 bool front_task_cancel(struct bt_front *f, struct front_task *t);
 /* headers: as read already, NULL where there are none to read. Runs a job for req: at once if its
  * body is short and read quickly, else in turn on a thread. Too many of this client in the queue:

@@ -87,7 +87,7 @@ struct number {              /* of the JSON grammar, at its first character */
     bool real;
 };
 
-/* False: no number of the grammar; jansson says what is wrong with it. */
+/* False: this is no JSON number; jansson reports the mistake. */
 static bool read_number(const char *s, size_t len, struct number *x)
 {
     size_t at = len > 0 && s[0] == '-', n;
@@ -191,7 +191,7 @@ json_t *front_json_parse(const void *body, size_t len, struct front_error *e)
                    CONTAINERS_MAX);
         return NULL;
     }
-    /* NUL is a character of text like any other; what is no text refuses it (front_get_str). */
+    /* NUL is allowed in text; front_get_str refuses it elsewhere. */
     char *tamed = tame_numbers(body, len);
     json_t *root =
         json_loadb(tamed != NULL ? tamed : body, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
@@ -273,7 +273,7 @@ bool front_get_num(const json_t *root, const char *key, double min, bool min_ope
         return wrong_type(e, key, "a number");
     }
     double n = json_number_value(v);
-    if (front_is_huge(v)) { /* perhaps not the client's number any more: not told back */
+    if (front_is_huge(v)) { /* not repeated: the client may have sent another number */
         return front_fail(e, 400, key, "invalid_value", "'%s' is out of range; allowed: %s%g to %g",
                           key, min_open ? "above " : "", min, max);
     }

@@ -7,7 +7,7 @@
 #include "common/base/base.h"
 #include "common/base/buf.h"
 
-/* What a client gets when its request cannot be served: an OpenAI error object. */
+/* An OpenAI error object: what a client gets when its request is refused. */
 struct front_error {
     int http;
     const char *type; /* static */
@@ -39,10 +39,10 @@ bool front_get_bool(const json_t *root, const char *key, bool *v_p, struct front
 bool front_get_str(const json_t *root, const char *key, const char **v_p, struct front_error *e);
 /* Is it a number beyond 64 bits? */
 bool front_is_huge(const json_t *v);
-/* Is there such a member, and is it not null? */
+/* True if the member exists and is not null. */
 bool front_has(const json_t *root, const char *key);
 
-/* Set to anything but null, false, 0, "", [] and {}? */
+/* True if it is set to anything but null, false, 0, "", [] and {}. */
 bool front_asked_for(const json_t *v);
 
 /* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */

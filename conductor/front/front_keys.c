@@ -1,6 +1,7 @@
-/* API keys: a file of one key a line ('#' comments), with the terms of its tenant behind it. Only
- * SHA-256 digests are kept, compared in constant time. tenant=NAME names the tenant, whose cache
- * is kept apart from others'; without it the digest does, and every key is a tenant of its own. */
+/* API keys: a file of one key a line ('#' comments), each followed by the limits of its tenant.
+ * Only SHA-256 digests of keys are kept, compared in constant time. tenant=NAME names the
+ * tenant; without it the digest is the name, and the key is a tenant of its own. Tenants share
+ * no cache. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -116,8 +117,7 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
     return true;
 }
 
-/* A key has one tenant, and terms are a tenant's: they stand behind the first of its keys. False:
- * err says so. */
+/* A tenant's limits are given with its first key. False: err says so. */
 static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err, size_t cap)
 {
     if (x->name[0] == '\0') {
@@ -138,7 +138,7 @@ static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err,
     return true;
 }
 
-/* One line with its end, of n bytes; it is overwritten. False: err says what is wrong with it. */
+/* Reads one line of n bytes, its end included, and overwrites it. False: err says what is wrong. */
 static bool read_line(struct front_keys *k, char *line, size_t n, char *err, size_t cap)
 {
     if (memchr(line, '\0', n) != NULL) {
@@ -164,7 +164,8 @@ static bool read_line(struct front_keys *k, char *line, size_t n, char *err, siz
         return false;
     }
     double now_ms = (double)bt_mono_ns() / 1e6;
-    /* A second's worth may come at once; of tokens ten seconds' worth, as prompts are long. */
+    /* Requests of one second may come at once, and tokens of ten seconds, because prompts are
+     * long. */
     bt_sched_bucket_init(&t.requests, t.terms.requests_per_s, t.terms.requests_per_s, now_ms);
     bt_sched_bucket_init(&t.tokens, t.terms.tokens_per_s, 10 * t.terms.tokens_per_s, now_ms);
     k->all = bt_realloc(k->all, (k->n + 1) * sizeof(k->all[0]));
@@ -172,7 +173,7 @@ static bool read_line(struct front_keys *k, char *line, size_t n, char *err, siz
     return true;
 }
 
-/* All lines; false: err says what is wrong with which. Keys are wiped from the buffer. */
+/* Reads all lines; false: err names the line and what is wrong. Wipes the keys from the buffer. */
 static bool read_lines(struct front_keys *k, FILE *file, const char *path, char *err, size_t cap)
 {
     char *line = NULL, why[256];
@@ -314,8 +315,9 @@ static bool wait_for(struct front_error *e, const char *what, double limit, doub
                       what, s);
 }
 
-/* A request may go into debt, which the following ones wait for: so a legal one is never refused
- * for its size alone unless it would lock its key for longer than DEBT_S. */
+/* A request may exceed what is left of the limit; the key's next requests wait until that is
+ * paid back. So a request is refused for its size only if paying back would take longer than
+ * DEBT_S. */
 static bool never(struct front_error *e, const char *what, const struct bt_sched_bucket *b,
                   double least, double n, const char *term)
 {
@@ -380,7 +382,7 @@ bool front_keys_admit(struct front_keys *k, const char *tenant, const struct fro
     if (most > 0 && (double)(t->in_flight + w->generations) > most) {
         return wait_for(e, "generations in flight (concurrency=)", most, 0);
     }
-    /* What the body took comes back first: a request that needs a full bucket must find one. */
+    /* Gives back what the body took first, so that a request that needs a full bucket finds one. */
     bt_sched_bucket_charge(&t->requests, now_ms, -taken);
     if (!bt_sched_bucket_take(&t->requests, now_ms, n, &wait_ms)) {
         bt_sched_bucket_charge(&t->requests, now_ms, taken); /* the body was read */

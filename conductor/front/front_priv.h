@@ -32,9 +32,9 @@ const char *front_keys_tenant(const struct front_keys *k, const char *name);
 uint64_t front_keys_owner(const struct front_keys *k, const char *tenant);
 /* The terms of a tenant that front_keys_check has named; NULL for NULL. */
 const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant);
-/* May the tenant send a body of so many bytes (0: not known)? Then what reading it counts is taken.
- * generates: not if all of its concurrency is in use. False: e is a 429 that says when, or a 400 if
- * it never may. tenant NULL: yes. */
+/* True if the tenant may send a body of so many bytes (0: not known); what reading it counts is
+ * taken from its limits. generates: false while all of its concurrency is in use. False: e is a
+ * 429 that says when, or a 400 if never. tenant NULL: true. */
 bool front_keys_admit_body(struct front_keys *k, const char *tenant, uint64_t bytes, bool generates,
                            struct front_error *e);
 struct front_work {                      /* what a request turned out to be */
@@ -42,11 +42,11 @@ struct front_work {                      /* what a request turned out to be */
     uint64_t generations, prompt_tokens; /* choices of all prompts */
     uint64_t context;                    /* tokens that one prompt may have */
 };
-/* May it have this request, whose body was admitted? Then its generations are in flight until
- * front_keys_end. False: as above. */
+/* True if the tenant may have this request, whose body was admitted; its generations are in
+ * flight until front_keys_end. False: as above. */
 bool front_keys_admit(struct front_keys *k, const char *tenant, const struct front_work *w,
                       struct front_error *e);
-/* A text was read and its tokens counted, and nothing generated. */
+/* Counts a text that was tokenized and generates nothing. */
 void front_keys_counted(struct front_keys *k, const char *tenant, const struct front_work *w);
 void front_keys_end(struct front_keys *k, const char *tenant, uint64_t generations);
 /* Tokens were generated for it. */
@@ -87,8 +87,8 @@ struct bt_front {
 /* front.c: how every answer leaves. */
 void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
                    const struct bt_buf *body);
-/* 200 with JSON of any length: a long body is taken, counts as an answer of the tenant (which may
- * be refused for want of room) and leaves as it is read. */
+/* Answers 200 with JSON of any length. A long body becomes the front's, counts as an answer of
+ * the tenant (which is refused when its memory is used up), and is sent as it is read. */
 void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                         struct bt_buf *body);
 void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e);
@@ -123,8 +123,8 @@ void front_plan_header(struct bt_http_req *req, const char *id, const struct bt_
 
 /* Lets pages of an allowed origin read the answer. */
 void front_cors_headers(const struct bt_front *f, struct bt_http_req *req);
-/* A browser asks beforehand whether a page may send a request with one of `methods`: answers it.
- * False: it is no such question, or not from an allowed origin. */
+/* Answers a browser's preflight request for one of `methods`. False: it is no preflight, or its
+ * origin is not allowed. */
 bool front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods);
 
 /* The routes that have files of their own. */

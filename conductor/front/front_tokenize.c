@@ -2,7 +2,7 @@
 #include "conductor/front/front_jobs.h"
 
 /* Bytes of text that /detokenize makes at most. A body of 4 MiB has about 700,000 ids of a large
- * vocabulary, whose usual text is 3 MiB; of the longest tokens it would be hundreds of MiB. */
+ * vocabulary, whose usual text is 3 MiB; with the longest tokens it would be hundreds of MiB. */
 #define TEXT_MAX (8 * 1024 * 1024)
 
 /* As tokenizer.json spells them, which tells tokens apart that are no characters by themselves. */
@@ -49,7 +49,7 @@ static void run_tokenize(const struct front_model *m, struct front_job *j)
     bt_tokens_cleanup(&ids);
 }
 
-/* The text of ids may be much longer than the body: of the longest token many times. */
+/* The text of ids may be many times as long as the body. */
 static bool decode(const struct front_model *m, const struct bt_tokens *ids, struct bt_buf *text,
                    struct front_error *e)
 {
