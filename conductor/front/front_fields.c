@@ -275,11 +275,11 @@ static const struct neutral *neutral_of(const char *name)
 
 static const struct { /* in the order of docs/API.md */
     enum front_object kind;
-    const char *name, *title;
-} objects[] = {{C, "/v1/completions", "`POST /v1/completions`"},
-               {M, "/v1/chat/completions", "`POST /v1/chat/completions`"},
-               {T, "/tokenize", "`POST /tokenize`"},
-               {D, "/detokenize", "`POST /detokenize`"},
+    const char *name, *title; /* title: of its section there; NULL: it has none of its own */
+} objects[] = {{C, "/v1/completions", NULL},
+               {M, "/v1/chat/completions", NULL},
+               {T, "/tokenize", NULL},
+               {D, "/detokenize", NULL},
                {MSG, "a message", "A message: `messages[i]`"},
                {PRT, "a part of a message", "A part of a message: `messages[i].content[k]`"},
                {SO, "stream_options", "`stream_options`"},
@@ -385,18 +385,62 @@ bool front_fields_check(const json_t *object, unsigned kinds, const char *prefix
 
 /* ---- docs/API.md ---- */
 
+#define ROUTES (C | M | T | D)
+
+static const char *const answers[] = {
+    [USED] = "supported", [HARMLESS] = "no effect", [REFUSED] = "refused"};
+
+/* The last cell of a field's row: what is done with it, and which values of a refused field are. */
+static void put_why(struct bt_buf *out, const struct field *f)
+{
+    const struct neutral *n = f->answer == REFUSED ? neutral_of(f->name) : NULL;
+    bt_buf_printf(out, " %s%s%s |\n", f->why, n != NULL ? "; accepted: " : "",
+                  n != NULL ? n->doc : "");
+}
+
+/* The fields of all routes that get this answer. */
+static void put_routes(struct bt_buf *out, enum answer answer)
+{
+    static const struct {
+        enum front_object kind;
+        const char *name;
+    } names[] = {{C, "completions"}, {M, "chat"}, {T, "tokenize"}, {D, "detokenize"}};
+    bt_buf_printf(out, "| field (%s) | routes | |\n|---|---|---|\n", answers[answer]);
+    for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
+        const struct field *f = &fields[i];
+        if (f->answer != answer || (f->objects & ROUTES) == 0) {
+            continue;
+        }
+        bt_buf_printf(out, "| `%s` |", f->name);
+        const char *between = " ";
+        for (size_t k = 0; k < BT_ARRAY_LEN(names); k++) {
+            if (f->objects & names[k].kind) {
+                bt_buf_printf(out, "%s%s", between, names[k].name);
+                between = ", ";
+            }
+        }
+        bt_buf_puts(out, " |");
+        put_why(out, f);
+    }
+    bt_buf_puts(out, "\n");
+}
+
 void bt_front_fields_doc(struct bt_buf *out)
 {
-    static const char *const answers[] = {
-        [USED] = "supported", [HARMLESS] = "no effect", [REFUSED] = "refused"};
+    bt_buf_puts(out, "## Bodies\n\nThe routes are `POST /v1/completions`, `/v1/chat/completions`, "
+                     "`/tokenize` and `/detokenize`.\n\n");
+    put_routes(out, USED);
+    put_routes(out, HARMLESS);
+    put_routes(out, REFUSED);
     for (size_t o = 0; o < BT_ARRAY_LEN(objects); o++) {
+        if (objects[o].kind & ROUTES) {
+            continue;
+        }
         bt_buf_printf(out, "## %s\n\n| field | | |\n|---|---|---|\n", objects[o].title);
         for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
-            const struct field *f = &fields[i];
-            const struct neutral *n = f->answer == REFUSED ? neutral_of(f->name) : NULL;
-            if (f->objects & objects[o].kind) {
-                bt_buf_printf(out, "| `%s` | %s | %s%s%s |\n", f->name, answers[f->answer], f->why,
-                              n != NULL ? "; accepted: " : "", n != NULL ? n->doc : "");
+            if (fields[i].objects & objects[o].kind) {
+                bt_buf_printf(out, "| `%s` | %s |", fields[i].name, answers[fields[i].answer]);
+                put_why(out, &fields[i]);
             }
         }
         bt_buf_puts(out, "\n");
