@@ -3,14 +3,14 @@
 #   make check           set-up, build, all tests; last line "N passed, M failed"
 #   make demo            set-up, build, a whole cluster on this machine answers a prompt
 #   make up, down        a cluster on this machine that stays (deploy/local/baton-local has the options)
-#   make chaos           a cluster under load, one fault after another (MINUTES=60, SEED= to repeat a run, CHAOS=options; docs/FAULTS.md)
+#   make chaos           a cluster under load and faults (MINUTES=60, SEED= to repeat a run, CHAOS=options; docs/FAULTS.md)
 #   make fuzz            all fuzz targets (SECONDS=300 in all, FUZZ=options and targets; tests/fuzz/README.md); needs clang
 #   make tsan            the daemons under the thread sanitizer and a mixed load (SECONDS=60 for each engine)
 #   make bench           all benchmarks, FULL=1 with all repetitions
-#   make check-gpu, bench-gpu   the same of the cuda engine, on a GPU
+#   make check-gpu, bench-gpu   checks and benchmarks of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
-#   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall takes it away again
-#   make lint, docs      what make check looks at in the sources; docs/CONFIG.md and docs/API.md anew
+#   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall removes it
+#   make lint, docs      checks of the sources; docs/CONFIG.md and docs/API.md anew
 #   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
@@ -32,7 +32,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 
 WARN := -Wall -Wextra -Wshadow -Wmissing-prototypes -Wstrict-prototypes -Wswitch-enum
 OPT  ?= -O2
-# A report ends the process: what goes on behind it could pass a test.
+# A report ends the process: a process that went on could pass a test.
 SAN  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 CPPFLAGS += -I. -I$(B)/gen -D_GNU_SOURCE
 CFLAGS   += -std=gnu11 -g $(OPT) -fPIC -fno-semantic-interposition $(WARN) $(SAN)
