@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import wait_for
+from conftest import CALIBRATED, wait_for
 from sanitizer import PATIENCE
 
 PROMPT = "Now is the winter of our discontent made glorious summer by this sun of York; " * 3
@@ -123,8 +123,11 @@ def test_clients_that_go_away_leave_nothing(cluster):
     wait_for(quiet, 10, "no request, lease or writing slot is left")
 
 
-def test_admission(make_cluster):
-    c = make_cluster("--set", "conductor.max_running=1", "--set", "conductor.max_waiting=1")
+def test_admission(make_cluster, monkeypatch):
+    """The first request takes a minute, however fast the machine is and however late the others come."""
+    monkeypatch.setenv("BATON_NULL_PACE", "20000,0")
+    c = make_cluster("--set", "conductor.max_running=1", "--set", "conductor.max_waiting=1", "--set",
+                     "prefill.engine.device=null", "--set", "decode.engine.device=null")
     first = c.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 3000, "temperature": 0,
                                          "ignore_eos": True})
     next(first)
@@ -144,7 +147,7 @@ def test_overload_is_refused_and_the_rest_served(make_cluster, monkeypatch):
     """Devices that take their time (the null engine, paced), and far more than they can do within the objective."""
     monkeypatch.setenv("BATON_NULL_PACE", "5000,400")
     # Whom the objective refuses is served late as long as that takes less than queue_timeout_ms.
-    c = make_cluster("--set", "prefill.engine.device=null", "--set", "decode.engine.device=null", "--set",
+    c = make_cluster(*CALIBRATED, "--set", "prefill.engine.device=null", "--set", "decode.engine.device=null", "--set",
                      "conductor.sched.admission=predict", "--set", f"conductor.queue_timeout_ms={int(1000 * PATIENCE)}ms")
     body = {"prompt": list(range(300, 400)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     want = c.post("/v1/completions", body)["choices"][0]["text"]
@@ -179,7 +182,7 @@ def test_a_prompt_that_cannot_be_in_time_is_late(make_cluster):
     """No worker has a first token within a millisecond, however idle: it is served late."""
     body = {"prompt": list(range(300, 400)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     asked = {"x-slo-ttft-ms": "1", "x-baton-plan": "1"}
-    options = ("--prefill", "2", "--set", "conductor.sched.policy=baton", "--set", "conductor.sched.admission=priced")
+    options = (*CALIBRATED, "--prefill", "2", "--set", "conductor.sched.policy=baton", "--set", "conductor.sched.admission=priced")
     c = make_cluster(*options)
     want = c.post("/v1/completions", body)["choices"][0]["text"]
     answers = []
@@ -198,7 +201,7 @@ def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
     monkeypatch.setenv("BATON_NULL_PACE", "5000,400")
     sets = ["conductor.sched.policy=baton", "conductor.sched.admission=priced",
             "prefill.engine.device=null", "decode.engine.device=null", "prefill.engine.max_rows=512"]
-    c = make_cluster(*(x for s in sets for x in ("--set", s)))
+    c = make_cluster(*CALIBRATED, *(x for s in sets for x in ("--set", s)))
 
     def ask(n, salt, **headers):
         body = {"prompt": [(k * 7) % 1700 + 300 for k in range(n)], "max_tokens": 4, "temperature": 0, "ignore_eos": True, "cache_salt": salt}
@@ -224,7 +227,7 @@ def test_packed_rows_leave_decode_workers_to_prompts(make_cluster, monkeypatch):
     """Rows go to few decode workers; the others compute prompts as prefill workers do and hand them over, with the same tokens."""
     monkeypatch.setenv("BATON_NULL_PACE", "40000,400")  # of a step of 60 ms the base is most
     sets = ["conductor.sched.policy=baton", "conductor.sched.tbt_objective_ms=80ms", "conductor.sched.admission=none", "prefill.engine.device=null", "decode.engine.device=null"]
-    c = make_cluster("--prefill", "1", "--decode", "3", *(x for s in sets for x in ("--set", s)))
+    c = make_cluster(*CALIBRATED, "--prefill", "1", "--decode", "3", *(x for s in sets for x in ("--set", s)))
 
     def ask(i, **more):
         prompt = [(i * 31 + k * (i + 3)) % 1700 + 300 for k in range(200)]

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-from conftest import BUILD, CTL, Cluster, wait_for
+from conftest import BUILD, CALIBRATED, CTL, Cluster, wait_for
 from sanitizer import PATIENCE
 from test_conductor_ctl import ctl
 
@@ -253,9 +253,9 @@ def test_rolling_restart_refuses_nobody():
 
 def test_classes_of_other_conductors(monkeypatch):
     """What the first conductor has queued keeps the second one's requests out by class: a lower one's prompts are no
-    reason to refuse a higher one. The engine takes a second a prompt, and sleeps meanwhile."""
-    monkeypatch.setenv("BATON_NULL_PACE", "1000,10000")
-    c = Cluster("--nodes", "1", "--set", "prefill.engine.device=null", "--set", "decode.engine.device=null")
+    reason to refuse a higher one. The engine takes half a second a prompt, and sleeps meanwhile."""
+    monkeypatch.setenv("BATON_NULL_PACE", "1000,5000")
+    c = Cluster(*CALIBRATED, "--nodes", "1", "--set", "prefill.engine.device=null", "--set", "decode.engine.device=null")
     second, done = None, []
     try:
         second = Conductor(c, "second")
@@ -283,7 +283,7 @@ def test_classes_of_other_conductors(monkeypatch):
             return sum(n["load"]["queued_prefill_tokens"] for n in workers)
 
         wait_for(lambda: queued() > 1200, 20, "the second conductor hears of the queue")
-        objective = {"x-slo-ttft-ms": "9000"}
+        objective = {"x-slo-ttft-ms": "4500"}
         status, answer = ask(second.port, "higher", 4, **objective)
         assert status == 200, answer
         assert len(done) < 18, "it went before those that were there"

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import slow_disk
-from conftest import ROOT, scrape, wait_for
+from conftest import CALIBRATED, ROOT, scrape, wait_for
 from leftovers import assert_nothing_left, settled
 from restarts import Restarts
 from sanitizer import SHORT_STEPS
@@ -35,7 +35,7 @@ class Streams(Restarts):
         self.block_bytes = BLOCK * (3072 if large else 512)
         slab = f"{1100 if large else 400 // nodes}KiB"
         model = () if large else ("--model", DRAFT)
-        super().__init__(*model, *SHORT_STEPS, "--nodes", str(nodes), "--decode", str(nodes),
+        super().__init__(*model, *SHORT_STEPS, *CALIBRATED, "--nodes", str(nodes), "--decode", str(nodes),
                          "--set", f"all.kv.block_tokens={BLOCK}",
                          "--set", f"kvstore.kvstore.slab_bytes={slab}",
                          "--set", f"kvstore.kvstore.ssd.path={folder}/ssd-{{node}}",
