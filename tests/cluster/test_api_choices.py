@@ -1,5 +1,6 @@
 """Several choices in one answer on a running cluster: n, arrays of prompts, echo and prompt
 logprobs. What a choice says must be what it says alone."""
+import json
 import math
 import threading
 import time
@@ -159,9 +160,17 @@ def test_prompt_logprobs(cluster):
 
 
 def test_one_bad_prompt_refuses_all(cluster):
-    status, _, _ = cluster.request("POST", "/v1/completions",
-                                   {"prompt": ["ok", [1] * 9000], "stream": True})
-    assert status == 400
+    """And none of the others is computed."""
+    before = cluster.metrics("conductor")
+    status, headers, body = cluster.request("POST", "/v1/completions",
+                                            {"prompt": ["ok", [1] * 9000], "stream": True})
+    assert status == 400 and headers["content-type"].startswith("application/json"), (status, body)
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error" and "9000" in error["message"], error
+    after = cluster.metrics("conductor")
+    planned = [k for k in after if k.startswith(("baton_plan_total", "vllm:prompt_tokens_total"))]
+    assert planned and [after[k] for k in planned] == [before[k] for k in planned]
+    assert cluster.complete("ok", 1)["usage"]["completion_tokens"] == 1
 
 
 def test_leaving_ends_all_of_them(cluster):

@@ -236,13 +236,25 @@ static void test_slow_reader(void **state)
     assert_true(seconds() - from < 2.5); /* with a wait after each piece: 5 s */
 }
 
+/* Lines go nowhere, without a wait for each, until stderr has a reader again. */
 static void test_reader_gone(void **state)
 {
     (void)state;
+    char text[4200];
+    int ends[2];
     signal(SIGPIPE, SIG_IGN); /* as the daemons do */
     close(reader);
-    reader = -1;
+    double from = seconds();
     log_many("a");
+    assert_true(seconds() - from < 20); /* a write that waits would wait for ever */
+    assert_int_equal(pipe(ends), 0);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+    reader = ends[0];
+    fcntl(reader, F_SETFL, O_NONBLOCK);
+    BT_INFO("again", "a=1");
+    assert_in_range(drain(text, sizeof(text)), 1, 2); /* perhaps with how many were lost */
+    assert_non_null(strstr(text, "ev=again a=1\n"));
 }
 
 static void give_up(void)
