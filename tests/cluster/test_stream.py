@@ -30,10 +30,10 @@ class Streams(Restarts):
 
     def __init__(self, folder, policy, *more, nodes=1, large=False):
         self.folder = folder
-        self.prompt = 5000 if large else 8000
+        self.prompt = 5000 if large else 6000
         self.blocks = (self.prompt - 1) // BLOCK  # that can be cached: the last token is computed in any case
         self.block_bytes = BLOCK * (3072 if large else 512)
-        slab = f"{1100 if large else 400 // nodes}KiB"
+        slab = f"{1100 if large else 300 // nodes}KiB"
         model = () if large else ("--model", DRAFT)
         super().__init__(*model, *SHORT_STEPS, *CALIBRATED, "--nodes", str(nodes), "--decode", str(nodes),
                          "--set", f"all.kv.block_tokens={BLOCK}",
