@@ -73,7 +73,8 @@ class Restarts:
 
     def start_again(self, m):
         """Starts a killed daemon, again if it may not join yet."""
-        p, end = None, time.monotonic() + 20 * PATIENCE
+        p, begun = None, time.monotonic()
+        end = begun + 60 * PATIENCE  # the dead one's name is free after 5 s
         while time.monotonic() < end:
             if p is None or p.poll() is not None:
                 p = self.spawn(*self.args[m["kind"], m["name"]], m["name"] + ".log")
@@ -81,7 +82,7 @@ class Restarts:
             if now and now[0]["pid"] == p.pid and now[0]["session_up"] and self.c_serves(now[0]):
                 return now[0]
             time.sleep(0.1)
-        raise AssertionError(f"{m['name']} did not come back")
+        raise AssertionError(f"{m['name']} did not come back in {time.monotonic() - begun:.0f} s; {now}\n{self.c.logs()[-6000:]}")
 
     def c_serves(self, m):
         try:
