@@ -9,7 +9,7 @@ from wire_peers import Peer
 
 LAYERS = 4
 # a block is 512 KiB; addresses are not loopback: members have a secret
-BIG = dict(seg=131072, layers=LAYERS, slots=600, secret="a secret of the cluster, 32 bytes")
+BIG = dict(seg=131072, layers=LAYERS, slots=160, secret="a secret of the cluster, 32 bytes")
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
         assert of_card(p, "up", 3 - card) == 1 and of_card(p, "lanes", 3 - card) == 1
         assert lines(p, "wire_card_down", card) == 1 and lines(p, "wire_card_down", 3 - card) == 0
     before = sent(a, card)
-    start(a, b, 2, 32)  # while it is away
+    start(a, b, 2, 16)  # while it is away
     finish(a, b, 2)
     assert sent(a, card) == before
     if how == "link":
@@ -213,7 +213,7 @@ def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
         machines[1].join(card, machines[0])
     until(lambda: of_card(a, "lanes", card) == 1 and of_card(b, "lanes", card) == 1)
     until(lambda: of_card(a, "up", card) == 1 and of_card(b, "up", card) == 1)
-    start(a, b, 3, 64)
+    start(a, b, 3, 32)
     finish(a, b, 3)
     assert sent(a, card) > before
     assert lines(a, "wire_card_up", card) == 1 and lines(b, "wire_card_up", card) == 1
@@ -273,8 +273,8 @@ def test_a_card_flaps_while_flows_go_both_ways(peers, machines):
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
     for p, seed in ((a, 21), (b, 22)):
         p.ask(f"auto 128 128 {seed}", "auto")
-    b.say(f"storm a {a.addr} {a.inc} 1000 100 128 128 21 1")
-    a.say(f"storm b {b.addr} {b.inc} 1000 100 128 128 22 1")
+    b.say(f"storm a {a.addr} {a.inc} 1000 60 128 128 21 1")
+    a.say(f"storm b {b.addr} {b.inc} 1000 60 128 128 22 1")
     stormy = lambda: not (a.has("storm done=") and b.has("storm done="))  # noqa: E731
     n = 0
     while stormy() and n < 40:
@@ -285,7 +285,7 @@ def test_a_card_flaps_while_flows_go_both_ways(peers, machines):
         n += 1
     assert n > 2
     for p in (a, b):
-        p.wait(r"storm done=100 failed=0", 120)
+        p.wait(r"storm done=60 failed=0", 120)
     nothing_lost(a, b)
     assert a.metrics()["baton_kv_resent_segments_total"] + b.metrics()["baton_kv_resent_segments_total"] > 0
 

@@ -58,12 +58,13 @@ def progress(b, req):
     return int(b.ask(f"word {req}", rf"word {req} (\d+)")[1])
 
 
-def poison_holds(b, req, a=None):
-    """Slots of a quiet flow stay as they are, also when a stopped sender goes on."""
+def poison_holds(b, req, bg, a=None):
+    """Slots of a quiet flow stay as they are while others transfer, also when a stopped sender goes on."""
     b.ask(f"poison {req}", f"poisoned {req}")
     if a is not None:
         a.signal(signal.SIGCONT)
-    time.sleep(0.5)
+        a.wait(f"send_end {req} ERR_")
+    bg.finish()
     b.ask(f"checkpoison {req}", f"poison_changed {req} 0$")
     b.say(f"forget {req}")
 
@@ -84,9 +85,9 @@ def test_idle_processes_burn_no_cpu(trio):
     start_flow(a, b, 1, 3)  # a flow that waits for its writer
     b.wait("progress 1 3")
     before = [p.usage()["cpu_s"] for p in trio[:3]]
-    time.sleep(2)
+    time.sleep(1)
     used = [p.usage()["cpu_s"] - x for p, x in zip(trio[:3], before)]
-    assert max(used) < 0.2, used
+    assert max(used) < 0.1, used
     b.ask("cancel 1", "quiet 1")
 
 
@@ -115,8 +116,7 @@ def test_sender_killed_mid_transfer(trio):
     b.wait("failed 1 ERR_PEER_LOST")
     b.wait("quiet 1")
     assert progress(b, 1) < ITEMS
-    poison_holds(b, 1)
-    bg.finish()
+    poison_holds(b, 1, bg)
 
 
 def test_receiver_killed_mid_transfer(trio):
@@ -181,8 +181,7 @@ def test_sender_stopped_mid_segment(trio):
     stop_mid_segment(a, b, 1)
     b.wait("failed 1 ERR_PEER_LOST .*silent")
     b.wait("quiet 1")
-    poison_holds(b, 1, a)
-    bg.finish()
+    poison_holds(b, 1, bg, a)
     a.wait("send_end 1 ERR_PEER_LOST")
     a.say("drop 1")
     whole_transfer(a, b, 2)
@@ -200,8 +199,7 @@ def test_deadline_with_a_stopped_sender_forces_the_endpoint(trio):
     b.wait("quiet 1")
     b.wait("failed 2 ERR_PEER_LOST")
     b.wait("quiet 2")
-    poison_holds(b, 1, a)
-    bg.finish()
+    poison_holds(b, 1, bg, a)
 
 
 def test_cancel_with_a_stopped_sender(trio):
@@ -211,8 +209,7 @@ def test_cancel_with_a_stopped_sender(trio):
     b.say("cancel 1")
     b.wait("quiet 1")
     assert not b.has("failed 1") and not b.has("done 1")
-    poison_holds(b, 1, a)
-    bg.finish()
+    poison_holds(b, 1, bg, a)
     a.wait("send_end 1 ERR_")
 
 
@@ -229,7 +226,7 @@ def test_receiver_stopped_mid_segment(trio):
     b.signal(signal.SIGCONT)
     b.wait("failed 1 ERR_PEER_LOST")
     b.wait("quiet 1")
-    poison_holds(b, 1)
+    poison_holds(b, 1, Background(b, c, 20))
     whole_transfer(a, b, 3)
 
 
@@ -251,12 +248,12 @@ def test_a_stopped_peer_costs_no_cpu(trio):
     a, b, c, _ = trio
     stop_mid_segment(a, b, 1)
     before = b.usage()["cpu_s"]
-    time.sleep(2)
-    assert b.usage()["cpu_s"] - before < 0.4
+    time.sleep(1)
+    assert b.usage()["cpu_s"] - before < 0.2
     b.wait("quiet 1")
     before = b.usage()["cpu_s"]
-    time.sleep(2)
-    assert b.usage()["cpu_s"] - before < 0.2
+    time.sleep(1)
+    assert b.usage()["cpu_s"] - before < 0.1
 
 
 def test_short_stop_is_survived(trio):
@@ -311,8 +308,7 @@ def test_connection_cut_mid_segment(trio):
     b.wait("quiet 1")
     a.wait("send_end 1 ERR_PEER_LOST")
     a.say("drop 1")
-    poison_holds(b, 1)
-    bg.finish()
+    poison_holds(b, 1, bg)
     whole_transfer(a, b, 2)  # over a new session
 
 
@@ -323,15 +319,14 @@ def test_the_cluster_says_a_peer_is_gone(trio):
     b.say(f"peerdown a {a.inc}")
     b.wait("failed 1 ERR_PEER_LOST .*cluster")
     b.wait("quiet 1")
-    poison_holds(b, 1, a)
-    bg.finish()
+    poison_holds(b, 1, bg, a)
 
 
 def test_many_sessions_leave_nothing_behind(trio):
     a, b, c, _ = trio
     whole_transfer(a, b, 1)
     a.say("drop 1")
-    for i in range(2, 62):
+    for i in range(2, 42):
         if i == 12:
             u = b.usage(), a.usage()  # warm
         b.say(f"peerdown a {a.inc}")
@@ -347,7 +342,7 @@ def test_many_sessions_leave_nothing_behind(trio):
     for before, after in zip(u, (b.usage(), a.usage())):
         assert after["fds"] <= before["fds"] + 2 and after["free"] == before["free"], (u, after)
         if sanitizer.KIND != "thread":  # it keeps what was done to each address
-            assert after["rss_kb"] - before["rss_kb"] < 50 * 100, (u, after)  # 100 KB a session
+            assert after["rss_kb"] - before["rss_kb"] < 30 * 100, (u, after)  # 100 KB a session
 
 
 @pytest.mark.parametrize("what", [1, 2], ids=["in the middle of a message", "anywhere"])
@@ -399,10 +394,10 @@ def test_sessions_that_end_before_they_begin(transport, certificates):  # noqa: 
 @pytest.mark.parametrize("who", ["dialer", "listener"])
 def test_a_peer_stands_still_during_wire_up(who):
     """Longer than the other waits for its proof. UCX 1.13.1 ended the one that stood still when it went on and found the
-    other's endpoint closed, wherever in wire-up that was: five pairs, stopped at as many moments, eight times."""
-    pairs = [[Peer(f"{name}{i}", seg=8192, layers=4, slots=60) for name in "ab"] for i in range(5)]
+    other's endpoint closed, wherever in wire-up that was: five pairs, stopped at as many moments, four times."""
+    pairs = [[Peer(f"{name}{i}", seg=8192, layers=4, slots=60) for name in "ab"] for i in range(8)]
     try:
-        for req in range(1, 9):
+        for req in range(1, 5):
             for i, (a, b) in enumerate(pairs):
                 b.say(f"peerdown {a.name} {a.inc}")
                 a.grant(req, 1, 64, 32, req)
