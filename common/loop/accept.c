@@ -14,6 +14,7 @@
 #include "common/log/log.h"
 #include "common/loop/loop.h"
 #include "common/loop/newcomers.h"
+#include "common/loop/one_peer.h"
 
 #define SAY_NS    60000000000ull /* a line a minute at most */
 #define TRIES_MAX 1024           /* clients turned away in one call */
@@ -72,7 +73,7 @@ static bool turn_away(int fd, int error)
     return turned;
 }
 
-static void spare_ready(void)
+void bt_loop_accept_ready(void)
 {
     pthread_mutex_lock(&spare.lock);
     spare_take();
@@ -84,8 +85,8 @@ int accept4(int fd, __SOCKADDR_ARG addr, socklen_t *restrict len, int flags)
     for (int i = 0; i < TRIES_MAX; i++) {
         int client = bt_loop_accept(fd, addr.__sockaddr__, len, flags);
         if (client >= 0) {
-            spare_ready();
-            if (bt_newcomers_came(client)) {
+            bt_loop_accept_ready();
+            if (bt_newcomers_came(client) && bt_one_peer_came(fd, client)) {
                 return client;
             }
             close(client);

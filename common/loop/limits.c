@@ -17,6 +17,7 @@ uint64_t bt_loop_process_limits(void)
 {
     struct rlimit r;
     bt_log_last_words();
+    bt_loop_accept_ready();
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN);
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) {

@@ -73,6 +73,10 @@ uint64_t bt_loop_process_limits(void);
  * and accept4 of this process (accept.c) close connections that they have no descriptor for, log
  * it, and fail with EAGAIN only, or for what is wrong with the listening socket. */
 int bt_loop_accept(int fd, struct sockaddr *addr, socklen_t *len, int flags);
+/* Takes the descriptor that is spared for clients that there is no room for, which else happens
+ * with the first client. bt_loop_process_limits calls it: so the functions of accept.c are part of
+ * every program that sets its limits. */
+void bt_loop_accept_ready(void);
 
 /* Delivers signo through signalfd (call before starting threads: it blocks the signal). */
 void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, void *arg);

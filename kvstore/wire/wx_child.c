@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/log/last_words.h"
+#include "common/loop/one_peer.h"
 #include "kvstore/wire/wx_priv.h"
 
 #define AHEAD_STEP    (16u << 20)
@@ -501,6 +502,7 @@ void bt_wx_child_main_if_asked(int argc, char **argv)
     (void)prctl(PR_SET_NAME, "baton-wire");
     leave_signals();
     (void)bt_loop_process_limits();
+    bt_one_peer_limit(BT_ONE_PEER_MAX);
     create(&fds);
     BT_ASSERT(pthread_create(&C.ahead, NULL, map_ahead, NULL) == 0);
     C.x->t->run(C.x);

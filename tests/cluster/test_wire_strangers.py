@@ -4,6 +4,7 @@ import os
 import queue
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from concurrent import futures
 
 import pytest
 
-from wire_peers import ROOT, Peer, tool
+from wire_peers import ROOT, Peer, sockets, tcp_rows, tool
 
 grpc = pytest.importorskip("grpc")
 METHOD = "/baton.Peer/Session"
@@ -519,6 +520,54 @@ def refused(world, change, secret=SECRET):
     d.recv(proxy, 1, 1, 64, 32)
     d.wait("failed 1 ERR_PEER_LOST .*no proof of a member")
     return a, d
+
+
+def wire_ports(pid):
+    inodes = sockets(pid)
+    return sorted({int(r[1].split(":")[1], 16) for r in tcp_rows() if r[3] == "0A" and r[9] in inodes})
+
+
+def gone(s):
+    s.setblocking(False)
+    try:
+        return s.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def wait_for(true, what, seconds=20):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not in {seconds} s: {what}"
+        time.sleep(0.1)
+
+
+def test_who_connects_to_a_lanes_port_holds_little(world):
+    """UCX keeps what connects to it, silent or not. A lane's port has room for few, a stranger learns that at once, and
+    peers go on: on lanes that stand, on new ones, and when the strangers have left."""
+    b, c, _ = world
+    b.say(f"storm c {c.addr} {c.inc} 20 4 64 32 8 1")
+    b.wait("storm done=")
+    wire = b.wire_pid()
+    ports = wire_ports(wire)
+    assert ports
+    fds = len(os.listdir(f"/proc/{wire}/fd"))
+    strangers = [socket.create_connection(("127.0.0.1", port), 10) for port in ports for _ in range(200)]
+    wait_for(lambda: sum(gone(s) for s in strangers) >= 190 * len(ports), "most of them are turned away")
+    assert len(os.listdir(f"/proc/{wire}/fd")) <= fds + 8 * len(ports)
+    d = Peer("d")
+    world[2].append(d)
+    for peer in (c, d):
+        after = b.mark()
+        b.say(f"storm {peer.name} {peer.addr} {peer.inc} 20 4 64 32 8 1")
+        b.wait("storm done=", after=after)
+    for s in strangers:
+        s.close()
+    wait_for(lambda: len(os.listdir(f"/proc/{wire}/fd")) <= fds + 16, "what they held is free")
+    assert b.wire_pid() == wire
+    assert any("ev=strangers_refused" in line for line in b.err)
 
 
 def test_members_move_kv(world):
