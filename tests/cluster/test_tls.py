@@ -1,8 +1,10 @@
 """Certificates between all daemons, to etcd and for batonctl: a whole cluster from the outside. What is
 refused in which words is tests/unit/test_tls.c."""
 import os
+import re
 import signal
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -156,3 +158,51 @@ def test_certificates_are_replaced_while_it_runs(secure):
     wait_for(lambda: secure.metrics("conductor")[up] == 2, 60, "it is back")
     assert secure.complete(PROMPTS[1], 8, ignore_eos=True)["usage"]["completion_tokens"] == 8
     assert "tls_not_renewed" not in "".join(log(d) for d in daemons)
+
+
+def sign_for(folder, name, seconds):
+    """A certificate like NAME.crt, of the same key, that ends in so many seconds. Returns when it ends."""
+    def openssl(*args):
+        return subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True, text=True, timeout=60).stdout
+
+    sans = openssl("x509", "-in", f"{name}.crt", "-noout", "-ext", "subjectAltName").splitlines()[1].strip()
+    ends = int(time.time()) + seconds
+    with tempfile.TemporaryDirectory() as work:
+        open(os.path.join(work, "index"), "w").close()
+        with open(os.path.join(work, "ext"), "w") as f:
+            f.write(f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName={sans}\n")
+        with open(os.path.join(work, "conf"), "w") as f:
+            f.write(f"[ca]\ndefault_ca=one\n[one]\ndatabase={work}/index\nnew_certs_dir={work}\npolicy=any\nrand_serial=yes\n"
+                    "[any]\ncommonName=supplied\n")
+        openssl("req", "-new", "-key", f"{name}.key", "-subj", f"/CN={name}", "-out", f"{work}/csr")
+        openssl("ca", "-batch", "-notext", "-config", f"{work}/conf", "-md", "sha256", "-keyfile", "ca.key", "-cert", "ca.crt",
+                "-in", f"{work}/csr", "-extfile", f"{work}/ext", "-out", f"{name}.crt.new",
+                "-enddate", time.strftime("%Y%m%d%H%M%SZ", time.gmtime(ends)))
+    os.rename(os.path.join(folder, f"{name}.crt.new"), os.path.join(folder, f"{name}.crt"))
+    return ends
+
+
+def test_a_certificate_expires_under_a_session(secure):
+    """A kvstore's ends while the conductor talks to it: the session ends within 5 s, both logs name the certificate and
+    the remedy, and with a new one in its place the kvstore is back."""
+    kvstore, up = secure.daemon("kvstore", 1), 'baton_sessions_up{kind="kvstore"}'
+    assert secure.metrics("conductor")[up] == 2
+    ends = sign_for(tls_dir(secure), "n2-kvstore", 30)
+    wait_for(lambda: scrape(kvstore["http"])[ENDS] == ends, 15, "the kvstore has read its new certificate")
+    time.sleep(6)  # gRPC looks at the file every 5 s for itself
+    os.kill(kvstore["pid"], signal.SIGSTOP)
+    try:
+        wait_for(lambda: secure.metrics("conductor")[up] == 1, 15, "the session ends")
+    finally:
+        os.kill(kvstore["pid"], signal.SIGCONT)
+    wait_for(lambda: secure.metrics("conductor")[up] == 2, 15, "a session with the new certificate is up")
+    assert time.time() < ends, "this machine is too slow for this test"
+    wait_for(lambda: secure.metrics("conductor")[up] == 1, max(0, ends - time.time()) + 8, "the session ends with the certificate")
+    assert time.time() >= ends
+    assert re.search(r"ev=tls_refused peer=baton://\S+/kvstore/n2 why=\".* has expired\" remedy=\".*give it a new certificate",
+                     log(secure.daemon("conductor")))
+    wait_for(lambda: re.search(r"ev=tls_expired file=\S+/n2-kvstore.crt .*remedy=\"put a new certificate", log(kvstore)), 10,
+             "the kvstore says that its certificate is over")
+    certs(secure, "node", "n2")
+    wait_for(lambda: secure.metrics("conductor")[up] == 2, 60, "it is back")
+    assert secure.complete(PROMPTS[1], 8, ignore_eos=True)["usage"]["completion_tokens"] == 8
