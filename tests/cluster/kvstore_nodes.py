@@ -77,10 +77,16 @@ class Etcd:
                 time.sleep(0.05)
         raise AssertionError("etcd does not start")
 
-    def delete(self, key):
+    def ask(self, what, key):
         body = json.dumps({"key": base64.b64encode(key.encode()).decode()}).encode()
-        reply = urllib.request.urlopen(f"http://{self.addr}/v3/kv/deleterange", body, timeout=5).read()
-        assert json.loads(reply).get("deleted") == "1", reply
+        return json.loads(urllib.request.urlopen(f"http://{self.addr}/v3/kv/{what}", body, timeout=5).read())
+
+    def has(self, key):
+        return self.ask("range", key).get("count", "0") != "0"
+
+    def delete(self, key):
+        reply = self.ask("deleterange", key)
+        assert reply.get("deleted") == "1", reply
 
     def stop(self):
         self.p.kill()

@@ -274,7 +274,7 @@ def test_a_wall_clock_that_is_set_neither_ends_a_pin_nor_lets_it_last(tmp_path):
         holds()
         for ahead in (day, -day):
             clock.jump(ahead)
-            time.sleep(2.5)  # kvstores look every second
+            time.sleep(1.5)  # kvstores look every second
             holds()
             pool.flood(1.5)
             assert pool.cached(mine)[0] == WHOLE

@@ -130,9 +130,9 @@ def test_a_kvstore_that_stood_still_does_not_blame_it(pair):
     a, b = pair
     pid = b.wire_pid()
     os.kill(b.pid, signal.SIGSTOP)
-    time.sleep(3.5)
+    time.sleep(2.5)  # a wire process has two seconds to answer
     os.kill(b.pid, signal.SIGCONT)
-    time.sleep(1)
+    time.sleep(0.7)  # it is asked every half second
     assert b.wire_pid() == pid and b.metrics()[LOSSES] == 0
     whole(a, b, 1)
 
