@@ -182,7 +182,7 @@ def test_source_lost_in_mid_fetch(nodes, how, other):
         if other:
             assert n2.prompt(k, 5) == 0
         bytes_ = 'baton_kvstore_fetched_bytes_total{tier="slab"}'
-        before = n1.metric(bytes_)
+        before, replaced = n1.metric(bytes_), n1.metric("baton_kvstore_fetch_replaced_total")
         n1.ask(attempt, k, tokens, [(n3, [(0, 1500)])] + [(n2, [(0, 1500)])] * other)
         end = time.monotonic() + 20
         while n1.metric(bytes_) == before:
@@ -194,14 +194,16 @@ def test_source_lost_in_mid_fetch(nodes, how, other):
         r = n1.reserved(attempt, 30)
         if how == "stop":
             n3.kv.p.send_signal(signal.SIGCONT)
-        if r.resident_blocks < 1500 or other and n1.metric("baton_kvstore_fetch_replaced_total"):
+        # A machine on which nothing moves for 1.5 s makes the other holder late as well.
+        late = how == "stop" and other and r.resident_blocks < 1500
+        if not late and (r.resident_blocks < 1500 or other and n1.metric("baton_kvstore_fetch_replaced_total") > replaced):
             break
-        # It was over before the signal came.
+        # It was over before the signal came, or late.
         n1.use(attempt, r, 5, tokens)
         if how == "kill":
             n3 = Node(nodes, "n3", inc=attempt + 1, slab="80MiB")
     else:
-        raise AssertionError("five times the fetch was over before the signal came")
+        raise AssertionError("five times the fetch was over before the signal came, or the other holder was late")
     if other:
         assert r.resident_blocks == 1500
     n1.use(attempt, r, 5, tokens)
