@@ -186,19 +186,21 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(policy),
      .def = "baton",
      .reload = true,
-     .doc = "Where a request runs: baton, where its first token is predicted to be out first, also "
-            "by a prefix fetched from other nodes or beside a decode worker's rows; kvcache, "
-            "Mooncake's Algorithm 1; cache-aware, where its prefix is; for comparison random, "
-            "round-robin, least-load. docs/SIMULATION.md compares them."},
+     .doc = "How workers are chosen. baton: where the first token is predicted earliest, also "
+            "with a prefix fetched from other nodes or beside a decode worker's rows. kvcache: "
+            "Mooncake's Algorithm 1. cache-aware: where the prefix is. For comparison: random, "
+            "round-robin, least-load. docs/SIMULATION.md compares them.",
+     .when = "only to compare policies."},
     {.key = "sched.admission",
      .type = BT_CONF_STR,
      .offset = ROW(admission),
      .def = "priced",
      .reload = true,
-     .doc = "early: sched.*_objective_ms are held against the load at arrival; predict: that of "
-            "between tokens against the decode load expected when the prefill will end; priced: as "
-            "predict, and the longer the queue is, the shorter a prefill must be; none: nobody is "
-            "refused for them. Without objectives nobody is refused by any of them."},
+     .doc = "Which requests are refused because they would miss an objective. early: by the load "
+            "at arrival. predict: by the load expected when the prefill will end. priced: as "
+            "predict, and the longer the queue is, the shorter a prefill must be. none: no "
+            "request. Without objectives no request is refused.",
+     .when = "set none when your clients prefer a late answer to 429."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(local_prefill_tokens),
@@ -206,8 +208,10 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 100000000,
      .reload = true,
-     .doc = "A prompt whose uncached tail is at most this long is prefilled by the decode worker "
-            "itself. 0: prefill and decode are always apart while both roles are up."},
+     .doc = "A decode worker computes a prompt itself if at most this many of its tokens are not "
+            "cached. 0: prefill and decode are always apart while both roles are up.",
+     .when = "when there is no sched.tbt_objective_ms and short prompts shall not wait for a "
+             "hand-off."},
     {.key = "sched.fetch_ratio",
      .type = BT_CONF_FLOAT,
      .offset = ROW(fetch_ratio),
@@ -215,6 +219,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1e6,
      .reload = true,
+     .hidden = true,
      .doc =
          "With sched.policy kvcache: the prefill side fetches a prefix from the best holder if "
          "that has so many times what its own node has (the paper's kvcache_balancing_threshold); "
@@ -225,16 +230,19 @@ static const struct bt_conf_row rows[] = {
      .def = "0",
      .max = 86400000,
      .reload = true,
-     .doc = "A request whose predicted time to first token is above this gets 429. 0: none. The "
-            "header x-slo-ttft-ms takes its place for one request."},
+     .doc = "A request whose predicted time to first token is longer gets 429. 0: none. The "
+            "header x-slo-ttft-ms replaces it for one request.",
+     .when = "set the longest wait for a first token that your clients accept."},
     {.key = "sched.tbt_objective_ms",
      .type = BT_CONF_MS,
      .offset = ROW(tbt_objective_ms),
      .def = "0",
      .max = 86400000,
      .reload = true,
-     .doc = "A request whose predicted time between tokens (mean of the longest tenth) is above "
-            "this gets 429. 0: none. The header x-slo-tbt-ms takes its place for one request."},
+     .doc = "A request whose predicted time between tokens (mean of the longest tenth) is longer "
+            "gets 429. Decode workers take prompts beside their rows within it. 0: none. The "
+            "header x-slo-tbt-ms replaces it for one request.",
+     .when = "set the longest gap between tokens that your clients accept."},
     {.key = "sched.tbt_margin",
      .type = BT_CONF_FLOAT,
      .offset = ROW(tbt_margin),
@@ -242,6 +250,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0.01,
      .max = 1,
      .reload = true,
+     .hidden = true,
      .doc = "Admission asks for this share of sched.tbt_objective_ms: rows that come later make "
             "the steps longer for those that are there."},
     {.key = "sched.length_quantile",
@@ -250,6 +259,7 @@ static const struct bt_conf_row rows[] = {
      .def = "0.9",
      .min = 0.01,
      .max = 0.999,
+     .hidden = true,
      .doc = "An answer is expected to take as many pages as this share of the answers before it, "
             "of its tenant and length of prompt."},
     {.key = "sched.work_price",
@@ -259,6 +269,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 100,
      .reload = true,
+     .hidden = true,
      .doc = "Admission priced: of the time left to the objective a prefill may take (1 - queue / "
             "objective) to this power; the first second of a queue does not count."},
     {.key = "sched.demand_price",
@@ -268,6 +279,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 100,
      .reload = true,
+     .hidden = true,
      .doc = "Admission priced: of the prefill work asked for within about a minute the share (1 - "
             "queue / TTFT objective) to the power of this comes in, the shortest prefills first; "
             "a queue of less than a second is free. And of the decode workers' pages or places, "
@@ -280,6 +292,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1000,
      .reload = true,
+     .hidden = true,
      .doc = "Policy baton: weight of the time that a prefill takes from a worker beside the time "
             "that its request waits."},
     {.key = "sched.mixed_step_share",
@@ -288,6 +301,7 @@ static const struct bt_conf_row rows[] = {
      .def = "0.75",
      .max = 1,
      .reload = true,
+     .hidden = true,
      .doc = "Policy baton, where sched.tbt_objective_ms is set: decode workers compute prompts "
             "beside their rows where that gives an earlier first token, in steps of at most this "
             "share of the objective. They are told so; of several conductors' values, and a "
@@ -298,6 +312,7 @@ static const struct bt_conf_row rows[] = {
      .def = "0.95",
      .max = 1,
      .reload = true,
+     .hidden = true,
      .doc = "Likewise: the step that a row joins and what it has waited for it are together at "
             "most this share. 0: such steps are as long as others (then half of the objective is a "
             "good sched.mixed_step_share)."},
@@ -308,6 +323,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1,
      .reload = true,
+     .hidden = true,
      .doc = "Policy baton, where decode workers take prompts (sched.mixed_step_share): rows "
             "go to the fullest decode worker whose step stays within this share of the objective "
             "(half of it while prefill workers are asked for less than half of their time), so "
@@ -318,32 +334,34 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(replica_bytes_per_s),
      .def = "0",
      .max = 1e13,
-     .doc =
-         "Bytes a second that this conductor may spend on copies of hot prefixes ahead of need: a "
-         "prefix gets a copy on a further node with a prefill worker for each sched.replica_uses "
-         "uses within a minute. kvstore.replica_max bounds what they may hold. 0: none."},
+     .doc = "Bytes a second that this conductor may spend on copies of hot prefixes ahead of "
+            "need: one copy on a further node with a prefill worker for each 16 uses within a "
+            "minute. Copies take at most a quarter of the slots. 0: none.",
+     .when = "when very many requests share few prefixes and the network has room."},
     {.key = "sched.replica_uses",
      .type = BT_CONF_INT,
      .offset = ROW(replica_uses),
      .def = "16",
      .min = 2,
      .max = 1000000,
+     .hidden = true,
      .doc = "Uses of a prefix within a minute that deserve a copy (sched.replica_bytes_per_s)."},
     {.key = "sched.roles",
      .type = BT_CONF_STR,
      .offset = ROW(roles),
      .def = "fixed",
-     .doc =
-         "fixed: workers do what they were started for, or what batonctl role says; auto: one "
-         "conductor, the owner of the job in etcd, changes the role of a worker where prefill or "
-         "decode is short for minutes and the other has enough without it. What an operator has "
-         "chosen stays. Set the same on all conductors."},
+     .doc = "fixed: workers do what they were started for, or what batonctl role says. auto: one "
+            "conductor, the owner of the job in etcd, changes the role of a worker where prefill "
+            "or decode is short for minutes and the other has enough without it. An operator's "
+            "choice stays. The same on all conductors.",
+     .when = "set auto when the share of prefill and decode work changes over the day."},
     {.key = "sched.roles_window_ms",
      .type = BT_CONF_MS,
      .offset = ROW(roles_window_ms),
      .def = "60s",
      .min = 1000,
      .max = 86400000,
+     .hidden = true,
      .doc =
          "Roles by policy: the load is averaged over so long; two such windows in a row decide."},
     {.key = "sched.role_move_ms",
@@ -351,6 +369,7 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(role_move_ms),
      .def = "5s",
      .max = 86400000,
+     .hidden = true,
      .doc = "A worker that is given another role (batonctl role) may finish what it has for so "
             "long; then it is planned on other workers, where they can take it."},
     {.key = "sched.prior_prefill_tokens_per_s",
@@ -360,6 +379,7 @@ static const struct bt_conf_row rows[] = {
      .min = 1,
      .max = 1e9,
      .reload = true,
+     .hidden = true,
      .doc = "Assumed speed of a prefill worker that has not measured its own yet."},
     {.key = "sched.prior_step_ms",
      .type = BT_CONF_FLOAT,
@@ -368,6 +388,7 @@ static const struct bt_conf_row rows[] = {
      .min = 0.001,
      .max = 1e6,
      .reload = true,
+     .hidden = true,
      .doc = "Assumed decode step of a worker that has not measured its own yet."},
     {.key = "sched.link_bytes_per_s",
      .type = BT_CONF_SIZE,
@@ -376,6 +397,7 @@ static const struct bt_conf_row rows[] = {
      .min = 1000,
      .max = 1e13,
      .reload = true,
+     .hidden = true,
      .doc = "Assumed bandwidth between two nodes."},
 };
 
