@@ -20,7 +20,7 @@ static const struct bt_conf_row rows[] = {
      .when = "when two conductors run on one node."},
     {.key = "conductor.http.listen",
      .type = BT_CONF_ADDR,
-     .offset = ROW(http_listen),
+     .offset = ROW(http.listen),
      .def = "127.0.0.1:8000",
      .doc = "host:port of the OpenAI-compatible API, /health and /metrics; port 0 takes any free "
             "one.",
@@ -28,7 +28,7 @@ static const struct bt_conf_row rows[] = {
              "machines."},
     {.key = "conductor.http.body_max",
      .type = BT_CONF_SIZE,
-     .offset = ROW(http_body_max),
+     .offset = ROW(http.body_max),
      .def = "4MiB",
      .min = 1024,
      .max = 1 << 30,
@@ -37,7 +37,7 @@ static const struct bt_conf_row rows[] = {
              "one request."},
     {.key = "conductor.http.body_total",
      .type = BT_CONF_SIZE,
-     .offset = ROW(http_body_total),
+     .offset = ROW(http.body_total),
      .def = "256MiB",
      .min = 2048,
      .max = 1e13,
@@ -48,7 +48,7 @@ static const struct bt_conf_row rows[] = {
              "see 503."},
     {.key = "conductor.http.conns_max",
      .type = BT_CONF_INT,
-     .offset = ROW(http_conns_max),
+     .offset = ROW(http.conns_max),
      .def = "4096",
      .min = 1,
      .max = 1000000,
@@ -58,7 +58,7 @@ static const struct bt_conf_row rows[] = {
      .when = "raise it when more clients stay connected; raise the limit of open files with it."},
     {.key = "conductor.http.answers_max",
      .type = BT_CONF_SIZE,
-     .offset = ROW(http_answers_max),
+     .offset = ROW(http.answers_max),
      .def = "512MiB",
      .min = 16 << 20,
      .max = 1ll << 40,
@@ -71,7 +71,7 @@ static const struct bt_conf_row rows[] = {
              "less than 4 GiB."},
     {.key = "conductor.http.allowed_origins",
      .type = BT_CONF_STR,
-     .offset = ROW(http_allowed_origins),
+     .offset = ROW(http.allowed_origins),
      .def = "*",
      .doc = "Origins (scheme://host[:port], separated by commas) whose pages may use the API from "
             "a browser. *: any; empty: none.",
@@ -450,16 +450,16 @@ static bool check(const void *conf, char *err, size_t err_cap)
                  (long long)c->index_extent_tokens, (long long)c->common.kv_block_tokens);
         return false;
     }
-    if (bt_front_check_origins(c->http_allowed_origins, err, err_cap) != BT_OK ||
+    if (bt_front_check_origins(c->http.allowed_origins, err, err_cap) != BT_OK ||
         bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK ||
         bt_front_access_share(c->access_log, &share, err, err_cap) != BT_OK) {
         return false;
     }
-    if (c->http_body_total / 2 < c->http_body_max) {
+    if (c->http.body_total / 2 < c->http.body_max) {
         snprintf(
             err, err_cap,
             "conductor.http.body_total: %llu is less than twice conductor.http.body_max (%llu)",
-            (unsigned long long)c->http_body_total, (unsigned long long)c->http_body_max);
+            (unsigned long long)c->http.body_total, (unsigned long long)c->http.body_max);
         return false;
     }
     if (c->name != NULL && !bt_conf_name_good("conductor.name", c->name, err, err_cap)) {
@@ -481,7 +481,7 @@ static bool look(const void *conf, char *err, size_t err_cap)
     const struct bt_conductor_conf *c = conf;
     struct bt_model_config model;
     struct bt_tokenizer *tok = NULL;
-    bool listen = bt_conf_look_listen("conductor.http.listen", c->http_listen);
+    bool listen = bt_conf_look_listen("conductor.http.listen", c->http.listen);
     if (bt_model_config_load(c->common.model_path, &model, err, err_cap) != BT_OK ||
         bt_tokenizer_load(c->common.model_path, &tok, err, err_cap) != BT_OK) {
         return false;

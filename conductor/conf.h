@@ -23,10 +23,12 @@ enum {
 struct bt_conductor_conf {
     struct bt_conf_common common; /* first: bt_conf_main writes through it */
     char *name;
-    char *http_listen;
-    uint64_t http_body_max, http_body_total, http_answers_max;
-    int64_t http_conns_max;
-    char *http_allowed_origins;
+    struct { /* conductor.http.* */
+        char *listen;
+        uint64_t body_max, body_total, answers_max;
+        int64_t conns_max;
+        char *allowed_origins;
+    } http;
     char *api_keys_file;
     char *access_log;
     int64_t max_model_len;

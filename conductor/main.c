@@ -183,15 +183,15 @@ static bool start_front(struct conductor *c)
                                  .model_id = c->model_id,
                                  .model = &c->model,
                                  .max_model_len = (uint32_t)conf->max_model_len,
-                                 .allowed_origins = conf->http_allowed_origins,
+                                 .allowed_origins = conf->http.allowed_origins,
                                  .api_keys_file = conf->api_keys_file,
                                  .request_timeout_ms = conf->request_timeout_ms,
-                                 .answers_max = (size_t)conf->http_answers_max};
+                                 .answers_max = (size_t)conf->http.answers_max};
     bt_http_options_default(&fc.http);
-    fc.http.listen = conf->http_listen;
-    fc.http.body_max = (size_t)conf->http_body_max;
-    fc.http.body_total = conf->http_body_total;
-    fc.http.conns_max = (uint32_t)conf->http_conns_max;
+    fc.http.listen = conf->http.listen;
+    fc.http.body_max = (size_t)conf->http.body_max;
+    fc.http.body_total = conf->http.body_total;
+    fc.http.conns_max = (uint32_t)conf->http.conns_max;
     char err[512] = "";
     int port = 0;
     if (bt_front_access_share(conf->access_log, &fc.access_share, err, sizeof(err)) != BT_OK) {
@@ -202,7 +202,7 @@ static bool start_front(struct conductor *c)
     if (bt_front_create(&parts, &fc, &c->front, &port, err, sizeof(err)) != BT_OK) {
         return fail(c, "conductor.http.listen", err);
     }
-    c->http_addr = bt_conf_dialled(conf->http_listen, NULL, port);
+    c->http_addr = bt_conf_dialled(conf->http.listen, NULL, port);
     return true;
 }
 
@@ -499,9 +499,9 @@ int main(int argc, char **argv)
     }
     bt_conf_log_start(&c.conf.common, "conductor");
     uint64_t files = bt_loop_process_limits();
-    if ((uint64_t)c.conf.http_conns_max + FILES_BESIDE > files) {
+    if ((uint64_t)c.conf.http.conns_max + FILES_BESIDE > files) {
         BT_WARN("open_files", "limit=%" PRIu64 " conns_max=%" PRId64 " remedy=%s", files,
-                c.conf.http_conns_max,
+                c.conf.http.conns_max,
                 "clients beyond the limit get 503: raise LimitNOFILE (ulimit -Hn, --ulimit "
                 "nofile), or lower conductor.http.conns_max");
     }
