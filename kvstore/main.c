@@ -32,7 +32,7 @@
 
 #define ADOPT_WAIT_MS 3000 /* for workers to notice that the predecessor is gone */
 
-struct peer { /* another kvstore, as etcd told us last */
+struct peer { /* another kvstore, as last seen in etcd */
     struct bt_list link;
     char *name;
     uint64_t incarnation;
@@ -425,7 +425,8 @@ static void stop(struct daemon *d)
     while (!bt_list_empty(&d->peers)) {
         peer_free(BT_CONTAINER_OF(d->peers.next, struct peer, link));
     }
-    if (d->server != NULL) { /* before those whom calls are for: the loop turns once more below */
+    if (d->server !=
+        NULL) { /* before the objects that calls are for, since the loop turns once more below */
         bt_rpc_server_destroy(d->server);
     }
     if (d->serve != NULL && d->grants != NULL) {
@@ -435,7 +436,8 @@ static void stop(struct daemon *d)
         bt_grants_stop(d->grants);
     }
     bt_serve_local_destroy(d->local);
-    bt_wire_destroy(d->wire); /* nothing is sent or received any more: last callbacks come now */
+    bt_wire_destroy(
+        d->wire); /* nothing is sent or received any more; the last callbacks come now */
     if (d->loop != NULL) {
         bt_loop_poll(d->loop, 0); /* tasks that other threads posted free what they carry */
     }

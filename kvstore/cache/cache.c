@@ -277,9 +277,9 @@ void bt_cache_put_doubted(struct bt_cache *c, const uint32_t *slots, uint32_t n)
             continue;
         }
         BT_ERROR("block_bad", "slot=%u then=%s", slot,
-                 "its bytes in the slab are not the sealed ones; it is dropped");
+                 "its bytes in the slab have changed since it was sealed; the block is removed");
         if (bt_pool_unlease(c->pool, slot) == 0) {
-            drop_block(c, slot, "its bytes are not the sealed ones");
+            drop_block(c, slot, "its bytes have changed");
         }
     }
 }

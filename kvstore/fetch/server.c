@@ -117,7 +117,7 @@ static void on_answer(void *arg)
     end_reads(f); /* the leases are ours now */
     count(sv, f->have, f->n);
     if (f->n_held == 0) {
-        sv->c.send_abort(f->snd, BT_ERR_NOT_FOUND, "none of these blocks is here");
+        sv->c.send_abort(f->snd, BT_ERR_NOT_FOUND, "this node has none of these blocks");
         return; /* want_end has freed f */
     }
     uint32_t tokens = f->n_held * sv->c.block_tokens;

@@ -1,12 +1,11 @@
-/* Block events to conductors: an inventory, then deltas, as far as the reader's credit goes. Every
- * message holds only additions or only removals, so that its order is unambiguous. A reader that
- * falls too far behind loses the deltas and gets a new inventory (reset). Control thread.
+/* Block events to conductors: first an inventory, then deltas, as far as the reader's credit
+ * allows. A message holds only additions or only removals, so its order does not matter. A reader
+ * that falls too far behind loses its deltas and gets a new inventory (reset). Control thread.
  *
- * A block is here as long as any tier of the node has it; positions are the slab's slots, then
- * those of the SSD. A block may be announced twice, its removal too: that is no change to a reader.
- *
- * During an inventory the cursor walks over the slots: a change behind it is a delta, a change
- * ahead of it will be seen when the cursor comes by. Deltas always go out before more inventory. */
+ * The node has a block as long as one of its tiers has it. Positions are the slab's slots, then
+ * those of the SSD. An addition or removal may be announced twice; the second one changes nothing.
+ * During an inventory a cursor walks over the slots. A change behind the cursor is a delta; a
+ * change ahead of it is found when the cursor gets there. Deltas go out before more inventory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,7 +78,7 @@ static uint32_t positions(const struct bt_blocks *b)
     return bt_index_slots(b->index) + s.slots;
 }
 
-/* The block at a position, NULL: none. */
+/* The block at a position; NULL: none. */
 static const struct bt_kv_key *at_position(const struct bt_blocks *b, uint32_t pos,
                                            uint32_t *depth_p)
 {
@@ -96,8 +95,8 @@ static void change(struct bt_blocks *b, bool added, uint32_t pos, const struct b
     struct bt_list *i;
     bt_list_for_each (i, &b->readers) {
         struct bt_blocks_reader *r = BT_CONTAINER_OF(i, struct bt_blocks_reader, link);
-        /* With two tiers a removal is told wherever the cursor is: the other may have announced it.
-         */
+        /* With two tiers a removal is always announced, since the other tier may have announced
+         * the block. */
         if (r->reset || ((added || b->tier == NULL) && pos >= r->cursor)) {
             continue;
         }
@@ -115,7 +114,7 @@ static void on_slab(void *arg, bool added, uint32_t slot, const struct bt_kv_key
                     uint32_t depth)
 {
     struct bt_blocks *b = arg;
-    /* A disk that fails for a while keeps its blocks, and nobody would announce them again. */
+    /* A disk that fails for a while keeps its blocks, and they would not be announced again. */
     if (added || b->tier == NULL || !bt_ssd_keeps(bt_tier_ssd(b->tier), key)) {
         change(b, added, slot, key, depth);
     }
@@ -199,7 +198,7 @@ static bool pump_inventory(struct bt_blocks_reader *r, uint32_t *scanned)
         at++;
         (*scanned)++;
     }
-    /* An empty inventory is told as well: the reader learns that there is nothing. */
+    /* Send an empty inventory too, so that the reader knows that there are no blocks. */
     if ((n > 0 || r->reset) && !send_events(r, true, n, len)) {
         return false;
     }
@@ -251,7 +250,7 @@ static void reader_free(struct bt_blocks_reader *r)
     free(r);
 }
 
-/* It ends by itself: whose it is lets go of it. */
+/* The reader ends by itself; its owner is told. */
 static void reader_gone(struct bt_blocks_reader *r)
 {
     r->gone(r->arg);

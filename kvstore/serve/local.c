@@ -103,7 +103,7 @@ static void conn_broken_now(void *arg)
     conn_end(arg, "its packets cannot be sent");
 }
 
-/* From inside of the grants: the end comes in a later turn of the loop. */
+/* Called from inside the grants, so the session ends in a later turn of the loop. */
 static void conn_break(struct conn *c)
 {
     if (!c->broken) {
@@ -428,7 +428,7 @@ static bool conn_packet(struct conn *c, size_t len, int *fds, int n_fds)
         conn_end(c, why);
         alive = false;
     } else if (c->worker == NULL || bt_grants_message(c->sl->c.grants, c->worker, m) != BT_OK) {
-        conn_end(c, "it sent a packet that does not belong here");
+        conn_end(c, "the worker sent an unexpected packet");
         alive = false;
     }
     if (m != NULL) {
@@ -492,7 +492,7 @@ static void on_accept(void *arg, uint32_t events)
 
 /* ---- the listener ---- */
 
-/* One kvstore a run_dir: the lock tells, whatever was left lying about by a dead one. */
+/* One kvstore per run_dir. The lock decides, not the files that a dead one has left. */
 static bt_status_t run_dir_lock(struct bt_serve_local *sl, char *err, size_t cap)
 {
     char why[512];
@@ -579,7 +579,7 @@ void bt_serve_local_destroy(struct bt_serve_local *sl)
         unlink(sl->path);
     }
     if (sl->lock_fd >= 0) {
-        close(sl->lock_fd); /* the file stays: unlinking a lock file lets two hold "the" lock */
+        close(sl->lock_fd); /* the file stays: after an unlink two processes could hold the lock */
     }
     free(sl->path);
     free(sl->lock_path);

@@ -22,8 +22,7 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     Baton__Pin *m = bt_pin_read(w->prefix, kv, why, sizeof(why));
     if (m == NULL) {
         BT_WARN("pin_malformed", "key=%s why=%s remedy=%s", kv->key, why,
-                "it is not followed; written by another version or damaged: delete it and pin "
-                "again");
+                "the pin is ignored; it is damaged or of another version: delete it and pin again");
         return;
     }
     struct bt_remain_term term = {
@@ -39,7 +38,7 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
         BT_INFO("pin", "id=%016llx blocks=%u label=%s", (unsigned long long)m->id, pin.n, m->label);
     } else {
         BT_WARN("pin_refused", "id=%016llx blocks=%u why=%s", (unsigned long long)m->id, pin.n,
-                "this kvstore has as many pins as it can; unpin others");
+                "this kvstore has the most pins that it can hold; unpin others");
     }
     free(keys);
     baton__pin__free_unpacked(m, NULL);

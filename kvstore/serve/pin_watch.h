@@ -1,5 +1,5 @@
-/* The pins of the cluster as etcd has them (/baton/<cluster>/pins/), fed into the kvstore's own
- * table. An etcd that is away changes nothing; pins end by their time then, too. Control thread. */
+/* Copies the pins of the cluster from etcd (/baton/<cluster>/pins/) into the kvstore's table.
+ * While etcd is unavailable the pins stay and end at their times. Control thread. */
 #ifndef BT_KVSTORE_SERVE_PIN_WATCH_H
 #define BT_KVSTORE_SERVE_PIN_WATCH_H
 
@@ -11,7 +11,7 @@ struct bt_pin_watch;
 /* pins outlives it. */
 struct bt_pin_watch *bt_pin_watch_start(struct bt_etcd *e, const char *cluster,
                                         struct bt_pins *pins);
-/* Before bt_etcd_destroy. What is pinned stays so. */
+/* Call before bt_etcd_destroy. Pins stay in the table. */
 void bt_pin_watch_stop(struct bt_pin_watch *w); /* NULL is fine */
 
 #endif

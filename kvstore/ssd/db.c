@@ -147,10 +147,10 @@ static rocksdb_options_t *make_options(void)
 {
     rocksdb_options_t *plain = rocksdb_options_create(), *o = rocksdb_options_create();
     char *err = NULL;
-    /* Its OPTIONS file cannot hold the level below. Nobody reads that file; from 8.x on a database
-     * without it is not opened by default, and the C interface has no other way to say so. */
+    /* The OPTIONS file cannot hold the level set below. Nobody reads that file, but RocksDB 8.x
+     * and later do not open a database without it, and the C interface has no other option. */
     rocksdb_get_options_from_string(plain, "fail_if_options_file_error=false", o, &err);
-    rocksdb_free(err); /* a version that does not know the name does not mind either */
+    rocksdb_free(err); /* versions that do not know the name ignore it */
     rocksdb_options_destroy(plain);
     rocksdb_options_set_create_if_missing(o, 1);
     rocksdb_options_set_write_buffer_size(o, WRITE_BUFFER);
@@ -159,9 +159,9 @@ static rocksdb_options_t *make_options(void)
     rocksdb_options_set_max_open_files(o, 64);
     rocksdb_options_set_max_background_jobs(o, 2);
     rocksdb_options_set_compression(o, rocksdb_no_compression); /* hashes do not compress */
-    /* No LOG file (a level above all of RocksDB's): the library of Debian and Ubuntu has its
-     * assertions on, and ends the process when it writes to a LOG that the disk has refused before.
-     * What goes wrong comes back as a status and is in our own log. */
+    /* No LOG file, by a level above all of RocksDB's. The library of Debian and Ubuntu has
+     * assertions on and aborts when it writes to a LOG that the disk has refused before. Errors
+     * come back as a status and are in our own log. */
     rocksdb_options_set_info_log_level(o, NO_LOG);
     rocksdb_options_set_keep_log_file_num(o, 1);
     rocksdb_options_set_stats_dump_period_sec(o, 0);
@@ -188,7 +188,7 @@ static void remove_files(const char *path, const char *begin, const char *end)
     closedir(d);
 }
 
-/* What RocksDB itself cannot open it may not be able to destroy. */
+/* RocksDB may be unable to destroy a database that it cannot open. */
 static void wipe(const char *path)
 {
     char *err = NULL;
@@ -265,7 +265,7 @@ static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
     return whole && (ours || empty);
 }
 
-/* Nothing behind a link, or of somebody else, is read or removed. */
+/* Links and files of other users are neither read nor removed. */
 static bool is_own(const struct bt_ssd_db *s, char *why, size_t cap)
 {
     bt_status_t st = bt_conf_dir_private(s->path, why, cap);
@@ -308,8 +308,8 @@ static bool damaged(const char *why)
            strstr(why, "No such file") != NULL;
 }
 
-/* Opens and reads what is there. A damaged database, or one of another file, is emptied; one that
- * the disk does not give us is left as it is (false), but for spots that stay unreadable. */
+/* Opens and reads the database. One that is damaged or belongs to another file is emptied. If the
+ * disk refuses, the database stays as it is (false), except for spots that stay unreadable. */
 static bool first_open(struct bt_ssd_db *s, bool last_try, char *why, size_t cap)
 {
     if (!open_db(s, why, cap)) {
@@ -390,9 +390,10 @@ static void hand_back(struct bt_ssd_db *s)
 static void set_emptied(struct bt_ssd_db *s, bool emptied)
 {
     if (emptied) {
-        BT_WARN("ssd_index_emptied", "path=%s why=%s", s->path,
-                "its files were removed or damaged while it was used; what can be found "
-                "now is recorded anew");
+        BT_WARN(
+            "ssd_index_emptied", "path=%s why=%s", s->path,
+            "its files were removed or damaged while in use; the records of all blocks are written "
+            "again");
         pthread_mutex_lock(&s->lock);
         s->emptied = true;
         pthread_mutex_unlock(&s->lock);
@@ -411,7 +412,7 @@ static bool has_identity(struct bt_ssd_db *s)
     return has;
 }
 
-/* The disk refuses: RocksDB takes no writes any more until it is opened anew. */
+/* The disk refuses: RocksDB accepts no writes until it is opened again. */
 static bool reopen(struct bt_ssd_db *s, char *why, size_t cap)
 {
     close_db(s);
@@ -465,7 +466,7 @@ static void set_health(struct bt_ssd_db *s, bool down, const char *why)
     hand_back(s);
 }
 
-/* Waits until there is work, or while the disk refuses until the next attempt is due. */
+/* Waits for work, or, while the disk refuses, until the next attempt is due. */
 static struct bt_ssd_db_op *next_batch(struct bt_ssd_db *s, bool *stop_p)
 {
     struct queue batch;

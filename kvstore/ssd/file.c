@@ -58,8 +58,8 @@ static bt_status_t class_of(int why)
     }
 }
 
-/* 0 or errno. After kill -9 the lock outlives the process until its last write has ended: that is
- * what makes it safe to use the slots. */
+/* 0 or errno. After kill -9 the lock stays until the last write of the process has ended. So its
+ * holder may use the slots safely. */
 static int lock(int fd)
 {
     for (int ms = 0;; ms += 10) {
@@ -137,9 +137,8 @@ static int reserve(int fd, uint64_t end, uint64_t *at_p)
     return why;
 }
 
-/* Of `at` bytes reserved (`had`: before this start), those to keep so that the index, on the same
- * disk, has room: a slab file without an index is of no use. Nothing that a run before has had is
- * given back: there its index has its room. */
+/* How many of the `at` reserved bytes (`had` of them before this start) to keep, so that the index
+ * on the same disk has room. Bytes of an earlier run are kept, since its index had its room. */
 static uint64_t leave_room(const char *folder, const struct bt_ssd_file *f, uint64_t had,
                            uint64_t at)
 {
@@ -278,8 +277,9 @@ bt_ssd_file_state_t bt_ssd_file_look(const struct bt_ssd_file *f, const char *fo
     char *path = bt_sprintf("%s/blocks", folder);
     int rc = stat(path, &by_path) == 0 ? 0 : errno;
     free(path);
-    bool there = rc == 0 ? by_path.st_ino == by_fd.st_ino && by_path.st_dev == by_fd.st_dev
-                         : rc != ENOENT && rc != ENOTDIR; /* what cannot be seen may be there */
+    bool there = rc == 0
+                     ? by_path.st_ino == by_fd.st_ino && by_path.st_dev == by_fd.st_dev
+                     : rc != ENOENT && rc != ENOTDIR; /* if it cannot be examined it may exist */
     return by_fd.st_nlink > 0 && there ? BT_SSD_FILE_OK : BT_SSD_FILE_GONE;
 }
 

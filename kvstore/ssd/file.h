@@ -28,14 +28,14 @@ void bt_ssd_file_close(struct bt_ssd_file *f);
 typedef enum {
     BT_SSD_FILE_OK,
     BT_SSD_FILE_GONE, /* removed, moved away, or another one has its name */
-    BT_SSD_FILE_CUT   /* somebody has shortened it */
+    BT_SSD_FILE_CUT   /* it was shortened */
 } bt_ssd_file_state_t;
 
-/* What has become of the open file. *bytes_p: its length, of one that was cut. */
+/* State of the open file. *bytes_p: the length of a file that was cut. */
 bt_ssd_file_state_t bt_ssd_file_look(const struct bt_ssd_file *f, const char *folder,
                                      uint64_t *bytes_p);
-/* Makes a file that was cut as long as it was, with its header: what was behind the cut reads as
- * zeros, which no checksum takes for a block. ERR_IO: the disk refuses. */
+/* Restores the length and the header of a file that was cut. The bytes behind the cut are zeros,
+ * which no checksum accepts. ERR_IO: the disk refuses. */
 bt_status_t bt_ssd_file_mend(const struct bt_ssd_file *f) BT_MUST_CHECK;
 
 static inline uint64_t bt_ssd_file_off(const struct bt_ssd_file *f, uint32_t slot)

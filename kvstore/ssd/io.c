@@ -183,7 +183,7 @@ bt_status_t bt_ssd_io_create(const struct bt_ssd_io_config *c, struct bt_ssd_io 
     bool up = io->ready_efd >= 0 && io->kick_efd >= 0;
     if (up && c->sys == NULL && !bt_ssd_uring_start(io, &why)) {
         BT_WARN("ssd_no_io_uring", "why=%s instead=%s", why,
-                "pread and pwrite on threads: slower, nothing else changes");
+                "pread and pwrite on threads are used instead, which is slower");
     }
     if (!up || (io->uring == NULL && !threads_start(io))) {
         if (io->ready_efd >= 0) {

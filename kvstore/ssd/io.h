@@ -1,7 +1,7 @@
-/* Block I/O of the SSD tier off the control thread: io_uring with registered buffers where the
- * kernel lets us have it, else pread/pwrite on a few threads. Operations live in caller memory
- * until their done has run; each submitted operation gets exactly one. Control thread unless
- * marked. */
+/* Block I/O of the SSD tier, off the control thread: io_uring with registered buffers where the
+ * kernel allows it, otherwise pread and pwrite on a few threads. An operation lies in the caller's
+ * memory until its done has run; each submitted operation gets exactly one done. Control thread
+ * unless marked. */
 #ifndef BT_KVSTORE_SSD_IO_H
 #define BT_KVSTORE_SSD_IO_H
 
@@ -49,11 +49,11 @@ struct bt_ssd_io;
 /* ERR_IO: no thread or descriptor to be had. */
 bt_status_t bt_ssd_io_create(const struct bt_ssd_io_config *c,
                              struct bt_ssd_io **io_p) BT_MUST_CHECK;
-/* Waits for what is under way; everything else ends with -ECANCELED. All done run inside. */
+/* Waits for operations under way; the others end with -ECANCELED. Every done runs inside. */
 void bt_ssd_io_destroy(struct bt_ssd_io *io);
 /* The file; before the first operation. */
 void bt_ssd_io_use(struct bt_ssd_io *io, int fd);
-/* Reads overtake writes; among equals first come, first served. */
+/* Reads go before writes; otherwise first come, first served. */
 void bt_ssd_io_submit(struct bt_ssd_io *io, struct bt_ssd_op *op);
 /* "io_uring", "io_uring without registered buffers", "threads": for the log. */
 const char *bt_ssd_io_kind(const struct bt_ssd_io *io);
@@ -83,7 +83,7 @@ struct bt_ssd_op *bt_ssd_queue_get(struct bt_ssd_queue *q); /* NULL: it is empty
 struct bt_ssd_op *bt_ssd_io_next(struct bt_ssd_io *io);
 /* op has ended and its finish is due. */
 void bt_ssd_io_finish(struct bt_ssd_op *op);
-/* Hands operations that are finished to the loop, all with one bell; q is empty afterwards. */
+/* Hands finished operations to the loop with one wake-up; q is empty afterwards. */
 void bt_ssd_io_give(struct bt_ssd_io *io, struct bt_ssd_queue *q);
 /* false: the kernel refuses io_uring (why_p says how). */
 bool bt_ssd_uring_start(struct bt_ssd_io *io, const char **why_p);

@@ -1,6 +1,6 @@
-/* What the SSD tier reads from its folder before it can be used: slab file, index, the index's
- * records. That takes long on a large tier and for ever on a disk that does not answer, so after a
- * first attempt at start it happens on a thread of its own. */
+/* Opens the files of the SSD tier: slab file, index, and the index's records. This takes long on a
+ * large tier, and never ends on a disk that does not answer. So after a first attempt at start a
+ * thread of its own does it. */
 #ifndef BT_KVSTORE_SSD_OPENER_H
 #define BT_KVSTORE_SSD_OPENER_H
 
@@ -40,13 +40,14 @@ bt_status_t bt_ssd_files_open(const struct bt_ssd_files_config *c, bool last_try
 
 struct bt_ssd_opener;
 
-/* Control thread. Tries after first_ms, and then every time after twice as long (at most
- * BT_SSD_RETRY_MAX_MS), until it succeeds: opened is called once, on the control thread, and owns
- * what is in f. c->path is kept, not copied. */
+/* Control thread. Tries after first_ms and then at doubling intervals (at most
+ * BT_SSD_RETRY_MAX_MS) until it succeeds. opened is called once, on the control thread, and owns
+ * the contents of f. c->path must stay valid. */
 struct bt_ssd_opener *bt_ssd_opener_start(const struct bt_ssd_files_config *c, uint64_t first_ms,
                                           void (*opened)(void *arg, struct bt_ssd_files *f),
                                           void *arg);
-/* Waits for an attempt under way; opened is not called any more. Also from within opened. */
+/* Waits for an attempt under way. opened is not called any more. May be called from inside opened.
+ */
 void bt_ssd_opener_destroy(struct bt_ssd_opener *o);
 
 #endif

@@ -1,7 +1,7 @@
-/* The SSD tier put together: directory, block I/O and durable index. Order of a write: the slot's
- * old record is durably gone (else the slot is not free) -> data -> flush, record, sync (db.c) ->
- * found. Order of giving a block up: not found any more -> record durably gone -> slot free.
- * Control thread, but for check_crc. */
+/* The SSD tier: directory, block I/O and durable index together. Order of a write: the old record
+ * of the slot is durably deleted (before that the slot is not free), then data, then flush, record
+ * and sync (db.c), then the block can be found. Order of an eviction: the block cannot be found,
+ * then its record is durably deleted, then the slot is free. Control thread, except check_crc. */
 #include "kvstore/ssd/ssd.h"
 
 #include <errno.h>
@@ -18,10 +18,11 @@
 #include "common/policy/evict/ssd_dir.h"
 #include "kvstore/ssd/opener.h"
 
-#define READ_ERRORS_MAX 3  /* in a row: the disk is not used any more until a probe succeeds */
-#define TOUCH_S         60 /* a record's last use is rewritten at most so often */
-#define TICK_MS         250
-#define BAD_TELL_NS     (10ull * 1000000000)
+#define READ_ERRORS_MAX                                                                            \
+    3 /* failures in a row after which the disk is not used until a probe succeeds */
+#define TOUCH_S     60 /* least time between two updates of a record's last use */
+#define TICK_MS     250
+#define BAD_TELL_NS (10ull * 1000000000)
 
 struct job { /* one read or write */
     struct bt_ssd_op op;
@@ -44,7 +45,7 @@ struct bt_ssd {
     struct bt_map *writing;       /* key -> job, until its record is durable or given up */
     struct bt_list jobs;
     uint32_t forgetting; /* slots whose record is being deleted */
-    uint32_t room;       /* so many slots are kept free */
+    uint32_t room;       /* slots that are kept free */
     bool removed;        /* its file; told */
     bool unrecorded;     /* the index lacks records of what can be found */
     bool io_down, db_down, probing, closing;
@@ -91,7 +92,7 @@ static void report(struct bt_ssd *s, bool was_up, const char *what, const char *
             BT_INFO("ssd_up", "path=%s blocks=%u", s->path, bt_ssd_dir_valid(s->dir));
         } else {
             BT_ERROR("ssd_down", "path=%s what=%s why=%s then=%s", s->path, what, why,
-                     "serving goes on without it; it is tried again by itself");
+                     "the kvstore serves without the SSD and tries it again");
         }
     }
 }
@@ -117,7 +118,7 @@ static void probe_again(struct bt_ssd *s)
     }
 }
 
-/* Is an operation under way for so long that the disk cannot be said to work? */
+/* true: an operation has been under way for longer than stall_ms. */
 static bool stalled(const struct bt_ssd *s)
 {
     if (bt_list_empty(&s->jobs)) {
@@ -201,8 +202,8 @@ static void gauges(const struct bt_ssd *s)
     }
 }
 
-/* An open file serves on when its name is gone, without a word, until the next start finds none.
- * One that was cut would fail with each block behind the cut. */
+/* An open file keeps working after its name was removed, and the next start finds nothing. A file
+ * that was cut fails for every block behind the cut. So both are checked. */
 static void look_for_file(struct bt_ssd *s)
 {
     uint64_t bytes = 0;
@@ -212,25 +213,24 @@ static void look_for_file(struct bt_ssd *s)
         BT_WARN("ssd_removed", "path=%s why=%s then=%s", s->path,
                 "its file 'blocks' was removed, moved or replaced while the kvstore uses "
                 "it",
-                "it is used until the kvstore ends, and its room is taken; what it has is "
-                "lost then, unless it is moved back: restart the kvstore to make it "
-                "anew");
+                "the kvstore uses the open file until it stops, then its blocks are lost; move it "
+                "back, or "
+                "restart the kvstore to make a new one");
     }
     s->removed = is == BT_SSD_FILE_GONE;
     if (is == BT_SSD_FILE_CUT && !s->io_down) {
         BT_WARN("ssd_cut", "path=%s bytes=%llu of=%llu then=%s", s->path, (unsigned long long)bytes,
                 (unsigned long long)bt_ssd_file_off(&s->file, s->file.n_slots),
-                "somebody has shortened its file 'blocks'; it is made as long as it was, "
-                "and blocks that were behind the cut are misses. Leave that file to the "
-                "kvstore: kvstore.ssd.bytes says how large it is");
+                "its file 'blocks' was shortened; the kvstore restores its length, and blocks "
+                "behind the cut "
+                "are lost. To change its size set kvstore.ssd.bytes");
         if (bt_ssd_file_mend(&s->file) != BT_OK) {
             io_failed(s, "mending", "its file was cut and cannot be made longer");
         }
     }
 }
 
-/* The database serves on from files without names, too, and then ends with them: as is right where
- * the blocks end as well. */
+/* The database also keeps working without its names and ends with its files, like the blocks. */
 static void look_for_index(struct bt_ssd *s)
 {
     char *path = bt_sprintf("%s/index/CURRENT", s->path);
@@ -253,7 +253,7 @@ static void on_tick(void *arg)
     gauges(s);
 }
 
-/* ---- giving blocks up ---- */
+/* ---- eviction ---- */
 
 static void tell(const struct bt_ssd *s, bool added, uint32_t pos, const struct bt_ssd_entry *e)
 {
@@ -279,7 +279,7 @@ static void on_rerecorded(void *arg, struct bt_ssd_db_op *op)
     s->unrecorded = s->unrecorded || op->st != BT_OK; /* all again when it takes writes */
 }
 
-/* The index has been emptied under us: all that can be found gets its record again. */
+/* The index was emptied while in use: write the records of all blocks again. */
 static void rerecord(struct bt_ssd *s)
 {
     s->unrecorded = false;
@@ -300,7 +300,7 @@ static void on_forgotten(void *arg, struct bt_ssd_db_op *op)
     bt_ssd_dir_free(s->dir, op->slot);
 }
 
-/* A BUSY slot's record goes, then the slot is free. */
+/* Deletes the record of a BUSY slot, then frees the slot. */
 static void forget_record(struct bt_ssd *s, uint32_t pos, const struct bt_ssd_entry *e)
 {
     struct bt_ssd_db_op *op = db_op(s, BT_SSD_DELETE, pos, e);
@@ -329,7 +329,7 @@ static void forget(struct bt_ssd *s, uint32_t pos, const char *why)
     forget_record(s, pos, &e);
 }
 
-/* Keeps some slots free ahead of need: a slot can be written only after a synced delete. */
+/* Keeps some slots free ahead of demand, since a slot can be written only after a synced delete. */
 static void make_room(struct bt_ssd *s)
 {
     if (!usable(s) || s->db_down) {
@@ -363,7 +363,7 @@ static void on_recorded(void *arg, struct bt_ssd_db_op *op)
         bt_ssd_dir_add(s->dir, j->pos, &j->e);
         tell(s, true, j->pos, &j->e);
     } else {
-        forget_record(s, j->pos, &j->e); /* its record may be there all the same */
+        forget_record(s, j->pos, &j->e); /* its record may be on the disk all the same */
     }
     bt_tenants_release(s->c.tenants, (uint8_t)j->e.group);
     free(j);
@@ -431,7 +431,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
     j->slab_slot = slab_slot;
     j->e = (struct bt_ssd_entry){
         .key = *key,
-        .depth = depth & 0xffffff, /* far beyond any context */
+        .depth = depth & 0xffffff, /* larger than any context */
         .group = group,
         .digest = row_digest(key, s->c.slab->crcs + (size_t)slab_slot * layers, layers),
         .generation = bt_ssd_dir_entry(s->dir, pos)->generation,
@@ -448,7 +448,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
 
 /* ---- reading ---- */
 
-/* I/O THREAD. Is what came from the disk the block that was written? */
+/* I/O THREAD. true: the bytes from the disk are the block that was written. */
 static void check_crc(struct bt_ssd_op *op)
 {
     struct job *j = BT_CONTAINER_OF(op, struct job, op);
@@ -464,7 +464,7 @@ static void check_crc(struct bt_ssd_op *op)
     }
 }
 
-/* A disk that rots does so in many places: one line now and then, the counter has them all. */
+/* A failing disk damages many blocks: log one line now and then; the counter has all of them. */
 static void report_bad(struct bt_ssd *s, const struct job *j)
 {
     char key[17];
@@ -475,7 +475,7 @@ static void report_bad(struct bt_ssd *s, const struct job *j)
     s->bad_told_ns = now;
     bt_hex(j->e.key.b, 8, key);
     BT_WARN("ssd_bad_block", "key=%s pos=%u so_far=%llu why=%s", key, j->pos,
-            (unsigned long long)s->n.crc_errors, "wrong checksum; the block is forgotten");
+            (unsigned long long)s->n.crc_errors, "wrong checksum; the block is removed");
 }
 
 static void touch(struct bt_ssd *s, uint32_t pos)
@@ -516,7 +516,7 @@ static void on_read(struct bt_ssd_op *op)
         if (++s->read_failures >= READ_ERRORS_MAX) {
             io_failed(s, "read", strerror(-op->res));
         }
-        if (!s->io_down) { /* a bad spot; a disk that is gone may come back with all it has */
+        if (!s->io_down) { /* a bad spot; a disk that has gone may come back with all its blocks */
             forget(s, j->pos, "cannot be read");
         }
     }
@@ -602,8 +602,8 @@ uint32_t bt_ssd_slots(const struct bt_ssd *s)
 
 /* ---- opening ---- */
 
-/* Oldest use first; of one moment the deeper block of a chain first, so that heads stay longer.
- * now: the middle of the moments that can be told apart. */
+/* Oldest use first; at equal moments the deeper block first, so that chains are evicted from their
+ * end. now: the middle of the comparable moments. */
 static int by_use(const void *a, const void *b, void *now)
 {
     const struct bt_ssd_entry *x = &((const struct bt_ssd_found *)a)->e,
@@ -615,8 +615,8 @@ static int by_use(const void *a, const void *b, void *now)
     return x->depth == y->depth ? 0 : x->depth > y->depth ? -1 : 1;
 }
 
-/* Fills the directory from the records. Two records of one slot: the later write wins, the other's
- * delete did not reach the disk. */
+/* Fills the directory from the records. If a slot has two records, the later write wins; the
+ * delete of the other did not reach the disk. */
 static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
 {
     uint32_t *best = bt_calloc(s->file.n_slots, sizeof(*best)), now = moment_now();
@@ -670,7 +670,7 @@ static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
     s->m.up = bt_metrics_gauge(ms, "baton_ssd_up", NULL, "1 while the SSD is used");
 }
 
-/* The files are open: from now on there is a tier. Takes what is in f. */
+/* The files are open: the tier works from now on. Takes ownership of the contents of f. */
 static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
 {
     s->file = f->file;
@@ -760,7 +760,7 @@ bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char
         begin(s, &files);
     } else {
         BT_ERROR("ssd_unused", "path=%s status=%s why=%s then=%s", s->path, bt_status_name(st), err,
-                 "serving goes on without it; it is tried again by itself");
+                 "the kvstore serves without the SSD and tries it again");
         s->opener = bt_ssd_opener_start(&fc, c->probe_ms, on_opened, s);
         gauges(s);
     }

@@ -1,12 +1,11 @@
-/* The SSD tier: sealed blocks in a slab file, found again after a restart. It moves blocks between
- * slots of the shared-memory slab and slots of the file, straight, and knows nothing of requests,
- * leases or policies (kvstore/cache/tier.h does). Control thread unless marked.
+/* The SSD tier: sealed blocks in a slab file, which are found again after a restart. It moves
+ * blocks directly between slots of the slab and slots of the file. It knows nothing about
+ * requests, leases or write policies; kvstore/cache/tier.h does. Control thread unless marked.
  *
- * What it promises: a block that it reads is the block that was written, or the read fails
- * (segment CRCs, seeded with the key, are computed anew from what came from the disk). A block is
- * found once its bytes and its record are durable. A disk that is full, fails or does not answer
- * makes calls fail (UNAVAILABLE, AGAIN), is reported once, is tried again, and is used again when
- * it answers. */
+ * A read returns the block that was written, or fails: segment CRCs, seeded with the key, are
+ * computed again from the bytes of the disk. A block can be found once its bytes and its record
+ * are durable. While a disk is full, fails or does not answer, calls fail (UNAVAILABLE, AGAIN).
+ * This is reported once, and the disk is used again as soon as it answers. */
 #ifndef BT_KVSTORE_SSD_SSD_H
 #define BT_KVSTORE_SSD_SSD_H
 
@@ -26,9 +25,9 @@ struct bt_ssd_config {
     uint32_t queue_depth;
     uint32_t backlog_max;                 /* writes that wait or are under way */
     uint64_t probe_ms;                    /* between attempts to use a failed disk again */
-    uint64_t stall_ms;                    /* an operation that takes so long is a failed disk */
-    const struct bt_evict_policy *policy; /* which block is given up for another; NULL: LRU */
-    struct bt_tenants *tenants;           /* NULL: all is nobody's */
+    uint64_t stall_ms;                    /* an operation that takes longer shows a failed disk */
+    const struct bt_evict_policy *policy; /* the eviction policy; NULL: LRU */
+    struct bt_tenants *tenants;           /* NULL: no tenants */
     struct bt_slab *slab;
     struct bt_metrics *metrics;   /* may be NULL */
     const struct bt_ssd_sys *sys; /* NULL but in tests */
@@ -40,26 +39,26 @@ struct bt_ssd_config {
     void *arg;
 };
 
-/* Opens or makes the tier and recovers what is durable. ERR_CONFIG: the folder cannot be used (err
- * says why and what to do). A disk that is full or broken is no error: that is reported, the tier
- * holds nothing, and it is tried again, less and less often, until it is there. */
+/* Opens or makes the tier and recovers its durable blocks. ERR_CONFIG: the folder cannot be used;
+ * err says why and what to do. A full or broken disk is no error: it is reported, the tier is
+ * empty, and opening is tried again at growing intervals. */
 bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char *err,
                         size_t err_cap) BT_MUST_CHECK;
-/* Reads and writes under way end first, others with ERR_CANCELLED: all their done run inside. */
+/* Waits for reads and writes under way; the others end with ERR_CANCELLED. Every done runs inside.
+ */
 void bt_ssd_close(struct bt_ssd *s);
 
 /* st: OK, ERR_IO, ERR_DATA_LOSS (reads), ERR_CANCELLED. The slab slot is the caller's again. */
 typedef void (*bt_ssd_done_fn)(void *arg, bt_status_t st);
 
 bool bt_ssd_has(const struct bt_ssd *s, const struct bt_kv_key *key);
-/* The same while the disk fails, too: the block can be read again when it works again. It is what
- * bt_ssd_at lists. */
+/* The same, but true also while the disk fails: the block can be read when the disk works again.
+ * bt_ssd_at lists these blocks. */
 bool bt_ssd_keeps(const struct bt_ssd *s, const struct bt_kv_key *key);
 /* Position of the block in the file, UINT32_MAX: it is not there. */
 uint32_t bt_ssd_find(const struct bt_ssd *s, const struct bt_kv_key *key);
-/* A block that can be found is not given up for others until it is unprotected. Whoever protects it
- * unprotects it once, at the latest inside on_change, which says that it cannot be found any more.
- */
+/* Keeps the block from eviction until it is unprotected. Each protect needs one unprotect, at the
+ * latest inside the on_change that says that the block cannot be found any more. */
 void bt_ssd_protect(struct bt_ssd *s, uint32_t pos);
 void bt_ssd_unprotect(struct bt_ssd *s, uint32_t pos);
 /* Of the file; 0 until it is open. */
@@ -68,15 +67,15 @@ uint32_t bt_ssd_slots(const struct bt_ssd *s);
 uint8_t bt_ssd_group(const struct bt_ssd *s, uint32_t pos);
 /* Blocks of a group that can be found. */
 uint32_t bt_ssd_used(const struct bt_ssd *s, uint8_t group);
-/* Writes the block of a sealed slab slot, whose bytes must not change until done. ERR_EXISTS: it is
- * there or on its way; AGAIN: the backlog is full or no slot is free just now; ERR_UNAVAILABLE: the
- * disk is not in use. Only after OK does done come. */
+/* Writes the block of a sealed slab slot, whose bytes must not change until done. done is called
+ * only after OK. ERR_EXISTS: it is written or being written. AGAIN: the backlog is full or no slot
+ * is free. ERR_UNAVAILABLE: the disk is not in use. */
 bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_kv_key *key,
                          uint32_t depth, uint8_t group, bt_ssd_done_fn done,
                          void *arg) BT_MUST_CHECK;
-/* Reads a block into a slab slot that is the caller's to write; *depth_p: its ordinal. After done
- * with OK the slot's CRC row is right. ERR_NOT_FOUND; AGAIN: it is being read already;
- * ERR_UNAVAILABLE. A block with a wrong CRC is forgotten. */
+/* Reads a block into a WRITING slab slot of the caller; *depth_p: its ordinal. After done with OK
+ * the slot's CRC row is valid. ERR_NOT_FOUND. AGAIN: it is being read already. ERR_UNAVAILABLE. A
+ * block with a wrong CRC is removed. */
 bt_status_t bt_ssd_read(struct bt_ssd *s, const struct bt_kv_key *key, uint32_t slab_slot,
                         uint32_t *depth_p, bt_ssd_done_fn done, void *arg) BT_MUST_CHECK;
 

@@ -1,7 +1,7 @@
-/* The io_uring engine of the SSD tier's block I/O: one thread that owns the ring, submits what the
- * control thread queues and checks what was read, in this order: while it checks, the disk has
- * work. The slab's data area is registered once, in pieces of at most 1 GiB (more is refused), so
- * that no operation pins pages. */
+/* The io_uring engine of the SSD tier's block I/O. One thread owns the ring. It first submits what
+ * the control thread has queued and then checks what was read, so that the disk has work
+ * meanwhile. The slab's data area is registered once, in pieces of at most 1 GiB (the kernel
+ * refuses more), so that no operation pins pages. */
 #include <errno.h>
 #include <liburing.h>
 #include <stdlib.h>
@@ -84,7 +84,7 @@ static void reap(const struct bt_ssd_io *io, struct ring *g)
     }
 }
 
-/* Prepares what is queued, as far as the depth allows. false: it is time to stop. */
+/* Prepares queued operations, up to the depth. false: the thread must stop. */
 static bool fill(struct bt_ssd_io *io, struct ring *g)
 {
     struct bt_ssd_op *op;
@@ -132,8 +132,8 @@ static void *ring_thread(void *arg)
                           0) == 0); /* liburing 2.3 has a function for it and does not export it */
     }
     while (fill(io, g)) {
-        /* With nothing to check it waits: for the first to end, or for some where the ring is full
-         * (a disk with so much to do loses nothing by it, and to be woken costs). */
+        /* Waits when there is nothing to check: for one completion, or for several while the ring
+         * is full, since each wake-up costs and the disk has enough work. */
         bool idle = g->ended.head == NULL;
         uint32_t n = g->in_flight < io->c.depth ? 1 : BT_MAX(io->c.depth / WAIT_DIVISOR, 1u);
         arm_kick(io, g);
@@ -166,7 +166,7 @@ static void register_mem(const struct bt_ssd_io *io, struct ring *g)
     free(iov);
 }
 
-/* Completions wait until the thread asks for them, where the kernel knows how (6.1): else each
+/* From kernel 6.1 on completions wait until the thread asks for them; otherwise each one
  * interrupts it. */
 static int ring_init(struct bt_ssd_io *io, struct ring *g)
 {

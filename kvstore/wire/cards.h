@@ -11,19 +11,19 @@ struct bt_wire_card {
     struct bt_nic nic;
 };
 
-/* Which interfaces have the addresses of listen (NULL-terminated), and may they be used? cards_p
- * [BT_NICS_MAX] in the order of listen. One whose link is down is among them (nic.up), unless all
- * are. ERR_CONFIG with err naming key, interface and remedy. */
+/* Finds the interfaces that have the addresses of listen (NULL-terminated) and checks that they
+ * may be used. cards_p [BT_NICS_MAX] in the order of listen. A card may be down (nic.up), but not
+ * all of them. ERR_CONFIG: err names key, interface and remedy. */
 bt_status_t bt_wire_cards(const char *const *listen, bool allow_routable,
                           struct bt_wire_card *cards_p, uint32_t *n_p, char *err,
                           size_t err_cap) BT_MUST_CHECK;
 
-/* Are they addresses that KV may use on any machine: as many as there may be, numeric, and private
- * unless allow_routable? ERR_CONFIG with err as above. */
+/* Checks the addresses as far as possible without this machine: their number, that they are
+ * numeric, and private unless allow_routable. ERR_CONFIG with err as above. */
 bt_status_t bt_wire_listen_check(const char *const *listen, bool allow_routable, char *err,
                                  size_t err_cap) BT_MUST_CHECK;
 
-/* Is the interface up, with a carrier? False as well if it is gone. */
+/* true: the interface exists, is up and has a carrier. */
 bool bt_wire_link_up(const char *ifname);
 /* NUMA node of the page at p, which is mapped; -1: not known. Any thread. */
 int32_t bt_wire_memory_node(const void *p);

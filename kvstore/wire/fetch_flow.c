@@ -1,7 +1,6 @@
-/* Fetches: flows of sealed blocks that are named by their keys. The receiver asks, the sender says
- * which of them it has (its core leases them, and reads from its SSD what lies there), the receiver
- * takes slots for exactly these and the flow begins; nothing is reserved on either side before its
- * need is known. Control thread. */
+/* Fetches: flows of sealed blocks that are named by their keys. The receiver asks. The sender
+ * leases the blocks that it has, reads those on its SSD, and says which they are. The receiver
+ * takes slots for exactly these, and the flow begins. Control thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,7 +58,7 @@ void bt_wire_fetch_offered(struct bt_wire_session *s, const Baton__FlowOffer *m)
             r->names[n++] = r->names[i];
         }
     }
-    if (n == 0 || !known || r->offered) { /* who has nothing refuses */
+    if (n == 0 || !known || r->offered) { /* a sender without any block refuses instead */
         bt_wire_session_fail(s, "FlowOffer that does not fit what was asked for",
                              BT_GRPC_INVALID_ARGUMENT);
         return;
@@ -97,7 +96,7 @@ void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
     }
     struct bt_kv_key *keys = bt_malloc(o->keys.len); /* the message is not aligned */
     memcpy(keys, o->keys.data, o->keys.len);
-    /* Whatever the peer says: a fetch never goes among the hand-offs. */
+    /* Whatever class the peer names, a fetch never gets the priority of hand-offs. */
     uint32_t class =
         BT_MAX(BT_MIN(o->priority, (uint32_t)BT_WX_CLASSES - 1), (uint32_t)BT_WIRE_FETCH);
     struct bt_wire_want want = {.peer = s->name,
@@ -161,7 +160,7 @@ void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m)
     bt_wx_command(s->w->x, &snd->x.obj, BT_WX_CMD_ADD);
 }
 
-/* A peer that asks and then takes nothing must not keep blocks leased. */
+/* Blocks do not stay leased for a peer that asks and then takes nothing. */
 void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns)
 {
     struct bt_list *i, *tmp;
@@ -169,7 +168,7 @@ void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns)
         struct bt_wire_send *snd = BT_CONTAINER_OF(i, struct bt_wire_send, link);
         if (snd->want && !snd->open && snd->offered_ns != 0 && now_ns > snd->offered_ns &&
             now_ns - snd->offered_ns > BT_WIRE_TAKE_NS) {
-            bt_wire_send_abort(snd, BT_ERR_TIMEOUT, "the offer was not taken within 5 s");
+            bt_wire_send_abort(snd, BT_ERR_TIMEOUT, "the receiver took nothing within 5 s");
         }
     }
 }

@@ -1,5 +1,5 @@
-/* Ends of flows as the control thread sees them: opening, refusals and retries, trailers,
- * deadlines, and who is told what and when. The transfer thread moves the bytes. Control thread. */
+/* Ends of flows on the control thread: opening, refusals and retries, trailers, deadlines,
+ * callbacks. The transfer thread moves the bytes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static void send_close(struct bt_wire_session *s, uint32_t stream, bt_status_t s
     bt_wire_session_send(s, &m);
 }
 
-/* A status from the network: only errors that we know. */
+/* A status from the network: unknown values become a known error. */
 static bt_status_t peer_status(int32_t v, bt_status_t otherwise)
 {
     return v < 0 && v >= BT_ERR_CONFIG ? (bt_status_t)v : otherwise;
@@ -40,7 +40,7 @@ static void recv_quiet(struct bt_wire_recv *r)
     }
 }
 
-/* The flow counts no more; the caller tells the core, then calls recv_stopping. */
+/* The flow has ended; the caller tells the core and then calls recv_stopping. */
 static void recv_leave(struct bt_wire_recv *r, bt_status_t st, const char *why)
 {
     struct bt_loop *l = r->w->loop;
@@ -175,7 +175,7 @@ void bt_wire_recv_refused(struct bt_wire_session *s, const Baton__FlowRefused *m
         return;
     }
     bool soon = m->status == BT_ERR_NOT_FOUND && bt_mono_ns() - r->opened_ns < BT_WIRE_REFUSED_NS;
-    if (m->status == BT_AGAIN) { /* it is reserved: the wait for it to appear begins anew */
+    if (m->status == BT_AGAIN) { /* it is reserved, so the wait for it starts again */
         r->opened_ns = bt_mono_ns();
     }
     if (r->n_keys == 0 && (soon || m->status == BT_AGAIN)) {
@@ -340,7 +340,7 @@ void bt_wire_send_closed(struct bt_wire_session *s, const Baton__FlowClose *m)
     if (snd == NULL) {
         return;
     }
-    /* The receiver of a fetch may see the end before UCX tells us. */
+    /* The receiver of a fetch may report the end before UCX does. */
     bool whole = m->status == BT_OK && (snd->want ? snd->open : snd->sent && snd->trailer_sent);
     bt_wire_send_end(snd, whole ? BT_OK : peer_status(m->status, BT_ERR_PEER_PROTOCOL));
 }

@@ -1,6 +1,6 @@
-/* Proof that an address of KV comes from a member of the cluster: UCX takes an address as it is and
- * ends the process on some that are malformed, so its bytes must be those that a kvstore with the
- * cluster's secret has sent to this one. Control thread. */
+/* Proves that a UCX address comes from a member of the cluster. UCX does not check addresses, and
+ * some malformed ones end the process. So an address must carry a MAC by the cluster's secret,
+ * made for this session. Control thread. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>

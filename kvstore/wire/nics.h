@@ -22,25 +22,26 @@ struct bt_nic_pair {
 /* Are the two on one network, by the longer of the two prefixes? */
 bool bt_nics_same_net(const struct bt_nic *a, const struct bt_nic *b);
 
-/* Pairs every local card with at most one remote one, and the other way about: those of one network
- * first, of these the ones whose links are up, at equal places of the two lists if there is a
- * choice; then what is left and of one address family, in the order of the lists (a routed network;
- * whether it connects them shows). Loopback is paired with loopback only. Returns how many pairs;
- * pairs_p [BT_NICS_MAX] is ordered by `local`. */
+/* Pairs each local card with at most one remote card and vice versa. First cards on one network,
+ * those whose links are up before others, and those at equal positions of the lists before others.
+ * Then the remaining cards of one address family, in the order of the lists: a router may connect
+ * them. Loopback is paired with loopback only. Returns the number of pairs; pairs_p [BT_NICS_MAX]
+ * is ordered by `local`. */
 uint32_t bt_nics_match(const struct bt_nic *local, uint32_t n_local, const struct bt_nic *remote,
                        uint32_t n_remote, struct bt_nic_pair *pairs_p);
 
-/* How fast a path is: bytes and the time that they took, both fading, the older the bytes. */
+/* Speed of a path: bytes and the time that they took. Both decay, so that recent messages count
+ * most. */
 struct bt_nic_rate {
     double bytes, seconds;
     uint64_t done_ns; /* the last message's end */
 };
 
-/* A message of so many bytes, posted at posted_ns, was done at now_ns. What was posted behind
- * others counts from the end of the one before. */
+/* A message of so many bytes, posted at posted_ns, was done at now_ns. If it waited behind another
+ * one it counts from that one's end. */
 void bt_nic_rate_add(struct bt_nic_rate *r, uint64_t bytes, uint64_t posted_ns, uint64_t now_ns);
-/* Bytes a second; 0: not known. An estimate that is not renewed rises, so that a path that once was
- * slow is tried again. */
+/* Bytes a second; 0: unknown. An old estimate rises, so that a path that was slow is tried again.
+ */
 double bt_nic_rate_get(const struct bt_nic_rate *r, uint64_t now_ns);
 
 struct bt_nic_load { /* of one path */
@@ -49,8 +50,8 @@ struct bt_nic_load { /* of one path */
     int32_t node; /* of the local card */
 };
 
-/* The path that is expected to be done first with a message of so many bytes whose memory is on
- * NUMA node `node` (-1: not known); a card of another node has to be faster by a third. n > 0. */
+/* The path that is expected to finish a message of so many bytes first. node: NUMA node of its
+ * memory (-1: unknown); a card of another node must be faster by a third. n > 0. */
 uint32_t bt_nics_pick(const struct bt_nic_load *paths, uint32_t n, uint64_t bytes, int32_t node);
 
 #endif

@@ -1,6 +1,6 @@
-/* Paths of a session, from the control thread's side: which cards of the two machines they join,
- * their making (the dialer's; the first goes with the hellos), their loss and what is sent again,
- * and another try later. Control thread. */
+/* The paths of a session, on the control thread: which cards of the two machines a path joins, how
+ * it is made (by the dialer; the first one with the hellos), what is sent again when it is lost,
+ * and when it is tried again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +12,11 @@
 #define ANSWER_NS     (2000ull * 1000000) /* from LaneOpen to LaneOpened */
 #define RETRY_NS      (500ull * 1000000)
 #define RETRY_MAX_NS  (5000ull * 1000000)
-#define PATHS_MAX     (4u * BT_NICS_MAX)  /* of a session, those that end included */
-#define MISSED_NS     (1000ull * 1000000) /* a peer that goes away takes one path after the other */
+#define PATHS_MAX     (4u * BT_NICS_MAX)  /* of a session, including those that end */
+#define MISSED_NS     (1000ull * 1000000) /* a peer that goes away loses one path after the other */
 #define HAS_BYTES_MAX (8u << 20)          /* half of a gRPC message */
 
-/* ---- what a card's state is, and who is told ---- */
+/* ---- the state of a card ---- */
 
 static void card_changed(struct bt_wire *w, uint32_t card, const char *peer, const char *why)
 {
@@ -36,8 +36,8 @@ static void card_changed(struct bt_wire *w, uint32_t card, const char *peer, con
     }
 }
 
-/* The session has lost its path over the card. If it still lives without one in a while, the card
- * is to blame. */
+/* The session has lost its path over the card. If the session lives on without one for a while,
+ * the card is bad. */
 static void card_missed(struct bt_wire_session *s, uint32_t card, const char *why)
 {
     struct bt_wire_missed *m = &s->missed[card];
@@ -130,8 +130,8 @@ static void send_path_close(struct bt_wire_path *l, const char *why)
     bt_wire_session_send(l->session, &m);
 }
 
-/* The receiver's last word on a path: what it has, now that nothing comes over it any more. False:
- * that is more than a message holds. */
+/* Tells the sender what the receiver has of a path that has ended. false: it does not fit into one
+ * message. */
 static bool send_path_end(struct bt_wire_path *l)
 {
     Baton__LaneEnd e = BATON__LANE_END__INIT;
@@ -165,7 +165,7 @@ static bool send_path_end(struct bt_wire_path *l)
     return true;
 }
 
-/* Takes it out of use. tell: the peer does not know yet. */
+/* Takes the path out of use. tell: the peer must be told. */
 static void path_stop(struct bt_wire_path *l, bool tell, const char *why)
 {
     struct bt_wire_session *s = l->session;
@@ -190,7 +190,7 @@ static void path_stop(struct bt_wire_path *l, bool tell, const char *why)
     bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_STOP);
 }
 
-/* A path failed here or over there: the session goes on with the others, if there are any. */
+/* A path has failed here or at the peer. The session goes on with the others, if there are any. */
 static void path_failed(struct bt_wire_path *l, bool tell, const char *why, int code)
 {
     struct bt_wire_session *s = l->session;
@@ -204,7 +204,7 @@ static void path_failed(struct bt_wire_path *l, bool tell, const char *why, int 
         card_missed(s, l->x.card, text);
     } else if (s->n_peer_cards == 0 || s->dialer || bt_wire_session_up(s)) {
         bt_wire_session_fail(s, text, code);
-    } else { /* the dialer may still find a way, once it has our hello */
+    } else { /* the dialer may still find a path, once it has our hello */
         bt_wire_session_ready(s, NULL);
     }
 }
@@ -215,13 +215,13 @@ void bt_wire_paths_stop(struct bt_wire_session *s)
     bt_list_for_each_safe (i, tmp, &s->paths) {
         struct bt_wire_path *l = BT_CONTAINER_OF(i, struct bt_wire_path, link);
         path_stop(l, false, "");
-        if (l->gone && !l->resending) { /* it waited for the peer's word */
+        if (l->gone && !l->resending) { /* it waited for the peer's answer */
             path_free(l);
         }
     }
     for (uint32_t card = 0; card < s->w->n_cards; card++) {
         card_forgive(s, card);
-        if (s->w->cards[card].n_paths > 0) { /* else whether it is good again is to be seen */
+        if (s->w->cards[card].n_paths > 0) { /* otherwise it has yet to prove itself */
             card_changed(s->w, card, s->name, "");
         }
     }
@@ -244,7 +244,7 @@ void bt_wire_paths_dial(struct bt_wire_session *s)
     uint32_t card = bt_wire_first_card(s->w);
     struct bt_wire_path *l = path_new(s, 0, card);
     s->rails[0] = (struct bt_wire_rail){.local = card, .path = l, .wait_ns = RETRY_NS};
-    s->n_rails = 1; /* the rest when the peer's cards are known */
+    s->n_rails = 1; /* the others follow when the peer's cards are known */
 }
 
 static bool take_cards(struct bt_wire_session *s, const Baton__PeerHello *h)
@@ -286,7 +286,7 @@ static void connect_path(struct bt_wire_path *l, const ProtobufCBinaryData *addr
     memcpy(l->x.peer_address, address->data, address->len);
 }
 
-/* The listener's cards are known: what is the first path's, and which others can there be? */
+/* The listener's cards are known: finds the one of the first path, and the other possible paths. */
 static const char *dialer_rails(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
     struct bt_nic_pair pairs[BT_NICS_MAX];
@@ -330,7 +330,8 @@ const char *bt_wire_paths_hello(struct bt_wire_session *s, const Baton__PeerHell
     }
     struct bt_nic_pair pairs[BT_NICS_MAX];
     uint32_t card = bt_wire_first_card(s->w);
-    if (s->n_peer_cards > 0 && s->n_peer_cards + s->w->n_cards > 2) { /* else there is no choice */
+    if (s->n_peer_cards > 0 &&
+        s->n_peer_cards + s->w->n_cards > 2) { /* otherwise there is no choice */
         uint32_t n = match(s, pairs);
         card = BT_NICS_MAX;
         for (uint32_t i = 0; i < n; i++) {
@@ -374,7 +375,7 @@ void bt_wire_path_answered(struct bt_wire_session *s, const Baton__LaneOpened *o
 {
     struct bt_wire_path *l = path_of(s, o->lane);
     if (l == NULL || l->stopped) {
-        return; /* given up a moment ago */
+        return; /* it was given up a moment ago */
     }
     if (l->x.peer_address != NULL) {
         bt_wire_session_fail(s, "malformed LaneOpened", BT_GRPC_INVALID_ARGUMENT);
@@ -414,7 +415,7 @@ void bt_wire_path_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
 {
     struct bt_wire_path *l = path_of(s, e->lane);
     size_t bytes = 0;
-    if (l == NULL) { /* it never came to be here */
+    if (l == NULL) { /* this side never had it */
         return;
     }
     for (size_t i = 0; i < e->n_flows; i++) {
@@ -516,9 +517,9 @@ static void on_stopped(struct bt_wire_path *l)
     if (bt_wire_session_dead(s) || s->n_peer_cards == 0) {
         path_free(l);
     } else if (s->dialer) {
-        s->n_flows++; /* s stays until the end of this, whatever becomes of the session */
+        s->n_flows++; /* keeps s until the end of this function */
         bool told = send_path_end(l);
-        path_free(l); /* before the session can end, which frees the paths that are gone */
+        path_free(l); /* before the session ends and frees these paths */
         if (!told) {
             bt_wire_session_fail(s, "too much is under way to go on without a path",
                                  BT_GRPC_UNAVAILABLE);
@@ -539,7 +540,7 @@ void bt_wire_path_event(struct bt_wire_path *l, uint32_t events)
     }
     if ((events & BT_WX_EV_LOST) && !l->stopped) {
         path_failed(l, true, l->x.why, BT_GRPC_UNAVAILABLE);
-        return; /* STOPPED cannot be in the same events: STOP was sent just now */
+        return; /* STOPPED cannot be among these events, since STOP was sent just now */
     }
     if (events & BT_WX_EV_STOPPED) {
         on_stopped(l);

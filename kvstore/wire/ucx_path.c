@@ -16,10 +16,10 @@
 #define AM_IDS          64
 #define PROGRESS_MAX    16              /* calls per path and turn, */
 #define TURN_NS         (100ull * 1000) /* and about so long: then flow words, hand-offs, news */
-#define EMPTY_WAKES_MAX 64 /* wake-ups for nothing before a path is polled by the clock */
+#define EMPTY_WAKES_MAX 64 /* useless wake-ups after which a path is polled by the clock */
 #define CLOSE_NS        (3000ull * 1000000)
-/* A card that carries nothing while its peer goes on talking to us over gRPC: */
-#define ASK_NS   (300ull * 1000000)  /* after so long an echo is asked for, */
+/* A card carries nothing while its peer still talks to us over gRPC: */
+#define ASK_NS   (300ull * 1000000)  /* after this time an echo is asked for, */
 #define QUIET_NS (1500ull * 1000000) /* after so long the path is lost, */
 #define HEARD    2                   /* if the peer has spoken so many times meanwhile */
 
@@ -61,7 +61,7 @@ static void note_send(struct bt_wx_path *l, unsigned id, struct bt_wire_proof *n
     bt_wx_path_hot(l);
 }
 
-/* A note that knows our nonce; others are a stranger's. */
+/* true: the note has our nonce; any other is from a stranger. */
 static bool note_is_ours(struct bt_wx_path *l, const void *header, size_t header_len)
 {
     struct bt_wire_proof p;
@@ -299,7 +299,7 @@ static void path_free(struct bt_wx_path *l)
     bt_wx_path_gone(l);
 }
 
-/* Nothing has moved for long, the peer lives, and there is another way to it. */
+/* true: nothing has moved for long, the peer lives, and there is another path to it. */
 static bool silent(const struct bt_wx_path *l)
 {
     const struct bt_wx_conn *c = l->conn;
@@ -308,8 +308,8 @@ static bool silent(const struct bt_wx_path *l)
            heard - l->ucx->heard >= HEARD && bt_wx_conn_open_paths(c) > 1;
 }
 
-/* Of a sender's path: does what was sent arrive? Over TCP a message is done when the kernel has it,
- * and a dead link is noticed by the kernel after minutes. */
+/* Checks whether messages of a sender's path arrive. Over TCP a message counts as done when the
+ * kernel has it, and the kernel notices a dead link only after minutes. */
 static void path_watch(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
@@ -358,7 +358,7 @@ bool bt_ucx_path_progress(struct bt_wx_path *l)
     uint32_t n = 0;
     uint64_t end_ns = c->x->now_ns + TURN_NS;
     if (!bt_list_empty(&c->ready[0])) {
-        bt_wx_send_pump(c); /* hand-offs before whatever UCX has to do */
+        bt_wx_send_pump(c); /* hand-offs go before other work of UCX */
     }
     while (l->ucx->worker != NULL && n < PROGRESS_MAX && ucp_worker_progress(l->ucx->worker) != 0) {
         n++;

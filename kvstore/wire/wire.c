@@ -57,7 +57,7 @@ static struct bt_wire_peer *peer_get(struct bt_wire *w, const struct bt_wire_pee
 
 void bt_wire_peer_idle(struct bt_wire_peer *p)
 {
-    /* An armed retry remembers the backoff; it comes back here. */
+    /* An armed retry keeps the backoff and calls this again. */
     if (!p->pinned && p->session == NULL && bt_list_empty(&p->recvs) &&
         (p->retry.heap_pos == 0 || p->w->destroying)) {
         bt_timer_stop(p->w->loop, &p->retry);
@@ -91,7 +91,7 @@ void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const ch
             bt_list_insert_tail(&doomed, l);
         }
     }
-    /* Armed before any callback, so that p stays and new flows wait their turn. */
+    /* Armed before any callback, so that p stays and new flows wait. */
     bt_timer_start(p->w->loop, &p->retry, bt_rpc_backoff_next(&p->backoff), 0, on_redial, p);
     p->pinned = true;
     while (!bt_list_empty(&doomed)) {
@@ -111,7 +111,7 @@ void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation
             strcmp(s->name, name) == 0) {
             bt_wire_session_fail(s, "the cluster says that this kvstore is gone",
                                  BT_GRPC_UNAVAILABLE);
-            tmp = w->sessions.next; /* callbacks may have moved things; s is DEAD now */
+            tmp = w->sessions.next; /* callbacks may have changed lists; s is DEAD now */
         }
     }
     bt_list_for_each (i, &w->peers) {
@@ -253,9 +253,9 @@ static void warn_of_one_net(const struct bt_wire *w)
             const struct bt_wire_card *a = &w->cards[j].card, *b = &w->cards[i].card;
             if (bt_nics_same_net(&a->nic, &b->nic)) {
                 BT_WARN("wire_one_net", "interface=%s other=%s why=%s", a->ifname, b->ifname,
-                        "both are on one network, and all goes over one of them unless "
-                        "routing rules by source address say otherwise; give each card a "
-                        "network of its own");
+                        "both cards are on one network, so Linux sends over one of them unless "
+                        "there are routing "
+                        "rules by source address; give each card its own network");
             }
         }
     }
@@ -384,7 +384,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     };
     struct bt_wire *w = bt_calloc(1, sizeof(*w));
     char grpc_listen[80];
-    /* With certificates nobody reads or writes who has none. */
+    /* With certificates, a peer without one neither reads nor writes. */
     bool anywhere = conf->allow_routable || (conf->over_grpc && conf->tls != NULL);
     bt_status_t st = start_cards(w, metrics, conf->listen, anywhere, &xc, err, err_cap);
     if (st == BT_OK) {
@@ -435,7 +435,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
         free(w);
         return st;
     }
-    bt_loop_short_slices(BT_WIRE_SLICE_US); /* what has landed waits for this thread */
+    bt_loop_short_slices(BT_WIRE_SLICE_US); /* received events wait for this thread */
     bt_rpc_server_stream(server, BT_WIRE_METHOD, BT_WIRE_ROLE, bt_wire_session_accept, w);
     bt_timer_start(loop, &w->tick, BT_WIRE_TICK_MS, BT_WIRE_TICK_MS, on_tick, w);
     for (uint32_t i = 0; i < w->n_cards; i++) {

@@ -70,7 +70,7 @@ struct bt_wire_peer { /* that we pull from: (name, incarnation) */
     struct bt_list recvs;            /* not yet ended */
     struct bt_timer retry;
     struct bt_rpc_backoff backoff;
-    bool pinned; /* in use further up the stack */
+    bool pinned; /* a caller up the stack still uses it */
 };
 
 struct bt_wire_path {
@@ -79,8 +79,8 @@ struct bt_wire_path {
     struct bt_wx_path x;
     uint64_t begun_ns;
     bool up;        /* proved */
-    bool stopped;   /* told to STOP; not in use any more */
-    bool gone;      /* STOPPED; of a listener it stays until the peer has said what it has */
+    bool stopped;   /* STOP was sent; not in use any more */
+    bool gone;      /* STOPPED; a listener keeps it until the peer has said what it has */
     bool ended;     /* the peer has */
     bool resending; /* told to RESEND */
 };
@@ -96,9 +96,10 @@ struct bt_wire_session {
     struct bt_wire *w;
     struct bt_wire_peer *peer; /* dialer's side; NULL once dead */
     bool dialer;
-    struct bt_rpc_session rpc;        /* PREPARING: the first path is being made. JOINING: until a
-                                         path is proved */
-    const struct bt_wire_path *first; /* while the hello is said: whose address goes with it */
+    struct bt_rpc_session rpc; /* PREPARING: the first path is being made. JOINING: until a
+                                  path is proved */
+    const struct bt_wire_path
+        *first; /* while the hello is sent: the path whose address it carries */
     char name[BT_WIRE_NAME_BYTES];
     uint64_t incarnation;
     struct bt_wx_conn conn;
@@ -174,7 +175,7 @@ void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns);
 /* A flow of s has STOPPED. */
 void bt_wire_session_unref(struct bt_wire_session *s);
 void bt_wire_session_unref_path(struct bt_wire_session *s); /* a path is gone */
-/* The first path has its address: the hellos can go. NULL: there is none. */
+/* The first path has its address, so the hellos can be sent. NULL: there is no path. */
 void bt_wire_session_ready(struct bt_wire_session *s, const struct bt_wire_path *first);
 
 /* member.c */
@@ -185,19 +186,19 @@ struct bt_wire_way { /* how an end of a path is reached */
     const void *address;
     size_t address_len;
 };
-/* ERR_CONFIG: peers cannot be told from strangers here; err says what to do. */
+/* ERR_CONFIG: members cannot be told from strangers; err says what to do. */
 bt_status_t bt_wire_member_init(struct bt_wire *w, const struct bt_wire_config *conf, char *err,
                                 size_t err_cap) BT_MUST_CHECK;
-/* ours: of what this side sends; else of what the peer has sent. */
+/* ours: of what this side sends; otherwise of what the peer has sent. */
 void bt_wire_member_mac(const struct bt_wire_session *s, bool ours, const struct bt_wire_way *way,
                         uint8_t out[BT_WIRE_MAC_BYTES]);
-/* Did a member send this? True without a secret. */
+/* true: a member has sent this, or the cluster has no secret. */
 bool bt_wire_member_is(const struct bt_wire_session *s, const struct bt_wire_way *way,
                        const ProtobufCBinaryData *mac);
 
 /* path.c */
 void bt_wire_paths_dial(struct bt_wire_session *s); /* the first, before the hello */
-/* The peer's hello: which paths there can be. NULL, or why there is none. */
+/* Reads from the peer's hello which paths are possible. NULL, or why there is none. */
 const char *bt_wire_paths_hello(struct bt_wire_session *s, const Baton__PeerHello *h);
 void bt_wire_paths_stop(struct bt_wire_session *s); /* the session has ended */
 void bt_wire_paths_tick(struct bt_wire_session *s, uint64_t now_ns);
@@ -234,11 +235,11 @@ void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns);
 void bt_wire_recv_begin(struct bt_wire_recv *r, const struct bt_wire_peer_addr *peer);
 /* The session of p is up: its waiting flows start. */
 void bt_wire_peer_up(struct bt_wire_peer *p);
-/* The session of p has ended. final: no use trying again for the flows that wait. */
+/* The session of p has ended. final: the waiting flows fail without another try. */
 void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const char *why);
-void bt_wire_peer_idle(struct bt_wire_peer *p); /* frees it if nothing needs it */
+void bt_wire_peer_idle(struct bt_wire_peer *p); /* frees it if it is not needed */
 void bt_wire_count_up(struct bt_wire *w, int delta);
-/* May a path be opened over the card? Makes UCX know it if its link has come up only now. */
+/* true: a path can be opened over the card. Gives UCX a card whose link has just come up. */
 bool bt_wire_card_ready(struct bt_wire *w, uint32_t card);
 uint32_t bt_wire_first_card(const struct bt_wire *w); /* the first whose link is up */
 

@@ -301,8 +301,7 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
             conn_open(x, c);
         }
         if ((cmds & BT_WX_CMD_OPEN) && (cmds & BT_WX_CMD_STOP)) {
-            /* It ended before its turn to begin: its paths stand behind it in the queue, and go
-             * first. */
+            /* It ended before it began. Its paths stand behind it in the queue and end first. */
             bt_wx_enqueue(x, o, BT_WX_CMD_STOP);
         } else if (cmds & BT_WX_CMD_STOP) {
             c->stopping = true;
@@ -451,7 +450,7 @@ void bt_wx_destroy(struct bt_wx *x)
     mail_deliver(x->mail);
     struct bt_wx_mail *m = x->mail;
     m->x = NULL;
-    if (!m->posted) { /* else its task is still in the loop, and frees it */
+    if (!m->posted) { /* otherwise its task is still in the loop and frees it */
         pthread_mutex_destroy(&m->lock);
         free(m);
     }

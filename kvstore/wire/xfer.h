@@ -1,15 +1,14 @@
-/* The transfer thread as the control thread sees it, whatever it speaks: UCX (ucx*.c) or gRPC
- * (grpc.c).
+/* The transfer thread as the control thread sees it, over UCX (ucx*.c) or gRPC (grpc.c).
  *
- * Four kinds of objects live on both sides: a connection (what flows go over, inside a gRPC
- * session), its paths (from a network card here to one there), and sending and receiving ends of
- * flows. The control thread allocates one, gives it commands
- * (bits, in ascending order) and gets events (bits) back. The last command is STOP, the last event
- * STOPPED: from then on the transfer thread does not touch the object, nor, for a flow, its slots.
- * Flows of a connection are stopped before its paths, and these before the connection.
+ * Four kinds of objects live on both sides: a connection (of a gRPC session), its paths (from a
+ * network card here to one of the peer), and sending and receiving ends of flows. The control
+ * thread allocates an object, gives it commands (bits, in ascending order) and gets events (bits)
+ * back. The last command is STOP, the last event STOPPED: from then on the transfer thread touches
+ * neither the object nor a flow's slots. Flows are stopped before the paths of their connection,
+ * and paths before the connection.
  *
- * A message of a flow takes whichever path is to have it first. A path may come and go while flows
- * are under way; what was under way on it goes again over another (xfer_resend.c). */
+ * Each message of a flow takes the path that is expected to finish it first. Paths may come and go
+ * during a flow; messages of a lost path are sent again over another (xfer_resend.c). */
 #ifndef BT_KVSTORE_WIRE_XFER_H
 #define BT_KVSTORE_WIRE_XFER_H
 
@@ -51,11 +50,11 @@ struct bt_wx_obj {
     struct bt_wx_obj *cmd_next, *ev_next;
     uint32_t cmds, events;
     bool cmd_queued, ev_queued;
-    uint32_t handle; /* between kvstore and wire process; 0: that has no such object */
+    uint32_t handle; /* in the wire process; 0: it has no such object */
     uint32_t seen;   /* events that came from there, in the kvstore */
 };
 
-struct bt_wx_bell { /* from whoever has something for the transfer thread */
+struct bt_wx_bell { /* from every thread that has work for the transfer thread */
     _Atomic bool woken, kicked;
 };
 
@@ -67,7 +66,7 @@ struct bt_wx_conn {
     bool dialer;
     bool several;               /* the peer understands paths, and there may be more than one */
     _Atomic uint32_t heard;     /* messages of the gRPC session, counted by control at: */
-    _Atomic uint32_t *heard_at; /* heard, or a word that the wire process maps as well */
+    _Atomic uint32_t *heard_at; /* heard, or a word that the wire process maps too */
     /* set by the transfer thread before LOST */
     bt_status_t lost;
     char why[160];
@@ -75,7 +74,7 @@ struct bt_wx_conn {
     struct bt_wx *x;
     struct bt_list link; /* x->conns */
     struct bt_list paths;
-    bool kill_wanted; /* set inside the transport's callbacks, which must close nothing */
+    bool kill_wanted; /* set inside the transport's callbacks, which must not close anything */
     bool killed, stopping;
     struct bt_map *streams; /* u32 -> bt_wx_recv */
     struct bt_list sends, recvs;
@@ -84,8 +83,8 @@ struct bt_wx_conn {
     uint32_t n_stopping;                 /* flows told to stop, not yet quiet */
 };
 
-/* What a receiver had of a flow when a path ended: items below `item`, and from there on the
- * segments whose bits are set, bt_wx_has_bit. */
+/* What a receiver had of a flow when a path ended: all items below `item`, and from there on the
+ * segments whose bits are set (bt_wx_has_bit). */
 struct bt_wx_has {
     struct bt_wx_has *next;
     uint32_t stream, item;
@@ -106,8 +105,8 @@ struct bt_wx_path {
     size_t address_len;
     bt_status_t lost;
     char why[160];
-    /* Of a receiver by the transfer thread before STOPPED, of a sender by control before RESEND;
-     * control frees it. */
+    /* At a receiver the transfer thread sets it before STOPPED, at a sender control sets it before
+     * RESEND. Control frees it. */
     struct bt_wx_has *has;
     /* the transfer thread's own */
     struct bt_wx_ucx_path *ucx; /* what the transport has of it: ucx_priv.h, */
@@ -115,15 +114,15 @@ struct bt_wx_path {
     struct bt_list link;        /* conn->paths */
     struct bt_list hot_link;    /* x->hot: it wants a turn */
     bool connected;             /* messages can be sent */
-    bool proven;                /* and it is the session's peer who gets them */
+    bool proven;                /* and the session's peer gets them */
     bool kill_wanted, killed, stopping, closing;
     uint64_t connect_ns, proven_ns, stop_ns;
     struct bt_nic_rate rate;
     uint64_t bytes_in_flight;
-    uint32_t n_sends; /* messages that the transport has not let go of */
+    uint32_t n_sends; /* messages that the transport still has */
 };
 
-/* A message that was sent over a path, of a peer with several: it may have to go again. */
+/* A message sent over one of several paths: it may have to be sent again. */
 struct bt_wx_sent {
     uint32_t path, item, first_block, n_segs;
 };
@@ -164,7 +163,7 @@ struct bt_wx_recv {
     uint64_t *started; /* bitmap [block][layer] */
     uint32_t *landed;  /* segments in, per item */
     uint32_t n_items, progress, outstanding;
-    uint32_t touched; /* no item from here on has a segment that was begun */
+    uint32_t touched; /* no item from here on has a segment that has begun to arrive */
     bool added, stopping, failed;
     uint64_t stop_ns;
 };
@@ -201,13 +200,13 @@ struct bt_wx_config {
     const struct bt_wx_inside *inside; /* NULL: this is not the wire process */
 };
 
-/* What the wire process's main thread, which is its transfer thread, is given instead of a control
- * thread in the same process (wx_child.c). */
+/* The wire process has no control thread. Its main thread, the transfer thread, gets this instead
+ * (wx_child.c). */
 struct bt_wx_inside {
     int wakefd, sock; /* it looks for commands when one of them is readable, */
     struct bt_wx_bell *bell;
-    /* Commands go to bt_wx_enqueue. Also inside of the transport's callbacks. sure: sock is
-     * readable; else it may not be looked at. */
+    /* Passes commands to bt_wx_enqueue; also called inside the transport's callbacks. sure: sock
+     * is readable. */
     void (*pull)(void *arg, bool sure);
     void (*turn)(void *arg);  /* pull, and what may take its time */
     bool (*flush)(void *arg); /* writes events out; false: not all can be written yet */
@@ -217,12 +216,12 @@ struct bt_wx_inside {
 struct bt_wx;
 
 struct bt_wx *bt_wx_create(const struct bt_wx_config *conf);
-/* Once for each card, before a path over it is opened: UCX's context for it, or gRPC's server.
- * ERR_CONFIG: err names the setting; may be tried again. AGAIN, unless `wait`: it is under way, ask
- * again. */
+/* Starts UCX's context of a card, or gRPC's server; once for each card, before a path over it.
+ * ERR_CONFIG: err names the setting; may be tried again. AGAIN, unless `wait`: it is under way,
+ * ask again. */
 bt_status_t bt_wx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *err,
                              size_t err_cap) BT_MUST_CHECK;
-/* Every object has been told to STOP: ends the thread and delivers the last events. */
+/* Every object must have been told to STOP. Ends the thread and delivers the last events. */
 void bt_wx_destroy(struct bt_wx *x);
 void bt_wx_command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd);
 void bt_wx_kick(struct bt_wx *x); /* any thread */

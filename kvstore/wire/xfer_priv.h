@@ -46,9 +46,9 @@ struct bt_wx_transport {
     void (*create)(struct bt_wx *x); /* control thread; sets header_max and alone_min */
     /* Control thread, once for each card; statuses as of bt_wx_card_start. */
     bt_status_t (*card_start)(struct bt_wx *x, uint32_t card, bool wait, char *err, size_t err_cap);
-    /* NULL, or takes commands in place of the thread's queue; control thread. */
+    /* Takes commands instead of the thread's queue; may be NULL. Control thread. */
     void (*command)(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd);
-    /* NULL, or ends what is elsewhere, in place of the thread's end; control thread. */
+    /* Ends the other process instead of the thread; may be NULL. Control thread. */
     void (*finish)(struct bt_wx *x);
     void (*destroy)(struct bt_wx *x); /* control thread; the thread has ended */
     void (*run)(struct bt_wx *x);     /* UCX's: the transfer thread, until bt_wx_over */
@@ -70,12 +70,12 @@ struct bt_wx {
     struct bt_wx_grpc *grpc;
     struct bt_wx_proxy *proxy;
     size_t header_max;  /* bytes that the transport takes as a message's header */
-    uint32_t alone_min; /* a segment of so many bytes goes in a message of its own */
+    uint32_t alone_min; /* a segment of at least so many bytes gets a message of its own */
     pthread_t thread;
     int wakefd;
     struct bt_wx_bell *bell, own_bell;
     struct bt_list conns, hot; /* hot: paths */
-    struct bt_list notify;     /* receives that control hears of at the end of the turn */
+    struct bt_list notify;     /* receives that control is told about at the end of the turn */
     struct bt_wx_out *out_free;
     uint64_t now_ns;
     uint64_t handoff_ns;   /* when a message of class 0 was posted last */
@@ -96,7 +96,7 @@ struct bt_wx {
 /* Wire process: a command without waking the transfer thread, which calls this itself. */
 void bt_wx_enqueue(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd);
 void bt_wx_quit(struct bt_wx *x); /* the thread ends once all objects have been stopped */
-/* Wire process: lets events out. False: some have to wait. */
+/* Wire process: writes events out. false: some have to wait. */
 bool bt_wx_flush(struct bt_wx *x);
 /* Control thread. The transport's loop: until bt_wx_over says so. */
 void bt_wx_start_thread(struct bt_wx *x, void *(*thread)(void *x));
@@ -108,8 +108,8 @@ void bt_wx_take_commands(struct bt_wx *x);
 void bt_wx_absorb_adds(struct bt_wx *x);
 void bt_wx_look_at_words(struct bt_wx *x); /* after a kick */
 
-/* Takes the connection and its paths down as soon as no callback of the transport is running. First
- * reason wins. */
+/* Ends the connection and its paths as soon as no callback of the transport is running. The first
+ * reason is kept. */
 void bt_wx_conn_kill(struct bt_wx_conn *c, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void bt_wx_conn_hot(struct bt_wx_conn *c);                  /* every path of it */
@@ -122,9 +122,9 @@ bool bt_wx_path_open(const struct bt_wx_path *l); /* messages may take it */
 void bt_wx_path_kill(struct bt_wx_path *l, bt_status_t st, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void bt_wx_path_proven(struct bt_wx_path *l); /* the peer has echoed our nonce */
-/* Says so if it is lost; is it to be closed? */
+/* Reports the path if it is lost. true: close it. */
 bool bt_wx_path_ends(struct bt_wx_path *l);
-/* It is closed, no callback will run: the last that the transport does with it. */
+/* The path is closed and no callback will run. This is the transport's last call for it. */
 void bt_wx_path_gone(struct bt_wx_path *l);
 
 /* ---- xfer_send.c ---- */
@@ -134,7 +134,7 @@ void bt_wx_send_look(struct bt_wx_send *s); /* the word may have moved */
 void bt_wx_send_pump(struct bt_wx_conn *c);
 void bt_wx_send_reap(struct bt_wx_conn *c); /* stopped flows whose requests have ended */
 void bt_wx_send_free_pool(struct bt_wx *x);
-/* The transport has let go of the message. lost: why it was not sent; NULL: it was. */
+/* The transport no longer uses the message. lost: why it was not sent; NULL: it was sent. */
 void bt_wx_out_done(struct bt_wx_out *o, const char *lost);
 
 /* ---- xfer_resend.c: what was sent over a path, and what has to go again when it is lost ---- */
@@ -153,18 +153,18 @@ void bt_wx_recv_add(struct bt_wx_recv *r);
 void bt_wx_recv_stop(struct bt_wx_recv *r);
 void bt_wx_recv_reap(struct bt_wx_conn *c);
 void bt_wx_recv_notify(struct bt_wx *x);
-/* Reads a message's header and finds where its bytes belong. False: they belong nowhere. ours: it
- * came from the session's peer for certain; what strangers send is only dropped. land->crcs points
- * into the header. */
+/* Reads a message's header and finds where its bytes belong. false: nowhere. ours: it certainly
+ * came from the session's peer; messages of strangers are dropped silently. land->crcs points into
+ * the header. */
 bool bt_wx_land_begin(struct bt_wx_path *l, const void *header, size_t header_len, size_t payload,
                       bool ours, struct bt_wx_land *land);
 /* Where the message's i-th segment belongs. */
 uint8_t *bt_wx_land_segment(const struct bt_wx_land *l, uint32_t i);
-/* n more bytes of the payload, from where it is at; nothing for a flow that has ended. */
+/* Takes n more bytes of the payload. Does nothing for a flow that has ended. */
 void bt_wx_land_bytes(struct bt_wx_land *l, const uint8_t *from, size_t n);
-/* The same, of a message (loose) whose bytes come in any order. */
+/* The same for a message (loose) whose bytes come in any order. */
 void bt_wx_land_loose(const struct bt_wx_land *l, uint64_t at, const uint8_t *from, size_t n);
 void bt_wx_land_end(const struct bt_wx_land *l);  /* all bytes of the message are in the slots */
-void bt_wx_land_undo(const struct bt_wx_land *l); /* it may come again, over another path */
+void bt_wx_land_undo(const struct bt_wx_land *l); /* it may be sent again, over another path */
 
 #endif

@@ -126,7 +126,7 @@ uint8_t *bt_wx_land_segment(const struct bt_wx_land *l, uint32_t i)
            bt_kv_segment(conf->layout, l->hdr.item % r->shape.n_layers, &bytes);
 }
 
-/* Segment i is in its slot and has this CRC: is it the right one? Else the flow fails. */
+/* Segment i is in its slot and has this CRC. A wrong CRC fails the flow. */
 static bool segment_check(const struct bt_wx_land *l, uint32_t i, uint32_t crc)
 {
     struct bt_wx_recv *r = l->recv;
@@ -220,7 +220,7 @@ void bt_wx_land_undo(const struct bt_wx_land *l)
     mark(l->recv, &l->hdr, false);
 }
 
-/* False if a segment of the message was begun before. */
+/* false: a segment of the message had begun before. */
 static bool recv_begin(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h)
 {
     for (uint32_t i = 0; i < h->n_segs; i++) {

@@ -1,7 +1,7 @@
-/* Paths that are lost and the flows that go on: the sender remembers which message took which path;
- * the receiver, once its end of the path is closed and nothing can come over it any more, says what
- * it has; what it lacks of that path's messages goes again over another. So no segment is ever
- * received twice. Transfer thread. */
+/* Flows outlive a lost path. The sender remembers which message took which path. When the receiver
+ * has closed its end, so that nothing can arrive any more, it says what it has. Messages of that
+ * path that it lacks are sent again over another path. So no segment is received twice. Transfer
+ * thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,7 +68,7 @@ void bt_wx_send_resend(const struct bt_wx_path *l)
         while (h != NULL && h->stream != s->stream) {
             h = h->next;
         }
-        if (!s->stopping) { /* of which the receiver says nothing, it has ended */
+        if (!s->stopping) { /* a flow that the receiver does not name has ended */
             resend(s, l->number, h);
         }
     }

@@ -8,9 +8,9 @@
 #include "kvstore/wire/cards.h"
 #include "kvstore/wire/xfer_priv.h"
 
-/* There is no priority inside of an endpoint, nor between two of them on one network: a hand-off
- * waits for what was posted before it. So while hand-offs are under way to anybody, fetches and
- * replicas of all peers together keep to this. */
+/* UCX has no priorities, neither inside an endpoint nor between endpoints of one network: a hand-
+ * off waits for messages that were posted before. So while hand-offs are under way, fetches and
+ * replicas to all peers together stay below this. */
 #define HANDOFF_RECENT_NS    (20ull * 1000000)
 #define BACKGROUND_BYTES_MAX (1u << 20)
 
@@ -102,7 +102,7 @@ void bt_wx_send_reap(struct bt_wx_conn *c)
     }
 }
 
-/* Background messages that other connections hold back may have their turn. */
+/* Lets other connections send the background messages that they held back. */
 static void background_done(struct bt_wx *x, uint32_t bytes)
 {
     struct bt_list *i;
@@ -152,7 +152,7 @@ void bt_wx_out_done(struct bt_wx_out *o, const char *lost)
     bt_wx_conn_hot(c);
 }
 
-/* The next message of s, which has one, and moves s on. */
+/* Takes the next message of s, which must have one, and advances s. */
 static struct bt_wx_sent next_run(struct bt_wx_send *s)
 {
     const struct bt_wx *x = s->conn->x;
@@ -215,7 +215,7 @@ static void out_fill(struct bt_wx_send *s, const struct bt_wx_sent *run, struct 
     o->bytes = run->n_segs * seg_bytes;
 }
 
-/* Which path is to take the message? One is open. */
+/* Chooses the path of the message. At least one is open. */
 static struct bt_wx_path *path_for(const struct bt_wx_conn *c, const struct bt_wx_out *o)
 {
     struct bt_wx_path *open[BT_NICS_MAX];

@@ -1,27 +1,28 @@
-/* Eviction by hit density: the block goes whose slot earns least while it waits to be used again.
+/* Eviction by hit density: the victim is the block whose slot earns the fewest hits over the time
+ * that it is kept.
  *
- * A block's class says how often it was used, or, before a second use, where it came from: at the
- * start of a chain or behind a long known prefix, generated, copied from another node. What is
- * learned of the class (learn.h) gives, with the age, a level; slots stand in a list for each
- * level, and the lowest list that is not empty holds the victim. As blocks get older their level
- * moves: with each event a hand goes on by some slots and puts them where they belong now. What has
- * a successor in the cache stands in a list of its own behind all levels, so that a chain is given
- * up from its end and no block stays whose head is gone; its head is taken first only when
- * everything behind is in use. O(1) an event. Pure, one owner thread. */
+ * A block's class says how often it was used. Before the second use it says where the block came
+ * from: the start of a chain, behind a long known prefix, generated, or copied from another node.
+ * The class and the age give a level (learn.h). There is a list of slots for each level, and the
+ * lowest list that is not empty holds the victim. Levels change with age, so each event moves a
+ * hand over some slots and puts them into their present lists. Blocks with a successor in the
+ * cache stand in a list of their own above all levels. So a chain is evicted from its end; its
+ * head goes first only while everything behind it is in use. O(1) an event. Pure, one owner
+ * thread. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "common/policy/evict/evict.h"
 #include "common/policy/evict/learn.h"
 
-#define HAND     8u /* slots looked at with an event */
+#define HAND     8u /* slots that one event moves to their present lists */
 #define LISTS    (BT_LEARN_LEVELS + 1)
-#define INNER    BT_LEARN_LEVELS /* the list of those with successors */
+#define INNER    BT_LEARN_LEVELS /* the list of blocks with successors */
 #define NOWHERE  UINT16_MAX
 #define WORDS    BT_DIV_UP(LISTS, 64u)
-#define GHOSTS   (1u << 16) /* at least so many blocks are remembered after they left */
+#define GHOSTS   (1u << 16) /* least number of evicted blocks that are remembered */
 #define KIDS_MAX 0xffffffu
-#define USES     4u /* more are not told apart */
+#define USES     4u /* the count stops there */
 
 /* What a copy costs to fetch again against what it costs to compute: an eighth (notes of
  * docs/POOL.md), 3 octaves. */
@@ -34,7 +35,7 @@
 #define DEAR_MAX    63
 
 enum {
-    CLASS_PARTIAL, /* not full: only the very same prompt has it again */
+    CLASS_PARTIAL, /* not full: only the same prompt can use it again */
     CLASS_FIRST,   /* of a request with nothing cached; then by the length of what was */
     CLASS_SHORT,
     CLASS_MIDDLE,
@@ -52,7 +53,7 @@ struct node {
     uint32_t kids : 24, group : 8;
     uint32_t hash, tick;  /* of the last use */
     uint16_t life;        /* counts the blocks that this slot has held */
-    uint16_t parent_life; /* ... while that still holds the same block */
+    uint16_t parent_life; /* valid while that slot still holds the same block */
     uint16_t list;
     uint8_t cls : 4, uses : 3, cached : 1;
     uint8_t copy : 1, pinned : 1, dear : 6; /* dear: levels */
@@ -70,7 +71,7 @@ struct bt_evict {
     struct bt_learn *learn;
     uint32_t *ghosts; /* hash:29 | uses:3 of blocks that left, by hash; 0: none */
     uint32_t n, ghost_mask, tick, hand, evictable;
-    uint32_t n_groups;                     /* those that have had a slot are below */
+    uint32_t n_groups;                     /* groups that have had a slot lie below */
     struct order *orders[BT_EVICT_GROUPS]; /* NULL: it has had none */
 };
 
@@ -189,7 +190,7 @@ static void join(struct bt_evict *e, struct node *x, uint32_t parent)
     }
     struct node *p = cached(e, parent);
     if (p->kids == KIDS_MAX) {
-        x->parent = BT_EVICT_NONE; /* it has enough of them not to go before the last */
+        x->parent = BT_EVICT_NONE; /* it has enough successors to stay until the last has gone */
         return;
     }
     x->parent_life = p->life;
@@ -234,7 +235,7 @@ static uint8_t dear(uint32_t start_tokens)
     return (uint8_t)BT_MIN(levels, DEAR_MAX);
 }
 
-/* x is the youngest of its class. */
+/* Makes x the youngest of its class. */
 static void renew(struct bt_evict *e, struct node *x, uint32_t cls)
 {
     x->cls = (uint8_t)cls;
@@ -275,7 +276,7 @@ static void density_admit(struct bt_evict *e, uint32_t slot, const struct bt_evi
     join(e, x, b->parent);
     bool first = x->uses == 1 || b->origin == BT_EVICT_PARTIAL;
     uint32_t cls = first ? class_of(b) : class_by_uses(x);
-    if (b->uses > 0) { /* thousands that come at once and are not used again at once: no sample */
+    if (b->uses > 0) { /* adopted blocks come all at once and would distort the samples */
         renew(e, x, cls);
     } else {
         use(e, x, cls);
@@ -287,7 +288,7 @@ static void density_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
     struct node *x = cached(e, slot);
     x->uses = (uint8_t)BT_MIN(x->uses + 1u, USES);
     if (parent != BT_EVICT_NONE && parent_of(e, x) == NULL) {
-        join(e, x, parent); /* it was cached without its head, or before a restart */
+        join(e, x, parent); /* it was cached without the block before it, or before a restart */
     }
     use(e, x, x->cls == CLASS_PARTIAL ? (uint32_t)CLASS_PARTIAL : class_by_uses(x));
     relink(e, slot);

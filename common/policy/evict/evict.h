@@ -1,7 +1,7 @@
-/* Eviction policy: which cached slot goes when room is needed, of all or of one group. Pure: no
- * clock, no I/O; the cache tells it what happens to slots and asks for victims. A policy is a table
- * of functions over its own state, so that others can be tried (and simulated) without touching the
- * cache. */
+/* Eviction policy: which cached slot is given up when room is needed, among all slots or those of
+ * one group. Pure: no clock, no I/O. The cache reports what happens to slots and asks for victims.
+ * A policy is a table of functions over its own state, so the cache and the simulator can use any
+ * of them. */
 #ifndef BT_POLICY_EVICT_EVICT_H
 #define BT_POLICY_EVICT_EVICT_H
 
@@ -30,20 +30,20 @@ static inline void bt_evict_groups_set(struct bt_evict_groups *s, uint32_t group
 typedef enum {
     BT_EVICT_COMPUTED,  /* by a prefill */
     BT_EVICT_GENERATED, /* of an answer */
-    BT_EVICT_COPY,      /* came from another node, which had it then */
-    BT_EVICT_PARTIAL    /* not full. The kvstore caches none, replayed traces have them */
+    BT_EVICT_COPY,      /* copied from another node */
+    BT_EVICT_PARTIAL    /* not full; only replayed traces have them */
 } bt_evict_origin_t;
 
 /* What a policy may know of a new block. */
 struct bt_evict_block {
     uint64_t hash;          /* of its key */
     uint32_t depth;         /* ordinal in its chain */
-    uint32_t start_tokens;  /* of its chain that lie before it */
+    uint32_t start_tokens;  /* tokens of the chain before it */
     uint32_t parent;        /* slot of the block before it, BT_EVICT_NONE: unknown or not cached */
-    uint32_t reused_tokens; /* of the request that made it: what was cached of its prompt */
+    uint32_t reused_tokens; /* cached prefix of the request that made it */
     bt_evict_origin_t origin;
-    uint32_t uses; /* 0: it is new. Else it was kept over a restart and used so often before: that
-                    * it comes now is no use of it, and nothing to learn from */
+    uint32_t uses; /* 0: it is new. Otherwise it was adopted after a restart and used so often
+                      before; its admission is no use and is not learned from */
     uint8_t group; /* below BT_EVICT_GROUPS */
 };
 
@@ -55,32 +55,32 @@ struct bt_evict_policy {
     void (*admit)(struct bt_evict *e, uint32_t slot, const struct bt_evict_block *b);
     /* A later request has found the block, behind the one in slot parent (BT_EVICT_NONE: none). */
     void (*hit)(struct bt_evict *e, uint32_t slot, uint32_t parent);
-    /* In use: never a victim / not in use any more: the youngest of its class. */
+    /* pin: in use, never a victim. unpin: not in use any more, and the youngest of its class. */
     void (*pin)(struct bt_evict *e, uint32_t slot);
     void (*unpin)(struct bt_evict *e, uint32_t slot);
     /* The block leaves the cache. */
     void (*drop)(struct bt_evict *e, uint32_t slot);
-    /* The slot to give up first, of some groups or (NULL) of all; BT_EVICT_NONE when all are in
-     * use. Stays until dropped. */
+    /* The first slot to give up, of some groups or (NULL) of all. BT_EVICT_NONE: all are in use.
+     * The slot stays cached until drop. */
     uint32_t (*victim)(const struct bt_evict *e, const struct bt_evict_groups *of);
     /* The same among the slots of one group. */
     uint32_t (*victim_of)(const struct bt_evict *e, uint8_t group);
     uint32_t (*evictable)(const struct bt_evict *e);
 };
 
-/* Segmented LRU: new blocks are on probation and go before any block that was hit; a hit block is
- * protected, at most 4/5 of the slots are, the oldest of them return to probation. Users unpin a
- * chain from its tail to its head, so that among equals tails go first. */
+/* Segmented LRU: new blocks are on probation and go before any block that was hit. A hit block is
+ * protected. At most 4/5 of the slots are protected; the oldest of them return to probation.
+ * Callers unpin a chain from its end, so that it is evicted from its end. */
 extern const struct bt_evict_policy bt_evict_slru;
-/* What it is compared with: the least recently used first; the least often used first (uses since
- * it was cached), among equals the least recently used; as LFU, among equals the deepest first. */
+/* For comparison. LRU: least recently used first. LFU: fewest uses since it was cached, then least
+ * recently used. LengthAware: as LFU, then the deepest first. */
 extern const struct bt_evict_policy bt_evict_lru, bt_evict_lfu, bt_evict_length_aware;
-/* What is learned from the requests decides: what a slot can earn with the block that it has, by
- * how the block was used, where it came from and its age (common/policy/evict/density.c). Never
- * gives up a block before what is cached behind it, unless all of that is in use. */
+/* The default: learns from requests how many hits a slot earns, by the uses, origin and age of its
+ * block (common/policy/evict/density.c). Evicts a chain from its end, unless all blocks behind are
+ * in use. */
 extern const struct bt_evict_policy bt_evict_density;
 
-extern const char bt_evict_names[]; /* of all policies, for messages */
+extern const char bt_evict_names[]; /* names of all policies, for messages */
 /* NULL: no policy has this name. */
 const struct bt_evict_policy *bt_evict_by_name(const char *name);
 

@@ -1,6 +1,6 @@
-/* Eviction by an order over slots: for each group a binary heap of those that are not in use, the
- * first to go on top. LRU, LFU and LengthAware differ in the order alone. O(log slots) an event.
- * Pure, one owner thread. */
+/* Eviction by an order over slots: each group has a binary heap of its slots that are not in use,
+ * the next victim on top. LRU, LFU and LengthAware differ only in the order. O(log slots) an
+ * event. Pure, one owner thread. */
 #include <stdlib.h>
 
 #include "common/policy/evict/evict.h"
@@ -14,7 +14,7 @@ struct node {
     uint8_t cached, group;
 };
 
-/* Does a go before b? */
+/* true: a is evicted before b. */
 typedef bool (*before_fn)(const struct node *a, const struct node *b);
 
 struct heap {
@@ -24,7 +24,7 @@ struct heap {
 struct bt_evict {
     struct node *nodes;
     uint32_t n, count;
-    uint32_t n_groups; /* those that have had a slot are below */
+    uint32_t n_groups; /* groups that have had a slot lie below */
     struct heap heaps[BT_EVICT_GROUPS];
     uint64_t tick;
     before_fn before;

@@ -7,24 +7,24 @@
 
 #define AGES       56  /* ranges of age, two an octave */
 #define FINE       4   /* steps of the level table in each of them */
-#define WATCH      16u /* a sampled use is watched for so many turnovers of the cache */
+#define WATCH      16u /* turnovers of the cache for which a sampled use is watched */
 #define SAMPLES    (1u << 20)
 #define SAMPLES_LO (1u << 16)
 #define REFRESH_LO 512u
 /* Fitted on the first halves of the traces (docs/POOL.md). */
-#define DECAY      0.97 /* of what was counted, at each quarter of a turnover */
+#define DECAY      0.97 /* decay of the counts at each quarter of a turnover */
 #define PRIOR      0.02 /* chance of a reuse in a range of ages of which nothing is known ... */
 #define PRIOR_N    20.0 /* ... as sure as so many blocks seen */
 #define CLASS_RUNS 5.0  /* runs of reuses expected before a class leaves the common curve */
 #define CLASS_SPAN 4    /* ranges at each side that a class is compared over */
-#define POOL_FROM  24   /* from 4,096 ticks on the rate of reuse is taken to fall with age */
+#define POOL_FROM  24   /* ages from 4,096 ticks on, where the reuse rate is assumed to fall */
 #define CHANCE_MAX 0.95
-/* A chain comes back as one: its reuses are one event, not as many as it has blocks. Those belong
- * to one run that follow each other within so many uses, at like ages, in one class. */
+/* A chain comes back as a whole, so its reuses are one event. Reuses belong to one run if they
+ * follow each other within so many uses, at similar ages and in one class. */
 #define RUN_GAP      64u
 #define LENGTH_PRIOR 10.0 /* reuses of a run where none was seen ... */
 #define LENGTH_LIKE  1.0  /* ... as sure as so many runs seen */
-#define RUN_AGES     16u  /* like: apart by no more than a sixteenth */
+#define RUN_AGES     16u  /* similar: they differ by at most a sixteenth */
 #define NONE         UINT32_MAX
 
 struct sample {
@@ -74,7 +74,7 @@ static double range_from(uint32_t i) /* first age of range i, as fine_of cuts th
 
 /* ---- from counts to levels ---- */
 
-/* Chance to be used again within each range, over all classes. at_risk, reused: [AGES]. */
+/* Chance of a reuse in each range, over all classes. at_risk, reused: [AGES]. */
 static void common_curve(const struct bt_learn *l, const double *at_risk, const double *reused,
                          double *chance)
 {
@@ -90,8 +90,8 @@ static void common_curve(const struct bt_learn *l, const double *at_risk, const 
         if (i < POOL_FROM) {
             continue;
         }
-        /* Old blocks that come back are few, and long chains come back as one: bumps there are
-         * chance. Neighbours out of order are pooled (isotonic regression). */
+        /* Few old blocks come back, and long chains come back as one, so bumps at high ages are
+         * chance. Neighbours that are out of order are pooled (isotonic regression). */
         start[n] = i;
         seen[n] = chance[i] * (e + PRIOR_N);
         exposed[n] = (e + PRIOR_N) * l->width[i];
@@ -178,7 +178,7 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
         }
     }
     for (uint32_t k = 0; k < BT_LEARN_CLASSES; k++) {
-        double later = 0; /* who was watched for longer than range i */
+        double later = 0; /* samples that were watched for longer than range i */
         for (uint32_t i = AGES; i-- > 0;) {
             double lost = l->c[k].lost[i] + watched[k].lost[i];
             risk[k][i] = later + l->c[k].reused[i] + lost / 2;
@@ -189,9 +189,9 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
     }
     common_curve(l, all_risk, all_reused, common);
     run_lengths(l, all_reused, length);
-    uint32_t like = NONE; /* a class of which nothing is known, as are others: all alike */
+    uint32_t like = NONE; /* an unknown class follows the common curve */
     for (uint32_t k = 0; k < BT_LEARN_CLASSES; k++) {
-        if (risk[k][0] > 0 || like == NONE) { /* the youngest range: whoever was watched at all */
+        if (risk[k][0] > 0 || like == NONE) { /* the youngest range: every sample */
             class_curve(common, risk[k], l->c[k].reused, length, chance);
             fill_levels(l, k, chance);
             like = risk[k][0] > 0 ? like : k;
@@ -257,7 +257,7 @@ static uint32_t *link_to(struct bt_learn *l, uint32_t i)
     return at;
 }
 
-/* A use at age of class cls: of the same run as the last one? */
+/* Does a use at this age, of class cls, belong to the run of the last one? */
 static void note_run(struct bt_learn *l, uint32_t now, uint32_t age, uint8_t cls)
 {
     uint32_t apart = age > l->run.age ? age - l->run.age : l->run.age - age;
@@ -269,7 +269,7 @@ static void note_run(struct bt_learn *l, uint32_t now, uint32_t age, uint8_t cls
     l->run.cls = cls;
 }
 
-/* Sample i is not watched any more; reused: because its key was used. */
+/* Stops watching sample i. reused: its key was used. */
 static void end_sample(struct bt_learn *l, uint32_t i, uint32_t now, bool reused)
 {
     struct sample *s = &l->ring[i];

@@ -20,7 +20,7 @@ struct list {
 struct bt_evict {
     struct node *nodes;
     uint32_t n, tick, evictable;
-    uint32_t n_groups; /* those that have had a slot are below */
+    uint32_t n_groups; /* groups that have had a slot lie below */
     struct list lists[BT_EVICT_GROUPS][2];
     uint32_t hot, hot_max; /* protected slots, pinned or not */
 };
@@ -128,7 +128,8 @@ static uint32_t oldest_of(const struct bt_evict *e, const struct bt_evict_groups
     return best;
 }
 
-/* Too many are protected: the oldest unpinned ones go back on probation, as its youngest. */
+/* While too many slots are protected, the oldest unpinned one returns to probation as its
+ * youngest. */
 static void demote(struct bt_evict *e)
 {
     for (uint32_t old;

@@ -177,7 +177,7 @@ void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_ent
 
 void bt_ssd_dir_restore(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e)
 {
-    add(d, slot, e, 1); /* how often is not on record */
+    add(d, slot, e, 1); /* the record has no number of uses */
 }
 
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)

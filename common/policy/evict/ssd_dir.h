@@ -1,12 +1,11 @@
-/* Directory of the SSD slab: which block lies in which slot of the file, and, by an eviction policy
- * (common/policy/evict/evict.h), which slot is given up next. All of it is in memory;
- * kvstore/ssd/db.h keeps the durable copy. Pure, one owner thread.
+/* Directory of the SSD's slab file: which block lies in which slot, and which slot is given up
+ * next, by an eviction policy (common/policy/evict/evict.h). It is all in memory; kvstore/ssd/db.h
+ * keeps the durable copy. Pure, one owner thread.
  *
  *   FREE --take--> BUSY --add--> VALID --remove--> BUSY --free--> FREE
  *
- * BUSY is a slot whose bytes or whose record are under way: being written, or being forgotten. Only
- * VALID slots are found. A VALID slot that is being read, or that a pin of an operator protects, is
- * pinned and never the victim. */
+ * A BUSY slot is being written, or its record is being deleted. Only VALID slots are found. A
+ * VALID slot that is being read, or that an operator has pinned, is never the victim. */
 #ifndef BT_POLICY_EVICT_SSD_DIR_H
 #define BT_POLICY_EVICT_SSD_DIR_H
 
@@ -18,8 +17,8 @@
 
 struct bt_ssd_dir;
 
-/* Moments are counted in sixteenths of a second since the start of 2026 and wrap around after 8.5
- * years: which of two is later is certain if they are less than 4.25 years apart. */
+/* Moments are sixteenths of a second since the start of 2026. They wrap around after 8.5 years, so
+ * two moments can be compared if they are less than 4.25 years apart. */
 #define BT_SSD_TICKS_S 16u
 #define BT_SSD_EPOCH_S 1767225600u /* of 1970 */
 
@@ -38,7 +37,7 @@ static inline int32_t bt_ssd_since(uint32_t a, uint32_t b)
     return (int32_t)(a - b);
 }
 
-/* What is known of a block on the SSD. */
+/* A block on the SSD. */
 struct bt_ssd_entry {
     struct bt_kv_key key;
     uint32_t depth : 24; /* ordinal in its chain */
@@ -61,26 +60,26 @@ const struct bt_ssd_entry *bt_ssd_dir_entry(const struct bt_ssd_dir *d, uint32_t
 
 /* FREE -> BUSY with a new generation; BT_SSD_NONE when none is free. */
 uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d);
-/* A certain FREE slot -> BUSY, for recovery; false: it is not free. */
+/* Takes this FREE slot -> BUSY, for recovery. false: it is not free. */
 bool bt_ssd_dir_claim(struct bt_ssd_dir *d, uint32_t slot, uint32_t generation);
 /* BUSY -> VALID, just used; generation stays the slot's. The key must not be there. */
 void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e);
-/* The same at start, of a block that was there before: its coming is no use. Those used last come
- * last. */
+/* The same at start, for a block that was there before. This is no use of it. Call in the order of
+ * last uses. */
 void bt_ssd_dir_restore(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e);
-/* VALID -> BUSY: not found from now on. */
+/* VALID -> BUSY: the block cannot be found any more. */
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot);
 /* BUSY -> FREE. */
 void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot);
 
 /* A VALID slot was used. */
 void bt_ssd_dir_touch(struct bt_ssd_dir *d, uint32_t slot);
-/* Its record tells of a use at this moment now. */
+/* The record's last use is now this moment. */
 void bt_ssd_dir_set_used(struct bt_ssd_dir *d, uint32_t slot, uint32_t used);
 void bt_ssd_dir_pin(struct bt_ssd_dir *d, uint32_t slot); /* counted to 255; any state but FREE */
 void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot);
-/* The VALID slot that is given up first: of a tenant beyond his quota, else by the policy;
- * BT_SSD_NONE when none is left that is not pinned. */
+/* The VALID slot to give up first: of a tenant beyond its quota, else by the policy. BT_SSD_NONE:
+ * all are pinned. */
 uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d);
 
 /* VALID slots of a group. */

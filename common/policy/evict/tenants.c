@@ -17,7 +17,7 @@ struct tenant {
 struct bt_tenants {
     struct tenant all[BT_EVICT_GROUPS];
     uint32_t n;    /* groups in use, the last one apart */
-    uint32_t hand; /* where a group that nobody holds is looked for next */
+    uint32_t hand; /* where the search for a free group continues */
     struct bt_evict_groups unbounded[BT_TENANT_TIERS];
     double otherwise[BT_TENANT_TIERS];
     bool bounded[BT_TENANT_TIERS];
@@ -124,7 +124,7 @@ void bt_tenants_destroy(struct bt_tenants *t)
     }
 }
 
-/* A group for a tenant who has none: a new one, or one whose tenant has nothing any more. */
+/* A group for a new tenant: an unused one, or one whose tenant has no block any more. */
 static uint32_t new_group(struct bt_tenants *t)
 {
     if (t->n < BT_TENANT_OTHERS) {

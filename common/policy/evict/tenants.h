@@ -1,11 +1,11 @@
-/* Whose blocks are whose: names of tenants, the small numbers (groups) that caches count them by,
- * and the share of each tier that each may keep when others want room. Pure, one owner thread.
+/* Tenants: their names, the small numbers (groups) that caches count them by, and the share of
+ * each tier that a tenant keeps when others need room. Pure, one owner thread.
  *
- * A name comes with a reservation (Reserve.tenant). What is stored with a block, in the slab and on
- * the SSD, is its tag (bt_kv_tenant_tag); a tag that was read before its name was heard gets a
- * group all the same. Group 0 has what belongs to nobody (tag 0). Groups are given in order of
- * appearance, those that the configuration names first; when none is left, who comes gets that of
- * a tenant who has nothing any more (bt_tenants_hold), and failing that shares the last one. */
+ * A name comes with a reservation (Reserve.tenant). The slab and the SSD store a tag with each
+ * block (bt_kv_tenant_tag). A tag gets a group even before its name is known. Group 0 has the
+ * blocks of no tenant (tag 0). Groups are given in order of appearance, configured tenants first.
+ * When none is left, a new tenant gets the group of one that has no blocks any more
+ * (bt_tenants_hold), or shares the last group. */
 #ifndef BT_POLICY_EVICT_TENANTS_H
 #define BT_POLICY_EVICT_TENANTS_H
 
