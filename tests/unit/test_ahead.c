@@ -12,8 +12,8 @@
 #include <cmocka.h>
 
 #include "common/batch/ahead.h"
-#include "common/policy/sched/backlog.h"
-#include "common/policy/sched/sched.h"
+#include "common/policy/sched/load.h"
+#include "common/policy/sched/sched_priv.h"
 
 #define SEQS 32
 
@@ -310,6 +310,41 @@ static void test_follows_a_worker(void **state)
     assert_true(right < 0.12 && slow < 0.12 && wrong < 0.4);
 }
 
+/* A newcomer shares the steps that were rolled forward only where nobody waits behind them: of a
+ * long queue the first prompts are rolled alone. */
+static void test_long_queue(void **state)
+{
+    (void)state;
+    static const struct bt_sched_learned learned = {0};
+    struct bt_sched_said said = {.has_cost = true,
+                                 .cost = {.base_ns = 5e6, .token_ns = BT_BATCH_TOKEN_NS(1e5)},
+                                 .max_rows = 2048,
+                                 .chunk_tokens = 2048,
+                                 .at_ns = 1000};
+    struct bt_sched_own own;
+    struct bt_sched_prompt p[BT_BATCH_AHEAD_SEQS + 1], late;
+    struct bt_sched_worker w;
+    struct bt_sched_params c = {0};
+    bt_sched_own_init(&own);
+    struct bt_sched_pace pace = bt_sched_pace_of(&said, &learned, true);
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(p); i++) {
+        p[i] = (struct bt_sched_prompt){.len = 1000, .alone_ms = 105};
+        bt_sched_own_prompt(&own, &p[i], &pace, 1000);
+        bt_sched_show_worker(&said, &own, &learned, 1000, &w);
+        bt_sched_show_class(&said, &own, &learned, 1000, 0, &w);
+        assert_int_equal(w.ahead != NULL, i < BT_BATCH_AHEAD_SEQS);
+    }
+    double beside;
+    assert_float_equal(bt_sched_wait_ms(&c, &w, 0, 10, &beside), 17 * 105, 1e-6);
+    bt_sched_own_prompt_done(&own, &p[0], &pace, 1000);
+    late = (struct bt_sched_prompt){.len = 1000, .alone_ms = 105, .priority = BT_SCHED_CLASS_LATE};
+    bt_sched_own_prompt(&own, &late, &pace, 1000);
+    bt_sched_show_worker(&said, &own, &learned, 1000, &w);
+    bt_sched_show_class(&said, &own, &learned, 1000, 0, &w);
+    assert_non_null(w.ahead); /* a late one goes behind the newcomer */
+    assert_float_equal(w.late_ms, 105, 1e-6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -318,6 +353,7 @@ int main(void)
         cmocka_unit_test(test_who_is_done_is_said),
         cmocka_unit_test(test_classes_and_many),
         cmocka_unit_test(test_follows_a_worker),
+        cmocka_unit_test(test_long_queue),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

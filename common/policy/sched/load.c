@@ -1,6 +1,8 @@
 /* From what a worker says and what was sent to it to what policies see. Pure: see load.h. */
 #include "common/policy/sched/load.h"
 
+#include <math.h>
+
 static double slow_of(const struct bt_sched_learned *l)
 {
     return l->slow > 0 ? l->slow : 1;
@@ -54,10 +56,10 @@ static void show_queue(const struct bt_sched_said *said, const struct bt_sched_o
     double by_word = said->queue_ms - said_behind - (double)(now_ns - said->at_ns) / 1e6 / slow;
     double by_own = bt_sched_backlog_ms(q, own_behind, slow, now_ns);
     w->queue_ms = BT_MAX(BT_MAX(by_word, by_own), 0);
-    /* What is behind does not share its steps, except the last class, which is not rolled. */
-    bool alike =
-        own_behind <= 0 ||
-        own_behind <= bt_classes_below(&own->classes, BT_SCHED_CLASS_LATE - 1).queue_ns / 1e6;
+    /* A newcomer shares steps only where all before it were rolled forward: not behind more prompts
+     * than that is done for, nor before some of them. */
+    double before_ms = q->alone_ms - own_behind;
+    bool alike = fabs(before_ms - q->rolled_ms) <= 1e-6 * q->rolled_ms;
     w->ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
     w->ahead_past_ms = bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(by_word - by_own, 0);
 }
