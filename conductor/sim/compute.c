@@ -1,8 +1,8 @@
-/* Prompts: what of one is computed and how long that takes, at a prefill node or beside the rows of
+/* Prompts: what of one is computed, at a prefill node or beside the rows of
  * a decode node, and what its node's cache has of it afterwards. */
-#include <math.h>
-
 #include "conductor/sim/sim_priv.h"
+
+static void next_step(struct sim *s, uint32_t node);
 
 void bt_sim_compute_queue(struct sim *s, uint32_t id)
 {
@@ -13,11 +13,20 @@ void bt_sim_compute_queue(struct sim *s, uint32_t id)
         bt_sim_push(s, there, EV_PROMPT, id, 0);
         return;
     }
-    struct bt_sim_prefill *p = &s->p[node];
-    if (bt_sim_prefill_add(p, &l->job, s->now_ms)) {
-        bt_sim_push(s, p->free_ms, EV_PREFILL_FREE, node, p->version);
+    bt_sim_prefill_add(&s->p[node], &l->job);
+    if (!s->p[node].stepping) {
+        next_step(s, node);
     }
-    bt_sim_compute_next(s, node);
+}
+
+void bt_sim_compute_forget(struct sim *s, uint32_t id)
+{
+    uint32_t node = s->r->records[id].prefill;
+    struct bt_sched_prompt *p = &s->live[id].prompt;
+    if (!bt_list_empty(&p->link)) {
+        struct bt_sched_pace pace = bt_sim_pace(s, node);
+        bt_sched_own_prompt_done(&s->nodes[node].own, p, &pace, bt_sim_now_ns(s));
+    }
 }
 
 /* ---- its prefix ---- */
@@ -58,60 +67,53 @@ static void keep_prompt(struct sim *s, uint32_t id, uint32_t node)
 
 /* ---- at a prefill node ---- */
 
-static double compute_ms(const struct sim *s, uint32_t n, uint32_t cached)
+/* Its first step begins: what its node has now of the prompt is used. */
+static void begin(void *arg, struct bt_sim_job *job)
 {
-    double ms = 1e-6 * bt_batch_prefill_ns(&s->c->prefill, cached, n, s->c->chunk_tokens);
-    return BT_MAX(ms, 1e3 * cached * s->c->token_bytes / s->c->load_bytes_per_s);
-}
-
-/* The computing begins: returns its ms. */
-static double begin(struct sim *s, uint32_t node, uint32_t id)
-{
+    struct sim *s = arg;
+    uint32_t id = job->id;
     struct live *l = &s->live[id];
     struct bt_sim_record *rec = &s->r->records[id];
-    uint32_t local = hold_prefix(s, id, node), tokens = bt_sim_tokens_of(s, id);
-    double end = BT_MAX(s->now_ms, l->read_end_ms);
+    uint32_t local = hold_prefix(s, id, rec->prefill);
+    l->begun_ms = s->now_ms;
+    job->pos = local;
+    job->read_ms = l->read_end_ms;
     if (l->fetch_tokens != 0 && l->best_tokens > local && !bt_sim_fetch_lost(s, id)) {
-        uint32_t from = BT_MAX(l->best_tokens - l->fetch_tokens, local);
-        end += from > local ? compute_ms(s, from, local) : 0;
-        end = BT_MAX(end, l->fetch_end_ms) + compute_ms(s, tokens, l->best_tokens);
-        rec->fetched_tokens = l->best_tokens - from;
-    } else {
-        end += compute_ms(s, tokens, local);
+        job->stop = BT_MAX(l->best_tokens - l->fetch_tokens, local);
+        job->resume = l->best_tokens;
+        job->fetch_ms = l->fetch_end_ms;
+        rec->fetched_tokens = l->best_tokens - job->stop;
+        if (job->stop == 0) { /* nothing is computed in front of it */
+            job->pos = job->resume;
+            job->read_ms = BT_MAX(job->read_ms, job->fetch_ms);
+        }
     }
     rec->cached_tokens = local + rec->fetched_tokens;
+    job->loaded_ms =
+        s->now_ms + 1e3 * rec->cached_tokens * s->c->token_bytes / s->c->load_bytes_per_s;
     count_prefix(s, id);
-    s->r->prefill_busy_ms += end - s->now_ms;
-    l->start_ms = s->now_ms;
     bt_sim_handoff_begin(s, id);
-    return end - s->now_ms;
 }
 
-void bt_sim_compute_next(struct sim *s, uint32_t node)
+static void next_step(struct sim *s, uint32_t node)
 {
     struct bt_sim_prefill *p = &s->p[node];
-    const struct bt_sim_job *job = bt_sim_prefill_next(p, s->now_ms);
-    if (job == NULL) {
-        return;
+    double at_ms = bt_sim_prefill_step(p, s->now_ms, begin, s);
+    if (at_ms >= 0) {
+        bt_sim_push(s, at_ms, EV_PREFILL, node, p->version);
     }
-    double ms = job->rest_ms > 0 ? job->rest_ms : begin(s, node, job->id);
-    uint32_t tokens = bt_sim_tokens_of(s, job->id);
-    uint32_t todo = tokens - BT_MIN(s->r->records[job->id].cached_tokens, tokens);
-    uint32_t steps = BT_DIV_UP(BT_MAX(todo, 1u), BT_SIM_SHORT_CHUNK);
-    if (job->late) {
-        steps = BT_MAX(steps, (uint32_t)ceil(1e6 * ms / BT_BATCH_LATE_NS));
+    if (p->stepping) {
+        s->r->prefill_busy_ms += p->end_ms - p->begin_ms;
     }
-    bt_sim_prefill_run(p, s->now_ms, ms, steps);
-    bt_sim_push(s, p->run_end_ms, EV_PREFILL_END, node, p->version);
 }
 
-void bt_sim_compute_end(struct sim *s, uint32_t node)
+/* A prompt is computed at a prefill node. */
+static void computed(struct sim *s, uint32_t id)
 {
-    uint32_t id = bt_sim_prefill_end(&s->p[node])->id;
-    uint32_t decode = s->r->records[id].decode;
+    uint32_t node = s->r->records[id].prefill, decode = s->r->records[id].decode;
+    bt_sim_compute_forget(s, id);
     bt_sim_row_first(s, id);
     keep_prompt(s, id, node);
-    bt_sim_compute_next(s, node);
     if (bt_sim_row_needless(s, id)) {
         (void)bt_sim_row_begin(s, id);
         return;
@@ -119,15 +121,26 @@ void bt_sim_compute_end(struct sim *s, uint32_t node)
     if (s->o->admission->at_decode && !bt_sim_failed_since(s, id, decode)) {
         struct bt_sched_request want = bt_sim_ask(s, id);
         struct bt_sched_reject rej;
-        bt_sim_show_decode(s, decode);
+        bt_sim_show_node(s, decode);
         if (bt_sched_admit_decode(&s->params, &s->snap, &want, decode, &rej) != BT_SCHED_PLANNED) {
-            s->r->wasted_ms += s->now_ms - s->live[id].start_ms;
+            s->r->wasted_ms += s->live[id].prompt.alone_ms;
             bt_sim_row_expect(s, id, -1);
             bt_sim_finish(s, id, BT_SIM_REFUSED_DECODE);
             return;
         }
     }
     bt_sim_handoff(s, id);
+}
+
+void bt_sim_compute_step(struct sim *s, uint32_t node)
+{
+    struct bt_sim_prefill *p = &s->p[node];
+    struct bt_sim_job *next, *job = p->stepping ? bt_sim_prefill_end(p) : NULL;
+    next_step(s, node);
+    for (; job != NULL; job = next) {
+        next = job->next;
+        computed(s, job->id);
+    }
 }
 
 /* ---- at a decode node ---- */
@@ -140,6 +153,7 @@ void bt_sim_compute_beside(struct sim *s, uint32_t id)
         bt_sim_abandon(s, id, rec->prefill, true);
         return;
     }
+    s->live[id].begun_ms = s->now_ms;
     uint32_t local = hold_prefix(s, id, rec->prefill);
     bool fetched = l->best_tokens > local && !bt_sim_fetch_lost(s, id);
     rec->fetched_tokens = fetched ? BT_MIN(l->fetch_tokens, l->best_tokens - local) : 0;
@@ -148,8 +162,10 @@ void bt_sim_compute_beside(struct sim *s, uint32_t id)
     if (rec->decode != rec->prefill) {
         bt_sim_handoff_begin(s, id);
     }
-    struct bt_sim_prompt p = {
-        .id = id, .from = rec->cached_tokens, .tokens = bt_sim_tokens_of(s, id)};
+    struct bt_sim_prompt p = {.id = id,
+                              .from = rec->cached_tokens,
+                              .tokens = bt_sim_tokens_of(s, id),
+                              .late = l->job.late};
     bt_sim_decode_prompt(s->d[rec->prefill].d, s->now_ms, &p);
     bt_sim_rows_wake(s, rec->prefill);
 }
@@ -158,6 +174,7 @@ void bt_sim_compute_beside(struct sim *s, uint32_t id)
 void bt_sim_compute_beside_end(struct sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
+    bt_sim_compute_forget(s, id);
     bt_sim_row_first(s, id);
     s->r->mixed_prompts++;
     keep_prompt(s, id, rec->prefill);

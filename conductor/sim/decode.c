@@ -1,5 +1,6 @@
 /* The rows of a node in a heap by the step at which they end; runs of equal membership in a log,
- * from which a row's gaps are read when it ends. */
+ * from which a row's gaps are read when it ends. Steps with prompts in them are cut by the worker's
+ * batcher, one by one; steps of rows alone have all rows and are summed in closed form. */
 #include "conductor/sim/decode.h"
 
 #include <math.h>
@@ -29,23 +30,36 @@ struct gap {
     uint32_t n;
 };
 
+#define PROMPTS      16 /* of those that wait: the ones that a step is cut from */
+#define BLOCK_TOKENS 64 /* as kv.block_tokens: chunks end on its multiples */
+
+struct part {
+    uint32_t prompt, n; /* index, tokens */
+};
+
 struct bt_sim_decode {
     struct bt_batch_cost cost;
     double kv_max, reserved;
     uint32_t rows_max;
     struct live *heap;
     uint32_t n, heap_cap;
-    struct queue wait[2]; /* [1]: late ones */
-    uint32_t n_late;      /* of the n rows */
-    struct bt_batch_cost prompt_cost;
+    struct queue wait[2];             /* [1]: late ones */
+    uint32_t n_late;                  /* of the n rows */
+    struct bt_batch_cost prompt_cost; /* of steps without rows */
+    struct bt_batch_cost mixed_cost;  /* of steps with rows and prompts */
     double mixed_ms;  /* steps with rows are filled with prompt tokens up to so long */
     double gap_ms;    /* ... and with what a row has waited for its first one here up to so long */
     double waited_ms; /* of the rows that join in the next step, the longest */
-    uint32_t chunk_max, chunk;
+    uint32_t chunk_max;
     uint32_t landing;              /* rows on their way here */
-    bool coming;                   /* the first prompt waits for the next boundary */
-    struct bt_sim_prompt *prompts; /* [0..n_prompts), the first one is being computed */
+    struct bt_sim_prompt *prompts; /* [0..n_prompts), in order of arrival, late ones last */
     uint32_t n_prompts, prompts_cap;
+    double cut_ms;             /* the next step, where it has prompts */
+    struct bt_batch_seq *seqs; /* scratch: rows, then prompts */
+    struct bt_batch_row *rows; /* scratch */
+    uint32_t seqs_cap;
+    struct part parts[PROMPTS]; /* of prompts in the next step */
+    uint32_t n_parts;
     struct run *runs;
     uint32_t n_runs, runs_cap;
     struct gap *gaps; /* scratch */
@@ -83,54 +97,87 @@ void bt_sim_decode_destroy(struct bt_sim_decode *d)
         free(d->runs);
         free(d->gaps);
         free(d->prompts);
+        free(d->seqs);
+        free(d->rows);
         free(d);
     }
 }
 
-#define CHUNK_MIN 16 /* a prompt beside many rows still gets on */
+/* ---- steps with prompts ---- */
 
-/* Prompt tokens in each of the next steps. The last chunk, smaller than the others, is a step of
- * its own. */
-static uint32_t chunk_next(const struct bt_sim_decode *d)
+static void put_seqs(struct bt_sim_decode *d, struct bt_batch *b)
 {
-    if (d->n_prompts == 0) {
-        return 0;
+    while (d->seqs_cap < d->n + PROMPTS) {
+        d->seqs_cap = BT_MAX(2 * d->seqs_cap, 64u);
+        d->seqs = bt_realloc(d->seqs, d->seqs_cap * sizeof(*d->seqs));
+        d->rows = bt_realloc(d->rows, d->seqs_cap * sizeof(*d->rows));
     }
-    uint32_t left = d->prompts[0].tokens - d->prompts[0].from;
-    struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv};
-    const struct bt_batch_cost *k = &d->prompt_cost;
-    if (d->n == 0 && d->landing == 0) {
-        return BT_MIN(left, d->chunk_max);
+    b->seqs = d->seqs;
+    b->n = 0;
+    for (uint32_t i = 0; i < d->n; i++) {
+        const struct live *x = &d->heap[i];
+        b->seqs[b->n] =
+            (struct bt_batch_seq){.order = b->n,
+                                  .pos = x->full_tokens - (uint32_t)(x->end_step - d->step),
+                                  .kind = BT_BATCH_DECODE};
+        b->n++;
     }
-    double most_ms = BT_MIN(d->mixed_ms, d->gap_ms - d->waited_ms);
-    double room = 1e6 * most_ms - (d->n != 0 ? bt_batch_work_ns(&d->cost, &rows) : k->base_ns);
-    double token = k->token_ns[BT_BATCH_SEGMENTS - 1] + k->attn_ns * d->prompts[0].from;
-    double fits = room / BT_MAX(token, 1e-9);
-    uint32_t chunk = fits > CHUNK_MIN ? (uint32_t)BT_MIN(fits, (double)d->chunk_max) : CHUNK_MIN;
-    return BT_MIN(left, chunk);
+    if (d->n > 0) {
+        b->seqs[0].waited_ns = 1e6 * d->waited_ms;
+    }
+    for (uint32_t i = 0; i < BT_MIN(d->n_prompts, (uint32_t)PROMPTS); i++) {
+        const struct bt_sim_prompt *p = &d->prompts[i];
+        b->seqs[b->n] = (struct bt_batch_seq){.order = b->n,
+                                              .pos = p->from,
+                                              .len = p->tokens,
+                                              .chunk_tokens = d->chunk_max,
+                                              .kind = BT_BATCH_PROMPT,
+                                              .late = p->late};
+        b->n++;
+    }
 }
 
-/* The next k steps take a k^2 + b k ms: each has n more tokens of context than the one before, and
- * its chunk lies behind the one before. */
+/* Cuts the next step as the worker does (bound_prompts in common/worker/step.c). */
+static void cut_step(struct bt_sim_decode *d)
+{
+    struct bt_batch b = {.lim = {.max_rows = d->chunk_max + d->rows_max,
+                                 .block_tokens = BT_MIN(BLOCK_TOKENS, d->chunk_max),
+                                 .mixed = true,
+                                 .rows_due = d->landing > 0}};
+    put_seqs(d, &b);
+    bool beside = d->n > 0 || d->landing > 0;
+    b.cost = d->n > 0 ? &d->mixed_cost : &d->prompt_cost;
+    if (beside) {
+        double budget = bt_batch_mixed_ns(&b, 1e6 * d->mixed_ms, 1e6 * d->gap_ms);
+        b.lim.prompt_tokens = bt_batch_prompt_room(&b, b.cost, budget);
+    }
+    uint32_t n = bt_batch_decode(&b, d->rows, d->seqs_cap);
+    d->n_parts = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (d->rows[i].seq >= d->n) {
+            d->parts[d->n_parts++] = (struct part){d->rows[i].seq - d->n, d->rows[i].n};
+        }
+    }
+    d->cut_ms = 1e-6 * bt_batch_step_ns(b.cost, &b, d->rows, n);
+}
+
+/* ---- steps of rows alone ---- */
+
+/* The next k steps take a k^2 + b k ms: each has n more tokens of context than the one before. */
 static void shape(const struct bt_sim_decode *d, double *a_p, double *b_p)
 {
-    double chunk = d->chunk;
-    struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv}, prompt = {.tokens = chunk};
-    double grow = d->cost.kv_ns * d->n / 2, first = bt_batch_work_ns(&d->cost, &rows), a = grow;
-    if (chunk > 0) {
-        double alone = bt_batch_work_ns(&d->prompt_cost, &prompt);
-        double pair = d->prompt_cost.attn_ns * chunk;
-        /* the step's own base is paid once */
-        first += (d->n != 0 ? alone - d->prompt_cost.base_ns : alone) + pair * d->prompts[0].from;
-        a += pair * chunk / 2;
-    }
-    *a_p = 1e-6 * a;
-    *b_p = 1e-6 * (first - grow);
+    struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv};
+    double grow = d->cost.kv_ns * d->n / 2;
+    *a_p = 1e-6 * grow;
+    *b_p = 1e-6 * (bt_batch_work_ns(&d->cost, &rows) - grow);
 }
 
 static double steps_ms(const struct bt_sim_decode *d, double k)
 {
     double a, b;
+    if (d->n_parts > 0) {
+        return k * d->cut_ms; /* k is 1: the next one is cut anew */
+    }
     shape(d, &a, &b);
     return a * k * k + b * k;
 }
@@ -139,6 +186,9 @@ static double steps_ms(const struct bt_sim_decode *d, double k)
 static uint32_t boundary(const struct bt_sim_decode *d, double ms)
 {
     double a, b;
+    if (d->n_parts > 0) {
+        return 1;
+    }
     shape(d, &a, &b);
     double k = a > 0 ? (-b + sqrt(b * b + 4 * a * ms)) / (2 * a) : ms / b;
     uint32_t n = (uint32_t)BT_MAX(1.0, floor(k));
@@ -292,21 +342,13 @@ static void admit(struct bt_sim_decode *d)
 
 static void plan_next(struct bt_sim_decode *d)
 {
-    d->ahead = d->n != 0 ? (uint32_t)(d->heap[0].end_step - d->step) : UINT32_MAX;
-    d->chunk = chunk_next(d);
-    if (d->chunk != 0) {
-        uint32_t left = d->prompts[0].tokens - d->prompts[0].from;
-        /* With one size of chunk only as far as a token's attention grows by a twentieth. */
-        double token = d->prompt_cost.token_ns[BT_BATCH_SEGMENTS - 1] +
-                       d->prompt_cost.attn_ns * d->prompts[0].from;
-        double far = 0.05 * token / BT_MAX(d->prompt_cost.attn_ns * d->chunk, 1e-9);
-        bool joined = d->gap_ms - d->waited_ms < d->mixed_ms; /* that step alone is shorter */
-        uint32_t most = joined ? 1 : (uint32_t)BT_MAX(BT_MIN(far, 32.0), 1.0);
-        d->ahead = BT_MIN(BT_MIN(d->ahead, left / d->chunk), most);
+    d->n_parts = 0;
+    if (d->n_prompts > 0) {
+        cut_step(d);
+        d->ahead = 1;
+        return;
     }
-    if (d->ahead == UINT32_MAX) {
-        d->ahead = 0;
-    }
+    d->ahead = d->n != 0 ? (uint32_t)(d->heap[0].end_step - d->step) : 0;
 }
 
 static bool idle(const struct bt_sim_decode *d)
@@ -318,8 +360,11 @@ void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prom
                        double gap_ms, uint32_t chunk_max)
 {
     d->prompt_cost = *prompt;
+    d->mixed_cost = *prompt;
+    d->mixed_cost.base_ns = d->cost.base_ns;
+    d->mixed_cost.kv_ns = d->cost.kv_ns;
     d->mixed_ms = mixed_ms;
-    d->gap_ms = gap_ms > 0 ? gap_ms : INFINITY;
+    d->gap_ms = gap_ms;
     d->chunk_max = chunk_max;
 }
 
@@ -347,7 +392,11 @@ void bt_sim_decode_prompt(struct bt_sim_decode *d, double now_ms, const struct b
         interrupt(d, now_ms); /* until then the steps are as they were */
     }
     GROW(d->prompts, d->n_prompts, d->prompts_cap);
-    d->prompts[d->n_prompts++] = *p;
+    uint32_t at = d->n_prompts++;
+    for (; !p->late && at > d->n_parts && d->prompts[at - 1].late; at--) {
+        d->prompts[at] = d->prompts[at - 1];
+    }
+    d->prompts[at] = *p;
     if (first && (was_idle || between)) {
         d->at_ms = BT_MAX(d->at_ms, now_ms);
         plan_next(d);
@@ -417,13 +466,30 @@ static double tbt_of(struct bt_sim_decode *d, const struct live *x)
     return sum / want;
 }
 
+/* Prompts of which all is computed leave. */
+static uint32_t take_computed(struct bt_sim_decode *d, struct bt_sim_done *done, uint32_t max)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < BT_MIN(d->n_prompts, (uint32_t)PROMPTS) && n < max;) {
+        if (d->prompts[i].from < d->prompts[i].tokens) {
+            i++;
+            continue;
+        }
+        done[n++] =
+            (struct bt_sim_done){.id = d->prompts[i].id, .prompt = true, .end_ms = d->at_ms};
+        memmove(d->prompts + i, d->prompts + i + 1, (--d->n_prompts - i) * sizeof(*d->prompts));
+    }
+    return n;
+}
+
 uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done, uint32_t max)
 {
     if (d->ahead > 0) {
         double ms = steps_ms(d, d->ahead);
-        if (d->chunk != 0) {
-            d->prompts[0].from += d->ahead * d->chunk;
+        for (uint32_t i = 0; i < d->n_parts; i++) {
+            d->prompts[d->parts[i].prompt].from += d->parts[i].n;
         }
+        d->n_parts = 0;
         GROW(d->runs, d->n_runs, d->runs_cap);
         d->runs[d->n_runs++] = (struct run){d->ahead, ms};
         d->at_ms += ms;
@@ -432,14 +498,10 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
         d->ahead = 0;
         d->waited_ms = 0;
     }
-    uint32_t n = 0;
-    if (d->n_prompts > 0 && d->prompts[0].from == d->prompts[0].tokens && max > 0) {
-        done[n++] = (struct bt_sim_done){d->prompts[0].id, true, d->at_ms, 0};
-        memmove(d->prompts, d->prompts + 1, --d->n_prompts * sizeof(*d->prompts));
-    }
+    uint32_t n = take_computed(d, done, max);
     while (d->n > 0 && d->heap[0].end_step == d->step && n < max) {
         struct live x = d->heap[0];
-        done[n++] = (struct bt_sim_done){x.id, false, d->at_ms, tbt_of(d, &x)};
+        done[n++] = (struct bt_sim_done){.id = x.id, .end_ms = d->at_ms, .tbt_ms = tbt_of(d, &x)};
         d->kv -= x.full_tokens;
         d->reserved -= x.full_tokens;
         d->n_late -= x.late;
@@ -476,7 +538,7 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
     for (uint32_t i = 0; i < d->n_prompts; i++) {
         lost(arg, d->prompts[i].id, 0, true);
     }
-    d->n = d->n_late = d->n_prompts = d->ahead = d->chunk = 0;
+    d->n = d->n_late = d->n_prompts = d->n_parts = d->ahead = 0;
     d->kv = d->reserved = d->waited_ms = 0;
     d->step += k;
     d->at_ms = now_ms;
@@ -500,6 +562,16 @@ uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d)
 uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d)
 {
     return d->wait[0].n;
+}
+
+uint64_t bt_sim_decode_waiting_tokens(const struct bt_sim_decode *d)
+{
+    const struct queue *q = &d->wait[0];
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < q->n; i++) {
+        tokens += q->rows[(q->first + i) % q->cap].tokens;
+    }
+    return tokens;
 }
 
 struct bt_sim_late bt_sim_decode_late(const struct bt_sim_decode *d)

@@ -21,6 +21,7 @@ struct bt_sim_row {
 struct bt_sim_prompt { /* computed here, a chunk in each step beside the rows */
     uint32_t id;
     uint32_t from, tokens; /* [from, tokens) are to be computed */
+    bool late;             /* behind all others, and in no step with their prompts */
 };
 
 struct bt_sim_done {
@@ -61,8 +62,9 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
 void bt_sim_decode_each(const struct bt_sim_decode *d,
                         void (*row)(void *arg, uint32_t id, uint32_t generated), void *arg);
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);
-uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d); /* but late ones */
-struct bt_sim_late {                                           /* late ones of them */
+uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d);        /* but late ones */
+uint64_t bt_sim_decode_waiting_tokens(const struct bt_sim_decode *d); /* context of those */
+struct bt_sim_late {                                                  /* late ones of them */
     uint32_t rows, waiting;
     double reserved; /* the rows' pages, as tokens */
 };

@@ -8,22 +8,22 @@
 static void give_role(struct sim *s, uint32_t i, bool prefill)
 {
     const struct bt_sim_cluster *c = s->c;
-    s->workers[i] = (struct bt_sched_worker){.kvstore = s->workers[i].kvstore,
-                                             .prefill = prefill,
-                                             .decode = !prefill,
-                                             .cost = prefill ? &c->prefill : &c->decode,
-                                             .prompt_cost = &c->prefill};
+    struct bt_sched_said *said = &s->nodes[i].said;
+    s->workers[i].prefill = prefill;
+    s->workers[i].decode = !prefill;
+    *said = (struct bt_sched_said){.has_cost = true, .cost = prefill ? c->prefill : c->decode};
+    said->chunk_tokens = prefill ? (uint32_t)c->chunk_tokens : BT_SIM_SHORT_CHUNK;
+    said->max_rows = said->chunk_tokens;
     if (!prefill) {
-        s->workers[i].chunk_tokens = BT_SIM_SHORT_CHUNK;
-        s->workers[i].slots_total = (uint32_t)c->rows_max;
-        s->workers[i].pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
+        said->slots_total = (uint32_t)c->rows_max;
+        said->pages_total = (uint32_t)(c->kv_tokens / BT_SIM_BLOCK_TOKENS);
     }
 }
 
 static bool has_nothing(const struct sim *s, uint32_t i)
 {
     const struct decode_node *d = &s->d[i];
-    return bt_sim_prefill_idle(&s->p[i]) && d->assigned == 0 &&
+    return bt_sim_prefill_idle(&s->p[i]) && s->nodes[i].own.rows == 0 &&
            !(bt_sim_decode_prompt_ms(d->d) > 0);
 }
 
@@ -70,10 +70,9 @@ void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f)
         return;
     }
     s->failed_ms[node] = s->now_ms;
-    s->workers[node].kvstore = BT_SCHED_NONE;
     s->kvstores[node].avoid = true;
     s->links[node] = (struct link){0};
-    s->r->prefill_busy_ms -= bt_sim_prefill_begun_ms(&s->p[node], s->now_ms);
+    s->r->prefill_busy_ms -= s->p[node].stepping ? s->p[node].end_ms - s->now_ms : 0;
     bt_sim_prefill_fail(&s->p[node], lose_prompt, s);
     if (s->d[node].d != NULL) {
         bt_sim_decode_fail(s->d[node].d, s->now_ms, lose_row, s);
@@ -87,7 +86,6 @@ void bt_sim_node_back(struct sim *s, uint32_t node)
     if (s->now_ms < s->back_ms[node]) {
         return;
     }
-    s->workers[node].kvstore = node;
     s->kvstores[node].avoid = false;
 }
 
@@ -113,6 +111,7 @@ void bt_sim_nodes_init(struct sim *s)
     s->n_prefilling = s->n_p;
     s->p = bt_calloc(n, sizeof(*s->p));
     s->d = bt_calloc(n, sizeof(*s->d));
+    s->nodes = bt_calloc(n, sizeof(*s->nodes));
     s->workers = bt_calloc(n, sizeof(*s->workers));
     s->kvstores = bt_calloc(n, sizeof(*s->kvstores));
     s->match = bt_calloc(n, sizeof(*s->match));
@@ -128,8 +127,9 @@ void bt_sim_nodes_init(struct sim *s)
             bt_sim_decode_mix(s->d[i].d, &c->prefill, s->o->mixed_step_ms, s->o->mixed_gap_ms,
                               BT_SIM_SHORT_CHUNK);
         }
+        bt_sched_own_init(&s->nodes[i].own);
+        bt_sim_prefill_init(&s->p[i], &c->prefill, (uint32_t)c->chunk_tokens);
         give_role(s, i, i < s->n_p);
-        s->workers[i].kvstore = i;
     }
     for (uint32_t i = 0; i < s->o->n_failures; i++) {
         bt_sim_push(s, s->o->failures[i].at_ms, EV_FAIL, i, 0);
@@ -153,6 +153,7 @@ void bt_sim_nodes_cleanup(struct sim *s)
     bt_sim_caches_destroy(s->caches);
     free(s->p);
     free(s->d);
+    free(s->nodes);
     free(s->links);
     free(s->failed_ms);
     free(s->back_ms);

@@ -23,7 +23,7 @@ static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
 
 void bt_sim_finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
 {
-    s->d[s->r->records[id].decode].assigned--;
+    bt_sim_row_over(s, id);
     finish(s, id, outcome);
 }
 
@@ -33,7 +33,8 @@ void bt_sim_abandon(struct sim *s, uint32_t id, uint32_t node, bool expected)
     if (expected) {
         bt_sim_row_expect(s, id, -1);
     }
-    s->d[s->r->records[id].decode].assigned--;
+    bt_sim_compute_forget(s, id);
+    bt_sim_row_over(s, id);
     l->held = l->fetch_tokens = l->best_tokens = 0;
     l->last_ms = BT_MIN(s->now_ms, s->failed_ms[node]);
     bt_sim_push(s, BT_MAX(s->now_ms, s->failed_ms[node] + NOTICE_MS), EV_REPLAN, id, 0);
@@ -56,13 +57,24 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     rec->prefill = plan->prefill;
     rec->decode = plan->decode;
     s->r->background += plan->background;
-    s->d[rec->decode].assigned++;
-    l->job = (struct bt_sim_job){
-        .id = id, .late = plan->background, .planned_ms = plan->prefill_ms, .rest_ms = 0};
+    l->told_plan = l->given == 0 && !plan->background;
+    l->alone = !(plan->queue_ms > 0 || plan->beside_ms > 0);
+    l->work_ms = plan->work_ms;
+    l->job = (struct bt_sim_job){.id = id,
+                                 .late = plan->background,
+                                 .pos = plan->cached_tokens,
+                                 .len = bt_sim_tokens_of(s, id)};
+    l->prompt = (struct bt_sched_prompt){.pos = plan->cached_tokens,
+                                         .len = l->job.len,
+                                         .alone_ms = plan->prefill_ms,
+                                         .priority = plan->background ? BT_SCHED_CLASS_LATE : 0};
+    bt_list_init(&l->prompt.link);
+    struct bt_sched_pace pace = bt_sim_pace(s, rec->prefill);
+    bt_sched_own_prompt(&s->nodes[rec->prefill].own, &l->prompt, &pace, bt_sim_now_ns(s));
     l->placed_ms = s->now_ms;
     l->ready_ms = s->now_ms + plan->ttft_ms;
     l->row_ms = plan->row_ms;
-    bt_sim_row_expect(s, id, 1);
+    bt_sim_row_placed(s, id);
     l->read_end_ms = bt_sim_caches_read(s->caches, plan->prefill, bt_sim_blocks_of(s, id),
                                         bt_sim_usable_blocks(s, id), s->now_ms);
     if (plan->fetch_from != BT_SCHED_NONE) {

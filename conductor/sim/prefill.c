@@ -1,127 +1,162 @@
-/* The queues of a prefill node and who gives way. See prefill.h. */
+/* The queues of a prefill node, and its steps as the worker's batcher cuts them. See prefill.h. */
 #include "conductor/sim/prefill.h"
 
 #include <math.h>
 
-/* The end of the step at hand of a late prompt: there it gives way. */
-static double step_end_ms(const struct bt_sim_prefill *p, double now_ms)
-{
-    double steps = ceil(BT_MAX(now_ms - p->run_ms, 0) / p->run_chunk_ms);
-    return BT_MIN(p->run_ms + steps * p->run_chunk_ms, p->run_end_ms);
-}
+#define PROMPTS      64 /* of each queue: those that a step is cut from */
+#define BLOCK_TOKENS 64 /* as kv.block_tokens: steps end on its multiples */
 
-double bt_sim_prefill_queue_ms(const struct bt_sim_prefill *p, double now_ms)
+void bt_sim_prefill_init(struct bt_sim_prefill *p, const struct bt_batch_cost *cost,
+                         uint32_t chunk_tokens)
 {
-    double ms = p->queue[0].ms + BT_MAX(p->free_ms - now_ms, 0);
-    if (p->running != NULL) {
-        ms += (p->running->late ? step_end_ms(p, now_ms) : p->run_end_ms) - now_ms;
-    }
-    return ms;
-}
-
-double bt_sim_prefill_late_ms(const struct bt_sim_prefill *p, double now_ms)
-{
-    bool late = p->running != NULL && p->running->late;
-    return p->queue[1].ms + (late ? p->run_end_ms - step_end_ms(p, now_ms) : 0);
-}
-
-double bt_sim_prefill_begun_ms(const struct bt_sim_prefill *p, double now_ms)
-{
-    double ms = p->running != NULL ? p->run_end_ms - now_ms : BT_MAX(p->free_ms - now_ms, 0);
-    for (const struct bt_sim_job *job = p->queue[1].first; job != NULL; job = job->next) {
-        ms += job->rest_ms; /* those that gave way */
-    }
-    return ms;
+    *p = (struct bt_sim_prefill){.cost = cost, .chunk_tokens = chunk_tokens};
 }
 
 bool bt_sim_prefill_idle(const struct bt_sim_prefill *p)
 {
-    return p->running == NULL && p->queue[0].first == NULL && p->queue[1].first == NULL;
+    return !p->stepping && p->queue[0].first == NULL && p->queue[1].first == NULL;
 }
 
-static void push_front(struct bt_sim_jobs *q, struct bt_sim_job *job)
+void bt_sim_prefill_add(struct bt_sim_prefill *p, struct bt_sim_job *job)
 {
-    job->next = q->first;
-    q->last = job->next == NULL ? job : q->last;
-    q->first = job;
-    q->ms += job->planned_ms;
-}
-
-static void push_back(struct bt_sim_jobs *q, struct bt_sim_job *job)
-{
+    struct bt_sim_jobs *q = &p->queue[job->late];
     job->next = NULL;
     *(q->first == NULL ? &q->first : &q->last->next) = job;
     q->last = job;
-    q->ms += job->planned_ms;
 }
 
-static struct bt_sim_job *pop(struct bt_sim_jobs *q)
+/* What it waited for at stop is there: it goes on behind that. */
+static void resume(struct bt_sim_job *job, double now_ms)
 {
-    struct bt_sim_job *job = q->first;
-    q->first = job->next;
-    q->ms = q->first != NULL ? q->ms - job->planned_ms : 0;
-    return job;
+    if (job->stop > 0 && job->pos == job->stop && now_ms >= job->fetch_ms) {
+        job->pos = job->resume;
+        job->stop = 0;
+    }
 }
 
-/* The late one at hand ends its step and waits before all other late ones. */
-static bool give_way(struct bt_sim_prefill *p, double now_ms)
+/* When the prompt can be computed: now or later. */
+static double due_ms(const struct bt_sim_job *job, double now_ms)
 {
-    struct bt_sim_job *job = p->running;
-    if (job == NULL || !job->late) {
-        return false;
+    double due = BT_MAX(now_ms, job->read_ms);
+    return job->stop > 0 && job->pos == job->stop ? BT_MAX(due, job->fetch_ms) : due;
+}
+
+struct step {
+    struct bt_batch b;
+    struct bt_batch_seq seqs[2 * PROMPTS];
+    struct bt_sim_job *jobs[2 * PROMPTS];
+    struct bt_batch_row rows[PROMPTS];
+    uint32_t n_rows;
+    double due_ms; /* of those that cannot be computed yet, the first */
+};
+
+static void collect(const struct bt_sim_prefill *p, double now_ms, struct step *s)
+{
+    s->due_ms = INFINITY;
+    s->b = (struct bt_batch){
+        .lim = {.max_rows = p->chunk_tokens, .block_tokens = BT_MIN(BLOCK_TOKENS, p->chunk_tokens)},
+        .seqs = s->seqs,
+        .cost = p->cost};
+    for (int late = 0; late < 2; late++) {
+        uint32_t n = 0;
+        for (struct bt_sim_job *job = p->queue[late].first; job != NULL && n < PROMPTS;
+             job = job->next, n++) {
+            resume(job, now_ms);
+            double due = due_ms(job, now_ms);
+            bool blocked = due > now_ms;
+            s->due_ms = blocked ? BT_MIN(s->due_ms, due) : s->due_ms;
+            s->jobs[s->b.n] = job;
+            s->seqs[s->b.n] =
+                (struct bt_batch_seq){.order = s->b.n,
+                                      .pos = job->pos,
+                                      .len = job->len,
+                                      .chunk_tokens = p->chunk_tokens,
+                                      .stop = job->stop,
+                                      .kind = blocked ? BT_BATCH_BLOCKED : BT_BATCH_PROMPT,
+                                      .late = job->late};
+            s->b.n++;
+        }
     }
-    double end = step_end_ms(p, now_ms);
-    if (end >= p->run_end_ms) {
-        return false;
+}
+
+/* Some of the step's prompts begin with it, and may turn out to be other than planned. */
+static bool begin_some(struct step *s, void (*begin)(void *arg, struct bt_sim_job *job), void *arg)
+{
+    bool some = false;
+    for (uint32_t i = 0; i < s->n_rows; i++) {
+        struct bt_sim_job *job = s->jobs[s->rows[i].seq];
+        if (!job->begun) {
+            job->begun = some = true;
+            begin(arg, job);
+        }
     }
-    job->rest_ms = job->planned_ms = p->run_end_ms - end;
-    push_front(&p->queue[1], job);
-    p->running = NULL;
+    return some;
+}
+
+double bt_sim_prefill_step(struct bt_sim_prefill *p, double now_ms,
+                           void (*begin)(void *arg, struct bt_sim_job *job), void *arg)
+{
+    struct step s;
+    if (p->stepping) {
+        return p->end_ms;
+    }
     p->version++;
-    p->free_ms = end;
-    return true;
-}
-
-bool bt_sim_prefill_add(struct bt_sim_prefill *p, struct bt_sim_job *job, double now_ms)
-{
-    push_back(&p->queue[job->late], job);
-    return !job->late && give_way(p, now_ms);
-}
-
-struct bt_sim_job *bt_sim_prefill_next(struct bt_sim_prefill *p, double now_ms)
-{
-    struct bt_sim_jobs *q = &p->queue[p->queue[0].first == NULL];
-    if (p->running != NULL || q->first == NULL || now_ms < p->free_ms) {
-        return NULL;
+    do {
+        collect(p, now_ms, &s);
+        s.n_rows = bt_batch_prefill(&s.b, s.rows, PROMPTS);
+    } while (begin_some(&s, begin, arg));
+    if (s.n_rows == 0) {
+        return isfinite(s.due_ms) ? s.due_ms : -1;
     }
-    p->running = pop(q);
-    return p->running;
-}
-
-void bt_sim_prefill_run(struct bt_sim_prefill *p, double now_ms, double ms, uint32_t steps)
-{
-    p->running->rest_ms = ms;
-    p->run_ms = now_ms;
-    p->run_chunk_ms = ms / steps;
-    p->run_end_ms = now_ms + ms;
+    p->stepping = true;
+    p->begin_ms = now_ms;
+    p->end_ms = now_ms + 1e-6 * bt_batch_step_ns(p->cost, &s.b, s.rows, s.n_rows);
+    for (uint32_t i = 0; i < s.n_rows; i++) {
+        struct bt_sim_job *job = s.jobs[s.rows[i].seq];
+        job->in_step = s.rows[i].n;
+        if (s.rows[i].last) { /* layer by layer, its prefix is loaded beside the computing */
+            p->end_ms = BT_MAX(p->end_ms, job->loaded_ms);
+        }
+    }
+    return p->end_ms;
 }
 
 struct bt_sim_job *bt_sim_prefill_end(struct bt_sim_prefill *p)
 {
-    struct bt_sim_job *job = p->running;
-    p->running = NULL;
-    return job;
+    struct bt_sim_job *done = NULL, **end = &done;
+    for (int late = 0; late < 2; late++) {
+        struct bt_sim_jobs *q = &p->queue[late];
+        struct bt_sim_job **at = &q->first, *last = NULL;
+        for (uint32_t n = 0; *at != NULL && n < PROMPTS; n++) {
+            struct bt_sim_job *job = *at;
+            job->pos += job->in_step;
+            job->in_step = 0;
+            if (job->pos < job->len) {
+                last = job;
+                at = &job->next;
+                continue;
+            }
+            *at = job->next;
+            q->last = q->last == job ? last : q->last;
+            job->next = NULL;
+            *end = job;
+            end = &job->next;
+        }
+    }
+    p->stepping = false;
+    return done;
 }
 
 void bt_sim_prefill_fail(struct bt_sim_prefill *p, void (*lost)(void *arg, uint32_t id), void *arg)
 {
-    if (p->running != NULL) {
-        lost(arg, p->running->id);
-    }
     for (int late = 0; late < 2; late++) {
-        for (const struct bt_sim_job *job = p->queue[late].first; job != NULL; job = job->next) {
+        const struct bt_sim_job *next;
+        for (const struct bt_sim_job *job = p->queue[late].first; job != NULL; job = next) {
+            next = job->next;
             lost(arg, job->id);
         }
+        p->queue[late] = (struct bt_sim_jobs){0};
     }
-    *p = (struct bt_sim_prefill){.version = p->version + 1};
+    p->stepping = false;
+    p->version++;
 }

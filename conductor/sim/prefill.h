@@ -1,49 +1,51 @@
-/* One prefill node in simulated time: two queues, of prompts that are to be in time and of late
- * ones, and the prompt at hand. A late one that is being computed gives way to one that is to be in
- * time at the end of its step, and goes on once there are none. */
+/* One prefill node in simulated time: it runs the worker's batcher (common/batch) step by step over
+ * the prompts that it has, by order of arrival, late ones behind all others. */
 #ifndef BT_CONDUCTOR_SIM_PREFILL_H
 #define BT_CONDUCTOR_SIM_PREFILL_H
 
 #include "common/base/base.h"
+#include "common/batch/batch.h"
 
 struct bt_sim_job {          /* a prompt to be computed; the caller's memory */
     struct bt_sim_job *next; /* in its queue */
     uint32_t id;             /* the caller's */
     bool late;               /* in the background */
-    double planned_ms;       /* its computing, as predicted: what others wait for */
-    double rest_ms;          /* of its computing, once it gave way; 0: all of it */
+    bool begun;              /* a step has had it: what follows is no longer as planned */
+    uint32_t pos, len;       /* tokens [pos, len) are to be computed */
+    uint32_t stop, resume;   /* stop > 0: at stop it goes on at resume, once that was fetched */
+    double read_ms;          /* it waits until then for what is read from an SSD */
+    double fetch_ms;         /* at stop it waits until then */
+    double loaded_ms;        /* its prefix is in the GPU then: it ends no earlier */
+    uint32_t in_step;        /* tokens in the step under way */
 };
 
 struct bt_sim_jobs {
     struct bt_sim_job *first, *last; /* NULL: none */
-    double ms;                       /* as planned */
 };
 
-struct bt_sim_prefill { /* all 0: it has nothing */
-    struct bt_sim_jobs queue[2];
-    struct bt_sim_job *running; /* NULL: none */
-    uint32_t version;           /* counts its failures, and late prompts that gave way */
-    double run_ms, run_end_ms;  /* running: since when in this go, until when */
-    double run_chunk_ms;        /* ... its steps */
-    double free_ms;             /* until then the step of one that gives way */
+struct bt_sim_prefill {
+    const struct bt_batch_cost *cost;
+    uint32_t chunk_tokens;       /* of a step and of a prompt in it */
+    struct bt_sim_jobs queue[2]; /* [1]: late ones */
+    uint32_t version;            /* counts what was said of its next event */
+    bool stepping;               /* a step is under way: */
+    double begin_ms, end_ms;     /* since when, until when */
 };
 
-/* What a prompt that is to be in time waits for. */
-double bt_sim_prefill_queue_ms(const struct bt_sim_prefill *p, double now_ms);
-/* What late ones have left, which wait for that too. */
-double bt_sim_prefill_late_ms(const struct bt_sim_prefill *p, double now_ms);
-/* Of the computing that has begun, what is left. */
-double bt_sim_prefill_begun_ms(const struct bt_sim_prefill *p, double now_ms);
+/* Nothing is queued. cost outlives it. */
+void bt_sim_prefill_init(struct bt_sim_prefill *p, const struct bt_batch_cost *cost,
+                         uint32_t chunk_tokens);
+/* Neither a step is under way nor does a prompt wait. */
 bool bt_sim_prefill_idle(const struct bt_sim_prefill *p);
-
-/* A job joins its queue. True: a late one gives way to it, and the node is free at p->free_ms, if
- * p->version is the same then. */
-bool bt_sim_prefill_add(struct bt_sim_prefill *p, struct bt_sim_job *job, double now_ms);
-/* The next one, which is running from now on, if the node is free; else NULL. */
-struct bt_sim_job *bt_sim_prefill_next(struct bt_sim_prefill *p, double now_ms);
-/* ... for so long, in so many steps: it ends at p->run_end_ms, if p->version is the same then. */
-void bt_sim_prefill_run(struct bt_sim_prefill *p, double now_ms, double ms, uint32_t steps);
-/* It has ended. */
+/* A job joins its queue. */
+void bt_sim_prefill_add(struct bt_sim_prefill *p, struct bt_sim_job *job);
+/* Begins the next step if none is under way; begin is told of each prompt whose first step it is,
+ * and says what is really to be computed of it: pos, stop, resume and the times. Returns when the
+ * node is to be asked again: at the end of the step (p->stepping) or when something is there that
+ * all prompts wait for; < 0: it has nothing to do. p->version is another one then. */
+double bt_sim_prefill_step(struct bt_sim_prefill *p, double now_ms,
+                           void (*begin)(void *arg, struct bt_sim_job *job), void *arg);
+/* The step under way is over. Returns the prompts that are computed, linked by next, or NULL. */
 struct bt_sim_job *bt_sim_prefill_end(struct bt_sim_prefill *p);
 /* The node loses everything; lost is told of each prompt. */
 void bt_sim_prefill_fail(struct bt_sim_prefill *p, void (*lost)(void *arg, uint32_t id), void *arg);

@@ -12,6 +12,26 @@ void bt_sim_rows_wake(struct sim *s, uint32_t node)
     }
 }
 
+void bt_sim_row_placed(struct sim *s, uint32_t id)
+{
+    const struct live *l = &s->live[id];
+    struct bt_sched_own *own = &s->nodes[s->r->records[id].decode].own;
+    own->rows++;
+    own->kv_tokens += s->req[id].input;
+    bt_classes_join(&own->classes, l->prompt.priority)->rows++;
+    bt_sim_row_expect(s, id, 1);
+}
+
+void bt_sim_row_over(struct sim *s, uint32_t id)
+{
+    const struct live *l = &s->live[id];
+    struct bt_sched_own *own = &s->nodes[s->r->records[id].decode].own;
+    own->rows--;
+    own->kv_tokens -= s->req[id].input;
+    bt_classes_at(&own->classes, l->prompt.priority)->rows--;
+    bt_classes_leave(&own->classes, l->prompt.priority);
+}
+
 void bt_sim_row_expect(struct sim *s, uint32_t id, int sign)
 {
     const struct live *l = &s->live[id];
@@ -22,10 +42,9 @@ void bt_sim_row_expect(struct sim *s, uint32_t id, int sign)
                            tokens, l->row_ms, sign);
     if (l->job.late) { /* nobody makes room for it before it is there */
         d->late_coming += (uint32_t)sign;
-        d->late_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
+        s->nodes[rec->decode].own.late_kv += sign > 0 ? tokens : -(uint64_t)tokens;
         return;
     }
-    d->coming += (uint32_t)sign;
     d->coming_tokens += sign > 0 ? tokens : -(uint64_t)tokens;
     if (rec->prefill != rec->decode && bt_sim_decode_expect(d->d, s->now_ms, sign)) {
         bt_sim_rows_wake(s, rec->decode);
@@ -37,6 +56,10 @@ void bt_sim_row_first(struct sim *s, uint32_t id)
     struct bt_sim_record *rec = &s->r->records[id];
     struct live *l = &s->live[id];
     l->prefilled_ms = s->now_ms;
+    if (l->told_plan) {
+        bt_sched_learn_ttft(&s->nodes[rec->prefill].learned, l->work_ms,
+                            l->alone ? s->now_ms - l->begun_ms : -1, s->now_ms - l->placed_ms);
+    }
     if (l->given == 0) {
         rec->ttft_ms = s->now_ms - rec->at_ms;
     } else {

@@ -58,29 +58,63 @@ static void show_kvstore(struct sim *s, uint32_t i)
     s->kvstores[i].match_blocks = s->match[i];
 }
 
-static void show_prefill(struct sim *s, uint32_t i)
-{
-    s->workers[i].queue_ms = bt_sim_prefill_queue_ms(&s->p[i], s->now_ms);
-    s->workers[i].late_ms = bt_sim_prefill_late_ms(&s->p[i], s->now_ms);
-}
-
-void bt_sim_show_decode(struct sim *s, uint32_t node)
+/* A heartbeat of a decode node as it would be now. */
+static void say(struct sim *s, uint32_t node)
 {
     const struct decode_node *d = &s->d[node];
-    struct bt_sched_worker *w = &s->workers[node];
+    struct bt_sched_said *said = &s->nodes[node].said;
+    struct bt_sched_own *own = &s->nodes[node].own;
     struct bt_sim_late late = bt_sim_decode_late(d->d);
-    w->running = bt_sim_decode_rows(d->d);
-    w->waiting = bt_sim_decode_waiting(d->d);
-    w->kv_tokens = (uint64_t)bt_sim_decode_kv_tokens(d->d);
-    w->pages_free =
-        (uint32_t)((s->c->kv_tokens - bt_sim_decode_reserved(d->d)) / BT_SIM_BLOCK_TOKENS);
-    w->yield_rows = late.rows;
-    w->yield_pages = (uint32_t)(late.reserved / BT_SIM_BLOCK_TOKENS);
-    w->own_requests = d->assigned - d->late_coming - late.waiting;
-    w->own_coming = d->coming;
-    w->own_late_tokens = d->late_tokens;
-    w->own_coming_tokens = d->coming_tokens;
-    w->queue_ms = bt_sim_decode_prompt_ms(d->d);
+    uint32_t rows = bt_sim_decode_rows(d->d), waiting = bt_sim_decode_waiting(d->d);
+    double free_tokens = s->c->kv_tokens - bt_sim_decode_reserved(d->d);
+    said->running = rows;
+    said->waiting = waiting + late.waiting;
+    said->kv_tokens = (uint64_t)bt_sim_decode_kv_tokens(d->d);
+    said->pages_free = (uint32_t)(free_tokens / BT_SIM_BLOCK_TOKENS);
+    said->queue_ms = bt_sim_decode_prompt_ms(d->d);
+    said->classes = (struct bt_classes){0};
+    if (late.rows + late.waiting > 0) {
+        struct bt_class *k = bt_classes_at(&said->classes, BT_SCHED_CLASS_LATE);
+        k->rows = late.rows;
+        k->pages = (uint32_t)(late.reserved / BT_SIM_BLOCK_TOKENS);
+        k->waiting = late.waiting;
+    }
+    /* The first token of a row tells the conductor that it has begun. */
+    uint64_t coming = d->coming_tokens + bt_sim_decode_waiting_tokens(d->d);
+    own->decoding = rows;
+    own->decoding_kv = own->kv_tokens - BT_MIN(own->late_kv + coming, own->kv_tokens);
+    own->late = d->late_coming + late.waiting;
+}
+
+void bt_sim_show_node(struct sim *s, uint32_t node)
+{
+    struct bt_sched_worker *w = &s->workers[node];
+    struct node *n = &s->nodes[node];
+    bool prefill = w->prefill, decode = w->decode;
+    uint64_t now = bt_sim_now_ns(s);
+    n->said.at_ns = now;
+    if (decode) {
+        say(s, node);
+    }
+    bt_sched_show_worker(&n->said, &n->own, &n->learned, now, w);
+    bt_sched_show_class(&n->said, &n->own, &n->learned, now, 0, w);
+    w->prefill = prefill;
+    w->decode = decode;
+    w->prompt_cost = &s->c->prefill;
+    w->kvstore = s->kvstores[node].avoid ? BT_SCHED_NONE : node;
+}
+
+struct bt_sched_pace bt_sim_pace(const struct sim *s, uint32_t node)
+{
+    const struct node *n = &s->nodes[node];
+    return bt_sched_pace_of(&n->said, &n->learned, s->workers[node].prefill);
+}
+
+double bt_sim_queue_ms(const struct sim *s, uint32_t node)
+{
+    const struct bt_sched_own *own = &s->nodes[node].own;
+    double late_ms = bt_classes_below(&own->classes, 0).queue_ns / 1e6;
+    return bt_sched_backlog_ms(&own->backlog, late_ms, 1, bt_sim_now_ns(s));
 }
 
 void bt_sim_show(struct sim *s)
@@ -89,13 +123,7 @@ void bt_sim_show(struct sim *s)
     bt_sim_lengths_look(s);
     for (uint32_t i = 0; i < s->n; i++) {
         show_kvstore(s, i);
-        if (s->workers[i].prefill) {
-            show_prefill(s, i);
-        }
-        if (!s->workers[i].decode) {
-            continue;
-        }
-        bt_sim_show_decode(s, i);
+        bt_sim_show_node(s, i);
         rows += s->workers[i].running;
     }
     bt_sim_lengths_look_alike(s, rows);

@@ -25,7 +25,7 @@ static void sample(struct sim *s)
     double p = 0, d = 0;
     uint32_t n_p = 0, n_d = 0;
     for (uint32_t i = 0; i < s->n; i++) {
-        p += s->workers[i].prefill ? bt_sim_prefill_queue_ms(&s->p[i], s->now_ms) : 0;
+        p += s->workers[i].prefill ? bt_sim_queue_ms(s, i) : 0;
         d += s->workers[i].decode ? bt_sim_decode_step_ms(s->d[i].d) : 0;
         n_p += s->workers[i].prefill;
         n_d += s->workers[i].decode;
@@ -60,15 +60,13 @@ static void step(struct sim *s)
 {
     struct bt_sim_event e = bt_sim_events_pop(&s->events);
     if ((e.type == EV_DECODE && e.version != s->d[e.id].version) ||
-        ((e.type == EV_PREFILL_END || e.type == EV_PREFILL_FREE) &&
-         e.version != s->p[e.id].version) ||
+        (e.type == EV_PREFILL && e.version != s->p[e.id].version) ||
         ((e.type == EV_FAIL || e.type == EV_BACK || e.type == EV_LOOK) && s->finished == s->r->n)) {
         return;
     }
     advance_to(s, e.at_ms);
     switch ((event_t)e.type) {
-    case EV_PREFILL_END: bt_sim_compute_end(s, e.id); break;
-    case EV_PREFILL_FREE: bt_sim_compute_next(s, e.id); break;
+    case EV_PREFILL: bt_sim_compute_step(s, e.id); break;
     case EV_HANDOFF_END: bt_sim_row_handed(s, e.id); break;
     case EV_PROMPT: bt_sim_compute_beside(s, e.id); break;
     case EV_DECODE: bt_sim_rows_step(s, e.id); break;

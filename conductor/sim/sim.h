@@ -2,13 +2,16 @@
  * (common/policy/sched). Discrete events; the same trace, options and seed give the same result to
  * the last digit.
  *
- * The model. A prefill node computes one request after the other; one in the background gives
- * way to others at the end of its step and goes on when there are none. A request's prefix that its
- * node has at that moment is loaded, what the plan fetches comes from another node, the rest is
- * computed in chunks; full blocks are then in the node's cache, from which the kvstore's own
- * eviction policy takes. Where nodes have an SSD (disk.h), what of a prefix lies there alone is
- * read from when the request is placed, its computing waits for it, and it is in the slab again;
- * which is where the scheduler does not know. The KV streams to the decode node beside the prefill.
+ * The model. A node runs the worker's batcher (common/batch) step by step; only steps of rows alone
+ * are summed in closed form. What the conductor knows of a node comes from its own code too: the
+ * prompts that it has sent there, rolled forward (common/policy/sched/backlog.h), heartbeats that
+ * are never old, and how long first tokens took there (learn.h).
+ * A prefill node holds the prefix that it has when the prompt's first step begins; what the plan
+ * fetches comes from another node, and the prompt waits for it while others are computed. Full
+ * blocks are then in the node's cache, from which the kvstore's own eviction policy takes. Where
+ * nodes have an SSD (disk.h), what of a prefix lies there alone is read from when the request is
+ * placed, its computing waits for it, and it is in the slab again; which is where the scheduler
+ * does not know. The KV streams to the decode node beside the prefill.
  * A link has two ends: what is fetched or handed over is first come first served both at the node
  * that sends and at the one that receives, and is there when the busier of them has done its part.
  * A decode node steps with all its rows (continuous batching); a row joins at a step's boundary

@@ -4,6 +4,7 @@
 #define BT_CONDUCTOR_SIM_PRIV_H
 
 #include "common/policy/sched/copies.h"
+#include "common/policy/sched/load.h"
 #include "common/policy/sched/survival.h"
 #include "conductor/sim/cache.h"
 #include "conductor/sim/decode.h"
@@ -16,8 +17,7 @@
 #define BT_SIM_SHORT_CHUNK 2048 /* tokens of a step that others wait for: a late prompt's too */
 
 typedef enum {
-    EV_PREFILL_END,
-    EV_PREFILL_FREE,
+    EV_PREFILL,
     EV_HANDOFF_END,
     EV_DECODE,
     EV_PROMPT,
@@ -28,15 +28,20 @@ typedef enum {
     EV_COPY
 } event_t;
 
-struct live {              /* a request beyond its record */
-    struct bt_sim_job job; /* its prompt at a prefill node */
-    double start_ms, fetch_end_ms;
+struct live {                      /* a request beyond its record */
+    struct bt_sim_job job;         /* its prompt at a prefill node */
+    struct bt_sched_prompt prompt; /* ... as the conductor counts it there */
+    double fetch_end_ms;
+    double begun_ms; /* its computing */
     double ready_ms; /* end of its prefill, as the forecast was told */
     double placed_ms, prefilled_ms;
     double last_ms, gap_ms; /* its last token before a failure; the longest such interruption */
     double row_ms;          /* how long it will decode, as the forecast was told */
-    uint32_t told;          /* tokens that the estimate of lengths knows of */
-    uint32_t given;         /* tokens given out before it was placed for the last time */
+    /* the first token that its plan predicted, as outcome.c compares it with what comes */
+    bool told_plan, alone; /* it is compared; it should meet no queue */
+    double work_ms;
+    uint32_t told;  /* tokens that the estimate of lengths knows of */
+    uint32_t given; /* tokens given out before it was placed for the last time */
     uint32_t fetch_from, tries;
     uint32_t best_tokens, fetch_tokens;
     uint32_t held;      /* blocks of its prefix at its prefill node, while it computes */
@@ -50,11 +55,15 @@ struct link { /* of a node, each direction */
 
 struct decode_node {
     struct bt_sim_decode *d; /* NULL: it never decodes */
-    uint32_t version, assigned;
-    uint32_t late_coming; /* of those assigned: late, and not rows yet */
-    uint64_t late_tokens; /* ... their tokens */
-    uint32_t coming;      /* of the others: not rows yet, and their tokens */
-    uint64_t coming_tokens;
+    uint32_t version;
+    uint32_t late_coming;   /* late, and their KV is not there yet */
+    uint64_t coming_tokens; /* of the others: of those whose KV is not there yet */
+};
+
+struct node { /* as the conductor knows it */
+    struct bt_sched_said said;
+    struct bt_sched_own own;
+    struct bt_sched_learned learned; /* of first tokens */
 };
 
 struct lengths {                        /* what is learned of how long answers get */
@@ -77,6 +86,7 @@ struct sim {
     uint32_t n, n_p;          /* nodes; those that prefill at first */
     struct bt_sim_prefill *p; /* these arrays: [n] */
     struct decode_node *d;
+    struct node *nodes;
     struct link *links;
     double *failed_ms; /* when last, < 0: never */
     double *back_ms;   /* ... and until when, 0: never */
@@ -115,6 +125,11 @@ static inline uint32_t bt_sim_tokens_of(const struct sim *s, uint32_t id)
     return s->req[id].input + s->live[id].given;
 }
 
+static inline uint64_t bt_sim_now_ns(const struct sim *s)
+{
+    return (uint64_t)(1e6 * s->now_ms);
+}
+
 static inline uint32_t bt_sim_output_of(const struct sim *s, uint32_t id)
 {
     return s->o->one_token ? 1 : s->req[id].output;
@@ -151,7 +166,10 @@ void bt_sim_nodes_look_at_roles(struct sim *s); /* and again a second later */
 
 /* ---- what policies see: show.c ---- */
 void bt_sim_show_init(struct sim *s);
-void bt_sim_show_decode(struct sim *s, uint32_t node);
+void bt_sim_show_node(struct sim *s, uint32_t node);
+/* How a node computes the prompts that are counted there; what a prompt in time waits for. */
+struct bt_sched_pace bt_sim_pace(const struct sim *s, uint32_t node);
+double bt_sim_queue_ms(const struct sim *s, uint32_t node);
 void bt_sim_show(struct sim *s); /* the nodes as they are now */
 /* ... and where this request's blocks are; what is asked for it. */
 struct bt_sched_request bt_sim_show_request(struct sim *s, uint32_t id);
@@ -182,13 +200,18 @@ void bt_sim_finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome);
 /* ---- prompts: compute.c ---- */
 /* It is placed: it queues where it is to be computed. */
 void bt_sim_compute_queue(struct sim *s, uint32_t id);
-void bt_sim_compute_next(struct sim *s, uint32_t node); /* at a prefill node, if it is free */
-void bt_sim_compute_end(struct sim *s, uint32_t node);  /* ... its prompt at hand */
+/* At a prefill node: its step, if there is one, is over; the next one begins. */
+void bt_sim_compute_step(struct sim *s, uint32_t node);
+/* The conductor counts it no longer among the prompts of its node. */
+void bt_sim_compute_forget(struct sim *s, uint32_t id);
 /* At a decode node: what is fetched is there; it is computed. */
 void bt_sim_compute_beside(struct sim *s, uint32_t id);
 void bt_sim_compute_beside_end(struct sim *s, uint32_t id);
 
 /* ---- rows: rows.c ---- */
+/* It is placed, or is over: the conductor counts it at its decode node, or no longer. */
+void bt_sim_row_placed(struct sim *s, uint32_t id);
+void bt_sim_row_over(struct sim *s, uint32_t id);
 /* It will become a row (sign -1: no longer, or it is one now). */
 void bt_sim_row_expect(struct sim *s, uint32_t id, int sign);
 /* The prefill gives out a token: the first, or the one behind an interruption. */

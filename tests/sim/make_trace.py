@@ -2,7 +2,7 @@
 """Writes tests/sim/small.jsonl: 240 requests of 40 conversations that share a system prompt.
 
 Each turn repeats what was said before and adds to it; bursts every three seconds, as in Mooncake's
-traces. Always the same bytes: the golden runs (tests/sim/golden.csv) depend on them.
+traces. Always the same bytes: the runs of tests/unit/test_sched_sim.c depend on them.
 """
 import json
 import os

@@ -98,9 +98,9 @@ static void test_failures(void **state)
     }
     assert_true(interrupted >= 10);
     /* Failures that overlap are one, to the later return. */
-    static const struct bt_sim_failure one = {20e3, 30e3, 0};
+    static const struct bt_sim_failure one = {20.3e3, 29.7e3, 0};
     static const struct bt_sim_failure overlap[] = {
-        {20e3, 10e3, 0}, {25e3, 25e3, 0}, {26e3, 1e3, 0}};
+        {20.3e3, 10e3, 0}, {25e3, 25e3, 0}, {26e3, 1e3, 0}};
     struct bt_sim_result as_one;
     run_failing(&one, 1, &as_one);
     bt_sim_result_cleanup(&r);
