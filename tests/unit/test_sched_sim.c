@@ -710,6 +710,59 @@ static void run(const char *cluster, const char *policy, const char *admission, 
     bt_sim_trace_cleanup(&t);
 }
 
+/* What every run keeps: each request ends once and in order, nobody is better than the bound. */
+static void check_run(const struct bt_sim_result *r, const struct bt_sim_summary *s)
+{
+    uint32_t ended[BT_SIM_OUTCOMES] = {0}, all = 0;
+    uint64_t cached = 0, fetched = 0;
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct bt_sim_record *x = &r->records[i];
+        ended[x->outcome]++;
+        assert_true(x->end_ms >= x->at_ms && x->end_ms <= r->end_ms);
+        assert_true(x->fetched_tokens <= x->cached_tokens);
+        if (x->outcome == BT_SIM_SERVED) {
+            assert_true(x->ttft_ms > 0 && x->tbt_ms >= 0 && x->at_ms + x->ttft_ms <= x->end_ms);
+            cached += x->cached_tokens;
+            fetched += x->fetched_tokens;
+        }
+    }
+    assert_int_equal(ended[BT_SIM_PENDING], 0);
+    for (int o = 0; o < BT_SIM_OUTCOMES; o++) {
+        assert_int_equal(s->outcomes[o], ended[o]);
+        all += ended[o];
+    }
+    assert_int_equal(all, r->n);
+    assert_true(s->good <= s->outcomes[BT_SIM_SERVED] && s->good <= s->bound);
+    assert_true(r->cached_tokens >= cached && r->fetched_tokens >= fetched);
+    assert_true(r->cached_tokens <= r->input_tokens);
+    assert_true(r->prefill_busy_ms <= r->prefill_node_ms * (1 + 1e-9));
+}
+
+static void test_runs(void **state)
+{
+    (void)state;
+    static const char *const policies[] = {"random",      "round-robin", "least-load",
+                                           "cache-aware", "kvcache",     "baton"};
+    static const char *const admissions[] = {"none", "late", "early", "predict", "priced"};
+    double ttft[BT_ARRAY_LEN(policies)];
+    for (size_t p = 0; p < BT_ARRAY_LEN(policies); p++) {
+        for (size_t a = 0; a < BT_ARRAY_LEN(admissions); a++) {
+            struct bt_sim_result r;
+            struct bt_sim_summary s;
+            run("a800-70b", policies[p], admissions[a], 1 + (double)a, 1, &r, &s);
+            check_run(&r, &s);
+            if (a == 0) { /* none: nobody is refused */
+                assert_int_equal(s.outcomes[BT_SIM_SERVED], r.n);
+                ttft[p] = s.ttft_ms.mean;
+            }
+            bt_sim_result_cleanup(&r);
+        }
+    }
+    assert_true(ttft[2] < ttft[0]); /* the order of the paper's Figure 5 */
+    assert_true(ttft[3] < ttft[2]);
+    assert_true(ttft[4] < ttft[3] && ttft[5] < ttft[3]);
+}
+
 static void test_seed(void **state)
 {
     (void)state;
@@ -1066,6 +1119,7 @@ int main(void)
         cmocka_unit_test(test_traces),
         cmocka_unit_test(test_clusters),
         cmocka_unit_test(test_cluster_files),
+        cmocka_unit_test(test_runs),
         cmocka_unit_test(test_late_pays),
         cmocka_unit_test(test_packing_pays),
         cmocka_unit_test(test_seed),
