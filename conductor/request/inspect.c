@@ -161,7 +161,8 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     e->n_tokens = req->n_tokens;
     e->n_choices = BT_MAX(req->n_choices, 1u);
     e->planned = plan != NULL;
-    snprintf(e->reason, sizeof(e->reason), "%s", plan != NULL ? plan->reason : rej->reason);
+    snprintf(e->reason, sizeof(e->reason), "%s",
+             plan != NULL ? bt_sched_reason_names[plan->reason] : rej->reason);
     snprintf(e->again, sizeof(e->again), "%s", sq->r->usage.again);
     e->ttft_ms = e->tbt_ms = e->queue_ms = e->prefill_ms = -1;
     e->actual.ttft_ms = e->actual.tbt_ms = e->actual.queue_ms = e->actual.prefill_ms = -1;

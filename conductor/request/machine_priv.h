@@ -158,8 +158,6 @@ struct bt_request {
 };
 
 /* Bounded label values of metrics. */
-#define BT_PLAN_REASONS 8
-extern const char *const bt_plan_reasons[BT_PLAN_REASONS]; /* of sched's plans */
 enum {
     BT_REJECT_QUEUE_FULL,
     BT_REJECT_DRAINING,
@@ -206,7 +204,7 @@ struct bt_machine_metrics {
     struct bt_metric *ttft_error, *tbt_error;
     struct bt_metric *replanned, *stuck, *moved, *stale, *ended_late, *cached;
     struct bt_metric *fetch_plans, *fetch_tokens, *places_short;
-    struct bt_metric *plan[2][BT_PLAN_REASONS], *rejected[BT_REJECT_REASONS];
+    struct bt_metric *plan[2][BT_SCHED_REASONS], *rejected[BT_REJECT_REASONS];
 };
 
 /* Actions that nobody has taken yet, and the texts that they carry (actions.c). */

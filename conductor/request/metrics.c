@@ -3,16 +3,6 @@
 
 #include "conductor/request/machine_priv.h"
 
-const char *const bt_plan_reasons[BT_PLAN_REASONS] = {"apart",
-                                                      "short_tail",
-                                                      "no_prefill_worker",
-                                                      "no_decode_worker",
-                                                      "larger_than_slab",
-                                                      "background",
-                                                      "mixed",
-                                                      "spare"};
-#define REASONS_EITHER 5 /* from here on plans of both kinds have them */
-
 static void register_latencies(struct bt_machine *mc)
 {
     /* The buckets of the dashboards that read these names. */
@@ -67,13 +57,13 @@ static void register_reasons(struct bt_machine *mc)
         mc->m.rejected[i] = bt_metrics_counter(mc->metrics, "baton_requests_rejected_total", l,
                                                "Requests answered with an error, by its reason.");
     }
-    for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
+    for (size_t i = 0; i < BT_SCHED_REASONS; i++) {
         for (int local = 0; local < 2; local++) {
-            bool has = i >= REASONS_EITHER || local == (i != 0);
             snprintf(l, sizeof(l), "kind=\"%s\",reason=\"%s\"", local ? "local" : "disaggregated",
-                     bt_plan_reasons[i]);
+                     bt_sched_reason_names[i]);
             mc->m.plan[local][i] =
-                has ? bt_metrics_counter(mc->metrics, "baton_plan_total", l,
+                bt_sched_reason_of[i][local]
+                    ? bt_metrics_counter(mc->metrics, "baton_plan_total", l,
                                          "Plans: prefill and decode apart, or one worker for both.")
                     : NULL;
         }

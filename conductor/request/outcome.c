@@ -20,7 +20,7 @@ void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f)
     }
     snprintf(p->prefill, sizeof(p->prefill), "%s", name_of(f->prefill));
     snprintf(p->decode, sizeof(p->decode), "%s", name_of(f->decode));
-    snprintf(p->reason, sizeof(p->reason), "%s", f->plan.reason);
+    snprintf(p->reason, sizeof(p->reason), "%s", bt_sched_reason_names[f->plan.reason]);
     p->cached_tokens = f->plan.cached_tokens;
     p->fetch_tokens = f->plan.fetch_tokens;
     p->queue_ms = f->plan.queue_ms;

@@ -160,10 +160,8 @@ static void note_places(struct bt_machine *mc, const struct bt_sched_plan *plan,
 
 static void count_plan(struct bt_machine *mc, const struct bt_sched_plan *plan)
 {
-    for (size_t i = 0; i < BT_PLAN_REASONS; i++) {
-        if (mc->m.plan[plan->both][i] != NULL && strcmp(bt_plan_reasons[i], plan->reason) == 0) {
-            bt_metric_add(mc->m.plan[plan->both][i], 1);
-        }
+    if (mc->m.plan[plan->both][plan->reason] != NULL) {
+        bt_metric_add(mc->m.plan[plan->both][plan->reason], 1);
     }
 }
 
@@ -441,7 +439,7 @@ bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
              "ttft_ms=%.1f",
              sq->id, sq->epoch, sq->n_tokens, a.plan.cached_tokens, r->usage.prefill,
-             r->usage.decode, a.plan.reason, a.plan.ttft_ms);
+             r->usage.decode, bt_sched_reason_names[a.plan.reason], a.plan.ttft_ms);
     struct bt_sources from;
     double recompute_tokens_per_s;
     find_sources(sq, &a, &from, &recompute_tokens_per_s);

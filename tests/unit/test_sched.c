@@ -82,7 +82,7 @@ static void test_apart(void **state)
     assert_true(x.w[p.decode].decode);
     assert_int_equal(p.kv_prefill, x.w[p.prefill].kvstore);
     assert_int_equal(p.kv_decode, x.w[p.decode].kvstore);
-    assert_string_equal(p.reason, "apart");
+    assert_int_equal(p.reason, BT_SCHED_APART);
     assert_int_equal(p.cached_tokens, 0);
     assert_true(p.ttft_ms > 999 && p.ttft_ms < 1001); /* 1000 tokens at the prior's speed */
     assert_true(p.tbt_ms > 19 && p.tbt_ms < 21);
@@ -318,7 +318,7 @@ static void test_local(void **state)
     assert_int_equal(p.prefill, 3);
     assert_int_equal(p.kv_prefill, 1);
     assert_false(p.keep); /* nothing is received */
-    assert_string_equal(p.reason, "short_tail");
+    assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
     c.local_prefill_tokens = 0;
     assert_false(place(&x, &c).both);
 }
@@ -331,13 +331,13 @@ static void test_one_role_left(void **state)
     x.s.n_workers = 2; /* prefill workers only */
     struct bt_sched_plan p = place(&x, &defaults);
     assert_true(p.both);
-    assert_string_equal(p.reason, "no_decode_worker");
+    assert_int_equal(p.reason, BT_SCHED_NO_DECODE_WORKER);
     world_init(&x);
     x.w[0].kvstore = x.w[1].kvstore = BT_SCHED_NONE; /* there, but of no use */
     p = place(&x, &defaults);
     assert_true(p.both);
     assert_true(p.prefill >= 2);
-    assert_string_equal(p.reason, "no_prefill_worker");
+    assert_int_equal(p.reason, BT_SCHED_NO_PREFILL_WORKER);
 }
 
 static void test_same_node(void **state)
@@ -402,7 +402,7 @@ static void test_larger_than_the_slab(void **state)
     x.k[0].slots_total = x.k[1].slots_total = 62; /* 63 blocks */
     struct bt_sched_plan p = place(&x, &defaults);
     assert_true(p.both && p.prefill == p.decode && p.kv_prefill == p.kv_decode);
-    assert_string_equal(p.reason, "larger_than_slab");
+    assert_int_equal(p.reason, BT_SCHED_LARGER_THAN_SLAB);
     assert_int_equal(p.grant_tokens, 31 * x.req.block_tokens);
     /* What is cached comes piece by piece where the grant ends: it goes there, even if the worker
      * has more to do, and all of it counts. */

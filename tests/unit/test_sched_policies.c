@@ -554,7 +554,7 @@ static void test_mixed(void **state)
     x.w[4].queue_ms = 300; /* another prompt is beside its rows already */
     p = place(&x, &bt_sched_baton);
     assert_true(p.both && p.prefill == 5 && p.decode == 5);
-    assert_string_equal(p.reason, "mixed");
+    assert_int_equal(p.reason, BT_SCHED_MIXED);
     struct bt_sched_candidate why[8];
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 8), 8);
     assert_true(why[0].chosen && why[0].worker == 5 && why[0].ttft_ms == p.ttft_ms);
@@ -674,13 +674,13 @@ static void test_packing(void **state)
     x.c.pack_share = 0.5;
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
     assert_true(p.prefill < N_P && p.decode == 5);
-    assert_string_equal(p.reason, "apart");
+    assert_int_equal(p.reason, BT_SCHED_APART);
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 900;
     }
     p = place(&x, &bt_sched_baton); /* one without rows computes it as a prefill worker would */
     assert_true(p.prefill >= N_P && p.prefill != 5 && p.decode == 5 && !p.both);
-    assert_string_equal(p.reason, "spare");
+    assert_int_equal(p.reason, BT_SCHED_SPARE);
     assert_float_equal(p.ttft_ms, 1000, 1);
     uint32_t m = p.prefill;
     x.k[x.w[m].kvstore].send_busy_ms = 1e6; /* its link is busy for longer: the row stays */

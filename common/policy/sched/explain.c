@@ -9,12 +9,9 @@ static const struct rule mixing = {.use_cache = true, .fetch = true, .mixed = tr
 /* Did a decode worker's own rows stand against the prefill workers? */
 static bool was_compared(const struct bt_sched_plan *plan)
 {
-    static const char *const without[] = {"short_tail", "larger_than_slab", "no_decode_worker"};
-    bool asked = plan == NULL || !plan->background;
-    for (size_t i = 0; asked && plan != NULL && i < BT_ARRAY_LEN(without); i++) {
-        asked = strcmp(plan->reason, without[i]) != 0;
-    }
-    return asked;
+    return plan == NULL ||
+           (!plan->background && plan->reason != BT_SCHED_SHORT_TAIL &&
+            plan->reason != BT_SCHED_LARGER_THAN_SLAB && plan->reason != BT_SCHED_NO_DECODE_WORKER);
 }
 
 /* Why worker i is not the one, for this use. */
@@ -39,8 +36,8 @@ static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
         return "the request was rejected";
     }
     /* Where a decode worker computes it as that is earlier, prefill workers were looked at. */
-    bool compared = plan->background || strcmp(plan->reason, "mixed") == 0 ||
-                    strcmp(plan->reason, "spare") == 0;
+    bool compared =
+        plan->background || plan->reason == BT_SCHED_MIXED || plan->reason == BT_SCHED_SPARE;
     if (use == BT_SCHED_FOR_PREFILL && plan->both && !compared) {
         return "the decode worker prefills this one itself";
     }

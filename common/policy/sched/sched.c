@@ -30,6 +30,17 @@ void bt_sched_pick_offer(struct pick *p, uint32_t index, double cost, uint64_t r
     }
 }
 
+const char *const bt_sched_reason_names[BT_SCHED_REASONS] = {
+#define BT_SCHED_REASON(name, text, apart, both, meaning) text,
+#include "common/policy/sched/reasons.def"
+#undef BT_SCHED_REASON
+};
+const bool bt_sched_reason_of[BT_SCHED_REASONS][2] = {
+#define BT_SCHED_REASON(name, text, apart, both, meaning) {apart, both},
+#include "common/policy/sched/reasons.def"
+#undef BT_SCHED_REASON
+};
+
 bool bt_sched_fits(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
     if (w->max_model_len != 0 && req->n_tokens > w->max_model_len) {
@@ -174,21 +185,21 @@ static bt_sched_verdict_t too_large(const struct job *j, bool prefill, struct bt
 
 /* The decode worker does the prefill too: nobody is apart, or the tail is short, or the KV could
  * not be handed over. */
-static bool decide_local(const struct job *j, uint32_t decode, const char **reason_p)
+static bool decide_local(const struct job *j, uint32_t decode, bt_sched_reason_t *reason_p)
 {
     if (j->beyond_slab) {
-        *reason_p = "larger_than_slab";
+        *reason_p = BT_SCHED_LARGER_THAN_SLAB;
         return true;
     }
     if (j->no_prefill_role || j->no_decode_role) {
-        *reason_p = j->no_prefill_role ? "no_prefill_worker" : "no_decode_worker";
+        *reason_p = j->no_prefill_role ? BT_SCHED_NO_PREFILL_WORKER : BT_SCHED_NO_DECODE_WORKER;
         return true;
     }
     const struct bt_sched_worker *d = &j->s->workers[decode];
     uint32_t tail =
         j->req->n_tokens - (j->rule->use_cache ? bt_sched_cached_at(j->s, d->kvstore, j->req) : 0);
     if (j->c->local_prefill_tokens != 0 && tail <= j->c->local_prefill_tokens) {
-        *reason_p = "short_tail";
+        *reason_p = BT_SCHED_SHORT_TAIL;
         return true;
     }
     return false;
@@ -419,7 +430,7 @@ static bt_sched_verdict_t place_late(const struct job *j, uint32_t p, uint32_t d
     if (e.queue_ms > LATE_BURST_MS && too_much_late(j, plan->compute_ms)) {
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "late prompts take all that is left");
     }
-    plan->reason = "background";
+    plan->reason = BT_SCHED_BACKGROUND;
     plan->background = true;
     plan->queue_ms = e.queue_ms;
     return BT_SCHED_PLANNED;
@@ -495,7 +506,7 @@ static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *
         return false;
     }
     bool spare = j->packing && bt_sched_row_free(&j->s->workers[m]);
-    plan->reason = all_both ? plan->reason : spare ? "spare" : "mixed";
+    plan->reason = all_both ? plan->reason : spare ? BT_SCHED_SPARE : BT_SCHED_MIXED;
     finish_plan(j, m, bt_sched_hands_over(j, m, d, e->ttft_ms) ? d : m, e, plan);
     plan->queue_ms = e->queue_ms;
     return true;
@@ -517,7 +528,7 @@ static bt_sched_verdict_t place_within(const struct job *want, struct bt_sched_p
     if (d == BT_SCHED_NONE) {
         return too_large(&j, false, reject_p);
     }
-    struct bt_sched_plan plan = {.reason = "apart"};
+    struct bt_sched_plan plan = {.reason = BT_SCHED_APART};
     uint32_t p = d;
     struct estimate e;
     if (!decide_local(&j, d, &plan.reason)) {

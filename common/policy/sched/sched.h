@@ -147,6 +147,17 @@ typedef enum {
     BT_SCHED_OVERLOADED  /* an objective cannot be met */
 } bt_sched_verdict_t;
 
+/* Why a plan is as it is: reasons.def. */
+typedef enum {
+#define BT_SCHED_REASON(name, text, apart, both, meaning) BT_SCHED_##name,
+#include "common/policy/sched/reasons.def"
+#undef BT_SCHED_REASON
+    BT_SCHED_REASONS
+} bt_sched_reason_t;
+extern const char *const bt_sched_reason_names[BT_SCHED_REASONS];
+/* May a plan of two workers [0], of one that does both [1] have the reason? */
+extern const bool bt_sched_reason_of[BT_SCHED_REASONS][2];
+
 struct bt_sched_plan {
     uint32_t prefill, decode;       /* indices of workers; equal: one worker does both */
     uint32_t kv_prefill, kv_decode; /* indices of kvstores; may be equal */
@@ -164,12 +175,12 @@ struct bt_sched_plan {
     double overhead_ms; /* predicted: of ttft_ms, what was learned of the worker beside its steps */
     double work_ms;     /* predicted: of ttft_ms, queue, fetch and computing as costs have it */
     double waited_ms;   /* of ttft_ms: before the plan */
-    double ttft_most_ms;    /* nine of ten first tokens are out by then, as far as was learned */
-    double step_ms;         /* predicted: tbt_ms without what was learned */
-    double row_ms;          /* predicted: how long each of its rows decodes, on a full worker */
-    double tail_ms;         /* predicted: tbt_ms without the gap in which it is handed over */
-    double landing_ms;      /* predicted: steps in that gap; 0: it is not handed over */
-    const char *reason;     /* static: why disaggregated or not; a bounded metric label */
+    double ttft_most_ms; /* nine of ten first tokens are out by then, as far as was learned */
+    double step_ms;      /* predicted: tbt_ms without what was learned */
+    double row_ms;       /* predicted: how long each of its rows decodes, on a full worker */
+    double tail_ms;      /* predicted: tbt_ms without the gap in which it is handed over */
+    double landing_ms;   /* predicted: steps in that gap; 0: it is not handed over */
+    bt_sched_reason_t reason;
     uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
     uint32_t fetch_tokens;  /* cached_tokens counts them */
     uint32_t prefix_tokens; /* where they end: cached_tokens, or, if the part in front of them is
