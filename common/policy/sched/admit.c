@@ -345,18 +345,6 @@ const struct bt_sched_admission *bt_sched_admission_find(const char *name)
     return NULL;
 }
 
-/* The rows of a late plan would make those that its decode worker has miss their objective, or find
- * no room there. */
-static bool spoils_rows(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                        const struct bt_sched_request *req, const struct bt_sched_plan *plan)
-{
-    struct bt_sched_worker d = s->workers[plan->decode];
-    double limit = bt_sched_late_tbt_ms(c, &d);
-    d.yield_rows = d.yield_pages = 0; /* nobody makes way for it */
-    return !alone(s, plan) &&
-           (bt_sched_decode_load(&d, req) > 1 || (limit > 0 && tbt_of(s, plan) > limit));
-}
-
 bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
                    const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
                    struct bt_sched_plan *plan_p)
@@ -364,8 +352,7 @@ bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_p
     struct bt_sched_plan plan;
     struct bt_sched_reject nowhere;
     if (policy->late == NULL || !(params->late_wait_ms > 0) ||
-        policy->late(params, snap, req, &plan, &nowhere) != BT_SCHED_PLANNED ||
-        spoils_rows(params, snap, req, &plan)) {
+        policy->late(params, snap, req, &plan, &nowhere) != BT_SCHED_PLANNED) {
         return false;
     }
     *plan_p = plan;

@@ -100,15 +100,6 @@ static double full(const struct job *j, const struct bt_sched_worker *w, double 
     return BT_MAX(load, BT_MAX(pages / w->pages_total, rows / w->slots_total));
 }
 
-/* A chunk of a prompt on a decode worker that has no rows. */
-static double chunk_ms(const struct job *j, const struct bt_sched_worker *w)
-{
-    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : j->c->chunk_tokens;
-    const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
-    return chunk != 0 ? BT_MIN(w->queue_ms, 1e-6 * bt_batch_prefill_ns(k, 0, chunk, chunk))
-                      : w->queue_ms;
-}
-
 /* When the KV that decode worker w does not have will be there: all that is on its way to it comes
  * before. From now. */
 static double landed_ms(const struct job *j, const struct bt_sched_worker *w)
@@ -120,18 +111,14 @@ static double landed_ms(const struct job *j, const struct bt_sched_worker *w)
     return BT_MAX(busy, all);
 }
 
-/* By how much the row's first gap would be longer than its prefill hides: its KV is not there yet,
- * or a worker without rows is computing a chunk of a prompt. */
+/* By how much the row's first gap would be longer than its prefill hides, as its KV is not there
+ * yet. */
 static double late_ms(const struct job *j, const struct bt_sched_worker *w)
 {
     uint32_t there = bt_sched_cached_at(j->s, w->kvstore, j->req);
     double ready =
         j->least_queue_ms + bt_sched_compute_ms(j->c, w, j->req, BT_MAX(j->best_tokens, there));
-    double due = landed_ms(j, w);
-    if (bt_sched_row_free(w)) {
-        due = BT_MAX(due, chunk_ms(j, w));
-    }
-    return BT_MAX(due - ready, 0);
+    return BT_MAX(landed_ms(j, w) - ready, 0);
 }
 
 /* The fullest of those that have room; then one without rows, whose prompts end soonest; then the
