@@ -30,6 +30,23 @@ uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node);
 #define BT_EXPLAIN_NAME       64
 #define BT_EXPLAIN_SOURCES    8
 
+struct bt_explained_outcome { /* what happened; times < 0: not known */
+    bool over;
+    char error[256]; /* why it failed, "" if it did not */
+    uint32_t cached_tokens, tokens, replans;
+    double ttft_ms, tbt_ms, queue_ms, prefill_ms;
+};
+
+struct bt_explained_candidate {
+    char name[BT_EXPLAIN_NAME], node[BT_EXPLAIN_NAME];
+    struct bt_sched_candidate c;
+};
+
+struct bt_explained_source {
+    char name[BT_EXPLAIN_NAME];
+    uint32_t blocks; /* of the prefix that it has */
+};
+
 struct bt_explanation {
     char id[BT_EXPLAIN_NAME];
     uint64_t wire_id;
@@ -42,26 +59,15 @@ struct bt_explanation {
     /* predicted; < 0: not planned. ttft_ms: of a first plan since the request came, of a later one
      * since it was made, until the next token */
     double ttft_ms, tbt_ms, queue_ms, prefill_ms;
-    struct { /* what happened; times < 0: not known */
-        bool over;
-        char error[256]; /* why it failed, "" if it did not */
-        uint32_t cached_tokens, tokens, replans;
-        double ttft_ms, tbt_ms, queue_ms, prefill_ms;
-    } actual;
+    struct bt_explained_outcome actual;
     uint32_t fetch_tokens; /* of cached_tokens, to be fetched from: */
     uint32_t n_sources;
-    struct {
-        char name[BT_EXPLAIN_NAME];
-        uint32_t blocks; /* of the prefix that it has */
-    } sources[BT_EXPLAIN_SOURCES];
+    struct bt_explained_source sources[BT_EXPLAIN_SOURCES];
     struct bt_kv_key *keys; /* of the prompt's whole blocks; heap */
     uint32_t n_keys, prompt_tokens;
     char tenant[BT_EXPLAIN_NAME]; /* "": none */
     uint32_t n_candidates, n_listed;
-    struct {
-        char name[BT_EXPLAIN_NAME], node[BT_EXPLAIN_NAME];
-        struct bt_sched_candidate c;
-    } candidates[BT_EXPLAIN_CANDIDATES];
+    struct bt_explained_candidate candidates[BT_EXPLAIN_CANDIDATES];
 };
 /* The last plan of a request: by its client's id (of several prompts the first one's) or its wire
  * id in hex; id NULL: the last plan of all. NULL: not known (any more). Valid until the loop turns.
