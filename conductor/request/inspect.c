@@ -74,7 +74,7 @@ static bool uses_node(const struct bt_flight *f, const void *node)
            on_node(f->kv_decode, node);
 }
 
-/* Lanes whose plan is under way and uses what. */
+/* Sequences whose plan is under way and uses what. */
 static uint32_t count_flights(struct bt_machine *mc,
                               bool (*uses)(const struct bt_flight *f, const void *what),
                               const void *what)
