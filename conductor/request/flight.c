@@ -30,7 +30,7 @@ static struct bt_sched_pace pace_of(const struct bt_flight *f)
     return bt_machine_facts(f->sequence->r->mc, f->prefill).pace;
 }
 
-/* The counts are exact: who has no flight there has nothing there. */
+/* The counts are exact: a peer without flights has nothing of this conductor. */
 static void check_nothing_left(const struct bt_peer *p)
 {
     BT_ASSERT(p->own.rows == 0 && p->own.decoding == 0 && p->own.late == 0);
@@ -39,7 +39,7 @@ static void check_nothing_left(const struct bt_peer *p)
     BT_ASSERT(bt_list_empty(&p->own.backlog.prompts));
 }
 
-/* The peer, or all of them (NULL), knows nothing of the flight any more. */
+/* Takes the flight out of the flights of this peer, or of all its peers (NULL). */
 static void forget_uses(struct bt_flight *f, const struct bt_peer *of)
 {
     struct bt_peer *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};

@@ -21,9 +21,9 @@ struct bt_request_info { /* one sequence; strings are valid during the call */
 typedef void (*bt_request_info_fn)(void *arg, const struct bt_request_info *info);
 /* Every sequence that is not over yet, oldest request first. */
 void bt_requests_each(struct bt_requests *rs, bt_request_info_fn fn, void *arg);
-/* Sequences whose present plan has work on s that is not over. */
+/* How many sequences have a current plan with unfinished work on s. */
 uint32_t bt_requests_on_worker(struct bt_requests *rs, const struct bt_session *s);
-/* Sequences whose current plan uses a daemon of this node. */
+/* How many sequences have a current plan that uses a daemon of this node. */
 uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node);
 
 #define BT_EXPLAIN_CANDIDATES 16

@@ -76,7 +76,7 @@ void bt_machine_event(struct bt_machine *mc, const struct bt_event *ev, uint64_t
 void bt_machine_up(struct bt_machine *mc, struct bt_peer *p);
 /* The session with p is down. Its plans are told one by one: bt_machine_lose. */
 void bt_machine_down(struct bt_machine *mc, struct bt_peer *p);
-/* Tells one more plan that it has lost a daemon. False: all have been told. */
+/* Tells one more plan that it has lost a daemon. False: no plan is left to tell. */
 bool bt_machine_lose(struct bt_machine *mc, uint64_t now_ns);
 
 /* As bt_request_start and bt_request_cancel (request.h). */
@@ -89,13 +89,15 @@ void bt_machine_stop(struct bt_machine *mc, uint64_t now_ns);
 /* Time has passed: 50 ms or so since the last call. wall_ns: the wall clock now. */
 void bt_machine_tick(struct bt_machine *mc, uint64_t now_ns, uint64_t wall_ns);
 #define BT_MACHINE_TICK_MS 50
-/* Frees one request that is over everywhere. False: there is none. Not with actions left. */
+/* Frees one request that is over and whose flights are over. False: there is none. All actions must
+ * have been taken. */
 bool bt_machine_free(struct bt_machine *mc);
 
-/* Do the queues want a look? Then a round: every request that can have a place gets it (admit, one
- * at a time), everyone that is to be planned has one turn (plan, one at a time), and one of those
- * that wait for room is tried (probe). False: nothing is left of it. Whoever breaks a part off,
- * for want of time, begins a new round soon; those who have had no turn are first then. */
+/* Must the caller make a round? A round begins with bt_machine_round. Then bt_machine_admit gives
+ * one waiting request its place, bt_machine_plan plans one sequence, and bt_machine_probe tries one
+ * that waits for room. admit and plan are called until they return false: nothing is left of that
+ * part. A caller that has no time left may stop before, and makes a new round soon; sequences that
+ * had no turn come first then. */
 bool bt_machine_wants_round(const struct bt_machine *mc);
 void bt_machine_round(struct bt_machine *mc, uint64_t now_ns);
 bool bt_machine_admit(struct bt_machine *mc, uint64_t now_ns);
@@ -206,7 +208,8 @@ struct bt_action {
  * request has a client: bt_request_client) and ends it with bt_action_cleanup. */
 bool bt_machine_action(struct bt_machine *mc, struct bt_action *out);
 void bt_action_cleanup(struct bt_action *a);
-/* Who is told of r; NULL: nobody any more. Taken with the last callback. */
+/* The callbacks of the client of r. NULL: it has left, or has had its last one. last: this is the
+ * last one. */
 const struct bt_gen_ops *bt_request_client(struct bt_request *r, void **arg_p, bool last);
 /* What was asked for; stays the same. root: of its chain of blocks. */
 const struct bt_gen_spec *bt_request_spec(const struct bt_request *r);
@@ -215,8 +218,7 @@ void *bt_request_env(const struct bt_request *r); /* env_arg of its machine */
 
 /* ---- what it asks ---- */
 
-/* Questions about the cluster, answered at once. All of them are hints: what has changed meanwhile
- * comes as an event. */
+/* Questions about the cluster, answered at once. Every answer is a hint: changes come as events. */
 struct bt_machine_env {
     /* As bt_view_snapshot, then bt_view_overtake. */
     void (*snapshot)(void *arg, const struct bt_kv_key *keys, uint32_t n_keys, int32_t priority,

@@ -49,16 +49,17 @@ struct bt_flight {
     bool flow_done;
     uint8_t reserved;    /* kvstores that have said yes */
     uint64_t working[2]; /* incarnations of workers that have received it and not ended, or 0 */
-    bool killed;         /* a worker's death was counted: its node's others are no further ones */
-    bool no_room;        /* was refused for want of room: its end is no news to those who wait */
+    bool killed; /* a worker's death was counted; the loss of its node's other worker is not counted
+                    again */
+    bool no_room; /* a daemon had no room for it: its end gives no room back */
     enum { BT_FLIGHT_ACTIVE, BT_FLIGHT_SOFT, BT_FLIGHT_HARD } wind; /* see flight.c */
-    bool decode_useless;           /* nobody wants more tokens: cancel it at once */
+    bool decode_useless;           /* no more tokens are wanted: cancel the decode worker at once */
     uint64_t wind_ns;              /* since when it is not active */
     uint32_t own_rows;             /* counted at decode's session until it has ended */
     uint64_t own_tokens;           /* counted at prefill's session until its PrefillDone */
     struct bt_sched_prompt prompt; /* in prefill's session's own until then */
     uint64_t own_kv;               /* counted at decode's session until it has ended */
-    struct bt_sched_plan plan;     /* indices mean nothing any more */
+    struct bt_sched_plan plan;     /* its indices belong to an old snapshot */
     uint64_t planned_ns;
     bool expected, decoding; /* in the forecast; counted at decode's own.decoding */
     bool late_coming;        /* counted at decode's own.late */
@@ -115,16 +116,17 @@ struct bt_sequence {
     bool demanded;      /* it is in mc->expect.demand */
     bool let_in;        /* ... and in mc->expect.let_in and mc->expect.decodes */
     bool late_demanded; /* counted in mc->expect.late_demand */
-    bool starved; /* somebody had no room for it; in mc->queues.starved unless it is the probe */
+    bool starved; /* a daemon had no room for it; it is in mc->queues.starved unless it is the probe
+                   */
     uint32_t charged;      /* tokens that its tenant was charged for a plan without room as yet */
     uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
     uint64_t plan_at_ns;   /* not before */
-    uint64_t no_worker_ns; /* since when nobody could take it, 0: not so */
+    uint64_t no_worker_ns; /* since when no worker could take it; 0: one could */
     uint64_t progress_ns;  /* its last event */
     uint64_t excused_ns;   /* watch.c: when its wait had a reason that no prediction bounds */
     bool stuck;            /* watch.c: planned again because nothing moved it; no progress since */
     uint64_t settle_ns;
-    uint64_t stay_ns; /* nobody else can take it: not tried before */
+    uint64_t stay_ns; /* set when no other daemon could take it: the next try is not before */
     uint64_t round;   /* of the queues, in which it had its turn last */
 };
 
@@ -325,93 +327,101 @@ bool bt_sequence_count_late(struct bt_sequence *sq, struct bt_flight *f,
                             const struct bt_peer *lost);
 /* ... then fails the request if that is one death too many and no token has come since. */
 void bt_sequence_died_late(struct bt_sequence *sq);
-/* A worker or kvstore (s, may be NULL) refused or gave up with a status of its own. */
+/* A worker or kvstore (p, may be NULL) refused the request or gave it up with this status. */
 void bt_sequence_repair(struct bt_sequence *sq, const struct bt_peer *p, int32_t status,
                         const char *detail, uint64_t now_ns);
-/* Plans it again because a daemon that it needs is leaving, if others can take it: costs no try. */
+/* Plans the sequence again because a daemon that it needs is leaving, if others can take it. This
+ * does not count as a failure. */
 void bt_sequence_move(struct bt_sequence *sq, uint64_t now_ns);
 /* Fails a sequence that has waited for a place or for room for too long. */
 bool bt_sequence_queued_too_long(struct bt_sequence *sq, uint64_t now_ns);
 
 /* ---- watch.c ---- */
-/* Whose message should be next. NULL: nobody has the sequence. */
+/* The worker that should send the next message. NULL: no worker has the sequence. */
 struct bt_peer *bt_sequence_due(const struct bt_sequence *sq);
-/* Plans a running sequence again that nothing moves, or fails it the second time. True: it did. */
+/* Plans a running sequence again if nothing has moved it for too long. The second time it fails the
+ * request. True: it did one of the two. */
 bool bt_sequence_watch(struct bt_sequence *sq, uint64_t now_ns);
 
 /* ---- request.c: towards the client ---- */
-/* Takes what a worker says into the choice's journal. STALE, EXISTS, EXHAUSTED: bt_journal_put. */
+/* Puts a worker's token into the choice's journal. Returns what bt_journal_put returns, or
+ * ERR_INVALID for a token that the tokenizer does not have. */
 bt_status_t bt_request_put(struct bt_request *r, const struct bt_event *ev) BT_MUST_CHECK;
-/* Gives the client what the choice's journal has next, behind the prompt's logprobs if those are
- * wanted. */
+/* Gives the client the next tokens of the choice's journal. If the prompt's logprobs are wanted,
+ * the tokens wait until those are complete. */
 void bt_request_deliver(struct bt_sequence *sq, uint32_t choice, uint64_t now_ns);
-/* The prompt was all: no token is wanted. */
+/* Ends a request that wanted only the prompt's logprobs. */
 void bt_request_no_tokens(struct bt_sequence *sq, uint64_t now_ns);
 /* Ends a request with an error for the client. */
 void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
                      const char *why);
 void bt_request_prefill_done(struct bt_request *r, const struct bt_event *ev, uint64_t now_ns);
 void bt_request_flow_done(struct bt_request *r, const struct bt_event *ev);
-/* A sequence has settled; the last one ends the request. */
+/* A sequence has settled. When it is the last one, the request is done. */
 void bt_request_settled(struct bt_request *r, uint64_t now_ns);
 
 /* ---- plan.c: one plan and its submission ---- */
 typedef enum { BT_PLAN_SUBMITTED, BT_PLAN_WAIT, BT_PLAN_NO_ROOM, BT_PLAN_REFUSED } bt_plan_result_t;
-/* Plans and submits the next epoch. WAIT: nobody can take it now; NO_ROOM: whoever could has said
- * that it is full, and sq is not the probe, but would be in time behind those who wait for room;
- * REFUSED: rej says why. */
+/* Plans and submits the next epoch. WAIT: no worker can take it now. NO_ROOM: every worker or
+ * kvstore that could take it is full; the sequence would still meet its objective behind those that
+ * wait for room. REFUSED: rej says why. */
 bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
                                   struct bt_sched_reject *rej);
-/* Would an objective be missed if it were planned after wait_ms more? Then rej says which one.
- * Never so of what was admitted before. */
+/* Would the sequence miss an objective if it were planned wait_ms later? Then rej says which one.
+ * False for a sequence that was admitted before. */
 bool bt_sequence_hopeless(struct bt_sequence *sq, uint64_t now_ns, double wait_ms,
                           struct bt_sched_reject *rej);
-/* At which w would compute all of a prompt of n tokens; 0: not known. */
+/* The rate at which w would compute a whole prompt of n tokens. 0: not known. */
 double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
                                const struct bt_sched_params *c);
-/* The request's own objective, or that of all. */
+/* The request's own objective, or the configured one if it has none (0). */
 double bt_request_objective(double own_ms, double all_ms);
 /* The configuration with the request's own objectives in it (0: it has none). */
 struct bt_sched_params bt_request_params(const struct bt_machine *mc, double slo_ttft_ms,
                                          double slo_tbt_ms);
 void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
-/* When who is refused so should come again; 0: it never helps. */
+/* After how many seconds a client that is refused for this reason should try again. 0: trying again
+ * does not help. */
 uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_reject *rej);
-/* Fails it if so, rather than let it wait for a refusal. */
+/* Fails the request if bt_sequence_hopeless says so. True: it did. */
 bool bt_sequence_refused_early(struct bt_sequence *sq, uint64_t now_ns, double wait_ms);
-/* Could it be planned without anybody who is leaving? */
+/* Could the sequence be planned on daemons that are not leaving? */
 bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns);
 
 /* ---- replicate.c ---- */
 void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns);
-/* sq has been planned by v: counts what it uses, and orders a copy if that has become worth it. */
+/* Counts the prefix of sq, which has been planned with snapshot v. Orders a copy of the prefix if
+ * it is used often enough. */
 void bt_replicate_look(struct bt_sequence *sq, const struct bt_view_snapshot *v, uint64_t now_ns);
 void bt_replicate_answer(struct bt_machine *mc, const struct bt_event *ev);
 void bt_replicate_lost(struct bt_machine *mc, const struct bt_peer *p);
 
 /* ---- flight.c ---- */
 struct bt_flight *bt_flight_create(struct bt_sequence *sq);
-/* The current plan is over. hard: whoever has not ended is cancelled and all is released at once.
- * Soft (the request finished by itself): workers end by themselves, and are cancelled only when
- * that takes too long; grants are released behind them, so that finished blocks are kept. */
+/* The current plan is over. Hard: workers that have not ended are cancelled, and all grants are
+ * released at once. Soft (the request finished by itself): workers end by themselves and are
+ * cancelled only if that takes too long. Grants are released after the workers have ended, so that
+ * finished blocks are kept. */
 void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns);
-/* A choice of several is over by a stop string, which its worker knows nothing of. */
+/* One of several choices has ended with a stop string. Its worker does not know stop strings, so it
+ * is told. */
 void bt_flight_cancel_choice(struct bt_flight *f, uint32_t choice);
-/* A session of the flight broke: it will not end or release anything any more. */
+/* The session with p broke. The flight expects nothing from p any more. */
 void bt_flight_lose(struct bt_flight *f, const struct bt_peer *p);
 bool bt_flight_uses(const struct bt_flight *f, const struct bt_peer *p);
 void bt_flight_ended(struct bt_flight *f, const struct bt_peer *p);
-/* A worker says that it has received the plan. One that is lost before it could is not a victim of
- * the request. */
+/* A worker says that it has received the plan. Only such a worker counts as killed by the request
+ * if it is lost. */
 void bt_flight_received(struct bt_flight *f, const struct bt_peer *p);
-/* Has it received the plan and not ended? Also true of one that was lost since. */
+/* Has the worker received the plan and not ended? Also true if the worker was lost since. */
 bool bt_flight_works_on(const struct bt_flight *f, const struct bt_peer *p);
-/* Where it stands with its workers: its request's class, or behind all others. */
+/* The class of its work at the workers: the request's, or the last one if it is served late. */
 static inline int32_t bt_flight_class(const struct bt_flight *f)
 {
     return f->plan.background ? BT_SCHED_CLASS_LATE : f->sequence->r->spec.priority;
 }
-/* Its sessions know of it from now on, and count it as its plan says until they are done with it.
+/* Adds the flight to its peers' flights and counts (bt_peer.own). It is taken out when they are
+ * done with it.
  */
 void bt_flight_count(struct bt_flight *f, uint64_t now_ns);
 /* The class that a client's priority asks for: never that of late requests. */
@@ -419,49 +429,51 @@ static inline int32_t bt_request_class(int32_t priority)
 {
     return BT_MIN(priority, BT_SCHED_CLASS_LATE - 1);
 }
-/* Its rows are no late ones on their way any more: they run, or will not come. */
+/* Its rows no longer count as late rows on their way: they have begun, or they will not come. */
 void bt_flight_late_over(struct bt_flight *f);
-/* The prefill is computed: its worker has that much less to do. */
+/* The prefill is computed, or will not be: it leaves the worker's backlog. */
 void bt_flight_prefilled(struct bt_flight *f);
 /* All its kvstores have said yes. */
 static inline bool bt_flight_reserved(const struct bt_flight *f)
 {
     return f->reserved >= (f->same_kv ? 1 : 2);
 }
-/* Sends what has become due. Never destroys the flight: the tick does, when it is over, so that
- * nobody's list walk loses its place. */
+/* Asks for the Cancels and Releases that have become due. It never destroys the flight, because
+ * callers walk over lists of flights. The tick does it. */
 void bt_flight_step(struct bt_flight *f, uint64_t now_ns);
 bool bt_flight_over(const struct bt_flight *f);
 void bt_flight_destroy(struct bt_flight *f);
 
 /* ---- expect.c: lengths and the decode pool's load to come ---- */
 void bt_expect_init(struct bt_machine *mc, uint64_t now_ns);
-/* Into the snapshot: its clock, the forecast, what is asked for of both stages. */
+/* Fills the snapshot's clock, forecasts and demand. */
 void bt_expect_show(const struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s);
-/* Its prefill would take so long, its rows so much of a decode worker: counted once, planned or
- * refused. let_in: prefill workers do not refuse it, so decode workers are asked for it. */
+/* Counts what the sequence asks for, once, planned or refused: compute_ms of a prefill worker,
+ * decode_work of a decode worker. let_in: prefill workers would take it, so that it also asks for
+ * decode workers. */
 void bt_expect_demand(struct bt_sequence *sq, uint64_t now_ns, double compute_ms,
                       double decode_work, bool let_in);
-/* Admission has not let it in: its prefill would take so much. Counts once. */
+/* Counts the prefill of a sequence that admission refused, once. */
 void bt_expect_late(struct bt_sequence *sq, uint64_t now_ns, double compute_ms);
 /* How long the sequence's answer may get, as a quantile. */
 void bt_expect_length(const struct bt_sequence *sq, struct bt_sched_request *req);
 void bt_expect_planned(struct bt_flight *f, uint64_t now_ns);
-/* It decodes. */
+/* Its rows have begun. */
 void bt_expect_row(struct bt_flight *f, uint64_t now_ns);
-/* It is not expected any more. */
+/* The flight is not expected as rows any more: they have begun, or they will not come. */
 void bt_expect_settled(struct bt_flight *f, uint64_t now_ns);
-/* whole: it ended by itself, not by a limit or because nobody wants more. */
+/* Notes the answer's length. whole: it ended by itself, not by a limit and not because the client
+ * left. */
 void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole);
 void bt_expect_learn(struct bt_machine *mc, uint64_t now_ns);
 
 /* ---- outcome.c: what was predicted, and what came of it ---- */
 void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f);
-/* ... and its prefix comes from there. */
+/* Notes where the plan's prefix is fetched from. */
 void bt_outcome_source(struct bt_sequence *sq, const struct bt_sources *from);
 /* The request's first token is on its way to the client. */
 void bt_outcome_first_token(struct bt_sequence *sq, uint64_t now_ns);
-/* Its prefill worker has told its times, behind the first token: what follows for its predictions.
+/* The prefill worker has told its times. The conductor learns from them.
  */
 void bt_outcome_prefilled(struct bt_sequence *sq);
 /* Another token of the choice. */
@@ -470,15 +482,15 @@ void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns);
 void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice);
 
 /* ---- inspect.c ---- */
-/* What became of the request, for whoever asks why it was planned so. why: NULL if all is well. */
+/* Notes how the request ended, for batonctl explain. why: NULL if it did not fail. */
 void bt_explain_outcome(const struct bt_request *r, const char *why);
 struct bt_explain_ring *bt_explain_create(void);
 void bt_explain_destroy(struct bt_explain_ring *x);
-/* Keeps why the sequence's plan is as it is. plan: NULL if rejected, then rej says why. */
+/* Notes how the sequence's plan was chosen. plan: NULL if it was rejected; then rej says why. */
 void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
                      const struct bt_sched_params *params, const struct bt_sched_request *req,
                      const struct bt_sched_plan *plan, const struct bt_sched_reject *rej);
-/* The plan noted last for sq has its prefix fetched. */
+/* Notes the sources of the prefix of the plan that was noted last for sq. */
 void bt_explain_sources(struct bt_sequence *sq, uint32_t fetch_tokens,
                         const struct bt_sources *from);
 
@@ -493,20 +505,21 @@ static inline void bt_queue_kick(struct bt_machine *mc)
 void bt_queue_enter(struct bt_sequence *sq);
 void bt_queue_leave(struct bt_sequence *sq);
 void bt_queue_plan(struct bt_sequence *sq);
-/* Whoever could take it is full: it waits for room, in order of arrival. */
+/* Every daemon that could take the sequence is full. It waits for room, in order of class, tenant
+ * and arrival. */
 void bt_queue_starve(struct bt_sequence *sq, uint64_t now_ns);
-/* It got room, or is no longer after it. */
+/* The sequence has its slots, or it does not wait for room any more. */
 void bt_queue_fits(struct bt_sequence *sq);
-/* It is not a matter of room: nobody is there. All of them wait for a worker instead. */
+/* No worker is there at all. All sequences that wait for room wait for a worker instead. */
 void bt_queue_nobody(struct bt_machine *mc);
-/* Somebody gave slots or pages back. */
+/* A kvstore or worker has got slots or pages back. */
 void bt_queue_room(struct bt_machine *mc);
 /* Takes a place among the running, or gives it back. */
 void bt_queue_count(struct bt_request *r);
 void bt_queue_uncount(struct bt_request *r);
-/* Who waits for a place or for room. */
+/* How many sequences wait for a place or for room. */
 uint32_t bt_queue_queued(const struct bt_machine *mc);
-/* Has the tenant (NULL: none) as many of the waiting places as one may have? */
+/* Has the tenant (NULL: none) as many waiting places as one tenant may have? */
 bool bt_queue_share_taken(const struct bt_machine *mc, const char *tenant);
 /* Would a new request of this class have a place at once, and be planned without waiting for room?
  */
@@ -515,7 +528,7 @@ bool bt_queue_at_once(const struct bt_machine *mc, int32_t priority);
  * requests end. */
 double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority);
 extern const char bt_queue_full_text[];
-/* When somebody who is refused now should come again, likewise. */
+/* After how many seconds a client that is refused now should try again, at the same rate. */
 uint32_t bt_queue_retry_after_s(const struct bt_machine *mc);
 void bt_queue_rate(struct bt_machine *mc, uint64_t now_ns); /* every tick */
 

@@ -35,8 +35,8 @@ static void gather_tokens(struct bt_sequence *sq)
     sq->n_keys = n / bt != 0 ? bt_kv_keys(&r->root, sq->tokens, n, bt, sq->keys) : 0;
 }
 
-/* *full_p is set if it had no room a moment ago, whatever else is to be said against it: then
- * another try at once is of no use. */
+/* *full_p is set if p had no room a moment ago, even if it also failed: another try at once would
+ * be of no use. */
 static bool avoided(const struct bt_sequence *sq, const struct bt_peer *p, uint64_t now_ns,
                     bool *full_p)
 {
@@ -51,7 +51,8 @@ static bool avoided(const struct bt_sequence *sq, const struct bt_peer *p, uint6
     return false;
 }
 
-/* Of the request's time, 0: it has no limit. Clocks of two hosts are not compared. */
+/* What is left of the request's time limit; 0: it has none. A duration, because clocks of two hosts
+ * are not compared. */
 static uint64_t left_ms_of(const struct bt_request *r, uint64_t now_ns)
 {
     if (r->spec.timeout_ms == 0) {
@@ -71,7 +72,7 @@ static struct bt_action *message(const struct bt_sequence *sq, bt_action_type_t 
     return a;
 }
 
-/* What all messages of the plan say of its prompt. */
+/* What all messages of the plan have in common. */
 static struct bt_action_plan plan_of(const struct bt_sequence *sq, uint64_t now_ns)
 {
     return (struct bt_action_plan){.r = sq->r,
@@ -138,8 +139,8 @@ static void submit(const struct bt_sequence *sq, bool keep, struct bt_sources *f
 
 #define SHORT_LOG_NS 60000000000ull
 
-/* Decode workers whose places would not last are an operator's to give more: tells it, once a
- * minute. */
+/* Logs, once a minute, that decode workers have too few places (engine.max_slots). Only an operator
+ * can change that. */
 static void note_places(struct bt_machine *mc, const struct bt_sched_plan *plan,
                         const struct bt_view_snapshot *v, uint64_t now_ns)
 {
@@ -192,7 +193,8 @@ static struct bt_flight *begin_flight(struct bt_sequence *sq, const struct bt_sc
         snprintf(u->decode, sizeof(u->decode), "%s", f->decode->name);
     }
     f->plan = *plan;
-    f->plan.background = plan->background || sq->r->late; /* planned again: it still is */
+    f->plan.background =
+        plan->background || sq->r->late; /* a late request stays late when it is planned again */
     if (f->plan.background && !sq->r->late) {
         sq->r->late = true;
         sq->r->mc->queues.n_late++;
@@ -215,12 +217,12 @@ struct bt_sched_params bt_request_params(const struct bt_machine *mc, double slo
     struct bt_sched_params p = mc->conf.sched;
     p.ttft_objective_ms = bt_request_objective(slo_ttft_ms, p.ttft_objective_ms);
     p.tbt_objective_ms = bt_request_objective(slo_tbt_ms, p.tbt_objective_ms);
-    /* The other half of the places is for those in time. */
+    /* At most half of the places are for late requests. */
     p.late_wait_ms = 2 * mc->queues.n_late < mc->conf.max_running ? p.late_wait_ms : 0;
     return p;
 }
 
-/* The cluster as it is for the sequence. *full_p: somebody is left out who had no room a moment
+/* Takes the snapshot for the sequence. *full_p: a daemon is avoided because it had no room a moment
  * ago. */
 static void look(struct bt_sequence *sq, uint64_t now_ns, struct bt_view_snapshot *v, bool *full_p)
 {
@@ -267,11 +269,11 @@ struct attempt {
     struct bt_sched_plan plan; /* PLANNED */
     struct bt_sched_reject rej;
     bt_sched_verdict_t verdict;
-    bool full; /* somebody is left out who had no room a moment ago */
+    bool full; /* a daemon is avoided because it had no room a moment ago */
 };
 
-/* What was asked for of both stages, counted once a request. Late ones count as refused. Who could
- * never be in time does not compete with others. */
+/* Counts the demand for both stages, once a request. Late requests count as refused. Requests that
+ * could never meet their objective are not counted. */
 static void note_demand(struct bt_sequence *sq, const struct attempt *a, uint64_t now_ns)
 {
     bool planned = a->verdict == BT_SCHED_PLANNED, refused = a->verdict == BT_SCHED_OVERLOADED;
@@ -286,7 +288,8 @@ static void note_demand(struct bt_sequence *sq, const struct attempt *a, uint64_
     }
 }
 
-/* What the policy says of the sequence as it is now, or would if it had to wait_ms more. */
+/* Takes the snapshot and asks the policy, for the sequence as it is now, or as if it had waited
+ * wait_ms longer. */
 static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, struct attempt *a)
 {
     const struct bt_request *r = sq->r;
@@ -299,14 +302,14 @@ static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, 
     if (sq->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
         a->params.ttft_objective_ms = a->params.tbt_objective_ms = 0;
     }
-    if (wait_ms > 0) { /* it waits for a place, or for room: there is none for late ones */
+    if (wait_ms > 0) { /* it waits for a place or for room, and late requests do not wait */
         a->params.late_wait_ms = 0;
     }
     a->verdict = bt_sched_decide(mc->conf.policy, mc->conf.admission, &a->params, &a->v.snap,
                                  &a->req, &a->plan, &a->rej);
     if (a->verdict == BT_SCHED_PLANNED && a->plan.draining && sq->epoch == 0) {
-        /* What runs may stay on a drained node where nobody else can take it. New work never goes
-         * there: it would keep the node from becoming empty. */
+        /* A running request may stay on a drained node if no other node can take it. A new request
+         * never goes there, because it would keep the node from becoming empty. */
         a->verdict = BT_SCHED_NO_DECODE;
         a->rej = (struct bt_sched_reject){
             .verdict = a->verdict, .retry_after_s = 1, .reason = bt_all_drained_text};
@@ -321,17 +324,18 @@ bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns)
     if (a.verdict != BT_SCHED_PLANNED || a.plan.draining) {
         return false;
     }
-    /* Where nobody else has a role, one that gives it up is planned on all the same. */
+    /* If no other worker has the role, the policy plans on one that gives it up. */
     const struct bt_machine *mc = sq->r->mc;
     return !bt_machine_facts(mc, a.v.worker[a.plan.prefill]).gives_up_prefill &&
            !bt_machine_facts(mc, a.v.worker[a.plan.decode]).gives_up_decode;
 }
 
-/* A place in a queue is for who will keep it: one that would just make its objective misses it by
- * what any forecast is wrong, and its refusal would come when it has waited. */
+/* A request that would only just meet its objective will probably miss it, because every forecast
+ * has an error, and would be refused after the wait. So it must have this share of the objective to
+ * spare. */
 #define QUEUE_MARGIN 0.1
 
-/* The wait that its objective is held against; < 0: it has none that counts. */
+/* The wait that is compared with its objective; < 0: it has no objective. */
 static double wait_with_margin(const struct bt_sequence *sq, double wait_ms)
 {
     double objective_ms =
@@ -363,7 +367,8 @@ static bool hopeless_behind(struct bt_sequence *sq, struct attempt *a, double wa
     const struct bt_machine *mc = sq->r->mc;
     wait_ms = wait_with_margin(sq, wait_ms);
     if (wait_ms < 0 || a->plan.background) {
-        return wait_ms >= 0; /* in the background: refused already, and there is no room for that */
+        return wait_ms >= 0; /* a background plan: admission refused it, and late requests do not
+                                wait for room */
     }
     const struct bt_sched_admission *admission =
         mc->conf.admission != NULL ? mc->conf.admission : &bt_sched_admit_early;
@@ -389,7 +394,8 @@ double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
     return 1e9 * n / bt_batch_prefill_ns(w->cost, 0, n, chunk);
 }
 
-/* Whose prefix the prefill side may fetch; *per_s_p: at which it would be computed instead. */
+/* Finds the kvstores that the prefill side may fetch the prefix from. *per_s_p: tokens a second at
+ * which it would compute it instead. */
 static void find_sources(struct bt_sequence *sq, const struct attempt *a, struct bt_sources *from,
                          double *per_s_p)
 {
@@ -402,7 +408,7 @@ static void find_sources(struct bt_sequence *sq, const struct attempt *a, struct
         bt_explain_sources(sq, a->plan.fetch_tokens, from);
         bt_outcome_source(sq, from);
     }
-    /* For what lies on its own SSD the kvstore weighs loading against computing by itself. */
+    /* The kvstore compares loading from its own SSD with computing, so it needs the rate. */
     *per_s_p = a->plan.recompute_tokens_per_s > 0 || from->n != 0
                    ? a->plan.recompute_tokens_per_s
                    : bt_request_tokens_per_s(&a->v.workers[a->plan.prefill], sq->n_tokens,
@@ -443,7 +449,8 @@ bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
     struct bt_sources from;
     double recompute_tokens_per_s;
     find_sources(sq, &a, &from, &recompute_tokens_per_s);
-    /* What only passes through has a limit of its own; for the probe all slots count. */
+    /* Transit blocks have a limit of their own in the kvstore. The probe may use all slots, so its
+     * blocks are kept. */
     submit(sq, a.plan.keep || mc->queues.probe == sq, &from, recompute_tokens_per_s, now_ns);
     bt_sources_cleanup(&from);
     bt_replicate_look(sq, &a.v, now_ns);

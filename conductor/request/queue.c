@@ -1,14 +1,14 @@
 /* The queues of requests that no worker has: for a place among the running (waiting), for a plan
  * (planning), for room (starved).
  *
- * A kvstore or worker that is full says so (ERR_EXHAUSTED). Its request tries whoever else could
- * take it, and when all of those are full too it waits here; newer ones of its tenant and class
- * queue up behind it, so that small requests do not starve a large one, and tenants take turns as
- * for a place: else one who has filled the room would be served for all that he has sent before
- * another gets any. Only the first whose turn it is, the probe, is tried: when somebody has given
- * room back, and otherwise after a growing pause (others' conductors free room as well). Once it
- * has its slots the next one is tried. So a full cluster sees one reservation at a time, whatever
- * the length of the queue. Pure. */
+ * A kvstore or worker that is full answers ERR_EXHAUSTED. The request then tries the others that
+ * could take it. When all of them are full it waits here, and newer requests of its tenant and
+ * class wait behind it, so that small requests do not starve a large one. Tenants take turns, as
+ * for a place: otherwise one tenant that fills the cluster would be served completely before
+ * another. Only one waiting request, the probe, is tried at a time: when a daemon has got room
+ * back, or after a growing pause, because other conductors free room too. When the probe has its
+ * slots the next request becomes the probe. So a full cluster sees one reservation at a time,
+ * however long the queue is. Pure. */
 #include <math.h>
 #include <string.h>
 
@@ -53,7 +53,7 @@ static void refuse(struct bt_request *r)
 
 /* ---- in and out ---- */
 
-/* Who waits in list and is not of a lower class. */
+/* How many sequences in list have this class or a higher one. */
 static uint32_t ahead_in(const struct bt_list *list, int32_t priority)
 {
     uint32_t n = 0;
@@ -64,7 +64,7 @@ static uint32_t ahead_in(const struct bt_list *list, int32_t priority)
     return n;
 }
 
-/* At the rate at which requests end. */
+/* The requests ahead, at the rate at which requests end. */
 double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority)
 {
     double ahead =
@@ -72,8 +72,8 @@ double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority)
     return mc->rate.ends_per_s > 0 ? 1e3 * ahead / mc->rate.ends_per_s : 0;
 }
 
-/* With the wait for its turn, what it would meet now behind that misses its objective: said at
- * once, not when the turn comes. */
+/* Would the sequence miss its objective after the wait for its turn? It is refused at once then,
+ * not when its turn comes. */
 static bool too_late(struct bt_sequence *sq)
 {
     struct bt_sched_reject rej;
@@ -86,8 +86,8 @@ static bool crowded(const struct bt_machine *mc)
     return mc->queues.n_starved != 0 || mc->queues.probe != NULL;
 }
 
-/* Places for a request of this class: those of lower classes do not count against it, as far as
- * max_overtaking goes. What is beyond max_running is always of a higher class than as many within
+/* Places for a request of this class: running requests of lower classes do not count, up to
+ * max_overtaking of them. So every request beyond max_running has a higher class than one within
  * it. */
 static uint32_t places_for(const struct bt_machine *mc, int32_t priority)
 {
@@ -108,8 +108,8 @@ static struct bt_sched_turn turn_of(const struct bt_sequence *sq)
         r->spec.priority, bt_sched_fair_counter(&r->mc->queues.fair, r->tenant), r->arrival};
 }
 
-/* Whose turn it is among those who wait for a place or for room, or (last) who would be the last.
- * of: among those of its tenant; NULL: among all. */
+/* The sequence whose turn it is in this queue, or (last) the one whose turn comes last. of: only
+ * sequences of its tenant; NULL: all. */
 static struct bt_sequence *pick(struct bt_list *queue, bool last, const struct bt_request *of)
 {
     struct bt_sequence *best = NULL;
@@ -144,8 +144,8 @@ uint32_t bt_queue_queued(const struct bt_machine *mc)
     return mc->queues.n_waiting + mc->queues.n_starved + (mc->queues.probe != NULL);
 }
 
-/* A tenant has at most half of the waiting places, and the last eighth is for tenants that have
- * none: so nobody, and no few together, can take the queue from all others. */
+/* A tenant may have half of the waiting places. The last eighth is for tenants that have none. So
+ * neither one tenant nor a few together can fill the queue. */
 static uint32_t share_of(const struct bt_machine *mc)
 {
     return (mc->conf.max_waiting + 1) / 2;
@@ -168,8 +168,8 @@ uint32_t bt_machine_prompts_max(const struct bt_machine *mc, bool has_tenant)
     return mc->conf.max_running + (has_tenant ? share_of(mc) : mc->conf.max_waiting);
 }
 
-/* There is no place in the queue for r: one of a lower class (of its own tenant, if that has its
- * share) gives it its place. */
+/* The queue has no place for r. A request of a lower class is refused instead, if there is one
+ * (own: of the same tenant). */
 static bool displace(const struct bt_request *r, bool own)
 {
     struct bt_sequence *sq = pick(&r->mc->queues.waiting, true, own ? r : NULL);
@@ -223,7 +223,8 @@ void bt_queue_plan(struct bt_sequence *sq)
     bt_queue_kick(sq->r->mc);
 }
 
-/* One that was refused in the queue has made nobody's wait shorter. */
+/* A request that was refused while it waited does not count as ended: no running request made room.
+ */
 static bool was_planned(const struct bt_request *r)
 {
     const struct bt_list *l;
@@ -271,7 +272,7 @@ void bt_queue_starve(struct bt_sequence *sq, uint64_t now_ns)
         mc->queues.probe_at_ns = now_ns + (uint64_t)PROBE_FIRST_MS * 1000000;
     }
     bt_queue_leave(sq);
-    /* It was not served: a try that found no room costs its tenant nothing. */
+    /* The try found no room, so the tenant is not charged for it. */
     bt_sched_fair_serve(&mc->queues.fair, sq->r->tenant, -(double)sq->charged, sq->r->spec.weight);
     sq->charged = 0;
     sq->starved = true;
@@ -288,7 +289,7 @@ void bt_queue_fits(struct bt_sequence *sq)
     sq->charged = 0;
     if (sq->r->mc->queues.probe == sq) {
         sq->r->mc->queues.probe = NULL;
-        bt_queue_room(sq->r->mc); /* perhaps there is more */
+        bt_queue_room(sq->r->mc); /* there may be more room */
     }
 }
 
@@ -297,8 +298,8 @@ void bt_queue_room(struct bt_machine *mc)
     if (!crowded(mc)) {
         return;
     }
-    /* Also of use to a probe under way: it may be refused for what was full a moment ago, and
-     * should not wait the longest pause then. */
+    /* This also helps a probe that is under way: if it is refused for what was full a moment ago,
+     * it does not wait for the longest pause. */
     mc->queues.probe_misses = 0;
     mc->queues.probe_at_ns = 0;
     bt_queue_kick(mc);
@@ -371,9 +372,9 @@ bool bt_machine_admit(struct bt_machine *mc, uint64_t now_ns)
     return true;
 }
 
-/* One event may take any of them out of the queue: a request that fails takes all its sequences
- * along. Whoever has had its turn goes to the end, marked with the round's number, and whoever
- * comes meanwhile stands behind it: the first one that is marked ends the round. */
+/* An event may take any sequence out of the queue, because a request that fails takes all its
+ * sequences along. So each sequence is marked with the round's number and goes to the end before
+ * its turn. New ones come behind it. The first marked one ends the round. */
 bool bt_machine_plan(struct bt_machine *mc, uint64_t now_ns)
 {
     mc->now_ns = now_ns;
@@ -387,7 +388,7 @@ bool bt_machine_plan(struct bt_machine *mc, uint64_t now_ns)
     bt_list_insert_tail(&q->planning, &sq->queue);
     if (crowded(mc) && now_ns >= sq->plan_at_ns) {
         if (!bt_sequence_refused_early(sq, now_ns, bt_queue_wait_ms(mc, sq->r->spec.priority))) {
-            bt_queue_starve(sq, now_ns); /* behind those who came before it */
+            bt_queue_starve(sq, now_ns); /* behind those that came before it */
         }
         return true;
     }

@@ -1,5 +1,5 @@
-/* Failure is re-planning: the epoch rises, which frees what older epochs hold everywhere, and the
- * sequence is planned again with prompt and emitted tokens as its tokens. Pure. */
+/* After a failure the sequence is planned again, with the prompt and the tokens that its client has
+ * as its tokens. The new epoch frees everything that older epochs hold. Pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -48,8 +48,8 @@ static void leave_plan(struct bt_sequence *sq, uint64_t now_ns)
     bt_sequence_set_state(sq, BT_SEQ_PLANNING);
 }
 
-/* Choices that have been given tokens go on by themselves; while none has, one prefill serves all.
- * sq keeps the first unfinished one. */
+/* Once a choice has tokens, each unfinished choice goes on in a sequence of its own; sq keeps the
+ * first of them. Before that one prefill serves all choices. */
 static void split(struct bt_sequence *sq)
 {
     struct bt_request *r = sq->r;
@@ -137,8 +137,8 @@ void bt_sequence_died_late(struct bt_sequence *sq)
     }
 }
 
-/* The worker of its plan whose session is down already. Requests are told of that in slices, and a
- * kvstore may say first that the worker has gone. */
+/* The worker of its plan whose session is down already. Requests are told of a loss in slices, so a
+ * kvstore may report the loss first. */
 static const struct bt_peer *gone(const struct bt_sequence *sq)
 {
     const struct bt_flight *f = sq->flight;
@@ -181,7 +181,7 @@ void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, cons
     uint32_t shift = BT_MIN(sq->replans - 1, 6u);
     uint32_t delay = lost != NULL ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
     leave_plan(sq, now_ns);
-    sq->queued_ns = 0; /* it had its place; what it waits for now is another worker */
+    sq->queued_ns = 0; /* it keeps its place and waits only for another worker */
     sq->plan_at_ns = now_ns + (uint64_t)delay * 1000000;
     bt_queue_plan(sq);
     split(sq);
@@ -232,7 +232,8 @@ static uint64_t pause_ns(uint32_t put_offs)
     return put_offs <= BT_SEQ_AVOID_MAX ? 0 : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS) * 1000000ull;
 }
 
-/* p has no room now. Not a failure: elsewhere at once, or it waits until there is some. */
+/* p has no room now. This is no failure: the sequence is tried elsewhere at once, or it waits for
+ * room. */
 static void put_off(struct bt_sequence *sq, const struct bt_peer *p, const char *why,
                     uint64_t now_ns)
 {
@@ -242,7 +243,7 @@ static void put_off(struct bt_sequence *sq, const struct bt_peer *p, const char 
         avoid_of(sq, p)->full_until_ns = now_ns + FULL_NS;
     }
     f->no_room = true;
-    /* One that had been given room and was at work for a while begins to wait anew. */
+    /* A sequence that had room and was at work for a while begins to wait anew. */
     bool had_room = bt_flight_reserved(f) && now_ns - f->planned_ns > FULL_NS;
     leave_plan(sq, now_ns);
     if (sq->queued_ns == 0 || had_room) {

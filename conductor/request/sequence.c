@@ -90,7 +90,7 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
     }
 }
 
-/* One that can never be in time is served late when there is room for that. */
+/* A request that can never be in time may be served late, so trying again can help. */
 uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_reject *rej)
 {
     bool late = mc->conf.policy->late != NULL && mc->conf.sched.late_wait_ms > 0;
@@ -219,8 +219,8 @@ void bt_sequence_choice_finished(struct bt_sequence *sq, uint32_t choice, bool b
 
 /* ---- tokens and numbers ---- */
 
-/* The worker that should go on has ended, but no token of the prefill's side is on its way, and
- * none waits behind the prompt's logprobs. */
+/* The decode worker has ended before the answer's end: no token of the prefill side is on its way,
+ * and no token waits for the prompt's logprobs. */
 static bool ended_short(const struct bt_sequence *sq)
 {
     const struct bt_flight *f = sq->flight;
@@ -326,9 +326,9 @@ static void on_flow_done(struct bt_sequence *sq, const struct bt_sequence_input 
 
 /* ---- failures ---- */
 
-/* Does the current plan still need what this session does? The prefill worker is needed until all
- * that only it says has come, whatever its peers have done by then: messages of different sessions
- * have no order, so the decode worker's tokens and FlowDone may be here long before its own. */
+/* Does the current plan still need this peer? The prefill worker is needed until everything that
+ * only it can say has come. Messages of different sessions have no order, so tokens of the decode
+ * worker and FlowDone may come long before. */
 static bool needed(const struct bt_flight *f, const struct bt_peer *p)
 {
     const struct bt_request *r = f->sequence->r;
@@ -531,7 +531,7 @@ static void on_tick_running(struct bt_sequence *sq, const struct bt_sequence_inp
     if (bt_sequence_watch(sq, in->now_ns) || p == NULL) {
         return;
     }
-    /* A queue is no hang: what counts is whether this worker finishes anything at all. */
+    /* Waiting in a queue is no hang: the worker hangs if it finishes nothing at all. */
     uint64_t last = BT_MAX(sq->progress_ns, bt_machine_facts(sq->r->mc, p).output_ns);
     last = BT_MAX(last, sq->r->mc->awake_ns);
     double limit_ms = sq->r->mc->conf.stall_ms;
