@@ -224,6 +224,8 @@ def test_receiver_stopped_mid_segment(trio):
     start_flow(a, c, 2, ITEMS)
     a.say("trailer 2 5 0")
     c.wait("done 2", 20)
+    a.wait("send_end 2 OK")
+    a.say("drop 2")
     b.signal(signal.SIGCONT)
     b.wait("failed 1 ERR_PEER_LOST")
     b.wait("quiet 1")
