@@ -50,9 +50,9 @@ struct bt_tier_read {
 struct bt_tier {
     struct bt_tier_config c;
     struct bt_ssd *ssd;
-    struct bt_recent *seen;
+    struct bt_recent *recent;
     struct bt_map *fetches; /* key -> struct fetch */
-    struct bt_list saves, passing, loads;
+    struct bt_list saves, passing, reads;
     uint32_t n_saves, saves_max; /* so that blocks being written do not fill a small slab */
     uint32_t n_leads;
     /* Slots whose blocks wait for their turn to be written, and their generations; 0: no. */
@@ -220,8 +220,8 @@ bt_status_t bt_tier_admit(struct bt_tier *t, const struct bt_kv_key *key, uint32
     if (depth >= s.slots / 2) {
         return BT_ERR_EXHAUSTED;
     }
-    return t->c.policy != BT_TIER_SECOND_USE || bt_recent_again(t->seen, key) ? BT_OK
-                                                                              : BT_ERR_EXISTS;
+    return t->c.policy != BT_TIER_SECOND_USE || bt_recent_again(t->recent, key) ? BT_OK
+                                                                                : BT_ERR_EXISTS;
 }
 
 /* Writes v now or when its turn comes. false: it cannot be written and was freed. */
@@ -291,7 +291,7 @@ static void on_sealed(void *arg, uint32_t slot)
     struct bt_tier *t = arg;
     const struct bt_kv_key *key = bt_pool_key(t->c.cache->pool, slot);
     if (t->c.policy == BT_TIER_ALWAYS ||
-        (t->c.policy == BT_TIER_SECOND_USE && bt_recent_again(t->seen, key))) {
+        (t->c.policy == BT_TIER_SECOND_USE && bt_recent_again(t->recent, key))) {
         want(t, slot);
     }
 }
@@ -317,7 +317,7 @@ static void load_done(struct bt_tier_read *l)
     if (!l->ended) {
         l->ended = true;
         bt_timer_stop(l->t->c.loop, &l->timer);
-        l->done(l->arg); /* may end the load */
+        l->done(l->arg); /* may end the read */
     }
 }
 
@@ -412,7 +412,7 @@ struct bt_tier_read *bt_tier_read(struct bt_tier *t, const struct bt_kv_key *key
     l->arg = arg;
     l->slots = bt_calloc(end, sizeof(*l->slots));
     l->waiters = bt_calloc(below, sizeof(*l->waiters));
-    bt_list_insert_tail(&t->loads, &l->link);
+    bt_list_insert_tail(&t->reads, &l->link);
     for (uint32_t i = 0; i < end;
          i++) { /* lease blocks of the slab first, so that reads do not evict them */
         uint32_t slot = bt_cache_hold(t->c.cache, &keys[i]);
@@ -482,7 +482,7 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
     t->fetches = bt_map_create(sizeof(struct bt_kv_key));
     bt_list_init(&t->saves);
     bt_list_init(&t->passing);
-    bt_list_init(&t->loads);
+    bt_list_init(&t->reads);
     sc.loop = c->loop;
     sc.slab = c->slab;
     sc.metrics = c->metrics;
@@ -503,7 +503,7 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
     /* Remember at least as many keys as the SSD has slots, so that a prompt that fills it can get
      * its second use. */
     uint64_t below = BT_MIN(ssd->bytes / c->slab->super->slot_bytes, (uint64_t)UINT32_MAX);
-    t->seen = bt_recent_create(BT_MAX(BT_MIN(n, UINT32_MAX / 8) * 8, (uint32_t)below));
+    t->recent = bt_recent_create(BT_MAX(BT_MIN(n, UINT32_MAX / 8) * 8, (uint32_t)below));
     c->cache->lower = (struct bt_cache_lower){
         .sealed = on_sealed, .hit = on_hit, .evicting = on_evicting, .arg = t};
     if (c->policy == BT_TIER_EVICT) {
@@ -527,7 +527,7 @@ void bt_tier_destroy(struct bt_tier *t)
     if (t == NULL) {
         return;
     }
-    BT_ASSERT(bt_list_empty(&t->loads));
+    BT_ASSERT(bt_list_empty(&t->reads));
     t->destroying = true;
     while (!bt_list_empty(&t->passing)) {
         struct bt_tier_save *v = BT_CONTAINER_OF(t->passing.next, struct bt_tier_save, link);
@@ -540,7 +540,7 @@ void bt_tier_destroy(struct bt_tier *t)
     bt_ssd_close(t->ssd); /* ends every write and read */
     BT_ASSERT(bt_list_empty(&t->saves) && bt_map_count(t->fetches) == 0);
     bt_map_destroy(t->fetches);
-    bt_recent_destroy(t->seen);
+    bt_recent_destroy(t->recent);
     free(t->wanted);
     free(t->wanted_gen);
     free(t);

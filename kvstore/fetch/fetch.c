@@ -94,8 +94,8 @@ static void on_run(void *arg)
                  (uint64_t)BT_MIN(came, r->n_read) * fs->c.layout->block_bytes,
                  now - BT_MAX(r->start_ns, f->ssd_ns));
     f->ssd_ns = now;
-    bt_tier_read_end(r->load);
-    r->load = NULL;
+    bt_tier_read_end(r->read);
+    r->read = NULL;
     f->n_active--;
     f->n_ssd_reads--;
     bt_fetch_pump(f);
@@ -108,13 +108,13 @@ void bt_fetch_read_ssd(struct bt_fetch *f, uint32_t first, uint32_t n)
     r->first = first;
     r->n = r->n_read = n;
     r->start_ns = bt_mono_ns();
-    r->load =
+    r->read =
         bt_tier_read(f->fs->c.tier, &f->keys[first], n, f->class == BT_WIRE_WINDOW, on_run, r);
     for (uint32_t i = first; i < first + n; i++) {
-        f->blocks[i].state = r->load != NULL ? BLOCK_READING : BLOCK_MISSING;
+        f->blocks[i].state = r->read != NULL ? BLOCK_READING : BLOCK_MISSING;
         f->blocks[i].tried |= TRIED_SSD;
     }
-    if (r->load == NULL) { /* no slot is free to read into */
+    if (r->read == NULL) { /* no slot is free to read into */
         free(r);
         return;
     }
@@ -372,8 +372,8 @@ void bt_fetch_end(struct bt_fetch *f)
     bt_list_remove(&f->link);
     bt_fetch_piece_detach(f);
     for (uint32_t i = 0; i < f->n_runs; i++) {
-        if (f->runs[i]->load != NULL) {
-            bt_tier_read_end(f->runs[i]->load);
+        if (f->runs[i]->read != NULL) {
+            bt_tier_read_end(f->runs[i]->read);
         }
         free(f->runs[i]);
     }
@@ -418,7 +418,7 @@ static void metrics_create(struct bt_fetches *fs, struct bt_metrics *m)
                                         "Prefixes that were loaded from their end while a worker "
                                         "computed from their beginning");
     fs->m.overlap_blocks = bt_metrics_counter(m, "baton_kvstore_tail_blocks_total", NULL,
-                                              "Blocks of them that came in time to be offered");
+                                              "Blocks of them that arrived in time for the worker");
     fs->m.piece_s = bt_metrics_histogram(m, "baton_kvstore_fetch_seconds", NULL,
                                          "From asking another node for blocks to having them",
                                          bounds, BT_ARRAY_LEN(bounds));

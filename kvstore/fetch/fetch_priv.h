@@ -43,7 +43,7 @@ struct bt_fetch_peer {
 
 struct bt_fetch_ssd_read { /* blocks that one bt_tier_read brings */
     struct bt_fetch *f;
-    struct bt_tier_read *load;
+    struct bt_tier_read *read;
     uint32_t first, n, n_read;
     uint64_t start_ns;
 };

@@ -76,7 +76,7 @@ static void via_send_proof(struct bt_wx_via *v)
 }
 
 /* Copies the first bytes of a message, at most cap; returns how many. */
-static size_t gather(const struct iovec *pieces, size_t n, void *to, size_t cap)
+static size_t copy_pieces(const struct iovec *pieces, size_t n, void *to, size_t cap)
 {
     size_t got = 0;
     for (size_t i = 0; i < n && got < cap; i++) {
@@ -89,7 +89,7 @@ static size_t gather(const struct iovec *pieces, size_t n, void *to, size_t cap)
 
 static bool read_proof(const struct iovec *pieces, size_t n, size_t len, struct bt_wire_proof *p)
 {
-    return len == sizeof(*p) && gather(pieces, n, p, sizeof(*p)) == sizeof(*p) &&
+    return len == sizeof(*p) && copy_pieces(pieces, n, p, sizeof(*p)) == sizeof(*p) &&
            p->magic == BT_WIRE_PROOF_MAGIC && p->version == BT_WIRE_VERSION;
 }
 
@@ -105,7 +105,7 @@ static void on_segments(struct bt_wx_path *l, const struct iovec *pieces, size_t
         struct bt_wire_seg_hdr hdr;
         uint8_t raw[BT_WIRE_SEG_HDR_MAX];
     } h;
-    size_t got = gather(pieces, n, h.raw, sizeof(h.raw));
+    size_t got = copy_pieces(pieces, n, h.raw, sizeof(h.raw));
     size_t want = got >= sizeof(h.hdr) && h.hdr.n_segs <= BT_WIRE_SEGS_MAX
                       ? sizeof(h.hdr) + 4u * h.hdr.n_segs
                       : 0;
