@@ -10,11 +10,14 @@ import sanitizer
 from local_cluster import BUILD, EVERY_CLUSTER, LOCAL, ROOT, Cluster, scrape  # noqa: F401
 from sanitizer import PATIENCE
 
-# An engine measures its steps for up to two seconds of CPU before it serves. Tests of what is planned by such costs have
-# CALIBRATED among their options.
-EVERY_CLUSTER[:0] = "--set", "prefill.engine.calibrate_ms=0", "--set", "decode.engine.calibrate_ms=0"
 CALIBRATED = "--set", "prefill.engine.calibrate_ms=2s", "--set", "decode.engine.calibrate_ms=2s"
 CTL = os.path.join(BUILD, "bin", "batonctl")
+
+
+def pytest_configure():
+    """An engine measures its steps for up to two seconds of CPU before it serves. Tests of what is planned by such costs have
+    CALIBRATED among their options; in the benches, which are not run by pytest, all do it."""
+    EVERY_CLUSTER[:0] = "--set", "prefill.engine.calibrate_ms=0", "--set", "decode.engine.calibrate_ms=0"
 
 
 def wait_for(check, seconds, what):
