@@ -30,7 +30,9 @@
 #ifndef MAX_FAKES
 #define MAX_FAKES 8
 #endif
-#define MAX_SEEN   32
+#ifndef MAX_SEEN
+#define MAX_SEEN 32
+#endif
 #define SILENCE_MS 600 /* of fixtures whose test is about silence */
 
 struct seen_submit {

@@ -2,6 +2,8 @@
  * succeed have got the right tokens in order, whatever happened in between.
  *
  * BATON_TEST_SEED=N repeats the choices of a run; messages cross differently all the same. */
+#define MAX_SEEN 256 /* between two looks: a starved process finds many messages at once */
+
 #include "tests/unit/request_fixture.h"
 
 #define REQUESTS 500
