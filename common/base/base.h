@@ -1,4 +1,4 @@
-/* Small things used everywhere: status, assertions, sizes, time. No I/O except the clock. */
+/* Small things used everywhere: status, assertions, sizes, memory. No clock and no I/O. */
 #ifndef BT_BASE_BASE_H
 #define BT_BASE_BASE_H
 
@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/base/assert.h"
 #include "common/base/status.h"
@@ -17,22 +16,6 @@
 #define BT_MIN(a, b)                       ((a) < (b) ? (a) : (b))
 #define BT_MAX(a, b)                       ((a) > (b) ? (a) : (b))
 #define BT_CONTAINER_OF(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
-
-/* Monotonic time in ns: for deadlines and durations within one host. */
-static inline uint64_t bt_mono_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
-}
-
-/* Wall-clock time in ns since 1970: for stamps that leave the process. */
-static inline uint64_t bt_real_ns(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_REALTIME, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
-}
 
 /* malloc family for control work: these never return NULL (the process ends with a message). */
 void *bt_malloc(size_t size);

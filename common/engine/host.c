@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "common/base/clock.h"
 #include "common/engine/host_priv.h"
 
 #define FLOWS_PER_SLOT 8 /* hand-off, prefix load, write-back, and their successors */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/engine/host.h"
 #include "common/engine/host_priv.h"
 

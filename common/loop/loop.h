@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "common/base/base.h"
+#include "common/base/clock.h"
 
 struct bt_loop;
 struct bt_loop_fd;
@@ -103,15 +104,5 @@ uint64_t bt_loop_turn_ns(const struct bt_loop *loop);
 /* Until when (bt_mono_ns) work may go on that would like to have want_ns of this turn: it gets less
  * where others have used the turn already, but never less than BT_LOOP_SLICE_NS. */
 uint64_t bt_loop_until(const struct bt_loop *loop, uint64_t want_ns);
-
-/* For those who watch others for silence, at every look: did this thread itself stand still for
- * more than limit_ns since the last look (*last_ns; 0: there was none)? Then what others said
- * meanwhile may lie unread, and their silence is not theirs. */
-static inline bool bt_stood_still(uint64_t *last_ns, uint64_t now_ns, uint64_t limit_ns)
-{
-    bool still = *last_ns != 0 && now_ns > *last_ns && now_ns - *last_ns > limit_ns;
-    *last_ns = now_ns;
-    return still;
-}
 
 #endif

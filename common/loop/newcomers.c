@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/base/base.h"
+#include "common/base/clock.h"
 #include "common/log/log.h"
 
 #define NEWCOMERS_MAX 512u

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "common/loop/loop.h"
+#include "common/base/clock.h"
 #include "common/rpc/rpc.h"
 
 /* ---- pauses between dials ---- */

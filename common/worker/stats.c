@@ -1,6 +1,7 @@
 /* Registration of the worker's metrics, and the load snapshot. Updates are atomic (common/metrics),
  * from the engine thread; rendering happens on the control thread. */
 #include "common/worker/stats.h"
+#include "common/base/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
+
 #define NONE UINT32_MAX
 
 /* For Belady: the cached blocks by their next use, the latest on top; old entries stay in the heap

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "common/batch/batch.h"
 #include "common/engine/engine.h"
 

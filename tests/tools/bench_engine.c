@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cpu/limits.h"
 #include "common/engine/cpu/phases.h"
 #include "common/engine/engine.h"

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "common/base/base.h"
+#include "common/base/clock.h"
 #include "tests/tools/bench_arg.h"
 
 static void must(char *err)

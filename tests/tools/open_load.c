@@ -22,6 +22,7 @@
 
 #include "common/base/base.h"
 #include "common/base/buf.h"
+#include "common/base/clock.h"
 
 #define HEAD_MAX 4096
 #define TAIL     16    /* bytes of the answer that are kept to see its end */

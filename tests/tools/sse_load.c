@@ -20,6 +20,7 @@
 
 #include "common/base/base.h"
 #include "common/base/buf.h"
+#include "common/base/clock.h"
 
 #define READ_BYTES  (256 * 1024)
 #define SAMPLES_MAX (8u << 20)

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "common/base/base.h"
+#include "common/base/clock.h"
 
 #define AM_ID      2
 #define SPIN_TURNS 32

@@ -8,6 +8,7 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "kvstore/wire/msg.h"
 
 static ucp_context_h context;

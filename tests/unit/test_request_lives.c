@@ -3,6 +3,7 @@
  *
  *   test_request_lives [SECONDS [SEED]]   2 seconds from seed 1; a failure names its seed, with
  *                                         which it comes again at once */
+#include "common/base/clock.h"
 #include "common/log/log.h"
 #include "tests/unit/cluster_model.h"
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cpu/cpu_priv.h"
 #include "common/engine/cpu/pages.h"
 #include "common/engine/decoder.h"

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cpu/cpu_priv.h"
 
 /* Light loops are worth other threads from about this many floats on. */

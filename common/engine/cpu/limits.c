@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cpu/dnnl_api.h"
 #include "common/engine/cpu/gemm.h"
 

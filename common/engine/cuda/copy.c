@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cuda/cuda_priv.h"
 #include "common/engine/cuda/ranges.h"
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cuda/step/step_priv.h"
 #include "common/engine/decoder.h"
 #include "common/log/log.h"

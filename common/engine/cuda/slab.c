@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cuda/cuda_priv.h"
 #include "common/log/log.h"
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "common/engine/cuda/cuda_priv.h"
 #include "common/engine/decoder.h"
 #include "common/log/log.h"

@@ -29,6 +29,7 @@ struct bt_engine {
     double step_us, token_us; /* BATON_NULL_PACE; 0: as fast as it goes */
 };
 
+#include "common/base/clock.h"
 #include "common/engine/host_calls.h" /* works on it */
 
 /* False: it is set, and is not two numbers. */

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/base/clock.h"
 #include "common/token/jinja/jinja.h"
 
 static const char *const globals[] = {"range", "dict", "namespace", "raise_exception",
