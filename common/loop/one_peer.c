@@ -2,6 +2,7 @@
  * known here, so each is looked at again when another one comes, by descriptor and the kernel's
  * cookie. Any thread; one lock. */
 #include "common/loop/one_peer.h"
+#include "common/base/clock.h"
 
 #include <pthread.h>
 #include <stdlib.h>
