@@ -128,21 +128,13 @@ static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
     return r->stage == BT_WREQ_PROMPT || !r->row->page_wait;
 }
 
-static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
-                struct bt_engine_row *e)
-{
-    (void)c;
-    (void)b;
-    (void)e;
-    if (r->stage == BT_WREQ_ROW) {
-        r->row->landed_ns = 0;
-    }
-}
-
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
                     const struct bt_engine_out *out)
 {
     (void)b;
+    if (r->stage == BT_WREQ_ROW) {
+        r->row->landed_ns = 0;
+    }
     bt_wback_offer(c, r);
     if (out == NULL) {
         return; /* a chunk of a recomputation */
@@ -173,7 +165,6 @@ const struct bt_decode_ops bt_decode = {
             .landed = landed,
             .begin = begin,
             .plan = plan,
-            .row = row,
             .stepped = stepped,
             .quiet = quiet,
             .pieces_over = bt_decode_reload_pieces_over,
