@@ -75,6 +75,7 @@ def test_it_serves_from_where_it_lies(unpacked, tmp_path):
     p = call("up", "--port", "0")
     assert p.returncode == 0, p.stderr.decode()
     c = Cluster.__new__(Cluster)
+    c.ready = {}
     c.state_dir, c.url = state, p.stdout.decode().split()[-1]
     c.host, port = c.url[len("http://"):].split(":")
     c.port = int(port)

@@ -250,7 +250,14 @@ def test_the_role_outlives_conductor_and_worker(restarts):
 
     wait_for(lambda: offers("decode") and not offers("prefill"), 20, "it follows etcd, not the conductor")
     argv, env, cwd = restarts.args["conductor", conductor["name"]]
-    again = restarts.spawn([*argv, "--set", "rpc.listen=" + addr(c)], env, cwd, "conductor.log")
+    # Ports of its own: the old ones may have been given to another process meanwhile.
+    again = restarts.spawn([*argv, "--set", "rpc.listen=127.0.0.1:0", "--set", "conductor.http.listen=127.0.0.1:0"], env, cwd,
+                           "conductor.log")
+    old = addr(c)
+    at = wait_for(lambda: (lambda d: d["grpc"] != old and d)(c.daemon("conductor")), 30, "a conductor is ready again")
+    restarts.addr, c.host, c.port = at["grpc"], at["http"].split(":")[0], int(at["http"].split(":")[1])
+    with open(os.path.join(c.state_dir, "conductor.addr"), "w") as f:
+        f.write(restarts.addr + "\n")
     wait_for(lambda: ctl("--addr", addr(c), "status")[0] == 0, 30, "a conductor answers again")
     wait_for(lambda: name in names(c, "prefill") and node(c, name)["session_up"], 30, "it has met the worker")
     assert node(c, name)["role"] == "decode"
