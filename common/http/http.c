@@ -59,24 +59,24 @@ void bt_http_options_default(struct bt_http_options *o)
 
 /* ---- the seam for TLS ---- */
 
-static ssize_t conn_recv(struct http_conn *c, void *buf, size_t cap)
+static ssize_t conn_recv(struct bt_http_conn *c, void *buf, size_t cap)
 {
     return recv(c->fd, buf, cap, 0);
 }
 
-static ssize_t conn_send(struct http_conn *c, const void *buf, size_t len)
+static ssize_t conn_send(struct bt_http_conn *c, const void *buf, size_t len)
 {
     return send(c->fd, buf, len, MSG_NOSIGNAL);
 }
 
 /* ---- a connection's end ---- */
 
-static size_t out_pending(const struct http_conn *c)
+static size_t out_pending(const struct bt_http_conn *c)
 {
     return c->out.len - c->out_off;
 }
 
-static void conn_close(struct http_conn *c)
+static void conn_close(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     struct bt_http_req *r = c->req;
@@ -85,7 +85,7 @@ static void conn_close(struct http_conn *c)
     bt_list_remove(&c->pull);
     bt_list_remove(&c->turn);
     h->unsent -= c->counted;
-    http_share_leave(c);
+    bt_http_share_leave(c);
     bt_timer_stop(h->loop, &c->timer);
     bt_loop_fd_del(h->loop, c->w);
     close(c->fd);
@@ -100,15 +100,15 @@ static void conn_close(struct http_conn *c)
         r->note = c->trace.note; /* on_gone may complete it */
         r->on_gone(r->on_gone_arg);
         r->note = NULL;
-        http_req_free(r);
+        bt_http_req_free(r);
     }
-    http_record_settle(c, true);
+    bt_http_record_settle(c, true);
     bt_buf_cleanup(&c->out);
     free(c);
 }
 
 /* The server ends it, for a reason that the client has given. */
-static void conn_cut(struct http_conn *c)
+static void conn_cut(struct bt_http_conn *c)
 {
     c->trace.cut = true;
     conn_close(c);
@@ -116,7 +116,7 @@ static void conn_cut(struct http_conn *c)
 
 /* Bytes of our output that the client's machine has. What it has and the client does not read is
  * not much. */
-static uint64_t taken(const struct http_conn *c)
+static uint64_t taken(const struct bt_http_conn *c)
 {
     int left = 0;
     if (ioctl(c->fd, SIOCOUTQ, &left) != 0 || left < 0) {
@@ -127,14 +127,14 @@ static uint64_t taken(const struct http_conn *c)
 
 /* Does its answer wait for its client? One that makes its next piece as soon as there is room does,
  * even if there is just nothing unsent; a stream that has sent all its events does not. */
-static bool is_read(const struct http_conn *c)
+static bool is_read(const struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
     return out_pending(c) > 0 || (r != NULL && r->pull != NULL && !r->pull_waits);
 }
 
 /* Another look. False: the client has taken too little since the last but one. */
-static bool reads_on(struct http_conn *c)
+static bool reads_on(struct bt_http_conn *c)
 {
     uint64_t now = taken(c), least = (uint64_t)READ_BYTES_PER_S * c->h->o.idle_timeout_ms / 1000;
     /* What is not unsent at this moment waits for us. */
@@ -147,7 +147,7 @@ static bool reads_on(struct http_conn *c)
 
 static void on_timeout(void *arg);
 
-static void set_timer(struct http_conn *c, http_timer_t kind, uint32_t ms)
+static void set_timer(struct bt_http_conn *c, bt_http_timer_t kind, uint32_t ms)
 {
     if (c->timer_kind == kind) {
         return; /* the deadline of a state runs from its beginning */
@@ -161,7 +161,7 @@ static void set_timer(struct http_conn *c, http_timer_t kind, uint32_t ms)
 }
 
 /* Sets what epoll reports and which deadline runs, from the connection's state. */
-static void conn_update(struct http_conn *c)
+static void conn_update(struct bt_http_conn *c)
 {
     const struct bt_http_options *o = &c->h->o;
     bool waits = !bt_list_empty(&c->turn); /* it is known that it has something to do */
@@ -202,7 +202,7 @@ static void conn_update(struct http_conn *c)
 /* ---- requests ---- */
 
 /* The connection's request, which the parser has read at least the header of. */
-static struct bt_http_req *req_create(struct http_conn *c)
+static struct bt_http_req *req_create(struct bt_http_conn *c)
 {
     struct bt_http_req *r = bt_calloc(1, sizeof(*r));
     r->magic = HTTP_REQ_MAGIC;
@@ -220,7 +220,7 @@ static struct bt_http_req *req_create(struct http_conn *c)
     return r;
 }
 
-static void dispatch(struct http_conn *c)
+static void dispatch(struct bt_http_conn *c)
 {
     struct bt_http_req *r = req_create(c);
     c->h->fn(c->h->arg, r);
@@ -237,10 +237,10 @@ static const char *key_text(const struct bt_http *h, const char *name, char text
 }
 
 /* Are there more bytes of bodies than may be, with so many more? Then the request is answered. */
-static bool no_room(struct http_conn *c, uint64_t more)
+static bool no_room(struct bt_http_conn *c, uint64_t more)
 {
     char why[192], key[64];
-    http_room_t room = http_share_room(c, more);
+    bt_http_room_t room = bt_http_share_room(c, more);
     if (room == HTTP_ROOM) {
         return false;
     }
@@ -249,24 +249,24 @@ static bool no_room(struct http_conn *c, uint64_t more)
                  ? "the request bodies being read have reached their total of %llu bytes%s"
                  : "your request bodies have reached your share of the total of %llu bytes%s",
              (unsigned long long)c->h->o.body_total, key_text(c->h, "body_total", key));
-    http_reply_error(c, room == HTTP_ROOM_NONE ? 503 : 429, why);
+    bt_http_reply_error(c, room == HTTP_ROOM_NONE ? 503 : 429, why);
     return true;
 }
 
-static bool too_many_conns(struct http_conn *c, uint64_t owner)
+static bool too_many_conns(struct bt_http_conn *c, uint64_t owner)
 {
     char why[192], key[64];
-    if (http_share_own(c, owner)) {
+    if (bt_http_share_own(c, owner)) {
         return false;
     }
     snprintf(why, sizeof(why), "you have as many connections as one client may have of %u%s",
              c->h->o.conns_max, key_text(c->h, "conns_max", key));
-    http_reply_error(c, 429, why);
+    bt_http_reply_error(c, 429, why);
     return true;
 }
 
 /* The header is complete: may the body come? False: the request is answered. */
-static bool ask(struct http_conn *c)
+static bool ask(struct bt_http_conn *c)
 {
     bool accepted = c->h->o.head == NULL;
     uint64_t owner = 0;
@@ -280,7 +280,7 @@ static bool ask(struct http_conn *c)
         owner = r->owner;
         c->parser = r->parser;
         r->parser = (struct bt_http_parser){0};
-        http_req_free(r);
+        bt_http_req_free(r);
         c->req = NULL;
         c->state = HTTP_READING;
     }
@@ -295,7 +295,7 @@ static bool ask(struct http_conn *c)
     return true;
 }
 
-static void refuse(struct http_conn *c, const struct bt_http_parser *p)
+static void refuse(struct bt_http_conn *c, const struct bt_http_parser *p)
 {
     char why[160], key[64];
     BT_DEBUG("http_refused", "status=%d why=%s", p->status, p->why);
@@ -304,11 +304,11 @@ static void refuse(struct http_conn *c, const struct bt_http_parser *p)
         snprintf(why, sizeof(why), "the body is larger than %zu bytes%s", c->h->o.body_max,
                  key_text(c->h, "body_max", key));
     }
-    http_reply_error(c, p->status, why);
+    bt_http_reply_error(c, p->status, why);
 }
 
 /* Parses up to the end of a header or of a request; returns the number of bytes taken. */
-static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
+static size_t conn_feed(struct bt_http_conn *c, const char *data, size_t len)
 {
     struct bt_http_parser *p = &c->parser;
     size_t used = 0;
@@ -319,7 +319,7 @@ static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
         used = bt_http_parse_head(p, data, len);
         bool complete = p->phase == BT_HTTP_BODY || p->phase == BT_HTTP_DONE;
         if (complete) {
-            http_record_begin(c);
+            bt_http_record_begin(c);
         }
         if (complete && !ask(c)) {
             return c->state == HTTP_CLOSING ? len : used;
@@ -330,7 +330,7 @@ static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
     }
     if (p->phase == BT_HTTP_BODY) {
         used += bt_http_parse(p, data + used, len - used);
-        http_share_count(c);
+        bt_http_share_count(c);
         if (!c->trace.answered) {
             c->trace.bytes_in = p->body.len;
         }
@@ -350,7 +350,7 @@ static size_t conn_feed(struct http_conn *c, const char *data, size_t len)
 }
 
 /* Parses the input that waits in c->in, one request at most, and runs its handler. */
-static void conn_advance(struct http_conn *c)
+static void conn_advance(struct bt_http_conn *c)
 {
     c->in_off += conn_feed(c, c->in.data + c->in_off, c->in.len - c->in_off);
     if (c->in_off == c->in.len) {
@@ -369,7 +369,7 @@ static void conn_advance(struct http_conn *c)
  * chunk's size (RFC 9112, 7.1: any number of digits). A proxy that passes a FIN on learns of its
  * client's reset from the first ones, and resets us for the second. HTTP/1.0 has nothing of the
  * kind: there a FIN is taken for leaving. */
-static void probe(struct http_conn *c)
+static void probe(struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
     c->half_closed = true;
@@ -381,7 +381,7 @@ static void probe(struct http_conn *c)
 }
 
 /* Sends what it can. False: the client is gone. */
-static bool conn_flush(struct http_conn *c)
+static bool conn_flush(struct bt_http_conn *c)
 {
     while (out_pending(c) > 0) {
         ssize_t n = conn_send(c, c->out.data + c->out_off, out_pending(c));
@@ -392,7 +392,7 @@ static bool conn_flush(struct http_conn *c)
             return errno == EAGAIN || errno == EWOULDBLOCK;
         }
         c->out_off += (size_t)n;
-        http_record_sent(c, (size_t)n);
+        bt_http_record_sent(c, (size_t)n);
         if (c->out_off > READ_BYTES) {
             bt_buf_consume(&c->out, c->out_off);
             c->out_off = 0;
@@ -404,7 +404,7 @@ static bool conn_flush(struct http_conn *c)
     } else {
         bt_buf_clear(&c->out);
     }
-    http_record_settle(c, false);
+    bt_http_record_settle(c, false);
     return true;
 }
 
@@ -412,7 +412,7 @@ static bool conn_flush(struct http_conn *c)
 
 /* Brings h->unsent up to date. False: all connections together have too much unsent, and this one
  * has most of it. If it is another one, that is closed. */
-static bool count_unsent(struct http_conn *c)
+static bool count_unsent(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     size_t n = out_pending(c);
@@ -421,10 +421,10 @@ static bool count_unsent(struct http_conn *c)
     if (h->unsent <= h->o.out_total) {
         return true;
     }
-    struct http_conn *most = c;
+    struct bt_http_conn *most = c;
     struct bt_list *pos;
     bt_list_for_each (pos, &h->conns) {
-        struct http_conn *o = BT_CONTAINER_OF(pos, struct http_conn, link);
+        struct bt_http_conn *o = BT_CONTAINER_OF(pos, struct bt_http_conn, link);
         most = o->counted > most->counted ? o : most;
     }
     BT_DEBUG("http_unsent_total", "unsent=%zu cut=%zu", h->unsent, most->counted);
@@ -438,13 +438,13 @@ static bool count_unsent(struct http_conn *c)
 static void pull_some(void *arg);
 
 /* Its answer is pulled, and the client has taken what there was. */
-static bool wants_piece(const struct http_conn *c)
+static bool wants_piece(const struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
     return r != NULL && r->pull != NULL && !r->pull_waits && out_pending(c) < PULL_BELOW;
 }
 
-static void queue_pull(struct http_conn *c)
+static void queue_pull(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     if (!wants_piece(c) || !bt_list_empty(&c->pull)) {
@@ -483,7 +483,7 @@ static bool may_go_on(struct bt_http *h)
     return may_serve(h) || (bt_mono_ns() < h->visit_ns && has_time(h));
 }
 
-static void wait_turn(struct http_conn *c)
+static void wait_turn(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     if (bt_list_empty(&c->turn)) {
@@ -495,7 +495,7 @@ static void wait_turn(struct http_conn *c)
 }
 
 /* Has it a whole or a part of a request that can be read now, sent ahead of the answer before? */
-static bool has_pipelined(const struct http_conn *c)
+static bool has_pipelined(const struct bt_http_conn *c)
 {
     return c->state == HTTP_READING && c->in.len > c->in_off &&
            out_pending(c) <= PIPELINE_OUT_BYTES;
@@ -503,7 +503,7 @@ static bool has_pipelined(const struct http_conn *c)
 
 /* Brings a connection to rest after anything happened to it: sends, goes on with pipelined input
  * as long as there is time, closes what is over. The connection may be gone afterwards. */
-static void conn_settle(struct http_conn *c)
+static void conn_settle(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     h->current = c;
@@ -534,7 +534,7 @@ static void conn_settle(struct http_conn *c)
     }
     if (alive) {
         queue_pull(c);
-        http_share_count(c);
+        bt_http_share_count(c);
         conn_update(c);
     } else {
         conn_close(c);
@@ -547,11 +547,11 @@ static void pull_some(void *arg)
     struct bt_http *h = arg;
     uint64_t until_ns = bt_mono_ns() + BT_LOOP_SLICE_NS;
     while (!bt_list_empty(&h->pulling) && bt_mono_ns() < until_ns) {
-        struct http_conn *c = BT_CONTAINER_OF(h->pulling.next, struct http_conn, pull);
+        struct bt_http_conn *c = BT_CONTAINER_OF(h->pulling.next, struct bt_http_conn, pull);
         bt_list_remove(&c->pull);
         if (wants_piece(c)) { /* else its handler has ended it meanwhile */
             h->current = c;
-            http_req_pull(c->req);
+            bt_http_req_pull(c->req);
             h->current = NULL;
         }
         conn_settle(c); /* puts it behind the others if it wants more */
@@ -567,14 +567,14 @@ static void flush_all(void *arg)
     struct bt_http *h = arg;
     uint64_t until_ns = bt_loop_until(h->loop, FLUSH_NS);
     while (!bt_list_empty(&h->dirty) && bt_mono_ns() < until_ns) {
-        conn_settle(BT_CONTAINER_OF(h->dirty.next, struct http_conn, dirty));
+        conn_settle(BT_CONTAINER_OF(h->dirty.next, struct bt_http_conn, dirty));
     }
     if (!bt_list_empty(&h->dirty)) {
         bt_timer_start(h->loop, &h->flush_timer, 0, 0, flush_all, h);
     }
 }
 
-void http_conn_dirty(struct http_conn *c)
+void bt_http_conn_dirty(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     if (c == h->current || !bt_list_empty(&c->dirty)) {
@@ -588,8 +588,8 @@ void http_conn_dirty(struct http_conn *c)
 
 static void on_timeout(void *arg)
 {
-    struct http_conn *c = arg;
-    http_timer_t kind = c->timer_kind;
+    struct bt_http_conn *c = arg;
+    bt_http_timer_t kind = c->timer_kind;
     c->timer_kind = HTTP_TIMER_NONE;
     if (kind == HTTP_TIMER_WRITE && reads_on(c)) {
         set_timer(c, kind, c->h->o.idle_timeout_ms / LOOKS);
@@ -600,9 +600,9 @@ static void on_timeout(void *arg)
         return;
     }
     if (kind == HTTP_TIMER_HEADER) {
-        http_reply_error(c, 408, "the header did not arrive in time");
+        bt_http_reply_error(c, 408, "the header did not arrive in time");
     } else if (kind == HTTP_TIMER_BODY && !c->parser.skip) {
-        http_reply_error(c, 408, "the body did not arrive in time");
+        bt_http_reply_error(c, 408, "the body did not arrive in time");
     } else if (kind == HTTP_TIMER_PROBE) {
         probe(c);
     } else {
@@ -615,7 +615,7 @@ static void on_timeout(void *arg)
 /* ---- reading ---- */
 
 /* False: close. */
-static bool conn_read(struct http_conn *c)
+static bool conn_read(struct bt_http_conn *c)
 {
     ssize_t n = conn_recv(c, c->h->scratch, READ_BYTES);
     if (n < 0) {
@@ -643,7 +643,7 @@ static bool conn_read(struct http_conn *c)
 }
 
 /* Reads once, if there is input, and goes on. The connection may be gone afterwards. */
-static void serve(struct http_conn *c)
+static void serve(struct bt_http_conn *c)
 {
     bool reads = c->readable;
     c->readable = false;
@@ -662,7 +662,7 @@ static void serve(struct http_conn *c)
 /* The first of those who wait: at least one request of it. If it has more then, it is the last. */
 static void serve_first(struct bt_http *h)
 {
-    struct http_conn *c = BT_CONTAINER_OF(h->turns.next, struct http_conn, turn);
+    struct bt_http_conn *c = BT_CONTAINER_OF(h->turns.next, struct bt_http_conn, turn);
     bt_list_remove(&c->turn);
     h->visit_ns = bt_mono_ns() + VISIT_NS;
     if (has_pipelined(c)) {
@@ -689,7 +689,7 @@ static void serve_turns(void *arg)
 
 static void on_conn(void *arg, uint32_t events)
 {
-    struct http_conn *c = arg;
+    struct bt_http_conn *c = arg;
     bool half_closed = c->state == HTTP_ANSWERING && !c->half_closed && (events & EPOLLRDHUP) != 0;
     if ((events & (EPOLLERR | EPOLLHUP)) != 0 || (half_closed && c->req->parser.http10)) {
         conn_close(c);
@@ -723,9 +723,10 @@ static void miss_the_vanished(int fd, uint32_t idle_timeout_ms)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
 
-static struct http_conn *conn_create(struct bt_http *h, int fd, const struct sockaddr_storage *at)
+static struct bt_http_conn *conn_create(struct bt_http *h, int fd,
+                                        const struct sockaddr_storage *at)
 {
-    struct http_conn *c = bt_calloc(1, sizeof(*c));
+    struct bt_http_conn *c = bt_calloc(1, sizeof(*c));
     int one = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* tokens must not wait for ACKs */
     int unsent = KERNEL_UNSENT;
@@ -738,8 +739,8 @@ static struct http_conn *conn_create(struct bt_http *h, int fd, const struct soc
     bt_list_init(&c->pull);
     bt_list_init(&c->turn);
     bt_list_init(&c->stranger);
-    http_share_join(c, at);
-    http_record_client(c, at);
+    bt_http_share_join(c, at);
+    bt_http_record_client(c, at);
     bt_list_insert_tail(&h->conns, &c->link);
     bt_http_parser_init(&c->parser, h->o.body_max);
     c->events = EPOLLIN;
@@ -791,16 +792,16 @@ static void accept_failed(struct bt_http *h, int error)
     bt_timer_start(h->loop, &h->accept_timer, ACCEPT_PAUSE_MS, 0, accept_again, h);
 }
 
-static void refuse_conn(struct http_conn *c)
+static void refuse_conn(struct bt_http_conn *c)
 {
     char why[128], key[64];
     snprintf(why, sizeof(why), "there are %u connections already%s", c->h->o.conns_max,
              key_text(c->h, "conns_max", key));
-    http_reply_error(c, 503, why);
+    bt_http_reply_error(c, 503, why);
 }
 
 /* A stranger makes room for a newer one: who means well is one for a moment only. */
-static void evict(struct http_conn *c)
+static void evict(struct bt_http_conn *c)
 {
     static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                  "Retry-After: 1\r\nConnection: close\r\n\r\n";
@@ -838,8 +839,8 @@ static void on_accept(void *arg, uint32_t events)
             continue;
         }
         bool full = h->n_conns >= h->o.conns_max;
-        struct http_conn *c = conn_create(h, fd, &at);
-        struct http_conn *victim = http_share_victim(c);
+        struct bt_http_conn *c = conn_create(h, fd, &at);
+        struct bt_http_conn *victim = bt_http_share_victim(c);
         if (victim != NULL) {
             evict(victim);
         }
@@ -969,7 +970,7 @@ void bt_http_drain(struct bt_http *h)
     h->draining = true;
     stop_listening(h);
     bt_list_for_each_safe (pos, tmp, &h->conns) {
-        struct http_conn *c = BT_CONTAINER_OF(pos, struct http_conn, link);
+        struct bt_http_conn *c = BT_CONTAINER_OF(pos, struct bt_http_conn, link);
         bool idle = c->state == HTTP_READING && !bt_http_parser_started(&c->parser) &&
                     c->in.len == c->in_off && out_pending(c) == 0 && bt_list_empty(&c->turn);
         if (idle && c != h->current) {
@@ -987,7 +988,7 @@ void bt_http_destroy(struct bt_http *h)
     stop_listening(h);
     bt_timer_stop(h->loop, &h->flush_timer);
     while (!bt_list_empty(&h->conns)) {
-        conn_cut(BT_CONTAINER_OF(h->conns.next, struct http_conn, link));
+        conn_cut(BT_CONTAINER_OF(h->conns.next, struct bt_http_conn, link));
     }
     bt_timer_stop(h->loop, &h->flush_timer);
     bt_timer_stop(h->loop, &h->pull_timer);

@@ -23,7 +23,7 @@ typedef enum {
     HTTP_CLOSING,   /* the last answer is being written */
     HTTP_LINGERING  /* our side is shut; input is thrown away, so that a RST does not destroy the
                        answer before the client has read it (RFC 9112, 9.6) */
-} http_state_t;
+} bt_http_state_t;
 
 typedef enum {
     HTTP_TIMER_NONE,
@@ -33,16 +33,16 @@ typedef enum {
     HTTP_TIMER_WRITE, /* the client takes nothing of what we have for it */
     HTTP_TIMER_PROBE, /* it has ended its sending side; is it still there? */
     HTTP_TIMER_LINGER
-} http_timer_t;
+} bt_http_timer_t;
 
-struct http_owner { /* whoever has connections; http_share.c */
+struct bt_http_owner { /* whoever has connections; http_share.c */
     uint64_t id;
     uint32_t refs, conns, strangers;
     uint64_t bytes;
 };
 
 /* What options.ended is told about a connection's current request; http_record.c. */
-struct http_trace {
+struct bt_http_trace {
     bool open;     /* its header is complete, or it is answered */
     bool answered; /* the response is over for the handler; its last bytes may be unsent */
     bool cut;      /* the server ends it early */
@@ -54,7 +54,7 @@ struct http_trace {
     void *note;
 };
 
-struct http_conn {
+struct bt_http_conn {
     struct bt_http *h;
     struct bt_list link, dirty; /* in h->conns; in h->dirty while output waits for the flush */
     struct bt_list pull;        /* in h->pulling while its answer shall give the next piece */
@@ -63,8 +63,8 @@ struct http_conn {
     int fd;
     struct bt_loop_fd *w;
     uint32_t events;
-    http_state_t state;
-    http_timer_t timer_kind;
+    bt_http_state_t state;
+    bt_http_timer_t timer_kind;
     struct bt_timer timer;
     struct bt_http_parser parser;
     struct bt_buf in; /* requests sent ahead (pipelining), from in_off on */
@@ -79,19 +79,19 @@ struct http_conn {
     size_t discarded;  /* while lingering */
     uint64_t taken[2]; /* what its client had at the last two looks; see reads_on */
     uint8_t looks;     /* since its answer waits for it */
-    struct http_owner *address, *owner; /* owner: of the last accepted request, or NULL */
-    struct bt_list stranger;            /* in h->strangers until a request is accepted */
-    size_t announced;                   /* length of the body that is being read */
-    size_t held;                        /* bytes of requests, as counted */
-    uint64_t sent;                      /* bytes of output that the kernel has taken */
-    uint64_t first_byte_ns;             /* of the request that is being received; 0: none */
-    char client[INET6_ADDRSTRLEN];      /* address; "": not known */
-    struct http_trace trace;
+    struct bt_http_owner *address, *owner; /* owner: of the last accepted request, or NULL */
+    struct bt_list stranger;               /* in h->strangers until a request is accepted */
+    size_t announced;                      /* length of the body that is being read */
+    size_t held;                           /* bytes of requests, as counted */
+    uint64_t sent;                         /* bytes of output that the kernel has taken */
+    uint64_t first_byte_ns;                /* of the request that is being received; 0: none */
+    char client[INET6_ADDRSTRLEN];         /* address; "": not known */
+    struct bt_http_trace trace;
 };
 
 struct bt_http_req {
     uint32_t magic;
-    struct http_conn *conn; /* NULL: the client is gone and nobody asked to be told */
+    struct bt_http_conn *conn; /* NULL: the client is gone and nobody asked to be told */
     struct bt_http_parser parser;
     uint64_t received_ns;
     void (*on_gone)(void *arg);
@@ -128,7 +128,7 @@ struct bt_http {
     uint32_t accept_unsaid;  /* such failures since */
     bool draining;
     bool winding_down;
-    struct http_conn *current; /* being settled: needs no flush timer */
+    struct bt_http_conn *current; /* being settled: needs no flush timer */
     char date[40];
     uint64_t date_ns;
     char *scratch; /* input is read here first */
@@ -143,40 +143,40 @@ typedef enum {
     HTTP_ROOM,
     HTTP_ROOM_OTHERS, /* there is, but it is for other owners */
     HTTP_ROOM_NONE
-} http_room_t;
+} bt_http_room_t;
 /* A new connection: a stranger's. */
-void http_share_join(struct http_conn *c, const struct sockaddr_storage *at);
-void http_share_leave(struct http_conn *c);
+void bt_http_share_join(struct bt_http_conn *c, const struct sockaddr_storage *at);
+void bt_http_share_leave(struct bt_http_conn *c);
 /* Which stranger goes because there are too many; NULL: none need go. */
-struct http_conn *http_share_victim(struct http_conn *newest);
+struct bt_http_conn *bt_http_share_victim(struct bt_http_conn *newest);
 /* A request of owner id (0: of the client's address) is accepted. False: the owner has more
  * connections than it leaves free. */
-bool http_share_own(struct http_conn *c, uint64_t id);
+bool bt_http_share_own(struct bt_http_conn *c, uint64_t id);
 /* Counts anew what the connection holds. */
-void http_share_count(struct http_conn *c);
+void bt_http_share_count(struct bt_http_conn *c);
 /* Is there room for what the connection holds and so many bytes more? */
-http_room_t http_share_room(const struct http_conn *c, uint64_t more);
+bt_http_room_t bt_http_share_room(const struct bt_http_conn *c, uint64_t more);
 
 /* http_record.c. All of them do nothing without options.ended. */
-void http_record_client(struct http_conn *c, const struct sockaddr_storage *at);
+void bt_http_record_client(struct bt_http_conn *c, const struct sockaddr_storage *at);
 /* A request begins: its header is complete in c->parser, or is refused with what was read of it. */
-void http_record_begin(struct http_conn *c);
+void bt_http_record_begin(struct bt_http_conn *c);
 /* The response's status line is next. */
-void http_record_status(struct http_conn *c, int status);
+void bt_http_record_status(struct bt_http_conn *c, int status);
 /* Output was sent. */
-void http_record_sent(struct http_conn *c, size_t n);
+void bt_http_record_sent(struct bt_http_conn *c, size_t n);
 /* The handler has ended the response. */
-void http_record_answered(struct http_conn *c, bool cut);
+void bt_http_record_answered(struct bt_http_conn *c, bool cut);
 /* Tells options.ended if the response is over. closed: it is, whatever is unsent. */
-void http_record_settle(struct http_conn *c, bool closed);
+void bt_http_record_settle(struct bt_http_conn *c, bool closed);
 
 /* http_reply.c */
-void http_reply_error(struct http_conn *c, int status, const char *why);
-void http_req_free(struct bt_http_req *r);
+void bt_http_reply_error(struct bt_http_conn *c, int status, const char *why);
+void bt_http_req_free(struct bt_http_req *r);
 /* The next piece of a pulled answer; may end the request. */
-void http_req_pull(struct bt_http_req *r);
+void bt_http_req_pull(struct bt_http_req *r);
 
 /* http.c */
-void http_conn_dirty(struct http_conn *c);
+void bt_http_conn_dirty(struct bt_http_conn *c);
 
 #endif

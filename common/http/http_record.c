@@ -10,7 +10,7 @@
 
 #define ID_BYTES 12 /* random bytes of an id that is made here */
 
-static uint64_t out_end(const struct http_conn *c)
+static uint64_t out_end(const struct bt_http_conn *c)
 {
     return c->sent + (c->out.len - c->out_off);
 }
@@ -29,7 +29,7 @@ static bool is_id(const char *id)
     return true;
 }
 
-void http_record_client(struct http_conn *c, const struct sockaddr_storage *at)
+void bt_http_record_client(struct bt_http_conn *c, const struct sockaddr_storage *at)
 {
     if (at->ss_family == AF_INET) {
         inet_ntop(AF_INET, &((const struct sockaddr_in *)at)->sin_addr, c->client,
@@ -41,9 +41,9 @@ void http_record_client(struct http_conn *c, const struct sockaddr_storage *at)
 }
 
 /* The record is complete; end: position in the output up to which the response was sent. */
-static void tell(struct http_conn *c, bt_http_ending_t ending, uint64_t end)
+static void tell(struct bt_http_conn *c, bt_http_ending_t ending, uint64_t end)
 {
-    struct http_trace *t = &c->trace;
+    struct bt_http_trace *t = &c->trace;
     struct bt_http_record r = {.method = t->method,
                                .path = t->path,
                                .client = c->client,
@@ -58,13 +58,13 @@ static void tell(struct http_conn *c, bt_http_ending_t ending, uint64_t end)
                                .note = t->note};
     t->note = NULL;
     c->h->o.ended(c->h->arg, &r);
-    *t = (struct http_trace){0};
+    *t = (struct bt_http_trace){0};
 }
 
-void http_record_begin(struct http_conn *c)
+void bt_http_record_begin(struct bt_http_conn *c)
 {
     const struct bt_http_parser *p = &c->parser;
-    struct http_trace *t = &c->trace;
+    struct bt_http_trace *t = &c->trace;
     if (c->h->o.ended == NULL) {
         return;
     }
@@ -96,31 +96,31 @@ void http_record_begin(struct http_conn *c)
     }
 }
 
-void http_record_status(struct http_conn *c, int status)
+void bt_http_record_status(struct bt_http_conn *c, int status)
 {
     c->trace.status = status;
     c->trace.out_begin = out_end(c);
 }
 
-void http_record_sent(struct http_conn *c, size_t n)
+void bt_http_record_sent(struct bt_http_conn *c, size_t n)
 {
-    struct http_trace *t = &c->trace;
+    struct bt_http_trace *t = &c->trace;
     c->sent += n;
     if (t->status != 0 && t->first_ns == 0 && c->sent > t->out_begin) {
         t->first_ns = bt_mono_ns();
     }
 }
 
-void http_record_answered(struct http_conn *c, bool cut)
+void bt_http_record_answered(struct bt_http_conn *c, bool cut)
 {
     c->trace.answered = true;
     c->trace.cut = c->trace.cut || cut;
     c->trace.out_end = out_end(c);
 }
 
-void http_record_settle(struct http_conn *c, bool closed)
+void bt_http_record_settle(struct bt_http_conn *c, bool closed)
 {
-    struct http_trace *t = &c->trace;
+    struct bt_http_trace *t = &c->trace;
     if (!t->open || (!closed && (!t->answered || c->sent < t->out_end))) {
         return;
     }

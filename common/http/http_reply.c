@@ -64,11 +64,11 @@ static const char *date(struct bt_http *h)
 }
 
 /* Status line and fields. length < 0: unknown. */
-static void put_head(struct http_conn *c, int status, const char *type, int64_t length,
+static void put_head(struct bt_http_conn *c, int status, const char *type, int64_t length,
                      bool chunked, const struct bt_buf *more)
 {
     struct bt_buf *out = &c->out;
-    http_record_status(c, status);
+    bt_http_record_status(c, status);
     bt_buf_printf(out, "HTTP/1.1 %d %s\r\nDate: %s\r\n", status, reason(status), date(c->h));
     if (type != NULL) {
         bt_buf_printf(out, "Content-Type: %s\r\n", type);
@@ -90,7 +90,7 @@ static void put_head(struct http_conn *c, int status, const char *type, int64_t 
     bt_buf_puts(out, "\r\n");
 }
 
-void http_reply_error(struct http_conn *c, int status, const char *why)
+void bt_http_reply_error(struct bt_http_conn *c, int status, const char *why)
 {
     char body[512], text[256];
     size_t at = 0;
@@ -113,19 +113,19 @@ void http_reply_error(struct http_conn *c, int status, const char *why)
     const struct bt_buf retry = {.data = retry_text, .len = sizeof(retry_text) - 1};
     c->close_after = true;
     if (!c->trace.open || c->trace.answered) { /* it is no request, or no header of one */
-        http_record_begin(c);
+        bt_http_record_begin(c);
     }
     bool later = status == 503 || status == 429;
     put_head(c, status, "application/json", n, false, later ? &retry : NULL);
     bt_buf_append(&c->out, body, (size_t)n);
-    http_record_answered(c, false);
+    bt_http_record_answered(c, false);
     c->state = HTTP_CLOSING;
     c->announced = 0;
     bt_http_parser_reset(&c->parser); /* nobody reads on: its memory goes now */
-    http_conn_dirty(c);
+    bt_http_conn_dirty(c);
 }
 
-void http_req_free(struct bt_http_req *r)
+void bt_http_req_free(struct bt_http_req *r)
 {
     r->magic = 0;
     bt_http_parser_cleanup(&r->parser);
@@ -137,12 +137,12 @@ void http_req_free(struct bt_http_req *r)
 /* The handler is done with r: the connection goes on to the next request or closes. */
 static void finish(struct bt_http_req *r, bool close_now)
 {
-    struct http_conn *c = r->conn;
+    struct bt_http_conn *c = r->conn;
     if (r->in_gone) {
         return; /* the caller of on_gone frees it */
     }
     if (c != NULL) {
-        http_record_answered(c, close_now);
+        bt_http_record_answered(c, close_now);
         c->req = NULL;
         c->state = close_now || c->close_after ? HTTP_CLOSING : HTTP_READING;
         if (c->state == HTTP_READING && r->parser.phase == BT_HTTP_BODY) { /* see decide_close */
@@ -150,9 +150,9 @@ static void finish(struct bt_http_req *r, bool close_now)
             r->parser = (struct bt_http_parser){0};
             bt_http_parser_skip_body(&c->parser);
         }
-        http_conn_dirty(c);
+        bt_http_conn_dirty(c);
     }
-    http_req_free(r);
+    bt_http_req_free(r);
 }
 
 static struct bt_http_req *check(struct bt_http_req *r)
@@ -189,7 +189,7 @@ void bt_http_respond(struct bt_http_req *r, int status, const char *content_type
                      size_t len)
 {
     BT_ASSERT(!check(r)->started);
-    struct http_conn *c = r->conn;
+    struct bt_http_conn *c = r->conn;
     if (c != NULL) {
         decide_close(r);
         put_head(c, status, content_type, (int64_t)len, false, &r->headers);
@@ -211,7 +211,7 @@ void bt_http_start(struct bt_http_req *r, int status, const char *content_type)
         }
         decide_close(r);
         put_head(r->conn, status, content_type, -1, r->chunked, &r->headers);
-        http_conn_dirty(r->conn);
+        bt_http_conn_dirty(r->conn);
     }
 }
 
@@ -222,14 +222,14 @@ void bt_http_start_sized(struct bt_http_req *r, int status, const char *content_
     if (r->conn != NULL) {
         decide_close(r);
         put_head(r->conn, status, content_type, (int64_t)len, false, &r->headers);
-        http_conn_dirty(r->conn);
+        bt_http_conn_dirty(r->conn);
     }
 }
 
 void bt_http_write(struct bt_http_req *r, const void *data, size_t len)
 {
     BT_ASSERT(check(r)->started);
-    struct http_conn *c = r->conn;
+    struct bt_http_conn *c = r->conn;
     if (c == NULL || len == 0 || r->head_only) {
         return; /* an empty chunk would end the stream */
     }
@@ -240,7 +240,7 @@ void bt_http_write(struct bt_http_req *r, const void *data, size_t len)
     if (r->chunked) {
         bt_buf_append(&c->out, "\r\n", 2);
     }
-    http_conn_dirty(c);
+    bt_http_conn_dirty(c);
 }
 
 void bt_http_end(struct bt_http_req *r)
@@ -258,7 +258,7 @@ void bt_http_pull(struct bt_http_req *r, bt_http_pull_fn fn, void *arg)
     r->pull = fn;
     r->pull_arg = arg;
     if (r->conn != NULL) {
-        http_conn_dirty(r->conn);
+        bt_http_conn_dirty(r->conn);
     }
 }
 
@@ -267,11 +267,11 @@ void bt_http_resume(struct bt_http_req *r)
     BT_ASSERT(check(r)->pull != NULL);
     if (r->pull_waits && r->conn != NULL) {
         r->pull_waits = false;
-        http_conn_dirty(r->conn);
+        bt_http_conn_dirty(r->conn);
     }
 }
 
-void http_req_pull(struct bt_http_req *r)
+void bt_http_req_pull(struct bt_http_req *r)
 {
     struct bt_buf *piece = &r->conn->h->piece;
     bt_buf_clear(piece);
@@ -337,7 +337,7 @@ void bt_http_body_done(struct bt_http_req *r)
     bt_buf_cleanup(&check(r)->parser.body);
     r->held = 0;
     if (r->conn != NULL) {
-        http_share_count(r->conn);
+        bt_http_share_count(r->conn);
     }
 }
 

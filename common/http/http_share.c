@@ -10,9 +10,9 @@
 
 #define BY_ADDRESS (1ull << 63) /* names that the head function does not give */
 
-static struct http_owner *ref(struct bt_http *h, uint64_t id)
+static struct bt_http_owner *ref(struct bt_http *h, uint64_t id)
 {
-    struct http_owner *o = bt_map_get(h->owners, &id);
+    struct bt_http_owner *o = bt_map_get(h->owners, &id);
     if (o == NULL) {
         o = bt_calloc(1, sizeof(*o));
         o->id = id;
@@ -22,7 +22,7 @@ static struct http_owner *ref(struct bt_http *h, uint64_t id)
     return o;
 }
 
-static void unref(struct bt_http *h, struct http_owner *o)
+static void unref(struct bt_http *h, struct bt_http_owner *o)
 {
     if (--o->refs == 0) {
         BT_ASSERT(o->conns == 0 && o->bytes == 0 && o->strangers == 0);
@@ -45,7 +45,7 @@ static uint64_t address_id(const struct bt_http *h, const struct sockaddr_storag
     return bt_hash64(p, n, h->seed) | BY_ADDRESS;
 }
 
-void http_share_join(struct http_conn *c, const struct sockaddr_storage *at)
+void bt_http_share_join(struct bt_http_conn *c, const struct sockaddr_storage *at)
 {
     struct bt_http *h = c->h;
     c->address = ref(h, address_id(h, at));
@@ -54,7 +54,7 @@ void http_share_join(struct http_conn *c, const struct sockaddr_storage *at)
     bt_list_insert_tail(&h->strangers, &c->stranger);
 }
 
-static void no_stranger(struct http_conn *c)
+static void no_stranger(struct bt_http_conn *c)
 {
     if (!bt_list_empty(&c->stranger)) {
         bt_list_remove(&c->stranger);
@@ -63,7 +63,7 @@ static void no_stranger(struct http_conn *c)
     }
 }
 
-static void disown(struct http_conn *c)
+static void disown(struct bt_http_conn *c)
 {
     if (c->owner != NULL) {
         c->owner->conns--;
@@ -73,7 +73,7 @@ static void disown(struct http_conn *c)
     }
 }
 
-void http_share_leave(struct http_conn *c)
+void bt_http_share_leave(struct bt_http_conn *c)
 {
     no_stranger(c);
     disown(c);
@@ -82,16 +82,16 @@ void http_share_leave(struct http_conn *c)
     unref(c->h, c->address);
 }
 
-struct http_conn *http_share_victim(struct http_conn *newest)
+struct bt_http_conn *bt_http_share_victim(struct bt_http_conn *newest)
 {
     const struct bt_http *h = newest->h;
-    struct http_conn *oldest = NULL;
+    struct bt_http_conn *oldest = NULL;
     struct bt_list *l;
     if (h->o.strangers_max == 0 || h->n_strangers <= h->o.strangers_max) {
         return NULL;
     }
     bt_list_for_each (l, &h->strangers) {
-        struct http_conn *c = BT_CONTAINER_OF(l, struct http_conn, stranger);
+        struct bt_http_conn *c = BT_CONTAINER_OF(l, struct bt_http_conn, stranger);
         if (c != newest && c->address->strangers > h->o.strangers_max / 4) {
             return c;
         }
@@ -100,7 +100,7 @@ struct http_conn *http_share_victim(struct http_conn *newest)
     return oldest;
 }
 
-bool http_share_own(struct http_conn *c, uint64_t id)
+bool bt_http_share_own(struct bt_http_conn *c, uint64_t id)
 {
     struct bt_http *h = c->h;
     BT_ASSERT((id & BY_ADDRESS) == 0);
@@ -119,7 +119,7 @@ bool http_share_own(struct http_conn *c, uint64_t id)
 
 /* What a header announces is reserved, so that a body that was let in is not refused half way
  * because others have come since. */
-void http_share_count(struct http_conn *c)
+void bt_http_share_count(struct bt_http_conn *c)
 {
     size_t held = BT_MAX(c->parser.body.len, c->announced) + (c->in.len - c->in_off) +
                   (c->req != NULL ? c->req->held : 0);
@@ -130,7 +130,7 @@ void http_share_count(struct http_conn *c)
     c->held = held;
 }
 
-http_room_t http_share_room(const struct http_conn *c, uint64_t more)
+bt_http_room_t bt_http_share_room(const struct bt_http_conn *c, uint64_t more)
 {
     const struct bt_http *h = c->h;
     if (h->o.body_total == 0) {

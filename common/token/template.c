@@ -10,8 +10,8 @@
 #define FILE_MAX ((size_t)16 << 20)
 
 struct bt_template {
-    struct j_arena arena;
-    struct j_nodes body;
+    struct bt_j_arena arena;
+    struct bt_j_nodes body;
     locale_t locale;
     json_t *tokens; /* bos_token and its like; NULL if not loaded from a directory */
 };
@@ -21,13 +21,14 @@ static const char *const token_names[] = {"bos_token", "eos_token", "unk_token",
                                           "sep_token", "cls_token", "mask_token"};
 
 /* Separate from its caller because of setjmp: what is used after the jump lies behind `c`. */
-static bool try_compile(struct j_compile *c, const char *source, size_t len, struct j_nodes *body)
+static bool try_compile(struct bt_j_compile *c, const char *source, size_t len,
+                        struct bt_j_nodes *body)
 {
     if (setjmp(c->fail) != 0) {
         return false;
     }
-    j_lex(c, source, len);
-    *body = j_parse(c);
+    bt_j_lex(c, source, len);
+    *body = bt_j_parse(c);
     return true;
 }
 
@@ -45,11 +46,11 @@ static bt_status_t compile(const char *source, size_t len, struct bt_template **
         return BT_ERR_INVALID;
     }
     struct bt_template *t = bt_calloc(1, sizeof(*t));
-    struct j_compile *c = bt_calloc(1, sizeof(*c));
+    struct bt_j_compile *c = bt_calloc(1, sizeof(*c));
     t->arena.max = J_ARENA_MAX;
     t->arena.oom = &c->fail;
     t->locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
-    *c = (struct j_compile){
+    *c = (struct bt_j_compile){
         .arena = &t->arena, .status = BT_ERR_TOO_LARGE, .err = err, .err_cap = err_cap};
     bt_status_t st = try_compile(c, source, len, &t->body) ? BT_OK : c->status;
     t->arena.oom = NULL;
@@ -76,7 +77,7 @@ void bt_template_destroy(struct bt_template *t)
     if (t == NULL) {
         return;
     }
-    j_arena_cleanup(&t->arena);
+    bt_j_arena_cleanup(&t->arena);
     if (t->locale != (locale_t)0) {
         freelocale(t->locale);
     }
@@ -185,35 +186,35 @@ bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *er
     return st;
 }
 
-static void bind_all(struct j_render *r, const json_t *object)
+static void bind_all(struct bt_j_render *r, const json_t *object)
 {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)object, key, value)
     {
-        j_scope_set(r, r->scope, j_cstr(key), j_from_json(r, value));
+        bt_j_scope_set(r, r->scope, j_cstr(key), bt_j_from_json(r, value));
     }
 }
 
 /* Separate from its caller because of setjmp: what is used after the jump lies behind `r`. */
-static bool try_render(struct j_render *r, const struct bt_template *t, const json_t *context,
-                       struct j_sb *out)
+static bool try_render(struct bt_j_render *r, const struct bt_template *t, const json_t *context,
+                       struct bt_j_sb *out)
 {
     if (setjmp(r->fail) != 0) {
         return false;
     }
-    struct j_scope *root = j_alloc(&r->arena, sizeof(*root));
+    struct bt_j_scope *root = bt_j_alloc(&r->arena, sizeof(*root));
     r->scope = root;
     r->out = out;
     /* what transformers always passes */
-    j_scope_set(r, root, j_cstr("tools"), j_none());
-    j_scope_set(r, root, j_cstr("documents"), j_none());
-    j_scope_set(r, root, j_cstr("add_generation_prompt"), j_bool(false));
+    bt_j_scope_set(r, root, j_cstr("tools"), bt_j_none());
+    bt_j_scope_set(r, root, j_cstr("documents"), bt_j_none());
+    bt_j_scope_set(r, root, j_cstr("add_generation_prompt"), bt_j_bool(false));
     if (t->tokens != NULL) {
         bind_all(r, t->tokens);
     }
     bind_all(r, context);
-    j_exec(r, &t->body);
+    bt_j_exec(r, &t->body);
     return true;
 }
 
@@ -221,8 +222,8 @@ bt_status_t bt_template_render_object(const struct bt_template *t, const struct 
                                       uint64_t max_steps, const struct bt_token_watch *watch,
                                       struct bt_buf *out, char *err, size_t err_cap)
 {
-    struct j_sb *text = bt_calloc(1, sizeof(*text));
-    struct j_render *r = bt_calloc(1, sizeof(*r));
+    struct bt_j_sb *text = bt_calloc(1, sizeof(*text));
+    struct bt_j_render *r = bt_calloc(1, sizeof(*r));
     r->arena.max = J_ARENA_MAX;
     r->arena.oom = &r->fail;
     r->status = BT_ERR_EXHAUSTED;
@@ -246,7 +247,7 @@ bt_status_t bt_template_render_object(const struct bt_template *t, const struct 
     } else {
         st = r->status;
     }
-    j_arena_cleanup(&r->arena);
+    bt_j_arena_cleanup(&r->arena);
     free(r);
     free(text);
     return st;
@@ -271,10 +272,10 @@ bt_status_t bt_template_render(const struct bt_template *t, const char *context_
 const char *bt_template_word(enum bt_template_word kind, size_t i)
 {
     switch (kind) {
-    case BT_TEMPLATE_FILTERS: return j_filter_name(i);
-    case BT_TEMPLATE_TESTS: return j_test_name(i);
-    case BT_TEMPLATE_METHODS: return j_method_name(i);
-    case BT_TEMPLATE_FUNCTIONS: return j_global_name(i);
+    case BT_TEMPLATE_FILTERS: return bt_j_filter_name(i);
+    case BT_TEMPLATE_TESTS: return bt_j_test_name(i);
+    case BT_TEMPLATE_METHODS: return bt_j_method_name(i);
+    case BT_TEMPLATE_FUNCTIONS: return bt_j_global_name(i);
     case BT_TEMPLATE_TOKENS: break;
     }
     return i < BT_ARRAY_LEN(token_names)    ? token_names[i]

@@ -11,7 +11,7 @@
            */
 
 /* Says on stderr why a call failed. */
-static void say_failure(const struct ctl *c, int code, const char *detail)
+static void say_failure(const struct bt_ctl *c, int code, const char *detail)
 {
     if (code == BT_GRPC_NOT_FOUND || code == BT_GRPC_FAILED_PRECONDITION ||
         code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's message needs no addition */
@@ -32,8 +32,8 @@ static void say_failure(const struct ctl *c, int code, const char *detail)
             detail[0] != '\0' ? detail : "no answer", code, hint);
 }
 
-void *ctl_ask(const struct ctl *c, const char *method, const ProtobufCMessage *q,
-              const ProtobufCMessageDescriptor *reply_type)
+void *bt_ctl_ask(const struct bt_ctl *c, const char *method, const ProtobufCMessage *q,
+                 const ProtobufCMessageDescriptor *reply_type)
 {
     size_t n = protobuf_c_message_get_packed_size(q), len = 0;
     uint8_t *data = bt_malloc(n + 1);

@@ -67,22 +67,22 @@ static const char usage_text[] =
     "\n"
     "Exit status: 0 ok, 1 failed, 2 usage.\n";
 
-int ctl_usage(const char *what, const char *arg)
+int bt_ctl_usage(const char *what, const char *arg)
 {
     fprintf(stderr, "batonctl: %s%s%s\nTry 'batonctl --help'.\n", what, arg != NULL ? ": " : "",
             arg != NULL ? arg : "");
     return 2;
 }
 
-static Baton__AdminStatus *get_status(const struct ctl *c)
+static Baton__AdminStatus *get_status(const struct bt_ctl *c)
 {
     const Baton__AdminStatusRequest q = BATON__ADMIN_STATUS_REQUEST__INIT;
-    return ctl_ask(c, "/baton.Admin/Status", &q.base, &baton__admin_status__descriptor);
+    return bt_ctl_ask(c, "/baton.Admin/Status", &q.base, &baton__admin_status__descriptor);
 }
 
 /* ---- output ---- */
 
-int ctl_print_json(json_t *j)
+int bt_ctl_print_json(json_t *j)
 {
     int rc = json_dumpf(j, stdout, JSON_INDENT(1) | JSON_PRESERVE_ORDER);
     putchar('\n');
@@ -226,7 +226,7 @@ static void print_scheduling(const Baton__AdminStatus *s)
     putchar('\n');
 }
 
-static int cmd_status(const struct ctl *c)
+static int cmd_status(const struct bt_ctl *c)
 {
     Baton__AdminStatus *s = get_status(c);
     if (s == NULL) {
@@ -234,7 +234,7 @@ static int cmd_status(const struct ctl *c)
     }
     int rc = 0;
     if (c->json) {
-        rc = ctl_print_json(json_pack(
+        rc = bt_ctl_print_json(json_pack(
             "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "cluster", s->cluster,
             "conductor", s->conductor, "version", s->version, "model_id", s->model_id, "serving",
             s->serving, "reason", s->reason, "requests_running", (json_int_t)s->requests_running,
@@ -256,55 +256,55 @@ static int cmd_status(const struct ctl *c)
     return rc;
 }
 
-static void role_cell(struct ctl_table *t, const Baton__AdminNode *n)
+static void role_cell(struct bt_ctl_table *t, const Baton__AdminNode *n)
 {
     const Baton__Member *m = n->member;
     if (bt_roles_of_kind(m->kind) == 0) {
-        ctl_table_cell(t, "-");
+        bt_ctl_table_cell(t, "-");
     } else if (m->next_role != 0) {
-        ctl_table_cell(t, "%s>%s", bt_roles_name(n->role), bt_roles_name(m->next_role));
+        bt_ctl_table_cell(t, "%s>%s", bt_roles_name(n->role), bt_roles_name(m->next_role));
     } else {
-        ctl_table_cell(t, "%s", bt_roles_name(n->role));
+        bt_ctl_table_cell(t, "%s", bt_roles_name(n->role));
     }
 }
 
 /* The limits of steps with prompts beside rows that are in force at a worker. */
-static void mixed_cell(struct ctl_table *t, const Baton__MixedSteps *m)
+static void mixed_cell(struct bt_ctl_table *t, const Baton__MixedSteps *m)
 {
     if (m == NULL || !(m->step_ms > 0)) {
-        ctl_table_cell(t, "-");
+        bt_ctl_table_cell(t, "-");
     } else {
-        ctl_table_cell(t, "%g ms", m->step_ms);
+        bt_ctl_table_cell(t, "%g ms", m->step_ms);
     }
 }
 
-static void node_row(struct ctl_table *t, const Baton__AdminNode *n)
+static void node_row(struct bt_ctl_table *t, const Baton__AdminNode *n)
 {
     const Baton__Member *m = n->member;
     bool dialled = strcmp(m->kind, "conductor") != 0;
-    ctl_table_cell(t, "%s", m->kind);
-    ctl_table_cell(t, "%s", m->name);
-    ctl_table_cell(t, "%s", m->node);
+    bt_ctl_table_cell(t, "%s", m->kind);
+    bt_ctl_table_cell(t, "%s", m->name);
+    bt_ctl_table_cell(t, "%s", m->node);
     role_cell(t, n);
-    ctl_table_cell(t, "%s", n->draining ? "draining" : member_state(m));
-    ctl_table_cell(t, "%s", !dialled ? "-" : n->session_up ? "up" : "down");
-    ctl_table_cell(t, "%s", m->rpc);
+    bt_ctl_table_cell(t, "%s", n->draining ? "draining" : member_state(m));
+    bt_ctl_table_cell(t, "%s", !dialled ? "-" : n->session_up ? "up" : "down");
+    bt_ctl_table_cell(t, "%s", m->rpc);
     if (n->load != NULL) {
-        ctl_table_cell(t, "%u+%u", n->load->running, n->load->waiting);
-        ctl_table_cell(t, "%u/%u pages", n->load->pages_free, n->load->pages_total);
+        bt_ctl_table_cell(t, "%u+%u", n->load->running, n->load->waiting);
+        bt_ctl_table_cell(t, "%u/%u pages", n->load->pages_free, n->load->pages_total);
         mixed_cell(t, n->load->mixed);
     } else if (n->pool != NULL) {
-        ctl_table_cell(t, "%u sealed", n->pool->slots_sealed);
-        ctl_table_cell(t, "%u/%u slots", n->pool->slots_free, n->pool->slots_total);
-        ctl_table_cell(t, "-");
+        bt_ctl_table_cell(t, "%u sealed", n->pool->slots_sealed);
+        bt_ctl_table_cell(t, "%u/%u slots", n->pool->slots_free, n->pool->slots_total);
+        bt_ctl_table_cell(t, "-");
     } else {
-        ctl_table_cell(t, "-");
-        ctl_table_cell(t, "-");
-        ctl_table_cell(t, "-");
+        bt_ctl_table_cell(t, "-");
+        bt_ctl_table_cell(t, "-");
+        bt_ctl_table_cell(t, "-");
     }
 }
 
-static int cmd_nodes(const struct ctl *c)
+static int cmd_nodes(const struct bt_ctl *c)
 {
     Baton__AdminStatus *s = get_status(c);
     if (s == NULL) {
@@ -316,17 +316,17 @@ static int cmd_nodes(const struct ctl *c)
         for (size_t i = 0; i < s->n_nodes; i++) {
             json_array_append_new(list, node_json(s->nodes[i]));
         }
-        rc = ctl_print_json(list);
+        rc = bt_ctl_print_json(list);
     } else {
         static const char *const head[] = {"KIND",    "NAME", "NODE", "ROLE", "STATE",
                                            "SESSION", "RPC",  "BUSY", "FREE", "MIXED"};
-        struct ctl_table t;
-        ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+        struct bt_ctl_table t;
+        bt_ctl_table_init(&t, head, BT_ARRAY_LEN(head));
         for (size_t i = 0; i < s->n_nodes; i++) {
             node_row(&t, s->nodes[i]);
         }
-        ctl_table_print(&t, stdout);
-        ctl_table_cleanup(&t);
+        bt_ctl_table_print(&t, stdout);
+        bt_ctl_table_cleanup(&t);
     }
     baton__admin_status__free_unpacked(s, NULL);
     return rc;
@@ -360,8 +360,8 @@ static void blocks_table(const Baton__AdminBlocks *b)
         return;
     }
     static const char *const head[] = {"KEY", "DEPTH", "KVSTORES"};
-    struct ctl_table t;
-    ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    struct bt_ctl_table t;
+    bt_ctl_table_init(&t, head, BT_ARRAY_LEN(head));
     for (size_t i = 0; i < b->n_list; i++) {
         char key[65] = "";
         if (b->list[i]->key.len <= 32) {
@@ -373,29 +373,29 @@ static void blocks_table(const Baton__AdminBlocks *b)
             snprintf(at + used, sizeof(at) - used, "%s%s", k != 0 ? " " : "",
                      b->list[i]->kvstores[k]);
         }
-        ctl_table_cell(&t, "%.16s", key);
-        ctl_table_cell(&t, "%u", b->list[i]->depth);
-        ctl_table_cell(&t, "%s", at);
+        bt_ctl_table_cell(&t, "%.16s", key);
+        bt_ctl_table_cell(&t, "%u", b->list[i]->depth);
+        bt_ctl_table_cell(&t, "%s", at);
     }
-    ctl_table_print(&t, stdout);
-    ctl_table_cleanup(&t);
+    bt_ctl_table_print(&t, stdout);
+    bt_ctl_table_cleanup(&t);
     if (b->n_list < b->blocks) {
         printf("(%zu of %" PRIu64 " shown; --limit N shows more)\n", b->n_list, b->blocks);
     }
 }
 
-static int cmd_blocks(const struct ctl *c)
+static int cmd_blocks(const struct bt_ctl *c)
 {
     Baton__AdminBlocksRequest q = BATON__ADMIN_BLOCKS_REQUEST__INIT;
     q.limit = c->limit;
     Baton__AdminBlocks *b =
-        ctl_ask(c, "/baton.Admin/Blocks", &q.base, &baton__admin_blocks__descriptor);
+        bt_ctl_ask(c, "/baton.Admin/Blocks", &q.base, &baton__admin_blocks__descriptor);
     if (b == NULL) {
         return 1;
     }
     int rc = 0;
     if (c->json) {
-        rc = ctl_print_json(blocks_json(b));
+        rc = bt_ctl_print_json(blocks_json(b));
     } else {
         blocks_table(b);
     }
@@ -403,7 +403,7 @@ static int cmd_blocks(const struct ctl *c)
     return rc;
 }
 
-static int cmd_version(const struct ctl *c)
+static int cmd_version(const struct bt_ctl *c)
 {
     Baton__AdminStatus *s = get_status(c);
     if (s == NULL) {
@@ -414,7 +414,7 @@ static int cmd_version(const struct ctl *c)
     }
     int rc = 0;
     if (c->json) {
-        rc = ctl_print_json(
+        rc = bt_ctl_print_json(
             json_pack("{s:s,s:s}", "batonctl", bt_version(), "conductor", s->version));
     } else {
         printf("batonctl   %s\nconductor  %s\n", bt_version(), s->version);
@@ -425,7 +425,7 @@ static int cmd_version(const struct ctl *c)
 
 /* ---- command line ---- */
 
-const char *ctl_option_value(int argc, char **argv, int *i, const char *name)
+const char *bt_ctl_option_value(int argc, char **argv, int *i, const char *name)
 {
     size_t n = strlen(name);
     if (strncmp(argv[*i], name, n) == 0 && argv[*i][n] == '=') {
@@ -434,46 +434,46 @@ const char *ctl_option_value(int argc, char **argv, int *i, const char *name)
     return *i + 1 < argc ? argv[++*i] : NULL;
 }
 
-bool ctl_is_option(const char *arg, const char *name)
+bool bt_ctl_is_option(const char *arg, const char *name)
 {
     size_t n = strlen(name);
     return strncmp(arg, name, n) == 0 && (arg[n] == '\0' || (n > 2 && arg[n] == '='));
 }
 
 /* 0: go on; otherwise exit status + 1 to leave with. */
-static int parse_option(struct ctl *c, int argc, char **argv, int *i)
+static int parse_option(struct bt_ctl *c, int argc, char **argv, int *i)
 {
     const char *arg = argv[*i], *v;
-    if (ctl_is_option(arg, "--addr")) {
-        v = ctl_option_value(argc, argv, i, "--addr");
+    if (bt_ctl_is_option(arg, "--addr")) {
+        v = bt_ctl_option_value(argc, argv, i, "--addr");
         if (v == NULL || strchr(v, ':') == NULL || strlen(v) >= sizeof(c->addr)) {
-            return ctl_usage("--addr wants HOST:PORT", v) + 1;
+            return bt_ctl_usage("--addr wants HOST:PORT", v) + 1;
         }
         snprintf(c->addr, sizeof(c->addr), "%s", v);
         return 0;
     }
-    if (ctl_is_option(arg, "--dir")) {
-        c->state_dir = ctl_option_value(argc, argv, i, "--dir");
-        return c->state_dir != NULL ? 0 : ctl_usage("--dir wants a folder", NULL) + 1;
+    if (bt_ctl_is_option(arg, "--dir")) {
+        c->state_dir = bt_ctl_option_value(argc, argv, i, "--dir");
+        return c->state_dir != NULL ? 0 : bt_ctl_usage("--dir wants a folder", NULL) + 1;
     }
-    if (ctl_is_option(arg, "--tls")) {
-        c->tls_dir = ctl_option_value(argc, argv, i, "--tls");
-        return c->tls_dir != NULL ? 0 : ctl_usage("--tls wants a folder", NULL) + 1;
+    if (bt_ctl_is_option(arg, "--tls")) {
+        c->tls_dir = bt_ctl_option_value(argc, argv, i, "--tls");
+        return c->tls_dir != NULL ? 0 : bt_ctl_usage("--tls wants a folder", NULL) + 1;
     }
-    if (ctl_is_option(arg, "-o") || ctl_is_option(arg, "--output")) {
-        v = ctl_option_value(argc, argv, i, arg[1] == 'o' ? "-o" : "--output");
+    if (bt_ctl_is_option(arg, "-o") || bt_ctl_is_option(arg, "--output")) {
+        v = bt_ctl_option_value(argc, argv, i, arg[1] == 'o' ? "-o" : "--output");
         if (v == NULL || (strcmp(v, "json") != 0 && strcmp(v, "table") != 0)) {
-            return ctl_usage("-o wants json or table", v) + 1;
+            return bt_ctl_usage("-o wants json or table", v) + 1;
         }
         c->json = strcmp(v, "json") == 0;
         return 0;
     }
-    if (ctl_is_option(arg, "--limit")) {
-        v = ctl_option_value(argc, argv, i, "--limit");
+    if (bt_ctl_is_option(arg, "--limit")) {
+        v = bt_ctl_option_value(argc, argv, i, "--limit");
         char *end = NULL;
         unsigned long n = v != NULL ? strtoul(v, &end, 10) : 0;
         if (v == NULL || v[0] < '0' || v[0] > '9' || *end != '\0' || n > 10000) {
-            return ctl_usage("--limit needs a number from 0 to 10000", v) + 1;
+            return bt_ctl_usage("--limit needs a number from 0 to 10000", v) + 1;
         }
         c->limit = (uint32_t)n;
         return 0;
@@ -486,25 +486,25 @@ static int parse_option(struct ctl *c, int argc, char **argv, int *i)
         c->last = true;
         return 0;
     }
-    int leave = ctl_pin_option(c, argc, argv, i);
-    return leave >= 0 ? leave : ctl_usage("unknown option", arg) + 1;
+    int leave = bt_ctl_pin_option(c, argc, argv, i);
+    return leave >= 0 ? leave : bt_ctl_usage("unknown option", arg) + 1;
 }
 
 static int command(int argc, char **argv)
 {
     static const struct {
         const char *name;
-        int (*run)(const struct ctl *c);
+        int (*run)(const struct bt_ctl *c);
         const char *arg; /* name of its argument; NULL: it takes none */
         const char *arg2;
     } commands[] = {
-        {"status", cmd_status, NULL, NULL},     {"nodes", cmd_nodes, NULL, NULL},
-        {"blocks", cmd_blocks, NULL, NULL},     {"version", cmd_version, NULL, NULL},
-        {"requests", ctl_requests, NULL, NULL}, {"explain", ctl_explain, "REQUEST_ID", NULL},
-        {"drain", ctl_drain, "NODE", NULL},     {"undrain", ctl_undrain, "NODE", NULL},
-        {"role", ctl_role, "WORKER", "ROLE"},   {"pin", ctl_pin, NULL, NULL},
-        {"unpin", ctl_unpin, "PIN_ID", NULL},   {"pins", ctl_pins, NULL, NULL}};
-    struct ctl c = {.limit = BLOCKS_LIMIT};
+        {"status", cmd_status, NULL, NULL},        {"nodes", cmd_nodes, NULL, NULL},
+        {"blocks", cmd_blocks, NULL, NULL},        {"version", cmd_version, NULL, NULL},
+        {"requests", bt_ctl_requests, NULL, NULL}, {"explain", bt_ctl_explain, "REQUEST_ID", NULL},
+        {"drain", bt_ctl_drain, "NODE", NULL},     {"undrain", bt_ctl_undrain, "NODE", NULL},
+        {"role", bt_ctl_role, "WORKER", "ROLE"},   {"pin", bt_ctl_pin, NULL, NULL},
+        {"unpin", bt_ctl_unpin, "PIN_ID", NULL},   {"pins", bt_ctl_pins, NULL, NULL}};
+    struct bt_ctl c = {.limit = BLOCKS_LIMIT};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0) {
             fputs(usage_text, stdout);
@@ -520,7 +520,7 @@ static int command(int argc, char **argv)
                 return leave - 1;
             }
         } else if (c.command != NULL && c.arg2 != NULL) {
-            return ctl_usage("one command with its arguments only, then comes", argv[i]);
+            return bt_ctl_usage("one command with its arguments only, then comes", argv[i]);
         } else if (c.command != NULL && c.arg != NULL) {
             c.arg2 = argv[i];
         } else if (c.command != NULL) {
@@ -537,34 +537,34 @@ static int command(int argc, char **argv)
         if (strcmp(commands[i].name, c.command) != 0) {
             continue;
         }
-        bool last = c.last && commands[i].run == ctl_explain;
+        bool last = c.last && commands[i].run == bt_ctl_explain;
         if (c.arg != NULL && (commands[i].arg == NULL || last)) {
-            return ctl_usage("one argument too many", c.arg);
+            return bt_ctl_usage("one argument too many", c.arg);
         }
         if (c.arg2 != NULL && commands[i].arg2 == NULL) {
-            return ctl_usage("one argument too many", c.arg2);
+            return bt_ctl_usage("one argument too many", c.arg2);
         }
         if (c.last && !last) {
-            return ctl_usage("--last belongs to explain, not to", c.command);
+            return bt_ctl_usage("--last belongs to explain, not to", c.command);
         }
-        if (c.force && commands[i].run != ctl_drain && commands[i].run != ctl_role) {
-            return ctl_usage("--force belongs to drain and role, not to", c.command);
+        if (c.force && commands[i].run != bt_ctl_drain && commands[i].run != bt_ctl_role) {
+            return bt_ctl_usage("--force belongs to drain and role, not to", c.command);
         }
-        if (c.pin.given != NULL && commands[i].run != ctl_pin) {
-            return ctl_usage("that option belongs to pin only", c.pin.given);
+        if (c.pin.given != NULL && commands[i].run != bt_ctl_pin) {
+            return bt_ctl_usage("that option belongs to pin only", c.pin.given);
         }
         bool empty = c.arg == NULL || c.arg[0] == '\0'; /* "$ID" of a script that has none */
         if (empty && commands[i].arg != NULL && !last) {
-            return ctl_usage("this command wants an argument", commands[i].arg);
+            return bt_ctl_usage("this command wants an argument", commands[i].arg);
         }
         if (c.arg2 == NULL && commands[i].arg2 != NULL) {
-            return ctl_usage("this command wants a second argument", commands[i].arg2);
+            return bt_ctl_usage("this command wants a second argument", commands[i].arg2);
         }
-        int rc = ctl_find_conductor(&c) ? commands[i].run(&c) : 1;
+        int rc = bt_ctl_find_conductor(&c) ? commands[i].run(&c) : 1;
         bt_tls_release(c.tls);
         return rc;
     }
-    return ctl_usage("unknown command", c.command);
+    return bt_ctl_usage("unknown command", c.command);
 }
 
 int main(int argc, char **argv)

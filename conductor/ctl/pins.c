@@ -33,30 +33,30 @@ static uint64_t parse_ttl(const char *text)
     return 0;
 }
 
-int ctl_pin_option(struct ctl *c, int argc, char **argv, int *i)
+int bt_ctl_pin_option(struct bt_ctl *c, int argc, char **argv, int *i)
 {
     static const struct {
         const char *name, *wants;
         size_t offset;
-    } options[] = {{"--prompt", "TEXT", offsetof(struct ctl_pin, prompt)},
-                   {"--prompt-file", "a FILE", offsetof(struct ctl_pin, prompt_file)},
-                   {"--tokens-file", "a FILE", offsetof(struct ctl_pin, tokens_file)},
-                   {"--chat-file", "a FILE", offsetof(struct ctl_pin, chat_file)},
-                   {"--request", "a REQUEST_ID", offsetof(struct ctl_pin, request)},
-                   {"--ttl", "a time as 90s, 30m, 1h, 7d", offsetof(struct ctl_pin, ttl)},
-                   {"--label", "TEXT", offsetof(struct ctl_pin, label)},
-                   {"--tenant", "a NAME", offsetof(struct ctl_pin, tenant)},
-                   {"--api-key-file", "a FILE", offsetof(struct ctl_pin, api_key_file)},
-                   {"--cache-salt", "TEXT", offsetof(struct ctl_pin, cache_salt)}};
+    } options[] = {{"--prompt", "TEXT", offsetof(struct bt_ctl_pin, prompt)},
+                   {"--prompt-file", "a FILE", offsetof(struct bt_ctl_pin, prompt_file)},
+                   {"--tokens-file", "a FILE", offsetof(struct bt_ctl_pin, tokens_file)},
+                   {"--chat-file", "a FILE", offsetof(struct bt_ctl_pin, chat_file)},
+                   {"--request", "a REQUEST_ID", offsetof(struct bt_ctl_pin, request)},
+                   {"--ttl", "a time as 90s, 30m, 1h, 7d", offsetof(struct bt_ctl_pin, ttl)},
+                   {"--label", "TEXT", offsetof(struct bt_ctl_pin, label)},
+                   {"--tenant", "a NAME", offsetof(struct bt_ctl_pin, tenant)},
+                   {"--api-key-file", "a FILE", offsetof(struct bt_ctl_pin, api_key_file)},
+                   {"--cache-salt", "TEXT", offsetof(struct bt_ctl_pin, cache_salt)}};
     for (size_t k = 0; k < BT_ARRAY_LEN(options); k++) {
-        if (!ctl_is_option(argv[*i], options[k].name)) {
+        if (!bt_ctl_is_option(argv[*i], options[k].name)) {
             continue;
         }
         char text[80];
-        const char *v = ctl_option_value(argc, argv, i, options[k].name);
+        const char *v = bt_ctl_option_value(argc, argv, i, options[k].name);
         if (v == NULL || v[0] == '\0') {
             snprintf(text, sizeof(text), "%s wants %s", options[k].name, options[k].wants);
-            return ctl_usage(text, v) + 1;
+            return bt_ctl_usage(text, v) + 1;
         }
         memcpy((char *)&c->pin + options[k].offset, &v, sizeof(v));
         c->pin.given = options[k].name;
@@ -65,7 +65,7 @@ int ctl_pin_option(struct ctl *c, int argc, char **argv, int *i)
     return -1;
 }
 
-static int sources(const struct ctl_pin *p)
+static int sources(const struct bt_ctl_pin *p)
 {
     return (p->prompt != NULL) + (p->prompt_file != NULL) + (p->tokens_file != NULL) +
            (p->chat_file != NULL) + (p->request != NULL);
@@ -157,7 +157,7 @@ static json_t *chat_body(const char *text, size_t len, const char *path)
     return v;
 }
 
-static json_t *make_body(const struct ctl_pin *p)
+static json_t *make_body(const struct bt_ctl_pin *p)
 {
     const char *path = p->prompt_file != NULL   ? p->prompt_file
                        : p->tokens_file != NULL ? p->tokens_file
@@ -255,27 +255,27 @@ static void pins_table(const Baton__AdminPins *a)
 {
     static const char *const head[] = {"ID",     "LABEL", "TENANT",   "TOKENS",
                                        "BLOCKS", "LEFT",  "PROTECTED"};
-    struct ctl_table t;
-    ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    struct bt_ctl_table t;
+    bt_ctl_table_init(&t, head, BT_ARRAY_LEN(head));
     for (size_t i = 0; i < a->n_list; i++) {
         const Baton__AdminPin *p = a->list[i];
         char left[32], at[1024];
         time_text(p->left_ms / 1000, left, sizeof(left));
         at_text(p, at, sizeof(at));
-        ctl_table_cell(&t, "%s", p->id);
-        ctl_table_cell(&t, "%s", p->label[0] != '\0' ? p->label : "-");
-        ctl_table_cell(&t, "%s", p->tenant[0] != '\0' ? p->tenant : "-");
-        ctl_table_cell(&t, "%u", p->tokens);
-        ctl_table_cell(&t, "%u", p->blocks);
-        ctl_table_cell(&t, "%s", left);
-        ctl_table_cell(&t, "%s", at);
+        bt_ctl_table_cell(&t, "%s", p->id);
+        bt_ctl_table_cell(&t, "%s", p->label[0] != '\0' ? p->label : "-");
+        bt_ctl_table_cell(&t, "%s", p->tenant[0] != '\0' ? p->tenant : "-");
+        bt_ctl_table_cell(&t, "%u", p->tokens);
+        bt_ctl_table_cell(&t, "%u", p->blocks);
+        bt_ctl_table_cell(&t, "%s", left);
+        bt_ctl_table_cell(&t, "%s", at);
     }
-    ctl_table_print(&t, stdout);
-    ctl_table_cleanup(&t);
+    bt_ctl_table_print(&t, stdout);
+    bt_ctl_table_cleanup(&t);
 }
 
 /* Prints and frees the reply to a pin or an unpin; NULL: the error has been said. */
-static int show(const struct ctl *c, Baton__AdminPin *p, bool unpinned)
+static int show(const struct bt_ctl *c, Baton__AdminPin *p, bool unpinned)
 {
     if (p == NULL) {
         return 1;
@@ -285,7 +285,7 @@ static int show(const struct ctl *c, Baton__AdminPin *p, bool unpinned)
         json_t *j = pin_json(p);
         json_object_set_new(j, unpinned ? "unpinned" : "renewed",
                             json_boolean(unpinned || p->renewed));
-        rc = ctl_print_json(j);
+        rc = bt_ctl_print_json(j);
     } else if (unpinned) {
         printf("unpinned %s: its %u blocks can be evicted\n", p->id, p->blocks);
     } else {
@@ -300,21 +300,21 @@ static int show(const struct ctl *c, Baton__AdminPin *p, bool unpinned)
 
 /* ---- commands ---- */
 
-int ctl_pin(const struct ctl *c)
+int bt_ctl_pin(const struct bt_ctl *c)
 {
-    const struct ctl_pin *o = &c->pin;
+    const struct bt_ctl_pin *o = &c->pin;
     Baton__AdminPinRequest q = BATON__ADMIN_PIN_REQUEST__INIT;
     char tenant[33] = "";
     if (sources(o) != 1) {
-        return ctl_usage("pin wants one of --prompt, --prompt-file, --tokens-file, --chat-file, "
-                         "--request",
-                         NULL);
+        return bt_ctl_usage("pin wants one of --prompt, --prompt-file, --tokens-file, --chat-file, "
+                            "--request",
+                            NULL);
     }
     if (o->ttl == NULL || (q.ttl_ms = parse_ttl(o->ttl)) == 0) {
-        return ctl_usage("pin wants --ttl, a time as 90s, 30m, 1h, 7d", o->ttl);
+        return bt_ctl_usage("pin wants --ttl, a time as 90s, 30m, 1h, 7d", o->ttl);
     }
     if (o->tenant != NULL && o->api_key_file != NULL) {
-        return ctl_usage("--tenant and --api-key-file say the same; give one of them", NULL);
+        return bt_ctl_usage("--tenant and --api-key-file say the same; give one of them", NULL);
     }
     if (o->api_key_file != NULL && !tenant_of_key(o->api_key_file, tenant)) {
         return 1;
@@ -335,22 +335,24 @@ int ctl_pin(const struct ctl *c)
     q.label = (char *)(o->label != NULL ? o->label : "");
     q.tenant = (char *)(o->tenant != NULL ? o->tenant : tenant);
     q.cache_salt = (char *)(o->cache_salt != NULL ? o->cache_salt : "");
-    Baton__AdminPin *p = ctl_ask(c, "/baton.Admin/Pin", &q.base, &baton__admin_pin__descriptor);
+    Baton__AdminPin *p = bt_ctl_ask(c, "/baton.Admin/Pin", &q.base, &baton__admin_pin__descriptor);
     free(text);
     return show(c, p, false);
 }
 
-int ctl_unpin(const struct ctl *c)
+int bt_ctl_unpin(const struct bt_ctl *c)
 {
     Baton__AdminUnpinRequest q = BATON__ADMIN_UNPIN_REQUEST__INIT;
     q.id = (char *)c->arg;
-    return show(c, ctl_ask(c, "/baton.Admin/Unpin", &q.base, &baton__admin_pin__descriptor), true);
+    return show(c, bt_ctl_ask(c, "/baton.Admin/Unpin", &q.base, &baton__admin_pin__descriptor),
+                true);
 }
 
-int ctl_pins(const struct ctl *c)
+int bt_ctl_pins(const struct bt_ctl *c)
 {
     Baton__AdminPinsRequest q = BATON__ADMIN_PINS_REQUEST__INIT;
-    Baton__AdminPins *a = ctl_ask(c, "/baton.Admin/Pins", &q.base, &baton__admin_pins__descriptor);
+    Baton__AdminPins *a =
+        bt_ctl_ask(c, "/baton.Admin/Pins", &q.base, &baton__admin_pins__descriptor);
     if (a == NULL) {
         return 1;
     }
@@ -360,7 +362,7 @@ int ctl_pins(const struct ctl *c)
         for (size_t i = 0; i < a->n_list; i++) {
             json_array_append_new(list, pin_json(a->list[i]));
         }
-        rc = ctl_print_json(list);
+        rc = bt_ctl_print_json(list);
     } else if (a->n_list == 0) {
         printf("nothing is pinned\n");
     } else {

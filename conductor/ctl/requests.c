@@ -26,39 +26,39 @@ static void requests_table(const Baton__AdminRequests *a)
 {
     static const char *const head[] = {"ID",     "REQ",   "CHOICES", "STATE",   "AGE",   "PROMPT",
                                        "TOKENS", "EPOCH", "REPLANS", "PREFILL", "DECODE"};
-    struct ctl_table t;
-    ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    struct bt_ctl_table t;
+    bt_ctl_table_init(&t, head, BT_ARRAY_LEN(head));
     for (size_t i = 0; i < a->n_list; i++) {
         const Baton__AdminRequest *r = a->list[i];
-        ctl_table_cell(&t, "%s", r->id);
-        ctl_table_cell(&t, "%016" PRIx64, r->wire_id);
+        bt_ctl_table_cell(&t, "%s", r->id);
+        bt_ctl_table_cell(&t, "%016" PRIx64, r->wire_id);
         if (r->n > 1) {
-            ctl_table_cell(&t, "%u-%u", r->choice, r->choice + r->n - 1);
+            bt_ctl_table_cell(&t, "%u-%u", r->choice, r->choice + r->n - 1);
         } else {
-            ctl_table_cell(&t, "%u", r->choice);
+            bt_ctl_table_cell(&t, "%u", r->choice);
         }
-        ctl_table_cell(&t, "%s", r->state);
-        ctl_table_cell(&t, "%.1fs", (double)r->age_ms / 1e3);
-        ctl_table_cell(&t, "%u", r->prompt_tokens);
-        ctl_table_cell(&t, "%u", r->tokens);
-        ctl_table_cell(&t, "%u", r->epoch);
-        ctl_table_cell(&t, "%u", r->replans);
-        ctl_table_cell(&t, "%s", r->prefill[0] != '\0' ? r->prefill : "-");
-        ctl_table_cell(&t, "%s", r->decode[0] != '\0' ? r->decode : "-");
+        bt_ctl_table_cell(&t, "%s", r->state);
+        bt_ctl_table_cell(&t, "%.1fs", (double)r->age_ms / 1e3);
+        bt_ctl_table_cell(&t, "%u", r->prompt_tokens);
+        bt_ctl_table_cell(&t, "%u", r->tokens);
+        bt_ctl_table_cell(&t, "%u", r->epoch);
+        bt_ctl_table_cell(&t, "%u", r->replans);
+        bt_ctl_table_cell(&t, "%s", r->prefill[0] != '\0' ? r->prefill : "-");
+        bt_ctl_table_cell(&t, "%s", r->decode[0] != '\0' ? r->decode : "-");
     }
-    ctl_table_print(&t, stdout);
-    ctl_table_cleanup(&t);
+    bt_ctl_table_print(&t, stdout);
+    bt_ctl_table_cleanup(&t);
     if (a->n_list < a->total) {
         printf("(%zu of %" PRIu64 " shown; --limit N shows more)\n", a->n_list, a->total);
     }
 }
 
-int ctl_requests(const struct ctl *c)
+int bt_ctl_requests(const struct bt_ctl *c)
 {
     Baton__AdminRequestsRequest q = BATON__ADMIN_REQUESTS_REQUEST__INIT;
     q.limit = c->limit;
     Baton__AdminRequests *a =
-        ctl_ask(c, "/baton.Admin/Requests", &q.base, &baton__admin_requests__descriptor);
+        bt_ctl_ask(c, "/baton.Admin/Requests", &q.base, &baton__admin_requests__descriptor);
     if (a == NULL) {
         return 1;
     }
@@ -68,7 +68,7 @@ int ctl_requests(const struct ctl *c)
         for (size_t i = 0; i < a->n_list; i++) {
             json_array_append_new(list, request_json(a->list[i]));
         }
-        rc = ctl_print_json(list);
+        rc = bt_ctl_print_json(list);
     } else {
         requests_table(a);
     }
@@ -131,12 +131,12 @@ static json_t *explanation_json(const Baton__AdminExplanation *e)
                      sources, "again", e->again[0] != '\0' ? json_string(e->again) : json_null());
 }
 
-static void time_cell(struct ctl_table *t, double ms)
+static void time_cell(struct bt_ctl_table *t, double ms)
 {
     if (ms >= 0) {
-        ctl_table_cell(t, "%.1f ms", ms);
+        bt_ctl_table_cell(t, "%.1f ms", ms);
     } else {
-        ctl_table_cell(t, "-");
+        bt_ctl_table_cell(t, "-");
     }
 }
 
@@ -203,46 +203,46 @@ static void explanation_text(const Baton__AdminExplanation *e)
     outcome_text(e->outcome, e->planned);
     static const char *const head[] = {"WORKER", "NODE", "FOR",  "CACHED", "QUEUE",
                                        "TTFT",   "TBT",  "LOAD", "VERDICT"};
-    struct ctl_table t;
-    ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    struct bt_ctl_table t;
+    bt_ctl_table_init(&t, head, BT_ARRAY_LEN(head));
     for (size_t i = 0; i < e->n_candidates; i++) {
         const Baton__AdminCandidate *k = e->candidates[i];
-        ctl_table_cell(&t, "%s", k->worker);
-        ctl_table_cell(&t, "%s", k->node);
-        ctl_table_cell(&t, "%s", k->for_prefill ? "prefill" : "decode");
-        ctl_table_cell(&t, "%u", k->cached_tokens);
+        bt_ctl_table_cell(&t, "%s", k->worker);
+        bt_ctl_table_cell(&t, "%s", k->node);
+        bt_ctl_table_cell(&t, "%s", k->for_prefill ? "prefill" : "decode");
+        bt_ctl_table_cell(&t, "%u", k->cached_tokens);
         if (k->for_prefill) {
             time_cell(&t, k->queue_ms);
             time_cell(&t, k->ttft_ms);
-            ctl_table_cell(&t, "-");
-            ctl_table_cell(&t, "-");
+            bt_ctl_table_cell(&t, "-");
+            bt_ctl_table_cell(&t, "-");
         } else {
-            ctl_table_cell(&t, "-");
-            ctl_table_cell(&t, "-");
-            ctl_table_cell(&t, "%.1f ms", k->tbt_ms);
-            ctl_table_cell(&t, "%.0f%%", 100 * k->load);
+            bt_ctl_table_cell(&t, "-");
+            bt_ctl_table_cell(&t, "-");
+            bt_ctl_table_cell(&t, "%.1f ms", k->tbt_ms);
+            bt_ctl_table_cell(&t, "%.0f%%", 100 * k->load);
         }
-        ctl_table_cell(&t, "%s", k->verdict);
+        bt_ctl_table_cell(&t, "%s", k->verdict);
     }
-    ctl_table_print(&t, stdout);
-    ctl_table_cleanup(&t);
+    bt_ctl_table_print(&t, stdout);
+    bt_ctl_table_cleanup(&t);
     if (e->n_candidates < e->candidates_total) {
         printf("(%zu of %u candidates shown)\n", e->n_candidates, e->candidates_total);
     }
 }
 
-int ctl_explain(const struct ctl *c)
+int bt_ctl_explain(const struct bt_ctl *c)
 {
     Baton__AdminExplainRequest q = BATON__ADMIN_EXPLAIN_REQUEST__INIT;
     q.id = (char *)(c->arg != NULL ? c->arg : "");
     Baton__AdminExplanation *e =
-        ctl_ask(c, "/baton.Admin/Explain", &q.base, &baton__admin_explanation__descriptor);
+        bt_ctl_ask(c, "/baton.Admin/Explain", &q.base, &baton__admin_explanation__descriptor);
     if (e == NULL) {
         return 1;
     }
     int rc = 0;
     if (c->json) {
-        rc = ctl_print_json(explanation_json(e));
+        rc = bt_ctl_print_json(explanation_json(e));
     } else {
         explanation_text(e);
     }
@@ -275,14 +275,14 @@ static void drain_text(const Baton__AdminDrain *d)
     }
 }
 
-static int drain(const struct ctl *c, bool undrain)
+static int drain(const struct bt_ctl *c, bool undrain)
 {
     Baton__AdminDrainRequest q = BATON__ADMIN_DRAIN_REQUEST__INIT;
     q.node = (char *)c->arg;
     q.undrain = undrain;
     q.force = c->force;
     Baton__AdminDrain *d =
-        ctl_ask(c, "/baton.Admin/Drain", &q.base, &baton__admin_drain__descriptor);
+        bt_ctl_ask(c, "/baton.Admin/Drain", &q.base, &baton__admin_drain__descriptor);
     if (d == NULL) {
         return 1;
     }
@@ -292,9 +292,9 @@ static int drain(const struct ctl *c, bool undrain)
         for (size_t i = 0; i < d->n_members; i++) {
             json_array_append_new(members, json_string(d->members[i]));
         }
-        rc = ctl_print_json(json_pack("{s:s,s:b,s:o,s:I,s:b}", "node", d->node, "draining",
-                                      d->draining, "members", members, "requests",
-                                      (json_int_t)d->requests, "stays", d->stays));
+        rc = bt_ctl_print_json(json_pack("{s:s,s:b,s:o,s:I,s:b}", "node", d->node, "draining",
+                                         d->draining, "members", members, "requests",
+                                         (json_int_t)d->requests, "stays", d->stays));
     } else {
         drain_text(d);
     }
@@ -302,12 +302,12 @@ static int drain(const struct ctl *c, bool undrain)
     return rc;
 }
 
-int ctl_drain(const struct ctl *c)
+int bt_ctl_drain(const struct bt_ctl *c)
 {
     return drain(c, false);
 }
 
-int ctl_undrain(const struct ctl *c)
+int bt_ctl_undrain(const struct bt_ctl *c)
 {
     return drain(c, true);
 }

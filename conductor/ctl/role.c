@@ -18,7 +18,7 @@ static void role_text(const Baton__AdminRole *r)
            r->requests, r->requests == 1 ? "" : "s");
 }
 
-int ctl_role(const struct ctl *c)
+int bt_ctl_role(const struct bt_ctl *c)
 {
     Baton__AdminRoleRequest q = BATON__ADMIN_ROLE_REQUEST__INIT;
     if (!bt_roles_parse(c->arg2, &q.role)) {
@@ -30,17 +30,18 @@ int ctl_role(const struct ctl *c)
     }
     q.worker = (char *)c->arg;
     q.force = c->force;
-    Baton__AdminRole *r = ctl_ask(c, "/baton.Admin/Role", &q.base, &baton__admin_role__descriptor);
+    Baton__AdminRole *r =
+        bt_ctl_ask(c, "/baton.Admin/Role", &q.base, &baton__admin_role__descriptor);
     if (r == NULL) {
         return 1;
     }
     int rc = 0;
     if (c->json) {
-        rc = ctl_print_json(json_pack("{s:s,s:s,s:s,s:s,s:s,s:b,s:I,s:I}", "kind", r->kind,
-                                      "worker", r->worker, "node", r->node, "before",
-                                      bt_roles_name(r->before), "role", bt_roles_name(r->role),
-                                      "changed", r->before != r->role, "epoch",
-                                      (json_int_t)r->epoch, "requests", (json_int_t)r->requests));
+        rc = bt_ctl_print_json(
+            json_pack("{s:s,s:s,s:s,s:s,s:s,s:b,s:I,s:I}", "kind", r->kind, "worker", r->worker,
+                      "node", r->node, "before", bt_roles_name(r->before), "role",
+                      bt_roles_name(r->role), "changed", r->before != r->role, "epoch",
+                      (json_int_t)r->epoch, "requests", (json_int_t)r->requests));
     } else {
         role_text(r);
     }

@@ -7,13 +7,13 @@
 
 #include "common/base/base.h"
 
-void ctl_table_init(struct ctl_table *t, const char *const *head, size_t columns)
+void bt_ctl_table_init(struct bt_ctl_table *t, const char *const *head, size_t columns)
 {
     BT_ASSERT(columns != 0 && columns <= CTL_TABLE_COLUMNS_MAX);
-    *t = (struct ctl_table){.head = head, .columns = columns};
+    *t = (struct bt_ctl_table){.head = head, .columns = columns};
 }
 
-void ctl_table_cell(struct ctl_table *t, const char *fmt, ...)
+void bt_ctl_table_cell(struct bt_ctl_table *t, const char *fmt, ...)
 {
     char text[600];
     va_list ap;
@@ -27,7 +27,7 @@ void ctl_table_cell(struct ctl_table *t, const char *fmt, ...)
     t->cells[t->n++] = bt_strdup(text);
 }
 
-static void print_row(const struct ctl_table *t, const char *const *row, const size_t *width,
+static void print_row(const struct bt_ctl_table *t, const char *const *row, const size_t *width,
                       FILE *f)
 {
     for (size_t c = 0; c < t->columns; c++) {
@@ -36,7 +36,7 @@ static void print_row(const struct ctl_table *t, const char *const *row, const s
     }
 }
 
-void ctl_table_print(const struct ctl_table *t, FILE *f)
+void bt_ctl_table_print(const struct bt_ctl_table *t, FILE *f)
 {
     BT_ASSERT(t->n % t->columns == 0);
     size_t width[CTL_TABLE_COLUMNS_MAX];
@@ -52,7 +52,7 @@ void ctl_table_print(const struct ctl_table *t, FILE *f)
     }
 }
 
-void ctl_table_cleanup(struct ctl_table *t)
+void bt_ctl_table_cleanup(struct bt_ctl_table *t)
 {
     for (size_t i = 0; i < t->n; i++) {
         free(t->cells[i]);

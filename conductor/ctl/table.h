@@ -7,18 +7,18 @@
 
 #define CTL_TABLE_COLUMNS_MAX 12
 
-struct ctl_table {
+struct bt_ctl_table {
     const char *const *head;
     size_t columns;
     char **cells; /* row by row */
     size_t n, cap;
 };
 
-void ctl_table_init(struct ctl_table *t, const char *const *head, size_t columns);
+void bt_ctl_table_init(struct bt_ctl_table *t, const char *const *head, size_t columns);
 /* Adds the next cell; a row is full after `columns` of them. */
-void ctl_table_cell(struct ctl_table *t, const char *fmt, ...)
+void bt_ctl_table_cell(struct bt_ctl_table *t, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-void ctl_table_print(const struct ctl_table *t, FILE *f);
-void ctl_table_cleanup(struct ctl_table *t);
+void bt_ctl_table_print(const struct bt_ctl_table *t, FILE *f);
+void bt_ctl_table_cleanup(struct bt_ctl_table *t);
 
 #endif

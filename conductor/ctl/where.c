@@ -10,7 +10,7 @@
 #include "common/conf/conf.h"
 
 /* Folder of the local cluster's state; the caller frees. */
-static char *state_dir(const struct ctl *c)
+static char *state_dir(const struct bt_ctl *c)
 {
     if (c->state_dir != NULL) {
         return bt_strdup(c->state_dir);
@@ -38,7 +38,7 @@ static bool is_ours(const char *dir)
     return ours;
 }
 
-static bool read_local_addr(struct ctl *c, const char *dir)
+static bool read_local_addr(struct bt_ctl *c, const char *dir)
 {
     char path[512];
     snprintf(path, sizeof(path), "%s/conductor.addr", dir);
@@ -67,7 +67,7 @@ static bool read_local_addr(struct ctl *c, const char *dir)
     return true;
 }
 
-static bool find_addr(struct ctl *c, const char *dir)
+static bool find_addr(struct bt_ctl *c, const char *dir)
 {
     if (c->addr[0] != '\0') {
         c->addr_from = "--addr";
@@ -86,7 +86,7 @@ static bool find_addr(struct ctl *c, const char *dir)
 }
 
 /* Reads ca.crt, admin.crt and admin.key of a folder. */
-static bool read_tls(struct ctl *c, const char *dir)
+static bool read_tls(struct bt_ctl *c, const char *dir)
 {
     char err[700];
     char *ca = bt_sprintf("%s/ca.crt", dir), *cert = bt_sprintf("%s/admin.crt", dir),
@@ -103,7 +103,7 @@ static bool read_tls(struct ctl *c, const char *dir)
     return st == BT_OK;
 }
 
-static bool find_tls(struct ctl *c, const char *state)
+static bool find_tls(struct bt_ctl *c, const char *state)
 {
     const char *env = bt_conf_env("BATON_TLS");
     if (c->tls_dir != NULL) {
@@ -119,7 +119,7 @@ static bool find_tls(struct ctl *c, const char *state)
     return ok;
 }
 
-bool ctl_find_conductor(struct ctl *c)
+bool bt_ctl_find_conductor(struct bt_ctl *c)
 {
     char *state = state_dir(c);
     bool ok = find_addr(c, state) && find_tls(c, state);

@@ -6,6 +6,6 @@
 
 /* Fills what the command line has left open, from the environment, then from the local cluster's
  * state directory. False after an error message. */
-bool ctl_find_conductor(struct ctl *c);
+bool bt_ctl_find_conductor(struct bt_ctl *c);
 
 #endif

@@ -18,7 +18,7 @@
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
                                        429, 500, 503, 504, 0 /* others */};
 
-void front_count(struct bt_front *f, int status)
+void bt_front_count(struct bt_front *f, int status)
 {
     size_t i = 0;
     while (i < FRONT_CODES - 1 && codes[i] != status) {
@@ -29,24 +29,25 @@ void front_count(struct bt_front *f, int status)
 
 /* ---- answers ---- */
 
-void front_common_headers(const struct bt_front *f, struct bt_http_req *req)
+void bt_front_common_headers(const struct bt_front *f, struct bt_http_req *req)
 {
-    front_cors_headers(f, req);
+    bt_front_cors_headers(f, req);
 }
 
-void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
-                   const struct bt_buf *body)
+void bt_front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
+                      const struct bt_buf *body)
 {
-    front_common_headers(f, req);
-    front_count(f, status);
+    bt_front_common_headers(f, req);
+    bt_front_count(f, status);
     bt_http_respond(req, status, type, body->data, body->len);
 }
 
-void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e)
+void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
+                            const struct bt_front_error *e)
 {
     struct bt_buf out;
     bt_buf_init(&out);
-    front_error_json(e, &out);
+    bt_front_error_json(e, &out);
     if (e->retry_after_s > 0) {
         char seconds[16];
         snprintf(seconds, sizeof(seconds), "%u", e->retry_after_s);
@@ -55,13 +56,13 @@ void front_respond_error(struct bt_front *f, struct bt_http_req *req, const stru
     if (e->http == 401) {
         bt_http_add_header(req, "WWW-Authenticate", "Bearer");
     }
-    front_respond(f, req, e->http, FRONT_JSON_TYPE, &out);
+    bt_front_respond(f, req, e->http, FRONT_JSON_TYPE, &out);
     bt_buf_cleanup(&out);
 }
 
 static void respond_json(struct bt_front *f, struct bt_http_req *req, struct bt_buf *out)
 {
-    front_respond(f, req, 200, FRONT_JSON_TYPE, out);
+    bt_front_respond(f, req, 200, FRONT_JSON_TYPE, out);
     bt_buf_cleanup(out);
 }
 
@@ -70,10 +71,10 @@ static void respond_json(struct bt_front *f, struct bt_http_req *req, struct bt_
 static void put_model(const struct bt_front *f, struct bt_buf *out)
 {
     bt_buf_puts(out, "{\"id\":");
-    front_put_cstr(out, f->model_id);
+    bt_front_put_cstr(out, f->model_id);
     bt_buf_printf(out, ",\"object\":\"model\",\"created\":%llu,\"owned_by\":\"baton\",\"root\":",
                   (unsigned long long)f->created_s);
-    front_put_cstr(out, f->model_path);
+    bt_front_put_cstr(out, f->model_path);
     bt_buf_printf(out, ",\"parent\":null,\"max_model_len\":%u}", f->model.max_model_len);
 }
 
@@ -91,12 +92,13 @@ static void get_models(struct bt_front *f, struct bt_http_req *req, const char *
 static void get_model(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
     struct bt_buf out;
-    struct front_error e = {0};
+    struct bt_front_error e = {0};
     const char *name = bt_http_path(req) + strlen("/v1/models/");
     (void)tenant;
     if (strcmp(name, f->model_id) != 0) {
-        front_fail(&e, 404, "model", "model_not_found", "the model '%.128s' does not exist", name);
-        front_respond_error(f, req, &e);
+        bt_front_fail(&e, 404, "model", "model_not_found", "the model '%.128s' does not exist",
+                      name);
+        bt_front_respond_error(f, req, &e);
         return;
     }
     bt_buf_init(&out);
@@ -117,7 +119,7 @@ static void get_health(struct bt_front *f, struct bt_http_req *req, const char *
         bt_buf_puts(&out, f->leaving ? "shutting down" : why != NULL ? why : "not serving");
         bt_http_add_header(req, "Retry-After", "1");
     }
-    front_respond(f, req, ok ? 200 : 503, "text/plain; charset=utf-8", &out);
+    bt_front_respond(f, req, ok ? 200 : 503, "text/plain; charset=utf-8", &out);
     bt_buf_cleanup(&out);
 }
 
@@ -127,7 +129,7 @@ static void get_version(struct bt_front *f, struct bt_http_req *req, const char 
     (void)tenant;
     bt_buf_init(&out);
     bt_buf_puts(&out, "{\"version\":");
-    front_put_cstr(&out, bt_version());
+    bt_front_put_cstr(&out, bt_version());
     bt_buf_puts(&out, "}");
     respond_json(f, req, &out);
 }
@@ -142,7 +144,7 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
     bt_metric_set(f->m.unsent, (double)bt_http_unsent(f->http));
     bt_metric_set(f->m.held, (double)f->room.used);
     bt_metrics_render(f->metrics, &out);
-    front_respond(f, req, 200, "text/plain; version=0.0.4", &out);
+    bt_front_respond(f, req, 200, "text/plain; version=0.0.4", &out);
     bt_buf_cleanup(&out);
 }
 
@@ -157,12 +159,12 @@ struct route {
 };
 
 static const struct route routes[] = {
-    {"/v1/completions", true, false, true, front_post_completions},
-    {"/v1/chat/completions", true, false, true, front_post_chat},
+    {"/v1/completions", true, false, true, bt_front_post_completions},
+    {"/v1/chat/completions", true, false, true, bt_front_post_chat},
     {"/v1/models", false, false, false, get_models},
     {"/v1/models/", false, false, false, get_model},
-    {"/tokenize", true, false, false, front_post_tokenize},
-    {"/detokenize", true, false, false, front_post_detokenize},
+    {"/tokenize", true, false, false, bt_front_post_tokenize},
+    {"/detokenize", true, false, false, bt_front_post_detokenize},
     {"/health", false, true, false, get_health},
     {"/version", false, true, false, get_version},
     {"/metrics", false, true, false, get_metrics},
@@ -207,21 +209,21 @@ static bool is_json(const char *type)
 
 /* Refuses two different values of a header that may have one: a proxy or a log could use the
  * other one. False: e names the header. */
-static bool check_single(const struct bt_http_req *req, struct front_error *e)
+static bool check_single(const struct bt_http_req *req, struct bt_front_error *e)
 {
     static const char *const names[] = {"authorization", "content-type", "content-encoding",
                                         "origin", "x-request-id"};
     for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
         if (bt_http_header_ambiguous(req, names[i])) {
-            return front_fail(e, 400, NULL, NULL,
-                              "the header %s occurs more than once with different values; send one",
-                              names[i]);
+            return bt_front_fail(
+                e, 400, NULL, NULL,
+                "the header %s occurs more than once with different values; send one", names[i]);
         }
     }
     return true;
 }
 
-static bool check_method(struct bt_http_req *req, const struct route *r, struct front_error *e)
+static bool check_method(struct bt_http_req *req, const struct route *r, struct bt_front_error *e)
 {
     const char *method = bt_http_method(req);
     if (r->post ? strcmp(method, "POST") == 0
@@ -230,35 +232,35 @@ static bool check_method(struct bt_http_req *req, const struct route *r, struct 
     }
     const char *allow = r->post ? "POST" : "GET, HEAD";
     bt_http_add_header(req, "Allow", allow);
-    return front_fail(e, 405, NULL, NULL, "the method '%.32s' is not allowed here; use %s", method,
-                      allow);
+    return bt_front_fail(e, 405, NULL, NULL, "the method '%.32s' is not allowed here; use %s",
+                         method, allow);
 }
 
 /* Decides what the header alone decides. False: e is the answer. */
 static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct route *r,
-                       char tenant[33], struct front_error *e)
+                       char tenant[33], struct bt_front_error *e)
 {
     bool open = r != NULL && r->open;
     if (!check_single(req, e)) {
         return false;
     }
     if (f->keys != NULL && !open &&
-        !front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant)) {
-        return front_fail(e, 401, NULL, "invalid_api_key",
-                          "a valid API key is required: Authorization: Bearer KEY");
+        !bt_front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant)) {
+        return bt_front_fail(e, 401, NULL, "invalid_api_key",
+                             "a valid API key is required: Authorization: Bearer KEY");
     }
     if (r == NULL) {
-        return front_fail(e, 404, NULL, NULL, "there is no '%.128s' on this server",
-                          bt_http_path(req));
+        return bt_front_fail(e, 404, NULL, NULL, "there is no '%.128s' on this server",
+                             bt_http_path(req));
     }
     if (!check_method(req, r, e)) {
         return false;
     }
     if (r->post && !is_json(bt_http_header(req, "content-type"))) {
-        return front_fail(e, 415, NULL, NULL, "the Content-Type must be " FRONT_JSON_TYPE);
+        return bt_front_fail(e, 415, NULL, NULL, "the Content-Type must be " FRONT_JSON_TYPE);
     }
     if (r->post && !is_plain(bt_http_header(req, "content-encoding"))) {
-        return front_fail(
+        return bt_front_fail(
             e, 415, NULL, NULL,
             "a compressed body (Content-Encoding) is not supported; send it as it is");
     }
@@ -271,17 +273,17 @@ static bool on_head(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;
     const struct route *r = find_route(bt_http_path(req));
-    struct front_error e = {0};
+    struct bt_front_error e = {0};
     char tenant[33] = "";
-    front_access_begin(f, req);
-    if (r != NULL && front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
+    bt_front_access_begin(f, req);
+    if (r != NULL && bt_front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
         return false; /* it never has a key */
     }
     bool pass = check_head(f, req, r, tenant, &e);
-    front_access_tenant(req, tenant);
-    if (!pass || (r->post && !front_keys_admit_body(f->keys, tenant, bt_http_body_announced(req),
-                                                    r->generates, &e))) {
-        front_respond_error(f, req, &e);
+    bt_front_access_tenant(req, tenant);
+    if (!pass || (r->post && !bt_front_keys_admit_body(f->keys, tenant, bt_http_body_announced(req),
+                                                       r->generates, &e))) {
+        bt_front_respond_error(f, req, &e);
         return false;
     }
     if (r->open) { /* answered at once: without a key, a client cannot make us reserve memory for a
@@ -289,7 +291,7 @@ static bool on_head(void *arg, struct bt_http_req *req)
         r->fn(f, req, NULL);
         return false;
     }
-    bt_http_accept(req, front_keys_owner(f->keys, tenant));
+    bt_http_accept(req, bt_front_keys_owner(f->keys, tenant));
     return true;
 }
 
@@ -299,8 +301,8 @@ static void on_request(void *arg, struct bt_http_req *req)
     struct bt_front *f = arg;
     const struct route *r = find_route(bt_http_path(req));
     char tenant[33];
-    bool known =
-        f->keys != NULL && front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant);
+    bool known = f->keys != NULL &&
+                 bt_front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant);
     r->fn(f, req, known ? tenant : NULL);
 }
 
@@ -379,13 +381,13 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     bt_random(&f->access_random, sizeof(f->access_random));
     f->allowed_origins = bt_strdup(conf->allowed_origins != NULL ? conf->allowed_origins : "");
     uint32_t len = conf->max_model_len;
-    f->model = (struct front_model){.id = f->model_id,
-                                    .max_model_len = len > 0 ? BT_MIN(len, f->config.max_model_len)
-                                                             : f->config.max_model_len,
-                                    .config = &f->config,
-                                    .tok = parts->tok,
-                                    .tmpl = parts->tmpl,
-                                    .piece_max = longest_piece(parts->tok)};
+    f->model = (struct bt_front_model){
+        .id = f->model_id,
+        .max_model_len = len > 0 ? BT_MIN(len, f->config.max_model_len) : f->config.max_model_len,
+        .config = &f->config,
+        .tok = parts->tok,
+        .tmpl = parts->tmpl,
+        .piece_max = longest_piece(parts->tok)};
     bt_list_init(&f->gens);
     bt_list_init(&f->pending);
     bt_list_init(&f->starting);
@@ -394,18 +396,18 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     size_t answers_max = conf->answers_max != 0 ? conf->answers_max : ANSWERS_MAX_DEFAULT;
     struct bt_http_options http = conf->http;
     http.out_total = answers_max / UNSENT_PART;
-    front_room_init(&f->room, answers_max - http.out_total);
+    bt_front_room_init(&f->room, answers_max - http.out_total);
     create_metrics(f);
     bt_status_t st = bt_front_check_origins(f->allowed_origins, err, err_cap);
     if (st == BT_OK && conf->api_keys_file != NULL) {
-        st = front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
+        st = bt_front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
     }
     if (st == BT_OK) {
-        st = front_jobs_create(f, err, err_cap);
+        st = bt_front_jobs_create(f, err, err_cap);
     }
     if (st == BT_OK) {
         http.head = on_head;
-        http.ended = front_access_ended;
+        http.ended = bt_front_access_ended;
         http.key_prefix = "conductor.http.";
         http.strangers_max = BT_MAX(http.conns_max / STRANGERS_PART, 1u);
         st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);
@@ -449,11 +451,11 @@ void bt_front_destroy(struct bt_front *f)
     }
     f->draining = true;
     bt_http_destroy(f->http); /* on_gone cancels every generation */
-    front_jobs_destroy(f);
-    front_gen_end_all(f);
+    bt_front_jobs_destroy(f);
+    bt_front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);
-    front_room_cleanup(&f->room);
-    front_keys_destroy(f->keys);
+    bt_front_room_cleanup(&f->room);
+    bt_front_keys_destroy(f->keys);
     free(f->allowed_origins);
     free(f->model_id);
     free(f->model_path);

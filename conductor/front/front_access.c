@@ -30,21 +30,21 @@ bt_status_t bt_front_access_share(const char *text, double *share_p, char *err, 
     return BT_OK;
 }
 
-void front_access_begin(const struct bt_front *f, struct bt_http_req *req)
+void bt_front_access_begin(const struct bt_front *f, struct bt_http_req *req)
 {
     if (f->access_share > 0) {
-        bt_http_set_note(req, bt_calloc(1, sizeof(struct front_note)));
+        bt_http_set_note(req, bt_calloc(1, sizeof(struct bt_front_note)));
     }
 }
 
-struct front_note *front_note(const struct bt_http_req *req)
+struct bt_front_note *bt_front_note(const struct bt_http_req *req)
 {
     return bt_http_note(req);
 }
 
-void front_access_tenant(struct bt_http_req *req, const char *tenant)
+void bt_front_access_tenant(struct bt_http_req *req, const char *tenant)
 {
-    struct front_note *note = front_note(req);
+    struct bt_front_note *note = bt_front_note(req);
     if (note != NULL) {
         snprintf(note->tenant, sizeof(note->tenant), "%s", tenant);
     }
@@ -71,14 +71,14 @@ static const char *none_if_empty(const char *s)
     return s[0] != '\0' ? s : NULL;
 }
 
-void front_access_ended(void *arg, const struct bt_http_record *r)
+void bt_front_access_ended(void *arg, const struct bt_http_record *r)
 {
     static const char *const endings[] = {
         [BT_HTTP_COMPLETE] = "complete", [BT_HTTP_GONE] = "client_gone", [BT_HTTP_CUT] = "cut_off"};
     struct bt_front *f = arg;
-    struct front_note *note = r->note;
-    static const struct front_note unknown;
-    const struct front_note *n = note != NULL ? note : &unknown;
+    struct bt_front_note *note = r->note;
+    static const struct bt_front_note unknown;
+    const struct bt_front_note *n = note != NULL ? note : &unknown;
     if (!wanted(f, r->status)) {
         free(note);
         return;

@@ -63,7 +63,7 @@ static int allowed(const char *origins, const char *origin)
     return found;
 }
 
-void front_cors_headers(const struct bt_front *f, struct bt_http_req *req)
+void bt_front_cors_headers(const struct bt_front *f, struct bt_http_req *req)
 {
     const char *origin = bt_http_header(req, "origin");
     int how = origin != NULL ? allowed(f->allowed_origins, origin) : 0;
@@ -78,7 +78,7 @@ void front_cors_headers(const struct bt_front *f, struct bt_http_req *req)
                        "x-request-id, x-baton-plan, retry-after");
 }
 
-bool front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods)
+bool bt_front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods)
 {
     const char *origin = bt_http_header(req, "origin");
     const char *wanted = bt_http_header(req, "access-control-request-headers");
@@ -93,6 +93,6 @@ bool front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const cha
     }
     bt_http_add_header(req, "Access-Control-Max-Age", MAX_AGE_S);
     const struct bt_buf empty = {.data = ""};
-    front_respond(f, req, 200, "text/plain; charset=utf-8", &empty);
+    bt_front_respond(f, req, 200, "text/plain; charset=utf-8", &empty);
     return true;
 }

@@ -24,7 +24,7 @@ enum answer {
 
 struct field {
     const char *name;
-    unsigned objects; /* of enum front_object */
+    unsigned objects; /* of enum bt_front_object */
     enum answer answer;
     const char *why; /* what is done with it */
 };
@@ -41,7 +41,7 @@ static bool is_false(const json_t *v)
 
 static bool is_one(const json_t *v)
 {
-    return (json_is_number(v) && json_number_value(v) == 1.0) || !front_asked_for(v);
+    return (json_is_number(v) && json_number_value(v) == 1.0) || !bt_front_asked_for(v);
 }
 
 static bool has_text(const json_t *v, const char *a, const char *b)
@@ -52,7 +52,7 @@ static bool has_text(const json_t *v, const char *a, const char *b)
 
 static bool is_text(const json_t *v)
 {
-    return has_text(v, "text", "message") || !front_asked_for(v);
+    return has_text(v, "text", "message") || !bt_front_asked_for(v);
 }
 
 static bool are_text(const json_t *v)
@@ -66,7 +66,7 @@ static bool are_text(const json_t *v)
 
 static bool is_no_tool(const json_t *v)
 {
-    return has_text(v, "none", "auto") || !front_asked_for(v);
+    return has_text(v, "none", "auto") || !bt_front_asked_for(v);
 }
 
 #define BODY (C | M)
@@ -240,7 +240,7 @@ static const struct field fields[] = {
 };
 #undef BODY
 
-/* Neutral values of refused fields that front_asked_for does not know. */
+/* Neutral values of refused fields that bt_front_asked_for does not know. */
 static const struct neutral {
     const char *name;
     bool (*is)(const json_t *v);
@@ -274,7 +274,7 @@ static const struct neutral *neutral_of(const char *name)
 }
 
 static const struct { /* in the order of docs/API.md */
-    enum front_object kind;
+    enum bt_front_object kind;
     const char *name, *title; /* title: of its section there; NULL: it has none of its own */
 } objects[] = {{C, "/v1/completions", NULL},
                {M, "/v1/chat/completions", NULL},
@@ -323,7 +323,7 @@ static const char *nearest(const char *name, unsigned kind)
     return best;
 }
 
-static bool unknown(const char *name, unsigned kind, const char *prefix, struct front_error *e)
+static bool unknown(const char *name, unsigned kind, const char *prefix, struct bt_front_error *e)
 {
     static const unsigned bodies = C | M | T | D;
     char param[64];
@@ -331,42 +331,42 @@ static bool unknown(const char *name, unsigned kind, const char *prefix, struct 
     const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;
     snprintf(param, sizeof(param), "%.24s%.38s", prefix, name);
     if (meant != NULL) {
-        return front_fail(e, 400, param, "unknown_parameter",
-                          "'%s' is not a field of %s; did you mean '%s%s'?", param,
-                          object_name(kind), prefix, meant);
+        return bt_front_fail(e, 400, param, "unknown_parameter",
+                             "'%s' is not a field of %s; did you mean '%s%s'?", param,
+                             object_name(kind), prefix, meant);
     }
     if (elsewhere != NULL) {
-        return front_fail(e, 400, param, "unknown_parameter",
-                          "'%s' is not a field of %s; it is one of %s", param, object_name(kind),
-                          object_name(elsewhere->objects));
+        return bt_front_fail(e, 400, param, "unknown_parameter",
+                             "'%s' is not a field of %s; it is one of %s", param, object_name(kind),
+                             object_name(elsewhere->objects));
     }
-    return front_fail(e, 400, param, "unknown_parameter",
-                      "'%s' is not a field of %s; docs/API.md lists them. Leave it out", param,
-                      object_name(kind));
+    return bt_front_fail(e, 400, param, "unknown_parameter",
+                         "'%s' is not a field of %s; docs/API.md lists them. Leave it out", param,
+                         object_name(kind));
 }
 
 static bool refuse(const struct field *f, const json_t *v, const char *prefix,
-                   struct front_error *e)
+                   struct bt_front_error *e)
 {
     char param[64];
     const struct neutral *n = neutral_of(f->name);
-    if (n != NULL ? n->is(v) : !front_asked_for(v)) {
+    if (n != NULL ? n->is(v) : !bt_front_asked_for(v)) {
         return false;
     }
     snprintf(param, sizeof(param), "%.24s%.38s", prefix, f->name);
     if (n != NULL) {
-        front_fail(e, 400, param, "unsupported_parameter",
-                   "'%s' is not supported (%s); leave it out, or set it to %s", param, f->why,
-                   n->doc);
+        bt_front_fail(e, 400, param, "unsupported_parameter",
+                      "'%s' is not supported (%s); leave it out, or set it to %s", param, f->why,
+                      n->doc);
     } else {
-        front_fail(e, 400, param, "unsupported_parameter", "'%s' is not supported (%s)", param,
-                   f->why);
+        bt_front_fail(e, 400, param, "unsupported_parameter", "'%s' is not supported (%s)", param,
+                      f->why);
     }
     return true;
 }
 
-bool front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
-                        struct front_error *e)
+bool bt_front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
+                           struct bt_front_error *e)
 {
     const char *name;
     json_t *v;
@@ -402,7 +402,7 @@ static void put_why(struct bt_buf *out, const struct field *f)
 static void put_routes(struct bt_buf *out, enum answer answer)
 {
     static const struct {
-        enum front_object kind;
+        enum bt_front_object kind;
         const char *name;
     } names[] = {{C, "completions"}, {M, "chat"}, {T, "tokenize"}, {D, "detokenize"}};
     bt_buf_printf(out, "| field (%s) | routes | |\n|---|---|---|\n", answers[answer]);

@@ -7,7 +7,7 @@
 #include "conductor/front/front_json.h"
 
 /* Kinds of JSON objects in requests; bits, because many fields belong to several. */
-enum front_object {
+enum bt_front_object {
     FRONT_COMPLETION = 1,
     FRONT_CHAT = 2,
     FRONT_TOKENIZE = 4,
@@ -19,9 +19,9 @@ enum front_object {
 };
 
 /* True if the object has only known fields and sets no unsupported one. kinds: bits of enum
- * front_object, mostly one. prefix: what stands before a field's name in errors, e.g.
+ * bt_front_object, mostly one. prefix: what stands before a field's name in errors, e.g.
  * "messages[2]."; "" for the body itself. */
-bool front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
-                        struct front_error *e);
+bool bt_front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
+                           struct bt_front_error *e);
 
 #endif

@@ -8,18 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-void front_answer_init(struct front_answer *a, struct front_generation *gen,
-                       const struct bt_tokenizer *tok, const char *id, const char *model,
-                       uint64_t created_s, bool timings, bool plan)
+void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation *gen,
+                          const struct bt_tokenizer *tok, const char *id, const char *model,
+                          uint64_t created_s, bool timings, bool plan)
 {
-    *a = (struct front_answer){.opt = gen->opt,
-                               .timings = timings,
-                               .plan = plan,
-                               .n_prompts = gen->prompts.n,
-                               .n_choices = gen->prompts.n * gen->opt.n,
-                               .names = {.tok = tok,
-                                         .as_ids = gen->opt.tokens_as_ids,
-                                         .skip_special = gen->opt.skip_special}};
+    *a = (struct bt_front_answer){.opt = gen->opt,
+                                  .timings = timings,
+                                  .plan = plan,
+                                  .n_prompts = gen->prompts.n,
+                                  .n_choices = gen->prompts.n * gen->opt.n,
+                                  .names = {.tok = tok,
+                                            .as_ids = gen->opt.tokens_as_ids,
+                                            .skip_special = gen->opt.skip_special}};
     a->choices = bt_calloc(a->n_choices, sizeof(a->choices[0]));
     a->prompts = bt_calloc(a->n_prompts, sizeof(a->prompts[0]));
     for (uint32_t i = 0; i < a->n_prompts; i++) {
@@ -32,17 +32,17 @@ void front_answer_init(struct front_answer *a, struct front_generation *gen,
                                          : "chat.completion";
     bt_buf_printf(&a->prefix, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%llu,\"model\":", id,
                   object, (unsigned long long)created_s);
-    front_put_cstr(&a->prefix, model);
+    bt_front_put_cstr(&a->prefix, model);
 }
 
-static void choice_cleanup(struct front_choice *c)
+static void choice_cleanup(struct bt_front_choice *c)
 {
     bt_buf_cleanup(&c->text);
-    front_logprobs_cleanup(&c->lp);
+    bt_front_logprobs_cleanup(&c->lp);
     free(c->stop_string);
 }
 
-static void prompt_cleanup(struct front_answer_prompt *p)
+static void prompt_cleanup(struct bt_front_answer_prompt *p)
 {
     bt_buf_cleanup(&p->text);
     free(p->tokens);
@@ -50,7 +50,7 @@ static void prompt_cleanup(struct front_answer_prompt *p)
     free(p->lps);
 }
 
-bool front_answer_shed(struct front_answer *a)
+bool bt_front_answer_shed(struct bt_front_answer *a)
 {
     if (a->n_choices > 0) {
         choice_cleanup(&a->choices[--a->n_choices]);
@@ -63,18 +63,18 @@ bool front_answer_shed(struct front_answer *a)
     return false;
 }
 
-void front_answer_cleanup(struct front_answer *a)
+void bt_front_answer_cleanup(struct bt_front_answer *a)
 {
-    while (front_answer_shed(a)) {
+    while (bt_front_answer_shed(a)) {
     }
     free(a->choices);
     free(a->prompts);
     bt_buf_cleanup(&a->prefix);
-    front_names_cleanup(&a->names);
-    *a = (struct front_answer){0};
+    bt_front_names_cleanup(&a->names);
+    *a = (struct bt_front_answer){0};
 }
 
-struct front_answer_prompt *front_prompt_of(struct front_answer *a, uint32_t choice)
+struct bt_front_answer_prompt *bt_front_prompt_of(struct bt_front_answer *a, uint32_t choice)
 {
     return &a->prompts[choice / a->opt.n];
 }
@@ -85,14 +85,14 @@ static void put_usage(uint32_t prompt, uint32_t completion, const struct bt_gen_
                       struct bt_buf *out)
 {
     bt_buf_puts(out, "\"usage\":{\"prompt_tokens\":");
-    front_put_uint(out, prompt);
+    bt_front_put_uint(out, prompt);
     bt_buf_puts(out, ",\"completion_tokens\":");
-    front_put_uint(out, completion);
+    bt_front_put_uint(out, completion);
     bt_buf_puts(out, ",\"total_tokens\":");
-    front_put_uint(out, (uint64_t)prompt + completion);
+    bt_front_put_uint(out, (uint64_t)prompt + completion);
     if (u != NULL) {
         bt_buf_puts(out, ",\"prompt_tokens_details\":{\"cached_tokens\":");
-        front_put_uint(out, u->cached_tokens);
+        bt_front_put_uint(out, u->cached_tokens);
         bt_buf_puts(out, "}");
     }
     bt_buf_puts(out, "}");
@@ -115,12 +115,12 @@ static void put_timings(const struct bt_gen_usage *u, struct bt_buf *out)
                   (unsigned long long)u->kv_bytes, (unsigned long long)u->kv_segments, u->replans);
     for (size_t i = 0; i < BT_ARRAY_LEN(times); i++) {
         bt_buf_printf(out, ",\"%s\":", times[i].name);
-        front_put_known(out, times[i].v);
+        bt_front_put_known(out, times[i].v);
     }
     bt_buf_puts(out, ",\"prefill\":");
-    front_put_str(out, u->prefill, strnlen(u->prefill, sizeof(u->prefill)));
+    bt_front_put_str(out, u->prefill, strnlen(u->prefill, sizeof(u->prefill)));
     bt_buf_puts(out, ",\"decode\":");
-    front_put_str(out, u->decode, strnlen(u->decode, sizeof(u->decode)));
+    bt_front_put_str(out, u->decode, strnlen(u->decode, sizeof(u->decode)));
     bt_buf_puts(out, "}");
 }
 
@@ -128,7 +128,7 @@ static void put_name(struct bt_buf *out, const char *key, const char *name, size
 {
     bt_buf_printf(out, "\"%s\":", key);
     if (name[0] != '\0') {
-        front_put_str(out, name, strnlen(name, max));
+        bt_front_put_str(out, name, strnlen(name, max));
     } else {
         bt_buf_puts(out, "null");
     }
@@ -137,7 +137,7 @@ static void put_name(struct bt_buf *out, const char *key, const char *name, size
 static void put_ms(struct bt_buf *out, const char *key, double ms)
 {
     bt_buf_printf(out, "\"%s\":", key);
-    front_put_known(out, ms);
+    bt_front_put_known(out, ms);
 }
 
 /* Predicted times of the request's first plan, and the actual ones. */
@@ -179,14 +179,14 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
     bt_buf_puts(out, "}}");
 }
 
-void front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out)
+void bt_front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out)
 {
     put_usage(u->prompt_tokens, u->completion_tokens, u, out);
 }
 
 /* What a request may ask for beside its usage. */
-void front_put_extras(const struct front_answer *a, const struct bt_gen_usage *u,
-                      struct bt_buf *out)
+void bt_front_put_extras(const struct bt_front_answer *a, const struct bt_gen_usage *u,
+                         struct bt_buf *out)
 {
     if (a->timings) {
         bt_buf_puts(out, ",");
@@ -200,15 +200,15 @@ void front_put_extras(const struct front_answer *a, const struct bt_gen_usage *u
 
 /* ---- choices ---- */
 
-size_t front_prompt_bytes(size_t n_tokens, uint32_t n_top)
+size_t bt_front_prompt_bytes(size_t n_tokens, uint32_t n_top)
 {
     return n_tokens * (sizeof(struct bt_gen_token) + n_top * (sizeof(uint32_t) + sizeof(float)));
 }
 
-void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct bt_gen_token *tokens,
-                         size_t n)
+void bt_front_answer_prompt(struct bt_front_answer *a, uint32_t prompt,
+                            const struct bt_gen_token *tokens, size_t n)
 {
-    struct front_answer_prompt *p = &a->prompts[prompt];
+    struct bt_front_answer_prompt *p = &a->prompts[prompt];
     size_t at = 0, n_top = 0;
     BT_ASSERT(p->tokens == NULL);
     for (size_t i = 0; i < n; i++) {
@@ -231,31 +231,31 @@ void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct b
     }
 }
 
-uint32_t front_prompt_chars(struct front_answer_prompt *p)
+uint32_t bt_front_prompt_chars(struct bt_front_answer_prompt *p)
 {
     if (p->chars == 0) {
-        p->chars = front_count_chars(p->text.data, p->text.len);
+        p->chars = bt_front_count_chars(p->text.data, p->text.len);
     }
     return p->chars;
 }
 
-bool front_echo_due(const struct front_answer *a, uint32_t choice)
+bool bt_front_echo_due(const struct bt_front_answer *a, uint32_t choice)
 {
     return a->opt.stream && a->opt.echo && !a->choices[choice].begun;
 }
 
-static struct front_choice *touch(struct front_answer *a, uint32_t choice)
+static struct bt_front_choice *touch(struct bt_front_answer *a, uint32_t choice)
 {
     BT_ASSERT(choice < a->n_choices);
-    struct front_choice *c = &a->choices[choice];
+    struct bt_front_choice *c = &a->choices[choice];
     if (!c->begun && a->opt.echo) { /* text_offset goes on behind the prompt */
-        c->chars = front_prompt_chars(front_prompt_of(a, choice));
+        c->chars = bt_front_prompt_chars(bt_front_prompt_of(a, choice));
     }
     c->begun = true;
     return c;
 }
 
-static size_t logprobs_bytes(const struct front_logprobs *lp)
+static size_t logprobs_bytes(const struct bt_front_logprobs *lp)
 {
     size_t n = 0;
     for (int k = 0; k < LP_PARTS; k++) {
@@ -264,33 +264,34 @@ static size_t logprobs_bytes(const struct front_logprobs *lp)
     return n;
 }
 
-static void add_tokens(struct front_answer *a, struct front_choice *c, const struct bt_gen_delta *d)
+static void add_tokens(struct bt_front_answer *a, struct bt_front_choice *c,
+                       const struct bt_gen_delta *d)
 {
     c->tokens += (uint32_t)d->n_tokens;
     if (d->n_tokens > 0) {
         c->last_id = d->tokens[d->n_tokens - 1].id;
     }
     for (size_t i = 0; i < d->n_tokens && a->opt.logprobs >= 0; i++) {
-        front_logprobs_add(&c->lp, a->opt.chat, &a->names, &d->tokens[i], (uint32_t)a->opt.logprobs,
-                           &c->chars);
+        bt_front_logprobs_add(&c->lp, a->opt.chat, &a->names, &d->tokens[i],
+                              (uint32_t)a->opt.logprobs, &c->chars);
     }
 }
 
 /* ,"logprobs":... */
-static void put_logprobs(struct front_answer *a, struct front_choice *c, struct bt_buf *out)
+static void put_logprobs(struct bt_front_answer *a, struct bt_front_choice *c, struct bt_buf *out)
 {
     if (a->opt.logprobs < 0) {
         bt_buf_puts(out, ",\"logprobs\":null");
     } else {
         bt_buf_puts(out, ",\"logprobs\":");
-        front_logprobs_put(&c->lp, a->opt.chat, out);
+        bt_front_logprobs_put(&c->lp, a->opt.chat, out);
     }
 }
 
-void front_answer_finish(struct front_answer *a, uint32_t choice, bt_finish_t reason,
-                         const char *stop_string)
+void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finish_t reason,
+                            const char *stop_string)
 {
-    struct front_choice *c = touch(a, choice);
+    struct bt_front_choice *c = touch(a, choice);
     c->finish = reason == BT_FINISH_LENGTH ? "length" : "stop";
     free(c->stop_string);
     c->stop_string = stop_string != NULL ? bt_strdup(stop_string) : NULL;
@@ -299,7 +300,7 @@ void front_answer_finish(struct front_answer *a, uint32_t choice, bt_finish_t re
     }
 }
 
-void front_put_finish(const struct front_choice *c, struct bt_buf *out)
+void bt_front_put_finish(const struct bt_front_choice *c, struct bt_buf *out)
 {
     if (c->finish == NULL) {
         bt_buf_puts(out, ",\"finish_reason\":null,\"stop_reason\":null");
@@ -309,9 +310,9 @@ void front_put_finish(const struct front_choice *c, struct bt_buf *out)
     bt_buf_puts(out, c->finish);
     bt_buf_puts(out, "\",\"stop_reason\":");
     if (c->stop_string != NULL) {
-        front_put_cstr(out, c->stop_string);
+        bt_front_put_cstr(out, c->stop_string);
     } else if (c->stop_by_id) {
-        front_put_uint(out, c->last_id);
+        bt_front_put_uint(out, c->last_id);
     } else {
         bt_buf_puts(out, "null");
     }
@@ -319,13 +320,13 @@ void front_put_finish(const struct front_choice *c, struct bt_buf *out)
 
 /* ---- streams ---- */
 
-void front_put_event_head(struct front_answer *a, uint32_t choice, struct bt_buf *out)
+void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
 {
-    struct front_choice *c = &a->choices[choice];
+    struct bt_front_choice *c = &a->choices[choice];
     bt_buf_puts(out, "data: ");
     bt_buf_append(out, a->prefix.data, a->prefix.len);
     bt_buf_puts(out, ",\"choices\":[{\"index\":");
-    front_put_uint(out, choice);
+    bt_front_put_uint(out, choice);
     if (!a->opt.chat) {
         bt_buf_puts(out, ",\"text\":\"");
     } else {
@@ -335,18 +336,18 @@ void front_put_event_head(struct front_answer *a, uint32_t choice, struct bt_buf
     }
 }
 
-static void event_begin(struct front_answer *a, uint32_t choice, const char *text, size_t len,
+static void event_begin(struct bt_front_answer *a, uint32_t choice, const char *text, size_t len,
                         struct bt_buf *out)
 {
-    front_put_event_head(a, choice, out);
-    front_put_text(out, text, len);
+    bt_front_put_event_head(a, choice, out);
+    bt_front_put_text(out, text, len);
     bt_buf_puts(out, a->opt.chat ? "\"}" : "\"");
 }
 
-void front_answer_delta(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
-                        struct bt_buf *out)
+void bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                           struct bt_buf *out)
 {
-    struct front_choice *c = touch(a, choice);
+    struct bt_front_choice *c = touch(a, choice);
     size_t before = c->text.cap + logprobs_bytes(&c->lp);
     add_tokens(a, c, d);
     if (a->opt.stream) {
@@ -358,39 +359,40 @@ void front_answer_delta(struct front_answer *a, uint32_t choice, const struct bt
     }
 }
 
-void front_begin_echo(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
-                      struct bt_buf *text, struct front_logprobs *lp)
+void bt_front_begin_echo(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                         struct bt_buf *text, struct bt_front_logprobs *lp)
 {
-    struct front_choice *c = touch(a, choice);
+    struct bt_front_choice *c = touch(a, choice);
     if (d != NULL) {
         add_tokens(a, c, d);
         bt_buf_append(text, d->text, d->text_len);
         *lp = c->lp;
-        c->lp = (struct front_logprobs){0};
+        c->lp = (struct bt_front_logprobs){0};
     }
 }
 
-void front_event_empty(struct front_answer *a, uint32_t choice, struct bt_buf *out)
+void bt_front_event_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
 {
     (void)touch(a, choice);
     event_begin(a, choice, "", 0, out);
     bt_buf_puts(out, ",\"logprobs\":null");
 }
 
-void front_event_end(struct front_answer *a, uint32_t choice, struct bt_buf *out)
+void bt_front_event_end(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
 {
-    front_put_finish(&a->choices[choice], out);
+    bt_front_put_finish(&a->choices[choice], out);
     bt_buf_puts(out, "}]");
     if (a->opt.continuous_usage) { /* of this choice; cached tokens are known at the end only */
         bt_buf_puts(out, ",");
-        put_usage(front_prompt_of(a, choice)->n_tokens, a->choices[choice].tokens, NULL, out);
+        put_usage(bt_front_prompt_of(a, choice)->n_tokens, a->choices[choice].tokens, NULL, out);
     } else if (a->opt.include_usage) {
         bt_buf_puts(out, ",\"usage\":null");
     }
     bt_buf_puts(out, "}\n\n");
 }
 
-void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, struct bt_buf *out)
+void bt_front_events_last(struct bt_front_answer *a, const struct bt_gen_usage *u,
+                          struct bt_buf *out)
 {
     if (a->opt.include_usage || a->timings || a->plan) {
         bt_buf_puts(out, "data: ");
@@ -400,7 +402,7 @@ void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, str
             bt_buf_puts(out, ",");
             put_usage(u->prompt_tokens, u->completion_tokens, u, out);
         }
-        front_put_extras(a, u, out);
+        bt_front_put_extras(a, u, out);
         bt_buf_puts(out, "}\n\n");
     }
     bt_buf_puts(out, "data: [DONE]\n\n");

@@ -7,10 +7,10 @@
 #include "conductor/front/front_logprobs.h"
 #include "conductor/front/front_parse.h"
 
-struct front_choice {
-    struct bt_buf text;       /* whole responses: what was generated so far */
-    struct front_logprobs lp; /* ... its logprobs; streams: of the next event */
-    uint32_t chars;           /* characters of the text up to the next token, for text_offset */
+struct bt_front_choice {
+    struct bt_buf text;          /* whole responses: what was generated so far */
+    struct bt_front_logprobs lp; /* ... its logprobs; streams: of the next event */
+    uint32_t chars;              /* characters of the text up to the next token, for text_offset */
     uint32_t tokens, last_id;
     bool begun, role_sent;
     const char *finish; /* "stop", "length"; NULL while it runs */
@@ -19,7 +19,7 @@ struct front_choice {
 };
 
 /* A prompt is kept once, whatever the number of its choices, and written for each of them. */
-struct front_answer_prompt {
+struct bt_front_answer_prompt {
     uint32_t n_tokens;
     struct bt_buf text;          /* echo */
     uint32_t chars;              /* of text, once it was asked for */
@@ -29,62 +29,63 @@ struct front_answer_prompt {
     float *lps;
 };
 
-struct front_answer {
-    struct front_options opt;
-    struct front_names names;
+struct bt_front_answer {
+    struct bt_front_options opt;
+    struct bt_front_names names;
     bool timings, plan;   /* the client asked for these objects */
     struct bt_buf prefix; /* {"id":...,"object":...,"created":...,"model":... */
     uint32_t n_prompts, n_choices;
-    struct front_answer_prompt *prompts;
-    struct front_choice *choices; /* choice k of prompt i at i * opt.n + k */
-    size_t held;                  /* bytes that its prompts and choices take */
+    struct bt_front_answer_prompt *prompts;
+    struct bt_front_choice *choices; /* choice k of prompt i at i * opt.n + k */
+    size_t held;                     /* bytes that its prompts and choices take */
 };
 
 /* Takes the texts of gen's prompts. */
-void front_answer_init(struct front_answer *a, struct front_generation *gen,
-                       const struct bt_tokenizer *tok, const char *id, const char *model,
-                       uint64_t created_s, bool timings, bool plan);
+void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation *gen,
+                          const struct bt_tokenizer *tok, const char *id, const char *model,
+                          uint64_t created_s, bool timings, bool plan);
 /* Frees one of its large parts; false: none was left. Large answers are freed in several turns. */
-bool front_answer_shed(struct front_answer *a);
-void front_answer_cleanup(struct front_answer *a);
+bool bt_front_answer_shed(struct bt_front_answer *a);
+void bt_front_answer_cleanup(struct bt_front_answer *a);
 
 /* Bytes that the logprobs of a prompt of so many tokens will take, each with n_top alternatives. */
-size_t front_prompt_bytes(size_t n_tokens, uint32_t n_top);
+size_t bt_front_prompt_bytes(size_t n_tokens, uint32_t n_top);
 /* Keeps a prompt's own logprobs, before its choices' first delta. Copies. */
-void front_answer_prompt(struct front_answer *a, uint32_t prompt, const struct bt_gen_token *tokens,
-                         size_t n);
-struct front_answer_prompt *front_prompt_of(struct front_answer *a, uint32_t choice);
-uint32_t front_prompt_chars(struct front_answer_prompt *p); /* of its text */
-/* Streams: true if the next event of the choice begins with its prompt. Then front_begin_echo
- * and front_write.h make the event instead of front_answer_delta or front_event_empty. */
-bool front_echo_due(const struct front_answer *a, uint32_t choice);
+void bt_front_answer_prompt(struct bt_front_answer *a, uint32_t prompt,
+                            const struct bt_gen_token *tokens, size_t n);
+struct bt_front_answer_prompt *bt_front_prompt_of(struct bt_front_answer *a, uint32_t choice);
+uint32_t bt_front_prompt_chars(struct bt_front_answer_prompt *p); /* of its text */
+/* Streams: true if the next event of the choice begins with its prompt. Then bt_front_begin_echo
+ * and front_write.h make the event instead of bt_front_answer_delta or bt_front_event_empty. */
+bool bt_front_echo_due(const struct bt_front_answer *a, uint32_t choice);
 /* Takes the delta (NULL: none) whose event is to be written behind the echo: its text and logprobs
  * are appended to the caller's. */
-void front_begin_echo(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
-                      struct bt_buf *text, struct front_logprobs *lp);
+void bt_front_begin_echo(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                         struct bt_buf *text, struct bt_front_logprobs *lp);
 /* Takes a delta; choice is the answer's (d->choice counts within its prompt). Streams: appends the
  * beginning of its event to out, up to where finish_reason goes. Whole responses: keeps it, out is
  * not used. */
-void front_answer_delta(struct front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
-                        struct bt_buf *out);
-void front_answer_finish(struct front_answer *a, uint32_t choice, bt_finish_t reason,
-                         const char *stop_string);
-/* Streams: completes the event begun in out by front_answer_delta or _empty. */
-void front_event_end(struct front_answer *a, uint32_t choice, struct bt_buf *out);
+void bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                           struct bt_buf *out);
+void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finish_t reason,
+                            const char *stop_string);
+/* Streams: completes the event begun in out by bt_front_answer_delta or _empty. */
+void bt_front_event_end(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
 /* Streams: begins an event without text, for a finish_reason that comes alone. */
-void front_event_empty(struct front_answer *a, uint32_t choice, struct bt_buf *out);
+void bt_front_event_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
 /* Streams: the events behind the last choice: usage and timings if asked for, then [DONE]. */
-void front_events_last(struct front_answer *a, const struct bt_gen_usage *u, struct bt_buf *out);
+void bt_front_events_last(struct bt_front_answer *a, const struct bt_gen_usage *u,
+                          struct bt_buf *out);
 
 /* ---- for front_write.c ---- */
 
 /* data: {...,"choices":[{"index":...,"text":" */
-void front_put_event_head(struct front_answer *a, uint32_t choice, struct bt_buf *out);
+void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
 /* ,"finish_reason":...,"stop_reason":... */
-void front_put_finish(const struct front_choice *c, struct bt_buf *out);
+void bt_front_put_finish(const struct bt_front_choice *c, struct bt_buf *out);
 /* "usage":{...} and what else the request has asked for. prompt_logprobs is left out. */
-void front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out);
-void front_put_extras(const struct front_answer *a, const struct bt_gen_usage *u,
-                      struct bt_buf *out);
+void bt_front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out);
+void bt_front_put_extras(const struct bt_front_answer *a, const struct bt_gen_usage *u,
+                         struct bt_buf *out);
 
 #endif

@@ -25,32 +25,32 @@
 static void on_dead_timer(void *arg);
 
 /* Those that were not started; the others are the machine's. */
-static void specs_free(struct front_gen *g)
+static void specs_free(struct bt_front_gen *g)
 {
-    struct front_generation rest = {.specs = g->specs};
+    struct bt_front_generation rest = {.specs = g->specs};
     rest.prompts.n = g->n_parts;
     rest.prompts.list = bt_calloc(g->n_parts, sizeof(rest.prompts.list[0]));
-    front_generation_cleanup(&rest);
+    bt_front_generation_cleanup(&rest);
 }
 
 /* True: freed. Else one of its large parts is. */
-static bool gen_shed(struct front_gen *g)
+static bool gen_shed(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
-    if (front_answer_shed(&g->a)) {
+    if (bt_front_answer_shed(&g->a)) {
         return false;
     }
     bt_list_remove(&g->link);
-    front_room_give_back(&f->room, &g->hold);
-    front_answer_cleanup(&g->a);
-    front_out_cleanup(g);
+    bt_front_room_give_back(&f->room, &g->hold);
+    bt_front_answer_cleanup(&g->a);
+    bt_front_out_cleanup(g);
     specs_free(g);
     free(g);
     return true;
 }
 
 /* Nothing refers to it any more. Its memory goes from the loop, by and by. */
-static void gen_free(struct front_gen *g)
+static void gen_free(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
     bt_list_remove(&g->link);
@@ -59,10 +59,10 @@ static void gen_free(struct front_gen *g)
     bt_list_remove(&g->ending);
     for (uint32_t i = 0; i < g->n_parts; i++) {
         if (g->parts[i].tokens > 0) { /* its client has left, or it has failed */
-            front_keys_charge(f->keys, g->tenant, g->parts[i].tokens);
+            bt_front_keys_charge(f->keys, g->tenant, g->parts[i].tokens);
         }
     }
-    front_keys_end(f->keys, g->tenant, g->n_generations);
+    bt_front_keys_end(f->keys, g->tenant, g->n_generations);
     f->n_gens--;
     bt_metric_set(f->m.open, f->n_gens);
     if (bt_list_empty(&f->dead)) {
@@ -74,7 +74,7 @@ static void gen_free(struct front_gen *g)
 static void free_dead(struct bt_front *f, uint64_t until_ns)
 {
     while (!bt_list_empty(&f->dead) && bt_mono_ns() < until_ns) {
-        (void)gen_shed(BT_CONTAINER_OF(f->dead.next, struct front_gen, link));
+        (void)gen_shed(BT_CONTAINER_OF(f->dead.next, struct bt_front_gen, link));
     }
 }
 
@@ -91,7 +91,7 @@ static void on_ending_timer(void *arg);
 
 /* The parts are cancelled from the loop: there may be a thousand, and the machine may be walking
  * over its requests while it calls here. */
-void front_gen_close(struct front_gen *g)
+void bt_front_gen_close(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
     g->closed = true;
@@ -109,9 +109,9 @@ void front_gen_close(struct front_gen *g)
     }
 }
 
-void front_gen_note(const struct front_gen *g)
+void bt_front_gen_note(const struct bt_front_gen *g)
 {
-    struct front_note *note = front_note(g->req);
+    struct bt_front_note *note = bt_front_note(g->req);
     if (note == NULL) {
         return;
     }
@@ -121,14 +121,14 @@ void front_gen_note(const struct front_gen *g)
     }
 }
 
-void front_gen_answered(struct front_gen *g)
+void bt_front_gen_answered(struct bt_front_gen *g)
 {
     g->req = NULL;
-    front_gen_close(g);
+    bt_front_gen_close(g);
 }
 
 /* False: no time was left. */
-static bool cancel_parts(struct front_gen *g, uint64_t until_ns)
+static bool cancel_parts(struct bt_front_gen *g, uint64_t until_ns)
 {
     for (uint32_t i = 0; i < g->n_started && g->n_live > 0; i++) {
         struct bt_request *r = g->parts[i].r;
@@ -148,7 +148,7 @@ static bool cancel_parts(struct front_gen *g, uint64_t until_ns)
 static void end_some(struct bt_front *f, uint64_t until_ns)
 {
     while (!bt_list_empty(&f->ending)) {
-        struct front_gen *g = BT_CONTAINER_OF(f->ending.next, struct front_gen, ending);
+        struct bt_front_gen *g = BT_CONTAINER_OF(f->ending.next, struct bt_front_gen, ending);
         if (!cancel_parts(g, until_ns)) {
             return;
         }
@@ -168,7 +168,7 @@ static void on_ending_timer(void *arg)
     }
 }
 
-void front_gen_end_all(struct bt_front *f)
+void bt_front_gen_end_all(struct bt_front *f)
 {
     end_some(f, UINT64_MAX);
     free_dead(f, UINT64_MAX);
@@ -180,39 +180,39 @@ void front_gen_end_all(struct bt_front *f)
 
 static void on_gone(void *arg)
 {
-    struct front_gen *g = arg;
+    struct bt_front_gen *g = arg;
     bt_metric_add(g->f->m.gone, 1);
     if (!g->closed) {
-        front_gen_note(g);
+        bt_front_gen_note(g);
     }
-    front_gen_answered(g);
+    bt_front_gen_answered(g);
 }
 
 /* What it keeps has grown. False: beyond what it may; it is over. */
-static bool has_room(struct front_gen *g)
+static bool has_room(struct bt_front_gen *g)
 {
-    struct front_error e = {0};
+    struct bt_front_error e = {0};
     size_t bytes = g->base + g->a.held + g->queued + g->events.len;
     if (g->queued + g->events.len > FRONT_QUEUED_MAX) {
         BT_DEBUG("http_slow_reader", "unsent=%zu", g->queued + g->events.len);
-        front_out_abort(g);
+        bt_front_out_abort(g);
         return false;
     }
-    if (front_room_grow(&g->f->room, &g->hold, bytes, &e)) {
+    if (bt_front_room_grow(&g->f->room, &g->hold, bytes, &e)) {
         return true;
     }
-    front_out_error(g, &e, NULL, NULL);
+    bt_front_out_error(g, &e, NULL, NULL);
     return false;
 }
 
 /* ---- callbacks of the request machine ---- */
 
-static uint32_t prompt_of(const struct front_part *p)
+static uint32_t prompt_of(const struct bt_front_part *p)
 {
     return (uint32_t)(p - p->g->parts);
 }
 
-static uint32_t choice_of(const struct front_part *p, uint32_t choice)
+static uint32_t choice_of(const struct bt_front_part *p, uint32_t choice)
 {
     BT_ASSERT(choice < p->g->a.opt.n);
     return prompt_of(p) * p->g->a.opt.n + choice;
@@ -220,28 +220,28 @@ static uint32_t choice_of(const struct front_part *p, uint32_t choice)
 
 static void on_prompt(void *arg, const struct bt_gen_token *tokens, size_t n)
 {
-    struct front_part *p = arg;
+    struct bt_front_part *p = arg;
     if (!p->g->closed) {
-        front_answer_prompt(&p->g->a, prompt_of(p), tokens, n);
+        bt_front_answer_prompt(&p->g->a, prompt_of(p), tokens, n);
     }
 }
 
 static void on_delta(void *arg, const struct bt_gen_delta *d)
 {
-    struct front_part *p = arg;
-    struct front_gen *g = p->g;
+    struct bt_front_part *p = arg;
+    struct bt_front_gen *g = p->g;
     p->tokens += d->n_tokens;
     if (g->closed) {
         return;
     }
     uint32_t choice = choice_of(p, d->choice);
-    front_out_complete(g);
-    if (front_echo_due(&g->a, choice)) {
-        front_out_echo(g, choice, d);
+    bt_front_out_complete(g);
+    if (bt_front_echo_due(&g->a, choice)) {
+        bt_front_out_echo(g, choice, d);
     } else {
-        front_answer_delta(&g->a, choice, d, &g->events);
+        bt_front_answer_delta(&g->a, choice, d, &g->events);
         if (g->a.opt.stream) {
-            front_out_begun(g, choice);
+            bt_front_out_begun(g, choice);
         }
     }
     (void)has_room(g);
@@ -249,23 +249,23 @@ static void on_delta(void *arg, const struct bt_gen_delta *d)
 
 static void on_finish(void *arg, uint32_t of_prompt, bt_finish_t reason, const char *stop_string)
 {
-    struct front_part *p = arg;
-    struct front_gen *g = p->g;
+    struct bt_front_part *p = arg;
+    struct bt_front_gen *g = p->g;
     if (g->closed) {
         return;
     }
     uint32_t choice = choice_of(p, of_prompt);
     if (g->a.opt.stream && !(g->open && g->event_choice == choice)) {
-        front_out_complete(g);
-        if (front_echo_due(&g->a, choice)) {
-            front_out_echo(g, choice, NULL);
+        bt_front_out_complete(g);
+        if (bt_front_echo_due(&g->a, choice)) {
+            bt_front_out_echo(g, choice, NULL);
         } else {
-            front_event_empty(&g->a, choice, &g->events);
-            front_out_begun(g, choice);
+            bt_front_event_empty(&g->a, choice, &g->events);
+            bt_front_out_begun(g, choice);
         }
     }
-    front_answer_finish(&g->a, choice, reason, stop_string);
-    front_out_complete(g);
+    bt_front_answer_finish(&g->a, choice, reason, stop_string);
+    bt_front_out_complete(g);
     (void)has_room(g);
 }
 
@@ -295,7 +295,7 @@ static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bo
     sum->hidden_fraction = -1; /* of one transfer only */
 }
 
-static void part_over(struct front_part *p)
+static void part_over(struct bt_front_part *p)
 {
     p->r = NULL;
     p->g->n_live--;
@@ -304,37 +304,37 @@ static void part_over(struct front_part *p)
 
 static void on_done(void *arg, const struct bt_gen_usage *u)
 {
-    struct front_part *p = arg;
-    struct front_gen *g = p->g;
+    struct bt_front_part *p = arg;
+    struct bt_front_gen *g = p->g;
     add_usage(&g->usage, u, g->n_running == g->n_parts);
     part_over(p);
     p->tokens = 0;
-    front_keys_charge(g->f->keys, g->tenant, u->completion_tokens);
+    bt_front_keys_charge(g->f->keys, g->tenant, u->completion_tokens);
     if (g->closed || g->n_running > 0) {
         return;
     }
     if (g->a.opt.stream) {
-        front_out_complete(g);
-        front_events_last(&g->a, &g->usage, &g->events);
-        front_out_stream_end(g);
+        bt_front_out_complete(g);
+        bt_front_events_last(&g->a, &g->usage, &g->events);
+        bt_front_out_stream_end(g);
     } else {
-        front_out_whole(g);
+        bt_front_out_whole(g);
     }
 }
 
 /* One prompt failed: so does the answer. */
 static void on_error(void *arg, int http, const char *message, uint32_t retry_after_s)
 {
-    struct front_part *p = arg;
-    struct front_gen *g = p->g;
-    struct front_error e = {.retry_after_s = retry_after_s};
+    struct bt_front_part *p = arg;
+    struct bt_front_gen *g = p->g;
+    struct bt_front_error e = {.retry_after_s = retry_after_s};
     struct bt_gen_plan plan = p->r != NULL ? bt_request_usage(p->r)->plan : (struct bt_gen_plan){0};
     part_over(p);
     if (g->closed) {
         return;
     }
-    front_fail(&e, http, NULL, NULL, "%s", message);
-    front_out_error(g, &e, p, &plan);
+    bt_front_fail(&e, http, NULL, NULL, "%s", message);
+    bt_front_out_error(g, &e, p, &plan);
 }
 
 static const struct bt_gen_ops gen_ops = {
@@ -348,7 +348,7 @@ static const struct bt_gen_ops gen_ops = {
 /* ---- the beginning ---- */
 
 /* What its headers ask for, within what its key allows. */
-static void take_terms(struct bt_gen_spec *s, const struct front_key_terms *t,
+static void take_terms(struct bt_gen_spec *s, const struct bt_front_key_terms *t,
                        const struct bt_front_headers *h)
 {
     s->priority = h->has_priority ? h->priority : s->priority;
@@ -362,7 +362,7 @@ static void take_terms(struct bt_gen_spec *s, const struct front_key_terms *t,
     }
 }
 
-static void start_part(struct front_gen *g)
+static void start_part(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
     uint32_t i = g->n_started++;
@@ -372,10 +372,10 @@ static void start_part(struct front_gen *g)
     s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
     s->received_ns = bt_http_received_ns(g->req);
     s->timeout_ms = f->request_timeout_ms;
-    take_terms(s, front_keys_terms(f->keys, tenant), &g->headers);
+    take_terms(s, bt_front_keys_terms(f->keys, tenant), &g->headers);
     BT_DEBUG("generation_started", "req=%s id=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
              s->id, bt_http_request_id(g->req), s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
-    struct front_part *p = &g->parts[i];
+    struct bt_front_part *p = &g->parts[i];
     p->g = g;
     g->n_live++;
     p->r = bt_request_start(f->rs, s, &gen_ops, p);
@@ -388,7 +388,7 @@ static void start_some(void *arg)
     struct bt_front *f = arg;
     uint64_t until_ns = bt_mono_ns() + BT_LOOP_SLICE_NS;
     while (!bt_list_empty(&f->starting)) {
-        struct front_gen *g = BT_CONTAINER_OF(f->starting.next, struct front_gen, starting);
+        struct bt_front_gen *g = BT_CONTAINER_OF(f->starting.next, struct bt_front_gen, starting);
         while (g->n_started < g->n_parts) {
             start_part(g);
             if (g->n_started < g->n_parts && bt_mono_ns() >= until_ns) {
@@ -400,20 +400,20 @@ static void start_some(void *arg)
     }
 }
 
-static void run_completion(const struct front_model *m, struct front_job *j)
+static void run_completion(const struct bt_front_model *m, struct bt_front_job *j)
 {
-    j->ok = front_parse_generation(m, false, j->body, j->len, &j->gen, &j->e);
+    j->ok = bt_front_parse_generation(m, false, j->body, j->len, &j->gen, &j->e);
 }
 
-static void run_chat(const struct front_model *m, struct front_job *j)
+static void run_chat(const struct bt_front_model *m, struct bt_front_job *j)
 {
-    j->ok = front_parse_generation(m, true, j->body, j->len, &j->gen, &j->e);
+    j->ok = bt_front_parse_generation(m, true, j->body, j->len, &j->gen, &j->e);
 }
 
 /* How often its answer will repeat something of a prompt's logprobs. */
-static uint64_t names_of(const struct front_generation *gen, uint64_t prompt_tokens)
+static uint64_t names_of(const struct bt_front_generation *gen, uint64_t prompt_tokens)
 {
-    const struct front_options *o = &gen->opt;
+    const struct bt_front_options *o = &gen->opt;
     uint64_t names = 0;
     if (o->echo && o->logprobs >= 0) {
         names += prompt_tokens * o->n * (4 + (uint64_t)o->logprobs);
@@ -425,44 +425,45 @@ static uint64_t names_of(const struct front_generation *gen, uint64_t prompt_tok
 }
 
 /* Can its answer be made, and is there room for what it is known to keep (*bytes_p)? */
-static bool fits(struct bt_front *f, const struct front_generation *gen, uint64_t owner,
-                 uint64_t prompt_tokens, size_t *bytes_p, struct front_error *e)
+static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint64_t owner,
+                 uint64_t prompt_tokens, size_t *bytes_p, struct bt_front_error *e)
 {
     uint64_t names = names_of(gen, prompt_tokens);
     if (names > ANSWER_NAMES_MAX) {
-        return front_fail(e, 400, NULL, NULL,
-                          "this answer would repeat %llu million parts of its prompts' logprobs; "
-                          "at most %llu million: lower 'n' or 'logprobs', or send fewer prompts",
-                          (unsigned long long)names / 1000000, ANSWER_NAMES_MAX / 1000000);
+        return bt_front_fail(
+            e, 400, NULL, NULL,
+            "this answer would repeat %llu million parts of its prompts' logprobs; "
+            "at most %llu million: lower 'n' or 'logprobs', or send fewer prompts",
+            (unsigned long long)names / 1000000, ANSWER_NAMES_MAX / 1000000);
     }
     size_t bytes = gen->prompts.n * (PROMPT_BYTES + (size_t)gen->opt.n * CHOICE_BYTES);
     for (uint32_t i = 0; i < gen->prompts.n; i++) {
         const struct bt_gen_spec *s = &gen->specs[i];
         bytes += gen->prompts.list[i].text.len;
-        bytes += s->prompt_logprobs ? front_prompt_bytes(s->prompt.n, s->prompt_top) : 0;
+        bytes += s->prompt_logprobs ? bt_front_prompt_bytes(s->prompt.n, s->prompt_top) : 0;
     }
     *bytes_p = bytes;
-    return front_room_fits(&f->room, owner, bytes, e);
+    return bt_front_room_fits(&f->room, owner, bytes, e);
 }
 
 /* More prompts than can ever run and wait at once? */
-static bool places(const struct bt_front *f, const struct front_job *j, struct front_error *e)
+static bool places(const struct bt_front *f, const struct bt_front_job *j, struct bt_front_error *e)
 {
     uint32_t most = bt_requests_prompts_max(f->rs, j->tenant != NULL);
     return j->gen.prompts.n <= most ||
-           front_fail(e, 400, "prompt", "invalid_value",
-                      "'prompt' has %u prompts; at most %u %s can run and wait here at once "
-                      "(conductor.max_running, conductor.max_waiting)",
-                      j->gen.prompts.n, most, j->tenant != NULL ? "of one API key" : "requests");
+           bt_front_fail(e, 400, "prompt", "invalid_value",
+                         "'prompt' has %u prompts; at most %u %s can run and wait here at once "
+                         "(conductor.max_running, conductor.max_waiting)",
+                         j->gen.prompts.n, most, j->tenant != NULL ? "of one API key" : "requests");
 }
 
-static struct front_gen *gen_create(struct front_job *j)
+static struct bt_front_gen *gen_create(struct bt_front_job *j)
 {
     struct bt_front *f = j->f;
     uint8_t random[12];
     char hex[2 * sizeof(random) + 1];
     uint32_t n = j->gen.prompts.n;
-    struct front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
+    struct bt_front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
     bt_random(random, sizeof(random));
     bt_hex(random, sizeof(random), hex);
     snprintf(g->id, sizeof(g->id), "%s-%s", j->gen.opt.chat ? "chatcmpl" : "cmpl", hex);
@@ -477,15 +478,15 @@ static struct front_gen *gen_create(struct front_job *j)
     bt_list_init(&g->queue);
     bt_list_insert_tail(&f->gens, &g->link);
     bt_metric_set(f->m.open, ++f->n_gens);
-    front_answer_init(&g->a, &j->gen, f->model.tok, g->id, f->model_id,
-                      bt_real_ns() / 1000000000ull, j->headers.timings, j->headers.plan);
+    bt_front_answer_init(&g->a, &j->gen, f->model.tok, g->id, f->model_id,
+                         bt_real_ns() / 1000000000ull, j->headers.timings, j->headers.plan);
     g->specs = j->gen.specs;
     j->gen.specs = NULL;
     bt_http_on_gone(g->req, on_gone, g);
     return g;
 }
 
-static bool headers_valid(struct front_job *j)
+static bool headers_valid(struct bt_front_job *j)
 {
     if (!j->headers.valid) {
         j->e = j->headers.wrong;
@@ -493,13 +494,13 @@ static bool headers_valid(struct front_job *j)
     return j->headers.valid;
 }
 
-static void on_parsed(struct front_job *j)
+static void on_parsed(struct bt_front_job *j)
 {
     struct bt_front *f = j->f;
-    struct front_work work = front_work_of(j);
+    struct bt_front_work work = bt_front_work_of(j);
     char peer[BT_HTTP_PEER_LEN];
     bt_http_peer(j->req, peer);
-    uint64_t owner = front_room_owner(j->tenant, peer);
+    uint64_t owner = bt_front_room_owner(j->tenant, peer);
     size_t bytes = 0;
     work.generations = (uint64_t)j->gen.prompts.n * j->gen.opt.n;
     work.context = f->model.max_model_len;
@@ -508,19 +509,19 @@ static void on_parsed(struct front_job *j)
     }
     if (!headers_valid(j) || !places(f, j, &j->e) ||
         !fits(f, &j->gen, owner, work.prompt_tokens, &bytes, &j->e) ||
-        !front_keys_admit(f->keys, j->tenant, &work, &j->e)) {
-        front_respond_error(f, j->req, &j->e);
+        !bt_front_keys_admit(f->keys, j->tenant, &work, &j->e)) {
+        bt_front_respond_error(f, j->req, &j->e);
         return;
     }
-    struct front_gen *g = gen_create(j);
+    struct bt_front_gen *g = gen_create(j);
     g->n_generations = (uint32_t)work.generations;
-    struct front_note *note = front_note(j->req);
+    struct bt_front_note *note = bt_front_note(j->req);
     if (note != NULL) {
         snprintf(note->generation, sizeof(note->generation), "%s", g->id);
         note->prompt_tokens = work.prompt_tokens;
     }
     g->base = bytes;
-    front_room_take(&f->room, &g->hold, owner, bytes);
+    bt_front_room_take(&f->room, &g->hold, owner, bytes);
     bool idle = bt_list_empty(&f->starting);
     bt_list_insert_tail(&f->starting, &g->starting);
     if (idle) {
@@ -530,7 +531,7 @@ static void on_parsed(struct front_job *j)
 
 /* Before its body is looked at. A wrong header is told behind what is wrong with the body. */
 static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char *tenant,
-                        const struct bt_front_headers *h, struct front_error *e)
+                        const struct bt_front_headers *h, struct bt_front_error *e)
 {
     struct bt_gen_spec s = {0};
     char why[192];
@@ -539,7 +540,7 @@ static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char 
     if (!h->valid) {
         return false;
     }
-    take_terms(&s, front_keys_terms(f->keys, tenant), h);
+    take_terms(&s, bt_front_keys_terms(f->keys, tenant), h);
     struct bt_gen_terms t = {.received_ns = bt_http_received_ns(req),
                              .tenant = tenant,
                              .knows_priority = h->has_priority || len == 0 ||
@@ -550,32 +551,32 @@ static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char 
     if (!bt_requests_turn_away(f->rs, &t, why, sizeof(why), &e->retry_after_s)) {
         return false;
     }
-    front_fail(e, 429, NULL, NULL, "%s", why);
+    bt_front_fail(e, 429, NULL, NULL, "%s", why);
     return true;
 }
 
 static void generate(struct bt_front *f, struct bt_http_req *req, const char *tenant,
-                     void (*run)(const struct front_model *m, struct front_job *j))
+                     void (*run)(const struct bt_front_model *m, struct bt_front_job *j))
 {
-    struct front_error e = {.retry_after_s = 1};
+    struct bt_front_error e = {.retry_after_s = 1};
     struct bt_front_headers h;
     bt_front_headers_read(req, &h);
     if (f->draining) {
-        front_fail(&e, 503, NULL, NULL, "this conductor is shutting down");
-        front_respond_error(f, req, &e);
+        bt_front_fail(&e, 503, NULL, NULL, "this conductor is shutting down");
+        bt_front_respond_error(f, req, &e);
     } else if (turned_away(f, req, tenant, &h, &e)) {
-        front_respond_error(f, req, &e);
+        bt_front_respond_error(f, req, &e);
     } else {
-        front_job_start(f, req, tenant, &h, run, on_parsed);
+        bt_front_job_start(f, req, tenant, &h, run, on_parsed);
     }
 }
 
-void front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+void bt_front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
     generate(f, req, tenant, run_completion);
 }
 
-void front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
     generate(f, req, tenant, run_chat);
 }

@@ -10,31 +10,31 @@
  * allowed more than one whose events alone wait (bt_http_options.out_max). */
 #define FRONT_QUEUED_MAX (8 * 1024 * 1024)
 
-struct front_part { /* one prompt's request */
-    struct front_gen *g;
+struct bt_front_part { /* one prompt's request */
+    struct bt_front_gen *g;
     struct bt_request *r; /* NULL: not started yet, or over */
     uint64_t tokens;      /* generated, and not charged to its key yet */
 };
 
-struct front_gen {
+struct bt_front_gen {
     struct bt_front *f;
     struct bt_list link;     /* in f->gens, or f->dead */
     struct bt_list pending;  /* in f->pending while events wait for the turn's end */
     struct bt_list starting; /* in f->starting while some of its parts are not started */
     struct bt_list ending;   /* in f->ending while its parts are cancelled */
-    struct front_hold hold;
+    struct bt_front_hold hold;
     size_t base;             /* bytes of hold that its prompts take */
     struct bt_http_req *req; /* NULL: the answer is out, or nobody waits for it */
     bool closed;             /* what the machine says is not listened to any more */
-    struct front_answer a;
+    struct bt_front_answer a;
     struct bt_buf events;
     bool open; /* the last of events is not completed yet */
     uint32_t event_choice;
-    bool started;               /* the response's header is out */
-    bool pulled;                /* it is sent as fast as the client reads */
-    struct bt_list queue;       /* front_piece: what a pulled stream sends next, before events */
-    size_t queued;              /* bytes of it */
-    struct front_writer writer; /* of a whole response */
+    bool started;                  /* the response's header is out */
+    bool pulled;                   /* it is sent as fast as the client reads */
+    struct bt_list queue;          /* front_piece: what a pulled stream sends next, before events */
+    size_t queued;                 /* bytes of it */
+    struct bt_front_writer writer; /* of a whole response */
     struct bt_gen_usage usage;
     struct bt_gen_spec *specs; /* of the parts from n_started on */
     struct bt_front_headers headers;
@@ -43,36 +43,36 @@ struct front_gen {
     uint32_t n_generations;                 /* choices of all prompts, as its key's limit counts */
     char tenant[33];                        /* "": none */
     char id[48];
-    struct front_part parts[];
+    struct bt_front_part parts[];
 };
 
 /* ---- front_out.c ---- */
 
 /* Streams: an event of choice is begun in g->events; the turn's end completes and sends it. */
-void front_out_begun(struct front_gen *g, uint32_t choice);
+void bt_front_out_begun(struct bt_front_gen *g, uint32_t choice);
 /* Streams: completes what was begun. */
-void front_out_complete(struct front_gen *g);
+void bt_front_out_complete(struct bt_front_gen *g);
 /* Streams: begins the event of choice that tells its prompt, and d (NULL: nothing) behind it. */
-void front_out_echo(struct front_gen *g, uint32_t choice, const struct bt_gen_delta *d);
+void bt_front_out_echo(struct bt_front_gen *g, uint32_t choice, const struct bt_gen_delta *d);
 /* The end of a stream behind all events. */
-void front_out_stream_end(struct front_gen *g);
+void bt_front_out_stream_end(struct bt_front_gen *g);
 /* A whole response from g->a and g->usage. */
-void front_out_whole(struct front_gen *g);
+void bt_front_out_whole(struct bt_front_gen *g);
 /* Sends an error in place of the missing part; plan: the failed part's plan, or NULL. */
-void front_out_error(struct front_gen *g, const struct front_error *e, const struct front_part *p,
-                     const struct bt_gen_plan *plan);
+void bt_front_out_error(struct bt_front_gen *g, const struct bt_front_error *e,
+                        const struct bt_front_part *p, const struct bt_gen_plan *plan);
 /* Ends it without a proper end. */
-void front_out_abort(struct front_gen *g);
-void front_out_cleanup(struct front_gen *g);
+void bt_front_out_abort(struct bt_front_gen *g);
+void bt_front_out_cleanup(struct bt_front_gen *g);
 
 /* ---- front_gen.c ---- */
 
 /* Writes what was generated so far into the note of g->req. */
-void front_gen_note(const struct front_gen *g);
+void bt_front_gen_note(const struct bt_front_gen *g);
 
 /* Cancels its parts, because no client waits for them. It is freed when its answer is sent. */
-void front_gen_close(struct front_gen *g);
+void bt_front_gen_close(struct bt_front_gen *g);
 /* Ends g->req; its answer is sent. g may be freed afterwards. */
-void front_gen_answered(struct front_gen *g);
+void bt_front_gen_answered(struct bt_front_gen *g);
 
 #endif

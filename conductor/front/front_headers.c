@@ -9,19 +9,19 @@
 
 /* NULL in text_p: absent. */
 static bool header(struct bt_http_req *req, const char *name, const char **text_p,
-                   struct front_error *e)
+                   struct bt_front_error *e)
 {
     *text_p = bt_http_header(req, name);
     if (bt_http_header_ambiguous(req, name)) {
-        return front_fail(e, 400, NULL, NULL,
-                          "the header %s occurs more than once with different values; send one",
-                          name);
+        return bt_front_fail(e, 400, NULL, NULL,
+                             "the header %s occurs more than once with different values; send one",
+                             name);
     }
     return true;
 }
 
 static bool milliseconds(struct bt_http_req *req, const char *name, double *ms_p,
-                         struct front_error *e)
+                         struct bt_front_error *e)
 {
     const char *text;
     if (!header(req, name, &text, e)) {
@@ -34,7 +34,7 @@ static bool milliseconds(struct bt_http_req *req, const char *name, double *ms_p
     double v = strtod(text, &end);
     if (strspn(text, "0123456789.") != strlen(text) || end == text || *end != '\0' ||
         !(v > 0 && v <= OBJECTIVE_MAX_MS)) {
-        return front_fail(
+        return bt_front_fail(
             e, 400, NULL, NULL,
             "the header %s is '%.40s': give milliseconds, above 0 and at most 86400000", name,
             text);
@@ -43,7 +43,7 @@ static bool milliseconds(struct bt_http_req *req, const char *name, double *ms_p
     return true;
 }
 
-static bool flag(struct bt_http_req *req, const char *name, bool *v_p, struct front_error *e)
+static bool flag(struct bt_http_req *req, const char *name, bool *v_p, struct bt_front_error *e)
 {
     const char *text;
     if (!header(req, name, &text, e)) {
@@ -51,13 +51,14 @@ static bool flag(struct bt_http_req *req, const char *name, bool *v_p, struct fr
     }
     *v_p = text != NULL && strcmp(text, "1") == 0;
     if (text != NULL && !*v_p && strcmp(text, "0") != 0) {
-        return front_fail(e, 400, NULL, NULL, "the header %s is '%.40s': give 1 or 0", name, text);
+        return bt_front_fail(e, 400, NULL, NULL, "the header %s is '%.40s': give 1 or 0", name,
+                             text);
     }
     return true;
 }
 
 static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_t *v_p,
-                  struct front_error *e)
+                  struct bt_front_error *e)
 {
     const char *text;
     if (!header(req, name, &text, e)) {
@@ -71,10 +72,10 @@ static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_
     long v = strtol(text, &end, 10);
     if (strspn(text, "-0123456789") != strlen(text) || end == text || *end != '\0' || errno != 0 ||
         v < INT32_MIN || v > INT32_MAX) {
-        return front_fail(e, 400, NULL, NULL,
-                          "the header %s is '%.40s': give a whole number from %d to %d, smaller "
-                          "goes first",
-                          name, text, INT32_MIN, INT32_MAX);
+        return bt_front_fail(e, 400, NULL, NULL,
+                             "the header %s is '%.40s': give a whole number from %d to %d, smaller "
+                             "goes first",
+                             name, text, INT32_MIN, INT32_MAX);
     }
     *has_p = true;
     *v_p = (int32_t)v;
@@ -84,7 +85,7 @@ static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_
 void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h)
 {
     *h = (struct bt_front_headers){0};
-    struct front_error *e = &h->wrong;
+    struct bt_front_error *e = &h->wrong;
     const char *timings;
     if (!header(req, "x-baton-timings", &timings, e)) {
         return;
@@ -106,7 +107,7 @@ static void put_ms(struct bt_buf *out, const char *name, double ms)
     }
 }
 
-void front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p)
+void bt_front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p)
 {
     struct bt_buf b;
     bt_buf_init(&b);

@@ -30,7 +30,7 @@
 #define STEPS          1000000u
 #define STEPS_PER_BYTE 8
 
-struct client {          /* who has tasks that wait or run */
+struct bt_front_client { /* who has tasks that wait or run */
     struct bt_list link; /* in front_jobs.clients: the next one to have its turn first */
     char name[FRONT_CLIENT_LEN];
     struct bt_list todo[2]; /* tasks: short, large */
@@ -39,10 +39,10 @@ struct client {          /* who has tasks that wait or run */
 
 struct worker {
     struct front_jobs *q;
-    struct front_model model; /* the thread's */
-    struct bt_tokenizer *tok; /* shares the loop's tables */
+    struct bt_front_model model; /* the thread's */
+    struct bt_tokenizer *tok;    /* shares the loop's tables */
     struct bt_token_watch watch;
-    struct front_task *task; /* that is run */
+    struct bt_front_task *task; /* that is run */
     pthread_t thread;
     bool running; /* thread was started */
 };
@@ -62,16 +62,16 @@ struct front_jobs {
     _Atomic bool stopping;
 };
 
-static void job_free(struct front_job *j)
+static void job_free(struct bt_front_job *j)
 {
-    front_generation_cleanup(&j->gen);
+    bt_front_generation_cleanup(&j->gen);
     bt_buf_cleanup(&j->out);
     free(j->copy);
     free(j);
 }
 
 /* Loop: the answer, if somebody still waits for it. */
-static void finish(struct front_job *j)
+static void finish(struct bt_front_job *j)
 {
     if (j->req != NULL) {
         bt_http_on_gone(j->req, NULL, NULL); /* done may set its own */
@@ -79,7 +79,7 @@ static void finish(struct front_job *j)
         if (j->ok) {
             j->done(j);
         } else {
-            front_respond_error(j->f, j->req, &j->e);
+            bt_front_respond_error(j->f, j->req, &j->e);
         }
     }
     job_free(j);
@@ -92,7 +92,7 @@ static void finish_some(void *arg)
     struct front_jobs *q = f->jobs;
     uint64_t until_ns = bt_loop_until(f->loop, FINISH_NS);
     while (!bt_list_empty(&q->done) && bt_mono_ns() < until_ns) {
-        struct front_task *t = BT_CONTAINER_OF(q->done.next, struct front_task, link);
+        struct bt_front_task *t = BT_CONTAINER_OF(q->done.next, struct bt_front_task, link);
         bt_list_remove(&t->link);
         t->done(t);
     }
@@ -128,22 +128,22 @@ static void on_ready(void *arg, uint32_t events)
 static bool stop_asked(void *arg)
 {
     struct worker *w = arg;
-    struct front_task *t = w->task;
+    struct bt_front_task *t = w->task;
     t->late = t->late || (t->until_ns > 0 && bt_mono_ns() > t->until_ns);
     return t->gone || t->late || w->q->stopping;
 }
 
 /* Takes the next task, clients in turn; NULL: none may run now. Under the lock. */
-static struct front_task *take_task(struct front_jobs *q)
+static struct bt_front_task *take_task(struct front_jobs *q)
 {
     for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
-        struct client *c = BT_CONTAINER_OF(l, struct client, link);
+        struct bt_front_client *c = BT_CONTAINER_OF(l, struct bt_front_client, link);
         bool may_large = q->n_large < LARGE_MAX && c->n_large < CLIENT_MAX;
         bool large = bt_list_empty(&c->todo[0]);
         if (bt_list_empty(&c->todo[large]) || (large && !may_large)) {
             continue;
         }
-        struct front_task *t = BT_CONTAINER_OF(c->todo[large].next, struct front_task, link);
+        struct bt_front_task *t = BT_CONTAINER_OF(c->todo[large].next, struct bt_front_task, link);
         bt_list_remove(&t->link);
         t->waits = false;
         c->n_running++;
@@ -156,7 +156,7 @@ static struct front_task *take_task(struct front_jobs *q)
     return NULL;
 }
 
-static void forget_client(struct client *c)
+static void forget_client(struct bt_front_client *c)
 {
     if (c->n_running == 0 && bt_list_empty(&c->todo[0]) && bt_list_empty(&c->todo[1])) {
         bt_list_remove(&c->link);
@@ -164,7 +164,7 @@ static void forget_client(struct client *c)
     }
 }
 
-static void give_back(struct front_jobs *q, struct front_task *t)
+static void give_back(struct front_jobs *q, struct bt_front_task *t)
 {
     const uint64_t one = 1;
     t->client->n_running--;
@@ -186,7 +186,7 @@ static void *thread_main(void *arg)
     struct front_jobs *q = w->q;
     pthread_mutex_lock(&q->lock);
     while (!q->stopping) {
-        struct front_task *t = take_task(q);
+        struct bt_front_task *t = take_task(q);
         if (t == NULL) {
             pthread_cond_wait(&q->more, &q->lock);
             continue;
@@ -204,24 +204,24 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-struct front_work front_work_of(const struct front_job *j)
+struct bt_front_work bt_front_work_of(const struct bt_front_job *j)
 {
     bool chunked = bt_http_header(j->req, "transfer-encoding") != NULL;
-    return (struct front_work){.body_bytes = j->len, .body_announced = chunked ? 0 : j->len};
+    return (struct bt_front_work){.body_bytes = j->len, .body_announced = chunked ? 0 : j->len};
 }
 
 /* ---- starting one ---- */
 
 /* Under the lock. */
-static struct client *client_of(struct front_jobs *q, const char *name)
+static struct bt_front_client *client_of(struct front_jobs *q, const char *name)
 {
     for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
-        struct client *c = BT_CONTAINER_OF(l, struct client, link);
+        struct bt_front_client *c = BT_CONTAINER_OF(l, struct bt_front_client, link);
         if (strcmp(c->name, name) == 0) {
             return c;
         }
     }
-    struct client *c = bt_calloc(1, sizeof(*c));
+    struct bt_front_client *c = bt_calloc(1, sizeof(*c));
     snprintf(c->name, sizeof(c->name), "%s", name);
     bt_list_init(&c->todo[0]);
     bt_list_init(&c->todo[1]);
@@ -229,7 +229,7 @@ static struct client *client_of(struct front_jobs *q, const char *name)
     return c;
 }
 
-void front_task_start_for(struct bt_front *f, struct front_task *t, const char *client)
+void bt_front_task_start_for(struct bt_front *f, struct bt_front_task *t, const char *client)
 {
     struct front_jobs *q = f->jobs;
     pthread_mutex_lock(&q->lock);
@@ -240,12 +240,12 @@ void front_task_start_for(struct bt_front *f, struct front_task *t, const char *
     pthread_mutex_unlock(&q->lock);
 }
 
-void front_task_start(struct bt_front *f, struct front_task *t)
+void bt_front_task_start(struct bt_front *f, struct bt_front_task *t)
 {
-    front_task_start_for(f, t, "");
+    bt_front_task_start_for(f, t, "");
 }
 
-bool front_task_cancel(struct bt_front *f, struct front_task *t)
+bool bt_front_task_cancel(struct bt_front *f, struct bt_front_task *t)
 {
     struct front_jobs *q = f->jobs;
     t->gone = true;
@@ -261,24 +261,25 @@ bool front_task_cancel(struct bt_front *f, struct front_task *t)
     return waited;
 }
 
-static void job_run(const struct front_model *m, struct front_task *t)
+static void job_run(const struct bt_front_model *m, struct bt_front_task *t)
 {
-    struct front_job *j = BT_CONTAINER_OF(t, struct front_job, task);
-    struct front_model bounded = *m;
+    struct bt_front_job *j = BT_CONTAINER_OF(t, struct bt_front_job, task);
+    struct bt_front_model bounded = *m;
     bounded.template_steps = STEPS + (uint64_t)STEPS_PER_BYTE * j->len;
     j->run(&bounded, j);
     if (!j->ok && t->late) {
-        front_fail(&j->e, 503, NULL, NULL,
-                   "reading this body of %zu bytes took longer than %u s, the limit for its size; "
-                   "send less at once, or try again when the server is less busy",
-                   j->len, t->limit_s);
+        bt_front_fail(
+            &j->e, 503, NULL, NULL,
+            "reading this body of %zu bytes took longer than %u s, the limit for its size; "
+            "send less at once, or try again when the server is less busy",
+            j->len, t->limit_s);
         j->e.retry_after_s = 1;
     }
 }
 
-static void job_done(struct front_task *t)
+static void job_done(struct bt_front_task *t)
 {
-    struct front_job *j = BT_CONTAINER_OF(t, struct front_job, task);
+    struct bt_front_job *j = BT_CONTAINER_OF(t, struct bt_front_job, task);
     j->f->jobs->open--;
     j->f->n_jobs--;
     finish(j);
@@ -286,20 +287,20 @@ static void job_done(struct front_task *t)
 
 static void on_gone(void *arg)
 {
-    struct front_job *j = arg;
+    struct bt_front_job *j = arg;
     bt_metric_add(j->f->m.gone, 1);
     j->req = NULL;
-    if (front_task_cancel(j->f, &j->task)) {
+    if (bt_front_task_cancel(j->f, &j->task)) {
         job_done(&j->task);
     }
 }
 
-static void job_drop(struct front_task *t)
+static void job_drop(struct bt_front_task *t)
 {
-    job_free(BT_CONTAINER_OF(t, struct front_job, task));
+    job_free(BT_CONTAINER_OF(t, struct bt_front_job, task));
 }
 
-static void enqueue(struct front_jobs *q, struct front_job *j)
+static void enqueue(struct front_jobs *q, struct bt_front_job *j)
 {
     j->body = j->copy = bt_http_take_body(j->req, &j->len);
     bt_http_on_gone(j->req, on_gone, j);
@@ -310,7 +311,7 @@ static void enqueue(struct front_jobs *q, struct front_job *j)
     j->task.drop = job_drop;
     j->task.large = j->len > FRONT_LARGE_BYTES;
     j->task.limit_s = READ_S + (uint32_t)(j->len * READ_S_PER_MIB >> 20);
-    front_task_start_for(j->f, &j->task, j->client);
+    bt_front_task_start_for(j->f, &j->task, j->client);
 }
 
 /* Bodies of this client that are read or wait. */
@@ -319,7 +320,7 @@ static uint32_t open_of(struct front_jobs *q, const char *client)
     uint32_t n = 0;
     pthread_mutex_lock(&q->lock);
     for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
-        const struct client *c = BT_CONTAINER_OF(l, struct client, link);
+        const struct bt_front_client *c = BT_CONTAINER_OF(l, struct bt_front_client, link);
         if (strcmp(c->name, client) == 0) {
             n = c->n_running;
             for (int i = 0; i < 2; i++) {
@@ -335,7 +336,7 @@ static uint32_t open_of(struct front_jobs *q, const char *client)
 
 /* True if this client may have another body in the queue. A client may have as many as it leaves
  * free: one client half of the places, two a third each, and so on. */
-static bool has_room(struct front_jobs *q, struct front_job *j)
+static bool has_room(struct front_jobs *q, struct bt_front_job *j)
 {
     uint32_t mine = open_of(q, j->client), left = QUEUED_MAX - BT_MIN(q->open, QUEUED_MAX);
     if (mine < left) {
@@ -343,33 +344,34 @@ static bool has_room(struct front_jobs *q, struct front_job *j)
     }
     j->ok = false;
     j->e.retry_after_s = 1;
-    return front_fail(&j->e, 429, NULL, NULL,
-                      "%u of this client's large requests are being read already; the server reads "
-                      "%d at once and keeps places for other clients",
-                      mine, QUEUED_MAX);
+    return bt_front_fail(
+        &j->e, 429, NULL, NULL,
+        "%u of this client's large requests are being read already; the server reads "
+        "%d at once and keeps places for other clients",
+        mine, QUEUED_MAX);
 }
 
 /* Reads a short body on the loop. False: it takes too long there. */
-static bool run_inline(struct front_job *j)
+static bool run_inline(struct bt_front_job *j)
 {
-    struct front_model bounded = j->f->model;
+    struct bt_front_model bounded = j->f->model;
     bounded.template_steps = INLINE_STEPS;
     bounded.text_bytes = INLINE_TEXT;
     j->run(&bounded, j);
     if (j->ok || !j->e.beyond) {
         return true;
     }
-    j->e = (struct front_error){0};
+    j->e = (struct bt_front_error){0};
     bt_buf_clear(&j->out);
     return false;
 }
 
-void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
-                     const struct bt_front_headers *headers,
-                     void (*run)(const struct front_model *m, struct front_job *j),
-                     void (*done)(struct front_job *j))
+void bt_front_job_start(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                        const struct bt_front_headers *headers,
+                        void (*run)(const struct bt_front_model *m, struct bt_front_job *j),
+                        void (*done)(struct bt_front_job *j))
 {
-    struct front_job *j = bt_calloc(1, sizeof(*j));
+    struct bt_front_job *j = bt_calloc(1, sizeof(*j));
     j->f = f;
     j->req = req;
     j->run = run;
@@ -396,7 +398,7 @@ void front_job_start(struct bt_front *f, struct bt_http_req *req, const char *te
 
 /* ---- life ---- */
 
-bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
+bt_status_t bt_front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
 {
     struct front_jobs *q = bt_calloc(1, sizeof(*q));
     json_object_seed(0); /* before a second thread makes objects */
@@ -433,13 +435,13 @@ bt_status_t front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
 static void drop_all(struct bt_list *tasks)
 {
     while (!bt_list_empty(tasks)) {
-        struct front_task *t = BT_CONTAINER_OF(tasks->next, struct front_task, link);
+        struct bt_front_task *t = BT_CONTAINER_OF(tasks->next, struct bt_front_task, link);
         bt_list_remove(&t->link);
         t->drop(t);
     }
 }
 
-void front_jobs_destroy(struct bt_front *f)
+void bt_front_jobs_destroy(struct bt_front *f)
 {
     struct front_jobs *q = f->jobs;
     if (q == NULL) {
@@ -456,7 +458,7 @@ void front_jobs_destroy(struct bt_front *f)
         bt_tokenizer_destroy(q->workers[i].tok);
     }
     while (!bt_list_empty(&q->clients)) {
-        struct client *c = BT_CONTAINER_OF(q->clients.next, struct client, link);
+        struct bt_front_client *c = BT_CONTAINER_OF(q->clients.next, struct bt_front_client, link);
         drop_all(&c->todo[0]);
         drop_all(&c->todo[1]);
         forget_client(c);

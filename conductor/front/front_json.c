@@ -17,8 +17,8 @@
 #define HUGE_TEXT         "1e308" /* no longer than what it replaces */
 #define HUGE_MIN          9223372036854775808.0
 
-bool front_fail(struct front_error *e, int http, const char *param, const char *code,
-                const char *fmt, ...)
+bool bt_front_fail(struct bt_front_error *e, int http, const char *param, const char *code,
+                   const char *fmt, ...)
 {
     va_list ap;
     e->http = http;
@@ -33,13 +33,13 @@ bool front_fail(struct front_error *e, int http, const char *param, const char *
     return false;
 }
 
-void front_error_json(const struct front_error *e, struct bt_buf *out)
+void bt_front_error_json(const struct bt_front_error *e, struct bt_buf *out)
 {
     bt_buf_puts(out, "{\"error\":{\"message\":");
-    front_put_cstr(out, e->message);
+    bt_front_put_cstr(out, e->message);
     bt_buf_printf(out, ",\"type\":\"%s\",\"param\":", e->type);
     if (e->param[0] != '\0') {
-        front_put_cstr(out, e->param);
+        bt_front_put_cstr(out, e->param);
     } else {
         bt_buf_puts(out, "null");
     }
@@ -174,49 +174,49 @@ static char *tame_numbers(const char *s, size_t len)
     return copy;
 }
 
-bool front_is_huge(const json_t *v)
+bool bt_front_is_huge(const json_t *v)
 {
     return json_is_real(v) && fabs(json_real_value(v)) >= HUGE_MIN;
 }
 
-json_t *front_json_parse(const void *body, size_t len, struct front_error *e)
+json_t *bt_front_json_parse(const void *body, size_t len, struct bt_front_error *e)
 {
     json_error_t je;
     if (len == 0) {
-        front_fail(e, 400, NULL, "invalid_json", "the body is empty; a JSON object is expected");
+        bt_front_fail(e, 400, NULL, "invalid_json", "the body is empty; a JSON object is expected");
         return NULL;
     }
     if (count_containers(body, len) > CONTAINERS_MAX) {
-        front_fail(e, 400, NULL, "invalid_json", "the body has more than %d arrays and objects",
-                   CONTAINERS_MAX);
+        bt_front_fail(e, 400, NULL, "invalid_json", "the body has more than %d arrays and objects",
+                      CONTAINERS_MAX);
         return NULL;
     }
-    /* NUL is allowed in text; front_get_str refuses it elsewhere. */
+    /* NUL is allowed in text; bt_front_get_str refuses it elsewhere. */
     char *tamed = tame_numbers(body, len);
     json_t *root =
         json_loadb(tamed != NULL ? tamed : body, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
     free(tamed);
     if (root == NULL) {
-        front_fail(e, 400, NULL, "invalid_json",
-                   "the body is not valid JSON: line %d, column %d: %s", je.line, je.column,
-                   je.text);
+        bt_front_fail(e, 400, NULL, "invalid_json",
+                      "the body is not valid JSON: line %d, column %d: %s", je.line, je.column,
+                      je.text);
         return NULL;
     }
     if (!json_is_object(root)) {
         json_decref(root);
-        front_fail(e, 400, NULL, "invalid_json", "the body must be a JSON object");
+        bt_front_fail(e, 400, NULL, "invalid_json", "the body must be a JSON object");
         return NULL;
     }
     return root;
 }
 
-bool front_has(const json_t *root, const char *key)
+bool bt_front_has(const json_t *root, const char *key)
 {
     const json_t *v = json_object_get(root, key);
     return v != NULL && !json_is_null(v);
 }
 
-bool front_asked_for(const json_t *v)
+bool bt_front_asked_for(const json_t *v)
 {
     switch (v == NULL ? JSON_NULL : json_typeof(v)) {
     case JSON_NULL:
@@ -231,41 +231,41 @@ bool front_asked_for(const json_t *v)
     return true;
 }
 
-static bool wrong_type(struct front_error *e, const char *key, const char *want)
+static bool wrong_type(struct bt_front_error *e, const char *key, const char *want)
 {
-    return front_fail(e, 400, key, "invalid_type", "'%s' must be %s", key, want);
+    return bt_front_fail(e, 400, key, "invalid_type", "'%s' must be %s", key, want);
 }
 
-bool front_get_int(const json_t *root, const char *key, int64_t min, int64_t max, int64_t *v_p,
-                   struct front_error *e)
+bool bt_front_get_int(const json_t *root, const char *key, int64_t min, int64_t max, int64_t *v_p,
+                      struct bt_front_error *e)
 {
-    if (!front_has(root, key)) {
+    if (!bt_front_has(root, key)) {
         return true;
     }
     const json_t *v = json_object_get(root, key);
     double real = json_is_real(v) ? json_real_value(v) : 0.5;
     bool whole = real == floor(real) && fabs(real) <= WHOLE_MAX; /* 16.0 is an integer */
-    if (front_is_huge(v)) {
-        return front_fail(e, 400, key, "invalid_value",
-                          "'%s' is a number beyond 64 bits; allowed: %lld to %lld", key,
-                          (long long)min, (long long)max);
+    if (bt_front_is_huge(v)) {
+        return bt_front_fail(e, 400, key, "invalid_value",
+                             "'%s' is a number beyond 64 bits; allowed: %lld to %lld", key,
+                             (long long)min, (long long)max);
     }
     if (!json_is_integer(v) && !whole) {
         return wrong_type(e, key, "an integer");
     }
     int64_t n = whole ? (int64_t)real : json_integer_value(v);
     if (n < min || n > max) {
-        return front_fail(e, 400, key, "invalid_value", "'%s' is %lld; allowed: %lld to %lld", key,
-                          (long long)n, (long long)min, (long long)max);
+        return bt_front_fail(e, 400, key, "invalid_value", "'%s' is %lld; allowed: %lld to %lld",
+                             key, (long long)n, (long long)min, (long long)max);
     }
     *v_p = n;
     return true;
 }
 
-bool front_get_num(const json_t *root, const char *key, double min, bool min_open, double max,
-                   float *v_p, struct front_error *e)
+bool bt_front_get_num(const json_t *root, const char *key, double min, bool min_open, double max,
+                      float *v_p, struct bt_front_error *e)
 {
-    if (!front_has(root, key)) {
+    if (!bt_front_has(root, key)) {
         return true;
     }
     const json_t *v = json_object_get(root, key);
@@ -273,21 +273,22 @@ bool front_get_num(const json_t *root, const char *key, double min, bool min_ope
         return wrong_type(e, key, "a number");
     }
     double n = json_number_value(v);
-    if (front_is_huge(v)) { /* not repeated: the client may have sent another number */
-        return front_fail(e, 400, key, "invalid_value", "'%s' is out of range; allowed: %s%g to %g",
-                          key, min_open ? "above " : "", min, max);
+    if (bt_front_is_huge(v)) { /* not repeated: the client may have sent another number */
+        return bt_front_fail(e, 400, key, "invalid_value",
+                             "'%s' is out of range; allowed: %s%g to %g", key,
+                             min_open ? "above " : "", min, max);
     }
     if (!(n >= min && n <= max) || (min_open && n <= min)) {
-        return front_fail(e, 400, key, "invalid_value", "'%s' is %g; allowed: %s%g to %g", key, n,
-                          min_open ? "above " : "", min, max);
+        return bt_front_fail(e, 400, key, "invalid_value", "'%s' is %g; allowed: %s%g to %g", key,
+                             n, min_open ? "above " : "", min, max);
     }
     *v_p = (float)n;
     return true;
 }
 
-bool front_get_bool(const json_t *root, const char *key, bool *v_p, struct front_error *e)
+bool bt_front_get_bool(const json_t *root, const char *key, bool *v_p, struct bt_front_error *e)
 {
-    if (!front_has(root, key)) {
+    if (!bt_front_has(root, key)) {
         return true;
     }
     const json_t *v = json_object_get(root, key);
@@ -298,9 +299,10 @@ bool front_get_bool(const json_t *root, const char *key, bool *v_p, struct front
     return true;
 }
 
-bool front_get_str(const json_t *root, const char *key, const char **v_p, struct front_error *e)
+bool bt_front_get_str(const json_t *root, const char *key, const char **v_p,
+                      struct bt_front_error *e)
 {
-    if (!front_has(root, key)) {
+    if (!bt_front_has(root, key)) {
         return true;
     }
     const json_t *v = json_object_get(root, key);
@@ -308,7 +310,8 @@ bool front_get_str(const json_t *root, const char *key, const char **v_p, struct
         return wrong_type(e, key, "a string");
     }
     if (strlen(json_string_value(v)) != json_string_length(v)) {
-        return front_fail(e, 400, key, "invalid_value", "'%s' must not hold a NUL character", key);
+        return bt_front_fail(e, 400, key, "invalid_value", "'%s' must not hold a NUL character",
+                             key);
     }
     *v_p = json_string_value(v);
     return true;
@@ -316,7 +319,7 @@ bool front_get_str(const json_t *root, const char *key, const char **v_p, struct
 
 /* ---- writing ---- */
 
-size_t front_utf8_len(const char *s, size_t len)
+size_t bt_front_utf8_len(const char *s, size_t len)
 {
     const unsigned char *u = (const unsigned char *)s;
     size_t n = u[0] < 0x80             ? 1
@@ -351,7 +354,7 @@ static void put_escape(struct bt_buf *out, unsigned char c)
     }
 }
 
-void front_put_text(struct bt_buf *out, const char *s, size_t len)
+void bt_front_put_text(struct bt_buf *out, const char *s, size_t len)
 {
     size_t from = 0, i = 0; /* [from, i) is copied as it is */
     s = s != NULL ? s : "";
@@ -359,7 +362,7 @@ void front_put_text(struct bt_buf *out, const char *s, size_t len)
     while (i < len) {
         unsigned char c = (unsigned char)s[i];
         bool plain = c >= 0x20 && c < 0x7f && c != '"' && c != '\\';
-        size_t n = plain ? 1 : c < 0x80 ? 0 : front_utf8_len(s + i, len - i);
+        size_t n = plain ? 1 : c < 0x80 ? 0 : bt_front_utf8_len(s + i, len - i);
         if (n > 0) {
             i += n;
             continue;
@@ -375,19 +378,19 @@ void front_put_text(struct bt_buf *out, const char *s, size_t len)
     bt_buf_append(out, s + from, len - from);
 }
 
-void front_put_str(struct bt_buf *out, const char *s, size_t len)
+void bt_front_put_str(struct bt_buf *out, const char *s, size_t len)
 {
     bt_buf_append(out, "\"", 1);
-    front_put_text(out, s, len);
+    bt_front_put_text(out, s, len);
     bt_buf_append(out, "\"", 1);
 }
 
-void front_put_cstr(struct bt_buf *out, const char *s)
+void bt_front_put_cstr(struct bt_buf *out, const char *s)
 {
-    front_put_str(out, s, strlen(s));
+    bt_front_put_str(out, s, strlen(s));
 }
 
-void front_put_uint(struct bt_buf *out, uint64_t v)
+void bt_front_put_uint(struct bt_buf *out, uint64_t v)
 {
     char digits[20];
     size_t n = 0;
@@ -398,12 +401,12 @@ void front_put_uint(struct bt_buf *out, uint64_t v)
     bt_buf_append(out, digits + sizeof(digits) - n, n);
 }
 
-void front_put_float(struct bt_buf *out, float v)
+void bt_front_put_float(struct bt_buf *out, float v)
 {
     bt_buf_printf(out, "%.9g", isfinite(v) ? (double)v : -9999.0);
 }
 
-void front_put_known(struct bt_buf *out, double v)
+void bt_front_put_known(struct bt_buf *out, double v)
 {
     if (v < 0 || !isfinite(v)) {
         bt_buf_puts(out, "null");

@@ -8,56 +8,58 @@
 #include "common/base/buf.h"
 
 /* An OpenAI error object: what a client gets when its request is refused. */
-struct front_error {
+struct bt_front_error {
     int http;
     const char *type; /* static */
     const char *code; /* static or NULL */
     char param[64];   /* "" : null */
     char message[480];
     uint32_t retry_after_s;
-    bool beyond; /* a bound of front_model ended it: without the bound it may be right */
+    bool beyond; /* a bound of bt_front_model ended it: without the bound it may be right */
 };
 
-/* Fills e and returns false, for `return front_fail(...)`. param may be NULL. */
-bool front_fail(struct front_error *e, int http, const char *param, const char *code,
-                const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* Fills e and returns false, for `return bt_front_fail(...)`. param may be NULL. */
+bool bt_front_fail(struct bt_front_error *e, int http, const char *param, const char *code,
+                   const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* {"error":{"message","type","param","code"}} */
-void front_error_json(const struct front_error *e, struct bt_buf *out);
+void bt_front_error_json(const struct bt_front_error *e, struct bt_buf *out);
 
 /* Parses a body: an object, UTF-8, no duplicate keys, bounded depth and size. NULL with e set.
  * Numbers that no integer of 64 bits or double holds become reals of 1e308. */
-json_t *front_json_parse(const void *body, size_t len, struct front_error *e);
+json_t *bt_front_json_parse(const void *body, size_t len, struct bt_front_error *e);
 
 /* Readers: a member that is absent or null leaves *v_p as it was (the default). False: wrong type
- * or out of range, e says what is allowed. front_get_str gives a pointer into root. */
-bool front_get_int(const json_t *root, const char *key, int64_t min, int64_t max, int64_t *v_p,
-                   struct front_error *e);
+ * or out of range, e says what is allowed. bt_front_get_str gives a pointer into root. */
+bool bt_front_get_int(const json_t *root, const char *key, int64_t min, int64_t max, int64_t *v_p,
+                      struct bt_front_error *e);
 /* min_open: min itself is not allowed. */
-bool front_get_num(const json_t *root, const char *key, double min, bool min_open, double max,
-                   float *v_p, struct front_error *e);
-bool front_get_bool(const json_t *root, const char *key, bool *v_p, struct front_error *e);
-bool front_get_str(const json_t *root, const char *key, const char **v_p, struct front_error *e);
+bool bt_front_get_num(const json_t *root, const char *key, double min, bool min_open, double max,
+                      float *v_p, struct bt_front_error *e);
+bool bt_front_get_bool(const json_t *root, const char *key, bool *v_p, struct bt_front_error *e);
+bool bt_front_get_str(const json_t *root, const char *key, const char **v_p,
+                      struct bt_front_error *e);
 /* Is it a number beyond 64 bits? */
-bool front_is_huge(const json_t *v);
+bool bt_front_is_huge(const json_t *v);
 /* True if the member exists and is not null. */
-bool front_has(const json_t *root, const char *key);
+bool bt_front_has(const json_t *root, const char *key);
 
 /* True if it is set to anything but null, false, 0, "", [] and {}. */
-bool front_asked_for(const json_t *v);
+bool bt_front_asked_for(const json_t *v);
 
 /* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
-void front_put_str(struct bt_buf *out, const char *s, size_t len);
-void front_put_cstr(struct bt_buf *out, const char *s);
-/* As front_put_str without the quotes: a string may be written in pieces, each of whole characters.
+void bt_front_put_str(struct bt_buf *out, const char *s, size_t len);
+void bt_front_put_cstr(struct bt_buf *out, const char *s);
+/* As bt_front_put_str without the quotes: a string may be written in pieces, each of whole
+ * characters.
  */
-void front_put_text(struct bt_buf *out, const char *s, size_t len);
+void bt_front_put_text(struct bt_buf *out, const char *s, size_t len);
 /* Decimal, without printf: several times a token. */
-void front_put_uint(struct bt_buf *out, uint64_t v);
+void bt_front_put_uint(struct bt_buf *out, uint64_t v);
 /* Shortest form that reads back as the same float; -9999 for what JSON cannot say. */
-void front_put_float(struct bt_buf *out, float v);
+void bt_front_put_float(struct bt_buf *out, float v);
 /* Number, or null if negative (not known). */
-void front_put_known(struct bt_buf *out, double v);
+void bt_front_put_known(struct bt_buf *out, double v);
 /* Length of the UTF-8 character at s (1..4), 0 if there is none. */
-size_t front_utf8_len(const char *s, size_t len);
+size_t bt_front_utf8_len(const char *s, size_t len);
 
 #endif

@@ -25,12 +25,12 @@ struct tenant { /* a key */
     uint8_t digest[BT_SHA256_LEN];
     char name[TENANT_BYTES + 1]; /* tenant=, else the digest's first half in hex */
     bool has_terms;
-    struct front_key_terms terms;
+    struct bt_front_key_terms terms;
     struct bt_sched_bucket requests, tokens;
     uint64_t in_flight; /* generations */
 };
 
-struct front_keys {
+struct bt_front_keys {
     struct tenant *all;
     size_t n;
 };
@@ -41,13 +41,13 @@ static const struct {
     const char *name;
     double min, max;
     size_t offset; /* SIZE_MAX: priority, the only one that is no double */
-} terms[] = {{"rps", 1e-6, 1e9, offsetof(struct front_key_terms, requests_per_s)},
-             {"tokens_per_s", 1e-3, 1e12, offsetof(struct front_key_terms, tokens_per_s)},
-             {"concurrency", 1, 1e6, offsetof(struct front_key_terms, concurrency)},
-             {"weight", 1e-3, 1e6, offsetof(struct front_key_terms, weight)},
+} terms[] = {{"rps", 1e-6, 1e9, offsetof(struct bt_front_key_terms, requests_per_s)},
+             {"tokens_per_s", 1e-3, 1e12, offsetof(struct bt_front_key_terms, tokens_per_s)},
+             {"concurrency", 1, 1e6, offsetof(struct bt_front_key_terms, concurrency)},
+             {"weight", 1e-3, 1e6, offsetof(struct bt_front_key_terms, weight)},
              {"priority", INT32_MIN, INT32_MAX, SIZE_MAX},
-             {"slo_ttft_ms", 1e-3, 86400000, offsetof(struct front_key_terms, slo_ttft_ms)},
-             {"slo_tbt_ms", 1e-3, 86400000, offsetof(struct front_key_terms, slo_tbt_ms)}};
+             {"slo_ttft_ms", 1e-3, 86400000, offsetof(struct bt_front_key_terms, slo_ttft_ms)},
+             {"slo_tbt_ms", 1e-3, 86400000, offsetof(struct bt_front_key_terms, slo_tbt_ms)}};
 
 static bool read_name(const char *name, char out[TENANT_BYTES + 1], char *err, size_t cap)
 {
@@ -66,7 +66,7 @@ static bool read_name(const char *name, char out[TENANT_BYTES + 1], char *err, s
 /* name=value words, NUL-terminated. False: err says what is wrong with which. */
 static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
 {
-    struct front_key_terms *t = &x->terms;
+    struct bt_front_key_terms *t = &x->terms;
     uint32_t seen = 0;
     char *save = NULL;
     for (char *w = strtok_r(text, " \t", &save); w != NULL; w = strtok_r(NULL, " \t", &save)) {
@@ -100,7 +100,7 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
         char *end;
         double v = strtod(w + name + 1, &end);
         bool whole = terms[i].offset == SIZE_MAX ||
-                     terms[i].offset == offsetof(struct front_key_terms, concurrency);
+                     terms[i].offset == offsetof(struct bt_front_key_terms, concurrency);
         if (end == w + name + 1 || *end != '\0' || !(v >= terms[i].min && v <= terms[i].max) ||
             (whole && v != floor(v))) {
             snprintf(err, cap, "%.60s: give a%s number from %g to %g", w, whole ? " whole" : "",
@@ -118,7 +118,7 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
 }
 
 /* A tenant's limits are given with its first key. False: err says so. */
-static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err, size_t cap)
+static bool join_tenant(const struct bt_front_keys *k, struct tenant *x, char *err, size_t cap)
 {
     if (x->name[0] == '\0') {
         bt_hex(x->digest, TENANT_BYTES / 2, x->name);
@@ -139,7 +139,7 @@ static bool join_tenant(const struct front_keys *k, struct tenant *x, char *err,
 }
 
 /* Reads one line of n bytes, its end included, and overwrites it. False: err says what is wrong. */
-static bool read_line(struct front_keys *k, char *line, size_t n, char *err, size_t cap)
+static bool read_line(struct bt_front_keys *k, char *line, size_t n, char *err, size_t cap)
 {
     if (memchr(line, '\0', n) != NULL) {
         snprintf(err, cap, "a key holds a NUL");
@@ -174,7 +174,7 @@ static bool read_line(struct front_keys *k, char *line, size_t n, char *err, siz
 }
 
 /* Reads all lines; false: err names the line and what is wrong. Wipes the keys from the buffer. */
-static bool read_lines(struct front_keys *k, FILE *file, const char *path, char *err, size_t cap)
+static bool read_lines(struct bt_front_keys *k, FILE *file, const char *path, char *err, size_t cap)
 {
     char *line = NULL, why[256];
     size_t room = 0;
@@ -192,10 +192,11 @@ static bool read_lines(struct front_keys *k, FILE *file, const char *path, char 
     return ok;
 }
 
-bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *err, size_t err_cap)
+bt_status_t bt_front_keys_load(const char *path, struct bt_front_keys **keys_p, char *err,
+                               size_t err_cap)
 {
     struct stat st;
-    struct front_keys *k = bt_calloc(1, sizeof(*k));
+    struct bt_front_keys *k = bt_calloc(1, sizeof(*k));
     FILE *file = fopen(path, "re");
     const char *what = NULL;
     char why[200];
@@ -217,7 +218,7 @@ bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *
         fclose(file);
     }
     if (!ok || what != NULL) {
-        front_keys_destroy(k);
+        bt_front_keys_destroy(k);
         return BT_ERR_CONFIG;
     }
     *keys_p = k;
@@ -226,13 +227,13 @@ bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *
 
 bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap)
 {
-    struct front_keys *k = NULL;
-    bt_status_t st = path != NULL ? front_keys_load(path, &k, err, err_cap) : BT_OK;
-    front_keys_destroy(k);
+    struct bt_front_keys *k = NULL;
+    bt_status_t st = path != NULL ? bt_front_keys_load(path, &k, err, err_cap) : BT_OK;
+    bt_front_keys_destroy(k);
     return st;
 }
 
-void front_keys_destroy(struct front_keys *k)
+void bt_front_keys_destroy(struct bt_front_keys *k)
 {
     if (k != NULL) {
         free(k->all);
@@ -240,7 +241,7 @@ void front_keys_destroy(struct front_keys *k)
     }
 }
 
-bool front_keys_check(const struct front_keys *k, const char *authorization, char tenant[33])
+bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization, char tenant[33])
 {
     uint8_t mine[BT_SHA256_LEN];
     if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0) {
@@ -264,7 +265,7 @@ bool front_keys_check(const struct front_keys *k, const char *authorization, cha
 
 /* ---- terms ---- */
 
-static struct tenant *find(const struct front_keys *k, const char *tenant)
+static struct tenant *find(const struct bt_front_keys *k, const char *tenant)
 {
     if (k == NULL || tenant == NULL) {
         return NULL;
@@ -277,7 +278,7 @@ static struct tenant *find(const struct front_keys *k, const char *tenant)
     return NULL;
 }
 
-const char *front_keys_tenant(const struct front_keys *k, const char *name)
+const char *bt_front_keys_tenant(const struct bt_front_keys *k, const char *name)
 {
     const struct tenant *t = find(k, name);
     for (size_t i = 0; t == NULL && k != NULL && i < k->n; i++) {
@@ -288,13 +289,14 @@ const char *front_keys_tenant(const struct front_keys *k, const char *name)
     return t != NULL ? t->name : NULL;
 }
 
-uint64_t front_keys_owner(const struct front_keys *k, const char *tenant)
+uint64_t bt_front_keys_owner(const struct bt_front_keys *k, const char *tenant)
 {
     const struct tenant *t = find(k, tenant);
     return t != NULL ? (uint64_t)(t - k->all) + 1 : 0;
 }
 
-const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant)
+const struct bt_front_key_terms *bt_front_keys_terms(const struct bt_front_keys *k,
+                                                     const char *tenant)
 {
     const struct tenant *t = find(k, tenant);
     return t != NULL ? &t->terms : NULL;
@@ -306,34 +308,34 @@ static double units_of(uint64_t bytes)
     return (double)BT_MAX((bytes + UNIT_BYTES - 1) / UNIT_BYTES, (uint64_t)1);
 }
 
-static bool wait_for(struct front_error *e, const char *what, double limit, double wait_ms)
+static bool wait_for(struct bt_front_error *e, const char *what, double limit, double wait_ms)
 {
     uint32_t s = wait_ms > 1e9 ? 1000000 : (uint32_t)(wait_ms / 1e3) + 1;
-    *e = (struct front_error){.retry_after_s = s};
-    return front_fail(e, 429, NULL, "rate_limit_exceeded",
-                      "this API key's limit of %g %s is reached; there is room in %u s", limit,
-                      what, s);
+    *e = (struct bt_front_error){.retry_after_s = s};
+    return bt_front_fail(e, 429, NULL, "rate_limit_exceeded",
+                         "this API key's limit of %g %s is reached; there is room in %u s", limit,
+                         what, s);
 }
 
 /* A request may exceed what is left of the limit; the key's next requests wait until that is
  * paid back. So a request is refused for its size only if paying back would take longer than
  * DEBT_S. */
-static bool never(struct front_error *e, const char *what, const struct bt_sched_bucket *b,
+static bool never(struct bt_front_error *e, const char *what, const struct bt_sched_bucket *b,
                   double least, double n, const char *term)
 {
     double most = BT_MAX(b->burst + DEBT_S * b->per_s, least);
     if (b->per_s <= 0 || n <= most) {
         return false;
     }
-    front_fail(e, 400, NULL, "exceeds_key_limit",
-               "this request counts as %.0f %s; with %s=%g this API key may send %.0f at once; "
-               "send smaller requests",
-               n, what, term, b->per_s, floor(most));
+    bt_front_fail(e, 400, NULL, "exceeds_key_limit",
+                  "this request counts as %.0f %s; with %s=%g this API key may send %.0f at once; "
+                  "send smaller requests",
+                  n, what, term, b->per_s, floor(most));
     return true;
 }
 
-bool front_keys_admit_body(struct front_keys *k, const char *tenant, uint64_t bytes, bool generates,
-                           struct front_error *e)
+bool bt_front_keys_admit_body(struct bt_front_keys *k, const char *tenant, uint64_t bytes,
+                              bool generates, struct bt_front_error *e)
 {
     struct tenant *t = find(k, tenant);
     double now_ms = (double)bt_mono_ns() / 1e6, wait_ms = 0, n = units_of(bytes);
@@ -357,8 +359,8 @@ bool front_keys_admit_body(struct front_keys *k, const char *tenant, uint64_t by
     return true;
 }
 
-bool front_keys_admit(struct front_keys *k, const char *tenant, const struct front_work *w,
-                      struct front_error *e)
+bool bt_front_keys_admit(struct bt_front_keys *k, const char *tenant, const struct bt_front_work *w,
+                         struct bt_front_error *e)
 {
     struct tenant *t = find(k, tenant);
     double now_ms = (double)bt_mono_ns() / 1e6, wait_ms = 0;
@@ -374,10 +376,10 @@ bool front_keys_admit(struct front_keys *k, const char *tenant, const struct fro
         return false;
     }
     if (most > 0 && (double)w->generations > most) {
-        return front_fail(e, 400, NULL, "exceeds_key_limit",
-                          "this request asks for %llu generations; with concurrency=%g this API "
-                          "key may have as many at once; send smaller requests",
-                          (unsigned long long)w->generations, most);
+        return bt_front_fail(e, 400, NULL, "exceeds_key_limit",
+                             "this request asks for %llu generations; with concurrency=%g this API "
+                             "key may have as many at once; send smaller requests",
+                             (unsigned long long)w->generations, most);
     }
     if (most > 0 && (double)(t->in_flight + w->generations) > most) {
         return wait_for(e, "generations in flight (concurrency=)", most, 0);
@@ -397,7 +399,8 @@ bool front_keys_admit(struct front_keys *k, const char *tenant, const struct fro
     return true;
 }
 
-void front_keys_counted(struct front_keys *k, const char *tenant, const struct front_work *w)
+void bt_front_keys_counted(struct bt_front_keys *k, const char *tenant,
+                           const struct bt_front_work *w)
 {
     struct tenant *t = find(k, tenant);
     double now_ms = (double)bt_mono_ns() / 1e6;
@@ -408,7 +411,7 @@ void front_keys_counted(struct front_keys *k, const char *tenant, const struct f
     }
 }
 
-void front_keys_end(struct front_keys *k, const char *tenant, uint64_t generations)
+void bt_front_keys_end(struct bt_front_keys *k, const char *tenant, uint64_t generations)
 {
     struct tenant *t = find(k, tenant);
     if (t != NULL) {
@@ -417,7 +420,7 @@ void front_keys_end(struct front_keys *k, const char *tenant, uint64_t generatio
     }
 }
 
-void front_keys_charge(struct front_keys *k, const char *tenant, uint64_t tokens)
+void bt_front_keys_charge(struct bt_front_keys *k, const char *tenant, uint64_t tokens)
 {
     struct tenant *t = find(k, tenant);
     if (t != NULL) {

@@ -4,20 +4,20 @@
 #include <math.h>
 #include <string.h>
 
-void front_names_cleanup(struct front_names *n)
+void bt_front_names_cleanup(struct bt_front_names *n)
 {
     bt_buf_cleanup(&n->piece);
     bt_buf_cleanup(&n->names);
 }
 
-void front_logprobs_cleanup(struct front_logprobs *lp)
+void bt_front_logprobs_cleanup(struct bt_front_logprobs *lp)
 {
     for (int k = 0; k < LP_PARTS; k++) {
         bt_buf_cleanup(&lp->part[k]);
     }
 }
 
-uint32_t front_count_chars(const char *s, size_t len)
+uint32_t bt_front_count_chars(const char *s, size_t len)
 {
     uint32_t n = 0;
     for (size_t i = 0; i < len; i++) {
@@ -29,7 +29,7 @@ uint32_t front_count_chars(const char *s, size_t len)
 /* ---- names ---- */
 
 /* Bytes of a token into n->piece. */
-static void load_piece(struct front_names *n, uint32_t id)
+static void load_piece(struct bt_front_names *n, uint32_t id)
 {
     bt_buf_clear(&n->piece);
     if (bt_tokenizer_piece(n->tok, id, &n->piece) != BT_OK) {
@@ -41,7 +41,7 @@ static void load_piece(struct front_names *n, uint32_t id)
 static bool is_utf8(const char *s, size_t len)
 {
     for (size_t i = 0; i < len;) {
-        size_t n = front_utf8_len(s + i, len - i);
+        size_t n = bt_front_utf8_len(s + i, len - i);
         if (n == 0) {
             return false;
         }
@@ -52,13 +52,13 @@ static bool is_utf8(const char *s, size_t len)
 
 /* A token's name: its text; "bytes:\xNN..." where that is no text by itself (as OpenAI's own API
  * writes it, so that two such tokens keep different names); or its id if so asked. Loads piece. */
-static void put_token(struct front_names *n, uint32_t id, struct bt_buf *out)
+static void put_token(struct bt_front_names *n, uint32_t id, struct bt_buf *out)
 {
     load_piece(n, id);
     if (n->as_ids) {
         bt_buf_printf(out, "\"token_id:%u\"", id);
     } else if (is_utf8(n->piece.data, n->piece.len)) {
-        front_put_str(out, n->piece.data, n->piece.len);
+        bt_front_put_str(out, n->piece.data, n->piece.len);
     } else {
         bt_buf_puts(out, "\"bytes:");
         for (size_t i = 0; i < n->piece.len; i++) {
@@ -80,7 +80,7 @@ static void put_comma(struct bt_buf *out)
 /* {"token": logprob, ...}: the token that stands there first, then the most likely ones without it,
  * which is vLLM's order. Two ids may share their text (a special token and its spelling); only the
  * first of them is listed, because a JSON object must not repeat a key. */
-static void put_top_dict(struct front_names *names, const struct bt_gen_token *t, uint32_t n_top,
+static void put_top_dict(struct bt_front_names *names, const struct bt_gen_token *t, uint32_t n_top,
                          struct bt_buf *out)
 {
     size_t from[BT_ENGINE_MAX_TOP + 2]; /* where each name begins in names->names */
@@ -108,7 +108,7 @@ static void put_top_dict(struct front_names *names, const struct bt_gen_token *t
         bt_buf_puts(out, n == 0 ? "" : ",");
         bt_buf_append(out, name, len);
         bt_buf_puts(out, ":");
-        front_put_float(out, i == 0 ? t->logprob : t->top_logprob[i - 1]);
+        bt_front_put_float(out, i == 0 ? t->logprob : t->top_logprob[i - 1]);
         from[++n] = names->names.len;
     }
     bt_buf_puts(out, "}");
@@ -116,23 +116,23 @@ static void put_top_dict(struct front_names *names, const struct bt_gen_token *t
 
 /* One of a token's four arrays. A NaN logprob (the prompt's first token: nothing stands before it)
  * is null. LP_TOKENS leaves the token's bytes in names->piece. */
-static void put_completion_part(struct front_names *names, const struct bt_gen_token *t,
+static void put_completion_part(struct bt_front_names *names, const struct bt_gen_token *t,
                                 uint32_t n_top, uint32_t offset, int part, struct bt_buf *out)
 {
     if (part == LP_TOKENS) {
         put_token(names, t->id, out);
     } else if (part == LP_OFFSETS) {
-        front_put_uint(out, offset);
+        bt_front_put_uint(out, offset);
     } else if (isnan(t->logprob)) {
         bt_buf_puts(out, "null");
     } else if (part == LP_LOGPROBS) {
-        front_put_float(out, t->logprob);
+        bt_front_put_float(out, t->logprob);
     } else {
         put_top_dict(names, t, BT_MIN(n_top, t->n_top), out);
     }
 }
 
-static void add_completion_token(struct front_logprobs *lp, struct front_names *names,
+static void add_completion_token(struct bt_front_logprobs *lp, struct bt_front_names *names,
                                  const struct bt_gen_token *t, uint32_t n_top, uint32_t offset)
 {
     for (int k = LP_PARTS - 1; k >= 0; k--) { /* LP_TOKENS last: it leaves the piece */
@@ -142,8 +142,8 @@ static void add_completion_token(struct front_logprobs *lp, struct front_names *
 }
 
 /* Where the next token begins in the echoed text. */
-static void pass_token(struct front_names *names, uint32_t id, const struct bt_buf *text,
-                       uint32_t all, struct front_prompt_place *at)
+static void pass_token(struct bt_front_names *names, uint32_t id, const struct bt_buf *text,
+                       uint32_t all, struct bt_front_prompt_place *at)
 {
     load_piece(names, id);
     const struct bt_buf *p = &names->piece;
@@ -152,14 +152,14 @@ static void pass_token(struct front_names *names, uint32_t id, const struct bt_b
     /* A special token may be written in the text, or come from the tokenizer (BOS). */
     if (here || !bt_tokenizer_is_special(names->tok, id)) {
         at->bytes = BT_MIN(at->bytes + p->len, text->len);
-        at->chars = BT_MIN(at->chars + front_count_chars(p->data, p->len), all);
+        at->chars = BT_MIN(at->chars + bt_front_count_chars(p->data, p->len), all);
     }
 }
 
-bool front_logprobs_put_prompt(struct front_names *names, const struct bt_gen_token *tokens,
-                               size_t n, uint32_t n_top, const struct bt_buf *text, uint32_t all,
-                               int part, struct front_prompt_place *at, struct front_slice *slice,
-                               struct bt_buf *out)
+bool bt_front_logprobs_put_prompt(struct bt_front_names *names, const struct bt_gen_token *tokens,
+                                  size_t n, uint32_t n_top, const struct bt_buf *text, uint32_t all,
+                                  int part, struct bt_front_prompt_place *at,
+                                  struct bt_front_slice *slice, struct bt_buf *out)
 {
     for (; at->token < n && front_slice_has_room(slice, out); at->token++) {
         const struct bt_gen_token *t = &tokens[at->token];
@@ -175,22 +175,22 @@ bool front_logprobs_put_prompt(struct front_names *names, const struct bt_gen_to
 
 /* ---- chat ---- */
 
-static void put_chat_token(struct front_names *names, uint32_t id, float logprob,
+static void put_chat_token(struct bt_front_names *names, uint32_t id, float logprob,
                            struct bt_buf *out)
 {
     bt_buf_puts(out, "{\"token\":");
     put_token(names, id, out);
     bt_buf_puts(out, ",\"logprob\":");
-    front_put_float(out, logprob);
+    bt_front_put_float(out, logprob);
     bt_buf_puts(out, ",\"bytes\":[");
     for (size_t i = 0; i < names->piece.len; i++) {
         bt_buf_puts(out, i == 0 ? "" : ",");
-        front_put_uint(out, (unsigned char)names->piece.data[i]);
+        bt_front_put_uint(out, (unsigned char)names->piece.data[i]);
     }
     bt_buf_puts(out, "]");
 }
 
-static void add_chat_token(struct bt_buf *out, struct front_names *names,
+static void add_chat_token(struct bt_buf *out, struct bt_front_names *names,
                            const struct bt_gen_token *t, uint32_t n_top)
 {
     put_comma(out);
@@ -206,8 +206,8 @@ static void add_chat_token(struct bt_buf *out, struct front_names *names,
 
 /* ---- both ---- */
 
-void front_logprobs_add(struct front_logprobs *lp, bool chat, struct front_names *names,
-                        const struct bt_gen_token *t, uint32_t n_top, uint32_t *chars)
+void bt_front_logprobs_add(struct bt_front_logprobs *lp, bool chat, struct bt_front_names *names,
+                           const struct bt_gen_token *t, uint32_t n_top, uint32_t *chars)
 {
     if (chat) {
         add_chat_token(&lp->part[LP_TOKENS], names, t, n_top);
@@ -215,22 +215,22 @@ void front_logprobs_add(struct front_logprobs *lp, bool chat, struct front_names
     }
     add_completion_token(lp, names, t, n_top, *chars);
     if (!(names->skip_special && bt_tokenizer_is_special(names->tok, t->id))) {
-        *chars += front_count_chars(names->piece.data, names->piece.len);
+        *chars += bt_front_count_chars(names->piece.data, names->piece.len);
     }
 }
 
-const char *front_logprobs_part(bool chat, int part)
+const char *bt_front_logprobs_part(bool chat, int part)
 {
     static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
     return chat ? "content" : names[part];
 }
 
-void front_logprobs_put(struct front_logprobs *lp, bool chat, struct bt_buf *out)
+void bt_front_logprobs_put(struct bt_front_logprobs *lp, bool chat, struct bt_buf *out)
 {
     bt_buf_puts(out, "{");
     for (int k = 0; k < (chat ? 1 : LP_PARTS); k++) {
         bt_buf_puts(out, k == 0 ? "\"" : ",\"");
-        bt_buf_puts(out, front_logprobs_part(chat, k));
+        bt_buf_puts(out, bt_front_logprobs_part(chat, k));
         bt_buf_puts(out, "\":[");
         bt_buf_append(out, lp->part[k].data, lp->part[k].len);
         bt_buf_puts(out, "]");
@@ -242,14 +242,14 @@ void front_logprobs_put(struct front_logprobs *lp, bool chat, struct bt_buf *out
 /* ---- vLLM's field ---- */
 
 /* rank 0: not known. */
-static void put_ranked(struct front_names *names, uint32_t id, float logprob, uint32_t rank,
+static void put_ranked(struct bt_front_names *names, uint32_t id, float logprob, uint32_t rank,
                        struct bt_buf *out)
 {
     bt_buf_printf(out, "\"%u\":{\"logprob\":", id);
-    front_put_float(out, logprob);
+    bt_front_put_float(out, logprob);
     bt_buf_puts(out, ",\"rank\":");
     if (rank > 0) {
-        front_put_uint(out, rank);
+        bt_front_put_uint(out, rank);
     } else {
         bt_buf_puts(out, "null");
     }
@@ -259,7 +259,7 @@ static void put_ranked(struct front_names *names, uint32_t id, float logprob, ui
 }
 
 /* The actual token first, then the most likely ones. */
-static void put_prompt_token(struct front_names *names, const struct bt_gen_token *t,
+static void put_prompt_token(struct bt_front_names *names, const struct bt_gen_token *t,
                              uint32_t n_top, struct bt_buf *out)
 {
     uint32_t rank = t->rank;
@@ -281,9 +281,9 @@ static void put_prompt_token(struct front_names *names, const struct bt_gen_toke
     bt_buf_puts(out, "}");
 }
 
-bool front_prompt_logprobs_put(struct front_names *names, const struct bt_gen_token *tokens,
-                               size_t n, uint32_t n_top, struct front_prompt_place *at,
-                               struct front_slice *slice, struct bt_buf *out)
+bool bt_front_prompt_logprobs_put(struct bt_front_names *names, const struct bt_gen_token *tokens,
+                                  size_t n, uint32_t n_top, struct bt_front_prompt_place *at,
+                                  struct bt_front_slice *slice, struct bt_buf *out)
 {
     for (; at->token < n && front_slice_has_room(slice, out); at->token++) {
         bt_buf_puts(out, at->token == 0 ? "" : ",");

@@ -6,61 +6,61 @@
 #include "conductor/front/front_json.h"
 #include "conductor/request/request.h"
 
-struct front_names { /* how tokens are called in an answer */
+struct bt_front_names { /* how tokens are called in an answer */
     const struct bt_tokenizer *tok;
     bool as_ids;                /* "token_id:123" */
     bool skip_special;          /* special tokens are no part of the text */
     struct bt_buf piece, names; /* scratch */
 };
-void front_names_cleanup(struct front_names *n);
+void bt_front_names_cleanup(struct bt_front_names *n);
 
 enum { LP_TOKENS, LP_LOGPROBS, LP_TOP, LP_OFFSETS, LP_PARTS };
 
 /* Logprobs of a choice so far: the insides of the JSON arrays. Chat uses the first only. */
-struct front_logprobs {
+struct bt_front_logprobs {
     struct bt_buf part[LP_PARTS];
 };
-void front_logprobs_cleanup(struct front_logprobs *lp);
+void bt_front_logprobs_cleanup(struct bt_front_logprobs *lp);
 
 /* Appends a generated token with its top n_top. chars: characters of the text before it, raised
  * by its own (completions' text_offset). */
-void front_logprobs_add(struct front_logprobs *lp, bool chat, struct front_names *names,
-                        const struct bt_gen_token *t, uint32_t n_top, uint32_t *chars);
+void bt_front_logprobs_add(struct bt_front_logprobs *lp, bool chat, struct bt_front_names *names,
+                           const struct bt_gen_token *t, uint32_t n_top, uint32_t *chars);
 /* The `logprobs` object of what was gathered since the last call. */
-void front_logprobs_put(struct front_logprobs *lp, bool chat, struct bt_buf *out);
+void bt_front_logprobs_put(struct bt_front_logprobs *lp, bool chat, struct bt_buf *out);
 /* The key of one of its arrays. */
-const char *front_logprobs_part(bool chat, int part);
+const char *bt_front_logprobs_part(bool chat, int part);
 
 /* ---- a prompt's own logprobs: long, so they are written in slices ---- */
 
 /* What one call may still append. */
-struct front_slice {
+struct bt_front_slice {
     size_t until;   /* not when out has so many bytes already */
     uint32_t names; /* of tokens, written so far */
 };
 #define FRONT_SLICE_NAMES 512u /* a fraction of a millisecond */
-static inline bool front_slice_has_room(const struct front_slice *s, const struct bt_buf *out)
+static inline bool front_slice_has_room(const struct bt_front_slice *s, const struct bt_buf *out)
 {
     return s->names < FRONT_SLICE_NAMES && out->len < s->until;
 }
 
-struct front_prompt_place { /* how far an array is written */
+struct bt_front_prompt_place { /* how far an array is written */
     size_t token;
     size_t bytes; /* of the echoed text that the tokens so far make up */
     uint32_t chars;
 };
 /* Completions: appends the inside of one array (LP_TOKENS...) from *at on. text: the prompt as it
  * is echoed, of `all` characters, which the offsets follow. True: the array is complete. */
-bool front_logprobs_put_prompt(struct front_names *names, const struct bt_gen_token *tokens,
-                               size_t n, uint32_t n_top, const struct bt_buf *text, uint32_t all,
-                               int part, struct front_prompt_place *at, struct front_slice *slice,
-                               struct bt_buf *out);
+bool bt_front_logprobs_put_prompt(struct bt_front_names *names, const struct bt_gen_token *tokens,
+                                  size_t n, uint32_t n_top, const struct bt_buf *text, uint32_t all,
+                                  int part, struct bt_front_prompt_place *at,
+                                  struct bt_front_slice *slice, struct bt_buf *out);
 /* The inside of vLLM's `prompt_logprobs`: null, {"token id": {"logprob", "rank",
  * "decoded_token"}, ...}, ... True: it is complete. */
-bool front_prompt_logprobs_put(struct front_names *names, const struct bt_gen_token *tokens,
-                               size_t n, uint32_t n_top, struct front_prompt_place *at,
-                               struct front_slice *slice, struct bt_buf *out);
+bool bt_front_prompt_logprobs_put(struct bt_front_names *names, const struct bt_gen_token *tokens,
+                                  size_t n, uint32_t n_top, struct bt_front_prompt_place *at,
+                                  struct bt_front_slice *slice, struct bt_buf *out);
 /* Characters of UTF-8 text. */
-uint32_t front_count_chars(const char *s, size_t len);
+uint32_t bt_front_count_chars(const char *s, size_t len);
 
 #endif

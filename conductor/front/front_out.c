@@ -15,19 +15,19 @@ struct front_piece {
     bool echo;           /* an event with a prompt in it; else bytes as they are */
     struct bt_buf bytes; /* echo: the text behind the prompt */
     size_t at;           /* of bytes that are sent */
-    struct front_logprobs lp;
-    struct front_writer writer;
+    struct bt_front_logprobs lp;
+    struct bt_front_writer writer;
 };
 
 static void piece_free(struct front_piece *p)
 {
     bt_list_remove(&p->link);
     bt_buf_cleanup(&p->bytes);
-    front_logprobs_cleanup(&p->lp);
+    bt_front_logprobs_cleanup(&p->lp);
     free(p);
 }
 
-void front_out_cleanup(struct front_gen *g)
+void bt_front_out_cleanup(struct bt_front_gen *g)
 {
     while (!bt_list_empty(&g->queue)) {
         piece_free(BT_CONTAINER_OF(g->queue.next, struct front_piece, link));
@@ -36,28 +36,28 @@ void front_out_cleanup(struct front_gen *g)
 }
 
 /* The plan of one prompt's request, under the id that it is explained by. */
-static void add_plan(const struct front_part *p, const struct bt_gen_plan *plan)
+static void add_plan(const struct bt_front_part *p, const struct bt_gen_plan *plan)
 {
-    const struct front_gen *g = p->g;
+    const struct bt_front_gen *g = p->g;
     char id[64];
     if (g->n_parts == 1) {
         snprintf(id, sizeof(id), "%s", g->id);
     } else {
         snprintf(id, sizeof(id), "%s-%u", g->id, (unsigned)(p - g->parts));
     }
-    front_plan_header(g->req, id, plan);
+    bt_front_plan_header(g->req, id, plan);
 }
 
 /* ---- streams ---- */
 
-static struct front_piece *push(struct front_gen *g)
+static struct front_piece *push(struct bt_front_gen *g)
 {
     struct front_piece *p = bt_calloc(1, sizeof(*p));
     bt_list_insert_tail(&g->queue, &p->link);
     return p;
 }
 
-static void push_events(struct front_gen *g)
+static void push_events(struct bt_front_gen *g)
 {
     if (g->events.len > 0) {
         struct front_piece *p = push(g);
@@ -76,11 +76,11 @@ static void append_some(struct front_piece *p, struct bt_buf *out)
 
 static bt_http_pull_t pull_stream(void *arg, struct bt_buf *out)
 {
-    struct front_gen *g = arg;
+    struct bt_front_gen *g = arg;
     while (!bt_list_empty(&g->queue)) {
         struct front_piece *p = BT_CONTAINER_OF(g->queue.next, struct front_piece, link);
         if (p->echo) {
-            if (!front_write_echo(&g->a, &p->bytes, &p->lp, &p->writer, out)) {
+            if (!bt_front_write_echo(&g->a, &p->bytes, &p->lp, &p->writer, out)) {
                 return BT_HTTP_MORE;
             }
         } else {
@@ -97,37 +97,37 @@ static bt_http_pull_t pull_stream(void *arg, struct bt_buf *out)
     if (!g->closed) {
         return BT_HTTP_WAIT;
     }
-    front_gen_answered(g);
+    bt_front_gen_answered(g);
     return BT_HTTP_END;
 }
 
-static void start_stream(struct front_gen *g)
+static void start_stream(struct bt_front_gen *g)
 {
     g->started = true;
-    front_common_headers(g->f, g->req);
+    bt_front_common_headers(g->f, g->req);
     if (g->a.plan && g->parts[0].r != NULL) { /* of several prompts the first */
         add_plan(&g->parts[0], &bt_request_usage(g->parts[0].r)->plan);
     }
     bt_http_add_header(g->req, "Cache-Control", "no-cache");
     bt_http_start(g->req, 200, "text/event-stream");
-    front_count(g->f, 200);
+    bt_front_count(g->f, 200);
     g->pulled = g->a.opt.echo;
     if (g->pulled) {
         bt_http_pull(g->req, pull_stream, g);
     }
 }
 
-void front_out_complete(struct front_gen *g)
+void bt_front_out_complete(struct bt_front_gen *g)
 {
     if (g->open) {
         g->open = false;
-        front_event_end(&g->a, g->event_choice, &g->events);
+        bt_front_event_end(&g->a, g->event_choice, &g->events);
     }
 }
 
-static void send_events(struct front_gen *g)
+static void send_events(struct bt_front_gen *g)
 {
-    front_out_complete(g);
+    bt_front_out_complete(g);
     bt_list_remove(&g->pending);
     if (g->events.len == 0 && bt_list_empty(&g->queue)) {
         return;
@@ -150,7 +150,7 @@ static void flush_pending(void *arg)
     struct bt_front *f = arg;
     uint64_t until_ns = bt_loop_until(f->loop, PENDING_NS);
     while (!bt_list_empty(&f->pending) && bt_mono_ns() < until_ns) {
-        struct front_gen *g = BT_CONTAINER_OF(f->pending.next, struct front_gen, pending);
+        struct bt_front_gen *g = BT_CONTAINER_OF(f->pending.next, struct bt_front_gen, pending);
         send_events(g);
     }
     if (!bt_list_empty(&f->pending)) {
@@ -158,7 +158,7 @@ static void flush_pending(void *arg)
     }
 }
 
-void front_out_begun(struct front_gen *g, uint32_t choice)
+void bt_front_out_begun(struct bt_front_gen *g, uint32_t choice)
 {
     struct bt_front *f = g->f;
     g->open = true;
@@ -171,60 +171,60 @@ void front_out_begun(struct front_gen *g, uint32_t choice)
     }
 }
 
-void front_out_echo(struct front_gen *g, uint32_t choice, const struct bt_gen_delta *d)
+void bt_front_out_echo(struct bt_front_gen *g, uint32_t choice, const struct bt_gen_delta *d)
 {
     push_events(g);
     struct front_piece *p = push(g);
     p->echo = true;
     p->writer.choice = choice;
-    front_begin_echo(&g->a, choice, d, &p->bytes, &p->lp);
+    bt_front_begin_echo(&g->a, choice, d, &p->bytes, &p->lp);
     g->queued += p->bytes.len;
-    front_out_begun(g, choice);
+    bt_front_out_begun(g, choice);
 }
 
-void front_out_stream_end(struct front_gen *g)
+void bt_front_out_stream_end(struct bt_front_gen *g)
 {
     g->closed = true;
-    front_gen_note(g);
+    bt_front_gen_note(g);
     send_events(g);
     if (g->pulled) {
         bt_http_resume(g->req); /* to its end */
-        front_gen_close(g);
+        bt_front_gen_close(g);
         return;
     }
     bt_http_end(g->req);
-    front_gen_answered(g);
+    bt_front_gen_answered(g);
 }
 
 /* ---- whole responses ---- */
 
 static bt_http_pull_t pull_whole(void *arg, struct bt_buf *out)
 {
-    struct front_gen *g = arg;
-    if (!front_write_whole(&g->a, &g->usage, &g->writer, out)) {
+    struct bt_front_gen *g = arg;
+    if (!bt_front_write_whole(&g->a, &g->usage, &g->writer, out)) {
         return BT_HTTP_MORE;
     }
-    front_gen_answered(g);
+    bt_front_gen_answered(g);
     return BT_HTTP_END;
 }
 
-void front_out_whole(struct front_gen *g)
+void bt_front_out_whole(struct bt_front_gen *g)
 {
     struct bt_http_req *req = g->req;
     struct bt_buf *out = &g->events;
     g->closed = true;
-    front_gen_note(g);
+    bt_front_gen_note(g);
     if (g->a.plan) {
         add_plan(&g->parts[0], &g->usage.plan);
     }
-    if (front_write_whole(&g->a, &g->usage, &g->writer, out)) {
-        front_respond(g->f, req, 200, FRONT_JSON_TYPE, out);
-        front_gen_answered(g);
+    if (bt_front_write_whole(&g->a, &g->usage, &g->writer, out)) {
+        bt_front_respond(g->f, req, 200, FRONT_JSON_TYPE, out);
+        bt_front_gen_answered(g);
         return;
     }
     g->started = g->pulled = true;
-    front_common_headers(g->f, req);
-    front_count(g->f, 200);
+    bt_front_common_headers(g->f, req);
+    bt_front_count(g->f, 200);
     bt_http_start(req, 200, FRONT_JSON_TYPE);
     bt_http_write(req, out->data, out->len);
     bt_buf_cleanup(out);
@@ -233,41 +233,41 @@ void front_out_whole(struct front_gen *g)
 
 /* ---- ends of another kind ---- */
 
-void front_out_error(struct front_gen *g, const struct front_error *e, const struct front_part *p,
-                     const struct bt_gen_plan *plan)
+void bt_front_out_error(struct bt_front_gen *g, const struct bt_front_error *e,
+                        const struct bt_front_part *p, const struct bt_gen_plan *plan)
 {
-    front_out_complete(g);
+    bt_front_out_complete(g);
     /* Tokens are out: an error event, and no [DONE]. */
     if (g->started || g->events.len > 0 || !bt_list_empty(&g->queue)) {
         bt_buf_puts(&g->events, "data: ");
-        front_error_json(e, &g->events);
+        bt_front_error_json(e, &g->events);
         bt_buf_puts(&g->events, "\n\n");
-        front_out_stream_end(g);
+        bt_front_out_stream_end(g);
         return;
     }
     g->closed = true;
-    front_gen_note(g);
+    bt_front_gen_note(g);
     if (g->a.plan && plan != NULL) {
         add_plan(p, plan);
     }
-    front_respond_error(g->f, g->req, e);
-    front_gen_answered(g);
+    bt_front_respond_error(g->f, g->req, e);
+    bt_front_gen_answered(g);
 }
 
-void front_out_abort(struct front_gen *g)
+void bt_front_out_abort(struct bt_front_gen *g)
 {
     g->closed = true;
-    front_gen_note(g);
+    bt_front_gen_note(g);
     bt_metric_add(g->f->m.gone, 1);
     bt_http_abort(g->req);
-    front_gen_answered(g);
+    bt_front_gen_answered(g);
 }
 
 /* ---- long texts that are there already ---- */
 
 struct front_text {
     struct bt_front *f;
-    struct front_hold hold;
+    struct bt_front_hold hold;
     struct bt_buf body;
     size_t at;
 };
@@ -275,7 +275,7 @@ struct front_text {
 static void text_free(struct front_text *t)
 {
     t->f->n_jobs--;
-    front_room_give_back(&t->f->room, &t->hold);
+    bt_front_room_give_back(&t->f->room, &t->hold);
     bt_buf_cleanup(&t->body);
     free(t);
 }
@@ -300,19 +300,19 @@ static void on_text_gone(void *arg)
     text_free(t);
 }
 
-void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
-                        struct bt_buf *body)
+void bt_front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                           struct bt_buf *body)
 {
-    struct front_error e = {0};
+    struct bt_front_error e = {0};
     if (body->len <= LONG_BYTES) {
-        front_respond(f, req, 200, FRONT_JSON_TYPE, body);
+        bt_front_respond(f, req, 200, FRONT_JSON_TYPE, body);
         return;
     }
     char peer[BT_HTTP_PEER_LEN];
     bt_http_peer(req, peer);
-    uint64_t owner = front_room_owner(tenant, peer);
-    if (!front_room_fits(&f->room, owner, body->len, &e)) {
-        front_respond_error(f, req, &e);
+    uint64_t owner = bt_front_room_owner(tenant, peer);
+    if (!bt_front_room_fits(&f->room, owner, body->len, &e)) {
+        bt_front_respond_error(f, req, &e);
         return;
     }
     struct front_text *t = bt_calloc(1, sizeof(*t));
@@ -320,9 +320,9 @@ void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char 
     f->n_jobs++;
     t->body = *body;
     *body = (struct bt_buf){0};
-    front_room_take(&f->room, &t->hold, owner, t->body.len);
-    front_common_headers(f, req);
-    front_count(f, 200);
+    bt_front_room_take(&f->room, &t->hold, owner, t->body.len);
+    bt_front_common_headers(f, req);
+    bt_front_count(f, 200);
     bt_http_on_gone(req, on_text_gone, t);
     bt_http_start_sized(req, 200, FRONT_JSON_TYPE, t->body.len);
     bt_http_pull(req, pull_text, t);

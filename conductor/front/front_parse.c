@@ -27,14 +27,14 @@ static void spec_cleanup(struct bt_gen_spec *spec)
     *spec = (struct bt_gen_spec){0};
 }
 
-void front_generation_cleanup(struct front_generation *g)
+void bt_front_generation_cleanup(struct bt_front_generation *g)
 {
     for (uint32_t i = 0; g->specs != NULL && i < g->prompts.n; i++) {
         spec_cleanup(&g->specs[i]);
     }
     free(g->specs);
-    front_prompts_cleanup(&g->prompts);
-    *g = (struct front_generation){0};
+    bt_front_prompts_cleanup(&g->prompts);
+    *g = (struct bt_front_generation){0};
 }
 
 static void *copy_of(const void *p, size_t len)
@@ -67,54 +67,55 @@ static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
 }
 
 /* Constrained output is not built: `text` is the only format. */
-static bool check_format(const json_t *root, struct front_error *e)
+static bool check_format(const json_t *root, struct bt_front_error *e)
 {
     const json_t *format = json_object_get(root, "response_format");
-    if (!front_has(root, "response_format")) {
+    if (!bt_front_has(root, "response_format")) {
         return true;
     }
     const char *type = json_string_value(json_object_get(format, "type"));
     if (type == NULL) {
-        return front_fail(e, 400, "response_format", "invalid_value",
-                          "'response_format' must be an object with a 'type'");
+        return bt_front_fail(e, 400, "response_format", "invalid_value",
+                             "'response_format' must be an object with a 'type'");
     }
     if (strcmp(type, "text") != 0) {
-        return front_fail(e, 400, "response_format", "unsupported_parameter",
-                          "'response_format' of type '%.32s' is not supported; supported is "
-                          "'text'",
-                          type);
+        return bt_front_fail(e, 400, "response_format", "unsupported_parameter",
+                             "'response_format' of type '%.32s' is not supported; supported is "
+                             "'text'",
+                             type);
     }
-    return front_fields_check(format, FRONT_RESPONSE_FORMAT, "response_format.", e);
+    return bt_front_fields_check(format, FRONT_RESPONSE_FORMAT, "response_format.", e);
 }
 
-static bool check_model(const struct front_model *m, const json_t *root, struct front_error *e)
+static bool check_model(const struct bt_front_model *m, const json_t *root,
+                        struct bt_front_error *e)
 {
     const char *model = m->id;
-    if (!front_get_str(root, "model", &model, e)) {
+    if (!bt_front_get_str(root, "model", &model, e)) {
         return false;
     }
     if (model[0] != '\0' && strcmp(model, m->id) != 0) { /* none named: the one there is */
-        return front_fail(e, 404, "model", "model_not_found",
-                          "the model '%.128s' does not exist; this server has '%.128s'", model,
-                          m->id);
+        return bt_front_fail(e, 404, "model", "model_not_found",
+                             "the model '%.128s' does not exist; this server has '%.128s'", model,
+                             m->id);
     }
     return true;
 }
 
 /* best_of draws more choices than it returns; the engine's user sees all of n. */
-static bool take_choices(const json_t *root, struct front_options *opt, struct front_error *e)
+static bool take_choices(const json_t *root, struct bt_front_options *opt, struct bt_front_error *e)
 {
     int64_t n = 1;
-    if (!front_get_int(root, "n", 1, FRONT_N_MAX, &n, e)) {
+    if (!bt_front_get_int(root, "n", 1, FRONT_N_MAX, &n, e)) {
         return false;
     }
     int64_t best = n;
-    if (!front_get_int(root, "best_of", 1, FRONT_N_MAX, &best, e)) {
+    if (!bt_front_get_int(root, "best_of", 1, FRONT_N_MAX, &best, e)) {
         return false;
     }
     if (best != n) {
-        return front_fail(e, 400, "best_of", "unsupported_parameter",
-                          "'best_of' other than 'n' is not supported; leave it out");
+        return bt_front_fail(e, 400, "best_of", "unsupported_parameter",
+                             "'best_of' other than 'n' is not supported; leave it out");
     }
     opt->n = (uint32_t)n;
     return true;
@@ -122,7 +123,7 @@ static bool take_choices(const json_t *root, struct front_options *opt, struct f
 
 /* ---- options ---- */
 
-static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct front_error *e)
+static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct bt_front_error *e)
 {
     const json_t *v = json_object_get(root, "stop");
     if (v == NULL || json_is_null(v)) {
@@ -130,8 +131,8 @@ static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct fron
     }
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
     if (n > STOPS_MAX) {
-        return front_fail(e, 400, "stop", "invalid_value", "'stop' has %zu entries; at most %d", n,
-                          STOPS_MAX);
+        return bt_front_fail(e, 400, "stop", "invalid_value", "'stop' has %zu entries; at most %d",
+                             n, STOPS_MAX);
     }
     if (n == 0) {
         return true;
@@ -141,16 +142,17 @@ static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct fron
         const json_t *s = json_is_array(v) ? json_array_get(v, i) : v;
         size_t len = json_string_length(s);
         if (!json_is_string(s)) {
-            return front_fail(e, 400, "stop", "invalid_type",
-                              "'stop' must be a string or an array of strings");
+            return bt_front_fail(e, 400, "stop", "invalid_type",
+                                 "'stop' must be a string or an array of strings");
         }
         if (len == 0 || len > STOP_BYTES_MAX) {
-            return front_fail(e, 400, "stop", "invalid_value",
-                              "a stop string has %zu bytes; allowed: 1 to %d", len, STOP_BYTES_MAX);
+            return bt_front_fail(e, 400, "stop", "invalid_value",
+                                 "a stop string has %zu bytes; allowed: 1 to %d", len,
+                                 STOP_BYTES_MAX);
         }
         if (strlen(json_string_value(s)) != len) {
-            return front_fail(e, 400, "stop", "invalid_value",
-                              "a stop string must not hold a NUL character");
+            return bt_front_fail(e, 400, "stop", "invalid_value",
+                                 "a stop string must not hold a NUL character");
         }
         spec->stop[i] = bt_strdup(json_string_value(s));
     }
@@ -158,12 +160,13 @@ static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct fron
 }
 
 /* EOS of the model unless ignored, and the client's own stop ids. */
-static bool take_ends(const struct front_model *m, const json_t *root, struct bt_engine_params *s,
-                      struct front_options *opt, struct front_error *e)
+static bool take_ends(const struct bt_front_model *m, const json_t *root,
+                      struct bt_engine_params *s, struct bt_front_options *opt,
+                      struct bt_front_error *e)
 {
     bool ignore = false;
     const json_t *more = json_object_get(root, "stop_token_ids");
-    if (!front_get_bool(root, "ignore_eos", &ignore, e)) {
+    if (!bt_front_get_bool(root, "ignore_eos", &ignore, e)) {
         return false;
     }
     for (uint32_t i = 0; !ignore && i < m->config->n_eos && i < BT_ENGINE_MAX_EOS; i++) {
@@ -173,12 +176,12 @@ static bool take_ends(const struct front_model *m, const json_t *root, struct bt
         return true;
     }
     if (!json_is_array(more) || json_array_size(more) > BT_ENGINE_MAX_EOS - s->n_eos) {
-        return front_fail(e, 400, "stop_token_ids", "invalid_value",
-                          "'stop_token_ids' must be an array of at most %u token ids",
-                          BT_ENGINE_MAX_EOS - s->n_eos);
+        return bt_front_fail(e, 400, "stop_token_ids", "invalid_value",
+                             "'stop_token_ids' must be an array of at most %u token ids",
+                             BT_ENGINE_MAX_EOS - s->n_eos);
     }
     struct bt_tokens ids = {0};
-    bool ok = front_take_ids(m, "stop_token_ids", more, &ids, e);
+    bool ok = bt_front_take_ids(m, "stop_token_ids", more, &ids, e);
     uint32_t n_model = s->n_eos;
     for (size_t i = 0; ok && i < ids.n; i++) {
         bool models = false;
@@ -195,8 +198,8 @@ static bool take_ends(const struct front_model *m, const json_t *root, struct bt
 }
 
 /* {"token id": -100..100, ...} */
-static bool take_bias(const struct front_model *m, const json_t *root, struct bt_engine_params *s,
-                      struct front_error *e)
+static bool take_bias(const struct bt_front_model *m, const json_t *root,
+                      struct bt_engine_params *s, struct bt_front_error *e)
 {
     json_t *v = json_object_get(root, "logit_bias");
     const char *key;
@@ -205,8 +208,8 @@ static bool take_bias(const struct front_model *m, const json_t *root, struct bt
         return true;
     }
     if (!json_is_object(v) || json_object_size(v) > BIASES_MAX) {
-        return front_fail(e, 400, "logit_bias", "invalid_value",
-                          "'logit_bias' must be an object of at most %d token ids", BIASES_MAX);
+        return bt_front_fail(e, 400, "logit_bias", "invalid_value",
+                             "'logit_bias' must be an object of at most %d token ids", BIASES_MAX);
     }
     if (json_object_size(v) == 0) {
         return true;
@@ -222,10 +225,11 @@ static bool take_bias(const struct front_model *m, const json_t *root, struct bt
                      strtoul(key, NULL, 10) < m->config->vocab;
         double b = json_number_value(item);
         if (!is_id || !json_is_number(item) || !(b >= -100 && b <= 100)) {
-            return front_fail(e, 400, "logit_bias", "invalid_value",
-                              "'logit_bias[\"%.32s\"]': keys are token ids 0 to %u, values -100 to "
-                              "100",
-                              key, m->config->vocab - 1);
+            return bt_front_fail(
+                e, 400, "logit_bias", "invalid_value",
+                "'logit_bias[\"%.32s\"]': keys are token ids 0 to %u, values -100 to "
+                "100",
+                key, m->config->vocab - 1);
         }
         ids[s->n_bias] = (uint32_t)strtoul(key, NULL, 10);
         bias[s->n_bias++] = (float)b;
@@ -233,8 +237,8 @@ static bool take_bias(const struct front_model *m, const json_t *root, struct bt
     return true;
 }
 
-static bool take_sampling(const struct front_model *m, const json_t *root, struct bt_gen_spec *spec,
-                          struct front_error *e)
+static bool take_sampling(const struct bt_front_model *m, const json_t *root,
+                          struct bt_gen_spec *spec, struct bt_front_error *e)
 {
     const struct bt_model_config *c = m->config;
     struct bt_engine_params *s = &spec->sampling;
@@ -243,14 +247,14 @@ static bool take_sampling(const struct front_model *m, const json_t *root, struc
     s->top_p = c->top_p > 0 && c->top_p <= 1 ? c->top_p : 1.0f;
     s->min_p = c->min_p > 0 ? c->min_p : 0;
     s->repetition_penalty = c->repetition_penalty > 0 ? c->repetition_penalty : 1.0f;
-    if (!front_get_num(root, "temperature", 0, false, 100, &s->temperature, e) ||
-        !front_get_num(root, "top_p", 0, true, 1, &s->top_p, e) ||
-        !front_get_num(root, "min_p", 0, false, 1, &s->min_p, e) ||
-        !front_get_int(root, "top_k", -1, INT32_MAX, &top_k, e) ||
-        !front_get_num(root, "repetition_penalty", 0, true, 100, &s->repetition_penalty, e) ||
-        !front_get_num(root, "frequency_penalty", -2, false, 2, &s->frequency_penalty, e) ||
-        !front_get_num(root, "presence_penalty", -2, false, 2, &s->presence_penalty, e) ||
-        !front_get_int(root, "seed", INT64_MIN, INT64_MAX, &seed, e)) {
+    if (!bt_front_get_num(root, "temperature", 0, false, 100, &s->temperature, e) ||
+        !bt_front_get_num(root, "top_p", 0, true, 1, &s->top_p, e) ||
+        !bt_front_get_num(root, "min_p", 0, false, 1, &s->min_p, e) ||
+        !bt_front_get_int(root, "top_k", -1, INT32_MAX, &top_k, e) ||
+        !bt_front_get_num(root, "repetition_penalty", 0, true, 100, &s->repetition_penalty, e) ||
+        !bt_front_get_num(root, "frequency_penalty", -2, false, 2, &s->frequency_penalty, e) ||
+        !bt_front_get_num(root, "presence_penalty", -2, false, 2, &s->presence_penalty, e) ||
+        !bt_front_get_int(root, "seed", INT64_MIN, INT64_MAX, &seed, e)) {
         return false;
     }
     if (s->temperature > 0 && s->temperature < 0.01f) {
@@ -258,51 +262,52 @@ static bool take_sampling(const struct front_model *m, const json_t *root, struc
     }
     s->top_k = top_k > 0 ? (uint32_t)top_k : 0; /* -1 and 0: off */
     s->seed = (uint64_t)seed;
-    spec->unseeded = !front_has(root, "seed");
+    spec->unseeded = !bt_front_has(root, "seed");
     return true;
 }
 
-static bool take_logprobs(const json_t *root, bool chat, int32_t *out, struct front_error *e)
+static bool take_logprobs(const json_t *root, bool chat, int32_t *out, struct bt_front_error *e)
 {
     int64_t n = -1;
     bool on = false;
     if (!chat) {
-        if (!front_get_int(root, "logprobs", 0, BT_ENGINE_MAX_TOP, &n, e)) {
+        if (!bt_front_get_int(root, "logprobs", 0, BT_ENGINE_MAX_TOP, &n, e)) {
             return false;
         }
         *out = (int32_t)n;
         return true;
     }
-    if (!front_get_bool(root, "logprobs", &on, e) ||
-        !front_get_int(root, "top_logprobs", 0, BT_ENGINE_MAX_TOP, &n, e)) {
+    if (!bt_front_get_bool(root, "logprobs", &on, e) ||
+        !bt_front_get_int(root, "top_logprobs", 0, BT_ENGINE_MAX_TOP, &n, e)) {
         return false;
     }
     if (!on && n > 0) {
-        return front_fail(e, 400, "top_logprobs", "invalid_value",
-                          "'top_logprobs' needs 'logprobs': true");
+        return bt_front_fail(e, 400, "top_logprobs", "invalid_value",
+                             "'top_logprobs' needs 'logprobs': true");
     }
     *out = !on ? -1 : n > 0 ? (int32_t)n : 0;
     return true;
 }
 
 /* After `stream` was read. */
-static bool take_stream_options(const json_t *so, struct front_options *opt, struct front_error *e)
+static bool take_stream_options(const json_t *so, struct bt_front_options *opt,
+                                struct bt_front_error *e)
 {
     if (so == NULL || json_is_null(so)) {
         return true;
     }
     if (!json_is_object(so)) {
-        return front_fail(e, 400, "stream_options", "invalid_type",
-                          "'stream_options' must be an object");
+        return bt_front_fail(e, 400, "stream_options", "invalid_type",
+                             "'stream_options' must be an object");
     }
-    if (!opt->stream && front_asked_for(so)) {
-        return front_fail(e, 400, "stream_options", "invalid_value",
-                          "'stream_options' needs 'stream': true; leave it out of requests "
-                          "without a stream");
+    if (!opt->stream && bt_front_asked_for(so)) {
+        return bt_front_fail(e, 400, "stream_options", "invalid_value",
+                             "'stream_options' needs 'stream': true; leave it out of requests "
+                             "without a stream");
     }
-    if (!front_fields_check(so, FRONT_STREAM_OPTIONS, "stream_options.", e) ||
-        !front_get_bool(so, "include_usage", &opt->include_usage, e) ||
-        !front_get_bool(so, "continuous_usage_stats", &opt->continuous_usage, e)) {
+    if (!bt_front_fields_check(so, FRONT_STREAM_OPTIONS, "stream_options.", e) ||
+        !bt_front_get_bool(so, "include_usage", &opt->include_usage, e) ||
+        !bt_front_get_bool(so, "continuous_usage_stats", &opt->continuous_usage, e)) {
         return false;
     }
     opt->continuous_usage = opt->continuous_usage && opt->include_usage;
@@ -310,24 +315,24 @@ static bool take_stream_options(const json_t *so, struct front_options *opt, str
 }
 
 static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
-                      struct front_options *opt, struct front_error *e)
+                      struct bt_front_options *opt, struct bt_front_error *e)
 {
     int64_t prompt_top = -1;
     spec->skip_special = true;
     opt->chat = chat;
-    if (!front_get_bool(root, "stream", &opt->stream, e) ||
-        !front_get_bool(root, "return_tokens_as_token_ids", &opt->tokens_as_ids, e) ||
-        !front_get_bool(root, "skip_special_tokens", &spec->skip_special, e) ||
-        !front_get_bool(root, "include_stop_str_in_output", &spec->include_stop, e) ||
-        !front_get_bool(root, "echo", &opt->echo, e) ||
-        !front_get_int(root, "prompt_logprobs", 0, BT_ENGINE_MAX_TOP, &prompt_top, e) ||
+    if (!bt_front_get_bool(root, "stream", &opt->stream, e) ||
+        !bt_front_get_bool(root, "return_tokens_as_token_ids", &opt->tokens_as_ids, e) ||
+        !bt_front_get_bool(root, "skip_special_tokens", &spec->skip_special, e) ||
+        !bt_front_get_bool(root, "include_stop_str_in_output", &spec->include_stop, e) ||
+        !bt_front_get_bool(root, "echo", &opt->echo, e) ||
+        !bt_front_get_int(root, "prompt_logprobs", 0, BT_ENGINE_MAX_TOP, &prompt_top, e) ||
         !take_logprobs(root, chat, &spec->sampling.logprobs, e)) {
         return false;
     }
     if (opt->stream && prompt_top >= 0) {
-        return front_fail(e, 400, "prompt_logprobs", "unsupported_parameter",
-                          "'prompt_logprobs' is not supported with 'stream'; 'echo' with "
-                          "'logprobs' is");
+        return bt_front_fail(e, 400, "prompt_logprobs", "unsupported_parameter",
+                             "'prompt_logprobs' is not supported with 'stream'; 'echo' with "
+                             "'logprobs' is");
     }
     opt->logprobs = spec->sampling.logprobs;
     opt->skip_special = spec->skip_special;
@@ -335,22 +340,23 @@ static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
     return take_stream_options(json_object_get(root, "stream_options"), opt, e);
 }
 
-static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct front_error *e)
+static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct bt_front_error *e)
 {
     const char *salt = NULL;
     int64_t priority = 0;
-    if (!front_get_int(root, "priority", INT32_MIN, INT32_MAX, &priority, e)) {
+    if (!bt_front_get_int(root, "priority", INT32_MIN, INT32_MAX, &priority, e)) {
         return false;
     }
     spec->priority = (int32_t)priority;
-    if (!front_get_str(root, "cache_salt", &salt, e)) {
+    if (!bt_front_get_str(root, "cache_salt", &salt, e)) {
         return false;
     }
     if (salt != NULL) {
         size_t len = strlen(salt);
         if (len == 0 || len > SALT_BYTES_MAX) {
-            return front_fail(e, 400, "cache_salt", "invalid_value",
-                              "'cache_salt' has %zu bytes; allowed: 1 to %d", len, SALT_BYTES_MAX);
+            return bt_front_fail(e, 400, "cache_salt", "invalid_value",
+                                 "'cache_salt' has %zu bytes; allowed: 1 to %d", len,
+                                 SALT_BYTES_MAX);
         }
         spec->cache_salt = bt_strdup(salt);
     }
@@ -363,52 +369,54 @@ struct lengths {
 };
 
 /* 0 tokens may be asked for only where the prompt itself is told back. */
-static bool take_lengths(const struct front_model *m, const json_t *root,
-                         const struct front_options *opt, struct lengths *l, struct front_error *e)
+static bool take_lengths(const struct bt_front_model *m, const json_t *root,
+                         const struct bt_front_options *opt, struct lengths *l,
+                         struct bt_front_error *e)
 {
     uint32_t models = m->config->max_new_tokens;
     *l = (struct lengths){.max = !opt->chat   ? 16
                                  : models > 0 ? models
                                               : INT32_MAX,
-                          .max_given = front_has(root, "max_tokens") ||
-                                       front_has(root, "max_completion_tokens")};
-    if (!front_get_int(root, "max_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
-        !front_get_int(root, "max_completion_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
-        !front_get_int(root, "min_tokens", 0, INT32_MAX, &l->min, e)) {
+                          .max_given = bt_front_has(root, "max_tokens") ||
+                                       bt_front_has(root, "max_completion_tokens")};
+    if (!bt_front_get_int(root, "max_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max, e) ||
+        !bt_front_get_int(root, "max_completion_tokens", opt->echo ? 0 : 1, INT32_MAX, &l->max,
+                          e) ||
+        !bt_front_get_int(root, "min_tokens", 0, INT32_MAX, &l->min, e)) {
         return false;
     }
     if (l->min > l->max) {
-        return front_fail(e, 400, "min_tokens", "invalid_value",
-                          "'min_tokens' is %lld, above the %lld of 'max_tokens'", (long long)l->min,
-                          (long long)l->max);
+        return bt_front_fail(e, 400, "min_tokens", "invalid_value",
+                             "'min_tokens' is %lld, above the %lld of 'max_tokens'",
+                             (long long)l->min, (long long)l->max);
     }
     return true;
 }
 
 /* The lengths against the context that this prompt leaves. What is asked for by number must fit:
  * a client that gets less could not tell it from an answer that ended by itself. */
-static bool fit(const struct front_model *m, const struct front_options *opt,
-                const struct lengths *l, struct bt_gen_spec *spec, struct front_error *e)
+static bool fit(const struct bt_front_model *m, const struct bt_front_options *opt,
+                const struct lengths *l, struct bt_gen_spec *spec, struct bt_front_error *e)
 {
     const char *key = opt->chat ? "messages" : "prompt";
     int64_t room = (int64_t)m->max_model_len - (int64_t)spec->prompt.n;
     if (spec->prompt.n == 0) {
-        return front_fail(e, 400, key, "invalid_value", "'%s' has no tokens", key);
+        return bt_front_fail(e, 400, key, "invalid_value", "'%s' has no tokens", key);
     }
     if (room < BT_MIN(l->max, 1)) {
-        return front_fail(
+        return bt_front_fail(
             e, 400, key, "context_length_exceeded",
             "this model's maximum context length is %u tokens%s; '%s' has %zu", m->max_model_len,
             l->max > 0 ? ", and at least one must be left to generate" : "", key, spec->prompt.n);
     }
     int64_t asked = l->max_given ? l->max : l->min;
     if (asked > room) {
-        return front_fail(e, 400, key, "context_length_exceeded",
-                          "this model's maximum context length is %u tokens, but %lld are asked "
-                          "for: %zu in '%s' and %lld in '%s'; shorten the prompt or lower '%s'",
-                          m->max_model_len, (long long)spec->prompt.n + asked, spec->prompt.n, key,
-                          (long long)asked, l->max_given ? "max_tokens" : "min_tokens",
-                          l->max_given ? "max_tokens" : "min_tokens");
+        return bt_front_fail(e, 400, key, "context_length_exceeded",
+                             "this model's maximum context length is %u tokens, but %lld are asked "
+                             "for: %zu in '%s' and %lld in '%s'; shorten the prompt or lower '%s'",
+                             m->max_model_len, (long long)spec->prompt.n + asked, spec->prompt.n,
+                             key, (long long)asked, l->max_given ? "max_tokens" : "min_tokens",
+                             l->max_given ? "max_tokens" : "min_tokens");
     }
     spec->max_tokens = (uint32_t)BT_MIN(l->max, room);
     spec->sampling.min_new = (uint32_t)l->min;
@@ -416,14 +424,14 @@ static bool fit(const struct front_model *m, const struct front_options *opt,
 }
 
 /* One spec a prompt. The prompts' ids move. */
-static bool make_specs(const struct front_model *m, const struct lengths *l,
-                       const struct bt_gen_spec *base, struct front_generation *g,
-                       struct front_error *e)
+static bool make_specs(const struct bt_front_model *m, const struct lengths *l,
+                       const struct bt_gen_spec *base, struct bt_front_generation *g,
+                       struct bt_front_error *e)
 {
     if (g->prompts.n * g->opt.n > FRONT_ANSWER_CHOICES_MAX) {
-        return front_fail(e, 400, "n", "invalid_value",
-                          "%u prompts with 'n' %u are more than the %d choices of one answer",
-                          g->prompts.n, g->opt.n, FRONT_ANSWER_CHOICES_MAX);
+        return bt_front_fail(e, 400, "n", "invalid_value",
+                             "%u prompts with 'n' %u are more than the %d choices of one answer",
+                             g->prompts.n, g->opt.n, FRONT_ANSWER_CHOICES_MAX);
     }
     g->specs = bt_calloc(g->prompts.n, sizeof(g->specs[0]));
     for (uint32_t i = 0; i < g->prompts.n; i++) {
@@ -440,7 +448,7 @@ static bool make_specs(const struct front_model *m, const struct lengths *l,
 
 /* Logprobs of the prompt: for echo's own, for the field of that name, and where no token is
  * generated the request would have nothing to do without them. */
-static void want_prompt_logprobs(const struct front_options *opt, const struct lengths *l,
+static void want_prompt_logprobs(const struct bt_front_options *opt, const struct lengths *l,
                                  struct bt_gen_spec *spec)
 {
     int32_t top = BT_MAX(opt->prompt_logprobs, opt->echo ? opt->logprobs : -1);
@@ -449,15 +457,15 @@ static void want_prompt_logprobs(const struct front_options *opt, const struct l
 }
 
 /* Cheap checks first: nothing is tokenized for a request that will be refused anyway. */
-static bool take_generation(const struct front_model *m, bool chat, const json_t *root,
-                            struct bt_gen_spec *base, struct front_generation *g,
-                            struct front_error *e)
+static bool take_generation(const struct bt_front_model *m, bool chat, const json_t *root,
+                            struct bt_gen_spec *base, struct bt_front_generation *g,
+                            struct bt_front_error *e)
 {
-    struct front_options *opt = &g->opt;
+    struct bt_front_options *opt = &g->opt;
     struct bt_tokens ids = {0};
     struct lengths l;
     if (!check_model(m, root, e) ||
-        !front_fields_check(root, chat ? FRONT_CHAT : FRONT_COMPLETION, "", e) ||
+        !bt_front_fields_check(root, chat ? FRONT_CHAT : FRONT_COMPLETION, "", e) ||
         !check_format(root, e) || !take_choices(root, opt, e) ||
         !take_look(root, chat, base, opt, e) || !take_sampling(m, root, base, e) ||
         !take_ends(m, root, &base->sampling, opt, e) || !take_bias(m, root, &base->sampling, e) ||
@@ -469,22 +477,22 @@ static bool take_generation(const struct front_model *m, bool chat, const json_t
     want_prompt_logprobs(opt, &l, base);
     bool ok;
     if (chat) {
-        ok = front_take_chat(m, root, &ids, e);
+        ok = bt_front_take_chat(m, root, &ids, e);
         g->prompts =
-            (struct front_prompts){.list = bt_calloc(1, sizeof(struct front_prompt)), .n = 1};
+            (struct bt_front_prompts){.list = bt_calloc(1, sizeof(struct bt_front_prompt)), .n = 1};
         g->prompts.list[0].ids = ids;
     } else {
-        ok = front_take_prompts(m, root, opt->echo, opt->skip_special, &g->prompts, e);
+        ok = bt_front_take_prompts(m, root, opt->echo, opt->skip_special, &g->prompts, e);
     }
     return ok && make_specs(m, &l, base, g, e);
 }
 
-bool front_parse_generation(const struct front_model *m, bool chat, const void *body, size_t len,
-                            struct front_generation *g, struct front_error *e)
+bool bt_front_parse_generation(const struct bt_front_model *m, bool chat, const void *body,
+                               size_t len, struct bt_front_generation *g, struct bt_front_error *e)
 {
     struct bt_gen_spec base = {0};
-    json_t *root = front_json_parse(body, len, e);
-    *g = (struct front_generation){0};
+    json_t *root = bt_front_json_parse(body, len, e);
+    *g = (struct bt_front_generation){0};
     if (root == NULL) {
         return false;
     }
@@ -492,74 +500,74 @@ bool front_parse_generation(const struct front_model *m, bool chat, const void *
     json_decref(root);
     spec_cleanup(&base);
     if (!ok) {
-        front_generation_cleanup(g);
+        bt_front_generation_cleanup(g);
     }
     return ok;
 }
 
 /* ---- /tokenize and /detokenize ---- */
 
-/* fields: of enum front_object, what the body may have. */
-static bool tokenize(const struct front_model *m, unsigned fields, const void *body, size_t len,
-                     struct bt_tokens *out, bool *want_strings_p, struct front_error *e)
+/* fields: of enum bt_front_object, what the body may have. */
+static bool tokenize(const struct bt_front_model *m, unsigned fields, const void *body, size_t len,
+                     struct bt_tokens *out, bool *want_strings_p, struct bt_front_error *e)
 {
-    json_t *root = front_json_parse(body, len, e);
+    json_t *root = bt_front_json_parse(body, len, e);
     if (root == NULL) {
         return false;
     }
     *want_strings_p = false;
-    struct front_model any_length = *m; /* the limit counts reading, whatever the result */
+    struct bt_front_model any_length = *m; /* the limit counts reading, whatever the result */
     any_length.piece_max = 0;
     m = &any_length;
-    bool chat = front_has(root, "messages");
-    struct front_prompts prompts = {0};
-    if (chat && front_has(root, "prompt")) {
+    bool chat = bt_front_has(root, "messages");
+    struct bt_front_prompts prompts = {0};
+    if (chat && bt_front_has(root, "prompt")) {
         json_decref(root);
-        return front_fail(e, 400, "prompt", "invalid_value",
-                          "'prompt' and 'messages' exclude each other; give one");
+        return bt_front_fail(e, 400, "prompt", "invalid_value",
+                             "'prompt' and 'messages' exclude each other; give one");
     }
-    bool ok = check_model(m, root, e) && front_fields_check(root, fields, "", e) &&
-              front_get_bool(root, "return_token_strs", want_strings_p, e) &&
-              (chat ? front_take_chat(m, root, out, e)
-                    : front_take_prompts(m, root, false, false, &prompts, e));
+    bool ok = check_model(m, root, e) && bt_front_fields_check(root, fields, "", e) &&
+              bt_front_get_bool(root, "return_token_strs", want_strings_p, e) &&
+              (chat ? bt_front_take_chat(m, root, out, e)
+                    : bt_front_take_prompts(m, root, false, false, &prompts, e));
     if (ok && prompts.n > 1) {
-        ok = front_fail(e, 400, "prompt", "invalid_value",
-                        "'prompt' has %u prompts; this route takes one", prompts.n);
+        ok = bt_front_fail(e, 400, "prompt", "invalid_value",
+                           "'prompt' has %u prompts; this route takes one", prompts.n);
     }
     if (ok && !chat) {
         *out = prompts.list[0].ids;
         prompts.list[0].ids = (struct bt_tokens){0};
     }
-    front_prompts_cleanup(&prompts);
+    bt_front_prompts_cleanup(&prompts);
     json_decref(root);
     return ok;
 }
 
-bool front_parse_tokenize(const struct front_model *m, const void *body, size_t len,
-                          struct bt_tokens *out, bool *want_strings_p, struct front_error *e)
+bool bt_front_parse_tokenize(const struct bt_front_model *m, const void *body, size_t len,
+                             struct bt_tokens *out, bool *want_strings_p, struct bt_front_error *e)
 {
     return tokenize(m, FRONT_TOKENIZE, body, len, out, want_strings_p, e);
 }
 
-bool front_parse_prompt(const struct front_model *m, const void *body, size_t len,
-                        struct bt_tokens *out, struct front_error *e)
+bool bt_front_parse_prompt(const struct bt_front_model *m, const void *body, size_t len,
+                           struct bt_tokens *out, struct bt_front_error *e)
 {
     bool strings;
     return tokenize(m, FRONT_TOKENIZE | FRONT_COMPLETION | FRONT_CHAT, body, len, out, &strings, e);
 }
 
-bool front_parse_detokenize(const struct front_model *m, const void *body, size_t len,
-                            struct bt_tokens *out, struct front_error *e)
+bool bt_front_parse_detokenize(const struct bt_front_model *m, const void *body, size_t len,
+                               struct bt_tokens *out, struct bt_front_error *e)
 {
-    json_t *root = front_json_parse(body, len, e);
+    json_t *root = bt_front_json_parse(body, len, e);
     if (root == NULL) {
         return false;
     }
     const json_t *list = json_object_get(root, "tokens");
-    bool ok = check_model(m, root, e) && front_fields_check(root, FRONT_DETOKENIZE, "", e) &&
-              (json_is_array(list) ||
-               front_fail(e, 400, "tokens", "invalid_type", "'tokens' must be an array of ids")) &&
-              front_take_ids(m, "tokens", list, out, e);
+    bool ok = check_model(m, root, e) && bt_front_fields_check(root, FRONT_DETOKENIZE, "", e) &&
+              (json_is_array(list) || bt_front_fail(e, 400, "tokens", "invalid_type",
+                                                    "'tokens' must be an array of ids")) &&
+              bt_front_take_ids(m, "tokens", list, out, e);
     json_decref(root);
     return ok;
 }

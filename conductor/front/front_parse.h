@@ -6,7 +6,7 @@
 #include "conductor/front/front_prompt.h"
 #include "conductor/request/request.h"
 
-struct front_options { /* of one answer, beside its specs: how it looks */
+struct bt_front_options { /* of one answer, beside its specs: how it looks */
     bool chat, stream, include_usage, continuous_usage;
     bool tokens_as_ids;      /* "token_id:123" in logprobs */
     bool echo;               /* every choice begins with its prompt */
@@ -20,25 +20,25 @@ struct front_options { /* of one answer, beside its specs: how it looks */
 
 /* A parsed body: one request for the machine per prompt. Choice k of prompt i is the answer's
  * choice i * opt.n + k. */
-struct front_generation {
-    struct front_options opt;
-    struct front_prompts prompts; /* their ids have moved into the specs */
+struct bt_front_generation {
+    struct bt_front_options opt;
+    struct bt_front_prompts prompts; /* their ids have moved into the specs */
     struct bt_gen_spec *specs; /* [prompts.n], everything but id, received_ns, timeout_ms, tenant */
 };
 
 /* False: e is set, g holds nothing. */
-bool front_parse_generation(const struct front_model *m, bool chat, const void *body, size_t len,
-                            struct front_generation *g, struct front_error *e);
-void front_generation_cleanup(struct front_generation *g);
+bool bt_front_parse_generation(const struct bt_front_model *m, bool chat, const void *body,
+                               size_t len, struct bt_front_generation *g, struct bt_front_error *e);
+void bt_front_generation_cleanup(struct bt_front_generation *g);
 
 /* POST /tokenize: prompt, or messages + add_generation_prompt. */
-bool front_parse_tokenize(const struct front_model *m, const void *body, size_t len,
-                          struct bt_tokens *out, bool *want_strings_p, struct front_error *e);
+bool bt_front_parse_tokenize(const struct bt_front_model *m, const void *body, size_t len,
+                             struct bt_tokens *out, bool *want_strings_p, struct bt_front_error *e);
 /* The prompt of a generation's body, whose other fields are only checked for their names. */
-bool front_parse_prompt(const struct front_model *m, const void *body, size_t len,
-                        struct bt_tokens *out, struct front_error *e);
+bool bt_front_parse_prompt(const struct bt_front_model *m, const void *body, size_t len,
+                           struct bt_tokens *out, struct bt_front_error *e);
 /* POST /detokenize: tokens. */
-bool front_parse_detokenize(const struct front_model *m, const void *body, size_t len,
-                            struct bt_tokens *out, struct front_error *e);
+bool bt_front_parse_detokenize(const struct bt_front_model *m, const void *body, size_t len,
+                               struct bt_tokens *out, struct bt_front_error *e);
 
 #endif

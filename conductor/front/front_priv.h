@@ -9,9 +9,9 @@
 #include "conductor/front/front_parse.h"
 #include "conductor/front/front_room.h"
 
-struct front_keys; /* API keys, hashed */
+struct bt_front_keys; /* API keys, hashed */
 
-struct front_key_terms {                 /* what stands behind a key in its file */
+struct bt_front_key_terms {              /* what stands behind a key in its file */
     double requests_per_s, tokens_per_s; /* 0: no limit */
     double concurrency;                  /* generations in flight; 0: no limit */
     double weight;                       /* share against other tenants; 0: 1 */
@@ -20,37 +20,39 @@ struct front_key_terms {                 /* what stands behind a key in its file
 };
 
 /* ERR_CONFIG with err: unreadable, readable by others, or empty. */
-bt_status_t front_keys_load(const char *path, struct front_keys **keys_p, char *err,
-                            size_t err_cap) BT_MUST_CHECK;
-void front_keys_destroy(struct front_keys *k);
+bt_status_t bt_front_keys_load(const char *path, struct bt_front_keys **keys_p, char *err,
+                               size_t err_cap) BT_MUST_CHECK;
+void bt_front_keys_destroy(struct bt_front_keys *k);
 /* Checks an Authorization header (may be NULL) in constant time. True: tenant[33] names the key's
  * owner. */
-bool front_keys_check(const struct front_keys *k, const char *authorization, char tenant[33]);
+bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization, char tenant[33]);
 /* The tenant of this name, or of the key whose digest's first half is this in hex; NULL: none. */
-const char *front_keys_tenant(const struct front_keys *k, const char *name);
+const char *bt_front_keys_tenant(const struct bt_front_keys *k, const char *name);
 /* A number from 1 for the tenant, as bt_http_accept takes it; 0 where there are no keys. */
-uint64_t front_keys_owner(const struct front_keys *k, const char *tenant);
-/* The terms of a tenant that front_keys_check has named; NULL for NULL. */
-const struct front_key_terms *front_keys_terms(const struct front_keys *k, const char *tenant);
+uint64_t bt_front_keys_owner(const struct bt_front_keys *k, const char *tenant);
+/* The terms of a tenant that bt_front_keys_check has named; NULL for NULL. */
+const struct bt_front_key_terms *bt_front_keys_terms(const struct bt_front_keys *k,
+                                                     const char *tenant);
 /* True if the tenant may send a body of so many bytes (0: not known); what reading it counts is
  * taken from its limits. generates: false while all of its concurrency is in use. False: e is a
  * 429 that says when, or a 400 if never. tenant NULL: true. */
-bool front_keys_admit_body(struct front_keys *k, const char *tenant, uint64_t bytes, bool generates,
-                           struct front_error *e);
-struct front_work {                      /* what a request turned out to be */
-    uint64_t body_bytes, body_announced; /* announced: as front_keys_admit_body was told */
+bool bt_front_keys_admit_body(struct bt_front_keys *k, const char *tenant, uint64_t bytes,
+                              bool generates, struct bt_front_error *e);
+struct bt_front_work {                   /* what a request turned out to be */
+    uint64_t body_bytes, body_announced; /* announced: as bt_front_keys_admit_body was told */
     uint64_t generations, prompt_tokens; /* choices of all prompts */
     uint64_t context;                    /* tokens that one prompt may have */
 };
 /* True if the tenant may have this request, whose body was admitted; its generations are in
- * flight until front_keys_end. False: as above. */
-bool front_keys_admit(struct front_keys *k, const char *tenant, const struct front_work *w,
-                      struct front_error *e);
+ * flight until bt_front_keys_end. False: as above. */
+bool bt_front_keys_admit(struct bt_front_keys *k, const char *tenant, const struct bt_front_work *w,
+                         struct bt_front_error *e);
 /* Counts a text that was tokenized and generates nothing. */
-void front_keys_counted(struct front_keys *k, const char *tenant, const struct front_work *w);
-void front_keys_end(struct front_keys *k, const char *tenant, uint64_t generations);
+void bt_front_keys_counted(struct bt_front_keys *k, const char *tenant,
+                           const struct bt_front_work *w);
+void bt_front_keys_end(struct bt_front_keys *k, const char *tenant, uint64_t generations);
 /* Tokens were generated for it. */
-void front_keys_charge(struct front_keys *k, const char *tenant, uint64_t tokens);
+void bt_front_keys_charge(struct bt_front_keys *k, const char *tenant, uint64_t tokens);
 
 #define FRONT_CODES     11
 #define FRONT_JSON_TYPE "application/json"
@@ -60,11 +62,11 @@ struct bt_front {
     struct bt_http *http;
     struct bt_requests *rs;
     struct bt_metrics *metrics;
-    struct front_model model;
+    struct bt_front_model model;
     struct bt_model_config config;
     char *model_id, *model_path;
-    char *allowed_origins;   /* "": none */
-    struct front_keys *keys; /* NULL: open to all */
+    char *allowed_origins;      /* "": none */
+    struct bt_front_keys *keys; /* NULL: open to all */
     uint64_t created_s, request_timeout_ms;
     double access_share;    /* bt_front_config.access_share */
     uint64_t access_random; /* state of the sample's random numbers, never 0 */
@@ -74,7 +76,7 @@ struct bt_front {
     struct bt_list starting;      /* some of their requests are to be started */
     struct bt_list ending;        /* answered or left; their other requests are cancelled */
     struct bt_list dead;          /* their memory is freed */
-    struct front_room room;
+    struct bt_front_room room;
     uint32_t n_gens;
     struct front_jobs *jobs; /* front_jobs.h */
     uint32_t n_jobs;         /* bodies that its thread reads, long texts that leave */
@@ -85,32 +87,33 @@ struct bt_front {
 };
 
 /* front.c: how every answer leaves. */
-void front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
-                   const struct bt_buf *body);
+void bt_front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
+                      const struct bt_buf *body);
 /* Answers 200 with JSON of any length. A long body becomes the front's, counts as an answer of
  * the tenant (which is refused when its memory is used up), and is sent as it is read. */
-void front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
-                        struct bt_buf *body);
-void front_respond_error(struct bt_front *f, struct bt_http_req *req, const struct front_error *e);
+void bt_front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
+                           struct bt_buf *body);
+void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
+                            const struct bt_front_error *e);
 /* Headers of every answer: those for other origins. */
-void front_common_headers(const struct bt_front *f, struct bt_http_req *req);
-void front_count(struct bt_front *f, int status);
+void bt_front_common_headers(const struct bt_front *f, struct bt_http_req *req);
+void bt_front_count(struct bt_front *f, int status);
 
 /* front_access.c: the access log. A request's note tells what HTTP does not know of it. */
-struct front_note {
+struct bt_front_note {
     char tenant[33];
     char generation[48]; /* id, as answers and `batonctl explain` have it; "": none was made */
     uint64_t prompt_tokens, completion_tokens;
 };
-void front_access_begin(const struct bt_front *f, struct bt_http_req *req);
-void front_access_tenant(struct bt_http_req *req, const char *tenant);
+void bt_front_access_begin(const struct bt_front *f, struct bt_http_req *req);
+void bt_front_access_tenant(struct bt_http_req *req, const char *tenant);
 /* The note of a request, or NULL where no access log is written. */
-struct front_note *front_note(const struct bt_http_req *req);
-void front_access_ended(void *arg, const struct bt_http_record *r);
+struct bt_front_note *bt_front_note(const struct bt_http_req *req);
+void bt_front_access_ended(void *arg, const struct bt_http_record *r);
 
-struct bt_front_headers {     /* what a generation's headers ask for */
-    bool valid;               /* else the rest means nothing, and ... */
-    struct front_error wrong; /* ... this names the header */
+struct bt_front_headers {        /* what a generation's headers ask for */
+    bool valid;                  /* else the rest means nothing, and ... */
+    struct bt_front_error wrong; /* ... this names the header */
     bool timings, plan;
     double slo_ttft_ms, slo_tbt_ms; /* 0: none */
     bool has_priority;
@@ -119,21 +122,21 @@ struct bt_front_headers {     /* what a generation's headers ask for */
 /* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms, x-priority. */
 void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h);
 /* The answer's header x-baton-plan. id: for `batonctl explain`. */
-void front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p);
+void bt_front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p);
 
 /* Lets pages of an allowed origin read the answer. */
-void front_cors_headers(const struct bt_front *f, struct bt_http_req *req);
+void bt_front_cors_headers(const struct bt_front *f, struct bt_http_req *req);
 /* Answers a browser's preflight request for one of `methods`. False: it is no preflight, or its
  * origin is not allowed. */
-bool front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods);
+bool bt_front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods);
 
 /* The routes that have files of their own. */
-void front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant);
-void front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant);
-void front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
-void front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 
 /* Cancels what answered generations have left running, and frees them. */
-void front_gen_end_all(struct bt_front *f);
+void bt_front_gen_end_all(struct bt_front *f);
 
 #endif

@@ -23,47 +23,49 @@ static void push_id(struct bt_tokens *t, uint32_t id)
 }
 
 /* True: e says that reading was stopped. */
-static bool stopped(const struct front_model *m, struct front_error *e)
+static bool stopped(const struct bt_front_model *m, struct bt_front_error *e)
 {
     return m->watch != NULL && m->watch->stop(m->watch->arg) &&
-           !front_fail(e, 503, NULL, NULL, "reading this body was stopped");
+           !bt_front_fail(e, 503, NULL, NULL, "reading this body was stopped");
 }
 
-bool front_take_ids(const struct front_model *m, const char *key, const json_t *list,
-                    struct bt_tokens *out, struct front_error *e)
+bool bt_front_take_ids(const struct bt_front_model *m, const char *key, const json_t *list,
+                       struct bt_tokens *out, struct bt_front_error *e)
 {
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);
-        if (front_is_huge(v)) {
-            return front_fail(e, 400, key, "invalid_value",
-                              "'%s[%zu]' is a number beyond 64 bits; token ids of this model are 0 "
-                              "to %u",
-                              key, i, m->config->vocab - 1);
+        if (bt_front_is_huge(v)) {
+            return bt_front_fail(
+                e, 400, key, "invalid_value",
+                "'%s[%zu]' is a number beyond 64 bits; token ids of this model are 0 "
+                "to %u",
+                key, i, m->config->vocab - 1);
         }
         if (i % LOOK == LOOK - 1 && stopped(m, e)) {
             return false;
         }
         if (!json_is_integer(v)) {
-            return front_fail(e, 400, key, "invalid_type", "'%s[%zu]' must be a token id", key, i);
+            return bt_front_fail(e, 400, key, "invalid_type", "'%s[%zu]' must be a token id", key,
+                                 i);
         }
         int64_t id = json_integer_value(v);
         if (id < 0 || id >= (int64_t)m->config->vocab) {
-            return front_fail(e, 400, key, "invalid_value",
-                              "'%s[%zu]' is %lld; token ids of this model are 0 to %u", key, i,
-                              (long long)id, m->config->vocab - 1);
+            return bt_front_fail(e, 400, key, "invalid_value",
+                                 "'%s[%zu]' is %lld; token ids of this model are 0 to %u", key, i,
+                                 (long long)id, m->config->vocab - 1);
         }
         push_id(out, (uint32_t)id);
     }
     return true;
 }
 
-static bool encode(const struct front_model *m, const char *key, const char *text, size_t len,
-                   bool add_special, struct bt_tokens *out, struct front_error *e)
+static bool encode(const struct bt_front_model *m, const char *key, const char *text, size_t len,
+                   bool add_special, struct bt_tokens *out, struct bt_front_error *e)
 {
     /* Megabytes of text would hold up every stream for half a second, only to be refused. The
      * factor leaves room for a normalizer that shortens. */
     if (m->piece_max > 0 && len / 4 / m->piece_max >= m->max_model_len) {
-        return front_fail(
+        return bt_front_fail(
             e, 400, key, "context_length_exceeded",
             "this model's maximum context length is %u tokens; '%s' has %zu bytes and far more "
             "tokens",
@@ -71,72 +73,74 @@ static bool encode(const struct front_model *m, const char *key, const char *tex
     }
     if (m->text_bytes > 0 && len > m->text_bytes) {
         e->beyond = true;
-        return front_fail(e, 400, key, "invalid_value", "'%s' has %zu bytes", key, len);
+        return bt_front_fail(e, 400, key, "invalid_value", "'%s' has %zu bytes", key, len);
     }
     bt_status_t st = bt_tokenizer_encode(m->tok, text, len, add_special, out);
     if (st != BT_OK) {
-        return front_fail(e, 400, key, "invalid_value", "'%s' cannot be tokenized: %s", key,
-                          bt_status_text(st));
+        return bt_front_fail(e, 400, key, "invalid_value", "'%s' cannot be tokenized: %s", key,
+                             bt_status_text(st));
     }
     return true;
 }
 
-void front_prompts_cleanup(struct front_prompts *p)
+void bt_front_prompts_cleanup(struct bt_front_prompts *p)
 {
     for (uint32_t i = 0; i < p->n; i++) {
         bt_tokens_cleanup(&p->list[i].ids);
         bt_buf_cleanup(&p->list[i].text);
     }
     free(p->list);
-    *p = (struct front_prompts){0};
+    *p = (struct bt_front_prompts){0};
 }
 
 /* One prompt: a string or token ids. */
-static bool take_prompt(const struct front_model *m, const json_t *v, bool special,
-                        struct bt_tokens *out, struct front_error *e)
+static bool take_prompt(const struct bt_front_model *m, const json_t *v, bool special,
+                        struct bt_tokens *out, struct bt_front_error *e)
 {
     if (json_is_string(v)) {
         return encode(m, "prompt", json_string_value(v), json_string_length(v), special, out, e);
     }
     if (!json_is_array(v)) {
-        return front_fail(
+        return bt_front_fail(
             e, 400, "prompt", "invalid_type",
             "'prompt' must be a string, an array of token ids, or an array of either");
     }
-    return front_take_ids(m, "prompt", v, out, e);
+    return bt_front_take_ids(m, "prompt", v, out, e);
 }
 
 /* What `echo` tells back: the client's own string, or the text of its ids. */
-static bool take_text(const struct front_model *m, const json_t *v, bool skip_special,
-                      struct front_prompt *p, struct front_error *e)
+static bool take_text(const struct bt_front_model *m, const json_t *v, bool skip_special,
+                      struct bt_front_prompt *p, struct bt_front_error *e)
 {
     if (json_is_string(v)) {
         bt_buf_append(&p->text, json_string_value(v), json_string_length(v));
         return true;
     }
     bt_status_t st = bt_tokenizer_decode(m->tok, p->ids.ids, p->ids.n, skip_special, &p->text);
-    return st == BT_OK || front_fail(e, 400, "echo", "invalid_value",
-                                     "'prompt' has an id that the tokenizer cannot turn into text");
+    return st == BT_OK ||
+           bt_front_fail(e, 400, "echo", "invalid_value",
+                         "'prompt' has an id that the tokenizer cannot turn into text");
 }
 
-bool front_take_prompts(const struct front_model *m, const json_t *root, bool with_text,
-                        bool skip_special, struct front_prompts *out, struct front_error *e)
+bool bt_front_take_prompts(const struct bt_front_model *m, const json_t *root, bool with_text,
+                           bool skip_special, struct bt_front_prompts *out,
+                           struct bt_front_error *e)
 {
     bool special = true;
     const json_t *v = json_object_get(root, "prompt");
     if (v == NULL || json_is_null(v)) {
-        return front_fail(e, 400, "prompt", "missing_required_parameter", "'prompt' is missing");
+        return bt_front_fail(e, 400, "prompt", "missing_required_parameter", "'prompt' is missing");
     }
-    if (!front_get_bool(root, "add_special_tokens", &special, e)) {
+    if (!bt_front_get_bool(root, "add_special_tokens", &special, e)) {
         return false;
     }
     const json_t *first = json_array_get(v, 0);
     bool several = json_is_string(first) || json_is_array(first);
     size_t n = several ? json_array_size(v) : 1;
     if (n > FRONT_ANSWER_CHOICES_MAX) {
-        return front_fail(e, 400, "prompt", "invalid_value",
-                          "'prompt' has %zu prompts; at most %d in one request", n,
-                          FRONT_ANSWER_CHOICES_MAX);
+        return bt_front_fail(e, 400, "prompt", "invalid_value",
+                             "'prompt' has %zu prompts; at most %d in one request", n,
+                             FRONT_ANSWER_CHOICES_MAX);
     }
     out->list = bt_calloc(n, sizeof(out->list[0]));
     for (size_t i = 0; i < n; i++) {
@@ -151,29 +155,29 @@ bool front_take_prompts(const struct front_model *m, const json_t *root, bool wi
 }
 
 /* A text part of a message's content. */
-static bool check_part(const json_t *part, size_t i, size_t k, struct front_error *e)
+static bool check_part(const json_t *part, size_t i, size_t k, struct bt_front_error *e)
 {
     char prefix[64];
     const char *type = json_string_value(json_object_get(part, "type"));
     const json_t *words = json_object_get(part, "text");
     if (type == NULL || (strcmp(type, "text") == 0 && !json_is_string(words))) {
-        return front_fail(e, 400, "messages", "invalid_type",
-                          "'messages[%zu].content[%zu]' must be {\"type\":\"text\",\"text\":...}",
-                          i, k);
+        return bt_front_fail(
+            e, 400, "messages", "invalid_type",
+            "'messages[%zu].content[%zu]' must be {\"type\":\"text\",\"text\":...}", i, k);
     }
     if (strcmp(type, "text") != 0) {
-        return front_fail(e, 400, "messages", "unsupported_parameter",
-                          "'messages[%zu].content[%zu].type' is '%.64s'; only 'text' is supported",
-                          i, k, type);
+        return bt_front_fail(
+            e, 400, "messages", "unsupported_parameter",
+            "'messages[%zu].content[%zu].type' is '%.64s'; only 'text' is supported", i, k, type);
     }
     snprintf(prefix, sizeof(prefix), "messages[%zu].content[%zu].", i, k);
-    return front_fields_check(part, FRONT_PART, prefix, e);
+    return bt_front_fields_check(part, FRONT_PART, prefix, e);
 }
 
 /* Text of a message's content: a string, null (an assistant's), or text parts joined by newlines.
  * NULL: e is set. */
 static json_t *take_content(const json_t *content, const char *role, size_t i,
-                            struct front_error *e)
+                            struct bt_front_error *e)
 {
     if (json_is_string(content)) {
         return json_incref((json_t *)content);
@@ -182,8 +186,8 @@ static json_t *take_content(const json_t *content, const char *role, size_t i,
         return json_string("");
     }
     if (!json_is_array(content)) {
-        front_fail(e, 400, "messages", "invalid_type",
-                   "'messages[%zu].content' must be a string or an array of text parts", i);
+        bt_front_fail(e, 400, "messages", "invalid_type",
+                      "'messages[%zu].content' must be a string or an array of text parts", i);
         return NULL;
     }
     struct bt_buf text;
@@ -206,40 +210,40 @@ static json_t *take_content(const json_t *content, const char *role, size_t i,
 }
 
 /* What else of a message goes to the template. */
-static bool check_strings(const json_t *msg, const char *prefix, struct front_error *e)
+static bool check_strings(const json_t *msg, const char *prefix, struct bt_front_error *e)
 {
     static const char *const names[] = {"name", "reasoning_content", "reasoning"};
     for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
-        if (front_has(msg, names[i]) && !json_is_string(json_object_get(msg, names[i]))) {
-            return front_fail(e, 400, "messages", "invalid_type", "'%s%s' must be a string", prefix,
-                              names[i]);
+        if (bt_front_has(msg, names[i]) && !json_is_string(json_object_get(msg, names[i]))) {
+            return bt_front_fail(e, 400, "messages", "invalid_type", "'%s%s' must be a string",
+                                 prefix, names[i]);
         }
     }
     return true;
 }
 
-static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_error *e)
+static bool take_message(const json_t *msg, size_t i, json_t *out, struct bt_front_error *e)
 {
     static const char *const roles[] = {"system", "developer", "user", "assistant"};
     const char *role = json_string_value(json_object_get(msg, "role"));
     char prefix[64];
     bool known = false;
     if (role == NULL) {
-        return front_fail(e, 400, "messages", "invalid_type",
-                          "'messages[%zu]' must be an object with a 'role' and a 'content'", i);
+        return bt_front_fail(e, 400, "messages", "invalid_type",
+                             "'messages[%zu]' must be an object with a 'role' and a 'content'", i);
     }
     for (size_t k = 0; k < BT_ARRAY_LEN(roles); k++) {
         known = known || strcmp(role, roles[k]) == 0;
     }
     if (!known) {
         bool tool = strcmp(role, "tool") == 0 || strcmp(role, "function") == 0;
-        return front_fail(e, 400, "messages", tool ? "unsupported_parameter" : "invalid_value",
-                          "'messages[%zu].role' is '%.64s'; allowed: system, developer, user, "
-                          "assistant%s",
-                          i, role, tool ? " (tools are not supported)" : "");
+        return bt_front_fail(e, 400, "messages", tool ? "unsupported_parameter" : "invalid_value",
+                             "'messages[%zu].role' is '%.64s'; allowed: system, developer, user, "
+                             "assistant%s",
+                             i, role, tool ? " (tools are not supported)" : "");
     }
     snprintf(prefix, sizeof(prefix), "messages[%zu].", i);
-    if (!front_fields_check(msg, FRONT_MESSAGE, prefix, e) || !check_strings(msg, prefix, e)) {
+    if (!bt_front_fields_check(msg, FRONT_MESSAGE, prefix, e) || !check_strings(msg, prefix, e)) {
         return false;
     }
     json_t *content = take_content(json_object_get(msg, "content"), role, i, e);
@@ -250,8 +254,8 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_
     json_object_set_new(clean, "role", json_string(role));
     json_object_set_new(clean, "content", content);
     const json_t *thoughts = json_object_get(
-        msg, front_has(msg, "reasoning_content") ? "reasoning_content" : "reasoning");
-    if (front_has(msg, "name")) {
+        msg, bt_front_has(msg, "reasoning_content") ? "reasoning_content" : "reasoning");
+    if (bt_front_has(msg, "name")) {
         json_object_set(clean, "name", json_object_get(msg, "name"));
     }
     if (json_is_string(thoughts)) { /* templates know it by one name or the other */
@@ -265,7 +269,7 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct front_
 /* continue_final_message: the rendered prompt ends with the last message's own text, so that the
  * model goes on writing it. Templates may trim a message, so its trimmed text is looked for, too.
  */
-static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struct front_error *e)
+static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struct bt_front_error *e)
 {
     const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
     const json_t *content = json_object_get(last, "content");
@@ -286,9 +290,9 @@ static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struc
         }
     }
     if (found == NULL) {
-        return front_fail(e, 400, "continue_final_message", "invalid_value",
-                          "'continue_final_message': the last message is empty, or the chat "
-                          "template does not write it as it is");
+        return bt_front_fail(e, 400, "continue_final_message", "invalid_value",
+                             "'continue_final_message': the last message is empty, or the chat "
+                             "template does not write it as it is");
     }
     prompt->len = (size_t)(found - prompt->data);
     prompt->data[prompt->len] = '\0';
@@ -307,7 +311,7 @@ static bool among(const char *const *names, size_t n, const char *name)
 /* chat_template_kwargs set variables of the template that the model's authors have thought of. They
  * do not set what the server or the model's files set, and do not switch on what the server cannot
  * do: the model would write calls of tools that nobody reads. */
-static bool check_kwarg(const char *name, struct front_error *e)
+static bool check_kwarg(const char *name, struct bt_front_error *e)
 {
     static const char *const of_request[] = {"messages", "add_generation_prompt",
                                              "continue_final_message"};
@@ -331,11 +335,11 @@ static bool check_kwarg(const char *name, struct front_error *e)
     for (size_t i = 0; (word = bt_template_word(BT_TEMPLATE_FUNCTIONS, i)) != NULL; i++) {
         why = strcmp(word, name) == 0 ? "it is a function of templates" : why;
     }
-    return why == NULL || front_fail(e, 400, "chat_template_kwargs", "unsupported_parameter",
-                                     "'chat_template_kwargs' must not have '%s': %s", name, why);
+    return why == NULL || bt_front_fail(e, 400, "chat_template_kwargs", "unsupported_parameter",
+                                        "'chat_template_kwargs' must not have '%s': %s", name, why);
 }
 
-static bool take_kwargs(const json_t *root, json_t *ctx, struct front_error *e)
+static bool take_kwargs(const json_t *root, json_t *ctx, struct bt_front_error *e)
 {
     json_t *more = json_object_get(root, "chat_template_kwargs"), *v;
     const char *name;
@@ -343,13 +347,13 @@ static bool take_kwargs(const json_t *root, json_t *ctx, struct front_error *e)
         return true;
     }
     if (!json_is_object(more)) {
-        return front_fail(e, 400, "chat_template_kwargs", "invalid_type",
-                          "'chat_template_kwargs' must be an object");
+        return bt_front_fail(e, 400, "chat_template_kwargs", "invalid_type",
+                             "'chat_template_kwargs' must be an object");
     }
     if (json_object_size(more) > KWARGS_MAX) {
-        return front_fail(e, 400, "chat_template_kwargs", "invalid_value",
-                          "'chat_template_kwargs' has %zu members; at most %d",
-                          json_object_size(more), KWARGS_MAX);
+        return bt_front_fail(e, 400, "chat_template_kwargs", "invalid_value",
+                             "'chat_template_kwargs' has %zu members; at most %d",
+                             json_object_size(more), KWARGS_MAX);
     }
     json_object_foreach(more, name, v)
     {
@@ -362,23 +366,23 @@ static bool take_kwargs(const json_t *root, json_t *ctx, struct front_error *e)
 }
 
 /* The template's context from a chat body; NULL: e is set. */
-static json_t *chat_context(const json_t *root, bool go_on, struct front_error *e)
+static json_t *chat_context(const json_t *root, bool go_on, struct bt_front_error *e)
 {
     const json_t *list = json_object_get(root, "messages");
     bool generate = !go_on;
     if (!json_is_array(list) || json_array_size(list) == 0) {
-        front_fail(e, 400, "messages",
-                   list == NULL || json_is_null(list) ? "missing_required_parameter"
-                                                      : "invalid_value",
-                   "'messages' must be an array of at least one message");
+        bt_front_fail(e, 400, "messages",
+                      list == NULL || json_is_null(list) ? "missing_required_parameter"
+                                                         : "invalid_value",
+                      "'messages' must be an array of at least one message");
         return NULL;
     }
-    if (!front_get_bool(root, "add_generation_prompt", &generate, e)) {
+    if (!bt_front_get_bool(root, "add_generation_prompt", &generate, e)) {
         return NULL;
     }
     if (go_on && generate) {
-        front_fail(e, 400, "continue_final_message", "invalid_value",
-                   "'continue_final_message' and 'add_generation_prompt' exclude each other");
+        bt_front_fail(e, 400, "continue_final_message", "invalid_value",
+                      "'continue_final_message' and 'add_generation_prompt' exclude each other");
         return NULL;
     }
     json_t *ctx = json_object(), *messages = json_array();
@@ -398,18 +402,18 @@ static json_t *chat_context(const json_t *root, bool go_on, struct front_error *
 }
 
 /* Messages through the chat template into tokens. */
-bool front_take_chat(const struct front_model *m, const json_t *root, struct bt_tokens *out,
-                     struct front_error *e)
+bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
+                        struct bt_front_error *e)
 {
     bool special = false; /* templates write BOS themselves */
     bool go_on = false;
     char why[256] = "";
     if (m->tmpl == NULL) {
-        return front_fail(e, 400, "messages", "unsupported_parameter",
-                          "this model has no chat template; use /v1/completions");
+        return bt_front_fail(e, 400, "messages", "unsupported_parameter",
+                             "this model has no chat template; use /v1/completions");
     }
-    if (!front_get_bool(root, "add_special_tokens", &special, e) ||
-        !front_get_bool(root, "continue_final_message", &go_on, e)) {
+    if (!bt_front_get_bool(root, "add_special_tokens", &special, e) ||
+        !bt_front_get_bool(root, "continue_final_message", &go_on, e)) {
         return false;
     }
     json_t *ctx = chat_context(root, go_on, e);
@@ -423,8 +427,8 @@ bool front_take_chat(const struct front_model *m, const json_t *root, struct bt_
     e->beyond = st == BT_ERR_EXHAUSTED;
     bt_buf_reserve(&prompt, 0);
     bool ok = st == BT_OK ||
-              front_fail(e, 400, "messages", "invalid_value", "the chat template refused: %s",
-                         why[0] != '\0' ? why : bt_status_text(st));
+              bt_front_fail(e, 400, "messages", "invalid_value", "the chat template refused: %s",
+                            why[0] != '\0' ? why : bt_status_text(st));
     ok = ok && (!go_on || cut_behind_last(json_object_get(ctx, "messages"), &prompt, e)) &&
          encode(m, "messages", prompt.data, prompt.len, special, out, e);
     json_decref(ctx);

@@ -10,7 +10,7 @@
 #define FRONT_N_MAX              16   /* choices of a prompt */
 #define FRONT_ANSWER_CHOICES_MAX 1024 /* choices of all prompts of a request */
 
-struct front_model { /* what parsing needs to know of the served model */
+struct bt_front_model { /* what parsing needs to know of the served model */
     const char *id;
     uint32_t max_model_len;
     const struct bt_model_config *config;
@@ -24,27 +24,28 @@ struct front_model { /* what parsing needs to know of the served model */
         piece_max; /* bytes of the longest token; 0: texts are tokenized whatever their length */
 };
 
-struct front_prompt {
+struct bt_front_prompt {
     struct bt_tokens ids;
     struct bt_buf text; /* as `echo` tells it back; empty unless asked for */
 };
 
-struct front_prompts {
-    struct front_prompt *list;
+struct bt_front_prompts {
+    struct bt_front_prompt *list;
     uint32_t n;
 };
-void front_prompts_cleanup(struct front_prompts *p);
+void bt_front_prompts_cleanup(struct bt_front_prompts *p);
 
 /* `prompt` of completions: a string, token ids, or a list of either. with_text: fill text; ids are
  * told back without special tokens if skip_special. False: e is set; the caller cleans up. */
-bool front_take_prompts(const struct front_model *m, const json_t *root, bool with_text,
-                        bool skip_special, struct front_prompts *out, struct front_error *e);
+bool bt_front_take_prompts(const struct bt_front_model *m, const json_t *root, bool with_text,
+                           bool skip_special, struct bt_front_prompts *out,
+                           struct bt_front_error *e);
 /* `messages` through the chat template. add_generation_prompt, continue_final_message and
  * chat_template_kwargs are read as well. */
-bool front_take_chat(const struct front_model *m, const json_t *root, struct bt_tokens *out,
-                     struct front_error *e);
+bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
+                        struct bt_front_error *e);
 /* Token ids of a JSON array; key names it in errors. */
-bool front_take_ids(const struct front_model *m, const char *key, const json_t *list,
-                    struct bt_tokens *out, struct front_error *e);
+bool bt_front_take_ids(const struct bt_front_model *m, const char *key, const json_t *list,
+                       struct bt_tokens *out, struct bt_front_error *e);
 
 #endif

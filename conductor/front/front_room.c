@@ -17,36 +17,36 @@ struct owner {
     size_t bytes;
 };
 
-void front_room_init(struct front_room *r, size_t max)
+void bt_front_room_init(struct bt_front_room *r, size_t max)
 {
     r->owners = bt_map_create(sizeof(uint64_t));
     r->max = max;
     r->used = 0;
 }
 
-void front_room_cleanup(struct front_room *r)
+void bt_front_room_cleanup(struct bt_front_room *r)
 {
     BT_ASSERT(r->used == 0);
     bt_map_destroy(r->owners);
 }
 
-uint64_t front_room_owner(const char *tenant, const char *peer)
+uint64_t bt_front_room_owner(const char *tenant, const char *peer)
 {
     const char *name = tenant != NULL ? tenant : peer;
     uint64_t hash = bt_hash64(name, strlen(name), 0);
     return tenant != NULL ? hash & ~BY_ADDRESS : hash | BY_ADDRESS;
 }
 
-static size_t of_owner(const struct front_room *r, uint64_t id)
+static size_t of_owner(const struct bt_front_room *r, uint64_t id)
 {
     const struct owner *o = bt_map_get(r->owners, &id);
     return o != NULL ? o->bytes : 0;
 }
 
-static bool busy(struct front_error *e, const char *whose, size_t limit)
+static bool busy(struct bt_front_error *e, const char *whose, size_t limit)
 {
     e->retry_after_s = RETRY_S;
-    return front_fail(
+    return bt_front_fail(
         e, 503, NULL, NULL,
         "%s would take more than the %.1f MiB of memory that they may have now, until clients "
         "have read them (" LIMIT_KEY "); read answers faster, or ask for fewer "
@@ -57,14 +57,14 @@ static bool busy(struct front_error *e, const char *whose, size_t limit)
 /* Of all, for an answer of so many bytes. New ones leave a quarter to those that there are, and
  * all but the small ones an eighth to the small ones: whoever keeps much and reads slowly does not
  * keep ordinary requests out. */
-static size_t limit_for(const struct front_room *r, size_t bytes, bool is_new)
+static size_t limit_for(const struct bt_front_room *r, size_t bytes, bool is_new)
 {
     return bytes <= SMALL ? r->max : r->max - r->max / (is_new ? 4 : 8);
 }
 
 /* more: beyond what the owner has now; limit: of all. */
-static bool fits(const struct front_room *r, uint64_t owner, size_t more, size_t limit,
-                 struct front_error *e)
+static bool fits(const struct bt_front_room *r, uint64_t owner, size_t more, size_t limit,
+                 struct bt_front_error *e)
 {
     size_t share = r->max / OF_ONE, own = of_owner(r, owner);
     bool address = (owner & BY_ADDRESS) != 0;
@@ -81,17 +81,17 @@ static bool fits(const struct front_room *r, uint64_t owner, size_t more, size_t
     return true;
 }
 
-static bool never(struct front_error *e, const char *what, size_t bytes, size_t share)
+static bool never(struct bt_front_error *e, const char *what, size_t bytes, size_t share)
 {
-    return front_fail(e, 400, NULL, NULL,
-                      "%s take %.1f MiB of memory, the logprobs of its prompts included; one "
-                      "answer may have %.1f MiB of " LIMIT_KEY ": send less at once, or ask for "
-                      "fewer logprobs",
-                      what, (double)bytes / MIB, (double)share / MIB);
+    return bt_front_fail(e, 400, NULL, NULL,
+                         "%s take %.1f MiB of memory, the logprobs of its prompts included; one "
+                         "answer may have %.1f MiB of " LIMIT_KEY ": send less at once, or ask for "
+                         "fewer logprobs",
+                         what, (double)bytes / MIB, (double)share / MIB);
 }
 
-bool front_room_fits(const struct front_room *r, uint64_t owner, size_t bytes,
-                     struct front_error *e)
+bool bt_front_room_fits(const struct bt_front_room *r, uint64_t owner, size_t bytes,
+                        struct bt_front_error *e)
 {
     size_t share = r->max / OF_ONE;
     if (bytes > share) {
@@ -100,7 +100,7 @@ bool front_room_fits(const struct front_room *r, uint64_t owner, size_t bytes,
     return fits(r, owner, bytes, limit_for(r, bytes, true), e);
 }
 
-static void count(struct front_room *r, struct front_hold *h, size_t more)
+static void count(struct bt_front_room *r, struct bt_front_hold *h, size_t more)
 {
     struct owner *o = bt_map_get(r->owners, &h->owner);
     o->bytes += more;
@@ -108,7 +108,8 @@ static void count(struct front_room *r, struct front_hold *h, size_t more)
     r->used += more;
 }
 
-void front_room_take(struct front_room *r, struct front_hold *h, uint64_t owner, size_t bytes)
+void bt_front_room_take(struct bt_front_room *r, struct bt_front_hold *h, uint64_t owner,
+                        size_t bytes)
 {
     struct owner *o = bt_map_get(r->owners, &owner);
     if (o == NULL) {
@@ -116,12 +117,12 @@ void front_room_take(struct front_room *r, struct front_hold *h, uint64_t owner,
         (void)bt_map_put(r->owners, &owner, o);
     }
     o->answers++;
-    *h = (struct front_hold){.owner = owner};
+    *h = (struct bt_front_hold){.owner = owner};
     count(r, h, bytes);
 }
 
-bool front_room_grow(struct front_room *r, struct front_hold *h, size_t bytes,
-                     struct front_error *e)
+bool bt_front_room_grow(struct bt_front_room *r, struct bt_front_hold *h, size_t bytes,
+                        struct bt_front_error *e)
 {
     if (bytes <= h->bytes) {
         return true;
@@ -137,7 +138,7 @@ bool front_room_grow(struct front_room *r, struct front_hold *h, size_t bytes,
     return true;
 }
 
-void front_room_give_back(struct front_room *r, struct front_hold *h)
+void bt_front_room_give_back(struct bt_front_room *r, struct bt_front_hold *h)
 {
     struct owner *o = bt_map_get(r->owners, &h->owner);
     r->used -= h->bytes;

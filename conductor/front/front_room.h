@@ -10,30 +10,31 @@
 #include "common/base/map.h"
 #include "conductor/front/front_json.h"
 
-struct front_room {
+struct bt_front_room {
     struct bt_map *owners; /* front_room.c: who holds how much */
     size_t max, used;      /* bytes */
 };
 
-struct front_hold {
+struct bt_front_hold {
     uint64_t owner;
     size_t bytes;
 };
 
-void front_room_init(struct front_room *r, size_t max);
-void front_room_cleanup(struct front_room *r); /* all is given back */
+void bt_front_room_init(struct bt_front_room *r, size_t max);
+void bt_front_room_cleanup(struct bt_front_room *r); /* all is given back */
 /* Owner of an answer: a key's tenant, or, without keys, the address (bt_http_peer). */
-uint64_t front_room_owner(const char *tenant, const char *peer);
+uint64_t bt_front_room_owner(const char *tenant, const char *peer);
 /* Is there room for a new answer of owner? False: e is a 400 if it could never have so much, else a
  * 503; both name the limit and its key. */
-bool front_room_fits(const struct front_room *r, uint64_t owner, size_t bytes,
-                     struct front_error *e);
+bool bt_front_room_fits(const struct bt_front_room *r, uint64_t owner, size_t bytes,
+                        struct bt_front_error *e);
 /* It has so much from now on. */
-void front_room_take(struct front_room *r, struct front_hold *h, uint64_t owner, size_t bytes);
+void bt_front_room_take(struct bt_front_room *r, struct bt_front_hold *h, uint64_t owner,
+                        size_t bytes);
 /* The answer has grown to so many bytes. False: it may not; e is a 503, or a 400 if it could never
  * have so much. */
-bool front_room_grow(struct front_room *r, struct front_hold *h, size_t bytes,
-                     struct front_error *e);
-void front_room_give_back(struct front_room *r, struct front_hold *h);
+bool bt_front_room_grow(struct bt_front_room *r, struct bt_front_hold *h, size_t bytes,
+                        struct bt_front_error *e);
+void bt_front_room_give_back(struct bt_front_room *r, struct bt_front_hold *h);
 
 #endif

@@ -6,7 +6,7 @@
 #define TEXT_MAX (8 * 1024 * 1024)
 
 /* As tokenizer.json spells them, which tells tokens apart that are no characters by themselves. */
-static void put_token_strings(const struct front_model *m, const struct bt_tokens *ids,
+static void put_token_strings(const struct bt_front_model *m, const struct bt_tokens *ids,
                               struct bt_buf *out)
 {
     struct bt_buf piece;
@@ -18,25 +18,25 @@ static void put_token_strings(const struct front_model *m, const struct bt_token
             bt_buf_clear(&piece); /* an id without a token (common/engine/ids.h) */
         }
         bt_buf_puts(out, i == 0 ? "" : ",");
-        front_put_str(out, piece.data, piece.len);
+        bt_front_put_str(out, piece.data, piece.len);
     }
     bt_buf_puts(out, "]");
     bt_buf_cleanup(&piece);
 }
 
-static void run_tokenize(const struct front_model *m, struct front_job *j)
+static void run_tokenize(const struct bt_front_model *m, struct bt_front_job *j)
 {
     struct bt_tokens ids = {0};
     struct bt_buf *out = &j->out;
     bool strings = false;
-    j->ok = front_parse_tokenize(m, j->body, j->len, &ids, &strings, &j->e);
+    j->ok = bt_front_parse_tokenize(m, j->body, j->len, &ids, &strings, &j->e);
     j->n_tokens = ids.n;
     if (j->ok) {
         bt_buf_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.n,
                       m->max_model_len);
         for (size_t i = 0; i < ids.n; i++) {
             bt_buf_puts(out, i == 0 ? "" : ",");
-            front_put_uint(out, ids.ids[i]);
+            bt_front_put_uint(out, ids.ids[i]);
         }
         bt_buf_puts(out, "],\"token_strs\":");
         if (strings) {
@@ -50,8 +50,8 @@ static void run_tokenize(const struct front_model *m, struct front_job *j)
 }
 
 /* The text of ids may be many times as long as the body. */
-static bool decode(const struct front_model *m, const struct bt_tokens *ids, struct bt_buf *text,
-                   struct front_error *e)
+static bool decode(const struct bt_front_model *m, const struct bt_tokens *ids, struct bt_buf *text,
+                   struct bt_front_error *e)
 {
     struct bt_buf piece;
     size_t bytes = 0;
@@ -64,49 +64,50 @@ static bool decode(const struct front_model *m, const struct bt_tokens *ids, str
     }
     bt_buf_cleanup(&piece);
     if (bytes > TEXT_MAX) {
-        return front_fail(e, 400, "tokens", "invalid_value",
-                          "the text of 'tokens' is longer than %d MiB, the most that one answer of "
-                          "/detokenize may have; send fewer ids at once",
-                          TEXT_MAX >> 20);
+        return bt_front_fail(
+            e, 400, "tokens", "invalid_value",
+            "the text of 'tokens' is longer than %d MiB, the most that one answer of "
+            "/detokenize may have; send fewer ids at once",
+            TEXT_MAX >> 20);
     }
     if (bt_tokenizer_decode(m->tok, ids->ids, ids->n, false, text) != BT_OK) {
-        return front_fail(e, 400, "tokens", "invalid_value",
-                          "'tokens' has an id that the tokenizer does not know");
+        return bt_front_fail(e, 400, "tokens", "invalid_value",
+                             "'tokens' has an id that the tokenizer does not know");
     }
     return true;
 }
 
-static void run_detokenize(const struct front_model *m, struct front_job *j)
+static void run_detokenize(const struct bt_front_model *m, struct bt_front_job *j)
 {
     struct bt_tokens ids = {0};
     struct bt_buf text;
     bt_buf_init(&text);
-    j->ok = front_parse_detokenize(m, j->body, j->len, &ids, &j->e);
+    j->ok = bt_front_parse_detokenize(m, j->body, j->len, &ids, &j->e);
     j->n_tokens = ids.n;
     j->ok = j->ok && decode(m, &ids, &text, &j->e);
     if (j->ok) {
         bt_buf_puts(&j->out, "{\"prompt\":");
-        front_put_str(&j->out, text.data, text.len);
+        bt_front_put_str(&j->out, text.data, text.len);
         bt_buf_puts(&j->out, "}");
     }
     bt_buf_cleanup(&text);
     bt_tokens_cleanup(&ids);
 }
 
-static void done(struct front_job *j)
+static void done(struct bt_front_job *j)
 {
-    struct front_work w = front_work_of(j);
+    struct bt_front_work w = bt_front_work_of(j);
     w.prompt_tokens = j->n_tokens;
-    front_keys_counted(j->f->keys, j->tenant, &w);
-    front_respond_long(j->f, j->req, j->tenant, &j->out);
+    bt_front_keys_counted(j->f->keys, j->tenant, &w);
+    bt_front_respond_long(j->f, j->req, j->tenant, &j->out);
 }
 
-void front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+void bt_front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
-    front_job_start(f, req, tenant, NULL, run_tokenize, done);
+    bt_front_job_start(f, req, tenant, NULL, run_tokenize, done);
 }
 
-void front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
-    front_job_start(f, req, tenant, NULL, run_detokenize, done);
+    bt_front_job_start(f, req, tenant, NULL, run_detokenize, done);
 }

@@ -6,25 +6,25 @@
 #include "conductor/front/front_jobs.h"
 
 struct tokens_task {
-    struct front_task task;
+    struct bt_front_task task;
     char *body;
     size_t len;
     bool ok;
     struct bt_tokens ids;
-    struct front_error e;
+    struct bt_front_error e;
     void (*done)(void *arg, const struct bt_tokens *ids, const char *why);
     void *arg;
 };
 
-static struct tokens_task *task_of(struct front_task *t)
+static struct tokens_task *task_of(struct bt_front_task *t)
 {
     return BT_CONTAINER_OF(t, struct tokens_task, task);
 }
 
-static void run(const struct front_model *m, struct front_task *task)
+static void run(const struct bt_front_model *m, struct bt_front_task *task)
 {
     struct tokens_task *t = task_of(task);
-    t->ok = front_parse_prompt(m, t->body, t->len, &t->ids, &t->e);
+    t->ok = bt_front_parse_prompt(m, t->body, t->len, &t->ids, &t->e);
 }
 
 static void finish(struct tokens_task *t, const char *why)
@@ -35,13 +35,13 @@ static void finish(struct tokens_task *t, const char *why)
     free(t);
 }
 
-static void done(struct front_task *task)
+static void done(struct bt_front_task *task)
 {
     struct tokens_task *t = task_of(task);
     finish(t, t->ok ? NULL : t->e.message);
 }
 
-static void drop(struct front_task *task)
+static void drop(struct bt_front_task *task)
 {
     finish(task_of(task), "this conductor is stopping; ask another one");
 }
@@ -60,12 +60,12 @@ void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
     t->task.done = done;
     t->task.drop = drop;
     t->task.large = len > FRONT_LARGE_BYTES;
-    front_task_start(f, &t->task);
+    bt_front_task_start(f, &t->task);
 }
 
 const char *bt_front_tenant(const struct bt_front *f, const char *name)
 {
-    return front_keys_tenant(f->keys, name);
+    return bt_front_keys_tenant(f->keys, name);
 }
 
 bool bt_front_has_keys(const struct bt_front *f)

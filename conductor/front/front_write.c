@@ -25,11 +25,11 @@ enum {
 
 /* What is written of a choice. */
 struct source {
-    struct front_answer *a;
-    struct front_answer_prompt *p;
+    struct bt_front_answer *a;
+    struct bt_front_answer_prompt *p;
     const struct bt_buf *text;
-    const struct front_logprobs *lp;
-    struct front_slice slice;
+    const struct bt_front_logprobs *lp;
+    struct bt_front_slice slice;
 };
 
 static bool has_prompt(const struct source *s)
@@ -39,7 +39,7 @@ static bool has_prompt(const struct source *s)
 
 /* As much of [w->at, from->len) as there is room for; escaped: as text of a JSON string, cut
  * between characters. True: that was all. */
-static bool put_some(struct source *s, struct front_writer *w, const struct bt_buf *from,
+static bool put_some(struct source *s, struct bt_front_writer *w, const struct bt_buf *from,
                      bool escaped, struct bt_buf *out)
 {
     size_t room = s->slice.until > out->len ? s->slice.until - out->len : 1;
@@ -48,7 +48,7 @@ static bool put_some(struct source *s, struct front_writer *w, const struct bt_b
         end++;
     }
     if (escaped) {
-        front_put_text(out, from->data != NULL ? from->data + w->at : "", end - w->at);
+        bt_front_put_text(out, from->data != NULL ? from->data + w->at : "", end - w->at);
     } else if (end > w->at) {
         bt_buf_append(out, from->data + w->at, end - w->at);
     }
@@ -56,14 +56,14 @@ static bool put_some(struct source *s, struct front_writer *w, const struct bt_b
     return end == from->len;
 }
 
-static void next(struct front_writer *w, uint8_t step)
+static void next(struct bt_front_writer *w, uint8_t step)
 {
     w->step = step;
     w->at = 0;
-    w->place = (struct front_prompt_place){0};
+    w->place = (struct bt_front_prompt_place){0};
 }
 
-static void put_part_key(struct source *s, struct front_writer *w, struct bt_buf *out)
+static void put_part_key(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
     if (s->a->opt.logprobs < 0) {
         bt_buf_puts(out, ",\"logprobs\":null");
@@ -71,23 +71,23 @@ static void put_part_key(struct source *s, struct front_writer *w, struct bt_buf
         return;
     }
     bt_buf_puts(out, w->part == 0 ? ",\"logprobs\":{\"" : ",\"");
-    bt_buf_puts(out, front_logprobs_part(s->a->opt.chat, w->part));
+    bt_buf_puts(out, bt_front_logprobs_part(s->a->opt.chat, w->part));
     bt_buf_puts(out, "\":[");
     next(w, has_prompt(s) ? STEP_PART_PROMPT : STEP_PART_OWN);
 }
 
-static void put_part_prompt(struct source *s, struct front_writer *w, struct bt_buf *out)
+static void put_part_prompt(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
-    struct front_answer *a = s->a;
-    if (front_logprobs_put_prompt(&a->names, s->p->tokens, s->p->n, (uint32_t)a->opt.logprobs,
-                                  &s->p->text, front_prompt_chars(s->p), w->part, &w->place,
-                                  &s->slice, out)) {
+    struct bt_front_answer *a = s->a;
+    if (bt_front_logprobs_put_prompt(&a->names, s->p->tokens, s->p->n, (uint32_t)a->opt.logprobs,
+                                     &s->p->text, bt_front_prompt_chars(s->p), w->part, &w->place,
+                                     &s->slice, out)) {
         bt_buf_puts(out, s->p->n > 0 && s->lp->part[w->part].len > 0 ? "," : "");
         next(w, STEP_PART_OWN);
     }
 }
 
-static void end_part(struct source *s, struct front_writer *w, struct bt_buf *out)
+static void end_part(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
     bt_buf_puts(out, "]");
     w->part++;
@@ -101,7 +101,7 @@ static void end_part(struct source *s, struct front_writer *w, struct bt_buf *ou
 }
 
 /* STEP_ECHO to STEP_PART_END: what whole responses and events have in common. */
-static void step_choice(struct source *s, struct front_writer *w, struct bt_buf *out)
+static void step_choice(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
     switch (w->step) {
     case STEP_ECHO:
@@ -130,9 +130,9 @@ static void step_choice(struct source *s, struct front_writer *w, struct bt_buf 
 }
 
 /* The field of that name: of a choice, or of a chat. */
-static void put_prompt_logprobs(struct source *s, struct front_writer *w, struct bt_buf *out)
+static void put_prompt_logprobs(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
-    struct front_answer *a = s->a;
+    struct bt_front_answer *a = s->a;
     uint8_t after = w->step == STEP_PROMPT_LOGPROBS ? STEP_CHOICE_END : STEP_EXTRAS;
     if (a->opt.prompt_logprobs < 0 || a->opt.chat != (after == STEP_EXTRAS)) {
         next(w, after);
@@ -141,23 +141,23 @@ static void put_prompt_logprobs(struct source *s, struct front_writer *w, struct
     if (w->place.token == 0) {
         bt_buf_puts(out, s->p->n > 0 ? ",\"prompt_logprobs\":[" : ",\"prompt_logprobs\":null");
     }
-    if (front_prompt_logprobs_put(&a->names, s->p->tokens, s->p->n,
-                                  (uint32_t)a->opt.prompt_logprobs, &w->place, &s->slice, out)) {
+    if (bt_front_prompt_logprobs_put(&a->names, s->p->tokens, s->p->n,
+                                     (uint32_t)a->opt.prompt_logprobs, &w->place, &s->slice, out)) {
         bt_buf_puts(out, s->p->n > 0 ? "]" : "");
         next(w, after);
     }
 }
 
-static void begin_choice(const struct source *s, struct front_writer *w, struct bt_buf *out)
+static void begin_choice(const struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
     bt_buf_puts(out, w->choice == 0 ? "{\"index\":" : ",{\"index\":");
-    front_put_uint(out, w->choice);
+    bt_front_put_uint(out, w->choice);
     bt_buf_puts(out, s->a->opt.chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\""
                                     : ",\"text\":\"");
     next(w, STEP_ECHO);
 }
 
-static void end_choice(const struct source *s, struct front_writer *w, struct bt_buf *out)
+static void end_choice(const struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
     bt_buf_puts(out, "}");
     w->choice++;
@@ -169,10 +169,10 @@ static void end_choice(const struct source *s, struct front_writer *w, struct bt
     }
 }
 
-static void step_whole(struct source *s, const struct bt_gen_usage *u, struct front_writer *w,
+static void step_whole(struct source *s, const struct bt_gen_usage *u, struct bt_front_writer *w,
                        struct bt_buf *out)
 {
-    const struct front_answer *a = s->a;
+    const struct bt_front_answer *a = s->a;
     switch (w->step) {
     case STEP_BEGIN:
         bt_buf_append(out, a->prefix.data, a->prefix.len);
@@ -181,7 +181,7 @@ static void step_whole(struct source *s, const struct bt_gen_usage *u, struct fr
         return;
     case STEP_CHOICE: begin_choice(s, w, out); return;
     case STEP_FINISH:
-        front_put_finish(&a->choices[w->choice], out);
+        bt_front_put_finish(&a->choices[w->choice], out);
         next(w, STEP_PROMPT_LOGPROBS);
         return;
     case STEP_PROMPT_LOGPROBS:
@@ -189,11 +189,11 @@ static void step_whole(struct source *s, const struct bt_gen_usage *u, struct fr
     case STEP_CHOICE_END: end_choice(s, w, out); return;
     case STEP_USAGE:
         bt_buf_puts(out, "],");
-        front_put_usage(u, out);
+        bt_front_put_usage(u, out);
         next(w, STEP_CHAT_LOGPROBS);
         return;
     case STEP_EXTRAS:
-        front_put_extras(a, u, out);
+        bt_front_put_extras(a, u, out);
         bt_buf_puts(out, "}");
         next(w, STEP_DONE);
         return;
@@ -203,13 +203,13 @@ static void step_whole(struct source *s, const struct bt_gen_usage *u, struct fr
 
 static void of_choice(struct source *s, uint32_t choice)
 {
-    s->p = front_prompt_of(s->a, choice);
+    s->p = bt_front_prompt_of(s->a, choice);
     s->text = &s->a->choices[choice].text;
     s->lp = &s->a->choices[choice].lp;
 }
 
-bool front_write_whole(struct front_answer *a, const struct bt_gen_usage *u, struct front_writer *w,
-                       struct bt_buf *out)
+bool bt_front_write_whole(struct bt_front_answer *a, const struct bt_gen_usage *u,
+                          struct bt_front_writer *w, struct bt_buf *out)
 {
     struct source s = {.a = a, .slice = {.until = out->len + BT_HTTP_PIECE}};
     while (w->step != STEP_DONE && front_slice_has_room(&s.slice, out)) {
@@ -219,16 +219,17 @@ bool front_write_whole(struct front_answer *a, const struct bt_gen_usage *u, str
     return w->step == STEP_DONE;
 }
 
-bool front_write_echo(struct front_answer *a, const struct bt_buf *text,
-                      const struct front_logprobs *lp, struct front_writer *w, struct bt_buf *out)
+bool bt_front_write_echo(struct bt_front_answer *a, const struct bt_buf *text,
+                         const struct bt_front_logprobs *lp, struct bt_front_writer *w,
+                         struct bt_buf *out)
 {
     struct source s = {.a = a,
-                       .p = front_prompt_of(a, w->choice),
+                       .p = bt_front_prompt_of(a, w->choice),
                        .text = text,
                        .lp = lp,
                        .slice = {.until = out->len + BT_HTTP_PIECE}};
     if (w->step == STEP_BEGIN) {
-        front_put_event_head(a, w->choice, out);
+        bt_front_put_event_head(a, w->choice, out);
         next(w, STEP_ECHO);
     }
     while (w->step < STEP_FINISH && front_slice_has_room(&s.slice, out)) {

@@ -8,20 +8,21 @@
 
 #include "conductor/front/front_format.h"
 
-struct front_writer { /* zero: at the beginning */
-    uint8_t step;     /* STEP_* of front_write.c */
-    uint8_t part;     /* LP_*, of the logprobs */
+struct bt_front_writer { /* zero: at the beginning */
+    uint8_t step;        /* STEP_* of front_write.c */
+    uint8_t part;        /* LP_*, of the logprobs */
     uint32_t choice;
-    size_t at;                       /* bytes of the text that are written */
-    struct front_prompt_place place; /* in an array of the prompt's */
+    size_t at;                          /* bytes of the text that are written */
+    struct bt_front_prompt_place place; /* in an array of the prompt's */
 };
 
 /* A whole response. True: it is complete. */
-bool front_write_whole(struct front_answer *a, const struct bt_gen_usage *u, struct front_writer *w,
-                       struct bt_buf *out);
+bool bt_front_write_whole(struct bt_front_answer *a, const struct bt_gen_usage *u,
+                          struct bt_front_writer *w, struct bt_buf *out);
 /* A stream's event of w->choice up to where finish_reason goes: the prompt, then text and lp. True:
  * it is complete. */
-bool front_write_echo(struct front_answer *a, const struct bt_buf *text,
-                      const struct front_logprobs *lp, struct front_writer *w, struct bt_buf *out);
+bool bt_front_write_echo(struct bt_front_answer *a, const struct bt_buf *text,
+                         const struct bt_front_logprobs *lp, struct bt_front_writer *w,
+                         struct bt_buf *out);
 
 #endif

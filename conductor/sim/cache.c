@@ -12,7 +12,7 @@ struct slot {
     uint32_t block, held, depth; /* held: requests that use it */
 };
 
-struct node {
+struct bt_sim_node {
     struct bt_evict *evict; /* this and the arrays: made on first use */
     struct slot *slots;     /* [cap] */
     uint32_t *table;        /* [mask + 1] of slot numbers, open addressing */
@@ -23,7 +23,7 @@ struct node {
 struct bt_sim_caches {
     const struct bt_evict_policy *policy;
     uint32_t n_nodes, cap, mask, words, n_unique;
-    struct node *nodes;
+    struct bt_sim_node *nodes;
     uint64_t *slabs, *holders; /* [n_unique][words] */
     struct bt_sim_disk_config disk;
     uint64_t replicas;
@@ -137,7 +137,7 @@ static uint32_t home_of(const struct bt_sim_caches *c, uint32_t block)
     return (uint32_t)(block * 0x9e3779b97f4a7c15ull >> 32) & c->mask;
 }
 
-static uint32_t find(const struct bt_sim_caches *c, const struct node *d, uint32_t block)
+static uint32_t find(const struct bt_sim_caches *c, const struct bt_sim_node *d, uint32_t block)
 {
     uint32_t i = home_of(c, block);
     while (d->table[i] == NONE || d->slots[d->table[i]].block != block) {
@@ -147,7 +147,7 @@ static uint32_t find(const struct bt_sim_caches *c, const struct node *d, uint32
     return i;
 }
 
-static void table_add(const struct bt_sim_caches *c, struct node *d, uint32_t slot)
+static void table_add(const struct bt_sim_caches *c, struct bt_sim_node *d, uint32_t slot)
 {
     uint32_t i = home_of(c, d->slots[slot].block);
     while (d->table[i] != NONE) {
@@ -157,7 +157,7 @@ static void table_add(const struct bt_sim_caches *c, struct node *d, uint32_t sl
 }
 
 /* Entries behind the hole move up unless that would put them before their home. */
-static void table_remove(const struct bt_sim_caches *c, struct node *d, uint32_t block)
+static void table_remove(const struct bt_sim_caches *c, struct bt_sim_node *d, uint32_t block)
 {
     uint32_t hole = find(c, d, block);
     for (uint32_t i = (hole + 1) & c->mask; d->table[i] != NONE; i = (i + 1) & c->mask) {
@@ -172,12 +172,12 @@ static void table_remove(const struct bt_sim_caches *c, struct node *d, uint32_t
 
 /* ---- what requests do ---- */
 
-static uint32_t slot_of(const struct bt_sim_caches *c, const struct node *d, uint32_t block)
+static uint32_t slot_of(const struct bt_sim_caches *c, const struct bt_sim_node *d, uint32_t block)
 {
     return d->table[find(c, d, block)];
 }
 
-static void hold(const struct bt_sim_caches *c, struct node *d, uint32_t slot)
+static void hold(const struct bt_sim_caches *c, struct bt_sim_node *d, uint32_t slot)
 {
     if (d->slots[slot].held++ == 0) {
         c->policy->pin(d->evict, slot);
@@ -187,7 +187,7 @@ static void hold(const struct bt_sim_caches *c, struct node *d, uint32_t slot)
 void bt_sim_caches_release(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
                            uint32_t n)
 {
-    struct node *d = &c->nodes[node];
+    struct bt_sim_node *d = &c->nodes[node];
     while (n-- > 0) {
         uint32_t s = slot_of(c, d, blocks[n]);
         BT_ASSERT(d->slots[s].held > 0);
@@ -201,7 +201,7 @@ void bt_sim_caches_release(struct bt_sim_caches *c, uint32_t node, const uint32_
 static void offer(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32_t depth,
                   bt_sim_disk_event_t event, double now_ms)
 {
-    struct node *d = &c->nodes[node];
+    struct bt_sim_node *d = &c->nodes[node];
     uint32_t old;
     if (c->disk.blocks != 0 && bt_sim_disk_offer(d->disk, block, depth, event, now_ms, &old) &&
         old != BT_SIM_DISK_NONE) {
@@ -212,7 +212,7 @@ static void offer(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32
 /* NONE: everything is held. */
 static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node, double now_ms)
 {
-    struct node *d = &c->nodes[node];
+    struct bt_sim_node *d = &c->nodes[node];
     if (d->used < c->cap) {
         c->replicas++;
         return d->used++;
@@ -228,7 +228,7 @@ static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node, double now_ms)
     return s;
 }
 
-static void first_use(struct bt_sim_caches *c, struct node *d)
+static void first_use(struct bt_sim_caches *c, struct bt_sim_node *d)
 {
     if (d->slots == NULL) {
         d->slots = bt_malloc(c->cap * sizeof(*d->slots));
@@ -245,7 +245,7 @@ static void first_use(struct bt_sim_caches *c, struct node *d)
 static uint32_t admit(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32_t k,
                       uint32_t parent, uint32_t reused, bool copy, double now_ms)
 {
-    struct node *d = &c->nodes[node];
+    struct bt_sim_node *d = &c->nodes[node];
     uint32_t s = take_slot(c, node, now_ms);
     if (s == BT_EVICT_NONE) {
         return s;
@@ -266,7 +266,7 @@ static uint32_t admit(struct bt_sim_caches *c, uint32_t node, uint32_t block, ui
 uint32_t bt_sim_caches_use(struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
                            uint32_t n, double now_ms, uint32_t *ssd_p)
 {
-    struct node *d = &c->nodes[node];
+    struct bt_sim_node *d = &c->nodes[node];
     uint32_t k = 0, parent = BT_EVICT_NONE;
     *ssd_p = 0;
     for (; k < n && bt_sim_caches_has(c, node, blocks[k]); k++) {
@@ -306,7 +306,7 @@ double bt_sim_caches_read(struct bt_sim_caches *c, uint32_t node, const uint32_t
 void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_sim_put *p,
                        double now_ms)
 {
-    struct node *d = &c->nodes[node];
+    struct bt_sim_node *d = &c->nodes[node];
     first_use(c, d);
     uint32_t k = p->held, parent = k > 0 ? slot_of(c, d, p->blocks[k - 1]) : BT_EVICT_NONE;
     for (; k < p->n; k++) {
@@ -329,7 +329,7 @@ void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_s
 
 void bt_sim_caches_clear(struct bt_sim_caches *c, uint32_t node)
 {
-    struct node *d = &c->nodes[node];
+    struct bt_sim_node *d = &c->nodes[node];
     for (uint32_t s = 0; s < d->used; s++) {
         mark(c, node, d->slots[s].block, false);
     }
@@ -339,7 +339,7 @@ void bt_sim_caches_clear(struct bt_sim_caches *c, uint32_t node)
         free(d->table);
     }
     c->replicas -= d->used;
-    *d = (struct node){.disk = d->disk};
+    *d = (struct bt_sim_node){.disk = d->disk};
 }
 
 uint64_t bt_sim_caches_replicas(const struct bt_sim_caches *c)

@@ -2,12 +2,12 @@
  * a decode node, and what its node's cache has of it afterwards. */
 #include "conductor/sim/sim_priv.h"
 
-static void next_step(struct sim *s, uint32_t node);
+static void next_step(struct bt_sim *s, uint32_t node);
 
-void bt_sim_compute_queue(struct sim *s, uint32_t id)
+void bt_sim_compute_queue(struct bt_sim *s, uint32_t id)
 {
     uint32_t node = s->r->records[id].prefill;
-    struct live *l = &s->live[id];
+    struct bt_sim_live *l = &s->live[id];
     if (s->workers[node].decode) { /* once what is fetched is there */
         double there = BT_MAX(s->now_ms, BT_MAX(l->fetch_end_ms, l->read_end_ms));
         bt_sim_push(s, there, EV_PROMPT, id, 0);
@@ -19,7 +19,7 @@ void bt_sim_compute_queue(struct sim *s, uint32_t id)
     }
 }
 
-void bt_sim_compute_forget(struct sim *s, uint32_t id)
+void bt_sim_compute_forget(struct bt_sim *s, uint32_t id)
 {
     uint32_t node = s->r->records[id].prefill;
     struct bt_sched_prompt *p = &s->live[id].prompt;
@@ -32,7 +32,7 @@ void bt_sim_compute_forget(struct sim *s, uint32_t id)
 /* ---- its prefix ---- */
 
 /* The computing begins: what its node has now of the prompt is used. Returns tokens. */
-static uint32_t hold_prefix(struct sim *s, uint32_t id, uint32_t node)
+static uint32_t hold_prefix(struct bt_sim *s, uint32_t id, uint32_t node)
 {
     uint32_t ssd;
     s->live[id].held = bt_sim_caches_use(s->caches, node, bt_sim_blocks_of(s, id),
@@ -42,7 +42,7 @@ static uint32_t hold_prefix(struct sim *s, uint32_t id, uint32_t node)
 }
 
 /* ... of these tokens, besides what was fetched. */
-static void count_prefix(struct sim *s, uint32_t id)
+static void count_prefix(struct bt_sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
     s->r->input_tokens += s->req[id].input;
@@ -52,9 +52,9 @@ static void count_prefix(struct sim *s, uint32_t id)
 }
 
 /* The computing has ended: all full blocks of the prompt are in the node's cache. */
-static void keep_prompt(struct sim *s, uint32_t id, uint32_t node)
+static void keep_prompt(struct bt_sim *s, uint32_t id, uint32_t node)
 {
-    const struct live *l = &s->live[id];
+    const struct bt_sim_live *l = &s->live[id];
     uint32_t fetched = s->r->records[id].fetched_tokens / BT_SIM_BLOCK_TOKENS;
     uint32_t end = l->best_tokens / BT_SIM_BLOCK_TOKENS;
     struct bt_sim_put put = {.blocks = bt_sim_blocks_of(s, id),
@@ -70,9 +70,9 @@ static void keep_prompt(struct sim *s, uint32_t id, uint32_t node)
 /* Its first step begins: what its node has now of the prompt is used. */
 static void begin(void *arg, struct bt_sim_job *job)
 {
-    struct sim *s = arg;
+    struct bt_sim *s = arg;
     uint32_t id = job->id;
-    struct live *l = &s->live[id];
+    struct bt_sim_live *l = &s->live[id];
     struct bt_sim_record *rec = &s->r->records[id];
     uint32_t local = hold_prefix(s, id, rec->prefill);
     l->begun_ms = s->now_ms;
@@ -95,7 +95,7 @@ static void begin(void *arg, struct bt_sim_job *job)
     bt_sim_handoff_begin(s, id);
 }
 
-static void next_step(struct sim *s, uint32_t node)
+static void next_step(struct bt_sim *s, uint32_t node)
 {
     struct bt_sim_prefill *p = &s->p[node];
     double at_ms = bt_sim_prefill_step(p, s->now_ms, begin, s);
@@ -108,7 +108,7 @@ static void next_step(struct sim *s, uint32_t node)
 }
 
 /* A prompt is computed at a prefill node. */
-static void computed(struct sim *s, uint32_t id)
+static void computed(struct bt_sim *s, uint32_t id)
 {
     uint32_t node = s->r->records[id].prefill, decode = s->r->records[id].decode;
     bt_sim_compute_forget(s, id);
@@ -132,7 +132,7 @@ static void computed(struct sim *s, uint32_t id)
     bt_sim_handoff(s, id);
 }
 
-void bt_sim_compute_step(struct sim *s, uint32_t node)
+void bt_sim_compute_step(struct bt_sim *s, uint32_t node)
 {
     struct bt_sim_prefill *p = &s->p[node];
     struct bt_sim_job *next, *job = p->stepping ? bt_sim_prefill_end(p) : NULL;
@@ -145,10 +145,10 @@ void bt_sim_compute_step(struct sim *s, uint32_t node)
 
 /* ---- at a decode node ---- */
 
-void bt_sim_compute_beside(struct sim *s, uint32_t id)
+void bt_sim_compute_beside(struct bt_sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
-    const struct live *l = &s->live[id];
+    const struct bt_sim_live *l = &s->live[id];
     if (bt_sim_failed_since(s, id, rec->prefill)) {
         bt_sim_abandon(s, id, rec->prefill, true);
         return;
@@ -171,7 +171,7 @@ void bt_sim_compute_beside(struct sim *s, uint32_t id)
 }
 
 /* Its row goes on where it is, or where rows are packed. */
-void bt_sim_compute_beside_end(struct sim *s, uint32_t id)
+void bt_sim_compute_beside_end(struct bt_sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
     bt_sim_compute_forget(s, id);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct live {
+struct bt_sim_live {
     uint64_t end_step; /* it has ended once so many steps are done */
     uint32_t id, run;  /* index of its first run */
     uint32_t steps, full_tokens, before;
@@ -41,7 +41,7 @@ struct bt_sim_decode {
     struct bt_batch_cost cost;
     double kv_max, reserved;
     uint32_t rows_max;
-    struct live *heap;
+    struct bt_sim_live *heap;
     uint32_t n, heap_cap;
     struct queue wait[2];             /* [1]: late ones */
     uint32_t n_late;                  /* of the n rows */
@@ -115,7 +115,7 @@ static void put_seqs(struct bt_sim_decode *d, struct bt_batch *b)
     b->seqs = d->seqs;
     b->n = 0;
     for (uint32_t i = 0; i < d->n; i++) {
-        const struct live *x = &d->heap[i];
+        const struct bt_sim_live *x = &d->heap[i];
         b->seqs[b->n] =
             (struct bt_batch_seq){.order = b->n,
                                   .pos = x->full_tokens - (uint32_t)(x->end_step - d->step),
@@ -203,7 +203,7 @@ static uint32_t boundary(const struct bt_sim_decode *d, double ms)
 
 static void heap_down(struct bt_sim_decode *d, uint32_t i)
 {
-    struct live x = d->heap[i];
+    struct bt_sim_live x = d->heap[i];
     for (uint32_t c; (c = 2 * i + 1) < d->n; i = c) {
         c += c + 1 < d->n && d->heap[c + 1].end_step < d->heap[c].end_step;
         if (x.end_step <= d->heap[c].end_step) {
@@ -214,7 +214,7 @@ static void heap_down(struct bt_sim_decode *d, uint32_t i)
     d->heap[i] = x;
 }
 
-static void heap_add(struct bt_sim_decode *d, struct live x)
+static void heap_add(struct bt_sim_decode *d, struct bt_sim_live x)
 {
     GROW(d->heap, d->n, d->heap_cap);
     uint32_t i = d->n++;
@@ -227,7 +227,7 @@ static void heap_add(struct bt_sim_decode *d, struct live x)
 /* Makes place i of the heap free. */
 static void heap_remove(struct bt_sim_decode *d, uint32_t i)
 {
-    struct live moved = d->heap[--d->n];
+    struct bt_sim_live moved = d->heap[--d->n];
     if (i == d->n) {
         return;
     }
@@ -287,7 +287,7 @@ static void make_way(struct bt_sim_decode *d)
             last = i;
         }
     }
-    struct live x = d->heap[last];
+    struct bt_sim_live x = d->heap[last];
     uint32_t left = (uint32_t)(x.end_step - d->step), done = x.steps - left;
     struct bt_sim_row row = {.id = x.id,
                              .tokens = x.full_tokens - left,
@@ -304,15 +304,15 @@ static void make_way(struct bt_sim_decode *d)
 
 static void join(struct bt_sim_decode *d, const struct bt_sim_row *w)
 {
-    heap_add(d, (struct live){.end_step = d->step + w->steps,
-                              .id = w->id,
-                              .run = d->n_runs,
-                              .steps = w->steps,
-                              .full_tokens = w->tokens + w->steps,
-                              .before = w->before,
-                              .first_ms = w->first_ms,
-                              .joined_ms = d->at_ms,
-                              .late = w->late});
+    heap_add(d, (struct bt_sim_live){.end_step = d->step + w->steps,
+                                     .id = w->id,
+                                     .run = d->n_runs,
+                                     .steps = w->steps,
+                                     .full_tokens = w->tokens + w->steps,
+                                     .before = w->before,
+                                     .first_ms = w->first_ms,
+                                     .joined_ms = d->at_ms,
+                                     .late = w->late});
     if (!w->late) { /* no step is made shorter for a late row */
         d->waited_ms = BT_MAX(d->waited_ms, d->at_ms - w->first_ms);
     }
@@ -437,7 +437,7 @@ static int longer_first(const void *a, const void *b)
 
 /* Mean of the longest tenth of the row's gaps; the first one also holds the
  * wait for its step. Steps of one run count with the run's mean. */
-static double tbt_of(struct bt_sim_decode *d, const struct live *x)
+static double tbt_of(struct bt_sim_decode *d, const struct bt_sim_live *x)
 {
     uint32_t n = 0, left = x->steps;
     double wait = x->joined_ms - x->first_ms;
@@ -500,7 +500,7 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
     }
     uint32_t n = take_computed(d, done, max);
     while (d->n > 0 && d->heap[0].end_step == d->step && n < max) {
-        struct live x = d->heap[0];
+        struct bt_sim_live x = d->heap[0];
         done[n++] = (struct bt_sim_done){.id = x.id, .end_ms = d->at_ms, .tbt_ms = tbt_of(d, &x)};
         d->kv -= x.full_tokens;
         d->reserved -= x.full_tokens;
@@ -525,7 +525,7 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
         k = BT_MIN(k, d->ahead);
     }
     for (uint32_t i = 0; i < d->n; i++) {
-        const struct live *x = &d->heap[i];
+        const struct bt_sim_live *x = &d->heap[i];
         uint32_t left = (uint32_t)(x->end_step - d->step);
         lost(arg, x->id, x->before + x->steps - left + BT_MIN(k, left), false);
     }
@@ -548,7 +548,7 @@ void bt_sim_decode_each(const struct bt_sim_decode *d,
                         void (*row)(void *arg, uint32_t id, uint32_t generated), void *arg)
 {
     for (uint32_t i = 0; i < d->n; i++) {
-        const struct live *x = &d->heap[i];
+        const struct bt_sim_live *x = &d->heap[i];
         uint32_t left = (uint32_t)BT_MAX(x->end_step - d->step, 1u); /* it has not ended */
         row(arg, x->id, x->before + x->steps + 1 - left);
     }

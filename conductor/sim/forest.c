@@ -26,7 +26,7 @@ struct limit { /* it can be good beside a first one that has arrived by ms */
     uint32_t entry;
 };
 
-struct node {
+struct bt_sim_node {
     uint32_t depth, parent; /* blocks; NONE: the root */
     uint32_t first, n;      /* entries, by arrival, and limits, by falling ms */
 };
@@ -36,8 +36,8 @@ struct bt_sim_forest {
     const double *prefix_ms;
     double due_ms;
     uint32_t n, n_nodes;
-    struct node *nodes; /* [0]: the root */
-    uint32_t *order;    /* of nodes, children before their parents */
+    struct bt_sim_node *nodes; /* [0]: the root */
+    uint32_t *order;           /* of nodes, children before their parents */
     struct entry *entries;
     struct limit *limits;
     double *best;   /* of entries: best(v, k) */
@@ -133,7 +133,7 @@ static int later_first(const void *x, const void *y)
 
 /* j has v's tokens from others and computes the rest after its arrival; and what is between v's
  * parent and v, nobody has begun before v's first one arrived. */
-static void limit(struct bt_sim_forest *f, const struct node *v)
+static void limit(struct bt_sim_forest *f, const struct bt_sim_node *v)
 {
     double due_ms = f->due_ms + ROUND_MS;
     for (uint32_t e = v->first; e < v->first + v->n; e++) {
@@ -203,7 +203,7 @@ static double offer(struct bt_sim_forest *f, const struct entry *e, double worth
 }
 
 /* Returns what all children are worth together. */
-static double sweep(struct bt_sim_forest *f, const struct node *v, double prompt_price,
+static double sweep(struct bt_sim_forest *f, const struct bt_sim_node *v, double prompt_price,
                     double row_price)
 {
     double all = 0, cached = f->prefix_ms[v->depth];

@@ -8,33 +8,33 @@
 #define LIVES_MS    60000 /* over which ended rows fade, where all are alike */
 #define LENGTHS_MS  500   /* between two looks at how far rows have come */
 
-void bt_sim_lengths_init(struct sim *s)
+void bt_sim_lengths_init(struct bt_sim *s)
 {
-    s->lengths = (struct lengths){.ms = LIVES_GUESS * s->o->life_ms, .ended = LIVES_GUESS};
+    s->lengths = (struct bt_sim_lengths){.ms = LIVES_GUESS * s->o->life_ms, .ended = LIVES_GUESS};
     if (s->o->lengths) {
         s->lengths.survival = bt_calloc(1, sizeof(*s->lengths.survival));
         bt_survival_init(s->lengths.survival);
     }
 }
 
-void bt_sim_lengths_cleanup(struct sim *s)
+void bt_sim_lengths_cleanup(struct bt_sim *s)
 {
     free(s->lengths.survival);
 }
 
-static struct bt_survival_key key_of(const struct sim *s, uint32_t id)
+static struct bt_survival_key key_of(const struct bt_sim *s, uint32_t id)
 {
     return bt_survival_key(0, s->req[id].input);
 }
 
-double bt_sim_lengths_mean(const struct sim *s, uint32_t id)
+double bt_sim_lengths_mean(const struct bt_sim *s, uint32_t id)
 {
     return s->lengths.survival != NULL ? bt_survival_mean(s->lengths.survival, key_of(s, id),
                                                           s->live[id].given, BT_SIM_MAX_NEW)
                                        : 0;
 }
 
-void bt_sim_lengths_served(struct sim *s, uint32_t id)
+void bt_sim_lengths_served(struct bt_sim *s, uint32_t id)
 {
     if (s->lengths.survival != NULL) {
         bt_survival_note(s->lengths.survival, key_of(s, id), s->live[id].told,
@@ -45,7 +45,7 @@ void bt_sim_lengths_served(struct sim *s, uint32_t id)
 /* ---- by class ---- */
 
 struct rows { /* looked at */
-    struct sim *s;
+    struct bt_sim *s;
     double n, kv;                    /* rows, tokens of their context */
     double rest, kv_rest;            /* sums of tokens still to come, and of those times context */
     bool known[BT_SURVIVAL_CLASSES]; /* is the next there? */
@@ -56,8 +56,8 @@ struct rows { /* looked at */
 static void reached(void *arg, uint32_t id, uint32_t generated)
 {
     struct rows *r = arg;
-    struct sim *s = r->s;
-    struct live *l = &s->live[id];
+    struct bt_sim *s = r->s;
+    struct bt_sim_live *l = &s->live[id];
     struct bt_survival_key k = key_of(s, id);
     uint32_t n = l->given + generated;
     bt_survival_reach(s->lengths.survival, k, l->told, n);
@@ -73,7 +73,7 @@ static void reached(void *arg, uint32_t id, uint32_t generated)
     r->kv_rest += rest * kv;
 }
 
-void bt_sim_lengths_look(struct sim *s)
+void bt_sim_lengths_look(struct bt_sim *s)
 {
     if (s->lengths.survival == NULL || s->now_ms - s->lengths.looked_ms < LENGTHS_MS) {
         return;
@@ -99,9 +99,9 @@ void bt_sim_lengths_look(struct sim *s)
 
 /* Rows that still run count with what they have had, or else only short answers would be known at
  * the start. */
-void bt_sim_lengths_look_alike(struct sim *s, double rows)
+void bt_sim_lengths_look_alike(struct bt_sim *s, double rows)
 {
-    struct lengths *l = &s->lengths;
+    struct bt_sim_lengths *l = &s->lengths;
     if (l->survival != NULL) {
         return;
     }

@@ -5,7 +5,7 @@
 
 /* ---- roles ---- */
 
-static void give_role(struct sim *s, uint32_t i, bool prefill)
+static void give_role(struct bt_sim *s, uint32_t i, bool prefill)
 {
     const struct bt_sim_cluster *c = s->c;
     struct bt_sched_said *said = &s->nodes[i].said;
@@ -20,14 +20,14 @@ static void give_role(struct sim *s, uint32_t i, bool prefill)
     }
 }
 
-static bool has_nothing(const struct sim *s, uint32_t i)
+static bool has_nothing(const struct bt_sim *s, uint32_t i)
 {
-    const struct decode_node *d = &s->d[i];
+    const struct bt_sim_decode_node *d = &s->d[i];
     return bt_sim_prefill_idle(&s->p[i]) && s->nodes[i].own.rows == 0 &&
            !(bt_sim_decode_prompt_ms(d->d) > 0);
 }
 
-void bt_sim_nodes_look_at_roles(struct sim *s)
+void bt_sim_nodes_look_at_roles(struct bt_sim *s)
 {
     uint32_t node, changing = s->roles.changing;
     bt_sim_show(s);
@@ -47,19 +47,19 @@ void bt_sim_nodes_look_at_roles(struct sim *s)
 
 static void lose_prompt(void *arg, uint32_t id)
 {
-    struct sim *s = arg;
+    struct bt_sim *s = arg;
     bt_sim_abandon(s, id, s->r->records[id].prefill, true);
 }
 
 static void lose_row(void *arg, uint32_t id, uint32_t generated, bool prompt)
 {
-    struct sim *s = arg;
+    struct bt_sim *s = arg;
     const struct bt_sim_record *rec = &s->r->records[id];
     s->live[id].given += prompt ? 0 : 1 + generated;
     bt_sim_abandon(s, id, prompt ? rec->prefill : rec->decode, prompt);
 }
 
-void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f)
+void bt_sim_node_fail(struct bt_sim *s, const struct bt_sim_failure *f)
 {
     uint32_t node = f->node;
     double back_ms = s->now_ms + f->down_ms;
@@ -71,7 +71,7 @@ void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f)
     }
     s->failed_ms[node] = s->now_ms;
     s->kvstores[node].avoid = true;
-    s->links[node] = (struct link){0};
+    s->links[node] = (struct bt_sim_link){0};
     s->r->prefill_busy_ms -= s->p[node].stepping ? s->p[node].end_ms - s->now_ms : 0;
     bt_sim_prefill_fail(&s->p[node], lose_prompt, s);
     if (s->d[node].d != NULL) {
@@ -81,7 +81,7 @@ void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f)
     bt_sim_caches_clear(s->caches, node);
 }
 
-void bt_sim_node_back(struct sim *s, uint32_t node)
+void bt_sim_node_back(struct bt_sim *s, uint32_t node)
 {
     if (s->now_ms < s->back_ms[node]) {
         return;
@@ -91,7 +91,7 @@ void bt_sim_node_back(struct sim *s, uint32_t node)
 
 /* ---- all of them ---- */
 
-static struct bt_sim_caches *caches_create(const struct sim *s)
+static struct bt_sim_caches *caches_create(const struct bt_sim *s)
 {
     const struct bt_sim_cluster *c = s->c;
     struct bt_sim_disk_config disk = {.blocks = (uint32_t)(c->ssd_tokens / BT_SIM_BLOCK_TOKENS),
@@ -104,7 +104,7 @@ static struct bt_sim_caches *caches_create(const struct sim *s)
                                 s->o->eviction != NULL ? s->o->eviction : &bt_evict_density, &disk);
 }
 
-void bt_sim_nodes_init(struct sim *s)
+void bt_sim_nodes_init(struct bt_sim *s)
 {
     const struct bt_sim_cluster *c = s->c;
     uint32_t n = s->n;
@@ -140,7 +140,7 @@ void bt_sim_nodes_init(struct sim *s)
     }
 }
 
-void bt_sim_nodes_cleanup(struct sim *s)
+void bt_sim_nodes_cleanup(struct bt_sim *s)
 {
     for (uint32_t i = 0; i < s->n; i++) {
         s->r->decode_steps += s->d[i].d != NULL ? bt_sim_decode_steps(s->d[i].d) : 0;

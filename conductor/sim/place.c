@@ -7,7 +7,7 @@
 
 /* ---- its end ---- */
 
-static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
+static void finish(struct bt_sim *s, uint32_t id, bt_sim_outcome_t outcome)
 {
     if (outcome == BT_SIM_SERVED) {
         bt_sim_lengths_served(s, id);
@@ -21,15 +21,15 @@ static void finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
     }
 }
 
-void bt_sim_finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome)
+void bt_sim_finish(struct bt_sim *s, uint32_t id, bt_sim_outcome_t outcome)
 {
     bt_sim_row_over(s, id);
     finish(s, id, outcome);
 }
 
-void bt_sim_abandon(struct sim *s, uint32_t id, uint32_t node, bool expected)
+void bt_sim_abandon(struct bt_sim *s, uint32_t id, uint32_t node, bool expected)
 {
-    struct live *l = &s->live[id];
+    struct bt_sim_live *l = &s->live[id];
     if (expected) {
         bt_sim_row_expect(s, id, -1);
     }
@@ -43,17 +43,17 @@ void bt_sim_abandon(struct sim *s, uint32_t id, uint32_t node, bool expected)
 /* ---- where to ---- */
 
 /* Where nobody decodes, policies let prefill workers do both: here they cannot. */
-static bool place(const struct sim *s, const struct bt_sched_request *want,
+static bool place(const struct bt_sim *s, const struct bt_sched_request *want,
                   struct bt_sched_plan *plan, struct bt_sched_reject *rej)
 {
     return s->o->policy->place(&s->params, &s->snap, want, plan, rej) == BT_SCHED_PLANNED &&
            s->workers[plan->decode].decode;
 }
 
-static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
+static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
 {
     struct bt_sim_record *rec = &s->r->records[id];
-    struct live *l = &s->live[id];
+    struct bt_sim_live *l = &s->live[id];
     rec->prefill = plan->prefill;
     rec->decode = plan->decode;
     s->r->background += plan->background;
@@ -84,7 +84,7 @@ static void go(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
 }
 
 /* What is asked of both stages; of decode workers only what prefill workers let in. */
-static void note_demand(struct sim *s, double compute_ms, double decode_work, bool let_in)
+static void note_demand(struct bt_sim *s, double compute_ms, double decode_work, bool let_in)
 {
     bt_sched_demand_note(&s->demand, s->now_ms, compute_ms);
     if (let_in) {
@@ -93,7 +93,7 @@ static void note_demand(struct sim *s, double compute_ms, double decode_work, bo
     }
 }
 
-void bt_sim_arrive(struct sim *s, uint32_t id)
+void bt_sim_arrive(struct bt_sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
     struct bt_sched_request want = bt_sim_show_request(s, id);
@@ -126,7 +126,7 @@ void bt_sim_arrive(struct sim *s, uint32_t id)
     go(s, id, &plan);
 }
 
-void bt_sim_replan(struct sim *s, uint32_t id)
+void bt_sim_replan(struct bt_sim *s, uint32_t id)
 {
     struct bt_sched_request want = bt_sim_show_request(s, id);
     struct bt_sched_plan plan;

@@ -3,7 +3,7 @@
 
 #define DONE_AT_ONCE 64
 
-void bt_sim_rows_wake(struct sim *s, uint32_t node)
+void bt_sim_rows_wake(struct bt_sim *s, uint32_t node)
 {
     double next = bt_sim_decode_next_ms(s->d[node].d);
     s->d[node].version++;
@@ -12,9 +12,9 @@ void bt_sim_rows_wake(struct sim *s, uint32_t node)
     }
 }
 
-void bt_sim_row_placed(struct sim *s, uint32_t id)
+void bt_sim_row_placed(struct bt_sim *s, uint32_t id)
 {
-    const struct live *l = &s->live[id];
+    const struct bt_sim_live *l = &s->live[id];
     struct bt_sched_own *own = &s->nodes[s->r->records[id].decode].own;
     own->rows++;
     own->kv_tokens += s->req[id].input;
@@ -22,9 +22,9 @@ void bt_sim_row_placed(struct sim *s, uint32_t id)
     bt_sim_row_expect(s, id, 1);
 }
 
-void bt_sim_row_over(struct sim *s, uint32_t id)
+void bt_sim_row_over(struct bt_sim *s, uint32_t id)
 {
-    const struct live *l = &s->live[id];
+    const struct bt_sim_live *l = &s->live[id];
     struct bt_sched_own *own = &s->nodes[s->r->records[id].decode].own;
     own->rows--;
     own->kv_tokens -= s->req[id].input;
@@ -32,11 +32,11 @@ void bt_sim_row_over(struct sim *s, uint32_t id)
     bt_classes_leave(&own->classes, l->prompt.priority);
 }
 
-void bt_sim_row_expect(struct sim *s, uint32_t id, int sign)
+void bt_sim_row_expect(struct bt_sim *s, uint32_t id, int sign)
 {
-    const struct live *l = &s->live[id];
+    const struct bt_sim_live *l = &s->live[id];
     const struct bt_sim_record *rec = &s->r->records[id];
-    struct decode_node *d = &s->d[rec->decode];
+    struct bt_sim_decode_node *d = &s->d[rec->decode];
     uint32_t tokens = s->req[id].input;
     bt_sched_forecast_note(l->job.late ? &s->late_forecast : &s->forecast, s->now_ms, l->ready_ms,
                            tokens, l->row_ms, sign);
@@ -51,10 +51,10 @@ void bt_sim_row_expect(struct sim *s, uint32_t id, int sign)
     }
 }
 
-void bt_sim_row_first(struct sim *s, uint32_t id)
+void bt_sim_row_first(struct bt_sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
-    struct live *l = &s->live[id];
+    struct bt_sim_live *l = &s->live[id];
     l->prefilled_ms = s->now_ms;
     if (l->told_plan) {
         bt_sched_learn_ttft(&s->nodes[rec->prefill].learned, l->work_ms,
@@ -67,27 +67,27 @@ void bt_sim_row_first(struct sim *s, uint32_t id)
     }
 }
 
-bool bt_sim_row_needless(const struct sim *s, uint32_t id)
+bool bt_sim_row_needless(const struct bt_sim *s, uint32_t id)
 {
     return bt_sim_output_of(s, id) <= s->live[id].given + 1;
 }
 
 /* A request's TBT, where an interruption is one of its longest gaps; what came before that counts
  * as what came after. */
-static double with_gap(const struct sim *s, uint32_t id, double tbt_ms)
+static double with_gap(const struct bt_sim *s, uint32_t id, double tbt_ms)
 {
-    const struct live *l = &s->live[id];
+    const struct bt_sim_live *l = &s->live[id];
     uint32_t gaps = bt_sim_output_of(s, id) - 1, k = BT_DIV_UP(gaps, 10u);
     return l->gap_ms > 0 ? (l->gap_ms + (k - 1) * tbt_ms) / k : tbt_ms;
 }
 
-static void served(struct sim *s, uint32_t id, double tbt_ms)
+static void served(struct bt_sim *s, uint32_t id, double tbt_ms)
 {
     s->r->records[id].tbt_ms = with_gap(s, id, tbt_ms);
     bt_sim_finish(s, id, BT_SIM_SERVED);
 }
 
-bool bt_sim_row_begin(struct sim *s, uint32_t id)
+bool bt_sim_row_begin(struct bt_sim *s, uint32_t id)
 {
     bt_sim_row_expect(s, id, -1);
     if (bt_sim_row_needless(s, id)) {
@@ -106,7 +106,7 @@ bool bt_sim_row_begin(struct sim *s, uint32_t id)
     return true;
 }
 
-void bt_sim_row_handed(struct sim *s, uint32_t id)
+void bt_sim_row_handed(struct bt_sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
     bool decode_gone = bt_sim_failed_since(s, id, rec->decode);
@@ -120,7 +120,7 @@ void bt_sim_row_handed(struct sim *s, uint32_t id)
     }
 }
 
-void bt_sim_rows_step(struct sim *s, uint32_t node)
+void bt_sim_rows_step(struct bt_sim *s, uint32_t node)
 {
     struct bt_sim_done done[DONE_AT_ONCE];
     uint32_t n = bt_sim_decode_advance(s->d[node].d, done, DONE_AT_ONCE);

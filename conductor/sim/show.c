@@ -27,7 +27,7 @@ static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
                                     .mixed_gap_ms = o->mixed_gap_ms};
 }
 
-void bt_sim_show_init(struct sim *s)
+void bt_sim_show_init(struct bt_sim *s)
 {
     bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
     bt_sched_forecast_init(&s->late_forecast, FORECAST_MS, s->o->life_ms, 0);
@@ -51,7 +51,7 @@ void bt_sim_show_init(struct sim *s)
 
 /* ---- the nodes ---- */
 
-static void show_kvstore(struct sim *s, uint32_t i)
+static void show_kvstore(struct bt_sim *s, uint32_t i)
 {
     s->kvstores[i].send_busy_ms = BT_MAX(s->links[i].send_free_ms - s->now_ms, 0);
     s->kvstores[i].recv_busy_ms = BT_MAX(s->links[i].recv_free_ms - s->now_ms, 0);
@@ -59,9 +59,9 @@ static void show_kvstore(struct sim *s, uint32_t i)
 }
 
 /* A heartbeat of a decode node as it would be now. */
-static void say(struct sim *s, uint32_t node)
+static void say(struct bt_sim *s, uint32_t node)
 {
-    const struct decode_node *d = &s->d[node];
+    const struct bt_sim_decode_node *d = &s->d[node];
     struct bt_sched_said *said = &s->nodes[node].said;
     struct bt_sched_own *own = &s->nodes[node].own;
     struct bt_sim_late late = bt_sim_decode_late(d->d);
@@ -86,10 +86,10 @@ static void say(struct sim *s, uint32_t node)
     own->late = d->late_coming + late.waiting;
 }
 
-void bt_sim_show_node(struct sim *s, uint32_t node)
+void bt_sim_show_node(struct bt_sim *s, uint32_t node)
 {
     struct bt_sched_worker *w = &s->workers[node];
-    struct node *n = &s->nodes[node];
+    struct bt_sim_node *n = &s->nodes[node];
     bool prefill = w->prefill, decode = w->decode;
     uint64_t now = bt_sim_now_ns(s);
     n->said.at_ns = now;
@@ -104,20 +104,20 @@ void bt_sim_show_node(struct sim *s, uint32_t node)
     w->kvstore = s->kvstores[node].avoid ? BT_SCHED_NONE : node;
 }
 
-struct bt_sched_pace bt_sim_pace(const struct sim *s, uint32_t node)
+struct bt_sched_pace bt_sim_pace(const struct bt_sim *s, uint32_t node)
 {
-    const struct node *n = &s->nodes[node];
+    const struct bt_sim_node *n = &s->nodes[node];
     return bt_sched_pace_of(&n->said, &n->learned, s->workers[node].prefill);
 }
 
-double bt_sim_queue_ms(const struct sim *s, uint32_t node)
+double bt_sim_queue_ms(const struct bt_sim *s, uint32_t node)
 {
     const struct bt_sched_own *own = &s->nodes[node].own;
     double late_ms = bt_classes_below(&own->classes, 0).queue_ns / 1e6;
     return bt_sched_backlog_ms(&own->backlog, late_ms, 1, bt_sim_now_ns(s));
 }
 
-void bt_sim_show(struct sim *s)
+void bt_sim_show(struct bt_sim *s)
 {
     double rows = 0;
     bt_sim_lengths_look(s);
@@ -132,7 +132,7 @@ void bt_sim_show(struct sim *s)
 
 /* ---- a request ---- */
 
-struct bt_sched_request bt_sim_ask(const struct sim *s, uint32_t id)
+struct bt_sched_request bt_sim_ask(const struct bt_sim *s, uint32_t id)
 {
     return (struct bt_sched_request){.n_tokens = bt_sim_tokens_of(s, id),
                                      .max_new = BT_SIM_MAX_NEW,
@@ -144,7 +144,7 @@ struct bt_sched_request bt_sim_ask(const struct sim *s, uint32_t id)
                                      .sequence = id};
 }
 
-struct bt_sched_request bt_sim_show_request(struct sim *s, uint32_t id)
+struct bt_sched_request bt_sim_show_request(struct bt_sim *s, uint32_t id)
 {
     bt_sim_caches_match(s->caches, bt_sim_blocks_of(s, id), bt_sim_full_blocks(s, id), s->match);
     bt_sim_show(s);

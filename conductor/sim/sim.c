@@ -15,7 +15,7 @@ const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES] = {
 
 /* ---- samples ---- */
 
-static void sample(struct sim *s)
+static void sample(struct bt_sim *s)
 {
     struct bt_sim_result *r = s->r;
     if (r->n_samples == s->samples_cap) {
@@ -45,7 +45,7 @@ static void sample(struct sim *s)
 }
 
 /* Samples up to then are taken. */
-static void advance_to(struct sim *s, double at_ms)
+static void advance_to(struct bt_sim *s, double at_ms)
 {
     while (s->o->sample_ms != 0 && s->sample_at_ms <= at_ms && s->r->n_samples < SAMPLES_MAX) {
         s->now_ms = s->sample_at_ms;
@@ -56,7 +56,7 @@ static void advance_to(struct sim *s, double at_ms)
 
 /* ---- the run ---- */
 
-static void step(struct sim *s)
+static void step(struct bt_sim *s)
 {
     struct bt_sim_event e = bt_sim_events_pop(&s->events);
     if ((e.type == EV_DECODE && e.version != s->d[e.id].version) ||
@@ -65,7 +65,7 @@ static void step(struct sim *s)
         return;
     }
     advance_to(s, e.at_ms);
-    switch ((event_t)e.type) {
+    switch ((bt_sim_event_t)e.type) {
     case EV_PREFILL: bt_sim_compute_step(s, e.id); break;
     case EV_HANDOFF_END: bt_sim_row_handed(s, e.id); break;
     case EV_PROMPT: bt_sim_compute_beside(s, e.id); break;
@@ -83,14 +83,14 @@ void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace 
 {
     memset(r, 0, sizeof(*r));
     uint32_t first = (uint32_t)(o->from * trace->n), last = (uint32_t)(o->to * trace->n);
-    struct sim s = {.c = cluster,
-                    .t = trace,
-                    .o = o,
-                    .r = r,
-                    .req = trace->requests + first,
-                    .n_p = (uint32_t)cluster->prefill_nodes,
-                    .n = (uint32_t)cluster->prefill_nodes + (uint32_t)cluster->decode_nodes,
-                    .sample_at_ms = o->sample_ms};
+    struct bt_sim s = {.c = cluster,
+                       .t = trace,
+                       .o = o,
+                       .r = r,
+                       .req = trace->requests + first,
+                       .n_p = (uint32_t)cluster->prefill_nodes,
+                       .n = (uint32_t)cluster->prefill_nodes + (uint32_t)cluster->decode_nodes,
+                       .sample_at_ms = o->sample_ms};
     r->n = last - first;
     r->records = bt_calloc(BT_MAX(r->n, 1u), sizeof(*r->records));
     s.live = bt_calloc(r->n, sizeof(*s.live));

@@ -26,9 +26,9 @@ typedef enum {
     EV_REPLAN,
     EV_LOOK,
     EV_COPY
-} event_t;
+} bt_sim_event_t;
 
-struct live {                      /* a request beyond its record */
+struct bt_sim_live {               /* a request beyond its record */
     struct bt_sim_job job;         /* its prompt at a prefill node */
     struct bt_sched_prompt prompt; /* ... as the conductor counts it there */
     double fetch_end_ms;
@@ -49,45 +49,45 @@ struct live {                      /* a request beyond its record */
     double handed_ms;   /* its KV, but for what is computed last, is where it will be decoded */
 };
 
-struct link { /* of a node, each direction */
+struct bt_sim_link { /* of a node, each direction */
     double send_free_ms, recv_free_ms;
 };
 
-struct decode_node {
+struct bt_sim_decode_node {
     struct bt_sim_decode *d; /* NULL: it never decodes */
     uint32_t version;
     uint32_t late_coming;   /* late, and their KV is not there yet */
     uint64_t coming_tokens; /* of the others: of those whose KV is not there yet */
 };
 
-struct node { /* as the conductor knows it */
+struct bt_sim_node { /* as the conductor knows it */
     struct bt_sched_said said;
     struct bt_sched_own own;
     struct bt_sched_learned learned; /* of first tokens */
 };
 
-struct lengths {                        /* what is learned of how long answers get */
+struct bt_sim_lengths {                 /* what is learned of how long answers get */
     struct bt_sched_survival *survival; /* by class of prompt; NULL: all alike, by the following */
     double looked_ms;                   /* at how far rows have come */
     double ms, ended, at_ms; /* of rows, faded: the time that they have had, how many have ended */
 };
 
-struct sim {
+struct bt_sim {
     const struct bt_sim_cluster *c;
     const struct bt_sim_trace *t;
     const struct bt_sim_options *o;
     struct bt_sim_result *r;
     const struct bt_sim_request *req; /* the part of the trace */
-    struct live *live;
+    struct bt_sim_live *live;
     struct bt_sim_events events;
     double now_ms;
     uint32_t finished;
 
     uint32_t n, n_p;          /* nodes; those that prefill at first */
     struct bt_sim_prefill *p; /* these arrays: [n] */
-    struct decode_node *d;
-    struct node *nodes;
-    struct link *links;
+    struct bt_sim_decode_node *d;
+    struct bt_sim_node *nodes;
+    struct bt_sim_link *links;
     double *failed_ms; /* when last, < 0: never */
     double *back_ms;   /* ... and until when, 0: never */
     struct bt_sim_caches *caches;
@@ -106,137 +106,137 @@ struct sim {
     struct bt_sched_params params;
     struct bt_sched_forecast forecast, late_forecast;
     struct bt_sched_demand demand, decodes, let_in, late_demand;
-    struct lengths lengths;
+    struct bt_sim_lengths lengths;
 
     double sample_at_ms;
     uint32_t n_prefilling; /* nodes in that role */
     uint32_t sample_arrived, sample_refused, samples_cap;
 };
 
-static inline void bt_sim_push(struct sim *s, double at_ms, event_t type, uint32_t id,
+static inline void bt_sim_push(struct bt_sim *s, double at_ms, bt_sim_event_t type, uint32_t id,
                                uint32_t version)
 {
     bt_sim_events_push(&s->events, at_ms, (uint32_t)type, id, version);
 }
 
 /* What is to be computed of it: its prompt, and what it has given out before its node failed. */
-static inline uint32_t bt_sim_tokens_of(const struct sim *s, uint32_t id)
+static inline uint32_t bt_sim_tokens_of(const struct bt_sim *s, uint32_t id)
 {
     return s->req[id].input + s->live[id].given;
 }
 
-static inline uint64_t bt_sim_now_ns(const struct sim *s)
+static inline uint64_t bt_sim_now_ns(const struct bt_sim *s)
 {
     return (uint64_t)(1e6 * s->now_ms);
 }
 
-static inline uint32_t bt_sim_output_of(const struct sim *s, uint32_t id)
+static inline uint32_t bt_sim_output_of(const struct bt_sim *s, uint32_t id)
 {
     return s->o->one_token ? 1 : s->req[id].output;
 }
 
-static inline const uint32_t *bt_sim_blocks_of(const struct sim *s, uint32_t id)
+static inline const uint32_t *bt_sim_blocks_of(const struct bt_sim *s, uint32_t id)
 {
     return s->t->blocks + s->req[id].first;
 }
 
-static inline uint32_t bt_sim_full_blocks(const struct sim *s, uint32_t id)
+static inline uint32_t bt_sim_full_blocks(const struct bt_sim *s, uint32_t id)
 {
     return s->req[id].input / BT_SIM_BLOCK_TOKENS;
 }
 
 /* Those that may be used: at least the last token is computed, of what it has given out too. */
-static inline uint32_t bt_sim_usable_blocks(const struct sim *s, uint32_t id)
+static inline uint32_t bt_sim_usable_blocks(const struct bt_sim *s, uint32_t id)
 {
     return BT_MIN((bt_sim_tokens_of(s, id) - 1) / BT_SIM_BLOCK_TOKENS, bt_sim_full_blocks(s, id));
 }
 
 /* Has this node failed since the request was placed? */
-static inline bool bt_sim_failed_since(const struct sim *s, uint32_t id, uint32_t node)
+static inline bool bt_sim_failed_since(const struct bt_sim *s, uint32_t id, uint32_t node)
 {
     return s->failed_ms[node] >= s->live[id].placed_ms;
 }
 
 /* ---- nodes: nodes.c ---- */
-void bt_sim_nodes_init(struct sim *s);
-void bt_sim_nodes_cleanup(struct sim *s);
-void bt_sim_node_fail(struct sim *s, const struct bt_sim_failure *f);
-void bt_sim_node_back(struct sim *s, uint32_t node);
-void bt_sim_nodes_look_at_roles(struct sim *s); /* and again a second later */
+void bt_sim_nodes_init(struct bt_sim *s);
+void bt_sim_nodes_cleanup(struct bt_sim *s);
+void bt_sim_node_fail(struct bt_sim *s, const struct bt_sim_failure *f);
+void bt_sim_node_back(struct bt_sim *s, uint32_t node);
+void bt_sim_nodes_look_at_roles(struct bt_sim *s); /* and again a second later */
 
 /* ---- what policies see: show.c ---- */
-void bt_sim_show_init(struct sim *s);
-void bt_sim_show_node(struct sim *s, uint32_t node);
+void bt_sim_show_init(struct bt_sim *s);
+void bt_sim_show_node(struct bt_sim *s, uint32_t node);
 /* How a node computes the prompts that are counted there; what a prompt in time waits for. */
-struct bt_sched_pace bt_sim_pace(const struct sim *s, uint32_t node);
-double bt_sim_queue_ms(const struct sim *s, uint32_t node);
-void bt_sim_show(struct sim *s); /* the nodes as they are now */
+struct bt_sched_pace bt_sim_pace(const struct bt_sim *s, uint32_t node);
+double bt_sim_queue_ms(const struct bt_sim *s, uint32_t node);
+void bt_sim_show(struct bt_sim *s); /* the nodes as they are now */
 /* ... and where this request's blocks are; what is asked for it. */
-struct bt_sched_request bt_sim_show_request(struct sim *s, uint32_t id);
-struct bt_sched_request bt_sim_ask(const struct sim *s, uint32_t id);
+struct bt_sched_request bt_sim_show_request(struct bt_sim *s, uint32_t id);
+struct bt_sched_request bt_sim_ask(const struct bt_sim *s, uint32_t id);
 
 /* ---- lengths: lengths.c ---- */
-void bt_sim_lengths_init(struct sim *s);
-void bt_sim_lengths_cleanup(struct sim *s);
+void bt_sim_lengths_init(struct bt_sim *s);
+void bt_sim_lengths_cleanup(struct bt_sim *s);
 /* Tokens that it will give out, in the mean, as far as is known; 0: nothing is. */
-double bt_sim_lengths_mean(const struct sim *s, uint32_t id);
-void bt_sim_lengths_served(struct sim *s, uint32_t id);
+double bt_sim_lengths_mean(const struct bt_sim *s, uint32_t id);
+void bt_sim_lengths_served(struct bt_sim *s, uint32_t id);
 /* What the forecast takes for a row's life, from how far rows have come: where lengths are learned
  * by class before the nodes are shown, as that needs their last steps; where not with their rows.
  */
-void bt_sim_lengths_look(struct sim *s);
-void bt_sim_lengths_look_alike(struct sim *s, double rows);
+void bt_sim_lengths_look(struct bt_sim *s);
+void bt_sim_lengths_look_alike(struct bt_sim *s, double rows);
 
 /* ---- from arrival to end: place.c ---- */
-void bt_sim_arrive(struct sim *s, uint32_t id);
+void bt_sim_arrive(struct bt_sim *s, uint32_t id);
 /* Its node failed: whoever can take it now, whatever the objectives say. */
-void bt_sim_replan(struct sim *s, uint32_t id);
+void bt_sim_replan(struct bt_sim *s, uint32_t id);
 /* It is no longer where it was placed and will be planned again once it is noticed that `node`
  * failed. expected: it has not become a row yet. */
-void bt_sim_abandon(struct sim *s, uint32_t id, uint32_t node, bool expected);
+void bt_sim_abandon(struct bt_sim *s, uint32_t id, uint32_t node, bool expected);
 /* Of one that was placed. */
-void bt_sim_finish(struct sim *s, uint32_t id, bt_sim_outcome_t outcome);
+void bt_sim_finish(struct bt_sim *s, uint32_t id, bt_sim_outcome_t outcome);
 
 /* ---- prompts: compute.c ---- */
 /* It is placed: it queues where it is to be computed. */
-void bt_sim_compute_queue(struct sim *s, uint32_t id);
+void bt_sim_compute_queue(struct bt_sim *s, uint32_t id);
 /* At a prefill node: its step, if there is one, is over; the next one begins. */
-void bt_sim_compute_step(struct sim *s, uint32_t node);
+void bt_sim_compute_step(struct bt_sim *s, uint32_t node);
 /* The conductor counts it no longer among the prompts of its node. */
-void bt_sim_compute_forget(struct sim *s, uint32_t id);
+void bt_sim_compute_forget(struct bt_sim *s, uint32_t id);
 /* At a decode node: what is fetched is there; it is computed. */
-void bt_sim_compute_beside(struct sim *s, uint32_t id);
-void bt_sim_compute_beside_end(struct sim *s, uint32_t id);
+void bt_sim_compute_beside(struct bt_sim *s, uint32_t id);
+void bt_sim_compute_beside_end(struct bt_sim *s, uint32_t id);
 
 /* ---- rows: rows.c ---- */
 /* It is placed, or is over: the conductor counts it at its decode node, or no longer. */
-void bt_sim_row_placed(struct sim *s, uint32_t id);
-void bt_sim_row_over(struct sim *s, uint32_t id);
+void bt_sim_row_placed(struct bt_sim *s, uint32_t id);
+void bt_sim_row_over(struct bt_sim *s, uint32_t id);
 /* It will become a row (sign -1: no longer, or it is one now). */
-void bt_sim_row_expect(struct sim *s, uint32_t id, int sign);
+void bt_sim_row_expect(struct bt_sim *s, uint32_t id, int sign);
 /* The prefill gives out a token: the first, or the one behind an interruption. */
-void bt_sim_row_first(struct sim *s, uint32_t id);
+void bt_sim_row_first(struct bt_sim *s, uint32_t id);
 /* Is that its last one? */
-bool bt_sim_row_needless(const struct sim *s, uint32_t id);
+bool bt_sim_row_needless(const struct bt_sim *s, uint32_t id);
 /* Its KV is where it is decoded: it becomes a row, or has ended if that token was its last one.
  * False: it is none. */
-bool bt_sim_row_begin(struct sim *s, uint32_t id);
-void bt_sim_row_handed(struct sim *s, uint32_t id);
-void bt_sim_rows_step(struct sim *s, uint32_t node); /* what ends there by now */
-void bt_sim_rows_wake(struct sim *s, uint32_t node); /* its next change may be another one */
+bool bt_sim_row_begin(struct bt_sim *s, uint32_t id);
+void bt_sim_row_handed(struct bt_sim *s, uint32_t id);
+void bt_sim_rows_step(struct bt_sim *s, uint32_t node); /* what ends there by now */
+void bt_sim_rows_wake(struct bt_sim *s, uint32_t node); /* its next change may be another one */
 
 /* ---- KV between nodes: transfer.c ---- */
-void bt_sim_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan);
+void bt_sim_fetch(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan);
 /* Its source failed before all of it was there. */
-bool bt_sim_fetch_lost(const struct sim *s, uint32_t id);
+bool bt_sim_fetch_lost(const struct bt_sim *s, uint32_t id);
 /* Its KV streams to where it will be decoded from now on, whether it will be refused there or not:
  * the links' share of that is taken at once, though the computing spreads it out. */
-void bt_sim_handoff_begin(struct sim *s, uint32_t id);
+void bt_sim_handoff_begin(struct bt_sim *s, uint32_t id);
 /* Its first token is out: what is left of its KV goes there. */
-void bt_sim_handoff(struct sim *s, uint32_t id);
+void bt_sim_handoff(struct bt_sim *s, uint32_t id);
 /* A copy of its prefix ahead of need, if one is due: behind all that the links have to do, and in
  * nobody's way. */
-void bt_sim_copy_begin(struct sim *s, uint32_t id);
-void bt_sim_copy_end(struct sim *s);
+void bt_sim_copy_begin(struct bt_sim *s, uint32_t id);
+void bt_sim_copy_end(struct bt_sim *s);
 
 #endif

@@ -4,7 +4,7 @@
 /* A link's end is busy with one thing after the other, first come first served, and with each for
  * as long as its bytes take; streams share it piece by piece, so that an end does not wait for the
  * other one. Returns when both have done it. */
-static double send(struct sim *s, uint32_t from, uint32_t to, double bytes)
+static double send(struct bt_sim *s, uint32_t from, uint32_t to, double bytes)
 {
     double *out = &s->links[from].send_free_ms, *in = &s->links[to].recv_free_ms;
     double ms = 1e3 * bytes / s->c->link_bytes_per_s;
@@ -15,7 +15,7 @@ static double send(struct sim *s, uint32_t from, uint32_t to, double bytes)
 
 /* When a late prompt's KV has been handed over: behind what the links have to do, and in nobody's
  * way. It is sent as it is computed, which takes a small part of a link. */
-static double send_late(const struct sim *s, uint32_t from, uint32_t to, double bytes)
+static double send_late(const struct bt_sim *s, uint32_t from, uint32_t to, double bytes)
 {
     double busy = BT_MAX(s->links[from].send_free_ms, s->links[to].recv_free_ms);
     return BT_MAX(busy, s->now_ms) + 1e3 * bytes / s->c->link_bytes_per_s;
@@ -23,9 +23,9 @@ static double send_late(const struct sim *s, uint32_t from, uint32_t to, double 
 
 /* ---- fetches ---- */
 
-void bt_sim_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
+void bt_sim_fetch(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
 {
-    struct live *l = &s->live[id];
+    struct bt_sim_live *l = &s->live[id];
     uint32_t n = BT_MIN(s->match[plan->fetch_from], bt_sim_usable_blocks(s, id)), ssd;
     double bytes = (double)plan->fetch_tokens * s->c->token_bytes;
     l->best_tokens = n * BT_SIM_BLOCK_TOKENS;
@@ -40,21 +40,21 @@ void bt_sim_fetch(struct sim *s, uint32_t id, const struct bt_sched_plan *plan)
     bt_sim_caches_release(s->caches, plan->fetch_from, blocks, used);
 }
 
-bool bt_sim_fetch_lost(const struct sim *s, uint32_t id)
+bool bt_sim_fetch_lost(const struct bt_sim *s, uint32_t id)
 {
-    const struct live *l = &s->live[id];
+    const struct bt_sim_live *l = &s->live[id];
     return bt_sim_failed_since(s, id, l->fetch_from) &&
            s->failed_ms[l->fetch_from] < l->fetch_end_ms;
 }
 
 /* ---- hand-offs ---- */
 
-static double kv_bytes(const struct sim *s, uint32_t id)
+static double kv_bytes(const struct bt_sim *s, uint32_t id)
 {
     return (double)s->req[id].input * s->c->token_bytes;
 }
 
-void bt_sim_handoff_begin(struct sim *s, uint32_t id)
+void bt_sim_handoff_begin(struct bt_sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
     if (!bt_sim_row_needless(s, id)) {
@@ -65,7 +65,7 @@ void bt_sim_handoff_begin(struct sim *s, uint32_t id)
     }
 }
 
-void bt_sim_handoff(struct sim *s, uint32_t id)
+void bt_sim_handoff(struct bt_sim *s, uint32_t id)
 {
     uint32_t decode = s->r->records[id].decode;
     if (bt_sim_failed_since(s, id, decode)) {
@@ -84,7 +84,7 @@ static uint64_t copy_key(const void *blocks, uint32_t n)
     return (((const uint32_t *)blocks)[n - 1] + 1ull) * 0x9e3779b97f4a7c15ull;
 }
 
-void bt_sim_copy_begin(struct sim *s, uint32_t id)
+void bt_sim_copy_begin(struct bt_sim *s, uint32_t id)
 {
     struct bt_sched_prefix p = {.key = copy_key,
                                 .arg = bt_sim_blocks_of(s, id),
@@ -96,7 +96,7 @@ void bt_sim_copy_begin(struct sim *s, uint32_t id)
         return;
     }
     bt_sched_copies_spend(&s->copies, &copy);
-    const struct link *src = &s->links[copy.from], *dst = &s->links[copy.to];
+    const struct bt_sim_link *src = &s->links[copy.from], *dst = &s->links[copy.to];
     double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
     s->copy = copy;
     s->copy_of = id;
@@ -107,7 +107,7 @@ void bt_sim_copy_begin(struct sim *s, uint32_t id)
     bt_sim_push(s, start + 1e3 * copy.bytes / s->c->link_bytes_per_s, EV_COPY, 0, 0);
 }
 
-void bt_sim_copy_end(struct sim *s)
+void bt_sim_copy_end(struct bt_sim *s)
 {
     const struct bt_sched_copy *c = &s->copy;
     const uint32_t *blocks = bt_sim_blocks_of(s, s->copy_of);

@@ -15,7 +15,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 #define MODEL "deploy/models/shakespeare-llama-6m"
 
 static struct bt_model_config config;
-static struct front_model model = {.id = "m", .max_model_len = 256, .config = &config};
+static struct bt_front_model model = {.id = "m", .max_model_len = 256, .config = &config};
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -35,7 +35,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     return 0;
 }
 
-static void check_spec(const struct bt_gen_spec *s, const struct front_options *o)
+static void check_spec(const struct bt_gen_spec *s, const struct bt_front_options *o)
 {
     BT_ASSERT(s->prompt.n >= 1 && s->prompt.n <= 256);
     for (size_t i = 0; i < s->prompt.n; i++) {
@@ -55,7 +55,7 @@ static void check_spec(const struct bt_gen_spec *s, const struct front_options *
     }
 }
 
-static void check_generation(const struct front_generation *g)
+static void check_generation(const struct bt_front_generation *g)
 {
     BT_ASSERT(g->prompts.n >= 1 && g->prompts.n * g->opt.n <= FRONT_ANSWER_CHOICES_MAX);
     BT_ASSERT(g->opt.n_stop_ids <= BT_ENGINE_MAX_EOS && g->opt.prompt_logprobs >= -1);
@@ -66,9 +66,9 @@ static void check_generation(const struct front_generation *g)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct front_error e = {0};
+    struct bt_front_error e = {0};
     struct bt_tokens ids = {0};
-    struct front_generation gen;
+    struct bt_front_generation gen;
     bool strings, ok;
     if (size == 0) {
         return 0;
@@ -76,20 +76,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     switch (data[0] % 4) {
     case 0:
     case 1:
-        ok = front_parse_generation(&model, data[0] % 4 == 1, data + 1, size - 1, &gen, &e);
+        ok = bt_front_parse_generation(&model, data[0] % 4 == 1, data + 1, size - 1, &gen, &e);
         if (ok) {
             check_generation(&gen);
-            front_generation_cleanup(&gen);
+            bt_front_generation_cleanup(&gen);
         }
         break;
-    case 2: ok = front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;
-    default: ok = front_parse_detokenize(&model, data + 1, size - 1, &ids, &e); break;
+    case 2: ok = bt_front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;
+    default: ok = bt_front_parse_detokenize(&model, data + 1, size - 1, &ids, &e); break;
     }
     BT_ASSERT(ok || (e.http >= 400 && e.http < 500 && e.message[0] != '\0'));
     if (!ok) {
         struct bt_buf out = {0};
         json_error_t je;
-        front_error_json(&e, &out);
+        bt_front_error_json(&e, &out);
         json_t *j = json_loads(out.data, JSON_REJECT_DUPLICATES, &je);
         BT_ASSERT(j != NULL);
         json_decref(j);

@@ -8,10 +8,10 @@
 #include "conductor/front/front_priv.h"
 #include "tests/fuzz/rig.h"
 
-static void check_terms(const struct front_keys *k, const char *tenant)
+static void check_terms(const struct bt_front_keys *k, const char *tenant)
 {
-    const struct front_key_terms *t = front_keys_terms(k, tenant);
-    BT_ASSERT(t != NULL && front_keys_owner(k, tenant) > 0);
+    const struct bt_front_key_terms *t = bt_front_keys_terms(k, tenant);
+    BT_ASSERT(t != NULL && bt_front_keys_owner(k, tenant) > 0);
     BT_ASSERT(t->requests_per_s >= 0 && t->requests_per_s <= 1e9);
     BT_ASSERT(t->tokens_per_s >= 0 && t->tokens_per_s <= 1e12);
     BT_ASSERT(t->concurrency >= 0 && t->concurrency <= 1e6);
@@ -21,29 +21,29 @@ static void check_terms(const struct front_keys *k, const char *tenant)
 }
 
 /* What a client of this key may do: the limits say yes, or no in words. */
-static void use(struct front_keys *k, const char *tenant, uint64_t bytes)
+static void use(struct bt_front_keys *k, const char *tenant, uint64_t bytes)
 {
-    struct front_error e = {0};
-    struct front_work w = {.body_bytes = bytes,
-                           .body_announced = bytes / 2,
-                           .generations = bytes % 97 + 1,
-                           .prompt_tokens = bytes * 3,
-                           .context = 8192};
+    struct bt_front_error e = {0};
+    struct bt_front_work w = {.body_bytes = bytes,
+                              .body_announced = bytes / 2,
+                              .generations = bytes % 97 + 1,
+                              .prompt_tokens = bytes * 3,
+                              .context = 8192};
     for (int i = 0; i < 4; i++) {
-        if (front_keys_admit_body(k, tenant, bytes, true, &e) &&
-            front_keys_admit(k, tenant, &w, &e)) {
-            front_keys_charge(k, tenant, bytes);
-            front_keys_end(k, tenant, w.generations);
+        if (bt_front_keys_admit_body(k, tenant, bytes, true, &e) &&
+            bt_front_keys_admit(k, tenant, &w, &e)) {
+            bt_front_keys_charge(k, tenant, bytes);
+            bt_front_keys_end(k, tenant, w.generations);
         } else {
             BT_ASSERT((e.http == 429 || e.http == 400) && e.message[0] != '\0');
         }
-        front_keys_counted(k, tenant, &w);
+        bt_front_keys_counted(k, tenant, &w);
         rig_pass_ms(i * 1000u);
     }
 }
 
 /* The first key of the file is one that is found. */
-static void check_first_key(const struct front_keys *k, const char *text)
+static void check_first_key(const struct bt_front_keys *k, const char *text)
 {
     char header[600], tenant[33] = "";
     text += strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
@@ -53,7 +53,7 @@ static void check_first_key(const struct front_keys *k, const char *text)
             snprintf(header, sizeof(header), "Bearer %.*s", (int)len, text + skip);
             /* A '\r' within a line belongs to the key, of which it may not be the end here. */
             BT_ASSERT(memchr(text + skip, '\r', strcspn(text + skip, "\n")) != NULL ||
-                      front_keys_check(k, header, tenant));
+                      bt_front_keys_check(k, header, tenant));
             return;
         }
     }
@@ -61,7 +61,7 @@ static void check_first_key(const struct front_keys *k, const char *text)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct front_keys *k = NULL;
+    struct bt_front_keys *k = NULL;
     char err[512] = "", tenant[33] = "";
     rig_reset();
     char *text = bt_malloc(size + 2);
@@ -69,22 +69,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     text[size] = text[size + 1] = '\0';
     size_t n = strlen(text);
     char *header = text + BT_MIN(n + 1, size);
-    if (front_keys_load(rig_file("keys", data, n), &k, err, sizeof(err)) != BT_OK) {
+    if (bt_front_keys_load(rig_file("keys", data, n), &k, err, sizeof(err)) != BT_OK) {
         BT_ASSERT(err[0] != '\0' && k == NULL);
         free(text);
         return 0;
     }
     check_first_key(k, text);
-    if (front_keys_check(k, header, tenant)) {
+    if (bt_front_keys_check(k, header, tenant)) {
         check_terms(k, tenant);
         use(k, tenant, size * size);
     }
-    const char *named = front_keys_tenant(k, header);
+    const char *named = bt_front_keys_tenant(k, header);
     if (named != NULL) {
         check_terms(k, named);
         use(k, named, 1ull << size % 40);
     }
-    front_keys_destroy(k);
+    bt_front_keys_destroy(k);
     free(text);
     return 0;
 }

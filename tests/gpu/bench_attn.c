@@ -125,13 +125,13 @@ static float replay(cudaStream_t s, void (*body)(void *, cudaStream_t), void *ar
     return v[times / 2] * 1000;
 }
 
-struct decode_run {
+struct bt_cu_decode_run {
     struct bed *b;
     int n;
 };
 static void decode_body(void *arg, cudaStream_t s)
 {
-    struct decode_run *r = arg;
+    struct bt_cu_decode_run *r = arg;
     struct bed *b = r->b;
     struct bt_attn_decode d = {b->q,    b->out, b->stride, b->stride,       b->batch,
                                b->lens, NULL,   b->table,  b->table_stride, false};
@@ -148,7 +148,7 @@ static void bench_decode(cudaStream_t s, uint32_t batch, uint32_t len, float fa3
     bed_open(&b, batch, len, batch, type, 400u << 20);
     CHECK(bt_attn_decode_plan(b.attn, b.lens, batch, s));
     double bytes = (double)batch * len * KV_HEADS * 2 * (type == BT_CU_E4M3 ? DIM + 1 : DIM * 2);
-    struct decode_run r = {&b, (int)(b.layers * 2 > 8 ? b.layers * 2 : 8)};
+    struct bt_cu_decode_run r = {&b, (int)(b.layers * 2 > 8 ? b.layers * 2 : 8)};
     float us = replay(s, decode_body, &r, 11) / (float)r.n;
     char name[32];
     snprintf(name, sizeof(name), "B%u %u", batch, len);

@@ -9,7 +9,7 @@
 
 /* A task that runs until it is stopped, and says when it runs. */
 struct spin {
-    struct front_task task;
+    struct bt_front_task task;
     bool once; /* it does not wait to be stopped */
     int id;
     _Atomic bool runs;
@@ -18,7 +18,7 @@ struct spin {
 
 static _Atomic int n_ran, ran[16]; /* ids in the order in which they ran */
 
-static void spin_run(const struct front_model *m, struct front_task *t)
+static void spin_run(const struct bt_front_model *m, struct bt_front_task *t)
 {
     struct spin *s = BT_CONTAINER_OF(t, struct spin, task);
     ran[n_ran++] = s->id;
@@ -28,7 +28,7 @@ static void spin_run(const struct front_model *m, struct front_task *t)
     }
 }
 
-static void spin_done(struct front_task *t)
+static void spin_done(struct bt_front_task *t)
 {
     BT_CONTAINER_OF(t, struct spin, task)->is_done = true;
 }
@@ -38,12 +38,12 @@ static void start_spin(struct spin *s, const char *client, bool large)
     s->task.run = spin_run;
     s->task.done = s->task.drop = spin_done;
     s->task.large = large;
-    front_task_start_for(front, &s->task, client);
+    bt_front_task_start_for(front, &s->task, client);
 }
 
 static void stop_spin(struct spin *s)
 {
-    if (front_task_cancel(front, &s->task)) {
+    if (bt_front_task_cancel(front, &s->task)) {
         s->is_done = true;
     }
     WAIT_FOR(s->is_done);
@@ -210,7 +210,7 @@ static void on_tick(void *arg, const struct bt_loop_tick *t)
     longest_ns = BT_MAX(longest_ns, t->cpu_ns);
 }
 
-static void slow_done(struct front_task *t)
+static void slow_done(struct bt_front_task *t)
 {
     struct timespec at, from;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
@@ -232,8 +232,8 @@ static void test_ready_ones_take_several_turns(void **state)
         s[i].once = true;
         s[i].id = i % 16;
         n_ran = 0;
-        s[i].task = (struct front_task){.run = spin_run, .done = slow_done, .drop = spin_done};
-        front_task_start_for(front, &s[i].task, "a");
+        s[i].task = (struct bt_front_task){.run = spin_run, .done = slow_done, .drop = spin_done};
+        bt_front_task_start_for(front, &s[i].task, "a");
         while (!s[i].runs) {
             usleep(100);
         }

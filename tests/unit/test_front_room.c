@@ -13,15 +13,15 @@
 #define SHARE (MAX / 4)
 #define LARGE (4 * MIB)
 
-static struct front_room room;
-static struct front_hold holds[256];
+static struct bt_front_room room;
+static struct bt_front_hold holds[256];
 static uint32_t n;
 
 static int setup(void **state)
 {
     (void)state;
     n = 0;
-    front_room_init(&room, MAX);
+    bt_front_room_init(&room, MAX);
     return 0;
 }
 
@@ -29,24 +29,24 @@ static int teardown(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < n; i++) {
-        front_room_give_back(&room, &holds[i]);
+        bt_front_room_give_back(&room, &holds[i]);
     }
     assert_int_equal(room.used, 0);
-    front_room_cleanup(&room);
+    bt_front_room_cleanup(&room);
     return 0;
 }
 
-static bool take(uint64_t owner, size_t bytes, struct front_error *e)
+static bool take(uint64_t owner, size_t bytes, struct bt_front_error *e)
 {
-    *e = (struct front_error){0};
-    if (!front_room_fits(&room, owner, bytes, e)) {
+    *e = (struct bt_front_error){0};
+    if (!bt_front_room_fits(&room, owner, bytes, e)) {
         return false;
     }
-    front_room_take(&room, &holds[n++], owner, bytes);
+    bt_front_room_take(&room, &holds[n++], owner, bytes);
     return true;
 }
 
-static uint32_t take_all(uint64_t owner, size_t bytes, struct front_error *e)
+static uint32_t take_all(uint64_t owner, size_t bytes, struct bt_front_error *e)
 {
     uint32_t taken = 0;
     while (take(owner, bytes, e)) {
@@ -58,11 +58,11 @@ static uint32_t take_all(uint64_t owner, size_t bytes, struct front_error *e)
 static void test_addresses_share(void **state)
 {
     (void)state;
-    struct front_error e;
-    uint64_t a = front_room_owner(NULL, "192.0.2.1"), b = front_room_owner(NULL, "192.0.2.2"),
-             c = front_room_owner(NULL, "2001:db8::");
-    assert_true(a != b && b != c && a == front_room_owner(NULL, "192.0.2.1"));
-    assert_true(front_room_owner("192.0.2.1", "192.0.2.2") != a);
+    struct bt_front_error e;
+    uint64_t a = bt_front_room_owner(NULL, "192.0.2.1"), b = bt_front_room_owner(NULL, "192.0.2.2"),
+             c = bt_front_room_owner(NULL, "2001:db8::");
+    assert_true(a != b && b != c && a == bt_front_room_owner(NULL, "192.0.2.1"));
+    assert_true(bt_front_room_owner("192.0.2.1", "192.0.2.2") != a);
     /* Alone it has half; of an eighth of the rest nothing is missing to others. */
     assert_int_equal(take_all(a, LARGE, &e), MAX / 2 / LARGE);
     assert_int_equal(e.http, 503);
@@ -75,17 +75,17 @@ static void test_addresses_share(void **state)
     assert_int_equal(take_all(c, 64 * 1024, &e), MAX / 8 / (64 * 1024));
     assert_false(take(c, 64 * 1024, &e));
     /* It may not grow beyond its part either, until something of it has been read. */
-    assert_false(front_room_grow(&room, &holds[0], LARGE + MIB, &e));
+    assert_false(bt_front_room_grow(&room, &holds[0], LARGE + MIB, &e));
     assert_int_equal(e.http, 503);
 }
 
 static void test_given_back(void **state)
 {
     (void)state;
-    struct front_error e;
-    uint64_t a = front_room_owner(NULL, "192.0.2.1");
+    struct bt_front_error e;
+    uint64_t a = bt_front_room_owner(NULL, "192.0.2.1");
     assert_int_equal(take_all(a, LARGE, &e), MAX / 2 / LARGE);
-    front_room_give_back(&room, &holds[--n]);
+    bt_front_room_give_back(&room, &holds[--n]);
     assert_true(take(a, LARGE, &e));
     assert_false(take(a, LARGE, &e));
 }
@@ -93,8 +93,9 @@ static void test_given_back(void **state)
 static void test_key_and_answer(void **state)
 {
     (void)state;
-    struct front_error e;
-    uint64_t key = front_room_owner("k", "192.0.2.1"), other = front_room_owner("o", "192.0.2.1");
+    struct bt_front_error e;
+    uint64_t key = bt_front_room_owner("k", "192.0.2.1"),
+             other = bt_front_room_owner("o", "192.0.2.1");
     assert_int_equal(take_all(key, LARGE, &e), SHARE / LARGE);
     assert_int_equal(e.http, 503);
     assert_non_null(strstr(e.message, "your API key"));
@@ -103,9 +104,9 @@ static void test_key_and_answer(void **state)
     assert_false(take(other, SHARE + 1, &e));
     assert_int_equal(e.http, 400);
     assert_int_equal(e.retry_after_s, 0);
-    e = (struct front_error){0};
-    assert_true(front_room_grow(&room, &holds[n - 1], SHARE - MIB, &e));
-    assert_false(front_room_grow(&room, &holds[n - 1], SHARE + 1, &e));
+    e = (struct bt_front_error){0};
+    assert_true(bt_front_room_grow(&room, &holds[n - 1], SHARE - MIB, &e));
+    assert_false(bt_front_room_grow(&room, &holds[n - 1], SHARE + 1, &e));
     assert_int_equal(e.http, 400);
     assert_int_equal(e.retry_after_s, 0);
 }

@@ -5,7 +5,7 @@
 #define vf          N(vf)
 #define vi          N(vi)
 #define vu16        N(vu16)
-#define act_t       N(act_t)
+#define bt_act_t    N(bt_act_t)
 #define tile_matmul N(tile_matmul)
 #define softmax_row N(softmax_row)
 
@@ -13,9 +13,9 @@ typedef float vf __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(VL * 4), aligned(4), may_alias));
 typedef uint16_t vu16 __attribute__((vector_size(VL * 2), aligned(2), may_alias));
 #if BF16
-typedef uint16_t act_t;
+typedef uint16_t bt_act_t;
 #else
-typedef float act_t;
+typedef float bt_act_t;
 #endif
 
 #define V_LOAD(p)     (*(const vf *)(p))
@@ -75,10 +75,10 @@ static inline vf N(v_exp2)(vf x)
 }
 
 /* Columns c .. c + VL - 1 of a row of act. */
-static inline void N(act_store)(act_t *row, uint32_t parts, uint32_t c, vf v)
+static inline void N(act_store)(bt_act_t *row, uint32_t parts, uint32_t c, vf v)
 {
 #if BF16
-    act_t *at = row + bt_act_col(c, parts);
+    bt_act_t *at = row + bt_act_col(c, parts);
     __m256i hi = (__m256i)_mm512_cvtneps_pbh((__m512)v);
     _mm256_storeu_si256((__m256i *)at, hi);
     if (parts == 2) {
@@ -128,7 +128,7 @@ static inline vf N(f16_load)(const uint16_t *p)
 }
 
 /* The columns n & ~(VL - 1) .. n - 1, too few for a vector, and zeros up to the end of the tile. */
-static inline void N(act_tail)(act_t *row, uint32_t parts, uint32_t n, const float *x)
+static inline void N(act_tail)(bt_act_t *row, uint32_t parts, uint32_t n, const float *x)
 {
     uint32_t c = n / VL * VL;
     (void)parts; /* read where BF16 */
@@ -152,7 +152,7 @@ static inline void N(act_tail)(act_t *row, uint32_t parts, uint32_t n, const flo
 static void N(norm)(float *x, const float *add, const float *w, void *out, uint32_t parts,
                     uint32_t n, float eps)
 {
-    act_t *o = out;
+    bt_act_t *o = out;
     vf acc = V_SET(0.0f);
     uint32_t i = 0;
     float tail = 0;
@@ -217,7 +217,7 @@ static void N(to_f16)(const float *x, uint16_t *out, uint32_t n)
 
 static void N(swiglu)(const float *gu, void *out, uint32_t n)
 {
-    act_t *o = out;
+    bt_act_t *o = out;
     const float *up = gu + n;
     uint32_t i = 0;
     for (; i + VL <= n; i += VL) {
@@ -473,9 +473,9 @@ static void N(attn)(const struct bt_cpu_attn *a)
     for (uint32_t r = 0; r < rows; r++) {
         uint32_t row = a->out_row + r / a->group, col = a->out_col + r % a->group * d;
 #if BF16
-        act_t *out = (act_t *)a->out + bt_act_row(row, a->out_width, 2);
+        bt_act_t *out = (bt_act_t *)a->out + bt_act_row(row, a->out_width, 2);
 #else
-        act_t *out = (act_t *)a->out + (size_t)row * a->out_width;
+        bt_act_t *out = (bt_act_t *)a->out + (size_t)row * a->out_width;
 #endif
         vf inv = V_SET(1.0f / l[r]);
         for (uint32_t i = 0; i < d; i += VL) {
@@ -498,7 +498,7 @@ const struct bt_cpu_kernels N(bt_cpu_kernels) = {
 #undef vf
 #undef vi
 #undef vu16
-#undef act_t
+#undef bt_act_t
 #undef tile_matmul
 #undef softmax_row
 #undef V_LOAD

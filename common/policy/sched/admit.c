@@ -126,7 +126,7 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     *full_p = 0;
     *alone_p = alone(s, plan);
     const struct bt_sched_worker *d = &s->workers[plan->decode];
-    struct pool pool;
+    struct bt_sched_pool pool;
     if (!bt_sched_pool_after(s, req->block_tokens, plan->ttft_ms, 1, &pool)) {
         return tbt_of(s, plan);
     }

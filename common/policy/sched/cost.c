@@ -123,7 +123,7 @@ void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sche
 }
 
 bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_tokens, double t_ms,
-                         double slow, struct pool *pool_p)
+                         double slow, struct bt_sched_pool *pool_p)
 {
     uint32_t n = 0;
     double yield_rows = 0, yield_pages = 0;
@@ -147,9 +147,9 @@ bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_token
         return false;
     }
     bt_sched_forecast_at(s->forecast, &room, s->now_ms + t_ms, slow, &load);
-    *pool_p = (struct pool){load.rows / n,           load.kv / n,
-                            yield_rows / n,          yield_pages / n,
-                            sqrt(load.rows_var / n), sqrt(load.kv_var / n)};
+    *pool_p = (struct bt_sched_pool){load.rows / n,           load.kv / n,
+                                     yield_rows / n,          yield_pages / n,
+                                     sqrt(load.rows_var / n), sqrt(load.kv_var / n)};
     return true;
 }
 
@@ -392,7 +392,7 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
 {
     struct bt_sched_worker then = s->workers[decode];
     struct bt_sched_params p = *params;
-    struct pool pool;
+    struct bt_sched_pool pool;
     uint32_t n_decode = 0;
     bool alone = then.running + then.waiting + then.landing == 0;
     for (uint32_t i = 0; i < s->n_workers; i++) {

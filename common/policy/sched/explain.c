@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* As baton's: a decode worker's estimate is the one that was compared. */
-static const struct rule mixing = {.use_cache = true, .fetch = true, .mixed = true};
+static const struct bt_sched_rule mixing = {.use_cache = true, .fetch = true, .mixed = true};
 
 /* Did a decode worker's own rows stand against the prefill workers? */
 static bool was_compared(const struct bt_sched_plan *plan)
@@ -15,7 +15,7 @@ static bool was_compared(const struct bt_sched_plan *plan)
 }
 
 /* Why worker i is not the one, for this use. */
-static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
+static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_use_t use,
                            const struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
@@ -46,13 +46,13 @@ static const char *why_not(const struct job *j, uint32_t i, bt_sched_use_t use,
 }
 
 /* The prompt beside worker i's rows, which only decodes. */
-static struct bt_sched_candidate beside(const struct job *j, uint32_t i,
+static struct bt_sched_candidate beside(const struct bt_sched_job *j, uint32_t i,
                                         const struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     struct bt_sched_candidate c = {
         .worker = i, .use = BT_SCHED_FOR_PREFILL, .queue_ms = -1, .ttft_ms = -1, .tbt_ms = -1};
-    struct estimate e;
+    struct bt_sched_estimate e;
     c.cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     c.verdict = why_not(j, i, BT_SCHED_FOR_PREFILL, plan);
     if (w->kvstore != BT_SCHED_NONE && bt_sched_estimate_mixed(j, i, &e)) {
@@ -64,8 +64,8 @@ static struct bt_sched_candidate beside(const struct job *j, uint32_t i,
     return c;
 }
 
-static struct bt_sched_candidate candidate(const struct job *j, uint32_t i, bt_sched_use_t use,
-                                           const struct bt_sched_plan *plan)
+static struct bt_sched_candidate candidate(const struct bt_sched_job *j, uint32_t i,
+                                           bt_sched_use_t use, const struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     struct bt_sched_candidate c = {.worker = i, .use = use, .ttft_ms = -1, .tbt_ms = -1};
@@ -99,7 +99,7 @@ uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
                           const struct bt_sched_plan *plan, struct bt_sched_candidate *out,
                           uint32_t cap)
 {
-    struct job j = {.c = params, .s = snap, .req = req, .rule = &mixing};
+    struct bt_sched_job j = {.c = params, .s = snap, .req = req, .rule = &mixing};
     j.allow_draining = plan != NULL && plan->draining;
     bool mixes = policy == &bt_sched_baton && params->mixed_step_ms > 0 && was_compared(plan) &&
                  bt_sched_survey_mixed(&j, plan != NULL ? plan->decode : BT_SCHED_NONE);

@@ -29,7 +29,7 @@
 
 /* The request's first token where it waits least and nothing of the cluster's KV has to be moved.
  */
-static double first_token_ms(const struct job *j)
+static double first_token_ms(const struct bt_sched_job *j)
 {
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
@@ -44,7 +44,7 @@ static double first_token_ms(const struct job *j)
  * steps of packed rows cost more requests their objective than it brings. */
 #define BASE_SHARE 0.5
 
-static bool base_is_dear(const struct job *j)
+static bool base_is_dear(const struct bt_sched_job *j)
 {
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
@@ -56,7 +56,7 @@ static bool base_is_dear(const struct job *j)
     return false;
 }
 
-bool bt_sched_packs(const struct job *j)
+bool bt_sched_packs(const struct bt_sched_job *j)
 {
     const struct bt_sched_params *c = j->c;
     return j->rule->mixed && c->mixed_step_ms > 0 && c->pack_share > 0 && c->tbt_objective_ms > 0 &&
@@ -69,7 +69,7 @@ bool bt_sched_row_free(const struct bt_sched_worker *w)
     return w->running + w->waiting + w->landing + w->own_coming == 0;
 }
 
-static double most_step_ms(const struct job *j)
+static double most_step_ms(const struct bt_sched_job *j)
 {
     double share = j->c->pack_share, idle = BT_MIN(SHARE_IDLE, share), asked = 1;
     if (j->s->demand != NULL) {
@@ -81,7 +81,7 @@ static double most_step_ms(const struct job *j)
 }
 
 /* The step of w with the request, of those that it has and those on their way to it. */
-static double full_step_ms(const struct job *j, const struct bt_sched_worker *w)
+static double full_step_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w)
 {
     double rows, kv;
     double queue = BT_MAX(j->least_queue_ms, 1);
@@ -91,7 +91,7 @@ static double full_step_ms(const struct job *j, const struct bt_sched_worker *w)
     return 1e-6 * bt_batch_work_ns(w->cost, &work);
 }
 
-static double full(const struct job *j, const struct bt_sched_worker *w, double load)
+static double full(const struct bt_sched_job *j, const struct bt_sched_worker *w, double load)
 {
     double tokens = (double)w->own_coming_tokens + j->req->n_tokens;
     double pages = w->pages_total - BT_MIN(w->pages_free, w->pages_total);
@@ -102,7 +102,7 @@ static double full(const struct job *j, const struct bt_sched_worker *w, double 
 
 /* When the KV that decode worker w does not have will be there: all that is on its way to it comes
  * before. From now. */
-static double landed_ms(const struct job *j, const struct bt_sched_worker *w)
+static double landed_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w)
 {
     const struct bt_sched_request *req = j->req;
     uint32_t own = req->n_tokens - bt_sched_cached_at(j->s, w->kvstore, req);
@@ -113,7 +113,7 @@ static double landed_ms(const struct job *j, const struct bt_sched_worker *w)
 
 /* By how much the row's first gap would be longer than its prefill hides, as its KV is not there
  * yet. */
-static double late_ms(const struct job *j, const struct bt_sched_worker *w)
+static double late_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w)
 {
     uint32_t there = bt_sched_cached_at(j->s, w->kvstore, j->req);
     double ready =
@@ -123,7 +123,7 @@ static double late_ms(const struct job *j, const struct bt_sched_worker *w)
 
 /* The fullest of those that have room; then one without rows, whose prompts end soonest; then the
  * emptiest. */
-double bt_sched_packed_cost(const struct job *j, uint32_t i, double load)
+double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double load)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     double late = late_ms(j, w);
@@ -133,7 +133,7 @@ double bt_sched_packed_cost(const struct job *j, uint32_t i, double load)
     return bt_sched_row_free(w) ? 1 + BT_MIN(w->queue_ms / QUEUE_MS, 1) : 1 - load;
 }
 
-bool bt_sched_hands_over(const struct job *j, uint32_t m, uint32_t d, double ready_ms)
+bool bt_sched_hands_over(const struct bt_sched_job *j, uint32_t m, uint32_t d, double ready_ms)
 {
     const struct bt_sched_worker *from = &j->s->workers[m], *to = &j->s->workers[d];
     uint32_t own = j->req->n_tokens - bt_sched_cached_at(j->s, to->kvstore, j->req);

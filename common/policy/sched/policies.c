@@ -6,13 +6,13 @@
 
 /* ---- what several rules share ---- */
 
-static const struct bt_sched_worker *worker(const struct job *j, uint32_t i)
+static const struct bt_sched_worker *worker(const struct bt_sched_job *j, uint32_t i)
 {
     return &j->s->workers[i];
 }
 
 /* Queue, then the prefill of what is not cached on the worker's own node. */
-static void estimate_local(const struct job *j, uint32_t i, struct estimate *e)
+static void estimate_local(const struct bt_sched_job *j, uint32_t i, struct bt_sched_estimate *e)
 {
     const struct bt_sched_worker *w = worker(j, i);
     e->fetch_from = BT_SCHED_NONE;
@@ -27,7 +27,7 @@ static void estimate_local(const struct job *j, uint32_t i, struct estimate *e)
 
 /* The first token comes from the prefill worker; the hand-off delays the second, but a plan that
  * moves less is better for everybody, so it counts. */
-static double handoff(const struct job *j, uint32_t i, uint32_t decode, double prefill_ms)
+static double handoff(const struct bt_sched_job *j, uint32_t i, uint32_t decode, double prefill_ms)
 {
     uint32_t kv_d = worker(j, decode)->kvstore;
     if (decode == i || kv_d == worker(j, i)->kvstore) {
@@ -38,8 +38,8 @@ static double handoff(const struct job *j, uint32_t i, uint32_t decode, double p
 
 /* ---- random, round-robin, least-load ---- */
 
-static void prefill_random(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
-                           struct estimate *e)
+static void prefill_random(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal,
+                           uint32_t decode, struct bt_sched_estimate *e)
 {
     (void)ordinal;
     (void)decode;
@@ -47,7 +47,7 @@ static void prefill_random(const struct job *j, uint32_t i, uint32_t ordinal, ui
     e->cost = 0; /* all equal: drawn */
 }
 
-static double decode_random(const struct job *j, uint32_t i, uint32_t ordinal)
+static double decode_random(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     (void)j;
     (void)i;
@@ -56,28 +56,28 @@ static double decode_random(const struct job *j, uint32_t i, uint32_t ordinal)
 }
 
 /* How far behind the one whose turn it is. */
-static double turn(const struct job *j, uint32_t ordinal, uint32_t n)
+static double turn(const struct bt_sched_job *j, uint32_t ordinal, uint32_t n)
 {
     n = BT_MAX(n, 1u);
     return (double)((ordinal % n + n - (uint32_t)(j->req->sequence % n)) % n);
 }
 
-static void prefill_turn(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
-                         struct estimate *e)
+static void prefill_turn(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal,
+                         uint32_t decode, struct bt_sched_estimate *e)
 {
     (void)decode;
     estimate_local(j, i, e);
     e->cost = turn(j, ordinal, j->n_prefill);
 }
 
-static double decode_turn(const struct job *j, uint32_t i, uint32_t ordinal)
+static double decode_turn(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     (void)i;
     return turn(j, ordinal, j->n_decode);
 }
 
-static void prefill_queue(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
-                          struct estimate *e)
+static void prefill_queue(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal,
+                          uint32_t decode, struct bt_sched_estimate *e)
 {
     (void)ordinal;
     (void)decode;
@@ -85,7 +85,7 @@ static void prefill_queue(const struct job *j, uint32_t i, uint32_t ordinal, uin
     e->cost = e->wait_ms;
 }
 
-static double decode_load(const struct job *j, uint32_t i, uint32_t ordinal)
+static double decode_load(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     (void)ordinal;
     return bt_sched_decode_load(worker(j, i), j->req);
@@ -93,8 +93,8 @@ static double decode_load(const struct job *j, uint32_t i, uint32_t ordinal)
 
 /* ---- cache-aware ---- */
 
-static void prefill_cached(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
-                           struct estimate *e)
+static void prefill_cached(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal,
+                           uint32_t decode, struct bt_sched_estimate *e)
 {
     (void)ordinal;
     estimate_local(j, i, e);
@@ -102,12 +102,12 @@ static void prefill_cached(const struct job *j, uint32_t i, uint32_t ordinal, ui
 }
 
 /* What is there already need not be moved: worth up to a tenth of a worker's load. */
-static double there_already(const struct job *j, uint32_t i)
+static double there_already(const struct bt_sched_job *j, uint32_t i)
 {
     return 0.1 * bt_sched_cached_at(j->s, worker(j, i)->kvstore, j->req) / j->req->n_tokens;
 }
 
-static double decode_cached(const struct job *j, uint32_t i, uint32_t ordinal)
+static double decode_cached(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     (void)ordinal;
     return bt_sched_decode_load(worker(j, i), j->req) - there_already(j, i);
@@ -116,14 +116,14 @@ static double decode_cached(const struct job *j, uint32_t i, uint32_t ordinal)
 /* ---- KVCache-centric ---- */
 
 /* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. */
-static bool worth_fetching(const struct job *j, uint32_t local)
+static bool worth_fetching(const struct bt_sched_job *j, uint32_t local)
 {
     return j->c->fetch_ratio > 0 && j->best_tokens > local &&
            (local == 0 || (double)j->best_tokens / local >= j->c->fetch_ratio);
 }
 
-static void prefill_kvcache(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
-                            struct estimate *e)
+static void prefill_kvcache(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal,
+                            uint32_t decode, struct bt_sched_estimate *e)
 {
     (void)ordinal;
     const struct bt_sched_worker *w = worker(j, i);
@@ -148,7 +148,8 @@ static void prefill_kvcache(const struct job *j, uint32_t i, uint32_t ordinal, u
 /* Tokens of the prefix best fetched when the rest of it is computed meanwhile: the fetch brings the
  * prefix's end (its attention is the dearest) and is to be there when the computing arrives. Blocks
  * [local, k) are computed; found by halving, as one side grows with k and the other falls. */
-static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct estimate *e)
+static void fetch_beside(const struct bt_sched_job *j, uint32_t i, uint32_t local,
+                         struct bt_sched_estimate *e)
 {
     const struct bt_sched_worker *w = worker(j, i);
     const struct bt_sched_kvstore *src = &j->s->kvstores[j->best_kv];
@@ -184,7 +185,8 @@ static void fetch_beside(const struct job *j, uint32_t i, uint32_t local, struct
  * begins when all of it is there; only the queue hides it. Time grows with the fetch by the link's
  * rate and falls by the computing's, which is dearer the later the token: the best is all of it, or
  * as much as the queue hides. */
-static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct estimate *e)
+static void fetch_before(const struct bt_sched_job *j, uint32_t i, uint32_t local,
+                         struct bt_sched_estimate *e)
 {
     const struct bt_sched_worker *w = worker(j, i);
     const struct bt_sched_kvstore *src = &j->s->kvstores[j->best_kv];
@@ -213,7 +215,7 @@ static void fetch_before(const struct job *j, uint32_t i, uint32_t local, struct
 /* As cache-aware, but against the rows and pages that will be in use when the prefill ends: where
  * prompts queue, what is on its way counts more than what is there. Or, where rows are packed, the
  * other way round. */
-static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
+static double decode_then(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     const struct bt_sched_worker *w = worker(j, i);
     double rows, kv;
@@ -239,15 +241,15 @@ static double decode_then(const struct job *j, uint32_t i, uint32_t ordinal)
     return load - there_already(j, i);
 }
 
-static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
-                          struct estimate *e)
+static void prefill_baton(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal,
+                          uint32_t decode, struct bt_sched_estimate *e)
 {
     (void)ordinal;
     estimate_local(j, i, e);
     uint32_t local = e->cached_tokens;
     uint32_t most = BT_MAX(j->best_tokens, j->spread_tokens);
     if (j->c->fetch_ratio > 0 && j->c->tail_load && most > local) {
-        struct estimate f = *e;
+        struct bt_sched_estimate f = *e;
         fetch_beside(j, i, local, &f);
         if (f.ttft_ms < e->ttft_ms) {
             *e = f;
@@ -262,7 +264,7 @@ static void prefill_baton(const struct job *j, uint32_t i, uint32_t ordinal, uin
 /* ---- the table ---- */
 
 #define POLICY(id, label, late, use_cache, fetch, mixes, ...)                                      \
-    static const struct rule rule_##id = {label, use_cache, fetch, mixes, __VA_ARGS__};            \
+    static const struct bt_sched_rule rule_##id = {label, use_cache, fetch, mixes, __VA_ARGS__};   \
     static bt_sched_verdict_t place_##id(                                                          \
         const struct bt_sched_params *c, const struct bt_sched_snapshot *s,                        \
         const struct bt_sched_request *req, struct bt_sched_plan *plan_p,                          \

@@ -13,11 +13,11 @@ uint64_t bt_sched_mix(uint64_t x)
     return x ^ (x >> 33);
 }
 
-void bt_sched_pick_offer(struct pick *p, uint32_t index, double cost, uint64_t random)
+void bt_sched_pick_offer(struct bt_sched_pick *p, uint32_t index, double cost, uint64_t random)
 {
     double eps = 1e-9 + p->cost * 1e-9;
     if (p->best == BT_SCHED_NONE || cost < p->cost - eps) {
-        *p = (struct pick){index, cost, 1};
+        *p = (struct bt_sched_pick){index, cost, 1};
         return;
     }
     if (cost > p->cost + eps) {
@@ -60,14 +60,14 @@ bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched
 }
 
 /* Has its kvstore, and may stay where it is. */
-bool bt_sched_present(const struct job *j, uint32_t i)
+bool bt_sched_present(const struct bt_sched_job *j, uint32_t i)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     return w->kvstore != BT_SCHED_NONE &&
            (j->allow_draining || (!w->draining && !j->s->kvstores[w->kvstore].draining));
 }
 
-static bool usable(const struct job *j, uint32_t i, bool for_prefill, bool allow_avoided)
+static bool usable(const struct bt_sched_job *j, uint32_t i, bool for_prefill, bool allow_avoided)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     bool role = for_prefill ? (w->prefill || j->no_prefill_role) : (w->decode || j->no_decode_role);
@@ -82,9 +82,9 @@ static bool usable(const struct job *j, uint32_t i, bool for_prefill, bool allow
 
 /* A prompt that no slab holds is computed where it is decoded, and that is most of the work: it
  * goes where its prefix is. */
-static double decode_cost(const struct job *j, uint32_t i, uint32_t ordinal)
+static double decode_cost(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
-    struct estimate e;
+    struct bt_sched_estimate e;
     if (!j->beyond_slab || !j->rule->use_cache) {
         return j->rule->decode(j, i, ordinal);
     }
@@ -92,9 +92,9 @@ static double decode_cost(const struct job *j, uint32_t i, uint32_t ordinal)
     return e.cost;
 }
 
-static uint32_t choose_decode(struct job *j, bool allow_avoided)
+static uint32_t choose_decode(struct bt_sched_job *j, bool allow_avoided)
 {
-    struct pick p = {BT_SCHED_NONE, 0, 0};
+    struct bt_sched_pick p = {BT_SCHED_NONE, 0, 0};
     uint32_t ordinal = 0;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         if (usable(j, i, false, allow_avoided)) {
@@ -106,10 +106,10 @@ static uint32_t choose_decode(struct job *j, bool allow_avoided)
 }
 
 /* e_p: set if somebody is found. */
-static uint32_t choose_prefill(struct job *j, uint32_t decode, bool allow_avoided,
-                               struct estimate *e_p)
+static uint32_t choose_prefill(struct bt_sched_job *j, uint32_t decode, bool allow_avoided,
+                               struct bt_sched_estimate *e_p)
 {
-    struct pick p = {BT_SCHED_NONE, 0, 0};
+    struct bt_sched_pick p = {BT_SCHED_NONE, 0, 0};
     uint64_t random = bt_sched_mix(j->req->random + 1); /* another draw than the decode worker's */
     uint32_t ordinal = 0;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
@@ -118,7 +118,7 @@ static uint32_t choose_prefill(struct job *j, uint32_t decode, bool allow_avoide
         bool hopeless = j->rule->queue && p.best != BT_SCHED_NONE &&
                         bt_sched_least_wait_ms(j->c, w) > p.cost * (1 + 1e-8) + 1e-8;
         if (!hopeless && usable(j, i, true, allow_avoided)) {
-            struct estimate e;
+            struct bt_sched_estimate e;
             uint32_t before = p.best;
             j->rule->prefill(j, i, ordinal, decode, &e);
             bt_sched_pick_offer(&p, i, e.cost, random);
@@ -132,9 +132,9 @@ static uint32_t choose_prefill(struct job *j, uint32_t decode, bool allow_avoide
 }
 
 /* The longest match, and of several holders the one whose link is free first. */
-static void find_best_match(struct job *j)
+static void find_best_match(struct bt_sched_job *j)
 {
-    struct pick p = {BT_SCHED_NONE, 0, 0};
+    struct bt_sched_pick p = {BT_SCHED_NONE, 0, 0};
     for (uint32_t k = 0; k < j->s->n_kvstores; k++) {
         const struct bt_sched_kvstore *kv = &j->s->kvstores[k];
         uint32_t tokens = kv->avoid ? 0 : bt_sched_cached_at(j->s, k, j->req);
@@ -160,7 +160,8 @@ bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t
 
 /* Who has the role is there (survey): none of them can hold the request. What one could take at
  * most, and which of its limits that is. */
-static bt_sched_verdict_t too_large(const struct job *j, bool prefill, struct bt_sched_reject *r)
+static bt_sched_verdict_t too_large(const struct bt_sched_job *j, bool prefill,
+                                    struct bt_sched_reject *r)
 {
     uint64_t most = 0;
     const char *why = NULL;
@@ -185,7 +186,7 @@ static bt_sched_verdict_t too_large(const struct job *j, bool prefill, struct bt
 
 /* The decode worker does the prefill too: nobody is apart, or the tail is short, or the KV could
  * not be handed over. */
-static bool decide_local(const struct job *j, uint32_t decode, bt_sched_reason_t *reason_p)
+static bool decide_local(const struct bt_sched_job *j, uint32_t decode, bt_sched_reason_t *reason_p)
 {
     if (j->beyond_slab) {
         *reason_p = BT_SCHED_LARGER_THAN_SLAB;
@@ -207,8 +208,8 @@ static bool decide_local(const struct job *j, uint32_t decode, bt_sched_reason_t
 
 /* What computing the prompt from `cached` on takes at decode worker w: beside its rows, or as a
  * prefill worker does where rows are packed elsewhere. < 0: there is no room. */
-static double decode_side_ms(const struct job *j, const struct bt_sched_worker *w, uint32_t cached,
-                             double *queue_p)
+static double decode_side_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w,
+                             uint32_t cached, double *queue_p)
 {
     double over = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
     if (j->packing && bt_sched_row_free(w)) {
@@ -218,7 +219,7 @@ static double decode_side_ms(const struct job *j, const struct bt_sched_worker *
     return j->places_short ? -1 : bt_sched_mixed_ms(j->c, j->s, w, j->req, cached, over, queue_p);
 }
 
-bool bt_sched_estimate_mixed(const struct job *j, uint32_t i, struct estimate *e)
+bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt_sched_estimate *e)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     const struct bt_sched_kvstore *kv = &j->s->kvstores[w->kvstore];
@@ -227,7 +228,7 @@ bool bt_sched_estimate_mixed(const struct job *j, uint32_t i, struct estimate *e
         return false;
     }
     uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
-    *e = (struct estimate){.cached_tokens = local, .fetch_from = BT_SCHED_NONE};
+    *e = (struct bt_sched_estimate){.cached_tokens = local, .fetch_from = BT_SCHED_NONE};
     if (j->c->fetch_ratio > 0 && j->best_tokens > local) {
         there =
             BT_MAX(j->s->kvstores[j->best_kv].send_busy_ms, kv->recv_busy_ms) +
@@ -247,7 +248,7 @@ bool bt_sched_estimate_mixed(const struct job *j, uint32_t i, struct estimate *e
     return true;
 }
 
-static bool mixes(const struct job *j)
+static bool mixes(const struct bt_sched_job *j)
 {
     return j->rule->mixed && j->c->mixed_step_ms > 0;
 }
@@ -256,10 +257,10 @@ static bool mixes(const struct job *j)
  * a prompt of now becomes a row, would all places be taken? Then it is better that all steps get
  * short. Asked of the same forecast as admission, so that prompts beside rows give way before
  * anybody is refused. */
-static uint32_t places_short(const struct job *j, uint32_t decode)
+static uint32_t places_short(const struct bt_sched_job *j, uint32_t decode)
 {
     const struct bt_sched_worker *w = &j->s->workers[decode];
-    struct pool pool;
+    struct bt_sched_pool pool;
     double at = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
     double step = bt_sched_mixed_step(j->c, w);
     double slow = BT_MAX(step / bt_sched_full_step_ms(j->c, w, j->req), 1);
@@ -271,10 +272,10 @@ static uint32_t places_short(const struct job *j, uint32_t decode)
 
 /* The decode worker that would have the first token out before prefill worker p's estimate, if any;
  * *e_p is then what it would meet there. */
-static uint32_t choose_mixed(struct job *j, uint32_t p, struct estimate *e_p)
+static uint32_t choose_mixed(struct bt_sched_job *j, uint32_t p, struct bt_sched_estimate *e_p)
 {
-    struct pick best = {BT_SCHED_NONE, 0, 0};
-    struct estimate e, found = *e_p;
+    struct bt_sched_pick best = {BT_SCHED_NONE, 0, 0};
+    struct bt_sched_estimate e, found = *e_p;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         /* Whoever is idle apart keeps it: a row's neighbours pay for what is computed beside them.
          */
@@ -291,8 +292,8 @@ static uint32_t choose_mixed(struct job *j, uint32_t p, struct estimate *e_p)
     return best.best;
 }
 
-static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struct estimate *e,
-                        struct bt_sched_plan *plan)
+static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
+                        const struct bt_sched_estimate *e, struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *wp = &j->s->workers[p], *wd = &j->s->workers[d];
     const struct bt_sched_kvstore *kd = &j->s->kvstores[wd->kvstore];
@@ -348,7 +349,7 @@ static void finish_plan(const struct job *j, uint32_t p, uint32_t d, const struc
 
 /* Late work shares a prefill worker with prompts that are in time, which go first. This is the
  * share of its time that they leave, by what was let in lately. 0: they leave nothing. */
-static double share_left(const struct job *j)
+static double share_left(const struct bt_sched_job *j)
 {
     double asked = 0;
     if (j->s->let_in != NULL) {
@@ -360,7 +361,7 @@ static double share_left(const struct job *j)
 /* Of the work of late prompts that is asked for, the share that prefill workers have time for. What
  * takes least comes in: more would only make all of them wait longer, until the next turns of their
  * sessions come before the prefix is there. */
-static bool too_much_late(const struct job *j, double compute_ms)
+static bool too_much_late(const struct bt_sched_job *j, double compute_ms)
 {
     double n = BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u);
     double asked = 0, have = share_left(j) * n;
@@ -373,7 +374,8 @@ static bool too_much_late(const struct job *j, double compute_ms)
 /* What a late prompt would meet at worker p, or false: it would wait there for longer than clients
  * are expected to, or make other late ones wait too long: the longer it waits, the shorter its own
  * prefill is to be, as prefixes of short prompts are used again as often as those of long ones. */
-static bool estimate_late(const struct job *j, uint32_t p, uint32_t d, struct estimate *e)
+static bool estimate_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
+                          struct bt_sched_estimate *e)
 {
     const struct bt_sched_worker *w = &j->s->workers[p];
     double left = share_left(j), before = bt_sched_queue_ms(j->c, w) + w->late_ms;
@@ -389,12 +391,13 @@ static bool estimate_late(const struct job *j, uint32_t p, uint32_t d, struct es
 
 /* The worker that would have a late prompt's first token out first. p: where it would go if it were
  * in time; equal to d: one worker does both, and where nobody only prefills any of them may. */
-static uint32_t choose_late(const struct job *j, uint32_t p, uint32_t d, struct estimate *e_p)
+static uint32_t choose_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
+                            struct bt_sched_estimate *e_p)
 {
-    struct pick best = {BT_SCHED_NONE, 0, 0};
+    struct bt_sched_pick best = {BT_SCHED_NONE, 0, 0};
     bool apart = p != d;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
-        struct estimate e;
+        struct bt_sched_estimate e;
         bool may = apart ? usable(j, i, true, false)
                          : i == d || (j->no_prefill_role && usable(j, i, false, false));
         if (!may || !estimate_late(j, i, apart ? d : i, &e)) {
@@ -410,10 +413,10 @@ static uint32_t choose_late(const struct job *j, uint32_t p, uint32_t d, struct 
 }
 
 /* j as a placement of a request that was refused: where it delays nobody who is in time. */
-static bt_sched_verdict_t place_late(const struct job *j, uint32_t p, uint32_t d,
+static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
                                      struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
-    struct estimate e;
+    struct bt_sched_estimate e;
     bool apart = p != d;
     p = choose_late(j, p, d, &e);
     if (p == BT_SCHED_NONE) {
@@ -437,7 +440,7 @@ static bt_sched_verdict_t place_late(const struct job *j, uint32_t p, uint32_t d
 }
 
 /* What the choices below ask of the cluster as a whole. */
-static bt_sched_verdict_t survey(struct job *j, struct bt_sched_reject *reject_p)
+static bt_sched_verdict_t survey(struct bt_sched_job *j, struct bt_sched_reject *reject_p)
 {
     const struct bt_sched_snapshot *s = j->s;
     j->best_kv = BT_SCHED_NONE;
@@ -470,17 +473,18 @@ static bt_sched_verdict_t survey(struct job *j, struct bt_sched_reject *reject_p
 
 /* places_short, if it is all that keeps decode workers from having the first token out before
  * prefill worker p's estimate e. */
-static uint32_t for_want_of_places(const struct job *j, uint32_t p, const struct estimate *e)
+static uint32_t for_want_of_places(const struct bt_sched_job *j, uint32_t p,
+                                   const struct bt_sched_estimate *e)
 {
-    struct job enough = *j;
-    struct estimate there = *e;
+    struct bt_sched_job enough = *j;
+    struct bt_sched_estimate there = *e;
     enough.places_short = 0;
     return j->places_short != 0 && choose_mixed(&enough, p, &there) != BT_SCHED_NONE
                ? j->places_short
                : 0;
 }
 
-bool bt_sched_survey_mixed(struct job *j, uint32_t decode)
+bool bt_sched_survey_mixed(struct bt_sched_job *j, uint32_t decode)
 {
     struct bt_sched_reject nobody_up;
     if (survey(j, &nobody_up) != BT_SCHED_PLANNED) {
@@ -492,7 +496,7 @@ bool bt_sched_survey_mixed(struct job *j, uint32_t decode)
 
 /* A decode worker that would have the first token out before prefill worker p's estimate e does the
  * prefill (p == d: where nobody only prefills, all who decode are compared). False: none would. */
-static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *e,
+static bool place_mixed(struct bt_sched_job *j, uint32_t p, uint32_t d, struct bt_sched_estimate *e,
                         struct bt_sched_plan *plan)
 {
     bool all_both = p == d && j->no_prefill_role;
@@ -512,10 +516,11 @@ static bool place_mixed(struct job *j, uint32_t p, uint32_t d, struct estimate *
     return true;
 }
 
-static bt_sched_verdict_t place_within(const struct job *want, struct bt_sched_plan *plan_p,
+static bt_sched_verdict_t place_within(const struct bt_sched_job *want,
+                                       struct bt_sched_plan *plan_p,
                                        struct bt_sched_reject *reject_p)
 {
-    struct job j = *want;
+    struct bt_sched_job j = *want;
     bt_sched_verdict_t v = survey(&j, reject_p);
     if (v != BT_SCHED_PLANNED) {
         return v;
@@ -530,7 +535,7 @@ static bt_sched_verdict_t place_within(const struct job *want, struct bt_sched_p
     }
     struct bt_sched_plan plan = {.reason = BT_SCHED_APART};
     uint32_t p = d;
-    struct estimate e;
+    struct bt_sched_estimate e;
     if (!decide_local(&j, d, &plan.reason)) {
         p = choose_prefill(&j, d, false, &e);
         if (p == BT_SCHED_NONE) {
@@ -562,7 +567,7 @@ static bt_sched_verdict_t place_within(const struct job *want, struct bt_sched_p
 
 /* Where all of it can go through the slab, otherwise to a worker that does both and needs none of
  * it. */
-static bt_sched_verdict_t place_somehow(struct job *j, struct bt_sched_plan *plan_p,
+static bt_sched_verdict_t place_somehow(struct bt_sched_job *j, struct bt_sched_plan *plan_p,
                                         struct bt_sched_reject *reject_p)
 {
     j->beyond_slab = false;
@@ -571,7 +576,7 @@ static bt_sched_verdict_t place_somehow(struct job *j, struct bt_sched_plan *pla
     return v == BT_SCHED_TOO_LARGE ? place_within(j, plan_p, reject_p) : v;
 }
 
-static bt_sched_verdict_t place(struct job *j, struct bt_sched_plan *plan_p,
+static bt_sched_verdict_t place(struct bt_sched_job *j, struct bt_sched_plan *plan_p,
                                 struct bt_sched_reject *reject_p)
 {
     bt_sched_verdict_t v = place_somehow(j, plan_p, reject_p);
@@ -593,19 +598,19 @@ static bt_sched_verdict_t place(struct job *j, struct bt_sched_plan *plan_p,
 
 bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
                                   const struct bt_sched_snapshot *s,
-                                  const struct bt_sched_request *req, const struct rule *rule,
-                                  struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
+                                  const struct bt_sched_request *req,
+                                  const struct bt_sched_rule *rule, struct bt_sched_plan *plan_p,
+                                  struct bt_sched_reject *reject_p)
 {
-    struct job j = {.c = c, .s = s, .req = req, .rule = rule};
+    struct bt_sched_job j = {.c = c, .s = s, .req = req, .rule = rule};
     return place(&j, plan_p, reject_p);
 }
 
-bt_sched_verdict_t bt_sched_place_late(const struct bt_sched_params *c,
-                                       const struct bt_sched_snapshot *s,
-                                       const struct bt_sched_request *req, const struct rule *rule,
-                                       struct bt_sched_plan *plan_p,
-                                       struct bt_sched_reject *reject_p)
+bt_sched_verdict_t
+bt_sched_place_late(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                    const struct bt_sched_request *req, const struct bt_sched_rule *rule,
+                    struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p)
 {
-    struct job j = {.c = c, .s = s, .req = req, .rule = rule, .late = true};
+    struct bt_sched_job j = {.c = c, .s = s, .req = req, .rule = rule, .late = true};
     return place(&j, plan_p, reject_p);
 }

@@ -5,10 +5,10 @@
 
 #include "common/policy/sched/sched.h"
 
-struct job;
+struct bt_sched_job;
 
 /* What a request would meet at one prefill worker. */
-struct estimate {
+struct bt_sched_estimate {
     double cost; /* the rule's: smaller wins */
     double ttft_ms, prefill_ms;
     double wait_ms, queue_ms; /* for its turn; queue_ms: mixed ones only */
@@ -19,24 +19,24 @@ struct estimate {
     double local_ms;        /* prefill_ms without the fetch */
 };
 
-struct rule {
+struct bt_sched_rule {
     const char *name;
     bool use_cache; /* looks at where blocks are */
     bool fetch;     /* may have them moved */
     bool mixed;     /* a decode worker may compute a prompt beside its rows */
     bool queue;     /* a prefill worker never costs less than its queue */
     /* ordinal: number of the worker among those of its role */
-    void (*prefill)(const struct job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
-                    struct estimate *e);
-    double (*decode)(const struct job *j, uint32_t i, uint32_t ordinal);
+    void (*prefill)(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal, uint32_t decode,
+                    struct bt_sched_estimate *e);
+    double (*decode)(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal);
 };
 
 /* One placement; collected so that each step is a short function. */
-struct job {
+struct bt_sched_job {
     const struct bt_sched_params *c;
     const struct bt_sched_snapshot *s;
     const struct bt_sched_request *req;
-    const struct rule *rule;
+    const struct bt_sched_rule *rule;
     bool allow_draining;
     bool late; /* refused as it would be late: placed where it delays nobody who is in time */
     bool beyond_slab;                     /* no slab holds the prompt: one worker does both */
@@ -53,19 +53,19 @@ struct job {
 #define BT_SCHED_DECODE_FREE 0.7
 
 /* A decode worker's load, the mean over all of them. */
-struct pool {
+struct bt_sched_pool {
     double rows, kv;                /* kv: tokens of context */
     double yield_rows, yield_pages; /* of now: who of them will be left, nobody knows */
     double rows_dev, kv_dev;        /* standard deviations of rows and kv */
 };
 
 /* A choice among candidates: smaller wins, equal ones are drawn by the request's random word. */
-struct pick {
+struct bt_sched_pick {
     uint32_t best;
     double cost;
     uint32_t ties;
 };
-void bt_sched_pick_offer(struct pick *p, uint32_t index, double cost, uint64_t random);
+void bt_sched_pick_offer(struct bt_sched_pick *p, uint32_t index, double cost, uint64_t random);
 uint64_t bt_sched_mix(uint64_t x);
 
 /* ---- predictions: ms, tokens, shares ---- */
@@ -98,7 +98,7 @@ void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sche
  * are said to. Late rows on their way are not in it: they make way. False: no forecast is kept, or
  * nobody decodes. */
 bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_tokens, double t_ms,
-                         double slow, struct pool *pool_p);
+                         double slow, struct bt_sched_pool *pool_p);
 /* The prompt's tokens from `cached` on, computed by decode worker w beside its rows, in steps of
  * params.mixed_step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
  * < 0: there is no room beside its rows, in their steps or in its pages. */
@@ -159,26 +159,26 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
 /* ---- a prompt beside a decode worker's rows ---- */
 /* j as a placement by a rule that mixes sees the cluster, with its row at worker decode. False:
  * nobody is up. */
-bool bt_sched_survey_mixed(struct job *j, uint32_t decode);
+bool bt_sched_survey_mixed(struct bt_sched_job *j, uint32_t decode);
 /* What the prompt would meet at decode worker i, computed there. False: the rows would miss their
  * objective meanwhile, or nothing is known of its cost. */
-bool bt_sched_estimate_mixed(const struct job *j, uint32_t i, struct estimate *e);
+bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt_sched_estimate *e);
 
 /* ---- packing: pack.c ---- */
 /* Are rows packed now? */
-bool bt_sched_packs(const struct job *j);
+bool bt_sched_packs(const struct bt_sched_job *j);
 /* Decode worker w has no rows and none on their way to it. */
 bool bt_sched_row_free(const struct bt_sched_worker *w);
 /* Decode worker i's cost where rows are packed; load: its share in use with this request when the
  * row comes. */
-double bt_sched_packed_cost(const struct job *j, uint32_t i, double load);
+double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double load);
 
 /* Does decode worker m, which computes the prompt by ready_ms from now, hand it over to d, where
  * its row would be packed? Not where rows are spread, nor where the links are busy for longer. */
-bool bt_sched_hands_over(const struct job *j, uint32_t m, uint32_t d, double ready_ms);
+bool bt_sched_hands_over(const struct bt_sched_job *j, uint32_t m, uint32_t d, double ready_ms);
 
 /* Is worker i there with its kvstore, and may it stay where it is? */
-bool bt_sched_present(const struct job *j, uint32_t i);
+bool bt_sched_present(const struct bt_sched_job *j, uint32_t i);
 /* Could this worker ever hold the request? */
 bool bt_sched_fits(const struct bt_sched_worker *w, const struct bt_sched_request *req);
 /* ... and its kvstore all of its KV at once, as a hand-off needs it? */
@@ -187,14 +187,14 @@ bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched
 /* Placement by a rule. */
 bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
                                   const struct bt_sched_snapshot *s,
-                                  const struct bt_sched_request *req, const struct rule *rule,
-                                  struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p);
+                                  const struct bt_sched_request *req,
+                                  const struct bt_sched_rule *rule, struct bt_sched_plan *plan_p,
+                                  struct bt_sched_reject *reject_p);
 /* Where it delays nobody who is in time, or BT_SCHED_OVERLOADED. */
-bt_sched_verdict_t bt_sched_place_late(const struct bt_sched_params *c,
-                                       const struct bt_sched_snapshot *s,
-                                       const struct bt_sched_request *req, const struct rule *rule,
-                                       struct bt_sched_plan *plan_p,
-                                       struct bt_sched_reject *reject_p);
+bt_sched_verdict_t
+bt_sched_place_late(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                    const struct bt_sched_request *req, const struct bt_sched_rule *rule,
+                    struct bt_sched_plan *plan_p, struct bt_sched_reject *reject_p);
 bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t v,
                                    uint32_t after_s, const char *why);
 

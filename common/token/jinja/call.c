@@ -9,92 +9,92 @@
 static const char *const globals[] = {"range", "dict", "namespace", "raise_exception",
                                       "strftime_now"};
 
-const char *j_global_name(size_t i)
+const char *bt_j_global_name(size_t i)
 {
     return i < BT_ARRAY_LEN(globals) ? globals[i] : NULL;
 }
 
-bool j_is_global(struct j_str name)
+bool bt_j_is_global(struct bt_j_str name)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(globals); i++) {
-        if (j_str_is(name, globals[i])) {
+        if (bt_j_str_is(name, globals[i])) {
             return true;
         }
     }
     return false;
 }
 
-void j_call_add(struct j_render *r, struct j_call *c, struct j_value v)
+void bt_j_call_add(struct bt_j_render *r, struct bt_j_call *c, struct bt_j_value v)
 {
-    c->v = j_grow(&r->arena, c->v, c->n, &c->cap, sizeof(v));
+    c->v = bt_j_grow(&r->arena, c->v, c->n, &c->cap, sizeof(v));
     c->v[c->n++] = v;
 }
 
-bool j_arg_get(const struct j_call *c, size_t i, const char *name, struct j_value *v_p)
+bool bt_j_arg_get(const struct bt_j_call *c, size_t i, const char *name, struct bt_j_value *v_p)
 {
-    const struct j_value *v = i < c->n ? &c->v[i] : NULL;
+    const struct bt_j_value *v = i < c->n ? &c->v[i] : NULL;
     if (v == NULL && name != NULL) {
-        v = j_dict_get_str(&c->named, j_cstr(name));
+        v = bt_j_dict_get_str(&c->named, j_cstr(name));
     }
-    *v_p = v == NULL ? j_undefined(name == NULL ? "argument" : name) : *v;
+    *v_p = v == NULL ? bt_j_undefined(name == NULL ? "argument" : name) : *v;
     return v != NULL;
 }
 
-int64_t j_arg_int(struct j_render *r, const struct j_call *c, size_t i, const char *name,
-                  int64_t missing)
+int64_t bt_j_arg_int(struct bt_j_render *r, const struct bt_j_call *c, size_t i, const char *name,
+                     int64_t missing)
 {
-    struct j_value v;
-    if (!j_arg_get(c, i, name, &v)) {
+    struct bt_j_value v;
+    if (!bt_j_arg_get(c, i, name, &v)) {
         return missing;
     }
-    if (!j_is_intlike(v)) {
-        j_fail(r, "'%s' object cannot be interpreted as an integer", j_type_name(v));
+    if (!bt_j_is_intlike(v)) {
+        bt_j_fail(r, "'%s' object cannot be interpreted as an integer", bt_j_type_name(v));
     }
-    return j_as_int(v);
+    return bt_j_as_int(v);
 }
 
-bool j_arg_bool(struct j_render *r, const struct j_call *c, size_t i, const char *name,
-                bool missing)
+bool bt_j_arg_bool(struct bt_j_render *r, const struct bt_j_call *c, size_t i, const char *name,
+                   bool missing)
 {
     (void)r;
-    struct j_value v;
-    return j_arg_get(c, i, name, &v) ? j_truth(v) : missing;
+    struct bt_j_value v;
+    return bt_j_arg_get(c, i, name, &v) ? bt_j_truth(v) : missing;
 }
 
-struct j_str j_arg_str(struct j_render *r, const struct j_call *c, size_t i, const char *name,
-                       const char *missing)
+struct bt_j_str bt_j_arg_str(struct bt_j_render *r, const struct bt_j_call *c, size_t i,
+                             const char *name, const char *missing)
 {
-    struct j_value v;
-    if (!j_arg_get(c, i, name, &v)) {
+    struct bt_j_value v;
+    if (!bt_j_arg_get(c, i, name, &v)) {
         if (missing == NULL) {
-            j_fail(r, "an argument is missing: %s", name);
+            bt_j_fail(r, "an argument is missing: %s", name);
         }
         return j_cstr(missing);
     }
     if (v.kind != J_STR) {
-        j_fail(r, "argument %s must be str, not %s", name, j_type_name(v));
+        bt_j_fail(r, "argument %s must be str, not %s", name, bt_j_type_name(v));
     }
     return v.s;
 }
 
-static struct j_value range(struct j_render *r, const struct j_call *c)
+static struct bt_j_value range(struct bt_j_render *r, const struct bt_j_call *c)
 {
-    int64_t from = 0, to, step = j_arg_int(r, c, 2, NULL, 1);
+    int64_t from = 0, to, step = bt_j_arg_int(r, c, 2, NULL, 1);
     if (c->n == 0 || c->n > 3 || step == 0) {
-        j_fail(r, "range() needs one to three integers, and a step that is not 0");
+        bt_j_fail(r, "range() needs one to three integers, and a step that is not 0");
     }
-    to = j_arg_int(r, c, 0, NULL, 0);
+    to = bt_j_arg_int(r, c, 0, NULL, 0);
     if (c->n > 1) {
         from = to;
-        to = j_arg_int(r, c, 1, NULL, 0);
+        to = bt_j_arg_int(r, c, 1, NULL, 0);
     }
-    struct j_value out = j_new_list(r, J_LIST);
+    struct bt_j_value out = bt_j_new_list(r, J_LIST);
     for (int64_t i = from; step > 0 ? i < to : i > to;) {
         j_work(r, J_ELEMENT);
         if (out.list->n == J_RANGE_MAX) {
-            j_fail(r, "range() of more than %d", J_RANGE_MAX);
+            bt_j_fail(r, "range() of more than %d", J_RANGE_MAX);
         }
-        j_list_add(r, out.list, j_int(i));
+        bt_j_list_add(r, out.list, bt_j_int(i));
         if (__builtin_add_overflow(i, step, &i)) {
             break;
         }
@@ -102,32 +102,32 @@ static struct j_value range(struct j_render *r, const struct j_call *c)
     return out;
 }
 
-static void dict_from(struct j_render *r, struct j_dict *to, struct j_value from)
+static void dict_from(struct bt_j_render *r, struct bt_j_dict *to, struct bt_j_value from)
 {
     if (from.kind == J_DICT || from.kind == J_NAMESPACE) {
         for (size_t i = 0; i < from.dict->n; i++) {
-            j_dict_set(r, to, from.dict->v[i].key, from.dict->v[i].value);
+            bt_j_dict_set(r, to, from.dict->v[i].key, from.dict->v[i].value);
         }
         return;
     }
-    const struct j_list *pairs = j_iterate(r, from);
+    const struct bt_j_list *pairs = bt_j_iterate(r, from);
     j_charge(r, pairs->n);
     for (size_t i = 0; i < pairs->n; i++) {
-        const struct j_list *pair = j_iterate(r, pairs->v[i]);
+        const struct bt_j_list *pair = bt_j_iterate(r, pairs->v[i]);
         if (pair->n != 2) {
-            j_fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required", i,
-                   pair->n);
+            bt_j_fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required", i,
+                      pair->n);
         }
-        j_dict_set(r, to, pair->v[0], pair->v[1]);
+        bt_j_dict_set(r, to, pair->v[0], pair->v[1]);
     }
 }
 
-static struct j_value strftime_now(struct j_render *r, const struct j_call *c)
+static struct bt_j_value strftime_now(struct bt_j_render *r, const struct bt_j_call *c)
 {
-    struct j_str fmt = j_arg_str(r, c, 0, "format", NULL);
+    struct bt_j_str fmt = bt_j_arg_str(r, c, 0, "format", NULL);
     char text[256], copy[128];
     if (fmt.n == 0 || fmt.n >= sizeof(copy)) {
-        j_fail(r, "strftime_now() needs a format of 1 to %zu bytes", sizeof(copy) - 1);
+        bt_j_fail(r, "strftime_now() needs a format of 1 to %zu bytes", sizeof(copy) - 1);
     }
     memcpy(copy, fmt.p, fmt.n);
     copy[fmt.n] = '\0';
@@ -136,58 +136,58 @@ static struct j_value strftime_now(struct j_render *r, const struct j_call *c)
     struct tm tm;
     localtime_r(&now, &tm);
     size_t n = strftime(text, sizeof(text), copy, &tm);
-    char *p = j_alloc(&r->arena, n);
+    char *p = bt_j_alloc(&r->arena, n);
     memcpy(p, text, n);
-    return j_string((struct j_str){p, n});
+    return bt_j_string((struct bt_j_str){p, n});
 }
 
-struct j_value j_global_call(struct j_render *r, struct j_str name, struct j_call *c)
+struct bt_j_value bt_j_global_call(struct bt_j_render *r, struct bt_j_str name, struct bt_j_call *c)
 {
     j_charge(r, 1);
-    if (j_str_is(name, "range")) {
+    if (bt_j_str_is(name, "range")) {
         return range(r, c);
     }
-    if (j_str_is(name, "strftime_now")) {
+    if (bt_j_str_is(name, "strftime_now")) {
         return strftime_now(r, c);
     }
-    if (j_str_is(name, "raise_exception")) {
-        struct j_str msg = c->n > 0 ? j_to_str(r, c->v[0]) : j_cstr("raise_exception()");
-        j_fail(r, "%.*s", (int)BT_MIN(msg.n, (size_t)400), msg.p);
+    if (bt_j_str_is(name, "raise_exception")) {
+        struct bt_j_str msg = c->n > 0 ? bt_j_to_str(r, c->v[0]) : j_cstr("raise_exception()");
+        bt_j_fail(r, "%.*s", (int)BT_MIN(msg.n, (size_t)400), msg.p);
     }
-    struct j_value out = j_new_dict(r);
+    struct bt_j_value out = bt_j_new_dict(r);
     for (size_t i = 0; i < c->n; i++) {
         dict_from(r, out.dict, c->v[i]);
     }
     for (size_t i = 0; i < c->named.n; i++) {
-        j_dict_set(r, out.dict, c->named.v[i].key, c->named.v[i].value);
+        bt_j_dict_set(r, out.dict, c->named.v[i].key, c->named.v[i].value);
     }
-    if (j_str_is(name, "namespace")) {
+    if (bt_j_str_is(name, "namespace")) {
         out.kind = J_NAMESPACE;
     }
     return out;
 }
 
-static __attribute__((noreturn)) void bad_operands(struct j_render *r, enum j_op op,
-                                                   struct j_value a, struct j_value b)
+static __attribute__((noreturn)) void bad_operands(struct bt_j_render *r, enum bt_j_op op,
+                                                   struct bt_j_value a, struct bt_j_value b)
 {
     static const char *const names[] = {"+", "-", "*", "/", "//", "%", "**"};
     if (a.kind == J_UNDEFINED || b.kind == J_UNDEFINED) {
-        struct j_str name = a.kind == J_UNDEFINED ? a.s : b.s;
-        j_fail(r, "'%.*s' is undefined", (int)BT_MIN(name.n, (size_t)100), name.p);
+        struct bt_j_str name = a.kind == J_UNDEFINED ? a.s : b.s;
+        bt_j_fail(r, "'%.*s' is undefined", (int)BT_MIN(name.n, (size_t)100), name.p);
     }
     if (op == OP_ADD && a.kind == J_STR) {
-        j_fail(r, "can only concatenate str (not \"%s\") to str", j_type_name(b));
+        bt_j_fail(r, "can only concatenate str (not \"%s\") to str", bt_j_type_name(b));
     }
-    j_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", names[op], j_type_name(a),
-           j_type_name(b));
+    bt_j_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", names[op], bt_j_type_name(a),
+              bt_j_type_name(b));
 }
 
-static struct j_value int_binary(struct j_render *r, enum j_op op, int64_t a, int64_t b)
+static struct bt_j_value int_binary(struct bt_j_render *r, enum bt_j_op op, int64_t a, int64_t b)
 {
     int64_t v = 0;
     bool over = false;
     if ((op == OP_FLOORDIV || op == OP_MOD) && (b == 0 || (b == -1 && a == INT64_MIN))) {
-        j_fail(r, b == 0 ? "integer division or modulo by zero" : "an integer beyond 64 bits");
+        bt_j_fail(r, b == 0 ? "integer division or modulo by zero" : "an integer beyond 64 bits");
     }
     switch (op) {
     case OP_ADD: over = __builtin_add_overflow(a, b, &v); break;
@@ -200,7 +200,7 @@ static struct j_value int_binary(struct j_render *r, enum j_op op, int64_t a, in
         break;
     case OP_POW:
         if (b < 0) {
-            return j_float(pow((double)a, (double)b));
+            return bt_j_float(pow((double)a, (double)b));
         }
         v = 1;
         for (int64_t i = 0; i < b && !over && v != 0 && !(a == 1); i++) {
@@ -222,25 +222,25 @@ static struct j_value int_binary(struct j_render *r, enum j_op op, int64_t a, in
     case OP_NOTIN: break;
     }
     if (over) {
-        j_fail(r, "an integer beyond 64 bits");
+        bt_j_fail(r, "an integer beyond 64 bits");
     }
-    return j_int(v);
+    return bt_j_int(v);
 }
 
-static struct j_value float_binary(struct j_render *r, enum j_op op, double a, double b)
+static struct bt_j_value float_binary(struct bt_j_render *r, enum bt_j_op op, double a, double b)
 {
     if (b == 0 && (op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD)) {
-        j_fail(r, "division by zero");
+        bt_j_fail(r, "division by zero");
     }
     double m;
     switch (op) {
-    case OP_ADD: return j_float(a + b);
-    case OP_SUB: return j_float(a - b);
-    case OP_MUL: return j_float(a * b);
-    case OP_DIV: return j_float(a / b);
-    case OP_FLOORDIV: return j_float(floor(a / b));
-    case OP_MOD: m = fmod(a, b); return j_float(m != 0 && (m < 0) != (b < 0) ? m + b : m);
-    case OP_POW: return j_float(pow(a, b));
+    case OP_ADD: return bt_j_float(a + b);
+    case OP_SUB: return bt_j_float(a - b);
+    case OP_MUL: return bt_j_float(a * b);
+    case OP_DIV: return bt_j_float(a / b);
+    case OP_FLOORDIV: return bt_j_float(floor(a / b));
+    case OP_MOD: m = fmod(a, b); return bt_j_float(m != 0 && (m < 0) != (b < 0) ? m + b : m);
+    case OP_POW: return bt_j_float(pow(a, b));
     case OP_EQ:
     case OP_NE:
     case OP_LT:
@@ -250,64 +250,65 @@ static struct j_value float_binary(struct j_render *r, enum j_op op, double a, d
     case OP_IN:
     case OP_NOTIN: break;
     }
-    return j_none();
+    return bt_j_none();
 }
 
-static struct j_value repeat(struct j_render *r, struct j_value a, int64_t times)
+static struct bt_j_value repeat(struct bt_j_render *r, struct bt_j_value a, int64_t times)
 {
     if (a.kind == J_STR) {
-        struct j_sb sb = {0};
+        struct bt_j_sb sb = {0};
         for (int64_t i = 0; i < times && a.s.n > 0; i++) {
             j_charge(r, 1);
-            j_sb_str(r, &sb, a.s);
+            bt_j_sb_str(r, &sb, a.s);
         }
-        return j_string(j_sb_done(&sb));
+        return bt_j_string(bt_j_sb_done(&sb));
     }
-    struct j_value out = j_new_list(r, a.kind);
+    struct bt_j_value out = bt_j_new_list(r, a.kind);
     for (int64_t i = 0; i < times && a.list->n > 0; i++) {
         for (size_t k = 0; k < a.list->n; k++) {
             j_charge(r, 1);
-            j_list_add(r, out.list, a.list->v[k]);
+            bt_j_list_add(r, out.list, a.list->v[k]);
         }
     }
     return out;
 }
 
-static bool is_seq(struct j_value v)
+static bool is_seq(struct bt_j_value v)
 {
     return v.kind == J_STR || v.kind == J_LIST || v.kind == J_TUPLE;
 }
 
-struct j_value j_binary(struct j_render *r, enum j_op op, struct j_value a, struct j_value b)
+struct bt_j_value bt_j_binary(struct bt_j_render *r, enum bt_j_op op, struct bt_j_value a,
+                              struct bt_j_value b)
 {
-    if (j_is_intlike(a) && j_is_intlike(b) && op != OP_DIV) {
-        return int_binary(r, op, j_as_int(a), j_as_int(b));
+    if (bt_j_is_intlike(a) && bt_j_is_intlike(b) && op != OP_DIV) {
+        return int_binary(r, op, bt_j_as_int(a), bt_j_as_int(b));
     }
-    if (j_is_num(a) && j_is_num(b)) {
-        return float_binary(r, op, j_num(a), j_num(b));
+    if (bt_j_is_num(a) && bt_j_is_num(b)) {
+        return float_binary(r, op, bt_j_num(a), bt_j_num(b));
     }
     if (op == OP_ADD && a.kind == b.kind && is_seq(a)) {
         if (a.kind == J_STR) {
-            struct j_sb sb = {0};
-            j_sb_str(r, &sb, a.s);
-            j_sb_str(r, &sb, b.s);
-            return j_string(j_sb_done(&sb));
+            struct bt_j_sb sb = {0};
+            bt_j_sb_str(r, &sb, a.s);
+            bt_j_sb_str(r, &sb, b.s);
+            return bt_j_string(bt_j_sb_done(&sb));
         }
-        struct j_value out = j_new_list(r, a.kind);
+        struct bt_j_value out = bt_j_new_list(r, a.kind);
         j_work(r, (a.list->n + b.list->n) * J_ELEMENT);
         for (size_t i = 0; i < a.list->n + b.list->n; i++) {
-            j_list_add(r, out.list, i < a.list->n ? a.list->v[i] : b.list->v[i - a.list->n]);
+            bt_j_list_add(r, out.list, i < a.list->n ? a.list->v[i] : b.list->v[i - a.list->n]);
         }
         return out;
     }
-    if (op == OP_MUL && is_seq(a) && j_is_intlike(b)) {
-        return repeat(r, a, j_as_int(b));
+    if (op == OP_MUL && is_seq(a) && bt_j_is_intlike(b)) {
+        return repeat(r, a, bt_j_as_int(b));
     }
-    if (op == OP_MUL && is_seq(b) && j_is_intlike(a)) {
-        return repeat(r, b, j_as_int(a));
+    if (op == OP_MUL && is_seq(b) && bt_j_is_intlike(a)) {
+        return repeat(r, b, bt_j_as_int(a));
     }
     if (op == OP_MOD && a.kind == J_STR) {
-        return j_string(j_format_percent(r, a.s, b));
+        return bt_j_string(bt_j_format_percent(r, a.s, b));
     }
     bad_operands(r, op, a, b);
 }

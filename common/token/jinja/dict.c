@@ -35,29 +35,29 @@ static uint64_t hash_int(int64_t i)
 }
 
 /* Equal keys have equal hashes, also 1, 1.0 and true. */
-static uint64_t hash_of(struct j_render *r, struct j_value key)
+static uint64_t hash_of(struct bt_j_render *r, struct bt_j_value key)
 {
     uint64_t h = 0;
     j_work(r, J_STEP);
     switch (key.kind) {
     case J_STR: j_work(r, key.s.n); return hash_bytes(key.s.p, key.s.n);
     case J_BOOL:
-    case J_INT: return hash_int(j_as_int(key));
+    case J_INT: return hash_int(bt_j_as_int(key));
     case J_FLOAT:
         if (key.f >= -9e18 && key.f <= 9e18 && (double)(int64_t)key.f == key.f) {
             return hash_int((int64_t)key.f);
         }
         return hash_bytes(&key.f, sizeof(key.f));
     case J_TUPLE:
-        j_enter(r);
+        bt_j_enter(r);
         for (size_t i = 0; i < key.list->n; i++) {
             uint64_t pair[2] = {h, hash_of(r, key.list->v[i])};
             h = hash_bytes(pair, sizeof(pair));
         }
-        j_leave(r);
+        bt_j_leave(r);
         return h;
     case J_LIST:
-    case J_DICT: j_fail(r, "unhashable type: '%s'", j_type_name(key));
+    case J_DICT: bt_j_fail(r, "unhashable type: '%s'", bt_j_type_name(key));
     case J_UNDEFINED:
     case J_NONE: return hash_int(key.kind);
     case J_NAMESPACE:
@@ -69,16 +69,17 @@ static uint64_t hash_of(struct j_render *r, struct j_value key)
     return h;
 }
 
-static bool matches(struct j_render *r, const struct j_entry *e, struct j_value key)
+static bool matches(struct bt_j_render *r, const struct bt_j_entry *e, struct bt_j_value key)
 {
     if (key.kind == J_STR) {
-        return e->key.kind == J_STR && j_str_eq(e->key.s, key.s);
+        return e->key.kind == J_STR && bt_j_str_eq(e->key.s, key.s);
     }
-    return e->key.kind != J_STR && j_equal(r, e->key, key);
+    return e->key.kind != J_STR && bt_j_equal(r, e->key, key);
 }
 
 /* The entry of a key with this hash; SIZE_MAX if there is none. r may be NULL for a str. */
-static size_t locate(struct j_render *r, const struct j_dict *d, struct j_value key, uint64_t hash)
+static size_t locate(struct bt_j_render *r, const struct bt_j_dict *d, struct bt_j_value key,
+                     uint64_t hash)
 {
     if (d->slots == NULL) {
         for (size_t i = 0; i < d->n; i++) {
@@ -100,7 +101,7 @@ static size_t locate(struct j_render *r, const struct j_dict *d, struct j_value 
     return SIZE_MAX;
 }
 
-static void put_slot(struct j_dict *d, size_t i)
+static void put_slot(struct bt_j_dict *d, size_t i)
 {
     size_t at = d->v[i].hash & d->mask;
     while (d->slots[at] != 0) {
@@ -110,7 +111,7 @@ static void put_slot(struct j_dict *d, size_t i)
 }
 
 /* Makes the index anew, with room for as many entries again. */
-static void index_all(struct j_render *r, struct j_dict *d)
+static void index_all(struct bt_j_render *r, struct bt_j_dict *d)
 {
     size_t slots = 4 * SCAN_MAX;
     while (slots < 4 * d->n) {
@@ -118,7 +119,7 @@ static void index_all(struct j_render *r, struct j_dict *d)
     }
     j_work(r, J_ELEMENT * d->n);
     if (d->slots == NULL || slots != (size_t)d->mask + 1) {
-        d->slots = j_alloc(&r->arena, slots * sizeof(*d->slots));
+        d->slots = bt_j_alloc(&r->arena, slots * sizeof(*d->slots));
         d->mask = (uint32_t)(slots - 1);
     } else {
         memset(d->slots, 0, slots * sizeof(*d->slots));
@@ -128,11 +129,11 @@ static void index_all(struct j_render *r, struct j_dict *d)
     }
 }
 
-static void append(struct j_render *r, struct j_dict *d, struct j_value key, uint64_t hash,
-                   struct j_value v)
+static void append(struct bt_j_render *r, struct bt_j_dict *d, struct bt_j_value key, uint64_t hash,
+                   struct bt_j_value v)
 {
-    d->v = j_grow(&r->arena, d->v, d->n, &d->cap, sizeof(*d->v));
-    d->v[d->n++] = (struct j_entry){key, v, hash};
+    d->v = bt_j_grow(&r->arena, d->v, d->n, &d->cap, sizeof(*d->v));
+    d->v[d->n++] = (struct bt_j_entry){key, v, hash};
     if (d->slots == NULL ? d->n > SCAN_MAX : 2 * d->n > d->mask) {
         index_all(r, d);
     } else if (d->slots != NULL) {
@@ -140,22 +141,24 @@ static void append(struct j_render *r, struct j_dict *d, struct j_value key, uin
     }
 }
 
-const struct j_value *j_dict_get_str(const struct j_dict *d, struct j_str key)
+const struct bt_j_value *bt_j_dict_get_str(const struct bt_j_dict *d, struct bt_j_str key)
 {
     if (d->n == 0) {
         return NULL;
     }
-    size_t i = locate(NULL, d, j_string(key), hash_bytes(key.p, key.n));
+    size_t i = locate(NULL, d, bt_j_string(key), hash_bytes(key.p, key.n));
     return i == SIZE_MAX ? NULL : &d->v[i].value;
 }
 
-const struct j_value *j_dict_get(struct j_render *r, const struct j_dict *d, struct j_value key)
+const struct bt_j_value *bt_j_dict_get(struct bt_j_render *r, const struct bt_j_dict *d,
+                                       struct bt_j_value key)
 {
     size_t i = locate(r, d, key, hash_of(r, key));
     return i == SIZE_MAX ? NULL : &d->v[i].value;
 }
 
-void j_dict_set(struct j_render *r, struct j_dict *d, struct j_value key, struct j_value v)
+void bt_j_dict_set(struct bt_j_render *r, struct bt_j_dict *d, struct bt_j_value key,
+                   struct bt_j_value v)
 {
     uint64_t hash = hash_of(r, key);
     size_t i = locate(r, d, key, hash);
@@ -166,7 +169,7 @@ void j_dict_set(struct j_render *r, struct j_dict *d, struct j_value key, struct
     }
 }
 
-bool j_dict_del(struct j_render *r, struct j_dict *d, struct j_value key)
+bool bt_j_dict_del(struct bt_j_render *r, struct bt_j_dict *d, struct bt_j_value key)
 {
     size_t i = locate(r, d, key, hash_of(r, key));
     if (i == SIZE_MAX) {
@@ -181,14 +184,16 @@ bool j_dict_del(struct j_render *r, struct j_dict *d, struct j_value key)
     return true;
 }
 
-void j_scope_set(struct j_render *r, struct j_scope *s, struct j_str name, struct j_value v)
+void bt_j_scope_set(struct bt_j_render *r, struct bt_j_scope *s, struct bt_j_str name,
+                    struct bt_j_value v)
 {
-    j_dict_set(r, &s->vars, j_string(name), v);
+    bt_j_dict_set(r, &s->vars, bt_j_string(name), v);
 }
 
-const struct j_value *j_scope_get(struct j_render *r, const struct j_scope *s, struct j_str name)
+const struct bt_j_value *bt_j_scope_get(struct bt_j_render *r, const struct bt_j_scope *s,
+                                        struct bt_j_str name)
 {
-    struct j_value key = j_string(name);
+    struct bt_j_value key = bt_j_string(name);
     uint64_t hash = hash_of(r, key);
     for (; s != NULL; s = s->parent) {
         size_t i = locate(r, &s->vars, key, hash);

@@ -8,23 +8,23 @@
 #include "common/token/token_priv.h"
 
 struct lexer {
-    struct j_compile *c;
+    struct bt_j_compile *c;
     const char *s;
     size_t len, at;
     int line;
     bool line_starting; /* what was read last ended with a newline, or nothing was */
 };
 
-static void push(struct lexer *x, struct j_token t)
+static void push(struct lexer *x, struct bt_j_token t)
 {
-    struct j_compile *c = x->c;
-    c->tokens = j_grow(c->arena, c->tokens, c->n_tokens, &c->cap_tokens, sizeof(*c->tokens));
+    struct bt_j_compile *c = x->c;
+    c->tokens = bt_j_grow(c->arena, c->tokens, c->n_tokens, &c->cap_tokens, sizeof(*c->tokens));
     c->tokens[c->n_tokens++] = t;
 }
 
-static void push_kind(struct lexer *x, enum j_tok_kind kind)
+static void push_kind(struct lexer *x, enum bt_j_tok_kind kind)
 {
-    push(x, (struct j_token){.kind = kind, .line = x->line});
+    push(x, (struct bt_j_token){.kind = kind, .line = x->line});
 }
 
 static bool looking_at(const struct lexer *x, const char *what)
@@ -48,7 +48,7 @@ static size_t space_at(const struct lexer *x, size_t at)
 {
     uint32_t cp;
     size_t k = bt_utf8_decode(x->s + at, x->s + x->len, &cp);
-    return k > 0 && j_is_space(cp) ? k : 0;
+    return k > 0 && bt_j_is_space(cp) ? k : 0;
 }
 
 static void skip_space(struct lexer *x)
@@ -71,24 +71,24 @@ static void after_end(struct lexer *x, char sign, bool block)
 /* The text before a tag that begins at `to`; sign is the character after the tag's two. */
 static void push_data(struct lexer *x, size_t to, char sign, bool variable)
 {
-    struct j_str s = {x->s + x->at, to - x->at};
+    struct bt_j_str s = {x->s + x->at, to - x->at};
     int line = x->line;
     bool line_starting = x->line_starting;
     advance(x, s.n);
     if (sign == '-') {
-        s = j_strip(NULL, s, NULL, false, true);
+        s = bt_j_strip(NULL, s, NULL, false, true);
     } else if (sign != '+' && !variable) {
         size_t from = s.n;
         while (from > 0 && s.p[from - 1] != '\n') {
             from--;
         }
-        struct j_str last = {s.p + from, s.n - from};
-        if ((from > 0 || line_starting) && j_strip(NULL, last, NULL, true, false).n == 0) {
+        struct bt_j_str last = {s.p + from, s.n - from};
+        if ((from > 0 || line_starting) && bt_j_strip(NULL, last, NULL, true, false).n == 0) {
             s.n = from;
         }
     }
     if (s.n > 0) {
-        push(x, (struct j_token){.kind = T_DATA, .line = line, .s = s});
+        push(x, (struct bt_j_token){.kind = T_DATA, .line = line, .s = s});
     }
 }
 
@@ -100,7 +100,7 @@ static void lex_comment(struct lexer *x)
         advance(x, 1);
     }
     if (x->at >= x->len) {
-        j_compile_fail(x->c, BT_ERR_INVALID, line, "a comment is not closed");
+        bt_j_compile_fail(x->c, BT_ERR_INVALID, line, "a comment is not closed");
     }
     char sign = x->s[x->at - 1];
     advance(x, 2);
@@ -141,7 +141,7 @@ static size_t unescape(struct lexer *x, const char *p, const char *end, char **o
             cp = cp << 4 | (uint32_t)hex(p[1 + n]);
         }
         if (n != digits || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000)) {
-            j_compile_fail(x->c, BT_ERR_INVALID, x->line, "a wrong \\%c escape", *p);
+            bt_j_compile_fail(x->c, BT_ERR_INVALID, x->line, "a wrong \\%c escape", *p);
         }
         *out += bt_utf8_encode(cp, *out);
         return 1 + n;
@@ -166,9 +166,9 @@ static void lex_string(struct lexer *x)
         end += x->s[end] == '\\' ? 2 : 1;
     }
     if (end >= x->len) {
-        j_compile_fail(x->c, BT_ERR_INVALID, x->line, "a string is not closed");
+        bt_j_compile_fail(x->c, BT_ERR_INVALID, x->line, "a string is not closed");
     }
-    char *text = j_alloc(x->c->arena, (end - x->at) * 2 + 8), *to = text;
+    char *text = bt_j_alloc(x->c->arena, (end - x->at) * 2 + 8), *to = text;
     for (const char *p = x->s + x->at + 1; p < x->s + end;) {
         if (*p == '\\') {
             p += 1 + unescape(x, p + 1, x->s + end, &to);
@@ -176,7 +176,7 @@ static void lex_string(struct lexer *x)
             *to++ = *p++;
         }
     }
-    push(x, (struct j_token){.kind = T_STR, .line = x->line, .s = {text, (size_t)(to - text)}});
+    push(x, (struct bt_j_token){.kind = T_STR, .line = x->line, .s = {text, (size_t)(to - text)}});
     advance(x, end + 1 - x->at);
 }
 
@@ -207,7 +207,7 @@ static void lex_number(struct lexer *x)
         text[n++] = c;
     }
     text[n] = '\0';
-    struct j_token t = {.kind = real ? T_FLOAT : T_INT, .line = x->line};
+    struct bt_j_token t = {.kind = real ? T_FLOAT : T_INT, .line = x->line};
     char *stop;
     errno = 0;
     if (real) {
@@ -217,7 +217,7 @@ static void lex_number(struct lexer *x)
         t.i = strtoll(text + (prefixed ? 2 : 0), &stop, base);
     }
     if (*stop != '\0' || (errno == ERANGE && !real)) {
-        j_compile_fail(x->c, BT_ERR_INVALID, x->line, "a wrong number \"%s\"", text);
+        bt_j_compile_fail(x->c, BT_ERR_INVALID, x->line, "a wrong number \"%s\"", text);
     }
     push(x, t);
     advance(x, at - x->at);
@@ -231,12 +231,12 @@ static void lex_operator(struct lexer *x, int *nesting)
     for (size_t i = 0; i < BT_ARRAY_LEN(ops); i++) {
         if (looking_at(x, ops[i])) {
             *nesting += strchr("[({", ops[i][0]) != NULL ? 1 : strchr("])}", ops[i][0]) ? -1 : 0;
-            push(x, (struct j_token){.kind = T_OP, .line = x->line, .s = j_cstr(ops[i])});
+            push(x, (struct bt_j_token){.kind = T_OP, .line = x->line, .s = j_cstr(ops[i])});
             advance(x, strlen(ops[i]));
             return;
         }
     }
-    j_compile_fail(x->c, BT_ERR_INVALID, x->line, "unexpected character \"%.1s\"", x->s + x->at);
+    bt_j_compile_fail(x->c, BT_ERR_INVALID, x->line, "unexpected character \"%.1s\"", x->s + x->at);
 }
 
 /* Inside a tag, up to and with its end. */
@@ -246,7 +246,7 @@ static void lex_code(struct lexer *x, const char *end, bool block)
     for (;;) {
         skip_space(x);
         if (x->at >= x->len) {
-            j_compile_fail(x->c, BT_ERR_INVALID, line, "a tag is not closed by %s", end);
+            bt_j_compile_fail(x->c, BT_ERR_INVALID, line, "a tag is not closed by %s", end);
         }
         char c = x->s[x->at], sign = c == '-' || (block && c == '+') ? c : '\0';
         if (nesting <= 0) {
@@ -270,7 +270,7 @@ static void lex_code(struct lexer *x, const char *end, bool block)
             while (to < x->len && name_char(x->s[to], false)) {
                 to++;
             }
-            push(x, (struct j_token){
+            push(x, (struct bt_j_token){
                         .kind = T_NAME, .line = x->line, .s = {x->s + x->at, to - x->at}});
             advance(x, to - x->at);
         } else {
@@ -323,13 +323,13 @@ static bool lex_raw(struct lexer *x)
             return true;
         }
     }
-    j_compile_fail(x->c, BT_ERR_INVALID, line, "{%% raw %%} is not closed");
+    bt_j_compile_fail(x->c, BT_ERR_INVALID, line, "{%% raw %%} is not closed");
 }
 
-void j_lex(struct j_compile *c, const char *source, size_t len)
+void bt_j_lex(struct bt_j_compile *c, const char *source, size_t len)
 {
     /* one kind of newline, and none at the very end */
-    char *s = j_alloc(c->arena, len + 1);
+    char *s = bt_j_alloc(c->arena, len + 1);
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {
         if (source[i] == '\r') {

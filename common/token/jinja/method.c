@@ -7,28 +7,29 @@
 
 /* ---- tests ---- */
 
-static bool t_compare(struct j_render *r, struct j_value v, struct j_call *c, enum j_op op)
+static bool t_compare(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c,
+                      enum bt_j_op op)
 {
-    struct j_value o;
-    if (!j_arg_get(c, 0, NULL, &o)) {
-        j_fail(r, "the test needs an argument");
+    struct bt_j_value o;
+    if (!bt_j_arg_get(c, 0, NULL, &o)) {
+        bt_j_fail(r, "the test needs an argument");
     }
     if (op == OP_EQ || op == OP_NE) {
-        return j_equal(r, v, o) == (op == OP_EQ);
+        return bt_j_equal(r, v, o) == (op == OP_EQ);
     }
     if (op == OP_IN) {
-        return j_contains(r, o, v);
+        return bt_j_contains(r, o, v);
     }
-    int cmp = j_compare(r, v, o);
+    int cmp = bt_j_compare(r, v, o);
     return op == OP_LT ? cmp < 0 : op == OP_LE ? cmp <= 0 : op == OP_GT ? cmp > 0 : cmp >= 0;
 }
 
-static int64_t need_int(struct j_render *r, struct j_value v)
+static int64_t need_int(struct bt_j_render *r, struct bt_j_value v)
 {
-    if (!j_is_intlike(v)) {
-        j_fail(r, "the test needs an integer, not %s", j_type_name(v));
+    if (!bt_j_is_intlike(v)) {
+        bt_j_fail(r, "the test needs an integer, not %s", bt_j_type_name(v));
     }
-    return j_as_int(v);
+    return bt_j_as_int(v);
 }
 
 enum test {
@@ -66,7 +67,7 @@ enum test {
 static const struct {
     const char *name;
     enum test test;
-    enum j_cost cost;
+    enum bt_j_cost cost;
 } tests[] = {
     {"boolean", IS_BOOLEAN, COST_FLAT},
     {"callable", IS_CALLABLE, COST_FLAT},
@@ -108,66 +109,66 @@ static const struct {
     {"upper", IS_UPPER, COST_FLAT},
 };
 
-const char *j_test_name(size_t i)
+const char *bt_j_test_name(size_t i)
 {
     return i < BT_ARRAY_LEN(tests) ? tests[i].name : NULL;
 }
 
-int j_test_find(struct j_str name)
+int bt_j_test_find(struct bt_j_str name)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(tests); i++) {
-        if (j_str_is(name, tests[i].name)) {
+        if (bt_j_str_is(name, tests[i].name)) {
             return (int)i;
         }
     }
     return -1;
 }
 
-static bool same_as(struct j_render *r, struct j_value v, struct j_call *c)
+static bool same_as(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c)
 {
-    struct j_value o;
-    j_arg_get(c, 0, NULL, &o);
+    struct bt_j_value o;
+    bt_j_arg_get(c, 0, NULL, &o);
     if (v.kind != o.kind) {
         return false;
     }
     return v.kind == J_LIST || v.kind == J_TUPLE ? v.list == o.list
            : v.kind == J_DICT                    ? v.dict == o.dict
-                                                 : j_equal(r, v, o);
+                                                 : bt_j_equal(r, v, o);
 }
 
-bool j_test_run(struct j_render *r, int fn, struct j_value v, struct j_call *c)
+bool bt_j_test_run(struct bt_j_render *r, int fn, struct bt_j_value v, struct bt_j_call *c)
 {
     bool seq = v.kind == J_STR || v.kind == J_LIST || v.kind == J_TUPLE || v.kind == J_DICT ||
                v.kind == J_UNDEFINED;
     int64_t by;
-    j_charge_call(r, tests[fn].cost, v, c);
+    bt_j_charge_call(r, tests[fn].cost, v, c);
     switch (tests[fn].test) {
     case IS_BOOLEAN: return v.kind == J_BOOL;
     case IS_CALLABLE: return v.kind == J_MACRO || v.kind == J_METHOD || v.kind == J_GLOBAL;
     case IS_DEFINED: return v.kind != J_UNDEFINED;
     case IS_UNDEFINED: return v.kind == J_UNDEFINED;
     case IS_DIVISIBLE:
-        by = j_arg_int(r, c, 0, "num", 0);
+        by = bt_j_arg_int(r, c, 0, "num", 0);
         if (by == 0) {
-            j_fail(r, "integer modulo by zero");
+            bt_j_fail(r, "integer modulo by zero");
         }
         return by == -1 || need_int(r, v) % by == 0;
     case IS_EVEN: return need_int(r, v) % 2 == 0;
     case IS_ODD: return need_int(r, v) % 2 != 0;
     case IS_FALSE: return v.kind == J_BOOL && !v.b;
     case IS_TRUE: return v.kind == J_BOOL && v.b;
-    case IS_FILTER: return v.kind == J_STR && j_filter_find(v.s) >= 0;
-    case IS_TEST: return v.kind == J_STR && j_test_find(v.s) >= 0;
+    case IS_FILTER: return v.kind == J_STR && bt_j_filter_find(v.s) >= 0;
+    case IS_TEST: return v.kind == J_STR && bt_j_test_find(v.s) >= 0;
     case IS_FLOAT: return v.kind == J_FLOAT;
     case IS_INTEGER: return v.kind == J_INT;
-    case IS_NUMBER: return j_is_num(v);
+    case IS_NUMBER: return bt_j_is_num(v);
     case IS_ITERABLE: return seq || v.kind == J_LOOP;
     case IS_SEQUENCE: return seq || v.kind == J_LOOP;
     case IS_MAPPING: return v.kind == J_DICT;
     case IS_NONE: return v.kind == J_NONE;
     case IS_STRING: return v.kind == J_STR;
-    case IS_LOWER: return j_all_of(r, j_to_str(r, v), CLASS_LOWER);
-    case IS_UPPER: return j_all_of(r, j_to_str(r, v), CLASS_UPPER);
+    case IS_LOWER: return bt_j_all_of(r, bt_j_to_str(r, v), CLASS_LOWER);
+    case IS_UPPER: return bt_j_all_of(r, bt_j_to_str(r, v), CLASS_UPPER);
     case IS_SAMEAS: return same_as(r, v, c);
     case IS_EQ: return t_compare(r, v, c, OP_EQ);
     case IS_NE: return t_compare(r, v, c, OP_NE);
@@ -182,42 +183,43 @@ bool j_test_run(struct j_render *r, int fn, struct j_value v, struct j_call *c)
 
 /* ---- methods ---- */
 
-typedef struct j_value (*method_fn)(struct j_render *r, struct j_value self, struct j_call *c);
+typedef struct bt_j_value (*method_fn)(struct bt_j_render *r, struct bt_j_value self,
+                                       struct bt_j_call *c);
 
-static struct j_value m_strip_sides(struct j_render *r, struct j_value s, struct j_call *c,
-                                    bool left, bool right)
+static struct bt_j_value m_strip_sides(struct bt_j_render *r, struct bt_j_value s,
+                                       struct bt_j_call *c, bool left, bool right)
 {
-    struct j_value chars;
-    bool given = j_arg_get(c, 0, NULL, &chars) && chars.kind != J_NONE;
+    struct bt_j_value chars;
+    bool given = bt_j_arg_get(c, 0, NULL, &chars) && chars.kind != J_NONE;
     if (given && chars.kind != J_STR) {
-        j_fail(r, "strip arg must be None or str");
+        bt_j_fail(r, "strip arg must be None or str");
     }
-    return j_string(j_strip(r, s.s, given ? &chars.s : NULL, left, right));
+    return bt_j_string(bt_j_strip(r, s.s, given ? &chars.s : NULL, left, right));
 }
 
-static struct j_value m_strip(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_strip(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return m_strip_sides(r, s, c, true, true);
 }
 
-static struct j_value m_lstrip(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_lstrip(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return m_strip_sides(r, s, c, true, false);
 }
 
-static struct j_value m_rstrip(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_rstrip(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return m_strip_sides(r, s, c, false, true);
 }
 
 /* Where the white space (or what is none) that begins at `at` ends. */
-static size_t skip(struct j_render *r, struct j_str s, size_t at, bool space)
+static size_t skip(struct bt_j_render *r, struct bt_j_str s, size_t at, bool space)
 {
     size_t from = at;
     while (at < s.n) {
         uint32_t cp;
         size_t k = bt_utf8_decode(s.p + at, s.p + s.n, &cp);
-        if ((k > 0 && j_is_space(cp)) != space) {
+        if ((k > 0 && bt_j_is_space(cp)) != space) {
             break;
         }
         at += BT_MAX(k, (size_t)1);
@@ -227,7 +229,7 @@ static size_t skip(struct j_render *r, struct j_str s, size_t at, bool space)
 }
 
 /* Where the white space (or what is none) that ends at `end` begins. */
-static size_t skip_back(struct j_render *r, struct j_str s, size_t end, bool space)
+static size_t skip_back(struct bt_j_render *r, struct bt_j_str s, size_t end, bool space)
 {
     size_t from = end;
     while (end > 0) {
@@ -236,7 +238,7 @@ static size_t skip_back(struct j_render *r, struct j_str s, size_t end, bool spa
         while (at > 0 && ((uint8_t)s.p[at] & 0xc0) == 0x80) {
             at--;
         }
-        if ((bt_utf8_decode(s.p + at, s.p + end, &cp) > 0 && j_is_space(cp)) != space) {
+        if ((bt_utf8_decode(s.p + at, s.p + end, &cp) > 0 && bt_j_is_space(cp)) != space) {
             break;
         }
         end = at;
@@ -247,38 +249,40 @@ static size_t skip_back(struct j_render *r, struct j_str s, size_t end, bool spa
 
 /* Words between white space, the last one first if right; at most `max` cuts (negative: any
  * number). What is left behind the last cut keeps the white space at its far end, as in Python. */
-static struct j_value split_words(struct j_render *r, struct j_str s, int64_t max, bool right)
+static struct bt_j_value split_words(struct bt_j_render *r, struct bt_j_str s, int64_t max,
+                                     bool right)
 {
-    struct j_value out = j_new_list(r, J_LIST);
+    struct bt_j_value out = bt_j_new_list(r, J_LIST);
     size_t at = 0, end = s.n;
     for (; !right && (at = skip(r, s, at, true)) < s.n; max--) {
         end = max == 0 ? s.n : skip(r, s, at, false);
-        j_list_add(r, out.list, j_string((struct j_str){s.p + at, end - at}));
+        bt_j_list_add(r, out.list, bt_j_string((struct bt_j_str){s.p + at, end - at}));
         at = end;
     }
     for (; right && (end = skip_back(r, s, end, true)) > 0; max--) {
         at = max == 0 ? 0 : skip_back(r, s, end, false);
-        j_list_add(r, out.list, j_string((struct j_str){s.p + at, end - at}));
+        bt_j_list_add(r, out.list, bt_j_string((struct bt_j_str){s.p + at, end - at}));
         end = at;
     }
     return out;
 }
 
-static struct j_value split_by(struct j_render *r, struct j_str s, struct j_str sep, int64_t max)
+static struct bt_j_value split_by(struct bt_j_render *r, struct bt_j_str s, struct bt_j_str sep,
+                                  int64_t max)
 {
-    struct j_value out = j_new_list(r, J_LIST);
+    struct bt_j_value out = bt_j_new_list(r, J_LIST);
     size_t from = 0;
-    for (size_t hit; max != 0 && (hit = j_find(r, s, sep, from)) != SIZE_MAX; max--) {
+    for (size_t hit; max != 0 && (hit = bt_j_find(r, s, sep, from)) != SIZE_MAX; max--) {
         j_charge(r, 1);
-        j_list_add(r, out.list, j_string((struct j_str){s.p + from, hit - from}));
+        bt_j_list_add(r, out.list, bt_j_string((struct bt_j_str){s.p + from, hit - from}));
         from = hit + sep.n;
     }
-    j_list_add(r, out.list, j_string((struct j_str){s.p + from, s.n - from}));
+    bt_j_list_add(r, out.list, bt_j_string((struct bt_j_str){s.p + from, s.n - from}));
     return out;
 }
 
 /* The last occurrence of `what` in s[0..end). */
-static size_t find_last(struct j_render *r, struct j_str s, struct j_str what, size_t end)
+static size_t find_last(struct bt_j_render *r, struct bt_j_str s, struct bt_j_str what, size_t end)
 {
     if (what.n == 0) {
         return end;
@@ -294,22 +298,22 @@ static size_t find_last(struct j_render *r, struct j_str s, struct j_str what, s
     return SIZE_MAX;
 }
 
-static void turn_around(struct j_list *l)
+static void turn_around(struct bt_j_list *l)
 {
     for (size_t i = 0; i + 1 < l->n - i; i++) {
-        struct j_value t = l->v[i];
+        struct bt_j_value t = l->v[i];
         l->v[i] = l->v[l->n - 1 - i];
         l->v[l->n - 1 - i] = t;
     }
 }
 
-static struct j_value m_split_any(struct j_render *r, struct j_value s, struct j_call *c,
-                                  bool right)
+static struct bt_j_value m_split_any(struct bt_j_render *r, struct bt_j_value s,
+                                     struct bt_j_call *c, bool right)
 {
-    struct j_value sep;
-    bool given = j_arg_get(c, 0, "sep", &sep) && sep.kind != J_NONE;
-    int64_t max = j_arg_int(r, c, 1, "maxsplit", -1);
-    struct j_value out;
+    struct bt_j_value sep;
+    bool given = bt_j_arg_get(c, 0, "sep", &sep) && sep.kind != J_NONE;
+    int64_t max = bt_j_arg_int(r, c, 1, "maxsplit", -1);
+    struct bt_j_value out;
     if (!given) {
         out = split_words(r, s.s, max, right && max >= 0);
         if (right && max >= 0 && out.list->n > 0) {
@@ -318,123 +322,132 @@ static struct j_value m_split_any(struct j_render *r, struct j_value s, struct j
         return out;
     }
     if (sep.kind != J_STR || sep.s.n == 0) {
-        j_fail(r, sep.kind == J_STR ? "empty separator" : "must be str or None");
+        bt_j_fail(r, sep.kind == J_STR ? "empty separator" : "must be str or None");
     }
     if (!right || max < 0) {
         return split_by(r, s.s, sep.s, max);
     }
-    out = j_new_list(r, J_LIST);
+    out = bt_j_new_list(r, J_LIST);
     size_t end = s.s.n;
     for (size_t hit; max != 0 && (hit = find_last(r, s.s, sep.s, end)) != SIZE_MAX; max--) {
-        j_list_add(r, out.list,
-                   j_string((struct j_str){s.s.p + hit + sep.s.n, end - hit - sep.s.n}));
+        bt_j_list_add(r, out.list,
+                      bt_j_string((struct bt_j_str){s.s.p + hit + sep.s.n, end - hit - sep.s.n}));
         end = hit;
     }
-    j_list_add(r, out.list, j_string((struct j_str){s.s.p, end}));
+    bt_j_list_add(r, out.list, bt_j_string((struct bt_j_str){s.s.p, end}));
     turn_around(out.list);
     return out;
 }
 
-static struct j_value m_split(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_split(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return m_split_any(r, s, c, false);
 }
 
-static struct j_value m_rsplit(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_rsplit(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return m_split_any(r, s, c, true);
 }
 
-static struct j_value m_splitlines(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_splitlines(struct bt_j_render *r, struct bt_j_value s,
+                                      struct bt_j_call *c)
 {
-    if (j_arg_bool(r, c, 0, "keepends", false)) {
-        j_fail(r, "splitlines(keepends) is not supported");
+    if (bt_j_arg_bool(r, c, 0, "keepends", false)) {
+        bt_j_fail(r, "splitlines(keepends) is not supported");
     }
-    return j_splitlines(r, s.s);
+    return bt_j_splitlines(r, s.s);
 }
 
-static struct j_value partition(struct j_render *r, struct j_value s, struct j_call *c, bool right)
+static struct bt_j_value partition(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c,
+                                   bool right)
 {
-    struct j_str sep = j_arg_str(r, c, 0, "sep", NULL);
+    struct bt_j_str sep = bt_j_arg_str(r, c, 0, "sep", NULL);
     if (sep.n == 0) {
-        j_fail(r, "empty separator");
+        bt_j_fail(r, "empty separator");
     }
-    size_t hit = right ? find_last(r, s.s, sep, s.s.n) : j_find(r, s.s, sep, 0);
-    struct j_value out = j_new_list(r, J_TUPLE), empty = j_string(j_cstr(""));
+    size_t hit = right ? find_last(r, s.s, sep, s.s.n) : bt_j_find(r, s.s, sep, 0);
+    struct bt_j_value out = bt_j_new_list(r, J_TUPLE), empty = bt_j_string(j_cstr(""));
     if (hit == SIZE_MAX) {
-        j_list_add(r, out.list, right ? empty : s);
-        j_list_add(r, out.list, empty);
-        j_list_add(r, out.list, right ? s : empty);
+        bt_j_list_add(r, out.list, right ? empty : s);
+        bt_j_list_add(r, out.list, empty);
+        bt_j_list_add(r, out.list, right ? s : empty);
         return out;
     }
     size_t after = hit + sep.n;
-    j_list_add(r, out.list, j_string((struct j_str){s.s.p, hit}));
-    j_list_add(r, out.list, j_string(sep));
-    j_list_add(r, out.list, j_string((struct j_str){s.s.p + after, s.s.n - after}));
+    bt_j_list_add(r, out.list, bt_j_string((struct bt_j_str){s.s.p, hit}));
+    bt_j_list_add(r, out.list, bt_j_string(sep));
+    bt_j_list_add(r, out.list, bt_j_string((struct bt_j_str){s.s.p + after, s.s.n - after}));
     return out;
 }
 
-static struct j_value m_partition(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_partition(struct bt_j_render *r, struct bt_j_value s,
+                                     struct bt_j_call *c)
 {
     return partition(r, s, c, false);
 }
 
-static struct j_value m_rpartition(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_rpartition(struct bt_j_render *r, struct bt_j_value s,
+                                      struct bt_j_call *c)
 {
     return partition(r, s, c, true);
 }
 
-static bool has_affix(struct j_render *r, struct j_str s, struct j_str a, bool end)
+static bool has_affix(struct bt_j_render *r, struct bt_j_str s, struct bt_j_str a, bool end)
 {
     j_work(r, J_ELEMENT + (a.n <= s.n ? a.n : 0));
     return a.n <= s.n && (a.n == 0 || memcmp(s.p + (end ? s.n - a.n : 0), a.p, a.n) == 0);
 }
 
-static struct j_value affix_test(struct j_render *r, struct j_value s, struct j_call *c, bool end)
+static struct bt_j_value affix_test(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c,
+                                    bool end)
 {
-    struct j_value a;
-    j_arg_get(c, 0, NULL, &a);
+    struct bt_j_value a;
+    bt_j_arg_get(c, 0, NULL, &a);
     if (c->n != 1 || (a.kind != J_STR && a.kind != J_TUPLE)) {
-        j_fail(r, "%s needs one str or a tuple of str", end ? "endswith" : "startswith");
+        bt_j_fail(r, "%s needs one str or a tuple of str", end ? "endswith" : "startswith");
     }
     if (a.kind == J_STR) {
-        return j_bool(has_affix(r, s.s, a.s, end));
+        return bt_j_bool(has_affix(r, s.s, a.s, end));
     }
     for (size_t i = 0; i < a.list->n; i++) {
         if (a.list->v[i].kind == J_STR && has_affix(r, s.s, a.list->v[i].s, end)) {
-            return j_bool(true);
+            return bt_j_bool(true);
         }
     }
-    return j_bool(false);
+    return bt_j_bool(false);
 }
 
-static struct j_value m_startswith(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_startswith(struct bt_j_render *r, struct bt_j_value s,
+                                      struct bt_j_call *c)
 {
     return affix_test(r, s, c, false);
 }
 
-static struct j_value m_endswith(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_endswith(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return affix_test(r, s, c, true);
 }
 
-static struct j_value m_removeprefix(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_removeprefix(struct bt_j_render *r, struct bt_j_value s,
+                                        struct bt_j_call *c)
 {
-    struct j_str a = j_arg_str(r, c, 0, "prefix", NULL);
-    return has_affix(r, s.s, a, false) ? j_string((struct j_str){s.s.p + a.n, s.s.n - a.n}) : s;
+    struct bt_j_str a = bt_j_arg_str(r, c, 0, "prefix", NULL);
+    return has_affix(r, s.s, a, false) ? bt_j_string((struct bt_j_str){s.s.p + a.n, s.s.n - a.n})
+                                       : s;
 }
 
-static struct j_value m_removesuffix(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_removesuffix(struct bt_j_render *r, struct bt_j_value s,
+                                        struct bt_j_call *c)
 {
-    struct j_str a = j_arg_str(r, c, 0, "suffix", NULL);
-    return has_affix(r, s.s, a, true) ? j_string((struct j_str){s.s.p, s.s.n - a.n}) : s;
+    struct bt_j_str a = bt_j_arg_str(r, c, 0, "suffix", NULL);
+    return has_affix(r, s.s, a, true) ? bt_j_string((struct bt_j_str){s.s.p, s.s.n - a.n}) : s;
 }
 
 #define CASE_METHOD(name, how)                                                                     \
-    static struct j_value name(struct j_render *r, struct j_value s, struct j_call *c)             \
+    static struct bt_j_value name(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c) \
     {                                                                                              \
         (void)c;                                                                                   \
-        return j_string(j_change_case(r, s.s, how));                                               \
+        return bt_j_string(bt_j_change_case(r, s.s, how));                                         \
     }
 CASE_METHOD(m_upper, CASE_UPPER)
 CASE_METHOD(m_lower, CASE_LOWER)
@@ -443,10 +456,10 @@ CASE_METHOD(m_capitalize, CASE_CAPITALIZE)
 CASE_METHOD(m_swapcase, CASE_SWAP)
 
 #define CLASS_METHOD(name, cls)                                                                    \
-    static struct j_value name(struct j_render *r, struct j_value s, struct j_call *c)             \
+    static struct bt_j_value name(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c) \
     {                                                                                              \
         (void)c;                                                                                   \
-        return j_bool(j_all_of(r, s.s, cls));                                                      \
+        return bt_j_bool(bt_j_all_of(r, s.s, cls));                                                \
     }
 CLASS_METHOD(m_isalpha, CLASS_ALPHA)
 CLASS_METHOD(m_isdigit, CLASS_DIGIT)
@@ -455,313 +468,319 @@ CLASS_METHOD(m_isspace, CLASS_SPACE)
 CLASS_METHOD(m_isupper, CLASS_UPPER)
 CLASS_METHOD(m_islower, CLASS_LOWER)
 
-static struct j_value m_replace(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_replace(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
-    return j_string(j_replace(r, s.s, j_arg_str(r, c, 0, "old", NULL),
-                              j_arg_str(r, c, 1, "new", NULL), j_arg_int(r, c, 2, "count", -1)));
+    return bt_j_string(bt_j_replace(r, s.s, bt_j_arg_str(r, c, 0, "old", NULL),
+                                    bt_j_arg_str(r, c, 1, "new", NULL),
+                                    bt_j_arg_int(r, c, 2, "count", -1)));
 }
 
 /* Byte offset to character index. */
-static int64_t char_index(struct j_str s, size_t at)
+static int64_t char_index(struct bt_j_str s, size_t at)
 {
-    return (int64_t)j_str_chars((struct j_str){s.p, at});
+    return (int64_t)bt_j_str_chars((struct bt_j_str){s.p, at});
 }
 
-static struct j_value m_find(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_find(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
-    size_t hit = j_find(r, s.s, j_arg_str(r, c, 0, "sub", NULL), 0);
+    size_t hit = bt_j_find(r, s.s, bt_j_arg_str(r, c, 0, "sub", NULL), 0);
     if (c->n > 1) {
-        j_fail(r, "find() with bounds is not supported");
+        bt_j_fail(r, "find() with bounds is not supported");
     }
-    return j_int(hit == SIZE_MAX ? -1 : char_index(s.s, hit));
+    return bt_j_int(hit == SIZE_MAX ? -1 : char_index(s.s, hit));
 }
 
-static struct j_value m_rfind(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_rfind(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
-    size_t hit = find_last(r, s.s, j_arg_str(r, c, 0, "sub", NULL), s.s.n);
+    size_t hit = find_last(r, s.s, bt_j_arg_str(r, c, 0, "sub", NULL), s.s.n);
     if (c->n > 1) {
-        j_fail(r, "rfind() with bounds is not supported");
+        bt_j_fail(r, "rfind() with bounds is not supported");
     }
-    return j_int(hit == SIZE_MAX ? -1 : char_index(s.s, hit));
+    return bt_j_int(hit == SIZE_MAX ? -1 : char_index(s.s, hit));
 }
 
-static struct j_value m_str_index(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_str_index(struct bt_j_render *r, struct bt_j_value s,
+                                     struct bt_j_call *c)
 {
-    struct j_value at = m_find(r, s, c);
+    struct bt_j_value at = m_find(r, s, c);
     if (at.i < 0) {
-        j_fail(r, "substring not found");
+        bt_j_fail(r, "substring not found");
     }
     return at;
 }
 
-static struct j_value m_str_count(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_str_count(struct bt_j_render *r, struct bt_j_value s,
+                                     struct bt_j_call *c)
 {
-    struct j_str what = j_arg_str(r, c, 0, "sub", NULL);
+    struct bt_j_str what = bt_j_arg_str(r, c, 0, "sub", NULL);
     int64_t n = 0;
     if (what.n == 0) {
-        return j_int((int64_t)j_str_chars(s.s) + 1);
+        return bt_j_int((int64_t)bt_j_str_chars(s.s) + 1);
     }
-    for (size_t at = 0; (at = j_find(r, s.s, what, at)) != SIZE_MAX; at += what.n) {
+    for (size_t at = 0; (at = bt_j_find(r, s.s, what, at)) != SIZE_MAX; at += what.n) {
         j_charge(r, 1);
         n++;
     }
-    return j_int(n);
+    return bt_j_int(n);
 }
 
-static struct j_value m_join(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_join(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
-    struct j_value arg;
-    j_arg_get(c, 0, NULL, &arg);
-    const struct j_list *l = j_iterate(r, arg);
-    struct j_sb sb = {0};
+    struct bt_j_value arg;
+    bt_j_arg_get(c, 0, NULL, &arg);
+    const struct bt_j_list *l = bt_j_iterate(r, arg);
+    struct bt_j_sb sb = {0};
     for (size_t i = 0; i < l->n; i++) {
         if (l->v[i].kind != J_STR) {
-            j_fail(r, "sequence item %zu: expected str instance, %s found", i,
-                   j_type_name(l->v[i]));
+            bt_j_fail(r, "sequence item %zu: expected str instance, %s found", i,
+                      bt_j_type_name(l->v[i]));
         }
         if (i > 0) {
-            j_sb_str(r, &sb, s.s);
+            bt_j_sb_str(r, &sb, s.s);
         }
-        j_sb_str(r, &sb, l->v[i].s);
+        bt_j_sb_str(r, &sb, l->v[i].s);
     }
-    return j_string(j_sb_done(&sb));
+    return bt_j_string(bt_j_sb_done(&sb));
 }
 
 /* Pads to a width: where says how much of the padding goes to the left, in halves. */
-static struct j_value pad(struct j_render *r, struct j_value s, struct j_call *c, int left_halves)
+static struct bt_j_value pad(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c,
+                             int left_halves)
 {
-    int64_t width = j_arg_int(r, c, 0, "width", 0), n = (int64_t)j_str_chars(s.s);
-    struct j_str fill = j_arg_str(r, c, 1, "fillchar", " ");
-    if (j_str_chars(fill) != 1 || width > (int64_t)J_OUTPUT_MAX) {
-        j_fail(r, "padding needs one character and a sane width");
+    int64_t width = bt_j_arg_int(r, c, 0, "width", 0), n = (int64_t)bt_j_str_chars(s.s);
+    struct bt_j_str fill = bt_j_arg_str(r, c, 1, "fillchar", " ");
+    if (bt_j_str_chars(fill) != 1 || width > (int64_t)J_OUTPUT_MAX) {
+        bt_j_fail(r, "padding needs one character and a sane width");
     }
     int64_t total = BT_MAX(width - n, 0);
     int64_t left = left_halves == 2   ? total
                    : left_halves == 0 ? 0
                                       : total / 2 + (total & width & 1);
-    struct j_sb sb = {0};
+    struct bt_j_sb sb = {0};
     for (int64_t i = 0; i < total; i++) {
         if (i == left) {
-            j_sb_str(r, &sb, s.s);
+            bt_j_sb_str(r, &sb, s.s);
         }
-        j_sb_str(r, &sb, fill);
+        bt_j_sb_str(r, &sb, fill);
     }
     if (left >= total) {
-        j_sb_str(r, &sb, s.s);
+        bt_j_sb_str(r, &sb, s.s);
     }
-    return j_string(j_sb_done(&sb));
+    return bt_j_string(bt_j_sb_done(&sb));
 }
 
-static struct j_value m_ljust(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_ljust(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return pad(r, s, c, 0);
 }
 
-static struct j_value m_rjust(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_rjust(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return pad(r, s, c, 2);
 }
 
-static struct j_value m_center(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_center(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     return pad(r, s, c, 1);
 }
 
 /* str.format with {}, {0} and {name}; a conversion or a format inside the braces is refused. */
-static struct j_value m_format(struct j_render *r, struct j_value s, struct j_call *c)
+static struct bt_j_value m_format(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
-    struct j_sb sb = {0};
+    struct bt_j_sb sb = {0};
     size_t next = 0;
     for (size_t i = 0; i < s.s.n; i++) {
         char ch = s.s.p[i];
         if ((ch == '{' || ch == '}') && i + 1 < s.s.n && s.s.p[i + 1] == ch) {
-            j_sb_put(r, &sb, &ch, 1);
+            bt_j_sb_put(r, &sb, &ch, 1);
             i++;
             continue;
         }
         if (ch != '{') {
-            j_sb_put(r, &sb, &ch, 1);
+            bt_j_sb_put(r, &sb, &ch, 1);
             continue;
         }
-        size_t close = j_find(r, s.s, j_cstr("}"), i);
+        size_t close = bt_j_find(r, s.s, j_cstr("}"), i);
         if (close == SIZE_MAX) {
-            j_fail(r, "expected '}' before end of string");
+            bt_j_fail(r, "expected '}' before end of string");
         }
-        struct j_str name = {s.s.p + i + 1, close - i - 1};
-        const struct j_value *v = NULL;
+        struct bt_j_str name = {s.s.p + i + 1, close - i - 1};
+        const struct bt_j_value *v = NULL;
         if (name.n == 0 || (name.n == 1 && name.p[0] >= '0' && name.p[0] <= '9')) {
             size_t at = name.n == 0 ? next++ : (size_t)(name.p[0] - '0');
             v = at < c->n ? &c->v[at] : NULL;
         } else {
-            v = j_dict_get_str(&c->named, name);
+            v = bt_j_dict_get_str(&c->named, name);
         }
         if (v == NULL) {
-            j_fail(r, "format(): \"{%.*s}\" has no argument, or is not supported",
-                   (int)BT_MIN(name.n, (size_t)40), name.p);
+            bt_j_fail(r, "format(): \"{%.*s}\" has no argument, or is not supported",
+                      (int)BT_MIN(name.n, (size_t)40), name.p);
         }
-        j_sb_str(r, &sb, j_to_str(r, *v));
+        bt_j_sb_str(r, &sb, bt_j_to_str(r, *v));
         i = close;
     }
-    return j_string(j_sb_done(&sb));
+    return bt_j_string(bt_j_sb_done(&sb));
 }
 
-static struct j_value m_items(struct j_render *r, struct j_value d, struct j_call *c)
+static struct bt_j_value m_items(struct bt_j_render *r, struct bt_j_value d, struct bt_j_call *c)
 {
     (void)c;
-    struct j_value out = j_new_list(r, J_LIST);
+    struct bt_j_value out = bt_j_new_list(r, J_LIST);
     for (size_t i = 0; i < d.dict->n; i++) {
-        struct j_value pair = j_new_list(r, J_TUPLE);
+        struct bt_j_value pair = bt_j_new_list(r, J_TUPLE);
         j_charge(r, 1);
-        j_list_add(r, pair.list, d.dict->v[i].key);
-        j_list_add(r, pair.list, d.dict->v[i].value);
-        j_list_add(r, out.list, pair);
+        bt_j_list_add(r, pair.list, d.dict->v[i].key);
+        bt_j_list_add(r, pair.list, d.dict->v[i].value);
+        bt_j_list_add(r, out.list, pair);
     }
     return out;
 }
 
-static struct j_value m_keys(struct j_render *r, struct j_value d, struct j_call *c)
+static struct bt_j_value m_keys(struct bt_j_render *r, struct bt_j_value d, struct bt_j_call *c)
 {
     (void)c;
-    return (struct j_value){.kind = J_LIST, .list = j_iterate(r, d)};
+    return (struct bt_j_value){.kind = J_LIST, .list = bt_j_iterate(r, d)};
 }
 
-static struct j_value m_values(struct j_render *r, struct j_value d, struct j_call *c)
+static struct bt_j_value m_values(struct bt_j_render *r, struct bt_j_value d, struct bt_j_call *c)
 {
     (void)c;
-    struct j_value out = j_new_list(r, J_LIST);
+    struct bt_j_value out = bt_j_new_list(r, J_LIST);
     for (size_t i = 0; i < d.dict->n; i++) {
-        j_list_add(r, out.list, d.dict->v[i].value);
+        bt_j_list_add(r, out.list, d.dict->v[i].value);
     }
     return out;
 }
 
-static struct j_value m_get(struct j_render *r, struct j_value d, struct j_call *c)
+static struct bt_j_value m_get(struct bt_j_render *r, struct bt_j_value d, struct bt_j_call *c)
 {
-    struct j_value key, missing;
-    if (!j_arg_get(c, 0, NULL, &key)) {
-        j_fail(r, "get() needs a key");
+    struct bt_j_value key, missing;
+    if (!bt_j_arg_get(c, 0, NULL, &key)) {
+        bt_j_fail(r, "get() needs a key");
     }
-    const struct j_value *hit = j_dict_get(r, d.dict, key);
+    const struct bt_j_value *hit = bt_j_dict_get(r, d.dict, key);
     if (hit != NULL) {
         return *hit;
     }
-    return j_arg_get(c, 1, "default", &missing) ? missing : j_none();
+    return bt_j_arg_get(c, 1, "default", &missing) ? missing : bt_j_none();
 }
 
-static struct j_value m_copy(struct j_render *r, struct j_value v, struct j_call *c)
+static struct bt_j_value m_copy(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c)
 {
     (void)c;
-    struct j_value out = v.kind == J_DICT ? j_new_dict(r) : j_new_list(r, v.kind);
+    struct bt_j_value out = v.kind == J_DICT ? bt_j_new_dict(r) : bt_j_new_list(r, v.kind);
     for (size_t i = 0; v.kind == J_DICT && i < v.dict->n; i++) {
-        j_dict_set(r, out.dict, v.dict->v[i].key, v.dict->v[i].value);
+        bt_j_dict_set(r, out.dict, v.dict->v[i].key, v.dict->v[i].value);
     }
     for (size_t i = 0; v.kind != J_DICT && i < v.list->n; i++) {
-        j_list_add(r, out.list, v.list->v[i]);
+        bt_j_list_add(r, out.list, v.list->v[i]);
     }
     return out;
 }
 
-static struct j_value m_update(struct j_render *r, struct j_value d, struct j_call *c)
+static struct bt_j_value m_update(struct bt_j_render *r, struct bt_j_value d, struct bt_j_call *c)
 {
-    struct j_call copy = {.v = c->v, .n = c->n, .named = c->named};
-    struct j_value more = j_global_call(r, j_cstr("dict"), &copy);
+    struct bt_j_call copy = {.v = c->v, .n = c->n, .named = c->named};
+    struct bt_j_value more = bt_j_global_call(r, j_cstr("dict"), &copy);
     for (size_t i = 0; i < more.dict->n; i++) {
-        j_dict_set(r, d.dict, more.dict->v[i].key, more.dict->v[i].value);
+        bt_j_dict_set(r, d.dict, more.dict->v[i].key, more.dict->v[i].value);
     }
-    return j_none();
+    return bt_j_none();
 }
 
-static struct j_value m_append(struct j_render *r, struct j_value l, struct j_call *c)
+static struct bt_j_value m_append(struct bt_j_render *r, struct bt_j_value l, struct bt_j_call *c)
 {
     if (c->n != 1) {
-        j_fail(r, "append() takes exactly one argument");
+        bt_j_fail(r, "append() takes exactly one argument");
     }
-    j_list_add(r, l.list, c->v[0]);
-    return j_none();
+    bt_j_list_add(r, l.list, c->v[0]);
+    return bt_j_none();
 }
 
-static struct j_value m_extend(struct j_render *r, struct j_value l, struct j_call *c)
+static struct bt_j_value m_extend(struct bt_j_render *r, struct bt_j_value l, struct bt_j_call *c)
 {
-    struct j_value arg;
-    j_arg_get(c, 0, NULL, &arg);
-    const struct j_list *more = j_iterate(r, arg);
+    struct bt_j_value arg;
+    bt_j_arg_get(c, 0, NULL, &arg);
+    const struct bt_j_list *more = bt_j_iterate(r, arg);
     size_t n = more->n; /* it may be the list itself */
     j_work(r, n * J_ELEMENT);
     for (size_t i = 0; i < n; i++) {
-        j_list_add(r, l.list, more->v[i]);
+        bt_j_list_add(r, l.list, more->v[i]);
     }
-    return j_none();
+    return bt_j_none();
 }
 
-static struct j_value m_pop(struct j_render *r, struct j_value v, struct j_call *c)
+static struct bt_j_value m_pop(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c)
 {
-    struct j_value key, missing;
+    struct bt_j_value key, missing;
     if (v.kind == J_DICT) {
-        if (!j_arg_get(c, 0, NULL, &key)) {
-            j_fail(r, "pop() of a dict needs a key");
+        if (!bt_j_arg_get(c, 0, NULL, &key)) {
+            bt_j_fail(r, "pop() of a dict needs a key");
         }
-        const struct j_value *hit = j_dict_get(r, v.dict, key);
-        bool fallback = j_arg_get(c, 1, NULL, &missing);
+        const struct bt_j_value *hit = bt_j_dict_get(r, v.dict, key);
+        bool fallback = bt_j_arg_get(c, 1, NULL, &missing);
         if (hit == NULL && !fallback) {
-            j_fail(r, "pop(): no such key");
+            bt_j_fail(r, "pop(): no such key");
         }
-        struct j_value out = hit == NULL ? missing : *hit;
-        (void)j_dict_del(r, v.dict, key);
+        struct bt_j_value out = hit == NULL ? missing : *hit;
+        (void)bt_j_dict_del(r, v.dict, key);
         return out;
     }
-    int64_t n = (int64_t)v.list->n, at = j_arg_int(r, c, 0, NULL, -1);
+    int64_t n = (int64_t)v.list->n, at = bt_j_arg_int(r, c, 0, NULL, -1);
     at += at < 0 ? n : 0;
     if (at < 0 || at >= n) {
-        j_fail(r, "pop index out of range");
+        bt_j_fail(r, "pop index out of range");
     }
-    struct j_value out = v.list->v[at];
+    struct bt_j_value out = v.list->v[at];
     j_work(r, J_ELEMENT * (uint64_t)(n - at));
     memmove(&v.list->v[at], &v.list->v[at + 1], (size_t)(n - at - 1) * sizeof(out));
     v.list->n--;
     return out;
 }
 
-static struct j_value m_list_index(struct j_render *r, struct j_value l, struct j_call *c)
+static struct bt_j_value m_list_index(struct bt_j_render *r, struct bt_j_value l,
+                                      struct bt_j_call *c)
 {
-    struct j_value what;
-    j_arg_get(c, 0, NULL, &what);
+    struct bt_j_value what;
+    bt_j_arg_get(c, 0, NULL, &what);
     for (size_t i = 0; i < l.list->n; i++) {
-        if (j_equal(r, l.list->v[i], what)) {
-            return j_int((int64_t)i);
+        if (bt_j_equal(r, l.list->v[i], what)) {
+            return bt_j_int((int64_t)i);
         }
     }
-    j_fail(r, "the value is not in the list");
+    bt_j_fail(r, "the value is not in the list");
 }
 
-static struct j_value m_list_count(struct j_render *r, struct j_value l, struct j_call *c)
+static struct bt_j_value m_list_count(struct bt_j_render *r, struct bt_j_value l,
+                                      struct bt_j_call *c)
 {
-    struct j_value what;
+    struct bt_j_value what;
     int64_t n = 0;
-    j_arg_get(c, 0, NULL, &what);
+    bt_j_arg_get(c, 0, NULL, &what);
     for (size_t i = 0; i < l.list->n; i++) {
-        n += j_equal(r, l.list->v[i], what);
+        n += bt_j_equal(r, l.list->v[i], what);
     }
-    return j_int(n);
+    return bt_j_int(n);
 }
 
-static struct j_value m_cycle(struct j_render *r, struct j_value l, struct j_call *c)
+static struct bt_j_value m_cycle(struct bt_j_render *r, struct bt_j_value l, struct bt_j_call *c)
 {
     if (c->n == 0) {
-        j_fail(r, "no items for cycling given");
+        bt_j_fail(r, "no items for cycling given");
     }
     return c->v[l.loop->at % c->n];
 }
 
-static struct j_value m_changed(struct j_render *r, struct j_value l, struct j_call *c)
+static struct bt_j_value m_changed(struct bt_j_render *r, struct bt_j_value l, struct bt_j_call *c)
 {
-    struct j_value now = j_new_list(r, J_TUPLE);
+    struct bt_j_value now = bt_j_new_list(r, J_TUPLE);
     for (size_t i = 0; i < c->n; i++) {
-        j_list_add(r, now.list, c->v[i]);
+        bt_j_list_add(r, now.list, c->v[i]);
     }
-    bool same = l.loop->has_changed && j_equal(r, now, l.loop->last_changed);
+    bool same = l.loop->has_changed && bt_j_equal(r, now, l.loop->last_changed);
     l.loop->has_changed = true;
     l.loop->last_changed = now;
-    return j_bool(!same);
+    return bt_j_bool(!same);
 }
 
 #define BIT(kind) (1u << (kind))
@@ -771,10 +790,10 @@ static struct j_value m_changed(struct j_render *r, struct j_value l, struct j_c
     }
 #define SEQ (BIT(J_LIST) | BIT(J_TUPLE))
 static const struct {
-    struct j_str name;
+    struct bt_j_str name;
     unsigned kinds;
     method_fn run; /* NULL: exists in Python, refused here */
-    enum j_cost cost;
+    enum bt_j_cost cost;
 } methods[] = {
     {NAME("strip"), BIT(J_STR), m_strip, COST_FLAT},
     {NAME("lstrip"), BIT(J_STR), m_lstrip, COST_FLAT},
@@ -846,44 +865,44 @@ static const struct {
     {NAME("sort"), BIT(J_LIST), NULL, COST_FLAT},
 };
 
-const char *j_method_name(size_t i)
+const char *bt_j_method_name(size_t i)
 {
     return i < BT_ARRAY_LEN(methods) ? methods[i].name.p : NULL;
 }
 
-bool j_method_known(struct j_str name)
+bool bt_j_method_known(struct bt_j_str name)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
-        if (methods[i].run != NULL && j_str_eq(name, methods[i].name)) {
+        if (methods[i].run != NULL && bt_j_str_eq(name, methods[i].name)) {
             return true;
         }
     }
     return false;
 }
 
-bool j_has_method(struct j_value v, struct j_str name)
+bool bt_j_has_method(struct bt_j_value v, struct bt_j_str name)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
-        if ((methods[i].kinds & BIT(v.kind)) != 0 && j_str_eq(name, methods[i].name)) {
+        if ((methods[i].kinds & BIT(v.kind)) != 0 && bt_j_str_eq(name, methods[i].name)) {
             return true;
         }
     }
     return false;
 }
 
-struct j_value j_method_run(struct j_render *r, struct j_value self, struct j_str name,
-                            struct j_call *c)
+struct bt_j_value bt_j_method_run(struct bt_j_render *r, struct bt_j_value self,
+                                  struct bt_j_str name, struct bt_j_call *c)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
-        if ((methods[i].kinds & BIT(self.kind)) != 0 && j_str_eq(name, methods[i].name) &&
+        if ((methods[i].kinds & BIT(self.kind)) != 0 && bt_j_str_eq(name, methods[i].name) &&
             methods[i].run != NULL) {
-            j_enter(r);
-            j_charge_call(r, methods[i].cost, self, c);
-            struct j_value v = methods[i].run(r, self, c);
-            j_leave(r);
+            bt_j_enter(r);
+            bt_j_charge_call(r, methods[i].cost, self, c);
+            struct bt_j_value v = methods[i].run(r, self, c);
+            bt_j_leave(r);
             return v;
         }
     }
-    j_fail(r, "the method .%.*s() of %s is not supported", (int)BT_MIN(name.n, (size_t)60), name.p,
-           j_type_name(self));
+    bt_j_fail(r, "the method .%.*s() of %s is not supported", (int)BT_MIN(name.n, (size_t)60),
+              name.p, bt_j_type_name(self));
 }

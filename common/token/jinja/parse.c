@@ -6,15 +6,15 @@
 
 #include "common/token/jinja/jinja.h"
 
-static struct j_node *parse_expr(struct j_compile *c);
-static struct j_node *parse_or(struct j_compile *c);
-static struct j_node *parse_unary(struct j_compile *c, bool with_filter);
-static struct j_node *parse_primary(struct j_compile *c);
-static struct j_node *parse_postfix(struct j_compile *c, struct j_node *n);
-static struct j_node *parse_filters(struct j_compile *c, struct j_node *n);
-static struct j_nodes parse_body(struct j_compile *c, const char *const *ends);
+static struct bt_j_node *parse_expr(struct bt_j_compile *c);
+static struct bt_j_node *parse_or(struct bt_j_compile *c);
+static struct bt_j_node *parse_unary(struct bt_j_compile *c, bool with_filter);
+static struct bt_j_node *parse_primary(struct bt_j_compile *c);
+static struct bt_j_node *parse_postfix(struct bt_j_compile *c, struct bt_j_node *n);
+static struct bt_j_node *parse_filters(struct bt_j_compile *c, struct bt_j_node *n);
+static struct bt_j_nodes parse_body(struct bt_j_compile *c, const char *const *ends);
 
-void j_compile_fail(struct j_compile *c, bt_status_t st, int line, const char *fmt, ...)
+void bt_j_compile_fail(struct bt_j_compile *c, bt_status_t st, int line, const char *fmt, ...)
 {
     char msg[400];
     va_list ap;
@@ -28,41 +28,41 @@ void j_compile_fail(struct j_compile *c, bt_status_t st, int line, const char *f
     longjmp(c->fail, 1);
 }
 
-static struct j_token *cur(struct j_compile *c)
+static struct bt_j_token *cur(struct bt_j_compile *c)
 {
     return &c->tokens[c->at];
 }
 
-static struct j_token *ahead(struct j_compile *c)
+static struct bt_j_token *ahead(struct bt_j_compile *c)
 {
     return &c->tokens[BT_MIN(c->at + 1, c->n_tokens - 1)];
 }
 
-static bool is_op(const struct j_token *t, const char *op)
+static bool is_op(const struct bt_j_token *t, const char *op)
 {
-    return t->kind == T_OP && j_str_is(t->s, op);
+    return t->kind == T_OP && bt_j_str_is(t->s, op);
 }
 
-static bool is_name(const struct j_token *t, const char *name)
+static bool is_name(const struct bt_j_token *t, const char *name)
 {
-    return t->kind == T_NAME && j_str_is(t->s, name);
+    return t->kind == T_NAME && bt_j_str_is(t->s, name);
 }
 
-static bool eat_op(struct j_compile *c, const char *op)
+static bool eat_op(struct bt_j_compile *c, const char *op)
 {
     bool yes = is_op(cur(c), op);
     c->at += yes;
     return yes;
 }
 
-static bool eat_name(struct j_compile *c, const char *name)
+static bool eat_name(struct bt_j_compile *c, const char *name)
 {
     bool yes = is_name(cur(c), name);
     c->at += yes;
     return yes;
 }
 
-static __attribute__((noreturn)) void unexpected(struct j_compile *c, const char *want)
+static __attribute__((noreturn)) void unexpected(struct bt_j_compile *c, const char *want)
 {
     static const char *const kinds[] = {"the end of the template",
                                         "text",
@@ -75,20 +75,20 @@ static __attribute__((noreturn)) void unexpected(struct j_compile *c, const char
                                         "a number",
                                         "a number",
                                         ""};
-    struct j_token *t = cur(c);
+    struct bt_j_token *t = cur(c);
     bool shown = t->kind == T_NAME || t->kind == T_OP;
-    j_compile_fail(c, BT_ERR_INVALID, t->line, "expected %s, found %s%.*s", want, kinds[t->kind],
-                   shown ? (int)BT_MIN(t->s.n, (size_t)60) : 0, shown ? t->s.p : "");
+    bt_j_compile_fail(c, BT_ERR_INVALID, t->line, "expected %s, found %s%.*s", want, kinds[t->kind],
+                      shown ? (int)BT_MIN(t->s.n, (size_t)60) : 0, shown ? t->s.p : "");
 }
 
-static void expect_op(struct j_compile *c, const char *op)
+static void expect_op(struct bt_j_compile *c, const char *op)
 {
     if (!eat_op(c, op)) {
         unexpected(c, op);
     }
 }
 
-static struct j_str expect_name(struct j_compile *c)
+static struct bt_j_str expect_name(struct bt_j_compile *c)
 {
     if (cur(c)->kind != T_NAME) {
         unexpected(c, "a name");
@@ -96,7 +96,7 @@ static struct j_str expect_name(struct j_compile *c)
     return c->tokens[c->at++].s;
 }
 
-static void expect_kind(struct j_compile *c, enum j_tok_kind kind, const char *what)
+static void expect_kind(struct bt_j_compile *c, enum bt_j_tok_kind kind, const char *what)
 {
     if (cur(c)->kind != kind) {
         unexpected(c, what);
@@ -104,38 +104,39 @@ static void expect_kind(struct j_compile *c, enum j_tok_kind kind, const char *w
     c->at++;
 }
 
-static struct j_node *node(struct j_compile *c, enum j_node_kind kind)
+static struct bt_j_node *node(struct bt_j_compile *c, enum bt_j_node_kind kind)
 {
-    struct j_node *n = j_alloc(c->arena, sizeof(*n));
+    struct bt_j_node *n = bt_j_alloc(c->arena, sizeof(*n));
     n->kind = kind;
     n->line = cur(c)->line;
     return n;
 }
 
-static void add(struct j_compile *c, struct j_nodes *l, struct j_node *n)
+static void add(struct bt_j_compile *c, struct bt_j_nodes *l, struct bt_j_node *n)
 {
-    l->v = j_grow(c->arena, l->v, l->n, &l->cap, sizeof(struct j_node *));
+    l->v = bt_j_grow(c->arena, l->v, l->n, &l->cap, sizeof(struct bt_j_node *));
     l->v[l->n++] = n;
 }
 
-static void define(struct j_compile *c, struct j_str name)
+static void define(struct bt_j_compile *c, struct bt_j_str name)
 {
-    c->defined = j_grow(c->arena, c->defined, c->n_defined, &c->cap_defined, sizeof(name));
+    c->defined = bt_j_grow(c->arena, c->defined, c->n_defined, &c->cap_defined, sizeof(name));
     c->defined[c->n_defined++] = name;
 }
 
-static void deeper(struct j_compile *c)
+static void deeper(struct bt_j_compile *c)
 {
     if (++c->depth > J_PARSE_MAX) {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, cur(c)->line, "nested deeper than %d", J_PARSE_MAX);
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, cur(c)->line, "nested deeper than %d",
+                          J_PARSE_MAX);
     }
 }
 
 /* ---- expressions ---- */
 
-static struct j_args parse_args(struct j_compile *c)
+static struct bt_j_args parse_args(struct bt_j_compile *c)
 {
-    struct j_args args = {0};
+    struct bt_j_args args = {0};
     expect_op(c, "(");
     while (!is_op(cur(c), ")")) {
         if (args.n > 0) {
@@ -144,7 +145,7 @@ static struct j_args parse_args(struct j_compile *c)
                 break;
             }
         }
-        struct j_arg a = {0};
+        struct bt_j_arg a = {0};
         if (eat_op(c, "**")) {
             a.stars = 2;
         } else if (eat_op(c, "*")) {
@@ -154,22 +155,22 @@ static struct j_args parse_args(struct j_compile *c)
             c->at++;
         }
         a.value = parse_expr(c);
-        args.v = j_grow(c->arena, args.v, args.n, &args.cap, sizeof(a));
+        args.v = bt_j_grow(c->arena, args.v, args.n, &args.cap, sizeof(a));
         args.v[args.n++] = a;
     }
     expect_op(c, ")");
     return args;
 }
 
-static struct j_node *constant(struct j_compile *c, struct j_value v)
+static struct bt_j_node *constant(struct bt_j_compile *c, struct bt_j_value v)
 {
-    struct j_node *n = node(c, N_CONST);
+    struct bt_j_node *n = node(c, N_CONST);
     n->value = v;
     return n;
 }
 
 /* Elements up to the closing bracket. */
-static void parse_elements(struct j_compile *c, struct j_nodes *l, const char *close)
+static void parse_elements(struct bt_j_compile *c, struct bt_j_nodes *l, const char *close)
 {
     while (!eat_op(c, close)) {
         if (l->n > 0) {
@@ -182,14 +183,14 @@ static void parse_elements(struct j_compile *c, struct j_nodes *l, const char *c
     }
 }
 
-static struct j_node *parse_paren(struct j_compile *c)
+static struct bt_j_node *parse_paren(struct bt_j_compile *c)
 {
-    struct j_node *tuple = node(c, N_TUPLE);
+    struct bt_j_node *tuple = node(c, N_TUPLE);
     c->at++;
     if (eat_op(c, ")")) {
         return tuple;
     }
-    struct j_node *first = parse_expr(c);
+    struct bt_j_node *first = parse_expr(c);
     if (eat_op(c, ")")) {
         return first;
     }
@@ -198,9 +199,9 @@ static struct j_node *parse_paren(struct j_compile *c)
     return tuple;
 }
 
-static struct j_node *parse_dict(struct j_compile *c)
+static struct bt_j_node *parse_dict(struct bt_j_compile *c)
 {
-    struct j_node *n = node(c, N_DICT);
+    struct bt_j_node *n = node(c, N_DICT);
     c->at++;
     while (!eat_op(c, "}")) {
         if (n->list.n > 0) {
@@ -216,16 +217,16 @@ static struct j_node *parse_dict(struct j_compile *c)
     return n;
 }
 
-static struct j_node *parse_name(struct j_compile *c)
+static struct bt_j_node *parse_name(struct bt_j_compile *c)
 {
-    struct j_token *t = cur(c);
-    struct j_node *n;
+    struct bt_j_token *t = cur(c);
+    struct bt_j_node *n;
     if (is_name(t, "true") || is_name(t, "True")) {
-        n = constant(c, j_bool(true));
+        n = constant(c, bt_j_bool(true));
     } else if (is_name(t, "false") || is_name(t, "False")) {
-        n = constant(c, j_bool(false));
+        n = constant(c, bt_j_bool(false));
     } else if (is_name(t, "none") || is_name(t, "None")) {
-        n = constant(c, j_none());
+        n = constant(c, bt_j_none());
     } else {
         static const char *const reserved[] = {"in", "is", "if", "else", "and", "or"};
         for (size_t i = 0; i < BT_ARRAY_LEN(reserved); i++) {
@@ -241,26 +242,26 @@ static struct j_node *parse_name(struct j_compile *c)
     return n;
 }
 
-static struct j_node *parse_primary(struct j_compile *c)
+static struct bt_j_node *parse_primary(struct bt_j_compile *c)
 {
-    struct j_token *t = cur(c);
-    struct j_node *n;
+    struct bt_j_token *t = cur(c);
+    struct bt_j_node *n;
     switch (t->kind) {
     case T_NAME: return parse_name(c);
-    case T_INT: n = constant(c, j_int(t->i)); break;
-    case T_FLOAT: n = constant(c, j_float(t->f)); break;
+    case T_INT: n = constant(c, bt_j_int(t->i)); break;
+    case T_FLOAT: n = constant(c, bt_j_float(t->f)); break;
     case T_STR: {
-        struct j_str s = t->s;
-        n = constant(c, j_none());
+        struct bt_j_str s = t->s;
+        n = constant(c, bt_j_none());
         while (ahead(c)->kind == T_STR) { /* neighbours join */
             c->at++;
-            struct j_str more = cur(c)->s;
-            char *p = j_alloc(c->arena, s.n + more.n + 1);
+            struct bt_j_str more = cur(c)->s;
+            char *p = bt_j_alloc(c->arena, s.n + more.n + 1);
             memcpy(p, s.p, s.n);
             memcpy(p + s.n, more.p, more.n);
-            s = (struct j_str){p, s.n + more.n};
+            s = (struct bt_j_str){p, s.n + more.n};
         }
-        n->value = j_string(s);
+        n->value = bt_j_string(s);
         break;
     }
     case T_OP:
@@ -289,12 +290,12 @@ static struct j_node *parse_primary(struct j_compile *c)
     return n;
 }
 
-static struct j_node *parse_subscript(struct j_compile *c, struct j_node *of)
+static struct bt_j_node *parse_subscript(struct bt_j_compile *c, struct bt_j_node *of)
 {
-    struct j_node *n = node(c, N_ITEM);
+    struct bt_j_node *n = node(c, N_ITEM);
     n->a = of;
     c->at++;
-    struct j_node *part[3] = {NULL, NULL, NULL};
+    struct bt_j_node *part[3] = {NULL, NULL, NULL};
     int at = 0;
     bool slice = false;
     for (;;) {
@@ -313,7 +314,7 @@ static struct j_node *parse_subscript(struct j_compile *c, struct j_node *of)
         }
         part[at] = parse_expr(c);
         if (is_op(cur(c), ",")) {
-            j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "a tuple as subscript");
+            bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "a tuple as subscript");
         }
     }
     expect_op(c, "]");
@@ -329,39 +330,40 @@ static struct j_node *parse_subscript(struct j_compile *c, struct j_node *of)
     return n;
 }
 
-static struct j_node *parse_call(struct j_compile *c, struct j_node *fn)
+static struct bt_j_node *parse_call(struct bt_j_compile *c, struct bt_j_node *fn)
 {
-    struct j_node *n = node(c, N_CALL);
+    struct bt_j_node *n = node(c, N_CALL);
     n->a = fn;
     n->args = parse_args(c);
-    if (fn->kind == N_ATTR && !j_method_known(fn->name)) {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the method .%.*s() is not supported",
-                       (int)BT_MIN(fn->name.n, (size_t)60), fn->name.p);
+    if (fn->kind == N_ATTR && !bt_j_method_known(fn->name)) {
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the method .%.*s() is not supported",
+                          (int)BT_MIN(fn->name.n, (size_t)60), fn->name.p);
     }
-    if (fn->kind == N_NAME && !j_is_global(fn->name)) {
+    if (fn->kind == N_NAME && !bt_j_is_global(fn->name)) {
         size_t cap = c->cap_called;
-        c->called = j_grow(c->arena, c->called, c->n_called, &cap, sizeof(*c->called));
-        c->called_line = j_grow(c->arena, c->called_line, c->n_called, &c->cap_called, sizeof(int));
+        c->called = bt_j_grow(c->arena, c->called, c->n_called, &cap, sizeof(*c->called));
+        c->called_line =
+            bt_j_grow(c->arena, c->called_line, c->n_called, &c->cap_called, sizeof(int));
         c->called[c->n_called] = fn->name;
         c->called_line[c->n_called++] = n->line;
     }
     return n;
 }
 
-static struct j_node *parse_postfix(struct j_compile *c, struct j_node *n)
+static struct bt_j_node *parse_postfix(struct bt_j_compile *c, struct bt_j_node *n)
 {
     for (;;) {
         if (is_op(cur(c), ".")) {
             c->at++;
             if (cur(c)->kind == T_INT) {
-                struct j_node *item = node(c, N_ITEM);
+                struct bt_j_node *item = node(c, N_ITEM);
                 item->a = n;
-                item->b = constant(c, j_int(cur(c)->i));
+                item->b = constant(c, bt_j_int(cur(c)->i));
                 c->at++;
                 n = item;
                 continue;
             }
-            struct j_node *attr = node(c, N_ATTR);
+            struct bt_j_node *attr = node(c, N_ATTR);
             attr->a = n;
             attr->name = expect_name(c);
             n = attr;
@@ -376,55 +378,55 @@ static struct j_node *parse_postfix(struct j_compile *c, struct j_node *n)
 }
 
 /* At the name after "|". */
-static struct j_node *parse_filter(struct j_compile *c, struct j_node *of)
+static struct bt_j_node *parse_filter(struct bt_j_compile *c, struct bt_j_node *of)
 {
-    struct j_node *n = node(c, N_FILTER);
+    struct bt_j_node *n = node(c, N_FILTER);
     n->a = of;
     n->name = expect_name(c);
-    n->fn = j_filter_find(n->name);
+    n->fn = bt_j_filter_find(n->name);
     if (n->fn < 0 || is_op(cur(c), ".")) {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the filter \"%.*s\" is not supported",
-                       (int)BT_MIN(n->name.n, (size_t)60), n->name.p);
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the filter \"%.*s\" is not supported",
+                          (int)BT_MIN(n->name.n, (size_t)60), n->name.p);
     }
     if (is_op(cur(c), "(")) {
         n->args = parse_args(c);
     }
     /* map, select and their like name another filter or test in their first argument */
-    const struct j_node *first = n->args.n > 0 ? n->args.v[0].value : NULL;
+    const struct bt_j_node *first = n->args.n > 0 ? n->args.v[0].value : NULL;
     bool literal = first != NULL && n->args.v[0].name.n == 0 && first->kind == N_CONST &&
                    first->value.kind == J_STR;
-    const struct j_node *second = n->args.n > 1 ? n->args.v[1].value : NULL;
-    if (j_str_is(n->name, "map") && literal && j_filter_find(first->value.s) < 0) {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the filter \"%.*s\" is not supported",
-                       (int)BT_MIN(first->value.s.n, (size_t)60), first->value.s.p);
+    const struct bt_j_node *second = n->args.n > 1 ? n->args.v[1].value : NULL;
+    if (bt_j_str_is(n->name, "map") && literal && bt_j_filter_find(first->value.s) < 0) {
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the filter \"%.*s\" is not supported",
+                          (int)BT_MIN(first->value.s.n, (size_t)60), first->value.s.p);
     }
-    const struct j_node *test = NULL;
-    if (j_str_is(n->name, "select") || j_str_is(n->name, "reject")) {
+    const struct bt_j_node *test = NULL;
+    if (bt_j_str_is(n->name, "select") || bt_j_str_is(n->name, "reject")) {
         test = first;
-    } else if (j_str_is(n->name, "selectattr") || j_str_is(n->name, "rejectattr")) {
+    } else if (bt_j_str_is(n->name, "selectattr") || bt_j_str_is(n->name, "rejectattr")) {
         test = second;
     }
     if (test != NULL && test->kind == N_CONST && test->value.kind == J_STR &&
-        j_test_find(test->value.s) < 0) {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the test \"%.*s\" is not supported",
-                       (int)BT_MIN(test->value.s.n, (size_t)60), test->value.s.p);
+        bt_j_test_find(test->value.s) < 0) {
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the test \"%.*s\" is not supported",
+                          (int)BT_MIN(test->value.s.n, (size_t)60), test->value.s.p);
     }
     return n;
 }
 
-static struct j_node *parse_test(struct j_compile *c, struct j_node *of)
+static struct bt_j_node *parse_test(struct bt_j_compile *c, struct bt_j_node *of)
 {
-    struct j_node *n = node(c, N_TEST);
+    struct bt_j_node *n = node(c, N_TEST);
     bool negated = eat_name(c, "not");
     n->a = of;
     n->name = expect_name(c);
-    n->fn = j_test_find(n->name);
+    n->fn = bt_j_test_find(n->name);
     if (n->fn < 0 || is_op(cur(c), ".")) {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the test \"%.*s\" is not supported",
-                       (int)BT_MIN(n->name.n, (size_t)60), n->name.p);
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "the test \"%.*s\" is not supported",
+                          (int)BT_MIN(n->name.n, (size_t)60), n->name.p);
     }
     static const char *const stop[] = {"else", "or", "and", "if", "in", "is", "not"};
-    struct j_token *t = cur(c);
+    struct bt_j_token *t = cur(c);
     bool arg = t->kind == T_STR || t->kind == T_INT || t->kind == T_FLOAT || is_op(t, "[") ||
                is_op(t, "{") || t->kind == T_NAME;
     for (size_t i = 0; i < BT_ARRAY_LEN(stop); i++) {
@@ -433,19 +435,19 @@ static struct j_node *parse_test(struct j_compile *c, struct j_node *of)
     if (is_op(t, "(")) {
         n->args = parse_args(c);
     } else if (arg) {
-        struct j_arg a = {.value = parse_postfix(c, parse_primary(c))};
-        n->args.v = j_grow(c->arena, NULL, 0, &n->args.cap, sizeof(a));
+        struct bt_j_arg a = {.value = parse_postfix(c, parse_primary(c))};
+        n->args.v = bt_j_grow(c->arena, NULL, 0, &n->args.cap, sizeof(a));
         n->args.v[n->args.n++] = a;
     }
     if (negated) {
-        struct j_node *not = node(c, N_NOT);
+        struct bt_j_node *not = node(c, N_NOT);
         not ->a = n;
         return not ;
     }
     return n;
 }
 
-static struct j_node *parse_filters(struct j_compile *c, struct j_node *n)
+static struct bt_j_node *parse_filters(struct bt_j_compile *c, struct bt_j_node *n)
 {
     for (;;) {
         if (eat_op(c, "|")) {
@@ -460,9 +462,9 @@ static struct j_node *parse_filters(struct j_compile *c, struct j_node *n)
     }
 }
 
-static struct j_node *parse_unary(struct j_compile *c, bool with_filter)
+static struct bt_j_node *parse_unary(struct bt_j_compile *c, bool with_filter)
 {
-    struct j_node *n;
+    struct bt_j_node *n;
     deeper(c);
     if (is_op(cur(c), "-") || is_op(cur(c), "+")) {
         n = node(c, is_op(cur(c), "-") ? N_NEG : N_POS);
@@ -481,22 +483,22 @@ static struct j_node *parse_unary(struct j_compile *c, bool with_filter)
 
 struct level {
     const char *text;
-    enum j_op op;
+    enum bt_j_op op;
 };
 
-static struct j_node *binary(struct j_compile *c, enum j_op op, struct j_node *a)
+static struct bt_j_node *binary(struct bt_j_compile *c, enum bt_j_op op, struct bt_j_node *a)
 {
-    struct j_node *n = node(c, N_BINARY);
+    struct bt_j_node *n = node(c, N_BINARY);
     n->op = op;
     n->a = a;
     return n;
 }
 
-static struct j_node *parse_pow(struct j_compile *c)
+static struct bt_j_node *parse_pow(struct bt_j_compile *c)
 {
-    struct j_node *left = parse_unary(c, true);
+    struct bt_j_node *left = parse_unary(c, true);
     while (is_op(cur(c), "**")) {
-        struct j_node *n = binary(c, OP_POW, left);
+        struct bt_j_node *n = binary(c, OP_POW, left);
         c->at++;
         n->b = parse_unary(c, true);
         left = n;
@@ -504,17 +506,17 @@ static struct j_node *parse_pow(struct j_compile *c)
     return left;
 }
 
-static struct j_node *parse_product(struct j_compile *c)
+static struct bt_j_node *parse_product(struct bt_j_compile *c)
 {
     static const struct level ops[] = {
         {"*", OP_MUL}, {"/", OP_DIV}, {"//", OP_FLOORDIV}, {"%", OP_MOD}};
-    struct j_node *left = parse_pow(c);
+    struct bt_j_node *left = parse_pow(c);
     for (size_t i = 0; i < BT_ARRAY_LEN(ops);) {
         if (!is_op(cur(c), ops[i].text)) {
             i++;
             continue;
         }
-        struct j_node *n = binary(c, ops[i].op, left);
+        struct bt_j_node *n = binary(c, ops[i].op, left);
         c->at++;
         n->b = parse_pow(c);
         left = n;
@@ -523,13 +525,13 @@ static struct j_node *parse_product(struct j_compile *c)
     return left;
 }
 
-static struct j_node *parse_concat(struct j_compile *c)
+static struct bt_j_node *parse_concat(struct bt_j_compile *c)
 {
-    struct j_node *first = parse_product(c);
+    struct bt_j_node *first = parse_product(c);
     if (!is_op(cur(c), "~")) {
         return first;
     }
-    struct j_node *n = node(c, N_CONCAT);
+    struct bt_j_node *n = node(c, N_CONCAT);
     add(c, &n->list, first);
     while (eat_op(c, "~")) {
         add(c, &n->list, parse_product(c));
@@ -537,11 +539,11 @@ static struct j_node *parse_concat(struct j_compile *c)
     return n;
 }
 
-static struct j_node *parse_sum(struct j_compile *c)
+static struct bt_j_node *parse_sum(struct bt_j_compile *c)
 {
-    struct j_node *left = parse_concat(c);
+    struct bt_j_node *left = parse_concat(c);
     while (is_op(cur(c), "+") || is_op(cur(c), "-")) {
-        struct j_node *n = binary(c, is_op(cur(c), "+") ? OP_ADD : OP_SUB, left);
+        struct bt_j_node *n = binary(c, is_op(cur(c), "+") ? OP_ADD : OP_SUB, left);
         c->at++;
         n->b = parse_concat(c);
         left = n;
@@ -549,7 +551,7 @@ static struct j_node *parse_sum(struct j_compile *c)
     return left;
 }
 
-static bool compare_op(struct j_compile *c, enum j_op *op_p)
+static bool compare_op(struct bt_j_compile *c, enum bt_j_op *op_p)
 {
     static const struct level ops[] = {{"==", OP_EQ}, {"!=", OP_NE}, {"<", OP_LT},
                                        {"<=", OP_LE}, {">", OP_GT},  {">=", OP_GE}};
@@ -571,29 +573,29 @@ static bool compare_op(struct j_compile *c, enum j_op *op_p)
     return false;
 }
 
-static struct j_node *parse_compare(struct j_compile *c)
+static struct bt_j_node *parse_compare(struct bt_j_compile *c)
 {
-    struct j_node *first = parse_sum(c), *n = NULL;
-    enum j_op op;
+    struct bt_j_node *first = parse_sum(c), *n = NULL;
+    enum bt_j_op op;
     size_t cap = 0;
     while (compare_op(c, &op)) {
         if (n == NULL) {
             n = node(c, N_COMPARE);
             n->a = first;
         }
-        n->ops = j_grow(c->arena, n->ops, n->list.n, &cap, sizeof(op));
+        n->ops = bt_j_grow(c->arena, n->ops, n->list.n, &cap, sizeof(op));
         n->ops[n->list.n] = op;
         add(c, &n->list, parse_sum(c));
     }
     return n == NULL ? first : n;
 }
 
-static struct j_node *parse_not(struct j_compile *c)
+static struct bt_j_node *parse_not(struct bt_j_compile *c)
 {
     if (!is_name(cur(c), "not")) {
         return parse_compare(c);
     }
-    struct j_node *n = node(c, N_NOT);
+    struct bt_j_node *n = node(c, N_NOT);
     deeper(c);
     c->at++;
     n->a = parse_not(c);
@@ -601,11 +603,11 @@ static struct j_node *parse_not(struct j_compile *c)
     return n;
 }
 
-static struct j_node *parse_and(struct j_compile *c)
+static struct bt_j_node *parse_and(struct bt_j_compile *c)
 {
-    struct j_node *left = parse_not(c);
+    struct bt_j_node *left = parse_not(c);
     while (is_name(cur(c), "and")) {
-        struct j_node *n = node(c, N_AND);
+        struct bt_j_node *n = node(c, N_AND);
         c->at++;
         n->a = left;
         n->b = parse_not(c);
@@ -614,11 +616,11 @@ static struct j_node *parse_and(struct j_compile *c)
     return left;
 }
 
-static struct j_node *parse_or(struct j_compile *c)
+static struct bt_j_node *parse_or(struct bt_j_compile *c)
 {
-    struct j_node *left = parse_and(c);
+    struct bt_j_node *left = parse_and(c);
     while (is_name(cur(c), "or")) {
-        struct j_node *n = node(c, N_OR);
+        struct bt_j_node *n = node(c, N_OR);
         c->at++;
         n->a = left;
         n->b = parse_and(c);
@@ -627,12 +629,12 @@ static struct j_node *parse_or(struct j_compile *c)
     return left;
 }
 
-static struct j_node *parse_expr(struct j_compile *c)
+static struct bt_j_node *parse_expr(struct bt_j_compile *c)
 {
     deeper(c);
-    struct j_node *n = parse_or(c);
+    struct bt_j_node *n = parse_or(c);
     while (is_name(cur(c), "if")) {
-        struct j_node *cond = node(c, N_COND);
+        struct bt_j_node *cond = node(c, N_COND);
         c->at++;
         cond->b = n;
         cond->a = parse_or(c);
@@ -646,13 +648,13 @@ static struct j_node *parse_expr(struct j_compile *c)
 }
 
 /* expr or expr, expr ... (a tuple without parentheses). */
-static struct j_node *parse_tuple(struct j_compile *c, bool with_cond)
+static struct bt_j_node *parse_tuple(struct bt_j_compile *c, bool with_cond)
 {
-    struct j_node *first = with_cond ? parse_expr(c) : parse_or(c);
+    struct bt_j_node *first = with_cond ? parse_expr(c) : parse_or(c);
     if (!is_op(cur(c), ",")) {
         return first;
     }
-    struct j_node *n = node(c, N_TUPLE);
+    struct bt_j_node *n = node(c, N_TUPLE);
     add(c, &n->list, first);
     while (eat_op(c, ",")) {
         if (cur(c)->kind == T_BLOCK_END || cur(c)->kind == T_VAR_END || is_op(cur(c), "=")) {
@@ -666,9 +668,9 @@ static struct j_node *parse_tuple(struct j_compile *c, bool with_cond)
 /* ---- statements ---- */
 
 /* name, name.attr (of a namespace) or a tuple of names. */
-static struct j_node *parse_target(struct j_compile *c, bool with_attr)
+static struct bt_j_node *parse_target(struct bt_j_compile *c, bool with_attr)
 {
-    struct j_node *tuple = node(c, N_TUPLE), *one = NULL;
+    struct bt_j_node *tuple = node(c, N_TUPLE), *one = NULL;
     bool paren = eat_op(c, "(");
     do {
         if (tuple->list.n > 0 && cur(c)->kind != T_NAME) {
@@ -678,7 +680,7 @@ static struct j_node *parse_target(struct j_compile *c, bool with_attr)
         one->name = expect_name(c);
         if (with_attr && is_op(cur(c), ".")) {
             c->at++;
-            struct j_node *attr = node(c, N_ATTR);
+            struct bt_j_node *attr = node(c, N_ATTR);
             attr->a = one;
             attr->name = expect_name(c);
             one = attr;
@@ -693,13 +695,13 @@ static struct j_node *parse_target(struct j_compile *c, bool with_attr)
     return tuple->list.n == 1 && !is_op(&c->tokens[c->at - 1], ",") ? one : tuple;
 }
 
-static void block_end(struct j_compile *c)
+static void block_end(struct bt_j_compile *c)
 {
     expect_kind(c, T_BLOCK_END, "%}");
 }
 
 /* After {% NAME: eats "NAME %}" of the end tag. */
-static void end_tag(struct j_compile *c, const char *name)
+static void end_tag(struct bt_j_compile *c, const char *name)
 {
     if (!eat_name(c, name)) {
         unexpected(c, name);
@@ -710,7 +712,7 @@ static void end_tag(struct j_compile *c, const char *name)
     block_end(c);
 }
 
-static void parse_if(struct j_compile *c, struct j_node *n)
+static void parse_if(struct bt_j_compile *c, struct bt_j_node *n)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     n->kind = N_IF;
@@ -718,7 +720,7 @@ static void parse_if(struct j_compile *c, struct j_node *n)
     block_end(c);
     n->body = parse_body(c, ends);
     if (is_name(cur(c), "elif")) {
-        struct j_node *inner = node(c, N_IF);
+        struct bt_j_node *inner = node(c, N_IF);
         c->at++;
         deeper(c);
         parse_if(c, inner); /* eats the endif */
@@ -733,7 +735,7 @@ static void parse_if(struct j_compile *c, struct j_node *n)
     end_tag(c, "endif");
 }
 
-static void parse_for(struct j_compile *c, struct j_node *n)
+static void parse_for(struct bt_j_compile *c, struct bt_j_node *n)
 {
     static const char *const ends[] = {"else", "endfor", NULL};
     n->kind = N_FOR;
@@ -746,7 +748,7 @@ static void parse_for(struct j_compile *c, struct j_node *n)
         n->c = parse_expr(c);
     }
     if (is_name(cur(c), "recursive")) {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "a recursive loop is not supported");
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line, "a recursive loop is not supported");
     }
     block_end(c);
     c->loops++;
@@ -759,7 +761,7 @@ static void parse_for(struct j_compile *c, struct j_node *n)
     end_tag(c, "endfor");
 }
 
-static void parse_set(struct j_compile *c, struct j_node *n)
+static void parse_set(struct bt_j_compile *c, struct bt_j_node *n)
 {
     static const char *const ends[] = {"endset", NULL};
     n->a = parse_target(c, true);
@@ -779,9 +781,9 @@ static void parse_set(struct j_compile *c, struct j_node *n)
 }
 
 /* (a, b=default): a macro's or call block's parameters. */
-static struct j_args parse_params(struct j_compile *c)
+static struct bt_j_args parse_params(struct bt_j_compile *c)
 {
-    struct j_args p = {0};
+    struct bt_j_args p = {0};
     expect_op(c, "(");
     while (!eat_op(c, ")")) {
         if (p.n > 0) {
@@ -790,21 +792,21 @@ static struct j_args parse_params(struct j_compile *c)
                 break;
             }
         }
-        struct j_arg a = {.name = expect_name(c)};
+        struct bt_j_arg a = {.name = expect_name(c)};
         define(c, a.name);
         if (eat_op(c, "=")) {
             a.value = parse_expr(c);
         } else if (p.n > 0 && p.v[p.n - 1].value != NULL) {
-            j_compile_fail(c, BT_ERR_INVALID, cur(c)->line,
-                           "a parameter without default follows one with a default");
+            bt_j_compile_fail(c, BT_ERR_INVALID, cur(c)->line,
+                              "a parameter without default follows one with a default");
         }
-        p.v = j_grow(c->arena, p.v, p.n, &p.cap, sizeof(a));
+        p.v = bt_j_grow(c->arena, p.v, p.n, &p.cap, sizeof(a));
         p.v[p.n++] = a;
     }
     return p;
 }
 
-static void parse_macro(struct j_compile *c, struct j_node *n)
+static void parse_macro(struct bt_j_compile *c, struct bt_j_node *n)
 {
     static const char *const ends[] = {"endmacro", NULL};
     n->kind = N_MACRO;
@@ -821,7 +823,7 @@ static void parse_macro(struct j_compile *c, struct j_node *n)
     end_tag(c, "endmacro");
 }
 
-static void parse_call_block(struct j_compile *c, struct j_node *n)
+static void parse_call_block(struct bt_j_compile *c, struct bt_j_node *n)
 {
     static const char *const ends[] = {"endcall", NULL};
     n->kind = N_CALLBLOCK;
@@ -830,7 +832,7 @@ static void parse_call_block(struct j_compile *c, struct j_node *n)
     }
     n->a = parse_expr(c);
     if (n->a->kind != N_CALL) {
-        j_compile_fail(c, BT_ERR_INVALID, n->line, "{%% call %%} needs the call of a macro");
+        bt_j_compile_fail(c, BT_ERR_INVALID, n->line, "{%% call %%} needs the call of a macro");
     }
     block_end(c);
     int loops = c->loops;
@@ -840,7 +842,7 @@ static void parse_call_block(struct j_compile *c, struct j_node *n)
     end_tag(c, "endcall");
 }
 
-static void parse_with(struct j_compile *c, struct j_node *n)
+static void parse_with(struct bt_j_compile *c, struct bt_j_node *n)
 {
     static const char *const ends[] = {"endwith", NULL};
     n->kind = N_WITH;
@@ -848,7 +850,7 @@ static void parse_with(struct j_compile *c, struct j_node *n)
         if (n->list.n > 0) {
             expect_op(c, ",");
         }
-        struct j_node *set = node(c, N_SET), *name = node(c, N_NAME);
+        struct bt_j_node *set = node(c, N_SET), *name = node(c, N_NAME);
         name->name = expect_name(c);
         define(c, name->name);
         set->a = name;
@@ -861,10 +863,10 @@ static void parse_with(struct j_compile *c, struct j_node *n)
     end_tag(c, "endwith");
 }
 
-static void parse_plain_block(struct j_compile *c, struct j_node *n, struct j_str tag)
+static void parse_plain_block(struct bt_j_compile *c, struct bt_j_node *n, struct bt_j_str tag)
 {
     static const char *const gen[] = {"endgeneration", NULL}, *const filter[] = {"endfilter", NULL};
-    if (j_str_is(tag, "generation")) {
+    if (bt_j_str_is(tag, "generation")) {
         n->kind = N_SCOPE;
         block_end(c);
         n->body = parse_body(c, gen);
@@ -881,45 +883,45 @@ static void parse_plain_block(struct j_compile *c, struct j_node *n, struct j_st
 }
 
 /* After "{%", at the tag's name. */
-static struct j_node *parse_statement(struct j_compile *c)
+static struct bt_j_node *parse_statement(struct bt_j_compile *c)
 {
-    struct j_node *n = node(c, N_TEXT);
-    struct j_str tag = expect_name(c);
-    if (j_str_is(tag, "if")) {
+    struct bt_j_node *n = node(c, N_TEXT);
+    struct bt_j_str tag = expect_name(c);
+    if (bt_j_str_is(tag, "if")) {
         parse_if(c, n);
-    } else if (j_str_is(tag, "for")) {
+    } else if (bt_j_str_is(tag, "for")) {
         parse_for(c, n);
-    } else if (j_str_is(tag, "set")) {
+    } else if (bt_j_str_is(tag, "set")) {
         parse_set(c, n);
-    } else if (j_str_is(tag, "macro")) {
+    } else if (bt_j_str_is(tag, "macro")) {
         parse_macro(c, n);
-    } else if (j_str_is(tag, "call")) {
+    } else if (bt_j_str_is(tag, "call")) {
         parse_call_block(c, n);
-    } else if (j_str_is(tag, "with")) {
+    } else if (bt_j_str_is(tag, "with")) {
         parse_with(c, n);
-    } else if (j_str_is(tag, "generation") || j_str_is(tag, "filter")) {
+    } else if (bt_j_str_is(tag, "generation") || bt_j_str_is(tag, "filter")) {
         parse_plain_block(c, n, tag);
-    } else if (j_str_is(tag, "break") || j_str_is(tag, "continue")) {
-        n->kind = j_str_is(tag, "break") ? N_BREAK : N_CONTINUE;
+    } else if (bt_j_str_is(tag, "break") || bt_j_str_is(tag, "continue")) {
+        n->kind = bt_j_str_is(tag, "break") ? N_BREAK : N_CONTINUE;
         if (c->loops == 0) {
-            j_compile_fail(c, BT_ERR_INVALID, n->line, "%.*s outside a loop", (int)tag.n, tag.p);
+            bt_j_compile_fail(c, BT_ERR_INVALID, n->line, "%.*s outside a loop", (int)tag.n, tag.p);
         }
         block_end(c);
     } else {
-        j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line,
-                       "the tag {%% %.*s %%} is not supported or not expected here",
-                       (int)BT_MIN(tag.n, (size_t)60), tag.p);
+        bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, n->line,
+                          "the tag {%% %.*s %%} is not supported or not expected here",
+                          (int)BT_MIN(tag.n, (size_t)60), tag.p);
     }
     return n;
 }
 
 /* Statements up to a tag of `ends`; its name is the current token afterwards. */
-static struct j_nodes parse_body(struct j_compile *c, const char *const *ends)
+static struct bt_j_nodes parse_body(struct bt_j_compile *c, const char *const *ends)
 {
-    struct j_nodes body = {0};
+    struct bt_j_nodes body = {0};
     deeper(c);
     for (;;) {
-        struct j_token *t = cur(c);
+        struct bt_j_token *t = cur(c);
         if (t->kind == T_EOF) {
             while (ends != NULL && ends[1] != NULL) {
                 ends++; /* the last one always closes */
@@ -930,12 +932,12 @@ static struct j_nodes parse_body(struct j_compile *c, const char *const *ends)
             break;
         }
         if (t->kind == T_DATA) {
-            struct j_node *n = node(c, N_TEXT);
+            struct bt_j_node *n = node(c, N_TEXT);
             n->name = t->s;
             add(c, &body, n);
             c->at++;
         } else if (t->kind == T_VAR_BEGIN) {
-            struct j_node *n = node(c, N_PRINT);
+            struct bt_j_node *n = node(c, N_PRINT);
             c->at++;
             n->a = parse_tuple(c, true);
             expect_kind(c, T_VAR_END, "}}");
@@ -956,18 +958,18 @@ static struct j_nodes parse_body(struct j_compile *c, const char *const *ends)
     return body;
 }
 
-struct j_nodes j_parse(struct j_compile *c)
+struct bt_j_nodes bt_j_parse(struct bt_j_compile *c)
 {
-    struct j_nodes body = parse_body(c, NULL);
+    struct bt_j_nodes body = parse_body(c, NULL);
     for (size_t i = 0; i < c->n_called; i++) {
-        bool known = j_str_is(c->called[i], "caller");
+        bool known = bt_j_str_is(c->called[i], "caller");
         for (size_t k = 0; k < c->n_defined && !known; k++) {
-            known = j_str_eq(c->called[i], c->defined[k]);
+            known = bt_j_str_eq(c->called[i], c->defined[k]);
         }
         if (!known) {
-            j_compile_fail(c, BT_ERR_UNSUPPORTED, c->called_line[i],
-                           "the function %.*s() is not supported",
-                           (int)BT_MIN(c->called[i].n, (size_t)60), c->called[i].p);
+            bt_j_compile_fail(c, BT_ERR_UNSUPPORTED, c->called_line[i],
+                              "the function %.*s() is not supported",
+                              (int)BT_MIN(c->called[i].n, (size_t)60), c->called[i].p);
         }
     }
     return body;

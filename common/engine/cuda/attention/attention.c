@@ -30,9 +30,9 @@ static cudaError_t make_maps(struct bt_attn *a)
 static cudaError_t take_memory(struct bt_attn *a)
 {
     uint32_t group = a->pool.heads / a->pool.kv_heads;
-    size_t sizes[] = {sizeof(struct decode_plan),
-                      (a->max_batch + 1) * sizeof(struct decode_seq),
-                      a->blocks * sizeof(struct decode_run),
+    size_t sizes[] = {sizeof(struct bt_cu_decode_plan),
+                      (a->max_batch + 1) * sizeof(struct bt_cu_decode_seq),
+                      a->blocks * sizeof(struct bt_cu_decode_run),
                       (size_t)a->max_batch * a->pool.kv_heads * sizeof(uint32_t),
                       (size_t)a->blocks * 2 * group * a->pool.head_dim * sizeof(float),
                       (size_t)a->blocks * 2 * group * 2 * sizeof(float),

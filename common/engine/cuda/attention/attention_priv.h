@@ -10,17 +10,17 @@
 /* Work of a decode step: the tiles of all (sequence, kv head), one after another, cut into equal
  * runs, one per block of the grid. A sequence and head that lies in several runs has its pieces
  * combined by the block that finishes last. */
-struct decode_seq {
+struct bt_cu_decode_seq {
     int32_t first; /* tiles of the sequences before it, one head each */
     int32_t tiles; /* of one head */
     int32_t tile0; /* first tile that the window shows */
     int32_t len;
 };
-struct decode_run {
+struct bt_cu_decode_run {
     int32_t seq, head, tile; /* where it begins */
     int32_t n;               /* tiles; 0: none */
 };
-struct decode_plan {
+struct bt_cu_decode_plan {
     int32_t total, runs; /* tiles; runs of at least one tile */
     int32_t pad[2];
 };
@@ -33,9 +33,9 @@ struct bt_attn {
     CUtensorMap kv_pair;  /* box: 128 bytes of a row (or all) x K and V of a page's head */
     CUtensorMap kv_plane; /* the same of K or V; not for E4M3 */
     float scale_log2;
-    struct decode_plan *plan;
-    struct decode_seq *seqs;
-    struct decode_run *decode_runs;
+    struct bt_cu_decode_plan *plan;
+    struct bt_cu_decode_seq *seqs;
+    struct bt_cu_decode_run *decode_runs;
     uint32_t *arrived; /* [max_batch][kv_heads] pieces of the combine */
     float *part_o;     /* [blocks][2][group][head_dim] */
     float *part_ml;    /* [blocks][2][group][2] */

@@ -57,9 +57,9 @@ struct decode_args {
     float scale_log2;
     bool out_bf16, early;
     const uint8_t *scales; /* E4M3: of page 0 of the layer */
-    const struct decode_plan *plan;
-    const struct decode_seq *seqs;
-    const struct decode_run *runs;
+    const struct bt_cu_decode_plan *plan;
+    const struct bt_cu_decode_seq *seqs;
+    const struct bt_cu_decode_run *runs;
     uint32_t *arrived;
     float *part_o, *part_ml;
 };
@@ -79,12 +79,12 @@ static __device__ __forceinline__ int run_begin(int i, int total, int runs)
 
 /* Memory that kernels have written, read past the L1 cache: before early_wait() that one may still
  * hold what was there in an earlier step. */
-static __device__ __forceinline__ struct decode_run run_at(const struct decode_run *p)
+static __device__ __forceinline__ struct bt_cu_decode_run run_at(const struct bt_cu_decode_run *p)
 {
     int4 v = __ldcg((const int4 *)p);
     return {v.x, v.y, v.z, v.w};
 }
-static __device__ __forceinline__ struct decode_seq seq_at(const struct decode_seq *p)
+static __device__ __forceinline__ struct bt_cu_decode_seq seq_at(const struct bt_cu_decode_seq *p)
 {
     int4 v = __ldcg((const int4 *)p);
     return {v.x, v.y, v.z, v.w};
@@ -95,7 +95,7 @@ struct walk {
     int seq, head, tile, left; /* tile: counted from the sequence's tile0 */
     int n;                     /* tiles of this piece */
     int slot;
-    struct decode_seq s;
+    struct bt_cu_decode_seq s;
 };
 static __device__ __forceinline__ void walk_seq(const struct decode_args &a, struct walk &w)
 {
@@ -462,7 +462,7 @@ static __global__ void __launch_bounds__((tile_of<E4M3, D>::warps + COPY::WARPS)
     if (!a.early) {
         early_wait();
     }
-    struct decode_run run = run_at(a.runs + blockIdx.x);
+    struct bt_cu_decode_run run = run_at(a.runs + blockIdx.x);
     uint32_t full = smem_addr(bars), empty = full + MAX_STAGES * 8;
     if (run.n == 0) {
         early_wait(); /* or this kernel could end before the one in front of it */

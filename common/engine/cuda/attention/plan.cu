@@ -5,8 +5,8 @@
 /* One block: tiles of each sequence, their running sum, the beginning of every run. */
 static __global__ void __launch_bounds__(1024)
     decode_plan_kernel(const int32_t *lens, int batch, int kv_heads, int window, int blocks,
-                       int run_min, struct decode_plan *plan, struct decode_seq *seqs,
-                       struct decode_run *runs)
+                       int run_min, struct bt_cu_decode_plan *plan, struct bt_cu_decode_seq *seqs,
+                       struct bt_cu_decode_run *runs)
 {
     __shared__ int warp_sum[32], carry;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(1024)
         *plan = {total, n, {0, 0}};
     }
     for (int r = threadIdx.x; r < blocks; r += 1024) {
-        struct decode_run run = {0, 0, 0, 0};
+        struct bt_cu_decode_run run = {0, 0, 0, 0};
         if (r < n) {
             int begin = run_begin(r, total, n), lo = 0, hi = batch - 1;
             while (lo < hi) { /* the last sequence that begins at or before it and has tiles */
