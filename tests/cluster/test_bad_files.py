@@ -281,7 +281,7 @@ def test_check_looks_at_this_host(tmp_path, daemon):
     tls = {"cluster.tls.ca": cert, "cluster.tls.cert": cert, "cluster.tls.key": key}
     faults += [(tls, [r"cluster\.tls\.key: .*open to everybody", "chmod 0600"]),
                (dict(tls, **{"cluster.tls.ca": "/nonexistent/ca"}), [r"cluster\.tls\.ca: /nonexistent/ca: it cannot be read: No such"]),
-               (dict(tls, **{"cluster.tls.cert": tmp_path}), [r"cluster\.tls\.cert: .*no file"])]
+               (dict(tls, **{"cluster.tls.cert": tmp_path}), [r"cluster\.tls\.cert: .*it is not a regular file"])]
     for sets, words in faults:
         refuse(USAGE, words, daemon, "--check", sets=dict(good, **sets))
         assert run(daemon, "--check=values", sets=dict(good, **sets))[0] == 0, sets
