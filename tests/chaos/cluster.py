@@ -354,11 +354,14 @@ class Cluster:
         """Of a conductor that another fault has taken away or has left without descriptors, once it is back."""
         c = conductor or self.a
         while True:
-            p = self.ctl(*args, "-o", "json", conductor=c)
-            if p.returncode == 0:
-                return json.loads(p.stdout)
+            why = "it has no address yet"  # as long as it starts again
+            if c.daemon.ready("rpc") is not None:
+                p = self.ctl(*args, "-o", "json", conductor=c)
+                if p.returncode == 0:
+                    return json.loads(p.stdout)
+                why = p.stderr.strip()
             if not c.is_away():
-                raise OSError(f"batonctl {args}: {p.stderr.strip()}")
+                raise OSError(f"batonctl {args}: {why}")
             time.sleep(0.2)
 
     def etcd_call(self, path, body):
