@@ -37,9 +37,16 @@ def two_decodes_under_one_request(x):
     killed = []
     try:
         for i in range(2):
+            seen = {}  # (worker, epoch): tokens when it was first seen
+
             def placed():
+                """The prefill worker sends a plan's first token, so the second that is new shows that the decode worker
+                has the request. A worker that had not taken it yet does not count as killed by it."""
                 r = shape_of(x, conductor, b)
-                return r and r["state"] == "decoding" and r["decode"] not in [k.name for k in killed] + ["-", None] and r
+                if not r or r["state"] != "decoding" or r["decode"] in [k.name for k in killed] + ["-", None]:
+                    return None
+                first = seen.setdefault((r["decode"], r["epoch"]), r["tokens"])
+                return r if r["tokens"] >= first + 2 else None
             try:
                 r = wait_for(lambda: not b.is_alive() or placed(), 30, "the request decodes")
             except AssertionError:
