@@ -317,6 +317,10 @@ static inline bool bt_sequence_running(const struct bt_sequence *sq)
 
 /* ---- repair.c: failure is re-planning ---- */
 void bt_sequence_avoid(struct bt_sequence *sq, const struct bt_peer *p);
+/* Milliseconds between the replans-th failure of a request (from 1) and its next plan. The pause
+ * doubles up to a second, so that a network that fails for some seconds does not use up a request's
+ * tries. lost: a daemon was lost; its node's other sessions break at about the same time. */
+uint32_t bt_replan_delay_ms(bool lost, uint32_t replans);
 /* The current plan is over: plans again, or fails the request. lost: the daemon that was lost or
  * hangs; a worker that had begun with the request counts as killed by it. NULL: nobody was lost. */
 void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, const char *why,

@@ -7,7 +7,7 @@
 #include "common/log/log.h"
 #include "conductor/request/machine_priv.h"
 
-#define DEATH_DELAY_MS 50u /* a node's other sessions break at about the same time: let them */
+#define DEATH_DELAY_MS 50u
 #define RETRY_MS       20u
 #define RETRY_MAX_MS   1000u
 #define STAY_NS        1000000000ull /* between two looks for somebody else */
@@ -152,6 +152,12 @@ static const struct bt_peer *gone(const struct bt_sequence *sq)
     return NULL;
 }
 
+uint32_t bt_replan_delay_ms(bool lost, uint32_t replans)
+{
+    uint32_t shift = BT_MIN(BT_MAX(replans, 1u) - 1, 6u);
+    return BT_MIN((lost ? DEATH_DELAY_MS : RETRY_MS) << shift, RETRY_MAX_MS);
+}
+
 void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, const char *why,
                         uint64_t now_ns)
 {
@@ -178,11 +184,9 @@ void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, cons
         bt_request_fail(r, BT_REJECT_FAILED, 500, 0, text);
         return;
     }
-    uint32_t shift = BT_MIN(sq->replans - 1, 6u);
-    uint32_t delay = lost != NULL ? DEATH_DELAY_MS : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS);
     leave_plan(sq, now_ns);
     sq->queued_ns = 0; /* it keeps its place and waits only for another worker */
-    sq->plan_at_ns = now_ns + (uint64_t)delay * 1000000;
+    sq->plan_at_ns = now_ns + (uint64_t)bt_replan_delay_ms(lost != NULL, sq->replans) * 1000000;
     bt_queue_plan(sq);
     split(sq);
 }
