@@ -162,6 +162,11 @@ class Daemon:
         m = re.findall(r"ev=ready\b.*?\b" + key + r"=(\S+)", self.text())
         return m[-1] if m else None
 
+    def address(self, key="http"):
+        """(host, port); waits for a daemon that another fault of the round starts again."""
+        host, port = wait_for(lambda: self.ready(key), 40, f"{self.name} is ready").rsplit(":", 1)
+        return host, int(port)
+
     def start_again(self, seconds=30):
         """Until it is ready; again if it ends because its predecessor's name is still taken."""
         self.spawn()

@@ -262,17 +262,16 @@ def strangers(x):
         if d.kind == "etcd":
             continue
         for key in "rpc", "http":
-            at = d.ready(key)
-            host, port = at.rsplit(":", 1)
+            host, port = d.address(key)
             for data in http2, x.rng.randbytes(400), hello + x.rng.randbytes(200):
                 try:
-                    with socket.create_connection((host, int(port)), timeout=2) as s:
+                    with socket.create_connection((host, port), timeout=2) as s:
                         s.sendall(data)
                         s.settimeout(0.05)
                         s.recv(100)
                 except OSError:
                     pass
-    p = subprocess.run([os.path.join(BUILD, "bin", "batonctl"), "--addr", x.cluster.a.daemon.ready("rpc"), "status"],
+    p = subprocess.run([os.path.join(BUILD, "bin", "batonctl"), "--addr", "%s:%d" % x.cluster.a.daemon.address("rpc"), "status"],
                        env={k: v for k, v in os.environ.items() if k != "BATON_TLS"} | {"XDG_RUNTIME_DIR": "/nonexistent"},
                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
     if p.returncode != 1:
@@ -284,7 +283,7 @@ def strangers_at_the_wire(x):
     """Bytes of nobody's protocol at every port that a kvstore listens on, UCX's included."""
     d = a_worker(x, "kvstore")
     x.note(d.name)
-    host = d.ready("rpc").rsplit(":", 1)[0]
+    host, _ = d.address("rpc")
     for port in listening(d.family()):
         for size in 1, 8, 64, 1000, 20000:
             try:

@@ -183,7 +183,7 @@ def index_damaged_while_down(x):
 def descriptors_short(x, d, dials, seconds, meanwhile=lambda: None):
     """Leaves its processes as many descriptors as they have, and dials each port of theirs so many times; meanwhile()
     is called then."""
-    host, pids, sockets = d.ready("rpc").rsplit(":", 1)[0], d.family(), []
+    host, pids, sockets = d.address("rpc")[0], d.family(), []
     ports = listening(pids)
     was = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in pids}
     for pid, (_, hard) in was.items():

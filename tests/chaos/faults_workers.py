@@ -196,8 +196,7 @@ def log_and_metrics_that_nobody_reads(x):
     """A worker whose log goes to a pipe that nobody reads, and scrapers that stop reading: nobody waits for them."""
     scrapers = []
     for d in x.cluster.kind("kvstore", "prefill", "decode"):
-        host, port = d.ready().rsplit(":", 1)
-        s = socket.create_connection((host, int(port)))
+        s = socket.create_connection(d.address())
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         s.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
         scrapers.append(s)
