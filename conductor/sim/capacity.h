@@ -22,7 +22,7 @@ double bt_sim_rows_ms(const struct bt_sim_cluster *c, uint32_t input, uint32_t n
                       bt_sim_share_t share);
 
 /* An upper bound of the requests within o's objectives (TTFT not 0), for the part of the trace and
- * the rate in o. Why it is one: docs/SIMULATION.md, "What no scheduler can exceed". */
+ * the rate in o. Why it is one: docs/SIMULATION.md, "Bounds". */
 uint32_t bt_sim_capacity(const struct bt_sim_cluster *c, const struct bt_sim_trace *t,
                          const struct bt_sim_options *o);
 
