@@ -44,8 +44,7 @@ static const struct bt_conf_row rows[] = {
      .doc = "Bytes of request bodies that are received and read at once, at least twice "
             "conductor.http.body_max; more gets 503. One API key (without keys: one client "
             "address) may use as much as it leaves free; more gets 429.",
-     .when = "raise it together with conductor.http.body_max, or when clients with large bodies "
-             "see 503."},
+     .when = "together with conductor.http.body_max, or when clients with large bodies see 503."},
     {.key = "conductor.http.conns_max",
      .type = BT_CONF_INT,
      .offset = ROW(http.conns_max),
@@ -55,7 +54,7 @@ static const struct bt_conf_row rows[] = {
      .doc = "Connections at once; more get 503. One API key (without keys: one client address) "
             "may have as many as it leaves free; more get 429. At most a quarter may be without "
             "an accepted request; beyond that the oldest of these is closed.",
-     .when = "raise it when more clients stay connected; raise the limit of open files with it."},
+     .when = "raise it, and the limit of open files, when more clients stay connected."},
     {.key = "conductor.http.answers_max",
      .type = BT_CONF_SIZE,
      .offset = ROW(http.answers_max),
@@ -82,7 +81,7 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(api_keys_file),
      .doc = "File with one API key a line; '#' begins a comment; mode 0600 or 0640. Without the "
             "file, requests need no key. A key may be followed by tenant= (keys of one tenant "
-            "share a cache and a quota; without it each key is a tenant), rps= and tokens_per_s= "
+            "share a cache and a quota; default: each key is a tenant), rps= and tokens_per_s= "
             "(limits; each choice of each prompt and each 256 KiB of a body is a request), "
             "concurrency= (generations in flight), weight= (share of the service where requests "
             "wait), priority= (the best class of its requests; a smaller number goes first), "
@@ -92,10 +91,10 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(access_log),
      .def = "off",
-     .doc = "Which HTTP responses get a line ev=access in the log: off, all, or a random share of "
-            "them above 0 and below 1, with every response of status 5xx. The lines name client "
-            "addresses.",
-     .when = "set it when you must be able to say later who sent what."},
+     .doc =
+         "Which HTTP responses get a line ev=access in the log: off, all, or a random share above "
+         "0 and below 1, with every response of status 5xx. The lines name client addresses.",
+     .when = "when you must be able to say later who sent what."},
     {.key = "conductor.max_running",
      .type = BT_CONF_INT,
      .offset = ROW(max_running),
@@ -118,7 +117,7 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(queue_timeout_ms),
      .def = "60s",
      .max = 86400000,
-     .doc = "How long a request may wait for a place or for KV memory; then it gets 503. 0: no "
+     .doc = "How long a request may wait for a place or for KV memory before it gets 503. 0: no "
             "limit.",
      .when = "set it to what your clients wait at most."},
     {.key = "conductor.stall_ms",
@@ -186,20 +185,20 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(policy),
      .def = "baton",
      .reload = true,
-     .doc = "How workers are chosen. baton: where the first token is predicted earliest, also "
-            "with a prefix fetched from other nodes or beside a decode worker's rows. kvcache: "
-            "Mooncake's Algorithm 1. cache-aware: where the prefix is. For comparison: random, "
-            "round-robin, least-load. docs/SIMULATION.md compares them.",
+     .doc = "How workers are chosen. baton: where the first token is predicted earliest, also with "
+            "a prefix fetched from other nodes or beside a decode worker's rows. For comparison: "
+            "kvcache (Mooncake's Algorithm 1), cache-aware (where the prefix is), random, "
+            "round-robin, least-load.",
      .when = "only to compare policies."},
     {.key = "sched.admission",
      .type = BT_CONF_STR,
      .offset = ROW(admission),
      .def = "priced",
      .reload = true,
-     .doc = "Which requests are refused because they would miss an objective. early: by the load "
-            "at arrival. predict: by the load expected when the prefill will end. priced: as "
-            "predict, and the longer the queue is, the shorter a prefill must be. none: no "
-            "request. Without objectives no request is refused.",
+     .doc =
+         "Which requests are refused because they would miss an objective. early: by the load at "
+         "arrival. predict: by the load expected when the prefill will end. priced: as predict, "
+         "and the longer the queue is, the shorter a prefill must be. none: no request.",
      .when = "set none when your clients prefer a late answer to 429."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
@@ -334,9 +333,9 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(replica_bytes_per_s),
      .def = "0",
      .max = 1e13,
-     .doc = "Bytes a second that this conductor may spend on copies of hot prefixes ahead of "
-            "need: one copy on a further node with a prefill worker for each 16 uses within a "
-            "minute. Copies take at most a quarter of the slots. 0: none.",
+     .doc = "Bytes a second that this conductor may spend on copies of hot prefixes ahead of need: "
+            "one copy for each 16 uses within a minute. Copies take at most a quarter of the "
+            "slots. 0: none.",
      .when = "when very many requests share few prefixes and the network has room."},
     {.key = "sched.replica_uses",
      .type = BT_CONF_INT,
@@ -350,10 +349,9 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(roles),
      .def = "fixed",
-     .doc = "fixed: workers do what they were started for, or what batonctl role says. auto: one "
-            "conductor, the owner of the job in etcd, changes the role of a worker where prefill "
-            "or decode is short for minutes and the other has enough without it. An operator's "
-            "choice stays. The same on all conductors.",
+     .doc = "fixed: workers keep their role, unless batonctl role changes it. auto: one conductor "
+            "changes the role of a worker where prefill or decode is short for minutes and the "
+            "other has enough without it. An operator's choice stays. The same on all conductors.",
      .when = "set auto when the share of prefill and decode work changes over the day."},
     {.key = "sched.roles_window_ms",
      .type = BT_CONF_MS,

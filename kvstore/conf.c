@@ -31,17 +31,17 @@ static const struct bt_conf_row kvstore_rows[] = {
      .offset = ROW(slab_keep),
      .def = "false",
      .doc = "Keep the shared memory when the kvstore stops, so that the next start finds its "
-            "blocks (as it does after a crash). The memory stays in use until then.",
+            "blocks (as it does after a crash).",
      .when = "when you restart kvstores for an upgrade and want a warm cache afterwards."},
     {.key = "kvstore.eviction",
      .type = BT_CONF_STR,
      .offset = ROW(eviction),
      .def = "density",
-     .doc = "Which block is evicted when room is needed: density (the block that saves the least "
-            "time while it stays, learned from the requests), slru (new blocks are on probation "
-            "until a second use), lru, lfu, length_aware (lfu; among equals the end of a prompt "
-            "first).",
-     .when = "when you want the plainest rule, lru, or compare policies."},
+     .doc =
+         "Which block is evicted when room is needed: density (the block that saves the least time "
+         "while it stays, learned from the requests), slru (new blocks are on probation until a "
+         "second use), lru, lfu, length_aware (lfu; among equals the end of a prompt first).",
+     .when = "to compare policies."},
     {.key = "kvstore.reclaim_ms",
      .type = BT_CONF_MS,
      .offset = ROW(reclaim_ms),
@@ -58,8 +58,7 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "127.0.0.1",
      .one_is_list = true,
      .doc = "Addresses of the network cards that carry KV to other nodes, up to 8; loopback or "
-            "private networks, because UCX authenticates nobody. A peer that uses one card is "
-            "reached over the first card on a shared network.",
+            "private networks, because UCX authenticates nobody.",
      .when = "set it as soon as the cluster has two nodes; one address for each card."},
     {.key = "kvstore.wire.allow_routable",
      .type = BT_CONF_BOOL,
@@ -73,9 +72,8 @@ static const struct bt_conf_row kvstore_rows[] = {
      .offset = ROW(wire_transport),
      .def = "ucx",
      .doc = "Transport of KV between nodes: ucx (fast; neither encrypted nor authenticated), or "
-            "grpc (messages of a gRPC stream, with cluster.tls.* encrypted and authenticated; "
-            "slower, see docs/PERFORMANCE.md; one address in kvstore.wire.listen). The same in "
-            "all kvstores.",
+            "grpc (with cluster.tls.* encrypted and authenticated; slower, see "
+            "docs/PERFORMANCE.md; one address in kvstore.wire.listen). The same in all kvstores.",
      .when = "set grpc, with cluster.tls.*, when you do not trust the network between the nodes."},
     {.key = "kvstore.wire.port",
      .type = BT_CONF_INT,
@@ -118,31 +116,29 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "0.25",
      .min = 0,
      .max = 0.9,
-     .doc = "Part of the slots, and of the SSD's, in which blocks may be protected by pins "
-            "(batonctl pin). Pinned blocks beyond it can be evicted as usual; batonctl pins shows "
-            "that.",
+     .doc = "Part of the slots, and of the SSD's, in which pins (batonctl pin) may protect blocks. "
+            "Pinned blocks beyond it can be evicted.",
      .when = "raise it when system prompts that you pin do not fit."},
     {.key = "kvstore.quota.tenants",
      .type = BT_CONF_LIST,
      .offset = ROW(quota_tenants),
      .doc = "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in shared memory "
-            "and on the SSD). A tenant may use more while nobody wants it; when room is needed, "
-            "what it has beyond its share goes first. NAME is the tenant= of its API key; - "
-            "stands for requests without a key.",
+            "and on the SSD). A tenant may use more while nobody needs the room. NAME is the "
+            "tenant= of its API key; - stands for requests without a key.",
      .when = "when one tenant's prompts push out those of another."},
     {.key = "kvstore.quota.default",
      .type = BT_CONF_STR,
      .offset = ROW(quota_default),
      .def = "1",
      .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: no "
-            "share; such tenants use what the shares of others leave and give it up first. "
-            "Requests without an API key have none.",
+            "share; such tenants use what the others leave and give it up first. Requests without "
+            "an API key have none.",
      .when = "when you name only some tenants and the others need a share too."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),
-     .doc = "Directory on a local SSD for the pool's second tier, for this kvstore alone; without "
-            "it there is no second tier. Its blocks are found again after a restart.",
+     .doc = "Directory on a local SSD for the pool's second tier, for this kvstore alone. Its "
+            "blocks are found again after a restart.",
      .when = "when the node has an NVMe disk and prompts come back after they have left the "
              "memory."},
     {.key = "kvstore.ssd.bytes",

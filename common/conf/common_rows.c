@@ -8,8 +8,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_name),
      .def = "baton",
-     .doc = "Name of the cluster; the prefix of every key that Baton stores in etcd. A name has 1 "
-            "to 128 letters, digits and the signs . _ -.",
+     .doc = "Name of the cluster; the prefix of its keys in etcd. 1 to 128 letters, digits and the "
+            "signs . _ -.",
      .when = "when two clusters share one etcd."},
     {.key = "node.id",
      .type = BT_CONF_STR,
@@ -30,7 +30,7 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .offset = ROW(cluster_tls_cert),
      .doc = "File (PEM) of this daemon's certificate, then intermediate ones. Its subjectAltName "
             "has URI:baton://CLUSTER/ROLE/NODE with cluster.name, the role (conductor, prefill, "
-            "decode or kvstore) and node.id. One certificate may have several such names.",
+            "decode or kvstore) and node.id, or several of them.",
      .when = "together with cluster.tls.ca."},
     {.key = "cluster.tls.key",
      .type = BT_CONF_STR,
@@ -41,9 +41,9 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_revoked),
      .doc = "File with the revoked certificates of this CA, one a line: sha256: and the "
-            "fingerprint, or serial: and the number. `baton-certs revoke` adds a line. Daemons "
-            "read the file again within seconds and close connections of these certificates.",
-     .when = "set it together with cluster.tls.ca, so that a key that leaks can be shut out."},
+            "fingerprint, or serial: and the number (`baton-certs revoke`). Daemons read it again "
+            "within seconds and close connections of these certificates.",
+     .when = "together with cluster.tls.ca."},
     {.key = "etcd.endpoints",
      .type = BT_CONF_LIST,
      .offset = ROW(etcd_endpoints),
@@ -97,11 +97,9 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(model_activations),
      .def = "bf16-mlp",
-     .doc =
-         "Precision of activations in the bf16 products of the CPU engine. split: two bf16 parts "
-         "(16 bits) everywhere. bf16-mlp: one bf16 in gate, up and down; prompts are a quarter "
-         "faster, logprobs differ by up to 0.07 instead of 0.015. The same in all daemons: KV "
-         "of one setting cannot be used with the other.",
+     .doc = "Precision of activations in the bf16 products of the CPU engine. split: two bf16 "
+            "parts. bf16-mlp: one bf16 in gate, up and down; prompts are a quarter faster, "
+            "logprobs differ by up to 0.07 instead of 0.015. The same in all daemons.",
      .when = "set split when the CPU engine's logprobs must be as exact as possible."},
     {.key = "model.kv_dtype",
      .type = BT_CONF_STR,
@@ -109,9 +107,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .def = "f16",
      .doc =
          "Format of stored keys and values: f16, or fp8 (e4m3 with a power-of-two scale for each "
-         "token and head: half the memory and traffic; cuda engine only). The same in all "
-         "daemons: KV of one format cannot be used with the other.",
-     .when = "set fp8 when KV memory or traffic limits the load and the model tolerates it."},
+         "token and head: half the memory and traffic; cuda engine only). The same in all daemons.",
+     .when = "when KV memory or traffic limits the load and the model tolerates fp8."},
     {.key = "kv.block_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(kv_block_tokens),
@@ -135,9 +132,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "kv.salt_file",
      .type = BT_CONF_STR,
      .offset = ROW(kv_salt_file),
-     .doc =
-         "File with the cluster's secret. Block keys of each tenant are salted with it. The same "
-         "in all daemons. Without it, salts come from an empty secret.",
+     .doc = "File with the cluster's secret, which salts the block keys of each tenant. The same "
+            "in all daemons. Without it, salts come from an empty secret.",
      .when = "set it when tenants must not learn from timing what others have asked."},
     {.key = "rpc.listen",
      .type = BT_CONF_ADDR,

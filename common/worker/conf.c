@@ -115,9 +115,8 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(kvstore_user),
      .doc =
-         "User (name or number) that runs this node's kvstore. Without it a worker uses a kvstore "
-         "only if it runs as root or as the worker's own user: whoever listens at its socket "
-         "gets the KV of all requests.",
+         "User (name or number) that runs this node's kvstore. By default a worker accepts only a "
+         "kvstore of root or of its own user, because the kvstore gets the KV of all requests.",
      .when = "when the kvstore runs as another user than the workers."},
     {.key = "worker.max_requests",
      .type = BT_CONF_INT,
@@ -134,8 +133,8 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(drain_ms),
      .def = "30s",
      .max = 86400000,
-     .doc = "After SIGTERM running requests have this time to finish; then they end with "
-            "'unavailable' and the conductor plans them again elsewhere.",
+     .doc = "After SIGTERM running requests have this time to finish; then the conductor plans "
+            "them again elsewhere.",
      .when = "set it to the longest answer you want to finish in place; raise TimeoutStopSec= of "
              "the unit with it."},
     {.key = "worker.writeback",
