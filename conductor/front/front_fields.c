@@ -398,6 +398,33 @@ static void put_why(struct bt_buf *out, const struct field *f)
                   n != NULL ? n->doc : "");
 }
 
+/* Two fields of the same routes, with the same answer and text: one row has both. */
+static bool same_row(const struct field *a, const struct field *b)
+{
+    const struct neutral *na = neutral_of(a->name), *nb = neutral_of(b->name);
+    bool same = a->answer != REFUSED || strcmp(na ? na->doc : "", nb ? nb->doc : "") == 0;
+    return a->answer == b->answer && (a->objects & ROUTES) == (b->objects & ROUTES) &&
+           strcmp(a->why, b->why) == 0 && same;
+}
+
+/* The names of the fields in the row of fields[i]; false if an earlier field's row has it. */
+static bool put_names(struct bt_buf *out, size_t i)
+{
+    for (size_t k = 0; k < i; k++) {
+        if (same_row(&fields[k], &fields[i])) {
+            return false;
+        }
+    }
+    const char *before = "| ";
+    for (size_t k = i; k < BT_ARRAY_LEN(fields); k++) {
+        if (same_row(&fields[i], &fields[k])) {
+            bt_buf_printf(out, "%s`%s`", before, fields[k].name);
+            before = ", ";
+        }
+    }
+    return true;
+}
+
 /* The fields of all routes that get this answer. */
 static void put_routes(struct bt_buf *out, enum answer answer)
 {
@@ -408,11 +435,10 @@ static void put_routes(struct bt_buf *out, enum answer answer)
     bt_buf_printf(out, "| field (%s) | routes | |\n|---|---|---|\n", answers[answer]);
     for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
         const struct field *f = &fields[i];
-        if (f->answer != answer || (f->objects & ROUTES) == 0) {
+        if (f->answer != answer || (f->objects & ROUTES) == 0 || !put_names(out, i)) {
             continue;
         }
-        bt_buf_printf(out, "| `%s` |", f->name);
-        const char *between = " ";
+        const char *between = " | ";
         for (size_t k = 0; k < BT_ARRAY_LEN(names); k++) {
             if (f->objects & names[k].kind) {
                 bt_buf_printf(out, "%s%s", between, names[k].name);
