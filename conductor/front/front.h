@@ -53,8 +53,8 @@ bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap) BT_
 /* Writes all request fields as Markdown: the tables of docs/API.md. */
 void bt_front_fields_doc(struct bt_buf *out);
 
-/* Starts listening. port_p (or NULL) gets the bound port. ERR_CONFIG: the keys file cannot be read,
- * is readable by others, or holds no key, or allowed_origins names no origin; ERR_IO: listen
+/* Starts listening. port_p (may be NULL) gets the bound port. ERR_CONFIG: the keys file cannot be
+ * read, is readable by others, or holds no key, or allowed_origins names no origin. ERR_IO: listen
  * failed. err names the file or address and the remedy. */
 bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err,
@@ -62,7 +62,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
 /* /health says 503 from now on, so that load balancers leave; everything else is served as
  * before. */
 void bt_front_leave(struct bt_front *f);
-/* Stops accepting connections and new generations (503), /health says 503; open responses go on
+/* Stops accepting connections and new generations (503); /health says 503. Open responses go on
  * until they end. */
 void bt_front_drain(struct bt_front *f);
 /* Generations in flight: a draining daemon exits when this is 0. */
@@ -72,12 +72,12 @@ void bt_front_destroy(struct bt_front *f);
 
 /* True if requests need API keys. Then every tenant has a cache of its own. */
 bool bt_front_has_keys(const struct bt_front *f);
-/* The tenant of this name, or of the key whose digest (SHA-256, its first 16 bytes in hex) this is;
- * NULL: no key has it. Valid as long as the front. */
+/* The tenant of this name, or of the API key with this digest (the first 16 bytes of its SHA-256,
+ * in hexadecimal). NULL: no key has it. Valid as long as the front. */
 const char *bt_front_tenant(const struct bt_front *f, const char *name);
-/* Token ids of the prompt of a body as /tokenize or a generation takes it, for callers that are
- * no HTTP client. done is called once, later: with ids, or with NULL and the reason. Both are
- * valid during the call. */
+/* Token ids of the prompt of a body, which has the form of /tokenize or of a generation, for
+ * callers that are not HTTP clients. done is called once, later: with ids, or with NULL and the
+ * reason. Both are valid during the call. */
 void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
                      void (*done)(void *arg, const struct bt_tokens *ids, const char *why),
                      void *arg);

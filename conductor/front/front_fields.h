@@ -1,6 +1,6 @@
 /* Within front/: every field that a request body may have, and what the server does with it. A
- * field of no table is refused, so that a spelling mistake never changes a result silently. Pure.
- */
+ * field that no table names is refused, so that a spelling mistake never changes a result silently.
+ * Pure. */
 #ifndef BT_CONDUCTOR_FRONT_FIELDS_H
 #define BT_CONDUCTOR_FRONT_FIELDS_H
 

@@ -1,6 +1,6 @@
-/* Within front/: what a generation's client reads, in OpenAI's formats: what is kept of an answer,
- * and the events of streams. Whole responses and echoed prompts, which may be long, are written by
- * front_write.h. Text is built into buffers; nothing is sent here. Pure but for the tokenizer. */
+/* Within front/: answers in OpenAI's formats: what is kept of an answer, and the events of streams.
+ * front_write.h writes whole responses and echoed prompts, which may be long. Text is built into
+ * buffers; nothing is sent here. Pure except for the tokenizer. */
 #ifndef BT_CONDUCTOR_FRONT_FORMAT_H
 #define BT_CONDUCTOR_FRONT_FORMAT_H
 
@@ -18,12 +18,12 @@ struct bt_front_choice {
     bool stop_by_id; /* last_id is one of stop_token_ids */
 };
 
-/* A prompt is kept once, whatever the number of its choices, and written for each of them. */
+/* A prompt is kept once, also if it has several choices, and is written for each of them. */
 struct bt_front_answer_prompt {
     uint32_t n_tokens;
     struct bt_buf text;          /* echo */
-    uint32_t chars;              /* of text, once it was asked for */
-    size_t n;                    /* of tokens: 0 until they are told */
+    uint32_t chars;              /* length of text in characters, once it was asked for */
+    size_t n;                    /* number of tokens; 0 until the logprobs have come */
     struct bt_gen_token *tokens; /* with its logprobs; their top arrays in ids and lps */
     uint32_t *ids;
     float *lps;
@@ -44,7 +44,8 @@ struct bt_front_answer {
 void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation *gen,
                           const struct bt_tokenizer *tok, const char *id, const char *model,
                           uint64_t created_s, bool timings, bool plan);
-/* Frees one of its large parts; false: none was left. Large answers are freed in several turns. */
+/* Frees one of the large parts; false: none was left. Large answers are freed over several turns of
+ * the loop. */
 bool bt_front_answer_shed(struct bt_front_answer *a);
 void bt_front_answer_cleanup(struct bt_front_answer *a);
 
@@ -55,11 +56,12 @@ void bt_front_answer_prompt(struct bt_front_answer *a, uint32_t prompt,
                             const struct bt_gen_token *tokens, size_t n);
 struct bt_front_answer_prompt *bt_front_prompt_of(struct bt_front_answer *a, uint32_t choice);
 uint32_t bt_front_prompt_chars(struct bt_front_answer_prompt *p); /* of its text */
-/* Streams: true if the next event of the choice begins with its prompt. Then bt_front_begin_echo
- * and front_write.h make the event instead of bt_front_answer_delta or bt_front_event_empty. */
+/* Streams: true if the next event of the choice begins with the prompt (echo). Then
+ * bt_front_begin_echo and front_write.h make the event, not bt_front_answer_delta or
+ * bt_front_event_empty. */
 bool bt_front_echo_due(const struct bt_front_answer *a, uint32_t choice);
-/* Takes the delta (NULL: none) whose event is to be written behind the echo: its text and logprobs
- * are appended to the caller's. */
+/* Takes the delta (NULL: none) of the event that the echo begins: appends its text and logprobs to
+ * the caller's buffers. */
 void bt_front_begin_echo(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
                          struct bt_buf *text, struct bt_front_logprobs *lp);
 /* Takes a delta; choice is the answer's (d->choice counts within its prompt). Streams: appends the
@@ -73,7 +75,7 @@ void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finis
 void bt_front_event_end(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
 /* Streams: begins an event without text, for a finish_reason that comes alone. */
 void bt_front_event_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
-/* Streams: the events behind the last choice: usage and timings if asked for, then [DONE]. */
+/* Streams: the events after the last choice: usage and timings if asked for, then [DONE]. */
 void bt_front_events_last(struct bt_front_answer *a, const struct bt_gen_usage *u,
                           struct bt_buf *out);
 

@@ -15,7 +15,8 @@ struct bt_front_error {
     char param[64];   /* "" : null */
     char message[480];
     uint32_t retry_after_s;
-    bool beyond; /* a bound of bt_front_model ended it: without the bound it may be right */
+    bool beyond; /* a limit of bt_front_model ended the parsing; without that limit the body may be
+                    right */
 };
 
 /* Fills e and returns false, for `return bt_front_fail(...)`. param may be NULL. */
@@ -24,12 +25,12 @@ bool bt_front_fail(struct bt_front_error *e, int http, const char *param, const 
 /* {"error":{"message","type","param","code"}} */
 void bt_front_error_json(const struct bt_front_error *e, struct bt_buf *out);
 
-/* Parses a body: an object, UTF-8, no duplicate keys, bounded depth and size. NULL with e set.
- * Numbers that no integer of 64 bits or double holds become reals of 1e308. */
+/* Parses a body: an object, UTF-8, no duplicate keys, limited depth and size. NULL with e set. A
+ * number that fits neither a 64-bit integer nor a double becomes the real number 1e308. */
 json_t *bt_front_json_parse(const void *body, size_t len, struct bt_front_error *e);
 
-/* Readers: a member that is absent or null leaves *v_p as it was (the default). False: wrong type
- * or out of range, e says what is allowed. bt_front_get_str gives a pointer into root. */
+/* Readers. If the member is absent or null, *v_p keeps its value (the default). False: wrong type
+ * or out of range, and e says what is allowed. bt_front_get_str gives a pointer into root. */
 bool bt_front_get_int(const json_t *root, const char *key, int64_t min, int64_t max, int64_t *v_p,
                       struct bt_front_error *e);
 /* min_open: min itself is not allowed. */
@@ -46,18 +47,19 @@ bool bt_front_has(const json_t *root, const char *key);
 /* True if it is set to anything but null, false, 0, "", [] and {}. */
 bool bt_front_asked_for(const json_t *v);
 
-/* Quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
+/* Appends s quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
 void bt_front_put_str(struct bt_buf *out, const char *s, size_t len);
 void bt_front_put_cstr(struct bt_buf *out, const char *s);
 /* As bt_front_put_str without the quotes: a string may be written in pieces, each of whole
  * characters.
  */
 void bt_front_put_text(struct bt_buf *out, const char *s, size_t len);
-/* Decimal, without printf: several times a token. */
+/* Appends a decimal number without printf, because this happens several times for each token. */
 void bt_front_put_uint(struct bt_buf *out, uint64_t v);
-/* Shortest form that reads back as the same float; -9999 for what JSON cannot say. */
+/* Appends the shortest form that reads back as the same float; -9999 for values that JSON cannot
+ * express. */
 void bt_front_put_float(struct bt_buf *out, float v);
-/* Number, or null if negative (not known). */
+/* Appends the number, or null if it is negative (not known). */
 void bt_front_put_known(struct bt_buf *out, double v);
 /* Length of the UTF-8 character at s (1..4), 0 if there is none. */
 size_t bt_front_utf8_len(const char *s, size_t len);

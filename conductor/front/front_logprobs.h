@@ -6,10 +6,10 @@
 #include "conductor/front/front_json.h"
 #include "conductor/request/request.h"
 
-struct bt_front_names { /* how tokens are called in an answer */
+struct bt_front_names { /* how an answer names tokens */
     const struct bt_tokenizer *tok;
     bool as_ids;                /* "token_id:123" */
-    bool skip_special;          /* special tokens are no part of the text */
+    bool skip_special;          /* special tokens do not appear in the text */
     struct bt_buf piece, names; /* scratch */
 };
 void bt_front_names_cleanup(struct bt_front_names *n);
@@ -26,7 +26,7 @@ void bt_front_logprobs_cleanup(struct bt_front_logprobs *lp);
  * by its own (completions' text_offset). */
 void bt_front_logprobs_add(struct bt_front_logprobs *lp, bool chat, struct bt_front_names *names,
                            const struct bt_gen_token *t, uint32_t n_top, uint32_t *chars);
-/* The `logprobs` object of what was gathered since the last call. */
+/* Appends the `logprobs` object of the tokens since the last call. */
 void bt_front_logprobs_put(struct bt_front_logprobs *lp, bool chat, struct bt_buf *out);
 /* The key of one of its arrays. */
 const char *bt_front_logprobs_part(bool chat, int part);
@@ -35,8 +35,8 @@ const char *bt_front_logprobs_part(bool chat, int part);
 
 /* What one call may still append. */
 struct bt_front_slice {
-    size_t until;   /* not when out has so many bytes already */
-    uint32_t names; /* of tokens, written so far */
+    size_t until;   /* stop when out has this many bytes */
+    uint32_t names; /* names of tokens written so far */
 };
 #define FRONT_SLICE_NAMES 512u /* a fraction of a millisecond */
 static inline bool front_slice_has_room(const struct bt_front_slice *s, const struct bt_buf *out)
@@ -44,13 +44,14 @@ static inline bool front_slice_has_room(const struct bt_front_slice *s, const st
     return s->names < FRONT_SLICE_NAMES && out->len < s->until;
 }
 
-struct bt_front_prompt_place { /* how far an array is written */
+struct bt_front_prompt_place { /* how far an array was written */
     size_t token;
-    size_t bytes; /* of the echoed text that the tokens so far make up */
+    size_t bytes; /* length of the echoed text up to the next token */
     uint32_t chars;
 };
 /* Completions: appends the inside of one array (LP_TOKENS...) from *at on. text: the prompt as it
- * is echoed, of `all` characters, which the offsets follow. True: the array is complete. */
+ * is echoed, `all` characters long; offsets of generated tokens begin after it. True: the array is
+ * complete. */
 bool bt_front_logprobs_put_prompt(struct bt_front_names *names, const struct bt_gen_token *tokens,
                                   size_t n, uint32_t n_top, const struct bt_buf *text, uint32_t all,
                                   int part, struct bt_front_prompt_place *at,

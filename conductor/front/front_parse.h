@@ -6,7 +6,7 @@
 #include "conductor/front/front_prompt.h"
 #include "conductor/request/request.h"
 
-struct bt_front_options { /* of one answer, beside its specs: how it looks */
+struct bt_front_options { /* options of one answer that are not part of its specs */
     bool chat, stream, include_usage, continuous_usage;
     bool tokens_as_ids;      /* "token_id:123" in logprobs */
     bool echo;               /* every choice begins with its prompt */

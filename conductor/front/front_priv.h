@@ -11,11 +11,11 @@
 
 struct bt_front_keys; /* API keys, hashed */
 
-struct bt_front_key_terms {              /* what stands behind a key in its file */
+struct bt_front_key_terms {              /* the terms that follow a key in its file */
     double requests_per_s, tokens_per_s; /* 0: no limit */
     double concurrency;                  /* generations in flight; 0: no limit */
     double weight;                       /* share against other tenants; 0: 1 */
-    int32_t priority;                    /* the best that its requests may have */
+    int32_t priority;                    /* the highest class that its requests may have */
     double slo_ttft_ms, slo_tbt_ms;      /* 0: the configuration's */
 };
 
@@ -28,30 +28,30 @@ void bt_front_keys_destroy(struct bt_front_keys *k);
 bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization, char tenant[33]);
 /* The tenant of this name, or of the key whose digest's first half is this in hex; NULL: none. */
 const char *bt_front_keys_tenant(const struct bt_front_keys *k, const char *name);
-/* A number from 1 for the tenant, as bt_http_accept takes it; 0 where there are no keys. */
+/* The tenant's number, from 1 on, as bt_http_accept takes it; 0 where there are no keys. */
 uint64_t bt_front_keys_owner(const struct bt_front_keys *k, const char *tenant);
 /* The terms of a tenant that bt_front_keys_check has named; NULL for NULL. */
 const struct bt_front_key_terms *bt_front_keys_terms(const struct bt_front_keys *k,
                                                      const char *tenant);
-/* True if the tenant may send a body of so many bytes (0: not known); what reading it counts is
- * taken from its limits. generates: false while all of its concurrency is in use. False: e is a
- * 429 that says when, or a 400 if never. tenant NULL: true. */
+/* May the tenant send a body of this many bytes (0: not known)? True: what the body counts is taken
+ * from its limits. generates: false while all of its concurrency is in use. False: e is a 429 that
+ * says when to try again, or a 400 if it can never be allowed. tenant NULL: true. */
 bool bt_front_keys_admit_body(struct bt_front_keys *k, const char *tenant, uint64_t bytes,
                               bool generates, struct bt_front_error *e);
-struct bt_front_work {                   /* what a request turned out to be */
+struct bt_front_work {                   /* the size of a request, known after its body was read */
     uint64_t body_bytes, body_announced; /* announced: as bt_front_keys_admit_body was told */
     uint64_t generations, prompt_tokens; /* choices of all prompts */
     uint64_t context;                    /* tokens that one prompt may have */
 };
-/* True if the tenant may have this request, whose body was admitted; its generations are in
- * flight until bt_front_keys_end. False: as above. */
+/* May the tenant have this request, whose body was admitted? True: its generations are in flight
+ * until bt_front_keys_end. False: as above. */
 bool bt_front_keys_admit(struct bt_front_keys *k, const char *tenant, const struct bt_front_work *w,
                          struct bt_front_error *e);
 /* Counts a text that was tokenized and generates nothing. */
 void bt_front_keys_counted(struct bt_front_keys *k, const char *tenant,
                            const struct bt_front_work *w);
 void bt_front_keys_end(struct bt_front_keys *k, const char *tenant, uint64_t generations);
-/* Tokens were generated for it. */
+/* Charges generated tokens. */
 void bt_front_keys_charge(struct bt_front_keys *k, const char *tenant, uint64_t tokens);
 
 #define FRONT_CODES     11
@@ -70,36 +70,37 @@ struct bt_front {
     uint64_t created_s, request_timeout_ms;
     double access_share;    /* bt_front_config.access_share */
     uint64_t access_random; /* state of the sample's random numbers, never 0 */
-    bool leaving;           /* /health says so already */
+    bool leaving;           /* /health says 503 already */
     bool draining;
     struct bt_list gens, pending; /* generations; those with events to send this turn */
     struct bt_list starting;      /* some of their requests are to be started */
-    struct bt_list ending;        /* answered or left; their other requests are cancelled */
-    struct bt_list dead;          /* their memory is freed */
+    struct bt_list ending; /* answered, or the client left; their other requests are cancelled */
+    struct bt_list dead;   /* their memory is freed */
     struct bt_front_room room;
     uint32_t n_gens;
     struct front_jobs *jobs; /* front_jobs.h */
-    uint32_t n_jobs;         /* bodies that its thread reads, long texts that leave */
+    uint32_t n_jobs;         /* jobs in progress */
     struct bt_timer pending_timer, starting_timer, ending_timer, dead_timer;
     struct {
         struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns, *held, *unsent, *unheard;
     } m;
 };
 
-/* front.c: how every answer leaves. */
+/* ---- front.c: sending of answers ---- */
 void bt_front_respond(struct bt_front *f, struct bt_http_req *req, int status, const char *type,
                       const struct bt_buf *body);
-/* Answers 200 with JSON of any length. A long body becomes the front's, counts as an answer of
- * the tenant (which is refused when its memory is used up), and is sent as it is read. */
+/* Answers 200 with JSON of any length. The front takes ownership of a long body, counts it as an
+ * answer of the tenant (and refuses it if the tenant's memory is used up), and sends it as fast as
+ * the client reads. */
 void bt_front_respond_long(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                            struct bt_buf *body);
 void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
                             const struct bt_front_error *e);
-/* Headers of every answer: those for other origins. */
+/* Adds the CORS headers, which every answer has. */
 void bt_front_common_headers(const struct bt_front *f, struct bt_http_req *req);
 void bt_front_count(struct bt_front *f, int status);
 
-/* front_access.c: the access log. A request's note tells what HTTP does not know of it. */
+/* front_access.c: the access log. The note of a request holds what HTTP does not know. */
 struct bt_front_note {
     char tenant[33];
     char generation[48]; /* id, as answers and `batonctl explain` have it; "": none was made */
@@ -112,8 +113,8 @@ struct bt_front_note *bt_front_note(const struct bt_http_req *req);
 void bt_front_access_ended(void *arg, const struct bt_http_record *r);
 
 struct bt_front_headers {        /* what a generation's headers ask for */
-    bool valid;                  /* else the rest means nothing, and ... */
-    struct bt_front_error wrong; /* ... this names the header */
+    bool valid;                  /* if false, only `wrong` is set ... */
+    struct bt_front_error wrong; /* ... which names the header */
     bool timings, plan;
     double slo_ttft_ms, slo_tbt_ms; /* 0: none */
     bool has_priority;
@@ -136,7 +137,7 @@ void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char 
 void bt_front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 
-/* Cancels what answered generations have left running, and frees them. */
+/* Cancels the requests that answered generations have left running, and frees them. */
 void bt_front_gen_end_all(struct bt_front *f);
 
 #endif

@@ -16,7 +16,7 @@ struct bt_front_model { /* what parsing needs to know of the served model */
     const struct bt_model_config *config;
     const struct bt_tokenizer *tok;
     const struct bt_template *tmpl; /* NULL: none */
-    /* Bounds of reading one body; none where they are NULL or 0. */
+    /* Limits of reading one body; no limit where they are NULL or 0. */
     const struct bt_token_watch *watch; /* stops the template; tok has its own */
     uint64_t template_steps;
     size_t text_bytes; /* of a text to tokenize */
@@ -26,7 +26,7 @@ struct bt_front_model { /* what parsing needs to know of the served model */
 
 struct bt_front_prompt {
     struct bt_tokens ids;
-    struct bt_buf text; /* as `echo` tells it back; empty unless asked for */
+    struct bt_buf text; /* the text that `echo` gives back; empty unless asked for */
 };
 
 struct bt_front_prompts {
@@ -35,13 +35,14 @@ struct bt_front_prompts {
 };
 void bt_front_prompts_cleanup(struct bt_front_prompts *p);
 
-/* `prompt` of completions: a string, token ids, or a list of either. with_text: fill text; ids are
- * told back without special tokens if skip_special. False: e is set; the caller cleans up. */
+/* Reads `prompt` of completions: a string, token ids, or a list of either. with_text: also fills
+ * text; ids become text without special tokens if skip_special. False: e is set; the caller cleans
+ * up. */
 bool bt_front_take_prompts(const struct bt_front_model *m, const json_t *root, bool with_text,
                            bool skip_special, struct bt_front_prompts *out,
                            struct bt_front_error *e);
-/* `messages` through the chat template. add_generation_prompt, continue_final_message and
- * chat_template_kwargs are read as well. */
+/* Applies the chat template to `messages`. Also reads add_generation_prompt, continue_final_message
+ * and chat_template_kwargs. */
 bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
                         struct bt_front_error *e);
 /* Token ids of a JSON array; key names it in errors. */

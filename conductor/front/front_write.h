@@ -1,8 +1,7 @@
-/* Within front/: the long parts of an answer as text, in slices: whole responses, and the events of
- * streams that begin with an echoed prompt. A writer is a place in the answer; each call goes on
- * from there and appends about BT_HTTP_PIECE bytes, in a fraction of a millisecond. Prompts are
- * formatted while they are written, for each choice again: their text is never kept. Pure but for
- * the tokenizer. */
+/* Within front/: writes the long parts of an answer in slices: whole responses, and events of
+ * streams that begin with an echoed prompt. A writer is a position in the answer. Each call
+ * continues there and appends about BT_HTTP_PIECE bytes, in a fraction of a millisecond. A prompt
+ * is formatted again for each choice; its text is never kept. Pure except for the tokenizer. */
 #ifndef BT_CONDUCTOR_FRONT_WRITE_H
 #define BT_CONDUCTOR_FRONT_WRITE_H
 
