@@ -16,7 +16,8 @@ struct bt_admin_config { /* strings are the caller's */
 /* Registers /baton.Admin on the server (before its start). view and rs outlive it. */
 struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *view,
                                  struct bt_requests *rs, const struct bt_admin_config *conf);
-/* The view is about to go. Calls that wait for etcd are still answered, when etcd's client ends. */
+/* The view is about to be destroyed. Calls that wait for etcd are still answered, when etcd's
+ * client ends. */
 void bt_admin_leave_view(struct bt_admin *a);
 void bt_admin_destroy(struct bt_admin *a);
 

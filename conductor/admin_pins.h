@@ -13,7 +13,7 @@ struct bt_admin_pins;
 struct bt_admin_pins_config { /* everything outlives it */
     struct bt_view *view;
     struct bt_requests *requests;
-    struct bt_front *front; /* tokenizes; may end before */
+    struct bt_front *front; /* tokenizes; may be destroyed before this service */
     struct bt_pin_table *pins;
     uint32_t block_tokens;
     struct bt_kv_key root; /* shared (saltless) root */
@@ -21,9 +21,10 @@ struct bt_admin_pins_config { /* everything outlives it */
     size_t secret_len;
 };
 
-/* Registers its calls on the server (before its start). */
+/* Registers the calls on the server (before its start). */
 struct bt_admin_pins *bt_admin_pins_create(struct bt_rpc_server *server,
                                            const struct bt_admin_pins_config *conf);
-void bt_admin_pins_destroy(struct bt_admin_pins *a); /* after the front and etcd */
+/* Call it after the front and etcd were destroyed. */
+void bt_admin_pins_destroy(struct bt_admin_pins *a);
 
 #endif

@@ -1,4 +1,4 @@
-/* The configuration of baton-conductor: its table, and the checks that a table cannot say. */
+/* The configuration of baton-conductor: its table of keys, and the checks across several keys. */
 #ifndef BT_CONDUCTOR_CONF_H
 #define BT_CONDUCTOR_CONF_H
 
@@ -6,17 +6,19 @@
 
 /* Values that no operator needs to choose. */
 enum {
-    /* Requests beyond conductor.max_running while as many of lower classes run. A sixteenth of its
-     * default: memory that holds 1,024 requests holds 1,088 as well. */
+    /* Requests of a higher class may exceed conductor.max_running by this many while as many of
+     * lower classes run. A sixteenth of its default: memory that holds 1,024 requests holds 1,088
+     * as well. */
     BT_CONDUCTOR_OVERTAKING_MAX = 64,
-    /* Plans of one request after failures, then 500. A request that has lost two workers is not
-     * planned again at all; what eight plans could not place, a ninth will not. */
+    /* A request that failed is planned at most this many times; then it gets 500. A request that
+     * has lost two workers is not planned again at all. */
     BT_CONDUCTOR_REPLANS_MAX = 8,
-    /* How long a request waits while no worker can take it, then 503. A client shall know within
-     * 10 s: 2 s until a dead worker's silence shows and 1 s for the answer are taken off. */
+    /* How long a request waits while no worker can take it, before it gets 503. A client shall know
+     * within 10 s. Of these, 2 s pass until the silence of a dead worker shows, and 1 s is for the
+     * answer. */
     BT_CONDUCTOR_NO_WORKER_MS = 7000,
-    /* How long a worker may take to say that a cancelled request has ended there. As long as the
-     * kvstore waits for its slots (kvstore.reclaim_ms): then it kills the worker. */
+    /* How long a worker may take to say that a cancelled request has ended there. The kvstore waits
+     * as long for its slots (kvstore.reclaim_ms) and then kills the worker. */
     BT_CONDUCTOR_ENDED_MS = 30000
 };
 

@@ -12,7 +12,7 @@
 struct bt_ctl_pin { /* options of pin, as given; NULL: not */
     const char *prompt, *prompt_file, *tokens_file, *chat_file, *request;
     const char *ttl, *label, *tenant, *api_key_file, *cache_salt;
-    const char *given; /* the last of them, by its name */
+    const char *given; /* name of the last such option, for messages */
 };
 
 struct bt_ctl {
@@ -29,7 +29,7 @@ struct bt_ctl {
     struct bt_ctl_pin pin;
 };
 
-/* Says what is wrong with the command line; exit status. arg may be NULL. */
+/* Prints what is wrong with the command line; returns the exit status. arg may be NULL. */
 int bt_ctl_usage(const char *what, const char *arg);
 /* Is arg the option, as "--opt" or "--opt=value"? */
 bool bt_ctl_is_option(const char *arg, const char *name);

@@ -4,8 +4,8 @@
 
 #include "conductor/ctl/ctl.h"
 
-/* Fills what the command line has left open, from the environment, then from the local cluster's
- * state directory. False after an error message. */
+/* Fills the values that the command line has left open, from the environment, then from the local
+ * cluster's state directory. False after an error message. */
 bool bt_ctl_find_conductor(struct bt_ctl *c);
 
 #endif

@@ -1,4 +1,4 @@
-/* What batonctl shows of requests: those that are open, and why the last plans are as they are. */
+/* What batonctl shows of requests: the open ones, and the reasons of the last plans. */
 #ifndef BT_CONDUCTOR_INSPECT_H
 #define BT_CONDUCTOR_INSPECT_H
 
@@ -44,7 +44,7 @@ struct bt_explained_candidate {
 
 struct bt_explained_source {
     char name[BT_EXPLAIN_NAME];
-    uint32_t blocks; /* of the prefix that it has */
+    uint32_t blocks; /* blocks of the prefix that this kvstore has */
 };
 
 struct bt_explanation {
@@ -54,8 +54,9 @@ struct bt_explanation {
     uint64_t planned_ns; /* wall clock */
     uint32_t n_tokens, cached_tokens, n_choices;
     bool planned, both, draining;
-    char reason[96]; /* static text of sched: why apart or together, or why rejected */
-    char again[96];  /* why the plan before this one was given up, "": this is the first */
+    char reason[96]; /* static text of sched: why the roles are apart or together, or why the
+                        request was rejected */
+    char again[96];  /* why the previous plan was given up; "": this is the first */
     /* predicted; < 0: not planned. ttft_ms: of a first plan since the request came, of a later one
      * since it was made, until the next token */
     double ttft_ms, tbt_ms, queue_ms, prefill_ms;
@@ -69,9 +70,9 @@ struct bt_explanation {
     uint32_t n_candidates, n_listed;
     struct bt_explained_candidate candidates[BT_EXPLAIN_CANDIDATES];
 };
-/* The last plan of a request: by its client's id (of several prompts the first one's) or its wire
- * id in hex; id NULL: the last plan of all. NULL: not known (any more). Valid until the loop turns.
- */
+/* The last plan of a request, by its client's id (with several prompts: the first one's) or by its
+ * wire id in hexadecimal. id NULL: the last plan of all requests. NULL: not known, or forgotten.
+ * Valid until the loop turns. */
 const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, const char *id);
 
 #endif

@@ -12,7 +12,7 @@
  * busy prefill worker has sent its token. */
 #define BT_JOURNAL_WINDOW 4096
 
-/* What a worker says of its choice with a token. ERROR: it is none, and Ended says why. */
+/* The finish state that a worker reports with a token. ERROR: this is no token; Ended says why. */
 typedef enum { BT_TOKEN_GOES_ON, BT_TOKEN_STOP, BT_TOKEN_LENGTH, BT_TOKEN_ERROR } bt_token_finish_t;
 
 struct bt_journal_entry {
@@ -30,18 +30,20 @@ struct bt_journal {
     uint32_t base;   /* tokens before this epoch */
     uint32_t n, cap; /* tokens[0..n) were handed out */
     uint32_t *tokens;
-    /* by offset modulo window_cap (a power of two, grows up to BT_JOURNAL_WINDOW); an entry of
-     * epoch 0 is empty */
+    /* Tokens by offset modulo window_cap (a power of two, at most BT_JOURNAL_WINDOW). An entry of
+     * epoch 0 is empty. */
     struct bt_journal_entry *window;
     uint32_t window_cap, waiting; /* entries that are filled */
 };
 
 void bt_journal_init(struct bt_journal *j);
 void bt_journal_cleanup(struct bt_journal *j);
-/* A new plan: offsets start again at 0 behind what was handed out; waiting tokens are dropped. */
+/* A new plan: offsets start again at 0, after the tokens that were handed out. Waiting tokens are
+ * dropped. */
 void bt_journal_begin(struct bt_journal *j, uint32_t epoch);
-/* offset counts from the submission of e->epoch. OK: kept, see bt_journal_take. ERR_STALE: another
- * epoch. ERR_EXISTS: had it already. ERR_EXHAUSTED: too far ahead of a missing token. */
+/* Puts a token. offset counts from the submission of e->epoch. OK: kept, see bt_journal_take.
+ * ERR_STALE: another epoch. ERR_EXISTS: it was there already. ERR_EXHAUSTED: too far ahead of a
+ * missing token. */
 bt_status_t bt_journal_put(struct bt_journal *j, uint32_t offset,
                            const struct bt_journal_entry *e) BT_MUST_CHECK;
 /* Takes the token at the next offset into the journal. NULL: not there (yet). The entry (but its

@@ -27,14 +27,15 @@ typedef enum {
     BT_EV_TOKEN,        /* one token of one choice */
     BT_EV_PROMPT,       /* logprobs of a part of the prompt */
     BT_EV_PREFILL_DONE, /* the prompt is computed; its times */
-    BT_EV_ENDED,        /* it has nothing of (request, epoch) any more; a status, if it gave up */
+    BT_EV_ENDED, /* the worker holds nothing of (request, epoch) any more; with a status if it gave
+                    up */
     /* A kvstore says: */
     BT_EV_RESERVED,     /* its answer to a Reserve */
     BT_EV_FLOW_DONE,    /* all KV has landed there; its times */
-    BT_EV_GRANT_FAILED, /* what it had granted cannot be had */
-    BT_EV_REPLICATED,   /* a copy that was ordered is there, or not */
-    BT_EV_MESSAGES,     /* so many kinds of them */
-    /* The machine says to a sequence: */
+    BT_EV_GRANT_FAILED, /* the grant cannot be used */
+    BT_EV_REPLICATED,   /* the answer to an ordered copy */
+    BT_EV_MESSAGES,     /* number of kinds of messages */
+    /* Events from the machine to a sequence: */
     BT_EV_ADMIT = BT_EV_MESSAGES, /* it has a place among those that run */
     BT_EV_PLAN,                   /* it may be planned */
     BT_EV_LOST,                   /* a daemon of one of its plans is lost */
@@ -89,22 +90,21 @@ void bt_machine_stop(struct bt_machine *mc, uint64_t now_ns);
 /* Time has passed: 50 ms or so since the last call. wall_ns: the wall clock now. */
 void bt_machine_tick(struct bt_machine *mc, uint64_t now_ns, uint64_t wall_ns);
 #define BT_MACHINE_TICK_MS 50
-/* Frees one request that is over and whose flights are over. False: there is none. All actions must
- * have been taken. */
+/* Frees one request that has ended and whose flights have ended. False: there is none. All actions
+ * must have been taken. */
 bool bt_machine_free(struct bt_machine *mc);
 
 /* Must the caller make a round? A round begins with bt_machine_round. Then bt_machine_admit gives
  * one waiting request its place, bt_machine_plan plans one sequence, and bt_machine_probe tries one
- * that waits for room. admit and plan are called until they return false: nothing is left of that
- * part. A caller that has no time left may stop before, and makes a new round soon; sequences that
- * had no turn come first then. */
+ * sequence that waits for room. Call admit and plan until they return false. A caller without time
+ * left may stop earlier and make a new round soon; sequences that had no turn come first then. */
 bool bt_machine_wants_round(const struct bt_machine *mc);
 void bt_machine_round(struct bt_machine *mc, uint64_t now_ns);
 bool bt_machine_admit(struct bt_machine *mc, uint64_t now_ns);
 bool bt_machine_plan(struct bt_machine *mc, uint64_t now_ns);
 void bt_machine_probe(struct bt_machine *mc, uint64_t now_ns);
 
-/* As the functions of request.h, requests.h and inspect.h that are called bt_requests_*. */
+/* The functions of request.h, requests.h and inspect.h with the prefix bt_requests_ call these. */
 bool bt_machine_turn_away(struct bt_machine *mc, const struct bt_gen_terms *t, char *why,
                           size_t cap, uint32_t *retry_after_s_p, uint64_t now_ns);
 uint32_t bt_machine_prompts_max(const struct bt_machine *mc, bool has_tenant);
@@ -155,12 +155,12 @@ struct bt_action {
     union {
         struct {
             struct bt_action_plan plan;
-            uint32_t n_tokens;    /* all of them, or whole blocks of the beginning */
-            struct bt_peer *peer; /* the side that sends; NULL: this is that side */
-            bool keep;            /* what is received enters the cache */
-            bool streams;         /* it is the beginning of a longer prompt */
+            uint32_t n_tokens;    /* the whole prompt, or whole blocks of its beginning */
+            struct bt_peer *peer; /* the sending kvstore; NULL: this one is it */
+            bool keep;            /* received blocks stay in the cache */
+            bool streams;         /* this is the beginning of a longer prompt */
             double prefill_tokens_per_s;
-            struct bt_sources *from; /* the action's own; NULL: nothing is fetched */
+            struct bt_sources *from; /* owned by the action; NULL: nothing is fetched */
         } reserve;
         struct {
             struct bt_action_plan plan;
@@ -208,10 +208,10 @@ struct bt_action {
  * request has a client: bt_request_client) and ends it with bt_action_cleanup. */
 bool bt_machine_action(struct bt_machine *mc, struct bt_action *out);
 void bt_action_cleanup(struct bt_action *a);
-/* The callbacks of the client of r. NULL: it has left, or has had its last one. last: this is the
- * last one. */
+/* The callbacks of the client of r. NULL: it has left, or has had its last callback. last: this is
+ * the last callback. */
 const struct bt_gen_ops *bt_request_client(struct bt_request *r, void **arg_p, bool last);
-/* What was asked for; stays the same. root: of its chain of blocks. */
+/* The spec; it does not change. root: root key of its chain of blocks. */
 const struct bt_gen_spec *bt_request_spec(const struct bt_request *r);
 const struct bt_kv_key *bt_request_root(const struct bt_request *r);
 void *bt_request_env(const struct bt_request *r); /* env_arg of its machine */

@@ -17,22 +17,22 @@
 #include "conductor/request/sources.h"
 
 typedef enum {
-    BT_SEQ_WAITING,    /* admission: too many run already */
+    BT_SEQ_WAITING,    /* waits for one of max_running */
     BT_SEQ_PLANNING,   /* wants a plan; may have to wait for a worker or for room */
     BT_SEQ_PREFILLING, /* submitted, no token of this epoch yet */
     BT_SEQ_DECODING,   /* tokens come */
     BT_SEQ_SETTLING,   /* the client has all its tokens; the numbers of usage are on their way */
-    BT_SEQ_FINISHING,  /* nobody waits for it; workers are still ending */
+    BT_SEQ_FINISHING,  /* the client has its end; workers are still ending */
     BT_SEQ_STATES
 } bt_sequence_state_t;
 
-struct bt_flight_use {   /* of a peer by a flight */
+struct bt_flight_use {   /* a flight's use of one peer */
     struct bt_list link; /* in the peer's own_flights */
     struct bt_flight *f;
 };
 
-/* One plan that was submitted: (wire id, epoch). It outlives its turn as the current one until the
- * workers have said Ended (or their sessions broke) and both kvstores were told to release. */
+/* One plan that was submitted: (wire id, epoch). After a replan it still exists until the workers
+ * have said Ended (or their sessions broke) and both kvstores were told to release. */
 struct bt_flight {
     struct bt_list link;
     struct bt_sequence *sequence;
@@ -47,14 +47,14 @@ struct bt_flight {
     bool prefill_released, decode_released; /* the kvstores' grants */
     bool got_first, got_decode;             /* a token of the prefill's, of the decode's side */
     bool flow_done;
-    uint8_t reserved;    /* kvstores that have said yes */
+    uint8_t reserved;    /* kvstores that have granted the Reserve */
     uint64_t working[2]; /* incarnations of workers that have received it and not ended, or 0 */
     bool killed; /* a worker's death was counted; the loss of its node's other worker is not counted
                     again */
-    bool no_room; /* a daemon had no room for it: its end gives no room back */
+    bool no_room; /* a daemon had no room for it, so its end frees no room */
     enum { BT_FLIGHT_ACTIVE, BT_FLIGHT_SOFT, BT_FLIGHT_HARD } wind; /* see flight.c */
     bool decode_useless;           /* no more tokens are wanted: cancel the decode worker at once */
-    uint64_t wind_ns;              /* since when it is not active */
+    uint64_t wind_ns;              /* when the flight became inactive */
     uint32_t own_rows;             /* counted at decode's session until it has ended */
     uint64_t own_tokens;           /* counted at prefill's session until its PrefillDone */
     struct bt_sched_prompt prompt; /* in prefill's session's own until then */
@@ -63,8 +63,8 @@ struct bt_flight {
     uint64_t planned_ns;
     bool expected, decoding; /* in the forecast; counted at decode's own.decoding */
     bool late_coming;        /* counted at decode's own.late */
-    double expect_ready_ms;  /* as the forecast was told */
-    double first_token_ms;   /* since planned_ns, of a first plan; 0: not yet */
+    double expect_ready_ms;  /* the time of readiness that the forecast has */
+    double first_token_ms;   /* first token after planned_ns, only of a first plan; 0: not yet */
 };
 
 #define BT_SEQ_AVOID_MAX   16
@@ -82,9 +82,9 @@ struct bt_choice {
     uint32_t n_gaps, gaps_cap;
 };
 
-/* A daemon that a sequence's plans go around, as long as there is anybody else. */
+/* A daemon that plans of the sequence avoid while others are eligible. */
 struct bt_sequence_avoid {
-    uint64_t incarnation, full_until_ns; /* it had no room a moment ago */
+    uint64_t incarnation, full_until_ns; /* full_until_ns: it had no room when asked */
     bool failed;                         /* ... or it failed the sequence */
 };
 
@@ -108,25 +108,27 @@ struct bt_sequence {
     uint32_t epoch;
     struct bt_list flights;
     struct bt_flight *flight; /* of the current epoch, NULL without one */
-    bool want_flow;           /* usage waits for its FlowDone */
+    bool want_flow;           /* the numbers of usage wait for FlowDone */
 
     struct bt_sequence_avoid avoid[BT_SEQ_AVOID_MAX];
     uint32_t n_avoid, replans;
-    uint32_t put_offs;  /* refusals for want of room since its last token */
+    uint32_t put_offs;  /* refusals for lack of room since its last token */
     bool demanded;      /* it is in mc->expect.demand */
     bool let_in;        /* ... and in mc->expect.let_in and mc->expect.decodes */
     bool late_demanded; /* counted in mc->expect.late_demand */
     bool starved; /* a daemon had no room for it; it is in mc->queues.starved unless it is the probe
                    */
-    uint32_t charged;      /* tokens that its tenant was charged for a plan without room as yet */
-    uint64_t queued_ns;    /* since when it waits for a place or for room, 0: it does not */
+    uint32_t charged;      /* tokens that the tenant was charged for a plan that found no room */
+    uint64_t queued_ns;    /* when its wait for a place or for room began; 0: it does not wait */
     uint64_t plan_at_ns;   /* not before */
-    uint64_t no_worker_ns; /* since when no worker could take it; 0: one could */
+    uint64_t no_worker_ns; /* when the last worker became unavailable; 0: one can take it */
     uint64_t progress_ns;  /* its last event */
-    uint64_t excused_ns;   /* watch.c: when its wait had a reason that no prediction bounds */
-    bool stuck;            /* watch.c: planned again because nothing moved it; no progress since */
+    uint64_t excused_ns;   /* watch.c: the last time when it waited for a reason that no prediction
+                              covers */
+    /* watch.c: was planned again because it made no progress, and has made none since */
+    bool stuck;
     uint64_t settle_ns;
-    uint64_t stay_ns; /* set when no other daemon could take it: the next try is not before */
+    uint64_t stay_ns; /* set when no other daemon could take it: the next try is not earlier */
     uint64_t round;   /* of the queues, in which it had its turn last */
 };
 
@@ -134,10 +136,10 @@ struct bt_request {
     struct bt_list link; /* mc->all, mc->over */
     struct bt_machine *mc;
     struct bt_gen_spec spec;
-    const struct bt_gen_ops *ops; /* NULL: nobody is told any more */
-    bool ended;                   /* the last callback is on its way, or the client has left */
+    const struct bt_gen_ops *ops; /* NULL: there are no more callbacks */
+    bool ended;                   /* the last callback is queued, or the client has left */
     void *arg;
-    int refuse;       /* a BT_REJECT_* told from the loop, -1: none */
+    int refuse;       /* a BT_REJECT_* that the loop reports; -1: none */
     bool counted;     /* holds one of max_running, or of max_overtaking */
     bool late;        /* ... and is served late (mc->queues.n_late) */
     uint64_t arrival; /* order of bt_request_start */
@@ -147,8 +149,10 @@ struct bt_request {
     struct bt_list sequences;
     struct bt_choice choices[BT_SEQ_CHOICES_MAX];
     uint32_t n_unfinished;
-    struct bt_prompt *prompt; /* wanted and not yet given: tokens wait behind it; else NULL */
-    uint64_t killed[BT_SEQ_DEATHS_MAX]; /* incarnations of workers that were lost under it */
+    struct bt_prompt *prompt; /* logprobs of the prompt that are wanted and not complete: tokens
+                                 wait for them; else NULL */
+    uint64_t killed[BT_SEQ_DEATHS_MAX]; /* incarnations of workers that were lost while they had
+                                           this request */
     uint32_t n_killed;
 
     struct bt_gen_usage usage;
@@ -174,7 +178,7 @@ enum {
 };
 enum { BT_SUCCESS_STOP, BT_SUCCESS_LENGTH, BT_SUCCESS_ABORT, BT_SUCCESS_ERROR, BT_SUCCESS_REASONS };
 
-/* Who waits, and who runs (queue.c). */
+/* The requests that wait and those that run (queue.c). */
 struct bt_queues {
     struct bt_list waiting, planning, starved;
     uint32_t n_waiting, n_active, n_starved;
@@ -184,19 +188,20 @@ struct bt_queues {
     struct bt_sequence *probe; /* the one starved sequence that is being tried, or NULL */
     uint64_t probe_at_ns;      /* next try, unless a release comes earlier */
     uint32_t probe_misses;
-    bool look;      /* something has changed: a round is to be made */
-    uint64_t round; /* number of the one that is under way */
+    bool look;      /* something has changed, so a round is needed */
+    uint64_t round; /* number of the current round */
 };
 
-/* What admission is told to expect (expect.c). */
+/* What admission expects (expect.c). */
 struct bt_expect {
     struct bt_sched_survival survival;
-    struct bt_sched_forecast forecast;      /* of the decode pool */
-    struct bt_sched_forecast late_forecast; /* of late rows on their way, which are not in it */
-    struct bt_sched_demand demand;          /* of prefills */
-    struct bt_sched_demand decodes;         /* of decode workers' time ... */
-    struct bt_sched_demand let_in;          /* ... and of prefills, by the same requests */
-    struct bt_sched_demand late_demand;     /* of prefills that admission does not let in */
+    struct bt_sched_forecast forecast; /* of the decode pool */
+    /* of late rows on their way, which are not in `forecast` */
+    struct bt_sched_forecast late_forecast;
+    struct bt_sched_demand demand;      /* of prefills */
+    struct bt_sched_demand decodes;     /* of decode workers' time ... */
+    struct bt_sched_demand let_in;      /* ... and of prefills, by the same requests */
+    struct bt_sched_demand late_demand; /* of prefills that admission does not let in */
     uint64_t learned_ns;
 };
 
@@ -209,11 +214,11 @@ struct bt_machine_metrics {
     struct bt_metric *plan[2][BT_SCHED_REASONS], *rejected[BT_REJECT_REASONS];
 };
 
-/* Actions that nobody has taken yet, and the texts that they carry (actions.c). */
+/* Actions that were not taken yet, and their texts (actions.c). */
 struct bt_actions {
     struct bt_action *list;
     size_t first, n, cap; /* list[first..n) */
-    struct bt_buf text;   /* of all since the list was empty */
+    struct bt_buf text;   /* texts of all actions since the list was empty */
 };
 
 /* What admission says of the shortest prompt of a class with these objectives (admission.c). */
@@ -237,14 +242,15 @@ struct bt_machine {
     uint64_t now_ns;          /* of the event under way */
     uint64_t wall_ns;         /* the wall clock at the last tick, whose time was ... */
     uint64_t ticked_ns;       /* ... this */
-    uint64_t awake_ns;        /* since when ticks have come in time */
+    uint64_t awake_ns;        /* when ticks began to come in time */
     struct bt_map *map;       /* id -> bt_sequence */
     struct bt_list all, over; /* requests; over: to be freed */
     struct bt_list lost;      /* peers that went down and have own_flights */
     struct bt_queues queues;
     struct bt_actions actions;
     struct bt_expect expect;
-    struct { /* smoothed rate of requests that end; ended: since the last look at it */
+    struct { /* Smoothed rate of requests that end. ended: number since the rate was last updated.
+              */
         double ends_per_s;
         uint32_t ended;
         uint64_t from_ns;
@@ -254,12 +260,13 @@ struct bt_machine {
     uint64_t total, replanned;
     uint64_t decisions; /* asked of the policy so far */
     struct bt_explain_ring *explained;
-    uint32_t moves_left; /* of this tick: a drained node is emptied by and by */
+    uint32_t moves_left; /* moves that this tick may still make: a drained node is emptied step by
+                            step */
     bool draining;
-    uint64_t short_log_ns; /* when it was said that places are short; 0: never */
+    uint64_t short_log_ns; /* time of the last log line about too few slots; 0: never */
     struct bt_replicate {
         struct bt_sched_copies copies;
-        const struct bt_peer *to; /* the kvstore that is at it, NULL: none; one at a time */
+        const struct bt_peer *to; /* the kvstore that makes a copy, NULL: none; one at a time */
         uint64_t id, ordered_ns;  /* of the order */
         struct bt_metric *started, *blocks;
     } replicate; /* replicate.c */
@@ -267,9 +274,9 @@ struct bt_machine {
 
 struct bt_explain_ring; /* inspect.c */
 
-/* What came in, for a state's function. */
+/* The input of a state's function. */
 struct bt_sequence_input {
-    struct bt_peer *peer;      /* who said it, or was lost */
+    struct bt_peer *peer;      /* the daemon that sent it or was lost */
     struct bt_flight *flight;  /* ENDED, LOST: the plan concerned */
     const struct bt_event *ev; /* what a daemon said; else NULL */
     uint64_t now_ns;
@@ -293,7 +300,7 @@ void bt_machine_register(struct bt_machine *mc); /* metrics.c */
 /* ---- actions.c ---- */
 /* A new action behind all others, zeroed but for its type; valid until the next one is added. */
 struct bt_action *bt_action_add(struct bt_machine *mc, bt_action_type_t type);
-/* ... for a client that is still there; NULL: it is not. */
+/* As above, for a client that has not left; NULL: it has. */
 struct bt_action *bt_action_client(struct bt_request *r, bt_action_type_t type);
 /* Keeps a text for an action; returns where, for its text_at. */
 size_t bt_action_text(struct bt_machine *mc, const char *text);

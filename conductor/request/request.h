@@ -88,35 +88,35 @@ struct bt_gen_ops {
     void (*on_delta)(void *arg, const struct bt_gen_delta *d);
     /* stop_string: which one matched, NULL for EOS or length. */
     void (*on_finish)(void *arg, uint32_t choice, bt_finish_t reason, const char *stop_string);
-    /* All choices finished; the request is gone after it returns. */
+    /* All choices are finished. The request is freed when this returns. */
     void (*on_done)(void *arg, const struct bt_gen_usage *u);
-    /* Failed, before or after the first delta; the request is gone after it returns. http: 400,
-     * 429, 500, 503, 504; retry_after_s: 0 none. Exactly one of on_done and on_error is called,
-     * never both. */
+    /* The request failed, before or after the first delta. It is freed when this returns. http:
+     * 400, 429, 500, 503, 504. retry_after_s: 0: none. Exactly one of on_done and on_error is
+     * called. */
     void (*on_error)(void *arg, int http, const char *message, uint32_t retry_after_s);
 };
 
 /* Starts a request. Never fails at once: errors come through on_error, from the loop, later. */
 struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg);
-struct bt_gen_terms { /* of a request that is not read yet */
+struct bt_gen_terms { /* what is known of a request before its body is read */
     uint64_t received_ns;
     const char *tenant;  /* NULL: none */
-    bool knows_priority; /* else its body may say one */
+    bool knows_priority; /* false: its body may have one */
     int32_t priority;
     double slo_ttft_ms, slo_tbt_ms; /* 0: the configured ones */
 };
-/* Would it be refused (429) whatever its prompt is: the queue is full, or an objective cannot be
- * met even by the shortest one? Then why and retry_after_s_p say what to answer, and it is counted
- * as refused. */
+/* Would the request be refused (429) whatever its prompt is, because the queue is full or even the
+ * shortest prompt would miss an objective? True: why and retry_after_s_p say what to answer, and it
+ * is counted as refused. */
 bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t, char *why,
                            size_t cap, uint32_t *retry_after_s_p);
-/* So many requests of one tenant (or without tenants) can be there at once; of more some are always
- * refused. */
+/* The number of requests of one tenant (or without tenants) that can exist at once; further ones
+ * are always refused. */
 uint32_t bt_requests_prompts_max(const struct bt_requests *rs, bool has_tenant);
-/* What is known so far: the plan before the first delta, the rest with on_done. */
+/* The plan (known before the first delta), and what happened (known with on_done). */
 const struct bt_gen_usage *bt_request_usage(const struct bt_request *r);
-/* The client went away: everything of the request is freed; no callback comes any more. */
+/* The client went away: frees the request. There are no more callbacks. */
 void bt_request_cancel(struct bt_request *r);
 /* Can a request be served now? If not, why (static text). */
 bool bt_requests_serving(const struct bt_requests *rs, const char **why_p);

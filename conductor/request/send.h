@@ -1,4 +1,4 @@
-/* How actions of the request machine leave. Loop thread. */
+/* Carries out the actions of the request machine. Loop thread. */
 #ifndef BT_CONDUCTOR_REQUEST_SEND_H
 #define BT_CONDUCTOR_REQUEST_SEND_H
 

@@ -14,11 +14,11 @@ struct bt_stop;
 struct bt_stop *bt_stop_create(char *const *strings, bool include);
 void bt_stop_destroy(struct bt_stop *s);
 
-/* Takes text[0..len) and appends to out what became final. Returns the string that matched (valid
- * as long as s), NULL if none: the one that is complete first; of several that end at the same
- * byte the longest. After a match everything fed is dropped. */
+/* Takes text[0..len) and appends to out the part that became final. Returns the string that matched
+ * (valid as long as s), or NULL. The string that is complete first wins; of several that end at the
+ * same byte the longest. After a match all input is dropped. */
 const char *bt_stop_feed(struct bt_stop *s, const char *text, size_t len, struct bt_buf *out);
-/* As feed, but without looking for stop strings (min_tokens); what was held back comes first. */
+/* As feed, but without searching stop strings (min_tokens). Text that was held back comes first. */
 void bt_stop_pass(struct bt_stop *s, const char *text, size_t len, struct bt_buf *out);
 /* The text is over: appends what was held back. */
 void bt_stop_flush(struct bt_stop *s, struct bt_buf *out);

@@ -20,19 +20,20 @@ struct bt_view {
     int64_t roles_revision;
     char **drained; /* node names */
     uint32_t n_drained;
-    int64_t drain_turn; /* revision of the key that every drain writes too; 0: none has yet */
+    /* revision of the key that every drain also writes; 0: none has written it */
+    int64_t drain_turn;
     struct bt_list sessions;
     uint32_t n_sessions;
     struct bt_session *kv_by_id[BT_HOLDERS_KVSTORES_MAX];
-    uint32_t kv_ids; /* ids in use are below */
+    uint32_t kv_ids; /* ids in use are smaller */
     struct bt_holders *index;
     double mixed_step_ms, mixed_gap_ms;
     uint64_t mixed_ns;               /* when that was set */
-    struct bt_timer beat, beat_more; /* more: there was no time for all */
+    struct bt_timer beat, beat_more; /* beat_more: for the rest, when a turn had no time for all */
     uint64_t beat_round;
-    bool beat_asked;                   /* this round sends heartbeats that are not due yet, too */
+    bool beat_asked;                   /* this round also sends heartbeats that are not due yet */
     struct bt_rpc_session_rules rules; /* of sessions */
-    bool links_stale; /* members changed: what follows and node_kv are to be found again */
+    bool links_stale; /* members changed: the following members and node_kv must be found again */
     struct bt_session **all_kvs, **all_workers; /* by kind, in order of arrival */
     uint32_t n_all_kvs, n_all_workers;
     /* scratch of bt_view_snapshot */
@@ -50,14 +51,14 @@ struct bt_view {
 
 void bt_view_drain_watch(struct bt_view *v, struct bt_etcd *e);
 void bt_view_drain_cleanup(struct bt_view *v);
-/* The key that every drain writes beside its mark. Who takes workers away compares it and the role
- * table with what it has looked at: of two such commands, at whichever conductors, one fails and
- * looks again. Caller frees. */
+/* The key that every drain writes beside its mark. A command that takes workers away compares this
+ * key and the role table with the versions that it checked. So of two such commands, at any
+ * conductors, one fails and checks again. The caller frees the text. */
 char *bt_view_drain_turn_key(const struct bt_view *v);
 /* Reads marks and role table from etcd, as the watches will. done: ERR_PEER_PROTOCOL if the table
  * is not readable. */
 void bt_view_refresh(struct bt_view *v, bt_etcd_put_fn done, void *arg);
-/* Takes over what etcd says of the role table; false: it is not readable. */
+/* Applies the role table from etcd; false: it is not readable. */
 bool bt_view_roles_take(struct bt_view *v, const struct bt_etcd_kv *kvs, size_t n);
 void bt_view_roles_watch(struct bt_view *v, struct bt_etcd *e);
 void bt_view_roles_cleanup(struct bt_view *v);
@@ -66,7 +67,7 @@ struct bt_session *bt_session_create(struct bt_view *v, bt_session_kind_t kind,
                                      const Baton__Member *m);
 /* Ends the session (on_down if it was up) and frees it. */
 void bt_session_destroy(struct bt_session *s, const char *why);
-/* Takes over what etcd says now; another incarnation or address starts the session anew. */
+/* Applies the record from etcd. Another incarnation or address starts the session anew. */
 void bt_session_update(struct bt_session *s, const Baton__Member *m);
 /* Sends a heartbeat if it is due or asked for, or ends the session when it was silent for too long.
  */
@@ -74,7 +75,7 @@ void bt_session_beat(struct bt_session *s, uint64_t now_ns, bool asked);
 extern const struct bt_rpc_session_rules bt_session_rules; /* but for the times of tests */
 struct bt_rpc_identity bt_view_identity(const struct bt_view *v);
 
-/* Takes new requests: it is up, and its node is not drained. */
+/* Does it take new requests: is it up, and its node not drained? */
 bool bt_session_serves(const struct bt_session *s);
 
 #endif
