@@ -14,8 +14,8 @@ struct bt_sim_row {
     uint32_t tokens; /* context at its first step: prompt and first token */
     uint32_t steps;  /* tokens it will still generate, >= 1 */
     double first_ms; /* when its first token was given out */
-    bool late;       /* it makes way for others where places or pages are short */
-    uint32_t before; /* tokens that it generated here before it made way */
+    bool late;       /* it gives up its slot or pages for others when these are short */
+    uint32_t before; /* tokens that it generated here before it was preempted */
 };
 
 struct bt_sim_prompt { /* computed here, a chunk in each step beside the rows */
@@ -26,39 +26,39 @@ struct bt_sim_prompt { /* computed here, a chunk in each step beside the rows */
 
 struct bt_sim_done {
     uint32_t id;
-    bool prompt; /* a prompt is computed; else a row has ended */
+    bool prompt; /* true: a prompt is computed; false: a row has ended */
     double end_ms, tbt_ms;
 };
 
 struct bt_sim_decode *bt_sim_decode_create(const struct bt_batch_cost *cost, double kv_tokens,
                                            uint32_t rows_max);
 void bt_sim_decode_destroy(struct bt_sim_decode *d);
-/* Prompts cost as `prompt` says. Each step with rows, or while some are on their way, takes as many
- * of their tokens as keep it within mixed_ms, and what a row that joins in it has waited and the
- * step together within gap_ms (0: that is not asked); each step at most chunk_max. Before the first
- * bt_sim_decode_prompt. */
+/* Sets how prompts are computed beside rows; `prompt` is their cost. Call it before the first
+ * bt_sim_decode_prompt. A step with rows, or while rows are on their way, takes as many prompt
+ * tokens as keep it within mixed_ms. If a row joins it, the step and the time that the row has
+ * waited must be within gap_ms (0: no limit). Each step has at most chunk_max prompt tokens. */
 void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prompt, double mixed_ms,
                        double gap_ms, uint32_t chunk_max);
 /* A prompt joins the queue: first come, first served. Its row is to be added when it is done. */
 void bt_sim_decode_prompt(struct bt_sim_decode *d, double now_ms, const struct bt_sim_prompt *p);
-/* A row (sign -1: one less) will come, so that steps are as short as with rows. True: something
- * changes earlier than before. */
+/* A row will come (sign -1: will not come), so steps are as short as with rows. True: the next
+ * change is earlier than before. */
 bool bt_sim_decode_expect(struct bt_sim_decode *d, double now_ms, int sign);
-/* A row whose KV is there. False: it never fits. */
+/* Adds a row whose KV has landed. False: it never fits. */
 bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_sim_row *row);
-/* When something changes next; < 0: never. */
+/* The time of the next change; < 0: never. */
 double bt_sim_decode_next_ms(const struct bt_sim_decode *d);
-/* Everything up to that moment happens; up to max rows have ended by it (the rest at the next call,
- * whose next_ms is the same). Returns how many. */
+/* Simulates everything up to that moment. Up to max rows have ended by it (the rest at the next
+ * call, whose next_ms is the same). Returns how many. */
 uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done, uint32_t max);
 
-/* The node loses everything at now_ms. lost is told of each row with the tokens that it has
- * generated here, and of each prompt that is not computed yet. */
+/* The node loses everything at now_ms. Calls lost for each row, with the tokens that it has
+ * generated here, and for each prompt that is not computed yet. */
 void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
                         void (*lost)(void *arg, uint32_t id, uint32_t generated, bool prompt),
                         void *arg);
 
-/* Each row, and the tokens that it had given out at the last change of the rows: at least. */
+/* Calls fn for each row, with a lower bound of its tokens: those at the last change of the rows. */
 void bt_sim_decode_each(const struct bt_sim_decode *d,
                         void (*row)(void *arg, uint32_t id, uint32_t generated), void *arg);
 uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);

@@ -1,4 +1,5 @@
-/* What is to happen in simulated time, the earliest first; of equal times what was made first. */
+/* The future events in simulated time, the earliest first; of equal times the one that was added
+ * first. */
 #ifndef BT_CONDUCTOR_SIM_EVENTS_H
 #define BT_CONDUCTOR_SIM_EVENTS_H
 

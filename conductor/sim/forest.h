@@ -1,10 +1,10 @@
-/* Prompts that share prefixes as a forest, and which of them are worth their computing. PURE.
+/* Prompts that share prefixes, as a forest, and which of them are worth computing. PURE.
  *
- * Of requests a set is computed, each from the longest prefix on that an earlier one of the set has
- * left. Caches forget nothing and are everywhere, and a prompt is computed by one node at a time,
- * so a token's computing begins once that of the token before it has ended, whoever did it. A
- * request of the set is good where that does not already make it late: with R(x) the first moment
- * at which anybody can have computed a prompt's first x tokens, and work(x, y) what [x, y) take,
+ * A set of the requests is computed. Each prompt of the set begins after the longest prefix that an
+ * earlier request of the set has computed. Caches forget nothing and are everywhere. One node at a
+ * time computes a prompt, so the computing of a token begins after that of the token before it. A
+ * request of the set is good unless this alone makes it late. Let R(x) be the first moment at which
+ * a prompt's first x tokens can have been computed, and work(x, y) the time for [x, y). Then
  *     R(y) >= (arrival of the first of the set that has more than x of these tokens) + work(x, y).
  */
 #ifndef BT_CONDUCTOR_SIM_FOREST_H
@@ -14,25 +14,26 @@
 
 struct bt_sim_want { /* a request; by rising at_ms */
     double at_ms;
-    const uint32_t *blocks; /* [n_blocks] full blocks of its prompt: these it uses and leaves */
+    const uint32_t *blocks; /* [n_blocks] full blocks of its prompt, which it uses and caches */
     uint32_t n_blocks;
     double prompt_ms; /* a node's time for the whole prompt, nothing cached */
-    double rows_ms;   /* a node's time for its rows, where it is good */
+    double rows_ms;   /* a node's time for its rows, if it is good */
     bool hopeless;    /* it cannot be good for another reason */
 };
 
 struct bt_sim_forest;
 
-/* prefix_ms: [most n_blocks + 1], a node's time for that many blocks at a prompt's beginning; it
+/* prefix_ms: [largest n_blocks + 1], a node's time for that many blocks at a prompt's beginning. It
  * and what wants point to are read until destroy. due_ms: from arrival to the first token. Memory
- * goes with the sum over the requests of how often their prefixes branch. */
+ * grows with the number of branches on the prefixes of all requests. */
 struct bt_sim_forest *bt_sim_forest_create(const struct bt_sim_want *wants, uint32_t n,
                                            const double *prefix_ms, double due_ms);
 void bt_sim_forest_destroy(struct bt_sim_forest *f);
 
-/* The most that a set is worth: 1 for each good one, less prompt_price for each ms of computing
- * prompts and row_price for each ms of the good ones' rows. At least that, as of what R asks only
- * x = the prefix found and x = the one before its branch are looked at. */
+/* An upper bound of what a set is worth: 1 for each good request, less prompt_price for each ms of
+ * computing prompts and row_price for each ms of the good requests' rows. It is not exact, because
+ * of the conditions on R only two are checked: x = the prefix found, and x = the one before its
+ * branch. */
 double bt_sim_forest_best(struct bt_sim_forest *f, double prompt_price, double row_price);
 
 #endif

@@ -1,5 +1,5 @@
-/* A text file line by line; none is longer than 16 MiB: a device or a file without ends of lines
- * would fill the memory. */
+/* Reads a text file line by line. A line has at most 16 MiB, because a device, or a file without
+ * line ends, would fill the memory. */
 #ifndef BT_CONDUCTOR_SIM_LINES_H
 #define BT_CONDUCTOR_SIM_LINES_H
 
@@ -8,7 +8,8 @@
 
 #include "common/base/buf.h"
 
-/* The next line with its end. False: there is none, *wrong_p is NULL at the end of the file. */
+/* The next line, with its line end. False: there is none; *wrong_p is NULL at the end of the
+ * file. */
 bool bt_sim_next_line(FILE *f, struct bt_buf *line, const char **wrong_p);
 
 #endif

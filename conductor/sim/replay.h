@@ -1,5 +1,5 @@
-/* One block cache and a trace: what each eviction policy of the kvstore finds again. The policies
- * are the kvstore's own objects (common/policy/evict/evict.h). */
+/* One block cache and a trace: the hits of each eviction policy of the kvstore. The policies are
+ * the kvstore's own objects (common/policy/evict/evict.h). */
 #ifndef BT_CONDUCTOR_SIM_REPLAY_H
 #define BT_CONDUCTOR_SIM_REPLAY_H
 
@@ -9,11 +9,11 @@
 #include "conductor/sim/trace.h"
 
 typedef enum {
-    /* Every block of a request is looked up and, if it is not there, cached in its place, first to
-     * last: the replay of the published tables. A block is a hit wherever it stands. */
+    /* Every block of a request is looked up by itself, first to last, and cached if it is absent. A
+     * block is a hit wherever it is in the request. The published tables count this way. */
     BT_SIM_REPLAY_SEQUENCE,
-    /* As the kvstore serves: the prefix up to the first hole is used, the rest is computed and
-     * cached, and the request lets go of its last block first. Partial blocks are never cached. */
+    /* As the kvstore serves: the prefix up to the first gap is used, the rest is computed and
+     * cached, and the request releases its last block first. Partial blocks are never cached. */
     BT_SIM_REPLAY_REQUEST
 } bt_sim_replay_t;
 

@@ -15,14 +15,15 @@ struct bt_sim_roles {
     struct bt_balance_params params;
     struct bt_balance_worker *workers; /* [n] */
     uint32_t n, changing;              /* changing: BT_BALANCE_NONE: nobody */
-    bool to_prefill;                   /* what that one becomes */
+    bool to_prefill;                   /* the role that the changing worker gets */
     uint32_t changes;
 };
 
 void bt_sim_roles_init(struct bt_sim_roles *r, uint32_t n, double window_ms);
 void bt_sim_roles_cleanup(struct bt_sim_roles *r);
-/* One look at workers [n], whose roles it takes away. idle: the one that is changing has nothing
- * left; returns then that it is to offer r->to_prefill now, its number in *worker_p. */
+/* Looks once at workers [n], and takes the role from one that is to change. idle: the changing
+ * worker has no work left; then the call returns true, and worker *worker_p gets the role that
+ * r->to_prefill says. */
 bool bt_sim_roles_look(struct bt_sim_roles *r, const struct bt_sched_params *params,
                        struct bt_sched_worker *workers, bool idle, double now_ms,
                        uint32_t *worker_p);

@@ -2,25 +2,28 @@
  * (common/policy/sched). Discrete events; the same trace, options and seed give the same result to
  * the last digit.
  *
- * The model. A node runs the worker's batcher (common/batch) step by step; only steps of rows alone
- * are summed in closed form. What the conductor knows of a node comes from its own code too: the
- * prompts that it has sent there, rolled forward (common/policy/sched/backlog.h), heartbeats that
- * are never old, and how long first tokens took there (learn.h).
- * A prefill node holds the prefix that it has when the prompt's first step begins; what the plan
- * fetches comes from another node, and the prompt waits for it while others are computed. Full
- * blocks are then in the node's cache, from which the kvstore's own eviction policy takes. Where
- * nodes have an SSD (disk.h), what of a prefix lies there alone is read from when the request is
- * placed, its computing waits for it, and it is in the slab again; which is where the scheduler
- * does not know. The KV streams to the decode node beside the prefill.
- * A link has two ends: what is fetched or handed over is first come first served both at the node
- * that sends and at the one that receives, and is there when the busier of them has done its part.
- * A decode node steps with all its rows (continuous batching); a row joins at a step's boundary
- * when its KV is there and pages for its prompt and answer are free. A prompt that a plan leaves to
- * its decode node is computed there, a chunk in each step beside the rows, and one that it leaves
- * to another decode node there, in whole chunks as long as that has no row and none on its way.
- * Lengths of answers are the trace's; policies do not see them. A node that fails loses its slab
- * and what it was doing; two seconds later whoever had something there is planned again with the
- * tokens that it has given out, and is not asked for admission again.
+ * The model:
+ *   - A node runs the worker's batcher (common/batch) step by step; only steps of rows alone are
+ *     summed in closed form.
+ *   - The conductor's knowledge of a node comes from the conductor's own code: the prompts that it
+ *     has sent there, rolled forward (common/policy/sched/backlog.h), heartbeats that are never
+ *     old, and the times of first tokens there (learn.h).
+ *   - A prefill node uses the prefix that it has when the prompt's first step begins. Blocks that
+ *     the plan fetches come from another node; the prompt waits for them while others are computed.
+ *     Full blocks are then in the node's cache, with the kvstore's own eviction policy.
+ *   - Where nodes have an SSD (disk.h), blocks that lie only there are read from the moment when
+ *     the request is placed. The computing waits for them, and they are in the slab again. The
+ *     scheduler does not know which blocks these are.
+ *   - The KV streams to the decode node during the prefill. A link has two ends. Each end serves
+ *     transfers in order of arrival, and a transfer is over when both ends have done their part.
+ *   - A decode node steps with all its rows (continuous batching). A row joins at the beginning of
+ *     a step when its KV has landed and pages for its prompt and answer are free.
+ *   - If the plan leaves a prompt to its decode node, that node computes a chunk in each step
+ * beside the rows. Another decode node computes it in whole chunks, as long as it has no row and
+ * none on its way.
+ *   - Lengths of answers are the trace's; policies do not see them.
+ *   - A node that fails loses its slab and its work. Two seconds later its requests are planned
+ *     again with the tokens that they have given out, without admission.
  */
 #ifndef BT_CONDUCTOR_SIM_SIM_H
 #define BT_CONDUCTOR_SIM_SIM_H
@@ -42,7 +45,7 @@ struct bt_sim_options {
     const struct bt_evict_policy
         *eviction;            /* of the nodes' caches; NULL: density, the kvstore's default */
     bt_sim_write_t ssd_write; /* what their SSDs get */
-    double rate;              /* the trace runs so many times as fast */
+    double rate;              /* speed of the trace: 2 is twice as fast */
     double from, to;          /* part of the trace, shares of its requests: 0 to 1 */
     uint64_t seed;            /* ties and the random policy */
     uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
@@ -51,7 +54,7 @@ struct bt_sim_options {
     double late_wait_ms;  /* baton: late requests wait at most so long; 0: they are refused */
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
     double pack_share;    /* rows are packed up to this share of the TBT objective; 0: spread */
-    double mixed_gap_ms;  /* ... and no row's first gap is longer by them than this; 0: not asked */
+    double mixed_gap_ms;  /* ... and the first gap of a row is at most this; 0: no limit */
     double life_ms;       /* decode time expected of a request, until some have ended */
     bool lengths;   /* how long answers get is learned by class of prompt, as the conductor does */
     bool one_token; /* every answer is one token: prefill alone */

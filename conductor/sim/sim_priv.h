@@ -1,5 +1,6 @@
-/* Inside sim/: the state of a run, and what its parts ask of each other; a part is a file of one
- * job. What needs none of this state (a node's queues, rows, caches) is in headers of its own. */
+/* Inside sim/: the state of a run, and the functions by which its parts call each other; each part
+ * is one file. What needs none of this state (a node's queues, rows, caches) has a header of its
+ * own. */
 #ifndef BT_CONDUCTOR_SIM_PRIV_H
 #define BT_CONDUCTOR_SIM_PRIV_H
 
@@ -13,8 +14,10 @@
 #include "conductor/sim/roles.h"
 #include "conductor/sim/sim.h"
 
-#define BT_SIM_MAX_NEW     4096 /* what a client allows; the real length is not known */
-#define BT_SIM_SHORT_CHUNK 2048 /* tokens of a step that others wait for: a late prompt's too */
+/* max_tokens that clients set; the real length is not known. */
+#define BT_SIM_MAX_NEW 4096
+/* Tokens of a step that other prompts wait for, and of a late prompt's step. */
+#define BT_SIM_SHORT_CHUNK 2048
 
 typedef enum {
     EV_PREFILL,
@@ -28,25 +31,27 @@ typedef enum {
     EV_COPY
 } bt_sim_event_t;
 
-struct bt_sim_live {               /* a request beyond its record */
+struct bt_sim_live {               /* what a running request needs beside its record */
     struct bt_sim_job job;         /* its prompt at a prefill node */
     struct bt_sched_prompt prompt; /* ... as the conductor counts it there */
     double fetch_end_ms;
     double begun_ms; /* its computing */
-    double ready_ms; /* end of its prefill, as the forecast was told */
+    double ready_ms; /* end of its prefill as the forecast has it */
     double placed_ms, prefilled_ms;
     double last_ms, gap_ms; /* its last token before a failure; the longest such interruption */
-    double row_ms;          /* how long it will decode, as the forecast was told */
-    /* the first token that its plan predicted, as outcome.c compares it with what comes */
-    bool told_plan, alone; /* it is compared; it should meet no queue */
+    double row_ms;          /* decode time as the forecast has it */
+    /* The first token that its plan predicted; it is compared with the real one, as in
+     * outcome.c. */
+    bool told_plan, alone; /* told_plan: it is compared. alone: no queue was expected */
     double work_ms;
     uint32_t told;  /* tokens that the estimate of lengths knows of */
     uint32_t given; /* tokens given out before it was placed for the last time */
     uint32_t fetch_from, tries;
     uint32_t best_tokens, fetch_tokens;
     uint32_t held;      /* blocks of its prefix at its prefill node, while it computes */
-    double read_end_ms; /* what of its prefix lay on that node's SSD is in memory */
-    double handed_ms;   /* its KV, but for what is computed last, is where it will be decoded */
+    double read_end_ms; /* time when the part of its prefix from that node's SSD is in memory */
+    double handed_ms;   /* time when its KV, except the part that is computed last, is on the decode
+                           node */
 };
 
 struct bt_sim_link { /* of a node, each direction */
@@ -56,8 +61,8 @@ struct bt_sim_link { /* of a node, each direction */
 struct bt_sim_decode_node {
     struct bt_sim_decode *d; /* NULL: it never decodes */
     uint32_t version;
-    uint32_t late_coming;   /* late, and their KV is not there yet */
-    uint64_t coming_tokens; /* of the others: of those whose KV is not there yet */
+    uint32_t late_coming;   /* late requests whose KV has not landed */
+    uint64_t coming_tokens; /* tokens of the other requests whose KV has not landed */
 };
 
 struct bt_sim_node { /* as the conductor knows it */
@@ -68,8 +73,8 @@ struct bt_sim_node { /* as the conductor knows it */
 
 struct bt_sim_lengths {                 /* what is learned of how long answers get */
     struct bt_sched_survival *survival; /* by class of prompt; NULL: all alike, by the following */
-    double looked_ms;                   /* at how far rows have come */
-    double ms, ended, at_ms; /* of rows, faded: the time that they have had, how many have ended */
+    double looked_ms;                   /* time of the last look at the progress of rows */
+    double ms, ended, at_ms; /* Faded sums over rows: their time, and how many have ended */
 };
 
 struct bt_sim {
@@ -88,7 +93,7 @@ struct bt_sim {
     struct bt_sim_decode_node *d;
     struct bt_sim_node *nodes;
     struct bt_sim_link *links;
-    double *failed_ms; /* when last, < 0: never */
+    double *failed_ms; /* time of the last failure; < 0: never */
     double *back_ms;   /* ... and until when, 0: never */
     struct bt_sim_caches *caches;
     struct bt_sim_roles roles;
@@ -96,7 +101,7 @@ struct bt_sim {
     struct bt_sched_copies copies;
     bool copying;              /* one at a time: */
     struct bt_sched_copy copy; /* on its way, */
-    uint32_t copy_of;          /* a prefix of this request's */
+    uint32_t copy_of;          /* the copy is of a prefix of this request */
     double copy_begun_ms;
 
     uint32_t *match; /* blocks of the request at hand, [n] */
@@ -119,7 +124,7 @@ static inline void bt_sim_push(struct bt_sim *s, double at_ms, bt_sim_event_t ty
     bt_sim_events_push(&s->events, at_ms, (uint32_t)type, id, version);
 }
 
-/* What is to be computed of it: its prompt, and what it has given out before its node failed. */
+/* The tokens to compute: its prompt, and the tokens that it gave out before its node failed. */
 static inline uint32_t bt_sim_tokens_of(const struct bt_sim *s, uint32_t id)
 {
     return s->req[id].input + s->live[id].given;
@@ -145,7 +150,8 @@ static inline uint32_t bt_sim_full_blocks(const struct bt_sim *s, uint32_t id)
     return s->req[id].input / BT_SIM_BLOCK_TOKENS;
 }
 
-/* Those that may be used: at least the last token is computed, of what it has given out too. */
+/* The cached blocks that may be used. At least the last token is always computed, also of tokens
+ * given out before a failure. */
 static inline uint32_t bt_sim_usable_blocks(const struct bt_sim *s, uint32_t id)
 {
     return BT_MIN((bt_sim_tokens_of(s, id) - 1) / BT_SIM_BLOCK_TOKENS, bt_sim_full_blocks(s, id));
@@ -167,59 +173,58 @@ void bt_sim_nodes_look_at_roles(struct bt_sim *s); /* and again a second later *
 /* ---- what policies see: show.c ---- */
 void bt_sim_show_init(struct bt_sim *s);
 void bt_sim_show_node(struct bt_sim *s, uint32_t node);
-/* How a node computes the prompts that are counted there; what a prompt in time waits for. */
+/* How a node computes the prompts that are counted there, and how long a prompt in time waits. */
 struct bt_sched_pace bt_sim_pace(const struct bt_sim *s, uint32_t node);
 double bt_sim_queue_ms(const struct bt_sim *s, uint32_t node);
 void bt_sim_show(struct bt_sim *s); /* the nodes as they are now */
-/* ... and where this request's blocks are; what is asked for it. */
+/* As above, with the places of this request's blocks and its demands. */
 struct bt_sched_request bt_sim_show_request(struct bt_sim *s, uint32_t id);
 struct bt_sched_request bt_sim_ask(const struct bt_sim *s, uint32_t id);
 
 /* ---- lengths: lengths.c ---- */
 void bt_sim_lengths_init(struct bt_sim *s);
 void bt_sim_lengths_cleanup(struct bt_sim *s);
-/* Tokens that it will give out, in the mean, as far as is known; 0: nothing is. */
+/* The mean number of tokens that it is expected to give out; 0: not known. */
 double bt_sim_lengths_mean(const struct bt_sim *s, uint32_t id);
 void bt_sim_lengths_served(struct bt_sim *s, uint32_t id);
-/* What the forecast takes for a row's life, from how far rows have come: where lengths are learned
- * by class before the nodes are shown, as that needs their last steps; where not with their rows.
- */
+/* Sets the life of rows that the forecast assumes, from the progress of rows. If lengths are
+ * learned by class, this happens before the nodes are shown; otherwise with their rows. */
 void bt_sim_lengths_look(struct bt_sim *s);
 void bt_sim_lengths_look_alike(struct bt_sim *s, double rows);
 
 /* ---- from arrival to end: place.c ---- */
 void bt_sim_arrive(struct bt_sim *s, uint32_t id);
-/* Its node failed: whoever can take it now, whatever the objectives say. */
+/* Its node failed: any node that can take it gets it, without regard to objectives. */
 void bt_sim_replan(struct bt_sim *s, uint32_t id);
-/* It is no longer where it was placed and will be planned again once it is noticed that `node`
- * failed. expected: it has not become a row yet. */
+/* It leaves the node where it was placed, and is planned again once the failure of `node` is
+ * noticed. expected: it has not become a row yet. */
 void bt_sim_abandon(struct bt_sim *s, uint32_t id, uint32_t node, bool expected);
 /* Of one that was placed. */
 void bt_sim_finish(struct bt_sim *s, uint32_t id, bt_sim_outcome_t outcome);
 
 /* ---- prompts: compute.c ---- */
-/* It is placed: it queues where it is to be computed. */
+/* It is placed: its prompt joins the queue of its node. */
 void bt_sim_compute_queue(struct bt_sim *s, uint32_t id);
-/* At a prefill node: its step, if there is one, is over; the next one begins. */
+/* At a prefill node: ends its step, if there is one, and begins the next one. */
 void bt_sim_compute_step(struct bt_sim *s, uint32_t node);
-/* The conductor counts it no longer among the prompts of its node. */
+/* The conductor no longer counts it among the prompts of its node. */
 void bt_sim_compute_forget(struct bt_sim *s, uint32_t id);
-/* At a decode node: what is fetched is there; it is computed. */
+/* At a decode node: the fetched blocks have arrived, and its computing begins. */
 void bt_sim_compute_beside(struct bt_sim *s, uint32_t id);
 void bt_sim_compute_beside_end(struct bt_sim *s, uint32_t id);
 
 /* ---- rows: rows.c ---- */
-/* It is placed, or is over: the conductor counts it at its decode node, or no longer. */
+/* It is placed, or it has ended: the conductor begins or stops counting it at its decode node. */
 void bt_sim_row_placed(struct bt_sim *s, uint32_t id);
 void bt_sim_row_over(struct bt_sim *s, uint32_t id);
-/* It will become a row (sign -1: no longer, or it is one now). */
+/* It will become a row (sign -1: it will not, or it has become one). */
 void bt_sim_row_expect(struct bt_sim *s, uint32_t id, int sign);
-/* The prefill gives out a token: the first, or the one behind an interruption. */
+/* The prefill gives out a token: the first one, or the one after an interruption. */
 void bt_sim_row_first(struct bt_sim *s, uint32_t id);
 /* Is that its last one? */
 bool bt_sim_row_needless(const struct bt_sim *s, uint32_t id);
-/* Its KV is where it is decoded: it becomes a row, or has ended if that token was its last one.
- * False: it is none. */
+/* Its KV is on its decode node: it becomes a row, or it has ended if that token was its last one.
+ * False: it has not become a row. */
 bool bt_sim_row_begin(struct bt_sim *s, uint32_t id);
 void bt_sim_row_handed(struct bt_sim *s, uint32_t id);
 void bt_sim_rows_step(struct bt_sim *s, uint32_t node); /* what ends there by now */
@@ -227,15 +232,15 @@ void bt_sim_rows_wake(struct bt_sim *s, uint32_t node); /* its next change may b
 
 /* ---- KV between nodes: transfer.c ---- */
 void bt_sim_fetch(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan);
-/* Its source failed before all of it was there. */
+/* The source of its fetch failed before all blocks had arrived. */
 bool bt_sim_fetch_lost(const struct bt_sim *s, uint32_t id);
-/* Its KV streams to where it will be decoded from now on, whether it will be refused there or not:
- * the links' share of that is taken at once, though the computing spreads it out. */
+/* Its KV streams to its decode node from now on, also if it will be refused there. The links' time
+ * for it is taken at once, although the computing spreads it out. */
 void bt_sim_handoff_begin(struct bt_sim *s, uint32_t id);
-/* Its first token is out: what is left of its KV goes there. */
+/* Its first token is out: the rest of its KV goes to the decode node. */
 void bt_sim_handoff(struct bt_sim *s, uint32_t id);
-/* A copy of its prefix ahead of need, if one is due: behind all that the links have to do, and in
- * nobody's way. */
+/* Begins a copy of its prefix ahead of need, if one is due. The copy comes after all other
+ * transfers on the links and delays none. */
 void bt_sim_copy_begin(struct bt_sim *s, uint32_t id);
 void bt_sim_copy_end(struct bt_sim *s);
 

@@ -1,5 +1,5 @@
-/* One line of a trace: Mooncake's JSON object, Azure's row of CSV. Text only; what the numbers may
- * be is trace.c's. */
+/* Reads one line of a trace: Mooncake's JSON object, or a row of Azure's CSV. Text only; trace.c
+ * checks the ranges of the numbers. */
 #ifndef BT_CONDUCTOR_SIM_TRACE_LINE_H
 #define BT_CONDUCTOR_SIM_TRACE_LINE_H
 
@@ -20,9 +20,9 @@ struct bt_sim_columns {
         3, 0, 1, 2                                                                                 \
     }
 
-/* Both return NULL or what is wrong. */
+/* Both functions return NULL, or a text that says what is wrong. */
 const char *bt_sim_line_json(const char *line, struct bt_sim_line *l);
-/* Changes the text. *header_p: it was a header, and columns are now as it says. */
+/* Changes the text. *header_p: the line was a header, and sets the columns. */
 const char *bt_sim_line_csv(char *line, struct bt_sim_columns *columns, bool *header_p,
                             struct bt_sim_line *l);
 
