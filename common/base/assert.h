@@ -7,11 +7,11 @@
 __attribute__((noreturn, cold)) void bt_assert_fail(const char *file, int line, const char *func,
                                                     const char *expr);
 
-/* How the process says why it ends: what an assertion or a lack of memory was. fn may not allocate.
- * Until then a line goes to stderr. */
+/* Sets how the process reports why it ends: a failed assertion or a lack of memory. fn may not
+ * allocate. Without it a line goes to stderr. */
 typedef void (*bt_last_say_fn)(const char *ev, const char *why);
 void bt_last_say(bt_last_say_fn fn);
-/* Has it been said? Then the process is about to abort. */
+/* Was the reason reported? Then the process is about to abort. */
 bool bt_last_said(void);
 
 #define BT_ASSERT(expr)                                                                            \

@@ -21,7 +21,7 @@
 void *bt_malloc(size_t size);
 void *bt_calloc(size_t n, size_t size);
 void *bt_realloc(void *ptr, size_t size);
-/* memcpy and memcmp (0: equal) of n bytes that may be none, at addresses that may then be NULL. */
+/* memcpy, and memcmp (0: equal), of n bytes. n may be 0, and then the addresses may be NULL. */
 static inline void bt_copy(void *to, const void *from, size_t n)
 {
     if (n > 0) {
@@ -32,14 +32,15 @@ static inline int bt_compare(const void *a, const void *b, size_t n)
 {
     return n > 0 ? memcmp(a, b, n) : 0;
 }
-/* What git describe said when this was built; static. */
+/* The output of git describe when this was built; static. */
 const char *bt_version(void);
 
 char *bt_strdup(const char *s);
 char *bt_sprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2))); /* caller frees */
 
-/* The last thing of a program that prints what it was asked for: its exit status, rc, or 1 for 0 if
- * standard output did not take all of it (a full disk), which is then said. */
+/* For the end of a program whose result is printed: returns its exit status. That is rc, or 1
+ * instead of 0 if standard output could not be written completely (a full disk), which is then
+ * reported. */
 int bt_end_of_output(const char *program, int rc);
 
 /* Fills buf with random bytes from the kernel. */

@@ -1,5 +1,6 @@
-/* X.509 certificates through OpenSSL: what one says, whether a CA vouches for it, whether a key is
- * its. Pure: PEM text and the time are arguments. Any thread, one at a time per object. */
+/* X.509 certificates through OpenSSL: reads them, checks whether a CA has signed one and whether a
+ * private key belongs to it. Pure: PEM text and the time are arguments. Any thread, one at a time
+ * per object. */
 #ifndef BT_BASE_CERT_H
 #define BT_BASE_CERT_H
 
@@ -14,7 +15,7 @@
     72 /* bytes of a fingerprint or serial number in hexadecimal, with the end                     \
         */
 
-struct bt_cert_ca; /* certificates that are believed */
+struct bt_cert_ca; /* trusted certificates */
 
 struct bt_cert {
     uint64_t not_before_s, not_after_s; /* since 1970 */
@@ -37,15 +38,15 @@ void bt_cert_ca_destroy(struct bt_cert_ca *ca);
 bt_status_t bt_cert_read(const char *pem, struct bt_cert *c, char *err,
                          size_t err_cap) BT_MUST_CHECK;
 
-/* Does the CA vouch for the first certificate of pem, at now_s, for this use? Intermediate
- * certificates may follow it and stand in more (NULL: none). ERR_MISMATCH with err saying why not,
- * ERR_INVALID if it cannot be read. */
+/* Has the CA signed the first certificate of pem, and is it valid at now_s for this use?
+ * Intermediate certificates may follow it in pem and be in more (NULL: none). ERR_MISMATCH with err
+ * that says why not, ERR_INVALID if it cannot be read. */
 bt_status_t bt_cert_verify(struct bt_cert_ca *ca, const char *pem, const char *more,
                            bt_cert_use_t use, uint64_t now_s, char *err,
                            size_t err_cap) BT_MUST_CHECK;
 
-/* Is the private key that of the first certificate? ERR_INVALID (no key in it, or one with a
- * passphrase), ERR_MISMATCH. */
+/* Does the private key belong to the first certificate? ERR_INVALID (no key in the text, or one
+ * with a passphrase), ERR_MISMATCH. */
 bt_status_t bt_cert_key_fits(const char *pem, const char *key_pem, char *err,
                              size_t err_cap) BT_MUST_CHECK;
 

@@ -23,9 +23,9 @@ static inline uint64_t bt_real_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
-/* For those who watch others for silence, at every look: did this thread itself stand still for
- * more than limit_ns since the last look (*last_ns; 0: there was none)? Then what others said
- * meanwhile may lie unread, and their silence is not theirs. */
+/* For a thread that ends sessions after silence; called at every check. Did this thread itself
+ * stand still for more than limit_ns since the last check (*last_ns; 0: there was none)? Then
+ * messages of others may lie unread, and their silence proves nothing. */
 static inline bool bt_stood_still(uint64_t *last_ns, uint64_t now_ns, uint64_t limit_ns)
 {
     bool still = *last_ns != 0 && now_ns > *last_ns && now_ns - *last_ns > limit_ns;

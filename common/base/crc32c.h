@@ -7,13 +7,13 @@
 
 /* Continues `crc` (0 at the start, or a seed) over n bytes. crc32c("123456789") == 0xe3069283. */
 uint32_t bt_crc32c(uint32_t crc, const void *p, size_t n);
-/* The same, and copies the bytes on the way: one pass over memory where the processor folds. */
+/* The same, and copies the bytes in the same pass over memory, where the processor can fold. */
 uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n);
-/* As bt_crc32c_copy, of bytes whose copy nobody here reads soon: it goes past the cache, which
- * saves reading the memory it replaces. */
+/* As bt_crc32c_copy, but the copy bypasses the cache. For bytes that nobody reads soon: it saves
+ * reading the memory that is replaced. */
 uint32_t bt_crc32c_stream(uint32_t crc, void *to, const void *from, size_t n);
-/* For tests, while nobody computes: leaves out what the processor has. 0: there is the table only;
- * 1: and the CRC32 instruction; 2: everything, as at the start. */
+/* For tests, while no thread computes: sets what is used. 0: the table only; 1: also the CRC32
+ * instruction; 2: everything, as at the start. */
 void bt_crc32c_ways(int most);
 
 #endif

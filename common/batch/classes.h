@@ -10,7 +10,7 @@
 
 struct bt_class {
     int32_t priority;
-    int32_t lowest;   /* of the classes that are counted here: priority, unless some were joined */
+    int32_t lowest;   /* the lowest class counted here: priority, unless classes were merged */
     uint32_t users;   /* bt_classes_join without bt_classes_leave */
     double queue_ns;  /* to compute its prompts */
     uint32_t rows;    /* sequences that generate */
@@ -23,14 +23,14 @@ struct bt_classes { /* zeroed: empty */
     struct bt_class of[BT_CLASSES_MAX]; /* [n], the highest class first */
 };
 
-/* The sums of a class, made if it is new; the pointer holds until the next call. With more than
- * BT_CLASSES_MAX classes the two lowest become one, as the higher of them: a request is never taken
- * for one of a lower class than its own. */
+/* The sums of a class, which are added if it is new; the pointer is valid until the next call.
+ * Beyond BT_CLASSES_MAX classes the two lowest are merged and count as the higher of them. So a
+ * request never counts as one of a lower class than its own. */
 struct bt_class *bt_classes_at(struct bt_classes *c, int32_t priority);
-/* As bt_classes_at, for a request that will leave: its sums stay together until all that joined
- * them have left. */
+/* As bt_classes_at, for a request that will leave again. Merged sums stay merged until all requests
+ * that joined them have left. */
 struct bt_class *bt_classes_join(struct bt_classes *c, int32_t priority);
-/* One that joined leaves; the caller has taken its share of the sums back. */
+/* A request that joined leaves. The caller has subtracted its part from the sums. */
 void bt_classes_leave(struct bt_classes *c, int32_t priority);
 /* The sums over all classes that are lower than priority. */
 struct bt_class bt_classes_below(const struct bt_classes *c, int32_t priority);

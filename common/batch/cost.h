@@ -6,9 +6,9 @@
 
 #include "common/base/base.h"
 
-/* Segments of a step's tokens: 1 to 8, to 64, to 256, and beyond. A few rows cost nearly nothing
- * beside the reading of the weights, many are bound by arithmetic, and where one becomes the other
- * is the machine's. */
+/* Segments of the number of tokens in a step: 1 to 8, to 64, to 256, and beyond. A few rows cost
+ * almost nothing beside reading the weights; many are bound by arithmetic. Where the one becomes
+ * the other depends on the machine. */
 #define BT_BATCH_SEGMENTS 4
 extern const uint32_t bt_batch_segment_end[BT_BATCH_SEGMENTS]; /* last token of each */
 

@@ -14,7 +14,8 @@
 struct bt_batch_fit {
     struct bt_batch_cost cost; /* what is believed now */
     double prior[BT_BATCH_FIT_N];
-    double log_scale; /* of the prior, by the first steps: their mean logarithm of ns over it */
+    double log_scale; /* scale of the prior, from the first steps: the mean logarithm of measured
+                         over predicted time */
     uint32_t n_scale;
     struct {
         double a[BT_BATCH_FIT_N][BT_BATCH_FIT_N], b[BT_BATCH_FIT_N];
@@ -23,12 +24,12 @@ struct bt_batch_fit {
     double most_tokens; /* of any step seen */
 };
 
-/* prior: each coefficient > 0. Only their ratios count once steps were seen: the first of them say
- * how large it is as a whole. It counts as much as a hundredth of a step does for what steps tell,
- * and decides what they do not tell. */
+/* prior: each coefficient > 0. Once steps were seen only its ratios count, because the first steps
+ * set its scale. The prior weighs a hundredth of a step, and decides only what the steps leave
+ * open. */
 void bt_batch_fit_init(struct bt_batch_fit *f, const struct bt_batch_cost *prior);
-/* A step took ns. Returns the relative error of what was believed: predicted / ns - 1. ns or tokens
- * <= 0: ignored, 0. */
+/* Records that a step took ns. Returns the relative error of the prediction: predicted / ns - 1. ns
+ * or tokens <= 0: ignored, returns 0. */
 double bt_batch_fit_step(struct bt_batch_fit *f, const struct bt_batch_work *w, double ns);
 
 #endif

@@ -39,7 +39,8 @@ struct bt_conf_row {
 /* A key that earlier versions had. An operator's file that still sets it gets an error. */
 struct bt_conf_removed {
     const char *key;
-    const char *advice; /* what takes its place, and what to do: "it is always 8; remove the key" */
+    /* what replaces the key, and what to do: "it is always 8; remove the key" */
+    const char *advice;
 };
 
 struct bt_conf_schema {
@@ -53,11 +54,11 @@ struct bt_conf_schema {
     const struct bt_conf_removed *removed; /* ends with a row whose key is NULL; NULL: none */
     /* Checks across keys, also for --check; NULL: none. False: err says key, fault and remedy. */
     bool (*check)(const void *conf, char *err, size_t err_cap);
-    /* Looks at what the configuration names on this host, for --check: the model, devices, folders.
-     * model.path is a readable directory then. NULL: nothing. False: err says key, fault, remedy.
-     */
+    /* Checks what the configuration names on this host, for --check: the model, devices, folders.
+     * model.path is a readable directory then. NULL: nothing to check. False: err says key, fault,
+     * remedy. */
     bool (*look)(const void *conf, char *err, size_t err_cap);
-    /* What the values of a checked conf come to, lines of text for --check; NULL: nothing. */
+    /* Describes the effect of a checked conf in lines of text, for --check; NULL: nothing. */
     void (*describe)(const void *conf, char *text, size_t cap);
 };
 
@@ -94,27 +95,28 @@ extern const size_t bt_conf_common_len;
 bool bt_conf_look_dir(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_parent(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_listen(const char *key, const char *addr) BT_MUST_CHECK;
-/* Why a daemon could not listen on host:port just now, with the remedy. */
+/* The reason why a daemon could not listen on host:port just now, with the remedy. */
 void bt_conf_listen_why(const char *addr, char *why, size_t cap);
 /* If path exists: is it a directory that only this user can write (bt_conf_dir_private)? */
 bool bt_conf_look_own(const char *key, const char *path) BT_MUST_CHECK;
 
 struct stat;
-/* A file with a secret: is it of this user or of root, and neither readable for everybody nor
- * writable for its group? False: why says what it is, and what to do. As postgres asks of its keys.
- */
+/* Checks a file with a secret: it must belong to this user or root, not be readable for everybody
+ * and not be writable for its group. False: why says what is wrong, and what to do. PostgreSQL asks
+ * the same of its keys. */
 bool bt_conf_secret_private(const struct stat *st, char *why, size_t cap) BT_MUST_CHECK;
-/* A directory that a daemon keeps its files in: OK if it is no symbolic link, of this user or of
- * root, and writable for nobody else. ERR_NOT_FOUND: there is none. ERR_CONFIG, ERR_IO: why says
- * what it is, and what to do. */
+/* Checks a directory in which a daemon keeps its files. OK: it is no symbolic link, belongs to this
+ * user or root, and is writable for nobody else. ERR_NOT_FOUND: there is none. ERR_CONFIG, ERR_IO:
+ * why says what is wrong, and what to do. */
 bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap) BT_MUST_CHECK;
 
 /* The user of the machine that text names, by name or number. False: err says so of key. */
 bool bt_conf_user(const char *key, const char *text, uid_t *uid_p, char *err,
                   size_t err_cap) BT_MUST_CHECK;
 
-/* Can it be part of etcd's keys, certificates, files and metrics: 1 to 128 letters, digits and the
- * signs . _ -, a letter or digit first? False: err says so of key. */
+/* Can the name be part of etcd's keys, certificates, files and metrics? It must have 1 to 128
+ * letters, digits and the signs . _ -, and begin with a letter or digit. False: err says so of
+ * key. */
 bool bt_conf_name_good(const char *key, const char *name, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* Parses the command line ([--config FILE] [--check] [--set k=v]... [--help] [--version]

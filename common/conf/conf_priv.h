@@ -9,7 +9,7 @@ const struct bt_conf_row *bt_conf_find(const struct bt_conf_schema *s, const cha
 /* Calls fn for each row of the schema. */
 void bt_conf_each(const struct bt_conf_schema *s,
                   void (*fn)(void *arg, const struct bt_conf_row *row), void *arg);
-/* What to do about a key that the schema no longer has; NULL: it never had it. */
+/* The advice about a key that the schema no longer has; NULL: it never had it. */
 const char *bt_conf_removed_advice(const struct bt_conf_schema *s, const char *key);
 /* Writes why key is not one of the schema's: it was removed, or is misspelt. */
 void bt_conf_unknown_text(const struct bt_conf_schema *s, const char *key, char *out, size_t cap);
@@ -23,7 +23,7 @@ void bt_conf_env_name(const char *key, char *out, size_t cap);
 /* The key whose environment variable was probably meant by name; NULL: name is one, or none is
  * near. */
 const char *bt_conf_suggest_env(const struct bt_conf_schema *s, const char *name);
-/* A bound of the row as one would write it: 64KiB, 2s, 0.5. */
+/* A limit of the row as an operator would write it: 64KiB, 2s, 0.5. */
 void bt_conf_bound_text(const struct bt_conf_row *row, double v, char *out, size_t cap);
 /* Sets a LIST member from n strings. */
 void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *const *items,

@@ -1,4 +1,4 @@
-/* What every daemon makes of the keys that all have (struct bt_conf_common): its log, the cluster's
+/* What every daemon derives from the common keys (struct bt_conf_common): its log, the cluster's
  * secret, addresses and names; and the exit statuses that systemd and operators read. Files are
  * read during the call only. Control thread. */
 #ifndef BT_CONF_DAEMON_H
@@ -19,7 +19,7 @@ enum {
 /* Starts the log as log.level and log.format say; again after a reload. daemon as in bt_log_init.
  */
 void bt_conf_log_start(const struct bt_conf_common *c, const char *daemon);
-/* SIGHUP: bt_conf_reload, then the log anew; says what came of it. conf begins with a
+/* For SIGHUP: bt_conf_reload, then starts the log again; logs the result. conf begins with a
  * bt_conf_common. */
 void bt_conf_reload_all(const struct bt_conf_schema *schema, void *conf, const char *daemon);
 
@@ -28,8 +28,8 @@ bool bt_conf_secret(const struct bt_conf_common *c, struct bt_secret *s_p) BT_MU
 /* Only its id: the bytes are wiped already. */
 bool bt_conf_secret_id(const struct bt_conf_common *c, struct bt_secret *s_p) BT_MUST_CHECK;
 
-/* What others dial: advertise if it is not NULL, else the host of listen (host:port) with the port
- * that was bound. The caller frees it. */
+/* The address that others dial: advertise if it is not NULL, else the host of listen (host:port)
+ * with the bound port. The caller frees it. */
 char *bt_conf_dialled(const char *listen, const char *advertise, int port);
 /* Name of the model: model.served_name, by default the last part of model.path. The caller frees
  * it. */

@@ -1,6 +1,6 @@
-/* The tensors of a decoder model (Llama, Mistral, Qwen: what bt_model_config admits), walked once
- * for every back end: which there are, what they are called in a checkpoint, which of them are
- * joined into one product. A back end only places them. */
+/* The tensors of a decoder model (Llama, Mistral, Qwen: what bt_model_config accepts), listed once
+ * for all back ends: which there are, their names in a checkpoint, and which are joined into one
+ * matrix. A back end only stores them. */
 #ifndef BT_ENGINE_DECODER_H
 #define BT_ENGINE_DECODER_H
 
@@ -40,8 +40,8 @@ struct bt_decoder_tensors {
     } parts[BT_DECODER_PARTS_MAX];
 };
 
-/* Takes one item; what it needs beyond the call it copies. A status that is not OK ends the walk;
- * err is then the back end's to write. */
+/* Takes one item and copies what it needs after the call. A status that is not OK ends the walk;
+ * the back end then writes err. */
 typedef bt_status_t (*bt_decoder_sink_fn)(void *arg, const struct bt_decoder_tensors *d);
 
 /* Opens conf->model_dir's weights (load_format dummy: none) and gives every item of c to sink, in
@@ -55,8 +55,8 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
  * have: about the size of trained ones, so that activations neither vanish nor overflow. */
 float bt_decoder_dummy_width(uint32_t cols);
 
-/* What every back end asks of a configuration; limits beyond what it can do are its own.
- * ERR_CONFIG: err names the key and what it may be. */
+/* Checks the part of a configuration that every back end checks; a back end checks its own limits.
+ * ERR_CONFIG: err names the key and the allowed values. */
 struct bt_engine_limits {
     const char *name; /* of the back end */
     uint32_t max_slots, max_rows;

@@ -59,11 +59,11 @@ struct bt_engine_at {
     uint32_t flow, seq;
 };
 
-/* SAMPLE: the token after the row's last is sampled. PROMPT_LOGPROBS: the forward ticket's event
- * reports, for each token of the row that has a prompt token behind it (by slot_open's tokens and
- * n_prompt), the logprob of that prompt token given everything before it; params.logprobs says how
- * many alternatives come with it. Rows of a prompt read without a cache, in any chunks, so report
- * its tokens 1 to n_prompt - 1 once each. */
+/* SAMPLE: samples the token after the row's last. PROMPT_LOGPROBS: the event of the forward ticket
+ * reports logprobs of prompt tokens. For each token of the row that a prompt token follows (by
+ * slot_open's tokens and n_prompt) it has the logprob of that next token; params.logprobs says how
+ * many alternatives come with it. A prompt computed without cache, in any chunks, reports its
+ * tokens 1 to n_prompt - 1 once each. */
 enum { BT_ROW_SAMPLE = 1, BT_ROW_PROMPT_LOGPROBS = 2 };
 #define BT_ENGINE_POS_NEXT UINT32_MAX
 
@@ -128,9 +128,9 @@ struct bt_engine_vtable {
                         const struct bt_engine_info **, char *err, size_t err_cap);
     void (*close)(struct bt_engine *);
 
-    /* Flows copy from and to this memory from now on, until slab_close says that none does and that
-     * it may be unmapped. A device pins it meanwhile, in the background: copies before that are
-     * slower. Both NULL: an engine for which all memory is the same. */
+    /* Flows copy from and to this memory from now on, until slab_close reports that no copy uses it
+     * and it may be unmapped. A device pins it in the background; copies before that are slower.
+     * Both NULL: an engine that needs no pinning. */
     void (*slab_open)(struct bt_engine *, void *mem, uint64_t bytes);
     void (*slab_close)(struct bt_engine *, void *mem);
 
@@ -141,18 +141,19 @@ struct bt_engine_vtable {
     /* Tells the sequence's page table: pages[i] holds tokens [(first+i)*page_tokens, ...). */
     bt_status_t (*slot_pages)(struct bt_engine *, uint32_t slot, uint32_t first,
                               const uint32_t *pages, uint32_t n);
-    /* Opens `to` as another choice of `from`: its parameters but for choice, its tokens and its
-     * page table. Pages are shared by reference; the engine does not count them, the caller keeps a
-     * page until each of its slots is closed and quiet. Both only write pages that no other slot
-     * has, so the page of a partial block is the caller's to replace: slot_pages with a page of its
-     * own and page_copy. A fork between a forward and its sample is sampled along: its first token
-     * comes from the same logits, its results stand behind those of the rows, in order of forking.
-     */
+    /* Opens `to` as another choice of `from`: the same parameters except choice, the same tokens
+     * and page table. Pages are shared by reference. The engine does not count references: the
+     * caller keeps a page until each slot that uses it is closed and quiet. Both slots write only
+     * pages that no other slot has, so the caller must replace the page of a partial block, with
+     * slot_pages and page_copy. A fork between a forward and its sample is sampled with it: its
+     * first token comes from the same logits, and its results follow those of the rows, in order of
+     * forking. */
     bt_status_t (*slot_fork)(struct bt_engine *, uint32_t from, uint32_t to, uint32_t choice);
     /* Copies the KV of the first toks tokens of a page, all layers, behind the forwards before it
      * and before those after it. */
     bt_status_t (*page_copy)(struct bt_engine *, uint32_t from, uint32_t to, uint32_t toks);
-    /* Tells a token that was chosen elsewhere (the hand-off's first token) as if sampled here. */
+    /* Sets a token that was chosen elsewhere (the first token of a hand-off), as if it had been
+     * sampled here. */
     bt_status_t (*slot_accept)(struct bt_engine *, uint32_t slot, uint32_t token);
     /* Pages and slot may be reused once `quiet_p` has been polled. */
     bt_status_t (*slot_close)(struct bt_engine *, uint32_t slot, bt_engine_ticket_t *quiet_p);

@@ -1,6 +1,6 @@
-/* What back ends share: sequence slots, tickets, the books of flows between pages and slab. Those
- * with their KV pages in host memory (cpu, null) use all of it: there copies are made inside the
- * calls, so a page or slab byte is never touched after the call that says so. cuda makes its own
+/* What back ends share: sequence slots, tickets, the state of flows between pages and slab. Back
+ * ends with their KV pages in host memory (cpu, null) use all of it. They copy inside the calls, so
+ * a page or slab byte is never touched after the call that reports the copy. cuda makes its own
  * copies, on streams (cuda/copy.c). Everything belongs to the engine's owner thread. */
 #ifndef BT_ENGINE_HOST_H
 #define BT_ENGINE_HOST_H
@@ -20,7 +20,7 @@ struct bt_host_slot {
     uint32_t *pages;   /* [max_model_len / page_tokens] page + 1; 0: not told */
 };
 
-struct bt_host_sample { /* what a forward's sample is to choose */
+struct bt_host_sample { /* a token that the sample of a forward will choose */
     uint32_t slot, pos; /* pos: of the token to be chosen */
     uint32_t row;       /* of the forward's logits */
 };
@@ -54,8 +54,7 @@ struct bt_host_flow {
     uint32_t done; /* items below are copied (cuda: given to the copy stream) */
 };
 
-/* How long a step waits for the items that it was told to, at most: whoever loads them has ended
- * or failed long before. */
+/* Longest wait of a step for items that it needs. The loader has ended or failed long before. */
 #define BT_HOST_WAIT_NS 30000000000ull
 
 struct bt_host {
@@ -96,7 +95,7 @@ uint32_t bt_host_row_prompt_outs(const struct bt_host *h, const struct bt_engine
 void bt_host_prompt_out(const struct bt_host *h, uint32_t slot, uint32_t pos, const float *logits,
                         struct bt_engine_out *out);
 
-/* The books of a flow, for whoever copies. The open flow of that number; NULL: there is none. */
+/* State of a flow, for the code that copies. The open flow of that number; NULL: there is none. */
 struct bt_host_flow *bt_host_flow_of(const struct bt_host *h, uint32_t flow);
 /* The lowest item that still has bytes to copy; UINT32_MAX: none. */
 uint32_t bt_host_flow_next(const struct bt_host_flow *f);
@@ -104,9 +103,9 @@ uint32_t bt_host_flow_next(const struct bt_host_flow *f);
 bool bt_host_flow_passed(const struct bt_host_flow *f, uint32_t seq);
 /* How far a LOAD flow may go now: to its word, or to the end of what was added. */
 uint32_t bt_host_flow_loadable(const struct bt_host *h, const struct bt_host_flow *f);
-/* Items below `end` are copied: what is behind them stays. */
+/* Items below `end` are copied; those from `end` on remain. */
 void bt_host_flow_done(const struct bt_host *h, struct bt_host_flow *f, uint32_t end);
-/* The number may be given again; the memory of its blocks is kept. */
+/* The number of the flow may be reused; the memory of its blocks is kept. */
 void bt_host_flow_free(struct bt_host_flow *f);
 
 /* Layer `layer` begins: waits for the LOAD items of the batch's rows. ERR_TIMEOUT after 30 s. */
@@ -114,12 +113,12 @@ bt_status_t bt_host_layer_wait(struct bt_host *h, const struct bt_engine_batch *
                                uint32_t layer) BT_MUST_CHECK;
 /* Layer `layer` is done: copies the STORE items that the rows fire. */
 void bt_host_layer_fire(struct bt_host *h, const struct bt_engine_batch *b, uint32_t layer);
-/* The step is done: fires what had to wait for other rows, advances next_pos. */
+/* The step is done: fires the items that had to wait for other rows, advances next_pos. */
 void bt_host_step_end(struct bt_host *h, const struct bt_engine_batch *b);
 
 /* A ticket with room for cap_logits floats of logits; finished with bt_host_ticket_done. */
 struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits);
-/* One more token to be chosen by the forward's sample. */
+/* Adds a token that the sample of this forward chooses. */
 void bt_host_ticket_sample(struct bt_host_ticket *t, const struct bt_host_sample *s);
 void bt_host_ticket_outs(struct bt_host_ticket *t, uint32_t n); /* n_out = n, with room in out */
 /* Finished with this status: bt_host_poll tells it. t stays the host's. */

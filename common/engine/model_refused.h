@@ -9,8 +9,8 @@
 
 enum bt_model_object { BT_MODEL_CONFIG, BT_MODEL_ROPE, BT_MODEL_GENERATION };
 
-/* Is no such key set to more than its neutral value? False: text names the key and what is
- * accepted. Keys of no table are passed over: most say nothing about the forward pass. */
+/* True if no such key is set to more than its neutral value. False: text names the key and what is
+ * accepted. Keys in no table are ignored: most do not affect the forward pass. */
 bool bt_model_follows(const json_t *o, enum bt_model_object kind, char *text, size_t cap);
 
 #endif
