@@ -24,9 +24,9 @@ struct bt_etcd_kv {
  * endpoint is ERR_CONFIG). ERR_INVALID: there is none, or one that cannot be dialed. */
 bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints, struct bt_tls *tls,
                            struct bt_etcd **e_p) BT_MUST_CHECK;
-/* Ends what is still open: watches and leases end without callbacks (and their handles with them),
- * pending calls end with ERR_CANCELLED before this returns. Leases stopped now or just before are
- * revoked on the way, for which it waits up to half a second each if etcd hangs. */
+/* Ends everything that is still open. Watches and leases end without callbacks (and their handles
+ * with them); pending calls end with ERR_CANCELLED before this returns. Leases that were stopped
+ * are revoked. If etcd hangs this waits up to half a second for each. */
 void bt_etcd_destroy(struct bt_etcd *e);
 struct bt_loop *bt_etcd_loop(const struct bt_etcd *e);
 
@@ -38,9 +38,9 @@ typedef void (*bt_etcd_range_fn)(void *arg, bt_status_t st, const struct bt_etcd
 typedef void (*bt_etcd_cas_fn)(void *arg, bt_status_t st, bool succeeded,
                                const struct bt_etcd_kv *current);
 
-/* Unary calls copy what they are given and call done once, later (bt_etcd_destroy: before it
- * returns); what done is given is valid during the call. 3 s deadline; ERR_TIMEOUT or
- * ERR_UNAVAILABLE when no endpoint answered. lease: 0: none. */
+/* Unary calls copy their arguments and call done once, later (bt_etcd_destroy: before it returns).
+ * The arguments of done are valid during the call. Deadline 3 s; ERR_TIMEOUT or ERR_UNAVAILABLE
+ * when no endpoint answered. lease: 0: none. */
 void bt_etcd_put(struct bt_etcd *e, const char *key, const void *value, size_t len, int64_t lease,
                  bt_etcd_put_fn done, void *arg);
 void bt_etcd_delete(struct bt_etcd *e, const char *key, bt_etcd_put_fn done, void *arg);
@@ -65,12 +65,12 @@ typedef void (*bt_etcd_swap_fn)(void *arg, bt_status_t st, bool succeeded);
 void bt_etcd_swap(struct bt_etcd *e, const struct bt_etcd_expect *expects, size_t n_expects,
                   const struct bt_etcd_set *sets, size_t n_sets, bt_etcd_swap_fn done, void *arg);
 
-/* A lease that nobody keeps alive: what is put under it goes when ttl_s have passed. raft_term: of
- * the etcd that granted it. */
+/* A lease without keepalive: its keys are removed when ttl_s have passed. raft_term: of the etcd
+ * that granted it. */
 typedef void (*bt_etcd_grant_fn)(void *arg, bt_status_t st, int64_t lease, uint64_t raft_term);
 void bt_etcd_grant(struct bt_etcd *e, int64_t ttl_s, bt_etcd_grant_fn done, void *arg);
-/* What etcd has counted of a lease, by a clock that nobody sets. It counts anew from the whole time
- * when its leader changes: then raft_term is another. */
+/* The time that etcd has counted for a lease, by a clock that nobody sets. When its leader changes
+ * it counts anew from the whole time; then raft_term is another. */
 struct bt_etcd_lease_time {
     uint64_t granted_s, left_s;
     uint64_t raft_term;
@@ -79,17 +79,18 @@ struct bt_etcd_lease_time {
 typedef void (*bt_etcd_lease_time_fn)(void *arg, bt_status_t st,
                                       const struct bt_etcd_lease_time *t);
 void bt_etcd_lease_time(struct bt_etcd *e, int64_t lease, bt_etcd_lease_time_fn done, void *arg);
-/* Ends a lease and what is put under it; best effort. */
+/* Ends a lease and removes its keys; best effort. */
 void bt_etcd_revoke(struct bt_etcd *e, int64_t lease);
 
-/* A lease that is kept alive every ttl/3. on_granted: first grant and each re-grant after a loss
- * (the owner writes its keys again); on_lost: etcd says the lease is gone (TTL=0), not merely
- * unreachable. */
+/* A lease that is kept alive every ttl/3. on_granted: the first grant and each new grant after a
+ * loss (the owner writes its keys again). on_lost: etcd reports that the lease is gone (TTL=0);
+ * that etcd is unreachable is no loss. */
 struct bt_etcd_lease_ops {
     void (*on_granted)(void *arg, int64_t lease);
     void (*on_lost)(void *arg);
 };
-/* ttl_s: how long it lives unkept. ops is copied; no callback before this has returned. */
+/* ttl_s: how long it lives without keepalive. ops is copied; no callback comes before this has
+ * returned. */
 struct bt_etcd_lease *bt_etcd_lease_start(struct bt_etcd *e, int64_t ttl_s,
                                           const struct bt_etcd_lease_ops *ops, void *arg);
 /* Revokes, best effort, and frees; no callback. NULL: nothing happens. */

@@ -25,7 +25,7 @@ struct bt_etcd {
     struct bt_etcd_endpoint *eps;
     size_t n_eps, cur;
     bool dying, reachable;
-    uint64_t lost_ns, said_ns; /* not reachable: since when, and when that was logged last */
+    uint64_t lost_ns, said_ns; /* when etcd became unreachable, and when that was last logged */
     struct bt_list leases, watches;
     /* Leases being revoked: bt_etcd_destroy waits a moment for these. */
     int64_t goodbyes[BT_ETCD_GOODBYES_MAX];
@@ -34,8 +34,8 @@ struct bt_etcd {
 
 /* The raw end of a unary call; data is the packed reply if st is OK. */
 typedef void (*bt_etcd_raw_fn)(void *arg, bt_status_t st, const void *data, size_t len);
-/* One call to the current endpoint; an endpoint that is not there is followed by the next one
- * until all have been tried. fn is called exactly once, with ERR_CANCELLED by bt_etcd_destroy. */
+/* One call to the current endpoint. If that is not reachable the next one is tried, until all have
+ * been tried. fn is called exactly once; by bt_etcd_destroy with ERR_CANCELLED. */
 void bt_etcd_call(struct bt_etcd *e, const char *method, const ProtobufCMessage *req,
                   bt_etcd_raw_fn fn, void *arg);
 /* Notes that endpoint `ep` failed (true) or answered, and moves on to the next one if it failed. */
@@ -44,7 +44,7 @@ void bt_etcd_note(struct bt_etcd *e, size_t ep, bool failed, const char *why);
 /* Doubles *ms_p within the limits and returns the delay to use now. */
 uint64_t bt_etcd_backoff(uint64_t *ms_p);
 
-/* The revision behind this one, which may be anything that etcd says. */
+/* The next revision. The argument may be any number that etcd sends. */
 static inline int64_t bt_etcd_after(int64_t revision)
 {
     return revision < INT64_MAX ? revision + 1 : revision;

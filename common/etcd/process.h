@@ -1,4 +1,4 @@
-/* Which process a member is, as far as a process of the same machine can check it: boot, PID
+/* Identifies a process so that another process of the same machine can check it: boot, PID
  * namespace, pid and start time. */
 #ifndef BT_ETCD_PROCESS_H
 #define BT_ETCD_PROCESS_H
@@ -12,12 +12,12 @@ struct bt_process_id {
     uint32_t pid;
 };
 
-/* Of a process that this one can see in /proc. false: it is not there, or /proc does not say. */
+/* Reads this from /proc. false: the process is not there, or /proc does not say. */
 bool bt_process_id(uint32_t pid, struct bt_process_id *id_p);
 
 typedef enum {
-    BT_PROCESS_UNKNOWN, /* of another machine, boot or PID namespace, or it does not say who it is
-                         */
+    BT_PROCESS_UNKNOWN, /* it is of another machine, boot or PID namespace, or its record does not
+                           say */
     BT_PROCESS_ALIVE,
     BT_PROCESS_DEAD /* proved: no thread of it runs any more */
 } bt_process_state_t;

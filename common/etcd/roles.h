@@ -1,6 +1,6 @@
-/* The role table in etcd, /baton/<cluster>/roles -> proto baton.RoleTable: what workers are to do
- * instead of what they were started for. Workers follow it, conductors change it (view/roles.c).
- * Roles are bits, so that a worker may have both. */
+/* The role table in etcd, /baton/<cluster>/roles -> proto baton.RoleTable: workers whose role
+ * differs from the one that they were started in. Workers follow it, conductors change it
+ * (view/roles.c). Roles are bits, so that a worker may have both. */
 #ifndef BT_ETCD_ROLES_H
 #define BT_ETCD_ROLES_H
 
@@ -14,10 +14,10 @@
 /* Role of a worker that was started as kind; 0: members of that kind are no workers. */
 uint32_t bt_roles_of_kind(const char *kind);
 const char *bt_roles_name(uint32_t role); /* "prefill", "decode", "both", "none" */
-/* "prefill", "decode", "both"; own, which is no role but its absence, gives 0. False: none of them.
- */
+/* Reads "prefill", "decode", "both", or "own" (0: the role that it was started in). False: none of
+ * them. */
 bool bt_roles_parse(const char *name, uint32_t *role_p);
-/* The role that t gives the worker, or 0: t says nothing of it. incarnation 0: of any process. */
+/* The role that t gives the worker; 0: t does not name it. incarnation 0: of any process. */
 uint32_t bt_roles_given(const Baton__RoleTable *t, const char *kind, const char *name,
                         uint64_t incarnation);
 

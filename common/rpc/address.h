@@ -1,4 +1,4 @@
-/* Which addresses are of a network that strangers do not reach by themselves. Pure. */
+/* Tells private addresses from those that strangers can reach. Pure. */
 #ifndef BT_RPC_ADDRESS_H
 #define BT_RPC_ADDRESS_H
 

@@ -12,9 +12,9 @@ bt_status_t bt_rpc_stream_send_pb(struct bt_rpc_stream *s,
 /* Packs msg and replies OK. */
 void bt_rpc_call_reply_pb(struct bt_rpc_call *call, const ProtobufCMessage *msg);
 
-/* Frees the fields of an unpacked message, and of the messages in it, that this version does not
- * know. A message that is packed again must not have them: protobuf-c unpacks tags that it cannot
- * unpack any more once it has packed them itself. */
+/* Frees the unknown fields of an unpacked message and of the messages in it. A message that is
+ * packed again must not have them, because protobuf-c writes some unknown tags in a form that it
+ * cannot read again. */
 void bt_pb_forget_unknown(ProtobufCMessage *m);
 
 #endif

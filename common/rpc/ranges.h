@@ -1,8 +1,8 @@
-/* Ranges of the fields of what arrives: every message that a daemon or batonctl receives, from
- * peers, from etcd or from each other, is unpacked here, within a bound of memory, and each of its
- * fields is held against its entry in the table of its protocol (*.def, one a file of proto/)
- * before any handler sees it. A field without an entry is refused, so that a new one cannot be
- * forgotten; a message that is unpacked elsewhere is found by tests/lint. Any thread. */
+/* Ranges of received fields. Every message that a daemon or batonctl receives, from peers, from
+ * etcd or from each other, is unpacked here, within a limit of memory. Each of its fields is
+ * compared with its entry in the table of its protocol (*.def, one for each file of proto/) before
+ * any handler sees it. A field without an entry is refused, so that a new one cannot be forgotten;
+ * tests/lint finds a message that is unpacked elsewhere. Any thread. */
 #ifndef BT_RPC_RANGES_H
 #define BT_RPC_RANGES_H
 
@@ -46,7 +46,7 @@ struct bt_range {
     uint32_t count_max; /* repeated fields: entries */
 };
 
-/* What arrives: X(name in C, type, its descriptor's name). */
+/* Received messages: X(name in C, type, its descriptor's name). */
 #define BT_RANGE_ROOTS(X)                                                                          \
     X(local, Baton__LocalMsg, baton__local_msg)                                                    \
     X(peer, Baton__PeerMsg, baton__peer_msg)                                                       \
@@ -96,17 +96,18 @@ BT_RANGE_ROOTS(BT_RANGE_DECLARE)
 /* The same of any of these, by its descriptor. */
 ProtobufCMessage *bt_message_unpack(const ProtobufCMessageDescriptor *d, const void *data,
                                     size_t len, char *text, size_t cap);
-/* A copy of what this process has made or checked already; freed likewise. */
+/* A copy of a message that this process has made or checked already; it is freed in the same
+ * way. */
 void *bt_message_copy(const ProtobufCMessage *m);
 
-/* Fields alone, of a message that is unpacked: ERR_PEER_PROTOCOL with the text as above. */
+/* Checks only the fields of an unpacked message: ERR_PEER_PROTOCOL with the text as above. */
 bt_status_t bt_local_check(const Baton__LocalMsg *m, char *text, size_t cap) BT_MUST_CHECK;
 bt_status_t bt_peer_check(const Baton__PeerMsg *m, char *text, size_t cap) BT_MUST_CHECK;
 bt_status_t bt_session_check(const ProtobufCMessage *m, char *text, size_t cap) BT_MUST_CHECK;
 
 /* The entry of a field; NULL: none. For the test that every field has one. */
 const struct bt_range *bt_range_of(const ProtobufCMessageDescriptor *message, const char *field);
-/* The i-th of what arrives; NULL: there are no more. For that test. */
+/* The i-th received message; NULL: there are no more. For that test. */
 const ProtobufCMessageDescriptor *bt_range_root(size_t i);
 
 #endif

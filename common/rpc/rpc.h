@@ -33,9 +33,9 @@ enum {
 
 /* ERR_IO (logged): no eventfd or thread is to be had. loop outlives rpc. */
 bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p) BT_MUST_CHECK;
-/* Servers and channels that are made from now on use it; it outlives rpc. NULL: plaintext. */
+/* Servers and channels that are made from now on use this TLS; it outlives rpc. NULL: plaintext. */
 void bt_rpc_set_tls(struct bt_rpc *rpc, struct bt_tls *tls);
-/* Servers and channels that are made from now on carry messages of a MiB, and many. */
+/* Servers and channels that are made from now on are tuned for many messages of a MiB. */
 void bt_rpc_set_bulk(struct bt_rpc *rpc);
 /* Ends everything still open (callbacks are not called any more) and joins the thread. Unary calls
  * not yet answered may not be answered afterwards. Not from inside a callback of this rpc. */
@@ -46,9 +46,10 @@ struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc); /* for timers of what is 
 struct bt_rpc_stream_ops {
     /* A message of len bytes; data is valid during the call only. */
     void (*on_message)(void *arg, struct bt_rpc_stream *s, const void *data, size_t len);
-    /* The stream is over, whoever ended it: the last callback; s is invalid after it returns.
-     * code: a gRPC status number (client side: what the server sent; server side: CANCELLED when
-     * the client left, OK when it finished). Not called after bt_rpc_stream_close by the owner. */
+    /* The stream is over, ended by either side. This is the last callback; s is invalid after it
+     * returns. code: a gRPC status number (client side: what the server sent; server side:
+     * CANCELLED when the client left, OK when it finished). Not called after bt_rpc_stream_close by
+     * the owner. */
     void (*on_close)(void *arg, struct bt_rpc_stream *s, int code, const char *detail);
     /* Optional: queued messages fell below half of the queue's bound after an AGAIN. */
     void (*on_writable)(void *arg, struct bt_rpc_stream *s);
@@ -71,7 +72,7 @@ size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s); /* bytes not yet han
 /* Is a message on its way, so that one more would wait for on_sent? */
 bool bt_rpc_stream_sending(const struct bt_rpc_stream *s);
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
-/* Who is called from now on; ops is copied. */
+/* Replaces the callbacks; ops is copied. */
 void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);
 /* Does the certificate at the other end name this role and node? Without TLS: true. On the client
  * side from the first message on. */
@@ -100,7 +101,7 @@ void bt_rpc_server_unary(struct bt_rpc_server *srv, const char *method, const ch
                          bt_rpc_unary_fn fn, void *arg);
 void bt_rpc_server_stream(struct bt_rpc_server *srv, const char *method, const char *caller,
                           bt_rpc_accept_fn fn, void *arg);
-/* Calls are answered from now on. Once. */
+/* Begins to answer calls. Once. */
 void bt_rpc_server_start(struct bt_rpc_server *srv);
 /* Answers the call, now or later; code != 0 ignores data. The call is gone afterwards. */
 void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, const void *data,
@@ -115,7 +116,7 @@ void bt_rpc_server_destroy(struct bt_rpc_server *srv);
  * call. ERR_INVALID (logged): target is empty. */
 bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target, const char *who,
                                   struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
-/* With a TLS of its own instead of rpc's; NULL: plaintext. */
+/* As above, with another TLS than rpc's; NULL: plaintext. */
 bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, struct bt_tls *tls,
                                       const char *who, struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
 /* Streams and calls on it are cancelled: each is told (on_close, done with CANCELLED) before this

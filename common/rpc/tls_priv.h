@@ -55,8 +55,8 @@ void bt_tls_unref(struct bt_tls *t);
  */
 grpc_channel_credentials *bt_tls_channel_credentials(struct bt_tls *tls, const char *who);
 grpc_server_credentials *bt_tls_server_credentials(struct bt_tls *tls);
-/* May who called do what only `role` may (NULL: everybody of the cluster)? text gets a name for
- * him. Counts and logs a refusal. tls NULL: yes. */
+/* May the caller use a method that only `role` may use (NULL: every member of the cluster)? text
+ * gets a name for the caller. Counts and logs a refusal. tls NULL: yes. */
 bool bt_tls_may_call(struct bt_tls *tls, grpc_call *call, const char *method, const char *role,
                      char *text, size_t cap);
 /* Does the certificate at the other end of a call name this role and node? tls NULL: true. */
@@ -65,7 +65,7 @@ bool bt_tls_call_is(struct bt_tls *tls, grpc_call *call, const char *role, const
  * the list; text says which and whose it is. True before the handshake, and if tls is NULL or knows
  * servers by host names. Counts and logs a refusal. */
 bool bt_tls_call_counts(struct bt_tls *tls, grpc_call *call, char *text, size_t cap);
-/* gRPC's words about a handshake that broke off, in ours; false: not about that. */
+/* Translates gRPC's message about a failed handshake; false: it is about something else. */
 bool bt_tls_log(const char *file, const char *message);
 
 /* ---- tls_revoked.c ---- */

@@ -26,8 +26,8 @@ bool bt_slab_crcs_known(const struct bt_slab_crcs *c, uint32_t slot, uint32_t la
 /* All segments of the slot: the rows are right already, or belong to an earlier generation. */
 void bt_slab_crcs_set_known(struct bt_slab_crcs *c, uint32_t slot);
 void bt_slab_crcs_forget(struct bt_slab_crcs *c, uint32_t slot);
-/* The kvstore: the process that mapped the marks has ended, maybe between two steps of storing a
- * CRC. Nobody waits for that one any more. */
+/* The kvstore: the process that mapped the marks has ended, perhaps while it stored a CRC. Other
+ * processes no longer wait for that CRC. */
 void bt_slab_crcs_other_ended(struct bt_slab_crcs *c);
 
 #endif

@@ -1,5 +1,5 @@
-/* What a process says when its slab's file is cut while it is mapped: the next touch of a page that
- * has no bytes any more is SIGBUS, which ends the process without a word. */
+/* Logs the end of a process whose slab file was cut while it is mapped. The next access to a page
+ * without bytes raises SIGBUS, which would end the process without a message. */
 #ifndef BT_SLAB_GUARD_H
 #define BT_SLAB_GUARD_H
 

@@ -25,7 +25,7 @@ struct bt_tokenizer *bt_tokenizer_share(const struct bt_tokenizer *t);
 uint32_t bt_tokenizer_vocab(const struct bt_tokenizer *t); /* highest id + 1 */
 
 struct bt_token_watch;
-/* From now on long encodings ask w (or NULL: nobody) whether to stop. Of this handle only. */
+/* From now on long encodings of this handle ask w (NULL: nobody) whether to stop. */
 void bt_tokenizer_watch(struct bt_tokenizer *t, const struct bt_token_watch *w);
 
 struct bt_tokens {
@@ -95,8 +95,8 @@ bt_status_t bt_template_render_object(const struct bt_template *t, const struct 
                                       uint64_t max_steps, const struct bt_token_watch *watch,
                                       struct bt_buf *out, char *err, size_t err_cap) BT_MUST_CHECK;
 
-/* Names that the interpreter knows: the i-th of a kind, NULL behind the last. Methods that are only
- * known to be refused are among them. */
+/* Names that the interpreter knows: the i-th of a kind; NULL after the last. Methods that it only
+ * refuses are included. */
 enum bt_template_word {
     BT_TEMPLATE_FILTERS,
     BT_TEMPLATE_TESTS,
