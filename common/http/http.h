@@ -51,8 +51,9 @@ struct bt_http_options {
     size_t body_max;    /* bytes; 413 above */
     uint32_t conns_max; /* 503 above */
     uint32_t header_timeout_ms, body_timeout_ms, idle_timeout_ms;
-    size_t out_max;       /* bytes of unsent output per connection, then on_gone */
-    size_t out_total;     /* ... of all together: above it whoever has most unsent is cut off */
+    size_t out_max;   /* bytes of unsent output per connection, then on_gone */
+    size_t out_total; /* ... of all connections: beyond it the one with most unsent output is cut
+                         off */
     bt_http_head_fn head; /* called with the handler's arg; NULL: every body may come */
     /* Called once for each request, with the handler's arg; it must not call any bt_http_
      * function. With it, every request has an id and every response the header x-request-id. NULL:
@@ -84,14 +85,15 @@ bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o
                            int *port_p) BT_MUST_CHECK;
 /* Closes every connection; on_gone is called for open ones. NULL: nothing happens. */
 void bt_http_destroy(struct bt_http *h);
-/* Goes on accepting, but every response from now on ends its connection: clients that keep
- * connections open connect anew, to this server or to another one. */
+/* Continues to accept, but every response from now on closes its connection. So clients that keep
+ * connections open connect anew, to this server or another one. */
 void bt_http_wind_down(struct bt_http *h);
 /* Stops accepting; open responses may finish. */
 void bt_http_drain(struct bt_http *h);
 uint32_t bt_http_conns(const struct bt_http *h); /* open now */
-/* Connections that were closed for want of room before a request of theirs was read: no descriptor,
- * too many of them, or a stranger that made room for a newer one. options.ended is not told. */
+/* Number of connections that were closed before a request of theirs was read: no descriptor was
+ * left, there were too many, or a stranger was closed for a newer one. options.ended is not called
+ * for these. */
 uint64_t bt_http_unheard(const struct bt_http *h);
 size_t bt_http_unsent(const struct bt_http *h); /* bytes of output that wait for their clients */
 
@@ -100,10 +102,10 @@ const char *bt_http_method(const struct bt_http_req *r); /* "GET" */
 const char *bt_http_path(const struct bt_http_req *r);   /* percent-decoded, without query */
 const char *bt_http_query(const struct bt_http_req *r);  /* raw, "" without */
 const char *bt_http_header(const struct bt_http_req *r, const char *name); /* NULL if absent */
-/* It is there more than once, with different values; bt_http_header has the first. */
+/* Does the header occur more than once, with different values? bt_http_header gives the first. */
 bool bt_http_header_ambiguous(const struct bt_http_req *r, const char *name);
 const void *bt_http_body(const struct bt_http_req *r, size_t *len_p); /* bytes, no NUL behind */
-/* The body is the caller's from now on (free); it counts towards body_total until
+/* The caller owns the body from now on (free); it counts towards body_total until
  * bt_http_body_done. */
 char *bt_http_take_body(struct bt_http_req *r, size_t *len_p);
 /* The body is not needed any more. */
@@ -159,7 +161,7 @@ typedef enum {
 typedef bt_http_pull_t (*bt_http_pull_fn)(void *arg, struct bt_buf *out);
 #define BT_HTTP_PIECE (32 * 1024)
 void bt_http_pull(struct bt_http_req *r, bt_http_pull_fn fn, void *arg);
-/* There is more for a pull that waits. Else nothing happens. */
+/* A waiting pull has more to send. If no pull waits nothing happens. */
 void bt_http_resume(struct bt_http_req *r);
 /* Ends a started response without a proper end: the client sees a broken stream. */
 void bt_http_abort(struct bt_http_req *r);

@@ -63,14 +63,14 @@ uint64_t bt_http_parser_announced(const struct bt_http_parser *p);
 /* Phase BODY: the request is answered already. What is left of its body is parsed and thrown away.
  */
 void bt_http_parser_skip_body(struct bt_http_parser *p);
-/* Is what is left of the body sure to come, and at most max bytes? A client that waits for
- * "100 Continue" may leave its body out, and the length of a chunked one is not known. */
+/* Will the rest of the body certainly come, and is it at most max bytes? A client that waits for
+ * "100 Continue" may leave its body out, and the length of a chunked body is not known. */
 bool bt_http_parser_can_skip(const struct bt_http_parser *p, uint64_t max);
 /* Has anything of a request arrived? */
 bool bt_http_parser_started(const struct bt_http_parser *p);
 /* Value of the first field of that name (letter case ignored), NULL if absent. */
 const char *bt_http_parser_field(const struct bt_http_parser *p, const char *name);
-/* It is there more than once, with different values. */
+/* Does the header occur more than once, with different values? */
 bool bt_http_parser_ambiguous(const struct bt_http_parser *p, const char *name);
 
 #endif

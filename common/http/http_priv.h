@@ -13,8 +13,8 @@
 #include "common/http/http_parse.h"
 
 #define HTTP_REQ_MAGIC 0x48747071u
-/* A body of a request that was refused by its header is read to its end if it is at most so long:
- * the connection goes on, as most clients that are refused ask again. */
+/* A refused request's body of at most this length is read to its end, so that the connection can be
+ * used again: most refused clients ask again. */
 #define HTTP_SKIP_BYTES (64 * 1024)
 
 typedef enum {
@@ -116,10 +116,10 @@ struct bt_http {
     struct bt_loop_fd *listen_w;
     struct bt_timer accept_timer, flush_timer, pull_timer, turns_timer;
     struct bt_list conns, dirty, pulling;
-    struct bt_list turns; /* there was no time for them: they are served in this order */
+    struct bt_list turns; /* connections that got no time; they are served in this order */
     uint64_t turn_ns;     /* the turn of the loop that until_ns is of */
-    uint64_t until_ns;    /* so long it serves input */
-    uint64_t visit_ns;    /* so long the connection that is served, which had to wait */
+    uint64_t until_ns;    /* it serves input until then */
+    uint64_t visit_ns;    /* the connection that is served (it had to wait) has until then */
     uint32_t n_conns;
     uint64_t unheard;        /* connections closed for want of room, without a record */
     size_t unsent;           /* bytes of output of all connections */
@@ -147,7 +147,7 @@ typedef enum {
 /* A new connection: a stranger's. */
 void bt_http_share_join(struct bt_http_conn *c, const struct sockaddr_storage *at);
 void bt_http_share_leave(struct bt_http_conn *c);
-/* Which stranger goes because there are too many; NULL: none need go. */
+/* The stranger to close because there are too many; NULL: none. */
 struct bt_http_conn *bt_http_share_victim(struct bt_http_conn *newest);
 /* A request of owner id (0: of the client's address) is accepted. False: the owner has more
  * connections than it leaves free. */

@@ -1,4 +1,4 @@
-/* What a process says when something in it gives up without a word: gRPC, for one, calls abort()
+/* Logs the end of a process that a library ends without a message: gRPC, for one, calls abort()
  * when an allocation fails. */
 #ifndef BT_LOG_LAST_WORDS_H
 #define BT_LOG_LAST_WORDS_H

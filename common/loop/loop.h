@@ -56,53 +56,51 @@ void bt_timer_stop(struct bt_loop *loop, struct bt_timer *t);
 /* Runs task->fn(task->arg) on the loop's thread, in order of posting. Any thread; never blocks. */
 void bt_loop_post(struct bt_loop *loop, struct bt_task *task);
 
-/* The calling thread wakes often, works briefly and is waited for: it asks the kernel for time
- * slices of so many microseconds (100 at least), and so gets a busy CPU sooner after it wakes. Its
- * share of the CPU stays what it was. Before Linux 6.12, or where it is refused, nothing changes.
- */
+/* For a thread that wakes often, works briefly and is waited for: asks the kernel for time slices
+ * of this many microseconds (100 at least), so that it gets a busy CPU sooner after it wakes. Its
+ * share of the CPU does not change. Before Linux 6.12, or where it is refused, nothing changes. */
 void bt_loop_short_slices(uint32_t us);
 #define BT_LOOP_SLICE_US 200 /* of a thread that hands messages on */
 
-/* For the whole process, at its start: as many open files as the hard limit has (shells and
- * containers give 1,024, of which a conductor's clients alone may need more); a closed peer and a
- * file that may not grow are errors of their calls, no signals that end it; what ends it by a
- * signal of its own is logged (common/log/last_words.h). Returns the limit of open files; few are
- * warned about. */
+/* For the whole process, at its start. Raises the limit of open files to the hard limit (shells and
+ * containers give 1,024; a conductor's clients alone may need more). A closed peer, and a file that
+ * may not grow, become errors of their calls instead of signals. A fatal signal is logged
+ * (common/log/last_words.h). Returns the limit of open files; a low one is logged. */
 uint64_t bt_loop_process_limits(void);
 
-/* accept4 as the kernel has it, for a listener that answers a lack of descriptors itself. accept
- * and accept4 of this process (accept.c) close connections that they have no descriptor for, log
- * it, and fail with EAGAIN only, or for what is wrong with the listening socket. */
+/* The kernel's accept4, for a listener that handles a lack of descriptors itself. accept and
+ * accept4 of this process are those of accept.c: they close and log connections for which no
+ * descriptor is left, and fail only with EAGAIN or for errors of the listening socket. */
 int bt_loop_accept(int fd, struct sockaddr *addr, socklen_t *len, int flags);
-/* Takes the descriptor that is spared for clients that there is no room for, which else happens
- * with the first client. bt_loop_process_limits calls it: so the functions of accept.c are part of
- * every program that sets its limits. */
+/* Reserves the descriptor with which connections are refused when no other is left; otherwise the
+ * first connection does. bt_loop_process_limits calls it, so that accept.c is linked into every
+ * program that sets its limits. */
 void bt_loop_accept_ready(void);
 
 /* Delivers signo through signalfd (call before starting threads: it blocks the signal). */
 void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, void *arg);
 
-/* What one turn of the loop took, from the moment its events were there to its end. While it lasts
- * nothing else of this thread happens: no heartbeat, no token. */
+/* Duration of one turn of the loop, from the arrival of its events to its end. During a turn this
+ * thread does nothing else: no heartbeat, no token. */
 struct bt_loop_tick {
     uint64_t wall_ns;
     uint64_t cpu_ns; /* of this thread: what the machine's other work cannot lengthen */
 };
-/* fn is told of every turn that did something, at its end. NULL: nobody is. A turn above
+/* Calls fn at the end of every turn that did something. NULL: no function. A turn above
  * BT_LOOP_SLOW_NS of CPU is logged as well (slow_loop_tick), with its longest callback: `at` is an
  * address for addr2line -e PROGRAM. */
 void bt_loop_watch(struct bt_loop *loop, void (*fn)(void *arg, const struct bt_loop_tick *t),
                    void *arg);
 #define BT_LOOP_SLOW_NS 20000000ull
 
-/* Work that may be long goes in slices of so much time: then it lets the loop turn. A turn may hold
- * a few of them, and shall stay below 20 ms. */
+/* Long work is done in slices of this length; between two slices the loop turns. A turn may have a
+ * few of them and should stay below 20 ms. */
 #define BT_LOOP_SLICE_NS 1000000ull
 
-/* When the turn began that runs now (bt_mono_ns): tells turns apart. */
+/* The begin of the current turn (bt_mono_ns); it also tells turns apart. */
 uint64_t bt_loop_turn_ns(const struct bt_loop *loop);
-/* Until when (bt_mono_ns) work may go on that would like to have want_ns of this turn: it gets less
- * where others have used the turn already, but never less than BT_LOOP_SLICE_NS. */
+/* The time (bt_mono_ns) until which work that wants want_ns of this turn may go on. It is less
+ * where others have used the turn already, but never less than BT_LOOP_SLICE_NS from now. */
 uint64_t bt_loop_until(const struct bt_loop *loop, uint64_t want_ns);
 
 #endif

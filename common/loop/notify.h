@@ -1,6 +1,6 @@
-/* What a service manager is told (systemd's Type=notify): ready, status, stopping, and a watchdog
- * that the loop feeds. Datagrams to $NOTIFY_SOCKET, without libsystemd; without that variable all
- * of it does nothing. One per process, on the loop's thread. Protocol: sd_notify(3). */
+/* Messages to a service manager (systemd's Type=notify): ready, status, stopping, and a watchdog
+ * that the loop feeds. Datagrams to $NOTIFY_SOCKET, without libsystemd; without that variable
+ * nothing is sent. One per process, on the loop's thread. Protocol: sd_notify(3). */
 #ifndef BT_LOOP_NOTIFY_H
 #define BT_LOOP_NOTIFY_H
 
@@ -17,7 +17,7 @@ void bt_notify_status(const char *fmt, ...) __attribute__((format(printf, 1, 2))
 void bt_notify_ready(void);
 /* The daemon has begun to stop; drain time counts against TimeoutStopSec from here. */
 void bt_notify_stopping(void);
-/* Before the loop is destroyed. */
+/* Call it before the loop is destroyed. */
 void bt_notify_end(void);
 
 #endif

@@ -1,6 +1,6 @@
-/* Listening sockets that serve one peer each, as UCX's do (a port for every lane of a wire
- * process). UCX keeps what connects there for as long as it stays, whether it says anything or not:
- * a stranger could hold all descriptors of the process. Any thread. */
+/* Listening sockets that serve one peer each, as UCX's do (a port for every network path). UCX
+ * keeps every connection there, also silent ones, so a stranger could use up all descriptors of the
+ * process. Any thread. */
 #ifndef BT_COMMON_LOOP_ONE_PEER_H
 #define BT_COMMON_LOOP_ONE_PEER_H
 

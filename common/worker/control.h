@@ -15,7 +15,7 @@
 #include "common/slab/local.h"
 #include "common/worker/core.h"
 
-/* How long steps may be that have prompt tokens beside rows; 0: nothing is said. */
+/* Limits of steps with prompt tokens beside rows; 0: no limit. */
 struct bt_wmixed {
     uint64_t step_ns, gap_ns;
 };
@@ -68,7 +68,7 @@ struct bt_wnet {
     char *rpc_addr, *http_addr;
 };
 
-/* Buffers kept back while a conductor does not take its messages: the engine thread waits. */
+/* Buffers kept back while a conductor does not take its messages; the engine thread then waits. */
 struct bt_wheld {
     struct bt_wtokens *bufs[BT_WORKER_TOKEN_BUFS];
     uint32_t n;
@@ -121,7 +121,7 @@ struct bt_wkey {
 void bt_wctl_command(struct bt_wctl *w, const struct bt_wcmd *cmd);
 /* A submission that has not ended here; NULL: there is none. */
 struct bt_wreq *bt_wctl_find(struct bt_wctl *w, uint64_t request, uint32_t epoch);
-/* Has the engine thread end it, once: Ended says st and why. */
+/* Makes the engine thread end it, once: Ended has st and why. */
 void bt_wctl_cancel(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *why);
 void bt_wctl_update_state(struct bt_wctl *w); /* tells etcd what we are */
 /* Registers the worker in etcd. */
@@ -138,19 +138,19 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);
 void bt_wsession_tick(struct bt_wctl *w);
 /* A step's tokens, one message a conductor. t is not kept. */
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
-/* Has a conductor more than a few steps' messages before it? */
+/* Does a conductor have more than a few steps of unread messages? */
 bool bt_wsession_behind(const struct bt_wctl *w);
 /* Sends and frees. */
 void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p);
 void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);
 void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail);
-/* Ends all sessions, UNAVAILABLE, behind what is queued. */
+/* Ends all sessions with UNAVAILABLE, after the queued messages. */
 void bt_wsession_close_all(struct bt_wctl *w, const char *why);
 
 /* ---- mixed_limits.c ---- */
-/* What the conductor of s says in a hello or heartbeat; NULL: nothing. */
+/* The limits in a hello or heartbeat of the conductor of s; NULL: none. */
 void bt_wmixed_told(struct bt_wsession *s, const Baton__MixedSteps *m);
-/* Puts the smallest of what is said in force. True: that has changed something. */
+/* Uses the smallest of all limits from now on. True: that is a change. */
 bool bt_wmixed_apply(struct bt_wctl *w);
 
 /* ---- submit.c ---- */

@@ -253,10 +253,10 @@ void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_ev
 bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
 
 /* ---- calibration.c ---- */
-/* A cost by the orders of magnitude of the model and of the kind of device. */
+/* A rough cost, from the size of the model and the kind of device. */
 void bt_wcost_prior(struct bt_wcore *c);
-/* Short steps of the usual shapes, until calibrate_ms have passed: they warm the engine up and give
- * the fit something to begin with. Before anything is submitted; nothing of it stays. */
+/* Runs short steps of the usual shapes until calibrate_ms have passed. They warm the engine up and
+ * give the fit first data. Before anything is submitted; it leaves no state. */
 void bt_wcost_calibrate(struct bt_wcore *c);
 
 /* ---- load_report.c ---- */
@@ -266,8 +266,9 @@ void bt_wcost_measure(struct bt_wcore *c);
 void bt_wload_publish(struct bt_wcore *c);
 
 /* ---- tokens.c ---- */
-/* Is there a buffer for a step's tokens? The control thread keeps them while a conductor does not
- * take its messages; then no step is launched, and a nudge of the ring says when to look again. */
+/* Is there a buffer for a step's tokens? The control thread keeps the buffers while a conductor
+ * does not take its messages. Then no step is launched, and a wake-up through the ring says when to
+ * try again. */
 bool bt_wcore_may_step(const struct bt_wcore *c);
 /* A step is over: takes a free buffer for its tokens. */
 void bt_wcore_take_buffer(struct bt_wcore *c);

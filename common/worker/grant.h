@@ -53,7 +53,7 @@ void bt_wgrant_opened(struct bt_wcore *c, const struct bt_wcmd *cmd);
 void bt_wgrant_emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abort);
 /* Trailer (if due) and LocalClose: r has no more use of the slots of its grant. */
 void bt_wgrant_close(struct bt_wcore *c, struct bt_wreq *r);
-/* All KV of the grant is stored: a trailer with the first token goes out when it is closed. */
+/* All KV of the grant is stored: closing it sends a trailer with the first token. */
 void bt_wgrant_trailer(struct bt_wreq *r, uint32_t first_token);
 /* Is this slot of the grant's slab still the one that was given, by its generation? */
 bool bt_wgrant_slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation);

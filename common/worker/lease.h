@@ -39,9 +39,9 @@ struct bt_wleases {
     uint64_t ask_from_ns; /* mono: no lease is asked for before */
 };
 
-/* Is it known what the pool has of r from block `first` on? Asks the kvstore when called first. */
+/* Is it known which blocks of r from `first` on the pool has? The first call asks the kvstore. */
 bool bt_wlease_known(struct bt_wcore *c, struct bt_wreq *r, uint32_t first);
-/* Is that not known yet, and worth asking for? */
+/* Is it unknown, and worth asking? */
 bool bt_wlease_may_ask(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t first);
 /* The kvstore's answer; takes cmd's lease. */
 void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd);
