@@ -20,9 +20,9 @@ void bt_index_observe(struct bt_index *ix, bt_index_observer_fn fn, void *arg); 
 bool bt_index_add(struct bt_index *ix, const struct bt_kv_key *key, uint32_t depth, uint32_t slot);
 /* Slot of the key or UINT32_MAX. */
 uint32_t bt_index_find(const struct bt_index *ix, const struct bt_kv_key *key);
-/* A hash of the key for those who need no more (the same in every process). */
+/* A short hash of the key, the same in every process. */
 uint64_t bt_index_hash(const struct bt_kv_key *key);
-/* Takes the slot's key out; the slot must be in the index. */
+/* Removes the slot's key; the slot must be in the index. */
 void bt_index_remove(struct bt_index *ix, uint32_t slot);
 bool bt_index_has_slot(const struct bt_index *ix, uint32_t slot);
 /* Key and depth of a slot that is in the index. */

@@ -21,7 +21,7 @@ struct bt_pool_counts {
     uint32_t total, free, writing, sealed, quarantine, transit, leases;
 };
 
-/* The slab outlives the pool. transit_max: at most so many slots at once are TRANSIT. */
+/* The slab outlives the pool. transit_max: limit of slots that are TRANSIT at once. */
 struct bt_pool *bt_pool_create(struct bt_slab *slab, const struct bt_kv_layout *layout,
                                uint32_t transit_max);
 void bt_pool_destroy(struct bt_pool *p);
@@ -45,11 +45,13 @@ uint32_t bt_pool_unlease(struct bt_pool *p, uint32_t slot);
  * now_ns: bt_mono_ns(), by which the next kvstore orders what it adopts. */
 void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key, uint32_t n_tokens,
                   uint32_t depth, uint64_t now_ns);
-/* A SEALED slot's block is used, again: by another request than so far. Kept in the header. */
+/* Another request uses a SEALED slot's block. Counted in the header. */
 void bt_pool_used(struct bt_pool *p, uint32_t slot, uint64_t now_ns, bool again);
-/* When a SEALED slot's block was used last, bt_mono_ns; how often, 1: by who made it only. */
+/* When a SEALED slot's block was used last (bt_mono_ns), and how often; 1: only by the request that
+ * made it. */
 uint64_t bt_pool_last_use(const struct bt_pool *p, uint32_t slot, uint32_t *count_p);
-/* Whose block it is to be (bt_kv_tenant_tag): kept in the header. WRITING; taken slots have 0. */
+/* Sets the tenant of the block (bt_kv_tenant_tag), in the header. For WRITING slots; newly taken
+ * slots have 0. */
 void bt_pool_set_tenant(struct bt_pool *p, uint32_t slot, uint32_t tag);
 /* WRITING or SEALED -> QUARANTINE: a dead holder might still write. Leases stay. */
 void bt_pool_quarantine(struct bt_pool *p, uint32_t slot);
@@ -68,12 +70,12 @@ uint32_t bt_pool_depth(const struct bt_pool *p, uint32_t slot);
 bt_status_t bt_pool_transit_get(struct bt_pool *p, uint32_t n) BT_MUST_CHECK;
 void bt_pool_transit_put(struct bt_pool *p, uint32_t n);
 
-/* CRC of a segment whose bytes are final, computed once per slot, layer and generation. ANY
- * THREAD; the caller holds a lease through somebody on the control thread. */
+/* CRC of a segment whose bytes are final, computed once per slot, layer and generation. ANY THREAD,
+ * while somebody on the control thread holds a lease of the slot. */
 uint32_t bt_pool_segment_crc(struct bt_pool *p, uint32_t slot, uint32_t layer,
                              const struct bt_kv_key *name);
-/* What of them is known: for the process that sends them to other nodes. Lives as long as the pool.
- */
+/* The marks of known CRCs, for the process that sends blocks to other nodes. Valid as long as the
+ * pool. */
 struct bt_slab_crcs *bt_pool_crcs(struct bt_pool *p);
 /* The CRCs of the slot's segments are in the slab already (checked when they came by the wire). */
 void bt_pool_crcs_known(struct bt_pool *p, uint32_t slot);

@@ -1,5 +1,5 @@
-/* A thread that computes the segment CRCs of finished blocks, so that the control thread never
- * does. Jobs are done in order; the control thread seals when it is told. */
+/* A thread that computes the segment CRCs of finished blocks, so that the control thread does not.
+ * Jobs are done in order; the control thread seals the blocks when a job is done. */
 #ifndef BT_KVSTORE_CACHE_SEALER_H
 #define BT_KVSTORE_CACHE_SEALER_H
 

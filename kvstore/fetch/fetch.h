@@ -91,7 +91,7 @@ bool bt_fetch_overlap_pays(const struct bt_fetches *fs, const struct bt_fetch_as
  * fetch. */
 struct bt_fetch *bt_fetch_backward(struct bt_fetches *fs, const struct bt_fetch_ask *ask,
                                    void (*landed)(void *arg), void *arg);
-/* Backward fetch: blocks [*first_p, *end_p) have arrived; none at or behind *end_p will. */
+/* Backward fetch: blocks [*first_p, *end_p) have arrived; no block from *end_p on will. */
 void bt_fetch_landed(const struct bt_fetch *f, uint32_t *first_p, uint32_t *end_p);
 /* The slot of a block that has landed. */
 uint32_t bt_fetch_slot(const struct bt_fetch *f, uint32_t block);

@@ -10,10 +10,8 @@
 #define PIECE_BYTES                                                                                \
     (4u << 20)              /* of one transfer: the most that is lost when a source is replaced */
 #define PIECE_TOKENS   512u /* and at most one extent */
-#define BACKWARD_WORTH 8.0  /* a source may be so many times as slow as computing */
-#define PIECES_MAX                                                                                 \
-    2u /* of one fetch from one source: one transfers while the next is requested                  \
-        */
+#define BACKWARD_WORTH 8.0  /* a source may be this many times as slow as computing */
+#define PIECES_MAX     2u   /* of one fetch from one source: one moves, the next is requested */
 
 typedef enum {
     BLOCK_MISSING,

@@ -2,13 +2,13 @@
  *
  * A conductor's Reserve makes a grant. Its slots are the resident prefix, leased, and WRITING slots
  * for the rest. They come back when every reference has ended:
- *   - the conductor's reservation ends by Release (of this epoch and below), by a Reserve of a
- * higher epoch, or with the conductor's session;
- *   - a local worker's open ends by LocalClose. It also ends one second after a new attachment of
- * the same incarnation, and one second after the worker's death, which its pidfd proves. The end of
- *     the socket ends nothing, since the process may still copy;
- *   - the wire's sends and its receive end by send_end and on_quiet;
- *   - the job of the seal thread ends when it is done.
+ *   - The conductor's reservation ends by Release (of this epoch and below), by a Reserve of a
+ *     higher epoch, or with the conductor's session.
+ *   - A local worker's open ends by LocalClose, one second after a new attachment of the same
+ *     incarnation, or one second after the worker's death, which its pidfd proves. The end of the
+ *     socket ends nothing, since the process may still copy.
+ *   - The wire's sends and its receive end by send_end and on_quiet.
+ *   - The job of the seal thread ends when it is done.
  * Puts (until LocalPutDone) and leases (until LocalUnlease) of workers end in the same way.
  *
  * A worker that keeps an open or a lease for reclaim_ms after it was told to give it back is

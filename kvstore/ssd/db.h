@@ -14,7 +14,7 @@
 #include "common/policy/evict/ssd_dir.h"
 #include "kvstore/ssd/io.h"
 
-/* What all records of a database belong to; any difference empties it. */
+/* The identity that all records of a database share; a database with another one is emptied. */
 struct bt_ssd_identity {
     uint8_t file_uuid[16]; /* of the slab file */
     uint64_t slot_bytes, block_bytes, layout_id;
@@ -23,7 +23,7 @@ struct bt_ssd_identity {
 
 typedef enum {
     BT_SSD_PUT,
-    BT_SSD_TOUCH, /* a put that need not be durable: nobody waits, nothing is flushed */
+    BT_SSD_TOUCH, /* a put that need not be durable: no flush */
     BT_SSD_DELETE
 } bt_ssd_db_verb_t;
 
@@ -31,10 +31,11 @@ struct bt_ssd_db_op { /* heap; the database frees it after done */
     struct bt_ssd_db_op *next;
     bt_ssd_db_verb_t verb;
     uint32_t slot;
-    struct bt_ssd_entry e;                            /* DELETE: the key only */
-    uint32_t tenant;                                  /* bt_kv_tenant_tag, in place of e's group */
-    bt_status_t st;                                   /* OK or ERR_IO */
-    void (*done)(void *arg, struct bt_ssd_db_op *op); /* the loop's thread; NULL: nobody waits */
+    struct bt_ssd_entry e; /* DELETE: the key only */
+    uint32_t tenant;       /* bt_kv_tenant_tag, in place of e's group */
+    bt_status_t st;        /* OK or ERR_IO */
+    /* called on the loop's thread; NULL: no callback */
+    void (*done)(void *arg, struct bt_ssd_db_op *op);
     void *arg;
 };
 
@@ -45,8 +46,8 @@ struct bt_ssd_db_config {
     struct bt_ssd_identity identity;
     const struct bt_ssd_sys *sys; /* for flush; NULL: fdatasync */
     uint64_t retry_ms;            /* between attempts while the disk refuses */
-    /* The loop's thread: writing began to fail (why), or works again (NULL). emptied: the records
-     * that there were are lost. */
+    /* On the loop's thread: writing has begun to fail (why), or works again (NULL). emptied: all
+     * earlier records are lost. */
     void (*on_health)(void *arg, const char *why, bool emptied);
     void *arg;
 };

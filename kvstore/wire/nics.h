@@ -1,5 +1,5 @@
-/* Which network cards of two machines belong together, and which of them takes the next message.
- * Pure: cards, load and clock are arguments. */
+/* Pairs the network cards of two machines, and chooses the pair for the next message. Pure: cards,
+ * load and clock are arguments. */
 #ifndef BT_KVSTORE_WIRE_NICS_H
 #define BT_KVSTORE_WIRE_NICS_H
 
@@ -12,7 +12,7 @@ struct bt_nic {
     uint8_t prefix;   /* bits of addr that name its network */
     uint8_t addr[16]; /* network order; 4 or 16 bytes of it */
     int32_t node;     /* NUMA; -1: not known */
-    bool up;          /* its link, as far as its machine knows */
+    bool up;          /* its link is up, as its machine reports */
 };
 
 struct bt_nic_pair {
@@ -37,8 +37,8 @@ struct bt_nic_rate {
     uint64_t done_ns; /* the last message's end */
 };
 
-/* A message of so many bytes, posted at posted_ns, was done at now_ns. If it waited behind another
- * one it counts from that one's end. */
+/* A message of n bytes, posted at posted_ns, was done at now_ns. If it waited behind another one,
+ * the time counts from the end of that one. */
 void bt_nic_rate_add(struct bt_nic_rate *r, uint64_t bytes, uint64_t posted_ns, uint64_t now_ns);
 /* Bytes a second; 0: unknown. An old estimate rises, so that a path that was slow is tried again.
  */
@@ -50,8 +50,8 @@ struct bt_nic_load { /* of one path */
     int32_t node; /* of the local card */
 };
 
-/* The path that is expected to finish a message of so many bytes first. node: NUMA node of its
- * memory (-1: unknown); a card of another node must be faster by a third. n > 0. */
+/* The path that is expected to finish a message of n bytes first. node: NUMA node of its memory
+ * (-1: unknown); a card of another node must be faster by a third. n > 0. */
 uint32_t bt_nics_pick(const struct bt_nic_load *paths, uint32_t n, uint64_t bytes, int32_t node);
 
 #endif
