@@ -8,12 +8,12 @@
 
 /* What the role knows of a sequence beside the request itself. */
 struct bt_row {
-    uint32_t first_token; /* of a reader: what the prefill worker has sampled */
+    uint32_t first_token; /* of a reader: the token that the prefill worker has sampled */
     bool finished;        /* of a reader: the first token ends the answer */
-    bool page_wait;       /* sits a step out: no page is free for its next position */
-    uint64_t landed_ns;   /* mono; of a reader that has not been in a step; else 0 */
-    uint32_t load_first;  /* first block that is, or was, loaded again */
-    /* the lead's: pages of the prompt that are kept for choices still to come */
+    bool page_wait;       /* skips a step: no page is free for its next position */
+    uint64_t landed_ns; /* when its KV landed (mono), of a reader that was in no step yet; else 0 */
+    uint32_t load_first; /* first block that is, or was, loaded again */
+    /* Of the lead: pages of the prompt that are kept for choices that have not begun. */
     struct bt_wreq *lead;
     struct bt_list shared_link;
     uint32_t n_shared; /* with the last, partial one; 0: none */
