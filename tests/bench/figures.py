@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Tables and plots of docs/SIMULATION.md, by baton-sim. figures.py FIGURE TRACES [PLOTS]
+"""Tables and plots of docs/SIMULATION.md and docs/measurements, by baton-sim. figures.py FIGURE TRACES [PLOTS]
 
 FIGURE: ttft       mean TTFT by policy on conversation, 16 nodes (FAST'25, Figure 5)
         hits       hit ratio by policy, 10 prefill nodes of 3M tokens (FAST'25, Figure 10)

@@ -43,7 +43,7 @@ def test_uninstall_leaves_what_is_mine(tmp_path):
     make(["install-files", "install-system"])
     unit = (tmp_path / "opt/b/lib/systemd/system/baton-conductor.service").read_text()
     assert "ExecStart=/opt/b/bin/baton-conductor --config /opt/etc/baton/conductor.yaml\n" in unit
-    assert (tmp_path / "opt/b/share/doc/baton/plots").is_dir()  # SIMULATION.md and POOL.md show them
+    assert (tmp_path / "opt/b/share/doc/baton/plots").is_dir()  # docs/measurements links to them
     mine = tmp_path / "opt/etc/baton/kvstore.yaml"
     mine.write_text("node: {id: a}\n")
     make(["uninstall"])

@@ -43,7 +43,7 @@ static const struct framing table[] = {
     {"tabs around a value", "GET / HTTP/1.1\r\nHost:\t a \t\r\n\r\n", 0, 0, "", "/"},
     {"incomplete head", "GET / HTTP/1.1\r\n" H, 0, -1, NULL, NULL},
     {"incomplete body", "POST / HTTP/1.1\r\n" H "Content-Length: 5\r\n\r\nhell", 0, -1, NULL, NULL},
-    /* the list of notes/reliability.md, section 5 */
+    /* ambiguous framing, which a proxy in front may read in another way (RFC 9112) */
     {"CL+TE",
      "POST / HTTP/1.1\r\n" H "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 0,
      400, NULL, NULL},
