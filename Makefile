@@ -8,7 +8,8 @@
 #   make tsan            the daemons under the thread sanitizer and a mixed load (SECONDS=60 for each engine)
 #   make bench           all benchmarks, FULL=1 with all repetitions
 #   make check-gpu, bench-gpu   checks and benchmarks of the cuda engine, on a GPU
-#   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU)
+#   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU; TESTS=1: also
+#                        with the programs of check-gpu, to run there by tests/gpu/run)
 #   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall removes it
 #   make lint, docs      checks of the sources; docs/CONFIG.md and docs/API.md anew
 #   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
@@ -74,7 +75,7 @@ GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_rows check_wide check_s
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C)) $(B)/tests/tools/fail_nth.so
 
-.PHONY: all tests setup setup-tests check check-gpu bench-gpu demo up down bench lint install install-files install-system uninstall bundle clean help docs
+.PHONY: all tests setup setup-tests check check-gpu bench-gpu gpu-programs demo up down bench lint install install-files install-system uninstall bundle clean help docs
 all: $(BINS) $(BENCH_TOOL) $(PLUGINS)
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
@@ -249,30 +250,14 @@ tsan: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) all SANITIZE=thread
 	@BUILD=build-san-thread tests/cluster/mixed_load.py $(or $(SECONDS),60)
 ifeq ($(NVCC),)
-check-gpu bench-gpu:
+check-gpu bench-gpu gpu-programs:
 	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
 else
-# Everything again as devices before Hopper run it: their kernels, from PTX for 8.0.
-PORTABLE_PTX := BATON_CUDA_PORTABLE=1 CUDA_FORCE_PTX_JIT=1
-check-gpu: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
-	$(B)/tests/gpu/check_attn
-	$(B)/tests/gpu/check_rows
-	$(B)/tests/gpu/check_wide
-	$(B)/tests/gpu/check_sample
-	$(B)/tests/gpu/check_engine
-	$(PORTABLE_PTX) $(B)/tests/gpu/check_attn
-	$(PORTABLE_PTX) $(B)/tests/gpu/check_rows
-	$(PORTABLE_PTX) $(B)/tests/gpu/check_sample
-	BATON_CUDA_PORTABLE=1 $(B)/tests/gpu/check_engine
-	for portable in 0 1; do for kv in f16 fp8; do for m in shakespeare-llama-6m shakespeare-draft-1m; do \
-		BATON_CUDA_PORTABLE=$$portable BT_GOLDEN_ENGINE=cuda BT_GOLDEN_KV=$$kv BT_GOLDEN_MODEL=deploy/models/$$m \
-		BT_GOLDEN_REF=tests/golden/$$m.json $(B)/tests/golden/test_engine_golden || exit 1; done; done; done
-bench-gpu: $(GPU_BINS)
-	$(B)/tests/gpu/bench_attn
-	$(B)/tests/gpu/bench_gemv
-	$(B)/tests/gpu/bench_wide
-	$(B)/tests/gpu/bench_sample
-	$(B)/tests/gpu/bench_engine
+gpu-programs: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
+check-gpu: gpu-programs
+	@tests/gpu/run check $(B)
+bench-gpu: gpu-programs
+	@tests/gpu/run bench $(B)
 endif
 demo: setup
 	@$(MAKE) --no-print-directory -j$$(nproc) all
@@ -314,11 +299,11 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/baton.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/baton.conf
 	rm -f $(patsubst deploy/config/%,$(DESTDIR)$(SYSCONFDIR)/baton/%.example,$(wildcard deploy/config/*.yaml))
 	rmdir $(DESTDIR)$(SYSCONFDIR)/baton 2>/dev/null || true
-# One archive that runs where none of the packages is; GPU=1: without oneDNN and the cpu engine.
+# One archive that runs where none of the packages is; GPU=1: without oneDNN and the cpu engine. TESTS=1: with the programs of check-gpu.
 bundle:
 	@deploy/local/setup.sh --bundle
-	@$(MAKE) --no-print-directory -j$$(nproc) all
-	@deploy/bundle/make-bundle.sh $(B) $(VERSION) $(if $(GPU),gpu)
+	@$(MAKE) --no-print-directory -j$$(nproc) all $(if $(TESTS),gpu-programs)
+	@deploy/bundle/make-bundle.sh $(B) $(VERSION) $(if $(GPU),gpu) $(if $(TESTS),tests)
 clean:
 	rm -rf build build-san-*
 help:

@@ -1,15 +1,23 @@
 #!/bin/bash
 # make bundle: one xz archive with everything but libc's family, to unpack and run on a machine that has none of
-# the packages. Usage: make-bundle.sh BUILD VERSION [gpu]; BUILD is a finished build, the archive goes there.
+# the packages. Usage: make-bundle.sh BUILD VERSION [gpu] [tests]; BUILD is a finished build, the archive goes there.
 #   bin/            daemons, batonctl, baton-local, baton-certs, baton-bench
 #   lib/baton/      engine plugins, etcd, shared libraries, ucx/ (UCX's modules: libucs looks beside itself)
 #   share/baton/    demo model; share/doc/baton/: documents, licences of what is packed
+#   tests/          with `tests`: the checks and benchmarks of the cuda engine (tests/gpu/run)
 # The executables find their libraries by an RPATH relative to themselves, so the folder may lie anywhere.
 # BUNDLE_XZ_PRESET (default 6) trades the archive's size for time.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-build=$1 version=$2 gpu=${3:-}
+build=$1 version=$2 gpu='' tests=''
+for option in "${@:3}"; do
+    case $option in
+    gpu) gpu=gpu ;;
+    tests) tests=tests ;;
+    *) echo "make-bundle.sh: no option $option" >&2; exit 2 ;;
+    esac
+done
 limit=$((40 << 20))
 
 die() { printf 'bundle: %s\n' "$*" >&2; exit 1; }
@@ -21,7 +29,7 @@ done
 etcd=${BATON_ETCD:-build/third/etcd/usr/bin/etcd}
 [ -x "$etcd" ] || etcd=$(command -v etcd) || die "there is no etcd; run make setup, or name one with BATON_ETCD"
 
-name=baton-$version-$(uname -m)${gpu:+-gpu}
+name=baton-$version-$(uname -m)${gpu:+-gpu}${tests:+-tests}
 stage=$build/bundle/$name
 rm -rf "$build/bundle"
 mkdir -p "$stage"
@@ -29,6 +37,14 @@ make --no-print-directory -s install-files B="$build" DESTDIR="$(cd "$stage" && 
 lib=$stage/lib/baton
 [ -z "$gpu" ] || rm -f "$lib/baton-engine-cpu.so"
 install -m 755 "$etcd" "$lib/etcd"
+programs=()
+if [ -n "$tests" ]; then
+    mkdir -p "$stage/tests/gpu" "$stage/tests/golden"
+    cp "$build"/tests/gpu/{check,bench}_* tests/gpu/run "$stage/tests/gpu/"
+    cp "$build/tests/golden/test_engine_golden" tests/golden/shakespeare-*.json "$stage/tests/golden/"
+    cp -r deploy/models/shakespeare-draft-1m "$stage/share/baton/models/"
+    programs=("$stage"/tests/gpu/{check,bench}_* "$stage/tests/golden/test_engine_golden")
+fi
 
 # ---- shared libraries: what ldd names, but not libc's family, nor what belongs to a GPU's driver and CUDA ----
 libc='^(ld-linux.*|libc|libm|libdl|librt|libpthread|libresolv|libutil|libanl|libmvec|libnsl|libnss_.*|libBrokenLocale)\.so'
@@ -54,11 +70,11 @@ while read -r soname path; do
     [ "$path" != missing ] || die "$soname is needed and not on this machine"
     cp -L "$path" "$lib/$soname"
     sources+=("$path")
-done < <(needs "$stage"/bin/baton-{conductor,kvstore,prefill,decode} "$stage/bin/batonctl" "$lib"/*.so "$lib"/ucx/*.so.0 "$lib/etcd")
+done < <(needs "$stage"/bin/baton-{conductor,kvstore,prefill,decode} "$stage/bin/batonctl" "$lib"/*.so "$lib"/ucx/*.so.0 "$lib/etcd" "${programs[@]}")
 chmod 755 "$lib"/*.so* "$lib"/ucx/*
 # A library's own search path would win over the executables'.
 deploy/bundle/drop-runpath.py "$lib"/lib*.so* "$lib"/ucx/*
-for f in "$stage"/bin/* "$lib"/baton-engine-*.so; do # ours; some of bin are scripts
+for f in "$stage"/bin/* "$lib"/baton-engine-*.so "${programs[@]}"; do # ours; some of bin are scripts
     [ "$(head -c 4 "$f" | tail -c 3)" != ELF ] || strip --strip-unneeded "$f"
 done
 
