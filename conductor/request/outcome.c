@@ -104,7 +104,8 @@ void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice)
     }
     bt_metric_observe(sq->r->mc->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
     if (f->decode != NULL) {
-        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, c->n_gaps - landing, others);
+        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, f->plan.mixed_ms,
+                           c->n_gaps - landing, others);
         bt_sched_learn_life(&f->decode->learned, sum_of(c->gaps_ms, c->n_gaps));
     }
 }

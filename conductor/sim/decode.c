@@ -435,9 +435,22 @@ static int longer_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Mean of the longest tenth of the row's gaps; the first one also holds the
- * wait for its step. Steps of one run count with the run's mean. */
-static double tbt_of(struct bt_sim_decode *d, const struct bt_sim_live *x)
+/* The mean of the longest tenth of all gaps; they are sorted. */
+static double longest_tenth(const struct gap *gaps, uint32_t n_gaps)
+{
+    uint32_t want = BT_DIV_UP(n_gaps, 10u), have = 0;
+    double sum = 0;
+    for (uint32_t i = 0; have < want; i++) {
+        uint32_t k = BT_MIN(gaps[i].n, want - have);
+        sum += k * gaps[i].ms;
+        have += k;
+    }
+    return want != 0 ? sum / want : 0;
+}
+
+/* Collects the row's gaps in d->gaps, the first one of all alone in front; it also holds the wait
+ * for its step. Steps of one run count with the run's mean. Returns entries. */
+static uint32_t collect_gaps(struct bt_sim_decode *d, const struct bt_sim_live *x)
 {
     uint32_t n = 0, left = x->steps;
     double wait = x->joined_ms - x->first_ms;
@@ -446,7 +459,7 @@ static double tbt_of(struct bt_sim_decode *d, const struct bt_sim_live *x)
         double ms = run->ms / run->steps;
         uint32_t k = BT_MIN(run->steps, left);
         left -= k;
-        for (int part = 0; part < 2; part++) { /* the first gap of all stands alone */
+        for (int part = 0; part < 2; part++) {
             uint32_t steps = part == 0 ? (r == x->run ? 1 : 0) : k - (r == x->run ? 1 : 0);
             if (steps == 0) {
                 continue;
@@ -455,15 +468,27 @@ static double tbt_of(struct bt_sim_decode *d, const struct bt_sim_live *x)
             d->gaps[n++] = (struct gap){part == 0 ? ms + wait : ms, steps};
         }
     }
-    qsort(d->gaps, n, sizeof(*d->gaps), longer_first);
-    uint32_t want = BT_DIV_UP(x->steps, 10u), have = 0;
-    double sum = 0;
-    for (uint32_t i = 0; i < n && have < want; i++) {
-        uint32_t k = BT_MIN(d->gaps[i].n, want - have);
-        sum += k * d->gaps[i].ms;
-        have += k;
+    return n;
+}
+
+/* What became of the row, which ends now. */
+static struct bt_sim_done end_row(struct bt_sim_decode *d, const struct bt_sim_live *x)
+{
+    uint32_t n = collect_gaps(d, x), i = 0;
+    struct gap first = d->gaps[0];
+    struct bt_sim_done done = {.id = x->id,
+                               .end_ms = d->at_ms,
+                               .n_gaps = x->steps,
+                               .first_gap_ms = first.ms,
+                               .life_ms = d->at_ms - x->first_ms};
+    qsort(d->gaps + 1, n - 1, sizeof(*d->gaps), longer_first);
+    done.others_ms = longest_tenth(d->gaps + 1, x->steps - 1);
+    for (; i + 1 < n && d->gaps[i + 1].ms > first.ms; i++) {
+        d->gaps[i] = d->gaps[i + 1];
     }
-    return sum / want;
+    d->gaps[i] = first;
+    done.tbt_ms = longest_tenth(d->gaps, x->steps);
+    return done;
 }
 
 /* Prompts of which all is computed leave. */
@@ -501,7 +526,7 @@ uint32_t bt_sim_decode_advance(struct bt_sim_decode *d, struct bt_sim_done *done
     uint32_t n = take_computed(d, done, max);
     while (d->n > 0 && d->heap[0].end_step == d->step && n < max) {
         struct bt_sim_live x = d->heap[0];
-        done[n++] = (struct bt_sim_done){.id = x.id, .end_ms = d->at_ms, .tbt_ms = tbt_of(d, &x)};
+        done[n++] = end_row(d, &x);
         d->kv -= x.full_tokens;
         d->reserved -= x.full_tokens;
         d->n_late -= x.late;
@@ -577,16 +602,6 @@ uint64_t bt_sim_decode_waiting_tokens(const struct bt_sim_decode *d)
 struct bt_sim_late bt_sim_decode_late(const struct bt_sim_decode *d)
 {
     return (struct bt_sim_late){d->n_late, d->wait[1].n, late_reserved(d)};
-}
-
-double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d)
-{
-    return d->kv;
-}
-
-double bt_sim_decode_reserved(const struct bt_sim_decode *d)
-{
-    return d->reserved;
 }
 
 double bt_sim_decode_step_ms(const struct bt_sim_decode *d)

@@ -26,8 +26,12 @@ struct bt_sim_prompt { /* computed here, a chunk in each step beside the rows */
 
 struct bt_sim_done {
     uint32_t id;
-    bool prompt; /* true: a prompt is computed; false: a row has ended */
-    double end_ms, tbt_ms;
+    bool prompt; /* a prompt is computed; else a row has ended */
+    double end_ms;
+    /* rows: gaps, the mean of their longest tenth, that without the first one, the first one */
+    uint32_t n_gaps;
+    double tbt_ms, others_ms, first_gap_ms;
+    double life_ms; /* rows: from the first token to the last */
 };
 
 struct bt_sim_decode *bt_sim_decode_create(const struct bt_batch_cost *cost, double kv_tokens,
@@ -69,9 +73,7 @@ struct bt_sim_late {                                                  /* late on
     double reserved; /* the rows' pages, as tokens */
 };
 struct bt_sim_late bt_sim_decode_late(const struct bt_sim_decode *d);
-double bt_sim_decode_kv_tokens(const struct bt_sim_decode *d); /* read in the next step */
 double bt_sim_decode_prompt_ms(const struct bt_sim_decode *d); /* what they would take alone */
-double bt_sim_decode_reserved(const struct bt_sim_decode *d);  /* pages, as tokens */
 double bt_sim_decode_step_ms(const struct bt_sim_decode *d);   /* the next one; 0 without rows */
 uint64_t bt_sim_decode_steps(const struct bt_sim_decode *d);
 

@@ -60,6 +60,9 @@ static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
     l->told_plan = l->given == 0 && !plan->background;
     l->alone = !(plan->queue_ms > 0 || plan->beside_ms > 0);
     l->work_ms = plan->work_ms;
+    l->step_ms = plan->step_ms;
+    l->mixed_ms = plan->mixed_ms;
+    l->landing_ms = plan->landing_ms;
     l->job = (struct bt_sim_job){.id = id,
                                  .late = plan->background,
                                  .pos = plan->cached_tokens,

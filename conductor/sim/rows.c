@@ -120,6 +120,23 @@ void bt_sim_row_handed(struct bt_sim *s, uint32_t id)
     }
 }
 
+/* Of a row that has ended, what bt_outcome_choice learns of it on a live conductor. */
+static void learn_gaps(struct bt_sim *s, uint32_t node, const struct bt_sim_done *done)
+{
+    const struct bt_sim_live *l = &s->live[done->id];
+    struct bt_sched_learned *to = &s->nodes[node].learned;
+    bool landing = l->landing_ms > 0;
+    if (!l->told_plan) {
+        return;
+    }
+    if (landing) {
+        bt_sched_learn_landing(to, l->step_ms, l->landing_ms, done->first_gap_ms);
+    }
+    bt_sched_learn_tbt(to, l->step_ms, l->mixed_ms, done->n_gaps - landing,
+                       landing ? done->others_ms : done->tbt_ms);
+    bt_sched_learn_life(to, done->life_ms);
+}
+
 void bt_sim_rows_step(struct bt_sim *s, uint32_t node)
 {
     struct bt_sim_done done[DONE_AT_ONCE];
@@ -130,6 +147,7 @@ void bt_sim_rows_step(struct bt_sim *s, uint32_t node)
             continue;
         }
         s->lengths.ended++;
+        learn_gaps(s, node, &done[i]);
         served(s, done[i].id, done[i].tbt_ms);
     }
     bt_sim_rows_wake(s, node);

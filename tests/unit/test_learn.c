@@ -126,14 +126,14 @@ static void test_a_bad_start_is_forgotten(void **state)
         struct bt_sched_learned l = {0};
         for (int i = 0; i < bad; i++) {
             bt_sched_learn_ttft(&l, 50, 60, 2500 + 50);
-            bt_sched_learn_tbt(&l, 5, 62, 900);
+            bt_sched_learn_tbt(&l, 5, 0, 62, 900);
             bt_sched_learn_landing(&l, 5, 5, 800);
         }
         assert_true(l.overhead_ms > 1000);
         for (int i = 0; i < 12; i++) {
             double noise = 0.7 + 0.6 * (double)(rng(&s) % 1000) / 1000;
             bt_sched_learn_ttft(&l, 50, 60, 60 + 3 * noise);
-            bt_sched_learn_tbt(&l, 5, 62, 7 * noise);
+            bt_sched_learn_tbt(&l, 5, 0, 62, 7 * noise);
             bt_sched_learn_landing(&l, 5, 5, 5 + 2 * noise);
         }
         assert_true(l.overhead_ms > 1 && l.overhead_ms < 6);
@@ -171,15 +171,15 @@ static void test_tail_follows_the_ratio(void **state)
     (void)state;
     struct bt_sched_learned l = {0};
     assert_true(bt_sched_learned_gap(&l, 10) == 10);
-    bt_sched_learn_tbt(&l, 0, 62, 5);
-    bt_sched_learn_tbt(&l, 5, 62, 0);
+    bt_sched_learn_tbt(&l, 0, 0, 62, 5);
+    bt_sched_learn_tbt(&l, 5, 0, 62, 0);
     assert_true(l.tail == 0 && l.stall_ms == 0 && l.n_tbt == 0);
     for (int i = 0; i < 300; i++) {
-        bt_sched_learn_tbt(&l, 10, 62, i % 12 == 5 ? 300 : 14);
+        bt_sched_learn_tbt(&l, 10, 0, 62, i % 12 == 5 ? 300 : 14);
     }
     assert_true(fabs(bt_sched_learned_gap(&l, 10) - 14) < 1.5);
     for (int i = 0; i < 100; i++) {
-        bt_sched_learn_tbt(&l, 10, 62, 25);
+        bt_sched_learn_tbt(&l, 10, 0, 62, 25);
     }
     assert_true(fabs(bt_sched_learned_gap(&l, 10) - 25) < 1);
 }
@@ -196,12 +196,40 @@ static void test_stalls_and_steps_are_told_apart(void **state)
         for (int i = 0; i < 600; i++) {
             double step = 1 + (double)(rng(&s) % 900) / 100;
             double noise = 0.8 + 0.4 * (double)(rng(&s) % 1000) / 1000;
-            bt_sched_learn_tbt(&l, step, 62, noise * (stall + times * step));
+            bt_sched_learn_tbt(&l, step, 0, 62, noise * (stall + times * step));
         }
         for (double step = 1; step <= 10; step *= 3) {
             assert_true(fabs(bt_sched_learned_gap(&l, step) / (stall + times * step) - 1) < 0.25);
         }
     }
+}
+
+/* Prompts beside rows fill each step up to 37.5 ms, whatever rows are in it. That is no tail: of a
+ * step of 36 ms less than 38 ms is expected, and not 36 times the ratio that short steps show.
+ * Answers are promised what they get, with such prompts and without. What is longer than the worker
+ * lets its steps be is held up, and counts. */
+static void test_prompts_beside_rows_are_no_tail(void **state)
+{
+    (void)state;
+    struct bt_sched_learned l = {0};
+    uint64_t s = 9;
+    for (int i = 0; i < 400; i++) {
+        double step = 20 + (double)(rng(&s) % 1600) / 100;
+        bt_sched_learn_tbt(&l, step, 37.5, 62, 37.2);
+    }
+    assert_true(bt_sched_learned_gap(&l, 36) < 38 && bt_sched_learned_gap(&l, 20) < 22);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 37.5, 62, 0) - 37) < 1);
+    assert_true(bt_sched_learned_tbt(&l, 20, -1, 62, 0) < 22); /* a worker that takes none */
+    for (int i = 0; i < 400; i++) { /* the prompts have gone; some gaps are a little short */
+        bt_sched_learn_tbt(&l, 20, 37.5, 62, i % 3 == 0 ? 19 : 20.5);
+    }
+    assert_true(bt_sched_learned_gap(&l, 36) >= 36);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 37.5, 62, 0) - 20.5) < 1);
+    for (int i = 0; i < 400; i++) {
+        double step = 20 + (double)(rng(&s) % 1600) / 100;
+        bt_sched_learn_tbt(&l, step, 37.5, 62, 60);
+    }
+    assert_true(fabs(bt_sched_learned_gap(&l, 37.5) - 60) < 3);
 }
 
 /* The gap of a hand-off is all of a short answer's longest tenth, and one of seven of a long one's.
@@ -210,25 +238,25 @@ static void test_the_gap_of_a_landing(void **state)
 {
     (void)state;
     struct bt_sched_learned l = {0};
-    assert_true(bt_sched_learned_tbt(&l, 10, 1, 10) == 10); /* nothing is known */
+    assert_true(bt_sched_learned_tbt(&l, 10, 0, 1, 10) == 10); /* nothing is known */
     bt_sched_learn_landing(&l, 10, 0, 5);
     bt_sched_learn_landing(&l, 5, 5, 0);
     assert_true(l.land_ms[0] == 0 && l.n_land[0] == 0);
     for (int i = 0; i < 200; i++) {
         bt_sched_learn_landing(&l, 10, 15, i % 12 == 5 ? 300 : 24);
         bt_sched_learn_landing(&l, 10, 10, 11); /* without rows it is another matter */
-        bt_sched_learn_tbt(&l, 10, 62, 12);
+        bt_sched_learn_tbt(&l, 10, 0, 62, 12);
     }
     assert_true(fabs(l.land_ms[1] - 9) < 2 && fabs(l.land_ms[0] - 1) < 0.2);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 3, 30) - (l.land_ms[1] + 30)) < 1e-9);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 64, 15) - (24 + 6 * 12) / 7.0) < 0.6);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 64, 0) - 12) < 0.2);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 1, 10) - 11) < 0.2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 0, 3, 30) - (l.land_ms[1] + 30)) < 1e-9);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, 15) - (24 + 6 * 12) / 7.0) < 0.6);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, 0) - 12) < 0.2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 1, 10) - 11) < 0.2);
     for (int i = 0; i < 300; i++) {
         bt_sched_learn_landing(&l, 10, 10, 8); /* less than a step is no hand-off's time */
     }
     assert_true(l.land_ms[0] < 0.1);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 64, 10) - 12) < 0.2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, 10) - 12) < 0.2);
 }
 
 /* One gap in ten is five times as long: the longest of few is mostly a step. */
@@ -243,9 +271,10 @@ static void test_short_answers(void **state)
         for (uint32_t k = 0; k < n; k++) {
             gaps[k] = rng(&s) % 10 == 0 ? 50 : 10;
         }
-        bt_sched_learn_tbt(&l, 10, n, bt_sched_tbt_of(gaps, n));
+        bt_sched_learn_tbt(&l, 10, 0, n, bt_sched_tbt_of(gaps, n));
     }
-    double all = bt_sched_learned_tbt(&l, 10, 60, 0), few = bt_sched_learned_tbt(&l, 10, 2, 0);
+    double all = bt_sched_learned_tbt(&l, 10, 0, 60, 0),
+           few = bt_sched_learned_tbt(&l, 10, 0, 2, 0);
     print_message("longest tenth of 60 gaps %.1f, longest of 2 %.1f\n", all, few);
     assert_true(all > 35 && few > 12 && few < 20); /* 44 and 17.6 in the mean */
 }
@@ -284,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_spread_is_a_quantile),
         cmocka_unit_test(test_tail_follows_the_ratio),
         cmocka_unit_test(test_stalls_and_steps_are_told_apart),
+        cmocka_unit_test(test_prompts_beside_rows_are_no_tail),
         cmocka_unit_test(test_the_gap_of_a_landing),
         cmocka_unit_test(test_short_answers),
         cmocka_unit_test(test_life_is_a_mean),

@@ -9,7 +9,8 @@
 #define SPREAD_STEP  0.05
 #define LIFE_STEP    0.05
 #define STALL_MIN    0.01 /* ms, as OVERHEAD_MIN */
-#define TAIL_MIN     0.05
+#define TAIL_MIN     1.0  /* the longest tenth of gaps is no shorter than their mean */
+#define FILL_STEP    0.05
 #define TAIL_MAX     50.0
 #define SPREAD_MAX   1.6 /* more is a machine that nobody can predict; refusing does not help it */
 
@@ -118,18 +119,34 @@ static double longest(const struct bt_sched_learned *l, double step_ms, uint32_t
     return step_ms + share_of(n_gaps) * (bt_sched_learned_gap(l, step_ms) - step_ms);
 }
 
-void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
-                        double actual_ms)
+/* Between a step of rows alone and the longest with prompts: step_ms, if there are none. */
+static double filled_ms(const struct bt_sched_learned *l, double step_ms, double mixed_ms)
+{
+    return step_ms + l->filled * BT_MAX(mixed_ms - step_ms, 0);
+}
+
+void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double mixed_ms,
+                        uint32_t n_gaps, double actual_ms)
 {
     if (!(step_ms > 0) || !(actual_ms > 0)) {
         return;
     }
+    mixed_ms = BT_MAX(mixed_ms, step_ms);
     if (l->n_tbt++ == 0) { /* that a whole request was held up alike is not likely */
-        l->stall_ms = BT_MIN(BT_MAX(actual_ms - step_ms, 0), TAIL_MAX * step_ms);
+        l->stall_ms = BT_MIN(BT_MAX(actual_ms - mixed_ms, 0), TAIL_MAX * step_ms);
         l->tail = 1;
+    }
+    double least = longest(l, step_ms, n_gaps), most = longest(l, mixed_ms, n_gaps);
+    double predicted = BT_MIN(BT_MAX(actual_ms, least), most);
+    if (most > least) {
+        double at = (predicted - least) / (most - least);
+        l->filled += BT_MAX(1.0 / l->n_tbt, FILL_STEP) * (at - l->filled);
+    }
+    if (l->n_tbt == 1) {
         return;
     }
-    double by = rate(l->n_tbt), predicted = longest(l, step_ms, n_gaps);
+    step_ms = predicted > least ? mixed_ms : step_ms;
+    double by = rate(l->n_tbt);
     double miss = limited(log(actual_ms / predicted), gain(l->n_tbt), by, &l->run_tbt);
     double share = l->stall_ms / bt_sched_learned_gap(l, step_ms);
     miss *= share_of(n_gaps);
@@ -166,10 +183,11 @@ void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms)
     }
 }
 
-double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
-                            double landing_ms)
+double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, double mixed_ms,
+                            uint32_t n_gaps, double landing_ms)
 {
-    double others = longest(l, step_ms, n_gaps - BT_MIN(landing_ms > 0 ? 1u : 0u, n_gaps));
+    double others = longest(l, filled_ms(l, step_ms, mixed_ms),
+                            n_gaps - BT_MIN(landing_ms > 0 ? 1u : 0u, n_gaps));
     double first = landing_ms + l->land_ms[had_rows(step_ms, landing_ms)];
     uint32_t k = BT_MAX(BT_DIV_UP(n_gaps, 10u), 1u);
     return landing_ms > 0 && first > others ? (first + (k - 1) * others) / k : others;

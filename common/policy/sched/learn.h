@@ -20,8 +20,12 @@ struct bt_sched_learned {
                         0: not known, counts as 1 */
     /* the mean of the longest tenth of a request's gaps, the first one left out, is stall_ms + tail
      * predicted steps: what holds tokens up does not grow with the step (threads that wait for
-     * their turn, messages), or it does (neighbours, prompts). tail 0: not known, counts as 1 */
+     * their turn, messages), or it does (neighbours). tail 0: not known, counts as 1 */
     double stall_ms, tail;
+    /* Prompts beside rows fill a step up to a length that the worker keeps to, whatever rows are
+     * in it. So they are in neither of the two: the longest tenth lies this share of the way from a
+     * step of rows alone to that length, 0 to 1. */
+    double filled;
     /* of the gap behind a first token from elsewhere, beside the steps that it has to wait for:
      * what of the hand-off is not hidden. [1]: the worker had rows: loading begins when a step
      * ends, and the step after may begin without the row. [0]: it had none */
@@ -46,12 +50,15 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double comp
 /* What follows from it. */
 double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms);
 /* The mean of the longest tenth of a request's n_gaps gaps, a first one behind a hand-off left out,
- * was actual_ms where the step was predicted as step_ms. Both parts follow the ratio's median, each
- * by its share of the prediction: steps of different lengths tell them apart. Fewer than ten gaps
- * have a longest one that is nearer to the others, and tell less. */
-void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
-                        double actual_ms);
-/* What follows of it for the longest tenth of ten gaps or more between steps of step_ms. */
+ * was actual_ms where a step of rows alone was predicted as step_ms, and the worker's steps with
+ * prompts beside rows take mixed_ms at most (<= step_ms: it has none). What lies between the
+ * predictions for the two is no miss. Of a miss both parts follow the ratio's median, each by its
+ * share of the prediction: steps of different lengths tell them apart. Fewer than ten gaps have a
+ * longest one that is nearer to the others, and tell less. */
+void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double mixed_ms,
+                        uint32_t n_gaps, double actual_ms);
+/* What follows of it for the longest tenth of ten gaps or more between steps of step_ms, without
+ * prompts beside rows. */
 double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms);
 /* The gap behind a first token that came from elsewhere was actual_ms where its steps were
  * predicted as steps_ms, of step_ms each: more than one step where the worker had rows. */
@@ -59,10 +66,11 @@ void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double s
                             double actual_ms);
 /* A row was there for life_ms, from its first token to its last. */
 void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms);
-/* The TBT that follows for an answer of n_gaps gaps. landing_ms: steps in the first of them, where
- * the first token comes from elsewhere, else 0. With few gaps that one is the longest tenth. */
-double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, uint32_t n_gaps,
-                            double landing_ms);
+/* The TBT that follows for an answer of n_gaps gaps. mixed_ms: as of bt_sched_learn_tbt.
+ * landing_ms: steps in the first gap, where the first token comes from elsewhere, else 0. With few
+ * gaps that one is the longest tenth. */
+double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, double mixed_ms,
+                            uint32_t n_gaps, double landing_ms);
 
 /* Relative error of a prediction, |predicted - actual| / actual; 0 where actual is not above 0. */
 double bt_sched_error(double predicted, double actual);

@@ -328,6 +328,7 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     plan->ttft_ms = j->req->waited_ms + ttft_ms;
     plan->ttft_most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
     plan->step_ms = bt_sched_step_then_ms(j->c, wd, j->req, ttft_ms);
+    plan->mixed_ms = bt_sched_mixed_step(j->c, wd);
     plan->row_ms = bt_sched_answer(j->req) * bt_sched_full_step_ms(j->c, wd, j->req);
     plan->tail_ms = bt_sched_learned_gap(&wd->learned, plan->step_ms);
     plan->decode_work = bt_sched_decode_work(wd, j->req);
@@ -336,8 +337,8 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
      * come. */
     double steps = wd->running + wd->landing > 0 ? 1.5 : 1;
     plan->landing_ms = plan->both ? 0 : steps * plan->step_ms;
-    plan->tbt_ms = bt_sched_learned_tbt(&wd->learned, plan->step_ms, more - BT_MIN(more, 1u),
-                                        plan->landing_ms);
+    plan->tbt_ms = bt_sched_learned_tbt(&wd->learned, plan->step_ms, plan->mixed_ms,
+                                        more - BT_MIN(more, 1u), plan->landing_ms);
 }
 
 /* ---- late ---- */

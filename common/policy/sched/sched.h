@@ -177,6 +177,7 @@ struct bt_sched_plan {
     double waited_ms;   /* of ttft_ms: before the plan */
     double ttft_most_ms; /* nine of ten first tokens are out by then, as far as was learned */
     double step_ms;      /* predicted: tbt_ms without what was learned */
+    double mixed_ms;     /* what steps with prompts beside its rows take at most; <= 0: none have */
     double row_ms;       /* predicted: how long each of its rows decodes, on a full worker */
     double tail_ms;      /* predicted: tbt_ms without the gap in which it is handed over */
     double landing_ms;   /* predicted: steps in that gap; 0: it is not handed over */
