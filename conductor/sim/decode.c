@@ -579,24 +579,40 @@ void bt_sim_decode_each(const struct bt_sim_decode *d,
     }
 }
 
-uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d)
-{
-    return d->n;
-}
-
-uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d)
-{
-    return d->wait[0].n;
-}
-
-uint64_t bt_sim_decode_waiting_tokens(const struct bt_sim_decode *d)
+/* Rows of the first queue that find room now, late rows making way. */
+static struct bt_sim_held joining(const struct bt_sim_decode *d)
 {
     const struct queue *q = &d->wait[0];
-    uint64_t tokens = 0;
-    for (uint32_t i = 0; i < q->n; i++) {
-        tokens += q->rows[(q->first + i) % q->cap].tokens;
+    struct bt_sim_held j = {0};
+    uint32_t rows = d->n - d->n_late;
+    double reserved = q->n > 0 ? d->reserved - late_reserved(d) : 0;
+    while (j.rows < q->n) {
+        const struct bt_sim_row *w = &q->rows[(q->first + j.rows) % q->cap];
+        if (rows + j.rows >= d->rows_max || reserved + j.reserved + full_of(w) > d->kv_max) {
+            break;
+        }
+        j.rows++;
+        j.kv += w->tokens;
+        j.reserved += full_of(w);
     }
-    return tokens;
+    return j;
+}
+
+struct bt_sim_held bt_sim_decode_running(const struct bt_sim_decode *d)
+{
+    struct bt_sim_held j = joining(d);
+    return (struct bt_sim_held){d->n + j.rows, d->kv + j.kv, d->reserved + j.reserved};
+}
+
+struct bt_sim_held bt_sim_decode_waiting(const struct bt_sim_decode *d)
+{
+    const struct queue *q = &d->wait[0];
+    uint32_t joins = joining(d).rows;
+    struct bt_sim_held w = {.rows = q->n - joins};
+    for (uint32_t i = joins; i < q->n; i++) {
+        w.kv += q->rows[(q->first + i) % q->cap].tokens;
+    }
+    return w;
 }
 
 struct bt_sim_late bt_sim_decode_late(const struct bt_sim_decode *d)

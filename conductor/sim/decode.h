@@ -65,10 +65,17 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
 /* Calls fn for each row, with a lower bound of its tokens: those at the last change of the rows. */
 void bt_sim_decode_each(const struct bt_sim_decode *d,
                         void (*row)(void *arg, uint32_t id, uint32_t generated), void *arg);
-uint32_t bt_sim_decode_rows(const struct bt_sim_decode *d);
-uint32_t bt_sim_decode_waiting(const struct bt_sim_decode *d);        /* but late ones */
-uint64_t bt_sim_decode_waiting_tokens(const struct bt_sim_decode *d); /* context of those */
-struct bt_sim_late {                                                  /* late ones of them */
+struct bt_sim_held { /* by rows */
+    uint32_t rows;
+    double kv;       /* context, tokens */
+    double reserved; /* pages, as tokens */
+};
+/* The rows, and those that will join at the next boundary, because there is room for them: a worker
+ * gives these a slot at once. */
+struct bt_sim_held bt_sim_decode_running(const struct bt_sim_decode *d);
+/* Those for which there is no room, but late ones. reserved is 0. */
+struct bt_sim_held bt_sim_decode_waiting(const struct bt_sim_decode *d);
+struct bt_sim_late { /* late ones */
     uint32_t rows, waiting;
     double reserved; /* the rows' pages, as tokens */
 };

@@ -65,11 +65,11 @@ static void say(struct bt_sim *s, uint32_t node)
     struct bt_sched_said *said = &s->nodes[node].said;
     struct bt_sched_own *own = &s->nodes[node].own;
     struct bt_sim_late late = bt_sim_decode_late(d->d);
-    uint32_t rows = bt_sim_decode_rows(d->d), waiting = bt_sim_decode_waiting(d->d);
-    double free_tokens = s->c->kv_tokens - bt_sim_decode_reserved(d->d);
-    said->running = rows;
-    said->waiting = waiting + late.waiting;
-    said->kv_tokens = (uint64_t)bt_sim_decode_kv_tokens(d->d);
+    struct bt_sim_held rows = bt_sim_decode_running(d->d), waiting = bt_sim_decode_waiting(d->d);
+    double free_tokens = BT_MAX(s->c->kv_tokens - rows.reserved, 0); /* late rows make way */
+    said->running = rows.rows;
+    said->waiting = waiting.rows + late.waiting;
+    said->kv_tokens = (uint64_t)rows.kv;
     said->pages_free = (uint32_t)(free_tokens / BT_SIM_BLOCK_TOKENS);
     said->queue_ms = bt_sim_decode_prompt_ms(d->d);
     said->classes = (struct bt_classes){0};
@@ -80,8 +80,8 @@ static void say(struct bt_sim *s, uint32_t node)
         k->waiting = late.waiting;
     }
     /* The first token of a row tells the conductor that it has begun. */
-    uint64_t coming = d->coming_tokens + bt_sim_decode_waiting_tokens(d->d);
-    own->decoding = rows;
+    uint64_t coming = d->coming_tokens + (uint64_t)waiting.kv;
+    own->decoding = rows.rows;
     own->decoding_kv = own->kv_tokens - BT_MIN(own->late_kv + coming, own->kv_tokens);
     own->late = d->late_coming + late.waiting;
 }

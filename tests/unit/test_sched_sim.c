@@ -301,10 +301,34 @@ static void test_decode(void **state)
             /* steps of one run count with its mean */
             assert_true(done[i].tbt_ms > e->tbt_ms * 0.99 && done[i].tbt_ms < e->tbt_ms * 1.01);
         }
-        assert_int_equal(bt_sim_decode_rows(d), 0);
-        assert_true(bt_sim_decode_kv_tokens(d) < 1e-6 && bt_sim_decode_reserved(d) < 1e-6);
+        struct bt_sim_held left = bt_sim_decode_running(d);
+        assert_true(left.rows == 0 && left.kv < 1e-6 && left.reserved < 1e-6);
         bt_sim_decode_destroy(d);
     }
+}
+
+/* A row that comes within a step has a slot at once, as on a worker; only one without room waits.
+ * What it was in time is told by gap: the first one holds its wait. */
+static void test_decode_joining(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 10e6};
+    struct bt_sim_decode *d = bt_sim_decode_create(&cost, 1e9, 2);
+    struct bt_sim_done done[4];
+    struct bt_sim_row row = {.id = 0, .tokens = 100, .steps = 8};
+    assert_true(bt_sim_decode_add(d, 0, &row));
+    for (uint32_t id = 1; id < 3; id++) {
+        row = (struct bt_sim_row){.id = id, .tokens = 50, .steps = 3, .first_ms = 14};
+        assert_true(bt_sim_decode_add(d, 15, &row));
+    }
+    struct bt_sim_held running = bt_sim_decode_running(d), waiting = bt_sim_decode_waiting(d);
+    assert_true(running.rows == 2 && running.kv == 150 && running.reserved == 161);
+    assert_true(waiting.rows == 1 && waiting.kv == 50);
+    assert_int_equal(bt_sim_decode_advance(d, done, 4), 0); /* at 20 ms row 1 joins */
+    assert_int_equal(bt_sim_decode_advance(d, done, 4), 1);
+    assert_true(done[0].id == 1 && done[0].n_gaps == 3 && done[0].life_ms == 36);
+    assert_true(done[0].first_gap_ms == 16 && done[0].tbt_ms == 16 && done[0].others_ms == 10);
+    bt_sim_decode_destroy(d);
 }
 
 /* A prompt beside rows, step by step: each step is filled up to the bound, the rows' gaps never
@@ -469,8 +493,8 @@ static void test_decode_late(void **state)
             if (bt_sim_decode_next_ms(d) == 10) { /* 1 and 2 run, 0 and 3 wait */
                 struct bt_sim_late late = bt_sim_decode_late(d);
                 assert_true(late.rows == 0 && late.waiting == 2 && late.reserved == 0);
-                assert_int_equal(bt_sim_decode_rows(d), 2);
-                assert_int_equal(bt_sim_decode_waiting(d), 0);
+                assert_int_equal(bt_sim_decode_running(d).rows, 2);
+                assert_int_equal(bt_sim_decode_waiting(d).rows, 0);
             }
         }
         assert_float_equal(end[1], 10, 1e-6);
@@ -493,8 +517,8 @@ static void test_decode_full(void **state)
         assert_true(bt_sim_decode_add(
             d, 0, &(struct bt_sim_row){.id = i, .tokens = 100, .steps = 10 + 5 * i}));
     }
-    assert_int_equal(bt_sim_decode_rows(d), 2);
-    assert_int_equal(bt_sim_decode_waiting(d), 1);
+    assert_int_equal(bt_sim_decode_running(d).rows, 2);
+    assert_int_equal(bt_sim_decode_waiting(d).rows, 1);
     uint32_t n = 0;
     while (bt_sim_decode_next_ms(d) >= 0) {
         n += bt_sim_decode_advance(d, done + n, 4 - n);
@@ -1110,6 +1134,7 @@ int main(void)
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_disk),
         cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_decode_joining),
         cmocka_unit_test(test_plan),
         cmocka_unit_test(test_prompt_beside_rows),
         cmocka_unit_test(test_row_due),

@@ -44,7 +44,7 @@ static void test_decode_fails(void **state)
         assert_int_equal(lost.generated[i], generated[lost.id[i]]);
         assert_false(lost.prompt[i]);
     }
-    assert_true(bt_sim_decode_next_ms(d) < 0 && bt_sim_decode_reserved(d) == 0);
+    assert_true(bt_sim_decode_next_ms(d) < 0 && bt_sim_decode_running(d).reserved == 0);
     assert_true(bt_sim_decode_add(d, 500, &rows[0])); /* it serves again */
     assert_float_equal(bt_sim_decode_next_ms(d), 530, 1e-9);
     bt_sim_decode_destroy(d);
