@@ -26,6 +26,7 @@ void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_
         .work_weight = conf->work_weight,
         .demand_price = conf->demand_price,
         .mixed_step_ms = mixes ? conf->mixed_step_share * tbt_ms : 0,
+        .step_tokens = (uint32_t)conf->common.kv_block_tokens,
         .mixed_gap_ms = mixes && conf->mixed_step_share > 0 ? conf->mixed_gap_share * tbt_ms : 0,
         .pack_share = conf->pack_share,
         .late_wait_ms = conf->queue_timeout_ms != 0 ? (double)conf->queue_timeout_ms : FOR_EVER_MS,

@@ -30,8 +30,7 @@ struct gap {
     uint32_t n;
 };
 
-#define PROMPTS      16 /* of those that wait: the ones that a step is cut from */
-#define BLOCK_TOKENS 64 /* as kv.block_tokens: chunks end on its multiples */
+#define PROMPTS 16 /* of those that wait: the ones that a step is cut from */
 
 struct part {
     uint32_t prompt, n; /* index, tokens */
@@ -141,7 +140,7 @@ static void put_seqs(struct bt_sim_decode *d, struct bt_batch *b)
 static void cut_step(struct bt_sim_decode *d)
 {
     struct bt_batch b = {.lim = {.max_rows = d->chunk_max + d->rows_max,
-                                 .block_tokens = BT_MIN(BLOCK_TOKENS, d->chunk_max),
+                                 .block_tokens = BT_MIN(BT_SIM_STEP_TOKENS, d->chunk_max),
                                  .mixed = true,
                                  .rows_due = d->landing > 0}};
     put_seqs(d, &b);

@@ -7,6 +7,8 @@
 #include "common/base/base.h"
 #include "common/batch/batch.h"
 
+#define BT_SIM_STEP_TOKENS 64 /* as kv.block_tokens: chunks end on its multiples */
+
 struct bt_sim_decode;
 
 struct bt_sim_row {

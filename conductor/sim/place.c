@@ -69,7 +69,7 @@ static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
                                  .len = bt_sim_tokens_of(s, id)};
     l->prompt = (struct bt_sched_prompt){.pos = plan->cached_tokens,
                                          .len = l->job.len,
-                                         .alone_ms = plan->prefill_ms,
+                                         .alone_ms = plan->alone_ms,
                                          .priority = plan->background ? BT_SCHED_CLASS_LATE : 0};
     bt_list_init(&l->prompt.link);
     struct bt_sched_pace pace = bt_sim_pace(s, rec->prefill);

@@ -24,6 +24,7 @@ static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
                                     .others_tbt_ms = o->tbt_ms,
                                     .pack_share = o->pack_share,
                                     .mixed_step_ms = o->mixed_step_ms,
+                                    .step_tokens = BT_SIM_STEP_TOKENS,
                                     .mixed_gap_ms = o->mixed_gap_ms};
 }
 

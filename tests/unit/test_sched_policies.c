@@ -558,6 +558,11 @@ static void test_mixed(void **state)
     struct bt_sched_candidate why[8];
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 8), 8);
     assert_true(why[0].chosen && why[0].worker == 5 && why[0].ttft_ms == p.ttft_ms);
+    /* The next prompt waits for it beside rows: it is queued as what it takes without them. */
+    assert_float_equal(p.alone_ms, 1000, 1);
+    x.c.step_tokens = 5; /* steps take whole blocks: of 25 ms of room 20 are sure */
+    assert_float_equal(place(&x, &bt_sched_baton).ttft_ms, 1000 * (20 + 30) / 20.0, 1);
+    x.c.step_tokens = 0;
     assert_non_null(strstr(why[2].verdict, "no better")); /* a prefill worker, compared with it */
     /* ... as was the other decode worker: twice the 300 ms, then 2000 ms. */
     assert_true(why[6].worker == 4 && why[6].use == BT_SCHED_FOR_PREFILL && !why[6].chosen);

@@ -185,13 +185,15 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
     uint32_t n = req->n_tokens, chunk = chunk_of(c, w);
     const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
     double step = mixed_step_ms(c, w, over_ms), m = n - cached, room = INFINITY, then_ms = 0;
-    double alone =
-        1e-6 * (k->token_ns[BT_BATCH_SEGMENTS - 1] * m + k->attn_ns * m * (cached + m / 2));
+    double token_ns = k->token_ns[BT_BATCH_SEGMENTS - 1];
+    double alone = 1e-6 * (token_ns * m + k->attn_ns * m * (cached + m / 2));
+    /* A step takes whole blocks: up to one that no longer fits is lost. */
+    double lost = 1e-6 * token_ns * c->step_tokens;
     for (int i = 0; i < 2; i++) { /* beside the rows of now, and beside those of when it ends */
         struct bt_batch_work work = {0};
         bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
         double base = 1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
-        room = BT_MIN(room, step - base);
+        room = BT_MIN(room, step - base - lost);
         if (room < step / 8 || !has_pages(w, work.kv + n, req->block_tokens) ||
             (w->slots_total != 0 && work.tokens + 1 > w->slots_total)) {
             return -1; /* its rows need all of it */

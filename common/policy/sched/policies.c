@@ -17,6 +17,7 @@ static void estimate_local(const struct bt_sched_job *j, uint32_t i, struct bt_s
     const struct bt_sched_worker *w = worker(j, i);
     e->fetch_from = BT_SCHED_NONE;
     e->fetch_tokens = e->prefix_tokens = 0;
+    e->beside = false;
     /* The node's kvstore uses what it has, whether the policy looked or not. */
     e->cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, e->cached_tokens);

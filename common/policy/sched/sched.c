@@ -228,7 +228,8 @@ bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt
         return false;
     }
     uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
-    *e = (struct bt_sched_estimate){.cached_tokens = local, .fetch_from = BT_SCHED_NONE};
+    *e = (struct bt_sched_estimate){
+        .cached_tokens = local, .fetch_from = BT_SCHED_NONE, .beside = true};
     if (j->c->fetch_ratio > 0 && j->best_tokens > local) {
         there =
             BT_MAX(j->s->kvstores[j->best_kv].send_busy_ms, kv->recv_busy_ms) +
@@ -319,6 +320,7 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
                                        : 0;
     plan->prefill_ms = e->prefill_ms;
     plan->compute_ms = bt_sched_compute_ms(j->c, wp, j->req, plan->cached_tokens);
+    plan->alone_ms = e->beside ? plan->compute_ms : plan->prefill_ms;
     plan->beside_ms = e->beside_ms;
     plan->queue_ms = e->wait_ms;
     plan->overhead_ms = wp->learned.overhead_ms;

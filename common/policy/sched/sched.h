@@ -125,6 +125,7 @@ struct bt_sched_params {
                             the stage's work asked for that may come in, the least first; 0: not */
     double mixed_step_ms; /* baton: a decode worker fills its steps with prompt tokens up to so
                              long, if it says nothing else; 0: none takes prompts from others */
+    uint32_t step_tokens; /* ... in multiples of so many; 0: to the token */
     double mixed_gap_ms;  /* ... but no row that joins has its first gap made longer by them than
                              this: steps that rows join have less room. 0: they do not */
     /* baton: where decode workers take prompts (mixed_step_ms) rows are packed: they go to the
@@ -189,6 +190,7 @@ struct bt_sched_plan {
     double
         recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
     double prefill_ms;          /* predicted: of ttft_ms, the computing */
+    double alone_ms;            /* ... without the rows beside which a decode worker computes it */
     double compute_ms;          /* ... by a worker that has nothing else to do */
     double beside_ms;           /* predicted: of ttft_ms, what others add to its steps */
     double decode_work; /* predicted: its rows' share of a decode worker in percent, times tokens */

@@ -17,6 +17,7 @@ struct bt_sched_estimate {
     uint32_t fetch_from, fetch_tokens;
     uint32_t prefix_tokens; /* end of what is fetched: that of cached_tokens, or of a tail */
     double local_ms;        /* prefill_ms without the fetch */
+    bool beside;            /* prefill_ms is beside a decode worker's rows */
 };
 
 struct bt_sched_rule {
