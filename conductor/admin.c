@@ -42,12 +42,12 @@ static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_con
                             Baton__MixedSteps *mixed)
 {
     baton__mixed_steps__init(mixed);
-    mixed->step_ms = rc->sched.mixed_step_ms;
-    mixed->gap_ms = rc->sched.mixed_gap_ms;
+    mixed->step_ms = rc->sched.mixed.step_ms;
+    mixed->gap_ms = rc->sched.mixed.gap_ms;
     st->policy = (char *)rc->policy->name;
     st->admission = (char *)(rc->admission != NULL ? rc->admission->name : "early");
-    st->ttft_objective_ms = rc->sched.ttft_objective_ms;
-    st->tbt_objective_ms = rc->sched.tbt_objective_ms;
+    st->ttft_objective_ms = rc->sched.objective.ttft_ms;
+    st->tbt_objective_ms = rc->sched.objective.tbt_ms;
     st->mixed = mixed;
 }
 

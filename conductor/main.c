@@ -121,7 +121,7 @@ static void apply_sched(struct conductor *c)
     struct bt_sched_params p;
     const char *note;
     bt_sched_conf_params(conf, &p);
-    bt_view_set_mixed(c->view, p.mixed_step_ms, p.mixed_gap_ms);
+    bt_view_set_mixed(c->view, p.mixed.step_ms, p.mixed.gap_ms);
     bt_requests_set_sched(c->requests, bt_sched_policy_find(conf->policy),
                           bt_sched_admission_find(conf->admission), &p);
     if (c->role_job != NULL) {
@@ -130,8 +130,8 @@ static void apply_sched(struct conductor *c)
     BT_INFO("scheduling",
             "policy=%s admission=%s ttft_objective_ms=%g tbt_objective_ms=%g mixed_step_ms=%g "
             "mixed_gap_ms=%g",
-            conf->policy, conf->admission, p.ttft_objective_ms, p.tbt_objective_ms, p.mixed_step_ms,
-            p.mixed_gap_ms);
+            conf->policy, conf->admission, p.objective.ttft_ms, p.objective.tbt_ms, p.mixed.step_ms,
+            p.mixed.gap_ms);
     for (uint32_t i = 0; (note = bt_sched_conf_note(conf, i)) != NULL; i++) {
         BT_WARN("scheduling_note", "note=%s", note);
     }

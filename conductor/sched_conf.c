@@ -13,24 +13,25 @@ void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_
     bool mixes = bt_sched_policy_find(conf->policy)->mixes;
     double tbt_ms = (double)conf->tbt_objective_ms;
     *p = (struct bt_sched_params){
-        .local_prefill_tokens = (uint32_t)conf->local_prefill_tokens,
-        .prefill_tokens_per_s = conf->prefill_tokens_per_s,
-        .step_ms = conf->step_ms,
-        .link_bytes_per_s = (double)conf->link_bytes_per_s,
-        .ttft_objective_ms = (double)conf->ttft_objective_ms,
-        .tbt_objective_ms = tbt_ms,
-        .tbt_margin = conf->tbt_margin,
-        .fetch_ratio = conf->fetch_ratio,
-        .tail_load = true,
-        .work_price = conf->work_price,
-        .work_weight = conf->work_weight,
-        .demand_price = conf->demand_price,
-        .mixed_step_ms = mixes ? conf->mixed_step_share * tbt_ms : 0,
-        .step_tokens = (uint32_t)conf->common.kv_block_tokens,
-        .mixed_gap_ms = mixes && conf->mixed_step_share > 0 ? conf->mixed_gap_share * tbt_ms : 0,
-        .pack_share = conf->pack_share,
-        .late_wait_ms = conf->queue_timeout_ms != 0 ? (double)conf->queue_timeout_ms : FOR_EVER_MS,
-        .others_tbt_ms = tbt_ms,
+        .objective = {.ttft_ms = (double)conf->ttft_objective_ms,
+                      .tbt_ms = tbt_ms,
+                      .tbt_margin = conf->tbt_margin},
+        .prior = {.prefill_tokens_per_s = conf->prefill_tokens_per_s,
+                  .step_ms = conf->step_ms,
+                  .link_bytes_per_s = (double)conf->link_bytes_per_s},
+        .place = {.local_prefill_tokens = (uint32_t)conf->local_prefill_tokens,
+                  .fetch_ratio = conf->fetch_ratio,
+                  .tail_load = true,
+                  .work_weight = conf->work_weight},
+        .price = {.work = conf->work_price, .demand = conf->demand_price},
+        .mixed = {.step_ms = mixes ? conf->mixed_step_share * tbt_ms : 0,
+                  .step_tokens = (uint32_t)conf->common.kv_block_tokens,
+                  .gap_ms =
+                      mixes && conf->mixed_step_share > 0 ? conf->mixed_gap_share * tbt_ms : 0,
+                  .pack_share = conf->pack_share},
+        .late = {.wait_ms =
+                     conf->queue_timeout_ms != 0 ? (double)conf->queue_timeout_ms : FOR_EVER_MS,
+                 .others_tbt_ms = tbt_ms},
     };
 }
 
@@ -55,16 +56,16 @@ void bt_sched_conf_describe(const void *conf, char *text, size_t cap)
     bt_sched_conf_params(c, &p);
     bt_buf_init(&b);
     bt_buf_printf(&b, "policy %s, admission %s; ", c->policy, c->admission);
-    objective(&b, "objectives: first token", p.ttft_objective_ms);
-    objective(&b, ", between tokens", p.tbt_objective_ms);
+    objective(&b, "objectives: first token", p.objective.ttft_ms);
+    objective(&b, ", between tokens", p.objective.tbt_ms);
     bt_buf_printf(&b, "\n");
-    if (p.mixed_step_ms > 0) {
+    if (p.mixed.step_ms > 0) {
         bt_buf_printf(&b,
                       "decode workers are told to take prompts beside their rows, in steps of "
                       "at most %g ms",
-                      p.mixed_step_ms);
-        if (p.mixed_gap_ms > 0) {
-            bt_buf_printf(&b, " (%g ms with what a row that joins has waited)", p.mixed_gap_ms);
+                      p.mixed.step_ms);
+        if (p.mixed.gap_ms > 0) {
+            bt_buf_printf(&b, " (%g ms with what a row that joins has waited)", p.mixed.gap_ms);
         }
     } else {
         bt_buf_printf(&b, "no prompts go beside rows");

@@ -65,7 +65,7 @@ static const struct bt_sched_reject *hopeless(struct bt_machine *mc, const struc
                            .slo_tbt_ms = t->slo_tbt_ms,
                            .waited_ms = (double)(now_ns - t->received_ns) / 1e6};
     struct bt_sched_params params = bt_request_params(mc, t->slo_ttft_ms, t->slo_tbt_ms);
-    if (params.ttft_objective_ms == 0 && params.tbt_objective_ms == 0) {
+    if (params.objective.ttft_ms == 0 && params.objective.tbt_ms == 0) {
         return NULL;
     }
     struct bt_gate *g = NULL;

@@ -215,10 +215,10 @@ struct bt_sched_params bt_request_params(const struct bt_machine *mc, double slo
                                          double slo_tbt_ms)
 {
     struct bt_sched_params p = mc->conf.sched;
-    p.ttft_objective_ms = bt_request_objective(slo_ttft_ms, p.ttft_objective_ms);
-    p.tbt_objective_ms = bt_request_objective(slo_tbt_ms, p.tbt_objective_ms);
+    p.objective.ttft_ms = bt_request_objective(slo_ttft_ms, p.objective.ttft_ms);
+    p.objective.tbt_ms = bt_request_objective(slo_tbt_ms, p.objective.tbt_ms);
     /* At most half of the places are for late requests. */
-    p.late_wait_ms = 2 * mc->queues.n_late < mc->conf.max_running ? p.late_wait_ms : 0;
+    p.late.wait_ms = 2 * mc->queues.n_late < mc->conf.max_running ? p.late.wait_ms : 0;
     return p;
 }
 
@@ -238,7 +238,7 @@ static void look(struct bt_sequence *sq, uint64_t now_ns, struct bt_view_snapsho
         v->kvstores[i].avoid = avoided(sq, v->kvstore[i], now_ns, full_p);
     }
     bt_expect_show(mc, now_ns, &v->snap);
-    if (mc->conf.policy->fetches && mc->conf.sched.fetch_ratio > 0 && use_cache) {
+    if (mc->conf.policy->fetches && mc->conf.sched.place.fetch_ratio > 0 && use_cache) {
         v->snap.spread_blocks = mc->env->spread(mc->env_arg, v, sq->keys, sq->n_keys);
     }
 }
@@ -278,7 +278,7 @@ static void note_demand(struct bt_sequence *sq, const struct attempt *a, uint64_
 {
     bool planned = a->verdict == BT_SCHED_PLANNED, refused = a->verdict == BT_SCHED_OVERLOADED;
     bool in_time = planned && !a->plan.background, late = planned && a->plan.background;
-    if ((planned || refused) && (!late || a->rej.compute_ms <= a->params.ttft_objective_ms)) {
+    if ((planned || refused) && (!late || a->rej.compute_ms <= a->params.objective.ttft_ms)) {
         bt_expect_demand(sq, now_ns, in_time ? a->plan.compute_ms : a->rej.compute_ms,
                          in_time ? a->plan.decode_work : a->rej.decode_work,
                          in_time || a->rej.by_decode);
@@ -300,10 +300,10 @@ static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, 
     a->req = request_of(sq, now_ns, wait_ms);
     a->params = bt_request_params(mc, r->spec.slo_ttft_ms, r->spec.slo_tbt_ms);
     if (sq->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
-        a->params.ttft_objective_ms = a->params.tbt_objective_ms = 0;
+        a->params.objective.ttft_ms = a->params.objective.tbt_ms = 0;
     }
     if (wait_ms > 0) { /* it waits for a place or for room, and late requests do not wait */
-        a->params.late_wait_ms = 0;
+        a->params.late.wait_ms = 0;
     }
     a->verdict = bt_sched_decide(mc->conf.policy, mc->conf.admission, &a->params, &a->v.snap,
                                  &a->req, &a->plan, &a->rej);
@@ -339,7 +339,7 @@ bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns)
 static double wait_with_margin(const struct bt_sequence *sq, double wait_ms)
 {
     double objective_ms =
-        bt_request_objective(sq->r->spec.slo_ttft_ms, sq->r->mc->conf.sched.ttft_objective_ms);
+        bt_request_objective(sq->r->spec.slo_ttft_ms, sq->r->mc->conf.sched.objective.ttft_ms);
     if (sq->epoch != 0 || objective_ms == 0) {
         return -1;
     }
@@ -390,7 +390,7 @@ double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
     if (w->cost == NULL) {
         return w->prefill_tokens_per_s;
     }
-    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : c->chunk_tokens;
+    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : c->prior.chunk_tokens;
     return 1e9 * n / bt_batch_prefill_ns(w->cost, 0, n, chunk);
 }
 

@@ -93,7 +93,7 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 /* A request that can never be in time may be served late, so trying again can help. */
 uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_reject *rej)
 {
-    bool late = mc->conf.policy->late != NULL && mc->conf.sched.late_wait_ms > 0;
+    bool late = mc->conf.policy->late != NULL && mc->conf.sched.late.wait_ms > 0;
     return rej->retry_after_s != 0 || !late ? rej->retry_after_s : bt_queue_retry_after_s(mc);
 }
 

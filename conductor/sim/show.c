@@ -7,25 +7,21 @@
 static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
                                         const struct bt_sim_options *o)
 {
-    return (struct bt_sched_params){.prefill_tokens_per_s = 1,
-                                    .step_ms = 1,
-                                    .link_bytes_per_s = c->link_bytes_per_s,
-                                    .load_bytes_per_s = c->load_bytes_per_s,
-                                    .chunk_tokens = (uint32_t)c->chunk_tokens,
-                                    .ttft_objective_ms = o->ttft_ms,
-                                    .tbt_objective_ms = o->tbt_ms,
-                                    .tbt_margin = o->tbt_margin,
-                                    .fetch_ratio = o->fetch_ratio,
-                                    .tail_load = true,
-                                    .work_weight = o->work_weight,
-                                    .work_price = o->work_price,
-                                    .demand_price = o->demand_price,
-                                    .late_wait_ms = o->late_wait_ms,
-                                    .others_tbt_ms = o->tbt_ms,
-                                    .pack_share = o->pack_share,
-                                    .mixed_step_ms = o->mixed_step_ms,
-                                    .step_tokens = BT_SIM_STEP_TOKENS,
-                                    .mixed_gap_ms = o->mixed_gap_ms};
+    return (struct bt_sched_params){
+        .objective = {.ttft_ms = o->ttft_ms, .tbt_ms = o->tbt_ms, .tbt_margin = o->tbt_margin},
+        .prior = {.prefill_tokens_per_s = 1,
+                  .step_ms = 1,
+                  .link_bytes_per_s = c->link_bytes_per_s,
+                  .load_bytes_per_s = c->load_bytes_per_s,
+                  .chunk_tokens = (uint32_t)c->chunk_tokens},
+        .place = {.fetch_ratio = o->fetch_ratio, .tail_load = true, .work_weight = o->work_weight},
+        .price = {.work = o->work_price, .demand = o->demand_price},
+        .mixed = {.step_ms = o->mixed_step_ms,
+                  .step_tokens = BT_SIM_STEP_TOKENS,
+                  .gap_ms = o->mixed_gap_ms,
+                  .pack_share = o->pack_share},
+        .late = {.wait_ms = o->late_wait_ms, .others_tbt_ms = o->tbt_ms},
+    };
 }
 
 void bt_sim_show_init(struct bt_sim *s)

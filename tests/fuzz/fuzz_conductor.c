@@ -494,24 +494,25 @@ static void start(void)
                                 .index_keys_max = 64};
     memset(vc.root.b, 7, sizeof(vc.root.b));
     x.view = bt_view_create(loop, x.rpc, &vc, metrics);
-    struct bt_requests_config rc = {
-        .policy = &bt_sched_cache_aware,
-        .sched = {.prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 1e9},
-        .max_running = 3,
-        .max_waiting = 3,
-        .no_worker_ms = 2000,
-        .queue_timeout_ms = 3000,
-        .stall_ms = 3000,
-        .settle_ms = 500,
-        .ended_ms = 1000,
-        .max_replans = 2,
-        .block_tokens = BLOCK,
-        .token_bytes = 3072,
-        .vocab = bt_tokenizer_vocab(tok),
-        .root = vc.root,
-        .secret = (const uint8_t *)"secret",
-        .secret_len = 6,
-        .model_name = "m"};
+    struct bt_requests_config rc = {.policy = &bt_sched_cache_aware,
+                                    .sched = {.prior.prefill_tokens_per_s = 1000,
+                                              .prior.step_ms = 20,
+                                              .prior.link_bytes_per_s = 1e9},
+                                    .max_running = 3,
+                                    .max_waiting = 3,
+                                    .no_worker_ms = 2000,
+                                    .queue_timeout_ms = 3000,
+                                    .stall_ms = 3000,
+                                    .settle_ms = 500,
+                                    .ended_ms = 1000,
+                                    .max_replans = 2,
+                                    .block_tokens = BLOCK,
+                                    .token_bytes = 3072,
+                                    .vocab = bt_tokenizer_vocab(tok),
+                                    .root = vc.root,
+                                    .secret = (const uint8_t *)"secret",
+                                    .secret_len = 6,
+                                    .model_name = "m"};
     x.rs = bt_requests_create(loop, x.view, tok, &rc, metrics);
     BT_ASSERT(bt_rpc_server_create(x.rpc, "x", &x.server, NULL) == BT_OK);
     struct bt_admin_config ac = {.cluster = "c", .name = "conductor-n0", .model_id = "m"};

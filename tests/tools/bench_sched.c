@@ -190,15 +190,15 @@ static void measure(struct world *x, const char *name, uint32_t prompt, uint32_t
                     double target_us, uint64_t *s)
 {
     const struct bt_sched_policy *policy = bt_sched_policy_find(name);
-    struct bt_sched_params c = {.prefill_tokens_per_s = 1,
-                                .step_ms = 1,
-                                .link_bytes_per_s = 87e9,
-                                .load_bytes_per_s = 160e9,
-                                .chunk_tokens = 8192,
-                                .fetch_ratio = 1.5,
-                                .work_weight = 0.5,
-                                .ttft_objective_ms = 30000,
-                                .tbt_objective_ms = 100};
+    struct bt_sched_params c = {.prior.prefill_tokens_per_s = 1,
+                                .prior.step_ms = 1,
+                                .prior.link_bytes_per_s = 87e9,
+                                .prior.load_bytes_per_s = 160e9,
+                                .prior.chunk_tokens = 8192,
+                                .place.fetch_ratio = 1.5,
+                                .place.work_weight = 0.5,
+                                .objective.ttft_ms = 30000,
+                                .objective.tbt_ms = 100};
     double *us = bt_calloc(decisions, sizeof(*us)), view_us = 0;
     uint32_t planned = 0;
     for (uint32_t i = 0; i < decisions; i++) {

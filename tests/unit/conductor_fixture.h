@@ -488,24 +488,25 @@ static inline void fixture_init_sizes(struct fixture *f, uint32_t silence_ms, si
                                 .index_keys_max = index_keys};
     memset(vc.root.b, 7, sizeof(vc.root.b));
     f->view = bt_view_create(f->loop, f->rpc, &vc, f->metrics);
-    f->rc = (struct bt_requests_config){
-        .policy = &bt_sched_cache_aware,
-        .sched = {.prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 1e9},
-        .max_running = 100,
-        .max_waiting = 100,
-        .no_worker_ms = 60000,
-        .queue_timeout_ms = 60000,
-        .stall_ms = 60000,
-        .settle_ms = 60000,
-        .ended_ms = 60000,
-        .max_replans = 8,
-        .block_tokens = BLOCK_TOKENS,
-        .token_bytes = 3072,
-        .vocab = bt_tokenizer_vocab(f->tok),
-        .root = vc.root,
-        .secret = (const uint8_t *)"secret",
-        .secret_len = 6,
-        .model_name = "m"};
+    f->rc = (struct bt_requests_config){.policy = &bt_sched_cache_aware,
+                                        .sched = {.prior.prefill_tokens_per_s = 1000,
+                                                  .prior.step_ms = 20,
+                                                  .prior.link_bytes_per_s = 1e9},
+                                        .max_running = 100,
+                                        .max_waiting = 100,
+                                        .no_worker_ms = 60000,
+                                        .queue_timeout_ms = 60000,
+                                        .stall_ms = 60000,
+                                        .settle_ms = 60000,
+                                        .ended_ms = 60000,
+                                        .max_replans = 8,
+                                        .block_tokens = BLOCK_TOKENS,
+                                        .token_bytes = 3072,
+                                        .vocab = bt_tokenizer_vocab(f->tok),
+                                        .root = vc.root,
+                                        .secret = (const uint8_t *)"secret",
+                                        .secret_len = 6,
+                                        .model_name = "m"};
 }
 
 static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)

@@ -132,10 +132,10 @@ static void test_pressure(void **state)
 {
     (void)state;
     struct bt_sched_params p = {
-        .prefill_tokens_per_s = 1000, .step_ms = 20, .ttft_objective_ms = 500};
+        .prior.prefill_tokens_per_s = 1000, .prior.step_ms = 20, .objective.ttft_ms = 500};
     struct bt_sched_worker w = {.prefill = true, .queued_prefill_tokens = 250};
     assert_float_equal(bt_sched_pressure(&p, &w), 0.5, 1e-9);
-    p.ttft_objective_ms = 0;
+    p.objective.ttft_ms = 0;
     assert_float_equal(bt_sched_pressure(&p, &w), 0.125, 1e-9);
     struct bt_sched_worker d = {
         .decode = true, .running = 4, .slots_total = 16, .pages_total = 100, .pages_free = 40};
@@ -143,7 +143,7 @@ static void test_pressure(void **state)
     d.waiting = 2;
     assert_float_equal(bt_sched_pressure(&p, &d), 1.6, 1e-9);
     d.waiting = 0;
-    p.tbt_objective_ms = 25;
+    p.objective.tbt_ms = 25;
     assert_float_equal(bt_sched_pressure(&p, &d), 0.8, 1e-9);
     /* The step of one is no load: 21 ms of 25 with four rows, 19 with one, is a third of the room.
      */
@@ -151,7 +151,7 @@ static void test_pressure(void **state)
     d.pages_free = 100;
     d.cost = &cost;
     d.running = 5;
-    p.tbt_objective_ms = 26;
+    p.objective.tbt_ms = 26;
     assert_float_equal(bt_sched_pressure(&p, &d), 2.5 / 7.5, 1e-9);
     d.running = 0; /* what was learned of an idle one's steps is no load */
     assert_float_equal(bt_sched_pressure(&p, &d), 0, 1e-9);

@@ -28,7 +28,7 @@ static uint64_t key_of(const void *keys, uint32_t blocks)
 
 static void world_init(struct world *x, double bytes_per_s)
 {
-    *x = (struct world){.params = {.prefill_tokens_per_s = 1000}};
+    *x = (struct world){.params = {.prior.prefill_tokens_per_s = 1000}};
     for (uint32_t i = 0; i < 4; i++) {
         x->w[i] = (struct bt_sched_worker){.kvstore = i,
                                            .prefill = i < 3,

@@ -99,7 +99,7 @@ static void test_priced_burst(void **state)
         struct bt_sched_request req = {
             .n_tokens = 1000, .max_new = 10, .block_tokens = 100, .token_bytes = 1000};
         struct bt_sched_params params = {
-            .link_bytes_per_s = 10e6, .ttft_objective_ms = 30000, .demand_price = 1};
+            .prior.link_bytes_per_s = 10e6, .objective.ttft_ms = 30000, .price.demand = 1};
         struct bt_sched_plan plan;
         struct bt_sched_reject rej = {0};
         bt_sched_demand_init(&demand, 60000);
@@ -133,9 +133,9 @@ static void test_priced_decode_by_demand(void **state)
         struct bt_sched_request req = {
             .max_new = 1000, .mean_new = 100, .block_tokens = 100, .token_bytes = 1000};
         struct bt_sched_params params = {
-            .link_bytes_per_s = 10e6,
-            .tbt_objective_ms = 5000,
-            .demand_price = 0.05, /* as good as none before they are full */
+            .prior.link_bytes_per_s = 10e6,
+            .objective.tbt_ms = 5000,
+            .price.demand = 0.05, /* as good as none before they are full */
         };
         struct bt_sched_plan plan;
         struct bt_sched_reject rej;

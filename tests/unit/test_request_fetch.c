@@ -50,7 +50,7 @@ static void world_init(struct world *w, const struct bt_sched_policy *policy)
     memset(w, 0, sizeof(*w));
     fixture_init(&w->x.f);
     w->x.f.rc.policy = policy;
-    w->x.f.rc.sched.fetch_ratio = 1.5;
+    w->x.f.rc.sched.place.fetch_ratio = 1.5;
     pair_start(&w->x);
     w->x.p->load.prefill_tokens_per_s = 1000;
     fake_heartbeat(w->x.p);

@@ -690,7 +690,7 @@ static void test_late_is_not_never(void **state)
         struct pair x;
         fixture_init(&x.f);
         x.f.rc.policy = rows[i].policy;
-        x.f.rc.sched.late_wait_ms = rows[i].late_wait_ms;
+        x.f.rc.sched.late.wait_ms = rows[i].late_wait_ms;
         pair_start(&x);
         x.p->load.queued_prefill_tokens = 3000000; /* of a million a second */
         until(&x.f, session_of_fake(x.p)->load.queued_prefill_tokens == 3000000);

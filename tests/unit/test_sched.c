@@ -11,7 +11,7 @@
 #include "common/policy/sched/sched.h"
 
 static const struct bt_sched_params defaults = {
-    .prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 1e9};
+    .prior.prefill_tokens_per_s = 1000, .prior.step_ms = 20, .prior.link_bytes_per_s = 1e9};
 
 /* Two nodes of one prefill and one decode worker each: workers 0 P/n0, 1 P/n1, 2 D/n0, 3 D/n1. */
 struct world {
@@ -155,7 +155,7 @@ static void test_the_gap_of_the_hand_off(void **state)
     x.w[2].running = x.w[3].running = 1; /* a step is under way, on average half of it done */
     x.req.likely_new = 3;
     struct bt_sched_params c = defaults;
-    c.tbt_objective_ms = 30;
+    c.objective.tbt_ms = 30;
     struct bt_sched_plan p = place(&x, &c);
     assert_true(p.landing_ms == 30 && p.tbt_ms == 70 && p.tail_ms == 20);
     struct bt_sched_reject r;
@@ -309,7 +309,7 @@ static void test_local(void **state)
     struct world x;
     world_init(&x);
     struct bt_sched_params c = defaults;
-    c.local_prefill_tokens = 250;
+    c.place.local_prefill_tokens = 250;
     assert_false(place(&x, &c).both); /* 1000 tokens are not a short tail */
     x.k[1].match_blocks = 50;         /* 200 are, and that makes node 1's decode the better one */
     struct bt_sched_plan p = place(&x, &c);
@@ -319,7 +319,7 @@ static void test_local(void **state)
     assert_int_equal(p.kv_prefill, 1);
     assert_false(p.keep); /* nothing is received */
     assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
-    c.local_prefill_tokens = 0;
+    c.place.local_prefill_tokens = 0;
     assert_false(place(&x, &c).both);
 }
 
@@ -432,21 +432,21 @@ static void test_objectives(void **state)
     struct world x;
     world_init(&x);
     struct bt_sched_params c = defaults;
-    c.ttft_objective_ms = 1100;
+    c.objective.ttft_ms = 1100;
     assert_true(place(&x, &c).ttft_ms <= 1100);
     x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = 5000;
     struct bt_sched_reject r = rejected(&x, &c, BT_SCHED_OVERLOADED);
     assert_int_equal(r.retry_after_s, 5); /* 6 s predicted, 1.1 s wanted */
     world_init(&x);
     c = defaults;
-    c.tbt_objective_ms = 10; /* below one step: a row's end may help, or there is no row */
+    c.objective.tbt_ms = 10; /* below one step: a row's end may help, or there is no row */
     x.w[2].running = x.w[3].running = 4;
     assert_true(rejected(&x, &c, BT_SCHED_OVERLOADED).retry_after_s >= 1);
     x.w[2].running = x.w[3].running = 0;
     assert_int_equal(rejected(&x, &c, BT_SCHED_OVERLOADED).retry_after_s, 0);
     c = defaults; /* computing alone takes longer: no time is the right one, with a queue and
                      without */
-    c.ttft_objective_ms = 100;
+    c.objective.ttft_ms = 100;
     for (uint32_t queued = 0; queued <= 5000; queued += 5000) {
         x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = queued;
         r = rejected(&x, &c, BT_SCHED_OVERLOADED);

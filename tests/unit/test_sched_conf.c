@@ -28,21 +28,21 @@ static void test_params(void **state)
     struct bt_sched_params p;
     struct bt_conductor_conf c = conf_of("baton", "priced", 1000, 100);
     bt_sched_conf_params(&c, &p);
-    assert_true(p.ttft_objective_ms == 1000 && p.tbt_objective_ms == 100);
-    assert_true(p.mixed_step_ms == 75 && p.mixed_gap_ms == 95 && p.late_wait_ms == 7000);
+    assert_true(p.objective.ttft_ms == 1000 && p.objective.tbt_ms == 100);
+    assert_true(p.mixed.step_ms == 75 && p.mixed.gap_ms == 95 && p.late.wait_ms == 7000);
     c.mixed_gap_share = 0;
     bt_sched_conf_params(&c, &p);
-    assert_true(p.mixed_step_ms == 75 && p.mixed_gap_ms == 0);
+    assert_true(p.mixed.step_ms == 75 && p.mixed.gap_ms == 0);
     c = conf_of("baton", "priced", 1000, 100);
     c.mixed_step_share = 0; /* no prompts beside rows: nothing is said of them */
     bt_sched_conf_params(&c, &p);
-    assert_true(p.mixed_step_ms == 0 && p.mixed_gap_ms == 0);
+    assert_true(p.mixed.step_ms == 0 && p.mixed.gap_ms == 0);
     c = conf_of("baton", "priced", 1000, 0);
     bt_sched_conf_params(&c, &p);
-    assert_true(p.mixed_step_ms == 0 && p.mixed_gap_ms == 0);
+    assert_true(p.mixed.step_ms == 0 && p.mixed.gap_ms == 0);
     c = conf_of("kvcache", "early", 1000, 100); /* has no use for them */
     bt_sched_conf_params(&c, &p);
-    assert_true(p.mixed_step_ms == 0 && p.mixed_gap_ms == 0);
+    assert_true(p.mixed.step_ms == 0 && p.mixed.gap_ms == 0);
 }
 
 static void test_notes(void **state)

@@ -47,8 +47,10 @@ static void world_init(struct world *x)
                                        .block_tokens = 100,
                                        .token_bytes = 1000,
                                        .random = 5};
-    x->c = (struct bt_sched_params){
-        .prefill_tokens_per_s = 1, .step_ms = 1, .link_bytes_per_s = 10e6, .fetch_ratio = 2};
+    x->c = (struct bt_sched_params){.prior.prefill_tokens_per_s = 1,
+                                    .prior.step_ms = 1,
+                                    .prior.link_bytes_per_s = 10e6,
+                                    .place.fetch_ratio = 2};
 }
 
 #define DECIDE()                                                                                   \
@@ -63,18 +65,18 @@ static void test_late(void **state)
     struct bt_sched_reject rej;
     static struct bt_sched_demand let_in;
     world_init(&x);
-    x.c.ttft_objective_ms = 4000;
-    x.c.late_wait_ms = 20000;
-    x.c.work_price = 1;
+    x.c.objective.ttft_ms = 4000;
+    x.c.late.wait_ms = 20000;
+    x.c.price.work = 1;
     x.req.n_tokens = 5000;
     x.w[4].pages_total = x.w[5].pages_total = 0;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED); /* nobody has it in time */
     assert_true(plan.background && plan.prefill < N_P && plan.ttft_ms >= 5000);
     assert_int_equal(plan.reason, BT_SCHED_BACKGROUND);
-    x.c.late_wait_ms = 0;
+    x.c.late.wait_ms = 0;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     assert_int_equal(rej.miss, BT_SCHED_MISS_TTFT);
-    x.c.late_wait_ms = 20000;
+    x.c.late.wait_ms = 20000;
     x.req.n_tokens = 3900; /* can be in time */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
@@ -132,10 +134,10 @@ static void test_late_rows(void **state)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     world_init(&x);
-    x.c.ttft_objective_ms = 4000;
-    x.c.tbt_objective_ms = x.c.others_tbt_ms = 30;
-    x.c.late_wait_ms = 20000;
-    x.c.work_price = 1;
+    x.c.objective.ttft_ms = 4000;
+    x.c.objective.tbt_ms = x.c.late.others_tbt_ms = 30;
+    x.c.late.wait_ms = 20000;
+    x.c.price.work = 1;
     x.req.n_tokens = 5000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
@@ -158,7 +160,7 @@ static void test_late_rows(void **state)
         x.w[i].running = 0;
         x.w[i].kv_tokens = 0;
     }
-    x.c.tbt_objective_ms =
+    x.c.objective.tbt_ms =
         1; /* nobody has its rows in time, and on an idle worker they harm none */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
@@ -173,9 +175,9 @@ static void test_late_rows_refuse_nobody(void **state)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     world_init(&x);
-    x.c.ttft_objective_ms = 4000;
-    x.c.tbt_objective_ms = x.c.others_tbt_ms = 30;
-    x.c.late_wait_ms = 20000;
+    x.c.objective.ttft_ms = 4000;
+    x.c.objective.tbt_ms = x.c.late.others_tbt_ms = 30;
+    x.c.late.wait_ms = 20000;
     x.s.forecast = &f;
     x.s.late_forecast = &late;
     bt_sched_forecast_init(&f, 100, 500, 0);
@@ -200,8 +202,8 @@ static void test_an_objective_out_of_reach(void **state)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     world_init(&x);
-    x.c.tbt_objective_ms = x.c.others_tbt_ms = 1;
-    x.c.late_wait_ms = 20000;
+    x.c.objective.tbt_ms = x.c.late.others_tbt_ms = 1;
+    x.c.late.wait_ms = 20000;
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].running = 2;
         x.w[i].kv_tokens = 2000;
@@ -220,9 +222,9 @@ static void test_late_demand(void **state)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     world_init(&x);
-    x.c.ttft_objective_ms = 400;
-    x.c.late_wait_ms = 60000;
-    x.c.work_price = 1;
+    x.c.objective.ttft_ms = 400;
+    x.c.late.wait_ms = 60000;
+    x.c.price.work = 1;
     x.s.late_demand = &late;
     bt_sched_demand_init(&late, 60000);
     for (int i = 0; i < 20; i++) { /* twice the time of four workers within ten seconds */
@@ -254,8 +256,8 @@ static void test_late_both(void **state)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     world_init(&x);
-    x.c.ttft_objective_ms = 4000;
-    x.c.late_wait_ms = 20000;
+    x.c.objective.ttft_ms = 4000;
+    x.c.late.wait_ms = 20000;
     x.req.n_tokens = 5000;
     x.s.workers = x.w + N_P;
     x.s.n_workers = N - N_P;

@@ -47,8 +47,10 @@ static void world_init(struct world *x)
                                        .block_tokens = 100,
                                        .token_bytes = 1000,
                                        .random = 5};
-    x->c = (struct bt_sched_params){
-        .prefill_tokens_per_s = 1, .step_ms = 1, .link_bytes_per_s = 10e6, .fetch_ratio = 2};
+    x->c = (struct bt_sched_params){.prior.prefill_tokens_per_s = 1,
+                                    .prior.step_ms = 1,
+                                    .prior.link_bytes_per_s = 10e6,
+                                    .place.fetch_ratio = 2};
 }
 
 static struct bt_sched_plan place(const struct world *x, const struct bt_sched_policy *p)
@@ -284,7 +286,7 @@ static void check_row(const struct row *t, bool tail_load, uint32_t spread, doub
     }
     x.k[0].links = &link;
     x.k[0].n_links = link_rate > 0;
-    x.c.tail_load = tail_load;
+    x.c.place.tail_load = tail_load;
     x.s.spread_blocks = spread;
     struct bt_sched_plan p = place(&x, t->policy);
     if (p.prefill != t->prefill || p.fetch_from != t->fetch_from ||
@@ -321,7 +323,7 @@ static void test_nothing_fetched(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.c.fetch_ratio = 0;
+    x.c.place.fetch_ratio = 0;
     x.k[1].match_blocks = 8;
     for (uint32_t queue = 0; queue < 2000; queue += 100) {
         x.w[1].queue_ms = queue;
@@ -379,8 +381,8 @@ static void test_admissions(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.c.ttft_objective_ms = 1500;
-    x.c.tbt_objective_ms = 30;
+    x.c.objective.ttft_ms = 1500;
+    x.c.objective.tbt_ms = 30;
     const struct bt_sched_admission *const all[] = {&bt_sched_admit_none, &bt_sched_admit_late,
                                                     &bt_sched_admit_early, &bt_sched_admit_predict};
     for (int i = 0; i < 4; i++) { /* 1000 and 11 ms */
@@ -393,7 +395,7 @@ static void test_admissions(void **state)
         assert_int_equal(decide(&x, all[i]), i == 0 ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
     }
     world_init(&x);
-    x.c.tbt_objective_ms = 30;
+    x.c.objective.tbt_ms = 30;
     x.w[4].kv_tokens = x.w[5].kv_tokens = 25000; /* 36 ms with this one */
     for (int i = 0; i < 4; i++) {                /* late finds out after the prefill */
         assert_int_equal(decide(&x, all[i]), i < 2 ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
@@ -402,7 +404,7 @@ static void test_admissions(void **state)
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
     x.w[4].kv_tokens = 18000; /* 29 ms */
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_PLANNED);
-    x.c.tbt_margin = 0.9; /* of 30: 27 */
+    x.c.objective.tbt_margin = 0.9; /* of 30: 27 */
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
 }
 
@@ -413,7 +415,7 @@ static void test_prediction(void **state)
     static struct bt_sched_forecast f;
     struct world x;
     world_init(&x);
-    x.c.tbt_objective_ms = 30;
+    x.c.objective.tbt_ms = 30;
     x.s.forecast = &f;
     bt_sched_forecast_init(&f, 100, 500, 0); /* rows last half a second, the prefill a whole one */
     x.w[4].kv_tokens = x.w[5].kv_tokens = 25000;
@@ -539,7 +541,7 @@ static void test_mixed(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.c.mixed_step_ms = 50;
+    x.c.mixed.step_ms = 50;
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].prompt_cost = &prefill_cost;
         x.w[i].running = 10;
@@ -560,9 +562,9 @@ static void test_mixed(void **state)
     assert_true(why[0].chosen && why[0].worker == 5 && why[0].ttft_ms == p.ttft_ms);
     /* The next prompt waits for it beside rows: it is queued as what it takes without them. */
     assert_float_equal(p.alone_ms, 1000, 1);
-    x.c.step_tokens = 5; /* steps take whole blocks: of 25 ms of room 20 are sure */
+    x.c.mixed.step_tokens = 5; /* steps take whole blocks: of 25 ms of room 20 are sure */
     assert_float_equal(place(&x, &bt_sched_baton).ttft_ms, 1000 * (20 + 30) / 20.0, 1);
-    x.c.step_tokens = 0;
+    x.c.mixed.step_tokens = 0;
     assert_non_null(strstr(why[2].verdict, "no better")); /* a prefill worker, compared with it */
     /* ... as was the other decode worker: twice the 300 ms, then 2000 ms. */
     assert_true(why[6].worker == 4 && why[6].use == BT_SCHED_FOR_PREFILL && !why[6].chosen);
@@ -593,7 +595,7 @@ static void test_mixed(void **state)
     x.w[4].queue_ms = 300;
     /* Steps that rows join have less room: of 50 ms 60 - 25. Rows that come over 1.7 s, one in
      * about every step, leave a third of the steps as they were. */
-    x.c.mixed_gap_ms = 60;
+    x.c.mixed.gap_ms = 60;
     x.w[5].own_requests = 10;
     assert_float_equal(place(&x, &bt_sched_baton).ttft_ms, 2000, 1); /* nobody is on the way */
     x.w[5].own_requests = 10 + 34;
@@ -603,7 +605,7 @@ static void test_mixed(void **state)
     assert_true(!p.both || p.ttft_ms > 2400);
     x.w[5].own_requests = 0;
     x.w[4].queue_ms = 300;
-    x.c.mixed_gap_ms = 0;
+    x.c.mixed.gap_ms = 0;
     uint32_t pages =
         x.w[5].pages_free; /* more than four tenths in use: rows would hold them longer */
     x.w[5].pages_free = (uint32_t)(0.55 * x.w[5].pages_total);
@@ -620,7 +622,7 @@ static void test_mixed(void **state)
     assert_false(place(&x, &bt_sched_baton).both);
     x.k[0].match_blocks = 9; /* what others have is fetched to it */
     x.w[4].queue_ms = 0;
-    x.c.work_weight = 0;
+    x.c.place.work_weight = 0;
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 5000;
     }
@@ -628,7 +630,7 @@ static void test_mixed(void **state)
     assert_true(p.both && p.prefill == 4 && p.fetch_from == 0 && p.fetch_tokens == 900);
     assert_float_equal(p.ttft_ms, 290, 1);
     assert_false(place(&x, &bt_sched_kvcache).both);
-    x.c.mixed_step_ms = 0;
+    x.c.mixed.step_ms = 0;
     assert_false(place(&x, &bt_sched_baton).both);
 }
 
@@ -638,7 +640,7 @@ static void test_mixed_by_worker(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.c.mixed_step_ms = 50;
+    x.c.mixed.step_ms = 50;
     for (uint32_t i = 0; i < N; i++) {
         x.w[i].prompt_cost = &prefill_cost;
         x.w[i].running = i < N_P ? 0 : 10;
@@ -657,7 +659,7 @@ static void test_mixed_by_worker(void **state)
     x.w[5].mixed_step_ms = -1; /* nobody takes any */
     assert_false(place(&x, &bt_sched_baton).both);
     x.w[5].mixed_step_ms = 50;
-    x.c.mixed_step_ms = 0; /* nobody is asked to */
+    x.c.mixed.step_ms = 0; /* nobody is asked to */
     assert_false(place(&x, &bt_sched_baton).both);
 }
 
@@ -668,15 +670,15 @@ static void test_packing(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.c.mixed_step_ms = 20; /* half of it is the base of a step with rows */
-    x.c.tbt_objective_ms = 100;
+    x.c.mixed.step_ms = 20; /* half of it is the base of a step with rows */
+    x.c.objective.tbt_ms = 100;
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].prompt_cost = &prefill_cost;
     }
     x.w[5].running = 10;
     x.w[5].kv_tokens = 1000;
     assert_true(place(&x, &bt_sched_baton).decode != 5); /* spread */
-    x.c.pack_share = 0.5;
+    x.c.mixed.pack_share = 0.5;
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
     assert_true(p.prefill < N_P && p.decode == 5);
     assert_int_equal(p.reason, BT_SCHED_APART);
@@ -707,9 +709,9 @@ static void test_packing(void **state)
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].queue_ms = 0;
     }
-    x.c.mixed_step_ms = 21; /* the base is less than half of it */
+    x.c.mixed.step_ms = 21; /* the base is less than half of it */
     assert_true(place(&x, &bt_sched_baton).decode != 5);
-    x.c.mixed_step_ms = 20;
+    x.c.mixed.step_ms = 20;
     x.w[5].kv_tokens = 41000; /* its step would be longer than half of the objective */
     p = place(&x, &bt_sched_baton);
     assert_true(p.decode != 5);
@@ -730,13 +732,13 @@ static void test_packing(void **state)
     }
     assert_true(place(&x, &bt_sched_baton).decode == 5);
     assert_true(place(&x, &bt_sched_kvcache).decode != 5);
-    x.c.ttft_objective_ms = 40000; /* a second is safe */
+    x.c.objective.ttft_ms = 40000; /* a second is safe */
     assert_true(place(&x, &bt_sched_baton).decode != 5);
-    x.c.ttft_objective_ms = 30000;
+    x.c.objective.ttft_ms = 30000;
     assert_true(place(&x, &bt_sched_baton).decode == 5);
-    x.c.tbt_objective_ms = 0; /* how long may a step be? */
+    x.c.objective.tbt_ms = 0; /* how long may a step be? */
     assert_true(place(&x, &bt_sched_baton).decode != 5);
-    x.c.tbt_objective_ms = 100;
+    x.c.objective.tbt_ms = 100;
     for (uint32_t i = N_P; i < N; i++) { /* all have rows: the others' stay where they are */
         x.w[i].running = 5;
         x.w[i].kv_tokens = 1000;
@@ -755,7 +757,7 @@ static void test_mixed_places(void **state)
     world_init(&x);
     bt_sched_forecast_init(&f, 100, 1000, 0);
     x.s.forecast = &f;
-    x.c.mixed_step_ms = 50;
+    x.c.mixed.step_ms = 50;
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 5000;
     }
@@ -801,8 +803,8 @@ static void test_idle_workers_are_tried(void **state)
     for (size_t a = 0; a < BT_ARRAY_LEN(all); a++) {
         world_init(&x);
         x.s.forecast = &f;
-        x.c.ttft_objective_ms = 2000;
-        x.c.tbt_objective_ms = 50;
+        x.c.objective.ttft_ms = 2000;
+        x.c.objective.tbt_ms = 50;
         for (uint32_t i = 0; i < N; i++) {
             x.w[i].learned = (struct bt_sched_learned){.overhead_ms = 60000, .tail = 100};
         }
@@ -834,8 +836,8 @@ static void test_priced(void **state)
     struct bt_sched_plan plan;
     struct bt_sched_reject rej;
     world_init(&x);
-    x.c.ttft_objective_ms = 4000;
-    x.c.work_price = 1;
+    x.c.objective.ttft_ms = 4000;
+    x.c.price.work = 1;
     x.req.n_tokens = 4000;
     x.w[4].pages_total = x.w[5].pages_total = 0;
     assert_int_equal(
@@ -880,8 +882,8 @@ static void test_priced_by_demand(void **state)
     struct bt_sched_reject rej;
     struct bt_sched_demand demand;
     world_init(&x);
-    x.c.ttft_objective_ms = 30000;
-    x.c.demand_price = 1;
+    x.c.objective.ttft_ms = 30000;
+    x.c.price.demand = 1;
     x.s.demand = &demand;
     x.w[4].pages_total = x.w[5].pages_total = 0;
     bt_sched_demand_init(&demand, 60000);
@@ -913,7 +915,7 @@ static void test_priced_by_demand(void **state)
         x.w[i].queue_ms = 15500;
     }
     x.req.n_tokens = 1000;
-    x.c.demand_price = 0;
+    x.c.price.demand = 0;
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_PLANNED);
@@ -931,7 +933,7 @@ static void test_pages_then(void **state)
     world_init(&x);
     bt_sched_forecast_init(&f, 100, 10000, 0);
     x.s.forecast = &f;
-    x.c.tbt_objective_ms = 500;
+    x.c.objective.tbt_ms = 500;
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].running = 9;
         x.w[i].kv_tokens = 93000; /* of 100,000 */
@@ -973,7 +975,7 @@ static void test_pages_then(void **state)
     world_init(&x);
     bt_sched_forecast_init(&f, 100, 10000, 0);
     x.s.forecast = &f;
-    x.c.tbt_objective_ms = 500;
+    x.c.objective.tbt_ms = 500;
     x.req.n_tokens = 99 * 1000;
     for (int priced = 0; priced < 2; priced++) {
         const struct bt_sched_admission *a =
@@ -1028,10 +1030,10 @@ static void test_priced_decode(void **state)
             bt_sched_demand_init(&demand, 60000);
             x.s.forecast = &f;
             x.s.decodes = &demand;
-            x.c.tbt_objective_ms = 5000;
+            x.c.objective.tbt_ms = 5000;
             x.req.max_new = 1000;
             x.req.mean_new = 100;
-            x.c.demand_price = 1;
+            x.c.price.demand = 1;
             for (uint32_t i = N_P; i < N; i++) {
                 x.w[i].running = 9;
                 x.w[i].kv_tokens = 100 * cases[u].used;

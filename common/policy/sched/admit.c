@@ -17,19 +17,19 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     /* What was learned in worse times is no reason to leave a worker idle: it would never be
      * learned anew. */
     double ttft_ms = plan->queue_ms > 0 ? plan->ttft_most_ms : plan->waited_ms + plan->work_ms;
-    if (c->ttft_objective_ms == 0 || ttft_ms <= c->ttft_objective_ms) {
+    if (c->objective.ttft_ms == 0 || ttft_ms <= c->objective.ttft_ms) {
         return BT_SCHED_PLANNED;
     }
     /* Once the queue is shorter by what is too much of it; where computing alone takes too long no
      * time is the right one. */
-    bool never = plan->work_ms - plan->queue_ms > c->ttft_objective_ms;
+    bool never = plan->work_ms - plan->queue_ms > c->objective.ttft_ms;
     bt_sched_verdict_t v = bt_sched_refuse(
-        r, BT_SCHED_OVERLOADED, never ? 0 : seconds(ttft_ms - c->ttft_objective_ms),
+        r, BT_SCHED_OVERLOADED, never ? 0 : seconds(ttft_ms - c->objective.ttft_ms),
         never ? "the time to first token would miss its objective without a queue, too"
               : "the time to first token would miss its objective");
     r->miss = BT_SCHED_MISS_TTFT;
     r->predicted_ms = ttft_ms;
-    r->objective_ms = c->ttft_objective_ms;
+    r->objective_ms = c->objective.ttft_ms;
     return v;
 }
 
@@ -51,8 +51,9 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
                                     const struct bt_sched_snapshot *s, double tbt_ms, bool never,
                                     struct bt_sched_reject *r)
 {
-    double limit = c->tbt_objective_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
-    if (c->tbt_objective_ms == 0 || tbt_ms <= limit) {
+    double limit =
+        c->objective.tbt_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
+    if (c->objective.tbt_ms == 0 || tbt_ms <= limit) {
         return BT_SCHED_PLANNED;
     }
     /* Rows end one by one: e of them are left after their mean life. */
@@ -64,7 +65,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
     r->miss = BT_SCHED_MISS_TBT;
     r->by_decode = true;
     r->predicted_ms = tbt_ms;
-    r->objective_ms = c->tbt_objective_ms;
+    r->objective_ms = c->objective.tbt_ms;
     return v;
 }
 
@@ -110,7 +111,8 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 static double step_share(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                          double tbt_ms)
 {
-    double limit = c->tbt_objective_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
+    double limit =
+        c->objective.tbt_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
     double base = w->cost != NULL ? 1e-6 * w->cost->base_ns : limit;
     return base < limit ? (tbt_ms - base) / (limit - base) : 0;
 }
@@ -162,7 +164,7 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         full = BT_MAX(full, (stay + n_rows + pool.rows_dev) / then.slots_total);
     }
     *full_p = BT_MAX(full, step_share(c, &then, tbt));
-    return full > 1 ? full * BT_MAX(tbt, c->tbt_objective_ms) : tbt;
+    return full > 1 ? full * BT_MAX(tbt, c->objective.tbt_ms) : tbt;
 }
 
 static bt_sched_verdict_t check_expected(const struct bt_sched_params *c,
@@ -238,15 +240,15 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
                                              const struct bt_sched_plan *plan, double full,
                                              struct bt_sched_reject *r)
 {
-    if (c->tbt_objective_ms == 0 || s->decodes == NULL || c->demand_price <= 0 ||
+    if (c->objective.tbt_ms == 0 || s->decodes == NULL || c->price.demand <= 0 ||
         full <= BT_SCHED_DECODE_FREE) {
         return BT_SCHED_PLANNED;
     }
     double below = bt_sched_demand_below(s->decodes, plan->decode_work * BT_DEMAND_STEP);
     double free = BT_MAX(1 - full, 0) / (1 - BT_SCHED_DECODE_FREE);
     double share = decode_share(c, s, req, plan), shrink = 0;
-    if (below > pow(free, c->demand_price)) {
-        double then = 1 - (1 - BT_SCHED_DECODE_FREE) * pow(below, 1 / c->demand_price);
+    if (below > pow(free, c->price.demand)) {
+        double then = 1 - (1 - BT_SCHED_DECODE_FREE) * pow(below, 1 / c->price.demand);
         shrink = s->forecast != NULL ? s->forecast->life_ms * log(full / then) : 0;
     } else if (below > share) { /* what was asked for fades */
         shrink = s->decodes->window_ms * log(below / share);
@@ -264,7 +266,7 @@ static double prefill_share(const struct bt_sched_params *c, const struct bt_sch
 {
     double n_prefill, n_decode;
     count_workers(s, &n_prefill, &n_decode);
-    double asked = bt_sched_demand_rate(s->demand, s->now_ms, c->ttft_objective_ms);
+    double asked = bt_sched_demand_rate(s->demand, s->now_ms, c->objective.ttft_ms);
     return asked > n_prefill ? n_prefill / asked : 1;
 }
 
@@ -275,26 +277,26 @@ static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
                                               const struct bt_sched_plan *plan,
                                               struct bt_sched_reject *r)
 {
-    if (c->ttft_objective_ms == 0) {
+    if (c->objective.ttft_ms == 0) {
         return BT_SCHED_PLANNED;
     }
-    double objective = c->ttft_objective_ms, left = objective - plan->queue_ms - req->waited_ms;
+    double objective = c->objective.ttft_ms, left = objective - plan->queue_ms - req->waited_ms;
     double queue = BT_MAX(plan->queue_ms - BURST_MS, 0), free = BT_MAX(1 - queue / objective, 0);
-    double most = c->work_price > 0 ? left * pow(free, c->work_price) : INFINITY;
+    double most = c->price.work > 0 ? left * pow(free, c->price.work) : INFINITY;
     if (plan->prefill_ms > most) {
-        double share = pow(plan->prefill_ms / objective, 1 / (1 + c->work_price));
+        double share = pow(plan->prefill_ms / objective, 1 / (1 + c->price.work));
         return too_dear(r, long_prefill, plan->prefill_ms, most, objective * share - left);
     }
-    if (s->demand == NULL || c->demand_price <= 0 || free >= 1) {
+    if (s->demand == NULL || c->price.demand <= 0 || free >= 1) {
         return BT_SCHED_PLANNED;
     }
     double below = bt_sched_demand_below(s->demand, plan->compute_ms);
-    if (below <= pow(free, c->demand_price) || below <= prefill_share(c, s)) {
+    if (below <= pow(free, c->price.demand) || below <= prefill_share(c, s)) {
         return BT_SCHED_PLANNED;
     }
-    double then = BURST_MS + objective * (1 - pow(below, 1 / c->demand_price));
+    double then = BURST_MS + objective * (1 - pow(below, 1 / c->price.demand));
     return too_dear(r, long_prefill, plan->compute_ms,
-                    bt_sched_demand_at(s->demand, pow(free, c->demand_price)),
+                    bt_sched_demand_at(s->demand, pow(free, c->price.demand)),
                     plan->queue_ms - then);
 }
 
@@ -351,7 +353,7 @@ bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_p
 {
     struct bt_sched_plan plan;
     struct bt_sched_reject nowhere;
-    if (policy->late == NULL || !(params->late_wait_ms > 0) ||
+    if (policy->late == NULL || !(params->late.wait_ms > 0) ||
         policy->late(params, snap, req, &plan, &nowhere) != BT_SCHED_PLANNED) {
         return false;
     }

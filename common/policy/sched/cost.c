@@ -30,7 +30,7 @@ uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
 
 static double rate_of(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    return w->prefill_tokens_per_s > 0 ? w->prefill_tokens_per_s : c->prefill_tokens_per_s;
+    return w->prefill_tokens_per_s > 0 ? w->prefill_tokens_per_s : c->prior.prefill_tokens_per_s;
 }
 
 double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
@@ -44,7 +44,7 @@ double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_
 
 static uint32_t chunk_of(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    return w->chunk_tokens != 0 ? w->chunk_tokens : c->chunk_tokens;
+    return w->chunk_tokens != 0 ? w->chunk_tokens : c->prior.chunk_tokens;
 }
 
 /* From now; a step that should have begun has: the next one is half of a step away. */
@@ -83,8 +83,9 @@ double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sche
         return 1e3 * (n - cached) / rate_of(c, w);
     }
     double ms = 1e-6 * bt_batch_prefill_ns(w->cost, cached, n, chunk_of(c, w));
-    double load =
-        c->load_bytes_per_s > 0 ? 1e3 * cached * req->token_bytes / c->load_bytes_per_s : 0;
+    double load = c->prior.load_bytes_per_s > 0
+                      ? 1e3 * cached * req->token_bytes / c->prior.load_bytes_per_s
+                      : 0;
     return BT_MAX(ms, load);
 }
 
@@ -188,7 +189,7 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
     double token_ns = k->token_ns[BT_BATCH_SEGMENTS - 1];
     double alone = 1e-6 * (token_ns * m + k->attn_ns * m * (cached + m / 2));
     /* A step takes whole blocks: up to one that no longer fits is lost. */
-    double lost = 1e-6 * token_ns * c->step_tokens;
+    double lost = 1e-6 * token_ns * c->mixed.step_tokens;
     for (int i = 0; i < 2; i++) { /* beside the rows of now, and beside those of when it ends */
         struct bt_batch_work work = {0};
         bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
@@ -210,7 +211,7 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens)
 {
-    return 1e3 * (double)tokens * req->token_bytes / c->link_bytes_per_s;
+    return 1e3 * (double)tokens * req->token_bytes / c->prior.link_bytes_per_s;
 }
 
 /* Where blocks lie at the holder, in memory or on its SSD, the index does not say. */
@@ -219,7 +220,7 @@ double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_
                          uint32_t tokens)
 {
     const struct bt_sched_kvstore *dst = &s->kvstores[to];
-    double rate = c->link_bytes_per_s;
+    double rate = c->prior.link_bytes_per_s;
     for (uint32_t i = 0; i < dst->n_links; i++) {
         const struct bt_sched_link *l = &dst->links[i];
         if (l->incarnation == s->kvstores[from].incarnation) {
@@ -293,7 +294,7 @@ double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sch
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req)
 {
-    double step = w->step_ms > 0 ? w->step_ms : c->step_ms;
+    double step = w->step_ms > 0 ? w->step_ms : c->prior.step_ms;
     if (w->cost != NULL) {
         uint32_t n = BT_MAX(req->n_choices, 1u);
         struct bt_batch_work work = {.tokens = w->running + w->waiting + w->landing + n,
@@ -326,7 +327,7 @@ double bt_sched_full_step_ms(const struct bt_sched_params *c, const struct bt_sc
                              const struct bt_sched_request *req)
 {
     if (w->cost == NULL) {
-        return w->step_ms > 0 ? w->step_ms : c->step_ms;
+        return w->step_ms > 0 ? w->step_ms : c->prior.step_ms;
     }
     double each = w->running > 0 ? (double)w->kv_tokens / w->running : req->n_tokens;
     double room = (double)w->pages_total * req->block_tokens;
@@ -358,7 +359,8 @@ static double idle_step_ms(const struct bt_sched_params *c, const struct bt_sche
 
 double bt_sched_late_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    double limit = c->others_tbt_ms * (c->tbt_margin > 0 ? c->tbt_margin : 1);
+    double limit =
+        c->late.others_tbt_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
     return idle_step_ms(c, w) <= limit ? limit : 0;
 }
 
@@ -367,7 +369,7 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
     double pressure = 0;
     if (w->prefill) {
         double most =
-            params->ttft_objective_ms != 0 ? params->ttft_objective_ms : BT_SCHED_QUEUE_MS;
+            params->objective.ttft_ms != 0 ? params->objective.ttft_ms : BT_SCHED_QUEUE_MS;
         pressure = bt_sched_queue_ms(params, w) / most;
     }
     uint32_t rows = w->running + w->waiting;
@@ -379,9 +381,9 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
                            : 0;
         pressure = BT_MAX(pressure, BT_MAX(rows / slots, pages));
         pressure += w->waiting > 0 ? 1 : 0;
-        if (params->tbt_objective_ms != 0) {
+        if (params->objective.tbt_ms != 0) {
             double least = w->cost != NULL ? idle_step_ms(params, w) : 0;
-            double room = BT_MAX(params->tbt_objective_ms - least, 1e-3 * least);
+            double room = BT_MAX(params->objective.tbt_ms - least, 1e-3 * least);
             pressure = BT_MAX(pressure, (bt_sched_tbt_ms(params, w, &one) - least) / room);
         }
     }
@@ -418,7 +420,7 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
         then.pages_free = then.pages_total - BT_MIN(pages, then.pages_total);
     }
     if (alone) { /* it makes nobody's tokens late */
-        p.tbt_objective_ms = 0;
+        p.objective.tbt_ms = 0;
     }
     return bt_sched_pressure(&p, &then);
 }

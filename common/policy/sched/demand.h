@@ -1,6 +1,6 @@
 /* What a stage has been asked for lately, by how much a request takes of it: of the work that
  * arrives, how much lies in requests that take less than a given one. Work is ms of prefill, or
- * what rows take of decode workers (bt_sched_plan.decode_work); one value of this kind has one of
+ * what rows take of decode workers (bt_sched_takes.decode_work); one value of this kind has one of
  * them. A plain value in the caller's memory. PURE: time is an argument. */
 #ifndef BT_POLICY_SCHED_DEMAND_H
 #define BT_POLICY_SCHED_DEMAND_H

@@ -101,7 +101,7 @@ uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
 {
     struct bt_sched_job j = {.c = params, .s = snap, .req = req, .rule = &mixing};
     j.allow_draining = plan != NULL && plan->draining;
-    bool mixes = policy == &bt_sched_baton && params->mixed_step_ms > 0 && was_compared(plan) &&
+    bool mixes = policy == &bt_sched_baton && params->mixed.step_ms > 0 && was_compared(plan) &&
                  bt_sched_survey_mixed(&j, plan != NULL ? plan->decode : BT_SCHED_NONE);
     uint32_t n = 0;
     for (int chosen = 1; chosen >= 0; chosen--) {

@@ -15,7 +15,7 @@
 /* Share of the TBT objective that rows' steps may reach where prefill workers are asked for half of
  * their time or less: longer steps cost the shortest answers their objective, whose first gap is
  * one of the longest, and nobody needs the room. With all of their time asked for it is
- * params.pack_share. */
+ * mixed.pack_share. */
 #define SHARE_IDLE 0.5
 #define ASKED_IDLE 0.5
 #define ASKED_MS   1000.0 /* ... over no less */
@@ -59,9 +59,10 @@ static bool base_is_dear(const struct bt_sched_job *j)
 bool bt_sched_packs(const struct bt_sched_job *j)
 {
     const struct bt_sched_params *c = j->c;
-    return j->rule->mixed && c->mixed_step_ms > 0 && c->pack_share > 0 && c->tbt_objective_ms > 0 &&
-           !j->no_prefill_role && !j->no_decode_role && j->least_queue_ms <= QUEUE_MS &&
-           base_is_dear(j) && first_token_ms(j) >= TTFT_SAFE * c->ttft_objective_ms;
+    return j->rule->mixed && c->mixed.step_ms > 0 && c->mixed.pack_share > 0 &&
+           c->objective.tbt_ms > 0 && !j->no_prefill_role && !j->no_decode_role &&
+           j->least_queue_ms <= QUEUE_MS && base_is_dear(j) &&
+           first_token_ms(j) >= TTFT_SAFE * c->objective.ttft_ms;
 }
 
 bool bt_sched_row_free(const struct bt_sched_worker *w)
@@ -71,13 +72,13 @@ bool bt_sched_row_free(const struct bt_sched_worker *w)
 
 static double most_step_ms(const struct bt_sched_job *j)
 {
-    double share = j->c->pack_share, idle = BT_MIN(SHARE_IDLE, share), asked = 1;
+    double share = j->c->mixed.pack_share, idle = BT_MIN(SHARE_IDLE, share), asked = 1;
     if (j->s->demand != NULL) {
         asked =
             bt_sched_demand_rate(j->s->demand, j->s->now_ms, ASKED_MS) / BT_MAX(j->n_prefill, 1u);
     }
     double busy = BT_MIN(BT_MAX((asked - ASKED_IDLE) / (1 - ASKED_IDLE), 0), 1);
-    return j->c->tbt_objective_ms * (idle + busy * (share - idle));
+    return j->c->objective.tbt_ms * (idle + busy * (share - idle));
 }
 
 /* The step of w with the request, of those that it has and those on their way to it. */
@@ -128,7 +129,7 @@ double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double loa
     const struct bt_sched_worker *w = &j->s->workers[i];
     double late = late_ms(j, w);
     if (late > 0 || full(j, w, load) >= FULL || full_step_ms(j, w) > most_step_ms(j)) {
-        return 2 + load + late / j->c->tbt_objective_ms;
+        return 2 + load + late / j->c->objective.tbt_ms;
     }
     return bt_sched_row_free(w) ? 1 + BT_MIN(w->queue_ms / QUEUE_MS, 1) : 1 - load;
 }

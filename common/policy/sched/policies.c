@@ -119,8 +119,8 @@ static double decode_cached(const struct bt_sched_job *j, uint32_t i, uint32_t o
 /* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. */
 static bool worth_fetching(const struct bt_sched_job *j, uint32_t local)
 {
-    return j->c->fetch_ratio > 0 && j->best_tokens > local &&
-           (local == 0 || (double)j->best_tokens / local >= j->c->fetch_ratio);
+    return j->c->place.fetch_ratio > 0 && j->best_tokens > local &&
+           (local == 0 || (double)j->best_tokens / local >= j->c->place.fetch_ratio);
 }
 
 static void prefill_kvcache(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal,
@@ -249,17 +249,18 @@ static void prefill_baton(const struct bt_sched_job *j, uint32_t i, uint32_t ord
     estimate_local(j, i, e);
     uint32_t local = e->cached_tokens;
     uint32_t most = BT_MAX(j->best_tokens, j->spread_tokens);
-    if (j->c->fetch_ratio > 0 && j->c->tail_load && most > local) {
+    if (j->c->place.fetch_ratio > 0 && j->c->place.tail_load && most > local) {
         struct bt_sched_estimate f = *e;
         fetch_beside(j, i, local, &f);
         if (f.ttft_ms < e->ttft_ms) {
             *e = f;
         }
-    } else if (j->c->fetch_ratio > 0 && !j->c->tail_load && most > local) {
+    } else if (j->c->place.fetch_ratio > 0 && !j->c->place.tail_load && most > local) {
         fetch_before(j, i, local, e);
     }
     /* The worker's time is taken from those that come after: it has a price beside the wait. */
-    e->cost = e->ttft_ms + j->c->work_weight * e->prefill_ms + handoff(j, i, decode, e->prefill_ms);
+    e->cost =
+        e->ttft_ms + j->c->place.work_weight * e->prefill_ms + handoff(j, i, decode, e->prefill_ms);
 }
 
 /* ---- the table ---- */

@@ -199,7 +199,7 @@ static bool decide_local(const struct bt_sched_job *j, uint32_t decode, bt_sched
     const struct bt_sched_worker *d = &j->s->workers[decode];
     uint32_t tail =
         j->req->n_tokens - (j->rule->use_cache ? bt_sched_cached_at(j->s, d->kvstore, j->req) : 0);
-    if (j->c->local_prefill_tokens != 0 && tail <= j->c->local_prefill_tokens) {
+    if (j->c->place.local_prefill_tokens != 0 && tail <= j->c->place.local_prefill_tokens) {
         *reason_p = BT_SCHED_SHORT_TAIL;
         return true;
     }
@@ -230,7 +230,7 @@ bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt
     uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
     *e = (struct bt_sched_estimate){
         .cached_tokens = local, .fetch_from = BT_SCHED_NONE, .beside = true};
-    if (j->c->fetch_ratio > 0 && j->best_tokens > local) {
+    if (j->c->place.fetch_ratio > 0 && j->best_tokens > local) {
         there =
             BT_MAX(j->s->kvstores[j->best_kv].send_busy_ms, kv->recv_busy_ms) +
             bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, j->best_tokens - local);
@@ -251,7 +251,7 @@ bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt
 
 static bool mixes(const struct bt_sched_job *j)
 {
-    return j->rule->mixed && j->c->mixed_step_ms > 0;
+    return j->rule->mixed && j->c->mixed.step_ms > 0;
 }
 
 /* Rows stay longer where prompts share their steps, and keep their places. Were that to go on until
@@ -382,14 +382,14 @@ static bool estimate_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
 {
     const struct bt_sched_worker *w = &j->s->workers[p];
     double left = share_left(j), before = bt_sched_queue_ms(j->c, w) + w->late_ms;
-    if (before > 0 && !(before + left * j->req->waited_ms < left * j->c->late_wait_ms)) {
+    if (before > 0 && !(before + left * j->req->waited_ms < left * j->c->late.wait_ms)) {
         return false;
     }
     j->rule->prefill(j, p, 0, d, e);
     e->queue_ms = before > 0 ? before / left : 0;
     e->ttft_ms = BT_MAX(e->ttft_ms, e->queue_ms + e->prefill_ms);
-    double free = 1 - e->queue_ms / j->c->late_wait_ms;
-    return before <= 0 || e->prefill_ms <= LATE_WORK_MS * pow(free, 1 + j->c->work_price);
+    double free = 1 - e->queue_ms / j->c->late.wait_ms;
+    return before <= 0 || e->prefill_ms <= LATE_WORK_MS * pow(free, 1 + j->c->price.work);
 }
 
 /* The worker that would have a late prompt's first token out first. p: where it would go if it were
@@ -428,7 +428,7 @@ static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, u
     d = apart ? d : p;
     /* A late row lengthens the steps of others: it comes only where their room has no price. */
     struct bt_sched_params others = *j->c;
-    others.tbt_objective_ms = bt_sched_late_tbt_ms(j->c, &j->s->workers[d]);
+    others.objective.tbt_ms = bt_sched_late_tbt_ms(j->c, &j->s->workers[d]);
     if (bt_sched_pressure_then(&others, j->s, d, j->req, e.ttft_ms) > BT_SCHED_DECODE_FREE) {
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "decode workers have no room left");
     }
@@ -467,7 +467,7 @@ static bt_sched_verdict_t survey(struct bt_sched_job *j, struct bt_sched_reject 
             reject_p, s->n_workers != 0 ? BT_SCHED_NO_KVSTORE : BT_SCHED_NO_DECODE, 1,
             s->n_workers != 0 ? "no kvstore is up on the workers' nodes" : "no worker is up");
     }
-    if (j->rule->fetch && j->c->fetch_ratio > 0) {
+    if (j->rule->fetch && j->c->place.fetch_ratio > 0) {
         find_best_match(j);
     }
     j->packing = bt_sched_packs(j);

@@ -105,39 +105,67 @@ struct bt_sched_request {
     uint64_t sequence;    /* counts this conductor's decisions: round-robin's only state */
 };
 
-struct bt_sched_params {
+/* What is promised to requests, ms; 0: nothing. */
+struct bt_sched_objective {
+    double ttft_ms, tbt_ms;
+    double tbt_margin; /* admission asks for this share of tbt_ms: rows that come after make the
+                          step longer for those that are there. 0: all of it */
+};
+
+/* What counts until it is measured, or where it is not. */
+struct bt_sched_prior {
+    double prefill_tokens_per_s;
+    double step_ms;
+    double link_bytes_per_s; /* between nodes */
+    double load_bytes_per_s; /* slab to GPU; 0: hidden */
+    uint32_t chunk_tokens;   /* of a prefill step; 0: all in one */
+};
+
+/* How places are compared. */
+struct bt_sched_place {
     uint32_t local_prefill_tokens; /* an uncached tail up to this is prefilled by the decode worker
                                       itself; 0: always apart */
-    double prefill_tokens_per_s;   /* prior, until a worker has measured */
-    double step_ms;                /* prior */
-    double link_bytes_per_s;       /* between nodes */
-    double ttft_objective_ms, tbt_objective_ms; /* 0: none */
-    double tbt_margin; /* admission asks for this share of the TBT objective: rows that come after
-                          make the step longer for those that are there. 0: all of it */
-    uint32_t chunk_tokens;   /* of a prefill step; 0: all in one */
-    double load_bytes_per_s; /* slab to GPU; 0: hidden */
     /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched where the best match is at
      * least so many times the local one. 0: there is nobody to fetch it, so never. */
     double fetch_ratio;
-    bool tail_load;      /* an engine can load a prefix's end while it computes its head (baton) */
-    double work_price;   /* admission priced: how fast a queue raises the price of work; 0: not */
-    double demand_price; /* ... and how fast it, or decode workers that get full, lower the share of
-                            the stage's work asked for that may come in, the least first; 0: not */
-    double mixed_step_ms; /* baton: a decode worker fills its steps with prompt tokens up to so
-                             long, if it says nothing else; 0: none takes prompts from others */
-    uint32_t step_tokens; /* ... in multiples of so many; 0: to the token */
-    double mixed_gap_ms;  /* ... but no row that joins has its first gap made longer by them than
-                             this: steps that rows join have less room. 0: they do not */
-    /* baton: where decode workers take prompts (mixed_step_ms) rows are packed: they go to the
-     * fullest decode worker whose step stays within this share of the TBT objective, so that others
-     * have none and compute prompts as prefill workers do (pack.c). 0: rows are spread. */
-    double pack_share;
+    bool tail_load;     /* an engine can load a prefix's end while it computes its head (baton) */
     double work_weight; /* baton: weight of the worker's time that a placement takes from others */
-    /* baton: a request that admission refuses is served late where it delays nobody who is in time
-     * (bt_sched_late), if it would wait for prefill workers for less than this. 0: it is refused.
-     */
-    double late_wait_ms;
-    double others_tbt_ms; /* ... the TBT objective of those that it must not delay; 0: none */
+};
+
+/* Admission priced: exponents. */
+struct bt_sched_price {
+    double work;   /* how fast a queue raises the price of work; 0: not */
+    double demand; /* how fast it, or decode workers that get full, lower the share of the stage's
+                      work asked for that may come in, the least first; 0: not */
+};
+
+/* baton: prompts beside rows at decode workers. */
+struct bt_sched_mixed {
+    double step_ms;       /* a decode worker fills its steps with prompt tokens up to so long, if
+                             it says nothing else; 0: none takes prompts from others */
+    uint32_t step_tokens; /* ... in multiples of so many; 0: to the token */
+    double gap_ms;        /* ... but no row that joins has its first gap made longer by them than
+                             this: steps that rows join have less room. 0: they do not */
+    /* Then rows are packed: they go to the fullest decode worker whose step stays within this share
+     * of the TBT objective, so that others have none and compute prompts as prefill workers do
+     * (pack.c). 0: rows are spread. */
+    double pack_share;
+};
+
+/* baton: a request that admission refuses is served late where it delays nobody who is in time
+ * (bt_sched_late). */
+struct bt_sched_late_limits {
+    double wait_ms;       /* ... if it would wait for prefill workers for less. 0: it is refused */
+    double others_tbt_ms; /* the TBT objective of those that it must not delay; 0: none */
+};
+
+struct bt_sched_params {
+    struct bt_sched_objective objective;
+    struct bt_sched_prior prior;
+    struct bt_sched_place place;
+    struct bt_sched_price price;
+    struct bt_sched_mixed mixed;
+    struct bt_sched_late_limits late;
 };
 
 typedef enum {
@@ -241,7 +269,7 @@ extern const struct bt_sched_policy bt_sched_least_load;
  * the hand-off does not hide; the decode worker with the least load and pages. */
 extern const struct bt_sched_policy bt_sched_cache_aware;
 /* KVCache-centric: Algorithm 1 of Mooncake (arXiv 2407.00079), with its balancing threshold
- * (params.fetch_ratio): queue + prefill with the local prefix, or queue + fetch from the best
+ * (place.fetch_ratio): queue + prefill with the local prefix, or queue + fetch from the best
  * holder + prefill with the best prefix; a missing local prefix is an infinite ratio. */
 extern const struct bt_sched_policy bt_sched_kvcache;
 /* KVCache-centric, with: the fetch runs beside the queue and beside the computing of the prefix's

@@ -101,7 +101,7 @@ void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sche
 bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_tokens, double t_ms,
                          double slow, struct bt_sched_pool *pool_p);
 /* The prompt's tokens from `cached` on, computed by decode worker w beside its rows, in steps of
- * params.mixed_step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
+ * mixed.step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
  * < 0: there is no room beside its rows, in their steps or in its pages. */
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_worker *w, const struct bt_sched_request *req,
@@ -111,12 +111,12 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
 static inline double bt_sched_mixed_step(const struct bt_sched_params *c,
                                          const struct bt_sched_worker *w)
 {
-    return w->mixed_step_ms != 0 ? w->mixed_step_ms : c->mixed_step_ms;
+    return w->mixed_step_ms != 0 ? w->mixed_step_ms : c->mixed.step_ms;
 }
 static inline double bt_sched_mixed_gap(const struct bt_sched_params *c,
                                         const struct bt_sched_worker *w)
 {
-    return w->mixed_step_ms != 0 ? w->mixed_gap_ms : c->mixed_gap_ms;
+    return w->mixed_step_ms != 0 ? w->mixed_gap_ms : c->mixed.gap_ms;
 }
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
