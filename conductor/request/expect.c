@@ -88,7 +88,7 @@ static void note_rows(const struct bt_flight *f, uint64_t now_ns, int sign)
         f->plan.background ? &mc->expect.late_forecast : &mc->expect.forecast;
     for (uint32_t i = 0; i < f->own_rows; i++) {
         bt_sched_forecast_note(to, ms_of(now_ns), f->expect_ready_ms, f->sequence->n_tokens,
-                               f->plan.row_ms, sign);
+                               f->plan.takes.row_ms, sign);
     }
 }
 
@@ -97,7 +97,7 @@ void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
     if (f->decode == NULL) {
         return;
     }
-    double left = f->plan.ttft_ms - ms_of(now_ns - f->sequence->r->spec.received_ns);
+    double left = f->plan.first.ms - ms_of(now_ns - f->sequence->r->spec.received_ns);
     f->expect_ready_ms = ms_of(now_ns) + BT_MAX(left, 0);
     f->expected = true;
     note_rows(f, now_ns, 1);
@@ -151,7 +151,7 @@ void bt_expect_learn(struct bt_machine *mc, uint64_t now_ns)
             uint32_t have = c->journal.n;
             bt_survival_reach(&mc->expect.survival, key_of(r), c->told, have);
             c->told = have;
-            double ms = sq->flight->plan.step_ms *
+            double ms = sq->flight->plan.gaps.step_ms *
                         bt_survival_mean(&mc->expect.survival, key_of(r), have, r->spec.max_tokens);
             sum += ms;
             kv += sq->flight->own_kv;

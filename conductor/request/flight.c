@@ -65,9 +65,9 @@ void bt_flight_count(struct bt_flight *f, uint64_t now_ns)
     }
     struct bt_sched_pace pace = pace_of(f);
     f->prefill->own.prefill_tokens += f->own_tokens;
-    f->prompt.pos = BT_MIN(f->plan.cached_tokens, f->sequence->n_tokens);
+    f->prompt.pos = BT_MIN(f->plan.prefix.cached_tokens, f->sequence->n_tokens);
     f->prompt.len = f->sequence->n_tokens;
-    f->prompt.alone_ms = f->plan.alone_ms;
+    f->prompt.alone_ms = f->plan.takes.alone_ms;
     f->prompt.priority = bt_flight_class(f);
     bt_sched_own_prompt(&f->prefill->own, &f->prompt, &pace, now_ns);
     if (f->decode != NULL) {

@@ -169,13 +169,13 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     /* A later plan's is the next token, from now on. */
     double before_ms = sq->epoch != 0 ? req->waited_ms : 0;
     if (plan != NULL) {
-        e->queue_ms = plan->queue_ms;
-        e->prefill_ms = plan->beside_ms + plan->prefill_ms;
-        e->both = plan->both;
+        e->queue_ms = plan->first.queue_ms;
+        e->prefill_ms = plan->first.beside_ms + plan->first.prefill_ms;
+        e->both = plan->at.both;
         e->draining = plan->draining;
-        e->cached_tokens = plan->cached_tokens;
-        e->ttft_ms = plan->ttft_ms - before_ms;
-        e->tbt_ms = plan->tbt_ms;
+        e->cached_tokens = plan->prefix.cached_tokens;
+        e->ttft_ms = plan->first.ms - before_ms;
+        e->tbt_ms = plan->gaps.ms;
     }
     struct bt_sched_candidate list[BT_EXPLAIN_CANDIDATES];
     e->n_candidates = bt_sched_explain(sq->r->mc->conf.policy, params, &v->snap, req, plan, list,

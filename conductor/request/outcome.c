@@ -21,12 +21,12 @@ void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f)
     snprintf(p->prefill, sizeof(p->prefill), "%s", name_of(f->prefill));
     snprintf(p->decode, sizeof(p->decode), "%s", name_of(f->decode));
     snprintf(p->reason, sizeof(p->reason), "%s", bt_sched_reason_names[f->plan.reason]);
-    p->cached_tokens = f->plan.cached_tokens;
-    p->fetch_tokens = f->plan.fetch_tokens;
-    p->queue_ms = f->plan.queue_ms;
-    p->prefill_ms = f->plan.beside_ms + f->plan.prefill_ms;
-    p->ttft_ms = f->plan.ttft_ms;
-    p->tbt_ms = f->plan.tbt_ms;
+    p->cached_tokens = f->plan.prefix.cached_tokens;
+    p->fetch_tokens = f->plan.prefix.fetch_tokens;
+    p->queue_ms = f->plan.first.queue_ms;
+    p->prefill_ms = f->plan.first.beside_ms + f->plan.first.prefill_ms;
+    p->ttft_ms = f->plan.first.ms;
+    p->tbt_ms = f->plan.gaps.ms;
 }
 
 void bt_outcome_source(struct bt_sequence *sq, const struct bt_sources *from)
@@ -50,7 +50,7 @@ void bt_outcome_first_token(struct bt_sequence *sq, uint64_t now_ns)
         return;
     }
     double actual = (double)(now_ns - sq->r->spec.received_ns) / 1e6;
-    bt_metric_observe(sq->r->mc->m.ttft_error, bt_sched_error(f->plan.ttft_ms, actual));
+    bt_metric_observe(sq->r->mc->m.ttft_error, bt_sched_error(f->plan.first.ms, actual));
     f->first_token_ms = (double)(now_ns - f->planned_ns) / 1e6;
 }
 
@@ -58,9 +58,10 @@ void bt_outcome_prefilled(struct bt_sequence *sq)
 {
     const struct bt_flight *f = sq->flight;
     if (f != NULL && f->first_token_ms > 0 && is_told(sq) && f->prefill != NULL) {
-        bool alone = !(f->plan.queue_ms > 0 || f->plan.beside_ms > 0);
+        bool alone = !(f->plan.first.queue_ms > 0 || f->plan.first.beside_ms > 0);
         double computed = alone ? sq->r->usage.prefill_ms : -1;
-        bt_sched_learn_ttft(&f->prefill->learned, f->plan.work_ms, computed, f->first_token_ms);
+        bt_sched_learn_ttft(&f->prefill->learned, f->plan.first.work_ms, computed,
+                            f->first_token_ms);
     }
 }
 
@@ -90,9 +91,9 @@ void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice)
         return;
     }
     /* Each of these puts the gaps into another order: the first one is looked at before. */
-    bool landing = is_told(sq) && f->plan.landing_ms > 0 && choice == sq->first;
+    bool landing = is_told(sq) && f->plan.gaps.landing_ms > 0 && choice == sq->first;
     if (landing && f->decode != NULL) {
-        bt_sched_learn_landing(&f->decode->learned, f->plan.step_ms, f->plan.landing_ms,
+        bt_sched_learn_landing(&f->decode->learned, f->plan.gaps.step_ms, f->plan.gaps.landing_ms,
                                c->gaps_ms[0]);
     }
     double others = bt_sched_tbt_of(c->gaps_ms + landing, c->n_gaps - landing);
@@ -102,9 +103,9 @@ void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice)
     if (actual <= 0 || !is_told(sq)) {
         return;
     }
-    bt_metric_observe(sq->r->mc->m.tbt_error, bt_sched_error(f->plan.tbt_ms, actual));
+    bt_metric_observe(sq->r->mc->m.tbt_error, bt_sched_error(f->plan.gaps.ms, actual));
     if (f->decode != NULL) {
-        bt_sched_learn_tbt(&f->decode->learned, f->plan.step_ms, f->plan.mixed_ms,
+        bt_sched_learn_tbt(&f->decode->learned, f->plan.gaps.step_ms, f->plan.gaps.mixed_ms,
                            c->n_gaps - landing, others);
         bt_sched_learn_life(&f->decode->learned, sum_of(c->gaps_ms, c->n_gaps));
     }

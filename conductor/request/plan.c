@@ -125,7 +125,7 @@ static void submit(const struct bt_sequence *sq, bool keep, struct bt_sources *f
                    double recompute_tokens_per_s, uint64_t now_ns)
 {
     const struct bt_flight *f = sq->flight;
-    uint32_t n = f->plan.grant_tokens != 0 ? f->plan.grant_tokens : sq->n_tokens;
+    uint32_t n = f->plan.prefix.grant_tokens != 0 ? f->plan.prefix.grant_tokens : sq->n_tokens;
     reserve(sq, n, keep, from, recompute_tokens_per_s, now_ns);
     if (f->both) {
         submit_to(sq, f->decode, BT_PHASES_BOTH, now_ns);
@@ -153,7 +153,7 @@ static void note_places(struct bt_machine *mc, const struct bt_sched_plan *plan,
     }
     mc->short_log_ns = now_ns;
     BT_WARN("places_short", "worker=%s places=%u wanted=%u remedy=%s",
-            v->worker[plan->decode]->name, v->workers[plan->decode].slots_total,
+            v->worker[plan->at.decode]->name, v->workers[plan->at.decode].slots_total,
             plan->places_wanted,
             "raise engine.max_slots of the decode workers: prompts would be computed "
             "beside rows there if their places lasted");
@@ -161,8 +161,8 @@ static void note_places(struct bt_machine *mc, const struct bt_sched_plan *plan,
 
 static void count_plan(struct bt_machine *mc, const struct bt_sched_plan *plan)
 {
-    if (mc->m.plan[plan->both][plan->reason] != NULL) {
-        bt_metric_add(mc->m.plan[plan->both][plan->reason], 1);
+    if (mc->m.plan[plan->at.both][plan->reason] != NULL) {
+        bt_metric_add(mc->m.plan[plan->at.both][plan->reason], 1);
     }
 }
 
@@ -179,15 +179,15 @@ static struct bt_flight *begin_flight(struct bt_sequence *sq, const struct bt_sc
     }
     struct bt_gen_usage *u = &sq->r->usage;
     struct bt_flight *f = sq->flight = bt_flight_create(sq);
-    f->prefill = v->worker[plan->prefill];
-    f->kv_prefill = v->kvstore[plan->kv_prefill];
+    f->prefill = v->worker[plan->at.prefill];
+    f->kv_prefill = v->kvstore[plan->at.kv_prefill];
     if (sq->r->spec.max_tokens == 0) { /* only the prompt's logprobs are wanted */
         f->same_kv = f->decode_ended = true;
     } else {
-        f->both = plan->both;
-        f->same_kv = plan->kv_prefill == plan->kv_decode;
-        f->decode = v->worker[plan->decode];
-        f->kv_decode = v->kvstore[plan->kv_decode];
+        f->both = plan->at.both;
+        f->same_kv = plan->at.kv_prefill == plan->at.kv_decode;
+        f->decode = v->worker[plan->at.decode];
+        f->kv_decode = v->kvstore[plan->at.kv_decode];
         f->own_rows = sq->n;
         f->own_kv = (uint64_t)sq->n * sq->n_tokens;
         snprintf(u->decode, sizeof(u->decode), "%s", f->decode->name);
@@ -200,7 +200,7 @@ static struct bt_flight *begin_flight(struct bt_sequence *sq, const struct bt_sc
         sq->r->mc->queues.n_late++;
     }
     f->planned_ns = now_ns;
-    f->own_tokens = sq->n_tokens - plan->cached_tokens;
+    f->own_tokens = sq->n_tokens - plan->prefix.cached_tokens;
     bt_flight_count(f, now_ns);
     snprintf(u->prefill, sizeof(u->prefill), "%s", f->prefill->name);
     return f;
@@ -279,8 +279,8 @@ static void note_demand(struct bt_sequence *sq, const struct attempt *a, uint64_
     bool planned = a->verdict == BT_SCHED_PLANNED, refused = a->verdict == BT_SCHED_OVERLOADED;
     bool in_time = planned && !a->plan.background, late = planned && a->plan.background;
     if ((planned || refused) && (!late || a->rej.compute_ms <= a->params.objective.ttft_ms)) {
-        bt_expect_demand(sq, now_ns, in_time ? a->plan.compute_ms : a->rej.compute_ms,
-                         in_time ? a->plan.decode_work : a->rej.decode_work,
+        bt_expect_demand(sq, now_ns, in_time ? a->plan.takes.compute_ms : a->rej.compute_ms,
+                         in_time ? a->plan.takes.decode_work : a->rej.decode_work,
                          in_time || a->rej.by_decode);
     }
     if (refused || late) {
@@ -326,8 +326,8 @@ bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns)
     }
     /* If no other worker has the role, the policy plans on one that gives it up. */
     const struct bt_machine *mc = sq->r->mc;
-    return !bt_machine_facts(mc, a.v.worker[a.plan.prefill]).gives_up_prefill &&
-           !bt_machine_facts(mc, a.v.worker[a.plan.decode]).gives_up_decode;
+    return !bt_machine_facts(mc, a.v.worker[a.plan.at.prefill]).gives_up_prefill &&
+           !bt_machine_facts(mc, a.v.worker[a.plan.at.decode]).gives_up_decode;
 }
 
 /* A request that would only just meet its objective will probably miss it, because every forecast
@@ -373,14 +373,14 @@ static bool hopeless_behind(struct bt_sequence *sq, struct attempt *a, double wa
     const struct bt_sched_admission *admission =
         mc->conf.admission != NULL ? mc->conf.admission : &bt_sched_admit_early;
     a->req.waited_ms += wait_ms;
-    a->plan.waited_ms += wait_ms;
-    a->plan.ttft_ms += wait_ms;
-    a->plan.ttft_most_ms += wait_ms;
+    a->plan.first.waited_ms += wait_ms;
+    a->plan.first.ms += wait_ms;
+    a->plan.first.most_ms += wait_ms;
     a->verdict = admission->admit(&a->params, &a->v.snap, &a->req, &a->plan, &a->rej);
     if (a->verdict == BT_SCHED_PLANNED) {
         return false;
     }
-    bt_expect_late(sq, now_ns, a->plan.compute_ms);
+    bt_expect_late(sq, now_ns, a->plan.takes.compute_ms);
     return true;
 }
 
@@ -401,17 +401,17 @@ static void find_sources(struct bt_sequence *sq, const struct attempt *a, struct
 {
     struct bt_machine *mc = sq->r->mc;
     mc->env->sources(mc->env_arg, &a->v, &a->plan, sq->keys, sq->n_keys,
-                     a->plan.prefix_tokens / mc->conf.block_tokens, from);
+                     a->plan.prefix.end_tokens / mc->conf.block_tokens, from);
     if (from->n != 0) {
         bt_metric_add(mc->m.fetch_plans, 1);
-        bt_metric_add(mc->m.fetch_tokens, a->plan.fetch_tokens);
-        bt_explain_sources(sq, a->plan.fetch_tokens, from);
+        bt_metric_add(mc->m.fetch_tokens, a->plan.prefix.fetch_tokens);
+        bt_explain_sources(sq, a->plan.prefix.fetch_tokens, from);
         bt_outcome_source(sq, from);
     }
     /* The kvstore compares loading from its own SSD with computing, so it needs the rate. */
-    *per_s_p = a->plan.recompute_tokens_per_s > 0 || from->n != 0
-                   ? a->plan.recompute_tokens_per_s
-                   : bt_request_tokens_per_s(&a->v.workers[a->plan.prefill], sq->n_tokens,
+    *per_s_p = a->plan.prefix.recompute_tokens_per_s > 0 || from->n != 0
+                   ? a->plan.prefix.recompute_tokens_per_s
+                   : bt_request_tokens_per_s(&a->v.workers[a->plan.at.prefill], sq->n_tokens,
                                              &mc->conf.sched);
 }
 
@@ -438,20 +438,20 @@ bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
     count_plan(mc, &a.plan);
     note_places(mc, &a.plan, &a.v, now_ns);
     bt_outcome_planned(sq, f);
-    sq->charged = sq->n_tokens - a.plan.cached_tokens;
+    sq->charged = sq->n_tokens - a.plan.prefix.cached_tokens;
     bt_sched_fair_serve(&mc->queues.fair, r->tenant, sq->charged, r->spec.weight);
     bt_expect_planned(f, now_ns);
     BT_DEBUG("request_planned",
              "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
              "ttft_ms=%.1f",
-             sq->id, sq->epoch, sq->n_tokens, a.plan.cached_tokens, r->usage.prefill,
-             r->usage.decode, bt_sched_reason_names[a.plan.reason], a.plan.ttft_ms);
+             sq->id, sq->epoch, sq->n_tokens, a.plan.prefix.cached_tokens, r->usage.prefill,
+             r->usage.decode, bt_sched_reason_names[a.plan.reason], a.plan.first.ms);
     struct bt_sources from;
     double recompute_tokens_per_s;
     find_sources(sq, &a, &from, &recompute_tokens_per_s);
     /* Transit blocks have a limit of their own in the kvstore. The probe may use all slots, so its
      * blocks are kept. */
-    submit(sq, a.plan.keep || mc->queues.probe == sq, &from, recompute_tokens_per_s, now_ns);
+    submit(sq, a.plan.prefix.keep || mc->queues.probe == sq, &from, recompute_tokens_per_s, now_ns);
     bt_sources_cleanup(&from);
     bt_replicate_look(sq, &a.v, now_ns);
     return BT_PLAN_SUBMITTED;

@@ -69,7 +69,8 @@ void bt_replicate_look(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     if (!bt_sched_copies_look(&r->copies, &mc->conf.sched, &v->snap, &p, r->to == NULL, &copy)) {
         return;
     }
-    struct bt_sched_plan plan = {.kv_prefill = copy.to, .fetch_from = copy.from, .fetch_tokens = 1};
+    struct bt_sched_plan plan = {
+        .at.kv_prefill = copy.to, .prefix.fetch_from = copy.from, .prefix.fetch_tokens = 1};
     struct bt_sources from;
     mc->env->sources(mc->env_arg, v, &plan, sq->keys, sq->n_keys, copy.blocks, &from);
     if (from.n != 0) {

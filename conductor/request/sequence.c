@@ -536,7 +536,7 @@ static void on_tick_running(struct bt_sequence *sq, const struct bt_sequence_inp
     last = BT_MAX(last, sq->r->mc->awake_ns);
     double limit_ms = sq->r->mc->conf.stall_ms;
     if (sq->state == BT_SEQ_PREFILLING) {
-        limit_ms += 2 * f->plan.ttft_ms;
+        limit_ms += 2 * f->plan.first.ms;
     }
     if (in->now_ns > last && (double)(in->now_ns - last) / 1e6 > limit_ms) {
         bt_sequence_avoid(sq, p);

@@ -53,7 +53,7 @@ static void add_run(struct bt_source *s, uint32_t first, uint32_t count)
 static void choose(const struct bt_view_snapshot *v, const struct bt_sched_plan *plan,
                    uint32_t *extents, struct bt_sources *out, uint8_t *place)
 {
-    uint32_t next = plan->fetch_from;
+    uint32_t next = plan->prefix.fetch_from;
     while (out->n < BT_SOURCES_MAX && next != BT_SCHED_NONE) {
         if (extents[next] != 0) {
             out->at[out->n++].kv = v->kvstore[next];
@@ -76,7 +76,7 @@ void bt_sources_find(const struct bt_view *view, const struct bt_view_snapshot *
                      uint32_t n_keys, uint32_t n, struct bt_sources *out)
 {
     memset(out, 0, sizeof(*out));
-    if (plan->fetch_tokens == 0) {
+    if (plan->prefix.fetch_tokens == 0) {
         return;
     }
     uint32_t extent = bt_view_extent_blocks(view), at[HOLDERS_MAX];
@@ -88,7 +88,7 @@ void bt_sources_find(const struct bt_view *view, const struct bt_view_snapshot *
             extents[at[i]]++;
         }
     }
-    extents[plan->kv_prefill] = 0; /* it looks at itself first anyway */
+    extents[plan->at.kv_prefill] = 0; /* it looks at itself first anyway */
     choose(v, plan, extents, out, place);
     for (uint32_t e = 0; e < n_extents; e++) {
         for (uint32_t i = holders(view, v, keys, e, at); i-- > 0;) {

@@ -65,7 +65,7 @@ static const char *why_stuck(struct bt_sequence *sq, const struct bt_peer_facts 
         sq->excused_ns = now_ns;
     }
     double limit_ms = (double)BUSY_STALLS * sq->r->mc->conf.stall_ms +
-                      BUSY_PREDICTED * BT_MAX(sq->flight->plan.ttft_ms, 0);
+                      BUSY_PREDICTED * BT_MAX(sq->flight->plan.first.ms, 0);
     from_ns = BT_MAX(sq->progress_ns, sq->excused_ns);
     return now_ns > from_ns && (double)(now_ns - from_ns) / 1e6 > limit_ms
                ? "its worker serves others but not it"

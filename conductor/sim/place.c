@@ -47,40 +47,40 @@ static bool place(const struct bt_sim *s, const struct bt_sched_request *want,
                   struct bt_sched_plan *plan, struct bt_sched_reject *rej)
 {
     return s->o->policy->place(&s->params, &s->snap, want, plan, rej) == BT_SCHED_PLANNED &&
-           s->workers[plan->decode].decode;
+           s->workers[plan->at.decode].decode;
 }
 
 static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
 {
     struct bt_sim_record *rec = &s->r->records[id];
     struct bt_sim_live *l = &s->live[id];
-    rec->prefill = plan->prefill;
-    rec->decode = plan->decode;
+    rec->prefill = plan->at.prefill;
+    rec->decode = plan->at.decode;
     s->r->background += plan->background;
     l->told_plan = l->given == 0 && !plan->background;
-    l->alone = !(plan->queue_ms > 0 || plan->beside_ms > 0);
-    l->work_ms = plan->work_ms;
-    l->step_ms = plan->step_ms;
-    l->mixed_ms = plan->mixed_ms;
-    l->landing_ms = plan->landing_ms;
+    l->alone = !(plan->first.queue_ms > 0 || plan->first.beside_ms > 0);
+    l->work_ms = plan->first.work_ms;
+    l->step_ms = plan->gaps.step_ms;
+    l->mixed_ms = plan->gaps.mixed_ms;
+    l->landing_ms = plan->gaps.landing_ms;
     l->job = (struct bt_sim_job){.id = id,
                                  .late = plan->background,
-                                 .pos = plan->cached_tokens,
+                                 .pos = plan->prefix.cached_tokens,
                                  .len = bt_sim_tokens_of(s, id)};
-    l->prompt = (struct bt_sched_prompt){.pos = plan->cached_tokens,
+    l->prompt = (struct bt_sched_prompt){.pos = plan->prefix.cached_tokens,
                                          .len = l->job.len,
-                                         .alone_ms = plan->alone_ms,
+                                         .alone_ms = plan->takes.alone_ms,
                                          .priority = plan->background ? BT_SCHED_CLASS_LATE : 0};
     bt_list_init(&l->prompt.link);
     struct bt_sched_pace pace = bt_sim_pace(s, rec->prefill);
     bt_sched_own_prompt(&s->nodes[rec->prefill].own, &l->prompt, &pace, bt_sim_now_ns(s));
     l->placed_ms = s->now_ms;
-    l->ready_ms = s->now_ms + plan->ttft_ms;
-    l->row_ms = plan->row_ms;
+    l->ready_ms = s->now_ms + plan->first.ms;
+    l->row_ms = plan->takes.row_ms;
     bt_sim_row_placed(s, id);
-    l->read_end_ms = bt_sim_caches_read(s->caches, plan->prefill, bt_sim_blocks_of(s, id),
+    l->read_end_ms = bt_sim_caches_read(s->caches, plan->at.prefill, bt_sim_blocks_of(s, id),
                                         bt_sim_usable_blocks(s, id), s->now_ms);
-    if (plan->fetch_from != BT_SCHED_NONE) {
+    if (plan->prefix.fetch_from != BT_SCHED_NONE) {
         bt_sim_fetch(s, id, plan);
     }
     bt_sim_compute_queue(s, id);
@@ -107,10 +107,10 @@ void bt_sim_arrive(struct bt_sim *s, uint32_t id)
         finish(s, id, BT_SIM_REFUSED_OTHER);
         return;
     }
-    rec->plan_ttft_ms = plan.ttft_ms;
-    rec->plan_tbt_ms = plan.tbt_ms;
+    rec->plan_ttft_ms = plan.first.ms;
+    rec->plan_tbt_ms = plan.gaps.ms;
     bool in = s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) == BT_SCHED_PLANNED;
-    double compute_ms = plan.compute_ms, decode_work = plan.decode_work;
+    double compute_ms = plan.takes.compute_ms, decode_work = plan.takes.decode_work;
     if (!in) {
         bt_sched_demand_note(&s->late_demand, s->now_ms, compute_ms);
     }

@@ -26,18 +26,19 @@ static double send_late(const struct bt_sim *s, uint32_t from, uint32_t to, doub
 void bt_sim_fetch(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
 {
     struct bt_sim_live *l = &s->live[id];
-    uint32_t n = BT_MIN(s->match[plan->fetch_from], bt_sim_usable_blocks(s, id)), ssd;
-    double bytes = (double)plan->fetch_tokens * s->c->token_bytes;
+    uint32_t n = BT_MIN(s->match[plan->prefix.fetch_from], bt_sim_usable_blocks(s, id)), ssd;
+    double bytes = (double)plan->prefix.fetch_tokens * s->c->token_bytes;
     l->best_tokens = n * BT_SIM_BLOCK_TOKENS;
-    l->fetch_from = plan->fetch_from;
-    l->fetch_tokens = plan->fetch_tokens;
-    l->fetch_end_ms = send(s, plan->fetch_from, plan->prefill, bytes);
+    l->fetch_from = plan->prefix.fetch_from;
+    l->fetch_tokens = plan->prefix.fetch_tokens;
+    l->fetch_end_ms = send(s, plan->prefix.fetch_from, plan->at.prefill, bytes);
     s->r->bytes_fetch += bytes;
     const uint32_t *blocks = bt_sim_blocks_of(s, id); /* used there too */
-    double read = bt_sim_caches_read(s->caches, plan->fetch_from, blocks, n, s->now_ms);
+    double read = bt_sim_caches_read(s->caches, plan->prefix.fetch_from, blocks, n, s->now_ms);
     l->fetch_end_ms = BT_MAX(l->fetch_end_ms, read);
-    uint32_t used = bt_sim_caches_use(s->caches, plan->fetch_from, blocks, n, s->now_ms, &ssd);
-    bt_sim_caches_release(s->caches, plan->fetch_from, blocks, used);
+    uint32_t used =
+        bt_sim_caches_use(s->caches, plan->prefix.fetch_from, blocks, n, s->now_ms, &ssd);
+    bt_sim_caches_release(s->caches, plan->prefix.fetch_from, blocks, used);
 }
 
 bool bt_sim_fetch_lost(const struct bt_sim *s, uint32_t id)

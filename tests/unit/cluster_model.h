@@ -228,11 +228,11 @@ static inline void model_sources(void *arg, const struct bt_view_snapshot *v,
     (void)keys;
     (void)n_keys;
     memset(out, 0, sizeof(*out));
-    if (plan->fetch_tokens == 0 || n == 0) {
+    if (plan->prefix.fetch_tokens == 0 || n == 0) {
         return;
     }
     struct bt_source *s = &out->at[out->n++];
-    s->kv = v->kvstore[plan->fetch_from];
+    s->kv = v->kvstore[plan->prefix.fetch_from];
     s->first = bt_calloc(1, sizeof(*s->first));
     s->count = bt_calloc(1, sizeof(*s->count));
     s->count[0] = s->blocks = n;

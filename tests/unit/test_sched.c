@@ -77,15 +77,15 @@ static void test_apart(void **state)
     struct world x;
     world_init(&x);
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_false(p.both);
-    assert_true(x.w[p.prefill].prefill);
-    assert_true(x.w[p.decode].decode);
-    assert_int_equal(p.kv_prefill, x.w[p.prefill].kvstore);
-    assert_int_equal(p.kv_decode, x.w[p.decode].kvstore);
+    assert_false(p.at.both);
+    assert_true(x.w[p.at.prefill].prefill);
+    assert_true(x.w[p.at.decode].decode);
+    assert_int_equal(p.at.kv_prefill, x.w[p.at.prefill].kvstore);
+    assert_int_equal(p.at.kv_decode, x.w[p.at.decode].kvstore);
     assert_int_equal(p.reason, BT_SCHED_APART);
-    assert_int_equal(p.cached_tokens, 0);
-    assert_true(p.ttft_ms > 999 && p.ttft_ms < 1001); /* 1000 tokens at the prior's speed */
-    assert_true(p.tbt_ms > 19 && p.tbt_ms < 21);
+    assert_int_equal(p.prefix.cached_tokens, 0);
+    assert_true(p.first.ms > 999 && p.first.ms < 1001); /* 1000 tokens at the prior's speed */
+    assert_true(p.gaps.ms > 19 && p.gaps.ms < 21);
 }
 
 static void test_cached_prefix_wins(void **state)
@@ -98,9 +98,9 @@ static void test_cached_prefix_wins(void **state)
         for (uint64_t seed = 0; seed < 32; seed++) {
             x.req.random = seed;
             struct bt_sched_plan p = place(&x, &defaults);
-            assert_int_equal(p.prefill, holder);
-            assert_int_equal(p.cached_tokens, 800);
-            assert_true(p.ttft_ms > 199 && p.ttft_ms < 201);
+            assert_int_equal(p.at.prefill, holder);
+            assert_int_equal(p.prefix.cached_tokens, 800);
+            assert_true(p.first.ms > 199 && p.first.ms < 201);
         }
     }
 }
@@ -128,18 +128,18 @@ static void test_a_short_prompt_shares_a_step(void **state)
     x.w[0].ahead_past_ms = 10;
     x.req.n_tokens = 16; /* 3.2 ms beside others, 8.2 alone */
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_int_equal(p.prefill, 0);
-    assert_true(fabs(p.queue_ms - 20.6) < 1e-6 && fabs(p.prefill_ms - 8.2) < 1e-6);
-    assert_true(fabs(p.beside_ms - 25.6) < 1e-6);
-    assert_true(fabs(p.ttft_ms - (20.6 + 30.6 + 3.2)) < 1e-6);
+    assert_int_equal(p.at.prefill, 0);
+    assert_true(fabs(p.first.queue_ms - 20.6) < 1e-6 && fabs(p.first.prefill_ms - 8.2) < 1e-6);
+    assert_true(fabs(p.first.beside_ms - 25.6) < 1e-6);
+    assert_true(fabs(p.first.ms - (20.6 + 30.6 + 3.2)) < 1e-6);
     x.req.n_tokens = 100; /* 20 and 25: those before it would lose more than it gains */
     p = place(&x, &defaults);
-    assert_int_equal(p.prefill, 1);
-    assert_true(p.queue_ms == 100 && p.beside_ms == 0);
+    assert_int_equal(p.at.prefill, 1);
+    assert_true(p.first.queue_ms == 100 && p.first.beside_ms == 0);
     x.req.n_tokens = 16;
     x.w[0].ahead_past_ms = 40; /* nobody has looked since: the next step is half of one away */
     p = place(&x, &defaults);
-    assert_true(p.prefill == 0 && fabs(p.queue_ms - 15.3) < 1e-6);
+    assert_true(p.at.prefill == 0 && fabs(p.first.queue_ms - 15.3) < 1e-6);
 }
 
 /* A short answer's time between tokens is the gap in which it is handed over; admission does not
@@ -157,17 +157,17 @@ static void test_the_gap_of_the_hand_off(void **state)
     struct bt_sched_params c = defaults;
     c.objective.tbt_ms = 30;
     struct bt_sched_plan p = place(&x, &c);
-    assert_true(p.landing_ms == 30 && p.tbt_ms == 70 && p.tail_ms == 20);
+    assert_true(p.gaps.landing_ms == 30 && p.gaps.ms == 70 && p.gaps.tail_ms == 20);
     struct bt_sched_reject r;
     assert_int_equal(bt_sched_decide(&bt_sched_cache_aware, NULL, &c, &x.s, &x.req, &p, &r),
                      BT_SCHED_PLANNED);
     x.req.likely_new = 71; /* one of the longest seven gaps */
     p = place(&x, &c);
-    assert_true(p.tbt_ms > 27 && p.tbt_ms < 28);
+    assert_true(p.gaps.ms > 27 && p.gaps.ms < 28);
     x.w[2].running = x.w[3].running = 0; /* nobody is there, or who will be is on the way */
-    assert_true(place(&x, &c).landing_ms == 20);
+    assert_true(place(&x, &c).gaps.landing_ms == 20);
     x.w[2].landing = x.w[3].landing = 1;
-    assert_true(place(&x, &c).landing_ms == 30);
+    assert_true(place(&x, &c).gaps.landing_ms == 30);
 }
 
 /* Rows that decode for less time than the prompt takes are mostly gone when it is computed, and so
@@ -184,19 +184,19 @@ static void test_the_step_when_the_prompt_is_computed(void **state)
         x.w[i].landing = 5;
     }
     struct bt_sched_plan p = place(&x, &defaults); /* nobody's life is known: all of them */
-    assert_true(fabs(p.step_ms - 11) < 1e-6);
+    assert_true(fabs(p.gaps.step_ms - 11) < 1e-6);
     for (int i = 2; i < 4; i++) { /* in a second: one of five is there then */
         bt_sched_learn_life(&x.w[i].learned, 200);
     }
     p = place(&x, &defaults);
-    assert_true(p.step_ms > 3 && p.step_ms < 3.05 && p.tail_ms == p.step_ms);
+    assert_true(p.gaps.step_ms > 3 && p.gaps.step_ms < 3.05 && p.gaps.tail_ms == p.gaps.step_ms);
     for (int i = 2; i < 4; i++) { /* they stay */
         x.w[i].learned.life_ms = 1e6;
     }
     p = place(&x, &defaults);
-    assert_true(p.step_ms > 10.9 && p.step_ms < 11);
+    assert_true(p.gaps.step_ms > 10.9 && p.gaps.step_ms < 11);
     x.w[2].running = x.w[3].running = 20; /* more than places: they take turns */
-    assert_true(place(&x, &defaults).step_ms > 27);
+    assert_true(place(&x, &defaults).gaps.step_ms > 27);
 }
 
 /* A holder with a long queue loses to a free worker that computes everything. */
@@ -207,16 +207,16 @@ static void test_queue_beats_cache(void **state)
     world_init(&x);
     x.k[0].match_blocks = 50;
     x.w[0].queued_prefill_tokens = 700; /* 0.7 + 0.2 s: still better than 1 s */
-    assert_int_equal(place(&x, &defaults).prefill, 0);
+    assert_int_equal(place(&x, &defaults).at.prefill, 0);
     x.w[0].queued_prefill_tokens = 900; /* 0.9 + 0.2 s */
-    assert_int_equal(place(&x, &defaults).prefill, 1);
+    assert_int_equal(place(&x, &defaults).at.prefill, 1);
     /* What this conductor has sent since the heartbeat counts as well. */
     x.w[0].queued_prefill_tokens = 0;
     x.w[0].own_prefill_tokens = 900;
-    assert_int_equal(place(&x, &defaults).prefill, 1);
+    assert_int_equal(place(&x, &defaults).at.prefill, 1);
     /* A faster worker has a shorter queue in time. */
     x.w[0].prefill_tokens_per_s = 10000;
-    assert_int_equal(place(&x, &defaults).prefill, 0);
+    assert_int_equal(place(&x, &defaults).at.prefill, 0);
 }
 
 static void test_whole_prompt_cached(void **state)
@@ -226,10 +226,10 @@ static void test_whole_prompt_cached(void **state)
     world_init(&x);
     x.req.n_tokens = 64;
     x.k[0].match_blocks = 4; /* all of it: the last block is computed again for its last token */
-    assert_int_equal(place(&x, &defaults).cached_tokens, 48);
+    assert_int_equal(place(&x, &defaults).prefix.cached_tokens, 48);
     x.req.n_tokens = 1;
     x.k[0].match_blocks = 0;
-    assert_int_equal(place(&x, &defaults).cached_tokens, 0);
+    assert_int_equal(place(&x, &defaults).prefix.cached_tokens, 0);
 }
 
 static void test_decode_least_load(void **state)
@@ -238,18 +238,18 @@ static void test_decode_least_load(void **state)
     struct world x;
     world_init(&x);
     x.w[2].running = 3;
-    assert_int_equal(place(&x, &defaults).decode, 3);
+    assert_int_equal(place(&x, &defaults).at.decode, 3);
     x.w[3].running = 5;
-    assert_int_equal(place(&x, &defaults).decode, 2);
+    assert_int_equal(place(&x, &defaults).at.decode, 2);
     x.w[2].own_requests = 9; /* sent, not yet in a heartbeat */
-    assert_int_equal(place(&x, &defaults).decode, 3);
+    assert_int_equal(place(&x, &defaults).at.decode, 3);
     world_init(&x);
     x.w[2].pages_free = 10; /* nearly full of pages, though idle in rows */
-    assert_int_equal(place(&x, &defaults).decode, 3);
+    assert_int_equal(place(&x, &defaults).at.decode, 3);
     world_init(&x);
     x.w[3].waiting = 1; /* a queue there already */
     x.w[2].running = 8;
-    assert_int_equal(place(&x, &defaults).decode, 2);
+    assert_int_equal(place(&x, &defaults).at.decode, 2);
 }
 
 /* Rows of lower classes make way where there is no room beside them, and only there. */
@@ -261,24 +261,24 @@ static void test_decode_among_lower_classes(void **state)
     x.w[2].running = x.w[2].yield_rows = 16; /* full of lower classes */
     x.w[3].running = 16;                     /* of others */
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_int_equal(p.decode, 2);
-    assert_true(p.step_ms == 20); /* it has not to take turns with anybody */
-    x.w[3].running = 12;          /* room beside others: nobody has to go */
-    assert_int_equal(place(&x, &defaults).decode, 3);
+    assert_int_equal(p.at.decode, 2);
+    assert_true(p.gaps.step_ms == 20); /* it has not to take turns with anybody */
+    x.w[3].running = 12;               /* room beside others: nobody has to go */
+    assert_int_equal(place(&x, &defaults).at.decode, 3);
     x.w[3].waiting = 1; /* ... which somebody waits for already */
-    assert_int_equal(place(&x, &defaults).decode, 2);
+    assert_int_equal(place(&x, &defaults).at.decode, 2);
     world_init(&x);
     x.w[2].running = x.w[3].running = 8;
     x.w[2].pages_free = x.w[3].pages_free = 0;
     x.w[3].yield_rows = 4;
     x.w[3].yield_pages = 500;
-    assert_int_equal(place(&x, &defaults).decode, 3);
+    assert_int_equal(place(&x, &defaults).at.decode, 3);
     x.w[3].yield_pages = 50; /* 69 are needed: not enough, and not more than the others' */
     x.w[2].yield_rows = 4;
     x.w[2].yield_pages = 60;
     p = place(&x, &defaults);
-    assert_int_equal(p.decode, 2);
-    assert_true(p.step_ms > 20);
+    assert_int_equal(p.at.decode, 2);
+    assert_true(p.gaps.step_ms > 20);
 }
 
 static void test_avoid(void **state)
@@ -291,16 +291,16 @@ static void test_avoid(void **state)
     for (uint64_t seed = 0; seed < 32; seed++) {
         x.req.random = seed;
         struct bt_sched_plan p = place(&x, &defaults);
-        assert_int_equal(p.prefill, 1);
-        assert_int_equal(p.decode, 2);
+        assert_int_equal(p.at.prefill, 1);
+        assert_int_equal(p.at.decode, 2);
     }
     x.k[1].avoid = true; /* its workers go with it: only avoided ones are left for the prefill */
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_int_equal(p.decode, 2);
+    assert_int_equal(p.at.decode, 2);
     x.w[2].avoid = x.k[0].avoid = true;
     x.w[1].avoid = true;
     p = place(&x, &defaults); /* everybody has failed before: then one of them all the same */
-    assert_true(x.w[p.prefill].prefill && x.w[p.decode].decode);
+    assert_true(x.w[p.at.prefill].prefill && x.w[p.at.decode].decode);
 }
 
 static void test_local(void **state)
@@ -310,17 +310,17 @@ static void test_local(void **state)
     world_init(&x);
     struct bt_sched_params c = defaults;
     c.place.local_prefill_tokens = 250;
-    assert_false(place(&x, &c).both); /* 1000 tokens are not a short tail */
-    x.k[1].match_blocks = 50;         /* 200 are, and that makes node 1's decode the better one */
+    assert_false(place(&x, &c).at.both); /* 1000 tokens are not a short tail */
+    x.k[1].match_blocks = 50; /* 200 are, and that makes node 1's decode the better one */
     struct bt_sched_plan p = place(&x, &c);
-    assert_true(p.both);
-    assert_int_equal(p.decode, 3);
-    assert_int_equal(p.prefill, 3);
-    assert_int_equal(p.kv_prefill, 1);
-    assert_false(p.keep); /* nothing is received */
+    assert_true(p.at.both);
+    assert_int_equal(p.at.decode, 3);
+    assert_int_equal(p.at.prefill, 3);
+    assert_int_equal(p.at.kv_prefill, 1);
+    assert_false(p.prefix.keep); /* nothing is received */
     assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
     c.place.local_prefill_tokens = 0;
-    assert_false(place(&x, &c).both);
+    assert_false(place(&x, &c).at.both);
 }
 
 static void test_one_role_left(void **state)
@@ -330,13 +330,13 @@ static void test_one_role_left(void **state)
     world_init(&x);
     x.s.n_workers = 2; /* prefill workers only */
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_true(p.both);
+    assert_true(p.at.both);
     assert_int_equal(p.reason, BT_SCHED_NO_DECODE_WORKER);
     world_init(&x);
     x.w[0].kvstore = x.w[1].kvstore = BT_SCHED_NONE; /* there, but of no use */
     p = place(&x, &defaults);
-    assert_true(p.both);
-    assert_true(p.prefill >= 2);
+    assert_true(p.at.both);
+    assert_true(p.at.prefill >= 2);
     assert_int_equal(p.reason, BT_SCHED_NO_PREFILL_WORKER);
 }
 
@@ -348,9 +348,9 @@ static void test_same_node(void **state)
     x.w[1] = x.w[2]; /* one prefill, one decode, both on node 0 */
     x.s.n_workers = 2;
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_false(p.both);
-    assert_int_equal(p.kv_prefill, p.kv_decode);
-    assert_false(p.keep);
+    assert_false(p.at.both);
+    assert_int_equal(p.at.kv_prefill, p.at.kv_decode);
+    assert_false(p.prefix.keep);
 }
 
 static void test_keep(void **state)
@@ -361,9 +361,9 @@ static void test_keep(void **state)
     x.s.n_workers = 4;
     x.w[1] = x.w[0];
     x.w[2] = x.w[3]; /* prefill on node 0, decode on node 1 */
-    assert_true(place(&x, &defaults).keep);
+    assert_true(place(&x, &defaults).prefix.keep);
     x.k[1].slots_free = 500; /* less than half would be free */
-    assert_false(place(&x, &defaults).keep);
+    assert_false(place(&x, &defaults).prefix.keep);
 }
 
 static void test_rejections(void **state)
@@ -401,9 +401,9 @@ static void test_larger_than_the_slab(void **state)
     world_init(&x);
     x.k[0].slots_total = x.k[1].slots_total = 62; /* 63 blocks */
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_true(p.both && p.prefill == p.decode && p.kv_prefill == p.kv_decode);
+    assert_true(p.at.both && p.at.prefill == p.at.decode && p.at.kv_prefill == p.at.kv_decode);
     assert_int_equal(p.reason, BT_SCHED_LARGER_THAN_SLAB);
-    assert_int_equal(p.grant_tokens, 31 * x.req.block_tokens);
+    assert_int_equal(p.prefix.grant_tokens, 31 * x.req.block_tokens);
     /* What is cached comes piece by piece where the grant ends: it goes there, even if the worker
      * has more to do, and all of it counts. */
     for (uint32_t k = 0; k < 2; k++) {
@@ -413,17 +413,17 @@ static void test_larger_than_the_slab(void **state)
             x.w[w].running = x.w[w].kvstore == k ? 10 : 0;
         }
         p = place(&x, &defaults);
-        assert_int_equal(p.kv_decode, k);
-        assert_int_equal(p.cached_tokens, 50 * x.req.block_tokens);
+        assert_int_equal(p.at.kv_decode, k);
+        assert_int_equal(p.prefix.cached_tokens, 50 * x.req.block_tokens);
     }
     world_init(&x);
     x.k[0].slots_total = x.k[1].slots_total = 62;
     x.k[1].slots_total = 63;
     p = place(&x, &defaults);
-    assert_int_equal(p.prefill, 1);
-    assert_int_equal(p.grant_tokens, 0);
+    assert_int_equal(p.at.prefill, 1);
+    assert_int_equal(p.prefix.grant_tokens, 0);
     x.k[0].slots_total = x.k[1].slots_total = 1;
-    assert_int_equal(place(&x, &defaults).grant_tokens, x.req.block_tokens);
+    assert_int_equal(place(&x, &defaults).prefix.grant_tokens, x.req.block_tokens);
 }
 
 static void test_objectives(void **state)
@@ -433,7 +433,7 @@ static void test_objectives(void **state)
     world_init(&x);
     struct bt_sched_params c = defaults;
     c.objective.ttft_ms = 1100;
-    assert_true(place(&x, &c).ttft_ms <= 1100);
+    assert_true(place(&x, &c).first.ms <= 1100);
     x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = 5000;
     struct bt_sched_reject r = rejected(&x, &c, BT_SCHED_OVERLOADED);
     assert_int_equal(r.retry_after_s, 5); /* 6 s predicted, 1.1 s wanted */
@@ -470,7 +470,7 @@ static void test_ties(void **state)
         x.req.random = seed * 0x9e3779b97f4a7c15ull;
         struct bt_sched_plan p = place(&x, &defaults), again = place(&x, &defaults);
         assert_memory_equal(&p, &again, sizeof(p)); /* decided by the arguments alone */
-        hits[p.prefill]++;
+        hits[p.at.prefill]++;
     }
     for (uint32_t i = 0; i < 7; i++) {
         assert_in_range(hits[i], 800, 1200);
@@ -493,7 +493,7 @@ static void test_names(void **state)
     struct bt_sched_plan p;
     struct bt_sched_reject r;
     assert_int_equal(bt_sched_least_load.place(&defaults, &x.s, &x.req, &p, &r), BT_SCHED_PLANNED);
-    assert_int_equal(p.prefill, 1);
+    assert_int_equal(p.at.prefill, 1);
 }
 
 /* A recorded decision: two prefill workers of different speed, one warm and busy; three decode
@@ -555,13 +555,13 @@ static void test_replay(void **state)
     assert_int_equal(bt_sched_cache_aware.place(&defaults, &s, &req, &p, &r), BT_SCHED_PLANNED);
     /* 0: 375 ms queue + 580 tokens = 72.5 ms; 1: 2500 tokens = 500 ms. The hand-off moves 2180
      * tokens = 286 ms, of which 0 hides 72.5 and 1 hides all. */
-    assert_int_equal(p.prefill, 1);
-    assert_int_equal(p.decode, 3);
-    assert_int_equal(p.kv_prefill, 1);
-    assert_int_equal(p.kv_decode, 2);
-    assert_false(p.keep);
-    assert_int_equal((int)p.ttft_ms, 500);
-    assert_int_equal((int)p.tbt_ms, 8);
+    assert_int_equal(p.at.prefill, 1);
+    assert_int_equal(p.at.decode, 3);
+    assert_int_equal(p.at.kv_prefill, 1);
+    assert_int_equal(p.at.kv_decode, 2);
+    assert_false(p.prefix.keep);
+    assert_int_equal((int)p.first.ms, 500);
+    assert_int_equal((int)p.gaps.ms, 8);
 }
 
 static void test_draining(void **state)
@@ -574,22 +574,22 @@ static void test_draining(void **state)
     for (uint64_t seed = 0; seed < 20; seed++) {
         x.req.random = seed;
         struct bt_sched_plan p = place(&x, &defaults);
-        assert_int_equal(p.prefill, 1);
-        assert_int_equal(p.decode, 3);
+        assert_int_equal(p.at.prefill, 1);
+        assert_int_equal(p.at.decode, 3);
         assert_false(p.draining);
     }
     /* A worker that failed the request before is better than one that is to be emptied. */
     x.w[3].avoid = true;
-    assert_int_equal(place(&x, &defaults).decode, 3);
+    assert_int_equal(place(&x, &defaults).at.decode, 3);
     x.w[3].avoid = false;
     /* Where nobody else has a role, somebody else does both. */
     x.s.n_workers = 3;
     struct bt_sched_plan p = place(&x, &defaults);
-    assert_true(p.both && p.decode == 1 && !p.draining);
+    assert_true(p.at.both && p.at.decode == 1 && !p.draining);
     /* Better there than nowhere. */
     x.w[1].draining = x.k[1].draining = true;
     p = place(&x, &defaults);
-    assert_true(p.draining && !p.both && p.decode == 2);
+    assert_true(p.draining && !p.at.both && p.at.decode == 2);
     x.req.n_tokens = 100000;
     rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
 }
@@ -599,9 +599,9 @@ static void test_choices_count_as_rows(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    double one = place(&x, &defaults).tbt_ms;
+    double one = place(&x, &defaults).gaps.ms;
     x.req.n_choices = 64; /* four times the rows that a worker has at once */
-    assert_true(place(&x, &defaults).tbt_ms > 3 * one);
+    assert_true(place(&x, &defaults).gaps.ms > 3 * one);
 }
 
 static void test_explain(void **state)
@@ -618,13 +618,13 @@ static void test_explain(void **state)
         assert_true(c[i].chosen);
         assert_string_equal(c[i].verdict, "chosen");
         bool prefill = c[i].use == BT_SCHED_FOR_PREFILL;
-        assert_int_equal(c[i].worker, prefill ? p.prefill : p.decode);
-        assert_true(prefill ? c[i].ttft_ms == p.ttft_ms : c[i].tbt_ms == p.tbt_ms);
+        assert_int_equal(c[i].worker, prefill ? p.at.prefill : p.at.decode);
+        assert_true(prefill ? c[i].ttft_ms == p.first.ms : c[i].tbt_ms == p.gaps.ms);
     }
     for (int i = 2; i < 4; i++) {
         assert_false(c[i].chosen);
         assert_non_null(strstr(c[i].verdict, "no better"));
-        assert_true(c[i].use != BT_SCHED_FOR_PREFILL || c[i].ttft_ms >= p.ttft_ms);
+        assert_true(c[i].use != BT_SCHED_FOR_PREFILL || c[i].ttft_ms >= p.first.ms);
     }
     assert_int_equal(bt_sched_explain(&bt_sched_cache_aware, &defaults, &x.s, &x.req, &p, c, 1),
                      4); /* says how many */

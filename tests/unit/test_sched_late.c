@@ -71,7 +71,7 @@ static void test_late(void **state)
     x.req.n_tokens = 5000;
     x.w[4].pages_total = x.w[5].pages_total = 0;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED); /* nobody has it in time */
-    assert_true(plan.background && plan.prefill < N_P && plan.ttft_ms >= 5000);
+    assert_true(plan.background && plan.at.prefill < N_P && plan.first.ms >= 5000);
     assert_int_equal(plan.reason, BT_SCHED_BACKGROUND);
     x.c.late.wait_ms = 0;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
@@ -89,12 +89,12 @@ static void test_late(void **state)
     }
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
-    assert_float_equal(plan.queue_ms, 3000, 1e-6);
+    assert_float_equal(plan.first.queue_ms, 3000, 1e-6);
     x.s.let_in = &let_in; /* half of their time goes to those in time: the wait is twice as long */
     bt_sched_demand_init(&let_in, 60000);
     bt_sched_demand_note(&let_in, 0, 60000 * (1 - exp(-1.0 / 6)) * N_P / 2);
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_float_equal(plan.queue_ms, 6000, 1);
+    assert_float_equal(plan.first.queue_ms, 6000, 1);
     bt_sched_demand_note(&let_in, 0, 60000 * (1 - exp(-1.0 / 6)) * N_P / 2);
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED); /* all of it: it would never have its turn */
     x.s.let_in = NULL;
@@ -107,17 +107,17 @@ static void test_late(void **state)
     x.req.n_tokens = 1000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
-    assert_float_equal(plan.ttft_ms, 1000, 1);
+    assert_float_equal(plan.first.ms, 1000, 1);
     /* The longer it would wait the shorter it must be: (1 - 6 / 20)^2 of 10 s. */
     x.req.n_tokens = 4899;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_true(plan.background && plan.prefill == 2);
+    assert_true(plan.background && plan.at.prefill == 2);
     x.req.n_tokens = 4901;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.w[3].late_ms = 0; /* where nobody waits it may be as long as it is */
     x.req.n_tokens = 50000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_int_equal(plan.prefill, 3);
+    assert_int_equal(plan.at.prefill, 3);
     /* Other policies refuse it. */
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
@@ -242,7 +242,7 @@ static void test_late_demand(void **state)
     x.req.n_tokens = 3500;
     x.w[1].queue_ms = 900; /* so short a wait is a burst */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_true(plan.background && plan.prefill == 1);
+    assert_true(plan.background && plan.at.prefill == 1);
     x.w[1].queue_ms = 2000;
     x.s.late_demand = NULL;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
@@ -266,7 +266,7 @@ static void test_late_both(void **state)
     }
     x.w[4].late_ms = 3000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
-    assert_true(plan.background && plan.both && plan.decode == 1);
+    assert_true(plan.background && plan.at.both && plan.at.decode == 1);
 }
 
 int main(void)

@@ -289,15 +289,15 @@ static void check_row(const struct row *t, bool tail_load, uint32_t spread, doub
     x.c.place.tail_load = tail_load;
     x.s.spread_blocks = spread;
     struct bt_sched_plan p = place(&x, t->policy);
-    if (p.prefill != t->prefill || p.fetch_from != t->fetch_from ||
-        p.fetch_tokens != t->fetch_tokens || p.cached_tokens != t->cached ||
-        (uint32_t)(p.ttft_ms + 0.5) != t->ttft_ms) {
-        fail_msg("%s: prefill %u, from %u, fetched %u, cached %u, ttft %.1f", t->name, p.prefill,
-                 p.fetch_from, p.fetch_tokens, p.cached_tokens, p.ttft_ms);
+    if (p.at.prefill != t->prefill || p.prefix.fetch_from != t->fetch_from ||
+        p.prefix.fetch_tokens != t->fetch_tokens || p.prefix.cached_tokens != t->cached ||
+        (uint32_t)(p.first.ms + 0.5) != t->ttft_ms) {
+        fail_msg("%s: prefill %u, from %u, fetched %u, cached %u, ttft %.1f", t->name, p.at.prefill,
+                 p.prefix.fetch_from, p.prefix.fetch_tokens, p.prefix.cached_tokens, p.first.ms);
     }
     /* a token is computed in a millisecond */
-    double recompute = p.fetch_tokens != 0 ? 1000 : 0;
-    assert_in_range((uint64_t)(p.recompute_tokens_per_s + 0.5), (uint64_t)recompute,
+    double recompute = p.prefix.fetch_tokens != 0 ? 1000 : 0;
+    assert_in_range((uint64_t)(p.prefix.recompute_tokens_per_s + 0.5), (uint64_t)recompute,
                     (uint64_t)recompute);
 }
 
@@ -329,10 +329,10 @@ static void test_nothing_fetched(void **state)
         x.w[1].queue_ms = queue;
         struct bt_sched_plan a = place(&x, &bt_sched_cache_aware);
         struct bt_sched_plan k = place(&x, &bt_sched_kvcache), b = place(&x, &bt_sched_baton);
-        assert_int_equal(a.prefill, k.prefill);
-        assert_int_equal(a.prefill, b.prefill);
-        assert_int_equal(k.fetch_from, BT_SCHED_NONE);
-        assert_int_equal(b.fetch_tokens, 0);
+        assert_int_equal(a.at.prefill, k.at.prefill);
+        assert_int_equal(a.at.prefill, b.at.prefill);
+        assert_int_equal(k.prefix.fetch_from, BT_SCHED_NONE);
+        assert_int_equal(b.prefix.fetch_tokens, 0);
     }
 }
 
@@ -346,9 +346,9 @@ static void test_random_and_turns(void **state)
     for (uint64_t i = 0; i < 8000; i++) {
         x.req.random = i * 0x9e3779b97f4a7c15ull;
         struct bt_sched_plan p = place(&x, &bt_sched_random);
-        hits[p.prefill]++;
-        hits[p.decode]++;
-        pairs[p.prefill][p.decode]++;
+        hits[p.at.prefill]++;
+        hits[p.at.decode]++;
+        pairs[p.at.prefill][p.at.decode]++;
     }
     for (uint32_t i = 0; i < N; i++) {
         assert_in_range(hits[i], i < N_P ? 1850 : 3800, i < N_P ? 2150 : 4200);
@@ -357,12 +357,12 @@ static void test_random_and_turns(void **state)
     for (uint64_t i = 0; i < 24; i++) {
         x.req.sequence = i;
         struct bt_sched_plan p = place(&x, &bt_sched_round_robin);
-        assert_int_equal(p.prefill, i % N_P);
-        assert_int_equal(p.decode, N_P + i % 2);
+        assert_int_equal(p.at.prefill, i % N_P);
+        assert_int_equal(p.at.decode, N_P + i % 2);
     }
     x.w[2].avoid = true; /* the next one takes its turn */
     x.req.sequence = 2;
-    assert_int_equal(place(&x, &bt_sched_round_robin).prefill, 3);
+    assert_int_equal(place(&x, &bt_sched_round_robin).at.prefill, 3);
 }
 
 static bt_sched_verdict_t decide(const struct world *x, const struct bt_sched_admission *a)
@@ -549,21 +549,21 @@ static void test_mixed(void **state)
             15000; /* 25 ms a step: half of it is room, so a prompt takes twice as long */
     }
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
-    assert_true(!p.both && p.prefill < N_P); /* idle ones are faster */
+    assert_true(!p.at.both && p.at.prefill < N_P); /* idle ones are faster */
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 1700;
     }
     x.w[4].queue_ms = 300; /* another prompt is beside its rows already */
     p = place(&x, &bt_sched_baton);
-    assert_true(p.both && p.prefill == 5 && p.decode == 5);
+    assert_true(p.at.both && p.at.prefill == 5 && p.at.decode == 5);
     assert_int_equal(p.reason, BT_SCHED_MIXED);
     struct bt_sched_candidate why[8];
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 8), 8);
-    assert_true(why[0].chosen && why[0].worker == 5 && why[0].ttft_ms == p.ttft_ms);
+    assert_true(why[0].chosen && why[0].worker == 5 && why[0].ttft_ms == p.first.ms);
     /* The next prompt waits for it beside rows: it is queued as what it takes without them. */
-    assert_float_equal(p.alone_ms, 1000, 1);
+    assert_float_equal(p.takes.alone_ms, 1000, 1);
     x.c.mixed.step_tokens = 5; /* steps take whole blocks: of 25 ms of room 20 are sure */
-    assert_float_equal(place(&x, &bt_sched_baton).ttft_ms, 1000 * (20 + 30) / 20.0, 1);
+    assert_float_equal(place(&x, &bt_sched_baton).first.ms, 1000 * (20 + 30) / 20.0, 1);
     x.c.mixed.step_tokens = 0;
     assert_non_null(strstr(why[2].verdict, "no better")); /* a prefill worker, compared with it */
     /* ... as was the other decode worker: twice the 300 ms, then 2000 ms. */
@@ -578,31 +578,31 @@ static void test_mixed(void **state)
     x.w[4].kv_tokens = 15000;
     p = place(&x, &bt_sched_baton);
     assert_int_equal(bt_sched_explain(&bt_sched_kvcache, &x.c, &x.s, &x.req, &p, why, 8), 7);
-    assert_float_equal(p.ttft_ms, 2000, 1);
+    assert_float_equal(p.first.ms, 2000, 1);
     x.w[5].chunk_tokens = 10; /* of a prompt at a time: a hundred steps with 25 ms for the rows */
-    assert_int_equal(place(&x, &bt_sched_baton).prefill, 4); /* twice the 300 ms, then 2000 ms */
+    assert_int_equal(place(&x, &bt_sched_baton).at.prefill, 4); /* twice the 300 ms, then 2000 ms */
     x.w[5].chunk_tokens = 0;
     /* What is less than a step's room has all of the step's rows beside it. */
     x.req.n_tokens = 10;
     x.w[4].queue_ms = 1700;
     x.w[0].queue_ms = 15;
-    assert_int_equal(place(&x, &bt_sched_baton).prefill, 0); /* 15 + 10 against 25 + 10 */
+    assert_int_equal(place(&x, &bt_sched_baton).at.prefill, 0); /* 15 + 10 against 25 + 10 */
     x.w[0].queue_ms = 1700;
     p = place(&x, &bt_sched_baton);
-    assert_int_equal(p.prefill, 5);
-    assert_float_equal(p.ttft_ms, 25 + 10, 0.1);
+    assert_int_equal(p.at.prefill, 5);
+    assert_float_equal(p.first.ms, 25 + 10, 0.1);
     x.req.n_tokens = 1000;
     x.w[4].queue_ms = 300;
     /* Steps that rows join have less room: of 50 ms 60 - 25. Rows that come over 1.7 s, one in
      * about every step, leave a third of the steps as they were. */
     x.c.mixed.gap_ms = 60;
     x.w[5].own_requests = 10;
-    assert_float_equal(place(&x, &bt_sched_baton).ttft_ms, 2000, 1); /* nobody is on the way */
+    assert_float_equal(place(&x, &bt_sched_baton).first.ms, 2000, 1); /* nobody is on the way */
     x.w[5].own_requests = 10 + 34;
     x.w[4].queue_ms = 3000;
     x.s.forecast = NULL;
     p = place(&x, &bt_sched_baton);
-    assert_true(!p.both || p.ttft_ms > 2400);
+    assert_true(!p.at.both || p.first.ms > 2400);
     x.w[5].own_requests = 0;
     x.w[4].queue_ms = 300;
     x.c.mixed.gap_ms = 0;
@@ -610,16 +610,17 @@ static void test_mixed(void **state)
         x.w[5].pages_free; /* more than four tenths in use: rows would hold them longer */
     x.w[5].pages_free = (uint32_t)(0.55 * x.w[5].pages_total);
     x.w[4].queue_ms = 5000;
-    assert_false(place(&x, &bt_sched_baton).both);
+    assert_false(place(&x, &bt_sched_baton).at.both);
     x.w[5].pages_free = pages;
     x.w[4].queue_ms = 300;
-    assert_true(place(&x, &bt_sched_baton).prefill == 5);
+    assert_true(place(&x, &bt_sched_baton).at.prefill == 5);
     x.w[5].kv_tokens = 38000; /* 48 ms a step: no room */
     p = place(&x, &bt_sched_baton);
-    assert_true(p.both && p.prefill == 4); /* twice the 300 ms, then 2000 ms: 2600 against 2700 */
-    assert_float_equal(p.queue_ms, 600, 1);
+    assert_true(p.at.both &&
+                p.at.prefill == 4); /* twice the 300 ms, then 2000 ms: 2600 against 2700 */
+    assert_float_equal(p.first.queue_ms, 600, 1);
     x.w[4].queue_ms = 1000;
-    assert_false(place(&x, &bt_sched_baton).both);
+    assert_false(place(&x, &bt_sched_baton).at.both);
     x.k[0].match_blocks = 9; /* what others have is fetched to it */
     x.w[4].queue_ms = 0;
     x.c.place.work_weight = 0;
@@ -627,11 +628,12 @@ static void test_mixed(void **state)
         x.w[i].queue_ms = 5000;
     }
     p = place(&x, &bt_sched_baton);
-    assert_true(p.both && p.prefill == 4 && p.fetch_from == 0 && p.fetch_tokens == 900);
-    assert_float_equal(p.ttft_ms, 290, 1);
-    assert_false(place(&x, &bt_sched_kvcache).both);
+    assert_true(p.at.both && p.at.prefill == 4 && p.prefix.fetch_from == 0 &&
+                p.prefix.fetch_tokens == 900);
+    assert_float_equal(p.first.ms, 290, 1);
+    assert_false(place(&x, &bt_sched_kvcache).at.both);
     x.c.mixed.step_ms = 0;
-    assert_false(place(&x, &bt_sched_baton).both);
+    assert_false(place(&x, &bt_sched_baton).at.both);
 }
 
 /* What a decode worker says of its own steps counts, not what is asked of all. */
@@ -648,19 +650,19 @@ static void test_mixed_by_worker(void **state)
         x.w[i].queue_ms = i < N_P ? 5000 : 0;
     }
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
-    assert_true(p.both);
-    assert_float_equal(p.ttft_ms, 2000, 1);
+    assert_true(p.at.both);
+    assert_float_equal(p.first.ms, 2000, 1);
     for (uint32_t i = N_P; i < N; i++) { /* three quarters of each step are the rows' */
         x.w[i].mixed_step_ms = i == 5 ? 100 / 3.0 : -1;
     }
     p = place(&x, &bt_sched_baton);
-    assert_true(p.both && p.prefill == 5);
-    assert_float_equal(p.ttft_ms, 4000, 1);
+    assert_true(p.at.both && p.at.prefill == 5);
+    assert_float_equal(p.first.ms, 4000, 1);
     x.w[5].mixed_step_ms = -1; /* nobody takes any */
-    assert_false(place(&x, &bt_sched_baton).both);
+    assert_false(place(&x, &bt_sched_baton).at.both);
     x.w[5].mixed_step_ms = 50;
     x.c.mixed.step_ms = 0; /* nobody is asked to */
-    assert_false(place(&x, &bt_sched_baton).both);
+    assert_false(place(&x, &bt_sched_baton).at.both);
 }
 
 /* Rows go to the fullest decode worker that has room, so that others have none; prompts that these
@@ -677,25 +679,25 @@ static void test_packing(void **state)
     }
     x.w[5].running = 10;
     x.w[5].kv_tokens = 1000;
-    assert_true(place(&x, &bt_sched_baton).decode != 5); /* spread */
+    assert_true(place(&x, &bt_sched_baton).at.decode != 5); /* spread */
     x.c.mixed.pack_share = 0.5;
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
-    assert_true(p.prefill < N_P && p.decode == 5);
+    assert_true(p.at.prefill < N_P && p.at.decode == 5);
     assert_int_equal(p.reason, BT_SCHED_APART);
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 900;
     }
     p = place(&x, &bt_sched_baton); /* one without rows computes it as a prefill worker would */
-    assert_true(p.prefill >= N_P && p.prefill != 5 && p.decode == 5 && !p.both);
+    assert_true(p.at.prefill >= N_P && p.at.prefill != 5 && p.at.decode == 5 && !p.at.both);
     assert_int_equal(p.reason, BT_SCHED_SPARE);
-    assert_float_equal(p.ttft_ms, 1000, 1);
-    uint32_t m = p.prefill;
+    assert_float_equal(p.first.ms, 1000, 1);
+    uint32_t m = p.at.prefill;
     x.k[x.w[m].kvstore].send_busy_ms = 1e6; /* its link is busy for longer: the row stays */
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].queue_ms = i != m && i != 5 ? 5000 : 0;
     }
     p = place(&x, &bt_sched_baton);
-    assert_true(p.prefill == m && p.both);
+    assert_true(p.at.prefill == m && p.at.both);
     struct bt_sched_candidate why[2 * N];
     uint32_t n = bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 2 * N);
     uint32_t compared = 0;
@@ -705,46 +707,46 @@ static void test_packing(void **state)
     }
     assert_int_equal(compared, N_P);
     x.k[x.w[m].kvstore].send_busy_ms = 0;
-    assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
+    assert_int_equal(place(&x, &bt_sched_baton).at.decode, 5);
     for (uint32_t i = N_P; i < N; i++) {
         x.w[i].queue_ms = 0;
     }
     x.c.mixed.step_ms = 21; /* the base is less than half of it */
-    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.c.mixed.step_ms = 20;
     x.w[5].kv_tokens = 41000; /* its step would be longer than half of the objective */
     p = place(&x, &bt_sched_baton);
-    assert_true(p.decode != 5);
+    assert_true(p.at.decode != 5);
     x.w[5].kv_tokens = 1000;
     x.w[5].own_coming = 50; /* places: 60 and this one of 64 */
-    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.w[5].own_coming = 0;
     x.k[x.w[5].kvstore].recv_busy_ms = 1e6; /* its link */
-    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.k[x.w[5].kvstore].recv_busy_ms = 0;
-    assert_true(place(&x, &bt_sched_baton).decode == 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode == 5);
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 1100; /* where it waits longer nobody knows what there will be by then */
     }
-    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 0;
     }
-    assert_true(place(&x, &bt_sched_baton).decode == 5);
-    assert_true(place(&x, &bt_sched_kvcache).decode != 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode == 5);
+    assert_true(place(&x, &bt_sched_kvcache).at.decode != 5);
     x.c.objective.ttft_ms = 40000; /* a second is safe */
-    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.c.objective.ttft_ms = 30000;
-    assert_true(place(&x, &bt_sched_baton).decode == 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode == 5);
     x.c.objective.tbt_ms = 0; /* how long may a step be? */
-    assert_true(place(&x, &bt_sched_baton).decode != 5);
+    assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.c.objective.tbt_ms = 100;
     for (uint32_t i = N_P; i < N; i++) { /* all have rows: the others' stay where they are */
         x.w[i].running = 5;
         x.w[i].kv_tokens = 1000;
     }
     x.w[4].running = 6;
-    assert_true(place(&x, &bt_sched_baton).decode == 4);
+    assert_true(place(&x, &bt_sched_baton).at.decode == 4);
 }
 
 /* Prompts beside rows keep their places longer: they give way before places are short, and what is
@@ -770,22 +772,22 @@ static void test_mixed_places(void **state)
         x.w[i].own_coming_tokens = 100 * 100;
     }
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
-    assert_true(p.both && p.places_wanted == 0);
+    assert_true(p.at.both && p.places_wanted == 0);
     for (uint32_t i = 0; i < 2 * 63; i++) { /* 63 of 64 come to each, and of its 10 two are left */
         bt_sched_forecast_note(&f, 0, 5000, 100, 1000, 1);
     }
     p = place(&x, &bt_sched_baton);
-    assert_true(!p.both && p.places_wanted == 65);
+    assert_true(!p.at.both && p.places_wanted == 65);
     x.w[0].queue_ms = 0; /* places are not what keeps it away */
     p = place(&x, &bt_sched_baton);
-    assert_true(p.prefill == 0 && p.places_wanted == 0);
+    assert_true(p.at.prefill == 0 && p.places_wanted == 0);
     x.w[0].queue_ms = 5000;
     for (uint32_t i = 0; i < 2 * 10; i++) {
         bt_sched_forecast_note(&f, 0, 5000, 100, 1000, -1);
     }
-    assert_true(place(&x, &bt_sched_baton).both);
+    assert_true(place(&x, &bt_sched_baton).at.both);
     x.w[4].waiting = x.w[5].waiting = 1; /* rows wait for pages */
-    assert_false(place(&x, &bt_sched_baton).both);
+    assert_false(place(&x, &bt_sched_baton).at.both);
 }
 
 /* What was learned under overload must not keep an idle cluster idle: nothing would be learned
@@ -900,7 +902,7 @@ static void test_priced_by_demand(void **state)
             bool in = queue == 500 || (queue == 15500 && x.req.n_tokens <= 700);
             assert_int_equal(v, in ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
             if (in) {
-                assert_float_equal(plan.compute_ms, x.req.n_tokens, 1e-6);
+                assert_float_equal(plan.takes.compute_ms, x.req.n_tokens, 1e-6);
             } else {
                 assert_float_equal(rej.compute_ms, x.req.n_tokens, 1e-6);
                 assert_true(rej.retry_after_s >= 1 && rej.retry_after_s <= 30);
@@ -989,12 +991,12 @@ static void test_pages_then(void **state)
     x.w[4].running = 5;
     x.w[5].running = 8;
     x.w[4].kv_tokens = x.w[5].kv_tokens = 8000;
-    assert_int_equal(place(&x, &bt_sched_baton).decode, 4);
+    assert_int_equal(place(&x, &bt_sched_baton).at.decode, 4);
     x.w[4].own_requests = 30;
     for (uint32_t i = 0; i < N_P; i++) {
         x.w[i].queue_ms = 5000;
     }
-    assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
+    assert_int_equal(place(&x, &bt_sched_baton).at.decode, 5);
     /* As many rows come to both, the longer ones to worker 5; that 4 is full now is over by then.
      */
     x.w[5].own_requests = 33;
@@ -1003,9 +1005,9 @@ static void test_pages_then(void **state)
     x.w[5].own_coming_tokens = 25 * 3000;
     x.w[4].pages_free = 0;
     x.w[4].waiting = 1;
-    assert_int_equal(place(&x, &bt_sched_baton).decode, 4);
+    assert_int_equal(place(&x, &bt_sched_baton).at.decode, 4);
     x.w[4].own_coming_tokens = 25 * 5000;
-    assert_int_equal(place(&x, &bt_sched_baton).decode, 5);
+    assert_int_equal(place(&x, &bt_sched_baton).at.decode, 5);
 }
 
 /* The fuller decode workers will be, the less a row may take of them; where all take as much, only
@@ -1050,7 +1052,8 @@ static void test_priced_decode(void **state)
                 if (bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &x.c, &x.s, &x.req,
                                     &plan, &rej) == BT_SCHED_PLANNED) {
                     most = x.req.n_tokens;
-                    assert_float_equal(plan.decode_work, alike ? 500 : (most + 50) / 10.0, 1e-6);
+                    assert_float_equal(plan.takes.decode_work, alike ? 500 : (most + 50) / 10.0,
+                                       1e-6);
                     continue;
                 }
                 assert_int_equal(rej.verdict, BT_SCHED_OVERLOADED);

@@ -16,13 +16,14 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
 {
     /* What was learned in worse times is no reason to leave a worker idle: it would never be
      * learned anew. */
-    double ttft_ms = plan->queue_ms > 0 ? plan->ttft_most_ms : plan->waited_ms + plan->work_ms;
+    double ttft_ms = plan->first.queue_ms > 0 ? plan->first.most_ms
+                                              : plan->first.waited_ms + plan->first.work_ms;
     if (c->objective.ttft_ms == 0 || ttft_ms <= c->objective.ttft_ms) {
         return BT_SCHED_PLANNED;
     }
     /* Once the queue is shorter by what is too much of it; where computing alone takes too long no
      * time is the right one. */
-    bool never = plan->work_ms - plan->queue_ms > c->objective.ttft_ms;
+    bool never = plan->first.work_ms - plan->first.queue_ms > c->objective.ttft_ms;
     bt_sched_verdict_t v = bt_sched_refuse(
         r, BT_SCHED_OVERLOADED, never ? 0 : seconds(ttft_ms - c->objective.ttft_ms),
         never ? "the time to first token would miss its objective without a queue, too"
@@ -38,12 +39,12 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
  */
 static bool alone(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
 {
-    const struct bt_sched_worker *d = &s->workers[plan->decode];
+    const struct bt_sched_worker *d = &s->workers[plan->at.decode];
     return d->running + d->waiting + d->landing == 0;
 }
 static double tbt_of(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
 {
-    return alone(s, plan) ? plan->step_ms : plan->tail_ms;
+    return alone(s, plan) ? plan->gaps.step_ms : plan->gaps.tail_ms;
 }
 
 /* never: there is no row whose end could help. */
@@ -127,9 +128,9 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
 {
     *full_p = 0;
     *alone_p = alone(s, plan);
-    const struct bt_sched_worker *d = &s->workers[plan->decode];
+    const struct bt_sched_worker *d = &s->workers[plan->at.decode];
     struct bt_sched_pool pool;
-    if (!bt_sched_pool_after(s, req->block_tokens, plan->ttft_ms, 1, &pool)) {
+    if (!bt_sched_pool_after(s, req->block_tokens, plan->first.ms, 1, &pool)) {
         return tbt_of(s, plan);
     }
     struct bt_sched_worker then = *d;
@@ -219,9 +220,9 @@ static double decode_share(const struct bt_sched_params *c, const struct bt_sche
 {
     double n_prefill, n_decode;
     count_workers(s, &n_prefill, &n_decode);
-    double step = bt_sched_full_step_ms(c, &s->workers[plan->decode], req);
+    double step = bt_sched_full_step_ms(c, &s->workers[plan->at.decode], req);
     double least =
-        BT_MAX(plan->row_ms, BURST_MS); /* rows share a worker for as long as they live */
+        BT_MAX(plan->takes.row_ms, BURST_MS); /* rows share a worker for as long as they live */
     double asked = bt_sched_demand_rate(s->decodes, s->now_ms, least), prefills = 0;
     if (s->let_in != NULL) {
         prefills = bt_sched_demand_rate(s->let_in, s->now_ms, least);
@@ -244,7 +245,7 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
         full <= BT_SCHED_DECODE_FREE) {
         return BT_SCHED_PLANNED;
     }
-    double below = bt_sched_demand_below(s->decodes, plan->decode_work * BT_DEMAND_STEP);
+    double below = bt_sched_demand_below(s->decodes, plan->takes.decode_work * BT_DEMAND_STEP);
     double free = BT_MAX(1 - full, 0) / (1 - BT_SCHED_DECODE_FREE);
     double share = decode_share(c, s, req, plan), shrink = 0;
     if (below > pow(free, c->price.demand)) {
@@ -280,24 +281,26 @@ static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
     if (c->objective.ttft_ms == 0) {
         return BT_SCHED_PLANNED;
     }
-    double objective = c->objective.ttft_ms, left = objective - plan->queue_ms - req->waited_ms;
-    double queue = BT_MAX(plan->queue_ms - BURST_MS, 0), free = BT_MAX(1 - queue / objective, 0);
+    double objective = c->objective.ttft_ms,
+           left = objective - plan->first.queue_ms - req->waited_ms;
+    double queue = BT_MAX(plan->first.queue_ms - BURST_MS, 0),
+           free = BT_MAX(1 - queue / objective, 0);
     double most = c->price.work > 0 ? left * pow(free, c->price.work) : INFINITY;
-    if (plan->prefill_ms > most) {
-        double share = pow(plan->prefill_ms / objective, 1 / (1 + c->price.work));
-        return too_dear(r, long_prefill, plan->prefill_ms, most, objective * share - left);
+    if (plan->first.prefill_ms > most) {
+        double share = pow(plan->first.prefill_ms / objective, 1 / (1 + c->price.work));
+        return too_dear(r, long_prefill, plan->first.prefill_ms, most, objective * share - left);
     }
     if (s->demand == NULL || c->price.demand <= 0 || free >= 1) {
         return BT_SCHED_PLANNED;
     }
-    double below = bt_sched_demand_below(s->demand, plan->compute_ms);
+    double below = bt_sched_demand_below(s->demand, plan->takes.compute_ms);
     if (below <= pow(free, c->price.demand) || below <= prefill_share(c, s)) {
         return BT_SCHED_PLANNED;
     }
     double then = BURST_MS + objective * (1 - pow(below, 1 / c->price.demand));
-    return too_dear(r, long_prefill, plan->compute_ms,
+    return too_dear(r, long_prefill, plan->takes.compute_ms,
                     bt_sched_demand_at(s->demand, pow(free, c->price.demand)),
-                    plan->queue_ms - then);
+                    plan->first.queue_ms - then);
 }
 
 static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
@@ -374,8 +377,8 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
         admission = admission != NULL ? admission : &bt_sched_admit_early;
         v = admission->admit(params, snap, req, &plan, reject_p);
         if (v != BT_SCHED_PLANNED) {
-            reject_p->compute_ms = plan.compute_ms;
-            reject_p->decode_work = plan.decode_work;
+            reject_p->compute_ms = plan.takes.compute_ms;
+            reject_p->decode_work = plan.takes.decode_work;
             v = bt_sched_late(policy, params, snap, req, &plan) ? BT_SCHED_PLANNED : v;
         }
     }

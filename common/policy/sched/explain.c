@@ -25,8 +25,8 @@ static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_us
     if (!bt_sched_present(j, i)) {
         return "its node is being drained";
     }
-    if (!bt_sched_fits(w, j->req) ||
-        (!bt_sched_fits_slab(j->s, w, j->req) && (plan == NULL || plan->grant_tokens == 0))) {
+    if (!bt_sched_fits(w, j->req) || (!bt_sched_fits_slab(j->s, w, j->req) &&
+                                      (plan == NULL || plan->prefix.grant_tokens == 0))) {
         return "too small: context, pages or slots of its kvstore";
     }
     if (w->avoid || j->s->kvstores[w->kvstore].avoid) {
@@ -38,7 +38,7 @@ static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_us
     /* Where a decode worker computes it as that is earlier, prefill workers were looked at. */
     bool compared =
         plan->background || plan->reason == BT_SCHED_MIXED || plan->reason == BT_SCHED_SPARE;
-    if (use == BT_SCHED_FOR_PREFILL && plan->both && !compared) {
+    if (use == BT_SCHED_FOR_PREFILL && plan->at.both && !compared) {
         return "the decode worker prefills this one itself";
     }
     return use == BT_SCHED_FOR_PREFILL ? "no better: queue, prefill and hand-off"
@@ -76,17 +76,17 @@ static struct bt_sched_candidate candidate(const struct bt_sched_job *j, uint32_
         double work = c.queue_ms + beside +
                       bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
         c.ttft_ms = j->req->waited_ms + bt_sched_learned_ttft(&w->learned, work);
-        c.chosen = plan != NULL && plan->prefill == i;
+        c.chosen = plan != NULL && plan->at.prefill == i;
         if (c.chosen) { /* with a fetch, beside rows: as it was compared */
-            c.queue_ms = plan->queue_ms;
-            c.ttft_ms = plan->ttft_ms;
+            c.queue_ms = plan->first.queue_ms;
+            c.ttft_ms = plan->first.ms;
         }
     } else {
         c.load = bt_sched_decode_load(w, j->req);
         c.tbt_ms = bt_sched_tbt_ms(j->c, w, j->req);
-        c.chosen = plan != NULL && plan->decode == i;
+        c.chosen = plan != NULL && plan->at.decode == i;
         if (c.chosen) { /* as it was promised: with its hand-off, at its end */
-            c.tbt_ms = plan->tbt_ms;
+            c.tbt_ms = plan->gaps.ms;
         }
     }
     c.verdict = c.chosen ? "chosen" : why_not(j, i, use, plan);
@@ -102,7 +102,7 @@ uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
     struct bt_sched_job j = {.c = params, .s = snap, .req = req, .rule = &mixing};
     j.allow_draining = plan != NULL && plan->draining;
     bool mixes = policy == &bt_sched_baton && params->mixed.step_ms > 0 && was_compared(plan) &&
-                 bt_sched_survey_mixed(&j, plan != NULL ? plan->decode : BT_SCHED_NONE);
+                 bt_sched_survey_mixed(&j, plan != NULL ? plan->at.decode : BT_SCHED_NONE);
     uint32_t n = 0;
     for (int chosen = 1; chosen >= 0; chosen--) {
         for (uint32_t i = 0; i < snap->n_workers; i++) {
@@ -110,7 +110,8 @@ uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
             for (int use = BT_SCHED_FOR_PREFILL; use <= BT_SCHED_FOR_DECODE; use++) {
                 bool for_prefill = use == BT_SCHED_FOR_PREFILL;
                 bool role = for_prefill ? w->prefill || mixes : w->decode;
-                bool taken = plan != NULL && i == (for_prefill ? plan->prefill : plan->decode);
+                bool taken =
+                    plan != NULL && i == (for_prefill ? plan->at.prefill : plan->at.decode);
                 if (taken != (chosen == 1) || (!role && !taken)) {
                     continue;
                 }

@@ -298,49 +298,51 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
 {
     const struct bt_sched_worker *wp = &j->s->workers[p], *wd = &j->s->workers[d];
     const struct bt_sched_kvstore *kd = &j->s->kvstores[wd->kvstore];
-    plan->prefill = p;
-    plan->decode = d;
-    plan->kv_prefill = wp->kvstore;
-    plan->kv_decode = wd->kvstore;
-    plan->both = p == d;
+    plan->at.prefill = p;
+    plan->at.decode = d;
+    plan->at.kv_prefill = wp->kvstore;
+    plan->at.kv_decode = wd->kvstore;
+    plan->at.both = p == d;
     if (j->beyond_slab) { /* others use the slab as well: half of it is enough for one */
         uint32_t blocks = BT_MAX(kd->slots_total / 2, 1u);
-        plan->grant_tokens = BT_MIN(blocks, bt_sched_blocks_of(j->req) - 1) * j->req->block_tokens;
+        plan->prefix.grant_tokens =
+            BT_MIN(blocks, bt_sched_blocks_of(j->req) - 1) * j->req->block_tokens;
     }
     /* Keeping costs cache space that others use: only while half of the slab is free. */
-    plan->keep =
-        plan->kv_prefill != plan->kv_decode &&
+    plan->prefix.keep =
+        plan->at.kv_prefill != plan->at.kv_decode &&
         (uint64_t)2 * kd->slots_free >= (uint64_t)kd->slots_total + bt_sched_blocks_of(j->req);
-    plan->cached_tokens = e->cached_tokens;
-    plan->fetch_from = e->fetch_from;
-    plan->fetch_tokens = e->fetch_tokens;
-    plan->prefix_tokens = BT_MAX(plan->cached_tokens, e->prefix_tokens);
-    plan->recompute_tokens_per_s = e->fetch_tokens != 0 && e->local_ms > e->prefill_ms
-                                       ? 1e3 * e->fetch_tokens / (e->local_ms - e->prefill_ms)
-                                       : 0;
-    plan->prefill_ms = e->prefill_ms;
-    plan->compute_ms = bt_sched_compute_ms(j->c, wp, j->req, plan->cached_tokens);
-    plan->alone_ms = e->beside ? plan->compute_ms : plan->prefill_ms;
-    plan->beside_ms = e->beside_ms;
-    plan->queue_ms = e->wait_ms;
-    plan->overhead_ms = wp->learned.overhead_ms;
-    plan->waited_ms = j->req->waited_ms;
-    plan->work_ms = e->ttft_ms;
+    plan->prefix.cached_tokens = e->cached_tokens;
+    plan->prefix.fetch_from = e->fetch_from;
+    plan->prefix.fetch_tokens = e->fetch_tokens;
+    plan->prefix.end_tokens = BT_MAX(plan->prefix.cached_tokens, e->prefix_tokens);
+    plan->prefix.recompute_tokens_per_s =
+        e->fetch_tokens != 0 && e->local_ms > e->prefill_ms
+            ? 1e3 * e->fetch_tokens / (e->local_ms - e->prefill_ms)
+            : 0;
+    plan->first.prefill_ms = e->prefill_ms;
+    plan->takes.compute_ms = bt_sched_compute_ms(j->c, wp, j->req, plan->prefix.cached_tokens);
+    plan->takes.alone_ms = e->beside ? plan->takes.compute_ms : plan->first.prefill_ms;
+    plan->first.beside_ms = e->beside_ms;
+    plan->first.queue_ms = e->wait_ms;
+    plan->first.overhead_ms = wp->learned.overhead_ms;
+    plan->first.waited_ms = j->req->waited_ms;
+    plan->first.work_ms = e->ttft_ms;
     double ttft_ms = bt_sched_learned_ttft(&wp->learned, e->ttft_ms);
-    plan->ttft_ms = j->req->waited_ms + ttft_ms;
-    plan->ttft_most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
-    plan->step_ms = bt_sched_step_then_ms(j->c, wd, j->req, ttft_ms);
-    plan->mixed_ms = bt_sched_mixed_step(j->c, wd);
-    plan->row_ms = bt_sched_answer(j->req) * bt_sched_full_step_ms(j->c, wd, j->req);
-    plan->tail_ms = bt_sched_learned_gap(&wd->learned, plan->step_ms);
-    plan->decode_work = bt_sched_decode_work(wd, j->req);
+    plan->first.ms = j->req->waited_ms + ttft_ms;
+    plan->first.most_ms = j->req->waited_ms + BT_MAX(wp->learned.spread, 1) * ttft_ms;
+    plan->gaps.step_ms = bt_sched_step_then_ms(j->c, wd, j->req, ttft_ms);
+    plan->gaps.mixed_ms = bt_sched_mixed_step(j->c, wd);
+    plan->takes.row_ms = bt_sched_answer(j->req) * bt_sched_full_step_ms(j->c, wd, j->req);
+    plan->gaps.tail_ms = bt_sched_learned_gap(&wd->learned, plan->gaps.step_ms);
+    plan->takes.decode_work = bt_sched_decode_work(wd, j->req);
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
     /* What lands finds a step under way where there are rows, or will be: half of it is still to
      * come. */
     double steps = wd->running + wd->landing > 0 ? 1.5 : 1;
-    plan->landing_ms = plan->both ? 0 : steps * plan->step_ms;
-    plan->tbt_ms = bt_sched_learned_tbt(&wd->learned, plan->step_ms, plan->mixed_ms,
-                                        more - BT_MIN(more, 1u), plan->landing_ms);
+    plan->gaps.landing_ms = plan->at.both ? 0 : steps * plan->gaps.step_ms;
+    plan->gaps.ms = bt_sched_learned_tbt(&wd->learned, plan->gaps.step_ms, plan->gaps.mixed_ms,
+                                         more - BT_MIN(more, 1u), plan->gaps.landing_ms);
 }
 
 /* ---- late ---- */
@@ -433,12 +435,12 @@ static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, u
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "decode workers have no room left");
     }
     finish_plan(j, p, d, &e, plan);
-    if (e.queue_ms > LATE_BURST_MS && too_much_late(j, plan->compute_ms)) {
+    if (e.queue_ms > LATE_BURST_MS && too_much_late(j, plan->takes.compute_ms)) {
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "late prompts take all that is left");
     }
     plan->reason = BT_SCHED_BACKGROUND;
     plan->background = true;
-    plan->queue_ms = e.queue_ms;
+    plan->first.queue_ms = e.queue_ms;
     return BT_SCHED_PLANNED;
 }
 
@@ -515,7 +517,7 @@ static bool place_mixed(struct bt_sched_job *j, uint32_t p, uint32_t d, struct b
     bool spare = j->packing && bt_sched_row_free(&j->s->workers[m]);
     plan->reason = all_both ? plan->reason : spare ? BT_SCHED_SPARE : BT_SCHED_MIXED;
     finish_plan(j, m, bt_sched_hands_over(j, m, d, e->ttft_ms) ? d : m, e, plan);
-    plan->queue_ms = e->queue_ms;
+    plan->first.queue_ms = e->queue_ms;
     return true;
 }
 

@@ -187,41 +187,68 @@ extern const char *const bt_sched_reason_names[BT_SCHED_REASONS];
 /* May a plan of two workers [0], of one that does both [1] have the reason? */
 extern const bool bt_sched_reason_of[BT_SCHED_REASONS][2];
 
-struct bt_sched_plan {
-    uint32_t prefill, decode;       /* indices of workers; equal: one worker does both */
-    uint32_t kv_prefill, kv_decode; /* indices of kvstores; may be equal */
+/* Where it runs: indices of workers and kvstores in the snapshot. */
+struct bt_sched_where {
+    uint32_t prefill, decode;       /* equal: one worker does both */
+    uint32_t kv_prefill, kv_decode; /* may be equal */
     bool both;
-    bool keep; /* what the decode side receives enters its cache, otherwise it is freed once landed
-                */
-    bool draining;    /* it stays on a node that is to be emptied: nobody else could take it */
-    bool background;  /* it is served late, behind all others (BT_SCHED_CLASS_LATE) */
-    bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
-    uint32_t cached_tokens; /* expected at the prefill side */
-    uint32_t grant_tokens;  /* both: only so many from the beginning go through the slab, as it is
-                               smaller than the prompt; 0: all */
-    double ttft_ms, tbt_ms; /* predicted */
-    double queue_ms;        /* predicted: of ttft_ms, what others have queued there */
-    double overhead_ms; /* predicted: of ttft_ms, what was learned of the worker beside its steps */
-    double work_ms;     /* predicted: of ttft_ms, queue, fetch and computing as costs have it */
-    double waited_ms;   /* of ttft_ms: before the plan */
-    double ttft_most_ms; /* nine of ten first tokens are out by then, as far as was learned */
-    double step_ms;      /* predicted: tbt_ms without what was learned */
-    double mixed_ms;     /* what steps with prompts beside its rows take at most; <= 0: none have */
-    double row_ms;       /* predicted: how long each of its rows decodes, on a full worker */
-    double tail_ms;      /* predicted: tbt_ms without the gap in which it is handed over */
-    double landing_ms;   /* predicted: steps in that gap; 0: it is not handed over */
-    bt_sched_reason_t reason;
-    uint32_t fetch_from;    /* kvstore that sends the prefix to kv_prefill; BT_SCHED_NONE: nobody */
-    uint32_t fetch_tokens;  /* cached_tokens counts them */
-    uint32_t prefix_tokens; /* where they end: cached_tokens, or, if the part in front of them is
-                               computed meanwhile, the end of what fetch_from has */
+};
+
+/* What of the prompt is not computed at the prefill side, and what goes through its slab; tokens.
+ */
+struct bt_sched_reuse {
+    uint32_t cached_tokens; /* expected there, with those that are fetched */
+    uint32_t fetch_from;    /* kvstore that sends some of them; BT_SCHED_NONE: nobody */
+    uint32_t fetch_tokens;
+    uint32_t end_tokens; /* where they end: cached_tokens, or, if the part in front of them is
+                            computed meanwhile, the end of what fetch_from has */
     double
         recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
-    double prefill_ms;          /* predicted: of ttft_ms, the computing */
-    double alone_ms;            /* ... without the rows beside which a decode worker computes it */
-    double compute_ms;          /* ... by a worker that has nothing else to do */
-    double beside_ms;           /* predicted: of ttft_ms, what others add to its steps */
-    double decode_work; /* predicted: its rows' share of a decode worker in percent, times tokens */
+    uint32_t grant_tokens; /* both: only so many from the beginning go through the slab, as it is
+                              smaller than the prompt; 0: all */
+    bool keep; /* what the decode side receives enters its cache; else it is freed once landed */
+};
+
+/* The first token as it is predicted, ms. ms = waited + learned of (queue + beside + prefill). */
+struct bt_sched_first {
+    double ms;          /* from the request's last byte on */
+    double most_ms;     /* nine of ten first tokens are out by then, as far as was learned */
+    double waited_ms;   /* of ms: before the plan */
+    double queue_ms;    /* of ms: what others have queued there */
+    double beside_ms;   /* of ms: what others add to its steps */
+    double prefill_ms;  /* of ms: the computing */
+    double work_ms;     /* of ms: queue, fetch and computing as costs have it */
+    double overhead_ms; /* of ms: what was learned of the worker beside its steps */
+};
+
+/* Gaps between tokens as they are predicted, ms. */
+struct bt_sched_gaps {
+    double ms;         /* TBT: the mean of the longest tenth */
+    double step_ms;    /* the step of rows alone: ms without what was learned */
+    double mixed_ms;   /* what steps with prompts beside its rows take at most; <= 0: none have */
+    double tail_ms;    /* ms without the gap in which it is handed over, and without prompts */
+    double landing_ms; /* steps in that gap; 0: it is not handed over */
+};
+
+/* What it takes of the workers. */
+struct bt_sched_takes {
+    double compute_ms; /* of a prefill worker that has nothing else to do */
+    double alone_ms; /* of the prefill side's queue: first.prefill_ms without the rows beside which
+                        a decode worker computes it */
+    double decode_work; /* its rows' share of a decode worker in percent, times tokens */
+    double row_ms;      /* how long each of its rows decodes, on a full worker */
+};
+
+struct bt_sched_plan {
+    struct bt_sched_where at;
+    struct bt_sched_reuse prefix;
+    struct bt_sched_first first;
+    struct bt_sched_gaps gaps;
+    struct bt_sched_takes takes;
+    bt_sched_reason_t reason;
+    bool background;  /* it is served late, behind all others (BT_SCHED_CLASS_LATE) */
+    bool draining;    /* it stays on a node that is to be emptied: nobody else could take it */
+    bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
     /* a decode worker would have had the first token out earlier, beside its rows, but that its
      * places would not last: so many rows are expected on each; 0: they would, or none would */
     uint32_t places_wanted;
