@@ -153,7 +153,7 @@ static void note_places(struct bt_machine *mc, const struct bt_sched_plan *plan,
     }
     mc->short_log_ns = now_ns;
     BT_WARN("places_short", "worker=%s places=%u wanted=%u remedy=%s",
-            v->worker[plan->at.decode]->name, v->workers[plan->at.decode].slots_total,
+            v->worker[plan->at.decode]->name, v->workers[plan->at.decode].capacity.slots,
             plan->places_wanted,
             "raise engine.max_slots of the decode workers: prompts would be computed "
             "beside rows there if their places lasted");
@@ -387,11 +387,11 @@ static bool hopeless_behind(struct bt_sequence *sq, struct attempt *a, double wa
 double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
                                const struct bt_sched_params *c)
 {
-    if (w->cost == NULL) {
-        return w->prefill_tokens_per_s;
+    if (w->speed.cost == NULL) {
+        return w->speed.prefill_tokens_per_s;
     }
-    uint32_t chunk = w->chunk_tokens != 0 ? w->chunk_tokens : c->prior.chunk_tokens;
-    return 1e9 * n / bt_batch_prefill_ns(w->cost, 0, n, chunk);
+    uint32_t chunk = w->speed.chunk_tokens != 0 ? w->speed.chunk_tokens : c->prior.chunk_tokens;
+    return 1e9 * n / bt_batch_prefill_ns(w->speed.cost, 0, n, chunk);
 }
 
 /* Finds the kvstores that the prefill side may fetch the prefix from. *per_s_p: tokens a second at

@@ -97,7 +97,7 @@ void bt_sim_show_node(struct bt_sim *s, uint32_t node)
     bt_sched_show_class(&n->said, &n->own, &n->learned, now, 0, w);
     w->prefill = prefill;
     w->decode = decode;
-    w->prompt_cost = &s->c->prefill;
+    w->speed.prompt_cost = &s->c->prefill;
     w->kvstore = s->kvstores[node].avoid ? BT_SCHED_NONE : node;
 }
 
@@ -121,7 +121,7 @@ void bt_sim_show(struct bt_sim *s)
     for (uint32_t i = 0; i < s->n; i++) {
         show_kvstore(s, i);
         bt_sim_show_node(s, i);
-        rows += s->workers[i].running;
+        rows += s->workers[i].rows.running;
     }
     bt_sim_lengths_look_alike(s, rows);
     s->snap.now_ms = s->now_ms;

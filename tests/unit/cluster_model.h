@@ -179,12 +179,12 @@ static inline void model_snapshot(void *arg, const struct bt_kv_key *keys, uint3
                                       .prefill = p->prefill,
                                       .decode = p->decode,
                                       .draining = p->leaving,
-                                      .own_requests = p->p.own.rows - p->p.own.late,
-                                      .own_prefill_tokens = p->p.own.prefill_tokens,
-                                      .slots_total = 16,
-                                      .running = p->p.own.decoding,
-                                      .pages_total = 1000,
-                                      .pages_free = 1000};
+                                      .rows.own = p->p.own.rows - p->p.own.late,
+                                      .queue.own_tokens = p->p.own.prefill_tokens,
+                                      .capacity.slots = 16,
+                                      .rows.running = p->p.own.decoding,
+                                      .capacity.pages = 1000,
+                                      .capacity.pages_free = 1000};
         for (uint32_t k = 0; k < nk; k++) {
             s->kvstore = strcmp(w->kvstore_of[k]->node, p->node) == 0 ? k : s->kvstore;
         }

@@ -332,7 +332,7 @@ static void test_long_queue(void **state)
         bt_sched_own_prompt(&own, &p[i], &pace, 1000);
         bt_sched_show_worker(&said, &own, &learned, 1000, &w);
         bt_sched_show_class(&said, &own, &learned, 1000, 0, &w);
-        assert_int_equal(w.ahead != NULL, i < BT_BATCH_AHEAD_SEQS);
+        assert_int_equal(w.queue.ahead != NULL, i < BT_BATCH_AHEAD_SEQS);
     }
     double beside;
     assert_float_equal(bt_sched_wait_ms(&c, &w, 0, 10, &beside), 17 * 105, 1e-6);
@@ -341,8 +341,8 @@ static void test_long_queue(void **state)
     bt_sched_own_prompt(&own, &late, &pace, 1000);
     bt_sched_show_worker(&said, &own, &learned, 1000, &w);
     bt_sched_show_class(&said, &own, &learned, 1000, 0, &w);
-    assert_non_null(w.ahead); /* a late one goes behind the newcomer */
-    assert_float_equal(w.late_ms, 105, 1e-6);
+    assert_non_null(w.queue.ahead); /* a late one goes behind the newcomer */
+    assert_float_equal(w.queue.late_ms, 105, 1e-6);
 }
 
 int main(void)

@@ -133,27 +133,30 @@ static void test_pressure(void **state)
     (void)state;
     struct bt_sched_params p = {
         .prior.prefill_tokens_per_s = 1000, .prior.step_ms = 20, .objective.ttft_ms = 500};
-    struct bt_sched_worker w = {.prefill = true, .queued_prefill_tokens = 250};
+    struct bt_sched_worker w = {.prefill = true, .queue.tokens = 250};
     assert_float_equal(bt_sched_pressure(&p, &w), 0.5, 1e-9);
     p.objective.ttft_ms = 0;
     assert_float_equal(bt_sched_pressure(&p, &w), 0.125, 1e-9);
-    struct bt_sched_worker d = {
-        .decode = true, .running = 4, .slots_total = 16, .pages_total = 100, .pages_free = 40};
+    struct bt_sched_worker d = {.decode = true,
+                                .rows.running = 4,
+                                .capacity.slots = 16,
+                                .capacity.pages = 100,
+                                .capacity.pages_free = 40};
     assert_float_equal(bt_sched_pressure(&p, &d), 0.6, 1e-9);
-    d.waiting = 2;
+    d.rows.waiting = 2;
     assert_float_equal(bt_sched_pressure(&p, &d), 1.6, 1e-9);
-    d.waiting = 0;
+    d.rows.waiting = 0;
     p.objective.tbt_ms = 25;
     assert_float_equal(bt_sched_pressure(&p, &d), 0.8, 1e-9);
     /* The step of one is no load: 21 ms of 25 with four rows, 19 with one, is a third of the room.
      */
     static const struct bt_batch_cost cost = {.base_ns = 18e6, .token_ns = {5e5, 5e5, 5e5, 5e5}};
-    d.pages_free = 100;
-    d.cost = &cost;
-    d.running = 5;
+    d.capacity.pages_free = 100;
+    d.speed.cost = &cost;
+    d.rows.running = 5;
     p.objective.tbt_ms = 26;
     assert_float_equal(bt_sched_pressure(&p, &d), 2.5 / 7.5, 1e-9);
-    d.running = 0; /* what was learned of an idle one's steps is no load */
+    d.rows.running = 0; /* what was learned of an idle one's steps is no load */
     assert_float_equal(bt_sched_pressure(&p, &d), 0, 1e-9);
 }
 

@@ -30,10 +30,8 @@ static void world_init(struct world *x, double bytes_per_s)
 {
     *x = (struct world){.params = {.prior.prefill_tokens_per_s = 1000}};
     for (uint32_t i = 0; i < 4; i++) {
-        x->w[i] = (struct bt_sched_worker){.kvstore = i,
-                                           .prefill = i < 3,
-                                           .decode = i == 3,
-                                           .queued_prefill_tokens = 900 - 300 * i};
+        x->w[i] = (struct bt_sched_worker){
+            .kvstore = i, .prefill = i < 3, .decode = i == 3, .queue.tokens = 900 - 300 * i};
     }
     for (uint32_t i = 0; i < BLOCKS; i++) {
         x->keys[i] = 1000 + i;

@@ -90,8 +90,8 @@ static void test_priced_burst(void **state)
     (void)state;
     for (int fits = 0; fits < 2; fits++) {
         struct bt_sched_worker w[2] = {
-            {.kvstore = 0, .prefill = true, .queue_ms = 15500, .cost = &prompts},
-            {.kvstore = 1, .decode = true, .slots_total = 100, .cost = &rows}};
+            {.kvstore = 0, .prefill = true, .queue.ms = 15500, .speed.cost = &prompts},
+            {.kvstore = 1, .decode = true, .capacity.slots = 100, .speed.cost = &rows}};
         struct bt_sched_kvstore stores[2] = {{0}};
         struct bt_sched_demand demand;
         struct bt_sched_snapshot snap = {
@@ -143,15 +143,16 @@ static void test_priced_decode_by_demand(void **state)
         struct bt_sched_demand decodes, let_in;
         for (uint32_t i = 0; i < N; i++) {
             bool decode = i >= N_P;
-            w[i] = (struct bt_sched_worker){.kvstore = i,
-                                            .prefill = !decode,
-                                            .decode = decode,
-                                            .running = decode ? 10 : 0,
-                                            .kv_tokens = decode ? 100 * cases[u].used : 0,
-                                            .slots_total = 10000,
-                                            .pages_total = decode ? 1000 : 0,
-                                            .pages_free = decode ? 1000 - cases[u].used : 0,
-                                            .cost = decode ? &rows : &prompts};
+            w[i] =
+                (struct bt_sched_worker){.kvstore = i,
+                                         .prefill = !decode,
+                                         .decode = decode,
+                                         .rows.running = decode ? 10 : 0,
+                                         .rows.kv_tokens = decode ? 100 * cases[u].used : 0,
+                                         .capacity.slots = 10000,
+                                         .capacity.pages = decode ? 1000 : 0,
+                                         .capacity.pages_free = decode ? 1000 - cases[u].used : 0,
+                                         .speed.cost = decode ? &rows : &prompts};
         }
         bt_sched_forecast_init(&f, 100, 1e6, 0);
         snap.forecast = &f;

@@ -26,10 +26,10 @@ static struct bt_sched_worker worker(bool prefill, uint32_t kvstore)
     return (struct bt_sched_worker){.kvstore = kvstore,
                                     .prefill = prefill,
                                     .decode = !prefill,
-                                    .pages_total = 1000,
-                                    .pages_free = 1000,
-                                    .slots_total = 16,
-                                    .max_model_len = 4096};
+                                    .capacity.pages = 1000,
+                                    .capacity.pages_free = 1000,
+                                    .capacity.slots = 16,
+                                    .capacity.context_tokens = 4096};
 }
 
 static void world_init(struct world *x)
@@ -113,9 +113,9 @@ static void test_a_short_prompt_shares_a_step(void **state)
     struct world x;
     world_init(&x);
     for (uint32_t i = 0; i < 2; i++) {
-        x.w[i].cost = &cost;
-        x.w[i].chunk_tokens = 128;
-        x.w[i].queue_ms = i == 0 ? 306 : 100;
+        x.w[i].speed.cost = &cost;
+        x.w[i].speed.chunk_tokens = 128;
+        x.w[i].queue.ms = i == 0 ? 306 : 100;
     }
     /* Ten chunks of 30.6 ms on worker 0, of which the first is under way for 10. */
     struct bt_batch_seq seq = {.len = 1280, .chunk_tokens = 128, .kind = BT_BATCH_PROMPT};
@@ -124,8 +124,8 @@ static void test_a_short_prompt_shares_a_step(void **state)
     struct bt_batch_row row = {.n = 128};
     struct bt_batch_ahead ahead;
     bt_batch_ahead(&b, &row, 1, 128, &ahead);
-    x.w[0].ahead = &ahead;
-    x.w[0].ahead_past_ms = 10;
+    x.w[0].queue.ahead = &ahead;
+    x.w[0].queue.ahead_past_ms = 10;
     x.req.n_tokens = 16; /* 3.2 ms beside others, 8.2 alone */
     struct bt_sched_plan p = place(&x, &defaults);
     assert_int_equal(p.at.prefill, 0);
@@ -137,7 +137,8 @@ static void test_a_short_prompt_shares_a_step(void **state)
     assert_int_equal(p.at.prefill, 1);
     assert_true(p.first.queue_ms == 100 && p.first.beside_ms == 0);
     x.req.n_tokens = 16;
-    x.w[0].ahead_past_ms = 40; /* nobody has looked since: the next step is half of one away */
+    x.w[0].queue.ahead_past_ms =
+        40; /* nobody has looked since: the next step is half of one away */
     p = place(&x, &defaults);
     assert_true(p.at.prefill == 0 && fabs(p.first.queue_ms - 15.3) < 1e-6);
 }
@@ -152,7 +153,8 @@ static void test_the_gap_of_the_hand_off(void **state)
     for (int i = 2; i < 4; i++) {
         x.w[i].learned.land_ms[0] = x.w[i].learned.land_ms[1] = 40;
     }
-    x.w[2].running = x.w[3].running = 1; /* a step is under way, on average half of it done */
+    x.w[2].rows.running = x.w[3].rows.running =
+        1; /* a step is under way, on average half of it done */
     x.req.likely_new = 3;
     struct bt_sched_params c = defaults;
     c.objective.tbt_ms = 30;
@@ -164,9 +166,10 @@ static void test_the_gap_of_the_hand_off(void **state)
     x.req.likely_new = 71; /* one of the longest seven gaps */
     p = place(&x, &c);
     assert_true(p.gaps.ms > 27 && p.gaps.ms < 28);
-    x.w[2].running = x.w[3].running = 0; /* nobody is there, or who will be is on the way */
+    x.w[2].rows.running = x.w[3].rows.running =
+        0; /* nobody is there, or who will be is on the way */
     assert_true(place(&x, &c).gaps.landing_ms == 20);
-    x.w[2].landing = x.w[3].landing = 1;
+    x.w[2].rows.landing = x.w[3].rows.landing = 1;
     assert_true(place(&x, &c).gaps.landing_ms == 30);
 }
 
@@ -179,9 +182,9 @@ static void test_the_step_when_the_prompt_is_computed(void **state)
     struct world x;
     world_init(&x);
     for (int i = 2; i < 4; i++) {
-        x.w[i].cost = &cost;
-        x.w[i].running = 4;
-        x.w[i].landing = 5;
+        x.w[i].speed.cost = &cost;
+        x.w[i].rows.running = 4;
+        x.w[i].rows.landing = 5;
     }
     struct bt_sched_plan p = place(&x, &defaults); /* nobody's life is known: all of them */
     assert_true(fabs(p.gaps.step_ms - 11) < 1e-6);
@@ -195,7 +198,7 @@ static void test_the_step_when_the_prompt_is_computed(void **state)
     }
     p = place(&x, &defaults);
     assert_true(p.gaps.step_ms > 10.9 && p.gaps.step_ms < 11);
-    x.w[2].running = x.w[3].running = 20; /* more than places: they take turns */
+    x.w[2].rows.running = x.w[3].rows.running = 20; /* more than places: they take turns */
     assert_true(place(&x, &defaults).gaps.step_ms > 27);
 }
 
@@ -206,16 +209,16 @@ static void test_queue_beats_cache(void **state)
     struct world x;
     world_init(&x);
     x.k[0].match_blocks = 50;
-    x.w[0].queued_prefill_tokens = 700; /* 0.7 + 0.2 s: still better than 1 s */
+    x.w[0].queue.tokens = 700; /* 0.7 + 0.2 s: still better than 1 s */
     assert_int_equal(place(&x, &defaults).at.prefill, 0);
-    x.w[0].queued_prefill_tokens = 900; /* 0.9 + 0.2 s */
+    x.w[0].queue.tokens = 900; /* 0.9 + 0.2 s */
     assert_int_equal(place(&x, &defaults).at.prefill, 1);
     /* What this conductor has sent since the heartbeat counts as well. */
-    x.w[0].queued_prefill_tokens = 0;
-    x.w[0].own_prefill_tokens = 900;
+    x.w[0].queue.tokens = 0;
+    x.w[0].queue.own_tokens = 900;
     assert_int_equal(place(&x, &defaults).at.prefill, 1);
     /* A faster worker has a shorter queue in time. */
-    x.w[0].prefill_tokens_per_s = 10000;
+    x.w[0].speed.prefill_tokens_per_s = 10000;
     assert_int_equal(place(&x, &defaults).at.prefill, 0);
 }
 
@@ -237,18 +240,18 @@ static void test_decode_least_load(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.w[2].running = 3;
+    x.w[2].rows.running = 3;
     assert_int_equal(place(&x, &defaults).at.decode, 3);
-    x.w[3].running = 5;
+    x.w[3].rows.running = 5;
     assert_int_equal(place(&x, &defaults).at.decode, 2);
-    x.w[2].own_requests = 9; /* sent, not yet in a heartbeat */
+    x.w[2].rows.own = 9; /* sent, not yet in a heartbeat */
     assert_int_equal(place(&x, &defaults).at.decode, 3);
     world_init(&x);
-    x.w[2].pages_free = 10; /* nearly full of pages, though idle in rows */
+    x.w[2].capacity.pages_free = 10; /* nearly full of pages, though idle in rows */
     assert_int_equal(place(&x, &defaults).at.decode, 3);
     world_init(&x);
-    x.w[3].waiting = 1; /* a queue there already */
-    x.w[2].running = 8;
+    x.w[3].rows.waiting = 1; /* a queue there already */
+    x.w[2].rows.running = 8;
     assert_int_equal(place(&x, &defaults).at.decode, 2);
 }
 
@@ -258,24 +261,24 @@ static void test_decode_among_lower_classes(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.w[2].running = x.w[2].yield_rows = 16; /* full of lower classes */
-    x.w[3].running = 16;                     /* of others */
+    x.w[2].rows.running = x.w[2].rows.yield = 16; /* full of lower classes */
+    x.w[3].rows.running = 16;                     /* of others */
     struct bt_sched_plan p = place(&x, &defaults);
     assert_int_equal(p.at.decode, 2);
     assert_true(p.gaps.step_ms == 20); /* it has not to take turns with anybody */
-    x.w[3].running = 12;               /* room beside others: nobody has to go */
+    x.w[3].rows.running = 12;          /* room beside others: nobody has to go */
     assert_int_equal(place(&x, &defaults).at.decode, 3);
-    x.w[3].waiting = 1; /* ... which somebody waits for already */
+    x.w[3].rows.waiting = 1; /* ... which somebody waits for already */
     assert_int_equal(place(&x, &defaults).at.decode, 2);
     world_init(&x);
-    x.w[2].running = x.w[3].running = 8;
-    x.w[2].pages_free = x.w[3].pages_free = 0;
-    x.w[3].yield_rows = 4;
-    x.w[3].yield_pages = 500;
+    x.w[2].rows.running = x.w[3].rows.running = 8;
+    x.w[2].capacity.pages_free = x.w[3].capacity.pages_free = 0;
+    x.w[3].rows.yield = 4;
+    x.w[3].rows.yield_pages = 500;
     assert_int_equal(place(&x, &defaults).at.decode, 3);
-    x.w[3].yield_pages = 50; /* 69 are needed: not enough, and not more than the others' */
-    x.w[2].yield_rows = 4;
-    x.w[2].yield_pages = 60;
+    x.w[3].rows.yield_pages = 50; /* 69 are needed: not enough, and not more than the others' */
+    x.w[2].rows.yield = 4;
+    x.w[2].rows.yield_pages = 60;
     p = place(&x, &defaults);
     assert_int_equal(p.at.decode, 2);
     assert_true(p.gaps.step_ms > 20);
@@ -382,11 +385,11 @@ static void test_rejections(void **state)
     x.req.n_tokens = 4097; /* beyond every context */
     assert_int_equal(rejected(&x, &defaults, BT_SCHED_TOO_LARGE).retry_after_s, 0);
     world_init(&x);
-    x.w[2].pages_total = x.w[3].pages_total = 10; /* of those that decode */
+    x.w[2].capacity.pages = x.w[3].capacity.pages = 10; /* of those that decode */
     struct bt_sched_reject r = rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
     assert_non_null(strstr(r.reason, "engine.pages"));
     assert_int_equal(r.fits_tokens, 10 * x.req.block_tokens);
-    x.w[2].max_model_len = x.w[3].max_model_len = 100;
+    x.w[2].capacity.context_tokens = x.w[3].capacity.context_tokens = 100;
     r = rejected(&x, &defaults, BT_SCHED_TOO_LARGE);
     assert_non_null(strstr(r.reason, "context"));
     assert_int_equal(r.fits_tokens, 100);
@@ -410,7 +413,7 @@ static void test_larger_than_the_slab(void **state)
         x.k[k].match_blocks = 50;
         x.k[1 - k].match_blocks = 0;
         for (uint32_t w = 2; w < 4; w++) {
-            x.w[w].running = x.w[w].kvstore == k ? 10 : 0;
+            x.w[w].rows.running = x.w[w].kvstore == k ? 10 : 0;
         }
         p = place(&x, &defaults);
         assert_int_equal(p.at.kv_decode, k);
@@ -434,21 +437,21 @@ static void test_objectives(void **state)
     struct bt_sched_params c = defaults;
     c.objective.ttft_ms = 1100;
     assert_true(place(&x, &c).first.ms <= 1100);
-    x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = 5000;
+    x.w[0].queue.tokens = x.w[1].queue.tokens = 5000;
     struct bt_sched_reject r = rejected(&x, &c, BT_SCHED_OVERLOADED);
     assert_int_equal(r.retry_after_s, 5); /* 6 s predicted, 1.1 s wanted */
     world_init(&x);
     c = defaults;
     c.objective.tbt_ms = 10; /* below one step: a row's end may help, or there is no row */
-    x.w[2].running = x.w[3].running = 4;
+    x.w[2].rows.running = x.w[3].rows.running = 4;
     assert_true(rejected(&x, &c, BT_SCHED_OVERLOADED).retry_after_s >= 1);
-    x.w[2].running = x.w[3].running = 0;
+    x.w[2].rows.running = x.w[3].rows.running = 0;
     assert_int_equal(rejected(&x, &c, BT_SCHED_OVERLOADED).retry_after_s, 0);
     c = defaults; /* computing alone takes longer: no time is the right one, with a queue and
                      without */
     c.objective.ttft_ms = 100;
     for (uint32_t queued = 0; queued <= 5000; queued += 5000) {
-        x.w[0].queued_prefill_tokens = x.w[1].queued_prefill_tokens = queued;
+        x.w[0].queue.tokens = x.w[1].queue.tokens = queued;
         r = rejected(&x, &c, BT_SCHED_OVERLOADED);
         assert_int_equal(r.retry_after_s, 0);
         assert_non_null(strstr(r.reason, "without a queue"));
@@ -489,7 +492,7 @@ static void test_names(void **state)
     struct world x;
     world_init(&x);
     x.k[0].match_blocks = 50;
-    x.w[0].queued_prefill_tokens = 1; /* the baseline sees the queue only */
+    x.w[0].queue.tokens = 1; /* the baseline sees the queue only */
     struct bt_sched_plan p;
     struct bt_sched_reject r;
     assert_int_equal(bt_sched_least_load.place(&defaults, &x.s, &x.req, &p, &r), BT_SCHED_PLANNED);
@@ -504,42 +507,42 @@ static void test_replay(void **state)
     static const struct bt_sched_worker w[] = {
         {.kvstore = 0,
          .prefill = true,
-         .pages_total = 512,
-         .pages_free = 100,
-         .slots_total = 64,
-         .queued_prefill_tokens = 3000,
-         .prefill_tokens_per_s = 8000,
-         .max_model_len = 8192},
+         .capacity.pages = 512,
+         .capacity.pages_free = 100,
+         .capacity.slots = 64,
+         .queue.tokens = 3000,
+         .speed.prefill_tokens_per_s = 8000,
+         .capacity.context_tokens = 8192},
         {.kvstore = 1,
          .prefill = true,
-         .pages_total = 512,
-         .pages_free = 512,
-         .slots_total = 64,
-         .prefill_tokens_per_s = 5000,
-         .max_model_len = 8192},
+         .capacity.pages = 512,
+         .capacity.pages_free = 512,
+         .capacity.slots = 64,
+         .speed.prefill_tokens_per_s = 5000,
+         .capacity.context_tokens = 8192},
         {.kvstore = 1,
          .decode = true,
-         .pages_total = 512,
-         .pages_free = 300,
-         .slots_total = 64,
-         .running = 12,
-         .step_ms = 9,
-         .max_model_len = 8192},
+         .capacity.pages = 512,
+         .capacity.pages_free = 300,
+         .capacity.slots = 64,
+         .rows.running = 12,
+         .speed.step_ms = 9,
+         .capacity.context_tokens = 8192},
         {.kvstore = 2,
          .decode = true,
-         .pages_total = 512,
-         .pages_free = 400,
-         .slots_total = 64,
-         .running = 10,
-         .step_ms = 8,
-         .max_model_len = 8192},
+         .capacity.pages = 512,
+         .capacity.pages_free = 400,
+         .capacity.slots = 64,
+         .rows.running = 10,
+         .speed.step_ms = 8,
+         .capacity.context_tokens = 8192},
         {.kvstore = 2,
          .decode = true,
          .avoid = true,
-         .pages_total = 512,
-         .pages_free = 512,
-         .slots_total = 64,
-         .max_model_len = 8192},
+         .capacity.pages = 512,
+         .capacity.pages_free = 512,
+         .capacity.slots = 64,
+         .capacity.context_tokens = 8192},
     };
     static const struct bt_sched_kvstore k[] = {
         {.slots_total = 4096, .slots_free = 10, .match_blocks = 30},
@@ -610,7 +613,7 @@ static void test_explain(void **state)
     struct world x;
     world_init(&x);
     x.k[0].match_blocks = 30;
-    x.w[2].waiting = 3;
+    x.w[2].rows.waiting = 3;
     struct bt_sched_plan p = place(&x, &defaults);
     struct bt_sched_candidate c[8];
     assert_int_equal(bt_sched_explain(&bt_sched_cache_aware, &defaults, &x.s, &x.req, &p, c, 8), 4);
@@ -632,7 +635,7 @@ static void test_explain(void **state)
     x.w[0].draining = true;
     x.w[1].kvstore = BT_SCHED_NONE;
     x.w[2].avoid = true;
-    x.w[3].max_model_len = 10;
+    x.w[3].capacity.context_tokens = 10;
     assert_int_equal(bt_sched_explain(&bt_sched_cache_aware, &defaults, &x.s, &x.req, NULL, c, 8),
                      4);
     static const char *const want[] = {"drained", "no kvstore", "has failed", "too small"};

@@ -33,10 +33,10 @@ static void world_init(struct world *x)
         x->w[i] = (struct bt_sched_worker){.kvstore = i,
                                            .prefill = i < N_P,
                                            .decode = i >= N_P,
-                                           .slots_total = 64,
-                                           .pages_total = i < N_P ? 0 : 1000,
-                                           .pages_free = 1000,
-                                           .cost = i < N_P ? &prefill_cost : &decode_cost};
+                                           .capacity.slots = 64,
+                                           .capacity.pages = i < N_P ? 0 : 1000,
+                                           .capacity.pages_free = 1000,
+                                           .speed.cost = i < N_P ? &prefill_cost : &decode_cost};
     }
     x->s = (struct bt_sched_snapshot){
         .workers = x->w, .n_workers = N, .kvstores = x->k, .n_kvstores = N};
@@ -69,7 +69,7 @@ static void test_late(void **state)
     x.c.late.wait_ms = 20000;
     x.c.price.work = 1;
     x.req.n_tokens = 5000;
-    x.w[4].pages_total = x.w[5].pages_total = 0;
+    x.w[4].capacity.pages = x.w[5].capacity.pages = 0;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED); /* nobody has it in time */
     assert_true(plan.background && plan.at.prefill < N_P && plan.first.ms >= 5000);
     assert_int_equal(plan.reason, BT_SCHED_BACKGROUND);
@@ -85,7 +85,7 @@ static void test_late(void **state)
     assert_true(plan.background);
     x.req.waited_ms = 0;
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 3000; /* in time but for the queue */
+        x.w[i].queue.ms = 3000; /* in time but for the queue */
     }
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
@@ -100,10 +100,10 @@ static void test_late(void **state)
     x.s.let_in = NULL;
     /* Who is in time does not wait for late ones, a late one waits for both. */
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 0;
-        x.w[i].late_ms = 9000;
+        x.w[i].queue.ms = 0;
+        x.w[i].queue.late_ms = 9000;
     }
-    x.w[2].late_ms = 6000;
+    x.w[2].queue.late_ms = 6000;
     x.req.n_tokens = 1000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
@@ -114,7 +114,7 @@ static void test_late(void **state)
     assert_true(plan.background && plan.at.prefill == 2);
     x.req.n_tokens = 4901;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
-    x.w[3].late_ms = 0; /* where nobody waits it may be as long as it is */
+    x.w[3].queue.late_ms = 0; /* where nobody waits it may be as long as it is */
     x.req.n_tokens = 50000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_int_equal(plan.at.prefill, 3);
@@ -142,8 +142,8 @@ static void test_late_rows(void **state)
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
     for (uint32_t i = N_P; i < N; i++) { /* the step of 10 ms is 25: more than 0.7 of its room */
-        x.w[i].running = 15;
-        x.w[i].kv_tokens = 15000;
+        x.w[i].rows.running = 15;
+        x.w[i].rows.kv_tokens = 15000;
     }
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.s.forecast = &f; /* rows last half a second, the prompt takes five */
@@ -157,8 +157,8 @@ static void test_late_rows(void **state)
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     x.s.forecast = NULL;
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].running = 0;
-        x.w[i].kv_tokens = 0;
+        x.w[i].rows.running = 0;
+        x.w[i].rows.kv_tokens = 0;
     }
     x.c.objective.tbt_ms =
         1; /* nobody has its rows in time, and on an idle worker they harm none */
@@ -205,8 +205,8 @@ static void test_an_objective_out_of_reach(void **state)
     x.c.objective.tbt_ms = x.c.late.others_tbt_ms = 1;
     x.c.late.wait_ms = 20000;
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].running = 2;
-        x.w[i].kv_tokens = 2000;
+        x.w[i].rows.running = 2;
+        x.w[i].rows.kv_tokens = 2000;
     }
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
@@ -232,7 +232,7 @@ static void test_late_demand(void **state)
         bt_sched_demand_note(&late, 0, 3500);
     }
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 2000;
+        x.w[i].queue.ms = 2000;
     }
     x.req.n_tokens = 3500;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
@@ -240,10 +240,10 @@ static void test_late_demand(void **state)
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
     x.req.n_tokens = 3500;
-    x.w[1].queue_ms = 900; /* so short a wait is a burst */
+    x.w[1].queue.ms = 900; /* so short a wait is a burst */
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background && plan.at.prefill == 1);
-    x.w[1].queue_ms = 2000;
+    x.w[1].queue.ms = 2000;
     x.s.late_demand = NULL;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
 }
@@ -262,9 +262,9 @@ static void test_late_both(void **state)
     x.s.workers = x.w + N_P;
     x.s.n_workers = N - N_P;
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].cost = &prefill_cost;
+        x.w[i].speed.cost = &prefill_cost;
     }
-    x.w[4].late_ms = 3000;
+    x.w[4].queue.late_ms = 3000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background && plan.at.both && plan.at.decode == 1);
 }

@@ -33,10 +33,10 @@ static void world_init(struct world *x)
         x->w[i] = (struct bt_sched_worker){.kvstore = i,
                                            .prefill = i < N_P,
                                            .decode = i >= N_P,
-                                           .slots_total = 64,
-                                           .pages_total = i < N_P ? 0 : 1000,
-                                           .pages_free = 1000,
-                                           .cost = i < N_P ? &prefill_cost : &decode_cost};
+                                           .capacity.slots = 64,
+                                           .capacity.pages = i < N_P ? 0 : 1000,
+                                           .capacity.pages_free = 1000,
+                                           .speed.cost = i < N_P ? &prefill_cost : &decode_cost};
     }
     x->s = (struct bt_sched_snapshot){
         .workers = x->w, .n_workers = N, .kvstores = x->k, .n_kvstores = N};
@@ -280,7 +280,7 @@ static void check_row(const struct row *t, bool tail_load, uint32_t spread, doub
     world_init(&x);
     for (uint32_t i = 0; i < N_P; i++) {
         x.k[i].match_blocks = t->match[i];
-        x.w[i].queue_ms = t->queue_ms[i];
+        x.w[i].queue.ms = t->queue_ms[i];
         x.k[i].send_busy_ms = t->send_ms[i];
         x.k[i].incarnation = 100 + i;
     }
@@ -326,7 +326,7 @@ static void test_nothing_fetched(void **state)
     x.c.place.fetch_ratio = 0;
     x.k[1].match_blocks = 8;
     for (uint32_t queue = 0; queue < 2000; queue += 100) {
-        x.w[1].queue_ms = queue;
+        x.w[1].queue.ms = queue;
         struct bt_sched_plan a = place(&x, &bt_sched_cache_aware);
         struct bt_sched_plan k = place(&x, &bt_sched_kvcache), b = place(&x, &bt_sched_baton);
         assert_int_equal(a.at.prefill, k.at.prefill);
@@ -341,7 +341,7 @@ static void test_random_and_turns(void **state)
     (void)state;
     struct world x;
     world_init(&x);
-    x.w[0].queue_ms = 1e6; /* neither looks */
+    x.w[0].queue.ms = 1e6; /* neither looks */
     uint32_t hits[N] = {0}, pairs[N][N] = {{0}};
     for (uint64_t i = 0; i < 8000; i++) {
         x.req.random = i * 0x9e3779b97f4a7c15ull;
@@ -389,20 +389,20 @@ static void test_admissions(void **state)
         assert_int_equal(decide(&x, all[i]), BT_SCHED_PLANNED);
     }
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 600;
+        x.w[i].queue.ms = 600;
     }
     for (int i = 0; i < 4; i++) { /* 1600 ms: only none does not mind */
         assert_int_equal(decide(&x, all[i]), i == 0 ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
     }
     world_init(&x);
     x.c.objective.tbt_ms = 30;
-    x.w[4].kv_tokens = x.w[5].kv_tokens = 25000; /* 36 ms with this one */
-    for (int i = 0; i < 4; i++) {                /* late finds out after the prefill */
+    x.w[4].rows.kv_tokens = x.w[5].rows.kv_tokens = 25000; /* 36 ms with this one */
+    for (int i = 0; i < 4; i++) {                          /* late finds out after the prefill */
         assert_int_equal(decide(&x, all[i]), i < 2 ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
     }
     struct bt_sched_reject rej;
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
-    x.w[4].kv_tokens = 18000; /* 29 ms */
+    x.w[4].rows.kv_tokens = 18000; /* 29 ms */
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_PLANNED);
     x.c.objective.tbt_margin = 0.9; /* of 30: 27 */
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
@@ -418,11 +418,11 @@ static void test_prediction(void **state)
     x.c.objective.tbt_ms = 30;
     x.s.forecast = &f;
     bt_sched_forecast_init(&f, 100, 500, 0); /* rows last half a second, the prefill a whole one */
-    x.w[4].kv_tokens = x.w[5].kv_tokens = 25000;
+    x.w[4].rows.kv_tokens = x.w[5].rows.kv_tokens = 25000;
     assert_int_equal(decide(&x, &bt_sched_admit_early), BT_SCHED_OVERLOADED);
     assert_int_equal(decide(&x, &bt_sched_admit_predict), BT_SCHED_PLANNED);
 
-    x.w[4].kv_tokens = x.w[5].kv_tokens = 0;
+    x.w[4].rows.kv_tokens = x.w[5].rows.kv_tokens = 0;
     for (int i = 0; i < 60; i++) { /* 60,000 tokens of context come out of prefill before it */
         bt_sched_forecast_note(&f, 0, 950, 1000, 500, 1);
     }
@@ -543,17 +543,17 @@ static void test_mixed(void **state)
     world_init(&x);
     x.c.mixed.step_ms = 50;
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].prompt_cost = &prefill_cost;
-        x.w[i].running = 10;
-        x.w[i].kv_tokens =
+        x.w[i].speed.prompt_cost = &prefill_cost;
+        x.w[i].rows.running = 10;
+        x.w[i].rows.kv_tokens =
             15000; /* 25 ms a step: half of it is room, so a prompt takes twice as long */
     }
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
     assert_true(!p.at.both && p.at.prefill < N_P); /* idle ones are faster */
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 1700;
+        x.w[i].queue.ms = 1700;
     }
-    x.w[4].queue_ms = 300; /* another prompt is beside its rows already */
+    x.w[4].queue.ms = 300; /* another prompt is beside its rows already */
     p = place(&x, &bt_sched_baton);
     assert_true(p.at.both && p.at.prefill == 5 && p.at.decode == 5);
     assert_int_equal(p.reason, BT_SCHED_MIXED);
@@ -570,62 +570,63 @@ static void test_mixed(void **state)
     assert_true(why[6].worker == 4 && why[6].use == BT_SCHED_FOR_PREFILL && !why[6].chosen);
     assert_float_equal(why[6].ttft_ms, 2600, 1);
     assert_non_null(strstr(why[6].verdict, "no better"));
-    x.w[4].kv_tokens = 38000;
+    x.w[4].rows.kv_tokens = 38000;
     p = place(&x, &bt_sched_baton);
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 8), 8);
     assert_true(why[6].worker == 4 && why[6].ttft_ms < 0);
     assert_non_null(strstr(why[6].verdict, "no room for a prompt beside its rows"));
-    x.w[4].kv_tokens = 15000;
+    x.w[4].rows.kv_tokens = 15000;
     p = place(&x, &bt_sched_baton);
     assert_int_equal(bt_sched_explain(&bt_sched_kvcache, &x.c, &x.s, &x.req, &p, why, 8), 7);
     assert_float_equal(p.first.ms, 2000, 1);
-    x.w[5].chunk_tokens = 10; /* of a prompt at a time: a hundred steps with 25 ms for the rows */
+    x.w[5].speed.chunk_tokens =
+        10; /* of a prompt at a time: a hundred steps with 25 ms for the rows */
     assert_int_equal(place(&x, &bt_sched_baton).at.prefill, 4); /* twice the 300 ms, then 2000 ms */
-    x.w[5].chunk_tokens = 0;
+    x.w[5].speed.chunk_tokens = 0;
     /* What is less than a step's room has all of the step's rows beside it. */
     x.req.n_tokens = 10;
-    x.w[4].queue_ms = 1700;
-    x.w[0].queue_ms = 15;
+    x.w[4].queue.ms = 1700;
+    x.w[0].queue.ms = 15;
     assert_int_equal(place(&x, &bt_sched_baton).at.prefill, 0); /* 15 + 10 against 25 + 10 */
-    x.w[0].queue_ms = 1700;
+    x.w[0].queue.ms = 1700;
     p = place(&x, &bt_sched_baton);
     assert_int_equal(p.at.prefill, 5);
     assert_float_equal(p.first.ms, 25 + 10, 0.1);
     x.req.n_tokens = 1000;
-    x.w[4].queue_ms = 300;
+    x.w[4].queue.ms = 300;
     /* Steps that rows join have less room: of 50 ms 60 - 25. Rows that come over 1.7 s, one in
      * about every step, leave a third of the steps as they were. */
     x.c.mixed.gap_ms = 60;
-    x.w[5].own_requests = 10;
+    x.w[5].rows.own = 10;
     assert_float_equal(place(&x, &bt_sched_baton).first.ms, 2000, 1); /* nobody is on the way */
-    x.w[5].own_requests = 10 + 34;
-    x.w[4].queue_ms = 3000;
+    x.w[5].rows.own = 10 + 34;
+    x.w[4].queue.ms = 3000;
     x.s.forecast = NULL;
     p = place(&x, &bt_sched_baton);
     assert_true(!p.at.both || p.first.ms > 2400);
-    x.w[5].own_requests = 0;
-    x.w[4].queue_ms = 300;
+    x.w[5].rows.own = 0;
+    x.w[4].queue.ms = 300;
     x.c.mixed.gap_ms = 0;
     uint32_t pages =
-        x.w[5].pages_free; /* more than four tenths in use: rows would hold them longer */
-    x.w[5].pages_free = (uint32_t)(0.55 * x.w[5].pages_total);
-    x.w[4].queue_ms = 5000;
+        x.w[5].capacity.pages_free; /* more than four tenths in use: rows would hold them longer */
+    x.w[5].capacity.pages_free = (uint32_t)(0.55 * x.w[5].capacity.pages);
+    x.w[4].queue.ms = 5000;
     assert_false(place(&x, &bt_sched_baton).at.both);
-    x.w[5].pages_free = pages;
-    x.w[4].queue_ms = 300;
+    x.w[5].capacity.pages_free = pages;
+    x.w[4].queue.ms = 300;
     assert_true(place(&x, &bt_sched_baton).at.prefill == 5);
-    x.w[5].kv_tokens = 38000; /* 48 ms a step: no room */
+    x.w[5].rows.kv_tokens = 38000; /* 48 ms a step: no room */
     p = place(&x, &bt_sched_baton);
     assert_true(p.at.both &&
                 p.at.prefill == 4); /* twice the 300 ms, then 2000 ms: 2600 against 2700 */
     assert_float_equal(p.first.queue_ms, 600, 1);
-    x.w[4].queue_ms = 1000;
+    x.w[4].queue.ms = 1000;
     assert_false(place(&x, &bt_sched_baton).at.both);
     x.k[0].match_blocks = 9; /* what others have is fetched to it */
-    x.w[4].queue_ms = 0;
+    x.w[4].queue.ms = 0;
     x.c.place.work_weight = 0;
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 5000;
+        x.w[i].queue.ms = 5000;
     }
     p = place(&x, &bt_sched_baton);
     assert_true(p.at.both && p.at.prefill == 4 && p.prefix.fetch_from == 0 &&
@@ -644,23 +645,23 @@ static void test_mixed_by_worker(void **state)
     world_init(&x);
     x.c.mixed.step_ms = 50;
     for (uint32_t i = 0; i < N; i++) {
-        x.w[i].prompt_cost = &prefill_cost;
-        x.w[i].running = i < N_P ? 0 : 10;
-        x.w[i].kv_tokens = i < N_P ? 0 : 15000; /* 25 ms a step */
-        x.w[i].queue_ms = i < N_P ? 5000 : 0;
+        x.w[i].speed.prompt_cost = &prefill_cost;
+        x.w[i].rows.running = i < N_P ? 0 : 10;
+        x.w[i].rows.kv_tokens = i < N_P ? 0 : 15000; /* 25 ms a step */
+        x.w[i].queue.ms = i < N_P ? 5000 : 0;
     }
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
     assert_true(p.at.both);
     assert_float_equal(p.first.ms, 2000, 1);
     for (uint32_t i = N_P; i < N; i++) { /* three quarters of each step are the rows' */
-        x.w[i].mixed_step_ms = i == 5 ? 100 / 3.0 : -1;
+        x.w[i].speed.mixed_step_ms = i == 5 ? 100 / 3.0 : -1;
     }
     p = place(&x, &bt_sched_baton);
     assert_true(p.at.both && p.at.prefill == 5);
     assert_float_equal(p.first.ms, 4000, 1);
-    x.w[5].mixed_step_ms = -1; /* nobody takes any */
+    x.w[5].speed.mixed_step_ms = -1; /* nobody takes any */
     assert_false(place(&x, &bt_sched_baton).at.both);
-    x.w[5].mixed_step_ms = 50;
+    x.w[5].speed.mixed_step_ms = 50;
     x.c.mixed.step_ms = 0; /* nobody is asked to */
     assert_false(place(&x, &bt_sched_baton).at.both);
 }
@@ -675,17 +676,17 @@ static void test_packing(void **state)
     x.c.mixed.step_ms = 20; /* half of it is the base of a step with rows */
     x.c.objective.tbt_ms = 100;
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].prompt_cost = &prefill_cost;
+        x.w[i].speed.prompt_cost = &prefill_cost;
     }
-    x.w[5].running = 10;
-    x.w[5].kv_tokens = 1000;
+    x.w[5].rows.running = 10;
+    x.w[5].rows.kv_tokens = 1000;
     assert_true(place(&x, &bt_sched_baton).at.decode != 5); /* spread */
     x.c.mixed.pack_share = 0.5;
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
     assert_true(p.at.prefill < N_P && p.at.decode == 5);
     assert_int_equal(p.reason, BT_SCHED_APART);
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 900;
+        x.w[i].queue.ms = 900;
     }
     p = place(&x, &bt_sched_baton); /* one without rows computes it as a prefill worker would */
     assert_true(p.at.prefill >= N_P && p.at.prefill != 5 && p.at.decode == 5 && !p.at.both);
@@ -694,7 +695,7 @@ static void test_packing(void **state)
     uint32_t m = p.at.prefill;
     x.k[x.w[m].kvstore].send_busy_ms = 1e6; /* its link is busy for longer: the row stays */
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].queue_ms = i != m && i != 5 ? 5000 : 0;
+        x.w[i].queue.ms = i != m && i != 5 ? 5000 : 0;
     }
     p = place(&x, &bt_sched_baton);
     assert_true(p.at.prefill == m && p.at.both);
@@ -709,28 +710,28 @@ static void test_packing(void **state)
     x.k[x.w[m].kvstore].send_busy_ms = 0;
     assert_int_equal(place(&x, &bt_sched_baton).at.decode, 5);
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].queue_ms = 0;
+        x.w[i].queue.ms = 0;
     }
     x.c.mixed.step_ms = 21; /* the base is less than half of it */
     assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.c.mixed.step_ms = 20;
-    x.w[5].kv_tokens = 41000; /* its step would be longer than half of the objective */
+    x.w[5].rows.kv_tokens = 41000; /* its step would be longer than half of the objective */
     p = place(&x, &bt_sched_baton);
     assert_true(p.at.decode != 5);
-    x.w[5].kv_tokens = 1000;
-    x.w[5].own_coming = 50; /* places: 60 and this one of 64 */
+    x.w[5].rows.kv_tokens = 1000;
+    x.w[5].rows.own_coming = 50; /* places: 60 and this one of 64 */
     assert_true(place(&x, &bt_sched_baton).at.decode != 5);
-    x.w[5].own_coming = 0;
+    x.w[5].rows.own_coming = 0;
     x.k[x.w[5].kvstore].recv_busy_ms = 1e6; /* its link */
     assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.k[x.w[5].kvstore].recv_busy_ms = 0;
     assert_true(place(&x, &bt_sched_baton).at.decode == 5);
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 1100; /* where it waits longer nobody knows what there will be by then */
+        x.w[i].queue.ms = 1100; /* where it waits longer nobody knows what there will be by then */
     }
     assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 0;
+        x.w[i].queue.ms = 0;
     }
     assert_true(place(&x, &bt_sched_baton).at.decode == 5);
     assert_true(place(&x, &bt_sched_kvcache).at.decode != 5);
@@ -742,10 +743,10 @@ static void test_packing(void **state)
     assert_true(place(&x, &bt_sched_baton).at.decode != 5);
     x.c.objective.tbt_ms = 100;
     for (uint32_t i = N_P; i < N; i++) { /* all have rows: the others' stay where they are */
-        x.w[i].running = 5;
-        x.w[i].kv_tokens = 1000;
+        x.w[i].rows.running = 5;
+        x.w[i].rows.kv_tokens = 1000;
     }
-    x.w[4].running = 6;
+    x.w[4].rows.running = 6;
     assert_true(place(&x, &bt_sched_baton).at.decode == 4);
 }
 
@@ -761,15 +762,15 @@ static void test_mixed_places(void **state)
     x.s.forecast = &f;
     x.c.mixed.step_ms = 50;
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 5000;
+        x.w[i].queue.ms = 5000;
     }
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].prompt_cost = &prefill_cost;
-        x.w[i].running = 10;
-        x.w[i].kv_tokens = 1000;
-        x.w[i].own_requests = 10 + 100; /* in prefill queues; of 64 places */
-        x.w[i].own_coming = 100;
-        x.w[i].own_coming_tokens = 100 * 100;
+        x.w[i].speed.prompt_cost = &prefill_cost;
+        x.w[i].rows.running = 10;
+        x.w[i].rows.kv_tokens = 1000;
+        x.w[i].rows.own = 10 + 100; /* in prefill queues; of 64 places */
+        x.w[i].rows.own_coming = 100;
+        x.w[i].rows.own_coming_tokens = 100 * 100;
     }
     struct bt_sched_plan p = place(&x, &bt_sched_baton);
     assert_true(p.at.both && p.places_wanted == 0);
@@ -778,15 +779,15 @@ static void test_mixed_places(void **state)
     }
     p = place(&x, &bt_sched_baton);
     assert_true(!p.at.both && p.places_wanted == 65);
-    x.w[0].queue_ms = 0; /* places are not what keeps it away */
+    x.w[0].queue.ms = 0; /* places are not what keeps it away */
     p = place(&x, &bt_sched_baton);
     assert_true(p.at.prefill == 0 && p.places_wanted == 0);
-    x.w[0].queue_ms = 5000;
+    x.w[0].queue.ms = 5000;
     for (uint32_t i = 0; i < 2 * 10; i++) {
         bt_sched_forecast_note(&f, 0, 5000, 100, 1000, -1);
     }
     assert_true(place(&x, &bt_sched_baton).at.both);
-    x.w[4].waiting = x.w[5].waiting = 1; /* rows wait for pages */
+    x.w[4].rows.waiting = x.w[5].rows.waiting = 1; /* rows wait for pages */
     assert_false(place(&x, &bt_sched_baton).at.both);
 }
 
@@ -813,13 +814,13 @@ static void test_idle_workers_are_tried(void **state)
         assert_int_equal(bt_sched_decide(&bt_sched_baton, all[a], &x.c, &x.s, &x.req, &plan, &rej),
                          BT_SCHED_PLANNED);
         for (uint32_t i = 0; i < N; i++) {
-            x.w[i].queue_ms = 1; /* somebody is being tried */
+            x.w[i].queue.ms = 1; /* somebody is being tried */
         }
         assert_int_equal(bt_sched_decide(&bt_sched_baton, all[a], &x.c, &x.s, &x.req, &plan, &rej),
                          BT_SCHED_OVERLOADED);
         for (uint32_t i = 0; i < N; i++) {
-            x.w[i].queue_ms = 0;
-            x.w[i].running = i >= N_P;
+            x.w[i].queue.ms = 0;
+            x.w[i].rows.running = i >= N_P;
         }
         if (a > 0) {
             continue; /* by then the row that is there has ended */
@@ -841,12 +842,12 @@ static void test_priced(void **state)
     x.c.objective.ttft_ms = 4000;
     x.c.price.work = 1;
     x.req.n_tokens = 4000;
-    x.w[4].pages_total = x.w[5].pages_total = 0;
+    x.w[4].capacity.pages = x.w[5].capacity.pages = 0;
     assert_int_equal(
         bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_PLANNED);
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 2000; /* a second more than a burst: of the 2000 left three quarters */
+        x.w[i].queue.ms = 2000; /* a second more than a burst: of the 2000 left three quarters */
     }
     const struct {
         uint32_t tokens;
@@ -887,14 +888,14 @@ static void test_priced_by_demand(void **state)
     x.c.objective.ttft_ms = 30000;
     x.c.price.demand = 1;
     x.s.demand = &demand;
-    x.w[4].pages_total = x.w[5].pages_total = 0;
+    x.w[4].capacity.pages = x.w[5].capacity.pages = 0;
     bt_sched_demand_init(&demand, 60000);
     for (uint32_t i = 0; i < 500; i++) { /* of 5500 ms those up to 700 have 2800 */
         bt_sched_demand_note(&demand, 0, 100 * (1 + i % 10));
     }
     for (uint32_t queue = 500; queue <= 30500; queue += 15000) {
         for (uint32_t i = 0; i < N_P; i++) {
-            x.w[i].queue_ms = queue; /* 500: a burst; 15500: a little more than half may come in */
+            x.w[i].queue.ms = queue; /* 500: a burst; 15500: a little more than half may come in */
         }
         for (x.req.n_tokens = 100; x.req.n_tokens <= 1000; x.req.n_tokens += 100) {
             bt_sched_verdict_t v = bt_sched_decide(&bt_sched_kvcache, &bt_sched_admit_priced, &x.c,
@@ -914,7 +915,7 @@ static void test_priced_by_demand(void **state)
         }
     }
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 15500;
+        x.w[i].queue.ms = 15500;
     }
     x.req.n_tokens = 1000;
     x.c.price.demand = 0;
@@ -937,9 +938,9 @@ static void test_pages_then(void **state)
     x.s.forecast = &f;
     x.c.objective.tbt_ms = 500;
     for (uint32_t i = N_P; i < N; i++) {
-        x.w[i].running = 9;
-        x.w[i].kv_tokens = 93000; /* of 100,000 */
-        x.w[i].pages_free = 70;
+        x.w[i].rows.running = 9;
+        x.w[i].rows.kv_tokens = 93000; /* of 100,000 */
+        x.w[i].capacity.pages_free = 70;
     }
     x.req.n_tokens = 100;
     assert_int_equal(
@@ -955,16 +956,16 @@ static void test_pages_then(void **state)
     assert_true(rej.by_decode);
     assert_true(rej.predicted_ms >= 500 && rej.retry_after_s >= 1);
     for (uint32_t i = N_P; i < N; i++) { /* but for rows that would make way */
-        x.w[i].yield_rows = 5;
-        x.w[i].yield_pages = 500;
+        x.w[i].rows.yield = 5;
+        x.w[i].rows.yield_pages = 500;
     }
     assert_int_equal(
         bt_sched_decide(&bt_sched_baton, &bt_sched_admit_predict, &x.c, &x.s, &x.req, &plan, &rej),
         BT_SCHED_PLANNED);
     for (uint32_t i = N_P; i < N;
          i++) { /* nobody is there now: he may come back later all the same */
-        x.w[i].running = x.w[i].yield_rows = x.w[i].yield_pages = 0;
-        x.w[i].kv_tokens = 0;
+        x.w[i].rows.running = x.w[i].rows.yield = x.w[i].rows.yield_pages = 0;
+        x.w[i].rows.kv_tokens = 0;
     }
     for (uint32_t k = 0; k < 200; k++) {
         bt_sched_forecast_note(&f, 0, 50, 1000, 10000, 1);
@@ -988,25 +989,25 @@ static void test_pages_then(void **state)
     /* Worker 4 has fewer rows, but many are on their way to it. */
     world_init(&x);
     x.s.forecast = &f;
-    x.w[4].running = 5;
-    x.w[5].running = 8;
-    x.w[4].kv_tokens = x.w[5].kv_tokens = 8000;
+    x.w[4].rows.running = 5;
+    x.w[5].rows.running = 8;
+    x.w[4].rows.kv_tokens = x.w[5].rows.kv_tokens = 8000;
     assert_int_equal(place(&x, &bt_sched_baton).at.decode, 4);
-    x.w[4].own_requests = 30;
+    x.w[4].rows.own = 30;
     for (uint32_t i = 0; i < N_P; i++) {
-        x.w[i].queue_ms = 5000;
+        x.w[i].queue.ms = 5000;
     }
     assert_int_equal(place(&x, &bt_sched_baton).at.decode, 5);
     /* As many rows come to both, the longer ones to worker 5; that 4 is full now is over by then.
      */
-    x.w[5].own_requests = 33;
-    x.w[4].own_coming = x.w[5].own_coming = 25;
-    x.w[4].own_coming_tokens = 25 * 1000;
-    x.w[5].own_coming_tokens = 25 * 3000;
-    x.w[4].pages_free = 0;
-    x.w[4].waiting = 1;
+    x.w[5].rows.own = 33;
+    x.w[4].rows.own_coming = x.w[5].rows.own_coming = 25;
+    x.w[4].rows.own_coming_tokens = 25 * 1000;
+    x.w[5].rows.own_coming_tokens = 25 * 3000;
+    x.w[4].capacity.pages_free = 0;
+    x.w[4].rows.waiting = 1;
     assert_int_equal(place(&x, &bt_sched_baton).at.decode, 4);
-    x.w[4].own_coming_tokens = 25 * 5000;
+    x.w[4].rows.own_coming_tokens = 25 * 5000;
     assert_int_equal(place(&x, &bt_sched_baton).at.decode, 5);
 }
 
@@ -1037,10 +1038,10 @@ static void test_priced_decode(void **state)
             x.req.mean_new = 100;
             x.c.price.demand = 1;
             for (uint32_t i = N_P; i < N; i++) {
-                x.w[i].running = 9;
-                x.w[i].kv_tokens = 100 * cases[u].used;
-                x.w[i].pages_free = 1000 - cases[u].used;
-                x.w[i].slots_total = alike ? 20 : 10000; /* all take a twentieth of a worker */
+                x.w[i].rows.running = 9;
+                x.w[i].rows.kv_tokens = 100 * cases[u].used;
+                x.w[i].capacity.pages_free = 1000 - cases[u].used;
+                x.w[i].capacity.slots = alike ? 20 : 10000; /* all take a twentieth of a worker */
             }
             for (uint32_t n = 1; n <= 16; n *= 2) {
                 for (uint32_t k = 0; k < 16 / n; k++) {

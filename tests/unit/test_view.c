@@ -79,8 +79,8 @@ static void test_queue(void **state)
             s->peer.learned.slow = slow;
             bt_view_snapshot(f.view, NULL, 0, &v);
             double want = BT_MAX(10000 - ago_ms[i] / slow, 0);
-            assert_true(v.workers[0].queue_ms <= want && v.workers[0].queue_ms > want - 1500);
-            assert_null(v.workers[0].ahead);
+            assert_true(v.workers[0].queue.ms <= want && v.workers[0].queue.ms > want - 1500);
+            assert_null(v.workers[0].queue.ahead);
             bt_sched_backlog_done(&s->peer.own.backlog, &x, &pace, bt_mono_ns());
         }
     }
@@ -105,17 +105,17 @@ static void test_queue(void **state)
         bt_sched_own_prompt(&s->peer.own, &x[i], &pace, bt_mono_ns());
     }
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].queue_ms <= 2e6 && v.workers[0].queue_ms > 2e6 - 60e3);
-    assert_ptr_equal(v.workers[0].ahead, &s->peer.own.backlog.ahead);
-    assert_true(v.workers[0].ahead_past_ms >= 0 && v.workers[0].ahead_past_ms < 60e3);
+    assert_true(v.workers[0].queue.ms <= 2e6 && v.workers[0].queue.ms > 2e6 - 60e3);
+    assert_ptr_equal(v.workers[0].queue.ahead, &s->peer.own.backlog.ahead);
+    assert_true(v.workers[0].queue.ahead_past_ms >= 0 && v.workers[0].queue.ahead_past_ms < 60e3);
     bt_view_overtake(&v, -1); /* all of that goes behind */
-    assert_true(v.workers[0].queue_ms == 0);
-    assert_null(v.workers[0].ahead);
+    assert_true(v.workers[0].queue.ms == 0);
+    assert_null(v.workers[0].queue.ahead);
     p->load.queue_ms = 9e6; /* others' conductors have more there */
     until(&f, s->load.queue_ms == 9e6);
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].queue_ms > 9e6 - 60e3 && v.workers[0].queue_ms <= 9e6);
-    assert_true(v.workers[0].ahead_past_ms < -6e6); /* which is in front */
+    assert_true(v.workers[0].queue.ms > 9e6 - 60e3 && v.workers[0].queue.ms <= 9e6);
+    assert_true(v.workers[0].queue.ahead_past_ms < -6e6); /* which is in front */
     for (int i = 0; i < 3; i++) {
         bt_sched_own_prompt_done(&s->peer.own, &x[i], &pace, bt_mono_ns());
     }
@@ -138,15 +138,15 @@ static void test_coming(void **state)
     s->peer.own.rows = 5;
     s->peer.own.kv_tokens = 5000;
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_int_equal(v.workers[0].kv_tokens, 1000);
-    assert_int_equal(v.workers[0].own_coming, 5);
-    assert_int_equal(v.workers[0].own_coming_tokens, 5000);
+    assert_int_equal(v.workers[0].rows.kv_tokens, 1000);
+    assert_int_equal(v.workers[0].rows.own_coming, 5);
+    assert_int_equal(v.workers[0].rows.own_coming_tokens, 5000);
     s->peer.own.decoding = 2;
     s->peer.own.decoding_kv = 1500;
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_int_equal(v.workers[0].kv_tokens, 1500);
-    assert_int_equal(v.workers[0].own_coming, 3);
-    assert_int_equal(v.workers[0].own_coming_tokens, 3500);
+    assert_int_equal(v.workers[0].rows.kv_tokens, 1500);
+    assert_int_equal(v.workers[0].rows.own_coming, 3);
+    assert_int_equal(v.workers[0].rows.own_coming_tokens, 3500);
     fixture_cleanup(&f);
 }
 
@@ -163,7 +163,7 @@ static void test_membership(void **state)
     bt_view_snapshot(f.view, NULL, 0, &s);
     assert_int_equal(s.workers[0].kvstore, 0);
     assert_ptr_equal(s.worker[0], &session_of_fake(d)->peer);
-    assert_int_equal(s.workers[0].slots_total, 16);
+    assert_int_equal(s.workers[0].capacity.slots, 16);
     assert_int_equal(s.kvstores[0].slots_free, 1000);
     fake_register(d, BATON__MEMBER_STATE__DRAINING); /* no new work, but the session stays */
     assert_int_equal(planned_workers(&f), 0);
@@ -573,25 +573,26 @@ static void test_classes_of_workers(void **state)
         bt_view_snapshot(f.view, NULL, 0, &v);
         bt_view_overtake(&v, want[i].priority);
         const struct bt_sched_worker *w = &v.workers[0];
-        assert_true(w->queue_ms <= want[i].queue_ms && w->queue_ms > want[i].queue_ms - 15000);
-        assert_true(w->queue_ms + w->late_ms <= 60000 && w->queue_ms + w->late_ms > 45000);
-        assert_int_equal(w->waiting, want[i].waiting);
-        assert_int_equal(w->yield_rows, want[i].rows);
-        assert_int_equal(w->yield_pages, want[i].pages);
-        assert_int_equal(w->running, 13); /* a step has all of them */
+        assert_true(w->queue.ms <= want[i].queue_ms && w->queue.ms > want[i].queue_ms - 15000);
+        assert_true(w->queue.ms + w->queue.late_ms <= 60000 &&
+                    w->queue.ms + w->queue.late_ms > 45000);
+        assert_int_equal(w->rows.waiting, want[i].waiting);
+        assert_int_equal(w->rows.yield, want[i].rows);
+        assert_int_equal(w->rows.yield_pages, want[i].pages);
+        assert_int_equal(w->rows.running, 13); /* a step has all of them */
     }
     /* Of our own no heartbeat may have told yet. */
     bt_classes_join(&s->peer.own.classes, 7)->rows += 12;
     bt_view_snapshot(f.view, NULL, 0, &v);
     bt_view_overtake(&v, 6);
-    assert_int_equal(v.workers[0].yield_rows, 12);
+    assert_int_equal(v.workers[0].rows.yield, 12);
     bt_classes_leave(&s->peer.own.classes, 7);
     k->load.n_classes = 0; /* an older worker: everybody waits for everybody */
     until(&f, s->said.classes.n == 0);
     bt_view_snapshot(f.view, NULL, 0, &v);
     bt_view_overtake(&v, -6);
-    assert_true(v.workers[0].queue_ms > 45000);
-    assert_int_equal(v.workers[0].yield_rows, 0);
+    assert_true(v.workers[0].queue.ms > 45000);
+    assert_int_equal(v.workers[0].rows.yield, 0);
     fixture_cleanup(&f);
 }
 
@@ -619,7 +620,7 @@ static void test_mixed_steps(void **state)
     struct bt_view_snapshot v;
     until(&f, s->has_load && s->said.mixed_step_ms == 60);
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].mixed_step_ms == 60 && v.workers[0].mixed_gap_ms == 80);
+    assert_true(v.workers[0].speed.mixed_step_ms == 60 && v.workers[0].speed.mixed_gap_ms == 80);
     bt_view_set_mixed(f.view, 30, 38);
     until(&f, d->told_step_ms == 30 && d->told_gap_ms == 38);
     in_force.step_ms = 0; /* none */
@@ -629,7 +630,7 @@ static void test_mixed_steps(void **state)
     d->load.mixed = NULL; /* an older release */
     until(&f, s->said.mixed_step_ms < 0);
     bt_view_snapshot(f.view, NULL, 0, &v);
-    assert_true(v.workers[0].mixed_step_ms < 0);
+    assert_true(v.workers[0].speed.mixed_step_ms < 0);
     bt_view_set_mixed(f.view, 0, 0);
     until(&f, d->told_step_ms == 0);
     fixture_cleanup(&f);

@@ -40,7 +40,7 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
 static bool alone(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
 {
     const struct bt_sched_worker *d = &s->workers[plan->at.decode];
-    return d->running + d->waiting + d->landing == 0;
+    return d->rows.running + d->rows.waiting + d->rows.landing == 0;
 }
 static double tbt_of(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
 {
@@ -114,7 +114,7 @@ static double step_share(const struct bt_sched_params *c, const struct bt_sched_
 {
     double limit =
         c->objective.tbt_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
-    double base = w->cost != NULL ? 1e-6 * w->cost->base_ns : limit;
+    double base = w->speed.cost != NULL ? 1e-6 * w->speed.cost->base_ns : limit;
     return base < limit ? (tbt_ms - base) / (limit - base) : 0;
 }
 
@@ -134,20 +134,21 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         return tbt_of(s, plan);
     }
     struct bt_sched_worker then = *d;
-    then.running = (uint32_t)pool.rows;
-    *alone_p = *alone_p && then.running == 0;
-    if (then.running == 0) {
+    then.rows.running = (uint32_t)pool.rows;
+    *alone_p = *alone_p && then.rows.running == 0;
+    if (then.rows.running == 0) {
         then.learned.tail = then.learned.stall_ms = 0; /* as in tbt_of */
     }
-    then.waiting = then.landing = then.own_requests = 0;
-    then.kv_tokens = (uint64_t)pool.kv;
-    uint64_t pages = BT_DIV_UP(then.kv_tokens, (uint64_t)req->block_tokens);
-    then.pages_free = then.pages_total - (uint32_t)BT_MIN(pages, (uint64_t)then.pages_total);
-    then.yield_rows = (uint32_t)pool.yield_rows;
-    then.yield_pages = (uint32_t)pool.yield_pages;
-    if (d->cost == NULL && d->step_ms > 0 && d->running > 0) {
+    then.rows.waiting = then.rows.landing = then.rows.own = 0;
+    then.rows.kv_tokens = (uint64_t)pool.kv;
+    uint64_t pages = BT_DIV_UP(then.rows.kv_tokens, (uint64_t)req->block_tokens);
+    then.capacity.pages_free =
+        then.capacity.pages - (uint32_t)BT_MIN(pages, (uint64_t)then.capacity.pages);
+    then.rows.yield = (uint32_t)pool.yield_rows;
+    then.rows.yield_pages = (uint32_t)pool.yield_pages;
+    if (d->speed.cost == NULL && d->speed.step_ms > 0 && d->rows.running > 0) {
         /* Only the step of now is known: it grows with the rows beyond those of now. */
-        double grown = (double)then.running / d->running;
+        double grown = (double)then.rows.running / d->rows.running;
         return bt_sched_tbt_ms(c, &then, req) * BT_MAX(grown, 1);
     }
     double tbt = bt_sched_tbt_ms(c, &then, req);
@@ -155,14 +156,14 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         return tbt;
     }
     double full = 0, n_rows = BT_MAX(req->n_choices, 1u);
-    if (then.pages_total != 0) {
-        pages -= BT_MIN((uint64_t)then.yield_pages, pages);
+    if (then.capacity.pages != 0) {
+        pages -= BT_MIN((uint64_t)then.rows.yield_pages, pages);
         double taken = (double)(pages + bt_sched_blocks_of(req)) + pool.kv_dev / req->block_tokens;
-        full = taken / (then.pages_total * PAGES_FULL);
+        full = taken / (then.capacity.pages * PAGES_FULL);
     }
-    if (then.slots_total != 0) {
+    if (then.capacity.slots != 0) {
         double stay = BT_MAX(pool.rows - pool.yield_rows, 0);
-        full = BT_MAX(full, (stay + n_rows + pool.rows_dev) / then.slots_total);
+        full = BT_MAX(full, (stay + n_rows + pool.rows_dev) / then.capacity.slots);
     }
     *full_p = BT_MAX(full, step_share(c, &then, tbt));
     return full > 1 ? full * BT_MAX(tbt, c->objective.tbt_ms) : tbt;

@@ -30,48 +30,50 @@ uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
 
 static double rate_of(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    return w->prefill_tokens_per_s > 0 ? w->prefill_tokens_per_s : c->prior.prefill_tokens_per_s;
+    return w->speed.prefill_tokens_per_s > 0 ? w->speed.prefill_tokens_per_s
+                                             : c->prior.prefill_tokens_per_s;
 }
 
 double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    if (w->cost != NULL) {
-        return w->queue_ms;
+    if (w->speed.cost != NULL) {
+        return w->queue.ms;
     }
-    uint64_t tokens = BT_MAX(w->queued_prefill_tokens, w->own_prefill_tokens);
+    uint64_t tokens = BT_MAX(w->queue.tokens, w->queue.own_tokens);
     return 1e3 * (double)tokens / rate_of(c, w);
 }
 
 static uint32_t chunk_of(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    return w->chunk_tokens != 0 ? w->chunk_tokens : c->prior.chunk_tokens;
+    return w->speed.chunk_tokens != 0 ? w->speed.chunk_tokens : c->prior.chunk_tokens;
 }
 
 /* From now; a step that should have begun has: the next one is half of a step away. */
 static double from_now(const struct bt_sched_worker *w, double begin_ns)
 {
-    double ms = begin_ns / 1e6 - w->ahead_past_ms;
-    return ms > 0 ? ms : BT_MIN(w->ahead->step_ns / 2e6, w->queue_ms);
+    double ms = begin_ns / 1e6 - w->queue.ahead_past_ms;
+    return ms > 0 ? ms : BT_MIN(w->queue.ahead->step_ns / 2e6, w->queue.ms);
 }
 
 double bt_sched_least_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    if (w->cost == NULL || w->ahead == NULL || w->ahead->n_joins == 0) {
+    if (w->speed.cost == NULL || w->queue.ahead == NULL || w->queue.ahead->n_joins == 0) {
         return bt_sched_queue_ms(c, w);
     }
-    return from_now(w, w->ahead->joins[0].begin_ns);
+    return from_now(w, w->queue.ahead->joins[0].begin_ns);
 }
 
 double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         uint32_t from, uint32_t to, double *beside_p)
 {
     *beside_p = 0;
-    if (w->cost == NULL || w->ahead == NULL) {
+    if (w->speed.cost == NULL || w->queue.ahead == NULL) {
         return bt_sched_queue_ms(c, w);
     }
-    double begin = bt_batch_ahead_of(w->ahead, w->cost, from, to, chunk_of(c, w), beside_p);
+    double begin =
+        bt_batch_ahead_of(w->queue.ahead, w->speed.cost, from, to, chunk_of(c, w), beside_p);
     *beside_p /= 1e6;
-    return begin < w->ahead->all_ns ? from_now(w, begin) : bt_sched_queue_ms(c, w);
+    return begin < w->queue.ahead->all_ns ? from_now(w, begin) : bt_sched_queue_ms(c, w);
 }
 
 /* The step's cost summed over the chunks, and of the prefix's load what the
@@ -79,10 +81,10 @@ double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_w
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached)
 {
-    if (w->cost == NULL) {
+    if (w->speed.cost == NULL) {
         return 1e3 * (n - cached) / rate_of(c, w);
     }
-    double ms = 1e-6 * bt_batch_prefill_ns(w->cost, cached, n, chunk_of(c, w));
+    double ms = 1e-6 * bt_batch_prefill_ns(w->speed.cost, cached, n, chunk_of(c, w));
     double load = c->prior.load_bytes_per_s > 0
                       ? 1e3 * cached * req->token_bytes / c->prior.load_bytes_per_s
                       : 0;
@@ -93,24 +95,26 @@ double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sche
                            const struct bt_sched_request *req, uint32_t cached)
 {
     struct bt_sched_worker alone = *w;
-    alone.cost = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
+    alone.speed.cost = w->speed.prompt_cost != NULL ? w->speed.prompt_cost : w->speed.cost;
     return bt_sched_prefill_ms(c, &alone, req, req->n_tokens, cached);
 }
 
 /* Rows on their way to w, not counting those that it has. */
 static double rows_coming(const struct bt_sched_worker *w)
 {
-    double rows = w->running + w->waiting;
-    return BT_MAX((double)w->landing, w->own_requests - rows);
+    double rows = w->rows.running + w->rows.waiting;
+    return BT_MAX((double)w->rows.landing, w->rows.own - rows);
 }
 
 void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
                          uint32_t tokens, double t_ms, double over_ms, double *rows_p, double *kv_p)
 {
-    double rows = w->running + w->waiting, life = s->forecast != NULL ? s->forecast->life_ms : 0;
+    double rows = w->rows.running + w->rows.waiting,
+           life = s->forecast != NULL ? s->forecast->life_ms : 0;
     double coming = rows_coming(w);
-    double each = w->running > 0 ? (double)w->kv_tokens / w->running : tokens;
-    double each_coming = w->own_coming > 0 ? (double)w->own_coming_tokens / w->own_coming : each;
+    double each = w->rows.running > 0 ? (double)w->rows.kv_tokens / w->rows.running : tokens;
+    double each_coming =
+        w->rows.own_coming > 0 ? (double)w->rows.own_coming_tokens / w->rows.own_coming : each;
     over_ms = BT_MAX(over_ms, t_ms);
     if (coming > 0 && t_ms > 0 && life > 0) {
         double stay = exp(-t_ms / life);
@@ -133,15 +137,15 @@ bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_token
     for (uint32_t i = 0; i < s->n_workers; i++) {
         const struct bt_sched_worker *w = &s->workers[i];
         if (w->decode) {
-            double waiting = w->running > 0 ? (double)w->waiting / w->running : 0;
+            double waiting = w->rows.running > 0 ? (double)w->rows.waiting / w->rows.running : 0;
             n++;
-            load.rows += w->running + w->waiting;
+            load.rows += w->rows.running + w->rows.waiting;
             load.kv +=
-                (double)w->kv_tokens * (1 + waiting); /* who waits is as long as the others */
-            yield_rows += w->yield_rows;
-            yield_pages += w->yield_pages;
-            room.places += w->slots_total;
-            room.kv += (double)w->pages_total * block_tokens;
+                (double)w->rows.kv_tokens * (1 + waiting); /* who waits is as long as the others */
+            yield_rows += w->rows.yield;
+            yield_pages += w->rows.yield_pages;
+            room.places += w->capacity.slots;
+            room.kv += (double)w->capacity.pages * block_tokens;
         }
     }
     if (s->forecast == NULL || n == 0) {
@@ -175,8 +179,8 @@ static double mixed_step_ms(const struct bt_sched_params *c, const struct bt_sch
 static bool has_pages(const struct bt_sched_worker *w, double tokens, uint32_t block_tokens)
 {
     double pages = tokens / block_tokens;
-    double used = w->pages_total - BT_MIN(w->pages_free, w->pages_total);
-    return w->pages_total == 0 || BT_MAX(used, pages) <= MIXED_PAGES * w->pages_total;
+    double used = w->capacity.pages - BT_MIN(w->capacity.pages_free, w->capacity.pages);
+    return w->capacity.pages == 0 || BT_MAX(used, pages) <= MIXED_PAGES * w->capacity.pages;
 }
 
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
@@ -184,7 +188,8 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
                          uint32_t cached, double over_ms, double *queue_p)
 {
     uint32_t n = req->n_tokens, chunk = chunk_of(c, w);
-    const struct bt_batch_cost *k = w->prompt_cost != NULL ? w->prompt_cost : w->cost;
+    const struct bt_batch_cost *k =
+        w->speed.prompt_cost != NULL ? w->speed.prompt_cost : w->speed.cost;
     double step = mixed_step_ms(c, w, over_ms), m = n - cached, room = INFINITY, then_ms = 0;
     double token_ns = k->token_ns[BT_BATCH_SEGMENTS - 1];
     double alone = 1e-6 * (token_ns * m + k->attn_ns * m * (cached + m / 2));
@@ -193,18 +198,19 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
     for (int i = 0; i < 2; i++) { /* beside the rows of now, and beside those of when it ends */
         struct bt_batch_work work = {0};
         bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
-        double base = 1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->cost, &work) : k->base_ns);
+        double base =
+            1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->speed.cost, &work) : k->base_ns);
         room = BT_MIN(room, step - base - lost);
         if (room < step / 8 || !has_pages(w, work.kv + n, req->block_tokens) ||
-            (w->slots_total != 0 && work.tokens + 1 > w->slots_total)) {
+            (w->capacity.slots != 0 && work.tokens + 1 > w->capacity.slots)) {
             return -1; /* its rows need all of it */
         }
-        then_ms = (w->queue_ms + alone) * step / room;
+        then_ms = (w->queue.ms + alone) * step / room;
     }
     /* Each step takes `room` worth of tokens, of one prompt no more than a chunk, and has its rows
      * all the same. */
     double chunks = chunk != 0 ? BT_DIV_UP(n, chunk) - cached / chunk : 1;
-    *queue_p = w->queue_ms * step / room;
+    *queue_p = w->queue.ms * step / room;
     return alone + BT_MAX(alone / room, chunks) * (step - room);
 }
 
@@ -244,21 +250,21 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
 static double load_without(const struct bt_sched_worker *w, const struct bt_sched_request *req,
                            uint32_t yield_rows, uint32_t yield_pages)
 {
-    uint32_t active = BT_MAX(w->running + w->waiting + w->landing, w->own_requests);
+    uint32_t active = BT_MAX(w->rows.running + w->rows.waiting + w->rows.landing, w->rows.own);
     uint32_t more = req->expect_new != 0 ? req->expect_new : BT_MIN(req->max_new, 512u);
     uint32_t n = BT_MAX(req->n_choices, 1u);
     active -= BT_MIN(yield_rows, active);
-    double rows = (double)(active + n) / (w->slots_total != 0 ? w->slots_total : 64);
+    double rows = (double)(active + n) / (w->capacity.slots != 0 ? w->capacity.slots : 64);
     double pages = 0;
-    if (w->pages_total != 0) {
+    if (w->capacity.pages != 0) {
         uint32_t one = BT_DIV_UP(req->n_tokens + more, req->block_tokens);
         uint32_t shared = req->n_tokens / req->block_tokens; /* the prompt's full blocks */
         uint32_t need = shared + n * (one - shared);
-        uint32_t used = w->pages_total - BT_MIN(w->pages_free, w->pages_total);
-        pages = (double)(used - BT_MIN(yield_pages, used) + need) / w->pages_total;
+        uint32_t used = w->capacity.pages - BT_MIN(w->capacity.pages_free, w->capacity.pages);
+        pages = (double)(used - BT_MIN(yield_pages, used) + need) / w->capacity.pages;
     }
     double load = BT_MAX(rows, pages);
-    return w->waiting > 0 ? load + 1 : load;
+    return w->rows.waiting > 0 ? load + 1 : load;
 }
 
 /* Rows of lower classes keep their places where there are others: the worker with the most room is
@@ -266,10 +272,10 @@ static double load_without(const struct bt_sched_worker *w, const struct bt_sche
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
     double load = load_without(w, req, 0, 0);
-    if (load <= 1 || w->yield_rows == 0) {
+    if (load <= 1 || w->rows.yield == 0) {
         return load;
     }
-    return BT_MAX(load_without(w, req, w->yield_rows, w->yield_pages), 1);
+    return BT_MAX(load_without(w, req, w->rows.yield, w->rows.yield_pages), 1);
 }
 
 /* An answer of which nothing is known, as in survival.h. */
@@ -284,9 +290,9 @@ double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sch
 {
     double more = bt_sched_answer(req);
     double n = BT_MAX(req->n_choices, 1u), tokens = req->n_tokens + (n - 1) * more + more / 2;
-    double share = w->slots_total != 0 ? n / w->slots_total : 0;
-    if (w->pages_total != 0) {
-        share = BT_MAX(share, tokens / req->block_tokens / w->pages_total);
+    double share = w->capacity.slots != 0 ? n / w->capacity.slots : 0;
+    if (w->capacity.pages != 0) {
+        share = BT_MAX(share, tokens / req->block_tokens / w->capacity.pages);
     }
     return 100 * share * more;
 }
@@ -294,13 +300,14 @@ double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sch
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req)
 {
-    double step = w->step_ms > 0 ? w->step_ms : c->prior.step_ms;
-    if (w->cost != NULL) {
+    double step = w->speed.step_ms > 0 ? w->speed.step_ms : c->prior.step_ms;
+    if (w->speed.cost != NULL) {
         uint32_t n = BT_MAX(req->n_choices, 1u);
-        struct bt_batch_work work = {.tokens = w->running + w->waiting + w->landing + n,
-                                     .kv = (double)w->kv_tokens + (double)n * req->n_tokens};
-        work.kv += w->landing > 0 ? (double)w->own_coming_tokens : 0;
-        step = 1e-6 * bt_batch_work_ns(w->cost, &work);
+        struct bt_batch_work work = {.tokens =
+                                         w->rows.running + w->rows.waiting + w->rows.landing + n,
+                                     .kv = (double)w->rows.kv_tokens + (double)n * req->n_tokens};
+        work.kv += w->rows.landing > 0 ? (double)w->rows.own_coming_tokens : 0;
+        step = 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
     }
     double load = bt_sched_decode_load(w, req);
     return load > 1 ? step * load : step;
@@ -309,34 +316,37 @@ double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_w
 double bt_sched_step_then_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                              const struct bt_sched_request *req, double t_ms)
 {
-    double life = w->learned.life_ms, now = w->running + w->waiting, coming = rows_coming(w);
-    if (w->cost == NULL || !(life > 0) || !(t_ms > 0) || bt_sched_decode_load(w, req) > 1) {
+    double life = w->learned.life_ms, now = w->rows.running + w->rows.waiting,
+           coming = rows_coming(w);
+    if (w->speed.cost == NULL || !(life > 0) || !(t_ms > 0) || bt_sched_decode_load(w, req) > 1) {
         return bt_sched_step_ms(c, w, req);
     }
-    double each = w->running > 0 ? (double)w->kv_tokens / w->running : req->n_tokens;
-    double each_coming = w->own_coming > 0 ? (double)w->own_coming_tokens / w->own_coming : each;
+    double each = w->rows.running > 0 ? (double)w->rows.kv_tokens / w->rows.running : req->n_tokens;
+    double each_coming =
+        w->rows.own_coming > 0 ? (double)w->rows.own_coming_tokens / w->rows.own_coming : each;
     double stay = exp(-t_ms / life), n = BT_MAX(req->n_choices, 1u);
     now *= stay;
     coming *= life / t_ms * (1 - stay);
     struct bt_batch_work work = {.tokens = now + coming + n,
                                  .kv = now * each + coming * each_coming + n * req->n_tokens};
-    return 1e-6 * bt_batch_work_ns(w->cost, &work);
+    return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
 }
 
 double bt_sched_full_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                              const struct bt_sched_request *req)
 {
-    if (w->cost == NULL) {
-        return w->step_ms > 0 ? w->step_ms : c->prior.step_ms;
+    if (w->speed.cost == NULL) {
+        return w->speed.step_ms > 0 ? w->speed.step_ms : c->prior.step_ms;
     }
-    double each = w->running > 0 ? (double)w->kv_tokens / w->running : req->n_tokens;
-    double room = (double)w->pages_total * req->block_tokens;
-    struct bt_batch_work work = {.tokens = w->slots_total != 0 ? w->slots_total : w->running + 1};
-    if (w->pages_total != 0 && each > 0) {
+    double each = w->rows.running > 0 ? (double)w->rows.kv_tokens / w->rows.running : req->n_tokens;
+    double room = (double)w->capacity.pages * req->block_tokens;
+    struct bt_batch_work work = {.tokens = w->capacity.slots != 0 ? w->capacity.slots
+                                                                  : w->rows.running + 1};
+    if (w->capacity.pages != 0 && each > 0) {
         work.tokens = BT_MIN(work.tokens, BT_MAX(room / each, 1));
     }
     work.kv = work.tokens * each;
-    return 1e-6 * bt_batch_work_ns(w->cost, &work);
+    return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
 }
 
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
@@ -351,9 +361,9 @@ static double idle_step_ms(const struct bt_sched_params *c, const struct bt_sche
 {
     struct bt_sched_request one = {.n_tokens = 1, .max_new = 1, .block_tokens = 1};
     struct bt_sched_worker idle = *w;
-    idle.running = idle.waiting = idle.landing = idle.own_requests = 0;
-    idle.kv_tokens = 0;
-    idle.pages_free = idle.pages_total;
+    idle.rows.running = idle.rows.waiting = idle.rows.landing = idle.rows.own = 0;
+    idle.rows.kv_tokens = 0;
+    idle.capacity.pages_free = idle.capacity.pages;
     return bt_sched_tbt_ms(c, &idle, &one);
 }
 
@@ -372,17 +382,18 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
             params->objective.ttft_ms != 0 ? params->objective.ttft_ms : BT_SCHED_QUEUE_MS;
         pressure = bt_sched_queue_ms(params, w) / most;
     }
-    uint32_t rows = w->running + w->waiting;
+    uint32_t rows = w->rows.running + w->rows.waiting;
     if (w->decode && rows != 0) {
         struct bt_sched_request one = {.n_tokens = 1, .max_new = 1, .block_tokens = 1};
-        double slots = w->slots_total != 0 ? w->slots_total : 64;
-        double pages = w->pages_total != 0
-                           ? 1 - (double)BT_MIN(w->pages_free, w->pages_total) / w->pages_total
-                           : 0;
+        double slots = w->capacity.slots != 0 ? w->capacity.slots : 64;
+        double pages =
+            w->capacity.pages != 0
+                ? 1 - (double)BT_MIN(w->capacity.pages_free, w->capacity.pages) / w->capacity.pages
+                : 0;
         pressure = BT_MAX(pressure, BT_MAX(rows / slots, pages));
-        pressure += w->waiting > 0 ? 1 : 0;
+        pressure += w->rows.waiting > 0 ? 1 : 0;
         if (params->objective.tbt_ms != 0) {
-            double least = w->cost != NULL ? idle_step_ms(params, w) : 0;
+            double least = w->speed.cost != NULL ? idle_step_ms(params, w) : 0;
             double room = BT_MAX(params->objective.tbt_ms - least, 1e-3 * least);
             pressure = BT_MAX(pressure, (bt_sched_tbt_ms(params, w, &one) - least) / room);
         }
@@ -398,7 +409,7 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
     struct bt_sched_params p = *params;
     struct bt_sched_pool pool;
     uint32_t n_decode = 0;
-    bool alone = then.running + then.waiting + then.landing == 0;
+    bool alone = then.rows.running + then.rows.waiting + then.rows.landing == 0;
     for (uint32_t i = 0; i < s->n_workers; i++) {
         n_decode += s->workers[i].decode;
     }
@@ -414,10 +425,10 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
         pool.rows += share + late.rows / n_decode;
         pool.kv += share * req->n_tokens + late.kv / n_decode;
         uint32_t pages = (uint32_t)(pool.kv / req->block_tokens);
-        then.running = (uint32_t)ceil(pool.rows);
-        then.waiting = then.landing = then.own_requests = 0;
-        then.kv_tokens = (uint64_t)pool.kv;
-        then.pages_free = then.pages_total - BT_MIN(pages, then.pages_total);
+        then.rows.running = (uint32_t)ceil(pool.rows);
+        then.rows.waiting = then.rows.landing = then.rows.own = 0;
+        then.rows.kv_tokens = (uint64_t)pool.kv;
+        then.capacity.pages_free = then.capacity.pages - BT_MIN(pages, then.capacity.pages);
     }
     if (alone) { /* it makes nobody's tokens late */
         p.objective.tbt_ms = 0;

@@ -55,13 +55,14 @@ static void show_queue(const struct bt_sched_said *said, const struct bt_sched_o
     const struct bt_sched_backlog *q = &own->backlog;
     double by_word = said->queue_ms - said_behind - (double)(now_ns - said->at_ns) / 1e6 / slow;
     double by_own = bt_sched_backlog_ms(q, own_behind, slow, now_ns);
-    w->queue_ms = BT_MAX(BT_MAX(by_word, by_own), 0);
+    w->queue.ms = BT_MAX(BT_MAX(by_word, by_own), 0);
     /* A newcomer shares steps only where all before it were rolled forward: not behind more prompts
      * than that is done for, nor before some of them. */
     double before_ms = q->alone_ms - own_behind;
     bool alike = fabs(before_ms - q->rolled_ms) <= 1e-6 * q->rolled_ms;
-    w->ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
-    w->ahead_past_ms = bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(by_word - by_own, 0);
+    w->queue.ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
+    w->queue.ahead_past_ms =
+        bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(by_word - by_own, 0);
 }
 
 /* Late rows on their way, as the worker has said, whoever sent them: nobody makes room for them. */
@@ -80,35 +81,35 @@ void bt_sched_show_worker(const struct bt_sched_said *said, const struct bt_sche
     uint64_t kv = own->kv_tokens - BT_MIN(own->late_kv, own->kv_tokens);
     *w = (struct bt_sched_worker){
         .kvstore = BT_SCHED_NONE,
-        .own_requests = rows,
-        .own_prefill_tokens = own->prefill_tokens,
-        .own_coming = rows - BT_MIN(own->decoding, rows),
-        .own_coming_tokens = kv - BT_MIN(own->decoding_kv, kv),
-        .own_late_tokens = own->late_kv,
+        .queue = {.own_tokens = own->prefill_tokens},
+        .rows = {.own = rows,
+                 .own_coming = rows - BT_MIN(own->decoding, rows),
+                 .own_coming_tokens = kv - BT_MIN(own->decoding_kv, kv),
+                 .own_late_tokens = own->late_kv},
         .learned = *learned,
     };
     if (said == NULL) {
         return;
     }
-    w->landing = BT_MIN(said->landing, said->waiting);
-    w->waiting = said->waiting - w->landing;
-    w->landing -= BT_MIN(said_late(said), w->landing);
-    w->running = BT_MAX(said->running, own->decoding);
-    if (rows > w->running + said->waiting) { /* sent since its last heartbeat */
-        w->landing = rows - w->running - w->waiting;
+    w->rows.landing = BT_MIN(said->landing, said->waiting);
+    w->rows.waiting = said->waiting - w->rows.landing;
+    w->rows.landing -= BT_MIN(said_late(said), w->rows.landing);
+    w->rows.running = BT_MAX(said->running, own->decoding);
+    if (rows > w->rows.running + said->waiting) { /* sent since its last heartbeat */
+        w->rows.landing = rows - w->rows.running - w->rows.waiting;
     }
-    w->pages_total = said->pages_total;
-    w->pages_free = said->pages_free;
-    w->slots_total = said->slots_total;
-    w->max_model_len = said->max_model_len;
-    w->queued_prefill_tokens = said->queued_prefill_tokens;
-    w->prefill_tokens_per_s = said->prefill_tokens_per_s;
-    w->step_ms = said->step_ms;
-    w->chunk_tokens = said->chunk_tokens;
-    w->kv_tokens = BT_MAX(said->kv_tokens, own->decoding_kv);
-    w->cost = said->has_cost ? &said->cost : NULL;
-    w->mixed_step_ms = said->mixed_step_ms;
-    w->mixed_gap_ms = said->mixed_gap_ms;
+    w->capacity.pages = said->pages_total;
+    w->capacity.pages_free = said->pages_free;
+    w->capacity.slots = said->slots_total;
+    w->capacity.context_tokens = said->max_model_len;
+    w->queue.tokens = said->queued_prefill_tokens;
+    w->speed.prefill_tokens_per_s = said->prefill_tokens_per_s;
+    w->speed.step_ms = said->step_ms;
+    w->speed.chunk_tokens = said->chunk_tokens;
+    w->rows.kv_tokens = BT_MAX(said->kv_tokens, own->decoding_kv);
+    w->speed.cost = said->has_cost ? &said->cost : NULL;
+    w->speed.mixed_step_ms = said->mixed_step_ms;
+    w->speed.mixed_gap_ms = said->mixed_gap_ms;
     show_queue(said, own, slow_of(learned), now_ns, 0, 0, w);
 }
 
@@ -123,16 +124,16 @@ void bt_sched_show_class(const struct bt_sched_said *said, const struct bt_sched
     struct bt_class below =
         bt_classes_below(&said->classes, BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX));
     struct bt_class mine = bt_classes_below(&own->classes, priority);
-    double all = w->queue_ms;
+    double all = w->queue.ms;
     if (mine.queue_ns > 0 || below.queue_ns > 0) {
         show_queue(said, own, slow_of(learned), now_ns, below.queue_ns / 1e6, mine.queue_ns / 1e6,
                    w);
-        w->late_ms = all - w->queue_ms;
+        w->queue.late_ms = all - w->queue.ms;
     }
-    w->waiting -= BT_MIN(below.waiting - below.landing, w->waiting);
+    w->rows.waiting -= BT_MIN(below.waiting - below.landing, w->rows.waiting);
     /* Late rows on their way are in no count of rows that they could be taken from. */
     uint32_t landing = below.landing - BT_MIN(said_late(said), below.landing);
     uint32_t rows = mine.rows - BT_MIN(own->late, mine.rows);
-    w->yield_rows = BT_MAX(below.rows + landing, rows);
-    w->yield_pages = below.pages;
+    w->rows.yield = BT_MAX(below.rows + landing, rows);
+    w->rows.yield_pages = below.pages;
 }

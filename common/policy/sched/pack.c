@@ -33,7 +33,7 @@ static double first_token_ms(const struct bt_sched_job *j)
 {
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
-        if (w->prefill && w->cost != NULL) {
+        if (w->prefill && w->speed.cost != NULL) {
             return j->least_queue_ms + bt_sched_compute_ms(j->c, w, j->req, j->best_tokens);
         }
     }
@@ -48,9 +48,9 @@ static bool base_is_dear(const struct bt_sched_job *j)
 {
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
-        if (w->decode && w->cost != NULL) {
+        if (w->decode && w->speed.cost != NULL) {
             double step = bt_sched_mixed_step(j->c, w);
-            return step > 0 && 1e-6 * w->cost->base_ns >= BASE_SHARE * step;
+            return step > 0 && 1e-6 * w->speed.cost->base_ns >= BASE_SHARE * step;
         }
     }
     return false;
@@ -67,7 +67,7 @@ bool bt_sched_packs(const struct bt_sched_job *j)
 
 bool bt_sched_row_free(const struct bt_sched_worker *w)
 {
-    return w->running + w->waiting + w->landing + w->own_coming == 0;
+    return w->rows.running + w->rows.waiting + w->rows.landing + w->rows.own_coming == 0;
 }
 
 static double most_step_ms(const struct bt_sched_job *j)
@@ -87,18 +87,18 @@ static double full_step_ms(const struct bt_sched_job *j, const struct bt_sched_w
     double rows, kv;
     double queue = BT_MAX(j->least_queue_ms, 1);
     bt_sched_rows_after(j->s, w, j->req->n_tokens, queue, queue, &rows, &kv);
-    struct bt_batch_work work = {.tokens = BT_MAX(rows, (double)w->running) + 1,
-                                 .kv = BT_MAX(kv, (double)w->kv_tokens) + j->req->n_tokens};
-    return 1e-6 * bt_batch_work_ns(w->cost, &work);
+    struct bt_batch_work work = {.tokens = BT_MAX(rows, (double)w->rows.running) + 1,
+                                 .kv = BT_MAX(kv, (double)w->rows.kv_tokens) + j->req->n_tokens};
+    return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
 }
 
 static double full(const struct bt_sched_job *j, const struct bt_sched_worker *w, double load)
 {
-    double tokens = (double)w->own_coming_tokens + j->req->n_tokens;
-    double pages = w->pages_total - BT_MIN(w->pages_free, w->pages_total);
-    double rows = (double)w->running + w->own_coming + 1;
+    double tokens = (double)w->rows.own_coming_tokens + j->req->n_tokens;
+    double pages = w->capacity.pages - BT_MIN(w->capacity.pages_free, w->capacity.pages);
+    double rows = (double)w->rows.running + w->rows.own_coming + 1;
     pages += tokens / j->req->block_tokens;
-    return BT_MAX(load, BT_MAX(pages / w->pages_total, rows / w->slots_total));
+    return BT_MAX(load, BT_MAX(pages / w->capacity.pages, rows / w->capacity.slots));
 }
 
 /* When the KV that decode worker w does not have will be there: all that is on its way to it comes
@@ -108,7 +108,7 @@ static double landed_ms(const struct bt_sched_job *j, const struct bt_sched_work
     const struct bt_sched_request *req = j->req;
     uint32_t own = req->n_tokens - bt_sched_cached_at(j->s, w->kvstore, req);
     double busy = j->s->kvstores[w->kvstore].recv_busy_ms + bt_sched_move_ms(j->c, req, own);
-    double all = bt_sched_move_ms(j->c, req, own + (uint32_t)w->own_coming_tokens);
+    double all = bt_sched_move_ms(j->c, req, own + (uint32_t)w->rows.own_coming_tokens);
     return BT_MAX(busy, all);
 }
 
@@ -131,7 +131,7 @@ double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double loa
     if (late > 0 || full(j, w, load) >= FULL || full_step_ms(j, w) > most_step_ms(j)) {
         return 2 + load + late / j->c->objective.tbt_ms;
     }
-    return bt_sched_row_free(w) ? 1 + BT_MIN(w->queue_ms / QUEUE_MS, 1) : 1 - load;
+    return bt_sched_row_free(w) ? 1 + BT_MIN(w->queue.ms / QUEUE_MS, 1) : 1 - load;
 }
 
 bool bt_sched_hands_over(const struct bt_sched_job *j, uint32_t m, uint32_t d, double ready_ms)

@@ -220,23 +220,23 @@ static double decode_then(const struct bt_sched_job *j, uint32_t i, uint32_t ord
 {
     const struct bt_sched_worker *w = worker(j, i);
     double rows, kv;
-    if (w->pages_total == 0 || w->slots_total == 0) {
+    if (w->capacity.pages == 0 || w->capacity.slots == 0) {
         return decode_cached(j, i, ordinal);
     }
     double queue = BT_MAX(j->least_queue_ms, 1);
     bt_sched_rows_after(j->s, w, j->req->n_tokens, queue, queue, &rows, &kv);
     if (!j->packing) { /* when late rows come nobody knows well: better not where they do */
-        kv += (double)w->own_late_tokens;
+        kv += (double)w->rows.own_late_tokens;
     }
-    double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->pages_total;
-    double load = BT_MAX(pages, (rows + 1) / w->slots_total);
-    if (load > 1 && w->yield_rows != 0 &&
+    double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->capacity.pages;
+    double load = BT_MAX(pages, (rows + 1) / w->capacity.slots);
+    if (load > 1 && w->rows.yield != 0 &&
         !j->late) { /* who makes way does so only where there is no room */
-        pages -= (double)w->yield_pages / w->pages_total;
-        rows -= w->yield_rows;
-        load = BT_MAX(BT_MAX(pages, (rows + 1) / w->slots_total), 1);
+        pages -= (double)w->rows.yield_pages / w->capacity.pages;
+        rows -= w->rows.yield;
+        load = BT_MAX(BT_MAX(pages, (rows + 1) / w->capacity.slots), 1);
     }
-    if (j->packing && w->cost != NULL) {
+    if (j->packing && w->speed.cost != NULL) {
         load = bt_sched_packed_cost(j, i, load);
     }
     return load - there_already(j, i);

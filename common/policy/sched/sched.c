@@ -43,10 +43,10 @@ const bool bt_sched_reason_of[BT_SCHED_REASONS][2] = {
 
 bool bt_sched_fits(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
-    if (w->max_model_len != 0 && req->n_tokens > w->max_model_len) {
+    if (w->capacity.context_tokens != 0 && req->n_tokens > w->capacity.context_tokens) {
         return false;
     }
-    if (w->pages_total != 0 && bt_sched_blocks_of(req) > w->pages_total) {
+    if (w->capacity.pages != 0 && bt_sched_blocks_of(req) > w->capacity.pages) {
         return false;
     }
     return true;
@@ -167,8 +167,9 @@ static bt_sched_verdict_t too_large(const struct bt_sched_job *j, bool prefill,
     const char *why = NULL;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
-        uint64_t pages = (uint64_t)w->pages_total * j->req->block_tokens;
-        uint64_t context = w->max_model_len != 0 ? w->max_model_len : UINT32_MAX;
+        uint64_t pages = (uint64_t)w->capacity.pages * j->req->block_tokens;
+        uint64_t context =
+            w->capacity.context_tokens != 0 ? w->capacity.context_tokens : UINT32_MAX;
         if ((prefill ? w->prefill || j->no_prefill_role : w->decode || j->no_decode_role) &&
             bt_sched_present(j, i) && (why == NULL || BT_MIN(pages, context) > most)) {
             most = BT_MIN(pages, context);
@@ -213,7 +214,7 @@ static double decode_side_ms(const struct bt_sched_job *j, const struct bt_sched
 {
     double over = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
     if (j->packing && bt_sched_row_free(w)) {
-        *queue_p = w->queue_ms;
+        *queue_p = w->queue.ms;
         return bt_sched_compute_ms(j->c, w, j->req, cached);
     }
     return j->places_short ? -1 : bt_sched_mixed_ms(j->c, j->s, w, j->req, cached, over, queue_p);
@@ -224,7 +225,7 @@ bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt
     const struct bt_sched_worker *w = &j->s->workers[i];
     const struct bt_sched_kvstore *kv = &j->s->kvstores[w->kvstore];
     double queue = 0, there = 0;
-    if (w->cost == NULL || w->waiting > 0 || !(bt_sched_mixed_step(j->c, w) > 0)) {
+    if (w->speed.cost == NULL || w->rows.waiting > 0 || !(bt_sched_mixed_step(j->c, w) > 0)) {
         return false;
     }
     uint32_t local = bt_sched_cached_at(j->s, w->kvstore, j->req);
@@ -265,9 +266,9 @@ static uint32_t places_short(const struct bt_sched_job *j, uint32_t decode)
     double at = isfinite(j->least_queue_ms) ? j->least_queue_ms : 0;
     double step = bt_sched_mixed_step(j->c, w);
     double slow = BT_MAX(step / bt_sched_full_step_ms(j->c, w, j->req), 1);
-    bool is_short = w->slots_total != 0 &&
+    bool is_short = w->capacity.slots != 0 &&
                     bt_sched_pool_after(j->s, j->req->block_tokens, at, slow, &pool) &&
-                    pool.rows - pool.yield_rows > w->slots_total;
+                    pool.rows - pool.yield_rows > w->capacity.slots;
     return is_short ? (uint32_t)ceil(pool.rows) : 0;
 }
 
@@ -339,7 +340,7 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
     /* What lands finds a step under way where there are rows, or will be: half of it is still to
      * come. */
-    double steps = wd->running + wd->landing > 0 ? 1.5 : 1;
+    double steps = wd->rows.running + wd->rows.landing > 0 ? 1.5 : 1;
     plan->gaps.landing_ms = plan->at.both ? 0 : steps * plan->gaps.step_ms;
     plan->gaps.ms = bt_sched_learned_tbt(&wd->learned, plan->gaps.step_ms, plan->gaps.mixed_ms,
                                          more - BT_MIN(more, 1u), plan->gaps.landing_ms);
@@ -383,7 +384,7 @@ static bool estimate_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
                           struct bt_sched_estimate *e)
 {
     const struct bt_sched_worker *w = &j->s->workers[p];
-    double left = share_left(j), before = bt_sched_queue_ms(j->c, w) + w->late_ms;
+    double left = share_left(j), before = bt_sched_queue_ms(j->c, w) + w->queue.late_ms;
     if (before > 0 && !(before + left * j->req->waited_ms < left * j->c->late.wait_ms)) {
         return false;
     }

@@ -16,43 +16,61 @@
 /* The class (Submit.priority) of what is planned in the background: behind all others. */
 #define BT_SCHED_CLASS_LATE INT16_MAX
 
+/* What a worker can hold; 0: not known. */
+struct bt_sched_capacity {
+    uint32_t pages, pages_free; /* of kv.block_tokens tokens */
+    uint32_t slots;             /* places for sequences */
+    uint32_t context_tokens;    /* the longest sequence */
+};
+
+/* How fast it computes. Where a cost model is fitted, that counts in place of the rates. */
+struct bt_sched_speed {
+    double prefill_tokens_per_s, step_ms;    /* measured; 0: not yet */
+    const struct bt_batch_cost *cost;        /* NULL: none */
+    const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
+    uint32_t chunk_tokens;                   /* of a prompt in a step; 0: params' */
+    /* how long its steps with prompts beside rows are, by its own word, and such a step and the
+     * wait of a row that joins in it; mixed_step_ms 0: params' both; < 0: it takes no prompts from
+     * others */
+    double mixed_step_ms, mixed_gap_ms;
+};
+
+/* Prompts that it has not computed yet. own: of this conductor's submissions, which a heartbeat may
+ * not have counted. */
+struct bt_sched_queue {
+    uint64_t tokens, own_tokens; /* of all, own */
+    double ms;                   /* with a cost: until they are computed */
+    double late_ms; /* ... and then what lower classes have, down to BT_SCHED_CLASS_LATE */
+    /* how they share steps, from ahead_past_ms before now on (below 0: behind what others have
+     * there); NULL: one is computed after the other */
+    const struct bt_batch_ahead *ahead;
+    double ahead_past_ms;
+};
+
+/* Sequences that decode there, and those that will. */
+struct bt_sched_rows {
+    uint32_t running;   /* hold a slot */
+    uint32_t waiting;   /* want a slot or pages */
+    uint32_t landing;   /* their KV is still on its way: in prefill elsewhere, mostly */
+    uint64_t kv_tokens; /* context of those that run, read in every step */
+    /* of these: rows of lower classes than the request's and their pages, which would make way */
+    uint32_t yield, yield_pages;
+    uint32_t own;               /* of this conductor, in prefill too, but not late ones */
+    uint32_t own_coming;        /* of own: still in prefill ... */
+    uint64_t own_coming_tokens; /* ... and their context, tokens */
+    uint64_t own_late_tokens;   /* context of late ones, for which nobody makes room */
+};
+
 /* What one worker says of itself, and what this conductor has sent it since. */
 struct bt_sched_worker {
     uint32_t kvstore; /* index of its node's kvstore in the snapshot, BT_SCHED_NONE: none is up */
     bool prefill, decode; /* the role it runs in */
     bool avoid;           /* it has failed this request before: only if there is nobody else */
     bool draining;        /* its node is to be emptied: only if nobody else could do it at all */
-    uint32_t running, waiting; /* hold a slot; want a slot or pages */
-    uint32_t landing;          /* their KV is still on its way: in prefill elsewhere, mostly */
-    uint32_t pages_total, pages_free; /* 0 total: not known */
-    uint32_t slots_total;             /* 0: not known */
-    /* of these: rows of lower classes than the request's and their pages, which would make way */
-    uint32_t yield_rows, yield_pages;
-    uint32_t max_model_len; /* 0: not known */
-    uint64_t queued_prefill_tokens;
-    double prefill_tokens_per_s; /* 0: not measured yet */
-    double step_ms;              /* 0: not measured yet */
-    /* of this conductor's own submissions; a heartbeat may not have counted them yet */
-    uint32_t own_requests;
-    uint64_t own_prefill_tokens;
-    uint32_t own_coming;        /* rows of those that are still in prefill ... */
-    uint64_t own_coming_tokens; /* ... and their context */
-    /* ... but not late ones (BT_SCHED_CLASS_LATE), for which nobody makes room: their context */
-    uint64_t own_late_tokens;
-    /* known where a cost model is fitted; then they count in place of the rates above */
-    const struct bt_batch_cost *cost;        /* NULL: none */
-    const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
-    double queue_ms;                         /* until the prefills that it has are computed */
-    double late_ms; /* ... and then what lower classes have, down to BT_SCHED_CLASS_LATE */
-    /* how prompts share its steps, from ahead_past_ms before now on (below 0: behind what others
-     * have there); NULL: one is computed after the other */
-    const struct bt_batch_ahead *ahead;
-    double ahead_past_ms;
-    uint64_t kv_tokens;    /* context of its decode rows: read in every step */
-    uint32_t chunk_tokens; /* of a prefill step; 0: params' */
-    /* how long its steps with prompts beside rows are, by its own word; 0: params' both; < 0: it
-     * takes no prompts from others */
-    double mixed_step_ms, mixed_gap_ms;
+    struct bt_sched_capacity capacity;
+    struct bt_sched_speed speed;
+    struct bt_sched_queue queue;
+    struct bt_sched_rows rows;
     struct bt_sched_learned learned;
 };
 

@@ -111,12 +111,12 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
 static inline double bt_sched_mixed_step(const struct bt_sched_params *c,
                                          const struct bt_sched_worker *w)
 {
-    return w->mixed_step_ms != 0 ? w->mixed_step_ms : c->mixed.step_ms;
+    return w->speed.mixed_step_ms != 0 ? w->speed.mixed_step_ms : c->mixed.step_ms;
 }
 static inline double bt_sched_mixed_gap(const struct bt_sched_params *c,
                                         const struct bt_sched_worker *w)
 {
-    return w->mixed_step_ms != 0 ? w->mixed_gap_ms : c->mixed.gap_ms;
+    return w->speed.mixed_step_ms != 0 ? w->speed.mixed_gap_ms : c->mixed.gap_ms;
 }
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
