@@ -344,6 +344,10 @@ void bt_sequence_repair(struct bt_sequence *sq, const struct bt_peer *p, int32_t
 /* Plans the sequence again because a daemon that it needs is leaving, if others can take it. This
  * does not count as a failure. */
 void bt_sequence_move(struct bt_sequence *sq, uint64_t now_ns);
+/* Ends the sequence's plan, if it has one: it is to be planned. */
+void bt_sequence_leave_plan(struct bt_sequence *sq, uint64_t now_ns);
+/* Does each of its choices go on in a sequence of its own when it is planned again? */
+bool bt_sequence_splits(const struct bt_sequence *sq);
 /* Fails a sequence that has waited for a place or for room for too long. */
 bool bt_sequence_queued_too_long(struct bt_sequence *sq, uint64_t now_ns);
 
@@ -396,8 +400,10 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
 uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_reject *rej);
 /* Fails the request if bt_sequence_hopeless says so. True: it did. */
 bool bt_sequence_refused_early(struct bt_sequence *sq, uint64_t now_ns, double wait_ms);
-/* Could the sequence be planned on daemons that are not leaving? */
-bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns);
+/* Plans the sequence, which has a plan, on daemons that are not leaving and do not give their role
+ * up, and ends the plan that it has. If it splits it has no plan afterwards: its choices are to be
+ * planned each for itself. False: it stays where it is, because nobody else can take it. */
+bool bt_sequence_plan_away(struct bt_sequence *sq, uint64_t now_ns);
 
 /* ---- replicate.c ---- */
 void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns);

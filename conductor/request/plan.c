@@ -317,19 +317,6 @@ static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, 
     note_demand(sq, a, now_ns);
 }
 
-bool bt_sequence_movable(struct bt_sequence *sq, uint64_t now_ns)
-{
-    struct attempt a;
-    ask_policy(sq, now_ns, 0, &a);
-    if (a.verdict != BT_SCHED_PLANNED || a.plan.draining) {
-        return false;
-    }
-    /* If no other worker has the role, the policy plans on one that gives it up. */
-    const struct bt_machine *mc = sq->r->mc;
-    return !bt_machine_facts(mc, a.v.worker[a.plan.at.prefill]).gives_up_prefill &&
-           !bt_machine_facts(mc, a.v.worker[a.plan.at.decode]).gives_up_decode;
-}
-
 /* A request that would only just meet its objective will probably miss it, because every forecast
  * has an error, and would be refused after the wait. So it must have this share of the objective to
  * spare. */
@@ -357,6 +344,12 @@ bool bt_sequence_hopeless(struct bt_sequence *sq, uint64_t now_ns, double wait_m
     ask_policy(sq, now_ns, wait_ms, &a);
     *rej = a.rej;
     return a.verdict == BT_SCHED_OVERLOADED;
+}
+
+/* A daemon of the plan had no room a moment ago, and there is nobody else. */
+static bool no_room(const struct attempt *a)
+{
+    return a->full && a->plan.last_resort;
 }
 
 /* As bt_sequence_hopeless, of a plan that was made and has to wait for room: the same snapshot and
@@ -415,11 +408,41 @@ static void find_sources(struct bt_sequence *sq, const struct attempt *a, struct
                                              &mc->conf.sched);
 }
 
-bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
-                                  struct bt_sched_reject *rej)
+/* The attempt becomes the sequence's plan, and everybody in it is told. */
+static void carry_out(struct bt_sequence *sq, struct attempt *a, uint64_t now_ns)
 {
     struct bt_request *r = sq->r;
     struct bt_machine *mc = r->mc;
+    struct bt_flight *f = begin_flight(sq, &a->plan, &a->v, now_ns);
+    count_plan(mc, &a->plan);
+    note_places(mc, &a->plan, &a->v, now_ns);
+    bt_outcome_planned(sq, f);
+    sq->charged = sq->n_tokens - a->plan.prefix.cached_tokens;
+    bt_sched_fair_serve(&mc->queues.fair, r->tenant, sq->charged, r->spec.weight);
+    bt_expect_planned(f, now_ns);
+    BT_DEBUG("request_planned",
+             "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
+             "ttft_ms=%.1f",
+             sq->id, sq->epoch, sq->n_tokens, a->plan.prefix.cached_tokens, r->usage.prefill,
+             r->usage.decode, bt_sched_reason_names[a->plan.reason], a->plan.first.ms);
+    struct bt_sources from;
+    double recompute_tokens_per_s;
+    find_sources(sq, a, &from, &recompute_tokens_per_s);
+    /* Transit blocks have a limit of their own in the kvstore. The probe may use all slots, so its
+     * blocks are kept. */
+    submit(sq, a->plan.prefix.keep || mc->queues.probe == sq, &from, recompute_tokens_per_s,
+           now_ns);
+    bt_sources_cleanup(&from);
+    bt_replicate_look(sq, &a->v, now_ns);
+    sq->no_worker_ns = 0;
+    sq->progress_ns = now_ns;
+    bt_sequence_set_state(sq, BT_SEQ_PREFILLING);
+}
+
+bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
+                                  struct bt_sched_reject *rej)
+{
+    struct bt_machine *mc = sq->r->mc;
     struct attempt a;
     ask_policy(sq, now_ns, 0, &a);
     bool planned = a.verdict == BT_SCHED_PLANNED;
@@ -429,30 +452,35 @@ bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
         bool refused = a.verdict == BT_SCHED_TOO_LARGE || a.verdict == BT_SCHED_OVERLOADED;
         return refused ? BT_PLAN_REFUSED : BT_PLAN_WAIT;
     }
-    if (a.full && a.plan.last_resort && mc->queues.probe != sq) {
-        bool hopeless = hopeless_behind(sq, &a, bt_queue_wait_ms(mc, r->spec.priority), now_ns);
+    if (no_room(&a) && mc->queues.probe != sq) {
+        bool hopeless = hopeless_behind(sq, &a, bt_queue_wait_ms(mc, sq->r->spec.priority), now_ns);
         *rej = a.rej;
         return hopeless ? BT_PLAN_REFUSED : BT_PLAN_NO_ROOM;
     }
-    struct bt_flight *f = begin_flight(sq, &a.plan, &a.v, now_ns);
-    count_plan(mc, &a.plan);
-    note_places(mc, &a.plan, &a.v, now_ns);
-    bt_outcome_planned(sq, f);
-    sq->charged = sq->n_tokens - a.plan.prefix.cached_tokens;
-    bt_sched_fair_serve(&mc->queues.fair, r->tenant, sq->charged, r->spec.weight);
-    bt_expect_planned(f, now_ns);
-    BT_DEBUG("request_planned",
-             "req=%016" PRIx64 " epoch=%u tokens=%u cached=%u prefill=%s decode=%s why=%s "
-             "ttft_ms=%.1f",
-             sq->id, sq->epoch, sq->n_tokens, a.plan.prefix.cached_tokens, r->usage.prefill,
-             r->usage.decode, bt_sched_reason_names[a.plan.reason], a.plan.first.ms);
-    struct bt_sources from;
-    double recompute_tokens_per_s;
-    find_sources(sq, &a, &from, &recompute_tokens_per_s);
-    /* Transit blocks have a limit of their own in the kvstore. The probe may use all slots, so its
-     * blocks are kept. */
-    submit(sq, a.plan.prefix.keep || mc->queues.probe == sq, &from, recompute_tokens_per_s, now_ns);
-    bt_sources_cleanup(&from);
-    bt_replicate_look(sq, &a.v, now_ns);
+    carry_out(sq, &a, now_ns);
     return BT_PLAN_SUBMITTED;
+}
+
+/* Does the plan leave those who are leaving, or who give their role up? If no other worker has the
+ * role, the policy plans on one that gives it up. */
+static bool is_away(const struct bt_machine *mc, const struct attempt *a)
+{
+    return a->verdict == BT_SCHED_PLANNED && !a->plan.draining && !no_room(a) &&
+           !bt_machine_facts(mc, a->v.worker[a->plan.at.prefill]).gives_up_prefill &&
+           !bt_machine_facts(mc, a->v.worker[a->plan.at.decode]).gives_up_decode;
+}
+
+bool bt_sequence_plan_away(struct bt_sequence *sq, uint64_t now_ns)
+{
+    struct attempt a;
+    ask_policy(sq, now_ns, 0, &a);
+    if (!is_away(sq->r->mc, &a)) {
+        return false;
+    }
+    bt_sequence_leave_plan(sq, now_ns);
+    if (!bt_sequence_splits(sq)) {
+        bt_explain_note(sq, &a.v, &a.params, &a.req, &a.plan, &a.rej);
+        carry_out(sq, &a, now_ns);
+    }
+    return true;
 }

@@ -37,7 +37,7 @@ void bt_sequence_avoid(struct bt_sequence *sq, const struct bt_peer *p)
     }
 }
 
-static void leave_plan(struct bt_sequence *sq, uint64_t now_ns)
+void bt_sequence_leave_plan(struct bt_sequence *sq, uint64_t now_ns)
 {
     struct bt_flight *f = sq->flight;
     sq->flight = NULL;
@@ -48,16 +48,21 @@ static void leave_plan(struct bt_sequence *sq, uint64_t now_ns)
     bt_sequence_set_state(sq, BT_SEQ_PLANNING);
 }
 
+bool bt_sequence_splits(const struct bt_sequence *sq)
+{
+    bool begun = false;
+    for (uint32_t i = sq->first; i < sq->first + sq->n; i++) {
+        begun = begun || sq->r->choices[i].journal.n != 0;
+    }
+    return sq->n > 1 && begun;
+}
+
 /* Once a choice has tokens, each unfinished choice goes on in a sequence of its own; sq keeps the
  * first of them. Before that one prefill serves all choices. */
 static void split(struct bt_sequence *sq)
 {
     struct bt_request *r = sq->r;
-    bool begun = false;
-    for (uint32_t i = sq->first; i < sq->first + sq->n; i++) {
-        begun = begun || r->choices[i].journal.n != 0;
-    }
-    if (sq->n == 1 || !begun) {
+    if (!bt_sequence_splits(sq)) {
         return;
     }
     uint32_t end = sq->first + sq->n;
@@ -184,7 +189,7 @@ void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, cons
         bt_request_fail(r, BT_REJECT_FAILED, 500, 0, text);
         return;
     }
-    leave_plan(sq, now_ns);
+    bt_sequence_leave_plan(sq, now_ns);
     sq->queued_ns = 0; /* it keeps its place and waits only for another worker */
     sq->plan_at_ns = now_ns + (uint64_t)bt_replan_delay_ms(lost != NULL, sq->replans) * 1000000;
     bt_queue_plan(sq);
@@ -197,7 +202,9 @@ void bt_sequence_move(struct bt_sequence *sq, uint64_t now_ns)
     if (now_ns < sq->stay_ns || mc->moves_left == 0) {
         return;
     }
-    if (!bt_sequence_movable(sq, now_ns)) {
+    struct bt_gen_usage before = sq->r->usage;
+    uint32_t epoch = sq->epoch;
+    if (!bt_sequence_plan_away(sq, now_ns)) {
         sq->stay_ns = now_ns + STAY_NS;
         return;
     }
@@ -206,12 +213,12 @@ void bt_sequence_move(struct bt_sequence *sq, uint64_t now_ns)
     snprintf(sq->r->usage.again, sizeof(sq->r->usage.again),
              "a daemon of the plan was leaving, or gave its role up");
     BT_INFO("request_move", "req=%016" PRIx64 " epoch=%u tokens=%u prefill=%s decode=%s", sq->id,
-            sq->epoch, sq->r->choices[sq->first].journal.n, sq->r->usage.prefill,
-            sq->r->usage.decode);
-    leave_plan(sq, now_ns);
-    sq->plan_at_ns = 0;
-    bt_queue_plan(sq);
-    split(sq);
+            epoch, sq->r->choices[sq->first].journal.n, before.prefill, before.decode);
+    if (sq->flight == NULL) { /* each of its choices is decided for itself */
+        sq->plan_at_ns = 0;
+        bt_queue_plan(sq);
+        split(sq);
+    }
 }
 
 bool bt_sequence_queued_too_long(struct bt_sequence *sq, uint64_t now_ns)
@@ -249,7 +256,7 @@ static void put_off(struct bt_sequence *sq, const struct bt_peer *p, const char 
     f->no_room = true;
     /* A sequence that had room and was at work for a while begins to wait anew. */
     bool had_room = bt_flight_reserved(f) && now_ns - f->planned_ns > FULL_NS;
-    leave_plan(sq, now_ns);
+    bt_sequence_leave_plan(sq, now_ns);
     if (sq->queued_ns == 0 || had_room) {
         sq->queued_ns = now_ns;
     }

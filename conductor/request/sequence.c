@@ -130,12 +130,7 @@ static void on_plan(struct bt_sequence *sq, const struct bt_sequence_input *in)
     struct bt_machine *mc = sq->r->mc;
     struct bt_sched_reject rej = {0};
     switch (bt_sequence_plan(sq, in->now_ns, &rej)) {
-    case BT_PLAN_SUBMITTED:
-        bt_queue_leave(sq);
-        sq->no_worker_ns = 0;
-        sq->progress_ns = in->now_ns;
-        bt_sequence_set_state(sq, BT_SEQ_PREFILLING);
-        return;
+    case BT_PLAN_SUBMITTED: bt_queue_leave(sq); return;
     case BT_PLAN_REFUSED:
         if (rej.verdict == BT_SCHED_TOO_LARGE) {
             refuse_too_large(sq, &rej);
