@@ -1,5 +1,5 @@
 #!/bin/bash
-# What a decision costs (tests/tools/bench_sched.c), and how many requests a second baton-sim simulates.
+# What a decision costs (tests/tools/bench_sched.c, which takes 25 seconds at most), and how many requests a second baton-sim simulates.
 # TRACE: a Mooncake trace; by default the small one of tests/sim, too short for more than an order of
 # magnitude.
 cd "$(dirname "$0")/../.." || exit 1

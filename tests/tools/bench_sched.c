@@ -1,8 +1,10 @@
 /* What a decision of the scheduler costs on one core: the view takes its snapshot and asks the
  * index, every policy places and admission is asked, on clusters of 16 and of 1,000 nodes; the
  * latter with ten million extents in the index. Each decision is timed for itself. And: updates of
- * the index, its memory, the hashing of a prompt's keys. Prints bench lines. Arguments: decisions
- * (default 20000), extents of the large index (default 10000000). */
+ * the index, its memory, the hashing of a prompt's keys. Prints bench lines as it gets them.
+ * Arguments: decisions (default 20000), extents of the large index (default 10000000), seconds that
+ * all of it takes at most (default 25; 0: as long as it takes). When they run short the index is
+ * smaller and fewer decisions are timed; the lines say how many. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +37,16 @@ static uint64_t cpu_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t end_ns; /* of the time that it may take; UINT64_MAX: any */
+
+/* So much of the time that is left now. */
+static uint64_t share_of_rest(double share)
+{
+    uint64_t now = bt_mono_ns();
+    return end_ns == UINT64_MAX || end_ns <= now ? end_ns
+                                                 : now + (uint64_t)(share * (double)(end_ns - now));
 }
 
 static uint64_t rng(uint64_t *s)
@@ -126,7 +138,9 @@ static void fill_index(struct world *x, size_t extents, uint64_t *s)
     uint64_t seed = *s, replicas = bt_holders_replicas(h), start = cpu_ns();
     uint32_t prefills = x->n / 2;
     size_t heap = heap_bytes();
-    while (bt_holders_keys(h) < extents) {
+    uint64_t until = share_of_rest(0.5);
+    for (uint32_t i = 0; bt_holders_keys(h) < extents && (i % 4096 != 0 || bt_mono_ns() < until);
+         i++) {
         struct bt_kv_key k = random_key(s);
         uint32_t at = (uint32_t)rng(s) % prefills;
         (void)bt_holders_add(h, &k, 7, x->kvstore[at]->kv_id);
@@ -136,7 +150,7 @@ static void fill_index(struct world *x, size_t extents, uint64_t *s)
     }
     double secs = (double)(cpu_ns() - start) / 1e9;
     double adds = (double)(bt_holders_replicas(h) - replicas) / secs;
-    uint64_t n = BT_MIN(extents / 4, (size_t)1000000);
+    uint64_t n = BT_MIN(bt_holders_keys(h) / 4, (size_t)1000000);
     start = cpu_ns();
     for (uint64_t i = 0; i < n; i++) { /* what was added first goes, something new comes */
         struct bt_kv_key old = random_key(&seed), fresh = random_key(s);
@@ -187,7 +201,7 @@ static int by_value(const void *a, const void *b)
 }
 
 static void measure(struct world *x, const char *name, uint32_t prompt, uint32_t decisions,
-                    double target_us, uint64_t *s)
+                    double target_us, uint64_t until_ns, uint64_t *s)
 {
     const struct bt_sched_policy *policy = bt_sched_policy_find(name);
     struct bt_sched_params c = {.prior.prefill_tokens_per_s = 1,
@@ -200,19 +214,19 @@ static void measure(struct world *x, const char *name, uint32_t prompt, uint32_t
                                 .objective.ttft_ms = 30000,
                                 .objective.tbt_ms = 100};
     double *us = bt_calloc(decisions, sizeof(*us)), view_us = 0;
-    uint32_t planned = 0;
-    for (uint32_t i = 0; i < decisions; i++) {
+    uint32_t planned = 0, n = 0;
+    for (; n < decisions && (n < 100 || n % 64 != 0 || bt_mono_ns() < until_ns); n++) {
         struct bt_sched_request req = {.n_tokens = prompt,
                                        .max_new = 512,
                                        .n_choices = 1,
                                        .block_tokens = BLOCK_TOKENS,
                                        .token_bytes = 327680,
                                        .random = rng(s),
-                                       .sequence = i};
+                                       .sequence = n};
         struct bt_sched_plan plan;
         struct bt_sched_reject rej;
         struct bt_view_snapshot v;
-        if (i % 16 == 0) { /* heartbeats come every 500 ms, requests more often */
+        if (n % 16 == 0) { /* heartbeats come every 500 ms, requests more often */
             shake(x, s);
         }
         const struct bt_kv_key *keys = x->keys + rng(s) % CHAINS * x->blocks;
@@ -222,15 +236,15 @@ static void measure(struct world *x, const char *name, uint32_t prompt, uint32_t
         v.snap.forecast = &x->forecast;
         planned += bt_sched_decide(policy, &bt_sched_admit_predict, &c, &v.snap, &req, &plan,
                                    &rej) == BT_SCHED_PLANNED;
-        us[i] = (double)(cpu_ns() - start) / 1e3;
-        view_us += (double)(seen - start) / 1e3 / decisions;
+        us[n] = (double)(cpu_ns() - start) / 1e3;
+        view_us += (double)(seen - start) / 1e3;
     }
-    qsort(us, decisions, sizeof(*us), by_value);
-    double p50 = us[decisions / 2], p99 = us[decisions / 100 * 99];
+    qsort(us, n, sizeof(*us), by_value);
+    double p50 = us[n / 2], p99 = us[n / 100 * 99];
     printf(
         "%-12s %4u nodes, %6u tokens: p50 %.2f us, p99 %.2f us (snapshot with the index %.2f us in "
         "the mean), %u of %u planned\n",
-        name, x->n, prompt, p50, p99, view_us, planned, decisions);
+        name, x->n, prompt, p50, p99, view_us / n, planned, n);
     printf("bench,sched_%s_%u_nodes_p50,%.2f,us,aim %g us,%.2f\n", name, x->n, p50, target_us,
            p50 / target_us);
     printf("bench,sched_%s_%u_nodes_p99,%.2f,us,%s,%.2f\n", name, x->n, p99,
@@ -272,10 +286,15 @@ int main(int argc, char **argv)
 {
     uint32_t decisions = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 20000;
     size_t extents = argc > 2 ? strtoull(argv[2], NULL, 10) : 10000000;
-    if (decisions < 100 || extents < 1000) {
-        fprintf(stderr, "bench_sched: decisions are at least 100, extents at least 1000\n");
+    double seconds = argc > 3 ? strtod(argv[3], NULL) : 25;
+    if (decisions < 100 || extents < 1000 || !(seconds >= 0)) {
+        fprintf(stderr,
+                "bench_sched: decisions are at least 100, extents at least 1000, seconds at "
+                "least 0\n");
         return 2;
     }
+    end_ns = seconds > 0 ? bt_mono_ns() + (uint64_t)(1e9 * seconds) : UINT64_MAX;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* what is measured is seen, even if somebody stops it */
     static const char *const names[] = {"cache-aware", "kvcache", "baton"};
     static const struct {
         uint32_t nodes, prompt, extent;
@@ -291,7 +310,8 @@ int main(int argc, char **argv)
             fill_index(&x, extents, &s);
         }
         for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
-            measure(&x, names[i], sizes[z].prompt, decisions, sizes[z].target_us, &s);
+            uint64_t until = share_of_rest(large ? 0.9 / (double)(BT_ARRAY_LEN(names) - i) : 0.1);
+            measure(&x, names[i], sizes[z].prompt, decisions, sizes[z].target_us, until, &s);
         }
         measure_hash(sizes[z].prompt);
         world_cleanup(&x);
