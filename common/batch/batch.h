@@ -95,7 +95,7 @@ void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_
 struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_batch_row *rows,
                                       uint32_t n);
 /* How long the next step with all decode rows may last: step_ns, or less if a row has waited for
- * its first step: that step and the wait together may last gap_ms (gap_ns 0: no limit). May be
+ * its first step: that step and the wait together may last gap_ns (0: no limit). May be
  * below 0. */
 double bt_batch_mixed_ns(const struct bt_batch *b, double step_ns, double gap_ns);
 /* The number of prompt tokens with which a step of all decode rows lasts at most budget_ns by c. It

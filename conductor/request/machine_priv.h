@@ -118,7 +118,8 @@ struct bt_sequence {
     bool late_demanded; /* counted in mc->expect.late_demand */
     bool starved; /* a daemon had no room for it; it is in mc->queues.starved unless it is the probe
                    */
-    uint32_t charged;      /* tokens that the tenant was charged for a plan that found no room */
+    uint32_t charged; /* tokens that the tenant was charged for the plan; given back if it finds no
+                         room */
     uint64_t queued_ns;    /* when its wait for a place or for room began; 0: it does not wait */
     uint64_t plan_at_ns;   /* not before */
     uint64_t no_worker_ns; /* when the last worker became unavailable; 0: one can take it */
