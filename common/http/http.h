@@ -1,12 +1,13 @@
-/* A strict HTTP/1.1 server on a bt_loop. Knows framing, limits and timeouts, nothing of the API.
+/* A strict HTTP/1.1 server on a bt_loop. It knows framing, limits and timeouts, nothing of the API.
  * Everything runs on the loop's thread. Limits: header 16 KiB and 64 fields, body from options,
  * 10 s for the header, 30 s for the body, 60 s idle; unsent output of a connection and of all
- * (slow readers). A long answer is best pulled (bt_http_pull): then it never waits in memory.
+ * (slow readers). A long answer should be pulled (bt_http_pull), so that it never waits in memory.
  * Output leaves at the end of the turn: many writes of one turn are one system call. on_gone and
- * closing happen in the loop only, never inside a bt_http_ call. A client that shuts its sending
- * side while its request is being answered gets its answer; one that has left looks the same until
- * bytes are sent to it, so some are (not to one of HTTP/1.0, which counts as gone). One that
- * acknowledges nothing for the idle time is gone. */
+ * closing happen in the loop only, never inside a bt_http_ call.
+ *
+ * A client that shuts its sending side during its request gets its answer. A client that has left
+ * looks the same until bytes are sent to it, so some bytes are sent (not with HTTP/1.0, where the
+ * client counts as gone). A client that acknowledges nothing for the idle time is gone. */
 #ifndef BT_HTTP_HTTP_H
 #define BT_HTTP_HTTP_H
 
@@ -59,16 +60,16 @@ struct bt_http_options {
      * function. With it, every request has an id and every response the header x-request-id. NULL:
      * neither. */
     bt_http_ended_fn ended;
-    const char
-        *key_prefix; /* static text before the names of body_max, body_total and conns_max
-                        where an answer names a limit; NULL: they are no configuration keys */
+    /* Static text before the names of body_max, body_total and conns_max where an answer names a
+     * limit; NULL: they are no configuration keys. */
+    const char *key_prefix;
     /* Bytes of request bodies that are held at once; 503 above. One owner may have as much as it
      * leaves free to others (429 above). What a header announces counts at once. At least 2 x
      * body_max. 0: no limit. */
     uint64_t body_total;
-    /* Connections that have had no request accepted. Above it the oldest goes (of the same address
-     * that has a quarter of them, if there is one). They have half of the header's time. 0: no
-     * limit. */
+    /* Limit of connections without an accepted request. Beyond it the oldest is closed (of an
+     * address that has a quarter of them, if there is one). They have half of the header's time. 0:
+     * no limit. */
     uint32_t strangers_max;
 };
 /* 4 MiB, 4096, 10 s, 30 s, 60 s, 1 MiB, 128 MiB */

@@ -1,21 +1,20 @@
 /* A session: what two daemons say to each other over one stream, from the first hello to the death
- * of either. Four users share it. They agree in all that this folder does:
+ * of either. Four users share these rules:
  *
- *   - the dialer speaks first. Both hellos name version, cluster, incarnation, root key and layout;
- *     one that does not fit ends the session with FAILED_PRECONDITION and the reason. With TLS the
- *     certificate must be of the role that the method is for and of the node in the hello.
- *   - before a hello no other message is taken, and a second hello is a fault.
- *   - a heartbeat each 500 ms either way; 2 s without any message is death. Who stood still for 1 s
- *     himself counts anew, since messages may lie unread.
- *   - the queue of what is not sent yet is bounded: a peer that does not read loses its session.
- *   - each session ends once, with one cause, whoever saw it first: on_end. Nothing survives it. A
- *     new connection starts from zero, so resync is what on_up sends. The incarnation in the hello
- *     tells a peer that came back from its successor.
- *   - a fault ends the session when the message that led to it has been handled, or, inside of any
- *     other call, with the next turn of the loop: whoever sends a message need not expect the end
- * of the session below it.
+ *   - The dialer speaks first. Both hellos name version, cluster, incarnation, root key and layout.
+ *     A hello that does not fit ends the session with FAILED_PRECONDITION and the reason. With TLS
+ *     the certificate must be of the role of the method and of the node in the hello.
+ *   - No other message is taken before the hello, and a second hello is a fault.
+ *   - Both sides send a heartbeat every 500 ms; 2 s without any message end the session. A side
+ * that itself stood still for 1 s counts anew, since messages may lie unread.
+ *   - The queue of unsent messages is bounded: a peer that does not read loses its session.
+ *   - Each session ends once, with one cause (on_end). Nothing survives it: a new connection starts
+ *     from zero, and on_up sends everything again. The incarnation in the hello tells a peer that
+ *     came back from its successor.
+ *   - A fault ends the session when the message that caused it has been handled. A fault inside any
+ *     other call ends it with the next turn of the loop. So a session never ends inside a send.
  *
- * and differ in this, which is in struct bt_rpc_session_rules and in the callbacks:
+ * The users differ in struct bt_rpc_session_rules and in the callbacks:
  *
  *                        conductor          worker            kvstore (server)   kvstore (peer)
  *   file                 view/session.c     session.c         serve.c            wire/session.c
@@ -54,19 +53,19 @@ struct bt_rpc_session_ops {
     /* The peer's hello. NULL: it fits; else the text of what does not, which may be in buf. */
     const char *(*on_hello)(void *arg, const void *hello, char *buf, size_t cap);
     void (*on_up)(void *arg);
-    /* NULL: being heard is all. */
+    /* NULL: a heartbeat has no other effect. */
     void (*on_heartbeat)(void *arg, const void *heartbeat);
-    /* Any other message; one of a newer release has m_case 0. What the callee takes out of it, it
-     * sets to NULL. */
+    /* Any other message; m_case is 0 if it is of a newer release. A callee that takes ownership of
+     * a member sets it to NULL. */
     void (*on_message)(void *arg, ProtobufCMessage *m);
-    /* NULL, or the session is ENDING: nothing is sent any more, on_end comes soon. */
+    /* May be NULL. The session is ENDING: nothing is sent any more, on_end comes soon. */
     void (*on_fail)(void *arg, const struct bt_rpc_session_end *e);
     /* It is over; the stream is closed, and the channel goes when the callee returns. The callee
      * may free s. Not called by bt_rpc_session_cleanup. */
     void (*on_end)(void *arg, const struct bt_rpc_session_end *e);
-    /* NULL, or dials again: the pause is over. */
+    /* May be NULL. The pause is over: dials again. */
     void (*on_redial)(void *arg);
-    /* NULL, or as in bt_rpc_stream_ops. */
+    /* May be NULL. As in bt_rpc_stream_ops. */
     void (*on_sent)(void *arg);
 };
 

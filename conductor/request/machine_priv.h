@@ -84,7 +84,7 @@ struct bt_choice {
 
 /* A daemon that plans of the sequence avoid while others are eligible. */
 struct bt_sequence_avoid {
-    uint64_t incarnation, full_until_ns; /* full_until_ns: it had no room when asked */
+    uint64_t incarnation, full_until_ns; /* full_until_ns: it had no room, avoid it till then */
     bool failed;                         /* ... or it failed the sequence */
 };
 
