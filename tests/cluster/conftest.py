@@ -7,6 +7,7 @@ import time
 import pytest
 
 import sanitizer
+import starved
 from local_cluster import BUILD, EVERY_CLUSTER, LOCAL, ROOT, Cluster, scrape  # noqa: F401
 from sanitizer import PATIENCE
 
@@ -18,6 +19,39 @@ def pytest_configure():
     """An engine measures its steps for up to two seconds of CPU before it serves. Tests of what is planned by such costs have
     CALIBRATED among their options; in the benches, which are not run by pytest, all do it."""
     EVERY_CLUSTER[:0] = "--set", "prefill.engine.calibrate_ms=0", "--set", "decode.engine.calibrate_ms=0"
+
+
+starved.WATCH.start()
+STARVED = []  # tests of this run that were skipped for it
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.began_s = time.monotonic()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """A failed test whose processes were starved is skipped (starved.py); what it printed is printed all the same."""
+    report = (yield).get_result()
+    if not report.failed:
+        return
+    text = "\n".join([report.longreprtext, report.capstdout, report.capstderr])
+    why = starved.verdict(text, starved.WATCH.since(item.began_s))
+    tests = STARVED if item.nodeid in STARVED else STARVED + [item.nodeid]
+    if why is None or item.nodeid not in starved.within_limit(tests)[0]:
+        return
+    STARVED[:] = tests
+    report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1] or 0, why)
+    item.config.stash.setdefault(OUTPUT, []).append(f"skipped: {item.nodeid}: {why}\n{text}")
+
+
+OUTPUT = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for text in config.stash.get(OUTPUT, []):
+        terminalreporter.write_line(text)
 
 
 def wait_for(check, seconds, what):

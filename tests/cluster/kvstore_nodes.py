@@ -1,7 +1,6 @@
 """Real kvstores on a private etcd, scripted workers (tests/tools/kv_worker), and a conductor in Python
 that speaks proto/session.proto through grpcio: an independent peer of the C server."""
 import base64
-import functools
 import glob
 import json
 import os
@@ -21,6 +20,7 @@ import urllib.request
 import grpc
 
 import sanitizer
+import starved
 from sanitizer import PATIENCE
 from scripted_peer import USUAL
 
@@ -111,6 +111,7 @@ class Kvstore:
             cmd += ["--set", f"{k}={v}"]
         with open(self.log_path, "w") as log:
             self.p = subprocess.Popen(cmd, stdout=log, stderr=log)
+        starved.WATCH.also(self.p.pid, self.name)
         if expect_ready:
             m = self.wait_log(r"ev=ready rpc=(\S+) http=(\S+) incarnation=(\w+) slab=(\S+) slots=(\d+)")
             self.rpc, self.http, self.inc = m[1], m[2], int(m[3], 16)
@@ -179,6 +180,7 @@ class Worker:
              f"name={name}", f"inc={inc}", f"model={MODEL}", f"tokens={BLOCK}"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.err, text=True,
             bufsize=1)
+        starved.WATCH.also(self.p.pid, name)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
         self.wait("attached")
@@ -237,7 +239,6 @@ class Conductor:
         self.channel = grpc.insecure_channel(kv.rpc)
         self.out, self.got, self.cond = queue.Queue(), [], threading.Condition()
         self.mute, self.code, self.detail = False, None, None
-        self.late = 0  # seconds by which a heartbeat was, as this process did not run
         call = self.channel.stream_stream("/baton.Kvstore/Session",
                                           request_serializer=lambda m: m.SerializeToString(),
                                           response_deserializer=pb.FromKvstore.FromString)
@@ -280,10 +281,8 @@ class Conductor:
             self.cond.notify_all()
 
     def _beat(self):
-        seq, last = 0, time.monotonic()
+        seq = 0
         while not self.closed.wait(0.3):
-            now = time.monotonic()
-            self.late, last = max(self.late, now - last - 0.3), now
             if not self.mute:
                 seq += 1
                 self.out.put(pb.ToKvstore(heartbeat=pb.Heartbeat(seq=seq)))
@@ -342,15 +341,6 @@ class Nodes:
         self.made.append(thing)
         return thing
 
-    def starved(self):
-        """A kvstore has given up a session since this process, with its heartbeats, did not run for most of two seconds."""
-        for _ in range(20):  # its threads have yet to hear of it
-            if any(isinstance(t, Conductor) and not t.mute and t.late > 1 and "nothing was heard" in str(t.detail)
-                   for t in self.made):
-                return True
-            time.sleep(0.05)
-        return False
-
     def kvstore(self, node, **kw):
         return self.add(Kvstore(self.folder, self.etcd, node, **kw))
 
@@ -361,6 +351,9 @@ class Nodes:
         return self.add(Conductor(kv, **kw))
 
     def end(self):
+        for t in self.made:  # pytest shows it when the test has failed
+            if isinstance(t, Kvstore):
+                print(f"== {t.name}", *[line for line in t.log().splitlines() if "level=debug" not in line][-40:], sep="\n")
         for t in reversed(self.made):
             if isinstance(t, Conductor):
                 t.close()
@@ -380,21 +373,6 @@ class Nodes:
         self.etcd.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
         assert not bad, "\n".join(bad)
-
-
-def again_if_starved(test):
-    """For tests of sessions that live: they get new nodes, up to twice, where a busy machine held this process up."""
-    @functools.wraps(test)
-    def tries(nodes, *args, **kw):
-        for left in (2, 1, 0):
-            try:
-                return test(nodes, *args, **kw)
-            except AssertionError:
-                if left == 0 or not nodes.starved():
-                    raise
-                nodes.end()
-                nodes.__init__()
-    return tries
 
 
 def items(tokens):

@@ -13,6 +13,7 @@ import tempfile
 import threading
 
 import sanitizer
+import starved
 from sanitizer import PATIENCE
 
 sanitizer.set_options()
@@ -82,6 +83,7 @@ class Cluster:
         with open(procs) as f:
             for kind, node, pid, start, log in (line.split() for line in f):
                 ready = self.ready_line(log)
+                starved.WATCH.also(pid, node and f"{kind} of {node}" or kind)
                 if kind == "etcd":
                     with open(os.path.join(self.state_dir, "etcd.addr")) as at:
                         ready["rpc"] = at.read().strip()

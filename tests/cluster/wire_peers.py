@@ -10,6 +10,7 @@ import time
 import pytest
 
 import sanitizer
+import starved
 from sanitizer import PATIENCE
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -38,6 +39,7 @@ class Peer:
         args = (machine.within if machine else []) + [tool(), f"name={name}"] + [f"{k}={v}" for k, v in opts.items()]
         self.p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True, bufsize=1, env=environ)
+        starved.WATCH.also(self.p.pid, name)
         self.threads = [threading.Thread(target=self._read, args=(self.p.stdout, self.lines)),
                         threading.Thread(target=self._read, args=(self.p.stderr, self.err))]
         for t in self.threads:

@@ -21,6 +21,7 @@ import urllib.request
 import grpc
 
 import sanitizer
+import starved
 from sanitizer import PATIENCE
 from scripted_peer import USUAL
 
@@ -95,6 +96,7 @@ class Node:
     def _spawn(self, name, argv):
         log = open(f"{self.dir}/{name}.log", "ab")
         self.procs[name] = subprocess.Popen(USUAL + argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        starved.WATCH.also(self.procs[name].pid, name)
         log.close()
 
     def start(self, kind):
