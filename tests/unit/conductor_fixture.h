@@ -22,6 +22,7 @@
 #include "conductor/request/requests.h"
 #include "conductor/view/view.h"
 #include "tests/unit/delay_line.h"
+#include "tests/unit/virtual_clock.h"
 
 #define MODEL        "deploy/models/shakespeare-llama-6m"
 #define WAIT_MS      30000 /* a bound for what hangs, not for what is slow */
@@ -33,7 +34,8 @@
 #ifndef MAX_SEEN
 #define MAX_SEEN 32
 #endif
-#define SILENCE_MS 600 /* of fixtures whose test is about silence */
+#define SILENCE_MS   600 /* of fixtures whose test is about silence */
+#define HEARTBEAT_MS 50
 
 struct seen_submit {
     uint64_t request, seed;
@@ -84,6 +86,8 @@ struct fake { /* a worker or a kvstore */
     struct bt_rpc_server *server;
     struct bt_rpc_stream *stream, *blocks;
     struct delay_line in, out; /* of its session */
+    uint32_t mark;             /* in its heartbeats: settle() */
+    uint64_t beat;             /* number of the conductor's last heartbeat that came */
     int port, sessions, submits, cancels, reserves, releases;
     uint32_t credit;
     Baton__WorkerLoad load;
@@ -122,23 +126,15 @@ struct client {
 
 #define until(f, cond)                                                                             \
     do {                                                                                           \
-        uint64_t until_end = bt_mono_ns() + WAIT_MS * 1000000ull;                                  \
+        uint64_t until_end = clock_machine_ns() + WAIT_MS * 1000000ull;                            \
         while (!(cond)) {                                                                          \
-            if (bt_mono_ns() > until_end) {                                                        \
+            if (clock_machine_ns() > until_end) {                                                  \
                 fail_msg("waited in vain for: %s", #cond);                                         \
             }                                                                                      \
             bt_loop_poll((f)->loop, 10);                                                           \
+            delay_lines_turn();                                                                    \
         }                                                                                          \
     } while (0)
-
-/* Lets the loop run for a while: to show that something does not happen. */
-static inline void spin(struct fixture *f, uint64_t ms)
-{
-    uint64_t end = bt_mono_ns() + ms * 1000000;
-    while (bt_mono_ns() < end) {
-        bt_loop_poll(f->loop, 5);
-    }
-}
 
 static inline void send_ok(struct bt_rpc_stream *s, const ProtobufCMessage *m)
 {
@@ -197,6 +193,10 @@ static inline void fake_heartbeat(struct fake *k)
     Baton__PoolLoad p = BATON__POOL_LOAD__INIT;
     p.slots_total = 1000;
     p.slots_free = 1000;
+    p.leases = k->mark;
+    if (k->mark > 0) {
+        k->load.pages_free = k->load.pages_total + k->mark; /* enough, as without a mark */
+    }
     if (k->is_kv) {
         h.pool = &p;
         to_conductor_k(k, BATON__FROM_KVSTORE__M_HEARTBEAT, &h);
@@ -219,6 +219,7 @@ static inline void on_worker_in(struct fake *k, const Baton__ToWorker *m)
         fake_told(k, m->hello->mixed);
         fake_hello(k);
     } else if (m->m_case == BATON__TO_WORKER__M_HEARTBEAT) {
+        k->beat = m->heartbeat->seq;
         fake_told(k, m->heartbeat->mixed);
         fake_heartbeat(k);
     } else if (m->m_case == BATON__TO_WORKER__M_SUBMIT && k->submits < MAX_SEEN) {
@@ -256,6 +257,7 @@ static inline void on_kvstore_in(struct fake *k, const Baton__ToKvstore *m)
     if (m->m_case == BATON__TO_KVSTORE__M_HELLO) {
         fake_hello(k);
     } else if (m->m_case == BATON__TO_KVSTORE__M_HEARTBEAT) {
+        k->beat = m->heartbeat->seq;
         fake_heartbeat(k);
     } else if (m->m_case == BATON__TO_KVSTORE__M_RESERVE && k->reserves < MAX_SEEN) {
         const Baton__Reserve *v = m->reserve;
@@ -440,6 +442,98 @@ static inline bool fake_up(struct fake *k)
     return s != NULL && s->state == BT_SESSION_UP && (k->is_kv ? s->has_pool : s->has_load);
 }
 
+/* ---- time, and what is under way ---- */
+
+static inline bool fake_answers(struct fake *k)
+{
+    return !k->mute && k->stream != NULL && fake_up(k) && !session_of_fake(k)->broken;
+}
+
+static inline bool fake_marked(struct fake *k)
+{
+    const struct bt_session *s = session_of_fake(k);
+    return k->is_kv ? s->pool.leases == k->mark
+                    : s->load.pages_free == k->load.pages_total + k->mark;
+}
+
+/* One way: all that the fakes have said is read. */
+static inline void settle_in(struct fixture *f)
+{
+    for (int i = 0; i < f->n_fakes; i++) {
+        if (fake_answers(&f->fakes[i])) {
+            f->fakes[i].mark++;
+            fake_heartbeat(&f->fakes[i]);
+        }
+    }
+    for (int i = 0; i < f->n_fakes; i++) {
+        struct fake *k = &f->fakes[i];
+        until(f, !fake_answers(k) || fake_marked(k));
+    }
+    for (int i = 0; i < 4; i++) { /* what is planned in the next turns */
+        bt_loop_poll(f->loop, 0);
+    }
+}
+
+/* ... and back: all that the conductor has said. */
+static inline void settle_out(struct fixture *f)
+{
+    uint64_t beat[MAX_FAKES] = {0};
+    for (int i = 0; i < f->n_fakes; i++) {
+        if (fake_answers(&f->fakes[i])) {
+            struct bt_session *s = session_of_fake(&f->fakes[i]);
+            bt_rpc_session_beat(&s->rpc);
+            beat[i] = s->rpc.core.seq;
+        }
+    }
+    for (int i = 0; i < f->n_fakes; i++) {
+        struct fake *k = &f->fakes[i];
+        until(f, !fake_answers(k) || k->beat >= beat[i]);
+    }
+}
+
+/* Nothing is under way between the conductor and the fakes that answer, nor what came of it: what
+ * has not happened by now does not happen without new messages or more time. */
+static inline void settle(struct fixture *f)
+{
+    for (int i = 0; i < 2; i++) {
+        settle_in(f);
+        settle_out(f);
+    }
+    settle_in(f);
+}
+
+#define PASS_STEP_MS 40 /* less than a heartbeat: nobody seems to stand still */
+
+/* So much time passes and no more, however slow the machine is, and everybody hears of it. */
+static inline void pass(struct fixture *f, uint64_t ms)
+{
+    bool stood = clock_stands();
+    clock_stop();
+    settle(f);
+    while (ms > 0) {
+        uint64_t step = BT_MIN(ms, (uint64_t)PASS_STEP_MS);
+        clock_jump(step);
+        settle_in(f);
+        settle_out(f);
+        ms -= step;
+    }
+    settle(f);
+    if (!stood) {
+        clock_go_on();
+    }
+}
+
+/* Time passes until the condition holds; two minutes of it at most. */
+#define pass_until(f, cond)                                                                        \
+    do {                                                                                           \
+        for (int steps_ = 0; !(cond); steps_++) {                                                  \
+            if (steps_ * PASS_STEP_MS > 120000) {                                                  \
+                fail_msg("two minutes passed without: %s", #cond);                                 \
+            }                                                                                      \
+            pass(f, PASS_STEP_MS);                                                                 \
+        }                                                                                          \
+    } while (0)
+
 /* name and node: static strings. */
 static inline struct fake *fake_add(struct fixture *f, const char *kind, const char *name,
                                     const char *node)
@@ -483,7 +577,7 @@ static inline void fixture_init_sizes(struct fixture *f, uint32_t silence_ms, si
                                 .incarnation = 42,
                                 .layout_id = 77,
                                 .model = "shop/7b",
-                                .heartbeat_ms = 50,
+                                .heartbeat_ms = HEARTBEAT_MS,
                                 .silence_ms = silence_ms,
                                 .index_keys_max = index_keys};
     memset(vc.root.b, 7, sizeof(vc.root.b));

@@ -1,7 +1,8 @@
 /* A line of messages that keeps their order and may hold each of them back for a random time, as a
  * busy machine or network would: BATON_TEST_JITTER_MS=N in the environment, up to N ms each;
- * without it messages pass at once. BATON_TEST_SEED repeats a run's choices (as far as threads
- * allow). */
+ * without it messages pass at once. That time is the machine's, whatever the test's clock does: so
+ * who waits while that one is stopped calls delay_lines_turn. BATON_TEST_SEED repeats a run's
+ * choices (as far as threads allow). */
 #ifndef BT_TESTS_DELAY_LINE_H
 #define BT_TESTS_DELAY_LINE_H
 
@@ -14,10 +15,12 @@
 #include "common/base/base.h"
 #include "common/base/list.h"
 #include "common/loop/loop.h"
+#include "tests/unit/virtual_clock.h"
 
-struct delay_line { /* zero-initialised or delay_line_init */
+struct delay_line { /* delay_line_init */
     struct bt_loop *loop;
     struct bt_timer timer;
+    struct bt_list link; /* delay_lines(), while something is on it */
     struct bt_list items;
     void (*deliver)(void *arg, const void *data, size_t len);
     void *arg;
@@ -29,6 +32,15 @@ struct delayed {
     size_t len;
     uint8_t data[];
 };
+
+static inline struct bt_list *delay_lines(void)
+{
+    static struct bt_list lines;
+    if (lines.next == NULL) {
+        bt_list_init(&lines);
+    }
+    return &lines;
+}
 
 static inline uint64_t delay_random_ns(void)
 {
@@ -58,12 +70,14 @@ static inline void delay_line_init(struct delay_line *l, struct bt_loop *loop,
     l->deliver = deliver;
     l->arg = arg;
     bt_list_init(&l->items);
+    bt_list_init(&l->link);
 }
 
 /* What is on the line is lost. */
 static inline void delay_line_clear(struct delay_line *l)
 {
     bt_timer_stop(l->loop, &l->timer);
+    bt_list_remove(&l->link);
     while (!bt_list_empty(&l->items)) {
         struct delayed *d = BT_CONTAINER_OF(l->items.next, struct delayed, link);
         bt_list_remove(&d->link);
@@ -76,7 +90,7 @@ static inline void delay_line_run(void *arg)
     struct delay_line *l = arg;
     while (!bt_list_empty(&l->items)) {
         struct delayed *d = BT_CONTAINER_OF(l->items.next, struct delayed, link);
-        uint64_t now = bt_mono_ns();
+        uint64_t now = clock_machine_ns();
         if (now < d->due_ns) {
             bt_timer_start(l->loop, &l->timer, (d->due_ns - now + 999999) / 1000000, 0,
                            delay_line_run, l);
@@ -85,6 +99,16 @@ static inline void delay_line_run(void *arg)
         bt_list_remove(&d->link);
         l->deliver(l->arg, d->data, d->len);
         free(d);
+    }
+    bt_list_remove(&l->link);
+}
+
+/* Delivers what is due, also while the test's clock stands and no timer fires. */
+static inline void delay_lines_turn(void)
+{
+    struct bt_list *l, *tmp;
+    bt_list_for_each_safe (l, tmp, delay_lines()) {
+        delay_line_run(BT_CONTAINER_OF(l, struct delay_line, link));
     }
 }
 
@@ -97,12 +121,13 @@ static inline void delay_line_put(struct delay_line *l, const void *data, size_t
         return;
     }
     struct delayed *d = bt_malloc(sizeof(*d) + len);
-    d->due_ns = bt_mono_ns() + delay_ns;
+    d->due_ns = clock_machine_ns() + delay_ns;
     d->len = len;
     memcpy(d->data, data, len);
     bool first = bt_list_empty(&l->items);
     bt_list_insert_tail(&l->items, &d->link);
     if (first) {
+        bt_list_insert_tail(delay_lines(), &l->link);
         delay_line_run(l);
     }
 }

@@ -244,7 +244,7 @@ static void test_two_deaths(void **state)
     fake_kill(d0.w);
     until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 500);
-    spin(&x.f, 200);
+    pass(&x.f, 200);
     struct placed none;
     assert_false(find_submit(&x, BATON__PHASES__PREFILL, 0, 3, UINT32_MAX, &none));
     assert_false(find_submit(&x, BATON__PHASES__PREFILL, 1, 3, UINT32_MAX, &none));
@@ -316,11 +316,11 @@ static void test_stop_string_of_one(void **state)
     const struct seen_pair *told = &d.w->cancel[0];
     assert_true(told->request == p.s.request && told->epoch == 1);
     assert_true(told->one_choice && told->choice == 1);
-    spin(&x.f, 50);
+    pass(&x.f, 50);
     assert_int_equal(c.n_tokens[1], ids.n);
     say(&d, 0, 1, 301, true);
     until(&x.f, c.finished[0] == 1);
-    spin(&x.f, 50);
+    pass(&x.f, 50);
     assert_int_equal(d.w->cancels + p.w->cancels, 1);
     say_prefill_done(p.w, p.s.request, 1, 0, 0, 0);
     say_flow_done(d.kv, p.s.request, 1, 0, 0);

@@ -62,7 +62,7 @@ static void finish_elsewhere(struct cluster *x, struct client *c, uint64_t id, i
     until(&x->f, x->d[d]->cancels == 1 && x->k[1 + d]->releases == 1);
     say_token(x->d[d], id, 1, 2, 666, BATON__FINISH__NOT_FINISHED); /* was on its way */
     say_ended(x->d[d], id, 1, BT_ERR_CANCELLED);
-    spin(&x->f, 30);
+    pass(&x->f, 30);
     say_token(x->p, id, 2, 0, 302, BATON__FINISH__NOT_FINISHED);
     for (uint32_t i = 1; i < 4; i++) {
         say_token(x->d[1 - d], id, 2, i, 302 + i,
@@ -116,7 +116,7 @@ static void test_a_finished_part_does_not_move(void **state)
     struct client c;
     uint64_t id = begin(&x, &c);
     bt_view_node_set(x.f.view, "n1", true);
-    spin(&x.f, 300);
+    pass(&x.f, 300);
     assert_int_equal(x.d[0]->submits + x.d[1]->submits, 1);
     say_token(x.d[decode_of(&x, 1)], id, 1, 2, 302, BATON__FINISH__STOP);
     until(&x.f, c.finishes == 1);
@@ -135,7 +135,7 @@ static void test_stays_when_nobody_else_could(void **state)
     bt_view_node_set(x.f.view, "n1", true);
     bt_view_node_set(x.f.view, "n2", true);
     bt_view_node_set(x.f.view, "n3", true);
-    spin(&x.f, 1300);
+    pass(&x.f, 1300);
     assert_int_equal(x.p->submits, 1);
     assert_int_equal(x.d[d]->cancels, 0);
     /* Somebody comes: it moves. */
@@ -187,13 +187,13 @@ static void test_drained_workers_get_nothing_new(void **state)
         s.received_ns = 0;
         client_start(&x.f, &c[i], &s);
         if (i == 1) { /* refused in the end */
-            until(&x.f, c[1].errors == 1);
+            pass_until(&x.f, c[1].errors == 1);
             assert_int_equal(c[1].http, 503);
             assert_non_null(strstr(c[1].message, "batonctl undrain"));
             assert_true(c[1].retry_after_s > 0);
         }
     }
-    spin(&x.f, 100); /* the other one waits */
+    pass(&x.f, 100); /* the other one waits */
     assert_int_equal(submits(&x), 1);
     assert_int_equal(c[0].errors + c[2].errors, 0); /* what runs stays */
     bt_view_node_set(x.f.view, "n1", false);

@@ -145,8 +145,9 @@ static void test_token_without_a_text(void **state)
     forget_submits(&x);
     id = begin(&x, &c, 3, &p, &d);
     for (uint32_t epoch = 1; c.errors == 0; epoch++) {
-        until(&x.f, c.errors == 1 || find_submit(&x, BATON__PHASES__PREFILL, 0, epoch, epoch, &p) ||
-                        find_submit(&x, BATON__PHASES__BOTH, 0, epoch, epoch, &p));
+        pass_until(&x.f, c.errors == 1 ||
+                             find_submit(&x, BATON__PHASES__PREFILL, 0, epoch, epoch, &p) ||
+                             find_submit(&x, BATON__PHASES__BOTH, 0, epoch, epoch, &p));
         if (c.errors == 0) {
             say_token(p.w, id, epoch, 0, bad[1], BATON__FINISH__NOT_FINISHED);
         }
@@ -233,7 +234,7 @@ static void test_prefill_lost_late(void **state)
     say_token(d.w, id, 1, 2, 302, BATON__FINISH__LENGTH);
     until(&x.f, c.dones == 1);
     assert_int_equal(c.usage.replans, 0);
-    spin(&x.f, 50);
+    pass(&x.f, 50);
     assert_false(planned(&x, 2));
     client_cleanup(&c);
     fixture_cleanup(&x.f);
@@ -253,7 +254,7 @@ static void test_prefill_lost_with_the_first_token(void **state)
     say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
     say_token(d.w, id, 1, 2, 302, BATON__FINISH__LENGTH);
     say_ended(d.w, id, 1, BT_OK);
-    spin(&x.f, 100);
+    pass(&x.f, 100);
     assert_int_equal(c.n_tokens, 0);
     fake_kill(p.w);
     wait_plan(&x, 2, &p2, &d2);
@@ -287,7 +288,7 @@ static void test_two_deaths(void **state)
     assert_int_equal(c.http, 500);
     assert_int_equal(c.dones + c.finishes, 0);
     until(&x.f, cancelled(p2.w, id, 2) && released(p2.kv, id, 2) && released(d2.kv, id, 2));
-    spin(&x.f, 200);
+    pass(&x.f, 200);
     assert_false(planned(&x, 3)); /* never on a third */
     client_cleanup(&c);
     fixture_cleanup(&x.f);
@@ -339,7 +340,7 @@ static void test_two_deaths_told_by_kvstores(void **state)
     until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 500);
     assert_non_null(strstr(c.message, "two workers were lost"));
-    spin(&x.f, 200);
+    pass(&x.f, 200);
     assert_false(planned(&x, 4));
     client_cleanup(&c);
     fixture_cleanup(&x.f);
@@ -412,7 +413,7 @@ static void test_node_lost(void **state)
     struct bt_gen_spec s = spec_of(40, 2);
     client_start(&x.f, &c, &s);
     until(&x.f, x.p[0]->submits == 1 && x.d[0]->submits == 1 && x.k[0]->reserves == 1);
-    spin(&x.f, 50);
+    pass(&x.f, 50);
     assert_int_equal(x.k[0]->reserves, 1); /* one grant for both */
     assert_int_equal(x.k[0]->reserve[0].role, BATON__GRANT_ROLE__WRITE);
     x.k[1] = fake_add(&x.f, "kvstore", "kv-n2", "n2");
@@ -448,6 +449,7 @@ static void test_silence(void **state)
     until(&x.f, c.n_tokens == 1);
     d.w->mute = true;
     int old = d.w->sessions;
+    pass_until(&x.f, planned(&x, 2));
     wait_plan(&x, 2, &p2, &d2);
     assert_ptr_not_equal(d2.w, d.w);
     /* It wakes up: the old stream is gone, a new session comes up, and nothing is disturbed. */
@@ -477,6 +479,7 @@ static void test_stall(void **state)
     uint64_t id = begin(&x, &c, 50, &p, &d);
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     until(&x.f, c.n_tokens == 1); /* from here on it is the decode worker's turn */
+    pass_until(&x.f, planned(&x, 2));
     wait_plan(&x, 2, &p2, &d2);
     assert_ptr_not_equal(d2.w, d.w);
     until(&x.f, cancelled(d.w, id, 1));
@@ -499,9 +502,9 @@ static void test_standstill_is_no_stall(void **state)
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     say_prefill_done(p.w, id, 1, 0, 0, 0);
     until(&x.f, c.n_tokens == 1);
-    spin(&x.f, 100); /* all that was said is read */
-    usleep(900000);
-    spin(&x.f, 100);
+    settle(&x.f); /* all that was said is read */
+    clock_jump(900);
+    pass(&x.f, 100);
     say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
     until(&x.f, c.n_tokens == 2);
     assert_int_equal(bt_request_usage(c.r)->replans, 0);
@@ -519,15 +522,14 @@ static void chatter(struct trio *x)
             say_token(x->p[i], 1, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
         }
     }
-    spin(&x->f, 20);
+    pass(&x->f, PASS_STEP_MS);
 }
 
 #define chatter_until(x, cond)                                                                     \
     do {                                                                                           \
-        uint64_t chatter_end = bt_mono_ns() + WAIT_MS * 1000000ull;                                \
-        while (!(cond)) {                                                                          \
-            if (bt_mono_ns() > chatter_end) {                                                      \
-                fail_msg("waited in vain for: %s", #cond);                                         \
+        for (int chatters_ = 0; !(cond); chatters_++) {                                            \
+            if (chatters_ * PASS_STEP_MS > 120000) {                                               \
+                fail_msg("two minutes passed without: %s", #cond);                                 \
             }                                                                                      \
             chatter(x);                                                                            \
         }                                                                                          \
@@ -637,7 +639,7 @@ static void test_statuses(void **state)
     /* An old failure comes again: nobody listens. */
     to_conductor_k(d3.kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
     say_ended(p.w, id, 1, BT_ERR_INVALID);
-    spin(&x.f, 100);
+    pass(&x.f, 100);
     assert_int_equal(c.errors, 0);
     /* The request's own fault: told to the client. */
     say_ended(p4.w, id, 4, BT_ERR_INVALID);
@@ -765,7 +767,7 @@ static void test_strangers(void **state)
     say_token(d.w, id + 1, 1, 0, 666, BATON__FINISH__STOP);
     say_token(d.w, id, 7, 0, 666, BATON__FINISH__STOP);
     say_ended(d.w, id, 7, BT_ERR_DEVICE);
-    spin(&x.f, 100);
+    pass(&x.f, 100);
     assert_int_equal(c.n_tokens, 0);
     assert_false(planned(&x, 2));
     say_token(d.w, id, 1, 5000, 666, BATON__FINISH__STOP); /* far ahead: a broken worker */

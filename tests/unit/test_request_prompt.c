@@ -138,7 +138,7 @@ static void test_before_the_first_delta(void **state)
     say_prompt(p, &s, 1, 30, 0);
     say_token(p, s.request, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     say_token(d, s.request, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
-    spin(&x.f, 50);
+    pass(&x.f, 50);
     assert_int_equal(r.prompts + r.c.n_tokens, 0); /* tokens wait */
     say_prompt(p, &s, 30, N, 0);
     until(&x.f, r.c.n_tokens == 2);
@@ -193,7 +193,7 @@ static void test_once_over_replans(void **state)
     struct fake *p, *p2, *d2;
     until(&x.f, (p = placed(&x, 1, BATON__PHASES__PREFILL, &s)) != NULL);
     say_prompt(p, &s, 1, 20, 0);
-    spin(&x.f, 50);
+    pass(&x.f, 50);
     say_ended(p, s.request, 1, BT_ERR_DEVICE);
     until(&x.f, (p2 = placed(&x, 2, BATON__PHASES__PREFILL, &s2)) != NULL &&
                     (d2 = placed(&x, 2, BATON__PHASES__DECODE, &s3)) != NULL);
@@ -231,7 +231,7 @@ static void test_prompt_comes_last(void **state)
     say_token(d, s.request, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
     say_token(d, s.request, 1, 2, 302, BATON__FINISH__LENGTH);
     say_ended(d, s.request, 1, BT_OK);
-    spin(&x.f, 100);
+    pass(&x.f, 100);
     assert_int_equal(r.prompts, 0);
     assert_int_equal(r.c.n_tokens + r.c.finishes + r.c.dones + r.c.errors, 0);
     say_prompt(p, &s, 30, N, 0);
@@ -352,7 +352,7 @@ static void test_prompt_missing_when_prefill_is_lost(void **state)
         if (how == 2) {
             say_flow_done(x.k[0]->node == d->node ? x.k[0] : x.k[1], s.request, 1, 0, 0);
         }
-        spin(&x.f, 100);
+        pass(&x.f, 100);
         assert_int_equal(r.prompts + r.c.n_tokens, 0);
         fake_kill(p);
         until(&x.f, (p2 = placed(&x, 2, BATON__PHASES__PREFILL, &s2)) != NULL);

@@ -43,7 +43,7 @@ static void test_hello(void **state)
     layout->hello_layout = 78;
     inc->hello_incarnation = 5;
     until(&f, fake_up(good) && layout->sessions >= 1 && inc->sessions >= 1);
-    spin(&f, 100);
+    pass(&f, 100);
     assert_false(fake_up(layout));
     assert_false(fake_up(inc));
     assert_int_equal(planned_workers(&f), 1);
@@ -51,7 +51,7 @@ static void test_hello(void **state)
     /* Put right, they are taken in: refusal is not for ever. */
     layout->hello_layout = 77;
     inc->hello_incarnation = inc->incarnation;
-    until(&f, fake_up(layout) && fake_up(inc));
+    pass_until(&f, fake_up(layout) && fake_up(inc));
     assert_int_equal(planned_workers(&f), 2);
     fixture_cleanup(&f);
 }
@@ -176,7 +176,7 @@ static void test_membership(void **state)
     /* Gone from etcd, though the session works: nothing new, and it may finish what it has. */
     bt_view_member_down(f.view, "decode", "d");
     assert_int_equal(planned_workers(&f), 0);
-    spin(&f, 200);
+    pass(&f, 200);
     assert_true(fake_up(d));
     fake_register(d, BATON__MEMBER_STATE__READY); /* its lease was only late */
     assert_int_equal(planned_workers(&f), 1);
@@ -257,14 +257,14 @@ static void test_silence(void **state)
     fixture_start(&f);
     struct fake *d = fake_add(&f, "decode", "d", "n1");
     until(&f, fake_up(d));
-    spin(&f, 1000); /* longer than the bound: heartbeats keep it up */
+    pass(&f, 1000); /* longer than the bound: heartbeats keep it up */
     assert_true(fake_up(d));
     assert_int_equal(d->sessions, 1);
     d->mute = true;
-    until(&f, session_of_fake(d)->state != BT_SESSION_UP);
+    pass_until(&f, session_of_fake(d)->state != BT_SESSION_UP);
     /* While it hangs it accepts, but says no hello: never up. */
     until(&f, d->sessions >= 2);
-    spin(&f, 300);
+    pass(&f, 300);
     assert_int_not_equal(session_of_fake(d)->state, BT_SESSION_UP);
     d->mute = false;
     until(&f, fake_up(d));
@@ -427,7 +427,7 @@ static void test_resets_wait_for_the_sweep(void **state)
         events(k2, i + 1, i == 0, i % 2 == 0 ? "a" : "", i % 2 == 0 ? "" : "a");
     }
     until(&f, match(&f, k1) == 1);
-    spin(&f, 100);
+    pass(&f, 100);
     assert_int_equal(k1->credit, 0);
     until(&f, k1->credit > 0);
     events(k1, seq, false, "b", "");
