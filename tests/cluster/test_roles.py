@@ -127,38 +127,46 @@ def test_under_load_no_request_fails_and_no_token_differs(four):
 
 
 def test_a_long_answer_moves_behind_its_tokens(make_cluster, monkeypatch):
-    """4,000 tokens take four seconds at least, however fast the machine is."""
+    """7,000 tokens take seven seconds at least, however fast the machine is; what comes once the worker is left is the same as
+    elsewhere, and then the client goes."""
     monkeypatch.setenv("BATON_NULL_PACE", "1000,0")
     c = make_cluster("--prefill", "1", "--decode", "2", "--set", "conductor.sched.role_move_ms=0", "--set",
                      "prefill.engine.device=null", "--set", "decode.engine.device=null")
-    body = {"prompt": PROMPT, "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
-    want = c.post("/v1/completions", body)["choices"][0]["text"]
-    got, done = [], []
+    body = {"prompt": PROMPT, "max_tokens": 7000, "temperature": 0, "ignore_eos": True}
+    got, bad, moved = [], [], []
 
     def read():
-        for e in c.stream("/v1/completions", body):
-            if e == "[DONE]":
-                done.append(True)
-            elif "error" in e:
-                got.append(str(e))
+        stream = c.stream("/v1/completions", body)
+        for e in stream:
+            if e == "[DONE]" or "error" in e:
+                bad.append(str(e))
             elif e["choices"]:
                 got.append(e["choices"][0]["text"])
+            if bad or moved and len(got) > moved[0] + 50:
+                break
+        stream.close()
 
     t = threading.Thread(target=read)
     t.start()
-    wait_for(lambda: len(got) > 10, 30, "it streams")
+    wait_for(lambda: len(got) > 10 or bad, 30, "it streams")
     rc, out, _ = ctl("--addr", addr(c), "requests", "-o", "json")
     assert rc == 0
     at = json.loads(out)[0]["decode"]
     r = role(c, at, "prefill")
     assert r["requests"] >= 1
     settled(c, at, "prefill")
-    assert not done  # it has left the worker, not ended there
-    t.join(180 * PATIENCE)
-    assert done and "".join(got) == want, got[-1:]
+    assert not bad, "it has left the worker, not ended there"
     m = c.metrics("conductor")
     assert m["baton_requests_moved_total"] >= 1
     assert sum(v for k, v in m.items() if k.startswith("baton_requests_replanned_total")) == 0
+    moved.append(len(got))
+    t.join(60 * PATIENCE)
+    assert not t.is_alive() and not bad, bad
+    text, want, n = "".join(got), "", len(got)
+    while len(want) < len(text) and n < 7000:  # an event has one token or, from a busy worker, several
+        n = min(7000, 2 * n)
+        want = c.post("/v1/completions", {**body, "max_tokens": n})["choices"][0]["text"]
+    assert len(text) > 50 and want.startswith(text), text[-100:]
 
 
 def test_two_commands_at_once_cannot_take_the_last_two(four):
@@ -274,7 +282,7 @@ def test_the_role_outlives_conductor_and_worker(restarts):
 def test_by_load(make_cluster):
     """Decode is short of rows for two windows while prefill idles: one prefill worker changes; requests do not notice."""
     c = make_cluster(*CALIBRATED, "--prefill", "2", "--decode", "1", "--set", "conductor.sched.roles=auto", "--set",
-                     "conductor.sched.roles_window_ms=2s", "--set", "decode.engine.max_slots=4", "--set",
+                     "conductor.sched.roles_window_ms=1s", "--set", "decode.engine.max_slots=4", "--set",
                      "prefill.engine.max_slots=4")
     body = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
     want = c.post("/v1/completions", body)["choices"][0]["text"]

@@ -31,7 +31,7 @@ def trio(request, certificates):  # noqa: F811
     for p in made + extra:  # pytest shows it when the test has failed
         print(f"== {p.name}", *p.lines[-20:], *p.err[-20:], sep="\n")
         if p.p.poll() is None:
-            os.kill(p.pid, signal.SIGCONT)
+            p.signal(signal.SIGCONT)  # its wire process too: else the kvstore waits ten seconds for it
             codes[p.name] = p.stop()
     assert set(codes.values()) <= {0}, codes
 
@@ -39,10 +39,10 @@ def trio(request, certificates):  # noqa: F811
 class Background:
     """Flows from c to b while something happens to a; all must succeed."""
 
-    def __init__(self, b, c, n=150):
-        self.b, self.n = b, n
+    def __init__(self, b, c, n=40, first=100000):
+        self.b, self.c, self.n = b, c, n
         self.after = b.mark()
-        b.say(f"storm c {c.addr} {c.inc} 100000 {n} 256 64 33 1")
+        b.say(f"storm c {c.addr} {c.inc} {first} {n} 256 64 33 1")
 
     def finish(self):
         m = self.b.wait(r"storm done=(\d+) failed=(\d+)", 60, self.after)  # said at its end
@@ -61,11 +61,13 @@ def progress(b, req):
 
 def poison_holds(b, req, bg, a=None):
     """Slots of a quiet flow stay as they are while others transfer, also when a stopped sender goes on."""
+    bg.finish()
     b.ask(f"poison {req}", f"poisoned {req}")
+    others = Background(b, bg.c, 20, 200000)
     if a is not None:
         a.signal(signal.SIGCONT)
         a.wait(f"send_end {req} ERR_")
-    bg.finish()
+    others.finish()
     b.ask(f"checkpoison {req}", f"poison_changed {req} 0$")
     b.say(f"forget {req}")
 
@@ -229,7 +231,7 @@ def test_receiver_stopped_mid_segment(trio):
     b.signal(signal.SIGCONT)
     b.wait("failed 1 ERR_PEER_LOST")
     b.wait("quiet 1")
-    poison_holds(b, 1, Background(b, c, 20))
+    poison_holds(b, 1, Background(b, c, 1))
     whole_transfer(a, b, 3)
 
 
@@ -329,7 +331,7 @@ def test_many_sessions_leave_nothing_behind(trio):
     a, b, c, _ = trio
     whole_transfer(a, b, 1)
     a.say("drop 1")
-    for i in range(2, 42):
+    for i in range(2, 27):
         if i == 12:
             u = b.usage(), a.usage()  # warm
         b.say(f"peerdown a {a.inc}")
@@ -345,7 +347,7 @@ def test_many_sessions_leave_nothing_behind(trio):
     for before, after in zip(u, (b.usage(), a.usage())):
         assert after["fds"] <= before["fds"] + 2 and after["free"] == before["free"], (u, after)
         if sanitizer.KIND != "thread":  # it keeps what was done to each address
-            assert after["rss_kb"] - before["rss_kb"] < 30 * 100, (u, after)  # 100 KB a session
+            assert after["rss_kb"] - before["rss_kb"] < 15 * 100, (u, after)  # 100 KB a session
 
 
 @pytest.mark.parametrize("what", [1, 2], ids=["in the middle of a message", "anywhere"])
@@ -397,10 +399,10 @@ def test_sessions_that_end_before_they_begin(transport, certificates):  # noqa: 
 @pytest.mark.parametrize("who", ["dialer", "listener"])
 def test_a_peer_stands_still_during_wire_up(who):
     """Longer than the other waits for its proof. UCX 1.13.1 ended the one that stood still when it went on and found the
-    other's endpoint closed, wherever in wire-up that was: five pairs, stopped at as many moments, four times."""
+    other's endpoint closed, wherever in wire-up that was: eight pairs, stopped at as many moments, three times."""
     pairs = [[Peer(f"{name}{i}", seg=8192, layers=4, slots=60) for name in "ab"] for i in range(8)]
     try:
-        for req in range(1, 5):
+        for req in range(1, 4):
             for i, (a, b) in enumerate(pairs):
                 b.say(f"peerdown {a.name} {a.inc}")
                 a.grant(req, 1, 64, 32, req)
