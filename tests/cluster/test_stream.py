@@ -11,6 +11,7 @@ import pytest
 import slow_disk
 from conftest import CALIBRATED, ROOT, scrape, wait_for
 from leftovers import assert_nothing_left, settled
+from local_cluster import start_time
 from restarts import Restarts
 from sanitizer import SHORT_STEPS
 
@@ -84,7 +85,7 @@ class Streams(Restarts):
         self.args[key] = argv, slow_disk.environment(env, slow_disk.build(self.folder),
                                                           self.blocks * self.block_bytes / prompt_s, fails), cwd
         os.kill(m["pid"], signal.SIGTERM)
-        wait_for(lambda: not os.path.exists(f"/proc/{m['pid']}"), 20, "it ends")
+        wait_for(lambda: start_time(m["pid"]) == "", 20, "it ends")
         self.start_again(m)
         wait_for(lambda: self.kv("baton_kvstore_workers") >= 2, 20, "its workers are back")
         return fails

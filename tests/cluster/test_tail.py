@@ -8,6 +8,7 @@ import pytest
 
 import slow_disk
 from conftest import scrape, wait_for
+from local_cluster import start_time
 from restarts import Restarts
 
 BLOCK, PROMPT, PROMPTS = 16, 2000, 4  # tokens, tokens, warm-up included
@@ -52,7 +53,7 @@ def restart(r, tmp_path, bytes_per_s):
     argv, env, cwd = r.args[key]
     r.args[key] = argv, slow_disk.environment(env, slow_disk.build(tmp_path), bytes_per_s), cwd
     os.kill(m["pid"], signal.SIGTERM)
-    wait_for(lambda: not os.path.exists(f"/proc/{m['pid']}"), 20, "it ends")
+    wait_for(lambda: start_time(m["pid"]) == "", 20, "it ends")
     r.start_again(m)
     wait_for(lambda: kvstore(r)["baton_kvstore_workers"] >= 2, 20, "its workers are back")
 
