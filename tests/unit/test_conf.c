@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/conf/daemon.h"
+#include "tests/unit/conf_rig.h"
 
 struct conf {
     struct bt_conf_common common;
@@ -51,35 +52,18 @@ static const struct bt_conf_schema schema = {.daemon = "kvstore",
                                              .table_lens = lens,
                                              .conf_size = sizeof(struct conf)};
 
-static char dir[] = "/tmp/baton-test-conf-XXXXXX", path[64], err_path[64];
 static struct conf c;
-static char err[4096];
 
-/* Runs bt_conf_main with stderr captured; returns what it returned. */
+/* Runs bt_conf_main; returns what it returned. */
 static bool run(int *code, int argc, char **argv)
 {
-    fflush(stderr);
-    int saved = dup(2);
-    assert_non_null(freopen(err_path, "w", stderr));
+    rig_listen();
     bool ok = bt_conf_main(&schema, argc, argv, &c, code);
-    fflush(stderr);
-    dup2(saved, 2);
-    close(saved);
-    FILE *f = fopen(err_path, "r");
-    size_t n = fread(err, 1, sizeof(err) - 1, f);
-    err[n] = '\0';
-    fclose(f);
+    rig_heard();
     return ok;
 }
 #define RUN(code, ...)                                                                             \
     run(code, (int)BT_ARRAY_LEN(((char *[]){__VA_ARGS__})), (char *[]){__VA_ARGS__})
-
-static void write_file(const char *text)
-{
-    FILE *f = fopen(path, "w");
-    fputs(text, f);
-    fclose(f);
-}
 
 static void file_then_environment_then_set(void **state)
 {
@@ -403,21 +387,12 @@ static void check_says_good_and_ends(void **state)
     assert_int_equal(code, 0);
 }
 
-/* Reloads with stderr captured. */
 static bt_status_t reload(const char *text)
 {
     write_file(text);
-    fflush(stderr);
-    int saved = dup(2);
-    assert_non_null(freopen(err_path, "w", stderr));
+    rig_listen();
     bt_status_t st = bt_conf_reload(&schema, &c);
-    fflush(stderr);
-    dup2(saved, 2);
-    close(saved);
-    FILE *f = fopen(err_path, "r");
-    size_t n = fread(err, 1, sizeof(err) - 1, f);
-    err[n] = '\0';
-    fclose(f);
+    rig_heard();
     return st;
 }
 
@@ -464,23 +439,9 @@ static void a_reload_is_checked_and_keeps_the_order(void **state)
 
 static int setup(void **state)
 {
-    (void)state;
     lens[0] = bt_conf_common_len;
     lens[1] = BT_ARRAY_LEN(rows);
-    if (mkdtemp(dir) == NULL) {
-        return -1;
-    }
-    snprintf(path, sizeof(path), "%s/c.yaml", dir);
-    snprintf(err_path, sizeof(err_path), "%s/err", dir);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    unlink(path);
-    unlink(err_path);
-    return rmdir(dir);
+    return rig_setup(state);
 }
 
 int main(void)
@@ -499,5 +460,5 @@ int main(void)
         cmocka_unit_test(the_environment_is_checked_too),
         cmocka_unit_test(a_reload_is_checked_and_keeps_the_order),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, rig_teardown);
 }

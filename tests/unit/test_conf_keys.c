@@ -14,6 +14,7 @@
 #include "common/worker/conf.h"
 #include "conductor/conf.h"
 #include "kvstore/conf.h"
+#include "tests/unit/conf_rig.h"
 
 #define KEYS_MAX   70 /* of all daemons together */
 #define HIDDEN_MAX 32 /* set by tests and benchmarks only */
@@ -24,8 +25,6 @@ static union {
     struct bt_kvstore_conf kvstore;
     struct bt_worker_conf worker;
 } conf;
-static char dir[] = "/tmp/baton-test-conf-keys-XXXXXX", path[64], err_path[64];
-static char err[8192];
 
 static const struct bt_conf_schema *schema_of(size_t i)
 {
@@ -42,25 +41,11 @@ static int start(const struct bt_conf_schema *s, const char *set, const char *fi
                     "--set", "model.path=m",         "--config", path,
                     "--set", (char *)(uintptr_t)set, NULL};
     int code = -1;
-    FILE *f = fopen(path, "w");
-    fputs(file != NULL ? file : "", f);
-    fclose(f);
-    fflush(stderr);
-    fflush(stdout);
-    int saved = dup(2), out = dup(1);
-    assert_non_null(freopen(err_path, "w", stderr));
-    dup2(2, 1); /* "the configuration is good" is no line of the test's protocol */
-    assert_false(bt_conf_main(s, set != NULL ? 10 : 8, argv, &conf, &code));
-    fflush(stderr);
-    fflush(stdout);
-    dup2(saved, 2);
-    dup2(out, 1);
-    close(saved);
-    close(out);
-    f = fopen(err_path, "r");
-    size_t n = fread(err, 1, sizeof(err) - 1, f);
-    err[n] = '\0';
-    fclose(f);
+    write_file(file != NULL ? file : "");
+    rig_listen();
+    bool ok = bt_conf_main(s, set != NULL ? 10 : 8, argv, &conf, &code);
+    rig_heard();
+    assert_false(ok);
     return code;
 }
 
@@ -284,25 +269,6 @@ static void removed_keys_are_answered(void **state)
     }
 }
 
-static int setup(void **state)
-{
-    (void)state;
-    if (mkdtemp(dir) == NULL) {
-        return -1;
-    }
-    snprintf(path, sizeof(path), "%s/c.yaml", dir);
-    snprintf(err_path, sizeof(err_path), "%s/err", dir);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    unlink(path);
-    unlink(err_path);
-    return rmdir(dir);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,5 +277,5 @@ int main(void)
         cmocka_unit_test(each_key_is_explained_and_they_are_few),
         cmocka_unit_test(removed_keys_are_answered),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, rig_setup, rig_teardown);
 }
