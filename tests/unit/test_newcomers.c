@@ -183,10 +183,19 @@ static void test_addresses_that_are_none(void **state)
     static const char *const wrong[] = {"",          "unix:/x",  "ipv4:",          "ipv4:1.2.3.4",
                                         "ipv4::7",   "ipv6:%5B", "ipv6:%5B%5D:1",  "ipv6:[::1]:0",
                                         "ipv6:[]:1", "ipv4:1:2", "ipv4:1.2.3.4:x", "ipv6:%5D:9"};
-    (void)state;
+    const struct rig *r = *state;
+    bt_newcomers_guard(r->port);
+    struct pair stranger = come(r);
     for (size_t i = 0; i < BT_ARRAY_LEN(wrong); i++) {
         bt_newcomers_known(wrong[i]); /* none of them is anybody's; the sanitizers look on */
     }
+    for (int i = 0; i < MAX; i++) {
+        struct pair p = come(r);
+        leave(&p);
+    }
+    assert_true(ended(&stranger)); /* nobody has become known by them */
+    leave(&stranger);
+    bt_newcomers_unguard(r->port);
 }
 
 int main(void)
@@ -198,7 +207,7 @@ int main(void)
                                         teardown),
         cmocka_unit_test_setup_teardown(test_no_more_than_twice_as_many_are_open, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_ports_are_not_counted, setup, teardown),
-        cmocka_unit_test(test_addresses_that_are_none),
+        cmocka_unit_test_setup_teardown(test_addresses_that_are_none, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
