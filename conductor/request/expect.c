@@ -5,7 +5,6 @@
 
 #define BUCKET_MS 100.0        /* of the forecast: 51 s ahead */
 #define LIFE_MS   5000.0       /* until something is known */
-#define DEMAND_MS 60000.0      /* over which what was asked for fades */
 #define LOOK_NS   500000000ull /* between two looks at how far rows have come */
 #define LOOK_PART 0.5          /* of a look, against those before */
 #define ROWS_MAX  256          /* of a look */
@@ -18,35 +17,23 @@ static double ms_of(uint64_t ns)
 void bt_expect_init(struct bt_machine *mc, uint64_t now_ns)
 {
     bt_survival_init(&mc->expect.survival);
-    bt_sched_forecast_init(&mc->expect.forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
-    bt_sched_forecast_init(&mc->expect.late_forecast, BUCKET_MS, LIFE_MS, ms_of(now_ns));
-    bt_sched_demand_init(&mc->expect.demand, DEMAND_MS);
-    bt_sched_demand_init(&mc->expect.decodes, DEMAND_MS);
-    bt_sched_demand_init(&mc->expect.let_in, DEMAND_MS);
-    bt_sched_demand_init(&mc->expect.late_demand, DEMAND_MS);
+    bt_sched_expected_init(&mc->expect.stages, BUCKET_MS, LIFE_MS, ms_of(now_ns));
 }
 
 void bt_expect_show(const struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s)
 {
-    s->now_ms = ms_of(now_ns);
-    s->forecast = &mc->expect.forecast;
-    s->late_forecast = &mc->expect.late_forecast;
-    s->demand = &mc->expect.demand;
-    s->decodes = &mc->expect.decodes;
-    s->let_in = &mc->expect.let_in;
-    s->late_demand = &mc->expect.late_demand;
+    bt_sched_expected_show(&mc->expect.stages, ms_of(now_ns), s);
 }
 
 void bt_expect_demand(struct bt_sequence *sq, uint64_t now_ns, double compute_ms,
                       double decode_work, bool let_in)
 {
     if (!sq->demanded) {
-        bt_sched_demand_note(&sq->r->mc->expect.demand, ms_of(now_ns), compute_ms);
+        bt_sched_demand_note(&sq->r->mc->expect.stages.demand, ms_of(now_ns), compute_ms);
         sq->demanded = true;
     }
     if (let_in && !sq->let_in) {
-        bt_sched_demand_note(&sq->r->mc->expect.let_in, ms_of(now_ns), compute_ms);
-        bt_sched_demand_note(&sq->r->mc->expect.decodes, ms_of(now_ns), decode_work);
+        bt_sched_expected_let_in(&sq->r->mc->expect.stages, ms_of(now_ns), compute_ms, decode_work);
         sq->let_in = true;
     }
 }
@@ -54,7 +41,7 @@ void bt_expect_demand(struct bt_sequence *sq, uint64_t now_ns, double compute_ms
 void bt_expect_late(struct bt_sequence *sq, uint64_t now_ns, double compute_ms)
 {
     if (!sq->late_demanded) {
-        bt_sched_demand_note(&sq->r->mc->expect.late_demand, ms_of(now_ns), compute_ms);
+        bt_sched_demand_note(&sq->r->mc->expect.stages.late_demand, ms_of(now_ns), compute_ms);
         sq->late_demanded = true;
     }
 }
@@ -80,15 +67,13 @@ void bt_expect_length(const struct bt_sequence *sq, struct bt_sched_request *req
     req->mean_new = bt_survival_mean(&r->mc->expect.survival, key_of(r), have, most);
 }
 
-/* Late rows make way for all others, so these are not told to expect them. */
 static void note_rows(const struct bt_flight *f, uint64_t now_ns, int sign)
 {
     struct bt_machine *mc = f->sequence->r->mc;
-    struct bt_sched_forecast *to =
-        f->plan.background ? &mc->expect.late_forecast : &mc->expect.forecast;
     for (uint32_t i = 0; i < f->own_rows; i++) {
-        bt_sched_forecast_note(to, ms_of(now_ns), f->expect_ready_ms, f->sequence->n_tokens,
-                               f->plan.takes.row_ms, sign);
+        bt_sched_expected_row(&mc->expect.stages, f->plan.background, ms_of(now_ns),
+                              f->expect_ready_ms, f->sequence->n_tokens, f->plan.takes.row_ms,
+                              sign);
     }
 }
 
@@ -160,8 +145,10 @@ void bt_expect_learn(struct bt_machine *mc, uint64_t now_ns)
         }
     }
     if (n != 0) {
-        mc->expect.forecast.life_ms += LOOK_PART * (sum / n - mc->expect.forecast.life_ms);
+        mc->expect.stages.forecast.life_ms +=
+            LOOK_PART * (sum / n - mc->expect.stages.forecast.life_ms);
         double kv_life = kv > 0 ? kv_sum / kv : sum / n;
-        mc->expect.forecast.kv_life_ms += LOOK_PART * (kv_life - mc->expect.forecast.kv_life_ms);
+        mc->expect.stages.forecast.kv_life_ms +=
+            LOOK_PART * (kv_life - mc->expect.stages.forecast.kv_life_ms);
     }
 }

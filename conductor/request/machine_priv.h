@@ -7,6 +7,7 @@
 #include "common/base/list.h"
 #include "common/base/map.h"
 #include "common/policy/sched/copies.h"
+#include "common/policy/sched/expected.h"
 #include "common/policy/sched/share.h"
 #include "common/policy/sched/survival.h"
 #include "conductor/request/emit.h"
@@ -196,13 +197,7 @@ struct bt_queues {
 /* What admission expects (expect.c). */
 struct bt_expect {
     struct bt_sched_survival survival;
-    struct bt_sched_forecast forecast; /* of the decode pool */
-    /* of late rows on their way, which are not in `forecast` */
-    struct bt_sched_forecast late_forecast;
-    struct bt_sched_demand demand;      /* of prefills */
-    struct bt_sched_demand decodes;     /* of decode workers' time ... */
-    struct bt_sched_demand let_in;      /* ... and of prefills, by the same requests */
-    struct bt_sched_demand late_demand; /* of prefills that admission does not let in */
+    struct bt_sched_expected stages;
     uint64_t learned_ns;
 };
 

@@ -90,8 +90,8 @@ void bt_sim_lengths_look(struct bt_sim *s)
         }
     }
     if (r.n > 0) {
-        s->forecast.life_ms = step / n * r.rest / r.n;
-        s->forecast.kv_life_ms = step / n * r.kv_rest / r.kv;
+        s->stages.forecast.life_ms = step / n * r.rest / r.n;
+        s->stages.forecast.kv_life_ms = step / n * r.kv_rest / r.kv;
     }
 }
 
@@ -109,5 +109,5 @@ void bt_sim_lengths_look_alike(struct bt_sim *s, double rows)
     l->ms = l->ms * old + rows * took;
     l->ended *= old;
     l->at_ms = s->now_ms;
-    s->forecast.life_ms = l->ended > 0 ? l->ms / l->ended : 0;
+    s->stages.forecast.life_ms = l->ended > 0 ? l->ms / l->ended : 0;
 }

@@ -89,10 +89,9 @@ static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
 /* What is asked of both stages; of decode workers only what prefill workers let in. */
 static void note_demand(struct bt_sim *s, double compute_ms, double decode_work, bool let_in)
 {
-    bt_sched_demand_note(&s->demand, s->now_ms, compute_ms);
+    bt_sched_demand_note(&s->stages.demand, s->now_ms, compute_ms);
     if (let_in) {
-        bt_sched_demand_note(&s->let_in, s->now_ms, compute_ms);
-        bt_sched_demand_note(&s->decodes, s->now_ms, decode_work);
+        bt_sched_expected_let_in(&s->stages, s->now_ms, compute_ms, decode_work);
     }
 }
 
@@ -112,7 +111,7 @@ void bt_sim_arrive(struct bt_sim *s, uint32_t id)
     bool in = s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) == BT_SCHED_PLANNED;
     double compute_ms = plan.takes.compute_ms, decode_work = plan.takes.decode_work;
     if (!in) {
-        bt_sched_demand_note(&s->late_demand, s->now_ms, compute_ms);
+        bt_sched_demand_note(&s->stages.late_demand, s->now_ms, compute_ms);
     }
     bool late = !in && bt_sched_late(s->o->policy, &s->params, &s->snap, &want, &plan);
     if (!late || compute_ms <= s->o->ttft_ms) {

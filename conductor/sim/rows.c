@@ -38,8 +38,7 @@ void bt_sim_row_expect(struct bt_sim *s, uint32_t id, int sign)
     const struct bt_sim_record *rec = &s->r->records[id];
     struct bt_sim_decode_node *d = &s->d[rec->decode];
     uint32_t tokens = s->req[id].input;
-    bt_sched_forecast_note(l->job.late ? &s->late_forecast : &s->forecast, s->now_ms, l->ready_ms,
-                           tokens, l->row_ms, sign);
+    bt_sched_expected_row(&s->stages, l->job.late, s->now_ms, l->ready_ms, tokens, l->row_ms, sign);
     if (l->job.late) { /* nobody makes room for it before it is there */
         d->late_coming += (uint32_t)sign;
         s->nodes[rec->decode].own.late_kv += sign > 0 ? tokens : -(uint64_t)tokens;

@@ -1,8 +1,7 @@
 /* What policies see: the nodes as they are now, where a request's blocks are, what it asks for. */
 #include "conductor/sim/sim_priv.h"
 
-#define FORECAST_MS 250   /* of a bucket: two minutes ahead */
-#define DEMAND_MS   60000 /* as request/expect.c */
+#define FORECAST_MS 250 /* of a bucket: two minutes ahead */
 
 static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
                                         const struct bt_sim_options *o)
@@ -26,28 +25,17 @@ static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
 
 void bt_sim_show_init(struct bt_sim *s)
 {
-    bt_sched_forecast_init(&s->forecast, FORECAST_MS, s->o->life_ms, 0);
-    bt_sched_forecast_init(&s->late_forecast, FORECAST_MS, s->o->life_ms, 0);
-    s->forecast.one_life = s->late_forecast.one_life = !s->o->lengths;
-    bt_sched_demand_init(&s->demand, DEMAND_MS);
-    bt_sched_demand_init(&s->decodes, DEMAND_MS);
-    bt_sched_demand_init(&s->let_in, DEMAND_MS);
-    bt_sched_demand_init(&s->late_demand, DEMAND_MS);
-    s->snap = (struct bt_sched_snapshot){.workers = s->workers,
-                                         .n_workers = s->n,
-                                         .kvstores = s->kvstores,
-                                         .n_kvstores = s->n,
-                                         .forecast = &s->forecast,
-                                         .late_forecast = &s->late_forecast,
-                                         .late_demand = &s->late_demand,
-                                         .demand = &s->demand,
-                                         .decodes = &s->decodes,
-                                         .let_in = &s->let_in};
+    bt_sched_expected_init(&s->stages, FORECAST_MS, s->o->life_ms, 0);
+    s->stages.forecast.one_life = s->stages.late_forecast.one_life = !s->o->lengths;
+    s->snap = (struct bt_sched_snapshot){
+        .workers = s->workers, .n_workers = s->n, .kvstores = s->kvstores, .n_kvstores = s->n};
     s->params = params_of(s->c, s->o);
 }
 
 /* ---- the nodes ---- */
 
+/* Not shared with the conductor's view: that knows a kvstore's name, slots and measured links from
+ * its heartbeats, and nothing of what its link is busy with. Here it is the other way round. */
 static void show_kvstore(struct bt_sim *s, uint32_t i)
 {
     s->kvstores[i].send_busy_ms = BT_MAX(s->links[i].send_free_ms - s->now_ms, 0);
@@ -124,7 +112,7 @@ void bt_sim_show(struct bt_sim *s)
         rows += s->workers[i].rows.running;
     }
     bt_sim_lengths_look_alike(s, rows);
-    s->snap.now_ms = s->now_ms;
+    bt_sched_expected_show(&s->stages, s->now_ms, &s->snap);
 }
 
 /* ---- a request ---- */

@@ -5,6 +5,7 @@
 #define BT_CONDUCTOR_SIM_PRIV_H
 
 #include "common/policy/sched/copies.h"
+#include "common/policy/sched/expected.h"
 #include "common/policy/sched/load.h"
 #include "common/policy/sched/survival.h"
 #include "conductor/sim/cache.h"
@@ -110,8 +111,7 @@ struct bt_sim {
     struct bt_sched_kvstore *kvstores;
     struct bt_sched_snapshot snap;
     struct bt_sched_params params;
-    struct bt_sched_forecast forecast, late_forecast;
-    struct bt_sched_demand demand, decodes, let_in, late_demand;
+    struct bt_sched_expected stages;
     struct bt_sim_lengths lengths;
 
     double sample_at_ms;
