@@ -570,7 +570,7 @@ static void test_mixed(void **state)
     assert_true(why[6].worker == 4 && why[6].use == BT_SCHED_FOR_PREFILL && !why[6].chosen);
     assert_float_equal(why[6].ttft_ms, 2600, 1);
     assert_non_null(strstr(why[6].verdict, "no better"));
-    x.w[4].rows.kv_tokens = 38000;
+    x.w[4].rows.kv_tokens = 41000;
     p = place(&x, &bt_sched_baton);
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &x.c, &x.s, &x.req, &p, why, 8), 8);
     assert_true(why[6].worker == 4 && why[6].ttft_ms < 0);

@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#define BURST_MS 1000.0 /* admission priced: a shorter queue has no price */
-
 static uint32_t seconds(double ms)
 {
     return ms < 1000 ? 1 : ms > 60000 ? 60 : (uint32_t)ceil(ms / 1e3);
@@ -204,41 +202,21 @@ static bt_sched_verdict_t too_dear(struct bt_sched_reject *r, const char *why, d
 static const char long_prefill[] = "its prefill is too long for a queue of this length";
 static const char large_row[] = "its KV is too large for decode workers as full as these";
 
-static void count_workers(const struct bt_sched_snapshot *s, double *prefill_p, double *decode_p)
+static double count_prefill(const struct bt_sched_snapshot *s)
 {
-    *prefill_p = *decode_p = 0;
+    double n = 0;
     for (uint32_t i = 0; i < s->n_workers; i++) {
-        *prefill_p += s->workers[i].prefill;
-        *decode_p += s->workers[i].decode;
+        n += s->workers[i].prefill;
     }
-}
-
-/* Of the decode workers' time that is asked for, the share that they have: in a full worker's step
- * of such rows all of its places or pages get on by a token. What is asked for comes to them no
- * faster than prefill workers compute it. 1: all of it. */
-static double decode_share(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                           const struct bt_sched_request *req, const struct bt_sched_plan *plan)
-{
-    double n_prefill, n_decode;
-    count_workers(s, &n_prefill, &n_decode);
-    double step = bt_sched_full_step_ms(c, &s->workers[plan->at.decode], req);
-    double least =
-        BT_MAX(plan->takes.row_ms, BURST_MS); /* rows share a worker for as long as they live */
-    double asked = bt_sched_demand_rate(s->decodes, s->now_ms, least), prefills = 0;
-    if (s->let_in != NULL) {
-        prefills = bt_sched_demand_rate(s->let_in, s->now_ms, least);
-    }
-    double have = 100 * n_decode / step * BT_MAX(prefills / BT_MAX(n_prefill, 1), 1);
-    return asked > have ? have / asked : 1;
+    return n;
 }
 
 /* The other stage's price: of the decode workers' time and room that is asked for the share ((1 -
- * full) / (1 - BT_SCHED_DECODE_FREE))^demand_price comes in, and no more than they have, what takes
- * least of it first. Where all take as much nobody is refused for it: what is cheaper by less than
- * a bucket does not count. */
+ * full) / (1 - BT_SCHED_DECODE_FREE))^demand_price comes in, what takes least of it first. Where
+ * all take as much nobody is refused for it: what is cheaper by less than a bucket does not count.
+ */
 static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
                                              const struct bt_sched_snapshot *s,
-                                             const struct bt_sched_request *req,
                                              const struct bt_sched_plan *plan, double full,
                                              struct bt_sched_reject *r)
 {
@@ -248,15 +226,11 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
     }
     double below = bt_sched_demand_below(s->decodes, plan->takes.decode_work * BT_DEMAND_STEP);
     double free = BT_MAX(1 - full, 0) / (1 - BT_SCHED_DECODE_FREE);
-    double share = decode_share(c, s, req, plan), shrink = 0;
-    if (below > pow(free, c->price.demand)) {
-        double then = 1 - (1 - BT_SCHED_DECODE_FREE) * pow(below, 1 / c->price.demand);
-        shrink = s->forecast != NULL ? s->forecast->life_ms * log(full / then) : 0;
-    } else if (below > share) { /* what was asked for fades */
-        shrink = s->decodes->window_ms * log(below / share);
-    } else {
+    if (below <= pow(free, c->price.demand)) {
         return BT_SCHED_PLANNED;
     }
+    double then = 1 - (1 - BT_SCHED_DECODE_FREE) * pow(below, 1 / c->price.demand);
+    double shrink = s->forecast != NULL ? s->forecast->life_ms * log(full / then) : 0;
     bt_sched_verdict_t v = too_dear(r, large_row, 0, 0, shrink);
     r->by_decode = true;
     return v;
@@ -266,8 +240,7 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
  * objective at least: a burst that they compute within it is none too much. */
 static double prefill_share(const struct bt_sched_params *c, const struct bt_sched_snapshot *s)
 {
-    double n_prefill, n_decode;
-    count_workers(s, &n_prefill, &n_decode);
+    double n_prefill = count_prefill(s);
     double asked = bt_sched_demand_rate(s->demand, s->now_ms, c->objective.ttft_ms);
     return asked > n_prefill ? n_prefill / asked : 1;
 }
@@ -284,7 +257,7 @@ static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
     }
     double objective = c->objective.ttft_ms,
            left = objective - plan->first.queue_ms - req->waited_ms;
-    double queue = BT_MAX(plan->first.queue_ms - BURST_MS, 0),
+    double queue = BT_MAX(plan->first.queue_ms - BT_SCHED_BURST_MS, 0),
            free = BT_MAX(1 - queue / objective, 0);
     double most = c->price.work > 0 ? left * pow(free, c->price.work) : INFINITY;
     if (plan->first.prefill_ms > most) {
@@ -298,7 +271,7 @@ static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
     if (below <= pow(free, c->price.demand) || below <= prefill_share(c, s)) {
         return BT_SCHED_PLANNED;
     }
-    double then = BURST_MS + objective * (1 - pow(below, 1 / c->price.demand));
+    double then = BT_SCHED_BURST_MS + objective * (1 - pow(below, 1 / c->price.demand));
     return too_dear(r, long_prefill, plan->takes.compute_ms,
                     bt_sched_demand_at(s->demand, pow(free, c->price.demand)),
                     plan->first.queue_ms - then);
@@ -317,7 +290,7 @@ static bt_sched_verdict_t admit_priced(const struct bt_sched_params *c,
     if (v == BT_SCHED_PLANNED) {
         v = check_expected(c, s, req, plan, &full, r);
     }
-    return v == BT_SCHED_PLANNED ? check_decode_price(c, s, req, plan, full, r) : v;
+    return v == BT_SCHED_PLANNED ? check_decode_price(c, s, plan, full, r) : v;
 }
 
 bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,

@@ -169,7 +169,7 @@ static double mixed_step_ms(const struct bt_sched_params *c, const struct bt_sch
         double none = exp(-rows_coming(w) * step / BT_MAX(over_ms, step));
         step = none * step + (1 - none) * BT_MAX(joined, 0);
     }
-    return step / (w->learned.tail > 0 ? w->learned.tail : 1);
+    return step;
 }
 
 /* Rows stay longer where prompts share their steps, and hold their pages: only a worker that has
@@ -201,7 +201,7 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
         double base =
             1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->speed.cost, &work) : k->base_ns);
         room = BT_MIN(room, step - base - lost);
-        if (room < step / 8 || !has_pages(w, work.kv + n, req->block_tokens) ||
+        if (room <= 0 || !has_pages(w, work.kv + n, req->block_tokens) ||
             (w->capacity.slots != 0 && work.tokens + 1 > w->capacity.slots)) {
             return -1; /* its rows need all of it */
         }

@@ -7,18 +7,12 @@
  * goes only as far as the objective between tokens leaves room. */
 #include "common/policy/sched/sched_priv.h"
 
-/* A prompt that waits longer is a row at a time that nobody knows well: by then all decode workers
- * have rows on their way to them. An overload under a longer objective settles there, and what
- * packing wins is not needed below it. */
-#define QUEUE_MS 1000.0
-
 /* Share of the TBT objective that rows' steps may reach where prefill workers are asked for half of
  * their time or less: longer steps cost the shortest answers their objective, whose first gap is
  * one of the longest, and nobody needs the room. With all of their time asked for it is
  * mixed.pack_share. */
 #define SHARE_IDLE 0.5
 #define ASKED_IDLE 0.5
-#define ASKED_MS   1000.0 /* ... over no less */
 
 /* Of a worker's pages and places so much is taken, counting rows on their way as rows. */
 #define FULL 0.9
@@ -56,12 +50,15 @@ static bool base_is_dear(const struct bt_sched_job *j)
     return false;
 }
 
+/* A prompt that waits for longer than a burst is a row at a time that nobody knows well: by then
+ * all decode workers have rows on their way to them. An overload under a longer objective settles
+ * there, and what packing wins is not needed below it. */
 bool bt_sched_packs(const struct bt_sched_job *j)
 {
     const struct bt_sched_params *c = j->c;
     return j->rule->mixed && c->mixed.step_ms > 0 && c->mixed.pack_share > 0 &&
            c->objective.tbt_ms > 0 && !j->no_prefill_role && !j->no_decode_role &&
-           j->least_queue_ms <= QUEUE_MS && base_is_dear(j) &&
+           j->least_queue_ms <= BT_SCHED_BURST_MS && base_is_dear(j) &&
            first_token_ms(j) >= TTFT_SAFE * c->objective.ttft_ms;
 }
 
@@ -74,8 +71,8 @@ static double most_step_ms(const struct bt_sched_job *j)
 {
     double share = j->c->mixed.pack_share, idle = BT_MIN(SHARE_IDLE, share), asked = 1;
     if (j->s->demand != NULL) {
-        asked =
-            bt_sched_demand_rate(j->s->demand, j->s->now_ms, ASKED_MS) / BT_MAX(j->n_prefill, 1u);
+        asked = bt_sched_demand_rate(j->s->demand, j->s->now_ms, BT_SCHED_BURST_MS) /
+                BT_MAX(j->n_prefill, 1u);
     }
     double busy = BT_MIN(BT_MAX((asked - ASKED_IDLE) / (1 - ASKED_IDLE), 0), 1);
     return j->c->objective.tbt_ms * (idle + busy * (share - idle));
@@ -122,7 +119,7 @@ static double late_ms(const struct bt_sched_job *j, const struct bt_sched_worker
     return BT_MAX(landed_ms(j, w) - ready, 0);
 }
 
-/* The fullest of those that have room; then one without rows, whose prompts end soonest; then the
+/* The fullest of those that have room; then one without rows; then the
  * emptiest. */
 double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double load)
 {
@@ -131,7 +128,7 @@ double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double loa
     if (late > 0 || full(j, w, load) >= FULL || full_step_ms(j, w) > most_step_ms(j)) {
         return 2 + load + late / j->c->objective.tbt_ms;
     }
-    return bt_sched_row_free(w) ? 1 + BT_MIN(w->queue.ms / QUEUE_MS, 1) : 1 - load;
+    return bt_sched_row_free(w) ? 1 : 1 - load;
 }
 
 bool bt_sched_hands_over(const struct bt_sched_job *j, uint32_t m, uint32_t d, double ready_ms)

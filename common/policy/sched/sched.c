@@ -349,9 +349,8 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
 /* ---- late ---- */
 
 /* A late prompt that others wait for takes no longer. */
-#define LATE_WORK_MS  10000.0
-#define LATE_BURST_MS 1000.0  /* a wait of less is a burst: it has no price, as in admission */
-#define LATE_RATE_MS  10000.0 /* what was let in is looked at over no less */
+#define LATE_WORK_MS 10000.0
+#define LATE_RATE_MS 10000.0 /* what was let in is looked at over no less */
 
 /* Late work shares a prefill worker with prompts that are in time, which go first. This is the
  * share of its time that they leave, by what was let in lately. 0: they leave nothing. */
@@ -410,7 +409,7 @@ static uint32_t choose_late(const struct bt_sched_job *j, uint32_t p, uint32_t d
             continue;
         }
         uint32_t before = best.best;
-        bt_sched_pick_offer(&best, i, e.ttft_ms + e.prefill_ms, j->req->random);
+        bt_sched_pick_offer(&best, i, e.ttft_ms, j->req->random);
         if (best.best != before) {
             *e_p = e;
         }
@@ -436,7 +435,7 @@ static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, u
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "decode workers have no room left");
     }
     finish_plan(j, p, d, &e, plan);
-    if (e.queue_ms > LATE_BURST_MS && too_much_late(j, plan->takes.compute_ms)) {
+    if (e.queue_ms > 0 && too_much_late(j, plan->takes.compute_ms)) {
         return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "late prompts take all that is left");
     }
     plan->reason = BT_SCHED_BACKGROUND;

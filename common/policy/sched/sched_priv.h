@@ -50,6 +50,10 @@ struct bt_sched_job {
     uint32_t spread_tokens;        /* what several holders have together, if that is more */
 };
 
+/* A shorter queue is a burst: it has no price, rows are packed while prompts wait for no longer,
+ * and the demand of now is taken over no less. */
+#define BT_SCHED_BURST_MS 1000.0
+
 /* Decode workers that are expected to be less full than this have no price. */
 #define BT_SCHED_DECODE_FREE 0.7
 
