@@ -1,5 +1,5 @@
-/* The turns of a sequence in the decode role, and the role's table. Touches the engine and the
- * requests through common/worker/core.h only. Engine thread. */
+/* The steps of a sequence in the decode role, and the role's table. This file uses the engine and
+ * the requests only through common/worker/core.h. Engine thread. */
 #include <stdio.h>
 
 #include "decode/decode.h"
@@ -7,7 +7,7 @@
 static void opened(struct bt_wcore *c, struct bt_wreq *r)
 {
     (void)c;
-    r->stage = BT_WREQ_LANDING; /* same list as OPENING */
+    r->stage = BT_WREQ_LANDING; /* in the same list as OPENING */
 }
 
 static bool ends_at_first(const struct bt_wreq *r)
@@ -20,7 +20,7 @@ static bool ends_at_first(const struct bt_wreq *r)
     return r->sub->n + 1 >= r->sub->len_max;
 }
 
-/* Everything is in the slab. Pages are taken only now. */
+/* The whole prompt's KV is in the slab. Pages are taken only now. */
 static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, bool finished)
 {
     r->row->first_token = first_token;
@@ -33,17 +33,17 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, 
     }
     r->row->finished = finished || ends_at_first(r);
     if (r->row->finished && r->next_choice == NULL) {
-        bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported it */
+        bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported the token */
         return;
     }
     r->row->landed_ns = bt_mono_ns();
     bt_wcore_enqueue(c, r);
 }
 
-/* A further choice, or a row that was preempted: the tokens that the submission's kept pages do not
- * have are loaded from the slab or computed, prompt and generated ones alike. It opens a slot of
- * its own instead of the engine's slot_fork, since the lead may have gone on by now, or have ended.
- */
+/* Begins a further choice, or a row that was preempted. Tokens that are not in the submission's
+ * kept pages are loaded from the slab or computed, both prompt and generated ones. The sequence
+ * opens a slot of its own, without the engine's slot_fork: the lead may have advanced or ended by
+ * now. */
 static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
     bt_status_t st = bt_wcore_slot_open(c, r);
@@ -82,14 +82,14 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
         return st;
     }
     r->cached = r->sub->n;
-    bt_wcore_flow_close(c, r, &r->load_flow, false); /* quiet() when all has been copied */
+    bt_wcore_flow_close(c, r, &r->load_flow, false); /* quiet() follows when all is copied */
     return BT_OK;
 }
 
 static void quiet(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->stage != BT_WREQ_LOADING) {
-        bt_wgrant_close(c, r); /* a BOTH submission: the prompt's copies to the slab ended */
+        bt_wgrant_close(c, r); /* a BOTH submission: the prompt's copies to the slab have ended */
         return;
     }
     if (r->lease.got != NULL) {
@@ -120,7 +120,8 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
     r->stage = BT_WREQ_ROW;
 }
 
-/* A row whose KV came from another node says how long it has waited for its first step here. */
+/* Tells the batch how long a row whose KV came from another node has waited for its first step
+ * here. */
 static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
 {
     (void)c;
@@ -137,7 +138,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     }
     bt_wback_offer(c, r);
     if (out == NULL) {
-        return; /* a chunk of a recomputation */
+        return; /* a chunk that is computed again */
     }
     if (!bt_wcore_token(c, r, out)) {
         return;

@@ -1,10 +1,10 @@
-/* Preemption: when pages are short a row gives its own back and waits in the queue; its blocks are
- * offered to the pool first, so that it can be loaded again (reload.c). Engine thread. */
+/* Preemption: when pages are short, a row gives back its own and waits in the queue. The
+ * worker first offers its blocks to the pool, so that they can be loaded again (reload.c).
+ * Engine thread. */
 #include "common/log/log.h"
 #include "decode/decode.h"
 
-/* The row that has the least claim to its pages: of the lowest class the youngest. NULL: no rows.
- */
+/* The row to preempt first: the youngest of the lowest class. NULL: no rows. */
 static struct bt_wreq *last_row(const struct bt_wcore *c)
 {
     for (struct bt_list *it = c->reqs.active.prev; it != &c->reqs.active; it = it->prev) {
@@ -28,8 +28,9 @@ static void preempt(struct bt_wcore *c, struct bt_wreq *r)
     bt_wcore_requeue(c, r);
 }
 
-/* Pages, and in *slots_p slots, of the requests in list, or of those that are rows of a lower
- * class than `of`. Pages that choices share count for each: the caller looks again later. */
+/* Counts the pages, and in *slots_p the slots, of the requests in list. With `of`, counts only rows
+ * of a lower class than `of`. A page that choices share counts for each of them, so the sum may be
+ * too high: the caller looks again later. */
 static uint32_t held(const struct bt_list *list, const struct bt_wreq *of, uint32_t *slots_p)
 {
     uint32_t pages = 0;
@@ -64,10 +65,10 @@ void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t wa
     }
 }
 
-/* Takes a page for r's next position. When none is free, pages are taken that are only kept for
- * choices to come, then the last row is preempted; r sits this step out (page_wait) until pages
- * have come back. The first row is never preempted while others hold pages, so one row always goes
- * on. True: requests have left the list of active ones. */
+/* Takes a page for r's next position. When no page is free, pages that are only kept for choices to
+ * come are taken, then the last row is preempted. r skips this step (page_wait) until pages have
+ * come back. The first row is never preempted while others hold pages, so one row always advances.
+ * True: requests have left the list of active ones. */
 static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
 {
     r->row->page_wait = false;
@@ -90,7 +91,7 @@ static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
     }
     r->row->page_wait = true;
     if (!bt_list_empty(&c->reqs.closing) || bt_wcore_rows(c) < 2) {
-        return false; /* pages are on their way back already */
+        return false; /* pages will come back soon */
     }
     preempt(c, last_row(c));
     return true;

@@ -1,5 +1,5 @@
-/* The turns of a prompt in the prefill role, and the role's table. Touches the engine and the
- * requests through common/worker/core.h only. Engine thread. */
+/* The steps of a prompt in the prefill role, and the role's table. This file uses the engine and
+ * the requests only through common/worker/core.h. Engine thread. */
 #include <stdio.h>
 
 #include "common/log/log.h"
@@ -16,9 +16,9 @@ static uint32_t item_of(const struct bt_wcore *c, const struct bt_wgrant *g, uin
     return b / (g->chunk_tokens / c->block_tokens) * c->layout.n_layers;
 }
 
-/* The resident prefix, r->pos tokens, slab -> pages, and what has landed right behind it. All at
- * item 0: layer l of the whole prefix is item l, so that layers arrive in the order in which the
- * first chunk needs them. */
+/* Copies the resident prefix (r->pos tokens) from the slab to the pages, and the part of the tail
+ * that has landed right behind it. All blocks belong to item 0: layer l of the whole prefix is item
+ * l, so that layers arrive in the order in which the first chunk needs them. */
 static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t tokens = r->pos, n = BT_DIV_UP(tokens, c->block_tokens);
@@ -47,8 +47,9 @@ static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
     return c->vt->flow_add(c->eng, r->load_flow, c->blocks, n);
 }
 
-/* What is not resident goes pages -> slab under the grant's flow word. The kvstore has raised the
- * word over the items that are resident as a whole; ours begin behind them. */
+/* Copies what is not resident from the pages to the slab under the grant's flow word. The kvstore
+ * has raised the word past the items that are completely resident; the items of this flow come
+ * next. */
 static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
 {
     const struct bt_wgrant *g = r->grant.terms;
@@ -114,8 +115,8 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     }
     const struct bt_wgrant *g = r->grant.terms;
     uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
-    /* Blocks that are resident and computed all the same (prompt_logprobs) are not stored, nor
-     * those behind a grant that has not all of the prompt. */
+    /* Not stored: resident blocks that are computed again (prompt_logprobs), and blocks behind the
+     * end of a grant that does not cover the whole prompt. */
     if (b->chunk_end && r->store_flow != 0 && !r->prompt->filled &&
         last_block >= g->resident_blocks) {
         uint32_t seq = item_of(c, g, last_block), end = item_of(c, g, g->n_slots - 1);
@@ -124,15 +125,15 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     }
 }
 
-/* A prompt that no slab holds needs its grant only as far as the grant goes: the blocks behind it
- * may be in the pool all the same, and are loaded piece by piece. The grant's copies end first. */
+/* A prompt that no slab can hold needs its grant only up to the grant's end. The pool may still
+ * have the blocks behind it, and they are loaded piece by piece. The grant's copies end first. */
 static void leave_grant(struct bt_wcore *c, struct bt_wreq *r)
 {
     r->stage = BT_WREQ_LOADING;
     bt_wgrant_trailer(r, 0); /* no decode worker reads this grant */
     bt_wcore_flow_close(c, r, &r->load_flow, false);
     bt_wcore_flow_close(c, r, &r->store_flow, false);
-    BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of them was open: quiet() follows */
+    BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of the flows was open: quiet() follows */
 }
 
 static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
@@ -155,14 +156,14 @@ static void report(struct bt_wcore *c, struct bt_wreq *r)
     o.u.prefill.computed = r->sub->n - r->cached;
     o.u.prefill.start_ns = r->start_ns;
     o.u.prefill.last_compute_ns = r->last_compute_ns;
-    bt_wcore_emit_after(c, &o); /* the first token goes before */
+    bt_wcore_emit_after(c, &o); /* behind the first token */
 }
 
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
                     const struct bt_engine_out *out)
 {
     if (r->load_flow != 0) {
-        /* The first row waited for every layer of what is loaded. */
+        /* The first row waited for every layer of the load. */
         if (!bt_wgrant_valid(r, 0, r->grant.terms->resident_blocks) || !bt_prefill_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
             return;
@@ -176,7 +177,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     if (out == NULL && !b->last) {
         return;
     }
-    if (out == NULL) { /* max_new is 0: the prompt was all */
+    if (out == NULL) { /* max_new is 0: nothing is generated */
         report(c, r);
         r->finish = BATON__FINISH__LENGTH;
         bt_wgrant_trailer(r, 0);
@@ -193,7 +194,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         r->finish = BATON__FINISH__STOP;
     }
     if (r->sub->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
-        /* Goes on here: the copies of the prompt end beside the first rows. */
+        /* The request continues here: the prompt's copies to the slab end during its first rows. */
         bt_prefill_tail_free(r);
         r->role = &c->decode->role;
         r->stage = BT_WREQ_ROW;
@@ -219,7 +220,7 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_prefill_tail_free(r);
         bt_wlease_pieces(c, r);
     } else {
-        /* Only the prefix's load has ended: the prompt goes on. */
+        /* Only the load of the prefix has ended: the prompt continues. */
         BT_ASSERT(r->stage == BT_WREQ_PROMPT);
     }
 }

@@ -1,10 +1,10 @@
-/* Logprobs of prompt tokens: the engine reports them as a prompt is computed, and they go to the
- * conductor in order. Engine thread. */
+/* Logprobs of prompt tokens: the engine reports them while it computes a prompt, and the worker
+ * sends them to the conductor in order. Engine thread. */
 #include <string.h>
 
 #include "prefill/prefill.h"
 
-/* Logprobs of one row's prompt tokens; they are copied, in messages of a bounded size. */
+/* Copies the logprobs of one row's prompt tokens into messages of a bounded size. */
 static void report_prompt(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out,
                           uint32_t n)
 {
