@@ -94,9 +94,9 @@ static void on_status(void *arg, struct bt_rpc_call *call, const void *data, siz
     free(nodes);
 }
 
-/* The blocks of one answer and what their messages point to. The index may have a hundred million
- * places and a block as many holders as there are nodes: both are bounded, so that an answer is
- * made in some milliseconds. What is left out shows in the counts. */
+/* Limits of one answer. The index may have a hundred million places, and a block may have as many
+ * holders as there are nodes. The limits keep the time to make an answer to some milliseconds. The
+ * counts show what is left out. */
 #define LISTED_HOLDERS 64     /* of one block */
 #define LISTED_NAMES   40000u /* of all */
 #define LISTED_PLACES  2000000u
@@ -182,7 +182,7 @@ static void add_request(void *arg, const struct bt_request_info *in)
     }
     Baton__AdminRequest *r = &x->items[x->reply.n_list];
     baton__admin_request__init(r);
-    r->id = (char *)in->id; /* lives as long as the loop does not turn */
+    r->id = (char *)in->id; /* valid until the loop's next turn */
     r->wire_id = in->wire_id;
     r->state = (char *)in->state;
     r->age_ms = in->age_ms;
@@ -319,7 +319,8 @@ struct drain_call { /* waits for etcd */
     bool draining;
 };
 
-/* Is there a worker with its kvstore on a node that is not drained? Either role can do both. */
+/* Is there a worker with its kvstore on a node that is not drained? A worker of either role can do
+ * both phases. */
 static bool others_could(struct bt_admin *a, const char *node)
 {
     struct bt_view_snapshot v;
@@ -346,7 +347,7 @@ static void on_drain_written(void *arg, bt_status_t st, const char *refused)
                  d->node, bt_status_name(st));
         bt_rpc_call_reply(d->call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
     } else {
-        bt_view_node_set(a->view, d->node, d->draining); /* as the watch will */
+        bt_view_node_set(a->view, d->node, d->draining); /* as the watch will do later */
         Baton__AdminDrain r = BATON__ADMIN_DRAIN__INIT;
         r.node = d->node;
         r.draining = d->draining;
@@ -374,7 +375,8 @@ static void on_drain_written(void *arg, bt_status_t st, const char *refused)
     free(d);
 }
 
-/* True if the node can be drained or undrained; otherwise why not, with what is there. */
+/* True: the node can be drained or undrained. False: why says the reason and which nodes
+ * there are. */
 static bool node_known(struct bt_admin *a, const char *node, char *why, size_t cap)
 {
     int n = snprintf(why, cap, "no worker or kvstore is on a node '%.64s'; there are:", node);
@@ -396,7 +398,7 @@ static bool node_known(struct bt_admin *a, const char *node, char *why, size_t c
             strcat(why, one);
         }
     }
-    return bt_view_node_draining(a->view, node); /* its daemons may be gone by now */
+    return bt_view_node_draining(a->view, node); /* a drained node's daemons may be gone by now */
 }
 
 static void drain(struct bt_admin *a, struct bt_rpc_call *call, const Baton__AdminDrainRequest *q)

@@ -1,5 +1,5 @@
-/* Pins of the Admin service; see admin_pins.h. A prompt is tokenized as a request's would be, its
- * whole blocks get the keys that the request machine would give them, and the table of pins writes
+/* Pins of the Admin service; see admin_pins.h. A prompt is tokenized like a request's prompt, and
+ * its whole blocks get the keys that the request machine would give them. The table of pins writes
  * them to etcd. Loop thread. */
 #include "conductor/admin_pins.h"
 
@@ -15,7 +15,7 @@
 
 #define TTL_MIN_MS 1000ull
 #define TTL_MAX_MS (366ull * 24 * 3600 * 1000)
-#define NAME_BYTES 64 /* bytes of a label, a tenant */
+#define NAME_BYTES 64 /* of a label, of a tenant */
 
 struct bt_admin_pins {
     struct bt_admin_pins_config c;
@@ -25,7 +25,7 @@ struct pin_call { /* waits for the tokenizer, then for etcd */
     struct bt_admin_pins *a;
     struct bt_rpc_call *call;
     Baton__AdminPinRequest *q; /* NULL: an unpin */
-    char *tenant;              /* whose prompt it is; NULL: everybody's */
+    char *tenant;              /* whose prompt it is; NULL: of all tenants */
 };
 
 static void refuse(struct bt_rpc_call *call, int code, const char *why)
@@ -179,7 +179,7 @@ static void pin_request(struct pin_call *p)
     pin(p, e->keys, e->n_keys, e->prompt_tokens, e->tenant);
 }
 
-/* NULL: it can be tried. */
+/* NULL: the pin can be tried. */
 static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinRequest *q)
 {
     if (q->ttl_ms < TTL_MIN_MS || q->ttl_ms > TTL_MAX_MS) {
@@ -190,7 +190,7 @@ static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinReq
         return "a label and a tenant may have 64 bytes, a cache salt 1024";
     }
     for (const char *c = q->label; *c != '\0'; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) { /* it is shown on terminals */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) { /* labels are shown on terminals */
             return "a label is one line of text: no control characters in it (--label)";
         }
     }

@@ -436,7 +436,7 @@ static bool check(const void *conf, char *err, size_t err_cap)
     }
     const struct bt_sched_admission *a = bt_sched_admission_find(c->admission);
     if (a == NULL || a->at_decode) {
-        /* late asks again after the prefill, for comparison: only baton-sim does that. */
+        /* late also asks after the prefill, for comparison: only baton-sim does that. */
         snprintf(err, err_cap,
                  "sched.admission: there is no '%s' here; use none, early, predict or priced",
                  c->admission);
@@ -473,7 +473,7 @@ static bool check(const void *conf, char *err, size_t err_cap)
     return true;
 }
 
-/* Reads what a start reads before the weights: configuration, tokenizer. */
+/* Reads what is needed before the weights: configuration and tokenizer. */
 static bool look(const void *conf, char *err, size_t err_cap)
 {
     const struct bt_conductor_conf *c = conf;

@@ -1,6 +1,6 @@
-/* baton-conductor: wires the front, the request machine, the view of the cluster, etcd and the
- * Admin service on one loop, and ends them in the opposite order. Exit status: 0 after SIGTERM,
- * 1 failed to start, 2 configuration, 3 may not join the cluster. */
+/* baton-conductor: connects the front, the request machine, the view of the cluster, etcd and the
+ * Admin service on one loop, and ends them in the opposite order. Exit status: 0 after SIGTERM, 1
+ * start failed, 2 bad configuration, 3 may not join the cluster. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -24,8 +24,8 @@
 #include "conductor/view/view.h"
 
 #define SETTLE_MS     250
-#define FILES_BESIDE  256 /* open files of a conductor that are no clients */
-#define LEAVE_POLLS   20  /* of 10 ms: the lease's revocation gets that long to leave */
+#define FILES_BESIDE  256 /* a conductor's open files that are not clients */
+#define LEAVE_POLLS   20  /* polls of 10 ms: time for the lease's revocation to be sent */
 #define DRAIN_POLL_MS 50
 
 struct conductor {
@@ -75,7 +75,7 @@ static bool fail(struct conductor *c, const char *what, const char *why)
     return false;
 }
 
-/* As fail(), where another try will not help. */
+/* As fail(), for a fault that another start would meet again. */
 static bool refuse(struct conductor *c, const char *what, const char *why)
 {
     (void)fail(c, what, why);
@@ -114,7 +114,7 @@ static bool load_model(struct conductor *c)
     return st == BT_OK || refuse(c, "chat template", err);
 }
 
-/* The scheduler as the configuration has it now, at the start and after SIGHUP. */
+/* Applies the scheduler's configuration, at the start and after SIGHUP. */
 static void apply_sched(struct conductor *c)
 {
     const struct bt_conductor_conf *conf = &c->conf;
@@ -343,7 +343,7 @@ static void join(struct conductor *c)
 
 /* ---- signals and the end ---- */
 
-/* The end of the grace: nothing new any more. */
+/* The grace has ended: nothing new is accepted. */
 static void close_doors(struct conductor *c)
 {
     BT_INFO("closed", "grace_ms=%" PRIu64, c->conf.drain_grace_ms);
@@ -364,7 +364,7 @@ static void on_drain_tick(void *arg)
     }
     if (!c->doors_closed) {
         close_doors(c);
-        return; /* what was read until now becomes a request first */
+        return; /* input that was read before now becomes a request first */
     }
     if ((bt_front_open(c->front) == 0 && st.open == 0) ||
         spent_ns > grace_ns + c->conf.drain_ms * 1000000) {
@@ -410,12 +410,12 @@ static void stop(struct conductor *c)
     bt_notify_stopping();
     if (c->member != NULL) {
         bt_member_leave(c->member);
-        c->member = NULL; /* it is gone, and SIGTERM may still come */
+        c->member = NULL; /* the member is gone, and SIGTERM may still come */
         for (int i = 0; i < LEAVE_POLLS; i++) {
             bt_loop_poll(c->loop, 10);
         }
     }
-    /* What a failed start has not created is NULL. */
+    /* A failed start leaves NULL for what it has not created. */
 #define DESTROY(member, type) ((c->member != NULL) ? bt_##type##_destroy(c->member) : (void)0)
     DESTROY(role_job, role_job);
     DESTROY(front, front);

@@ -1,4 +1,4 @@
-/* The table of pins as etcd's watch fills it, and the calls that write to it. Loop thread. */
+/* The table of pins, filled by etcd's watch, and the calls that write to it. Loop thread. */
 #include "conductor/pin_table.h"
 
 #include <inttypes.h>
@@ -10,11 +10,12 @@
 #include "common/etcd/remain.h"
 #include "common/log/log.h"
 
-/* The record outlives the pin in etcd by so much: conductors and kvstores end it by what they have
- * counted (common/etcd/remain.h), and etcd, which counts anew when its leader changes, only sweeps
- * behind them. */
+/* How much longer than the pin its record stays in etcd. Conductors and kvstores count a pin's time
+ * themselves and end it (common/etcd/remain.h). etcd starts to count again when its leader changes,
+ * so its lease only removes records of pins that have ended. */
 #define LEASE_SLACK_S 10
-/* Conductors that pin at the same time may make some more than each of them allows. */
+/* More than BT_PIN_ALL: each conductor checks that limit alone, and several may pin at the same
+ * time. */
 #define LISTED_MAX (2 * BT_PIN_ALL)
 
 struct entry {
@@ -33,7 +34,7 @@ struct bt_pin_table {
     size_t n;
 };
 
-struct call { /* waits for etcd; may outlive the table, as etcd ends its calls after that */
+struct call { /* waits for etcd; may outlive the table, because etcd ends its calls later */
     struct bt_etcd *etcd;
     char *key;
     int64_t lease;
@@ -180,7 +181,7 @@ static void finish(struct call *c, bt_status_t st, const char *why)
     free(c);
 }
 
-/* The write was under way when etcd went: it may have it all the same. */
+/* The session with etcd broke during the write: etcd may or may not have the record. */
 static bool unknown(bt_status_t st)
 {
     return st == BT_ERR_TIMEOUT || st == BT_ERR_UNAVAILABLE || st == BT_ERR_CANCELLED;
@@ -216,8 +217,9 @@ static void on_written(void *arg, bt_status_t st)
         finish(c, BT_OK, NULL);
         return;
     }
-    /* With its lease goes the record, if it is there after all. Not that of a pin that was there
-     * before: it may stand under this lease now, and was to have more time, not none. */
+    /* Revoking the lease removes the record, if etcd has it. A renewed pin is an exception: its
+     * record existed before and may belong to this lease now. The caller wanted to extend that pin,
+     * not to end it. */
     if (!unknown(st) || !c->info.renewed) {
         bt_etcd_revoke(c->etcd, c->lease);
     }
@@ -240,7 +242,7 @@ static void on_granted(void *arg, bt_status_t st, int64_t lease, uint64_t raft_t
     free(value);
 }
 
-/* NULL: there is room for it beside what is pinned. */
+/* NULL: there is room for the pin besides the existing ones. */
 static const char *too_much(const struct bt_pin_table *p, uint64_t id, uint32_t n, char *why,
                             size_t cap)
 {
@@ -309,7 +311,7 @@ static void on_deleted(void *arg, bt_status_t st)
         return;
     }
     if (c->lease != 0) {
-        bt_etcd_revoke(c->etcd, c->lease); /* it would last as long as the pin was to */
+        bt_etcd_revoke(c->etcd, c->lease); /* the lease would last as long as the pin */
     }
     finish(c, BT_OK, NULL);
 }

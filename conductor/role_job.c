@@ -104,7 +104,7 @@ static void on_look(void *arg)
             .pressure = bt_sched_pressure(&j->conf.sched, w),
         };
     }
-    if (changing) { /* what it changes is not seen yet */
+    if (changing) { /* the view does not show the change yet */
         j->balance = (struct bt_balance){0};
         return;
     }
