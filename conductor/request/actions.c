@@ -1,4 +1,5 @@
-/* The actions of the request machine: a queue that its caller empties after each event. Pure. */
+/* The actions of the request machine: a queue that the machine's caller empties after each event.
+ * Pure. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Refusals that need no look at the prompt: under overload they are most of the answers, and
- * parsing and tokenizing what is refused anyway would take the time that the others need. Pure. */
+/* Refusals that need no look at the prompt. Under overload most answers are refusals, and parsing
+ * and tokenizing a refused prompt would take time from other requests. Pure. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,8 @@
 
 #define GATE_NS 2000000ull
 
-/* The queue is full, or the tenant has its share of it, and nobody of a lower class is in it. */
+/* True: the queue is full or the tenant has its share of it, and no request of a lower class
+ * waits. */
 static bool full(struct bt_machine *mc, int32_t priority, const char *tenant)
 {
     bool share = bt_queue_share_taken(mc, tenant);
@@ -26,8 +27,9 @@ static bool full(struct bt_machine *mc, int32_t priority, const char *tenant)
     return true;
 }
 
-/* What the policy says of the shortest prompt of a class with these objectives, if it had a place
- * at once. Not of a request: under overload one answer does for all that come within GATE_NS. */
+/* Asks the policy whether it would take the shortest prompt of a class with these objectives, if a
+ * place were free now. The answer is not about one request: under overload it serves all that come
+ * within GATE_NS. */
 static void ask_gate(struct bt_machine *mc, struct bt_gate *g, uint64_t now_ns)
 {
     struct bt_sched_params params = bt_request_params(mc, g->slo_ttft_ms, g->slo_tbt_ms);
@@ -53,9 +55,9 @@ static bool same_gate(const struct bt_gate *a, const struct bt_gate *b)
            a->slo_tbt_ms == b->slo_tbt_ms;
 }
 
-/* Would the shortest prompt be refused, if it had a place at once? Then so would this one: its
- * prefill does not end earlier, what of it is cached does not matter to the queue, and late
- * requests wait for the same time whatever their length. NULL: no. */
+/* Would the shortest prompt be refused, if a place were free now? Then this request would be
+ * refused too: its prefill does not end earlier, its cached tokens do not shorten the queue, and
+ * late requests of any length wait for the same time. NULL: no. */
 static const struct bt_sched_reject *hopeless(struct bt_machine *mc, const struct bt_gen_terms *t,
                                               uint64_t now_ns)
 {
@@ -73,7 +75,7 @@ static const struct bt_sched_reject *hopeless(struct bt_machine *mc, const struc
         g = same_gate(&mc->gates[i], &want) ? &mc->gates[i] : g;
     }
     bool fresh = g != NULL && g->asked_ns != 0 && now_ns - g->asked_ns < GATE_NS;
-    /* Who has waited for longer is no better off; who has not may be. */
+    /* A request that has waited longer is refused too; one that has waited less may not be. */
     if (!fresh || (g->refuses && want.waited_ms < g->waited_ms)) {
         g = g != NULL ? g : &mc->gates[mc->next_gate++ % BT_ARRAY_LEN(mc->gates)];
         *g = want;

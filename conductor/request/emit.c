@@ -1,7 +1,8 @@
 /* From tokens to text; see emit.h. */
 #include "conductor/request/emit.h"
 
-/* The detokenizer needs only what may share a character with the first generated token. */
+/* How many prompt tokens the detokenizer gets: enough for a character that the prompt begins and
+ * the first generated token ends. */
 #define SEED_TOKENS 16
 
 void bt_emit_init(struct bt_emit *e, const struct bt_tokenizer *tok, const struct bt_gen_spec *spec)

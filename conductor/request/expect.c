@@ -1,5 +1,5 @@
-/* What this conductor expects, for admission: how long rows go on (survival estimates), which ones
- * are on their way out of prefill (forecast), and what is asked for of both stages (demand; decodes
+/* What this conductor expects, for admission: how long rows will go on (survival estimates), which
+ * rows will come from prefill (forecast), and how much both stages are asked for (demand; decodes
  * and let_in). Pure. */
 #include "conductor/request/machine_priv.h"
 
@@ -56,7 +56,7 @@ void bt_expect_length(const struct bt_sequence *sq, struct bt_sched_request *req
     const struct bt_request *r = sq->r;
     uint32_t have = r->choices[sq->first].journal.n;
     uint32_t most = have + req->max_new;
-    if (r->spec.sampling.n_eos == 0 && r->spec.stop == NULL) { /* nothing ends it before */
+    if (r->spec.sampling.n_eos == 0 && r->spec.stop == NULL) { /* only the limit ends it */
         req->expect_new = req->likely_new = req->max_new;
         req->mean_new = req->max_new;
         return;
@@ -88,7 +88,7 @@ void bt_expect_planned(struct bt_flight *f, uint64_t now_ns)
     note_rows(f, now_ns, 1);
 }
 
-/* It is a row now, or will not be one. */
+/* The request has become a row, or will not become one: it leaves the forecast. */
 void bt_expect_settled(struct bt_flight *f, uint64_t now_ns)
 {
     if (f->expected) {
@@ -114,7 +114,7 @@ void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole)
     bt_survival_note(&r->mc->expect.survival, key_of(r), c->told, c->journal.n, whole);
 }
 
-/* Looks at the rows of now: how far they have come (for the lengths), and how long they will go on
+/* Looks at the current rows: how far they have come (for the lengths), and how long they will go on
  * in the mean (for the forecast). */
 void bt_expect_learn(struct bt_machine *mc, uint64_t now_ns)
 {

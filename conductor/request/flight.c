@@ -1,14 +1,13 @@
-/* A flight: one plan that was submitted. This file is the one place that asks for Cancel and
- * Release, so that every (request, epoch) ever submitted is taken back exactly once, whatever order
- * the messages cross in. It alone writes what peers have of this conductor (own_*, peer.h). Pure.
- */
+/* A flight: one plan that was submitted. Only this file asks for Cancel and Release, so that every
+ * (request, epoch) is released exactly once, in whatever order messages arrive. Only this file
+ * writes what peers have of this conductor (own_*, peer.h). Pure. */
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "common/log/log.h"
 #include "conductor/request/machine_priv.h"
 
-/* A request that finished by itself: how long its workers may take to end before they are told. */
+/* How long workers may take to end a request that finished normally, before they get a Cancel. */
 #define SOFT_NS 2000000000ull
 
 struct bt_flight *bt_flight_create(struct bt_sequence *sq)
@@ -30,7 +29,7 @@ static struct bt_sched_pace pace_of(const struct bt_flight *f)
     return bt_machine_facts(f->sequence->r->mc, f->prefill).pace;
 }
 
-/* The counts are exact: a peer without flights has nothing of this conductor. */
+/* Checks that the counts are exact: a peer without flights has nothing of this conductor. */
 static void check_nothing_left(const struct bt_peer *p)
 {
     BT_ASSERT(p->own.rows == 0 && p->own.decoding == 0 && p->own.late == 0);
@@ -39,7 +38,7 @@ static void check_nothing_left(const struct bt_peer *p)
     BT_ASSERT(bt_list_empty(&p->own.backlog.prompts));
 }
 
-/* Takes the flight out of the flights of this peer, or of all its peers (NULL). */
+/* Removes the flight from this peer's flights, or from those of all its peers (NULL). */
 static void forget_uses(struct bt_flight *f, const struct bt_peer *of)
 {
     struct bt_peer *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};
@@ -176,7 +175,7 @@ static void release(struct bt_flight *f, struct bt_peer *kv, bool *released)
     }
     *released = true;
     if (kv == NULL) {
-        return; /* its session broke: that has released everything */
+        return; /* its session broke, which released everything */
     }
     (void)tell(f, BT_ACT_RELEASE, kv);
     if (!f->no_room) {
@@ -276,8 +275,8 @@ static void step_releases(struct bt_flight *f)
 void bt_flight_step(struct bt_flight *f, uint64_t now_ns)
 {
     if (f->wind == BT_FLIGHT_ACTIVE) {
-        /* All has landed at the decode side: the prefill side need not hold its slots for the
-         * whole generation. */
+        /* All KV has landed at the decode side: the prefill side need not keep its slots until the
+         * generation ends. */
         if (!f->same_kv && f->prefill_ended && f->flow_done) {
             release(f, f->kv_prefill, &f->prefill_released);
         }

@@ -1,5 +1,5 @@
-/* What can be seen of requests from outside; see inspect.h. The last plans are kept in a ring of
- * fixed size. Pure. */
+/* What operators can see of requests; see inspect.h. A ring of fixed size keeps the last plans.
+ * Pure. */
 #include "conductor/request/inspect.h"
 
 #include <inttypes.h>
@@ -74,7 +74,7 @@ static bool uses_node(const struct bt_flight *f, const void *node)
            on_node(f->kv_decode, node);
 }
 
-/* Sequences whose plan is under way and uses what. */
+/* Counts the sequences whose current plan uses what. */
 static uint32_t count_flights(struct bt_machine *mc,
                               bool (*uses)(const struct bt_flight *f, const void *what),
                               const void *what)
@@ -115,13 +115,14 @@ void bt_explain_destroy(struct bt_explain_ring *x)
     free(x);
 }
 
-/* One a sequence: a later plan takes the place of the earlier one. */
+/* Returns the place for a sequence's plan. Each sequence has one place: its later plan replaces the
+ * earlier one. */
 static struct bt_explanation *place_for(struct bt_explain_ring *x, uint64_t wire_id)
 {
     uint32_t last = (x->next + EXPLAINED_MAX - 1) % EXPLAINED_MAX;
     for (uint32_t i = 0; i < x->n; i++) {
         if (x->at[i].wire_id == wire_id && i != last) {
-            x->at[i].wire_id = 0; /* the newest is the one behind next */
+            x->at[i].wire_id = 0; /* an old place: only the newest place is reused below */
             x->at[i].id[0] = '\0';
         }
     }
@@ -166,7 +167,7 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     snprintf(e->again, sizeof(e->again), "%s", sq->r->usage.again);
     e->ttft_ms = e->tbt_ms = e->queue_ms = e->prefill_ms = -1;
     e->actual.ttft_ms = e->actual.tbt_ms = e->actual.queue_ms = e->actual.prefill_ms = -1;
-    /* A later plan's is the next token, from now on. */
+    /* The time to first token of a later plan is the time from now to the next token. */
     double before_ms = sq->epoch != 0 ? req->waited_ms : 0;
     if (plan != NULL) {
         e->queue_ms = plan->first.queue_ms;
@@ -227,8 +228,8 @@ void bt_explain_sources(struct bt_sequence *sq, uint32_t fetch_tokens,
     }
 }
 
-/* A client that asked several prompts has "cmpl-..." of all, they are "cmpl-...-0" and so on: the
- * first is meant, as in the header. */
+/* A client that sent several prompts knows one id "cmpl-..." for all; the requests are "cmpl-...-0"
+ * and so on. That id means the first request, as in the response header. */
 static bool is_called(const struct bt_explanation *e, const char *id)
 {
     size_t n = strlen(id);

@@ -31,7 +31,7 @@ void bt_journal_begin(struct bt_journal *j, uint32_t epoch)
     j->waiting = 0;
 }
 
-/* Makes room for a token `ahead` places after the next one. */
+/* Makes room for a token `ahead` places behind the next one. */
 static void window_grow(struct bt_journal *j, uint32_t ahead)
 {
     uint32_t cap = j->window_cap != 0 ? j->window_cap : WINDOW_FIRST;

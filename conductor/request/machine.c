@@ -1,5 +1,5 @@
-/* The request machine as a whole (machine.h): requests from their start until they are freed, what
- * daemons say to the sequence it is for, the tick. Pure. */
+/* The request machine as a whole (machine.h): a request from its start until it is freed, daemons'
+ * messages to the sequence they are for, and the tick. Pure. */
 #include "conductor/request/machine.h"
 
 #include <inttypes.h>
@@ -111,7 +111,7 @@ static void request_destroy(struct bt_request *r)
     free(r);
 }
 
-/* Before the plan, with the workers, or neither any more: the least advanced of its sequences. */
+/* The state of the least advanced sequence of the request. */
 static bt_sequence_state_t state_of(const struct bt_request *r)
 {
     bt_sequence_state_t least = BT_SEQ_FINISHING;
@@ -124,7 +124,7 @@ static bt_sequence_state_t state_of(const struct bt_request *r)
 
 /* ---- the tick ---- */
 
-/* True: nothing of the sequence is left anywhere. */
+/* True: no daemon has anything of the sequence any more. */
 static bool tick_sequence(struct bt_sequence *sq, uint64_t now_ns)
 {
     struct bt_sequence_input in = {.now_ns = now_ns};
@@ -140,8 +140,8 @@ static bool tick_sequence(struct bt_sequence *sq, uint64_t now_ns)
     return sq->state == BT_SEQ_FINISHING && bt_list_empty(&sq->flights);
 }
 
-/* After this process itself stood still, what daemons have said meanwhile is not read yet: their
- * silence begins anew. */
+/* After this process itself stood still, messages of that time are not yet read. So the time since
+ * each daemon's last message counts from now. */
 static void note_standstill(struct bt_machine *mc, uint64_t now_ns)
 {
     uint64_t limit_ms = BT_MAX(mc->conf.stall_ms / 2, 4 * BT_MACHINE_TICK_MS);
@@ -161,7 +161,8 @@ void bt_machine_tick(struct bt_machine *mc, uint64_t now_ns, uint64_t wall_ns)
     bt_list_for_each_safe (l, tmp, &mc->all) {
         struct bt_request *r = request_of(l);
         bool over = true;
-        bt_list_for_each (kl, &r->sequences) { /* one that is over stays as long as its request */
+        bt_list_for_each (kl, &r->sequences) { /* a sequence that is over stays as long as its
+                                                * request */
             over = tick_sequence(sequence_of(kl), now_ns) && over;
         }
         if (over && r->ops == NULL) {
@@ -191,7 +192,7 @@ static void stale(struct bt_machine *mc)
     bt_metric_add(mc->m.stale, 1);
 }
 
-/* Of an older plan as well: it ends whether or not it is the current one. */
+/* Takes Ended for the current plan or for an older one: an old plan has to end too. */
 static void take_ended(struct bt_sequence *sq, struct bt_sequence_input *in)
 {
     struct bt_list *l;
@@ -204,7 +205,8 @@ static void take_ended(struct bt_sequence *sq, struct bt_sequence_input *in)
     }
 }
 
-/* Of the current epoch only; once the flight is over, only numbers for the usage matter. */
+/* Takes messages of the current epoch only. When the flight is over, only the numbers for the usage
+ * matter. */
 static void take_current(struct bt_machine *mc, struct bt_sequence *sq,
                          struct bt_sequence_input *in)
 {
@@ -262,10 +264,11 @@ void bt_machine_down(struct bt_machine *mc, struct bt_peer *p)
     }
 }
 
-/* Thousands of requests may be planned again, each with a line in the log and messages to others:
- * the caller takes its time. Until a flight is told it stands as it is: what its other daemons say
- * counts, its request may end or be cancelled, and what is sent to the lost one goes nowhere. A
- * flight leaves own_flights when it is told, so it is told once. */
+/* Tells one flight of a lost daemon. Thousands of requests may be planned again, each with a line
+ * in the log and messages to others, so the caller does this in slices. Until a flight is told, it
+ * stays as it is: messages of its other daemons count, its request may end or be cancelled, and
+ * messages to the lost daemon are dropped. A flight that is told leaves own_flights, so it is told
+ * once. */
 bool bt_machine_lose(struct bt_machine *mc, uint64_t now_ns)
 {
     mc->now_ns = now_ns;
@@ -371,7 +374,7 @@ void bt_machine_set_sched(struct bt_machine *mc, const struct bt_sched_policy *p
     mc->conf.policy = policy;
     mc->conf.admission = admission;
     mc->conf.sched = *sched;
-    memset(mc->gates, 0, sizeof(mc->gates)); /* what they say is the old one's */
+    memset(mc->gates, 0, sizeof(mc->gates)); /* their answers are of the old policy */
 }
 
 const struct bt_requests_config *bt_machine_config(const struct bt_machine *mc)

@@ -5,7 +5,7 @@
 
 static void register_latencies(struct bt_machine *mc)
 {
-    /* The buckets of the dashboards that read these names. */
+    /* Dashboards that read these names expect these buckets. */
     static const double ttft[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
                                   1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
     static const double itl[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,

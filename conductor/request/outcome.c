@@ -1,6 +1,6 @@
-/* What a plan predicted and what came of it: errors as metrics, and what the conductor learns of
- * the workers from them. Requests that were planned again, or in the
- * background, say nothing of a plan. Pure. */
+/* Compares what a plan predicted with what happened: errors go into metrics, and the conductor
+ * learns from them about its workers. Requests that were planned again, or in the background, do
+ * not count. Pure. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,7 +16,7 @@ void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f)
 {
     struct bt_gen_plan *p = &sq->r->usage.plan;
     if (p->reason[0] != '\0') {
-        return; /* the client is told of the first one */
+        return; /* the client is told only the first plan */
     }
     snprintf(p->prefill, sizeof(p->prefill), "%s", name_of(f->prefill));
     snprintf(p->decode, sizeof(p->decode), "%s", name_of(f->decode));
@@ -37,7 +37,8 @@ void bt_outcome_source(struct bt_sequence *sq, const struct bt_sources *from)
     }
 }
 
-/* Its first plan, and one whose time can be told: in the background others come before it. */
+/* True: the sequence's first plan runs, and its times can be predicted. Background work lets others
+ * go first, so its times cannot. */
 static bool is_told(const struct bt_sequence *sq)
 {
     return sq->flight != NULL && sq->epoch == 1 && !sq->flight->plan.background;

@@ -1,5 +1,5 @@
-/* One plan of one request: snapshot, policy, and the messages that start it everywhere at once.
- * Pure. */
+/* Makes one plan of one request: snapshot, policy, and the messages that start the plan everywhere
+ * at once. Pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,11 +8,12 @@
 #include "common/log/log.h"
 #include "conductor/request/machine_priv.h"
 
-/* Prompt and what was generated so far, with the keys of the full blocks. */
+/* Gathers the prompt and the tokens generated so far, with the keys of the full blocks. */
 static void gather_tokens(struct bt_sequence *sq)
 {
     const struct bt_request *r = sq->r;
-    const struct bt_journal *j = &r->choices[sq->first].journal; /* all empty if it has several */
+    /* With several choices no journal has tokens yet. */
+    const struct bt_journal *j = &r->choices[sq->first].journal;
     uint32_t n_prompt = (uint32_t)r->spec.prompt.n;
     uint32_t n = n_prompt + j->n;
     if (n > sq->tokens_cap) {
@@ -20,7 +21,7 @@ static void gather_tokens(struct bt_sequence *sq)
         sq->tokens = bt_realloc(sq->tokens, (size_t)n * sizeof(*sq->tokens));
     }
     if (sq->n_tokens == n) {
-        return; /* planned before, nothing was added since */
+        return; /* planned before, and nothing was added since */
     }
     memcpy(sq->tokens, r->spec.prompt.ids, (size_t)n_prompt * sizeof(*sq->tokens));
     if (j->n != 0) {
@@ -35,8 +36,8 @@ static void gather_tokens(struct bt_sequence *sq)
     sq->n_keys = n / bt != 0 ? bt_kv_keys(&r->root, sq->tokens, n, bt, sq->keys) : 0;
 }
 
-/* *full_p is set if p had no room a moment ago, even if it also failed: another try at once would
- * be of no use. */
+/* *full_p is set if p had no room a moment ago, even if it also failed. Another try at once would
+ * not help. */
 static bool avoided(const struct bt_sequence *sq, const struct bt_peer *p, uint64_t now_ns,
                     bool *full_p)
 {
@@ -51,8 +52,8 @@ static bool avoided(const struct bt_sequence *sq, const struct bt_peer *p, uint6
     return false;
 }
 
-/* What is left of the request's time limit; 0: it has none. A duration, because clocks of two hosts
- * are not compared. */
+/* The rest of the request's time limit; 0: it has none. A duration, because clocks of two hosts are
+ * not compared. */
 static uint64_t left_ms_of(const struct bt_request *r, uint64_t now_ns)
 {
     if (r->spec.timeout_ms == 0) {
@@ -72,7 +73,7 @@ static struct bt_action *message(const struct bt_sequence *sq, bt_action_type_t 
     return a;
 }
 
-/* What all messages of the plan have in common. */
+/* The fields that all messages of the plan have in common. */
 static struct bt_action_plan plan_of(const struct bt_sequence *sq, uint64_t now_ns)
 {
     return (struct bt_action_plan){.r = sq->r,
@@ -83,8 +84,8 @@ static struct bt_action_plan plan_of(const struct bt_sequence *sq, uint64_t now_
                                    .left_ms = left_ms_of(sq->r, now_ns)};
 }
 
-/* n_tokens: all of the prompt, or whole blocks of its beginning. Only the prefill side fetches: the
- * decode side gets all of it by the hand-off, whose prefix leaves as soon as it is there. */
+/* n_tokens: the whole prompt, or whole blocks of its beginning. Only the prefill side fetches. The
+ * decode side gets everything by the hand-off, which sends the prefix as soon as it is there. */
 static void reserve(const struct bt_sequence *sq, uint32_t n_tokens, bool keep,
                     struct bt_sources *from, double recompute_tokens_per_s, uint64_t now_ns)
 {
@@ -120,7 +121,7 @@ static void submit_to(const struct bt_sequence *sq, struct bt_peer *to, bt_phase
     a->submit.prompt_logprobs = r->prompt != NULL && phases != BT_PHASES_DECODE;
 }
 
-/* Reservations first: a worker asks its kvstore for the grant as soon as it has its Submit. */
+/* Reservations go first: a worker that has its Submit asks its kvstore for the grant at once. */
 static void submit(const struct bt_sequence *sq, bool keep, struct bt_sources *from,
                    double recompute_tokens_per_s, uint64_t now_ns)
 {
@@ -222,13 +223,13 @@ struct bt_sched_params bt_request_params(const struct bt_machine *mc, double slo
     return p;
 }
 
-/* Takes the snapshot for the sequence. *full_p: a daemon is avoided because it had no room a moment
- * ago. */
+/* Takes the snapshot for the sequence. *full_p: the snapshot avoids a daemon that had no room a
+ * moment ago. */
 static void look(struct bt_sequence *sq, uint64_t now_ns, struct bt_view_snapshot *v, bool *full_p)
 {
     const struct bt_request *r = sq->r;
     struct bt_machine *mc = r->mc;
-    /* Logprobs of the prompt need all of it computed. */
+    /* Logprobs of the prompt need the whole prompt computed. */
     bool use_cache = !r->spec.no_cache && r->prompt == NULL;
     mc->env->snapshot(mc->env_arg, sq->keys, use_cache ? sq->n_keys : 0, r->spec.priority, v);
     for (uint32_t i = 0; i < v->snap.n_workers; i++) {
@@ -261,7 +262,7 @@ static struct bt_sched_request request_of(const struct bt_sequence *sq, uint64_t
     return req;
 }
 
-/* One attempt: what was looked at and what the policy made of it. Valid until the next snapshot. */
+/* One attempt: the snapshot and the policy's answer. Valid until the next snapshot. */
 struct attempt {
     struct bt_view_snapshot v;
     struct bt_sched_request req;
@@ -269,7 +270,7 @@ struct attempt {
     struct bt_sched_plan plan; /* PLANNED */
     struct bt_sched_reject rej;
     bt_sched_verdict_t verdict;
-    bool full; /* a daemon is avoided because it had no room a moment ago */
+    bool full; /* the snapshot avoids a daemon that had no room a moment ago */
 };
 
 /* Counts the demand for both stages, once a request. Late requests count as refused. Requests that
@@ -322,7 +323,7 @@ static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, 
  * spare. */
 #define QUEUE_MARGIN 0.1
 
-/* The wait that is compared with its objective; < 0: it has no objective. */
+/* The wait to compare with the objective; < 0: the request has no objective. */
 static double wait_with_margin(const struct bt_sequence *sq, double wait_ms)
 {
     double objective_ms =
@@ -387,8 +388,8 @@ double bt_request_tokens_per_s(const struct bt_sched_worker *w, uint32_t n,
     return 1e9 * n / bt_batch_prefill_ns(w->speed.cost, 0, n, chunk);
 }
 
-/* Finds the kvstores that the prefill side may fetch the prefix from. *per_s_p: tokens a second at
- * which it would compute it instead. */
+/* Finds the kvstores from which the prefill side may fetch the prefix. *per_s_p: how many tokens a
+ * second the prefill worker would compute instead. */
 static void find_sources(struct bt_sequence *sq, const struct attempt *a, struct bt_sources *from,
                          double *per_s_p)
 {

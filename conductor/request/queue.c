@@ -1,14 +1,12 @@
-/* The queues of requests that no worker has: for a place among the running (waiting), for a plan
- * (planning), for room (starved).
- *
- * A kvstore or worker that is full answers ERR_EXHAUSTED. The request then tries the others that
- * could take it. When all of them are full it waits here, and newer requests of its tenant and
- * class wait behind it, so that small requests do not starve a large one. Tenants take turns, as
- * for a place: otherwise one tenant that fills the cluster would be served completely before
- * another. Only one waiting request, the probe, is tried at a time: when a daemon has got room
- * back, or after a growing pause, because other conductors free room too. When the probe has its
- * slots the next request becomes the probe. So a full cluster sees one reservation at a time,
- * however long the queue is. Pure. */
+/* The three queues of requests that no worker has. Requests wait for a place among the running ones
+ * (waiting), for a plan (planning) or for room (starved). A full kvstore or worker answers
+ * ERR_EXHAUSTED. The request then tries the other daemons that could take it. When all of them are
+ * full, it waits here, and newer requests of its tenant and class wait behind it: small requests
+ * must not starve a large one. Tenants take turns, as for a place: otherwise one tenant that fills
+ * the cluster would be served completely before another. Only one waiting request, the probe, is
+ * tried at a time. It is tried when a daemon has room again, or after a growing pause, because
+ * other conductors free room too. When the probe has its slots, the next request becomes the probe.
+ * So a full cluster sees one reservation at a time, however long the queue is. Pure. */
 #include <math.h>
 #include <string.h>
 
@@ -16,8 +14,8 @@
 
 #define PROBE_FIRST_MS 50u
 #define PROBE_MAX_MS   500u
-#define RATE_NS        1000000000ull /* between two looks at how many have ended */
-#define RATE_PART      0.3           /* of a look, against those before */
+#define RATE_NS        1000000000ull /* between two counts of ended requests */
+#define RATE_PART      0.3           /* weight of a count against those before */
 #define RETRY_MAX_S    60
 
 static struct bt_sequence *queued_of(struct bt_list *l)
@@ -53,7 +51,7 @@ static void refuse(struct bt_request *r)
 
 /* ---- in and out ---- */
 
-/* How many sequences in list have this class or a higher one. */
+/* Counts the sequences in list that have this class or a higher one. */
 static uint32_t ahead_in(const struct bt_list *list, int32_t priority)
 {
     uint32_t n = 0;
@@ -64,7 +62,7 @@ static uint32_t ahead_in(const struct bt_list *list, int32_t priority)
     return n;
 }
 
-/* The requests ahead, at the rate at which requests end. */
+/* How long the requests ahead take, at the rate at which requests end. */
 double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority)
 {
     double ahead =
@@ -72,8 +70,8 @@ double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority)
     return mc->rate.ends_per_s > 0 ? 1e3 * ahead / mc->rate.ends_per_s : 0;
 }
 
-/* Would the sequence miss its objective after the wait for its turn? It is refused at once then,
- * not when its turn comes. */
+/* Would the sequence miss its objective after waiting for its turn? It is then refused at once, not
+ * when its turn comes. */
 static bool too_late(struct bt_sequence *sq)
 {
     struct bt_sched_reject rej;
@@ -154,12 +152,12 @@ static uint32_t share_of(const struct bt_machine *mc)
 bool bt_queue_share_taken(const struct bt_machine *mc, const char *tenant)
 {
     if (tenant == NULL) {
-        return false; /* without API keys all clients are one */
+        return false; /* without API keys all clients are one tenant */
     }
     uint64_t id = bt_hash64(tenant, strlen(tenant), 0);
     uint32_t own = count_of(&mc->queues.waiting, id) + count_of(&mc->queues.starved, id);
     uint32_t queued = bt_queue_queued(mc), most = mc->conf.max_waiting;
-    bool last = queued >= most - most / 8 && queued < most; /* full: classes decide */
+    bool last = queued >= most - most / 8 && queued < most; /* a full queue refuses by class */
     return own >= share_of(mc) || (own > 0 && last);
 }
 
@@ -168,8 +166,8 @@ uint32_t bt_machine_prompts_max(const struct bt_machine *mc, bool has_tenant)
     return mc->conf.max_running + (has_tenant ? share_of(mc) : mc->conf.max_waiting);
 }
 
-/* The queue has no place for r. A request of a lower class is refused instead, if there is one
- * (own: of the same tenant). */
+/* Makes a place in the full queue for r: refuses a request of a lower class instead, if there is
+ * one (own: only of the same tenant). */
 static bool displace(const struct bt_request *r, bool own)
 {
     struct bt_sequence *sq = pick(&r->mc->queues.waiting, true, own ? r : NULL);
@@ -223,8 +221,8 @@ void bt_queue_plan(struct bt_sequence *sq)
     bt_queue_kick(sq->r->mc);
 }
 
-/* A request that was refused while it waited does not count as ended: no running request made room.
- */
+/* Did the request get a plan? A request that was refused while it waited does not count as ended,
+ * because it made no room. */
 static bool was_planned(const struct bt_request *r)
 {
     const struct bt_list *l;
@@ -272,7 +270,7 @@ void bt_queue_starve(struct bt_sequence *sq, uint64_t now_ns)
         mc->queues.probe_at_ns = now_ns + (uint64_t)PROBE_FIRST_MS * 1000000;
     }
     bt_queue_leave(sq);
-    /* The try found no room, so the tenant is not charged for it. */
+    /* The plan found no room, so the tenant is not charged for it. */
     bt_sched_fair_serve(&mc->queues.fair, sq->r->tenant, -(double)sq->charged, sq->r->spec.weight);
     sq->charged = 0;
     sq->starved = true;
@@ -298,8 +296,8 @@ void bt_queue_room(struct bt_machine *mc)
     if (!crowded(mc)) {
         return;
     }
-    /* This also helps a probe that is under way: if it is refused for what was full a moment ago,
-     * it does not wait for the longest pause. */
+    /* This also helps a probe that is being tried. If daemons that were full a moment ago refuse
+     * it, it does not wait for the longest pause. */
     mc->queues.probe_misses = 0;
     mc->queues.probe_at_ns = 0;
     bt_queue_kick(mc);
@@ -373,8 +371,9 @@ bool bt_machine_admit(struct bt_machine *mc, uint64_t now_ns)
 }
 
 /* An event may take any sequence out of the queue, because a request that fails takes all its
- * sequences along. So each sequence is marked with the round's number and goes to the end before
- * its turn. New ones come behind it. The first marked one ends the round. */
+ * sequences with it. So a round marks each sequence with its number and moves it to the end
+ * of the queue before its turn. New sequences come behind it. The round ends at the first
+ * marked sequence. */
 bool bt_machine_plan(struct bt_machine *mc, uint64_t now_ns)
 {
     mc->now_ns = now_ns;

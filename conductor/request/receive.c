@@ -1,4 +1,4 @@
-/* Messages of workers and kvstores into events of the request machine. Loop thread. */
+/* Turns messages of workers and kvstores into events of the request machine. Loop thread. */
 #include "conductor/request/receive.h"
 
 #include <stdlib.h>

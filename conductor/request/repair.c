@@ -1,5 +1,5 @@
-/* After a failure the sequence is planned again, with the prompt and the tokens that its client has
- * as its tokens. The new epoch frees everything that older epochs hold. Pure. */
+/* Plans a sequence again after a failure. Its prompt is then the old prompt and the tokens that the
+ * client already has. The new epoch frees everything that older epochs hold. Pure. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,10 +10,10 @@
 #define DEATH_DELAY_MS 50u
 #define RETRY_MS       20u
 #define RETRY_MAX_MS   1000u
-#define STAY_NS        1000000000ull /* between two looks for somebody else */
-#define FULL_NS        1000000000ull /* how long a full daemon is gone around */
+#define STAY_NS        1000000000ull /* between two searches for another worker */
+#define FULL_NS        1000000000ull /* how long a full daemon is avoided */
 
-/* The sequence's note about p, made if there is none. */
+/* The sequence's note about p. It is created if there is none. */
 static struct bt_sequence_avoid *avoid_of(struct bt_sequence *sq, const struct bt_peer *p)
 {
     for (uint32_t i = 0; i < sq->n_avoid; i++) {
@@ -21,7 +21,7 @@ static struct bt_sequence_avoid *avoid_of(struct bt_sequence *sq, const struct b
             return &sq->avoid[i];
         }
     }
-    /* The oldest is forgotten: it may have recovered by now. */
+    /* The oldest note is dropped: its daemon may have recovered by now. */
     if (sq->n_avoid == BT_SEQ_AVOID_MAX) {
         memmove(sq->avoid, sq->avoid + 1, (BT_SEQ_AVOID_MAX - 1) * sizeof(sq->avoid[0]));
         sq->n_avoid--;
@@ -74,7 +74,7 @@ static void split(struct bt_sequence *sq)
             continue;
         }
         struct bt_sequence *one = bt_sequence_create(r, i, 1);
-        one->epoch = sq->epoch; /* the choice's journal has seen this one */
+        one->epoch = sq->epoch; /* the choice's journal has seen this epoch */
         one->n_avoid = sq->n_avoid;
         memcpy(one->avoid, sq->avoid, sizeof(one->avoid));
         one->replans = sq->replans;
@@ -86,12 +86,12 @@ static void split(struct bt_sequence *sq)
         bt_queue_plan(one);
     }
     sq->n = 1;
-    sq->n_tokens = 0; /* gathered from another choice, perhaps */
+    sq->n_tokens = 0; /* sq may have gathered another choice's tokens */
 }
 
-/* lost, a daemon of the sequence's plan f, was lost. Whoever was dead before the request got there,
- * and whoever says that it is leaving, has not been killed by it. A node's workers go together: a
- * plan counts one. */
+/* A daemon (lost) of the sequence's plan f was lost: counts it as killed by the request. A daemon
+ * that was dead before the request came, or that said that it would leave, does not count. A node's
+ * workers die together, so a plan counts only one. */
 static void count_death(struct bt_sequence *sq, struct bt_flight *f, const struct bt_peer *lost)
 {
     struct bt_request *r = sq->r;
@@ -106,7 +106,7 @@ static void count_death(struct bt_sequence *sq, struct bt_flight *f, const struc
     f->killed = true;
     for (uint32_t i = 0; i < r->n_killed; i++) {
         if (r->killed[i] == lost->incarnation) {
-            return; /* another choice was with it as well */
+            return; /* another choice of the request was there too */
         }
     }
     r->killed[r->n_killed++] = lost->incarnation;
@@ -142,7 +142,7 @@ void bt_sequence_died_late(struct bt_sequence *sq)
     }
 }
 
-/* The worker of its plan whose session is down already. Requests are told of a loss in slices, so a
+/* The plan's worker whose session is already down. Requests learn of a lost session in slices, so a
  * kvstore may report the loss first. */
 static const struct bt_peer *gone(const struct bt_sequence *sq)
 {
@@ -235,15 +235,16 @@ bool bt_sequence_queued_too_long(struct bt_sequence *sq, uint64_t now_ns)
     return true;
 }
 
-/* After so many refusals in a row not even all the others can have been tried, or those forgotten
- * among them refuse again: the tries become slower. */
+/* How long to wait before the next try. A sequence avoids only its last BT_SEQ_AVOID_MAX
+ * daemons. After more refusals in a row, it probably tries the same full daemons again, so
+ * the pause grows. */
 static uint64_t pause_ns(uint32_t put_offs)
 {
     uint32_t shift = BT_MIN(put_offs - BT_MIN(put_offs, BT_SEQ_AVOID_MAX), 6u);
     return put_offs <= BT_SEQ_AVOID_MAX ? 0 : BT_MIN(RETRY_MS << shift, RETRY_MAX_MS) * 1000000ull;
 }
 
-/* p has no room now. This is no failure: the sequence is tried elsewhere at once, or it waits for
+/* p has no room now. This is not a failure: the sequence tries other daemons at once, or waits for
  * room. */
 static void put_off(struct bt_sequence *sq, const struct bt_peer *p, const char *why,
                     uint64_t now_ns)
@@ -254,7 +255,7 @@ static void put_off(struct bt_sequence *sq, const struct bt_peer *p, const char 
         avoid_of(sq, p)->full_until_ns = now_ns + FULL_NS;
     }
     f->no_room = true;
-    /* A sequence that had room and was at work for a while begins to wait anew. */
+    /* A sequence that had room and ran for a while starts to wait from now. */
     bool had_room = bt_flight_reserved(f) && now_ns - f->planned_ns > FULL_NS;
     bt_sequence_leave_plan(sq, now_ns);
     if (sq->queued_ns == 0 || had_room) {

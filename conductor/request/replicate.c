@@ -1,9 +1,8 @@
-/* Copies of hot prefixes before they are needed: orders them as common/policy/sched/copies.h says.
- * A prefix that many requests use within a minute gets a copy in a further node's slab for each so
- * many of them, while the budget of bytes lasts, so that neither the queue at its holder nor the
- * holder's death makes others compute it again. Each conductor goes by the requests that it sees
- * and has a budget of its own; kvstores move the blocks behind hand-offs and fetches. Pure.
- */
+/* Orders copies of hot prefixes before they are needed, as common/policy/sched/copies.h says. If
+ * many requests use a prefix within a minute, further nodes get a copy in their slabs: one for each
+ * so many requests, within a budget of bytes. Then a long queue at the holder, or its death, does
+ * not make others compute the prefix again. Each conductor counts only its own requests and has a
+ * budget of its own. Kvstores move hand-offs and fetches before these blocks. Pure. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,7 +10,7 @@
 #include "conductor/request/machine_priv.h"
 #include "conductor/request/sources.h"
 
-#define PENDING_NS 60000000000ull /* an answer that does not come by then never comes */
+#define PENDING_NS 60000000000ull /* an answer that is later than this is lost */
 
 void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns)
 {
@@ -24,7 +23,7 @@ void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns)
                                    "Blocks that these copies have put into slabs.");
 }
 
-/* Of the prefix of so many blocks: the last one's key stands for all. */
+/* The key of the last of so many blocks stands for the whole prefix. */
 static uint64_t key_word(const void *keys, uint32_t blocks)
 {
     uint64_t w;

@@ -1,12 +1,13 @@
-/* A request towards its client: tokens through the journals into text, the end of each choice,
- * usage, errors. Pure: the callbacks are actions, made when the event is over. */
+/* What a request's client gets: tokens through the journals into text, the end of each choice,
+ * usage, errors. Pure: callbacks are actions, which run after the event. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "common/log/log.h"
 #include "conductor/request/machine_priv.h"
 
-/* Between tenants a generated token counts as so many of a prompt (share.h). */
+/* In the fair share between tenants, a generated token counts as so many prompt tokens
+ * (share.h). */
 #define GENERATED_WEIGHT 2
 
 static const char *log_id(const struct bt_request *r)
@@ -36,7 +37,7 @@ static void observe_end(struct bt_request *r, int success, uint64_t now_ns)
     bt_metric_observe(r->mc->m.e2e, (double)(now_ns - r->spec.received_ns) / 1e9);
 }
 
-/* Every sequence is wound up; the request only waits for their ends. */
+/* Ends all sequences. The request then only waits for their workers to end. */
 static void end_sequences(struct bt_request *r, uint64_t now_ns)
 {
     struct bt_list *l;
@@ -46,7 +47,7 @@ static void end_sequences(struct bt_request *r, uint64_t now_ns)
     bt_queue_uncount(r);
 }
 
-/* As far as it came. */
+/* Fills in what is known at the request's end. */
 static void fill_usage(struct bt_request *r)
 {
     struct bt_gen_usage *u = &r->usage;
@@ -57,7 +58,7 @@ static void fill_usage(struct bt_request *r)
     }
     u->ttft_ms = (double)(r->first_ns - r->spec.received_ns) / 1e6;
     u->decode_ms = (double)(r->last_ns - r->first_ns) / 1e6;
-    /* What the transfer took after the compute's end, as a share of all of it. */
+    /* The share of the transfer's time that lay before the end of the computing. */
     if (r->flow_first_ns != 0 && r->flow_last_ns > r->flow_first_ns && r->last_compute_ns != 0) {
         double all = (double)(r->flow_last_ns - r->flow_first_ns);
         double late = r->flow_last_ns > r->last_compute_ns
@@ -71,7 +72,8 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
                      const char *why)
 {
     uint64_t now = r->mc->now_ns;
-    /* Under overload refusals are most of the answers: metrics count them, by reason. */
+    /* Under overload most answers are refusals. Metrics count them by reason, so the log need
+     * not. */
     bt_log_level_t level = http == 429 ? BT_LOG_DEBUG : BT_LOG_WARN;
     if (bt_log_enabled(level)) {
         bt_log(level, "request_failed", "req=%016" PRIx64 " id=%s http=%d tokens=%u why=%s",
@@ -101,7 +103,7 @@ void bt_machine_cancel(struct bt_machine *mc, struct bt_request *r, uint64_t now
     mc->now_ns = now_ns;
     r->ops = NULL;
     if (r->ended) {
-        return; /* its last callback was on its way */
+        return; /* the client's last callback is already made */
     }
     r->ended = true;
     observe_end(r, BT_SUCCESS_ABORT, now_ns);
@@ -136,7 +138,7 @@ void bt_request_settled(struct bt_request *r, uint64_t now_ns)
             u->cached_tokens, u->ttft_ms, u->decode_ms, u->replans, u->prefill, u->decode);
 }
 
-/* All tokens of a choice are out. by_worker: the worker itself stops here. */
+/* All tokens of a choice are delivered. by_worker: the worker stops here without a Cancel. */
 static void finish(struct bt_sequence *sq, uint32_t choice, bt_finish_t reason,
                    const char *stop_string, bool by_worker, uint64_t now_ns)
 {
@@ -178,7 +180,7 @@ static void observe_token(struct bt_sequence *sq, struct bt_choice *c, uint64_t 
     r->last_ns = c->last_ns = now_ns;
 }
 
-/* Gives the client the token that was just journalled. */
+/* Gives the client the token that the journal has just passed on. */
 static void deliver(struct bt_sequence *sq, uint32_t choice, const struct bt_journal_entry *e,
                     uint64_t now_ns)
 {
@@ -197,7 +199,7 @@ static void deliver(struct bt_sequence *sq, uint32_t choice, const struct bt_jou
                              .top_id = e->top_id,
                              .top_logprob = e->top_logprob};
     bt_status_t st = bt_emit_token(&c->emit, e->token, by_id, look, text, &t.text_offset, &stop);
-    BT_ASSERT(st == BT_OK); /* the journal has no token that the tokenizer does not have */
+    BT_ASSERT(st == BT_OK); /* tokens outside the vocabulary do not get into the journal */
     if (stop == NULL && (by_id || by_length)) {
         bt_emit_end(&c->emit, look, text, &stop);
     }
@@ -215,7 +217,7 @@ static void deliver(struct bt_sequence *sq, uint32_t choice, const struct bt_jou
     }
 }
 
-/* True: the client has them, or does not want them. */
+/* Gives the client the prompt's logprobs. True: the client has them, or did not ask for them. */
 static bool give_prompt(struct bt_request *r)
 {
     struct bt_prompt *p = r->prompt;
@@ -268,7 +270,7 @@ bt_status_t bt_request_put(struct bt_request *r, const struct bt_event *ev)
 {
     struct bt_choice *c = &r->choices[ev->token.choice];
     if (c->finished) {
-        return BT_OK; /* beyond its stop string: neither given nor billed */
+        return BT_OK; /* behind its stop string: neither delivered nor billed */
     }
     if (ev->token.at->token >= bt_tokenizer_vocab(r->mc->tok)) {
         return BT_ERR_INVALID;
@@ -282,11 +284,11 @@ void bt_request_prefill_done(struct bt_request *r, const struct bt_event *ev, ui
 {
     r->last_compute_ns = ev->prefill_done.last_compute_ns;
     if (r->have_prefill_done) {
-        return; /* later plans find what the first one has left in the caches */
+        return; /* the cached tokens of later plans include what the first plan has computed */
     }
     r->have_prefill_done = true;
     r->usage.cached_tokens = BT_MIN(ev->prefill_done.cached_tokens, (uint32_t)r->spec.prompt.n);
-    /* No part of a request is longer than all of it, whatever a worker's clock says. */
+    /* A worker's clock may be wrong: no part of a request may be longer than the request. */
     double life_ms = (double)(now_ns - r->spec.received_ns) / 1e6;
     if (ev->prefill_done.start_ns != 0 &&
         ev->prefill_done.last_compute_ns >= ev->prefill_done.start_ns) {

@@ -1,5 +1,5 @@
 /* All requests of a conductor: gives the request machine (machine.h) its events and the time, and
- * applies its actions. It alone reads the clock and has timers. Loop thread. */
+ * applies its actions. Only this file reads the clock and has timers. Loop thread. */
 #include "conductor/request/requests.h"
 
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 #include "conductor/request/sources.h"
 #include "conductor/view/view.h"
 
-#define FREE_NS 2000000ull /* of a tick: requests that are over */
-#define LOSE_NS 2000000ull /* of a turn of the loop: flights of lost daemons */
+#define FREE_NS 2000000ull /* of a tick: to free requests that are over */
+#define LOSE_NS 2000000ull /* of a turn of the loop: to tell flights of lost daemons */
 
 struct bt_requests {
     struct bt_loop *loop;
@@ -62,8 +62,8 @@ static void ask_random(void *arg, void *out, size_t n)
 
 static void on_round(void *arg);
 
-/* Applies all actions. A callback may come back here with a cancel or a new request: what that adds
- * is applied by the caller above. */
+/* Applies all actions. A callback may call this file again with a cancel or a new request. The loop
+ * below applies these actions too, so the inner call returns at once. */
 static void apply(void *arg)
 {
     struct bt_requests *rs = arg;
@@ -81,8 +81,8 @@ static void apply(void *arg)
     }
 }
 
-/* A plan takes some tens of microseconds and there may be a thousand: what is left when the time is
- * over is planned in the next turn of the loop, first. */
+/* A plan takes some tens of microseconds, and a thousand may be waiting. When the time is over, the
+ * rest is planned first in the loop's next turn. */
 static void on_round(void *arg)
 {
     struct bt_requests *rs = arg;

@@ -1,4 +1,5 @@
-/* Roots of tenants' block chains: what one tenant has cached, another cannot find. Pure. */
+/* Roots of tenants' block chains: they keep a tenant from finding what another tenant has cached.
+ * Pure. */
 #include <string.h>
 
 #include "common/base/sha256.h"
@@ -33,7 +34,7 @@ static void hmac_sha256(const uint8_t *key, size_t key_len, const void *a, size_
 void bt_requests_salted_root(const struct bt_kv_key *root, const uint8_t *secret, size_t secret_len,
                              const char *tenant, const char *cache_salt, struct bt_kv_key *out)
 {
-    /* Lengths go in, so that ("ab", "c") and ("a", "bc") differ. */
+    /* The text has the lengths too, so that ("ab", "c") and ("a", "bc") differ. */
     struct bt_buf text;
     bt_buf_init(&text);
     bt_buf_printf(&text, "%zu:%s", tenant != NULL ? strlen(tenant) : 0,

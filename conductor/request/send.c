@@ -1,5 +1,5 @@
-/* Actions of the request machine into messages and callbacks: the one place that tells workers,
- * kvstores and clients of requests. Loop thread. */
+/* Turns the request machine's actions into messages and callbacks. Only this file tells workers,
+ * kvstores and clients about requests. Loop thread. */
 #include "conductor/request/send.h"
 
 #include "conductor/request/sources.h"
@@ -7,7 +7,8 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "tokens travel as little-endian words");
 
-/* A session that takes no more messages breaks, which ends there whatever the message is about. */
+/* The result needs no check: a session that can take no more messages breaks, and the daemon then
+ * ends everything that came over it. */
 static void to_worker(struct bt_peer *to, Baton__ToWorker__MCase what, void *message)
 {
     Baton__ToWorker m = BATON__TO_WORKER__INIT;
@@ -24,8 +25,8 @@ static void to_kvstore(struct bt_peer *to, Baton__ToKvstore__MCase what, void *m
     (void)bt_session_send_kvstore(bt_session_of_peer(to), &m);
 }
 
-/* Into messages that point into s: source[BT_SOURCES_MAX], list[BT_SOURCES_MAX]. Returns how many.
- */
+/* Writes messages that point into s: source[BT_SOURCES_MAX], list[BT_SOURCES_MAX]. Returns their
+ * number. */
 static size_t pack_sources(const struct bt_sources *s, Baton__Source *source, Baton__Source **list)
 {
     for (uint32_t i = 0; s != NULL && i < s->n; i++) {
@@ -90,7 +91,7 @@ static void fill_sampling(const struct bt_action *a, Baton__Sampling *s)
     s->seed = p->seed;
     s->logprobs = p->logprobs;
     s->max_new = a->submit.max_new;
-    s->min_new = p->min_new; /* counts from the prompt's end, as the engine does */
+    s->min_new = p->min_new; /* both count from the prompt's end */
     s->n_stop_ids = p->n_eos;
     s->stop_ids = (uint32_t *)p->eos;
     s->n_bias_ids = s->n_bias = p->n_bias;
@@ -166,7 +167,7 @@ static void call_client(struct bt_action *a)
     bool last = a->type == BT_ACT_CLIENT_DONE || a->type == BT_ACT_CLIENT_ERROR;
     const struct bt_gen_ops *ops = bt_request_client(a->r, &arg, last);
     if (ops == NULL) {
-        return; /* it has left while other actions were applied */
+        return; /* the client left while other actions were applied */
     }
     if (a->type == BT_ACT_CLIENT_DELTA) {
         a->delta.d.tokens = &a->delta.t;

@@ -1,5 +1,5 @@
-/* The states of a sequence (states.def). Pure. Nothing here frees a sequence: machine.c does, once
- * its flights are over. */
+/* The states of a sequence (states.def). Pure. This file never frees a sequence: machine.c does
+ * when its flights are over. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ void bt_sequence_set_state(struct bt_sequence *sq, bt_sequence_state_t s)
 
 void bt_sequence_finishing(struct bt_sequence *sq, bool hard, uint64_t now_ns)
 {
-    bt_queue_leave(sq); /* counts by the state that it leaves */
+    bt_queue_leave(sq); /* before the state changes: the queue counts by state */
     bt_queue_fits(sq);
     bt_sequence_set_state(sq, BT_SEQ_FINISHING);
     struct bt_list *l, *tmp;
@@ -81,8 +81,8 @@ static void on_admit(struct bt_sequence *sq, const struct bt_sequence_input *in)
 void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 {
     double p = rej->predicted_ms, o = rej->objective_ms;
-    int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* what differs shall look different */
-    if (p > 0) { /* less than the objective: rows get the share of it that admission asks for */
+    int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* enough digits to show the difference */
+    if (p > 0) { /* p may be below the objective: admission gives rows only a share of it */
         snprintf(why, cap, "%s: %.*f ms predicted%s, at most %.*f ms are asked for", rej->reason,
                  digits, p, p <= o ? " without rows that come later" : "", digits, o);
     } else {
@@ -90,7 +90,8 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
     }
 }
 
-/* A request that can never be in time may be served late, so trying again can help. */
+/* How long the client should wait before it tries again. A request that can never be in time may be
+ * served late, so another try can help. */
 uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_reject *rej)
 {
     bool late = mc->conf.policy->late != NULL && mc->conf.sched.late.wait_ms > 0;
@@ -214,8 +215,8 @@ void bt_sequence_choice_finished(struct bt_sequence *sq, uint32_t choice, bool b
 
 /* ---- tokens and numbers ---- */
 
-/* The decode worker has ended before the answer's end: no token of the prefill side is on its way,
- * and no token waits for the prompt's logprobs. */
+/* The decode worker has ended before the answer's end, no token of the prefill side is still to
+ * come, and no token waits for the prompt's logprobs. */
 static bool ended_short(const struct bt_sequence *sq)
 {
     const struct bt_flight *f = sq->flight;
@@ -223,7 +224,8 @@ static bool ended_short(const struct bt_sequence *sq)
            (f->both || f->got_first) && sq->r->prompt == NULL;
 }
 
-/* What waited behind the prompt's logprobs is given; was it all? */
+/* Delivers the tokens that waited for the prompt's logprobs, and replans if the answer is still
+ * incomplete. */
 static void deliver_waiting(struct bt_sequence *sq, uint64_t now_ns)
 {
     for (uint32_t i = sq->first; i < sq->first + sq->n && bt_sequence_running(sq); i++) {
@@ -241,9 +243,10 @@ static void on_token(struct bt_sequence *sq, const struct bt_sequence_input *in)
     if (ev->token.choice < sq->first || ev->token.choice - sq->first >= sq->n ||
         ev->token.at->finish == BT_TOKEN_ERROR ||
         (in->peer != f->prefill && in->peer != f->decode)) {
-        return; /* an ERROR is followed by Ended with the reason */
+        return; /* after ERROR comes Ended with the reason */
     }
-    /* The first choice's first token is the prefill's; the decode worker forks the others. */
+    /* The first token of the first choice comes from prefill; the decode worker forks the
+     * others. */
     bool first = ev->token.offset == 0 && ev->token.choice == sq->first;
     sq->progress_ns = in->now_ns;
     sq->queued_ns = 0;
@@ -289,7 +292,7 @@ static void on_prompt(struct bt_sequence *sq, const struct bt_sequence_input *in
         return;
     }
     sq->stuck = false;
-    deliver_waiting(sq, in->now_ns); /* tokens may have come before its logprobs */
+    deliver_waiting(sq, in->now_ns); /* tokens may have come before the logprobs */
 }
 
 static void on_prefill_done(struct bt_sequence *sq, const struct bt_sequence_input *in)
@@ -321,9 +324,9 @@ static void on_flow_done(struct bt_sequence *sq, const struct bt_sequence_input 
 
 /* ---- failures ---- */
 
-/* Does the current plan still need this peer? The prefill worker is needed until everything that
- * only it can say has come. Messages of different sessions have no order, so tokens of the decode
- * worker and FlowDone may come long before. */
+/* Does the current plan still need this peer? The prefill worker is needed until all that only it
+ * can send has come. Messages of different sessions have no order, so the decode worker's tokens
+ * and FlowDone may come long before that. */
 static bool needed(const struct bt_flight *f, const struct bt_peer *p)
 {
     const struct bt_request *r = f->sequence->r;
@@ -366,7 +369,8 @@ static void on_grant_failed(struct bt_sequence *sq, const struct bt_sequence_inp
     if (!needed(f, in->peer)) {
         return;
     }
-    /* The receiving side tells of its peer: it is the peer that the next plan should avoid. */
+    /* The receiving side reports a fault of the sending side: the next plan should avoid the
+     * sender. */
     const struct bt_peer *at = in->peer;
     if (at == f->kv_decode && !f->same_kv && g->status <= BT_ERR_PEER_LOST &&
         g->status > BT_ERR_NO_MEMORY) {
@@ -391,8 +395,8 @@ static void on_lost_old(struct bt_sequence *sq, const struct bt_sequence_input *
     bt_flight_step(in->flight, in->now_ns);
 }
 
-/* The request goes on, but the plan was left before: perhaps because the worker's death had been
- * told by its kvstore or by a peer, who may notice first. */
+/* The request continues, but it left this plan before the loss. Perhaps the worker's kvstore or a
+ * peer noticed the worker's death first and reported it. */
 static void on_lost_late(struct bt_sequence *sq, const struct bt_sequence_input *in)
 {
     bool died = bt_sequence_count_late(sq, in->flight, in->peer);
@@ -406,21 +410,22 @@ static void on_lost_settling(struct bt_sequence *sq, const struct bt_sequence_in
 {
     if (in->flight == sq->flight) {
         sq->want_flow = sq->want_flow && in->peer != in->flight->kv_decode;
-        /* A numbers' source is gone: they stay unknown. */
+        /* The source of these numbers is lost: they stay unknown. */
         sq->r->have_prefill_done = sq->r->have_prefill_done || in->peer == in->flight->prefill;
     }
     on_lost_old(sq, in);
     settle_if_known(sq, in->now_ns);
 }
 
-/* No tokens are wanted and the prompt's logprobs are there: nothing that is lost now is missed. */
+/* True: the request wants no tokens and the prompt's logprobs are there, so a loss changes
+ * nothing. */
 static bool has_all(struct bt_sequence *sq, uint64_t now_ns)
 {
     struct bt_request *r = sq->r;
     if (sq->state != BT_SEQ_PREFILLING || r->spec.max_tokens != 0 || r->prompt != NULL) {
         return false;
     }
-    r->have_prefill_done = true; /* its numbers will not come */
+    r->have_prefill_done = true; /* the numbers will not come */
     bt_request_no_tokens(sq, now_ns);
     settle_if_known(sq, now_ns);
     return true;
@@ -478,7 +483,8 @@ static void on_lost(struct bt_sequence *sq, const struct bt_sequence_input *in)
     bt_sequence_replan(sq, p, why, in->now_ns);
 }
 
-/* A worker that changes its role does not go on with what it has for the old one, given time. */
+/* Does p change its role and leave the flight's work for the old one? role_move_ms gives it time to
+ * finish first. */
 static bool gives_up(const struct bt_flight *f, const struct bt_peer_facts *p, bool prefill,
                      bool decode, uint64_t now_ns)
 {
@@ -487,7 +493,7 @@ static bool gives_up(const struct bt_flight *f, const struct bt_peer_facts *p, b
            now_ns - p->gives_up_ns >= after_ns;
 }
 
-/* Does the plan need somebody who is leaving, or who gives up the role that it has there? */
+/* Does the plan need a daemon that is leaving, or that gives up the role it has in the plan? */
 static bool needs_leaving(const struct bt_flight *f, uint64_t now_ns)
 {
     const struct bt_peer *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};
@@ -516,7 +522,7 @@ static void on_tick_running(struct bt_sequence *sq, const struct bt_sequence_inp
             return;
         }
     }
-    if (sq->r->spec.max_tokens == 0 && sq->r->prompt == NULL) { /* as while settling */
+    if (sq->r->spec.max_tokens == 0 && sq->r->prompt == NULL) { /* only numbers are missing */
         if (in->now_ns - sq->progress_ns > (uint64_t)sq->r->mc->conf.settle_ms * 1000000) {
             (void)has_all(sq, in->now_ns);
         }
@@ -526,7 +532,8 @@ static void on_tick_running(struct bt_sequence *sq, const struct bt_sequence_inp
     if (bt_sequence_watch(sq, in->now_ns) || p == NULL) {
         return;
     }
-    /* Waiting in a queue is no hang: the worker hangs if it finishes nothing at all. */
+    /* A request in a queue makes no progress, but its worker only hangs if it finishes nothing at
+     * all. */
     uint64_t last = BT_MAX(sq->progress_ns, bt_machine_facts(sq->r->mc, p).output_ns);
     last = BT_MAX(last, sq->r->mc->awake_ns);
     double limit_ms = sq->r->mc->conf.stall_ms;

@@ -1,5 +1,5 @@
-/* Sources of a planned prefix; see sources.h. The index knows extents by their last block: who has
- * that is taken to have the extent. */
+/* Sources of a planned prefix; see sources.h. The index knows an extent by its last block: a
+ * kvstore that has this block is assumed to have the whole extent. */
 #include "conductor/request/sources.h"
 
 #include <stdlib.h>
@@ -7,9 +7,9 @@
 
 #include "conductor/view/view.h"
 
-#define HOLDERS_MAX 64 /* of one extent, that are looked at */
+#define HOLDERS_MAX 64 /* most holders of one extent that are looked at */
 
-/* The snapshot's kvstores that have extent e; returns how many. */
+/* The kvstores of the snapshot that have extent e; returns their number. */
 static uint32_t holders(const struct bt_view *view, const struct bt_view_snapshot *v,
                         const struct bt_kv_key *keys, uint32_t e, uint32_t *at)
 {
@@ -35,7 +35,7 @@ uint32_t bt_sources_spread(const struct bt_view *view, const struct bt_view_snap
     return e * extent;
 }
 
-/* Adds blocks [first, first + count) to what s has. */
+/* Adds blocks [first, first + count) to the blocks that s has. */
 static void add_run(struct bt_source *s, uint32_t first, uint32_t count)
 {
     s->blocks += count;
@@ -49,7 +49,7 @@ static void add_run(struct bt_source *s, uint32_t first, uint32_t count)
     s->count[s->n_runs++] = count;
 }
 
-/* The kvstores that are asked: the plan's, then those with most extents of the prefix. */
+/* Chooses the kvstores to ask: first the plan's, then those with the most extents of the prefix. */
 static void choose(const struct bt_view_snapshot *v, const struct bt_sched_plan *plan,
                    uint32_t *extents, struct bt_sources *out, uint8_t *place)
 {

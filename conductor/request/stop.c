@@ -1,5 +1,5 @@
-/* Stop strings by one Knuth-Morris-Pratt automaton each, advanced byte by byte: where a piece of
- * text ends cannot change what is found. */
+/* Finds stop strings with one Knuth-Morris-Pratt automaton each, byte by byte. So the result does
+ * not depend on how the text is divided into pieces. */
 #include "conductor/request/stop.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 struct pattern {
     char *text;
     uint32_t len;
-    uint32_t state; /* bytes of the pattern that the text so far ends with */
+    uint32_t state; /* how many bytes of the pattern the text so far ends with */
     uint32_t *fail; /* [len] length of the longest proper border of text[0..i] */
 };
 
@@ -82,7 +82,7 @@ void bt_stop_destroy(struct bt_stop *s)
     free(s);
 }
 
-/* Advances all patterns; returns the longest one that is complete now. */
+/* Advances all patterns. Returns the longest pattern that is complete now. */
 static const struct pattern *step_all(struct bt_stop *s, char c)
 {
     const struct pattern *best = NULL;

@@ -1,7 +1,8 @@
-/* The watchdog of requests that workers have: one that nothing moves is planned again and, if that
- * does not help, fails. Lost sessions and workers that finish nothing at all are found elsewhere
- * (LOST, on_tick_running); this is for what a bug or a lost message leaves behind while its worker
- * serves others. Pure; reads the worker's last heartbeat. */
+/* The watchdog for requests that a worker has but does not advance. The conductor plans such a
+ * request again; if that does not help, the request fails. Lost sessions, and workers that finish
+ * nothing at all, are found elsewhere (LOST, on_tick_running). This file finds what a bug or a lost
+ * message leaves behind while the worker serves other requests. Pure; reads the worker's last
+ * heartbeat. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,15 +10,15 @@
 #include "common/log/log.h"
 #include "conductor/request/machine_priv.h"
 
-/* In units of conductor.stall_ms (10 s by default). A worker that says that it has no request at
- * all cannot move this one. The unit is far above the time that a message and the next heartbeat
- * take, and two of them let the check for hanging workers act first. */
+/* In units of conductor.stall_ms (10 s by default). A worker that reports no requests cannot
+ * advance this one. The unit is far longer than a message and the next heartbeat take. Two units
+ * let the check for hanging workers act first. */
 #define IDLE_STALLS 2
-/* A busy worker may have long queues. They are known: the plan predicted the time to first token,
- * so a request must be ten times as late as that, and ten minutes late beside it. */
+/* A busy worker may have long queues. The plan knew them when it predicted the time to first token.
+ * So a request is stuck only when it is late by ten times that time and ten minutes more. */
 #define BUSY_STALLS    60
 #define BUSY_PREDICTED 10
-#define FEW_PAGES      8 /* less than one of so many pages is free: rows wait for them */
+#define FEW_PAGES      8 /* with less than one in so many pages free, rows wait for pages */
 
 struct bt_peer *bt_sequence_due(const struct bt_sequence *sq)
 {
@@ -28,7 +29,7 @@ struct bt_peer *bt_sequence_due(const struct bt_sequence *sq)
     return f->decode_ended ? NULL : f->decode;
 }
 
-/* Those of a higher class go first, for as long as there are any. */
+/* Does the worker have requests of a higher class? They go first. */
 static bool higher_class_works(const struct bt_peer_facts *p, int32_t class)
 {
     for (uint32_t i = 0; i < p->classes->n; i++) {
@@ -40,8 +41,8 @@ static bool higher_class_works(const struct bt_peer_facts *p, int32_t class)
     return false;
 }
 
-/* A wait without a bound that a prediction could give: what runs late makes way for all others, and
- * rows wait for slots and pages until others have generated what they want. */
+/* May the request wait for a time that no prediction can bound? Late requests make way for all
+ * others. Rows wait for slots and pages until others have ended. */
 static bool may_wait(const struct bt_sequence *sq, const struct bt_peer_facts *p)
 {
     int32_t class = bt_flight_class(sq->flight);
@@ -72,7 +73,7 @@ static const char *why_stuck(struct bt_sequence *sq, const struct bt_peer_facts 
                : NULL;
 }
 
-/* What has not come, for the log. */
+/* Writes for the log what has not come. */
 static void missing_text(const struct bt_sequence *sq, char *out, size_t cap)
 {
     const struct bt_flight *f = sq->flight;
