@@ -1,5 +1,5 @@
-/* The HTTP routes of the conductor; start and stop of the front. Loop thread. Generations are
- * front_gen.c, the tokenizer's routes front_tokenize.c. */
+/* The conductor's HTTP routes, and the front's start and stop. front_gen.c has generations,
+ * front_tokenize.c the tokenizer's routes. Loop thread. */
 #include "conductor/front/front.h"
 
 #include <stdio.h>
@@ -12,11 +12,11 @@
 #include "conductor/front/front_jobs.h"
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
-#define UNSENT_PART         4 /* memory of answers: output that clients have not read */
-#define STRANGERS_PART      4 /* a quarter of the connections may be without a key */
+#define UNSENT_PART         4 /* of the answers' memory: output that clients have not read */
+#define STRANGERS_PART      4 /* connections without a key may take a quarter of all */
 
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
-                                       429, 500, 503, 504, 0 /* others */};
+                                       429, 500, 503, 504, 0 /* any other code */};
 
 void bt_front_count(struct bt_front *f, int status)
 {
@@ -151,10 +151,10 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
 /* ---- routing ---- */
 
 struct route {
-    const char *path; /* ends with '/': a prefix */
+    const char *path; /* a path that ends with '/' is a prefix */
     bool post;
     bool open;      /* needs no API key: for probes and scrapers */
-    bool generates; /* post: needs one of the key's generations (concurrency=) */
+    bool generates; /* a POST that needs one of the key's generations (concurrency=) */
     void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 };
 
@@ -187,8 +187,7 @@ static bool is_plain(const char *encoding)
     return encoding == NULL || strcasecmp(encoding, "identity") == 0;
 }
 
-/* True for application/json with any parameters except another charset than UTF-8, and without
- * the header. */
+/* True: application/json with any parameters but a charset other than UTF-8, or no such header. */
 static bool is_json(const char *type)
 {
     if (type == NULL) {
@@ -207,8 +206,8 @@ static bool is_json(const char *type)
     return strncasecmp(charset, "utf-8", 5) == 0;
 }
 
-/* Refuses two different values of a header that may have one: a proxy or a log could use the
- * other one. False: e names the header. */
+/* Refuses a header that occurs twice with different values, where only one is allowed: a proxy or a
+ * log could use the other value. False: e names the header. */
 static bool check_single(const struct bt_http_req *req, struct bt_front_error *e)
 {
     static const char *const names[] = {"authorization", "content-type", "content-encoding",
@@ -236,7 +235,7 @@ static bool check_method(struct bt_http_req *req, const struct route *r, struct 
                          method, allow);
 }
 
-/* Decides what the header alone decides. False: e is the answer. */
+/* Checks what the header alone can decide. False: e is the answer. */
 static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct route *r,
                        char tenant[33], struct bt_front_error *e)
 {
@@ -267,8 +266,8 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
     return true;
 }
 
-/* Runs before a body is read, so that a client without a key cannot make us buffer one. A client of
- * an open route (/health) still counts as one without an accepted request. */
+/* Runs before the body is read, so that a client without a key cannot make the server buffer one. A
+ * client of an open route (/health) still counts as one without an accepted request. */
 static bool on_head(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;
@@ -277,7 +276,7 @@ static bool on_head(void *arg, struct bt_http_req *req)
     char tenant[33] = "";
     bt_front_access_begin(f, req);
     if (r != NULL && bt_front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
-        return false; /* it never has a key */
+        return false; /* a preflight request never has a key */
     }
     bool pass = check_head(f, req, r, tenant, &e);
     bt_front_access_tenant(req, tenant);
@@ -295,7 +294,7 @@ static bool on_head(void *arg, struct bt_http_req *req)
     return true;
 }
 
-/* on_head has accepted it: it has a route and, where keys are needed, a key. */
+/* on_head has accepted the request: it has a route and, where keys are needed, a key. */
 static void on_request(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;
@@ -450,7 +449,7 @@ void bt_front_destroy(struct bt_front *f)
         return;
     }
     f->draining = true;
-    bt_http_destroy(f->http); /* on_gone cancels every generation */
+    bt_http_destroy(f->http); /* its on_gone callbacks cancel every generation */
     bt_front_jobs_destroy(f);
     bt_front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);

@@ -1,5 +1,5 @@
-/* The access log: one line ev=access for an HTTP response when it is over, of all responses or of a
- * sample. Tenants are logged by name, keys and queries never. Loop thread. */
+/* The access log: one line ev=access when an HTTP response ends, for all responses or for a sample.
+ * A line has the tenant's name, but never keys or query strings. Loop thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,8 +50,9 @@ void bt_front_access_tenant(struct bt_http_req *req, const char *tenant)
     }
 }
 
-/* Draws a random number for each response (xorshift64*): with every n-th response instead, a
- * probe every second could always or never be in the sample. Server errors are always logged. */
+/* Draws a random number for each response (xorshift64*). With every n-th response instead, a
+ * probe that comes every second could be in the sample always or never. Server errors are
+ * always logged. */
 static bool wanted(struct bt_front *f, int status)
 {
     if (f->access_share <= 0) {

@@ -1,6 +1,6 @@
 /* Cross-origin requests: what a browser asks before it lets a page of another origin read our
- * answers (Fetch Standard, "CORS protocol"). Credentials in the browser's sense (cookies) do not
- * exist here: an API key is a header that the page itself sets. */
+ * answers (Fetch Standard, "CORS protocol"). This server uses no cookies, which the standard calls
+ * credentials: the page itself sets the API key as a header. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #define MAX_AGE_S "600"
 
-/* The next origin of a list; NULL at its end. Advances *at. */
+/* Returns the next origin of a list; NULL at its end. Advances *at. */
 static const char *next_origin(const char **at, size_t *len_p)
 {
     const char *p = *at + strspn(*at, ", \t");
@@ -18,7 +18,7 @@ static const char *next_origin(const char **at, size_t *len_p)
     return *len_p > 0 ? p : NULL;
 }
 
-/* scheme://host[:port], as a browser writes it: no path, no user. */
+/* Is s scheme://host[:port], as a browser writes an origin: no path, no user? */
 static bool is_origin(const char *s, size_t len)
 {
     char text[256];
@@ -48,7 +48,7 @@ bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_ca
     return BT_OK;
 }
 
-/* 0: not allowed, 1: it is in the list, 2: any is. */
+/* 0: the origin is not allowed, 1: it is in the list, 2: every origin is allowed. */
 static int allowed(const char *origins, const char *origin)
 {
     const char *at = origins, *o;

@@ -1,4 +1,4 @@
-/* The table of request fields; see front_fields.h. It is also docs/API.md (make docs). Pure. */
+/* The table of request fields; see front_fields.h. `make docs` makes docs/API.md from it. Pure. */
 #include "conductor/front/front_fields.h"
 
 #include <stdio.h>
@@ -19,14 +19,14 @@
 enum answer {
     USED,     /* read and checked by front_parse.c or front_prompt.c */
     HARMLESS, /* accepted with any value: it cannot change the generated text */
-    REFUSED   /* would change the answer and is not built: refused unless its value is neutral */
+    REFUSED   /* would change the answer and is not implemented: only neutral values pass */
 };
 
 struct field {
     const char *name;
     unsigned objects; /* of enum bt_front_object */
     enum answer answer;
-    const char *why; /* what is done with it */
+    const char *why; /* what the server does with the field */
 };
 
 static bool is_null(const json_t *v)
@@ -88,7 +88,7 @@ static const struct field fields[] = {
     {"stop", BODY, USED, "a string or up to 16"},
     {"stop_token_ids", BODY, USED, "further tokens that end a choice"},
     {"include_stop_str_in_output", BODY, USED, "the stop string is part of the text"},
-    /* drawing */
+    /* sampling */
     {"temperature", BODY, USED, "0 to 100; 0: the most likely token"},
     {"top_p", BODY, USED, "above 0, at most 1"},
     {"top_k", BODY, USED, "0 and -1: off"},
@@ -98,7 +98,7 @@ static const struct field fields[] = {
     {"presence_penalty", BODY, USED, "-2 to 2"},
     {"logit_bias", BODY, USED, "up to 1024 token ids with -100 to 100"},
     {"seed", BODY, USED, "a 64-bit integer; the same request draws the same tokens"},
-    /* the answer's look */
+    /* form of the answer */
     {"stream", BODY, USED, "server-sent events"},
     {"stream_options", BODY, USED, "needs `stream`: true"},
     {"echo", C, USED, "the text begins with the prompt"},
@@ -275,7 +275,7 @@ static const struct neutral *neutral_of(const char *name)
 
 static const struct { /* in the order of docs/API.md */
     enum bt_front_object kind;
-    const char *name, *title; /* title: of its section there; NULL: it has none of its own */
+    const char *name, *title; /* title: of its section there; NULL: it has none */
 } objects[] = {{C, "/v1/completions", NULL},
                {M, "/v1/chat/completions", NULL},
                {T, "/tokenize", NULL},
@@ -307,7 +307,7 @@ static const struct field *find(const char *name, unsigned kinds)
     return NULL;
 }
 
-/* Finds the field that was probably meant. At most a third of the letters may differ. */
+/* Finds the field that the client probably meant. At most a third of the letters may differ. */
 static const char *nearest(const char *name, unsigned kind)
 {
     const char *best = NULL;
@@ -390,7 +390,8 @@ bool bt_front_fields_check(const json_t *object, unsigned kinds, const char *pre
 static const char *const answers[] = {
     [USED] = "supported", [HARMLESS] = "no effect", [REFUSED] = "refused"};
 
-/* The last cell of a field's row: what is done with it, and which values of a refused field are. */
+/* The last cell of a field's row: what the server does with the field, and the accepted values of a
+ * refused field. */
 static void put_why(struct bt_buf *out, const struct field *f)
 {
     const struct neutral *n = f->answer == REFUSED ? neutral_of(f->name) : NULL;
@@ -398,7 +399,7 @@ static void put_why(struct bt_buf *out, const struct field *f)
                   n != NULL ? n->doc : "");
 }
 
-/* Two fields of the same routes, with the same answer and text: one row has both. */
+/* Do two fields share a row? They have the same routes, answer and text. */
 static bool same_row(const struct field *a, const struct field *b)
 {
     const struct neutral *na = neutral_of(a->name), *nb = neutral_of(b->name);
@@ -407,7 +408,8 @@ static bool same_row(const struct field *a, const struct field *b)
            strcmp(a->why, b->why) == 0 && same;
 }
 
-/* The names of the fields in the row of fields[i]; false if an earlier field's row has it. */
+/* Writes the names of all fields in the row of fields[i]. False: an earlier field's row has
+ * them. */
 static bool put_names(struct bt_buf *out, size_t i)
 {
     for (size_t k = 0; k < i; k++) {
@@ -425,7 +427,7 @@ static bool put_names(struct bt_buf *out, size_t i)
     return true;
 }
 
-/* The fields of all routes that get this answer. */
+/* Writes the fields of all routes that get this answer. */
 static void put_routes(struct bt_buf *out, enum answer answer)
 {
     static const struct {

@@ -1,7 +1,7 @@
-/* OpenAI's response formats. What load generators rely on (notes of their sources): events are
- * "data: {json}\n\n"; every event has id, object, created, model; the first event with choices is
- * the first token (so no event with only a role comes before it); usage comes only if asked for,
- * in an event whose choices are empty; the last line is "data: [DONE]". */
+/* OpenAI's response formats. Load generators rely on the following (notes of their sources): an
+ * event is "data: {json}\n\n"; every event has id, object, created, model; the first event with
+ * choices has the first token, so no event with only a role comes before it; usage comes only if
+ * asked for, in an event whose choices are empty; the last line is "data: [DONE]". */
 #include "conductor/front/front_format.h"
 
 #include <stdio.h>
@@ -140,7 +140,7 @@ static void put_ms(struct bt_buf *out, const char *key, double ms)
     bt_front_put_known(out, ms);
 }
 
-/* Predicted times of the request's first plan, and the actual ones. */
+/* Writes the predicted times of the request's first plan, and the actual times. */
 static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
 {
     const struct bt_gen_plan *p = &u->plan;
@@ -172,7 +172,7 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
     }
     bt_buf_printf(out, ",\"replans\":%u,", u->replans);
     put_name(out, "again", u->again, sizeof(u->again));
-    bt_buf_puts(out, ",\"served_by\":{"); /* of the last plan */
+    bt_buf_puts(out, ",\"served_by\":{"); /* workers of the last plan */
     put_name(out, "prefill", u->prefill, sizeof(u->prefill));
     bt_buf_puts(out, ",");
     put_name(out, "decode", u->decode, sizeof(u->decode));
@@ -184,7 +184,7 @@ void bt_front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out)
     put_usage(u->prompt_tokens, u->completion_tokens, u, out);
 }
 
-/* What a request may ask for beside its usage. */
+/* Writes what a request may ask for besides its usage. */
 void bt_front_put_extras(const struct bt_front_answer *a, const struct bt_gen_usage *u,
                          struct bt_buf *out)
 {
@@ -248,7 +248,7 @@ static struct bt_front_choice *touch(struct bt_front_answer *a, uint32_t choice)
 {
     BT_ASSERT(choice < a->n_choices);
     struct bt_front_choice *c = &a->choices[choice];
-    if (!c->begun && a->opt.echo) { /* text_offset goes on behind the prompt */
+    if (!c->begun && a->opt.echo) { /* text_offset continues behind the prompt */
         c->chars = bt_front_prompt_chars(bt_front_prompt_of(a, choice));
     }
     c->begun = true;
@@ -277,7 +277,7 @@ static void add_tokens(struct bt_front_answer *a, struct bt_front_choice *c,
     }
 }
 
-/* ,"logprobs":... */
+/* Writes ,"logprobs":... */
 static void put_logprobs(struct bt_front_answer *a, struct bt_front_choice *c, struct bt_buf *out)
 {
     if (a->opt.logprobs < 0) {
@@ -382,7 +382,8 @@ void bt_front_event_end(struct bt_front_answer *a, uint32_t choice, struct bt_bu
 {
     bt_front_put_finish(&a->choices[choice], out);
     bt_buf_puts(out, "}]");
-    if (a->opt.continuous_usage) { /* of this choice; cached tokens are known at the end only */
+    if (a->opt.continuous_usage) { /* of this choice, without cached tokens: they are known only at
+                                    * the end */
         bt_buf_puts(out, ",");
         put_usage(bt_front_prompt_of(a, choice)->n_tokens, a->choices[choice].tokens, NULL, out);
     } else if (a->opt.include_usage) {

@@ -1,9 +1,9 @@
-/* A generation in flight: between one HTTP request and the requests of the machine behind it, one
- * for each prompt. It ends in one of three ways: the last on_done, the first on_error, or the
- * client's leaving. A stream's event is begun when its delta comes and completed when the next one
- * comes, when it turns out to be the last, or at the end of the loop's turn: so the last token and
- * its finish_reason share an event. What takes long with a thousand prompts (their start, their
- * cancelling, freeing an answer) is done in slices of a turn of the loop. */
+/* A generation in flight: it connects one HTTP request with the machine's requests, one for each
+ * prompt. It ends in one of three ways: the last on_done, the first on_error, or the client leaves.
+ * A stream's event begins when its delta comes. It is completed when the next delta comes, when it
+ * turns out to be the last one, or at the end of the loop's turn. So the last token and its
+ * finish_reason share an event. With a thousand prompts, some work takes long (to start or cancel
+ * them, to free an answer): it is done in slices. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +13,11 @@
 #include "conductor/front/front_gen.h"
 #include "conductor/front/front_jobs.h"
 
-/* Array elements of its prompts' logprobs that one answer may repeat: about 1 GiB of text, which
- * takes the loop half a minute to write in slices. */
+/* How many array elements of its prompts' logprobs one answer may repeat: about 1 GiB of text. The
+ * loop writes that in slices in half a minute. */
 #define ANSWER_NAMES_MAX 64000000ull
-/* What a prompt and a choice take beside their text: a request's and an answer's own structures. */
+/* What a prompt and a choice take besides their text: the structures of a request and of an
+ * answer. */
 #define PROMPT_BYTES 4096
 #define CHOICE_BYTES 512
 
@@ -24,7 +25,7 @@
 
 static void on_dead_timer(void *arg);
 
-/* Those that were not started; the others are the machine's. */
+/* Frees the specs that were not started. The machine owns the others. */
 static void specs_free(struct bt_front_gen *g)
 {
     struct bt_front_generation rest = {.specs = g->specs};
@@ -33,7 +34,7 @@ static void specs_free(struct bt_front_gen *g)
     bt_front_generation_cleanup(&rest);
 }
 
-/* True: freed. Else one of its large parts is. */
+/* Frees g or one of its large parts. True: g is freed. */
 static bool gen_shed(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
@@ -49,7 +50,7 @@ static bool gen_shed(struct bt_front_gen *g)
     return true;
 }
 
-/* Nothing refers to it any more. Its memory goes from the loop, by and by. */
+/* Nothing refers to g any more. The loop frees its memory in slices. */
 static void gen_free(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
@@ -58,7 +59,7 @@ static void gen_free(struct bt_front_gen *g)
     bt_list_remove(&g->starting);
     bt_list_remove(&g->ending);
     for (uint32_t i = 0; i < g->n_parts; i++) {
-        if (g->parts[i].tokens > 0) { /* its client has left, or it has failed */
+        if (g->parts[i].tokens > 0) { /* its client has left, or the request has failed */
             bt_front_keys_charge(f->keys, g->tenant, g->parts[i].tokens);
         }
     }
@@ -89,8 +90,8 @@ static void on_dead_timer(void *arg)
 
 static void on_ending_timer(void *arg);
 
-/* The parts are cancelled from the loop: there may be a thousand, and the machine may be walking
- * over its requests while it calls here. */
+/* The loop cancels the parts later: there may be a thousand, and this may be a callback while the
+ * machine iterates over its requests. */
 void bt_front_gen_close(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
@@ -115,7 +116,7 @@ void bt_front_gen_note(const struct bt_front_gen *g)
     if (note == NULL) {
         return;
     }
-    note->completion_tokens = g->usage.completion_tokens; /* of the prompts that are done */
+    note->completion_tokens = g->usage.completion_tokens; /* of prompts that have ended */
     for (uint32_t i = 0; i < g->n_parts; i++) {
         note->completion_tokens += g->parts[i].tokens;
     }
@@ -127,7 +128,7 @@ void bt_front_gen_answered(struct bt_front_gen *g)
     bt_front_gen_close(g);
 }
 
-/* False: no time was left. */
+/* False: the time is over and parts are left. */
 static bool cancel_parts(struct bt_front_gen *g, uint64_t until_ns)
 {
     for (uint32_t i = 0; i < g->n_started && g->n_live > 0; i++) {
@@ -188,7 +189,7 @@ static void on_gone(void *arg)
     bt_front_gen_answered(g);
 }
 
-/* What it keeps has grown. False: beyond what it may; it is over. */
+/* Called when g keeps more memory. False: g keeps more than it may, and has ended. */
 static bool has_room(struct bt_front_gen *g)
 {
     struct bt_front_error e = {0};
@@ -274,7 +275,7 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* Usage of several prompts: counts add up, times are those of the slowest. */
+/* Adds the usage of several prompts: counts add up, times are those of the slowest prompt. */
 static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bool first)
 {
     if (first) {
@@ -292,7 +293,7 @@ static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bo
     sum->prefill_ms = larger(sum->prefill_ms, u->prefill_ms);
     sum->decode_ms = larger(sum->decode_ms, u->decode_ms);
     sum->tbt_ms = larger(sum->tbt_ms, u->tbt_ms);
-    sum->hidden_fraction = -1; /* of one transfer only */
+    sum->hidden_fraction = -1; /* it describes a single transfer */
 }
 
 static void part_over(struct bt_front_part *p)
@@ -322,7 +323,7 @@ static void on_done(void *arg, const struct bt_gen_usage *u)
     }
 }
 
-/* One prompt failed: so does the answer. */
+/* When one prompt fails, the whole answer fails. */
 static void on_error(void *arg, int http, const char *message, uint32_t retry_after_s)
 {
     struct bt_front_part *p = arg;
@@ -347,7 +348,7 @@ static const struct bt_gen_ops gen_ops = {
 
 /* ---- the beginning ---- */
 
-/* What its headers ask for, within what its key allows. */
+/* Takes what the headers ask for, within what the key allows. */
 static void take_terms(struct bt_gen_spec *s, const struct bt_front_key_terms *t,
                        const struct bt_front_headers *h)
 {
@@ -382,7 +383,7 @@ static void start_part(struct bt_front_gen *g)
     *s = (struct bt_gen_spec){0};
 }
 
-/* Starts parts of those that have some to start, for a slice. */
+/* Starts parts of waiting generations, for one slice of time. */
 static void start_some(void *arg)
 {
     struct bt_front *f = arg;
@@ -410,7 +411,7 @@ static void run_chat(const struct bt_front_model *m, struct bt_front_job *j)
     j->ok = bt_front_parse_generation(m, true, j->body, j->len, &j->gen, &j->e);
 }
 
-/* How often its answer will repeat something of a prompt's logprobs. */
+/* How many array elements of the prompts' logprobs the answer will have. */
 static uint64_t names_of(const struct bt_front_generation *gen, uint64_t prompt_tokens)
 {
     const struct bt_front_options *o = &gen->opt;
@@ -424,7 +425,7 @@ static uint64_t names_of(const struct bt_front_generation *gen, uint64_t prompt_
     return names;
 }
 
-/* Can its answer be made, and is there room for what it is known to keep (*bytes_p)? */
+/* Can the answer be made, and is there room for what it surely needs (*bytes_p)? */
 static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint64_t owner,
                  uint64_t prompt_tokens, size_t *bytes_p, struct bt_front_error *e)
 {
@@ -446,7 +447,7 @@ static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint
     return bt_front_room_fits(&f->room, owner, bytes, e);
 }
 
-/* More prompts than can ever run and wait at once? */
+/* False: the body has more prompts than can run and wait at once. */
 static bool places(const struct bt_front *f, const struct bt_front_job *j, struct bt_front_error *e)
 {
     uint32_t most = bt_requests_prompts_max(f->rs, j->tenant != NULL);
@@ -529,7 +530,8 @@ static void on_parsed(struct bt_front_job *j)
     }
 }
 
-/* Before its body is looked at. A wrong header is told behind what is wrong with the body. */
+/* Can the request be refused before its body is parsed? Not if a header is wrong: errors of the
+ * body are reported before that one. */
 static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                         const struct bt_front_headers *h, struct bt_front_error *e)
 {

@@ -1,4 +1,5 @@
-/* The headers of one generation: objectives, priority, what the answer is to tell. Loop thread. */
+/* The headers of one generation: objectives, priority, what the answer shall contain. Loop
+ * thread. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,7 @@
 
 #define OBJECTIVE_MAX_MS 86400000.0
 
-/* NULL in text_p: absent. */
+/* *text_p NULL: absent. */
 static bool header(struct bt_http_req *req, const char *name, const char **text_p,
                    struct bt_front_error *e)
 {
@@ -97,7 +98,7 @@ void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h)
                milliseconds(req, "x-slo-tbt-ms", &h->slo_tbt_ms, e);
 }
 
-/* 12.34, or - where it is not known. */
+/* Writes 12.34, or - if unknown. */
 static void put_ms(struct bt_buf *out, const char *name, double ms)
 {
     if (ms < 0) {

@@ -1,7 +1,6 @@
-/* The front's reading threads; see front_jobs.h. Tasks wait in queues of their clients, which take
- * turns; they come back in one list. One lock guards all of it, and an eventfd tells the loop. Each
- * thread has a tokenizer handle of its own: encoding needs scratch memory.
- */
+/* The front's reading threads; see front_jobs.h. Each client has a queue of tasks, and clients take
+ * turns. Finished tasks come back in one list. One lock guards everything, and an eventfd wakes the
+ * loop. Each thread has a tokenizer handle of its own, because encoding needs scratch memory. */
 #include "conductor/front/front_jobs.h"
 
 #include <errno.h>
@@ -13,25 +12,26 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define FINISH_NS    2000000ull /* of a turn of the loop: answers from tasks that have run */
+#define FINISH_NS 2000000ull /* of a turn of the loop: to answer finished tasks */
+/* The loop reads a body within these limits itself. A thread reads any other body. */
 #define INLINE_BYTES (8 * 1024) /* ~1 ms of tokenizing */
-#define INLINE_STEPS 65536      /* of a template: ~2 ms; beyond, the body is read on a thread */
+#define INLINE_STEPS 65536      /* of a template: ~2 ms */
 #define INLINE_TEXT  (4 * INLINE_BYTES)
-#define QUEUED_MAX   64 /* bodies that are read or wait */
-/* One thread for short bodies only, and two for large ones, of two clients. */
+#define QUEUED_MAX   64 /* bodies that are being read or wait */
+/* One thread takes only short bodies. Two threads also take large bodies, of different clients. */
 #define THREADS    3
-#define LARGE_MAX  (THREADS - 1)   /* large bodies that are read at once */
-#define CLIENT_MAX (LARGE_MAX - 1) /* of one client */
-/* Tokenizing takes up to 0.3 s per MiB (docs/measurements/2026-11-path.md), a template at most a
- * second in all: several times that, for a busy host. */
+#define LARGE_MAX  (THREADS - 1)   /* large bodies read at once */
+#define CLIENT_MAX (LARGE_MAX - 1) /* large bodies of one client */
+/* Tokenizing takes up to 0.3 s per MiB (docs/measurements/2026-11-path.md), and a template at most
+ * a second. The limits are several times that, for a busy host. */
 #define READ_S         5
 #define READ_S_PER_MIB 2
-/* Steps of a template, in proportion to the body: a message of 30 bytes costs ~200. */
+/* Most steps of a template, in proportion to the body: a message of 30 bytes costs ~200. */
 #define STEPS          1000000u
 #define STEPS_PER_BYTE 8
 
-struct bt_front_client { /* who has tasks that wait or run */
-    struct bt_list link; /* in front_jobs.clients: the next one to have its turn first */
+struct bt_front_client { /* a client with tasks that wait or run */
+    struct bt_list link; /* in front_jobs.clients; the first in the list has the next turn */
     char name[FRONT_CLIENT_LEN];
     struct bt_list todo[2]; /* tasks: short, large */
     uint32_t n_running, n_large;
@@ -42,7 +42,7 @@ struct worker {
     struct bt_front_model model; /* the thread's */
     struct bt_tokenizer *tok;    /* shares the loop's tables */
     struct bt_token_watch watch;
-    struct bt_front_task *task; /* that is run */
+    struct bt_front_task *task; /* that is running */
     pthread_t thread;
     bool running; /* thread was started */
 };
@@ -51,14 +51,14 @@ struct front_jobs {
     struct worker workers[THREADS];
     int wake_fd;
     struct bt_loop_fd *wake_w;
-    uint32_t open;       /* loop: bodies that have not come back */
-    struct bt_list done; /* loop: tasks that have run, to be finished in this order */
+    uint32_t open;       /* loop: bodies that are not finished */
+    struct bt_list done; /* loop: tasks to finish, in this order */
     struct bt_timer done_timer;
 
-    pthread_mutex_t lock; /* guards what follows, and the tasks' links and clients */
+    pthread_mutex_t lock; /* guards the fields below, and the tasks' links and clients */
     pthread_cond_t more;
     struct bt_list clients, ready;
-    uint32_t n_large; /* large tasks that are run */
+    uint32_t n_large; /* large tasks that are running */
     _Atomic bool stopping;
 };
 
@@ -70,11 +70,11 @@ static void job_free(struct bt_front_job *j)
     free(j);
 }
 
-/* Loop: the answer, if somebody still waits for it. */
+/* On the loop: answers, if the client is still there. */
 static void finish(struct bt_front_job *j)
 {
     if (j->req != NULL) {
-        bt_http_on_gone(j->req, NULL, NULL); /* done may set its own */
+        bt_http_on_gone(j->req, NULL, NULL); /* done may set a callback of its own */
         bt_http_body_done(j->req);
         if (j->ok) {
             j->done(j);
@@ -85,7 +85,8 @@ static void finish(struct bt_front_job *j)
     job_free(j);
 }
 
-/* Sixty-four answers may be ready at once, each of megabytes or of a thousand prompts. */
+/* Runs in slices: sixty-four answers may be ready at once, each with megabytes or a thousand
+ * prompts. */
 static void finish_some(void *arg)
 {
     struct bt_front *f = arg;
@@ -133,7 +134,7 @@ static bool stop_asked(void *arg)
     return t->gone || t->late || w->q->stopping;
 }
 
-/* Takes the next task, clients in turn; NULL: none may run now. Under the lock. */
+/* Takes the next task; clients take turns. NULL: none may run now. Call with the lock held. */
 static struct bt_front_task *take_task(struct front_jobs *q)
 {
     for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
@@ -149,7 +150,7 @@ static struct bt_front_task *take_task(struct front_jobs *q)
         c->n_running++;
         c->n_large += large;
         q->n_large += large;
-        bt_list_remove(&c->link); /* the others come first now */
+        bt_list_remove(&c->link); /* the other clients have their turns first */
         bt_list_insert_tail(&q->clients, &c->link);
         return t;
     }
@@ -176,7 +177,7 @@ static void give_back(struct front_jobs *q, struct bt_front_task *t)
     ssize_t n = write(q->wake_fd, &one, sizeof(one));
     BT_ASSERT(n == (ssize_t)sizeof(one));
     if (t->large) {
-        pthread_cond_broadcast(&q->more); /* a large one may be run now that could not before */
+        pthread_cond_broadcast(&q->more); /* a waiting large task may now be allowed */
     }
 }
 
@@ -212,7 +213,7 @@ struct bt_front_work bt_front_work_of(const struct bt_front_job *j)
 
 /* ---- starting one ---- */
 
-/* Under the lock. */
+/* Call with the lock held. */
 static struct bt_front_client *client_of(struct front_jobs *q, const char *name)
 {
     for (struct bt_list *l = q->clients.next; l != &q->clients; l = l->next) {
@@ -314,7 +315,7 @@ static void enqueue(struct front_jobs *q, struct bt_front_job *j)
     bt_front_task_start_for(j->f, &j->task, j->client);
 }
 
-/* Bodies of this client that are read or wait. */
+/* How many bodies of this client are being read or wait. */
 static uint32_t open_of(struct front_jobs *q, const char *client)
 {
     uint32_t n = 0;
@@ -334,8 +335,8 @@ static uint32_t open_of(struct front_jobs *q, const char *client)
     return n;
 }
 
-/* True if this client may have another body in the queue. A client may have as many as it leaves
- * free: one client half of the places, two a third each, and so on. */
+/* May this client put another body into the queue? It may have as many places as are free for
+ * others: a single client half of all places, two clients a third each, and so on. */
 static bool has_room(struct front_jobs *q, struct bt_front_job *j)
 {
     uint32_t mine = open_of(q, j->client), left = QUEUED_MAX - BT_MIN(q->open, QUEUED_MAX);
@@ -351,7 +352,7 @@ static bool has_room(struct front_jobs *q, struct bt_front_job *j)
         mine, QUEUED_MAX);
 }
 
-/* Reads a short body on the loop. False: it takes too long there. */
+/* Reads a short body on the loop. False: that takes too long on the loop. */
 static bool run_inline(struct bt_front_job *j)
 {
     struct bt_front_model bounded = j->f->model;
@@ -401,7 +402,7 @@ void bt_front_job_start(struct bt_front *f, struct bt_http_req *req, const char 
 bt_status_t bt_front_jobs_create(struct bt_front *f, char *err, size_t err_cap)
 {
     struct front_jobs *q = bt_calloc(1, sizeof(*q));
-    json_object_seed(0); /* before a second thread makes objects */
+    json_object_seed(0); /* before a second thread makes JSON objects */
     f->jobs = q;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->more, NULL);

@@ -1,4 +1,4 @@
-/* JSON in and out of the front. Pure. */
+/* Reads and writes the front's JSON. Pure. */
 #include "conductor/front/front_json.h"
 
 #include <errno.h>
@@ -8,13 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A body of 4 MiB could hold millions of empty containers, ~100 bytes of memory each. */
+/* A body of 4 MiB could hold millions of empty containers, each of which takes ~100 bytes of
+ * memory. */
 #define CONTAINERS_MAX 65536
 #define WHOLE_MAX      9007199254740992.0 /* beyond 2^53 a double is not exact */
 
 #define INT64_DIGITS      19      /* with fewer digits every integer fits */
 #define SHORTEST_OVERFLOW 5       /* 9e308 */
-#define HUGE_TEXT         "1e308" /* no longer than what it replaces */
+#define HUGE_TEXT         "1e308" /* no longer than the number it replaces */
 #define HUGE_MIN          9223372036854775808.0
 
 bool bt_front_fail(struct bt_front_error *e, int http, const char *param, const char *code,
@@ -82,12 +83,13 @@ static size_t digits_at(const char *s, size_t len)
     return n;
 }
 
-struct number {              /* of the JSON grammar, at its first character */
+struct number {              /* one number of the JSON grammar */
     size_t len, sign, whole; /* bytes; whole: digits before a point or exponent */
     bool real;
 };
 
-/* False: this is no JSON number; jansson reports the mistake. */
+/* Reads the number at the first character of s. False: this is no JSON number, and jansson will
+ * report it. */
 static bool read_number(const char *s, size_t len, struct number *x)
 {
     size_t at = len > 0 && s[0] == '-', n;
@@ -144,7 +146,7 @@ static bool fits(const char *s, const struct number *x)
     return finite;
 }
 
-/* A text of the same length without such numbers; NULL: there are none. */
+/* Returns a text of the same length without such numbers. NULL: there are none. */
 static char *tame_numbers(const char *s, size_t len)
 {
     char *copy = NULL, huge[8];
@@ -191,7 +193,7 @@ json_t *bt_front_json_parse(const void *body, size_t len, struct bt_front_error 
                       CONTAINERS_MAX);
         return NULL;
     }
-    /* NUL is allowed in text; bt_front_get_str refuses it elsewhere. */
+    /* Text may contain NUL; bt_front_get_str refuses it in other fields. */
     char *tamed = tame_numbers(body, len);
     json_t *root =
         json_loadb(tamed != NULL ? tamed : body, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &je);
@@ -273,7 +275,8 @@ bool bt_front_get_num(const json_t *root, const char *key, double min, bool min_
         return wrong_type(e, key, "a number");
     }
     double n = json_number_value(v);
-    if (bt_front_is_huge(v)) { /* not repeated: the client may have sent another number */
+    if (bt_front_is_huge(v)) { /* the text does not repeat the number: tame_numbers may have changed
+                                * it */
         return bt_front_fail(e, 400, key, "invalid_value",
                              "'%s' is out of range; allowed: %s%g to %g", key,
                              min_open ? "above " : "", min, max);
@@ -356,7 +359,7 @@ static void put_escape(struct bt_buf *out, unsigned char c)
 
 void bt_front_put_text(struct bt_buf *out, const char *s, size_t len)
 {
-    size_t from = 0, i = 0; /* [from, i) is copied as it is */
+    size_t from = 0, i = 0; /* [from, i) is copied unchanged */
     s = s != NULL ? s : "";
     bt_buf_reserve(out, len);
     while (i < len) {

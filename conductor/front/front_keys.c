@@ -1,7 +1,7 @@
-/* API keys: a file of one key a line ('#' comments), each followed by the limits of its tenant.
- * Only SHA-256 digests of keys are kept, compared in constant time. tenant=NAME names the
- * tenant; without it the digest is the name, and the key is a tenant of its own. Tenants share
- * no cache. */
+/* API keys: a file with one key a line ('#' begins a comment). Behind each key come the limits of
+ * its tenant. Only SHA-256 digests of keys are kept; they are compared in constant time.
+ * tenant=NAME names the tenant. Without a name the digest is the name, and the key is a tenant of
+ * its own. Tenants do not share cached prefixes. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,11 +17,11 @@
 
 #define KEY_BYTES_MAX 512
 #define UNIT_BYTES    (256 * 1024)
-#define DEBT_S        60 /* a request may take this many seconds' worth beyond a full bucket */
+#define DEBT_S        60 /* seconds of its rate that a request may take beyond a full bucket */
 
 #define TENANT_BYTES 32
 
-struct tenant { /* a key */
+struct tenant { /* one for each key */
     uint8_t digest[BT_SHA256_LEN];
     char name[TENANT_BYTES + 1]; /* tenant=, else the digest's first half in hex */
     bool has_terms;
@@ -40,7 +40,7 @@ struct bt_front_keys {
 static const struct {
     const char *name;
     double min, max;
-    size_t offset; /* SIZE_MAX: priority, the only one that is no double */
+    size_t offset; /* SIZE_MAX: priority, the only term that is not a double */
 } terms[] = {{"rps", 1e-6, 1e9, offsetof(struct bt_front_key_terms, requests_per_s)},
              {"tokens_per_s", 1e-3, 1e12, offsetof(struct bt_front_key_terms, tokens_per_s)},
              {"concurrency", 1, 1e6, offsetof(struct bt_front_key_terms, concurrency)},
@@ -63,7 +63,7 @@ static bool read_name(const char *name, char out[TENANT_BYTES + 1], char *err, s
     return true;
 }
 
-/* name=value words, NUL-terminated. False: err says what is wrong with which. */
+/* Reads name=value words; text ends with NUL. False: err says which word is wrong and why. */
 static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
 {
     struct bt_front_key_terms *t = &x->terms;
@@ -117,7 +117,7 @@ static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
     return true;
 }
 
-/* A tenant's limits are given with its first key. False: err says so. */
+/* A tenant's limits must stand at its first key. False: err says so. */
 static bool join_tenant(const struct bt_front_keys *k, struct tenant *x, char *err, size_t cap)
 {
     if (x->name[0] == '\0') {
@@ -138,7 +138,8 @@ static bool join_tenant(const struct bt_front_keys *k, struct tenant *x, char *e
     return true;
 }
 
-/* Reads one line of n bytes, its end included, and overwrites it. False: err says what is wrong. */
+/* Reads one line of n bytes, with its line end, and overwrites it. False: err says what is
+ * wrong. */
 static bool read_line(struct bt_front_keys *k, char *line, size_t n, char *err, size_t cap)
 {
     if (memchr(line, '\0', n) != NULL) {
@@ -164,7 +165,7 @@ static bool read_line(struct bt_front_keys *k, char *line, size_t n, char *err, 
         return false;
     }
     double now_ms = (double)bt_mono_ns() / 1e6;
-    /* Requests of one second may come at once, and tokens of ten seconds, because prompts are
+    /* A client may send one second's requests at once, and ten seconds' tokens, because prompts are
      * long. */
     bt_sched_bucket_init(&t.requests, t.terms.requests_per_s, t.terms.requests_per_s, now_ms);
     bt_sched_bucket_init(&t.tokens, t.terms.tokens_per_s, 10 * t.terms.tokens_per_s, now_ms);
@@ -173,7 +174,8 @@ static bool read_line(struct bt_front_keys *k, char *line, size_t n, char *err, 
     return true;
 }
 
-/* Reads all lines; false: err names the line and what is wrong. Wipes the keys from the buffer. */
+/* Reads all lines and wipes the keys from the buffer. False: err names the line and what is
+ * wrong. */
 static bool read_lines(struct bt_front_keys *k, FILE *file, const char *path, char *err, size_t cap)
 {
     char *line = NULL, why[256];
@@ -250,7 +252,7 @@ bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorizatio
     const char *key = authorization + 7 + strspn(authorization + 7, " ");
     bt_sha256(key, strlen(key), mine);
     const struct tenant *found = NULL;
-    for (size_t i = 0; i < k->n; i++) { /* all of them, all of their bytes */
+    for (size_t i = 0; i < k->n; i++) { /* always all keys and all their bytes: constant time */
         uint8_t differ = 0;
         for (size_t b = 0; b < BT_SHA256_LEN; b++) {
             differ |= (uint8_t)(mine[b] ^ k->all[i].digest[b]);
@@ -302,7 +304,8 @@ const struct bt_front_key_terms *bt_front_keys_terms(const struct bt_front_keys 
     return t != NULL ? &t->terms : NULL;
 }
 
-/* What a body counts against rps=: reading 256 KiB takes about as long as 60,000 tokens of text. */
+/* How many requests a body counts as (rps=). Reading 256 KiB takes about as long as 60,000 tokens
+ * of text. */
 static double units_of(uint64_t bytes)
 {
     return (double)BT_MAX((bytes + UNIT_BYTES - 1) / UNIT_BYTES, (uint64_t)1);
@@ -317,9 +320,9 @@ static bool wait_for(struct bt_front_error *e, const char *what, double limit, d
                          what, s);
 }
 
-/* A request may exceed what is left of the limit; the key's next requests wait until that is
- * paid back. So a request is refused for its size only if paying back would take longer than
- * DEBT_S. */
+/* Is the request too large for this limit ever? A request may take more than is left, and the key's
+ * next requests wait until that debt is paid back. So the size alone is a reason to refuse only if
+ * paying back takes longer than DEBT_S. True: e is set. */
 static bool never(struct bt_front_error *e, const char *what, const struct bt_sched_bucket *b,
                   double least, double n, const char *term)
 {
@@ -349,7 +352,7 @@ bool bt_front_keys_admit_body(struct bt_front_keys *k, const char *tenant, uint6
     if (generates && most > 0 && (double)t->in_flight >= most) {
         return wait_for(e, "generations in flight (concurrency=)", most, 0);
     }
-    if (!bt_sched_bucket_take(&t->tokens, now_ms, 0, &wait_ms)) { /* it is in debt */
+    if (!bt_sched_bucket_take(&t->tokens, now_ms, 0, &wait_ms)) { /* the bucket is in debt */
         return wait_for(e, "tokens a second (tokens_per_s=)", t->terms.tokens_per_s, wait_ms);
     }
     if (!bt_sched_bucket_take(&t->requests, now_ms, n, &wait_ms)) {
@@ -384,15 +387,15 @@ bool bt_front_keys_admit(struct bt_front_keys *k, const char *tenant, const stru
     if (most > 0 && (double)(t->in_flight + w->generations) > most) {
         return wait_for(e, "generations in flight (concurrency=)", most, 0);
     }
-    /* Gives back what the body took first, so that a request that needs a full bucket finds one. */
+    /* First gives back what the body took, so that a request that needs a full bucket finds one. */
     bt_sched_bucket_charge(&t->requests, now_ms, -taken);
     if (!bt_sched_bucket_take(&t->requests, now_ms, n, &wait_ms)) {
-        bt_sched_bucket_charge(&t->requests, now_ms, taken); /* the body was read */
+        bt_sched_bucket_charge(&t->requests, now_ms, taken); /* reading the body still counts */
         return wait_for(e, "requests a second (rps=; each choice of each prompt is one)",
                         t->terms.requests_per_s, wait_ms + 1e3 * taken / t->requests.per_s);
     }
     if (!bt_sched_bucket_take(&t->tokens, now_ms, tokens, &wait_ms)) {
-        bt_sched_bucket_charge(&t->requests, now_ms, taken - n); /* nothing else is done for it */
+        bt_sched_bucket_charge(&t->requests, now_ms, taken - n); /* only reading the body counts */
         return wait_for(e, "tokens a second (tokens_per_s=)", t->terms.tokens_per_s, wait_ms);
     }
     t->in_flight += w->generations;

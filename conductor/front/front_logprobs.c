@@ -28,12 +28,12 @@ uint32_t bt_front_count_chars(const char *s, size_t len)
 
 /* ---- names ---- */
 
-/* Bytes of a token into n->piece. */
+/* Writes the bytes of a token into n->piece. */
 static void load_piece(struct bt_front_names *n, uint32_t id)
 {
     bt_buf_clear(&n->piece);
     if (bt_tokenizer_piece(n->tok, id, &n->piece) != BT_OK) {
-        bt_buf_clear(&n->piece); /* an id outside the tokenizer (padding rows): no text */
+        bt_buf_clear(&n->piece); /* an id that is not in the tokenizer (padding rows) */
     }
     bt_buf_reserve(&n->piece, 0);
 }
@@ -50,8 +50,9 @@ static bool is_utf8(const char *s, size_t len)
     return true;
 }
 
-/* A token's name: its text; "bytes:\xNN..." where that is no text by itself (as OpenAI's own API
- * writes it, so that two such tokens keep different names); or its id if so asked. Loads piece. */
+/* Writes a token's name: its text; or "bytes:\xNN..." if its bytes are not text, as OpenAI's API
+ * does, so that two such tokens have different names; or its id if the client asked for ids. Loads
+ * piece. */
 static void put_token(struct bt_front_names *n, uint32_t id, struct bt_buf *out)
 {
     load_piece(n, id);
@@ -77,9 +78,9 @@ static void put_comma(struct bt_buf *out)
 
 /* ---- completions ---- */
 
-/* {"token": logprob, ...}: the token that stands there first, then the most likely ones without it,
- * which is vLLM's order. Two ids may share their text (a special token and its spelling); only the
- * first of them is listed, because a JSON object must not repeat a key. */
+/* Writes {"token": logprob, ...}: first the actual token, then the most likely ones without it,
+ * which is vLLM's order. Two ids may have the same text (a special token and its spelling). Only
+ * the first of them is listed, because a JSON object must not repeat a key. */
 static void put_top_dict(struct bt_front_names *names, const struct bt_gen_token *t, uint32_t n_top,
                          struct bt_buf *out)
 {
@@ -114,8 +115,8 @@ static void put_top_dict(struct bt_front_names *names, const struct bt_gen_token
     bt_buf_puts(out, "}");
 }
 
-/* One of a token's four arrays. A NaN logprob (the prompt's first token: nothing stands before it)
- * is null. LP_TOKENS leaves the token's bytes in names->piece. */
+/* Writes one of a token's four arrays. A NaN logprob is null: the prompt's first token has none.
+ * LP_TOKENS leaves the token's bytes in names->piece. */
 static void put_completion_part(struct bt_front_names *names, const struct bt_gen_token *t,
                                 uint32_t n_top, uint32_t offset, int part, struct bt_buf *out)
 {
@@ -135,13 +136,13 @@ static void put_completion_part(struct bt_front_names *names, const struct bt_ge
 static void add_completion_token(struct bt_front_logprobs *lp, struct bt_front_names *names,
                                  const struct bt_gen_token *t, uint32_t n_top, uint32_t offset)
 {
-    for (int k = LP_PARTS - 1; k >= 0; k--) { /* LP_TOKENS last: it leaves the piece */
+    for (int k = LP_PARTS - 1; k >= 0; k--) { /* LP_TOKENS last: it sets piece */
         put_comma(&lp->part[k]);
         put_completion_part(names, t, n_top, offset, k, &lp->part[k]);
     }
 }
 
-/* Where the next token begins in the echoed text. */
+/* Moves `at` behind a token in the echoed text. */
 static void pass_token(struct bt_front_names *names, uint32_t id, const struct bt_buf *text,
                        uint32_t all, struct bt_front_prompt_place *at)
 {
@@ -149,7 +150,7 @@ static void pass_token(struct bt_front_names *names, uint32_t id, const struct b
     const struct bt_buf *p = &names->piece;
     bool here = p->len == 0 || (p->len <= text->len - at->bytes &&
                                 memcmp(text->data + at->bytes, p->data, p->len) == 0);
-    /* A special token may be written in the text, or come from the tokenizer (BOS). */
+    /* A special token may stand in the text, or the tokenizer may have added it (BOS). */
     if (here || !bt_tokenizer_is_special(names->tok, id)) {
         at->bytes = BT_MIN(at->bytes + p->len, text->len);
         at->chars = BT_MIN(at->chars + bt_front_count_chars(p->data, p->len), all);
@@ -241,7 +242,7 @@ void bt_front_logprobs_put(struct bt_front_logprobs *lp, bool chat, struct bt_bu
 
 /* ---- vLLM's field ---- */
 
-/* rank 0: not known. */
+/* rank 0: unknown. */
 static void put_ranked(struct bt_front_names *names, uint32_t id, float logprob, uint32_t rank,
                        struct bt_buf *out)
 {
@@ -258,7 +259,7 @@ static void put_ranked(struct bt_front_names *names, uint32_t id, float logprob,
     bt_buf_puts(out, "}");
 }
 
-/* The actual token first, then the most likely ones. */
+/* Writes the actual token first, then the most likely ones. */
 static void put_prompt_token(struct bt_front_names *names, const struct bt_gen_token *t,
                              uint32_t n_top, struct bt_buf *out)
 {

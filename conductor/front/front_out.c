@@ -1,20 +1,20 @@
-/* What the client of a generation receives. Short answers leave as one write, a stream's events as
- * one write a turn. Long whole answers, and streams that echo their prompts, are pulled: made as
- * fast as the client reads them. Loop thread. */
+/* What the client of a generation receives. Short answers are one write, and a stream's events of
+ * one turn are one write. Long whole answers, and streams that echo their prompts, are pulled: they
+ * are made as fast as the client reads them. Loop thread. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "common/log/log.h"
 #include "conductor/front/front_gen.h"
 
-#define LONG_BYTES (256 * 1024) /* such a text leaves at once */
-#define PENDING_NS 2000000ull   /* of a turn of the loop: events of streams */
+#define LONG_BYTES (256 * 1024) /* a text up to this length is one write */
+#define PENDING_NS 2000000ull   /* of a turn of the loop: to send streams' events */
 
 struct front_piece {
     struct bt_list link;
-    bool echo;           /* an event with a prompt in it; else bytes as they are */
+    bool echo;           /* an event with a prompt in it; else plain bytes */
     struct bt_buf bytes; /* echo: the text behind the prompt */
-    size_t at;           /* of bytes that are sent */
+    size_t at;           /* how many of the bytes are sent */
     struct bt_front_logprobs lp;
     struct bt_front_writer writer;
 };
@@ -35,7 +35,7 @@ void bt_front_out_cleanup(struct bt_front_gen *g)
     bt_buf_cleanup(&g->events);
 }
 
-/* The plan of one prompt's request, under the id that it is explained by. */
+/* Adds the plan of one prompt's request as a header, with the id that `batonctl explain` knows. */
 static void add_plan(const struct bt_front_part *p, const struct bt_gen_plan *plan)
 {
     const struct bt_front_gen *g = p->g;
@@ -105,7 +105,7 @@ static void start_stream(struct bt_front_gen *g)
 {
     g->started = true;
     bt_front_common_headers(g->f, g->req);
-    if (g->a.plan && g->parts[0].r != NULL) { /* of several prompts the first */
+    if (g->a.plan && g->parts[0].r != NULL) { /* with several prompts, the first one's plan */
         add_plan(&g->parts[0], &bt_request_usage(g->parts[0].r)->plan);
     }
     bt_http_add_header(g->req, "Cache-Control", "no-cache");
@@ -144,7 +144,7 @@ static void send_events(struct bt_front_gen *g)
     }
 }
 
-/* Thousands of streams may have a token each. */
+/* Runs in slices: thousands of streams may have a token each. */
 static void flush_pending(void *arg)
 {
     struct bt_front *f = arg;
@@ -188,7 +188,7 @@ void bt_front_out_stream_end(struct bt_front_gen *g)
     bt_front_gen_note(g);
     send_events(g);
     if (g->pulled) {
-        bt_http_resume(g->req); /* to its end */
+        bt_http_resume(g->req); /* pull the rest */
         bt_front_gen_close(g);
         return;
     }
@@ -237,7 +237,7 @@ void bt_front_out_error(struct bt_front_gen *g, const struct bt_front_error *e,
                         const struct bt_front_part *p, const struct bt_gen_plan *plan)
 {
     bt_front_out_complete(g);
-    /* Tokens are out: an error event, and no [DONE]. */
+    /* The client already has tokens: it gets an error event, and no [DONE]. */
     if (g->started || g->events.len > 0 || !bt_list_empty(&g->queue)) {
         bt_buf_puts(&g->events, "data: ");
         bt_front_error_json(e, &g->events);

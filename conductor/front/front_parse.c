@@ -1,5 +1,5 @@
-/* Bodies of /v1/completions and /v1/chat/completions into specs, every number checked. Which fields
- * a body may have is in front_fields.c; null means absent. */
+/* Turns bodies of /v1/completions and /v1/chat/completions into specs and checks every number.
+ * front_fields.c says which fields a body may have. null means absent. */
 #include "conductor/front/front_parse.h"
 
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static void *copy_of(const void *p, size_t len)
     return copy;
 }
 
-/* The same options for another prompt. */
+/* Copies the options for another prompt. */
 static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
 {
     struct bt_gen_spec c = *s;
@@ -66,7 +66,7 @@ static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
     return c;
 }
 
-/* Constrained output is not built: `text` is the only format. */
+/* Constrained output is not implemented: `text` is the only format. */
 static bool check_format(const json_t *root, struct bt_front_error *e)
 {
     const json_t *format = json_object_get(root, "response_format");
@@ -94,7 +94,7 @@ static bool check_model(const struct bt_front_model *m, const json_t *root,
     if (!bt_front_get_str(root, "model", &model, e)) {
         return false;
     }
-    if (model[0] != '\0' && strcmp(model, m->id) != 0) { /* none named: the one there is */
+    if (model[0] != '\0' && strcmp(model, m->id) != 0) { /* without a name: the only model */
         return bt_front_fail(e, 404, "model", "model_not_found",
                              "the model '%.128s' does not exist; this server has '%.128s'", model,
                              m->id);
@@ -102,7 +102,7 @@ static bool check_model(const struct bt_front_model *m, const json_t *root,
     return true;
 }
 
-/* best_of draws more choices than it returns; the engine's user sees all of n. */
+/* With best_of the server would draw more choices than it returns; here the client gets all n. */
 static bool take_choices(const json_t *root, struct bt_front_options *opt, struct bt_front_error *e)
 {
     int64_t n = 1;
@@ -159,7 +159,7 @@ static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct bt_f
     return true;
 }
 
-/* EOS of the model unless ignored, and the client's own stop ids. */
+/* Takes the model's EOS ids, unless ignored, and the client's own stop ids. */
 static bool take_ends(const struct bt_front_model *m, const json_t *root,
                       struct bt_engine_params *s, struct bt_front_options *opt,
                       struct bt_front_error *e)
@@ -197,7 +197,7 @@ static bool take_ends(const struct bt_front_model *m, const json_t *root,
     return ok;
 }
 
-/* {"token id": -100..100, ...} */
+/* Takes {"token id": -100..100, ...}. */
 static bool take_bias(const struct bt_front_model *m, const json_t *root,
                       struct bt_engine_params *s, struct bt_front_error *e)
 {
@@ -216,7 +216,7 @@ static bool take_bias(const struct bt_front_model *m, const json_t *root,
     }
     uint32_t *ids = bt_calloc(json_object_size(v), sizeof(*ids));
     float *bias = bt_calloc(json_object_size(v), sizeof(*bias));
-    s->bias_ids = ids; /* the spec's from here on */
+    s->bias_ids = ids; /* the spec owns them from here */
     s->bias = bias;
     json_object_foreach(v, key, item)
     {
@@ -258,7 +258,7 @@ static bool take_sampling(const struct bt_front_model *m, const json_t *root,
         return false;
     }
     if (s->temperature > 0 && s->temperature < 0.01f) {
-        s->temperature = 0.01f; /* logits over less than that leave the range of floats */
+        s->temperature = 0.01f; /* with less, logits leave the range of floats */
     }
     s->top_k = top_k > 0 ? (uint32_t)top_k : 0; /* -1 and 0: off */
     s->seed = (uint64_t)seed;
@@ -289,7 +289,7 @@ static bool take_logprobs(const json_t *root, bool chat, int32_t *out, struct bt
     return true;
 }
 
-/* After `stream` was read. */
+/* Call after `stream` was read. */
 static bool take_stream_options(const json_t *so, struct bt_front_options *opt,
                                 struct bt_front_error *e)
 {
@@ -365,10 +365,10 @@ static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct bt_fr
 
 struct lengths {
     int64_t max, min;
-    bool max_given; /* otherwise it ends with the context */
+    bool max_given; /* otherwise the answer ends with the context */
 };
 
-/* 0 tokens may be asked for only where the prompt itself is told back. */
+/* Only a request that echoes its prompt may ask for 0 tokens. */
 static bool take_lengths(const struct bt_front_model *m, const json_t *root,
                          const struct bt_front_options *opt, struct lengths *l,
                          struct bt_front_error *e)
@@ -393,8 +393,8 @@ static bool take_lengths(const struct bt_front_model *m, const json_t *root,
     return true;
 }
 
-/* The lengths against the context that this prompt leaves. What is asked for by number must fit:
- * a client that gets less could not tell it from an answer that ended by itself. */
+/* Checks the lengths against the context that the prompt leaves. A number that the client gave must
+ * fit: with fewer tokens, the client could not tell a cut answer from one that ended by itself. */
 static bool fit(const struct bt_front_model *m, const struct bt_front_options *opt,
                 const struct lengths *l, struct bt_gen_spec *spec, struct bt_front_error *e)
 {
@@ -423,7 +423,7 @@ static bool fit(const struct bt_front_model *m, const struct bt_front_options *o
     return true;
 }
 
-/* One spec a prompt. The prompts' ids move. */
+/* Makes one spec for each prompt. The prompts' ids move into the specs. */
 static bool make_specs(const struct bt_front_model *m, const struct lengths *l,
                        const struct bt_gen_spec *base, struct bt_front_generation *g,
                        struct bt_front_error *e)
@@ -446,8 +446,8 @@ static bool make_specs(const struct bt_front_model *m, const struct lengths *l,
     return true;
 }
 
-/* Logprobs of the prompt: for echo's own, for the field of that name, and where no token is
- * generated the request would have nothing to do without them. */
+/* The prompt's logprobs are needed for echo with logprobs and for the field prompt_logprobs. A
+ * request without generated tokens needs them too: it would have nothing else to do. */
 static void want_prompt_logprobs(const struct bt_front_options *opt, const struct lengths *l,
                                  struct bt_gen_spec *spec)
 {
@@ -456,7 +456,7 @@ static void want_prompt_logprobs(const struct bt_front_options *opt, const struc
     spec->prompt_top = top > 0 ? (uint32_t)top : 0;
 }
 
-/* Cheap checks first: nothing is tokenized for a request that will be refused anyway. */
+/* Makes the cheap checks first: no prompt is tokenized for a request that is refused anyway. */
 static bool take_generation(const struct bt_front_model *m, bool chat, const json_t *root,
                             struct bt_gen_spec *base, struct bt_front_generation *g,
                             struct bt_front_error *e)
@@ -507,7 +507,7 @@ bool bt_front_parse_generation(const struct bt_front_model *m, bool chat, const 
 
 /* ---- /tokenize and /detokenize ---- */
 
-/* fields: of enum bt_front_object, what the body may have. */
+/* fields: an enum bt_front_object; which fields the body may have. */
 static bool tokenize(const struct bt_front_model *m, unsigned fields, const void *body, size_t len,
                      struct bt_tokens *out, bool *want_strings_p, struct bt_front_error *e)
 {
@@ -516,7 +516,8 @@ static bool tokenize(const struct bt_front_model *m, unsigned fields, const void
         return false;
     }
     *want_strings_p = false;
-    struct bt_front_model any_length = *m; /* the limit counts reading, whatever the result */
+    struct bt_front_model any_length = *m; /* this route has no limit on tokens, only on the time to
+                                            * read */
     any_length.piece_max = 0;
     m = &any_length;
     bool chat = bt_front_has(root, "messages");

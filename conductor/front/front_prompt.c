@@ -1,5 +1,5 @@
-/* Prompts and chat messages of a request's JSON into token ids, for generations and for the two
- * routes that only tokenize. Pure but for the tokenizer and the chat template it calls. */
+/* Turns the prompts and chat messages in a request's JSON into token ids, for generations and for
+ * the two routes that only tokenize. Pure, except for the tokenizer and the chat template. */
 #include "conductor/front/front_prompt.h"
 
 #include <stdio.h>
@@ -9,9 +9,9 @@
 #include "conductor/front/front_fields.h"
 
 #define BEHIND_LAST_MAX 256 /* bytes that a chat template may write behind the last message */
-/* Templates read a handful of variables; more would only cost memory and time. */
+/* Templates read only a few variables; more would cost memory and time. */
 #define KWARGS_MAX 256
-#define LOOK       65536 /* elements between two looks at whether to stop */
+#define LOOK       65536 /* elements between two checks whether to stop */
 
 static void push_id(struct bt_tokens *t, uint32_t id)
 {
@@ -22,7 +22,7 @@ static void push_id(struct bt_tokens *t, uint32_t id)
     t->ids[t->n++] = id;
 }
 
-/* True: e says that reading was stopped. */
+/* True: reading was stopped, and e says so. */
 static bool stopped(const struct bt_front_model *m, struct bt_front_error *e)
 {
     return m->watch != NULL && m->watch->stop(m->watch->arg) &&
@@ -62,8 +62,8 @@ bool bt_front_take_ids(const struct bt_front_model *m, const char *key, const js
 static bool encode(const struct bt_front_model *m, const char *key, const char *text, size_t len,
                    bool add_special, struct bt_tokens *out, struct bt_front_error *e)
 {
-    /* Megabytes of text would hold up every stream for half a second, only to be refused. The
-     * factor leaves room for a normalizer that shortens. */
+    /* Tokenizing megabytes of text, only to refuse them, would delay every stream by half a second.
+     * The factor 4 leaves room for a normalizer that shortens the text. */
     if (m->piece_max > 0 && len / 4 / m->piece_max >= m->max_model_len) {
         return bt_front_fail(
             e, 400, key, "context_length_exceeded",
@@ -108,7 +108,7 @@ static bool take_prompt(const struct bt_front_model *m, const json_t *v, bool sp
     return bt_front_take_ids(m, "prompt", v, out, e);
 }
 
-/* What `echo` tells back: the client's own string, or the text of its ids. */
+/* The text that `echo` returns: the client's own string, or the text of its ids. */
 static bool take_text(const struct bt_front_model *m, const json_t *v, bool skip_special,
                       struct bt_front_prompt *p, struct bt_front_error *e)
 {
@@ -154,7 +154,7 @@ bool bt_front_take_prompts(const struct bt_front_model *m, const json_t *root, b
     return true;
 }
 
-/* A text part of a message's content. */
+/* Checks one text part of a message's content. */
 static bool check_part(const json_t *part, size_t i, size_t k, struct bt_front_error *e)
 {
     char prefix[64];
@@ -174,8 +174,8 @@ static bool check_part(const json_t *part, size_t i, size_t k, struct bt_front_e
     return bt_front_fields_check(part, FRONT_PART, prefix, e);
 }
 
-/* Text of a message's content: a string, null (an assistant's), or text parts joined by newlines.
- * NULL: e is set. */
+/* Returns the text of a message's content: a string, null (only of an assistant), or text parts
+ * joined by newlines. NULL: e is set. */
 static json_t *take_content(const json_t *content, const char *role, size_t i,
                             struct bt_front_error *e)
 {
@@ -209,7 +209,7 @@ static json_t *take_content(const json_t *content, const char *role, size_t i,
     return s;
 }
 
-/* What else of a message goes to the template. */
+/* Checks the other fields of a message that the template gets. */
 static bool check_strings(const json_t *msg, const char *prefix, struct bt_front_error *e)
 {
     static const char *const names[] = {"name", "reasoning_content", "reasoning"};
@@ -258,7 +258,7 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct bt_fro
     if (bt_front_has(msg, "name")) {
         json_object_set(clean, "name", json_object_get(msg, "name"));
     }
-    if (json_is_string(thoughts)) { /* templates know it by one name or the other */
+    if (json_is_string(thoughts)) { /* templates use one name or the other */
         json_object_set(clean, "reasoning_content", (json_t *)thoughts);
         json_object_set(clean, "reasoning", (json_t *)thoughts);
     }
@@ -266,9 +266,8 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct bt_fro
     return true;
 }
 
-/* continue_final_message: the rendered prompt ends with the last message's own text, so that the
- * model goes on writing it. Templates may trim a message, so its trimmed text is looked for, too.
- */
+/* continue_final_message: cuts the rendered prompt behind the last message's own text, so that the
+ * model continues that message. Templates may trim a message, so its trimmed text counts too. */
 static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struct bt_front_error *e)
 {
     const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
@@ -308,9 +307,9 @@ static bool among(const char *const *names, size_t n, const char *name)
     return i < n;
 }
 
-/* chat_template_kwargs set variables of the template that the model's authors have thought of. They
- * do not set what the server or the model's files set, and do not switch on what the server cannot
- * do: the model would write calls of tools that nobody reads. */
+/* Checks the name of one of chat_template_kwargs. They may set variables that the model's authors
+ * made for users. They may not set what the server or the model's files set. They may not switch on
+ * what the server cannot do: it could not return the model's tool calls, for example. */
 static bool check_kwarg(const char *name, struct bt_front_error *e)
 {
     static const char *const of_request[] = {"messages", "add_generation_prompt",
@@ -365,7 +364,7 @@ static bool take_kwargs(const json_t *root, json_t *ctx, struct bt_front_error *
     return true;
 }
 
-/* The template's context from a chat body; NULL: e is set. */
+/* Makes the template's context from a chat body. NULL: e is set. */
 static json_t *chat_context(const json_t *root, bool go_on, struct bt_front_error *e)
 {
     const json_t *list = json_object_get(root, "messages");
@@ -401,7 +400,7 @@ static json_t *chat_context(const json_t *root, bool go_on, struct bt_front_erro
     return ctx;
 }
 
-/* Messages through the chat template into tokens. */
+/* Turns messages into tokens with the chat template. */
 bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
                         struct bt_front_error *e)
 {

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OF_ONE     4 /* one key, and one answer, may have this part of all */
+#define OF_ONE     4 /* one key, and one answer, may have one part in so many */
 #define SMALL      (256 * 1024)
-#define GRANULE    (16 * 1024) /* an answer grows by so much at once: sums are rarely made */
+#define GRANULE    (16 * 1024) /* step by which an answer grows: sums are rarely made */
 #define RETRY_S    5
 #define BY_ADDRESS (1ull << 63)
 #define MIB        (1024.0 * 1024.0)
@@ -54,15 +54,15 @@ static bool busy(struct bt_front_error *e, const char *whose, size_t limit)
         whose, (double)limit / MIB);
 }
 
-/* Of all, for an answer of so many bytes. New ones leave a quarter to those that there are, and
- * all but the small ones an eighth to the small ones: whoever keeps much and reads slowly does not
- * keep ordinary requests out. */
+/* The limit on all answers' memory, for an answer of so many bytes. New answers leave a quarter for
+ * those that exist. Large ones leave an eighth for small ones: clients that keep much and read
+ * slowly must not keep ordinary requests out. */
 static size_t limit_for(const struct bt_front_room *r, size_t bytes, bool is_new)
 {
     return bytes <= SMALL ? r->max : r->max - r->max / (is_new ? 4 : 8);
 }
 
-/* more: beyond what the owner has now; limit: of all. */
+/* more: in addition to what the owner has now; limit: on all answers. */
 static bool fits(const struct bt_front_room *r, uint64_t owner, size_t more, size_t limit,
                  struct bt_front_error *e)
 {

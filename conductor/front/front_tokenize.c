@@ -1,11 +1,13 @@
-/* POST /tokenize and /detokenize: as vLLM has them. */
+/* POST /tokenize and /detokenize, as in vLLM. */
 #include "conductor/front/front_jobs.h"
 
-/* Bytes of text that /detokenize makes at most. A body of 4 MiB has about 700,000 ids of a large
- * vocabulary, whose usual text is 3 MiB; with the longest tokens it would be hundreds of MiB. */
+/* The most bytes of text that /detokenize makes. A body of 4 MiB has about 700,000 ids of a
+ * large vocabulary. Their usual text is 3 MiB, but with the longest tokens it would be
+ * hundreds of MiB. */
 #define TEXT_MAX (8 * 1024 * 1024)
 
-/* As tokenizer.json spells them, which tells tokens apart that are no characters by themselves. */
+/* Writes the tokens as tokenizer.json spells them. That spelling tells tokens apart whose bytes are
+ * not whole characters. */
 static void put_token_strings(const struct bt_front_model *m, const struct bt_tokens *ids,
                               struct bt_buf *out)
 {
@@ -49,7 +51,7 @@ static void run_tokenize(const struct bt_front_model *m, struct bt_front_job *j)
     bt_tokens_cleanup(&ids);
 }
 
-/* The text of ids may be many times as long as the body. */
+/* Decodes within TEXT_MAX: the text of ids may be many times as long as the body. */
 static bool decode(const struct bt_front_model *m, const struct bt_tokens *ids, struct bt_buf *text,
                    struct bt_front_error *e)
 {

@@ -1,5 +1,5 @@
-/* Token ids for parts of the conductor that are no HTTP client (admin_pins.c), on the reading
- * threads. */
+/* Token ids for parts of the conductor that are not HTTP clients (admin_pins.c). The reading
+ * threads make them. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,16 +1,17 @@
-/* Long answers in slices; see front_write.h. */
+/* Writes long answers in slices; see front_write.h. */
 #include "conductor/front/front_write.h"
 
 #include "common/http/http.h"
 
-/* In the order in which they are written. A stream's echo ends before STEP_FINISH. */
+/* The parts of an answer, in the order in which they are written. A stream's echo ends before
+ * STEP_FINISH. */
 enum {
     STEP_BEGIN,
     STEP_CHOICE,
     STEP_ECHO, /* the prompt's text */
     STEP_TEXT,
     STEP_TEXT_END,
-    STEP_PART, /* of the logprobs: its key */
+    STEP_PART, /* of the logprobs: the part's key */
     STEP_PART_PROMPT,
     STEP_PART_OWN,
     STEP_PART_END,
@@ -18,12 +19,12 @@ enum {
     STEP_PROMPT_LOGPROBS,
     STEP_CHOICE_END,
     STEP_USAGE,
-    STEP_CHAT_LOGPROBS, /* the prompt's, behind the choices */
+    STEP_CHAT_LOGPROBS, /* logprobs of a chat's prompt, behind the choices */
     STEP_EXTRAS,
     STEP_DONE
 };
 
-/* What is written of a choice. */
+/* What to write of one choice. */
 struct source {
     struct bt_front_answer *a;
     struct bt_front_answer_prompt *p;
@@ -37,8 +38,8 @@ static bool has_prompt(const struct source *s)
     return s->a->opt.echo && s->a->opt.logprobs >= 0;
 }
 
-/* As much of [w->at, from->len) as there is room for; escaped: as text of a JSON string, cut
- * between characters. True: that was all. */
+/* Writes as much of [w->at, from->len) as there is room for. escaped: as text of a JSON string, cut
+ * only between characters. True: all is written. */
 static bool put_some(struct source *s, struct bt_front_writer *w, const struct bt_buf *from,
                      bool escaped, struct bt_buf *out)
 {
@@ -100,7 +101,7 @@ static void end_part(struct source *s, struct bt_front_writer *w, struct bt_buf 
     }
 }
 
-/* STEP_ECHO to STEP_PART_END: what whole responses and events have in common. */
+/* STEP_ECHO to STEP_PART_END: the steps that whole responses and events have in common. */
 static void step_choice(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
     switch (w->step) {
@@ -129,7 +130,7 @@ static void step_choice(struct source *s, struct bt_front_writer *w, struct bt_b
     }
 }
 
-/* The field of that name: of a choice, or of a chat. */
+/* Writes the field prompt_logprobs: of a choice, or of a chat answer. */
 static void put_prompt_logprobs(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
     struct bt_front_answer *a = s->a;
