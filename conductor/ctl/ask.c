@@ -1,4 +1,4 @@
-/* One question to a conductor's admin service and its answer. */
+/* Asks a conductor's Admin service one question and takes the answer. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -6,15 +6,14 @@
 #include "common/rpc/rpc.h"
 #include "conductor/ctl/ctl.h"
 
-#define DEADLINE_MS                                                                                \
-    10000 /* longer than a conductor waits for etcd (twice 3 s), so that its own message arrives   \
-           */
+/* Longer than a conductor waits for etcd (twice 3 s), so that the conductor can still answer. */
+#define DEADLINE_MS 10000
 
 /* Says on stderr why a call failed. */
 static void say_failure(const struct bt_ctl *c, int code, const char *detail)
 {
     if (code == BT_GRPC_NOT_FOUND || code == BT_GRPC_FAILED_PRECONDITION ||
-        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's message needs no addition */
+        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's message says it all */
         fprintf(stderr, "batonctl: %s\n", detail);
         return;
     }

@@ -1,5 +1,5 @@
-/* batonctl: asks a conductor's Admin service and prints tables or JSON. One blocking call per run.
- * Exit status: 0 ok, 1 failed (the message says what and the remedy), 2 usage. */
+/* batonctl: asks a conductor's Admin service and prints tables or JSON. Each run makes one blocking
+ * call. Exit status: 0 ok, 1 failed (the message says what failed and what helps), 2 usage. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,7 +101,7 @@ static const char *member_state(const Baton__Member *m)
     }
 }
 
-/* null: nothing was said. */
+/* null: the worker reports nothing. */
 static json_t *mixed_json(const Baton__MixedSteps *m)
 {
     return m == NULL ? json_null()
@@ -133,14 +133,14 @@ static json_t *pool_json(const Baton__PoolLoad *p)
                            (json_int_t)p->slots_quarantine, "leases", (json_int_t)p->leases);
 }
 
-/* null: it is no worker, or (of next_role) it does not change. */
+/* null: not a worker, or (for next_role) the role does not change. */
 static json_t *role_json(const char *kind, uint32_t role)
 {
     bool worker = bt_roles_of_kind(kind) != 0;
     return worker && role != 0 ? json_string(bt_roles_name(role)) : json_null();
 }
 
-/* An older daemon does not say what it calls its model. */
+/* An older daemon does not report its model's name. */
 static bool is_misnamed(const Baton__AdminStatus *s, const Baton__Member *m)
 {
     return m->model[0] != '\0' && strcmp(m->model, s->model_id) != 0;
@@ -193,7 +193,7 @@ static json_t *node_json(const Baton__AdminNode *n)
                      pool_json(n->pool));
 }
 
-/* null: an older conductor, which does not say. */
+/* null: an older conductor does not report it. */
 static json_t *scheduling_json(const Baton__AdminStatus *s)
 {
     return s->policy[0] == '\0'
@@ -268,7 +268,7 @@ static void role_cell(struct bt_ctl_table *t, const Baton__AdminNode *n)
     }
 }
 
-/* The limits of steps with prompts beside rows that are in force at a worker. */
+/* The limits of mixed steps in force at a worker. */
 static void mixed_cell(struct bt_ctl_table *t, const Baton__MixedSteps *m)
 {
     if (m == NULL || !(m->step_ms > 0)) {
@@ -440,7 +440,7 @@ bool bt_ctl_is_option(const char *arg, const char *name)
     return strncmp(arg, name, n) == 0 && (arg[n] == '\0' || (n > 2 && arg[n] == '='));
 }
 
-/* 0: go on; otherwise exit status + 1 to leave with. */
+/* 0: continue; otherwise exit with the returned value - 1. */
 static int parse_option(struct bt_ctl *c, int argc, char **argv, int *i)
 {
     const char *arg = argv[*i], *v;
@@ -495,7 +495,7 @@ static int command(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct bt_ctl *c);
-        const char *arg; /* name of its argument; NULL: it takes none */
+        const char *arg; /* name of its argument; NULL: none */
         const char *arg2;
     } commands[] = {
         {"status", cmd_status, NULL, NULL},        {"nodes", cmd_nodes, NULL, NULL},
@@ -553,7 +553,7 @@ static int command(int argc, char **argv)
         if (c.pin.given != NULL && commands[i].run != bt_ctl_pin) {
             return bt_ctl_usage("that option belongs to pin only", c.pin.given);
         }
-        bool empty = c.arg == NULL || c.arg[0] == '\0'; /* "$ID" of a script that has none */
+        bool empty = c.arg == NULL || c.arg[0] == '\0'; /* "$ID" in a script that has no id */
         if (empty && commands[i].arg != NULL && !last) {
             return bt_ctl_usage("this command wants an argument", commands[i].arg);
         }

@@ -12,11 +12,11 @@
 #include "conductor/ctl/ctl.h"
 #include "conductor/ctl/table.h"
 
-#define FILE_BYTES_MAX (8u << 20) /* well below the limit of a gRPC message */
+#define FILE_BYTES_MAX (8u << 20) /* far below the limit of a gRPC message */
 
 /* ---- options ---- */
 
-/* "90s", "30m", "1h", "7d"; 0: it is none. */
+/* Reads "90s", "30m", "1h" or "7d". 0: it is none of these. */
 static uint64_t parse_ttl(const char *text)
 {
     static const struct {
@@ -71,9 +71,9 @@ static int sources(const struct bt_ctl_pin *p)
            (p->chat_file != NULL) + (p->request != NULL);
 }
 
-/* ---- what is to be pinned ---- */
+/* ---- what to pin ---- */
 
-/* All of a file ("-": standard input), with a NUL behind it; NULL after a message. */
+/* Returns a whole file ("-": standard input), with a NUL behind it. NULL: a message was printed. */
 static char *read_file(const char *path, size_t *len_p)
 {
     bool in = strcmp(path, "-") == 0;
@@ -110,7 +110,7 @@ static json_t *text_body(const char *text, size_t len, const char *from)
     return json_pack("{s:o}", "prompt", v);
 }
 
-/* Numbers with white space or commas between them, or a JSON array of them. */
+/* Reads numbers with white space or commas between them, or a JSON array of numbers. */
 static json_t *tokens_body(char *text, const char *path)
 {
     json_t *ids = json_array();
@@ -129,8 +129,9 @@ static json_t *tokens_body(char *text, const char *path)
     return json_pack("{s:o}", "prompt", ids);
 }
 
-/* A request's body, or its messages alone. Unless it says otherwise it ends behind the last
- * message: what the template writes for an answer to come is no prefix of a longer conversation. */
+/* Reads a request's body, or only its messages. Unless the body says otherwise, the prompt ends
+ * behind the last message. What the template writes to begin an answer is not a prefix of a longer
+ * conversation. */
 static json_t *chat_body(const char *text, size_t len, const char *path)
 {
     json_error_t e;
@@ -150,7 +151,8 @@ static json_t *chat_body(const char *text, size_t len, const char *path)
         json_decref(v);
         return NULL;
     }
-    json_object_del(v, "model"); /* the cluster serves one; its name is not part of the prompt */
+    json_object_del(v, "model"); /* the cluster serves one model; its name is not part of the
+                                  * prompt */
     if (json_object_get(v, "add_generation_prompt") == NULL) {
         json_object_set_new(v, "add_generation_prompt", json_false());
     }
@@ -175,7 +177,8 @@ static json_t *make_body(const struct bt_ctl_pin *p)
     return body;
 }
 
-/* The tenant that a conductor makes of an API key: 32 hex digits; false after a message. */
+/* Makes the tenant that a conductor would make of an API key: 32 hex digits. False: a message was
+ * printed. */
 static bool tenant_of_key(const char *path, char tenant[33])
 {
     size_t len = 0;
@@ -274,7 +277,7 @@ static void pins_table(const Baton__AdminPins *a)
     bt_ctl_table_cleanup(&t);
 }
 
-/* Prints and frees the reply to a pin or an unpin; NULL: the error has been said. */
+/* Prints and frees the reply to a pin or an unpin. NULL: the error was printed before. */
 static int show(const struct bt_ctl *c, Baton__AdminPin *p, bool unpinned)
 {
     if (p == NULL) {

@@ -78,7 +78,7 @@ int bt_ctl_requests(const struct bt_ctl *c)
 
 /* ---- explain ---- */
 
-/* Negative: not known. */
+/* Negative: unknown. */
 static json_t *ms_json(double ms)
 {
     return ms < 0 ? json_null() : json_real(ms);

@@ -1,4 +1,4 @@
-/* The conductor's address: option, environment, local cluster; and the certificate to show it. */
+/* Where the conductor is (option, environment, local cluster), and the client's certificate. */
 #include "conductor/ctl/where.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 #include "common/conf/conf.h"
 
-/* Folder of the local cluster's state; the caller frees. */
+/* Returns the folder of the local cluster's state. The caller frees it. */
 static char *state_dir(const struct bt_ctl *c)
 {
     if (c->state_dir != NULL) {
@@ -20,8 +20,8 @@ static char *state_dir(const struct bt_ctl *c)
                       (unsigned)getuid());
 }
 
-/* In a directory such as /tmp somebody else may have made the folder: then its address and its CA
- * would be that person's. */
+/* In a directory such as /tmp another user may have made the folder. The address and the CA in it
+ * would then be that user's. */
 static bool is_ours(const char *dir)
 {
     struct stat st;

@@ -1,4 +1,4 @@
-/* Nodes that are to be emptied: a mark in etcd that every conductor follows. Loop thread. */
+/* Nodes to drain: a mark in etcd that every conductor follows. Loop thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,10 +46,10 @@ bool bt_session_serves(const struct bt_session *s)
            !s->departed && s->ready && !s->draining;
 }
 
-/* Workers that take new requests, by whether they are on the node and by role. */
+/* How many workers take new requests, on the node and elsewhere, by role. */
 struct staff {
     uint32_t here[2], elsewhere[2], all_elsewhere; /* [0] prefill, [1] decode */
-    const char *name[2];                           /* one of those that are here */
+    const char *name[2];                           /* of one worker here */
 };
 
 static struct staff staff_of(const struct bt_view *v, const char *node)
@@ -229,7 +229,7 @@ void bt_view_refresh(struct bt_view *v, bt_etcd_put_fn done, void *arg)
 
 /* ---- the commands ---- */
 
-#define TRIES 8 /* others may drain and change roles meanwhile */
+#define TRIES 8 /* others may drain and change roles at the same time */
 
 struct drain {
     struct bt_view *v;
@@ -252,7 +252,8 @@ static void attempt(struct drain *d);
 static void on_refreshed(void *arg, bt_status_t st)
 {
     struct drain *d = arg;
-    bool damaged = st == BT_ERR_PEER_PROTOCOL; /* the roles, which force does not ask for */
+    bool damaged = st == BT_ERR_PEER_PROTOCOL; /* the role table is damaged; with force it is not
+                                                * needed */
     if (st != BT_OK && !(d->force && damaged)) {
         end_drain(d, st, NULL);
         return;
@@ -279,10 +280,10 @@ static void on_written(void *arg, bt_status_t st, bool succeeded)
     }
 }
 
-/* Marked in the view before etcd has it: of two commands here the second one is checked against
- * what the first one leaves. Of two at different conductors the later one takes notice of the other
- * mark first, forced or not; only the question who would be left is not asked with force, and so
- * roles may change meanwhile. */
+/* Sets the mark in the view before etcd has it. So the second of two commands at this conductor is
+ * checked against what the first one leaves. Of two commands at different conductors, etcd refuses
+ * the later one until its conductor has seen the other's mark, with force or without. Force only
+ * skips the check of what would be left, so with force the roles may change meanwhile. */
 static void attempt(struct drain *d)
 {
     struct bt_view *v = d->v;

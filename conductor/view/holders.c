@@ -1,27 +1,27 @@
-/* The extent index: an open table of 24-byte entries, linear probing, deletion by shifting back, so
- * that it never has to be rebuilt. A kvstore has an inner id; when all of it is forgotten the inner
- * id dies at once and its entries are cleaned by a sweep, after which the id is used again. See
- * holders.h. */
+/* The extent index: an open hash table of 24-byte entries with linear probing. Deletion shifts
+ * entries back, so the table never has to be rebuilt. A kvstore has an inner id. When all its
+ * extents are forgotten, the inner id dies at once. A sweep then removes it from the entries, and
+ * only after that the id is used again. See holders.h. */
 #include "conductor/view/holders.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define INNER        4096u /* inner ids: live ones, and dead ones that are being swept */
+#define INNER        4096u /* inner ids: live ones, and dead ones that are not swept yet */
 #define INLINE       4
-#define MANY         255 /* entry.n: its holders are a bitmap */
+#define MANY         255 /* entry.n: a bitmap has the holders */
 #define NONE         UINT16_MAX
 #define WORDS        (INNER / 64)
-#define SWEEP_FORGET ((size_t)1 << 18) /* places at once: about a millisecond */
+#define SWEEP_FORGET ((size_t)1 << 18) /* places in one call: about a millisecond */
 #define SWEEP_ADD    16
-#define AHEAD        8 /* entries whose memory is asked for before they are looked at */
+#define AHEAD        8 /* how many entries ahead memory is fetched */
 
 struct entry {
     uint64_t key;
     uint32_t depth : 24;
     uint32_t n : 8; /* 0: empty */
     uint16_t ids[INLINE];
-    uint32_t bitmap; /* number of it, if n is MANY */
+    uint32_t bitmap; /* the number of its bitmap, if n is MANY */
 };
 _Static_assert(sizeof(struct entry) == 24, "what holders.h says of memory");
 
@@ -38,9 +38,9 @@ struct bt_holders {
     struct bitmap *maps;
     uint32_t n_maps, maps_cap, free_map; /* free_map: UINT32_MAX none */
     uint64_t replicas;
-    uint16_t inner_of[BT_HOLDERS_KVSTORES_MAX]; /* NONE: it has nothing */
+    uint16_t inner_of[BT_HOLDERS_KVSTORES_MAX]; /* NONE: it has no extents */
     uint16_t outer_of[INNER];
-    uint16_t unswept[BT_HOLDERS_KVSTORES_MAX]; /* inner ids that it had and that are being swept */
+    uint16_t unswept[BT_HOLDERS_KVSTORES_MAX]; /* how many of its inner ids are not swept yet */
     uint64_t held[INNER];
     uint8_t state[INNER]; /* id_state_t */
     uint64_t live[WORDS]; /* inner ids in ID_LIVE */
@@ -89,7 +89,7 @@ static size_t after(const struct bt_holders *x, size_t i)
     return i + 1 == x->places ? 0 : i + 1;
 }
 
-/* Its entry, or the empty one where it would go. */
+/* Returns the key's entry, or the empty place where the key would go. */
 static struct entry *find(const struct bt_holders *x, uint64_t key)
 {
     size_t i = home_of(x, key);
@@ -99,8 +99,8 @@ static struct entry *find(const struct bt_holders *x, uint64_t key)
     return &x->e[i];
 }
 
-/* Empties place i and moves back what a probe would no longer find. An entry that comes to lie
- * before the sweep without having been swept takes the sweep back with it. */
+/* Empties place i and moves back entries that a probe would no longer find. If an entry that is not
+ * swept yet moves to a place that the sweep has passed, the sweep goes back to that place. */
 static void erase(struct bt_holders *x, size_t i)
 {
     x->keys--;
@@ -168,7 +168,7 @@ static void put(struct bt_holders *x, struct entry *e, uint16_t id)
     x->maps[e->bitmap].n++;
 }
 
-/* The bitmap's holders, as far as cap goes. */
+/* Writes the bitmap's holders to ids, at most cap. */
 static uint32_t list_map(const struct bitmap *m, uint16_t *ids, uint32_t cap)
 {
     uint32_t n = 0;
@@ -180,7 +180,7 @@ static uint32_t list_map(const struct bitmap *m, uint16_t *ids, uint32_t cap)
     return n;
 }
 
-/* e has it. */
+/* Removes id from e, which must have it. */
 static void drop(struct bt_holders *x, struct entry *e, uint16_t id)
 {
     if (e->n != MANY) {
@@ -193,7 +193,7 @@ static void drop(struct bt_holders *x, struct entry *e, uint16_t id)
     }
     struct bitmap *m = &x->maps[e->bitmap];
     m->w[id / 64] &= ~((uint64_t)1 << (id % 64));
-    if (--m->n <= INLINE / 2) { /* half of it: not back and forth at the border */
+    if (--m->n <= INLINE / 2) { /* only at half, so that it does not change back and forth */
         e->n = list_map(m, e->ids, INLINE);
         m->next_free = x->free_map;
         x->free_map = e->bitmap;
@@ -202,7 +202,8 @@ static void drop(struct bt_holders *x, struct entry *e, uint16_t id)
 
 /* ---- inner ids, and the sweep ---- */
 
-/* Dead ids leave the entry. True: it is empty and its place is another's now. */
+/* Removes dead ids from the entry at place i. True: the entry was empty and is erased, so place i
+ * may have another entry now. */
 static bool clean(struct bt_holders *x, size_t i)
 {
     struct entry *e = &x->e[i];
@@ -234,7 +235,7 @@ static void end_of_pass(struct bt_holders *x)
         if (x->state[id] == ID_SWEPT) {
             x->state[id] = ID_FREE;
             x->unswept[x->outer_of[id]]--;
-        } else if (x->state[id] == ID_DEAD) { /* since the pass began: once more from the start */
+        } else if (x->state[id] == ID_DEAD) { /* dead since the pass began: needs one whole pass */
             x->state[id] = ID_SWEPT;
         }
     }
@@ -299,14 +300,14 @@ static uint16_t inner(struct bt_holders *x, uint32_t id)
                 return (uint16_t)in;
             }
         }
-        bt_holders_sweep(x, x->places + 1); /* thousands were forgotten faster than it was swept */
+        bt_holders_sweep(x, x->places + 1); /* thousands were forgotten faster than the sweep ran */
     }
 }
 
 /* ---- what the view does ---- */
 
-/* The last quarter is for kvstores that have less than an equal share: one that announces more than
- * there is room for does not keep the others' extents out. */
+/* May the kvstore add a key? The last quarter is for kvstores that have less than an equal share.
+ * So a kvstore that announces too much does not keep the others' extents out. */
 static bool has_room(const struct bt_holders *x, uint16_t in)
 {
     size_t last = x->keys_max / 4;
@@ -353,7 +354,8 @@ void bt_holders_remove(struct bt_holders *x, const struct bt_kv_key *key, uint32
     }
 }
 
-/* Of the candidates those that e has stay; the others' match ends at n. False: nobody is left. */
+/* Keeps the candidates that e has. For the others the match ends at n. False: no candidate is
+ * left. */
 static bool narrow(const struct bt_holders *x, const struct entry *e, uint64_t *cand, uint32_t n,
                    uint32_t *match, uint32_t n_ids)
 {
@@ -404,7 +406,7 @@ void bt_holders_match(const struct bt_holders *x, const struct bt_kv_key *keys, 
     (void)narrow(x, &empty, cand, n, match, n_ids);
 }
 
-/* Holders of e that are not forgotten: up to cap ids; returns how many there are. */
+/* Writes up to cap holders of e that are not forgotten to ids. Returns how many there are. */
 static uint32_t live_of(const struct bt_holders *x, const struct entry *e, uint32_t *ids,
                         uint32_t cap)
 {

@@ -1,5 +1,5 @@
-/* The role table, as a conductor reads and changes it. A change is checked against the very table
- * that it replaces. Loop thread. */
+/* Reads and changes the role table. A change is written only if the table is still the one that it
+ * was checked against. Loop thread. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,9 +10,9 @@
 #include "common/rpc/ranges.h"
 #include "conductor/view/view_priv.h"
 
-#define TRIES 8 /* others may change the table meanwhile */
+#define TRIES 8 /* others may change the table at the same time */
 
-/* One wish on its way. */
+/* One change of a role, until it is written or refused. */
 struct change {
     struct bt_view *v;
     char *worker, *by;
@@ -20,7 +20,7 @@ struct change {
     void (*done)(void *arg, const struct bt_view_role_done *d);
     void *arg;
     uint32_t tries;
-    char *kind, *name; /* of the worker found */
+    char *kind, *name; /* of the worker that was found */
     uint32_t before, role;
     uint64_t epoch;
 };
@@ -165,7 +165,7 @@ static struct bt_session *find_worker(struct change *c)
     return found;
 }
 
-/* Could others do what s will not do any more? `role` is one bit. */
+/* Can other workers take over the role (one bit) that s gives up? False: the answer is sent. */
 static bool others_take(struct change *c, const Baton__RoleTable *t, const struct bt_session *s,
                         uint32_t role)
 {
@@ -177,7 +177,7 @@ static bool others_take(struct change *c, const Baton__RoleTable *t, const struc
         uint32_t has = e != NULL ? e->role : bt_roles_of_kind(o->member->kind);
         if (o != s && bt_session_serves(o) && (has & role) != 0) {
             others++;
-            uint32_t len = o->has_load ? o->load.max_model_len : 0; /* 0: not known */
+            uint32_t len = o->has_load ? o->load.max_model_len : 0; /* 0: unknown */
             longest = BT_MAX(longest, len != 0 ? len : UINT32_MAX);
         }
     }
@@ -304,8 +304,7 @@ static void on_written(void *arg, bt_status_t st, bool succeeded)
     free_change(c);
 }
 
-/* t without the worker's entries, and with the wish. Entries of processes that are no more go too.
- */
+/* Writes t without the worker's entries, of earlier incarnations too, and with its new role. */
 static void write_table(struct change *c, const Baton__RoleTable *t, const struct bt_session *s)
 {
     struct bt_view *v = c->v;

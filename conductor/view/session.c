@@ -1,4 +1,4 @@
-/* One session with a worker or a kvstore (common/rpc/session.h): what is said in it, loads, block
+/* One session with a worker or a kvstore (common/rpc/session.h): its messages, loads and block
  * events, and when it is dialled. Loop thread. */
 #include <inttypes.h>
 #include <math.h>
@@ -14,9 +14,9 @@
 
 #define BACKOFF_FIRST_MS    100u
 #define BACKOFF_MAX_MS      2000u
-#define FLIGHTS_MS          5u  /* between two looks whether all plans know that it was lost */
-#define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
-#define UNSWEPT_MAX         2u  /* forgotten contents of a kvstore that may wait to be swept */
+#define FLIGHTS_MS          5u  /* between two checks whether all plans know of the loss */
+#define BLOCKS_CREDIT       64u /* most BlockEvents under way */
+#define UNSWEPT_MAX         2u  /* a kvstore's forgotten contents that may wait for the sweep */
 #define BLOCK_ADDED_BYTES   36u
 #define BLOCK_REMOVED_BYTES 32u
 #define MIXED_TELL_NS       1000000000ull
@@ -38,8 +38,8 @@ static void blocks_credit(struct bt_session *s, uint32_t n)
     }
 }
 
-/* Gives credit back. To forget what a kvstore has costs a sweep of the index: one that begins anew
- * again and again waits until the sweeps are over. */
+/* Gives credit back. Each time a kvstore's contents are forgotten, the index has to sweep once. A
+ * kvstore that announces them again and again gets no more credit until the sweeps are over. */
 static void blocks_more(struct bt_session *s)
 {
     if (s->blocks.stream != NULL && s->blocks.unacked >= BLOCKS_CREDIT / 2 &&
@@ -72,7 +72,8 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
         forget_blocks(s);
         s->blocks.synced = true;
     } else if (s->blocks.seq != 0 && e->seq != s->blocks.seq) {
-        /* Deltas were dropped on the way: what we have may be gone by now. An inventory follows. */
+        /* Deltas were lost on the way, so the index may have blocks that are gone. An inventory
+         * follows. */
         BT_INFO("blocks_gap", "kvstore=%s expected=%" PRIu64 " got=%" PRIu64, s->member->name,
                 s->blocks.seq, e->seq);
         bt_metric_add(s->view->m_gaps, 1);
@@ -86,7 +87,7 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
         uint32_t depth =
             p[32] | (uint32_t)p[33] << 8 | (uint32_t)p[34] << 16 | (uint32_t)p[35] << 24;
         if ((depth + 1) % s->view->conf.extent_blocks != 0) {
-            continue; /* inside of an extent: its last block stands for it */
+            continue; /* inside an extent: the extent's last block stands for it */
         }
         if (!bt_holders_add(s->view->index, &key, depth, s->kv_id)) {
             bt_metric_add(s->view->m_index_full, 1);
@@ -133,7 +134,7 @@ static void on_blocks_close(void *arg, struct bt_rpc_stream *st, int code, const
     (void)st;
     s->blocks.stream = NULL;
     forget_blocks(s);
-    if (code == BT_GRPC_UNIMPLEMENTED) { /* an older kvstore: served without its index */
+    if (code == BT_GRPC_UNIMPLEMENTED) { /* an older kvstore: its blocks are not in the index */
         BT_WARN("blocks_unsupported", "kvstore=%s", s->member->name);
         return;
     }
@@ -173,8 +174,8 @@ static void blocks_open(struct bt_session *s)
 
 /* ---- loads ---- */
 
-/* A worker of another version may have other segments: the last price goes for those missing. One
- * that is no number is as good as none. */
+/* Takes a worker's step cost. A worker of another version may have fewer segments: the missing ones
+ * get the last price. A cost that is not finite or is negative is ignored. */
 static void take_cost(struct bt_session *s, const Baton__StepCost *c)
 {
     s->load.cost = NULL;
@@ -203,8 +204,8 @@ static void take_cost(struct bt_session *s, const Baton__StepCost *c)
     s->load.cost = &s->load_cost;
 }
 
-/* What is in force there. One that says nothing may have any limit, or none: nothing is counted on.
- */
+/* Takes the limits of mixed steps that are in force at the worker. A worker that reports none may
+ * have any limit, or none: plans then do not rely on it. */
 static void take_mixed(struct bt_session *s, const Baton__MixedSteps *m)
 {
     bool some = m != NULL && isfinite(m->step_ms) && m->step_ms > 0;
@@ -216,8 +217,8 @@ static void take_mixed(struct bt_session *s, const Baton__MixedSteps *m)
     s->load.mixed = m != NULL ? &s->load_mixed : NULL;
 }
 
-/* A worker whose steps are shorter than this conductor asks for is predicted as it is, but an
- * operator did not mean it so. */
+/* Warns if a worker's mixed steps are shorter than this conductor asks for. Predictions use the
+ * worker's own limits, but the operator probably did not want them. */
 static void note_mixed(struct bt_session *s, uint64_t now_ns)
 {
     const struct bt_view *v = s->view;
@@ -225,7 +226,7 @@ static void note_mixed(struct bt_session *s, uint64_t now_ns)
                     (s->said.mixed_step_ms < v->mixed_step_ms - MIXED_ROUNDING_MS ||
                      s->said.mixed_gap_ms < v->mixed_gap_ms - MIXED_ROUNDING_MS);
     if (now_ns - v->mixed_ns < MIXED_TELL_NS) {
-        return; /* it may not have heard yet */
+        return; /* the worker may not know the limits yet */
     }
     double step = is_short ? s->said.mixed_step_ms : 0, gap = is_short ? s->said.mixed_gap_ms : 0;
     if (is_short && (step != s->short_step_ms || gap != s->short_gap_ms)) {
@@ -242,7 +243,7 @@ static void note_mixed(struct bt_session *s, uint64_t now_ns)
     s->short_gap_ms = gap;
 }
 
-/* A worker says at most as many as there are places for. */
+/* Takes the load of each class. A worker reports at most as many classes as there are places. */
 static void take_classes(struct bt_session *s, const Baton__WorkerLoad *l)
 {
     s->load.n_classes = 0;
@@ -379,7 +380,7 @@ static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
     (void)buf;
     (void)cap;
     bt_hello_fault_t fault = bt_rpc_hello_compare(&self, &h, s->member->incarnation,
-                                                  true /* the channel asks for the certificate */);
+                                                  true /* the channel checks the certificate */);
     if (fault == BT_HELLO_FITS) {
         return NULL;
     }
@@ -422,7 +423,7 @@ static void on_kvstore(void *arg, ProtobufCMessage *msg)
     Baton__FromKvstore *m = (Baton__FromKvstore *)msg;
     if (m->m_case == BATON__FROM_KVSTORE__M_PINS) {
         forget_pins(s);
-        s->pins = m->pins; /* taken out of the message */
+        s->pins = m->pins; /* s owns them: they are taken out of the message */
         m->m_case = BATON__FROM_KVSTORE__M__NOT_SET;
         m->pins = NULL;
     } else if (m->m_case != BATON__FROM_KVSTORE__M__NOT_SET && s->view->ops != NULL) {
@@ -440,7 +441,7 @@ static void on_fail(void *arg, const struct bt_rpc_session_end *e)
     BT_WARN("session_break", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, e->why);
 }
 
-/* For logs and error messages. */
+/* Writes why the session ended, for logs and error messages. */
 static void end_text(const struct bt_rpc_session_end *e, char *why, size_t cap)
 {
     switch (e->cause) {
@@ -456,7 +457,7 @@ static void end_text(const struct bt_rpc_session_end *e, char *why, size_t cap)
     }
 }
 
-/* Nothing of the peer counts any more; it is dialled again by itself. */
+/* The session has ended: all that the peer said is dropped. The session dials again by itself. */
 static void on_end(void *arg, const struct bt_rpc_session_end *e)
 {
     struct bt_session *s = arg;
@@ -500,7 +501,7 @@ static void dial(void *arg)
         take_member(s, s->next_member);
     }
     if (s->departed) {
-        return; /* nobody is expected there; bt_session_update dials again */
+        return; /* the peer has left; bt_session_update dials again */
     }
     char *who = bt_sprintf("%s/%s", s->member->kind, s->member->node);
     bt_status_t st = bt_rpc_session_dial(&s->rpc, s->view->rpc, s->member->rpc, who,
@@ -560,7 +561,7 @@ void bt_session_beat(struct bt_session *s, uint64_t now_ns, bool asked)
 
 /* ---- members ---- */
 
-/* What every plan asks of every member. */
+/* Reads what every plan asks of every member. */
 static void read_member(struct bt_session *s)
 {
     const Baton__Member *m = s->member;
@@ -614,7 +615,7 @@ void bt_session_destroy(struct bt_session *s, const char *why)
     free(s);
 }
 
-/* m is the session's from now on. */
+/* The session takes ownership of m. */
 static void take_member(struct bt_session *s, Baton__Member *m)
 {
     baton__member__free_unpacked(s->member, NULL);
@@ -639,7 +640,7 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m)
         baton__member__free_unpacked(s->next_member, NULL);
         s->next_member = NULL;
     }
-    if (anew && !bt_list_empty(&s->peer.own_flights)) { /* theirs is the old one */
+    if (anew && !bt_list_empty(&s->peer.own_flights)) { /* the flights belong to the old one */
         s->next_member = bt_message_copy(&m->base);
     } else {
         take_member(s, bt_message_copy(&m->base));

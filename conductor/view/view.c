@@ -1,4 +1,4 @@
-/* The table of members and sessions, and the snapshot that sched looks at. Loop thread. */
+/* The table of members and sessions, and the snapshot that the scheduler gets. Loop thread. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "conductor/view/view_priv.h"
 
 #define BEAT_NS      2000000ull        /* of a turn of the loop, for heartbeats */
-#define SWEEP_PLACES ((size_t)1 << 20) /* of the index, each beat: a few ms at most */
+#define SWEEP_PLACES ((size_t)1 << 20) /* of the index in each beat: a few ms at most */
 
 static struct bt_session *session_of(struct bt_list *l)
 {
@@ -35,8 +35,9 @@ static void note_misnamed(struct bt_view *v, struct bt_session *s, bool is)
     }
 }
 
-/* Requests go there all the same: the weights are compared, not the name. But metrics, logs and
- * dashboards of one model would carry two names. */
+/* Warns if the peer serves the model under another name. It gets requests all the same, because
+ * weights are compared, not names. But one model would have two names in metrics, logs and
+ * dashboards. */
 static void look_at_name(struct bt_view *v, struct bt_session *s)
 {
     const Baton__Member *m = s->next_member != NULL ? s->next_member : s->member;
@@ -66,8 +67,8 @@ static void drop(struct bt_view *v, struct bt_session *s, const char *why)
     v->n_sessions--;
 }
 
-/* A heartbeat to each, or the end of who is silent: the first message to a stream takes some tens
- * of microseconds, so those of thousands of sessions take several turns of the loop. */
+/* Sends a heartbeat to each peer, or ends the session of a silent one. A stream's first message
+ * takes some tens of microseconds, so thousands of sessions take several turns of the loop. */
 static void beat_some(void *arg)
 {
     struct bt_view *v = arg;
@@ -98,7 +99,7 @@ static void on_beat(void *arg)
     struct bt_view *v = arg;
     bt_holders_sweep(v->index, SWEEP_PLACES);
     bt_metric_set(v->m_index_keys, (double)bt_holders_keys(v->index));
-    if (v->beat_more.heap_pos == 0) { /* else the last round goes on */
+    if (v->beat_more.heap_pos == 0) { /* otherwise the last round still runs */
         v->beat_round++;
         beat_some(v);
     }
@@ -247,7 +248,7 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
     }
     s = bt_session_create(v, kind, m);
     s->draining = bt_view_node_draining(v, m->node);
-    s->beat_round = v->beat_round; /* from the next one on */
+    s->beat_round = v->beat_round; /* its first heartbeat is in the next round */
     s->kv_id = id;
     if (kind == BT_SESSION_KVSTORE) {
         v->kv_by_id[id] = s;
@@ -268,7 +269,7 @@ void bt_view_member_down(struct bt_view *v, const char *kind, const char *name)
     s->departed = true;
     v->links_stale = true;
     BT_INFO("member_gone", "kind=%s peer=%s session_up=%d", kind, name, s->state == BT_SESSION_UP);
-    /* A session that still works may finish what it has; on_beat drops it once it is idle. */
+    /* A session that is up may finish its work; beat_some drops it when it is idle. */
 }
 
 static void table_up(void *arg, const Baton__Member *m)
@@ -319,9 +320,8 @@ struct bt_sched_pace bt_session_pace(const struct bt_session *s)
     return bt_sched_pace_of(said_of(s), &s->peer.learned, s->prefill && !s->decode);
 }
 
-/* Members by kind, and the kvstore of each one's node; of two on one node the one that has not
- * left.
- */
+/* Lists the members by kind, and finds the kvstore of each worker's node. If a node has two
+ * kvstores, the one that has not left counts. */
 static void link_members(struct bt_view *v)
 {
     struct bt_map *by_node = bt_map_create(sizeof(uint64_t));
@@ -344,15 +344,15 @@ static void link_members(struct bt_view *v)
         struct bt_session *s = v->all_workers[i];
         uint64_t node = bt_hash64(s->member->node, strlen(s->member->node), 0);
         struct bt_session *kv = bt_map_get(by_node, &node);
-        /* two names of one hash are not one node */
+        /* two node names with the same hash are two nodes */
         s->node_kv = kv != NULL && strcmp(kv->member->node, s->member->node) == 0 ? kv : NULL;
     }
     bt_map_destroy(by_node);
     v->links_stale = false;
 }
 
-/* A thousand sessions do not stay in the nearest caches: what is read of those to come is asked for
- * early. */
+/* A thousand sessions do not fit into the nearest caches, so this fetches what will be read of a
+ * later one. */
 static void ask_ahead(struct bt_session *const *list, uint32_t i, uint32_t n)
 {
     if (i + 4 < n) {
@@ -485,7 +485,7 @@ uint32_t bt_view_kvstore_at(const struct bt_view *v, const struct bt_view_snapsh
                             uint32_t kv_id)
 {
     const struct bt_session *s = kv_id < BT_HOLDERS_KVSTORES_MAX ? v->kv_by_id[kv_id] : NULL;
-    /* snap_index is old if the session cannot be planned on now. */
+    /* snap_index is old if no plan can use the session now. */
     return s != NULL && s->snap_index < snap->snap.n_kvstores &&
                    snap->kvstore[s->snap_index] == &s->peer
                ? s->snap_index
