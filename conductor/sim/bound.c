@@ -1,16 +1,16 @@
-/* How many prompts can be in time where all nodes work as one. See bound.h. */
+/* How many prompts could be in time if all nodes worked as one. See bound.h. */
 #include "conductor/sim/bound.h"
 
 #include <stdlib.h>
 
 #include "conductor/sim/capacity.h"
 
-struct slot { /* a job of the busy period at hand */
+struct slot { /* a job of the current busy period */
     double release_ms, work_ms, start_ms;
 };
 
-/* The job whose leaving brings the period's end forward most: what it frees before the next one is
- * passed on by those behind as far as none of them would start before its release. */
+/* Returns the job whose removal makes the busy period end earliest. The time that it frees moves
+ * later jobs forward, but none of them to before its release. */
 static uint32_t most_in_the_way(const struct slot *s, uint32_t n)
 {
     double passed = 1e300, best = -1;
@@ -40,7 +40,7 @@ uint32_t bt_sim_most_in_time(const struct bt_sim_due_job *jobs, uint32_t n, doub
         if (jobs[i].work_ms > due_ms) {
             continue;
         }
-        if (jobs[i].release_ms >= end) { /* idle: what was before is settled */
+        if (jobs[i].release_ms >= end) { /* idle: the jobs before are settled */
             in_time += m;
             m = 0;
             end = jobs[i].release_ms;

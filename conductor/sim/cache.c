@@ -1,5 +1,6 @@
-/* Per node: an eviction policy over slots and a hash table from block to slot; over all nodes: a
- * bitmap of slabs per block, and one of holders, slab or SSD (the same one without SSDs). */
+/* Each node has an eviction policy over its slots and a hash table from block to slot. For all
+ * nodes together there are two bitmaps per block: the nodes with the block in their slab, and its
+ * holders (slab or SSD). Without SSDs these are one bitmap. */
 #include "conductor/sim/cache.h"
 #include "conductor/sim/trace.h"
 
@@ -13,7 +14,7 @@ struct slot {
 };
 
 struct bt_sim_node {
-    struct bt_evict *evict; /* this and the arrays: made on first use */
+    struct bt_evict *evict; /* evict and the arrays are made on first use */
     struct slot *slots;     /* [cap] */
     uint32_t *table;        /* [mask + 1] of slot numbers, open addressing */
     uint32_t used;
@@ -87,7 +88,7 @@ static bool in_slab(const struct bt_sim_caches *c, uint32_t node, uint32_t block
     return slabs_of(c, block)[node / 64] >> (node % 64) & 1;
 }
 
-/* The bit of the holders follows: slab or SSD. */
+/* Sets or clears the node's slab bit, and its holder bit (slab or SSD) with it. */
 static void mark(struct bt_sim_caches *c, uint32_t node, uint32_t block, bool slab)
 {
     uint64_t bit = 1ull << (node % 64), *s = &slabs_of(c, block)[node / 64];
@@ -156,7 +157,7 @@ static void table_add(const struct bt_sim_caches *c, struct bt_sim_node *d, uint
     d->table[i] = slot;
 }
 
-/* Entries behind the hole move up unless that would put them before their home. */
+/* Later entries move into the hole, unless that puts them before their home. */
 static void table_remove(const struct bt_sim_caches *c, struct bt_sim_node *d, uint32_t block)
 {
     uint32_t hole = find(c, d, block);
@@ -197,7 +198,7 @@ void bt_sim_caches_release(struct bt_sim_caches *c, uint32_t node, const uint32_
     }
 }
 
-/* A block in the slab: perhaps the SSD wants it. */
+/* Offers a block of the slab to the SSD. */
 static void offer(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32_t depth,
                   bt_sim_disk_event_t event, double now_ms)
 {
@@ -209,7 +210,7 @@ static void offer(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32
     }
 }
 
-/* NONE: everything is held. */
+/* NONE: requests hold all slots. */
 static uint32_t take_slot(struct bt_sim_caches *c, uint32_t node, double now_ms)
 {
     struct bt_sim_node *d = &c->nodes[node];
@@ -236,12 +237,12 @@ static void first_use(struct bt_sim_caches *c, struct bt_sim_node *d)
         memset(d->table, 0xff, ((size_t)c->mask + 1) * sizeof(*d->table));
         d->evict = c->policy->create(c->cap);
     }
-    if (c->disk.blocks != 0 && d->disk == NULL) { /* as much memory as kvstore/cache/tier.c's */
+    if (c->disk.blocks != 0 && d->disk == NULL) { /* as much memory as in kvstore/cache/tier.c */
         d->disk = bt_sim_disk_create(&c->disk, 8 * c->cap);
     }
 }
 
-/* Block k of a chain enters the slab and is held. Returns its slot; NONE: there is no room. */
+/* Puts block k of a chain into the slab and holds it. Returns its slot; NONE: there is no room. */
 static uint32_t admit(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32_t k,
                       uint32_t parent, uint32_t reused, bool copy, double now_ms)
 {
@@ -277,7 +278,7 @@ uint32_t bt_sim_caches_use(struct bt_sim_caches *c, uint32_t node, const uint32_
             c->policy->hit(d->evict, s, parent);
             offer(c, node, blocks[k], k, BT_SIM_DISK_HIT, now_ms);
         } else {
-            first_use(c, d); /* a node that failed has its SSD alone */
+            first_use(c, d); /* a node that failed has only its SSD */
             bt_sim_disk_touch(d->disk, blocks[k]);
             s = admit(c, node, blocks[k], k, parent, 0, false, now_ms);
             if (s == BT_EVICT_NONE) {
@@ -311,7 +312,7 @@ void bt_sim_caches_put(struct bt_sim_caches *c, uint32_t node, const struct bt_s
     uint32_t k = p->held, parent = k > 0 ? slot_of(c, d, p->blocks[k - 1]) : BT_EVICT_NONE;
     for (; k < p->n; k++) {
         uint32_t block = p->blocks[k];
-        if (in_slab(c, node, block)) { /* computed again: the copy that is there stays */
+        if (in_slab(c, node, block)) { /* computed again: the old copy stays */
             parent = slot_of(c, d, block);
             hold(c, d, parent);
             continue;

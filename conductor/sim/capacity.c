@@ -1,13 +1,13 @@
-/* What prompts and rows take of the nodes' time at least, and the price of that time at which the
+/* The least time that prompts and rows take of the nodes, and the price of that time at which the
  * bound is lowest. See capacity.h. */
 #include "conductor/sim/capacity.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#define TRIES 44 /* of a price: a range of 1 to 10^9 is narrowed down to 1 % */
+#define TRIES 44 /* of a price: they narrow a range of 1 to 10^9 to 1 % */
 
-/* In whatever steps: the least that a token costs. */
+/* The least cost of a token, in steps of any size. */
 static double token_ns(const struct bt_batch_cost *c)
 {
     double ns = c->token_ns[0];
@@ -22,18 +22,19 @@ static double prompt_ms(const struct bt_sim_cluster *c, double tokens)
     return 1e-6 * tokens * (token_ns(&c->prefill) + c->prefill.attn_ns * tokens / 2);
 }
 
-/* What its first n steps cost without the base: the k-th reads input + k tokens. */
+/* What the first n steps of a row cost without the base: step k reads input + k tokens. */
 static double own_ms(const struct bt_sim_cluster *c, double input, double n)
 {
     return 1e-6 * n * (token_ns(&c->decode) + c->decode.kv_ns * (input + (n + 1) / 2));
 }
 
-/* By TBT: let b be the base, T the objective, W what a step's rows would take together if each
- * were at its first step, and D the step's length, at least b + W. Their shares of it are
- *     b W / (T - b) <= b + b W (D - T) / (T - b)^2,
- * as with x = T - b - W, D - T >= -x, that asks for (W - (T - b)) x <= 0. Summed over all steps the
- * last term is nothing or less: each row has its own part of W in every step that it is in, and
- * there D - T is 0 in the mean at most. */
+/* Why the share by TBT is a lower bound: let b be the base and T the objective. Let W be the time
+ * that a step's rows would take together if each were at its first step. The step's length D is at
+ * least b + W. The rows' shares of the base sum to
+ *     b W / (T - b) <= b + b W (D - T) / (T - b)^2.
+ * This holds because D - T >= -x with x = T - b - W, and (W - (T - b)) x = -x^2 <= 0. Summed over
+ * all steps the last term is at most 0: each row has its own part of W in every step that it is in,
+ * and over these steps the mean of D - T is at most 0. */
 double bt_sim_rows_ms(const struct bt_sim_cluster *c, uint32_t input, uint32_t n, double tbt_ms,
                       bt_sim_share_t share)
 {
@@ -47,15 +48,15 @@ double bt_sim_rows_ms(const struct bt_sim_cluster *c, uint32_t input, uint32_t n
     return own_ms(c, input, n) + base * part;
 }
 
-/* Of a good request's steps those that must have been made by left_ms after its first token: any
- * tenth of its gaps or more have no more than the objective in the mean. */
+/* How many of a good request's steps must be done left_ms after its first token. In a good request,
+ * the mean of any tenth of the gaps, or of more, is at most the objective. */
 static uint32_t made_by(double left_ms, uint32_t steps, double tbt_ms)
 {
     double n = tbt_ms > 0 && left_ms > 0 ? BT_MIN(floor(left_ms / tbt_ms), (double)steps) : 0;
     return n >= BT_DIV_UP(steps, 10u) ? (uint32_t)n : 0;
 }
 
-struct prices { /* of a node's time in general, and of one's that may have rows, for a price of 1 */
+struct prices { /* for a price of 1: of any node's time, and in addition of a decode node's */
     double any, decode;
 };
 
@@ -66,7 +67,8 @@ static double worth(struct bt_sim_forest *f, const struct prices *p, double pric
            price * (p->any * node_ms + p->decode * decode_ms);
 }
 
-/* The least over the price: convex in it, so by golden sections of its logarithm. */
+/* The least over all prices. It is convex in the price, so this uses golden sections of the price's
+ * logarithm. */
 static double least(struct bt_sim_forest *f, const struct prices *p, double node_ms,
                     double decode_ms)
 {
@@ -74,7 +76,7 @@ static double least(struct bt_sim_forest *f, const struct prices *p, double node
     double free = worth(f, p, 0, node_ms, decode_ms), low = log(1e-9), high = 0;
     double a = worth(f, p, exp(low), node_ms, decode_ms);
     if (a >= free) {
-        return free; /* there is time enough */
+        return free; /* the time is not scarce */
     }
     double x = high - part * (high - low), y = low + part * (high - low), b;
     a = worth(f, p, exp(x), node_ms, decode_ms);
@@ -99,7 +101,7 @@ static double least(struct bt_sim_forest *f, const struct prices *p, double node
 
 uint32_t bt_sim_capacity_of(struct bt_sim_forest *f, double node_ms, double decode_ms)
 {
-    /* Any prices give a bound; these are for either stage short, and for some of both. */
+    /* Any prices give a bound. These are for a shortage of either stage and of both. */
     static const struct prices prices[] = {{1, 0}, {1, 1}, {1, 4}, {0, 1}};
     double most = 1e300;
     for (size_t i = 0; i < BT_ARRAY_LEN(prices); i++) {

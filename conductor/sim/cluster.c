@@ -1,5 +1,5 @@
-/* Presets and files of simulated clusters. Where a preset's figures come from stands beside them.
- */
+/* Presets and files of simulated clusters. A comment at each preset says where its figures come
+ * from. */
 #include "conductor/sim/cluster.h"
 
 #include <errno.h>
@@ -11,12 +11,12 @@
 #include "conductor/sim/lines.h"
 #include "conductor/sim/trace.h"
 
-/* 16 nodes of 8 x A800 (2,496 TFLOP/s bf16, 16.3 TB/s), Llama-2-70B shape, 4 x 200 Gb/s: Mooncake's
- * testbed (FAST'25, section 5.1). Computed, not measured: prefill at half of the peak (138 GFLOP a
- * token, 2.62 MFLOP a token and token of context), decode at three quarters of the bandwidth and
- * 10 ms for the all-reduces of 80 layers; the links at the 87 GB/s that FAST'25 reports; 3M tokens
- * of DRAM (section 5.3). The split into 8 and 8 is a guess: FAST'25 does not say it; so are 12 and
- * 6 GB/s of an SSD where one is given. */
+/* 16 nodes of 8 x A800 (2,496 TFLOP/s bf16, 16.3 TB/s), Llama-2-70B shape, 4 x 200 Gb/s: the
+ * testbed of Mooncake (FAST'25, section 5.1). The figures are computed, not measured. Prefill: half
+ * of the peak (138 GFLOP a token, 2.62 MFLOP a token and token of context). Decode: three quarters
+ * of the bandwidth, and 10 ms for the all-reduces of 80 layers. Links: the 87 GB/s that FAST'25
+ * reports. DRAM: 3M tokens (section 5.3). FAST'25 does not say the split or the SSD's speed: 8 and
+ * 8 nodes, 12 and 6 GB/s are guesses. */
 static const struct bt_sim_cluster a800_70b = {
     .prefill_nodes = 8,
     .decode_nodes = 8,
@@ -34,10 +34,10 @@ static const struct bt_sim_cluster a800_70b = {
     .rows_max = 256,
 };
 
-/* 16 nodes of one H200, Llama-3-8B shape: fitted to what torch measured on one (compiled, prefill
- * of 8k and 32k tokens 212.6 and 1238 ms; decode step of 1 and 64 rows at 1k 4.94 and 8.25 ms, of
- * 64 rows at 8k 32.0 ms; 55 GB/s to the device); 400 Gb/s links, 1M tokens (131 GB) of DRAM a GPU.
- */
+/* 16 nodes of one H200, Llama-3-8B shape. The costs are fitted to what compiled torch code measured
+ * on one H200: prefill of 8k and 32k tokens 212.6 and 1238 ms; decode step of 1 and 64 rows at 1k
+ * 4.94 and 8.25 ms, of 64 rows at 8k 32.0 ms; 55 GB/s to the device. Links of 400 Gb/s, 1M tokens
+ * (131 GB) of DRAM for each GPU. */
 static const struct bt_sim_cluster h200_8b = {
     .prefill_nodes = 8,
     .decode_nodes = 8,
@@ -111,7 +111,7 @@ bool bt_sim_cluster_key(const struct bt_sim_cluster *c, uint32_t i, const char *
 
 _Static_assert(BT_ARRAY_LEN(keys) < 64, "they are bits of seen_p");
 
-/* Its place in keys; their number: it is none of them. */
+/* The key's place in keys. The number of keys: it is not one of them. */
 static size_t key_of(const char *key, size_t len)
 {
     size_t i = 0;
@@ -146,8 +146,8 @@ static bt_status_t set(struct bt_sim_cluster *c, const char *key, size_t len, co
             return BT_ERR_INVALID;
         }
         *(double *)((char *)c + keys[i].offset) = v;
-        for (uint32_t k = 1; k < BT_BATCH_SEGMENTS;
-             k++) { /* one price for all of a step's tokens */
+        /* one price for all of a step's tokens */
+        for (uint32_t k = 1; k < BT_BATCH_SEGMENTS; k++) {
             c->prefill.token_ns[k] = c->prefill.token_ns[0];
             c->decode.token_ns[k] = c->decode.token_ns[0];
         }
@@ -178,7 +178,7 @@ static const struct bt_sim_cluster *preset(const char *name)
     return NULL;
 }
 
-/* seen_p: of the keys above, as bits; a preset's is the first behind theirs. */
+/* *seen_p: the keys of the lines before, as bits; the first bit behind them is the preset. */
 static bt_status_t read_line(struct bt_sim_cluster *c, char *p, uint64_t *seen_p, char *err,
                              size_t cap)
 {

@@ -1,4 +1,4 @@
-/* baton-sim cache: reads its arguments, replays, prints and plots. */
+/* baton-sim cache: reads its arguments, replays the trace, prints and plots. */
 #include "conductor/sim/command_cache.h"
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ struct table {
     uint32_t n_names, n_caps;
     uint32_t caps[CAPS_MAX];
     struct bt_sim_replay_result r[ROWS_MAX][CAPS_MAX];
-    uint32_t run; /* of n_names * n_caps */
+    uint32_t run; /* number of the run, of n_names * n_caps */
     const struct bt_sim_cache_args *a;
 };
 
@@ -69,7 +69,7 @@ static bool read_policies(struct table *t, const char *text)
             return false;
         }
         if (belady && request) {
-            continue; /* the optimum is known for the sequence only */
+            continue; /* the optimum is known only for the mode sequence */
         }
         if (t->n_names == ROWS_MAX) {
             return fail("--policy has more than 8 names; give fewer");
@@ -104,7 +104,7 @@ static bool read_args(struct table *t, const struct bt_sim_cache_args *a)
         return false;
     }
     bt_status_t st = bt_sim_trace_load(a->trace, &t->trace, err, sizeof(err));
-    for (uint32_t c = 0; c < t->n_caps && st == BT_OK; c++) { /* before a table has begun */
+    for (uint32_t c = 0; c < t->n_caps && st == BT_OK; c++) { /* before the table begins */
         st = bt_sim_replay_check(&t->trace, t->caps[c], err, sizeof(err));
     }
     return st == BT_OK || fail(err);
@@ -118,7 +118,7 @@ static void progress(void *arg, uint32_t done, uint32_t of)
     t->a->progress(NULL, (uint32_t)(share * 10000), 10000);
 }
 
-/* 0 where there is nothing: a trace without full blocks, a part without requests. */
+/* 0 if all is 0: a trace without full blocks, or a part without requests. */
 static double ratio(double part, double all)
 {
     return all > 0 ? part / all : 0;
@@ -134,7 +134,7 @@ static void print_row(const struct table *t, uint32_t k, uint32_t c)
            (unsigned long long)r->headless, ratio(r->events, r->wall_s));
 }
 
-/* By blocks found, or by prefill time saved. */
+/* Plots the share of found blocks, or of saved prefill time. */
 static bool plot(const struct table *t, const char *name, const char *title, bool saved)
 {
     char err[512];
@@ -142,7 +142,8 @@ static bool plot(const struct table *t, const char *name, const char *title, boo
     struct bt_sim_curve curves[ROWS_MAX];
     double x[CAPS_MAX], y[ROWS_MAX][CAPS_MAX];
     uint32_t at[CAPS_MAX];
-    for (uint32_t i = 0; i < t->n_caps; i++) { /* by rising capacity, unlimited as what it holds */
+    for (uint32_t i = 0; i < t->n_caps; i++) { /* by rising capacity; unlimited counts as all
+                                                * blocks */
         uint32_t n = t->caps[i] != 0 ? t->caps[i] : t->trace.n_unique, k = i;
         for (; k > 0 && x[k - 1] > n; k--) {
             x[k] = x[k - 1];

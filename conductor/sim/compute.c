@@ -1,5 +1,5 @@
-/* Prompts: what of one is computed, at a prefill node or beside the rows of
- * a decode node, and what its node's cache has of it afterwards. */
+/* Prompts: what a prefill node, or a decode node beside its rows, computes of one, and what the
+ * node's cache keeps of it. */
 #include "conductor/sim/sim_priv.h"
 
 static void next_step(struct bt_sim *s, uint32_t node);
@@ -8,7 +8,7 @@ void bt_sim_compute_queue(struct bt_sim *s, uint32_t id)
 {
     uint32_t node = s->r->records[id].prefill;
     struct bt_sim_live *l = &s->live[id];
-    if (s->workers[node].decode) { /* once what is fetched is there */
+    if (s->workers[node].decode) { /* when its fetch has ended */
         double there = BT_MAX(s->now_ms, BT_MAX(l->fetch_end_ms, l->read_end_ms));
         bt_sim_push(s, there, EV_PROMPT, id, 0);
         return;
@@ -31,7 +31,7 @@ void bt_sim_compute_forget(struct bt_sim *s, uint32_t id)
 
 /* ---- its prefix ---- */
 
-/* The computing begins: what its node has now of the prompt is used. Returns tokens. */
+/* The computing begins and uses what the node has of the prompt now. Returns tokens. */
 static uint32_t hold_prefix(struct bt_sim *s, uint32_t id, uint32_t node)
 {
     uint32_t ssd;
@@ -41,7 +41,7 @@ static uint32_t hold_prefix(struct bt_sim *s, uint32_t id, uint32_t node)
     return s->live[id].held * BT_SIM_BLOCK_TOKENS;
 }
 
-/* ... of these tokens, besides what was fetched. */
+/* Counts the prompt's tokens and where they come from. */
 static void count_prefix(struct bt_sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];
@@ -51,7 +51,7 @@ static void count_prefix(struct bt_sim *s, uint32_t id)
     s->r->bytes_load += (double)rec->cached_tokens * s->c->token_bytes;
 }
 
-/* The computing has ended: all full blocks of the prompt are in the node's cache. */
+/* The computing has ended: the node's cache gets all full blocks of the prompt. */
 static void keep_prompt(struct bt_sim *s, uint32_t id, uint32_t node)
 {
     const struct bt_sim_live *l = &s->live[id];
@@ -67,7 +67,7 @@ static void keep_prompt(struct bt_sim *s, uint32_t id, uint32_t node)
 
 /* ---- at a prefill node ---- */
 
-/* Its first step begins: what its node has now of the prompt is used. */
+/* The prompt's first step begins and uses what the node has of the prompt now. */
 static void begin(void *arg, struct bt_sim_job *job)
 {
     struct bt_sim *s = arg;
@@ -83,7 +83,7 @@ static void begin(void *arg, struct bt_sim_job *job)
         job->resume = l->best_tokens;
         job->fetch_ms = l->fetch_end_ms;
         rec->fetched_tokens = l->best_tokens - job->stop;
-        if (job->stop == 0) { /* nothing is computed in front of it */
+        if (job->stop == 0) { /* nothing is computed before the tail */
             job->pos = job->resume;
             job->read_ms = BT_MAX(job->read_ms, job->fetch_ms);
         }
@@ -107,7 +107,7 @@ static void next_step(struct bt_sim *s, uint32_t node)
     }
 }
 
-/* A prompt is computed at a prefill node. */
+/* A prefill node has computed a prompt. */
 static void computed(struct bt_sim *s, uint32_t id)
 {
     uint32_t node = s->r->records[id].prefill, decode = s->r->records[id].decode;
@@ -170,7 +170,7 @@ void bt_sim_compute_beside(struct bt_sim *s, uint32_t id)
     bt_sim_rows_wake(s, rec->prefill);
 }
 
-/* Its row goes on where it is, or where rows are packed. */
+/* The row continues on this node, or moves to the node where rows are packed. */
 void bt_sim_compute_beside_end(struct bt_sim *s, uint32_t id)
 {
     const struct bt_sim_record *rec = &s->r->records[id];

@@ -1,6 +1,7 @@
-/* The rows of a node in a heap by the step at which they end; runs of equal membership in a log,
- * from which a row's gaps are read when it ends. Steps with prompts in them are cut by the worker's
- * batcher, one by one; steps of rows alone have all rows and are summed in closed form. */
+/* The rows of a node are in a heap, ordered by the step at which they end. A log has runs, which
+ * are consecutive steps with the same rows; a row's gaps are read from it when the row ends. The
+ * worker's batcher cuts steps with prompts one by one. Steps without prompts have all rows, and
+ * their times are summed in closed form. */
 #include "conductor/sim/decode.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@
 #include <string.h>
 
 struct bt_sim_live {
-    uint64_t end_step; /* it has ended once so many steps are done */
+    uint64_t end_step; /* the row has ended when so many steps are done */
     uint32_t id, run;  /* index of its first run */
     uint32_t steps, full_tokens, before;
     double first_ms, joined_ms;
@@ -22,7 +23,7 @@ struct queue { /* ring */
 
 struct run { /* steps with the same rows */
     uint32_t steps;
-    double ms; /* all of them */
+    double ms; /* sum over all steps */
 };
 
 struct gap {
@@ -46,14 +47,14 @@ struct bt_sim_decode {
     uint32_t n_late;                  /* of the n rows */
     struct bt_batch_cost prompt_cost; /* of steps without rows */
     struct bt_batch_cost mixed_cost;  /* of steps with rows and prompts */
-    double mixed_ms;  /* steps with rows are filled with prompt tokens up to so long */
-    double gap_ms;    /* ... and with what a row has waited for its first one here up to so long */
-    double waited_ms; /* of the rows that join in the next step, the longest */
+    double mixed_ms;                  /* prompt tokens may fill a step with rows up to this time */
+    double gap_ms;                    /* ... up to this time with the longest wait of a new row */
+    double waited_ms;                 /* longest wait of the rows that join in the next step */
     uint32_t chunk_max;
     uint32_t landing;              /* rows on their way here */
     struct bt_sim_prompt *prompts; /* [0..n_prompts), in order of arrival, late ones last */
     uint32_t n_prompts, prompts_cap;
-    double cut_ms;             /* the next step, where it has prompts */
+    double cut_ms;             /* the next step's time if it has prompts */
     struct bt_batch_seq *seqs; /* scratch: rows, then prompts */
     struct bt_batch_row *rows; /* scratch */
     uint32_t seqs_cap;
@@ -63,10 +64,10 @@ struct bt_sim_decode {
     uint32_t n_runs, runs_cap;
     struct gap *gaps; /* scratch */
     uint32_t gaps_cap;
-    double at_ms;   /* a boundary: the state below holds there */
+    double at_ms;   /* a step's boundary at which the state below holds */
     uint64_t step;  /* steps done */
     double kv;      /* context of the rows */
-    uint32_t ahead; /* steps until the next change, 0: none is due */
+    uint32_t ahead; /* steps until the next change, 0: there is none */
 };
 
 #define GROW(array, n, cap)                                                                        \
@@ -162,7 +163,8 @@ static void cut_step(struct bt_sim_decode *d)
 
 /* ---- steps of rows alone ---- */
 
-/* The next k steps take a k^2 + b k ms: each has n more tokens of context than the one before. */
+/* The next k steps take a k^2 + b k ms: each step has n more tokens of context than the step
+ * before. */
 static void shape(const struct bt_sim_decode *d, double *a_p, double *b_p)
 {
     struct bt_batch_work rows = {.tokens = d->n, .kv = d->kv};
@@ -175,13 +177,13 @@ static double steps_ms(const struct bt_sim_decode *d, double k)
 {
     double a, b;
     if (d->n_parts > 0) {
-        return k * d->cut_ms; /* k is 1: the next one is cut anew */
+        return k * d->cut_ms; /* k is 1: each step is cut anew */
     }
     shape(d, &a, &b);
     return a * k * k + b * k;
 }
 
-/* The first boundary at or after ms from here, in steps; at least 1. */
+/* The first boundary of a step at or after ms from now, in steps; at least 1. */
 static uint32_t boundary(const struct bt_sim_decode *d, double ms)
 {
     double a, b;
@@ -223,7 +225,7 @@ static void heap_add(struct bt_sim_decode *d, struct bt_sim_live x)
     d->heap[i] = x;
 }
 
-/* Makes place i of the heap free. */
+/* Removes entry i from the heap. */
 static void heap_remove(struct bt_sim_decode *d, uint32_t i)
 {
     struct bt_sim_live moved = d->heap[--d->n];
@@ -277,7 +279,8 @@ static bool has_room(const struct bt_sim_decode *d, const struct bt_sim_row *row
     return rows < d->rows_max && reserved + full_of(row) <= d->kv_max;
 }
 
-/* The late row that joined last waits again, before all other late ones. Its KV is in the pool. */
+/* The late row that joined last waits again, in front of all other late rows. Its KV is in the
+ * pool. */
 static void make_way(struct bt_sim_decode *d)
 {
     uint32_t last = UINT32_MAX;
@@ -312,7 +315,7 @@ static void join(struct bt_sim_decode *d, const struct bt_sim_row *w)
                                      .first_ms = w->first_ms,
                                      .joined_ms = d->at_ms,
                                      .late = w->late});
-    if (!w->late) { /* no step is made shorter for a late row */
+    if (!w->late) { /* a late row makes no step shorter */
         d->waited_ms = BT_MAX(d->waited_ms, d->at_ms - w->first_ms);
     }
     d->n_late += w->late;
@@ -320,8 +323,8 @@ static void join(struct bt_sim_decode *d, const struct bt_sim_row *w)
     d->reserved += full_of(w);
 }
 
-/* The oldest waiting rows join while there is room for the prompt and the whole answer; late ones
- * when no other waits. */
+/* The oldest waiting rows join while there is room for the prompt and the whole answer. Late rows
+ * join only when no other row waits. */
 static void admit(struct bt_sim_decode *d)
 {
     for (int late = 0; late < 2; late++) {
@@ -367,7 +370,7 @@ void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prom
     d->chunk_max = chunk_max;
 }
 
-/* Something else is to be in the steps from the next boundary on. */
+/* The steps change at the next boundary. */
 static void interrupt(struct bt_sim_decode *d, double now_ms)
 {
     d->ahead = BT_MIN(d->ahead, boundary(d, now_ms - d->at_ms));
@@ -388,7 +391,7 @@ void bt_sim_decode_prompt(struct bt_sim_decode *d, double now_ms, const struct b
     bool first = d->n_prompts == 0, was_idle = idle(d);
     bool between = now_ms <= d->at_ms && (d->n == 0 || d->heap[0].end_step != d->step);
     if (first && !was_idle && !between) {
-        interrupt(d, now_ms); /* until then the steps are as they were */
+        interrupt(d, now_ms); /* the steps do not change before the boundary */
     }
     GROW(d->prompts, d->n_prompts, d->prompts_cap);
     uint32_t at = d->n_prompts++;
@@ -410,7 +413,7 @@ bool bt_sim_decode_add(struct bt_sim_decode *d, double now_ms, const struct bt_s
     bool next = d->wait[0].n + (row->late ? d->wait[1].n : 0) == 0;
     queue_push(&d->wait[row->late], row, false);
     if (idle(d) || (now_ms <= d->at_ms && (d->n == 0 || d->heap[0].end_step != d->step))) {
-        /* idle, or at a boundary: at once */
+        /* idle or at a boundary: the row may join at once */
         d->at_ms = BT_MAX(d->at_ms, now_ms);
         admit(d);
         plan_next(d);
@@ -490,7 +493,7 @@ static struct bt_sim_done end_row(struct bt_sim_decode *d, const struct bt_sim_l
     return done;
 }
 
-/* Prompts of which all is computed leave. */
+/* Removes the prompts that are completely computed. */
 static uint32_t take_computed(struct bt_sim_decode *d, struct bt_sim_done *done, uint32_t max)
 {
     uint32_t n = 0;
@@ -542,7 +545,7 @@ void bt_sim_decode_fail(struct bt_sim_decode *d, double now_ms,
                         void (*lost)(void *arg, uint32_t id, uint32_t generated, bool prompt),
                         void *arg)
 {
-    uint32_t k = 0; /* steps since the last change */
+    uint32_t k = 0; /* whole steps since the last change */
     if (d->ahead > 0 && now_ms > d->at_ms) {
         k = boundary(d, now_ms - d->at_ms);
         k -= steps_ms(d, k) > now_ms - d->at_ms;
@@ -573,7 +576,7 @@ void bt_sim_decode_each(const struct bt_sim_decode *d,
 {
     for (uint32_t i = 0; i < d->n; i++) {
         const struct bt_sim_live *x = &d->heap[i];
-        uint32_t left = (uint32_t)BT_MAX(x->end_step - d->step, 1u); /* it has not ended */
+        uint32_t left = (uint32_t)BT_MAX(x->end_step - d->step, 1u); /* the row has not ended */
         row(arg, x->id, x->before + x->steps + 1 - left);
     }
 }

@@ -9,7 +9,7 @@
 
 const char *const bt_sim_write_names[3] = {"second_use", "evict", "always"};
 
-#define BEHIND_MS 1000.0 /* a disk that far behind is not written to */
+#define BEHIND_MS 1000.0 /* a disk that is this late gets no more writes */
 
 struct bt_sim_disk {
     struct bt_sim_disk_config c;
@@ -36,7 +36,7 @@ void bt_sim_disk_destroy(struct bt_sim_disk *d)
     }
 }
 
-/* Keys of the directory are spread; block numbers are not. */
+/* The directory needs keys with spread bits, which block numbers do not have. */
 static struct bt_kv_key key_of(uint32_t block)
 {
     uint64_t spread = (block + 1ull) * 0x9e3779b97f4a7c15ull;
@@ -64,7 +64,7 @@ static double transfer_ms(double bytes, double bytes_per_s)
     return bytes_per_s > 0 ? 1e3 * bytes / bytes_per_s : 0;
 }
 
-/* As kvstore/cache/tier.c. */
+/* As in kvstore/cache/tier.c. */
 static bool wanted(struct bt_sim_disk *d, const struct bt_kv_key *key, bt_sim_disk_event_t event)
 {
     switch (d->c.write) {

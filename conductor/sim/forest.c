@@ -1,27 +1,28 @@
 /* A dynamic program over the tree of shared prefixes. See forest.h.
  *
- * Inner nodes are where prompts branch, leaves are the requests. What a request of the set costs
- * depends on the deepest node above it under which an earlier one of the set is. So for each node v
- * and each request k under it: best(v, k), the most that the others under v are worth where k is
- * the first of the set there. For the child that has k that is best(child, k); each other child
- * adds, if that is more than nothing, the most over its first one j > k of best(child, j) and what
- * j itself is worth with v's tokens cached. Going through the k from the last one to the first,
- * the j that count become more, and each child needs only its best so far: a node takes time and
- * memory in proportion to the requests under it. */
+ * Inner nodes are where prompts branch, leaves are the requests. The program chooses a set of
+ * requests. The cost of a request in the set depends on the deepest node above it that has an
+ * earlier request of the set under it. So for each node v and each request k under v, best(v, k) is
+ * the most that the other requests under v are worth if k is the first of the set there. It is a
+ * sum over v's children. The child that has k adds best(child, k). Any other child adds the maximum
+ * over its own first request j > k of best(child, j) plus what j is worth with v's tokens cached,
+ * or 0 if that is negative. The sweep takes k from the last request to the first. So more and more
+ * j count, and each child needs only its best value so far. A node takes time and memory in
+ * proportion to the requests under it. */
 #include "conductor/sim/forest.h"
 
 #include <stdlib.h>
 
 #define NONE     UINT32_MAX
-#define ROUND_MS 1e-6 /* so much late counts as in time: sums of doubles */
+#define ROUND_MS 1e-6 /* this late still counts as in time: rounding of sums */
 
 struct entry { /* a request under a node */
     uint32_t id;
-    uint32_t child; /* the child that has it: a request, or n + node */
-    uint32_t inner; /* its entry there, NONE: the child is itself */
+    uint32_t child; /* the child that has the request: a request, or n + node */
+    uint32_t inner; /* its entry in the child; NONE: the child is the request */
 };
 
-struct limit { /* it can be good beside a first one that has arrived by ms */
+struct limit { /* the entry can be good if the first request has arrived by ms */
     double ms;
     uint32_t entry;
 };
@@ -69,17 +70,18 @@ static int by_blocks(const void *x, const void *y)
     return n != m ? (n < m ? -1 : 1) : (a->id > b->id) - (a->id < b->id);
 }
 
-/* The tree of the longest common prefixes of neighbours in the order of their blocks. */
+/* Builds the tree: requests are sorted by their blocks, and neighbours share their longest common
+ * prefix. */
 static void build(struct bt_sim_forest *f, const struct sorted *by)
 {
-    uint32_t *open = bt_malloc((f->n + 1) * sizeof(*open)); /* a stack, the deepest on top */
+    uint32_t *open = bt_malloc((f->n + 1) * sizeof(*open)); /* a stack, the deepest node on top */
     uint32_t n_open = 1, closed = 0;
     open[0] = 0;
     f->nodes[0].parent = NONE;
     f->n_nodes = 1;
     for (uint32_t i = 0; i < f->n; i++) {
         uint32_t next = i + 1 < f->n ? shared(by[i].want, by[i + 1].want) : 0;
-        uint32_t *parent = &f->leaf[by[i].id]; /* of what has none yet */
+        uint32_t *parent = &f->leaf[by[i].id]; /* where the parent of the last closed child goes */
         for (uint32_t top; f->nodes[top = open[n_open - 1]].depth > next; n_open--) {
             *parent = top;
             parent = &f->nodes[top].parent;
@@ -95,7 +97,8 @@ static void build(struct bt_sim_forest *f, const struct sorted *by)
     free(open);
 }
 
-/* Requests by arrival, each with all that is above it: so every node's entries are in order. */
+/* Enters each request, in order of arrival, at every node above it. So each node's entries are in
+ * order of arrival. */
 static void enter(struct bt_sim_forest *f)
 {
     uint32_t total = 0;
@@ -131,8 +134,9 @@ static int later_first(const void *x, const void *y)
                           : (a->entry < b->entry) - (a->entry > b->entry);
 }
 
-/* j has v's tokens from others and computes the rest after its arrival; and what is between v's
- * parent and v, nobody has begun before v's first one arrived. */
+/* For each request j under v: by when v's first request must have arrived if j can be good. j gets
+ * v's tokens from others and computes the rest after its own arrival. No one began the tokens
+ * between v's parent and v before v's first request arrived. */
 static void limit(struct bt_sim_forest *f, const struct bt_sim_node *v)
 {
     double due_ms = f->due_ms + ROUND_MS;
@@ -159,7 +163,7 @@ struct bt_sim_forest *bt_sim_forest_create(const struct bt_sim_want *wants, uint
     f->prefix_ms = prefix_ms;
     f->due_ms = due_ms;
     f->n = n;
-    f->nodes = bt_calloc(n + 1, sizeof(*f->nodes)); /* each but the root has two children */
+    f->nodes = bt_calloc(n + 1, sizeof(*f->nodes)); /* each but the root branches */
     f->order = bt_malloc((n + 1) * sizeof(*f->order));
     f->leaf = bt_malloc(BT_MAX(n, 1u) * sizeof(*f->leaf));
     for (uint32_t i = 0; i < n; i++) {
@@ -190,7 +194,7 @@ void bt_sim_forest_destroy(struct bt_sim_forest *f)
     }
 }
 
-/* One more first one of its child. Returns by how much that child is worth more. */
+/* Offers e as the first request of its child. Returns by how much the child's worth rises. */
 static double offer(struct bt_sim_forest *f, const struct entry *e, double worth)
 {
     worth += e->inner != NONE ? f->best[e->inner] : 0;
@@ -222,7 +226,7 @@ static double sweep(struct bt_sim_forest *f, const struct bt_sim_node *v, double
         f->best[e] = others + (k->inner != NONE ? f->best[k->inner] : 0);
         all += offer(f, k, -prompt_price * (f->wants[k->id].prompt_ms - cached));
     }
-    for (; good < end && good->ms > -1e300; good++) { /* the root: nobody is before them */
+    for (; good < end && good->ms > -1e300; good++) { /* at the root, no request is before them */
         const struct entry *j = &f->entries[good->entry];
         const struct bt_sim_want *w = &f->wants[j->id];
         all += offer(f, j, 1 - prompt_price * (w->prompt_ms - cached) - row_price * w->rows_ms);

@@ -1,12 +1,13 @@
-/* What is learned of how long answers get and rows go on, for the forecast and for requests. */
+/* What the simulator learns about the lengths of answers and the time that rows go on, for the
+ * forecast and for requests. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "conductor/sim/sim_priv.h"
 
-#define LIVES_GUESS 20    /* rows that have ended: what the first guess of a life weighs */
-#define LIVES_MS    60000 /* over which ended rows fade, where all are alike */
-#define LENGTHS_MS  500   /* between two looks at how far rows have come */
+#define LIVES_GUESS 20    /* so many ended rows are the weight of the first guess */
+#define LIVES_MS    60000 /* time over which ended rows fade, if all rows are alike */
+#define LENGTHS_MS  500   /* between two looks at the progress of rows */
 
 void bt_sim_lengths_init(struct bt_sim *s)
 {
@@ -44,13 +45,12 @@ void bt_sim_lengths_served(struct bt_sim *s, uint32_t id)
 
 /* ---- by class ---- */
 
-struct rows { /* looked at */
+struct rows { /* sums over the rows of a look */
     struct bt_sim *s;
     double n, kv;                    /* rows, tokens of their context */
-    double rest, kv_rest;            /* sums of tokens still to come, and of those times context */
-    bool known[BT_SURVIVAL_CLASSES]; /* is the next there? */
-    double of[BT_SURVIVAL_CLASSES]
-             [BT_SURVIVAL_BUCKETS]; /* tokens still to come, bt_survival_rest */
+    double rest, kv_rest;            /* sums of tokens to come, and of tokens to come * context */
+    bool known[BT_SURVIVAL_CLASSES]; /* is `of` filled in? */
+    double of[BT_SURVIVAL_CLASSES][BT_SURVIVAL_BUCKETS]; /* tokens to come, bt_survival_rest */
 };
 
 static void reached(void *arg, uint32_t id, uint32_t generated)
@@ -97,8 +97,8 @@ void bt_sim_lengths_look(struct bt_sim *s)
 
 /* ---- all alike ---- */
 
-/* Rows that still run count with what they have had, or else only short answers would be known at
- * the start. */
+/* A row that still runs counts with the time that it has run. Otherwise only short answers would
+ * count at the start. */
 void bt_sim_lengths_look_alike(struct bt_sim *s, double rows)
 {
     struct bt_sim_lengths *l = &s->lengths;

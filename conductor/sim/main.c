@@ -81,8 +81,8 @@ static const char usage[] =
     "  --plot DIR          hits.svg, saved.svg\n"
     "baton-sim clusters    presets and their keys\n";
 
-#define SAMPLES_MIN 100    /* of the series, however short the trace, but none within 100 ms */
-#define SAMPLES_MAX 100000 /* ... however long */
+#define SAMPLES_MIN 100    /* a short trace gets so many samples, if 100 ms lie between them */
+#define SAMPLES_MAX 100000 /* a long trace gets at most so many samples */
 
 static int fail(const char *what)
 {
@@ -103,7 +103,7 @@ struct args {
     bool brief, help;
 };
 
-/* Commands, as bits: an option is of one or of several. */
+/* Commands, as bits: an option belongs to one or more commands. */
 enum { RUN = 1, PLAN = 2, CACHE = 4 };
 
 enum {
@@ -193,7 +193,7 @@ static const struct {
     [O_HELP - 256] = {"help", 0, RUN | PLAN | CACHE},
 };
 
-/* A number in [lo, hi], or false with a message. */
+/* Reads a number in [lo, hi]. False: a message was printed. */
 static bool number(const char *name, const char *text, double lo, double hi, double *out)
 {
     char *end;
@@ -266,7 +266,7 @@ static const char *command_name(unsigned command)
     return command == RUN ? "run" : command == PLAN ? "plan" : "cache";
 }
 
-/* What getopt did not take: argv[optind - 1]. */
+/* Prints why getopt refused an argument: argv[optind - 1]. */
 static bool refuse(const char *arg, int opt, int meant)
 {
     if (opt == ':') {
@@ -375,7 +375,7 @@ static bool to_stdout(const struct args *a)
     return a->csv != NULL && strcmp(a->csv, "-") == 0;
 }
 
-/* Before the work. */
+/* Checks this before the work begins. */
 static bool outputs_can_be_written(const struct args *a)
 {
     char err[512];
@@ -409,7 +409,7 @@ static int write_files(const struct args *a, const struct bt_sim_result *r)
     return 0;
 }
 
-/* pN@S or dN@S, +S behind it. */
+/* Reads pN@S or dN@S, perhaps with +S behind it. */
 static bool failure(const char *text, const struct bt_sim_cluster *c, struct bt_sim_failure *f)
 {
     char role = 0;
@@ -514,7 +514,7 @@ static int run(struct args *a)
     double span_ms = t.requests[t.n - 1].at_ms / a->o.rate;
     a->o.sample_ms = BT_MIN(a->o.sample_ms, BT_MAX(100, span_ms / SAMPLES_MIN));
     a->o.sample_ms = BT_MAX(a->o.sample_ms, span_ms / SAMPLES_MAX);
-    clock_t start = clock(); /* of this process: neighbours on the machine do not count */
+    clock_t start = clock(); /* CPU time, so that other processes do not count */
     bt_sim_run(&c, &t, &a->o, &r);
     double took = BT_MAX((double)(clock() - start) / CLOCKS_PER_SEC, 1e-6);
     bt_sim_summarize(&r, &a->o, &s);

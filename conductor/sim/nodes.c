@@ -1,4 +1,4 @@
-/* The nodes: what they are at first, what they become by load, their failures and returns. */
+/* The nodes: their first roles, how load changes them, and their failures and returns. */
 #include <stdlib.h>
 
 #include "conductor/sim/sim_priv.h"
@@ -63,7 +63,7 @@ void bt_sim_node_fail(struct bt_sim *s, const struct bt_sim_failure *f)
 {
     uint32_t node = f->node;
     double back_ms = s->now_ms + f->down_ms;
-    bool down = s->back_ms[node] > s->now_ms; /* of two that overlap the later return counts */
+    bool down = s->back_ms[node] > s->now_ms; /* of two that overlap, the later return counts */
     s->back_ms[node] = BT_MAX(s->back_ms[node], back_ms);
     bt_sim_push(s, back_ms, EV_BACK, node, 0);
     if (down) {
@@ -118,7 +118,7 @@ void bt_sim_nodes_init(struct bt_sim *s)
     s->links = bt_calloc(n, sizeof(*s->links));
     s->failed_ms = bt_calloc(n, sizeof(*s->failed_ms));
     s->back_ms = bt_calloc(n, sizeof(*s->back_ms));
-    /* Only prompts that decode nodes compute themselves enter their caches. */
+    /* A decode node's cache gets only the prompts that the node computes itself. */
     s->caches = caches_create(s);
     for (uint32_t i = 0; i < n; i++) {
         s->failed_ms[i] = -1;

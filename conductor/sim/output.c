@@ -19,7 +19,7 @@ bt_status_t bt_sim_output_check(const char *path, char *err, size_t err_cap)
     struct stat st;
     bool there = stat(path, &st) == 0;
     if (there && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) {
-        return BT_OK; /* a pipe's reader would take this for its end */
+        return BT_OK; /* a pipe's reader would take this as the end */
     }
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) {

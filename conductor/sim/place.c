@@ -1,9 +1,9 @@
-/* A request from its arrival to its end: admission, where it is placed, again after a failure. */
+/* A request from its arrival to its end: admission, its place, and a new place after a failure. */
 #include "conductor/sim/sim_priv.h"
 
 #define PROGRESS_EACH 1024
-#define NOTICE_MS     2000 /* silence after which a node counts as gone */
-#define TRIES         60   /* of a re-plan that finds nobody, a second apart */
+#define NOTICE_MS     2000 /* silence after which a node counts as lost */
+#define TRIES         60   /* most tries of a replan, one each second */
 
 /* ---- its end ---- */
 
@@ -40,9 +40,10 @@ void bt_sim_abandon(struct bt_sim *s, uint32_t id, uint32_t node, bool expected)
     bt_sim_push(s, BT_MAX(s->now_ms, s->failed_ms[node] + NOTICE_MS), EV_REPLAN, id, 0);
 }
 
-/* ---- where to ---- */
+/* ---- placing ---- */
 
-/* Where nobody decodes, policies let prefill workers do both: here they cannot. */
+/* False also if the plan decodes on a prefill node. If no node decodes, policies plan that, but
+ * simulated prefill nodes cannot decode. */
 static bool place(const struct bt_sim *s, const struct bt_sched_request *want,
                   struct bt_sched_plan *plan, struct bt_sched_reject *rej)
 {
@@ -86,7 +87,8 @@ static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
     bt_sim_compute_queue(s, id);
 }
 
-/* What is asked of both stages; of decode workers only what prefill workers let in. */
+/* Notes the demand for both stages. Decode nodes are asked only for what the prefill nodes
+ * let in. */
 static void note_demand(struct bt_sim *s, double compute_ms, double decode_work, bool let_in)
 {
     bt_sched_demand_note(&s->stages.demand, s->now_ms, compute_ms);

@@ -1,4 +1,4 @@
-/* Capacity of every split, and of instances that do both, by bisection over simulated rates. */
+/* The capacity of every split, and of instances that do both, by bisection over simulated rates. */
 #include "conductor/sim/plan.h"
 
 #include <math.h>
@@ -10,10 +10,10 @@
 #include "conductor/sim/output.h"
 #include "conductor/sim/report.h"
 
-#define SPLITS     16  /* of these half beside rows and half apart, at first */
-#define SPLITS_MAX 128 /* with those between them around the best */
+#define SPLITS     16  /* tried at first: half with prompts beside rows, half without */
+#define SPLITS_MAX 128 /* tried in all, with those between them around the best */
 #define NODES_MAX  1e4 /* as of cluster.h's keys */
-#define GOOD_SHARE 0.9 /* a rate is carried if so many requests are within both objectives */
+#define GOOD_SHARE 0.9 /* a rate is carried if this share meets both objectives */
 #define SEARCH     7   /* halvings */
 
 /* Data sheets: dense bf16, memory, link of a GPU (each direction), to the host. */
@@ -39,11 +39,11 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
     double params = m.layers * layer + (m.tie_embeddings ? 1.0 : 2.0) * m.vocab * m.hidden;
     double token_bytes = 2.0 * m.layers * kv * 2, pair = 4 * q * m.layers;
     uint32_t tp = 1;
-    while (tp < 64 && 2 * params > 0.7 * g->memory * tp) { /* weights leave room for KV */
+    while (tp < 64 && 2 * params > 0.7 * g->memory * tp) { /* the weights must leave room for KV */
         tp *= 2;
     }
-    /* Half of the peak in prefill, three quarters of the bandwidth in decode, as in the presets;
-     * two all-reduces a layer at 60 us where there is more than one GPU. */
+    /* Prefill at half of the peak and decode at three quarters of the bandwidth, as in the presets.
+     * With more than one GPU, two all-reduces a layer of 60 us each. */
     double flops = 0.5 * g->flops * tp, bytes = 0.75 * g->bytes_per_s * tp;
     double reduce = tp > 1 ? 2.0 * m.layers * 60e3 : 0;
     *c = (struct bt_sim_cluster){
@@ -103,7 +103,7 @@ bt_status_t bt_sim_plan_instance(const char *config, const char *gpu, struct bt_
 
 struct split {
     uint32_t prefill, decode; /* instances; prefill 0: all do both */
-    bool mixed;               /* decode instances also take prompts where that is earlier */
+    bool mixed;               /* decode instances also take a prompt if that is earlier */
     double capacity;          /* times the trace's rate */
     struct bt_sim_summary at_load;
 };
@@ -129,7 +129,7 @@ static void simulate(const struct planner *p, const struct split *s, double rate
     o.to = to;
     o.sample_ms = 0;
     o.progress = NULL;
-    /* The bound of steps holds wherever prompts are computed beside rows. */
+    /* Steps are bounded wherever prompts are computed beside rows. */
     o.mixed_step_ms = s->mixed || s->prefill == 0 ? 0.75 * o.tbt_ms : 0;
     o.mixed_gap_ms = 0.95 * o.tbt_ms;
     bt_sim_run(&c, p->t, &o, &r);
@@ -142,7 +142,7 @@ static bool carried(const struct bt_sim_summary *s)
     return s->good >= GOOD_SHARE * s->n;
 }
 
-/* The largest rate that is carried, found between 1/64 and 64 times the load in question. */
+/* The largest rate that is carried, searched up to 64 times the given load. */
 static double capacity_of(const struct planner *p, const struct split *s, double from, double to)
 {
     struct bt_sim_summary sum;
@@ -165,8 +165,8 @@ static double capacity_of(const struct planner *p, const struct split *s, double
 
 /* ---- the answer ---- */
 
-/* Share of an instance's time that prompts take if every instance does both: the part of the time
- * in which its rows wait or are slowed down. */
+/* The share of an instance's time that prompts take if every instance does both: for this time its
+ * rows wait or are slowed down. */
 static double interference(const struct planner *p, uint32_t instances, double *prefill_s_p)
 {
     const struct bt_sim_trace *t = p->t;
@@ -178,7 +178,7 @@ static double interference(const struct planner *p, uint32_t instances, double *
     return span > 0 ? ms / span / instances : 0;
 }
 
-/* The search ended while all was still well. */
+/* The search reached its end, and the rate was still carried. */
 static bool beyond(const struct planner *p, const struct split *s)
 {
     return s->capacity > 63 * p->o->sim.rate;
@@ -208,7 +208,8 @@ static const struct split *best_of(const struct split *all, uint32_t n, bool apa
     return best;
 }
 
-/* Of a split over all doing both, in words where it is no number. */
+/* Writes how much more a split carries than instances that all do both; in words if there is no
+ * number. */
 static void gain_text(double apart, double both, char out[40])
 {
     if (both > 0) {
@@ -218,13 +219,13 @@ static void gain_text(double apart, double both, char out[40])
     }
 }
 
-/* Does it pay to take the stages apart? 1, -1: it does, it does not; 0: little difference. */
+/* Is it better to separate the stages? 1: yes, -1: no, 0: little difference. */
 static int verdict(double apart, double both)
 {
     return apart > 1.05 * both ? 1 : apart < 0.95 * both ? -1 : 0;
 }
 
-/* The same question of each half of the trace. */
+/* Answers the same question for each half of the trace. */
 static void print_sure(FILE *f, const struct planner *p, const struct split *all, uint32_t n)
 {
     const struct split *best = best_of(all, n, true);
@@ -355,7 +356,8 @@ static const struct split *best_of_kind(const struct split *all, uint32_t n, boo
     return best;
 }
 
-/* Between the splits that were tried, each instances apart: those around the best, ever closer. */
+/* Tries splits between those that were tried at distances of `each` instances: around the best
+ * ones, with ever smaller steps. */
 static uint32_t refine(const struct planner *p, struct split *all, uint32_t n, uint32_t each,
                        FILE *out, double per_s)
 {
@@ -365,7 +367,7 @@ static uint32_t refine(const struct planner *p, struct split *all, uint32_t n, u
             uint32_t instances = best.prefill + best.decode;
             step = BT_DIV_UP(step, 2u);
             if (beyond(p, &best) || best.capacity <= 0) {
-                break; /* nothing tells one from the other */
+                break; /* all splits are equal here */
             }
             for (int side = -1; side <= 1; side += 2) {
                 int64_t prefill = (int64_t)best.prefill + side * (int64_t)step;
@@ -392,7 +394,7 @@ static int by_prefill(const void *a, const void *b)
     return (x->prefill > y->prefill) - (x->prefill < y->prefill);
 }
 
-/* What the simulated instances do otherwise than the model. */
+/* Prints how the simulated instances differ from the model. */
 static void print_unlike(FILE *f, const struct bt_sim_trace *t, const char *config)
 {
     struct bt_model_config m;

@@ -1,4 +1,4 @@
-/* SVG plots by hand: axes with round ticks, a line for each curve, a legend. */
+/* Writes SVG plots: axes with round ticks, a line for each curve, a legend. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,8 +11,8 @@
 #define RIGHT  20
 #define TOP    40
 #define BOTTOM 50
-#define MARKED 32   /* a curve of so few points shows them */
-#define POINTS 1500 /* more of a curve than pixels is not drawn */
+#define MARKED 32   /* a curve with at most so many points shows them */
+#define POINTS 1500 /* of a curve: more than there are pixels */
 
 static const char *const colours[] = {"#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f",
                                       "#d98324", "#5c6672", "#2a9d8f", "#9a6324"};
@@ -28,7 +28,7 @@ static double largest(const struct bt_sim_curve *c, uint32_t n, bool x)
     return m > 0 ? m : 1;
 }
 
-/* 1, 2 or 5 times a power of ten, about five in max. */
+/* The distance of ticks: 1, 2 or 5 times a power of ten, about five up to max. */
 static double tick_of(double max)
 {
     double p = pow(10, floor(log10(max / 5)));
@@ -82,8 +82,8 @@ void bt_sim_plot(FILE *f, const char *title, const char *x_label, const char *y_
             fprintf(f, "%.1f,%.1f ", px(curves[k].x[i], mx), py(curves[k].y[i], my));
         }
         fprintf(f, "'/>\n");
-        for (uint32_t i = 0; i < curves[k].n && curves[k].n <= MARKED;
-             i++) { /* one alone is no line */
+        /* a single point makes no line */
+        for (uint32_t i = 0; i < curves[k].n && curves[k].n <= MARKED; i++) {
             fprintf(f, "<circle cx='%.1f' cy='%.1f' r='2' fill='%s'/>\n", px(curves[k].x[i], mx),
                     py(curves[k].y[i], my), colour);
         }
@@ -117,12 +117,12 @@ static bool plot_into(const struct folder *to, const char *name, const char *tit
     return bt_sim_output_close(&o, to->err, to->cap) == BT_OK;
 }
 
-/* Share of the served requests at or below each value. */
+/* Plots the share of served requests at or below each value. */
 static bool plot_share(const struct folder *to, const char *name, const struct bt_sim_result *r,
                        bool ttft)
 {
     double *x = bt_malloc((r->n + 1) * sizeof(*x)), *y = bt_malloc((r->n + 1) * sizeof(*y));
-    uint32_t n = 1; /* the curve begins at no request: one alone is a line, too */
+    uint32_t n = 1; /* starts at share 0, so that one request is a line too */
     for (uint32_t i = 0; i < r->n; i++) {
         const struct bt_sim_record *q = &r->records[i];
         if (q->outcome == BT_SIM_SERVED && (ttft || q->tbt_ms > 0)) {
@@ -171,7 +171,8 @@ static bool write_series(const struct folder *to, const struct bt_sim_result *r)
     return bt_sim_output_close(&o, to->err, to->cap) == BT_OK;
 }
 
-/* Blocks cached over all nodes: the more than there are different ones, the more are replicas. */
+/* Plots how many blocks all nodes cache together: what exceeds the number of different blocks is
+ * replicas. */
 static bool plot_replicas(const struct folder *to, const struct bt_sim_result *r)
 {
     double *x = bt_malloc((r->n_samples + 1) * 2 * sizeof(*x)), *y = x + r->n_samples + 1;

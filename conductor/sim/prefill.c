@@ -1,10 +1,10 @@
-/* The queues of a prefill node, and its steps as the worker's batcher cuts them. See prefill.h. */
+/* The queues of a prefill node, and its steps, cut as the worker's batcher does. See prefill.h. */
 #include "conductor/sim/prefill.h"
 
 #include <math.h>
 
-#define PROMPTS      64 /* of each queue: those that a step is cut from */
-#define BLOCK_TOKENS 64 /* as kv.block_tokens: steps end on its multiples */
+#define PROMPTS      64 /* of each queue: how many a step may be cut from */
+#define BLOCK_TOKENS 64 /* as kv.block_tokens: steps end at its multiples */
 
 void bt_sim_prefill_init(struct bt_sim_prefill *p, const struct bt_batch_cost *cost,
                          uint32_t chunk_tokens)
@@ -25,7 +25,7 @@ void bt_sim_prefill_add(struct bt_sim_prefill *p, struct bt_sim_job *job)
     q->last = job;
 }
 
-/* What it waited for at stop is there: it goes on behind that. */
+/* If the tail that the prompt waits for at stop has landed, the prompt continues behind it. */
 static void resume(struct bt_sim_job *job, double now_ms)
 {
     if (job->stop > 0 && job->pos == job->stop && now_ms >= job->fetch_ms) {
@@ -34,7 +34,7 @@ static void resume(struct bt_sim_job *job, double now_ms)
     }
 }
 
-/* When the prompt can be computed: now or later. */
+/* When the prompt can be computed: now, or a later time. */
 static double due_ms(const struct bt_sim_job *job, double now_ms)
 {
     double due = BT_MAX(now_ms, job->read_ms);
@@ -47,7 +47,7 @@ struct step {
     struct bt_sim_job *jobs[2 * PROMPTS];
     struct bt_batch_row rows[PROMPTS];
     uint32_t n_rows;
-    double due_ms; /* of those that cannot be computed yet, the first */
+    double due_ms; /* the earliest due_ms of prompts that cannot be computed yet */
 };
 
 static void collect(const struct bt_sim_prefill *p, double now_ms, struct step *s)
@@ -79,7 +79,7 @@ static void collect(const struct bt_sim_prefill *p, double now_ms, struct step *
     }
 }
 
-/* Some of the step's prompts begin with it, and may turn out to be other than planned. */
+/* Begins the step's new prompts, which may then differ from the plan. True: there were some. */
 static bool begin_some(struct step *s, void (*begin)(void *arg, struct bt_sim_job *job), void *arg)
 {
     bool some = false;
@@ -114,7 +114,7 @@ double bt_sim_prefill_step(struct bt_sim_prefill *p, double now_ms,
     for (uint32_t i = 0; i < s.n_rows; i++) {
         struct bt_sim_job *job = s.jobs[s.rows[i].seq];
         job->in_step = s.rows[i].n;
-        if (s.rows[i].last) { /* layer by layer, its prefix is loaded beside the computing */
+        if (s.rows[i].last) { /* its prefix is loaded layer by layer while the step computes */
             p->end_ms = BT_MAX(p->end_ms, job->loaded_ms);
         }
     }

@@ -9,8 +9,8 @@
 
 #define NONE UINT32_MAX
 
-/* For Belady: the cached blocks by their next use, the latest on top; old entries stay in the heap
- * until they surface. */
+/* For Belady: the cached blocks, ordered by their next use, the latest on top. An outdated entry
+ * stays in the heap until it comes to the top. */
 struct future {
     uint64_t *heap; /* next use << 32 | slot */
     uint32_t n, cap;
@@ -30,7 +30,7 @@ struct replay {
     uint32_t *block_of;     /* [cap] */
     uint32_t *parent_of;    /* [n_unique]: the block before it in its chain */
     uint32_t *behind;       /* [n_unique]: cached blocks right behind it */
-    uint32_t *held;         /* slots of the request at hand */
+    uint32_t *held;         /* slots of the current request */
 };
 
 /* ---- Belady ---- */
@@ -96,7 +96,7 @@ static void future_init(struct replay *p)
     free(next);
 }
 
-/* ---- one cache, a policy or the future behind it ---- */
+/* ---- one cache, with a policy or with Belady ---- */
 
 static void drop(struct replay *p, uint32_t slot)
 {
@@ -119,7 +119,7 @@ static uint32_t take_slot(struct replay *p)
         slot = future_victim(p);
     } else {
         slot = p->policy->victim(p->evict, NULL);
-        BT_ASSERT(slot != BT_EVICT_NONE); /* capacity is more than a request holds */
+        BT_ASSERT(slot != BT_EVICT_NONE); /* a request never needs all slots */
         p->policy->drop(p->evict, slot);
         p->r->events += 2;
     }
@@ -127,7 +127,7 @@ static uint32_t take_slot(struct replay *p)
     return slot;
 }
 
-/* Caches the k-th block of q; reused: of its tokens, found before. */
+/* Caches the k-th block of q. reused: how many of its tokens the request found before. */
 static uint32_t put(struct replay *p, const struct bt_sim_request *q, uint32_t k, uint32_t reused)
 {
     uint32_t block = p->t->blocks[q->first + k];
@@ -171,8 +171,8 @@ static uint32_t tokens_of(const struct bt_sim_request *q, uint32_t k)
     return BT_MIN(q->input - k * BT_SIM_BLOCK_TOKENS, (uint32_t)BT_SIM_BLOCK_TOKENS);
 }
 
-/* What the prompt's prefill takes when its first `cached` tokens are there; the last one is always
- * computed. */
+/* How long the prompt's prefill takes if its first `cached` tokens are cached. The last token is
+ * always computed. */
 static double prefill_s(const struct replay *p, const struct bt_sim_request *q, uint64_t cached)
 {
     const struct bt_sim_cluster *c = p->o->cluster;
@@ -182,7 +182,7 @@ static double prefill_s(const struct replay *p, const struct bt_sim_request *q, 
     return 1e-9 * BT_MAX(ns, load);
 }
 
-/* One request; counted: into the result. */
+/* Serves one request. counted: it goes into the result. */
 static void serve(struct replay *p, const struct bt_sim_request *q, bool counted)
 {
     const uint32_t *blocks = p->t->blocks + q->first;
@@ -200,7 +200,7 @@ static void serve(struct replay *p, const struct bt_sim_request *q, bool counted
             hit(p, slot, k > 0 ? p->held[k - 1] : BT_EVICT_NONE);
             hits++;
             hit_tokens += tokens_of(q, k);
-        } else if (found) { /* computed again behind a hole: the copy that is there stays */
+        } else if (found) { /* computed again behind a hole: the old copy stays */
             p->policy->pin(p->evict, slot);
         } else {
             slot = put(p, q, k, (uint32_t)prefix_tokens);

@@ -1,4 +1,4 @@
-/* Summaries of a run, and its lines as CSV. */
+/* Summaries of a run, and its requests as CSV lines. */
 #include "conductor/sim/report.h"
 
 #include <inttypes.h>
@@ -12,8 +12,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Place of a percentile in n sorted values: the smallest that at least so many percent of them do
- * not exceed, as in baton-bench. */
+/* The index of a percentile in n sorted values: the smallest value such that at least so many
+ * percent do not exceed it, as in baton-bench. */
 static uint32_t rank(uint64_t percent, uint32_t n)
 {
     return (uint32_t)BT_DIV_UP(percent * n, 100) - 1;
@@ -36,7 +36,8 @@ static struct bt_sim_quantiles quantiles(double *v, uint32_t n)
     return q;
 }
 
-/* Over the samples until the last arrival; the run-out would look like a swing. */
+/* Uses the samples until the last arrival: after it the load only falls, which would look like a
+ * swing. */
 static void loads(const struct bt_sim_result *r, struct bt_sim_summary *s)
 {
     double n = 0, p = 0, d = 0, pp = 0, dd = 0, pd = 0;
@@ -107,7 +108,7 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
     print_quantiles(f, "TTFT", &s->ttft_ms);
     print_quantiles(f, "TBT", &s->tbt_ms);
     fprintf(f, "%-14s %u within the objectives", "goodput", s->good);
-    if (r->span_ms > 0) { /* else there is no rate */
+    if (r->span_ms > 0) { /* with one arrival time there is no rate */
         fprintf(f, ", %.3f a second of arrivals", s->goodput);
     }
     fprintf(f, "; no scheduler can reach more than %u\n", s->bound);

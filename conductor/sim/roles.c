@@ -23,7 +23,7 @@ bool bt_sim_roles_look(struct bt_sim_roles *r, const struct bt_sched_params *par
                        struct bt_sched_worker *workers, bool idle, double now_ms,
                        uint32_t *worker_p)
 {
-    if (r->changing != BT_BALANCE_NONE) { /* meanwhile nothing is counted */
+    if (r->changing != BT_BALANCE_NONE) { /* nothing is counted during a change */
         r->balance = (struct bt_balance){0};
         *worker_p = r->changing;
         r->changing = idle ? BT_BALANCE_NONE : r->changing;

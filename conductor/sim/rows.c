@@ -1,4 +1,4 @@
-/* Rows of decode nodes: those on their way, a request's first token, its row, its end. */
+/* Rows of decode nodes: rows on their way, a request's first token, its row and its end. */
 #include "conductor/sim/sim_priv.h"
 
 #define DONE_AT_ONCE 64
@@ -71,8 +71,8 @@ bool bt_sim_row_needless(const struct bt_sim *s, uint32_t id)
     return bt_sim_output_of(s, id) <= s->live[id].given + 1;
 }
 
-/* A request's TBT, where an interruption is one of its longest gaps; what came before that counts
- * as what came after. */
+/* A request's TBT if an interruption is one of its longest gaps. The gaps before the interruption
+ * count as equal to those after it. */
 static double with_gap(const struct bt_sim *s, uint32_t id, double tbt_ms)
 {
     const struct bt_sim_live *l = &s->live[id];

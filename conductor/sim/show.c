@@ -1,4 +1,5 @@
-/* What policies see: the nodes as they are now, where a request's blocks are, what it asks for. */
+/* What policies see: the nodes as they are now, where a request's blocks are, and what it
+ * asks for. */
 #include "conductor/sim/sim_priv.h"
 
 #define FORECAST_MS 250 /* of a bucket: two minutes ahead */
@@ -43,7 +44,7 @@ static void show_kvstore(struct bt_sim *s, uint32_t i)
     s->kvstores[i].match_blocks = s->match[i];
 }
 
-/* A heartbeat of a decode node as it would be now. */
+/* Makes the heartbeat that a decode node would send now. */
 static void say(struct bt_sim *s, uint32_t node)
 {
     const struct bt_sim_decode_node *d = &s->d[node];

@@ -1,4 +1,4 @@
-/* The run: arrivals from the trace and events in order of their times, and the samples between. */
+/* The run: the trace's arrivals and all events in order of time, with samples between them. */
 #include "conductor/sim/sim.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "conductor/sim/sim_priv.h"
 
-/* Where a link or node is so slow that the run goes on for years the series ends first. */
+/* The series ends here if a link or node is so slow that the run takes simulated years. */
 #define SAMPLES_MAX 1000000
 
 const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES] = {
@@ -44,7 +44,7 @@ static void sample(struct bt_sim *s)
     s->sample_at_ms += s->o->sample_ms;
 }
 
-/* Samples up to then are taken. */
+/* Moves the time to at_ms and takes the samples that lie before it. */
 static void advance_to(struct bt_sim *s, double at_ms)
 {
     while (s->o->sample_ms != 0 && s->sample_at_ms <= at_ms && s->r->n_samples < SAMPLES_MAX) {

@@ -1,4 +1,5 @@
-/* Readers of traces. A line that is not as described ends the reading with its number. */
+/* Reads traces. A line that does not fit the format ends the reading; the error names its
+ * number. */
 #include "conductor/sim/trace.h"
 
 #include <errno.h>
@@ -20,7 +21,7 @@ struct reader {
     double last_ms;
     struct bt_sim_columns columns;
     struct bt_map *numbers; /* of the file's hash ids: 1 + their number here */
-    const char *what;       /* of the line at hand: what is wrong */
+    const char *what;       /* what is wrong with the current line */
 };
 
 static struct bt_sim_request *add(struct reader *r, double at_ms, double input, double output)
@@ -65,7 +66,8 @@ static void add_block(struct reader *r, uint32_t id)
     t->n_unique = BT_MAX(t->n_unique, id + 1);
 }
 
-/* Ids are numbered as they come: only which are equal matters, and tables have a place for each. */
+/* Gives ids consecutive numbers. Only their equality matters, and tables have a place for each
+ * number. */
 static uint32_t number_of_id(struct reader *r, uint64_t id)
 {
     uintptr_t number = (uintptr_t)bt_map_get(r->numbers, &id);
@@ -76,7 +78,7 @@ static uint32_t number_of_id(struct reader *r, uint64_t id)
     return (uint32_t)(number - 1);
 }
 
-/* The list that p is within: whole numbers and commas, as the line is JSON. */
+/* Reads the list that p is in: whole numbers and commas. The line is known to be JSON. */
 static bool add_ids(struct reader *r, struct bt_sim_request *q, const char *p)
 {
     for (p += strspn(p, " \t"); *p != ']'; p += strspn(p, ", \t")) {
@@ -98,7 +100,7 @@ static bool add_ids(struct reader *r, struct bt_sim_request *q, const char *p)
     return true;
 }
 
-/* Nothing is shared. */
+/* Gives the request blocks of its own: it shares none. */
 static bool add_own(struct reader *r, struct bt_sim_request *q)
 {
     q->n_blocks = BT_DIV_UP(q->input, BT_SIM_BLOCK_TOKENS);
@@ -134,7 +136,7 @@ static bool read_line(struct reader *r, char *line, size_t len, uint32_t no)
     return q != NULL && (json ? add_ids(r, q, l.ids) : add_own(r, q));
 }
 
-/* All lines of f; *no_p: the line at hand. NULL or what is wrong. */
+/* Reads all lines of f. *no_p: the current line. NULL, or what is wrong. */
 static const char *read_lines(struct reader *r, FILE *f, uint32_t *no_p)
 {
     struct bt_buf line;

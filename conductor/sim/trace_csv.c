@@ -1,4 +1,5 @@
-/* A line of an Azure trace: TIMESTAMP,ContextTokens,GeneratedTokens, or as the header says. */
+/* Reads a line of an Azure trace: TIMESTAMP,ContextTokens,GeneratedTokens, or as the header
+ * says. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +9,8 @@
 
 #define COLUMNS_MAX 32u
 
-/* Cuts the line at its commas; quotes around a field are not part of it. Returns how many there
- * are, 0: a quote does not end. */
+/* Splits the line at its commas and removes quotes around fields. Returns the number of fields; 0:
+ * a quote does not end. */
 static uint32_t split(char *p, char *fields[COLUMNS_MAX])
 {
     uint32_t n = 0;
@@ -62,7 +63,7 @@ static const char *read_header(char *const fields[], uint32_t n, struct bt_sim_c
 
 /* ---- numbers and times ---- */
 
-/* n digits, as a number; -1: it is not. */
+/* Reads n digits as a number. -1: these are not n digits. */
 static int digits(const char *p, int n)
 {
     int v = 0;
@@ -83,7 +84,7 @@ static bool read_number(const char *text, double *out)
     return decimal && end != text && *end == '\0';
 }
 
-/* Days since 1970-01-01 of a date (Howard Hinnant's civil calendar). */
+/* Days from 1970-01-01 to a date (Howard Hinnant's civil calendar). */
 static double days_of(int y, int m, int d)
 {
     y -= m <= 2;
@@ -98,7 +99,7 @@ static int days_in(int y, int m)
     return days[m - 1] + (m == 2 && y % 4 == 0 && (y % 100 != 0 || y % 400 == 0));
 }
 
-/* Z, +HH:MM or nothing, in minutes. */
+/* Reads Z, +HH:MM or nothing, in minutes. */
 static bool read_offset(const char *p, int *minutes_p)
 {
     *minutes_p = 0;
@@ -114,8 +115,8 @@ static bool read_offset(const char *p, int *minutes_p)
     return true;
 }
 
-/* As Azure writes it, of 2023 without and of 2024 with an offset from UTC: 2023-11-16 18:15:46.68;
- * in ms since 1970. */
+/* Reads a time as in Azure's traces: 2023-11-16 18:15:46.68, in 2024 with an offset from UTC. In ms
+ * since 1970. */
 static bool read_time(const char *p, double *at_ms_p)
 {
     static const struct {
@@ -126,7 +127,7 @@ static bool read_time(const char *p, double *at_ms_p)
     int v[BT_ARRAY_LEN(parts)], minutes;
     for (size_t i = 0; i < BT_ARRAY_LEN(parts); i++) {
         v[i] = digits(p + parts[i].at, parts[i].n);
-        /* A text that ends here is the time's end: strchr finds its zero byte. */
+        /* The text may end here: strchr also finds its zero byte. */
         if (v[i] < parts[i].lo || v[i] > parts[i].hi ||
             strchr(parts[i].behind, p[parts[i].at + parts[i].n]) == NULL) {
             return false;

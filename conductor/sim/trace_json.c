@@ -1,5 +1,5 @@
-/* A JSON object on a line, read strictly: what is no JSON may be half a line, or two of them, and
- * would be counted as something else. */
+/* Reads the JSON object on a line strictly. A line that is not JSON may be half a line or two
+ * lines, and would be counted wrongly. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,7 +47,7 @@ static const char *skip_number(const char *p)
 
 static const char *skip_value(const char *p, int depth);
 
-/* [values], {"key": values}. */
+/* Skips [values] or {"key": values}. */
 static const char *skip_list(const char *p, int depth)
 {
     char end = *p == '{' ? '}' : ']';
@@ -79,7 +79,7 @@ static const char *skip_list(const char *p, int depth)
     }
 }
 
-/* What stands behind a value; NULL: there is none. */
+/* Returns what comes behind a value. NULL: there is no value. */
 static const char *skip_value(const char *p, int depth)
 {
     static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
@@ -113,7 +113,8 @@ static int field_of(const char *key, size_t len)
     return f;
 }
 
-/* The object's own members, not those of objects within it; the last of a name counts. */
+/* Finds the object's own members, not those of objects inside it. If a name occurs twice, the last
+ * one counts. */
 static const char *find_fields(const char *line, const char *at[FIELDS])
 {
     const char *end = *line == '{' ? skip_list(line, 0) : NULL;
@@ -143,7 +144,7 @@ const char *bt_sim_line_json(const char *line, struct bt_sim_line *l)
         return wrong;
     }
     for (int f = 0; f < FIELDS; f++) {
-        /* Python writes Infinity. */
+        /* 'I': Python writes Infinity. */
         if (at[f] == NULL || (f == IDS ? *at[f] != '[' : strchr("-0123456789I", *at[f]) == NULL)) {
             return "not a line with timestamp, input_length, output_length and hash_ids";
         }

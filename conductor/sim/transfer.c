@@ -1,9 +1,9 @@
-/* KV between nodes: the links, what plans fetch, hand-offs, copies ahead of need. */
+/* KV between nodes: links, fetches of plans, hand-offs, copies made ahead of need. */
 #include "conductor/sim/sim_priv.h"
 
-/* A link's end is busy with one thing after the other, first come first served, and with each for
- * as long as its bytes take; streams share it piece by piece, so that an end does not wait for the
- * other one. Returns when both have done it. */
+/* Each end of a link makes one transfer after another, in order of arrival, and each takes as long
+ * as its bytes need. Streams share a link piece by piece, so an end does not wait for the other
+ * end. Returns when both ends have finished. */
 static double send(struct bt_sim *s, uint32_t from, uint32_t to, double bytes)
 {
     double *out = &s->links[from].send_free_ms, *in = &s->links[to].recv_free_ms;
@@ -13,8 +13,8 @@ static double send(struct bt_sim *s, uint32_t from, uint32_t to, double bytes)
     return BT_MAX(*out, *in);
 }
 
-/* When a late prompt's KV has been handed over: behind what the links have to do, and in nobody's
- * way. It is sent as it is computed, which takes a small part of a link. */
+/* Returns when a late prompt's KV is handed over: after the links' other work, and without delaying
+ * any of it. The KV is sent while it is computed, which takes only a small part of a link. */
 static double send_late(const struct bt_sim *s, uint32_t from, uint32_t to, double bytes)
 {
     double busy = BT_MAX(s->links[from].send_free_ms, s->links[to].recv_free_ms);
