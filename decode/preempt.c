@@ -16,7 +16,7 @@ static struct bt_wreq *last_row(const struct bt_wcore *c)
     return NULL;
 }
 
-/* Takes r's pages and slot away. The other choices of its submission go on. */
+/* Takes r's pages and slot away. The other choices of its submission continue. */
 static void preempt(struct bt_wcore *c, struct bt_wreq *r)
 {
     bt_metric_add(c->stats->preemptions, 1);

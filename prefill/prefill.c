@@ -47,9 +47,9 @@ static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
     return c->vt->flow_add(c->eng, r->load_flow, c->blocks, n);
 }
 
-/* Copies what is not resident from the pages to the slab under the grant's flow word. The kvstore
- * has raised the word past the items that are completely resident; the items of this flow come
- * next. */
+/* Copies the blocks that are not resident from the pages to the slab under the grant's flow word.
+ * The kvstore has raised the word past the items that are completely resident; the items of this
+ * flow come next. */
 static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
 {
     const struct bt_wgrant *g = r->grant.terms;

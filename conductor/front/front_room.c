@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OF_ONE     4 /* one key, and one answer, may have one part in so many */
+#define OF_ONE     4 /* all answers of a key, and one answer, get one part in so many */
 #define SMALL      (256 * 1024)
 #define GRANULE    (16 * 1024) /* step by which an answer grows: sums are rarely made */
 #define RETRY_S    5

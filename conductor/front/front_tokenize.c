@@ -6,8 +6,8 @@
  * hundreds of MiB. */
 #define TEXT_MAX (8 * 1024 * 1024)
 
-/* Writes the tokens as tokenizer.json spells them. That spelling tells tokens apart whose bytes are
- * not whole characters. */
+/* Writes the tokens as tokenizer.json spells them. That spelling differs even for tokens whose
+ * bytes are not whole characters. */
 static void put_token_strings(const struct bt_front_model *m, const struct bt_tokens *ids,
                               struct bt_buf *out)
 {

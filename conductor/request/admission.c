@@ -75,7 +75,7 @@ static const struct bt_sched_reject *hopeless(struct bt_machine *mc, const struc
         g = same_gate(&mc->gates[i], &want) ? &mc->gates[i] : g;
     }
     bool fresh = g != NULL && g->asked_ns != 0 && now_ns - g->asked_ns < GATE_NS;
-    /* A request that has waited longer is refused too; one that has waited less may not be. */
+    /* A request that has waited longer is refused too. One that has waited less may be accepted. */
     if (!fresh || (g->refuses && want.waited_ms < g->waited_ms)) {
         g = g != NULL ? g : &mc->gates[mc->next_gate++ % BT_ARRAY_LEN(mc->gates)];
         *g = want;

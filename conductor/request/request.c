@@ -6,7 +6,7 @@
 #include "common/log/log.h"
 #include "conductor/request/machine_priv.h"
 
-/* In the fair share between tenants, a generated token counts as so many prompt tokens
+/* In the fair share between tenants, a generated token counts as this many prompt tokens
  * (share.h). */
 #define GENERATED_WEIGHT 2
 
@@ -47,7 +47,7 @@ static void end_sequences(struct bt_request *r, uint64_t now_ns)
     bt_queue_uncount(r);
 }
 
-/* Fills in what is known at the request's end. */
+/* Fills in the figures that are known at the request's end. */
 static void fill_usage(struct bt_request *r)
 {
     struct bt_gen_usage *u = &r->usage;

@@ -18,7 +18,7 @@
  * So a request is stuck only when it is late by ten times that time and ten minutes more. */
 #define BUSY_STALLS    60
 #define BUSY_PREDICTED 10
-#define FEW_PAGES      8 /* with less than one in so many pages free, rows wait for pages */
+#define FEW_PAGES      8 /* if less than one page in so many is free, rows wait for pages */
 
 struct bt_peer *bt_sequence_due(const struct bt_sequence *sq)
 {

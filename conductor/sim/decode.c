@@ -177,7 +177,7 @@ static double steps_ms(const struct bt_sim_decode *d, double k)
 {
     double a, b;
     if (d->n_parts > 0) {
-        return k * d->cut_ms; /* k is 1: each step is cut anew */
+        return k * d->cut_ms; /* k is 1: each step is cut separately */
     }
     shape(d, &a, &b);
     return a * k * k + b * k;

@@ -5,7 +5,7 @@
 
 #include "conductor/sim/sim_priv.h"
 
-#define LIVES_GUESS 20    /* so many ended rows are the weight of the first guess */
+#define LIVES_GUESS 20    /* weight of the first guess, in ended rows */
 #define LIVES_MS    60000 /* time over which ended rows fade, if all rows are alike */
 #define LENGTHS_MS  500   /* between two looks at the progress of rows */
 

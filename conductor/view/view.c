@@ -35,9 +35,8 @@ static void note_misnamed(struct bt_view *v, struct bt_session *s, bool is)
     }
 }
 
-/* Warns if the peer serves the model under another name. It gets requests all the same, because
- * weights are compared, not names. But one model would have two names in metrics, logs and
- * dashboards. */
+/* Warns if the peer serves the model under another name. It still gets requests, because weights
+ * are compared, not names. But one model would have two names in metrics, logs and dashboards. */
 static void look_at_name(struct bt_view *v, struct bt_session *s)
 {
     const Baton__Member *m = s->next_member != NULL ? s->next_member : s->member;
