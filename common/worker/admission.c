@@ -1,11 +1,11 @@
-/* Admission: which queued request gets a slot and pages, and when. By order of class and arrival;
- * no request overtakes the head of the queue. Engine thread. */
+/* Admission: which queued request gets a slot and pages, and when. The order is by class, then by
+ * arrival; no request overtakes the head of the queue. Engine thread. */
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
 static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
 {
-    /* A decode row's first step writes the position behind the prompt. */
+    /* A decode row's first step writes the KV of the position behind the prompt. */
     uint32_t tokens = r->len;
     if (r->sub->phases == BATON__PHASES__DECODE && r == r->lead && !r->resumed) {
         tokens = BT_MIN(r->len + 1, r->sub->len_max);
@@ -24,14 +24,14 @@ static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32
 
 /* Pages that must stay free beside r's own when r starts, so that a preemption does not soon undo
  * the work done for it. For a new request: the pages that all active requests need for their next
- * block. For a preempted one: the pages that they need while r generates half as many tokens as are
- * computed again for it. Under pressure recomputation so stays within a small multiple of
- * generation. Rows of a lower class do not count: they make way. */
+ * block. For a preempted request: the pages that they need while r generates half as many tokens as
+ * its recomputation needs. So under pressure the worker recomputes at most a small multiple of what
+ * it generates. Rows of a lower class do not count: they are preempted for r. */
 static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
 {
     uint32_t tokens = c->block_tokens, pages;
     if (c->reqs.n_active == 0) {
-        return 0; /* no request to wait for */
+        return 0; /* there is no active request to wait for */
     }
     if (r->resumed) {
         tokens = BT_MAX(4 * c->block_tokens, c->decode->missing(c, r) / 2);
@@ -46,7 +46,8 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
     return pages;
 }
 
-/* Are `own` pages free for r, and the reserve beside them? Takes pages back that are only kept. */
+/* Are `own` pages free for r, and the reserve beside them? Takes back pages that are only kept for
+ * write-back. */
 static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint32_t need)
 {
     uint32_t want = own + reserve(c, r, need);
@@ -58,13 +59,13 @@ static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint3
     return true;
 }
 
-/* Takes all pages of r: those that its submission keeps, and its own. No request overtakes the head
- * of the queue: that would starve long prompts. */
+/* Takes all pages of r: those that its submission keeps, and its own. */
 static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t shared = c->decode->kept_blocks(r), need = pages_needed(c, r);
     BT_ASSERT(shared < need);
-    /* The kvstore is asked what it has of r once there is room; its answer may ask for more. */
+    /* Asks the kvstore which blocks of r it has only once there is room. Its answer may need more
+     * pages. */
     if (!make_room(c, r, need - shared, need) || !c->decode->ready(c, r) ||
         !make_room(c, r, need - shared, need)) {
         return false;
@@ -78,14 +79,15 @@ static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
     return true;
 }
 
-/* Rows of a lower class than r's are preempted if that gets r its slot and pages. */
+/* Preempts rows of a lower class than r's if that gets r its slot and pages. */
 static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
 {
     uint32_t need = pages_needed(c, r);
     c->decode->make_way(c, r, need - c->decode->kept_blocks(r) + reserve(c, r, need));
 }
 
-/* A late request's prompt: it keeps slot and pages until it is computed. Rows make way. */
+/* Is r a late request's prompt? It keeps slot and pages until it is computed; rows are preempted
+ * for it. */
 static bool late_prompt(const struct bt_wreq *r)
 {
     return r->sub->late && r->sub->phases != BATON__PHASES__DECODE && !r->resumed &&
@@ -93,7 +95,7 @@ static bool late_prompt(const struct bt_wreq *r)
             r->stage == BT_WREQ_PROMPT);
 }
 
-/* May r start beside the active requests? Late prompts have at most half of the slots and of the
+/* May r start beside the active requests? Late prompts get at most half of the slots and of the
  * pages, and leave pages for the longest prompt, so that a prompt that is in time does not wait for
  * them. A late prompt that is alone may have all that it needs. */
 static bool late_may_start(const struct bt_wcore *c, const struct bt_wreq *r)
@@ -117,7 +119,7 @@ void bt_wcore_admit(struct bt_wcore *c)
 {
     while (!bt_list_empty(&c->reqs.queue)) {
         struct bt_wreq *r = BT_CONTAINER_OF(c->reqs.queue.next, struct bt_wreq, link);
-        if (!late_may_start(c, r)) { /* only late requests are left: they are the last */
+        if (!late_may_start(c, r)) { /* late requests are the end of the queue */
             return;
         }
         if (c->n_free_slots == 0 || !take_pages(c, r)) {

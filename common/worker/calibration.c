@@ -10,7 +10,7 @@
 
 /* ---- prior ---- */
 
-/* The roofline's two slopes, in orders of magnitude: bytes a second from memory, operations a
+/* The two slopes of the roofline as powers of ten: bytes per second from memory, operations per
  * second. */
 struct bt_wmachine {
     double bytes_per_s, flops;
@@ -21,7 +21,8 @@ void bt_wcost_prior(struct bt_wcore *c)
 {
     struct bt_model_config m;
     char err[256];
-    double weights = 1e6, pair = 1e3; /* parameters read a step; operations of attention a pair */
+    double weights = 1e6, pair = 1e3; /* parameters read in a step; attention's operations for a
+                                         pair of tokens */
     if (bt_model_config_load(c->conf->common.model_path, &m, err, sizeof(err)) == BT_OK) {
         double q = (double)m.heads * m.head_dim, kv = (double)m.kv_heads * m.head_dim;
         weights = m.layers * m.hidden * (2 * q + 2 * kv + 3.0 * m.intermediate) +
@@ -41,7 +42,7 @@ void bt_wcost_prior(struct bt_wcore *c)
 
 /* ---- calibration ---- */
 
-#define REPEATS 3 /* of each shape: the first one warms up */
+#define REPEATS 3 /* of each shape; the first run warms up */
 
 struct bt_wcalibration {
     struct bt_wcore *c;
@@ -49,7 +50,7 @@ struct bt_wcalibration {
     uint32_t *tokens, *pages; /* [deepest], [pages of all rows] */
 };
 
-/* Waits for a ticket; every other one is released. */
+/* Waits for the ticket `want`; releases all others but `keep`. */
 static bool wait_for(struct bt_wcore *c, bt_engine_ticket_t want, bt_engine_ticket_t keep)
 {
     struct bt_engine_event ev[8];
@@ -67,7 +68,7 @@ static bool wait_for(struct bt_wcore *c, bt_engine_ticket_t want, bt_engine_tick
     return ok;
 }
 
-/* One step of `rows` rows of n tokens behind depth others. */
+/* One step of `rows` rows of n tokens, each behind `depth` earlier tokens. */
 static bool step(const struct bt_wcalibration *t, uint32_t rows, uint32_t depth, uint32_t n,
                  double *ns_p)
 {
@@ -93,7 +94,7 @@ static bool step(const struct bt_wcalibration *t, uint32_t rows, uint32_t depth,
     return ok;
 }
 
-/* The same with sequences opened for it and closed again. */
+/* The same, with sequences that it opens and closes. */
 static bool sample_step(const struct bt_wcalibration *t, uint32_t rows, uint32_t depth, uint32_t n,
                         double *ns_p)
 {
@@ -116,14 +117,15 @@ static bool sample_step(const struct bt_wcalibration *t, uint32_t rows, uint32_t
     for (uint32_t i = 0; i < opened; i++) {
         bt_engine_ticket_t quiet;
         if (c->vt->slot_close(c->eng, i, &quiet) != BT_OK || !wait_for(c, quiet, 0)) {
-            return false; /* the engine has failed: its pages are not given out again */
+            return false; /* the engine has failed: its pages must not be reused */
         }
     }
     bt_page_pool_put(c->pages, t->pages, rows * per);
     return ok;
 }
 
-/* A shape, if there is room and, as far as is known, time for it. false: the engine has failed. */
+/* Measures a shape if there is room and, by the cost known so far, time for it. false: the engine
+ * has failed. */
 static bool try_shape(struct bt_wcalibration *t, uint32_t rows, uint32_t depth, uint32_t n)
 {
     struct bt_wcore *c = t->c;
@@ -151,7 +153,7 @@ static bool try_shape(struct bt_wcalibration *t, uint32_t rows, uint32_t depth, 
         best = BT_MIN(best, ns);
     }
     /* Only the shortest run of a shape counts: other programs may delay single runs while the
-     * machine starts, and the fit would keep such a delay as a property of the device until later
+     * machine starts. The fit would treat such a delay as a property of the device until later
      * steps correct it. */
     for (int i = 1; i < seen; i++) {
         (void)bt_batch_fit_step(&c->speed.fit, &w, best);

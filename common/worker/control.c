@@ -14,7 +14,7 @@
 #include "common/loop/notify.h"
 
 #define DRAIN_MS    50
-#define ENDING_NS   2000000000ull /* for cancelled requests to become quiet */
+#define ENDING_NS   2000000000ull /* for cancelled requests to end */
 #define FLUSH_TURNS 10
 #define HELD_NS     100000000ull
 
@@ -22,8 +22,9 @@
 
 void bt_wctl_command(struct bt_wctl *w, const struct bt_wcmd *cmd)
 {
-    /* Sized for everything that active requests and puts can ask for, so it is never full unless
-     * the engine thread has hung for minutes; then the supervisor's restart is the way out. */
+    /* The ring has room for everything that active requests and puts can ask for. So it is full
+     * only if the engine thread has hung for minutes; then a restart by the supervisor is the only
+     * way out. */
     bool pushed = bt_ring_push(&w->core.in, cmd);
     BT_ASSERT(pushed);
 }
@@ -145,7 +146,7 @@ static bool connect_etcd(struct bt_wctl *w)
         BT_ERROR("etcd", "why=%s", "etcd.endpoints cannot be used");
         return false;
     }
-    bt_wrole_start(w); /* joins when it knows the role */
+    bt_wrole_start(w); /* registers in etcd when it knows the role */
     return true;
 }
 
@@ -181,7 +182,7 @@ void bt_wctl_join(struct bt_wctl *w)
     w->net.member = bt_member_join(w->net.etcd, c->cluster_name, &self, &s, &ops, w);
 }
 
-/* ---- what the engine thread says ---- */
+/* ---- messages of the engine thread ---- */
 
 static void on_progress(struct bt_wctl *w, const struct bt_wout *o)
 {
@@ -210,7 +211,7 @@ static void on_engine_ready(struct bt_wctl *w)
             w->core.vt->name, w->core.info->device, w->core.info->pages, w->core.block_tokens,
             w->core.max_slots, w->core.max_rows, w->core.info->max_model_len);
     if (w->state != BT_WCTL_LOADING) {
-        return; /* told to stop meanwhile */
+        return; /* stop was ordered meanwhile */
     }
     w->state = BT_WCTL_SERVING;
     bt_notify_status("the engine is ready; waiting for this node's kvstore and for etcd");
@@ -232,8 +233,9 @@ static void on_fatal(struct bt_wctl *w, const struct bt_wout *o)
     stop_with(w, BT_EXIT_DEVICE);
 }
 
-/* Gives the buffers back, unless a conductor is behind: then generation waits for it, at most
- * HELD_NS (the others' tokens wait as well); one that takes nothing is ended by its silence. */
+/* Gives the buffers back to the engine thread. If a conductor does not read its tokens, keeps them
+ * for up to HELD_NS: generation then pauses, for all conductors. The heartbeat timeout ends the
+ * session of a conductor that reads nothing at all. */
 static void return_buffers(struct bt_wctl *w)
 {
     if (bt_wsession_behind(w) && bt_mono_ns() - w->held.since_ns < HELD_NS) {
@@ -265,7 +267,8 @@ static void on_tokens(struct bt_wctl *w, struct bt_wtokens *t)
     }
 }
 
-/* Exit status of an engine that did not start; what lies in the model's files stays wrong. */
+/* Exit status of an engine that did not start. Errors in the model's files are permanent: a restart
+ * does not help. */
 static int exit_of(bt_status_t st)
 {
     if (st == BT_ERR_DEVICE) {
@@ -318,7 +321,8 @@ static void on_ring(void *arg, uint32_t events)
     } while (!bt_ring_arm(&w->core.out));
 }
 
-/* The engine's bell, on the engine thread. local is set before the first request exists. */
+/* Tells the kvstore that a flow word was raised; any thread. `local` is set before the first
+ * request exists. */
 static void ring_kvstore(void *arg)
 {
     struct bt_wctl *w = arg;
@@ -352,14 +356,14 @@ static void on_signal(void *arg, int signo)
         stop_with(w, 0);
         return;
     }
-    if (w->state == BT_WCTL_DRAINING) { /* a second signal: now */
+    if (w->state == BT_WCTL_DRAINING) { /* a second signal: stop now */
         BT_INFO("stopping", "signal=%d requests=%u", signo, w->n_active);
         w->drain_until_ns = 0;
         on_drain(w);
         return;
     }
     if (w->state != BT_WCTL_SERVING) {
-        stop_with(w, w->exit_code); /* a third does not wait for quiet either */
+        stop_with(w, w->exit_code); /* a third signal: do not wait for requests to end */
         return;
     }
     BT_INFO("draining", "signal=%d requests=%u", signo, w->n_active);
@@ -437,7 +441,6 @@ static bool start_core(struct bt_wctl *w, pthread_t *thread)
     return true;
 }
 
-/* Takes and frees the engine thread's messages while the worker stops. */
 static void drop_outs(struct bt_wctl *w)
 {
     struct bt_wout o;
@@ -466,7 +469,7 @@ static void stop_core(struct bt_wctl *w, pthread_t thread)
     drop_outs(w);
 }
 
-/* What was on its way when the engine thread ended. */
+/* Frees the messages that were in the ring when the engine thread ended. */
 static void free_commands(struct bt_wctl *w)
 {
     struct bt_wcmd c;
@@ -516,8 +519,8 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     bt_timer_stop(w->loop, &w->held.timer);
     bt_wrole_stop(w);
     if (w->net.member != NULL) {
-        bt_member_leave(
-            w->net.member); /* first: no conductor shall plan with this worker any more */
+        /* First, so that no conductor plans with this worker any more. */
+        bt_member_leave(w->net.member);
         w->net.member = NULL;
     }
     bt_etcd_destroy(w->net.etcd);
@@ -526,8 +529,8 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
         bt_loop_poll(w->loop, 5);
     }
     if (core_running && !w->engine_ready && !atomic_load(&w->core.exited)) {
-        _exit(w->exit_code); /* in the middle of loading: the worker is not registered and shares
-                                nothing */
+        /* A model is being loaded: the worker is not registered and shares nothing. */
+        _exit(w->exit_code);
     }
     if (core_running) {
         stop_core(w, thread);
@@ -560,7 +563,7 @@ static void on_reload_signal(void *arg, int signo)
     struct bt_wctl *w = arg;
     (void)signo;
     bt_conf_reload_all(bt_worker_schema(strcmp(w->kind, "decode") == 0), &w->conf, w->kind);
-    (void)bt_wmixed_apply(w); /* conductors hear of it with the next heartbeat */
+    (void)bt_wmixed_apply(w); /* the next heartbeat tells conductors */
 }
 
 static int serve(struct bt_wctl *w)
@@ -596,7 +599,7 @@ static int serve(struct bt_wctl *w)
     } else if (start_servers(w) && start_core(w, &thread)) {
         core_running = true;
         bt_timer_start(w->loop, &w->tick, BT_WCTL_TICK_MS, BT_WCTL_TICK_MS, on_tick, w);
-        bt_loop_short_slices(BT_LOOP_SLICE_US); /* each step's tokens wait for this thread */
+        bt_loop_short_slices(BT_LOOP_SLICE_US); /* this thread sends each step's tokens */
         bt_loop_run(w->loop);
     } else {
         w->exit_code = BT_EXIT_FAILED;

@@ -1,6 +1,6 @@
 /* The life of a request on the engine thread: its lists, its slot and flows, preemption, closing.
- * The roles decide what happens in between. Touches the engine, the page pool and the requests;
- * nothing of the control thread's. */
+ * The roles (prefill.c, decode.c) decide what happens in between. Uses the engine, the page pool
+ * and the requests, and nothing of the control thread. */
 #include "common/worker/core.h"
 
 #include <stdarg.h>
@@ -45,15 +45,15 @@ bool bt_wreq_lower_class(const struct bt_wreq *a, const struct bt_wreq *than)
     return a->order >> 48 > than->order >> 48;
 }
 
-/* Class, then arrival: 16 bits and 48. The last class is that of late requests: no priority leads
- * there. */
+/* Class in the upper 16 bits, arrival in the lower 48. The last class is for late requests; no
+ * priority maps to it. */
 static uint64_t order_of(const struct bt_wreq *r, uint64_t arrival)
 {
     int32_t c = BT_MIN(BT_MAX(r->sub->priority, INT16_MIN), INT16_MAX - 1) - INT16_MIN;
     return (r->sub->late ? (uint64_t)UINT16_MAX : (uint64_t)c) << 48 | arrival;
 }
 
-/* By rising order. Searches from the end, where new requests belong. */
+/* Inserts r by rising order. Searches from the end, where new requests belong. */
 static void insert_ordered(struct bt_list *head, struct bt_wreq *r)
 {
     struct bt_list *at = head->prev;
@@ -109,7 +109,7 @@ void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, 
     bt_engine_ticket_t quiet;
     bt_status_t st = c->vt->flow_close(c->eng, *flow, abort, &quiet);
     if (st != BT_OK) {
-        /* Without its quiet ticket, slots and pages could never be used again. */
+        /* Without the flow's quiet ticket its slots and pages could never be used again. */
         bt_wcore_fatal(c, st, "flow_close");
         return;
     }
@@ -175,7 +175,7 @@ void bt_wcore_forget(struct bt_wcore *c, struct bt_wreq *r)
 {
     (void)c;
     r->forgotten = true;
-    if (!r->draining) { /* choices other than the lead never do */
+    if (!r->draining) { /* choices other than the lead are never set to drain */
         bt_wreq_free(r);
     }
 }
@@ -211,7 +211,7 @@ static void close_now(struct bt_wcore *c, struct bt_wreq *r)
 {
     bool slot_closing = r->stage == BT_WREQ_PREEMPTING;
     if (r->stage == BT_WREQ_OPENING && !r->grant.open) {
-        bt_wgrant_emit_close(c, r, true); /* the kvstore may be holding the answer */
+        bt_wgrant_emit_close(c, r, true); /* the kvstore may still be preparing its answer */
     }
     unlink_req(c, r);
     r->stage = BT_WREQ_CLOSING;
@@ -233,7 +233,7 @@ static void end_choice(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st)
     }
     r->end_status = st;
     r->doomed = true;
-    if (!r->in_step) { /* otherwise the end of the step does it */
+    if (!r->in_step) { /* otherwise the end of the step closes it */
         close_now(c, r);
     }
 }
@@ -258,7 +258,7 @@ void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const c
     }
 }
 
-/* The prompt of the other choices comes through their lead: has that happened? */
+/* Does r, a choice that gets its prompt through the lead, have it already? */
 static bool has_forked(const struct bt_wreq *r)
 {
     switch (r->stage) {
@@ -284,7 +284,7 @@ void bt_wcore_end_choice(struct bt_wcore *c, struct bt_wreq *r)
         return;
     }
     if (lead->group.n_left == 1 || (lead->group.n_left == 2 && lead->leaving && r != lead)) {
-        bt_wcore_end(c, r, BT_ERR_CANCELLED, "cancelled"); /* no other choice goes on */
+        bt_wcore_end(c, r, BT_ERR_CANCELLED, "cancelled"); /* that cancels the other choices too */
         return;
     }
     r->finish = BATON__FINISH__STOP;
@@ -310,7 +310,7 @@ void bt_wcore_requeue(struct bt_wcore *c, struct bt_wreq *r)
     close_slot(c, r);
 }
 
-/* Called after each of r's tickets: goes on once nothing of r is in use any more. */
+/* Called after each ticket of r: goes on once nothing of r is in use any more. */
 static void settle(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->pending > 0) {

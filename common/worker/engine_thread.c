@@ -99,7 +99,7 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
     return BT_OK;
 }
 
-/* All memory of the steps, sized by what the engine has. */
+/* Allocates all memory of the steps, sized by the engine's limits. */
 static void allocate(struct bt_wcore *c)
 {
     bt_list_init(&c->reqs.queue);
@@ -121,11 +121,12 @@ static void allocate(struct bt_wcore *c)
     c->step.reqs = bt_calloc(c->max_slots, sizeof(c->step.reqs[0]));
     c->step.rows = bt_calloc(c->max_slots, sizeof(c->step.rows[0]));
     c->step.erows = bt_calloc(c->max_slots, sizeof(c->step.erows[0]));
-    /* Not more than slots, whatever is configured: an engine has flows for its slots. */
+    /* At most one per slot, whatever is configured: an engine has as many flows as slots. */
     c->puts.max = BT_MIN((uint32_t)c->conf->writeback_max, c->max_slots);
     c->puts.all = c->puts.max + c->max_slots;
     c->puts.put = bt_calloc(c->puts.all, sizeof(c->puts.put[0]));
-    /* A request has at most four tickets out (slot, three flows), a put one, a step two. */
+    /* Open tickets: at most four for a request (slot, three flows), one for a put, two for a
+     * step. */
     c->tickets.max = 4 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->puts.all + 8;
     c->tickets.of = bt_calloc(c->tickets.max, sizeof(c->tickets.of[0]));
     uint32_t blocks = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
@@ -261,7 +262,8 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     }
 }
 
-/* held: a step waits for a buffer, which may have come free before we said that we sleep. */
+/* held: a step waits for a buffer. The control thread may have returned one before this thread set
+ * `sleeping`, so look again. */
 static void sleep_on_ring(struct bt_wcore *c, bool held)
 {
     if (!bt_ring_arm(&c->in)) {
@@ -272,9 +274,8 @@ static void sleep_on_ring(struct bt_wcore *c, bool held)
         return;
     }
     struct pollfd p = {.fd = c->in.efd, .events = POLLIN};
-    int n = poll(
-        &p, 1,
-        c->leases.n_asked + c->puts.n > 0 ? 10 : 1000); /* answers are waited for with a limit */
+    /* Answers have a time limit. */
+    int n = poll(&p, 1, c->leases.n_asked + c->puts.n > 0 ? 10 : 1000);
     BT_ASSERT(n >= 0 || errno == EINTR);
     bt_ring_disarm(&c->in);
 }
@@ -287,12 +288,12 @@ static void run(struct bt_wcore *c)
             command(c, &cmd);
         }
         if (c->fatal) {
-            /* Out of service: the control thread has been told and will end the process. */
+            /* The engine has failed: the control thread has been told and will end the process. */
             sleep_on_ring(c, false);
             continue;
         }
-        /* What has ended goes out before the next step: an engine without a device may spend the
-         * whole step inside launch. */
+        /* Send ends and closes before the next step: an engine without a device may spend the whole
+         * step inside launch. */
         while (c->tickets.n > 0 && !c->fatal && bt_wcore_poll(c, 0) > 0) {
         }
         bool busy = c->step.active, held = !busy && !bt_wcore_may_step(c);

@@ -1,6 +1,6 @@
 /* Grants: what the node's kvstore has opened for a request in its slab, and the slab itself. A
- * writer (prefill) fills its grant, a reader (decode) loads what has landed in it; here it is
- * checked, opened and closed for both. Engine thread. */
+ * writer (prefill) fills its grant, a reader (decode) loads from it. This file checks, opens and
+ * closes grants for both. Engine thread. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -23,8 +23,8 @@ static bool grant_fits(const struct bt_wcore *c, const struct bt_wreq *r, const 
 {
     const struct bt_slab_super *sup = c->slab->slab->super;
     uint32_t blocks = BT_DIV_UP(g->n_tokens, c->block_tokens);
-    /* Of a prompt that is larger than the slab only the beginning goes through it, which is no
-     * hand-off to anybody. */
+    /* Of a prompt that is larger than the slab only the beginning goes through the slab. Such a
+     * prompt is not handed off. */
     bool partial = g->n_tokens < r->sub->n && g->n_tokens % c->block_tokens == 0 &&
                    g->n_tokens > 0 &&
                    (r->sub->phases == BATON__PHASES__BOTH ||
@@ -48,7 +48,7 @@ void bt_wgrant_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
     struct bt_wgrant *g = cmd->u.grant;
     bool here = c->slab != NULL && c->slab->attach == r->sub->attach;
     if (r->stage != BT_WREQ_OPENING || !here) {
-        free(g); /* it ended while the answer was on its way; LocalClose has been sent */
+        free(g); /* the request ended before the answer came; LocalClose has been sent */
         return;
     }
     if (g == NULL) {
@@ -72,10 +72,11 @@ void bt_wgrant_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
     }
     r->oversized = g->n_tokens < r->sub->n && !r->sub->no_cache;
     for (struct bt_wreq *k = r; k != NULL; k = k->next_choice) {
-        /* What is generated behind a part of a prompt lies behind a gap ... */
+        /* If only part of the prompt is in the grant, blocks generated behind it cannot be found in
+         * the pool: there is a gap. So write-back is off for them ... */
         bt_wback_restart(k, k->wback.from, g->n_tokens < r->sub->n);
     }
-    if (r->oversized) { /* ... but for the choice that fills it */
+    if (r->oversized) { /* ... except for this request: it writes the missing blocks itself */
         bt_wback_restart(r, g->n_slots, false);
     }
     r->role->opened(c, r);
@@ -137,7 +138,7 @@ void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s)
 {
     BT_ASSERT(c->slab == NULL);
     c->slab = s;
-    s->refs = 1; /* ours, until it detaches */
+    s->refs = 1; /* the worker's own reference, until it detaches */
     s->vt = c->vt;
     s->eng = c->eng;
     if (c->vt->slab_open != NULL) {
@@ -157,8 +158,8 @@ static struct bt_wreq *next_with_grant(const struct bt_list *head)
     return NULL;
 }
 
-/* From the start each time: an end takes the other choices out of the lists as well. Rows that live
- * on engine pages alone go on. */
+/* Starts again at the list's head after each end, as an end also removes the request's other
+ * choices. Rows that use only engine pages go on. */
 static void fail_grants(struct bt_wcore *c, const struct bt_list *head)
 {
     struct bt_wreq *r;
@@ -176,7 +177,8 @@ void bt_wcore_detached(struct bt_wcore *c)
     fail_grants(c, &c->reqs.waiting);
     fail_grants(c, &c->reqs.queue);
     fail_grants(c, &c->reqs.active);
-    fail_grants(c, &c->reqs.closing); /* those being preempted; closing ones go on by themselves */
+    fail_grants(c, &c->reqs.closing); /* rows that are being preempted; requests that close need no
+                                         help */
     bt_wlease_detached(c);
     bt_wback_detached(c);
     c->slab = NULL;

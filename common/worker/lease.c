@@ -1,21 +1,24 @@
-/* Leases: which blocks of a request the pool has, and the right to read them. The kvstore is asked
- * with the blocks' keys, leases the longest prefix of them, and the engine loads it. Rows that lost
- * their pages are loaded so (decode/reload.c), and prompts that no slab holds: of those the kvstore
- * lends what its window has room for, and the next piece is asked for once that is loaded, until
- * there is none or it is late. No step waits for the kvstore. Engine thread. */
+/* Leases: which blocks of a request the pool has, and the right to read them. The worker sends the
+ * blocks' keys, the kvstore leases the longest cached prefix of them, and the engine loads it. Two
+ * kinds of request are loaded in this way: rows that lost their pages (decode/reload.c), and
+ * prompts that are larger than the slab. Of the latter the kvstore leases as much as its window has
+ * room for. Once that piece is loaded the worker asks for the next one, until no more blocks are
+ * cached or an answer is late. No step waits for the kvstore. Engine thread. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
-#define ANSWER_NS   100000000ull  /* a kvstore answers at once, ... */
-#define LOADING_NS  2000000000ull /* ... or says that it reads its SSD: 1.8 s at most */
-#define PAUSE_NS    1000000000ull /* not asked after it has not answered */
-#define BLOCKS_MAX  24000u        /* of one LocalLease */
-#define PIECE_FIRST 64u           /* of the first that asks for a piece */
+#define ANSWER_NS  100000000ull  /* a kvstore answers at once, ... */
+#define LOADING_NS 2000000000ull /* ... or says that it reads its SSD: 1.8 s at most */
+#define PAUSE_NS   1000000000ull /* no new lease is asked for this long after a missing answer */
+#define BLOCKS_MAX 24000u        /* in one LocalLease */
+/* In the first LocalLease of a request that is loaded in pieces. */
+#define PIECE_FIRST 64u
 
-/* Full blocks before the last known token, which is computed in any case: its logits are wanted. */
+/* Full blocks before the last known token. That token is computed in any case, as its logits are
+ * needed. */
 static uint32_t full_blocks(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     return (r->len - 1) / c->block_tokens;
@@ -32,7 +35,8 @@ static struct bt_wkeys *keys_of(const struct bt_wcore *c, struct bt_wreq *r, uin
                                 uint32_t n)
 {
     struct bt_wkeys *k = bt_malloc(sizeof(*k) + n * sizeof(k->keys[0]));
-    bool known = r->lease.by_pieces && r->lease.chain_at <= first; /* where the last piece began */
+    bool known = r->lease.by_pieces && r->lease.chain_at <= first; /* the key chain is known up to
+                                                                      there */
     struct bt_kv_key chain = known ? r->lease.chain : r->sub->root;
     for (uint32_t b = known ? r->lease.chain_at : 0; b < first + n; b++) {
         if (b == first) {
@@ -55,7 +59,7 @@ static void ask(struct bt_wcore *c, struct bt_wreq *r, uint32_t first)
     struct bt_wkeys *k = keys_of(c, r, first, n);
     r->lease.state = BT_WLEASE_ASKED;
     r->lease.id = ++c->leases.next_id;
-    /* Waiting for a piece delays this request only; computing a prompt of that size delays all
+    /* Waiting for a piece delays only this request. Computing a prompt of that size would delay all
      * others. */
     r->lease.until_ns = bt_mono_ns() + (r->lease.by_pieces ? LOADING_NS : ANSWER_NS);
     r->lease.first = first;
@@ -78,7 +82,7 @@ static void emit_unlease(struct bt_wcore *c, uint64_t id, uint64_t attach)
     bt_wcore_emit(c, &o);
 }
 
-/* Is an answer that r waits for overdue? Then it is not waited for any more. */
+/* Is the answer that r waits for overdue? Then stops waiting for it. */
 static bool late(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (bt_mono_ns() < r->lease.until_ns) {
@@ -147,7 +151,7 @@ void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd)
     struct bt_wreq *r = find_asked(&c->reqs.queue, cmd->u.lease.id);
     r = r != NULL ? r : find_asked(&c->reqs.active, cmd->u.lease.id);
     struct bt_wlease *l = cmd->u.lease.lease;
-    if (r == NULL || c->slab == NULL) { /* too late, or of a kvstore that has gone */
+    if (r == NULL || c->slab == NULL) { /* the answer is late, or its kvstore has gone */
         if (l != NULL && c->slab != NULL) {
             emit_unlease(c, cmd->u.lease.id, c->slab->attach);
         }
@@ -184,16 +188,16 @@ void bt_wlease_recalled(struct bt_wcore *c, uint64_t id)
     bt_list_for_each (it, &c->reqs.queue) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->lease.got != NULL && r->lease.id == id) {
-            bt_wlease_drop(c, r); /* it asks again when its turn comes */
+            bt_wlease_drop(c, r); /* it asks again when it is at the head of the queue */
             return;
         }
-    } /* one that is being read from goes back when it has been read */
+    } /* a lease that the engine reads from is returned when the copies end */
 }
 
 void bt_wlease_drop(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->lease.state == BT_WLEASE_ASKED) {
-        c->leases.n_asked--; /* an answer that still comes finds no request */
+        c->leases.n_asked--; /* bt_wlease_answered drops an answer that still comes */
     }
     r->lease.state = BT_WLEASE_NONE;
     if (r->lease.got != NULL) {
@@ -215,13 +219,13 @@ void bt_wlease_detached(struct bt_wcore *c)
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (r->lease.by_pieces && r->lease.state == BT_WLEASE_ASKED) {
             pieces_end(c, r);
-        } /* a piece that is being read from ends by itself */
+        } /* a piece that the engine is loading ends with its quiet ticket */
     }
 }
 
 /* ---- loading ---- */
 
-/* Blocks [first, end) of what is leased, into the pages, under r's open flow. */
+/* Adds blocks [first, end) of the lease to r's open flow, to be copied into its pages. */
 static bt_status_t add_blocks(struct bt_wcore *c, const struct bt_wreq *r, uint32_t first,
                               uint32_t end)
 {
@@ -246,22 +250,22 @@ bt_status_t bt_wlease_load(struct bt_wcore *c, struct bt_wreq *r, uint32_t first
     }
     st = add_blocks(c, r, first, end);
     if (st == BT_OK) {
-        bt_wcore_flow_close(c, r, &r->load_flow, false); /* quiet() follows */
+        bt_wcore_flow_close(c, r, &r->load_flow, false); /* its quiet ticket continues r */
     }
     return st;
 }
 
 bool bt_wlease_loaded(struct bt_wcore *c, struct bt_wreq *r)
 {
-    atomic_thread_fence(memory_order_acquire); /* the words are read behind the copies */
+    atomic_thread_fence(memory_order_acquire); /* read the slots' states only after the copies */
     bool valid = slots_sealed(r->lease.slab->slab, r->lease.got);
     bt_wlease_drop(c, r);
     return valid;
 }
 
-/* ---- piece by piece ---- */
+/* ---- loading in pieces ---- */
 
-/* There is no more to be had, or it does not come: the rest is computed. */
+/* No more blocks are cached, or no answer comes: the rest is computed. */
 static void pieces_end(struct bt_wcore *c, struct bt_wreq *r)
 {
     bt_wlease_drop(c, r);
@@ -280,7 +284,7 @@ static void piece_ask(struct bt_wcore *c, struct bt_wreq *r)
     ask(c, r, first);
 }
 
-/* The answer is there; without a lease there is nothing more. */
+/* The answer has come. Without a lease no more blocks are cached. */
 static void piece_come(struct bt_wcore *c, struct bt_wreq *r)
 {
     const struct bt_wreq_lease *l = &r->lease;
@@ -288,7 +292,7 @@ static void piece_come(struct bt_wcore *c, struct bt_wreq *r)
         l->got != NULL ? bt_wlease_load(c, r, l->first, l->first + l->got->n) : BT_ERR_NOT_FOUND;
     if (st != BT_OK && r->load_flow != 0) {
         bt_wcore_end(c, r, st, "engine: cannot load the prompt's KV: %s", bt_status_text(st));
-    } else if (st != BT_OK) { /* there is nothing, or no flow for it */
+    } else if (st != BT_OK) { /* no more blocks, or no free flow */
         pieces_end(c, r);
     }
 }
@@ -298,13 +302,13 @@ static void piece_loaded(struct bt_wcore *c, struct bt_wreq *r, uint32_t n)
 {
     uint32_t tokens = n * c->block_tokens;
     r->pos += tokens;
-    r->lease.ask_blocks = BT_MAX(2 * n, 1u); /* the kvstore lends about as many at once */
+    r->lease.ask_blocks = BT_MAX(2 * n, 1u); /* the kvstore leases about as many at once */
     if (r->role->piece != NULL) {
         r->role->piece(c, r, tokens);
     }
     if (n > 0) {
         piece_ask(c, r);
-    } else { /* a kvstore that came back has given the slots away meanwhile */
+    } else { /* the kvstore has restarted and has reused the slots */
         pieces_end(c, r);
     }
 }

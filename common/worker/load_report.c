@@ -1,5 +1,5 @@
-/* What the worker says of its speed and its queue: the cost of a step, fitted to its own steps, and
- * the load of heartbeats. Engine thread; allocates nothing. */
+/* The worker's reports of its speed and its queue: the cost of a step, fitted to its own steps, and
+ * the load in heartbeats. Engine thread; allocates nothing. */
 #include "common/batch/ahead.h"
 #include "common/worker/core.h"
 
@@ -23,20 +23,20 @@ void bt_wcost_measure(struct bt_wcore *c)
     }
 }
 
-/* Of one prompt in one step. */
+/* Prompt tokens of one request in one step, at most. */
 static uint32_t chunk_tokens(const struct bt_wcore *c)
 {
     int64_t flow = c->conf->common.kv_flow_chunk_tokens;
     return flow > 0 ? (uint32_t)BT_MIN(flow, (int64_t)c->max_rows) : c->max_rows;
 }
 
-/* The class as rows and prompts stand by it: 16 bits of the order. */
+/* The class by which rows and prompts are ordered: the upper 16 bits of the order. */
 static int32_t class_of(const struct bt_wreq *r)
 {
     return (int32_t)(r->order >> 48) + INT16_MIN;
 }
 
-/* Tokens of r that are still to be computed as a prompt, into its class's queue. */
+/* Adds the tokens of r that are still to be computed as a prompt to the queue of its class. */
 static uint64_t add_prompt(const struct bt_wcore *c, const struct bt_wreq *r,
                            struct bt_classes *classes)
 {
@@ -64,8 +64,9 @@ static void add_seq(const struct bt_wcore *c, const struct bt_wreq *r, struct bt
     }
 }
 
-/* Prompts that share steps are computed sooner than one after the other: the classes' queues
- * shrink by what the first of them save. Where there are rows the batcher goes by other rules. */
+/* Prompts that share steps are computed sooner than one after the other. So the classes' queues
+ * shrink by what the first prompts save. With active rows other rules of the batcher apply, and
+ * nothing is subtracted. */
 static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_classes *classes)
 {
     struct bt_batch_seq seqs[BT_BATCH_AHEAD_SEQS];
@@ -103,7 +104,7 @@ static void share_steps(const struct bt_wcore *c, uint64_t rows, struct bt_class
 void bt_wload_publish(struct bt_wcore *c)
 {
     struct bt_wstats *s = c->stats;
-    /* Pages that are only kept for write-back count as free: they are given up on demand. */
+    /* Pages that are only kept for write-back count as free: they are given up when needed. */
     uint32_t pages_free =
         BT_MIN(bt_page_pool_free_count(c->pages) + c->puts.drain_pages, c->info->pages);
     uint64_t queued = 0, kv = 0, rows = 0;
@@ -132,13 +133,15 @@ void bt_wload_publish(struct bt_wcore *c)
         ns += classes.of[i].queue_ns;
     }
     uint64_t now = bt_mono_ns();
-    if (c->step.active && c->step.prompt_tokens > 0) { /* its rows count as computed above */
+    if (c->step.active && c->step.prompt_tokens > 0) { /* the step's rows were added above
+                                                          already */
         ns += BT_MAX(bt_batch_work_ns(&c->speed.fit.cost, &c->step.work) -
                          (double)(now - c->step.launched_ns),
                      0);
     }
     uint64_t steps = c->speed.fit.seen[0].steps + c->speed.fit.seen[1].steps;
-    if (c->speed.fit.seen[1].steps > 0) { /* without it prefills would be the prior's guess */
+    if (c->speed.fit.seen[1].steps > 0) { /* without measured prefill steps the coefficients are
+                                             only the prior's guess */
         bt_wstats_cost(s, &c->speed.fit.cost, steps);
     }
     bt_wstats_classes(s, &classes);

@@ -1,6 +1,6 @@
-/* How long steps with prompts beside rows may be: the smallest of what this worker's configuration
- * and the conductors of its sessions say, so that rows of any of them keep their objective. Control
- * thread; the engine thread reads what is in force at each step. */
+/* How long steps with prompts beside rows may be. The smallest limit of this worker's configuration
+ * and of the conductors with sessions counts, so that the rows of every conductor keep their
+ * objective. Control thread; the engine thread reads the current limits at each step. */
 #include <math.h>
 
 #include "common/log/log.h"
@@ -13,7 +13,7 @@ static uint64_t ns_of(double ms)
     return isfinite(ms) && ms > 0 ? (uint64_t)ceil(1e6 * BT_MIN(ms, MOST_MS)) : 0;
 }
 
-/* 0 is no word. */
+/* The smaller of two limits; 0 means no limit. */
 static uint64_t smaller(uint64_t a, uint64_t b)
 {
     return a == 0 || b == 0 ? BT_MAX(a, b) : BT_MIN(a, b);

@@ -1,6 +1,6 @@
-/* The session with this node's kvstore, on the control thread: opens, trailers, closes and puts go
- * out, what comes back goes to the engine thread. The slab is mapped once more for the engine
- * thread, so that the kvstore's end never takes memory away under a copy. */
+/* The session with this node's kvstore, on the control thread. It sends opens, trailers, closes and
+ * puts, and passes the kvstore's answers to the engine thread. The slab is mapped a second time for
+ * the engine thread, so that the end of the kvstore never takes memory away during a copy. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static void send_close(struct bt_wctl *w, uint64_t request, uint32_t epoch, bool
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
     m.m_case = BATON__LOCAL_MSG__M_CLOSE;
     m.close = &o;
-    /* While detached the kvstore has forgotten the open already, or is dead. */
+    /* If detached, the kvstore has forgotten the open already, or is dead. */
     bt_status_t st = send_msg(w, &m);
     (void)st;
 }
@@ -54,7 +54,7 @@ static void send_tail_end(struct bt_wctl *w, const struct bt_wout *o)
     m.m_case = BATON__LOCAL_MSG__M_TAIL_END;
     m.tail_end = &t;
     bt_status_t st = send_msg(w, &m);
-    (void)st; /* detached: it was given up with the open */
+    (void)st; /* if detached, the kvstore has dropped it together with the open */
 }
 
 static void send_trailer(struct bt_wctl *w, const struct bt_wout *o)
@@ -69,7 +69,7 @@ static void send_trailer(struct bt_wctl *w, const struct bt_wout *o)
     m.m_case = BATON__LOCAL_MSG__M_TRAILER;
     m.trailer = &t;
     bt_status_t st = send_msg(w, &m);
-    (void)st; /* detached: the engine thread is told and fails the request */
+    (void)st; /* if detached, the engine thread is told and fails the request */
 }
 
 static void refuse_put(struct bt_wctl *w, uint64_t id)
@@ -137,7 +137,7 @@ static void send_unlease(struct bt_wctl *w, const struct bt_wout *o)
     m.m_case = BATON__LOCAL_MSG__M_UNLEASE;
     m.unlease = &l;
     bt_status_t st = send_msg(w, &m);
-    (void)st; /* detached: the next attachment voids it */
+    (void)st; /* if detached, the next attachment voids it */
 }
 
 void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
@@ -146,7 +146,7 @@ void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
         if (o->kind == BT_WOUT_LEASE) {
             free(o->u.lease.keys);
         }
-        return; /* of an attachment that is over: it has voided all of it */
+        return; /* of an earlier attachment: all its grants are void */
     }
     switch (o->kind) {
     case BT_WOUT_TRAILER: send_trailer(w, o); break;
@@ -172,7 +172,7 @@ void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
     }
 }
 
-/* ---- what the kvstore says ---- */
+/* ---- messages of the kvstore ---- */
 
 static void on_attached(void *arg, struct bt_slab *slab, uint64_t incarnation)
 {
@@ -344,7 +344,7 @@ static void on_message(void *arg, const Baton__LocalMsg *m)
     }
 }
 
-/* Flow words are read when the trailer says that all is there; nothing to do before. */
+/* Nothing to do: flow words are read when the trailer says that everything has come. */
 static void on_bell(void *arg)
 {
     (void)arg;

@@ -1,11 +1,11 @@
-/* Makes and frees requests: one allocation for each choice, with the submission, its tokens and its
- * page table. Called by the thread that has the request. */
+/* Makes and frees requests. Each choice is one allocation with the submission, its tokens and its
+ * page table. Any thread that owns the request. */
 #include "common/worker/core.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* One allocation: the request, what was asked for, the roles' states, then 32-bit words. */
+/* One allocation: the request, its submission, the roles' states, then 32-bit words. */
 struct bt_wreq_mem {
     struct bt_wreq r;
     struct bt_submission sub;
@@ -58,7 +58,7 @@ struct bt_wreq *bt_wreq_alloc(const struct bt_wcore *c, const struct bt_submissi
 
 void bt_wreq_add_choice(const struct bt_wcore *c, struct bt_wreq *lead, uint32_t choice)
 {
-    struct bt_submission s = *lead->sub; /* its bias arrays stay the lead's */
+    struct bt_submission s = *lead->sub; /* the lead keeps the bias arrays */
     struct bt_wreq *last = lead;
     s.choice = s.params.choice = choice;
     s.prompt_logprobs = false;

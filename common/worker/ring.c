@@ -21,7 +21,8 @@ bt_status_t bt_ring_init(struct bt_ring *r, uint32_t n, uint32_t elem_bytes)
     }
     r->elem = elem_bytes;
     r->mask = cap - 1;
-    /* Touched now: the process is as big from the start as it will be, and no push faults. */
+    /* Write to all of it now: memory use is final from the start, and no push causes a page
+     * fault. */
     r->mem = bt_malloc((size_t)cap * elem_bytes);
     memset(r->mem, 0xa5, (size_t)cap * elem_bytes);
     return BT_OK;
@@ -39,7 +40,7 @@ void bt_ring_cleanup(struct bt_ring *r)
 void bt_ring_wake(struct bt_ring *r)
 {
     uint64_t one = 1;
-    /* A full counter means that the reader is already due to wake. */
+    /* If the counter is full the reader is going to wake anyway. */
     ssize_t n = write(r->efd, &one, sizeof(one));
     (void)n;
 }

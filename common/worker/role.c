@@ -1,7 +1,8 @@
-/* The role that this worker offers. Both roles are always there and every submission says itself
- * which of them it is for, so a change is a matter of what conductors are told: the role that goes
- * is no longer offered, what runs of it ends or is planned elsewhere, then the new one is offered.
- * Nothing is refused meanwhile, as a conductor may have planned before it heard of it. */
+/* The role that this worker offers. The code of both roles is always active, and every submission
+ * names its role. So a change of role only changes what conductors are told: the worker stops to
+ * offer the old role, waits until its work has ended or is planned elsewhere, then offers the new
+ * one. It refuses nothing meanwhile, as a conductor may have planned before it heard of the
+ * change. */
 #include "common/log/log.h"
 #include "common/worker/control.h"
 
@@ -9,7 +10,7 @@
 
 static void tell(struct bt_wctl *w)
 {
-    /* Rows that are left are served by steps of either kind. */
+    /* The rows that remain run in steps of either kind. */
     atomic_store(&w->core.role, w->role.next != 0 ? w->role.next : w->role.now);
     bt_metric_set(w->stats->role[0], (w->role.now & BT_ROLES_PREFILL) != 0);
     bt_metric_set(w->stats->role[1], (w->role.now & BT_ROLES_DECODE) != 0);
@@ -18,7 +19,7 @@ static void tell(struct bt_wctl *w)
     }
 }
 
-/* Submissions with work of a role that is given up. */
+/* Number of submissions with work of a role that the worker gives up. */
 static uint32_t left(struct bt_wctl *w)
 {
     uint32_t n = 0, gone = BT_ROLES_BOTH & ~w->role.next;
@@ -53,7 +54,7 @@ static void change(struct bt_wctl *w, uint32_t role, uint64_t epoch)
     BT_INFO("role_change", "from=%s to=%s epoch=%llu", bt_roles_name(w->role.now),
             bt_roles_name(role), (unsigned long long)epoch);
     w->role.epoch = epoch;
-    w->role.now &= role; /* what stays goes on being offered */
+    w->role.now &= role; /* a role that it keeps is offered without a break */
     w->role.next = role;
     w->role.since_ns = bt_mono_ns();
     tell(w);

@@ -1,5 +1,5 @@
-/* Sessions with conductors (common/rpc/session.h): Submit and Cancel in; tokens and ends out. When
- * one ends, everything it had submitted is cancelled. Control thread. */
+/* Sessions with conductors (common/rpc/session.h): Submit and Cancel come in; tokens and ends go
+ * out. When a session ends, everything submitted through it is cancelled. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,9 +10,9 @@
 
 #define KNOWN_MAX    8192
 #define BEHIND_BYTES (256u << 10)
-/* Above it a conductor that does not read loses its session. Steps wait for tokens that are not
- * read (BEHIND_BYTES) but not for prompts' logprobs, which are 2 MiB for 8,000 tokens with
- * logprobs=20: this holds a burst of thirty of them. */
+/* With more unread bytes a conductor loses its session. Steps wait for unread tokens (BEHIND_BYTES)
+ * but not for unread prompt logprobs, which have 2 MiB for 8,000 tokens with logprobs=20. The limit
+ * is enough for a burst of thirty such messages. */
 #define UNREAD_MAX ((size_t)64 << 20)
 #define LATE_BYTES (32u << 10) /* of tokens in one message */
 
@@ -28,8 +28,8 @@ static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
     return NULL;
 }
 
-/* FromWorker with the tokens that wait. A packed message of a repeated field is the packed messages
- * of its parts one behind the other, so all that is missing is the field's head. */
+/* Sends FromWorker with the tokens that wait. Concatenated packed messages of a repeated field are
+ * again a valid packed message, so only the field's header must be added. */
 static void send_late(struct bt_wsession *s)
 {
     uint8_t head[1 + 10];
@@ -48,7 +48,7 @@ static void send_late(struct bt_wsession *s)
 
 static void session_send(struct bt_wsession *s, const Baton__FromWorker *m)
 {
-    send_late(s); /* what is said of a request comes behind its tokens */
+    send_late(s); /* a request's other messages follow its tokens */
     (void)bt_rpc_session_send(&s->rpc, &m->base);
 }
 
@@ -86,8 +86,8 @@ static void say_heartbeat(void *arg, uint64_t seq)
     session_send(s, &m);
 }
 
-/* A conductor has said how long steps may be. Where that changes what is in force all hear of it at
- * once, as they predict by it. */
+/* Called when a conductor has sent limits. If that changes the limits in use, tells all conductors
+ * at once, as their predictions depend on them. */
 static bool mixed_changed(struct bt_wctl *w)
 {
     struct bt_list *it;
@@ -185,8 +185,8 @@ static void on_heartbeat(void *arg, const void *heartbeat)
 
 /* ---- submit and cancel ---- */
 
-/* What is known of a request id; made if it is new. Old ids without active submissions are
- * forgotten when there are too many. */
+/* The record of a request id; made if the id is new. Forgets old ids without active submissions
+ * when there are too many. */
 static struct bt_wknown *known_get(struct bt_wctl *w, uint64_t request)
 {
     struct bt_wknown *k = bt_map_get(w->known, &request);
@@ -315,7 +315,7 @@ static void cancel_choice(struct bt_wctl *w, const Baton__Cancel *m)
 static void on_cancel(struct bt_wsession *s, const Baton__Cancel *m)
 {
     if (m->one_choice) {
-        cancel_choice(s->ctl, m); /* not known any more: it has ended */
+        cancel_choice(s->ctl, m); /* unknown: the request has ended already */
         return;
     }
     struct bt_wknown *k = known_get(s->ctl, m->request);
@@ -330,7 +330,7 @@ static void on_message(void *arg, ProtobufCMessage *msg)
         on_submit(arg, m->submit);
     } else if (m->m_case == BATON__TO_WORKER__M_CANCEL) {
         on_cancel(arg, m->cancel);
-    } /* something newer than this release: being heard is all */
+    } /* a message of a newer release: it only shows that the conductor is alive */
 }
 
 static void on_end(void *arg, const struct bt_rpc_session_end *e)
@@ -346,7 +346,7 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     cancel_all(w, s->id, "its conductor's session ended");
     bt_list_remove(&s->link);
     w->n_sessions--;
-    (void)bt_wmixed_apply(w); /* the others hear of it with the next heartbeat */
+    (void)bt_wmixed_apply(w); /* the next heartbeat tells the other conductors */
     bt_buf_cleanup(&s->late);
     free(s->name);
     free(s);
@@ -418,7 +418,7 @@ void bt_wsession_tick(struct bt_wctl *w)
     }
 }
 
-/* ---- what the engine thread says ---- */
+/* ---- messages of the engine thread ---- */
 
 static void pack_token(struct bt_wctl *w, uint32_t i, const struct bt_wtoken *t)
 {
@@ -443,9 +443,9 @@ static void pack_token(struct bt_wctl *w, uint32_t i, const struct bt_wtoken *t)
     w->tok_ptr[i] = k;
 }
 
-/* One message of a stream is on its way at a time, and its end is two threads' turns away: with a
- * message a step, steps that are shorter than that would queue up. What comes meanwhile goes
- * together. */
+/* gRPC writes one message of a stream at a time, and two threads must run before it can write the
+ * next. With one message a step, shorter steps would queue up. So tokens that come meanwhile are
+ * collected into one message. */
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
 {
     struct bt_list *it;

@@ -19,8 +19,8 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     static const char *const reasons[BT_REASONS] = {"stop", "length", "abort", "error", "handoff"};
     struct bt_wstats *s = bt_calloc(1, sizeof(*s));
     struct bt_metrics *m = s->registry = bt_metrics_create();
-    /* Requests and tokens of clients are the conductor's series (vllm:...): one request has up to
-     * two workers, so a sum over all daemons would count it several times. */
+    /* The conductor counts clients' requests and tokens (vllm:...): one request has up to two
+     * workers, so a sum over all daemons would count it several times. */
     char *name = bt_metrics_label("model_name", model);
     char *l = bt_sprintf("%s,engine=\"0\"", name);
     free(name);
@@ -126,7 +126,7 @@ void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t
     atomic_store(&s->load.cost_steps, steps);
 }
 
-/* A reader may see coefficients of two steps that follow each other: they differ by little. */
+/* A reader may see coefficients of two consecutive steps; they differ by little. */
 static void load_cost(const struct bt_wstats *s, struct bt_wload *l)
 {
     uint64_t steps = atomic_load(&s->load.cost_steps);
@@ -162,9 +162,9 @@ void bt_wstats_classes(struct bt_wstats *s, const struct bt_classes *c)
     atomic_store(&s->load.classes.turn, turn + 2);
 }
 
-/* All classes must be of one turn of the engine thread: a mixture of two turns would be wrong, not
- * only old. If the engine thread wrote during each try, none is reported, and the conductor counts
- * the whole queue for every request. */
+/* All classes must come from one turn of the engine thread: a mixture of two turns would be wrong,
+ * not only old. If the engine thread wrote during each try, no classes are reported, and the
+ * conductor counts the whole queue for every request. */
 #define CLASSES_TRIES 100
 
 static void load_classes(const struct bt_wstats *s, struct bt_wload *l)

@@ -1,13 +1,13 @@
-/* One engine step: plan (common/batch), launch, take the results. Runs on the engine thread;
- * between two steps nothing of a request's slot is in flight. Allocates nothing. */
+/* One engine step: plan (common/batch), launch, take the results. Runs on the engine thread.
+ * Between two steps the engine uses no request's slot. Allocates nothing. */
 #include <stdio.h>
 #include <string.h>
 
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
-/* One of so many steps with prompts is a trial (bt_batch_prefill): prompts end a hundredth of a
- * step later in the mean. */
+/* One of this many steps with prompts is a trial (bt_batch_prefill). On average that delays the end
+ * of a prompt by a hundredth of a step. */
 #define TRIAL_STEPS 32
 
 uint32_t bt_wcore_rows(const struct bt_wcore *c)
@@ -133,7 +133,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     s->held = false;
     s->sample = 0;
     s->launched_ns = bt_mono_ns();
-    bt_wload_publish(c); /* an engine without a device spends the step inside forward */
+    bt_wload_publish(c); /* first, as an engine without a device spends the step inside forward */
     struct bt_engine_batch batch = {.n_rows = s->n_rows, .rows = s->erows};
     bt_status_t st = c->vt->forward(c->eng, &batch, &s->forward);
     if (st != BT_OK) {
@@ -142,7 +142,8 @@ bool bt_wcore_launch(struct bt_wcore *c)
     }
     bt_wcore_ticket(c, s->forward, BT_WT_FORWARD, NULL);
     if (s->n_sample > 0) {
-        /* An engine without a device has computed by now: takes the time of it before sampling. */
+        /* An engine without a device has finished the forward pass by now: take its time before
+         * sampling. */
         bt_wcore_poll(c, 0);
         if (!s->active || c->fatal) {
             return true;

@@ -1,19 +1,19 @@
-/* From a Submit message to a request: everything a conductor could get wrong is checked here, on
- * the control thread, before the engine thread sees it. */
+/* Makes a request from a Submit message. The control thread checks here everything that a conductor
+ * could get wrong, before the engine thread sees it. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/worker/control.h"
 
-#define LEFT_MS_MAX (1ull << 40) /* more is no limit */
+#define LEFT_MS_MAX (1ull << 40) /* more means no limit */
 
 static bool finite_in(float v, float lo, float hi)
 {
     return isfinite(v) && v >= lo && v <= hi;
 }
 
-/* 0 of a field that has no meaning at 0 is protobuf's "not given". */
+/* In protobuf 0 means "not given" for a field that has no meaning at 0. */
 static float or_default(float v, float def)
 {
     return v == 0 ? def : v;
@@ -124,7 +124,7 @@ static struct bt_engine_params params_of(const Baton__Submit *m)
         .bias_ids = s->bias_ids,
         .bias = s->bias,
     };
-    if (m->prompt_logprobs) { /* one number for both in the engine */
+    if (m->prompt_logprobs) { /* the engine has one number for both */
         p.logprobs = BT_MAX(p.logprobs, (int32_t)m->prompt_top);
     }
     for (size_t i = 0; i < s->n_stop_ids; i++) {
@@ -190,7 +190,8 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         return NULL;
     }
     struct bt_wreq *r = bt_wreq_alloc(&w->core, &s, m->tokens.data);
-    /* The prefill worker's part is done with the first choice's first token. */
+    /* The prefill worker needs no other choices: its part ends with the first choice's first
+     * token. */
     for (uint32_t i = 1; i < m->n && m->phases != BATON__PHASES__PREFILL; i++) {
         bt_wreq_add_choice(&w->core, r, m->choice + i);
     }

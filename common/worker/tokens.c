@@ -1,5 +1,4 @@
-/* The tokens that a step has produced, on their way to the conductors: one buffer a step. Engine
- * thread. */
+/* The tokens of a step, on their way to the conductors: one buffer a step. Engine thread. */
 #include <string.h>
 
 #include "common/log/log.h"
@@ -28,7 +27,8 @@ void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o)
 void bt_wcore_take_buffer(struct bt_wcore *c)
 {
     c->tokens.now = free_buffer(c);
-    BT_ASSERT(c->tokens.now != NULL); /* there was one before the step, and only we take them */
+    BT_ASSERT(c->tokens.now != NULL); /* there was one before the step, and only this thread takes
+                                         them */
     c->tokens.now->n = 0;
 }
 

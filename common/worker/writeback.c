@@ -1,14 +1,15 @@
-/* Write-back: ask the kvstore for a slot, copy page -> slot at the lowest priority, say so. The
- * next turn of a conversation finds the blocks, and so does a row that was preempted. A put holds
- * its own references to page and slab: its request may end or be preempted meanwhile. A prompt that
- * no slab holds is written in the same way, from the end of its grant on while it is computed: the
- * kvstore answers as fast as its SSD writes, so puts wait, not steps, and what is left when the
- * request ends keeps its pages until it is written or another request needs them. Engine thread. */
+/* Write-back: asks the kvstore for a slot, copies page -> slot at the lowest priority, reports it.
+ * So the next turn of a conversation finds the blocks, and so does a preempted row. A put holds its
+ * own references to page and slab, as its request may end or be preempted meanwhile.
+ * A prompt that is larger than the slab is written in the same way while it is computed, from the
+ * end of its grant on. The kvstore then answers as fast as its SSD writes; puts wait for it, steps
+ * do not. When the request ends, the pages that remain are kept until they are written or another
+ * request needs them. Engine thread. */
 #include <string.h>
 
 #include "common/worker/core.h"
 
-#define ANSWER_NS 100000000ull /* then a page that is wanted is not kept for a put any longer */
+#define ANSWER_NS 100000000ull /* after this time a put gives its page up if a request needs it */
 
 static struct bt_wput *free_put(struct bt_wcore *c)
 {
@@ -28,8 +29,8 @@ static void release_put(struct bt_wcore *c, struct bt_wput *p)
     c->puts.n--;
 }
 
-/* Walks the key chain up to the first block that may not be in the pool: the full blocks of what
- * was submitted came through the grant, others were found there. */
+/* Advances the key chain to the first block that may be missing in the pool. The full blocks of the
+ * submitted prompt came through the grant; earlier blocks were leased from the pool. */
 static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (!r->wback.chain_known) {
@@ -42,7 +43,7 @@ static void advance_chain(struct bt_wcore *c, struct bt_wreq *r)
     }
 }
 
-/* Offers r's full blocks, as long as fewer than `max` are on their way. */
+/* Offers r's full blocks as long as fewer than `max` puts are open. */
 static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool preempted)
 {
     if (!c->conf->writeback || r->sub->no_cache || r->wback.off || c->slab == NULL ||
@@ -76,7 +77,7 @@ static void offer(struct bt_wcore *c, struct bt_wreq *r, uint32_t max, bool pree
     }
 }
 
-/* An oversized prompt waits for the disk: it leaves half of the puts to other requests. */
+/* An oversized prompt waits for the SSD, so it leaves half of the puts to other requests. */
 void bt_wback_offer(struct bt_wcore *c, struct bt_wreq *r)
 {
     offer(c, r, r->oversized ? BT_MAX(c->puts.max / 2, 1u) : c->puts.max, false);
@@ -119,8 +120,8 @@ bool bt_wback_drain(struct bt_wcore *c, struct bt_wreq *r)
     return left_to_offer(c, r);
 }
 
-/* A put is over, so there is room for another: requests that only wait to be written go on, the
- * oldest first. */
+/* A put has ended, so there is room for another. Requests that only wait to be written offer their
+ * next blocks, the oldest first. */
 static void drain_on(struct bt_wcore *c)
 {
     struct bt_list *i, *tmp;
@@ -133,7 +134,7 @@ static void drain_on(struct bt_wcore *c)
     }
 }
 
-/* Room of its own, so that rows that write much do not keep it out. */
+/* Preempted rows have puts of their own, so that rows that write much do not block them. */
 void bt_wback_preempt(struct bt_wcore *c, struct bt_wreq *r)
 {
     offer(c, r, c->puts.all, true);
@@ -196,7 +197,8 @@ void bt_wback_slot(struct bt_wcore *c, uint64_t id, bt_status_t st, uint32_t slo
     uint64_t index = (id & 0xffff) - 1;
     if (index >= c->puts.all || c->puts.put[index].id != id ||
         c->puts.put[index].stage != BT_WPUT_ASKED) {
-        if (st == BT_OK && c->slab != NULL) { /* given up, or of an attachment before this one */
+        if (st == BT_OK && c->slab != NULL) { /* the put was given up, or is of an earlier
+                                                 attachment */
             struct bt_wout o = {.kind = BT_WOUT_PUT_DONE, .attach = c->slab->attach};
             o.u.put.id = id;
             o.u.put.abort = true;
@@ -264,7 +266,7 @@ void bt_wback_detached(struct bt_wcore *c)
     for (uint32_t i = 0; i < c->puts.all; i++) {
         struct bt_wput *p = &c->puts.put[i];
         if (p->id != 0 && p->stage == BT_WPUT_ASKED) {
-            release_put(c, p); /* no answer comes any more; copies under way end by themselves */
+            release_put(c, p); /* no answer will come; copies under way end by themselves */
         }
     }
     while (!bt_list_empty(&c->puts.draining)) {
