@@ -15,7 +15,7 @@ struct walk {
     size_t err_cap;
 };
 
-struct part { /* one tensor of an item, by its name behind the layer's prefix */
+struct part { /* one tensor of an item: its name after the layer's prefix */
     const char *name;
     uint32_t rows;
 };
@@ -147,7 +147,7 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
         st = model(&w);
     }
     const struct bt_tensor *more = st == BT_OK && w.w ? bt_weights_unused(w.w, c->layers) : NULL;
-    if (more) { /* without it the results would be another model's */
+    if (more) { /* without this tensor the results would be wrong */
         snprintf(err, err_cap, "%s/%s: tensor %s: %s has none with this config.json",
                  conf->model_dir, more->file, more->name, c->architecture);
         st = BT_ERR_UNSUPPORTED;

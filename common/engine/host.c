@@ -138,7 +138,8 @@ bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_
         }
     }
     struct bt_host_slot *s = &h->slots[slot];
-    if (!s->tokens) { /* once per slot; calloc'd memory is taken as it is used */
+    /* Allocated at a slot's first use; the kernel backs calloc'd memory only as it is written. */
+    if (!s->tokens) {
         s->tokens = bt_calloc(h->info.max_model_len, sizeof(*s->tokens));
         s->pages = bt_calloc(h->max_pages_of_slot, sizeof(*s->pages));
     }
@@ -172,7 +173,7 @@ bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
     return BT_OK;
 }
 
-/* A forward that waits for its sample: the fork is sampled from the same logits. */
+/* If a forward waits for its sample, samples the fork from the same logits. */
 static void fork_pending(struct bt_list *head, uint32_t from, uint32_t to)
 {
     struct bt_list *l;
@@ -248,7 +249,7 @@ bt_status_t bt_host_slot_close(struct bt_host *h, uint32_t slot, bt_engine_ticke
     if (!s) {
         return BT_ERR_INVALID;
     }
-    slot_clear(s); /* forward ran inside its call: nothing touches the pages any more */
+    slot_clear(s); /* forward ran inside its call: no work uses the pages any more */
     struct bt_host_ticket *t = bt_host_ticket_new(h, 0);
     *quiet_p = t->id;
     bt_host_ticket_done(h, t, BT_OK);
@@ -261,7 +262,7 @@ uint32_t bt_host_row_pos(const struct bt_host *h, const struct bt_engine_row *r)
     if (r->pos != BT_ENGINE_POS_NEXT) {
         return r->pos;
     }
-    /* The last known token stands at n_tokens - 1 even if its predecessors' KV was loaded. */
+    /* The last known token is at n_tokens - 1 even if the KV before it was loaded. */
     return r->tokens ? s->next_pos : s->n_tokens - 1;
 }
 
@@ -423,7 +424,7 @@ bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint
             continue;
         }
         float *logits = f->logits + (size_t)want->row * vocab;
-        if (row_logits) { /* the sampler changes them, and a fork needs them as they were */
+        if (row_logits) { /* the sampler changes the logits, and a fork needs them unchanged */
             logits = memcpy(row_logits, logits, vocab * sizeof(float));
         }
         const struct bt_sampler_row row = {
@@ -468,7 +469,7 @@ uint32_t bt_host_poll(struct bt_host *h, struct bt_engine_event *ev, uint32_t ma
         if (n || max == 0 || bt_list_empty(&h->waiting) || bt_mono_ns() >= end) {
             return n;
         }
-        /* Another process raises the word a LOAD waits for; it has no way to wake us. */
+        /* Another process raises the word that a LOAD waits for, and cannot wake this thread. */
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     }
 }

@@ -24,7 +24,7 @@ bt_status_t bt_host_flow_open(struct bt_host *h, int dir, bt_flow_word_t *word, 
         if (f->used) {
             continue;
         }
-        struct bt_engine_block *blocks = f->blocks; /* memory of the last user is kept */
+        struct bt_engine_block *blocks = f->blocks; /* reuses the memory of the flow's last user */
         uint32_t cap = f->cap;
         *f = (struct bt_host_flow){.used = true,
                                    .dir = dir,
@@ -81,7 +81,8 @@ static void copy_segment(const struct bt_host *h, const struct bt_engine_block *
         memcpy(dir == BT_ENGINE_LOAD ? page : slab, dir == BT_ENGINE_LOAD ? slab : page, bytes);
         return;
     }
-    /* [kv_head][K,V][token][dim]: behind the last token the page may hold another sequence's. */
+    /* [kv_head][K,V][token][dim]: behind the last token the page may hold KV of another
+     * sequence. */
     size_t row = bt_kv_row_bytes(g), plane = row * l->page_tokens;
     memset(slab, 0, bytes);
     for (uint32_t p = 0; p < g->n_kv_heads * 2; p++) {
@@ -126,7 +127,7 @@ void bt_host_flow_free(struct bt_host_flow *f)
     f->bell = NULL;
 }
 
-/* Copies all items below `end`, in any order within, then raises the word. */
+/* Copies all items below `end` (in any order), then raises the word. */
 static void flow_advance(struct bt_host *h, struct bt_host_flow *f, uint32_t end)
 {
     if (end <= f->done) {
@@ -208,7 +209,7 @@ bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
     struct bt_host_ticket *t = bt_host_ticket_new(h, 0);
     *quiet_p = t->id;
     if (f->dir == BT_ENGINE_LOAD && !abort && f->first < f->n) {
-        f->closing = true; /* what was added is still loaded */
+        f->closing = true; /* the items that were added are still loaded */
         t->flow = flow;
         t->seq = f->blocks[f->n - 1].seq + h->info.layout.n_layers;
         t->close_flow = true;
@@ -218,7 +219,7 @@ bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
     }
     bt_host_flow_free(f);
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &h->waiting) { /* waits that can never end */
+    bt_list_for_each_safe (l, tmp, &h->waiting) { /* ends waits for items that will never come */
         struct bt_host_ticket *w = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
         if (w->flow == flow) {
             bt_host_ticket_done(h, w, BT_ERR_CANCELLED);
@@ -256,8 +257,8 @@ void bt_host_layer_fire(struct bt_host *h, const struct bt_engine_batch *b, uint
     for (uint32_t i = 0; i < b->n_rows; i++) {
         const struct bt_engine_at *at = &b->rows[i].fire;
         struct bt_host_flow *f = at->flow ? bt_host_flow_of(h, at->flow) : NULL;
-        /* Two chunks of one flow in one step: the second's items wait for all layers of the
-         * first, since the word counts items in order. */
+        /* A step may have two chunks of one flow. Then the second chunk's items wait for all layers
+         * of the first, as the word counts items in order. */
         if (f && bt_host_flow_next(f) >= at->seq + layer) {
             flow_advance(h, f, at->seq + layer + 1);
         }

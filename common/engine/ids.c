@@ -1,5 +1,5 @@
-/* Ids with a token, from tokenizer.json; see ids.h. Reads one file, touches nothing else. The whole
- * of the file is checked where it is used, by the conductor's tokenizer (common/token). */
+/* Which ids have a token, from tokenizer.json; see ids.h. Reads one file and has no other effect.
+ * The conductor's tokenizer (common/token) checks the whole file. */
 #include "common/engine/ids.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@ static void mark(struct marks *m, const json_t *id)
     json_int_t v = json_integer_value(id);
     if (!json_is_integer(id) || v < 0) {
         m->good = false;
-    } else if (v < (json_int_t)m->vocab) { /* the conductor refuses a tokenizer with larger ones */
+    } else if (v < (json_int_t)m->vocab) { /* the conductor rejects a tokenizer with larger ids */
         uint32_t *word = &m->ids->known[v / 32], bit = 1u << (v % 32);
         m->ids->n += (*word & bit) == 0;
         m->ids->end = BT_MAX(m->ids->end, (uint32_t)v + 1);

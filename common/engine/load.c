@@ -27,9 +27,9 @@ static const struct bt_engine_vtable *try_file(const char *path, char *err, size
         free(t);
         return NULL;
     }
-    /* libgomp's threads spin between parallel loops for as long as they like by default; with
-     * several workers on a machine that eats the others' cores. It reads this when it is loaded.
-     * What the user set stays. */
+    /* By default libgomp's threads spin without limit between parallel loops; with several workers
+     * on a machine that takes CPU time from the others. libgomp reads this variable when it is
+     * loaded. A value that the user set stays. */
     setenv("GOMP_SPINCOUNT", "20000", 0);
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!so) {
@@ -49,7 +49,7 @@ static const struct bt_engine_vtable *try_file(const char *path, char *err, size
     return vt;
 }
 
-/* Beside the executable: DIR/lib and DIR/lib/baton for each DIR above it, so that build/bin/x,
+/* Searches near the executable: DIR/lib and DIR/lib/baton for each DIR above it. So build/bin/x,
  * build/tests/unit/x and PREFIX/bin/x all find their plugins. */
 static const struct bt_engine_vtable *search(const char *name, char *err, size_t err_cap)
 {
@@ -84,7 +84,8 @@ static const struct bt_engine_vtable *search(const char *name, char *err, size_t
     return vt;
 }
 
-/* Without the driver no GPU can answer, and the plugin with its libraries need not be loaded. */
+/* Is the CUDA driver there? Without it no GPU can be used, and the plugin with its libraries need
+ * not be loaded. */
 static bool cuda_driver(char *err, size_t err_cap)
 {
     void *so = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);

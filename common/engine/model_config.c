@@ -1,6 +1,6 @@
-/* config.json and generation_config.json of a Hugging Face model directory. Runs in whichever
- * thread starts the daemon; reads files, touches nothing else. Strict: a number that is missing,
- * of the wrong kind or out of range is an error with the file, the field and what is allowed. */
+/* Reads config.json and generation_config.json of a Hugging Face model directory. Runs in the
+ * thread that starts the daemon; only reads files. Strict: a number that is missing, of the wrong
+ * type or out of range is an error that names the file, the field and the allowed values. */
 #include "common/engine/model_config.h"
 
 #include <errno.h>
@@ -19,12 +19,12 @@
 
 #define CONFIG_BYTES_MAX (16u << 20)
 
-/* What an architecture adds to the common decoder: RMSNorm, RoPE, GQA, SwiGLU. */
+/* What an architecture adds to the common decoder (RMSNorm, RoPE, GQA, SwiGLU). */
 static const struct arch {
     const char *name;
     bool qkv_bias, qk_norm;
     bool window;          /* has sliding_window */
-    bool window_switched; /* only with use_sliding_window */
+    bool window_switched; /* the window applies only if use_sliding_window is true */
 } archs[] = {
     {"LlamaForCausalLM", false, false, false, false},
     {"MistralForCausalLM", false, false, true, false},
@@ -32,8 +32,8 @@ static const struct arch {
     {"Qwen3ForCausalLM", false, true, true, true},
 };
 
-/* For the whole process: jansson tells no lack of memory from bad JSON, and a client's body would
- * be answered with 400 for it. */
+/* For the whole process: jansson does not distinguish lack of memory from bad JSON, so a client's
+ * valid body would be answered with 400. */
 static __attribute__((constructor)) void json_memory(void)
 {
     json_set_alloc_funcs(bt_malloc, free);
@@ -42,7 +42,7 @@ static __attribute__((constructor)) void json_memory(void)
 struct reader {
     char path[4096];
     json_t *root;
-    bt_status_t status; /* the first error stays */
+    bt_status_t status; /* of the first error */
     char *err;
     size_t err_cap;
 };
@@ -63,7 +63,8 @@ static void fail(struct reader *r, bt_status_t status, const char *fmt, ...)
     snprintf(r->err, r->err_cap, "%.300s: %s", r->path, text);
 }
 
-/* Opens dir/name. A missing file is an error only if required; then r->root stays NULL. */
+/* Opens dir/name. A missing file is an error only if `required` is set; otherwise r->root stays
+ * NULL. */
 static void reader_open(struct reader *r, const char *dir, const char *name, bool required,
                         char *err, size_t err_cap)
 {
@@ -170,7 +171,8 @@ static const char *get_str(struct reader *r, const json_t *o, const char *name, 
     return v && json_is_string(v) ? json_string_value(v) : def;
 }
 
-/* One window for all layers. Models whose layers differ need a KV group for each kind. */
+/* One window for all layers. Models whose layers differ would need a KV group for each kind of
+ * layer. */
 static void read_window(struct reader *r, struct bt_model_config *c, const struct arch *a)
 {
     size_t sliding = 0, n = 0;
@@ -276,7 +278,8 @@ static void read_shape(struct reader *r, struct bt_model_config *c)
     }
 }
 
-/* What the engine would silently compute wrongly must be refused. */
+/* Refuses settings that the engine does not implement: it would ignore them and compute wrong
+ * results. */
 static void read_restrictions(struct reader *r, const struct bt_model_config *c)
 {
     static const char *const norms[] = {"qk_norm", "use_qk_norm", "qk_layernorm"};
@@ -327,8 +330,8 @@ static void read_restrictions(struct reader *r, const struct bt_model_config *c)
     }
 }
 
-/* What would be passed over: one set of parameters for each kind of layer, and a kind of scaling
- * that is not named. */
+/* Refuses RoPE parameters that would be ignored: a separate set for each kind of layer, and scaling
+ * without a named type. */
 static void check_rope(struct reader *r, const char *where, const json_t *o, bool has_type)
 {
     const char *key;
@@ -358,7 +361,7 @@ static bool same_rope(const struct rope *a, const struct rope *b)
            a->low == b->low && a->high == b->high && a->original_len == b->original_len;
 }
 
-/* `type` is the older name of `rope_type`; both may be there. */
+/* `type` is the older name of `rope_type`; a file may have both. */
 static const char *rope_type(struct reader *r, const char *where, const json_t *o)
 {
     const char *type = get_str(r, o, "rope_type", NULL), *older = get_str(r, o, "type", NULL);
@@ -369,7 +372,7 @@ static const char *rope_type(struct reader *r, const char *where, const json_t *
     return type != NULL ? type : older;
 }
 
-/* One object with RoPE parameters. theta: what counts where it names none. */
+/* Reads one object with RoPE parameters. theta: used if the object has none. */
 static struct rope read_rope_object(struct reader *r, const char *where, const json_t *o,
                                     double theta)
 {
@@ -412,8 +415,8 @@ static struct rope read_rope_object(struct reader *r, const char *where, const j
 }
 
 /* Newer files have rope_parameters {rope_theta, rope_type, ...}; older ones rope_theta beside
- * rope_scaling {rope_type or type, factor, ...}. A file may have all of them, for readers of both
- * kinds; then they must say the same. */
+ * rope_scaling {rope_type or type, factor, ...}. A file may have both forms, for old and new
+ * readers; then their values must be equal. */
 static void read_rope(struct reader *r, struct bt_model_config *c)
 {
     const json_t *newer = field(r->root, "rope_parameters"),

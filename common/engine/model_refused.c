@@ -1,5 +1,5 @@
-/* The tables of model_refused.h. A new key of Hugging Face's that changes results belongs here, or
- * is read in model_config.c. Pure. */
+/* The tables of model_refused.h. A new key of Hugging Face's config.json that changes results must
+ * be added here, or be read in model_config.c. Pure. */
 #include "common/engine/model_refused.h"
 
 #include <stdio.h>

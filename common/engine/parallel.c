@@ -1,4 +1,4 @@
-/* Threads that live for one loop: starting eight takes less time than copying a megabyte. */
+/* Starts threads for a single loop: starting eight takes less time than copying a megabyte. */
 #include "common/engine/parallel.h"
 
 #include <pthread.h>
@@ -38,10 +38,10 @@ void bt_parallel(uint32_t n, void (*fn)(void *arg, uint32_t i), void *arg)
     pthread_t threads[THREADS_MAX];
     uint32_t want = BT_MIN(BT_MIN(n, processors()), (uint32_t)THREADS_MAX), have = 0;
     sigset_t all, before;
-    sigfillset(&all); /* signals are the loop's thread's */
+    sigfillset(&all); /* the threads must not take signals: the main loop's thread handles them */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (have + 1 < want && pthread_create(&threads[have], NULL, take_turns, &l) == 0) {
-        have++; /* fewer than wanted only take longer */
+        have++; /* with fewer threads the loop only takes longer */
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     take_turns(&l);

@@ -59,7 +59,8 @@ static bt_status_t fail(struct bt_weights *w, bt_status_t status, const char *fi
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    /* Names come from the file: keep control characters out of terminals and logs. */
+    /* Names come from the file: remove control characters, which could affect terminals and
+     * logs. */
     for (char *p = text; *p; p++) {
         if ((unsigned char)*p < 0x20 || *p == 0x7f) {
             *p = '?';
@@ -69,7 +70,7 @@ static bt_status_t fail(struct bt_weights *w, bt_status_t status, const char *fi
     return status;
 }
 
-/* Maps dir/name; *missing_p tells a file that is not there from one that cannot be read. */
+/* Maps dir/name. *missing_p: the file does not exist (as opposed to: cannot be read). */
 static bt_status_t file_map(struct bt_weights *w, const char *name, bool *missing_p)
 {
     char *path = bt_sprintf("%s/%s", w->dir, name);
@@ -151,7 +152,7 @@ static bt_status_t tensor_read(struct bt_weights *w, const struct weight_file *f
             return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: shape x dtype overflows", name);
         }
     }
-    if (need == 0) { /* could name any offset, even another tensor's */
+    if (need == 0) { /* it could have any offset, also inside another tensor */
         return fail(w, BT_ERR_INVALID, f->name, "tensor %.128s: has no elements", name);
     }
     if (!json_u64(json_array_get(offs, 0), &begin) || !json_u64(json_array_get(offs, 1), &end) ||
@@ -189,7 +190,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct bt_tensor *)a)->name, ((const struct bt_tensor *)b)->name);
 }
 
-/* t may be NULL where there is nothing to sort, as qsort's may not. */
+/* qsort with a check for t == NULL (nothing to sort), which qsort itself does not allow. */
 static void sort(struct bt_tensor *t, uint32_t n, int (*by)(const void *a, const void *b))
 {
     if (n > 0) {
@@ -197,12 +198,12 @@ static void sort(struct bt_tensor *t, uint32_t n, int (*by)(const void *a, const
     }
 }
 
-/* The tensors must cover the data area exactly: no overlap, no hole, nothing behind. */
+/* The tensors must cover the data area exactly: no overlap, no gap, nothing after the last one. */
 static bt_status_t check_cover(struct bt_weights *w, const struct weight_file *f, uint32_t first,
                                uint64_t data_bytes)
 {
     uint32_t n = w->n_tensors - first;
-    struct bt_tensor *t = n > 0 ? w->tensors + first : NULL; /* there may be no table */
+    struct bt_tensor *t = n > 0 ? w->tensors + first : NULL; /* without tensors there is no table */
     sort(t, n, by_begin);
     uint64_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -289,7 +290,7 @@ static bt_status_t file_read(struct bt_weights *w, const struct weight_file *f)
     return st;
 }
 
-/* Maps the shards that the index names, each once. */
+/* Maps the shards that the index names, each one once. */
 static bt_status_t shards_map(struct bt_weights *w, const char *index, const json_t *map)
 {
     const char *tensor;
@@ -392,7 +393,7 @@ bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err,
             }
         }
     }
-    w->dir = NULL; /* the caller's strings are not kept */
+    w->dir = NULL; /* these strings belong to the caller */
     w->err = NULL;
     if (st != BT_OK) {
         bt_weights_close(w);
@@ -537,7 +538,7 @@ const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t l
 static float value(const struct bt_tensor *t, uint64_t i)
 {
     uint16_t b;
-    memcpy(&b, t->data + i * 2, 2); /* data may lie at an odd address */
+    memcpy(&b, t->data + i * 2, 2); /* data may be at an odd address */
     if (t->dtype == BT_TENSOR_BF16) {
         return bt_f32_of_bf16(b);
     }
@@ -576,7 +577,7 @@ struct values {
     bt_tensor_dtype_t as;
     uint8_t *out;
 };
-#define VALUES_PART ((size_t)1 << 20) /* a thread's at once */
+#define VALUES_PART ((size_t)1 << 20) /* values that a thread converts at once */
 static void convert_part(void *arg, uint32_t i)
 {
     const struct values *v = arg;
@@ -595,6 +596,6 @@ void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_ten
 void bt_tensor_ahead(const struct bt_tensor *t)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)t->data & ~(page - 1);
-    /* A hint: without it the same bytes come, in smaller pieces. */
+    /* Only a hint: without it the same bytes are read in smaller pieces. */
     (void)madvise((void *)begin, (uintptr_t)t->data - begin + (size_t)t->bytes, MADV_WILLNEED);
 }

@@ -1,4 +1,5 @@
-/* The sampler of sampler.h. Pure: no clock, no lock, no I/O; memory is taken once at creation. */
+/* The sampler of sampler.h. Pure: no clock, no lock, no I/O; all memory is allocated at
+ * creation. */
 #include "common/engine/sampler.h"
 
 #include <math.h>
@@ -8,8 +9,8 @@
 #include "common/base/philox.h"
 #include "common/engine/ids.h"
 
-/* No Gumbel variate exceeds -log(-log(1 - 2^-24)) = 16.635...: tokens that cannot win are not
- * drawn. */
+/* No Gumbel variate exceeds -log(-log(1 - 2^-24)) = 16.635...; so no variate is drawn for tokens
+ * that cannot win even with this one. */
 #define GUMBEL_MAX 16.64
 
 struct bt_sampler {
@@ -17,9 +18,9 @@ struct bt_sampler {
     uint32_t *count; /* generated tokens per id, only during a row with penalties */
     uint8_t *seen;   /* id occurs in prompt or generated */
     float *scaled;   /* logits / temperature */
-    uint32_t *heap;  /* ids, a heap on (falling scaled, rising id) */
+    uint32_t *heap;  /* ids in a heap, ordered by falling scaled value, then by rising id */
     uint32_t *kept;
-    float *raw; /* the row as the model gave it, when logprobs are asked for */
+    float *raw; /* the row as the model computed it, kept for logprobs */
 };
 
 struct bt_sampler *bt_sampler_create(uint32_t vocab)
@@ -102,7 +103,8 @@ static double log_sum_exp(const float *l, uint32_t n, float max)
     return max + log(sum);
 }
 
-/* The n largest that have a token, ties by lower id: insertion into a short sorted list. */
+/* The n largest that have a token, by insertion into a short sorted list; among equal ones the
+ * lower id is first. */
 static void top_n(const float *l, uint32_t vocab, const uint32_t *known, double lse,
                   struct bt_engine_out *out, uint32_t n)
 {
@@ -139,7 +141,8 @@ static void apply_penalties(struct bt_sampler *s, const struct bt_sampler_row *r
             s->count[r->tokens[i]] += i >= r->n_prompt;
         }
     }
-    for (uint32_t i = 0; i < r->n_tokens; i++) { /* each id once: seen is cleared on the way */
+    /* Handles each id once: clears `seen` on the way. */
+    for (uint32_t i = 0; i < r->n_tokens; i++) {
         uint32_t t = r->tokens[i];
         if (t >= s->vocab || !s->seen[t]) {
             continue;
@@ -155,7 +158,8 @@ static void apply_penalties(struct bt_sampler *s, const struct bt_sampler_row *r
     }
 }
 
-/* -inf where the bit is 0; 32 at a time, since nearly all bits of known are 1. */
+/* Sets ids whose bit is 0 to -inf. Tests 32 bits at a time, since nearly all bits of known are
+ * 1. */
 static void mask_row(float *l, uint32_t vocab, const uint32_t *bits)
 {
     for (uint32_t w = 0; bits != NULL && w * 32 < vocab; w++) {
@@ -211,7 +215,7 @@ static void sift_down(uint32_t *h, uint32_t n, uint32_t i, const float *v)
     }
 }
 
-/* Writes the ids that top_k and top_p keep of the n in heap to kept, returns their number. */
+/* Writes those of the n ids in heap that top_k and top_p keep to `kept`, returns their number. */
 static uint32_t truncate_row(struct bt_sampler *s, const struct bt_engine_params *p, uint32_t n,
                              float max)
 {
@@ -228,7 +232,7 @@ static uint32_t truncate_row(struct bt_sampler *s, const struct bt_engine_params
     }
     uint32_t kept = 0, left = n;
     double mass = 0;
-    /* With top_k the total is known only once the k are out. */
+    /* With top_k the total is known only after k ids have been taken. */
     while (kept < k && (k < n || mass < p->top_p * total || kept == 0)) {
         s->kept[kept] = s->heap[0];
         mass += exp((double)v[s->heap[0]] - max);
@@ -247,7 +251,8 @@ static uint32_t truncate_row(struct bt_sampler *s, const struct bt_engine_params
     return kept;
 }
 
-/* argmax of scaled[id] + Gumbel(id) over n ids (rising order not needed: ties go to the lower). */
+/* The argmax of scaled[id] + Gumbel(id) over n ids in any order; among equal ones the lower id
+ * wins. */
 static uint32_t gumbel_argmax(const struct bt_sampler *s, const struct bt_sampler_row *r,
                               const uint32_t *ids, uint32_t n)
 {
@@ -280,7 +285,7 @@ static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float
     const struct bt_engine_params *p = r->params;
     float inv_t = 1.0f / p->temperature;
     for (uint32_t i = 0; i < s->vocab; i++) {
-        s->scaled[i] = (r->logits[i] - max) * inv_t; /* largest: 0, whatever the temperature */
+        s->scaled[i] = (r->logits[i] - max) * inv_t; /* the largest becomes 0 at any temperature */
     }
     bool truncate = p->top_p < 1.0f || (p->top_k && p->top_k < s->vocab);
     if (!truncate && p->min_p <= 0.0f) {
@@ -300,7 +305,7 @@ static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float
     return gumbel_argmax(s, r, s->kept, n);
 }
 
-/* The token's place in the order of top_n, from 1. */
+/* The token's rank in the order of top_n, from 1. */
 static uint32_t rank_of(const float *l, uint32_t vocab, const uint32_t *known, uint32_t token)
 {
     uint32_t rank = 1;

@@ -1,17 +1,19 @@
-/* Attention of kernels.h on AMX tiles, scores transposed: K (64 tokens, two tiles of parts for 16
- * of them) x Q^T (16 queries) -> S^T, V^T x P^T -> O^T. A query is a lane, so softmax needs no sums
- * across lanes, and P^T leaves the vector unit in the order in which the next product wants it.
- * Queries, keys, values and probabilities are split into two bf16 each (f16 KV exactly), and of the
- * four products of parts the smallest is left out: some 16 bits remain. Softmax is online over
- * tiles of 64 tokens at absolute multiples and all arithmetic is by lane, so a row's result does
- * not depend on the block it is computed in. Pure; called from OpenMP threads. */
+/* Attention of kernels.h on AMX tiles, with transposed scores: K (64 tokens; for each 16 tokens a
+ * hi and a lo tile) x Q^T (16 queries) -> S^T, then V^T x P^T -> O^T. Each query has its own vector
+ * lane, so softmax needs no sums across lanes, and the vector code writes P^T in the order that the
+ * next product needs.
+ * Queries, keys, values and probabilities are each split into two bf16 parts (exact for f16 KV). Of
+ * the four products of parts the smallest is omitted, which leaves about 16 bits. Softmax is
+ * computed online over tiles of 64 tokens that begin at absolute multiples of 64, and all
+ * arithmetic is per lane, so a row's result does not depend on the block it is computed in. Pure;
+ * called from OpenMP threads. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "common/engine/cpu/kernels.h"
 
 #define TILE   512  /* bf16 of one AMX tile, 16 x 32 */
-#define PAIR   1024 /* a tile of hi parts and the one of lo parts behind it */
+#define PAIR   1024 /* a tile of hi parts, followed by the tile of lo parts */
 #define ROWS   BT_CPU_AMX_ROWS
 #define TOKENS BT_CPU_TILE
 #define STEPS  (TOKENS / 32) /* of V^T x P^T */
@@ -19,8 +21,8 @@
 #define SCORES (TOKENS * LANES)
 #define HALF   (TOKENS / 4) /* pairs of tokens in half a tile */
 
-/* The running maximum stands still until a score is 2^this above it: rescaling the output is then
- * rare, and probabilities stay far from the end of f32. */
+/* The running maximum changes only when a score exceeds it by 2^SLACK: so the output is rarely
+ * rescaled, and probabilities stay far from the limits of f32. */
 #define SLACK 8.0f
 
 #define ALWAYS __attribute__((always_inline))
@@ -33,10 +35,10 @@
 struct work {
     const struct bt_cpu_attn *a;
     uint32_t d, rows, cols; /* cols: tiles of 16 queries */
-    uint16_t *q;            /* [cols][d / 32] pairs, rows are pairs of dimensions */
+    uint16_t *q;            /* [cols][d / 32] hi-lo pairs; a tile row holds two dimensions */
     uint16_t *k;            /* [tokens / 16][d / 32] pairs */
     uint16_t *v;            /* [d / 16][tokens / 32] pairs */
-    float *s;               /* [cols][tokens][16 queries], then P^T in their place */
+    float *s;               /* [cols][tokens][16 queries]; P^T overwrites it */
     float *o;               /* [cols][d][16] */
     float *m, *l;           /* [cols][16] */
     uint32_t *pos;          /* [cols][16] */
@@ -67,11 +69,12 @@ static void carve(struct work *w, const struct bt_cpu_attn *a)
     memset(w->zero, 0, d * sizeof(*w->zero));
 }
 
-struct parts { /* bf16 pairs: lane i has x0[i] below x1[i] */
+struct parts { /* bf16 pairs: lane i has x0[i] in the low half, x1[i] in the high half */
     __m512i hi, lo;
 };
 
-/* hi is rounded, lo, then of either sign, cut off: below 2^-16 of the number is lost. */
+/* hi is rounded. lo, the remainder of either sign, is cut off: less than 2^-16 of the number is
+ * lost. */
 static inline struct parts split(__m512 x0, __m512 x1)
 {
     const __m512i half = _mm512_set1_epi32(0x8000), top = _mm512_set1_epi32((int)0xffff0000);
@@ -91,7 +94,7 @@ static inline void store_parts(uint16_t *to, struct parts x)
     _mm512_store_si512(to + TILE, x.lo);
 }
 
-/* Queries times scale as lanes; a row of a tile is dimensions i and 16 + i of 32. */
+/* Packs queries times scale, one query per lane; a tile row holds dimensions i and 16 + i of 32. */
 static void pack_q(struct work *w, float scale)
 {
     const struct bt_cpu_attn *a = w->a;
@@ -100,7 +103,8 @@ static void pack_q(struct work *w, float scale)
             uint16_t *to = w->q + ((size_t)c * (w->d / 32) + i) * PAIR;
             __m512i hi[LANES], lo[LANES];
             for (uint32_t j = 0; j < LANES; j++) {
-                uint32_t r = BT_MIN(c * LANES + j, w->rows - 1); /* those behind: the last again */
+                /* Padding lanes repeat the last row. */
+                uint32_t r = BT_MIN(c * LANES + j, w->rows - 1);
                 const float *q =
                     a->q + r / a->group * a->q_stride + (size_t)(r % a->group) * w->d + i * 32;
                 struct parts x =
@@ -118,7 +122,8 @@ static void pack_q(struct work *w, float scale)
     }
 }
 
-/* Pointers to the tile's rows of a plane (K, or V behind it); behind the last token, to zeros. */
+/* Pointers to the rows of a tile of K (or of V, which follows K); rows behind the last token point
+ * to zeros. */
 static void tile_rows(const struct work *w, uint32_t t0, uint32_t valid, size_t plane,
                       const uint16_t **rows)
 {
@@ -152,7 +157,7 @@ static void pack_k(struct work *w, const uint16_t *const *rows)
     }
 }
 
-/* Values, dimensions as rows; pairs are tokens i and 16 + i of 32. */
+/* Packs values with dimensions as rows; a pair holds tokens i and 16 + i of 32. */
 static void pack_v(struct work *w, const uint16_t *const *rows)
 {
     for (uint32_t step = 0; step < STEPS; step++) {
@@ -174,7 +179,8 @@ static void pack_v(struct work *w, const uint16_t *const *rows)
     }
 }
 
-/* Which of 16 queries see token t: those from it on, up to window - 1 behind it. */
+/* The mask of those of 16 queries that see token t: from position t to window - 1 positions behind
+ * it. */
 static inline __mmask16 sees(const struct work *w, __m512i pos, uint32_t t)
 {
     __m512i at = _mm512_set1_epi32((int)t);
@@ -186,16 +192,16 @@ static inline __mmask16 sees(const struct work *w, __m512i pos, uint32_t t)
     return ok;
 }
 
-/* The scores of a column on their way to probabilities. */
+/* State while the scores of a column become probabilities. */
 struct soft {
     float *s;             /* [tokens][16] */
     uint32_t at, end, t0; /* pairs of tokens; the tile's first token */
-    __m512i pos;          /* of the queries, if some of them do not see some of the tokens */
+    __m512i pos;          /* positions of the queries, for a tile that is partly masked */
     __m512 m, sum0, sum1;
 };
 
-/* The next n of its pairs of tokens, t and 16 + t of 32: P^T's tiles, hi in the place of the
- * first 16 rows of scores and lo in that of the other 16. */
+/* Converts the next n pairs of tokens (t and 16 + t of 32) to tiles of P^T: hi replaces the first
+ * 16 rows of scores, lo the other 16. */
 static inline ALWAYS void soft_some(const struct work *w, struct soft *f, bool masked, uint32_t n)
 {
     for (uint32_t end = BT_MIN(f->at + n, f->end); f->at < end; f->at++) {
@@ -215,14 +221,15 @@ static inline ALWAYS void soft_some(const struct work *w, struct soft *f, bool m
     }
 }
 
-/* Whether a query of column c sees a token of the tile's second half; else it is left out. */
+/* Does a query of column c see a token of the tile's second half? If not, that half is skipped. */
 static inline bool two_halves(const struct work *w, uint32_t c, uint32_t t0)
 {
     return w->pos[(size_t)c * LANES + LANES - 1] >= t0 + TOKENS / 2;
 }
 
 /* Two accumulators (T, T + 1) += the row tiles x0, x1 times the column tile in 6 (hi) and 7 (lo):
- * hi hi, hi lo, lo hi, with softmax between, so that tiles and vectors work at the same time. */
+ * hi hi, hi lo, lo hi. Softmax code runs between the products, so that tile and vector units work
+ * at the same time. */
 #define GROUP(T, U, x0, x1)                                                                        \
     do {                                                                                           \
         _tile_loadd(4, x0, 64);                                                                    \
@@ -288,7 +295,7 @@ static inline ALWAYS void values(const struct work *w, uint32_t c, struct soft *
     }
 }
 
-/* Finds the maxima that column c's probabilities refer to; rescales its O^T if they have moved. */
+/* Sets the maxima for column c's probabilities; rescales its O^T if they have changed. */
 static inline ALWAYS void soft_begin(struct work *w, uint32_t c, bool masked, struct soft *f)
 {
     const __m512 least = _mm512_set1_ps(-1e30f);
@@ -317,12 +324,13 @@ static inline ALWAYS void soft_begin(struct work *w, uint32_t c, bool masked, st
     }
 }
 
-/* Half of column c's softmax, second or first, with what the tiles do meanwhile: the scores of the
- * next column beside the first half, the values of the one before beside the second. */
+/* Half of column c's softmax, first or second, mixed with tile products: the first half with the
+ * scores of the next column, the second half with the values of the previous column. */
 static inline ALWAYS void half(struct work *w, uint32_t c, uint32_t first, struct soft *f,
                                bool masked, bool second)
 {
-    uint32_t per = BT_MAX(HALF / (w->d / 32 * 4), 1u); /* pairs at each of its places */
+    /* Pairs for each call between tile products. */
+    uint32_t per = BT_MAX(HALF / (w->d / 32 * 4), 1u);
     float *l = w->l + (size_t)c * LANES;
     f->s = w->s + (size_t)c * SCORES;
     f->at = second ? HALF : 0;
@@ -360,7 +368,7 @@ static void column(struct work *w, uint32_t c, uint32_t first, uint32_t t0, bool
     }
 }
 
-/* One tile of 64 tokens from t0 on: all scores while K is in the first-level cache, then V. */
+/* One tile of 64 tokens from t0 on: first all scores, while K is in the L1 cache, then V. */
 static void attend(struct work *w, uint32_t t0)
 {
     const struct bt_cpu_attn *a = w->a;
@@ -382,7 +390,7 @@ static void attend(struct work *w, uint32_t t0)
     values(w, w->cols - 1, &none, false, 0);
 }
 
-/* O^T / l to rows of act. */
+/* Writes O^T / l to rows of act. */
 static void finish(const struct work *w)
 {
     const struct bt_cpu_attn *a = w->a;
@@ -422,8 +430,8 @@ void bt_cpu_attn_amx(const struct bt_cpu_attn *a)
         w.pos[r] = a->pos + r / a->group;
     }
     pack_q(&w, a->scale * 1.44269504f);
-    /* Tiles that only some of the rows see add exact zeros to the others, so where the block begins
-     * does not show. */
+    /* Tiles that only some of the rows see add exact zeros to the other rows. So the result does
+     * not depend on where the block begins. */
     uint32_t start = a->window && a->pos >= a->window ? a->pos - a->window + 1 : 0;
     for (uint32_t t0 = start / TOKENS * TOKENS; t0 < a->pos + a->n; t0 += TOKENS) {
         attend(&w, t0);

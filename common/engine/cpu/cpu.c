@@ -1,4 +1,4 @@
-/* The CPU back end: opens a model, answers the engine's calls. forward and sample finish inside
+/* The CPU back end: opens a model, implements the engine's calls. forward and sample finish inside
  * their calls; tickets are delivered by poll. Owner thread: the engine's. */
 #include <sched.h>
 #include <stdio.h>
@@ -71,7 +71,8 @@ static void *buffer(size_t rows, size_t cols, size_t item)
     size_t bytes = rows * cols * item;
     void *p = bt_pages_alloc(bytes);
     if (p) {
-        memset(p, 0, bytes); /* rows beyond a step's are read by products: keep them finite */
+        /* Products also read the rows behind a step's last row: they must be finite. */
+        memset(p, 0, bytes);
     }
     return p;
 }

@@ -1,6 +1,7 @@
 /* One step of a decoder model on the CPU: ragged rows of prompt chunks and single tokens over paged
- * KV. Owner thread: the engine's; the loops inside spread over OpenMP threads. Every product and
- * kernel computes a row in an order of its own, so that neither neighbours nor chunking show. */
+ * KV. Owner thread: the engine's; its loops use OpenMP threads. Every product and kernel computes a
+ * row in a fixed order, so that results depend neither on the other rows nor on the chunks of a
+ * prompt. */
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -9,9 +10,9 @@
 #include "common/base/clock.h"
 #include "common/engine/cpu/cpu_priv.h"
 
-/* Light loops are worth other threads from about this many floats on. */
+/* Light loops use other threads from about this many floats on. */
 #define PARALLEL_FLOATS 32768u
-/* An attention item packs K and V for itself: not for fewer query tokens than this. */
+/* Each attention item packs K and V again, so an item has at least this many query tokens. */
 #define MIN_ITEM_TOKENS 32u
 
 struct step {
@@ -23,7 +24,8 @@ struct step {
     uint64_t attn_work;
 };
 
-/* Ends a phase: some hundred reads of the clock a step, microseconds of its milliseconds. */
+/* Ends a phase. A step reads the clock some hundred times, which takes microseconds of its
+ * milliseconds. */
 static void phase(struct bt_engine *e, enum bt_cpu_phase ended)
 {
     uint64_t now = bt_mono_ns();
@@ -61,7 +63,7 @@ static void add_items(struct step *s, uint32_t first, uint32_t out, uint32_t n, 
 {
     const struct bt_model_config *c = &s->e->model.config;
     uint32_t most = s->e->attn_rows / (c->heads / c->kv_heads);
-    /* As many work items as give each thread some, of about the same number of tokens. */
+    /* Enough work items to give each thread some, with about the same number of tokens each. */
     uint32_t parts =
         BT_MAX(BT_DIV_UP(n, most), BT_DIV_UP((uint32_t)s->e->threads * 4, c->kv_heads));
     uint32_t per = BT_MIN(BT_MAX(BT_DIV_UP(n, parts), MIN_ITEM_TOKENS), most);
@@ -81,7 +83,7 @@ static inline float widen(uint16_t bf16)
     return f;
 }
 
-/* Lays the batch out as rows, with their tokens' embeddings in x. */
+/* Assigns rows to the batch's tokens and puts the tokens' embeddings into x. */
 static void gather(struct step *s)
 {
     struct bt_engine *e = s->e;
@@ -109,13 +111,14 @@ static void gather(struct step *s)
     }
 }
 
-/* What norm still has to add to x: the result of the last product, unless that did it. */
+/* What norm must still add to x: the result of the last product, unless that product added it
+ * itself. */
 static const float *residual(const struct bt_engine *e)
 {
     return bt_gemm_fuses(e->gemm) ? NULL : e->y2;
 }
 
-/* x += o's product of a. Without bf16 units it is left in y2. */
+/* x += o's product of a. Without bf16 units the product stays in y2. */
 static bt_status_t project(struct step *s, const struct bt_cpu_layer *y)
 {
     struct bt_engine *e = s->e;
@@ -139,8 +142,8 @@ static void norm_rows(struct step *s, const float *add, const float *w, uint32_t
     }
 }
 
-/* One row of the QKV product: bias, QK norm, RoPE; q stays, K and V go to their page.
- */
+/* One row of the QKV product: bias, QK norm, RoPE. Then q stays in the row, K and V go to their
+ * page. */
 static void scatter_row(struct bt_engine *e, const struct bt_cpu_layer *y, uint32_t layer,
                         uint32_t t)
 {
@@ -180,8 +183,8 @@ static void scatter(struct step *s, const struct bt_cpu_layer *y, uint32_t layer
     }
 }
 
-/* Zeros behind the `width` columns of each row: what an earlier product left there might be no
- * number, which not even a weight of 0 takes away. */
+/* Writes zeros behind the `width` columns of each row. An earlier product may have left NaN there,
+ * and 0 * NaN is NaN. */
 static void clear_tail(struct step *s, uint32_t width)
 {
     struct bt_engine *e = s->e;
@@ -192,7 +195,7 @@ static void clear_tail(struct step *s, uint32_t width)
     }
 }
 
-/* y's queries and the pages of `layer` -> a, [rows, heads * head_dim]. */
+/* Attention of y's queries over the pages of `layer` -> a, [rows, heads * head_dim]. */
 static void attention(struct step *s, uint32_t layer)
 {
     struct bt_engine *e = s->e;
@@ -261,7 +264,7 @@ static bt_status_t mlp(struct step *s, const struct bt_cpu_layer *y)
     return st;
 }
 
-/* One run of rows [first, first + n) of the step that goes on to the logits, at row `out`. */
+/* Moves rows [first, first + n) of the step, which continue to the logits, to row `out`. */
 static void keep_run(struct step *s, uint32_t first, uint32_t out, uint32_t n)
 {
     struct bt_engine *e = s->e;
@@ -271,7 +274,7 @@ static void keep_run(struct step *s, uint32_t first, uint32_t out, uint32_t n)
     add_items(s, first, out, n, tok->pos, tok->slot);
 }
 
-/* From here on only rows whose logits are wanted matter: the last layer's KV is written. */
+/* From here on only rows whose logits are wanted are computed: the last layer's KV is complete. */
 static void keep_wanted(struct step *s, struct bt_host_ticket *t)
 {
     struct bt_cpu_kept *kept = s->e->kept;
@@ -304,7 +307,8 @@ static void keep_wanted(struct step *s, struct bt_host_ticket *t)
     t->n_rows = sample;
 }
 
-/* The head with prompt logprobs: some rows at a time, since all would be rows x vocab floats. */
+/* The head with prompt logprobs. It takes a limited number of rows at a time, as rows x vocab
+ * floats would be too much memory. */
 static bt_status_t head_in_parts(struct step *s, struct bt_host_ticket *t)
 {
     struct bt_engine *e = s->e;

@@ -1,7 +1,7 @@
-/* Chooses who computes a product: packed.h where the processor has bf16 units, else oneDNN in f32.
- * Of oneDNN a primitive is made for each (K, N) and each row count out of a ladder (m is rounded up
- * to it, the surplus rows are computed and ignored), at first use: 0.1 to 0.5 ms each. Owner
- * thread: the engine's. */
+/* Chooses the implementation of a product: packed.h where the processor has bf16 units, otherwise
+ * oneDNN in f32. For oneDNN, a primitive for each (K, N) and each step of a ladder of row counts is
+ * made at its first use, which takes 0.1 to 0.5 ms. m is rounded up to the next step; the
+ * additional rows are computed and ignored. Owner thread: the engine's. */
 #include "common/engine/cpu/gemm.h"
 
 #include <omp.h>
@@ -12,8 +12,9 @@
 #include "common/engine/cpu/dnnl_api.h"
 #include "common/engine/cpu/packed.h"
 
-#define STEPS_MAX      64
-#define PARALLEL_FLOPS 2000000ull /* below, waking the other threads costs more than it gives */
+#define STEPS_MAX 64
+/* Below it, waking the other threads costs more time than it saves. */
+#define PARALLEL_FLOPS 2000000ull
 
 struct prim {
     dnnl_primitive_t prim;
@@ -39,7 +40,7 @@ struct bt_gemm {
 
 struct bt_linear {
     struct bt_gemm *g;
-    struct bt_packed *packed; /* or the next two */
+    struct bt_packed *packed; /* or `s` and the next field */
     struct shape *s;
     dnnl_memory_t w;
 };
@@ -145,7 +146,7 @@ bool bt_gemm_exact(const struct bt_gemm *g)
     return g->exact;
 }
 
-/* The product's description for m rows; wei as given, or any packing when NULL. */
+/* Describes the product for m rows. wei: a given layout, or NULL to let oneDNN choose one. */
 static dnnl_status_t describe(struct bt_gemm *g, const struct shape *s, uint32_t m, bt_md_t *src,
                               bt_md_t *dst, const bt_md_t *wei, dnnl_primitive_desc_t *pd)
 {
@@ -184,7 +185,7 @@ static dnnl_status_t prim_make(struct bt_gemm *g, struct shape *s, uint32_t step
     bt_md_t src, dst;
     dnnl_primitive_desc_t pd;
     p.threads = threads_for(g, s, step_rows(step));
-    omp_set_num_threads(p.threads); /* oneDNN plans for as many as it finds */
+    omp_set_num_threads(p.threads); /* oneDNN plans for the current number of OpenMP threads */
     dnnl_status_t st = describe(g, s, step_rows(step), &src, &dst, &s->packed, &pd);
     if (st != dnnl_success) {
         return st;
@@ -277,7 +278,7 @@ static dnnl_status_t pack(struct bt_gemm *g, struct bt_linear *l, const float *w
     return st;
 }
 
-/* Compares the rows of small products with those of one of 64 rows, bit for bit. */
+/* Compares small products with the same rows of a product of 64 rows, bit for bit. */
 static bool trial(struct bt_linear *l)
 {
     const struct shape *s = l->s;

@@ -159,7 +159,7 @@ static bt_status_t measure_read(uint32_t threads, uint32_t rounds, struct bt_cpu
         l->read = BT_MAX(l->read, (double)READ_BYTES / (double)(bt_mono_ns() - t0) * 1e9);
     }
     free(p);
-    return sum ? BT_OK : BT_ERR_DEVICE; /* keeps the sum alive */
+    return sum ? BT_OK : BT_ERR_DEVICE; /* uses the sum, so that the compiler keeps the loop */
 }
 
 bt_status_t bt_cpu_limits(uint32_t threads, uint32_t rounds, struct bt_cpu_limits *l_p)

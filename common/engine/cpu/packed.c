@@ -1,5 +1,5 @@
-/* Packing of weights, and products shared out: the panels of 16 columns are spread over OpenMP
- * threads. Pure functions on caller memory. */
+/* Packs weights, and divides products: panels of 16 columns are distributed over OpenMP threads.
+ * Pure functions on caller memory. */
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +9,11 @@
 #include "common/engine/cpu/packed_priv.h"
 #include "common/engine/cpu/pages.h"
 
-#define PARALLEL_FLOPS   500000u /* below, waking the other threads costs more than it gives */
+/* Below it, waking the other threads costs more time than it saves. */
+#define PARALLEL_FLOPS   500000u
 #define PARTS_PER_THREAD 2
-#define WEIGHT_BYTES     (1u << 20) /* of weights that stay in L2 while rows pass */
-#define ROWS_MAX         512u       /* of one part */
+#define WEIGHT_BYTES     (1u << 20) /* weights that stay in the L2 cache while rows pass */
+#define ROWS_MAX         512u       /* rows of one part */
 
 static uint16_t to_bf16(float f)
 {
@@ -52,7 +53,7 @@ static bool needs_two(const float *w, size_t n)
     return false;
 }
 
-/* Where a column of the checkpoint's matrix stands: panel * 16 + column. */
+/* The position of a column of the checkpoint's matrix: panel * 16 + column. */
 static uint32_t place_of(const struct bt_packed *p, uint32_t col)
 {
     if (!p->swiglu) {
@@ -111,14 +112,15 @@ void bt_packed_run(const struct bt_packed *p, const uint16_t *act, uint32_t m, b
     BT_ASSERT(p->swiglu == (out == BT_PACKED_SWIGLU));
     uint32_t blocks = BT_DIV_UP(m, ROWS_MAX), groups = BT_DIV_UP(p->panels, 4u);
     uint32_t keep = BT_MAX(WEIGHT_BYTES / (p->parts * p->tiles * BT_TILE_ELEMS * 2 * 4), 1u);
-    /* More parts than threads, so that one that is held up does not hold up the others. */
+    /* More parts than threads, so that a delayed thread does not delay the others. */
     uint32_t cols = BT_MAX(BT_DIV_UP(groups, keep), (uint32_t)threads * PARTS_PER_THREAD);
     cols = BT_DIV_UP(cols, (uint32_t)threads) * (uint32_t)threads; /* the same number for each */
     cols = alone ? 1 : BT_MIN(cols, groups);
 #pragma omp parallel for num_threads(alone ? 1 : threads) schedule(dynamic, 1)
     for (uint32_t i = 0; i < blocks * cols; i++) {
         uint64_t row = (uint64_t)(i % blocks) * ROWS_MAX, col = i / blocks;
-        uint32_t next = (i + (uint32_t)threads) / blocks; /* if the threads keep in step */
+        /* The part that this thread gets next if all threads are equally fast. */
+        uint32_t next = (i + (uint32_t)threads) / blocks;
         const struct bt_packed_part at = {.row = (uint32_t)row,
                                           .row_end = (uint32_t)BT_MIN(row + ROWS_MAX, (uint64_t)m),
                                           .panel = (uint32_t)(groups * col / cols) * 4,

@@ -6,7 +6,7 @@
 
 #define ALWAYS         __attribute__((always_inline))
 #define PREFETCH_TILES 6
-#define EMIT_ROWS      4 /* results that leave at each step of the next product */
+#define EMIT_ROWS      4 /* rows of results written at each step of the next product */
 #define LINE           64
 
 #pragma GCC push_options
@@ -14,7 +14,7 @@
 
 #include "common/engine/cpu/avx512.h"
 
-/* What a kernel is compiled for: constants in it. */
+/* The variant that a kernel is compiled for: its fields are constants in the kernel. */
 struct kind {
     uint32_t acts;
     bt_packed_out_t out;
@@ -29,7 +29,7 @@ static inline __mmask16 panel_mask(const struct bt_packed *p, uint32_t panel)
     return left >= BT_PANEL_COLS ? 0xffff : (__mmask16)((1u << left) - 1);
 }
 
-/* Columns 16 i .. 16 i + 15 of a row of the act that SwiGLU writes. */
+/* Columns 16 i .. 16 i + 15 of a row of the SwiGLU output, which is an act. */
 static inline ALWAYS uint16_t *act_at(const struct bt_packed_job *b, struct kind k, uint32_t row,
                                       uint32_t i)
 {
@@ -44,7 +44,8 @@ static inline ALWAYS void emit_swiglu(const struct bt_packed_job *b, struct kind
         return;
     }
     uint16_t *to = act_at(b, k, row, panel / 2);
-    bool last = panel + 2 == b->p->panels && panel / 2 % 2 == 0; /* half a tile is left */
+    bool last = panel + 2 == b->p->panels && panel / 2 % 2 == 0; /* the output's last tile is only
+                                                                    half full */
     __m512 e = bt_exp2(_mm512_mul_ps(g, _mm512_set1_ps(-1.44269504f)));
     __m512 x = _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e)), up);
     __m256i hi = (__m256i)_mm512_cvtneps_pbh(x);
@@ -61,7 +62,7 @@ static inline ALWAYS void emit_swiglu(const struct bt_packed_job *b, struct kind
     }
 }
 
-/* A row's results of two panels to where they go. */
+/* Writes a row's results of two panels to their destination. */
 static inline ALWAYS void emit(const struct bt_packed_job *b, struct kind k, uint32_t row,
                                uint32_t panel, __m512 x0, __m512 x1)
 {
@@ -79,7 +80,7 @@ static inline ALWAYS void emit(const struct bt_packed_job *b, struct kind k, uin
     _mm512_mask_storeu_ps(to + BT_PANEL_COLS, m1, x1);
 }
 
-/* Calls NAME with the kind of b as a constant. */
+/* Calls NAME with the kind of b as a compile-time constant. */
 #define FOR_KIND(NAME, b, ...)                                                                     \
     do {                                                                                           \
         switch ((b)->out) {                                                                        \
@@ -106,7 +107,7 @@ static inline ALWAYS __m512 dot_pair(__m512 acc, const uint16_t *a, __m512bh w)
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(pair), w);
 }
 
-/* R rows from `row` on (of one act tile) against four panels. */
+/* Multiplies R rows from `row` on (of one act tile) by four panels. */
 #define DOT_BLOCK(NAME, R)                                                                         \
     static inline ALWAYS void NAME(const struct bt_packed_job *b, struct kind kd, uint32_t row,    \
                                    uint32_t panel)                                                 \
@@ -166,7 +167,7 @@ void bt_packed_dot(const struct bt_packed_job *b, const struct bt_packed_part *a
 
 void bt_packed_tile_config(void)
 {
-    /* In memory before the call: GCC's builtin only says that it reads the first bytes. */
+    /* A constant in memory: GCC's builtin only declares that it reads the first bytes. */
     static const struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t bytes[16];
@@ -177,10 +178,10 @@ void bt_packed_tile_config(void)
     _tile_loadconfig(&config);
 }
 
-/* Results of up to 32 rows and two panels that are still to go out: while the tiles work at the
- * next product, the vectors have nothing else to do. */
+/* Results of up to 32 rows and two panels that are not written yet. They are written while the tile
+ * units compute the next product, as the vector units are idle then. */
 struct pending {
-    uint32_t row, at, end, panel; /* at: the next of its rows */
+    uint32_t row, at, end, panel; /* at: the next of its rows to write */
     const float *c;               /* [32][2 panels] */
 };
 
@@ -193,7 +194,7 @@ static inline ALWAYS void emit_some(const struct bt_packed_job *b, struct kind k
     }
 }
 
-/* Asks for the lines that a row of this product will be written to: they are there in time. */
+/* Prefetches the cache lines that a row of this product will be written to. */
 static inline ALWAYS void claim(const struct bt_packed_job *b, struct kind k, uint32_t row,
                                 uint32_t panel)
 {
@@ -210,10 +211,10 @@ static inline ALWAYS void claim(const struct bt_packed_job *b, struct kind k, ui
     __builtin_prefetch(at + BT_PANEL_COLS, 1, 3);
 }
 
-/* What comes next, to be fetched into the second-level cache: rows of act, and weights. */
+/* Data of the next product to prefetch into the L2 cache: rows of act, and weights. */
 struct ahead {
     const char *act, *w;
-    uint32_t act_lines, w_lines; /* at each step */
+    uint32_t act_lines, w_lines; /* lines to prefetch at each step */
 };
 
 static inline ALWAYS void fetch(struct ahead *h)
@@ -226,8 +227,8 @@ static inline ALWAYS void fetch(struct ahead *h)
     }
 }
 
-/* 32 rows from `row` on against two panels, into c; with two parts of act eight products for six
- * loads. Meanwhile the last results leave and what comes next is fetched. */
+/* Multiplies 32 rows from `row` on by two panels, into c; with two parts of act that is eight
+ * products for six loads. Meanwhile writes the last results and prefetches the next data. */
 static inline ALWAYS void tile_2x2(const struct bt_packed_job *b, struct kind k, uint32_t row,
                                    uint32_t panel, struct pending *last, struct ahead *h, float *c)
 {
@@ -285,7 +286,8 @@ static inline void prefetch_tile(const uint16_t *w)
     }
 }
 
-/* 16 rows from `row` on against four panels: few rows, so the weights come from memory. */
+/* Multiplies 16 rows from `row` on by four panels. With so few rows the weights come from
+ * memory. */
 static inline ALWAYS void tile_1x4(const struct bt_packed_job *b, struct kind k, uint32_t row,
                                    uint32_t panel)
 {
@@ -340,7 +342,8 @@ static inline ALWAYS void tile_1x4(const struct bt_packed_job *b, struct kind k,
     }
 }
 
-/* Rows outside, panels inside: the part's weights stay in L2, each act row is fetched once. */
+/* The outer loop is over rows, the inner one over panels: the part's weights stay in L2, and each
+ * act row is read once. */
 static inline ALWAYS void tile_rows(const struct bt_packed_job *b, struct kind k,
                                     const struct bt_packed_part *at)
 {

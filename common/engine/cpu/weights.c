@@ -17,7 +17,7 @@ struct loader {
     size_t err_cap;
 };
 
-/* Random, exact in bf16; norms near 1. */
+/* A random value that bf16 holds exactly; norm weights are near 1. */
 static float dummy_value(struct loader *l, uint32_t cols)
 {
     l->seed = l->seed * 6364136223846793005ull + 1442695040888963407ull;
@@ -26,7 +26,7 @@ static float dummy_value(struct loader *l, uint32_t cols)
     return bt_f32_of_bf16(bt_bf16_of_f32(v));
 }
 
-/* All parts below each other, in f32; the caller frees. */
+/* All parts one below the other, in f32; the caller frees. */
 static bt_status_t join(struct loader *l, const struct bt_decoder_tensors *d, float **out)
 {
     size_t width = BT_MAX(d->cols, 1u), at = 0;
@@ -50,7 +50,7 @@ static bt_status_t join(struct loader *l, const struct bt_decoder_tensors *d, fl
     return BT_OK;
 }
 
-/* The embedding as bf16, with a second part where that is not exact. */
+/* Stores the embedding as bf16, with a second bf16 part if one is not exact. */
 static bt_status_t place_embedding(struct loader *l, const float *all, size_t n)
 {
     struct bt_cpu_model *m = l->m;

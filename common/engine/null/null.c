@@ -1,12 +1,12 @@
 /* The null back end, for benchmarks of everything but the engine, and for tests that need an exact
- * engine on any processor: a model's shape without its weights. The KV of a position is a hash of
- * the KV before it and of its token, in every layer, and the next token is a function of the KV of
- * all layers at the last position. So tokens stand for the whole history: a page, slot or flow that
- * got mixed up anywhere on its way shows in the text.
+ * engine on any processor. It uses a model's shape without its weights. The KV of a position is, in
+ * every layer, a hash of the KV before it and of its token. The next token is a function of the KV
+ * of all layers at the last position. So a token depends on the whole history, and any mix-up of
+ * pages, slots or flows changes the text.
  *
- * BATON_NULL_PACE=STEP_US,TOKEN_US lets a step take STEP_US and TOKEN_US for each of its tokens, as
- * a device would that leaves the processor alone: for loads on everything else on a machine that
- * could not compute them beside it. Owner thread: the engine's. */
+ * BATON_NULL_PACE=STEP_US,TOKEN_US makes a step take STEP_US plus TOKEN_US for each of its tokens
+ * without using the CPU, as a GPU would. So a machine that could not compute the model can
+ * load-test all other parts. Owner thread: the engine's. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,14 +25,14 @@ struct bt_engine {
     struct bt_host host;
     struct bt_model_config config;
     float log_vocab;
-    uint32_t kv_bytes;        /* of a position that are used: 8, less in very narrow heads */
-    double step_us, token_us; /* BATON_NULL_PACE; 0: as fast as it goes */
+    uint32_t kv_bytes;        /* used bytes of a position's KV: 8, fewer in very narrow heads */
+    double step_us, token_us; /* BATON_NULL_PACE; 0: no delay */
 };
 
 #include "common/base/clock.h"
-#include "common/engine/host_calls.h" /* works on it */
+#include "common/engine/host_calls.h" /* these functions use struct bt_engine */
 
-/* False: it is set, and is not two numbers. */
+/* False: the variable is set, but is not two numbers in range. */
 static bool read_pace(struct bt_engine *e)
 {
     const char *pace = bt_conf_env("BATON_NULL_PACE");
@@ -49,7 +49,7 @@ static bool read_pace(struct bt_engine *e)
            e->step_us <= 1e6 && e->token_us <= 1e6;
 }
 
-/* The rest of the time that the step that began then is to take. */
+/* Sleeps until the step that began at begin_ns has taken its time. */
 static void pace(const struct bt_engine *e, const struct bt_engine_batch *b, uint64_t begin_ns)
 {
     double us = e->step_us;
@@ -159,7 +159,7 @@ static void write_layer(struct bt_engine *e, const struct bt_engine_batch *b, ui
     }
 }
 
-/* What the KV of all layers at the position before `pos` stands for. */
+/* The hash of the KV of all layers at the position before `pos`. */
 static uint64_t state_before(const struct bt_engine *e, uint32_t slot, uint32_t pos)
 {
     uint64_t all = 0, kv = 0;
@@ -170,7 +170,7 @@ static uint64_t state_before(const struct bt_engine *e, uint32_t slot, uint32_t 
     return all;
 }
 
-/* The next id that has a token. */
+/* The first id from `id` on that has a token. */
 static uint32_t with_token(const struct bt_engine *e, uint32_t id)
 {
     while (!bt_ids_bit(e->host.ids.known, id)) {
@@ -179,7 +179,8 @@ static uint32_t with_token(const struct bt_engine *e, uint32_t id)
     return id;
 }
 
-/* Never one that ends a sequence of this model, so that lengths are what the caller asked for. */
+/* Never chooses a token that ends a sequence of this model, so that lengths are what the caller
+ * asked for. */
 static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params *p, uint64_t state)
 {
     if (p->temperature > 0) {
@@ -199,7 +200,7 @@ static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params 
     return id;
 }
 
-/* Every token is one out of vocab: there is no distribution. */
+/* Fills the result with the token as the only choice: there is no distribution. */
 static void fill_out(const struct bt_engine *e, uint32_t slot, uint32_t pos, uint32_t token,
                      struct bt_engine_out *o)
 {
@@ -289,7 +290,7 @@ static struct bt_host_ticket *find_forward(struct bt_engine *e, bt_engine_ticket
     return NULL;
 }
 
-/* No logits, so no mask: CAP_MASK is not among the capabilities. */
+/* There are no logits to mask: CAP_MASK is not among the capabilities. */
 static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
                                bt_engine_ticket_t *out_p)
 {
