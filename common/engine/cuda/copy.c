@@ -1,7 +1,7 @@
-/* Flows on the device: copies between pages and the mapped slab on streams of their own, tied to
- * the layers of a step by events. A page's bytes on the device are those of its slab block, so a
- * whole block is one copy. The word of a STORE is raised by the stream's callback, after its
- * copies. Owner thread: the engine's; the callback runs on a thread of the driver. */
+/* Flows on the device: copies between pages and the mapped slab, on streams of their own; events
+ * order them with the layers of a step. A page's bytes on the device are those of its slab block,
+ * so a whole block is one copy. The stream's callback raises the word of a STORE after its copies.
+ * Owner thread: the engine's; the callback runs on a thread of the driver. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,12 +9,12 @@
 #include "common/engine/cuda/cuda_priv.h"
 #include "common/engine/cuda/ranges.h"
 
-struct tail { /* what lies behind the last token of a partial block's segment: zeros */
+struct tail { /* the bytes behind the last token of a partial block's segment, to be set to zero */
     uint8_t *at;
     size_t plane, used, planes;
 };
 
-struct raise { /* the callback's */
+struct raise { /* the argument of the callback */
     bt_flow_word_t *word;
     uint32_t epoch, progress;
     void (*bell)(void *);
@@ -23,7 +23,8 @@ struct raise { /* the callback's */
     struct tail tails[];
 };
 
-/* A LOAD flow's events, made when it is first used: of its last items, by item % n_layers. */
+/* Makes a LOAD flow's events at its first use: one for each of its last items, by item %
+ * n_layers. */
 static bt_status_t load_events(struct bt_engine *e, uint32_t flow)
 {
     cudaEvent_t **events = &e->load_events[flow - 1];
@@ -46,7 +47,7 @@ static cudaEvent_t *events_of(const struct bt_engine *e, const struct bt_host_fl
 bt_status_t bt_cu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
                             uint32_t epoch, void (*bell)(void *), void *bell_arg, uint32_t *flow_p)
 {
-    (void)prio; /* loads and stores have a stream each */
+    (void)prio; /* loads and stores have one stream each; there is no priority */
     uint32_t flow = 0;
     e->used_ns = bt_mono_ns();
     bt_status_t st = bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, &flow);
@@ -86,7 +87,8 @@ static void CUDART_CB raise_word(void *arg)
     free(r);
 }
 
-/* Copies that are handed to the driver together: one call each costs more than the copy. */
+/* Copies that are given to the driver in one call: a call for each would take longer than the
+ * copy. */
 struct pile {
     void *to[256];
     const void *from[256];
@@ -107,7 +109,7 @@ static bt_status_t pile_send(struct bt_engine *e, struct pile *p, int dir)
     return BT_OK;
 }
 
-/* Segments [from, to) of a block: they follow each other in both places. */
+/* Adds segments [from, to) of a block: they are contiguous on both sides. */
 static bt_status_t pile_run(struct bt_engine *e, struct pile *p, const struct bt_engine_block *b,
                             uint32_t from, uint32_t to, int dir)
 {
@@ -144,7 +146,7 @@ static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b
     }
 }
 
-/* Items [done, end): flow_advance. */
+/* Enqueues the copies of items [done, end). */
 static bt_status_t copy_items(struct bt_engine *e, struct bt_host_flow *f, uint32_t end)
 {
     uint32_t layers = e->host.info.layout.n_layers, full = e->host.info.layout.page_tokens;
@@ -187,7 +189,8 @@ static bt_status_t copy_items(struct bt_engine *e, struct bt_host_flow *f, uint3
     return BT_OK;
 }
 
-/* Gives items [done, end) to the copy stream. LOAD: item by item, each with an event behind it. */
+/* Gives items [done, end) to the copy stream. LOAD: one item at a time, with an event after
+ * each. */
 static bt_status_t flow_advance(struct bt_engine *e, struct bt_host_flow *f, uint32_t end)
 {
     if (end <= f->done) {
@@ -221,7 +224,7 @@ void bt_cu_flows_close(struct bt_engine *e)
     free(e->load_events);
 }
 
-/* Tickets that wait for items get their event once the items are on their way. */
+/* Gives waiting tickets their event as soon as their items are enqueued. */
 void bt_cu_flows_advance(struct bt_engine *e)
 {
     for (uint32_t i = 0; i < e->host.n_flows; i++) {
@@ -264,7 +267,7 @@ bt_status_t bt_cu_flow_release(struct bt_engine *e, uint32_t flow, uint32_t seq,
         bt_cu_flows_advance(e);
         return BT_OK;
     }
-    /* The copies come behind what the forwards so far write. */
+    /* The copies must wait for everything that earlier forwards write. */
     cudaError_t ce = cudaEventRecord(e->layer_done, e->compute);
     ce = ce == cudaSuccess ? cudaStreamWaitEvent(e->store, e->layer_done, 0) : ce;
     bt_status_t st = ce == cudaSuccess ? flow_advance(e, f, seq) : bt_cu_fail(e, ce, "a release");
@@ -285,7 +288,8 @@ bt_status_t bt_cu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
     struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
     *quiet_p = t->id;
     f->closing = true;
-    if (f->dir == BT_ENGINE_LOAD && !abort_ && f->first < f->n) { /* what was added is loaded */
+    /* The items that were added are still loaded. */
+    if (f->dir == BT_ENGINE_LOAD && !abort_ && f->first < f->n) {
         t->flow = flow;
         t->seq = f->blocks[f->n - 1].seq + e->host.info.layout.n_layers;
         t->close_flow = true;
@@ -295,7 +299,7 @@ bt_status_t bt_cu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
     }
     f->n = f->first;
     struct bt_list *l, *tmp;
-    bt_list_for_each_safe (l, tmp, &e->waiting) { /* waits that can never end */
+    bt_list_for_each_safe (l, tmp, &e->waiting) { /* ends waits for items that will never come */
         struct bt_host_ticket *w = BT_CONTAINER_OF(l, struct bt_host_ticket, link);
         if (w->flow == flow) {
             bt_host_ticket_done(&e->host, w, BT_ERR_CANCELLED);
@@ -342,7 +346,7 @@ bt_status_t bt_cu_layer_wait(struct bt_engine *e, const struct bt_engine_batch *
     return BT_OK;
 }
 
-/* The store stream goes on once the compute stream has come this far; asked once per layer. */
+/* Makes the store stream wait for what is in the compute stream now; done once per layer. */
 static bt_status_t store_after_compute(struct bt_engine *e, bool *asked)
 {
     if (!*asked) {
@@ -360,8 +364,8 @@ bt_status_t bt_cu_layer_fire(struct bt_engine *e, const struct bt_engine_batch *
     for (uint32_t i = 0; st == BT_OK && i < b->n_rows; i++) {
         const struct bt_engine_at *at = &b->rows[i].fire;
         struct bt_host_flow *f = at->flow ? bt_host_flow_of(&e->host, at->flow) : NULL;
-        /* Of two chunks of one flow in a step, the second's items wait for all layers of the first:
-         * the word counts items in order. */
+        /* A step may have two chunks of one flow. Then the second chunk's items wait for all layers
+         * of the first, as the word counts items in order. */
         if (f && bt_host_flow_next(f) >= at->seq + layer) {
             st = store_after_compute(e, &asked);
             st = st == BT_OK ? flow_advance(e, f, at->seq + layer + 1) : st;

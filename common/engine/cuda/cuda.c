@@ -1,6 +1,7 @@
-/* The CUDA back end: opens a model on one GPU, answers the engine's calls. forward and
- * sample return once their work is enqueued; poll delivers tickets as the device's events pass. A
- * CUDA error is sticky: every later call and ticket says ERR_DEVICE. Owner thread: the engine's. */
+/* The CUDA back end: opens a model on one GPU, implements the engine's calls. forward and sample
+ * return once their work is enqueued; poll delivers a ticket when the device's event has passed. A
+ * CUDA error is sticky: every later call and ticket fails with ERR_DEVICE. Owner thread: the
+ * engine's. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #include "common/engine/decoder.h"
 #include "common/log/log.h"
 
-#define SPARE_BYTES (1ull << 30) /* left to the driver, graphs and libraries */
+#define SPARE_BYTES (1ull << 30) /* left for the driver, graphs and libraries */
 
 bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what)
 {
@@ -49,7 +50,7 @@ static void cuda_close(struct bt_engine *e)
     if (e->layer_done) {
         cudaEventDestroy(e->layer_done);
     }
-    if (e->host.slots) { /* open came that far */
+    if (e->host.slots) { /* open got this far before it failed */
         bt_host_cleanup(&e->host);
     }
     free(e);
@@ -99,7 +100,8 @@ static bt_status_t open_device(struct bt_engine *e, char *err, size_t err_cap)
     return BT_OK;
 }
 
-/* One layer of the longest sequence in f16, for chunks to attend to. */
+/* Allocates one layer of the longest sequence in f16: prefill attention reads e4m3 pages through
+ * it. */
 static bt_status_t open_wide(struct bt_engine *e, char *err, size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
@@ -137,7 +139,7 @@ static bt_status_t open_wide(struct bt_engine *e, char *err, size_t err_cap)
     return BT_OK;
 }
 
-/* The pages come last: what the limit or the device leaves. */
+/* Allocates the pages last: they get what the limit or the device has left. */
 static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                               size_t err_cap)
 {
@@ -159,7 +161,8 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
     }
     info->pages = (uint32_t)pages;
     ce = cudaMalloc(&e->kv, pages * block);
-    /* What no token has written is finite, so that copies of partial pages are. */
+    /* Positions that no token has written must be finite numbers, so that copies of partial pages
+     * are. */
     ce = ce == cudaSuccess ? cudaMemset(e->kv, 0, pages * block) : ce;
     e->page_rows = (uint32_t)(block / row);
     e->pool = (struct bt_attn_pool){.kv = e->kv,
@@ -190,7 +193,7 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
     return BT_OK;
 }
 
-/* What the kernels are made for, before anything large is read. */
+/* Checks what the kernels support, before anything large is read. */
 static bt_status_t check_model(const struct bt_engine_config *conf, const struct bt_model_config *c,
                                char *err, size_t err_cap)
 {
@@ -220,7 +223,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                                   .caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_MASK,
                                   .vocab = c->vocab,
                                   .max_model_len = c->max_model_len,
-                                  .pages = 1, /* of host memory, which is not used */
+                                  .pages = 1, /* host memory for pages, which is not used */
                                   .max_slots = conf->max_slots,
                                   .max_rows = conf->max_rows};
     bt_status_t st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
@@ -310,8 +313,8 @@ static bt_status_t cuda_slot_open(struct bt_engine *e, uint32_t slot,
     return bt_cu_draw_slot(e, slot, p, tokens, n, n_prompt);
 }
 
-/* In the compute stream's order: forwards before see the old ids, those after the new. The source
- * is pageable, so the bytes are taken within the call. */
+/* In the compute stream's order: earlier forwards see the old ids, later ones the new. The source
+ * is pageable memory, so the driver copies it within the call. */
 static bt_status_t send_pages(struct bt_engine *e, uint32_t slot, uint32_t first, uint32_t n)
 {
     int32_t ids[512];
@@ -334,7 +337,7 @@ static bt_status_t cuda_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t 
     return st == BT_OK ? send_pages(e, slot, first, n) : st;
 }
 
-/* A forward that is still on the device and waits for its sample: the fork is sampled along. */
+/* If a forward that is still on the device waits for its sample, samples the fork along with it. */
 static void fork_running(struct bt_engine *e, uint32_t from, uint32_t to)
 {
     struct bt_list *l;
@@ -354,7 +357,7 @@ static void fork_running(struct bt_engine *e, uint32_t from, uint32_t to)
 static bt_status_t cuda_slot_fork(struct bt_engine *e, uint32_t from, uint32_t to, uint32_t choice)
 {
     if (from < e->host.info.max_slots && e->sampler.pending[from]) {
-        bt_cu_work_advance(e, true); /* the fork's tokens include what is being drawn */
+        bt_cu_work_advance(e, true); /* the fork's tokens include the one that is being drawn */
     }
     bt_status_t st = bt_host_slot_fork(&e->host, from, to, choice);
     if (st != BT_OK) {
@@ -395,7 +398,7 @@ static bt_status_t cuda_slot_close(struct bt_engine *e, uint32_t slot, bt_engine
     if (st != BT_OK) {
         return st;
     }
-    /* Not yet: quiet is when the device is done with what was enqueued so far. */
+    /* The slot is quiet only when the device has done everything enqueued so far. */
     struct bt_host_ticket *t = BT_CONTAINER_OF(e->host.done.prev, struct bt_host_ticket, link);
     bt_list_remove(&t->link);
     if (bt_cu_work_add(e, t, BT_CU_QUIET, e->compute, NULL) != BT_OK) {
@@ -406,7 +409,7 @@ static bt_status_t cuda_slot_close(struct bt_engine *e, uint32_t slot, bt_engine
 
 /* ---- steps ---- */
 
-/* Rows that continue from a token which the host has yet to draw wait for it. */
+/* Rows that continue from a token that the host has not drawn yet must wait for it. */
 static void settle(struct bt_engine *e, const struct bt_engine_batch *b)
 {
     struct bt_list *l;

@@ -1,4 +1,4 @@
-/* Asks the CUDA runtime once what kind of GPU this process has. No state but the answer. */
+/* Asks the CUDA runtime once what kind of GPU this process has, and keeps the answer. */
 #include "common/engine/cuda/device.h"
 
 #include <cuda_runtime.h>

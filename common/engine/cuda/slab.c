@@ -1,9 +1,9 @@
-/* Slabs, pinned so that copies to and from them run by themselves: copies of pageable memory go
- * through a buffer of the driver's, while the caller waits. Pinning takes a third of a second per
- * GiB, so a thread of the slab's own does it in pieces, and flows cut their copies where pieces
- * meet: one copy must not cross two registrations. Until a piece is pinned its copies are slow, not
- * wrong. The driver launches nothing while it registers, so between pieces others have their turn.
- * Owner thread: the engine's; the pinning thread touches its slab's counters only. */
+/* Slabs, pinned so that copies to and from them run asynchronously; copies of pageable memory go
+ * through a buffer of the driver while the caller waits. Pinning takes a third of a second per GiB,
+ * so each slab has a thread that pins it in pieces. Flows split their copies where two pieces meet,
+ * as one copy must not cross two registrations. Copies of a piece that is not pinned yet are slow,
+ * but correct. The driver launches nothing while it registers memory, so the thread pauses between
+ * pieces. Owner thread: the engine's; the pinning thread uses only its slab's counters. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -16,18 +16,19 @@ struct bt_cu_slab {
     struct bt_list link;
     uint8_t *mem;
     uint64_t bytes;
-    _Atomic uint64_t pinned; /* from the start, whole pieces */
+    _Atomic uint64_t pinned; /* bytes from the start, in whole pieces */
     _Atomic bool stop;
     bool threaded;
     pthread_t thread;
     int device;
-    const _Atomic uint64_t *used_ns; /* somebody asked the engine for something then, or NULL */
+    const _Atomic uint64_t *used_ns; /* time of the last call of the engine; may be NULL */
 };
 
-#define USED_NS 1000000000ull /* ago at most: it may still wait, or more will come */
+/* The engine counts as used for this long after a call: more calls may come. */
+#define USED_NS 1000000000ull
 
-/* The driver's lock is not fair: a thread that takes it again at once has it for seconds. Where
- * the engine is used half of the time is its. */
+/* The driver's lock is not fair: a thread that takes it again at once keeps it for seconds. So
+ * while the engine is used this thread sleeps half of the time. */
 static void give_way(const struct bt_cu_slab *s, uint64_t ns)
 {
     struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};

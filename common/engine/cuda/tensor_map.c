@@ -1,5 +1,5 @@
-/* Asks the driver to encode a tensor map. The driver's function is looked up once, so that nothing
- * links with libcuda. */
+/* Asks the driver to encode a tensor map. Looks the driver's function up once, so that nothing
+ * needs to link with libcuda. */
 #include "common/engine/cuda/tensor_map.h"
 
 #include <stddef.h>
@@ -14,7 +14,7 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
 cudaError_t bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint32_t rank,
                              const uint64_t *dims, const uint64_t *strides, const uint32_t *box)
 {
-    static encode_fn encode; /* the same address whoever asks */
+    static encode_fn encode; /* the same address for all callers */
     if (!encode) {
         void *fn = NULL;
         enum cudaDriverEntryPointQueryResult found;

@@ -15,7 +15,7 @@ struct loader {
     struct bt_engine *e;
     const char *dir;
     uint32_t seed;     /* of dummy weights */
-    uint8_t *stage[2]; /* pinned, taken in turns */
+    uint8_t *stage[2]; /* pinned, used in turn */
     cudaEvent_t sent[2];
     int turn;
     char *err;
@@ -45,7 +45,7 @@ static bt_status_t take(struct loader *l, size_t bytes, void **p)
     return BT_OK;
 }
 
-/* Through two pinned buffers: one is filled, by several threads, while the other travels. */
+/* Copies through two pinned buffers: while one is sent, several threads fill the other. */
 static bt_status_t upload(struct loader *l, const struct bt_tensor *t, size_t n, bool f32,
                           uint8_t *to)
 {

@@ -1,4 +1,5 @@
-/* Attention: checks of shapes, scratch memory and tensor maps, once per engine; which kernels. */
+/* Attention: chooses the kernels, checks shapes, makes scratch memory and tensor maps, once per
+ * engine. */
 #include "common/engine/cuda/attention/attention_priv.h"
 #include "common/engine/cuda/device.h"
 
@@ -46,7 +47,8 @@ static cudaError_t take_memory(struct bt_attn *a)
     }
     cudaError_t e = cudaMalloc(&a->memory, total);
     if (e == cudaSuccess) {
-        e = cudaMemset(a->memory, 0, total); /* counters begin at 0 and return to it */
+        /* Counters begin at 0, and each launch returns them to 0. */
+        e = cudaMemset(a->memory, 0, total);
     }
     char *at = a->memory;
     for (int i = 0; i < 7; i++) {

@@ -1,4 +1,5 @@
-/* cuBLASLt behind gemm.h. Row-major y = a * w^T is, read column by column, y' = w'^T * a'. */
+/* Implements gemm.h with cuBLASLt. A row-major y = a * w^T is, in column-major order, y' = w'^T *
+ * a'. */
 #include "common/engine/cuda/gemm/gemm.h"
 
 #include <cublasLt.h>
@@ -6,8 +7,8 @@
 #include <string.h>
 
 #define WORKSPACE (64u << 20)
-#define SHAPES    4096 /* open addressing; some 80 numbers of rows for each product */
-#define OWN       8    /* products that may have a way of skinny.h */
+#define SHAPES    4096 /* hash table with open addressing; about 80 row counts for each product */
+#define OWN       8    /* products that may use skinny.h */
 #define WIDTHS    8    /* rows 1, 2, up to 4, 8, ... 128 */
 
 struct shape {
@@ -19,7 +20,7 @@ struct shape {
 struct own {
     uint32_t n, k;
     enum bt_cu_skinny_end end;
-    int way[WIDTHS]; /* + 1; 0: none */
+    int way[WIDTHS]; /* index of the way + 1; 0: none */
 };
 
 struct bt_cu_gemm {
@@ -31,7 +32,7 @@ struct bt_cu_gemm {
     uint32_t n_own;
 };
 
-struct tuned { /* the product that algorithms are timed with */
+struct tuned { /* the product with which algorithms are timed */
     const void *const *w;
     uint32_t layers;
     const void *a;
@@ -39,7 +40,7 @@ struct tuned { /* the product that algorithms are timed with */
     bool add;
 };
 
-struct plan { /* descriptors of one product */
+struct plan { /* cuBLASLt descriptors of one product */
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t w, a, y;
 };
@@ -117,7 +118,7 @@ static bool plan_open(struct plan *p, uint32_t m, uint32_t n, uint32_t k, bool b
     return ok;
 }
 
-/* The shape's place, or the place for it. A full table forgets what was there. */
+/* The shape's entry, or a free one for it. A full table is emptied. */
 static struct shape *find(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k, bool bf16,
                           bool add)
 {
@@ -141,8 +142,8 @@ static cublasStatus_t run(struct bt_cu_gemm *g, const struct plan *p, const void
                           g->workspace, WORKSPACE, s);
 }
 
-/* Rows whose algorithm serves m rows: asking cuBLASLt for a shape it has not met, and loading what
- * it then proposes, takes 0.3 to 3 ms, and a step's rows are another number each time. */
+/* The number of rows whose algorithm is used for m rows. Almost every step has another number of
+ * rows, and a new shape takes 0.3 to 3 ms: cuBLASLt must propose an algorithm and load it. */
 uint32_t bt_cu_gemm_bucket(uint32_t m)
 {
     uint32_t step = m <= 16                  ? 1
@@ -180,7 +181,8 @@ cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, v
                            uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
 {
     struct plan p;
-    struct shape *sh = find(g, m, n, k, bf16, add); /* timed, or once refused the bucket's */
+    /* The timed algorithm; the bucket's after a refusal. */
+    struct shape *sh = find(g, m, n, k, bf16, add);
     sh = sh->used ? sh : algo_for(g, bt_cu_gemm_bucket(m), n, k, bf16, add);
     if (!plan_open(&p, m, n, k, bf16)) {
         return cudaErrorUnknown;
@@ -194,7 +196,7 @@ cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, v
     return st == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
 }
 
-/* Time of one algorithm in ms over some uses; negative: it does not run. */
+/* Time in ms of some runs of one algorithm; negative: it does not run. */
 static float time_algo(struct bt_cu_gemm *g, const struct plan *p, const struct tuned *t,
                        const cublasLtMatmulAlgo_t *algo, cudaEvent_t *ev, cudaStream_t s)
 {
@@ -215,14 +217,14 @@ static float time_algo(struct bt_cu_gemm *g, const struct plan *p, const struct 
     return ms;
 }
 
-/* Times all proposals until the clocks have settled, and returns the fastest of the last round; -1:
- * none runs. Long products draw so much power that the clock falls within 0.2 s: whoever is timed
- * first would win by up to 10 %. */
+/* Times all proposals until the GPU's clock has settled, and returns the fastest of the last round;
+ * -1: none runs. Long products draw so much power that the clock falls within 0.2 s: without this,
+ * the proposal that is timed first would win by up to 10 %. */
 static int fastest(struct bt_cu_gemm *g, const struct plan *p, const struct tuned *t,
                    const cublasLtMatmulHeuristicResult_t *proposals, int n, cudaEvent_t *ev,
                    cudaStream_t s)
 {
-    const float warm = 300, few = 5; /* ms; below: a round so short that it heats nothing */
+    const float warm = 300, few = 5; /* ms; `few`: a round this short does not heat the GPU */
     for (float spent = 0;;) {
         float best = 0, round = 0;
         int found = -1;

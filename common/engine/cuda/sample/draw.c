@@ -1,6 +1,6 @@
-/* Tickets that wait for the device, and sampling: tokens are drawn on the device with all their
- * parameters, and the next step may run before the host knows them. Where the device's sampler was
- * found wrong at the start (host_only), common/engine/sampler.c draws once the logits are in host
+/* Tickets that wait for the device, and sampling. The device draws tokens with all their
+ * parameters, and the next step may run before the host knows them. If the check at the start found
+ * the device's sampler wrong (host_only), common/engine/sampler.c draws when the logits are in host
  * memory. Owner thread: the engine's. */
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,7 @@
 #include "common/engine/cuda/ranges.h"
 #include "common/engine/cuda/sample/sample_params.h"
 
-#define HISTORY                                                                                    \
-    16384u /* tokens that are sent at once: as much as the driver takes without waiting */
+#define HISTORY 16384u /* tokens in one copy: as much as the driver takes without waiting */
 
 static size_t mask_words(const struct bt_engine *e)
 {
@@ -118,7 +117,7 @@ static void accept(struct bt_engine *e, uint32_t slot, const struct bt_engine_ou
     }
 }
 
-/* The tokens got their places in their sequences when the draw was enqueued. */
+/* The tokens' positions in their sequences were reserved when the draw was enqueued. */
 static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
 {
     const struct bt_cu_drawn *d = e->results.drawn + (size_t)w->results * e->host.info.max_slots;
@@ -202,13 +201,13 @@ void bt_cu_work_advance(struct bt_engine *e, bool wait)
     }
 }
 
-/* ---- what the device knows of a slot ---- */
+/* ---- a slot's parameters and tokens on the device ---- */
 
 bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_engine_params *p,
                             const uint32_t *tokens, uint32_t n, uint32_t n_prompt)
 {
     size_t vocab = e->host.info.vocab;
-    if (p->n_bias) { /* pageable memory of 8 KiB at most is taken within the call */
+    if (p->n_bias) { /* pageable memory of at most 8 KiB: the driver copies it within the call */
         struct bt_cu_bias b[BT_CU_BIAS_MAX];
         for (uint32_t i = 0; i < p->n_bias; i++) {
             b[i] = (struct bt_cu_bias){p->bias_ids[i], p->bias[i]};
@@ -292,12 +291,12 @@ static void set_samples(struct bt_cu_work *w, const struct bt_host_ticket *f)
     w->n = f->n_sample;
 }
 
-/* The sequences are one token longer from now on, though the host does not know which. */
+/* From now on the sequences are one token longer, though the host does not know that token yet. */
 static void take_places(struct bt_engine *e, struct bt_cu_work *w)
 {
     for (uint32_t i = 0; i < w->n; i++) {
         struct bt_host_slot *s = &e->host.slots[w->samples[i].slot];
-        w->samples[i].row = s->n_tokens; /* was the row of the logits */
+        w->samples[i].row = s->n_tokens; /* this field had the row of the logits before */
         if (s->n_tokens < e->host.info.max_model_len) {
             s->tokens[s->n_tokens++] = 0;
         }
@@ -324,7 +323,7 @@ bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const 
     return BT_OK;
 }
 
-/* The caller's mask goes through pinned memory, in the place of the ring that is this sample's. */
+/* The caller's mask is copied through pinned memory, at this sample's place in the ring. */
 static bt_status_t send_mask(struct bt_engine *e, const uint32_t *mask, uint32_t rows, size_t at)
 {
     size_t all = e->host.info.max_slots * mask_words(e), n = rows * mask_words(e);
@@ -343,7 +342,7 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
 {
     size_t max = e->host.info.max_slots, at = e->results.next++ % BT_CU_RESULTS;
     struct bt_list *l;
-    bt_list_for_each (l, &e->work) { /* its place in the ring must be free */
+    bt_list_for_each (l, &e->work) { /* an earlier draw may still use this place in the ring */
         struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
         if (w->kind == BT_CU_DRAW && w->results == at) {
             bt_cu_work_advance(e, true);
@@ -424,7 +423,7 @@ bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint
     bt_status_t st =
         e->sampler.host_only ? draw_on_host(e, f, mask, t) : draw_on_device(e, f, mask, t);
     bt_cu_range_pop();
-    if (st != BT_OK) { /* the device failed: the ticket says so */
+    if (st != BT_OK) { /* the device failed: the ticket reports it */
         bt_host_ticket_done(&e->host, t, st);
     }
     return BT_OK;

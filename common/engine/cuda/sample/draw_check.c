@@ -1,6 +1,6 @@
-/* At the start: a few rows are drawn on the device and by common/engine/sampler.c. Where more than
- * one token differs (one may, by the last bits of a logarithm) the device is not trusted with any:
- * tokens are then drawn on the host, slower but right. Owner thread: the engine's. */
+/* At the start, draws a few rows on the device and with common/engine/sampler.c. If more than one
+ * token differs (one may, by the last bits of a logarithm), the device's sampler is not used: the
+ * host then draws all tokens, which is slower but correct. Owner thread: the engine's. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,7 +67,7 @@ static bt_status_t trial(struct bt_engine *e, uint32_t n, float *logits, bool *s
         tokens[i] = i * i % vocab;
     }
     uint64_t x = n + 1;
-    for (uint32_t i = 0; i < vocab; i++) { /* about as wide as a model's: a sum of four */
+    for (uint32_t i = 0; i < vocab; i++) { /* about as wide as a model's logits: a sum of four */
         x = x * 6364136223846793005ull + 1442695040888963407ull;
         logits[i] = (float)((x >> 16 & 0xfff) + (x >> 28 & 0xfff) + (x >> 40 & 0xfff) + (x >> 52)) *
                     (1.0f / 512);

@@ -1,5 +1,5 @@
-/* What takes each product, by timing at the start: cuBLASLt's algorithms, the ways of products of
- * few rows, wide.h for prompts. Runs once in open, and waits for the device. */
+/* Chooses each product's implementation by timing at the start: cuBLASLt's algorithms, the ways of
+ * products of few rows, wide.h for prompts. Runs once in open, and waits for the device. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,9 +39,9 @@ static bt_status_t tune_head(struct bt_engine *e, uint32_t m)
     return BT_OK;
 }
 
-/* Algorithms by timing: for the batches of decode graphs in powers of two, for whole chunks, and
- * among a few for each size between where tiles are few: cuBLASLt's first proposal for 448 rows
- * took a fifth longer than the one for 512. */
+/* Chooses algorithms by timing: for the batch sizes of decode graphs in powers of two, for whole
+ * chunks, and, from a few proposals, for each size between where there are few tiles. There
+ * cuBLASLt's first proposal for 448 rows took a fifth longer than the one for 512. */
 static bt_status_t tune(struct bt_engine *e)
 {
     enum { FEW = 8 };
@@ -71,8 +71,8 @@ static bt_status_t tune(struct bt_engine *e)
     return st == BT_OK ? tune_layer(e, &t, most, BT_CU_GEMM_PROPOSALS) : st;
 }
 
-/* Runs each product once for each number of rows that has an algorithm of its own, so that no step
- * waits for one to be chosen or loaded. */
+/* Runs each product once for each number of rows that has its own algorithm, so that no step has to
+ * wait until one is chosen or loaded. */
 static bt_status_t meet(struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
@@ -97,9 +97,9 @@ static bt_status_t meet(struct bt_engine *e)
 
 /* ---- ways of products of few rows, by timing ---- */
 
-#define TRIAL_LAYERS 4u /* their weights together are far more than the L2 cache */
+#define TRIAL_LAYERS 4u /* their weights together are much larger than the L2 cache */
 
-/* The products of some layers with the norms between them; another norm is in attention's place. */
+/* The products of some layers with the norms between them; a second norm replaces attention. */
 static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
 {
     const struct bt_model_config *c = &e->model.config;
@@ -145,7 +145,7 @@ static bt_status_t time_once(struct bt_engine *e, trial_fn *trial, uint32_t m, c
     return BT_OK;
 }
 
-/* The least time of some runs in ms. */
+/* The shortest time of some runs in ms. */
 static bt_status_t time_trial(struct bt_engine *e, trial_fn *trial, uint32_t m, cudaEvent_t *ev,
                               float *ms_p)
 {
@@ -160,12 +160,12 @@ static bt_status_t time_trial(struct bt_engine *e, trial_fn *trial, uint32_t m, 
     return st;
 }
 
-/* The time in ms at the speed that it keeps: what takes long draws so much power that the clock
- * falls within 0.2 s. heat: ms of runs, the second half of which count. */
+/* The time in ms at the clock that the GPU can keep: long work draws so much power that the clock
+ * falls within 0.2 s. heat: ms of runs; the second half of them counts. */
 static bt_status_t time_hot(struct bt_engine *e, trial_fn *trial, uint32_t m, float heat,
                             cudaEvent_t *ev, float *ms_p)
 {
-    const float little = 0.5f; /* ms; a run that heats nothing */
+    const float little = 0.5f; /* ms; a run this short does not heat the GPU */
     float spent = 0, sum = 0, n = 0;
     bt_status_t st = time_trial(e, trial, m, ev, ms_p);
     if (*ms_p < little) {
@@ -182,8 +182,8 @@ static bt_status_t time_hot(struct bt_engine *e, trial_fn *trial, uint32_t m, fl
     return st;
 }
 
-/* Tries all ways of one product, the others as they are, and keeps the fastest. A way must be
- * faster by half a percent, or the choice is noise. */
+/* Tries all ways of one product while the other products stay unchanged, and keeps the fastest. A
+ * way must be faster by half a percent; a smaller difference is noise. */
 static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint32_t k,
                                enum bt_cu_skinny_end end, trial_fn *trial, cudaEvent_t *ev)
 {
@@ -212,8 +212,9 @@ static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint
     return st;
 }
 
-/* Which products of few rows skinny.h takes, timed in their surroundings: what counts is what they
- * do while the kernels beside them run. The other algorithms are chosen. */
+/* Chooses which products of few rows use skinny.h. They are timed together with their neighbours,
+ * as what counts is their speed while those kernels run. The other algorithms are already
+ * chosen. */
 static bt_status_t choose_ways(struct bt_engine *e)
 {
     static const enum bt_cu_skinny_end ends[4] = {BT_CU_SKINNY_F32, BT_CU_SKINNY_ADD,
@@ -229,7 +230,8 @@ static bt_status_t choose_ways(struct bt_engine *e)
     cudaError_t ce = cudaEventCreate(&ev[1]);
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event");
     for (uint32_t m = 1; st == BT_OK && m <= most; m *= 2) {
-        for (int i = 0; st == BT_OK && i < 8; i++) { /* twice: each depends on its neighbours */
+        /* Two rounds: each depends on its neighbours. */
+        for (int i = 0; st == BT_OK && i < 8; i++) {
             int p = 3 - i % 4;
             st = try_product(e, m, l.n[p], l.k[p], ends[p], trial_layers, ev);
         }
@@ -282,7 +284,7 @@ static bool wide_fits(const struct bt_engine *e, enum bt_cu_wide what, uint32_t 
     return bt_cu_wide_fits(m, p.n[is], p.k[is]);
 }
 
-/* Many rows: halves them for as long as wide.h is not slower. */
+/* Many rows: halves their number as long as wide.h is not slower. */
 static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, trial_fn *trial,
                                   cudaEvent_t *ev)
 {
@@ -300,13 +302,13 @@ static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, tri
             }
         }
         best = ms[1] <= ms[0] ? m : best;
-        heat = 60; /* it is hot by now */
+        heat = 60; /* the GPU is hot by now */
     }
     e->wide_from[what] = best;
     return BT_OK;
 }
 
-/* Fewer rows: each size by itself. */
+/* Fewer rows: times each size separately. */
 static bt_status_t find_wide_at(struct bt_engine *e, enum bt_cu_wide what, trial_fn *trial,
                                 cudaEvent_t *ev)
 {
@@ -326,7 +328,7 @@ static bt_status_t find_wide_at(struct bt_engine *e, enum bt_cu_wide what, trial
     return BT_OK;
 }
 
-/* Rows of slot 0, whose pages are all page 0 as yet, in rising positions; random activations. */
+/* Rows of slot 0 (all its pages are page 0 so far) at rising positions, with random activations. */
 static cudaError_t trial_inputs(struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
@@ -366,7 +368,7 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
             cudaEventDestroy(ev[i]);
         }
     }
-    if (st == BT_OK) { /* as it was: what no token has written is finite */
+    if (st == BT_OK) { /* as before: positions that no token has written are finite numbers */
         ce = cudaMemsetAsync(e->kv, 0, e->host.info.layout.block_bytes, e->compute);
         st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "first page");
     }

@@ -1,5 +1,5 @@
-/* A step's small inputs on the host: where each lies in one piece of memory, and what the rows of a
- * batch put there. Owner thread: the engine's. */
+/* A step's small inputs on the host: their places in one piece of memory, and their values for a
+ * batch. Owner thread: the engine's. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,8 +57,8 @@ static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uin
     in->lens[at] = (int32_t)pos + 1;
 }
 
-/* The group that a chunk of so many pages belongs to: e4m3 pages are expanded side by side, as many
- * as there is room for. */
+/* The group of a chunk with this many pages. e4m3 pages are expanded to f16 side by side; a group
+ * has as many pages as there is room for. */
 static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32_t n_items)
 {
     struct bt_cu_group *g = e->n_groups ? &e->groups[e->n_groups - 1] : NULL;
@@ -77,7 +77,7 @@ static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint
     uint32_t pages = BT_DIV_UP(pos + row->n, e->host.info.layout.page_tokens);
     struct bt_cu_group *g = group_for(e, pages, *n_items);
     int32_t slot = (int32_t)row->slot;
-    if (e->e4m3) { /* the wide pages' table is the same for all: a slot is its first page */
+    if (e->e4m3) { /* all slots share the wide pages' table; a slot is named by its first page */
         in->spans[g->span + g->n_spans++] = (struct bt_attn_span){slot, (int32_t)g->pages};
         slot = (int32_t)g->pages;
         g->pages += pages;
@@ -97,7 +97,7 @@ static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint
     }
 }
 
-/* Rows in the batch's order get their samples; their logits lie in the same order. */
+/* Rows get their samples in the batch's order; their logits are in the same order. */
 void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
                        const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
                        struct bt_host_ticket *t)
@@ -129,7 +129,7 @@ void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
     }
 }
 
-/* Sequences of the graph that are not there: no slot, no KV, logits that nobody reads. */
+/* Fills the graph's unused sequences: no slot, no KV, and logits that are not read. */
 void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *in, uint32_t from,
                       uint32_t wanted)
 {

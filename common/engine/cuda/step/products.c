@@ -1,5 +1,5 @@
-/* A layer's products and the model's head, each by what was chosen for its number of rows
- * (choose.c). Asynchronous on the compute stream; owner thread: the engine's. */
+/* A layer's products and the model's head. choose.c has chosen the implementation for each number
+ * of rows. Asynchronous on the compute stream; owner thread: the engine's. */
 #include "common/engine/cuda/gemm/wide.h"
 #include "common/engine/cuda/step/step_priv.h"
 

@@ -1,7 +1,8 @@
 /* One forward step on the device: ragged rows of prompt chunks and single tokens over paged KV.
  * Steps of single tokens alone are replayed as CUDA graphs, one per size of batch (bucket_of);
- * others are launched kernel by kernel, with the flows' events between the layers. Owner thread:
- * the engine's. Nothing here waits for the device, but for staging memory of a step long past. */
+ * other steps are launched kernel by kernel, with the flows' events between the layers. Owner
+ * thread: the engine's. The only wait for the device is for the staging memory of a much older
+ * step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,7 +155,7 @@ static bt_status_t attention(struct bt_engine *e, const struct bt_cu_layout *l,
     return BT_OK;
 }
 
-/* b NULL: no flows (a graph). */
+/* b: NULL if there are no flows (in a graph). */
 static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *b,
                              const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
                              uint32_t layer)
@@ -187,10 +188,11 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
                              const struct bt_cu_layout *l, const struct bt_cu_inputs *in)
 {
     const struct bt_model_config *c = &e->model.config;
-    /* In this order: embed is launched in the plain way, so it begins when the plan, the step's
-     * inputs and the KV of earlier steps are there. What follows begins early (mma.cuh), but never
-     * before the kernel in front has begun, so decode attention may read all these before it waits
-     * (attention.h). A flow's wait is in front of its layer's first kernel, for the same reason. */
+    /* The order matters. embed is launched normally, so it begins only when the plan, the step's
+     * inputs and the KV of earlier steps are complete. Each following kernel may begin early
+     * (mma.cuh), but not before the kernel in front of it has begun. So decode attention may read
+     * all these before it waits (attention.h). For the same reason a flow's wait comes before its
+     * layer's first kernel. */
     if (l->singles) {
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
@@ -255,8 +257,8 @@ static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_b
 
 /* ---- a step ---- */
 
-/* How many sequences the graph for n has. Up to 128 a product costs its weights' bytes, so that few
- * sizes do; beyond, each row costs. */
+/* The number of sequences in the graph for n. Up to 128 rows a product's cost is reading its
+ * weights, so a few sizes are enough; above 128 each row costs time. */
 static uint32_t bucket_of(uint32_t n, int *index_p)
 {
     uint32_t bucket = 1;
@@ -269,7 +271,7 @@ static uint32_t bucket_of(uint32_t n, int *index_p)
     return bucket;
 }
 
-/* A graph for `bucket` single tokens, captured at its first use. */
+/* The graph for `bucket` single tokens, captured at its first use. */
 static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
 {
     if (e->graphs[index]) {
@@ -311,7 +313,7 @@ static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch
     struct bt_cu_inputs in = bt_cu_inputs_at(l, s->host);
     bt_cu_inputs_fill(e, b, l, &in, t);
     bt_cu_inputs_pad(l, &in, l->items ? l->singles : b->n_rows, t->n_rows);
-    if (l->bytes <= FETCH_MAX) { /* between two kernels the copy engine takes 10 us longer */
+    if (l->bytes <= FETCH_MAX) { /* a copy between two kernels would take 10 us longer */
         BT_CU_TRY(e, bt_cu_fetch(s->host, e->inputs.step, l->bytes, e->compute));
     } else {
         BT_CU_TRY(e, cudaMemcpyAsync(e->inputs.step, s->host, l->bytes, cudaMemcpyHostToDevice,
@@ -355,7 +357,8 @@ static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b,
         struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
         st = st == BT_OK ? run_model(e, b, &l, &in) : st;
         st = st == BT_OK ? prompt_logprobs(e, b, &l, t) : st;
-        if (st == BT_OK && t->n_out && l.wanted) { /* they overwrote the sample's logits */
+        /* Prompt logprobs have overwritten the sample's logits. */
+        if (st == BT_OK && t->n_out && l.wanted) {
             st = bt_cu_head(e, in.rows, l.wanted);
         }
     }
