@@ -1,5 +1,5 @@
-/* e4m3 values with a power-of-two scale for each token and head (common/kv/layout.h): to and from
- * f32 and f16. Since the scale is a power of two it costs no precision, and one byte holds it.
+/* e4m3 values with a power-of-two scale for each token and head (common/kv/layout.h): conversion to
+ * and from f32 and f16. A scale that is a power of two loses no precision and fits into one byte.
  * Device code only. */
 #ifndef BT_CUDA_E4M3_CUH
 #define BT_CUDA_E4M3_CUH
@@ -17,7 +17,7 @@ static __device__ __forceinline__ float e4m3_scale_value(uint32_t e)
 {
     return __uint_as_float(e << 23); /* 0: zero */
 }
-/* What values are multiplied by before they are rounded. */
+/* The factor for values before they are rounded. */
 static __device__ __forceinline__ float e4m3_scale_inverse(uint32_t e)
 {
     return __uint_as_float((254 - e) << 23);
@@ -34,7 +34,7 @@ static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t two)
     uint32_t r;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"((uint16_t)two));
     return r;
-#else /* the bits in f16's places are the value / 2^8, subnormals too; NaN has none of f16's */
+#else /* the bits, moved to f16's places, mean value / 2^8, also for subnormals; NaN: below */
     uint32_t bits = (two & 0x80) << 8 | (two & 0x7f) << 7, r;
     bits |= (two & 0x8000) << 16 | (two & 0x7f00) << 15;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(bits), "r"(0x5c005c00));

@@ -1,4 +1,4 @@
-/* Hopper's asynchronous machinery in C++ functions: the tensor copy engine (TMA), which arrives at
+/* C++ functions for Hopper's asynchronous units: the tensor copy engine (TMA), which arrives at
  * mbarriers, and warpgroup matrix products (WGMMA), as the PTX manual describes them. Device code
  * only. */
 #ifndef BT_CUDA_HOPPER_CUH
@@ -58,8 +58,8 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t dst, const CUtensorM
                  : "memory");
 }
 
-/* The same bytes to the same place of both blocks of a cluster of two, and to the barrier of each
- * that lies where `bar` does. */
+/* Copies the same bytes to the same place in both blocks of a cluster of two; signals the barrier
+ * at the place of `bar` in each block. */
 static __device__ __forceinline__ void tma_load_2d_both(uint32_t dst, const CUtensorMap *map,
                                                         uint32_t bar, int x, int y)
 {
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void tma_load_2d_both(uint32_t dst, const CUte
                  : "memory");
 }
 
-/* `bytes` in one piece, a multiple of 16 as both addresses are. */
+/* Copies `bytes` in one piece; the size and both addresses are multiples of 16. */
 static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
                                                  uint32_t bar)
 {
@@ -87,16 +87,16 @@ static __device__ __forceinline__ uint32_t cluster_rank(void)
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-/* All threads of all blocks; what they wrote before is seen after. */
+/* Waits for all threads of all blocks; after it each sees what the others wrote before. */
 static __device__ __forceinline__ void cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-/* At the barrier of block `rank` that lies where `bar` does in this one. It orders nothing beyond
- * this block: a release for the cluster is a fence of all memory, which costs about a microsecond.
- */
+/* Arrives at the barrier of block `rank` that has the place of `bar` in this block. It orders
+ * memory only within this block: a release for the cluster is a fence of all memory, which costs
+ * about a microsecond. */
 static __device__ __forceinline__ void cluster_arrive(uint32_t bar, uint32_t rank)
 {
     asm volatile("{\n"
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void cluster_arrive(uint32_t bar, uint32_t ran
                  "r"(rank)
                  : "memory");
 }
-/* 16 bytes of block `rank`, at the place that is `addr` in this one. */
+/* Reads 16 bytes of block `rank`, from the place that is `addr` in this block. */
 static __device__ __forceinline__ float4 cluster_load4(uint32_t addr, uint32_t rank)
 {
     uint32_t there;
@@ -120,7 +120,8 @@ static __device__ __forceinline__ float4 cluster_load4(uint32_t addr, uint32_t r
     return v;
 }
 
-/* Ordinary writes to shared memory before, the copy engine and the tensor cores after. */
+/* Orders normal writes to shared memory before later accesses by the copy engine and tensor
+ * cores. */
 static __device__ __forceinline__ void fence_async_shared(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -140,7 +141,7 @@ template <int N> static __device__ __forceinline__ void wgmma_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-/* Keeps the compiler from using registers of a product before the wait in front of this. */
+/* Prevents the compiler from using a product's registers before the wait in front of this. */
 template <int N> static __device__ __forceinline__ void wgmma_hold(float (&r)[N])
 {
 #pragma unroll
@@ -149,8 +150,8 @@ template <int N> static __device__ __forceinline__ void wgmma_hold(float (&r)[N]
     }
 }
 
-/* Descriptor of a tile in 128-byte swizzle, 1024-aligned atoms of 8 rows of 128 bytes. lead: bytes
- * between runs of 64 columns where columns are the product's M or N (else unused); stride: bytes
+/* Descriptor of a tile with 128-byte swizzle, in 1024-aligned atoms of 8 rows of 128 bytes. lead:
+ * bytes between runs of 64 columns if columns are the product's M or N (else unused); stride: bytes
  * between groups of 8 rows. */
 static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t lead, uint32_t stride)
 {
@@ -181,7 +182,8 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
 #define WG_F64(d, i)  WG_F32(d, i), WG_F32(d, i + 32)
 #define WG_F128(d, i) WG_F64(d, i), WG_F64(d, i + 64)
 
-/* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory, both with the 16 contiguous. */
+/* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory; in both the dimension 16 is
+ * contiguous. */
 #define WG_SS(N, TYPE, REGS, FREGS, A, B, P)                                                       \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n"                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
@@ -195,7 +197,7 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
                  : FREGS(d, 0)                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-/* The widths that products use, in bf16 alone. */
+/* The widths of the products in this project, only for bf16. */
 static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[4], uint64_t a, uint64_t b,
                                                      int accumulate)
 {

@@ -28,7 +28,7 @@ template <class T> static __device__ __forceinline__ uint32_t pack2(float lo, fl
     return r;
 }
 
-/* The same in a type known at run time: what leaves a kernel. */
+/* The same for a type known only at run time: for a kernel's results. */
 static __device__ __forceinline__ uint32_t pack2_as(bool bf16, float lo, float hi)
 {
     return bf16 ? pack2<__nv_bfloat16>(lo, hi) : pack2<__half>(lo, hi);
@@ -51,7 +51,8 @@ static __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
 }
-/* Volatile: they read what the copy engine wrote, behind a barrier the compiler cannot see. */
+/* Volatile: they read data that the copy engine wrote, after a barrier that the compiler does not
+ * know. */
 static __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], uint32_t addr)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -66,7 +67,7 @@ static __device__ __forceinline__ void ldmatrix4_t(uint32_t (&r)[4], uint32_t ad
                  : "r"(addr)
                  : "memory");
 }
-/* An 8 x 8 matrix of 16-bit values, two of row lane / 4 in a thread: the same of its transpose. */
+/* Transposes an 8 x 8 matrix of 16-bit values, of which each thread has two in row lane / 4. */
 static __device__ __forceinline__ uint32_t transpose8(uint32_t v)
 {
     uint32_t r;
@@ -74,8 +75,9 @@ static __device__ __forceinline__ uint32_t transpose8(uint32_t v)
     return r;
 }
 
-/* Programmatic dependent launch: a kernel launched so may begin while the one before it still runs.
- * Each waits for that one's end before it touches what it wrote, and lets the next begin early. */
+/* Programmatic dependent launch: such a kernel may begin while the one before it still runs. Each
+ * kernel waits for the end of the previous one before it uses its results, and lets the next kernel
+ * begin early. */
 static __device__ __forceinline__ void early_next(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -88,7 +90,7 @@ static __device__ __forceinline__ void early_wait(void)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/* Of the one device that the engine runs on. */
+/* The number of multiprocessors of the device that the engine uses. */
 static inline uint32_t multiprocessors(void)
 {
     static int n;
@@ -100,10 +102,10 @@ static inline uint32_t multiprocessors(void)
     return (uint32_t)n;
 }
 
-/* Code for older targets does not wait: it must not begin early, wherever it runs. */
+/* Code compiled for older targets does not wait, so it must not begin early on any device. */
 template <class... P> static bool waits_early(void (*kernel)(P...))
 {
-    static int target; /* of a file's kernels, which are compiled alike */
+    static int target; /* all kernels of a file are compiled for the same target */
     cudaFuncAttributes f;
     if (target == 0 && cudaFuncGetAttributes(&f, kernel) == cudaSuccess) {
         target = f.ptxVersion;

@@ -1,5 +1,5 @@
-/* Stages in shared memory between warps that copy and warps that compute: mbarriers, a ring's
- * position, barriers of some warps. Device code for sm_80 and newer. */
+/* Stages in shared memory between copying and computing warps: mbarriers, the position in a ring,
+ * named barriers. Device code for sm_80 and newer. */
 #ifndef BT_CUDA_RING_CUH
 #define BT_CUDA_RING_CUH
 
@@ -40,7 +40,7 @@ static __device__ __forceinline__ void bar_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* Position in a ring of stages: which one, and the parity of its current round. */
+/* Position in a ring of stages: the stage, and the parity of the current round. */
 struct ring {
     uint32_t at, phase;
     __device__ __forceinline__ void next(uint32_t stages)

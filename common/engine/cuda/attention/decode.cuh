@@ -1,27 +1,27 @@
 /* Decode attention: one query token per sequence over paged KV, bound by the memory's bandwidth.
- * The floor is bytes of KV / bandwidth, so the design serves one aim, that enough bytes are in
- * flight on every multiprocessor all the time:
+ * The time is at least bytes of KV / bandwidth, so the design keeps enough bytes in flight on every
+ * multiprocessor all the time:
  *   - the step's tiles (64 tokens of one KV head: K and V, 32 KiB at head_dim 128) are one long
- * list cut evenly over persistent blocks, whatever the sequences' lengths (plan.cu);
- *   - some warps do nothing but feed a ring of stages, ahead over the borders of sequences; four
- * warps take 16 tokens of each tile;
+ *     list, which is cut evenly over persistent blocks, whatever the sequences' lengths (plan.cu);
+ *   - some warps only feed a ring of stages and run ahead across the borders of sequences; four
+ *     warps compute 16 tokens of each tile;
  *   - all query heads of a KV head are the columns of one matrix product (decode_warp.cuh), so
  *     KV is read once;
- *   - KV of earlier steps is asked for before the kernel in front has ended (attention.h, early).
- * e4m3 pages hold twice the tokens in a byte, so two teams of four warps take turns at the tiles
- * (decode_e4m3.cuh). Each warp keeps a softmax of its own; they are merged once per piece. A
- * sequence whose head was cut has its pieces combined by the block that finishes the last of them.
+ *   - KV of earlier steps is requested before the previous kernel has ended (attention.h, early).
+ * e4m3 pages have twice as many tokens in a byte, so two teams of four warps take tiles in turn
+ * (decode_e4m3.cuh). Each warp keeps its own softmax; they are merged once per piece. If a
+ * sequence's head was cut, the block that finishes its last piece combines the pieces.
  *
- * How bytes come to a stage is a parameter, COPY: decode_tma.cu for Hopper's copy engine,
- * decode_mma.cu for sm_80 and newer. Called by the copying warps, all lanes:
- *   COPY::WARPS              that copy
- *   COPY::ARRIVALS           at the barrier of a full stage
- *   COPY::prepare(map)       by one thread, once, when barriers are there
- *   COPY::begin(full, empty, phase, bytes)   waits for the stage; `bytes` will come
+ * The template parameter COPY copies bytes to a stage: decode_tma.cu for Hopper's copy engine,
+ * decode_mma.cu for sm_80 and newer. All lanes of the copying warps call it:
+ *   COPY::WARPS              number of copying warps
+ *   COPY::ARRIVALS           arrivals at the barrier of a full stage
+ *   COPY::prepare(map)       called by one thread, once, when the barriers are initialized
+ *   COPY::begin(full, empty, phase, bytes)   waits until the stage is free for `bytes`
  *   COPY::page<E4M3, D>(args, map, page, row, to, scales_to, full)
- *                            K and V of one page's head, pool row `row` of the page and on, to
- *                            shared memory at `to` and, of e4m3, their scales
- *   COPY::end(full)          all of the stage's pages were asked for
+ *                            copies K and V of one page's head, from pool row `row` of the page on,
+ *                            to shared memory at `to`; for e4m3 also their scales
+ *   COPY::end(full)          all of the stage's pages have been requested
  */
 #ifndef BT_CUDA_ATTN_DECODE_CUH
 #define BT_CUDA_ATTN_DECODE_CUH
@@ -31,15 +31,15 @@
 #include "common/engine/cuda/mma.cuh"
 #include "common/engine/cuda/ring.cuh"
 
-#define TEAM       4   /* warps that take a tile */
+#define TEAM       4   /* warps that compute a tile */
 #define MAX_STAGES 8   /* of any ring */
 #define SCALES     128 /* bytes of a tile's scales */
 
-/* What differs between 16-bit values and e4m3: T is the query's type. */
+/* Constants that differ between 16-bit values and e4m3. T is the query's type. */
 template <bool E4M3, int D> struct tile_of {
-    static constexpr int teams = E4M3 && D < 256 ? 2 : 1, warps = teams * TEAM; /* computing */
+    static constexpr int teams = E4M3 && D < 256 ? 2 : 1, warps = teams * TEAM; /* they compute */
     static constexpr uint32_t value = E4M3 ? 1 : 2;
-    static constexpr uint32_t row = D * value < 128 ? D * value : 128; /* bytes, in a box */
+    static constexpr uint32_t row = D * value < 128 ? D * value : 128; /* bytes of a row in a box */
     static constexpr uint32_t halves = D * value / row;
     static constexpr uint32_t stages = E4M3 ? 8 : 4; /* 128 KiB of 128 dimensions: more only lets
                                                       * blocks drift apart */
@@ -64,9 +64,9 @@ struct decode_args {
     float *part_o, *part_ml;
 };
 
-/* ---- what a block has to do ---- */
+/* ---- the runs of a block ---- */
 
-/* Position of tile x of the list among `runs` even cuts, and where a cut begins. */
+/* Which of `runs` even cuts of the list has tile x, and where a cut begins. */
 static __device__ __forceinline__ int run_of(int x, int total, int runs)
 {
     int base = total / runs, more = total % runs, wide = more * (base + 1);
@@ -77,8 +77,8 @@ static __device__ __forceinline__ int run_begin(int i, int total, int runs)
     return i * (total / runs) + min(i, total % runs);
 }
 
-/* Memory that kernels have written, read past the L1 cache: before early_wait() that one may still
- * hold what was there in an earlier step. */
+/* Reads what kernels have written, bypassing the L1 cache: before early_wait() the L1 cache may
+ * still have the values of an earlier step. */
 static __device__ __forceinline__ struct bt_cu_decode_run run_at(const struct bt_cu_decode_run *p)
 {
     int4 v = __ldcg((const int4 *)p);
@@ -90,7 +90,7 @@ static __device__ __forceinline__ struct bt_cu_decode_seq seq_at(const struct bt
     return {v.x, v.y, v.z, v.w};
 }
 
-/* A run walked piece by piece: tiles of one sequence and head. */
+/* The walk through a run, piece by piece. A piece is tiles of one sequence and head. */
 struct walk {
     int seq, head, tile, left; /* tile: counted from the sequence's tile0 */
     int n;                     /* tiles of this piece */
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void walk_next(const struct decode_args &a, st
         w.tile = 0;
         if (++w.head == (int)a.kv_heads && w.left > 0) {
             w.head = 0;
-            do { /* sequences of length 0 have no tiles */
+            do { /* skips sequences of length 0, which have no tiles */
                 w.seq++;
                 walk_seq(a, w);
             } while (w.s.tiles == 0);
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void walk_next(const struct decode_args &a, st
 
 /* ---- the copying warps ---- */
 
-/* Where it may start early (attention.h) it waits for the kernel before at the first tile that
+/* If it may start early (attention.h), it waits for the previous kernel before the first tile that
  * holds a sequence's last token. */
 template <class COPY, bool E4M3, int D>
 static __device__ void produce(const struct decode_args &a, const CUtensorMap *map, struct walk w,
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void load_q_16(const T *base, uint32_t group,
     }
 }
 
-/* The query of a piece: what a thread's products take of it. */
+/* Loads the query of a piece: the part that a thread's products use. */
 template <bool E4M3, class T, int D, int ROWS>
 static __device__ __forceinline__ void load_q(const struct decode_args &a, const struct walk &w,
                                               uint32_t (&q)[D / 16][ROWS / 8][2])
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void load_q(const struct decode_args &a, const
     }
 }
 
-/* One warp's 16 tokens of a tile. lo, hi: the tokens of the 16 that count. */
+/* Computes one warp's 16 tokens of a tile. lo, hi: tokens [lo, hi) of the 16 count. */
 template <class T, int D, int ROWS>
 static __device__ __forceinline__ void
 take_tokens(struct warp_state<D, ROWS> &w, const uint32_t (&q)[D / 16][ROWS / 8][2], uint32_t k_at,
@@ -296,7 +296,8 @@ static __device__ __forceinline__ void store_out(const struct decode_args &a, in
         make_uint2(pack2_as(a.out_bf16, o.x * f, o.y * f), pack2_as(a.out_bf16, o.z * f, o.w * f));
 }
 
-/* The last of a cut sequence's blocks adds up all pieces, in their order; eight loads at a time. */
+/* The last block of a cut sequence adds up all pieces in their order, with eight loads at a
+ * time. */
 template <int D, int WARPS>
 static __device__ void combine(const struct decode_args &a, const struct walk &w, int first,
                                int last, int first_slot)
@@ -337,7 +338,8 @@ static __device__ void combine(const struct decode_args &a, const struct walk &w
     }
 }
 
-/* Ends a piece: merges the warps; writes the result, or a part and, as the last, the result. */
+/* Ends a piece: merges the warps and writes the result or, if the sequence is cut, a part. The
+ * block that writes the last part also writes the result. */
 template <bool E4M3, int D, int ROWS>
 static __device__ void end_piece(const struct decode_args &a, const struct walk &w,
                                  struct warp_state<D, ROWS> &st, float *so, float *sml,
@@ -345,7 +347,7 @@ static __device__ void end_piece(const struct decode_args &a, const struct walk 
 {
     constexpr int WARPS = tile_of<E4M3, D>::warps;
     const int group = a.group;
-    named_sync(1, WARPS * 32); /* the piece before has been read */
+    named_sync(1, WARPS * 32); /* the previous piece has been read */
     spill_state<E4M3>(st, so, sml, group);
     named_sync(1, WARPS * 32);
     bool whole = w.n == w.s.tiles;
@@ -383,7 +385,7 @@ static __device__ void end_piece(const struct decode_args &a, const struct walk 
     named_sync(1, WARPS * 32);
     if (threadIdx.x == 0) {
         uint32_t *n = a.arrived + (size_t)w.seq * a.kv_heads + w.head;
-        __threadfence(); /* also for the block's other threads, which the barrier put before it */
+        __threadfence(); /* also for the block's other threads, which passed the barrier before */
         bool done = atomicAdd(n, 1) == (uint32_t)(last - first);
         if (done) {
             *n = 0; /* for the next launch */
@@ -405,9 +407,9 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint8
     const uint32_t pt = a.page_tokens, stages_at = smem_addr(stages);
     const uint8_t *scales = stages + a.stages * tile::bytes;
     uint32_t warp = threadIdx.x / 32, team = warp / TEAM, token0 = warp % TEAM * 16;
-    uint32_t row = token0 / pt * (2 * pt) + token0 % pt; /* K's; V's is pt behind */
+    uint32_t row = token0 / pt * (2 * pt) + token0 % pt; /* of K; V's row is pt behind */
     uint32_t k_off = row * tile::row, v_off = k_off + pt * tile::row;
-    struct ring r = {0, 0}; /* of an even number of stages where there are two teams */
+    struct ring r = {0, 0}; /* an even number of stages where there are two teams */
     bool first = true, more = walk_piece(a, w);
     struct warp_state<D, ROWS> st;
     uint32_t q[D / 16][ROWS / 8][2];
@@ -442,7 +444,7 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint8
         }
         walk_next(a, w);
         more = walk_piece(a, w);
-        if (more) { /* on its way while the piece ends */
+        if (more) { /* loads the next query while this piece ends */
             load_q<E4M3, T, D, ROWS>(a, w, q);
         }
         end_piece<E4M3>(a, piece, st, so, sml, first, flag);
@@ -458,14 +460,14 @@ static __global__ void __launch_bounds__((tile_of<E4M3, D>::warps + COPY::WARPS)
     extern __shared__ __align__(1024) uint8_t smem[];
     __shared__ __align__(8) uint64_t bars[2 * MAX_STAGES];
     __shared__ int flag;
-    early_next(); /* the product behind asks for its weights */
+    early_next(); /* lets the next kernel start: it prefetches weights */
     if (!a.early) {
         early_wait();
     }
     struct bt_cu_decode_run run = run_at(a.runs + blockIdx.x);
     uint32_t full = smem_addr(bars), empty = full + MAX_STAGES * 8;
     if (run.n == 0) {
-        early_wait(); /* or this kernel could end before the one in front of it */
+        early_wait(); /* else this kernel could end before the one in front of it */
         return;
     }
     struct walk w = {run.seq, run.head, run.tile, run.n, 0, 0, {}};
@@ -490,7 +492,7 @@ static __global__ void __launch_bounds__((tile_of<E4M3, D>::warps + COPY::WARPS)
 
 /* ---- launches ---- */
 
-/* Stages that fit beside the merge; 0: none does. */
+/* The number of stages that fit beside the merge; 0: none. */
 template <bool E4M3, int D> static uint32_t stages_of(const struct bt_attn *a)
 {
     typedef tile_of<E4M3, D> tile;

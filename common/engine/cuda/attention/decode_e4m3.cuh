@@ -1,24 +1,24 @@
-/* Decode attention's inner part over e4m3 pages, in attn_decode.cu's place of take_tokens: values
- * become f16 in registers, as the products of mma.cuh take them.
+/* Decode attention's inner part over e4m3 pages; decode.cuh uses it in place of take_tokens. Values
+ * become f16 in registers, as the products of mma.cuh need them.
  *   - ldmatrix moves pairs of bytes, so a thread gets other values of a row than from f16. A
- * product does not care in which order its inner dimension runs, so K's bytes stay as they come and
- * the query is loaded in that order; of V, a pair's even dimensions are the first 8 rows of a
- *     product and the odd ones the last 8, and the output is put in order when it leaves.
- *   - K's scale is applied to the score. V's belongs to the weight, which must fit f16: the
- *     reference of the weights is of score + log2(V's scale). Sums of weights are taken without
- * that scale, against the same reference, so that merging pieces is as for f16. */
+ *     product may run over its inner dimension in any order. So K's bytes stay as they are, and the
+ *     query is loaded in the same order. Of V, the even dimensions of the pairs are the first 8
+ *     rows of a product and the odd ones the last 8; the output is put in order when it is written.
+ *   - K's scale is applied to the score. V's scale belongs to the weight, which must fit f16: so
+ *     the reference of the weights is that of score + log2(V's scale). Sums of weights are taken
+ *     without that scale but with the same reference, so that pieces are merged as for f16. */
 #ifndef BT_CUDA_ATTN_DECODE_E4M3_CUH
 #define BT_CUDA_ATTN_DECODE_E4M3_CUH
 
 #include "common/engine/cuda/attention/decode_warp.cuh"
 #include "common/engine/cuda/e4m3.cuh"
 
-/* Bytes of a row in a box, and of 64 tokens' K and V. */
+/* Bytes of a row in a box, and of K and V of 64 tokens in half a row. */
 template <int D> struct e4m3_tile {
     static constexpr uint32_t row = D < 128 ? D : 128, half = 64 * 2 * row;
 };
 
-/* Where 16 bytes of a row lie: swizzled by the row, `c` counted over the whole row. */
+/* The place of 16 bytes of a row: swizzled by the row; `c` counts over the whole row. */
 template <int D> static __device__ __forceinline__ uint32_t e4m3_chunk(uint32_t c, uint32_t lane)
 {
     if (D == 64) {
@@ -36,7 +36,7 @@ static __device__ __forceinline__ void load_q_e4m3(const __half *base, uint32_t 
     for (int k = 0; k < D / 16; k++) {
 #pragma unroll
         for (int n = 0; n < ROWS / 8; n++) {
-            uint32_t h = n * 8 + lane / 4; /* a thread's four bytes of K: two values, two values */
+            uint32_t h = n * 8 + lane / 4; /* a thread's four bytes of K are two pairs of values */
             const uint32_t *at = (const uint32_t *)(base + (size_t)h * D + k * 16 + lane % 4 * 4);
             q[k][n][0] = h < group ? at[0] : 0;
             q[k][n][1] = h < group ? at[1] : 0;
@@ -44,11 +44,11 @@ static __device__ __forceinline__ void load_q_e4m3(const __half *base, uint32_t 
     }
 }
 
-/* For a token whose V is zero: low, so that it does not push the others' weights out of f16, and
- * not so low that the sum of weights, taken against it, could overflow. */
+/* The shift of a token whose V is zero. It is low, so that the token does not push other weights
+ * out of f16's range, but not so low that the sum of weights could overflow against it. */
 #define ZERO_SHIFT (-40.0f)
 
-/* One warp's 16 tokens of a tile. lo, hi: the tokens of the 16 that count; k_scale, v_scale: the
+/* One warp's 16 tokens of a tile. lo, hi: tokens [lo, hi) of the 16 count; k_scale, v_scale: the
  * first token's. */
 template <int D, int ROWS>
 static __device__ __forceinline__ void
@@ -81,7 +81,7 @@ take_tokens_e4m3(struct warp_state<D, ROWS> &w, const uint32_t (&q)[D / 16][ROWS
         }
     }
 #pragma unroll
-    for (int j = 0; j < D / 32; j++) { /* on their way while weights are made */
+    for (int j = 0; j < D / 32; j++) { /* loaded while the weights are computed */
         ldmatrix4_t(v[j], v_at + of_lane + e4m3_chunk<D>(j * 2 + lane / 16, lane));
     }
     float by[2], shift[2];
@@ -99,20 +99,21 @@ take_tokens_e4m3(struct warp_state<D, ROWS> &w, const uint32_t (&q)[D / 16][ROWS
     }
     raise_reference(w, x, shift);
     weigh<__half>(w, x, by, p);
-    if (lo > 0 || hi < 16) { /* of the whole warp */
+    if (lo > 0 || hi < 16) { /* the same for the whole warp */
         uint32_t keep[2];
         keep_tokens(lo, hi, keep);
 #pragma unroll
         for (int j = 0; j < D / 32; j++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) { /* a pair of bytes is a token's */
+            for (int i = 0; i < 4; i++) { /* a pair of bytes belongs to one token */
                 v[j][i] &= keep[i % 2];
             }
         }
     }
 #pragma unroll
     for (int j = 0; j < D / 16; j++) {
-        uint32_t b[2]; /* two tokens' two dimensions -> one dimension's two tokens */
+        uint32_t b[2]; /* from two dimensions of each of two tokens to two tokens of each
+                          dimension */
         b[0] = __byte_perm(v[j / 2][j % 2 * 2], 0, 0x3120);
         b[1] = __byte_perm(v[j / 2][j % 2 * 2 + 1], 0, 0x3120);
         const uint32_t a[4] = {e4m3_pair(b[0]), e4m3_pair(b[0] >> 16), e4m3_pair(b[1]),

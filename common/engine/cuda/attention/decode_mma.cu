@@ -1,10 +1,11 @@
-/* Decode attention on sm_80 and newer: tiles come by cp.async, 16 bytes a lane, and lie in shared
- * memory as Hopper's copy engine puts them, so that all that computes is the same. */
+/* Decode attention on sm_80 and newer: cp.async fetches tiles, 16 bytes a lane, and puts them into
+ * shared memory in the layout of Hopper's copy engine, so that the computing code is the same. */
 #include "common/engine/cuda/attention/decode.cuh"
 #include "common/engine/cuda/copy_async.cuh"
 
 struct async_copy {
-    static constexpr uint32_t WARPS = 4, ARRIVALS = WARPS * 32; /* each thread's, its copies done */
+    static constexpr uint32_t WARPS = 4, ARRIVALS = WARPS * 32; /* each thread arrives when its
+                                                                   copies are done */
 
     static __device__ __forceinline__ void prepare(const CUtensorMap *)
     {

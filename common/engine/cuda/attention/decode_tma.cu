@@ -1,4 +1,4 @@
-/* Decode attention on Hopper: tiles come through the tensor copy engine. */
+/* Decode attention on Hopper: the tensor copy engine fetches tiles. */
 #include "common/engine/cuda/attention/decode.cuh"
 #include "common/engine/cuda/hopper.cuh"
 

@@ -1,9 +1,9 @@
-/* What a warp of the decode kernel keeps, and its softmax over 16 tokens. Device code only.
- * Products have KV as their first operand, tokens or dimensions as the 16 rows, and query heads as
- * the 8 columns: a group of up to 8 heads wastes no rows. Of the scores a thread holds tokens
- * lane / 4 and that + 8 for two heads; of the output two dimensions for the same two heads, so
- * nothing moves between threads when the output is scaled. Eights of heads: [ROWS / 8].
- * Scores are in powers of two. */
+/* A decode warp's state, and its softmax over 16 tokens. Device code only.
+ * Products have KV as their first operand (tokens or dimensions are the 16 rows), and query heads
+ * as the 8 columns, so a group of up to 8 heads wastes no rows. Of the scores a thread holds tokens
+ * lane / 4 and lane / 4 + 8 for two heads; of the output it holds two dimensions for the same two
+ * heads, so nothing moves between threads when the output is scaled. Arrays over groups of eight
+ * heads have [ROWS / 8]. Scores are base-2 exponents. */
 #ifndef BT_CUDA_ATTN_DECODE_WARP_CUH
 #define BT_CUDA_ATTN_DECODE_WARP_CUH
 
@@ -11,7 +11,8 @@
 
 template <int D, int ROWS> struct warp_state {
     float o[D / 16][ROWS / 8][4]; /* [16 dimensions]: {row lane / 4, that + 8} x {head, head + 1} */
-    float m[ROWS / 8][2], l[ROWS / 8][2]; /* weights are 2^(score - m); l: a thread's own tokens */
+    float m[ROWS / 8][2], l[ROWS / 8][2]; /* weights are 2^(score - m); l: the sum over this
+                                             thread's tokens */
 };
 
 template <int D, int ROWS>
@@ -28,11 +29,12 @@ static __device__ __forceinline__ void clear_state(struct warp_state<D, ROWS> &w
     }
 }
 
-/* The reference m is not the maximum but at most 2^8 below it: raising it scales the whole output
- * and asks eight threads, so it waits until a weight would be larger. 2^8 fits f16 well. */
+/* The reference m is at most 2^8 below the maximum. Raising it rescales the whole output and
+ * exchanges values among eight threads, so it is raised only when a weight would exceed 2^8, which
+ * is well inside f16. */
 #define RAISE_AT 8.0f
 
-/* x: scores, -inf where a token does not count; shift[token]: what a weight is multiplied by later,
+/* x: scores, -inf where a token does not count; shift[token]: log2 of a later factor of the weight,
  * which counts for m. */
 template <int D, int ROWS>
 static __device__ __forceinline__ void raise_reference(struct warp_state<D, ROWS> &w,
@@ -71,7 +73,7 @@ static __device__ __forceinline__ void raise_reference(struct warp_state<D, ROWS
     }
 }
 
-/* Weights of 16 tokens, times by[token], as the second operand of the product with V. */
+/* Weights of 16 tokens, multiplied by by[token], as the second operand of the product with V. */
 template <class T, int D, int ROWS>
 static __device__ __forceinline__ void weigh(struct warp_state<D, ROWS> &w,
                                              const float (&x)[ROWS / 8][4], const float (&by)[2],
@@ -91,8 +93,8 @@ static __device__ __forceinline__ void weigh(struct warp_state<D, ROWS> &w,
     }
 }
 
-/* Bits that keep tokens [lo, hi) of 16 in pairs (lane % 4 * 2, + 1) of the first and the last 8:
- * what lies beyond a sequence may be NaN, and 0 * NaN is no zero. */
+/* Bit masks that keep tokens [lo, hi) of 16, in pairs (lane % 4 * 2, + 1) of the first and the last
+ * 8. Values beyond a sequence may be NaN, and 0 * NaN is not 0. */
 static __device__ __forceinline__ void keep_tokens(int lo, int hi, uint32_t (&keep)[2])
 {
 #pragma unroll

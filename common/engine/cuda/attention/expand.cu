@@ -1,6 +1,6 @@
-/* Pages of e4m3 as f16, for prefill attention: its products take 16-bit values from shared memory,
- * and a chunk reads each page of its prefix once a KV head for all of its queries, so a pass over
- * the prefix ahead of it costs little (32k tokens of 8 heads of 128: 200 MB, some 50 us, beside
+/* Expands pages of e4m3 to f16 for prefill attention, whose products read 16-bit values from shared
+ * memory. A chunk reads each page of its prefix once a KV head for all its queries, so expanding
+ * the prefix first costs little (32k tokens of 8 heads of 128: 200 MB, about 50 us, compared to
  * milliseconds of products). Bound by memory: 16 values a thread at once. */
 #include "common/engine/cuda/attention/attention_priv.h"
 #include "common/engine/cuda/e4m3.cuh"
@@ -18,7 +18,7 @@ struct expand_args {
     uint32_t table_stride, page_tokens;
 };
 
-/* f16 has 5 bits of exponent, so the scale is not applied to it but before it. */
+/* f16 has only 5 bits of exponent, so the scale is applied before the conversion to f16. */
 static __device__ __forceinline__ uint32_t scaled_pair(uint32_t two, float f)
 {
     uint32_t h = e4m3_pair(two);
@@ -27,7 +27,7 @@ static __device__ __forceinline__ uint32_t scaled_pair(uint32_t two, float f)
     return *(const uint32_t *)&r;
 }
 
-/* One block per page. */
+/* One block for each page. */
 template <int D>
 static __global__ void __launch_bounds__(256)
     expand_kernel(const __grid_constant__ struct expand_args a)

@@ -1,8 +1,9 @@
-/* How a decode step's KV is cut over the multiprocessors (attention_priv.h): once for all layers,
- * on the device, so that a graph of the step never changes. */
+/* Divides a decode step's KV over the multiprocessors (attention_priv.h): once for all layers, and
+ * on the device, so that the step's graph never changes. */
 #include "common/engine/cuda/attention/decode.cuh"
 
-/* One block: tiles of each sequence, their running sum, the beginning of every run. */
+/* One block computes the tiles of each sequence, their running sum, and the beginning of every
+ * run. */
 static __global__ void __launch_bounds__(1024)
     decode_plan_kernel(const int32_t *lens, int batch, int kv_heads, int window, int blocks,
                        int run_min, struct bt_cu_decode_plan *plan, struct bt_cu_decode_seq *seqs,
@@ -47,7 +48,7 @@ static __global__ void __launch_bounds__(1024)
         struct bt_cu_decode_run run = {0, 0, 0, 0};
         if (r < n) {
             int begin = run_begin(r, total, n), lo = 0, hi = batch - 1;
-            while (lo < hi) { /* the last sequence that begins at or before it and has tiles */
+            while (lo < hi) { /* the last sequence with tiles that begins at or before it */
                 int mid = (lo + hi + 1) / 2;
                 if (seqs[mid].first * kv_heads <= begin) {
                     lo = mid;
@@ -62,7 +63,7 @@ static __global__ void __launch_bounds__(1024)
     }
 }
 
-/* Below this many tiles a run is not worth a block: its start costs as much as reading them. */
+/* A run has at least this many tiles: starting a block costs as much as reading them. */
 #define DECODE_RUN_MIN 2
 
 extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,

@@ -1,8 +1,8 @@
-/* Prefill attention on sm_80 and newer: what prefill_wgmma.cu does with Hopper's copy engine and
- * WGMMA, by cp.async and mma.sync. Eight warps take 16 rows of a tile each; four copy queries and,
- * ahead of them, K and V through two rings (as many registers are left as one would take). Tiles of
- * KV are small, so that a block fits the 99 KiB of shared memory that the smallest of these devices
- * give. */
+/* Prefill attention on sm_80 and newer: as prefill_wgmma.cu, but with cp.async and mma.sync in
+ * place of Hopper's copy engine and WGMMA. Eight warps compute 16 rows of a tile each. Four more
+ * warps copy the queries and, ahead of them, K and V through two rings; one warp would reserve as
+ * many registers as these four. Tiles of KV are small, so that a block fits into 99 KiB of shared
+ * memory, the least among these devices. */
 #include "common/engine/cuda/attention/prefill_tile.cuh"
 #include "common/engine/cuda/copy_async.cuh"
 
@@ -14,7 +14,7 @@
 struct mma_bars {
     uint64_t q_full, q_empty, tile_full, tile_empty;
     uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
-    int tile, next; /* what the computing warps take; what the copying ones take next */
+    int tile, next; /* tile: for the computing warps; next: for the copying warps */
 };
 
 /* Shared memory: queries, K's stages, V's. Each [D / 64][rows] of 128 bytes, swizzled. */
@@ -45,8 +45,8 @@ copy_queries(const struct prefill_args &a, const struct bt_attn_item &it, int he
     }
 }
 
-/* K (plane 0) or V (1) of BN tokens from `token` on; behind the sequence there are zeros, as what
- * lies there may be NaN, and 0 * NaN is no zero. */
+/* Copies K (plane 0) or V (1) of BN tokens from `token` on. Writes zeros behind the sequence: the
+ * pages may have NaN there, and 0 * NaN is not 0. */
 template <int D, int BN>
 static __device__ __forceinline__ void copy_kv(const struct prefill_args &a,
                                                const struct bt_attn_item &it, const int32_t *table,
@@ -110,7 +110,7 @@ static __device__ void produce(const struct prefill_args &a, struct mma_bars *b,
         }
         named_sync(1, COPIERS);
         tile = *(volatile int *)&b->next;
-        named_sync(1, COPIERS); /* all have read it */
+        named_sync(1, COPIERS); /* all copying threads have read it */
     }
     if (leader) {
         end_tickets(a);
@@ -180,7 +180,7 @@ static __device__ void consume(const struct prefill_args &a, struct mma_bars *b,
         }
         const struct bt_attn_item it = a.items[tile % (int)a.n_items];
         struct span kv = kv_span<BN>(it, a.window);
-        int clear = (it.pos + 1) / BN; /* KV tiles below have nothing later than any row */
+        int clear = (it.pos + 1) / BN; /* tiles below this one need no causal mask */
         int edge = a.window ? max(it.pos + it.n - (int)a.window + BN - 1, 0) / BN : 0;
         struct tile_state<T, D, BN> t;
         start_tile(a, t, it, row);

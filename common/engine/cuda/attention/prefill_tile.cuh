@@ -1,7 +1,7 @@
-/* Prefill attention, what does not depend on how bytes come and products are made: a tile is BM
- * rows of one KV head, its query heads packed as rows (token-major), against KV tiles of BN tokens,
- * from the last to the first. Sixteen rows belong to a warp; a thread holds the columns of two of
- * them that the accumulators of mma.sync and of WGMMA have alike. */
+/* The parts of prefill attention that do not depend on how data is copied and products are
+ * computed. A tile is BM rows of one KV head, its query heads packed as rows (token-major), against
+ * KV tiles of BN tokens, from the last to the first. A warp has sixteen rows. A thread has columns
+ * of two of them; their layout is the same in the accumulators of mma.sync and WGMMA. */
 #ifndef BT_CUDA_ATTN_TILE_CUH
 #define BT_CUDA_ATTN_TILE_CUH
 
@@ -25,7 +25,7 @@ struct prefill_args {
     uint32_t *tickets;
 };
 
-/* KV tiles that a tile of queries sees: [first, end). */
+/* The KV tiles that a tile of queries sees: [first, end). */
 struct span {
     int first, end;
 };
@@ -41,9 +41,10 @@ template <class T, int D, int BN> struct tile_state {
     float o[D / 2]; /* 64 x D over 128 threads */
     float s[BN / 2];
     uint32_t p[BN / 4];
-    float m[2], l[2], fix[2]; /* of rows lane / 4 and + 8; fix: factor that o still lacks */
-    float base[2];            /* m, scaled; rows without a token: infinite */
-    bool moved;               /* fix is to be applied */
+    float m[2], l[2], fix[2]; /* of rows lane / 4 and + 8; fix: a factor that o must still be
+                                 multiplied by */
+    float base[2];            /* m, scaled; infinite for rows without a token */
+    bool moved;               /* fix must be applied */
     int limit[2], from[2];    /* tokens a row sees: [from, limit) */
 };
 
@@ -62,7 +63,8 @@ static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
         t.m[r] = -INFINITY;
         t.base[r] = INFINITY;
         t.l[r] = 0;
-        /* Rows without a token hold another's query: they see nothing, and decide nothing. */
+        /* Rows without a token hold a copy of another query. They see no token and must not affect
+         * the maximum. */
         t.limit[r] = token < it.n && token < BM / (int)a.group ? it.pos + token + 1 : 0;
         t.from[r] = a.window ? max(it.pos + token + 1 - (int)a.window, 0) : 0;
     }
@@ -79,8 +81,8 @@ static __device__ __forceinline__ void mask(struct tile_state<T, D, BN> &t, int 
     }
 }
 
-/* exp2 of the scores against the base, and their sums by four chains, since one warp's latency
- * shows here. */
+/* exp2 of the scores against the base, and their sums in four chains: with one chain a warp would
+ * wait for each addition. */
 template <class T, int D, int BN>
 static __device__ __forceinline__ void weigh(struct tile_state<T, D, BN> &t, float scale,
                                              float (&sum)[2])
@@ -100,8 +102,8 @@ static __device__ __forceinline__ void weigh(struct tile_state<T, D, BN> &t, flo
     }
 }
 
-/* Scores to weights, against a maximum that is raised only when a score exceeds it by 2^8: the
- * weights stay far inside the range of f16, and the output is hardly ever rescaled. */
+/* Turns scores into weights. The reference is raised only when a score exceeds it by 2^8, so the
+ * weights stay well inside the range of f16, and the output is rarely rescaled. */
 template <class T, int D, int BN>
 static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, float scale)
 {
@@ -127,7 +129,7 @@ static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, f
     }
     bool far = ((top[0] - t.m[0]) * scale > 8.0f && t.limit[0] > 0) ||
                ((top[1] - t.m[1]) * scale > 8.0f && t.limit[1] > 0);
-    t.moved = __any_sync(~0u, far); /* no score seen yet: inf > 8 */
+    t.moved = __any_sync(~0u, far); /* also if no score was seen before: inf > 8 */
     if (t.moved) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -147,7 +149,8 @@ template <class T, int D, int BN>
 static __device__ __forceinline__ void to_weights(struct tile_state<T, D, BN> &t)
 {
 #pragma unroll
-    for (int i = 0; i < BN / 4; i++) { /* accumulators of two 8-column tiles are an A fragment */
+    /* The accumulators of two 8-column tiles form an A fragment. */
+    for (int i = 0; i < BN / 4; i++) {
         t.p[i] = pack2<T>(t.s[i * 2], t.s[i * 2 + 1]);
     }
 }
@@ -187,8 +190,8 @@ static __device__ __forceinline__ void store(const struct prefill_args &a,
     }
 }
 
-/* By one thread of a block that takes no more tiles: the last one leaves the counters as they were.
- */
+/* Called by one thread of a block that takes no more tiles. The last block resets the counters for
+ * the next launch. */
 static __device__ __forceinline__ void end_tickets(const struct prefill_args &a)
 {
     __threadfence();
@@ -198,7 +201,7 @@ static __device__ __forceinline__ void end_tickets(const struct prefill_args &a)
     }
 }
 
-/* Each warp for itself: one may be done with what another still reads. */
+/* Each warp releases separately: another warp may still read the data. */
 static __device__ __forceinline__ void release(uint32_t bar)
 {
     __syncwarp();

@@ -1,14 +1,14 @@
 /* Prefill attention on Hopper: chunks of prompts over their cached prefix and themselves, causal,
- * from pages. Bound by the tensor cores, so the design keeps them fed:
+ * from pages. The tensor cores limit the speed, so the design keeps them busy:
  *   - a tile is 128 rows of one KV head, its query heads packed as rows (token-major), against KV
- *     tiles of BN tokens: both products are WGMMA, the scores' 16-bit copy stays in registers;
+ *     tiles of BN tokens. Both products are WGMMA, and the scores' 16-bit copy stays in registers;
  *   - one warp copies through TMA (a page's head is one box) for two warpgroups of 64 rows, three
- *     tiles ahead, so that one's softmax can run under the other's products (forcing them to take
- *     turns by named barriers was measured 1 to 4 % slower);
- *   - within a warpgroup the scores of the next KV tile are under way while the last one's output
+ *     tiles ahead, so that the softmax of one warpgroup can run during the products of the other
+ *     (named barriers that force them to alternate made it 1 to 4 % slower);
+ *   - within a warpgroup the scores of the next KV tile are computed while the last tile's output
  *     is summed;
- *   - blocks are persistent and take tiles from a counter, the longest of a KV head first, head by
- *     head, so that a head's KV stays in the L2 cache. */
+ *   - blocks are persistent and take tiles from a counter, head by head and the longest of a KV
+ *     head first, so that a head's KV stays in the L2 cache. */
 #include "common/engine/cuda/attention/prefill_tile.cuh"
 #include "common/engine/cuda/hopper.cuh"
 
@@ -84,7 +84,8 @@ static __device__ __forceinline__ void produce(const struct prefill_args &a,
                 tma_load_3d(smem + h * (BM * 128), q_map, bar, h * 64, head * (int)a.group, it.row);
             }
         }
-        /* From the last tile to the first: masks come first, and are over then. Page ids by 32. */
+        /* From the last tile to the first, so that all masked tiles come first. Page ids are read
+         * 32 at a time. */
         for (int n = kv.end - 1, i = 0; n >= kv.first; n--, i++) {
             int shift = i * per_tile % 32;
             if (shift == 0) { /* lane l: page l % per_tile of tile n - l / per_tile */
@@ -140,8 +141,8 @@ static __device__ __forceinline__ void outputs(struct tile_state<T, D, BN> &t, u
     wgmma_commit();
 }
 
-/* Rows of V behind the sequence may be NaN, and 0 * NaN is no zero. Both warpgroups do this, each
- * for itself: they write the same. */
+/* Clears rows of V behind the sequence: they may be NaN, and 0 * NaN is not 0. Both warpgroups do
+ * this; they write the same values. */
 template <int D, int BN> static __device__ __forceinline__ void clear_tail(uint8_t *v, int from)
 {
     for (int i = threadIdx.x % 128; i < (BN - from) * 8 * (D / 64); i += 128) {
@@ -151,8 +152,8 @@ template <int D, int BN> static __device__ __forceinline__ void clear_tail(uint8
     fence_async_shared();
 }
 
-/* The scores of this warp's rows once more, by instructions of a warp alone: q and k are where they
- * were. */
+/* Computes the scores of this warp's rows again, with instructions that need only this warp. q and
+ * k must be unchanged. */
 template <class T, int D, int BN>
 static __device__ __forceinline__ void scores_again(struct tile_state<T, D, BN> &t, uint32_t q,
                                                     uint32_t k)
@@ -163,7 +164,8 @@ static __device__ __forceinline__ void scores_again(struct tile_state<T, D, BN> 
         t.s[i] = 0;
     }
 #pragma unroll 1
-    for (uint32_t c = 0; c < D / 16; c++) { /* rows of 128 bytes, pieces of 16 turned by the row */
+    /* Rows of 128 bytes; their 16-byte pieces are permuted by row. */
+    for (uint32_t c = 0; c < D / 16; c++) {
         uint32_t a[4], b[4], piece = c % 4 * 2;
         ldmatrix4(a, q + c / 4 * (BM * 128) + q_row * 128 + ((piece + lane / 16) ^ q_row % 8) * 16);
 #pragma unroll
@@ -176,7 +178,7 @@ static __device__ __forceinline__ void scores_again(struct tile_state<T, D, BN> 
     }
 }
 
-/* What a warpgroup carries through all its tiles. */
+/* A warpgroup's state, kept over all its tiles. */
 struct consumer {
     struct prefill_bars *b;
     uint32_t smem, group_bar; /* named barrier of this warpgroup */
@@ -186,9 +188,10 @@ struct consumer {
     float scale;
 };
 
-/* Scores of KV tile n run while the output of the tile before is summed; then softmax of n. Where
- * nothing is masked every row has a base already, and no maximum is looked for: only if a row's
- * weights sum to so much that one of them may leave the range of f16 all is done again. */
+/* Computes the scores of KV tile n while the output of the previous tile is summed, then the
+ * softmax of n. In a tile without mask every row has a base already, and no maximum is searched.
+ * Only if a row's weights have so large a sum that one of them may exceed the range of f16, the
+ * tile is computed again. */
 template <bool MASK, class T, int D, int BN>
 static __device__ __forceinline__ void step(struct consumer &c, struct tile_state<T, D, BN> &t,
                                             int n)
@@ -231,7 +234,7 @@ static __device__ __forceinline__ void step(struct consumer &c, struct tile_stat
     to_weights(t);
 }
 
-/* The first KV tile, which is the sequence's last: no output runs behind its scores. */
+/* The first KV tile, which is the sequence's last: there is no earlier output to sum. */
 template <class T, int D, int BN>
 static __device__ __forceinline__ void
 first_step(struct consumer &c, struct tile_state<T, D, BN> &t, int n, int len, uint8_t *smem)
@@ -294,7 +297,8 @@ static __device__ __forceinline__ void consume(const struct prefill_args &a, str
         int head = tile / (int)a.n_items;
         const struct bt_attn_item it = a.items[tile % (int)a.n_items];
         struct span kv = kv_span<BN>(it, a.window);
-        int clear = it.pos / BN; /* KV tiles below: seen by all rows, which have a base then */
+        int clear = it.pos / BN; /* all rows see the KV tiles below this one, and then have a
+                                    base */
         int edge = a.window ? max(it.pos + it.n - (int)a.window + BN - 1, 0) / BN : 0;
         struct tile_state<T, D, BN> t;
         start_tile(a, t, it, row);
@@ -307,7 +311,7 @@ static __device__ __forceinline__ void consume(const struct prefill_args &a, str
         for (; n >= max(kv.first, edge); n--) {
             step<false>(c, t, n);
         }
-        for (; n >= kv.first; n--) { /* tiles that a window cuts */
+        for (; n >= kv.first; n--) { /* tiles that the window cuts */
             step<true>(c, t, n);
         }
         last_step(c, t);

@@ -1,10 +1,10 @@
 /* Products with few rows of activations (decode batches up to 8), bound by reading the weights
- * once. Operands are swapped: 16 weight rows are the M of an m16n8k16 product and tokens its N, so
- * that tensor cores do what little arithmetic there is. A dot product may take its k in any order:
- * each thread reads 16 contiguous bytes of a row and calls them the columns that its fragments
- * want. A block takes 16 rows, its warps share k; their sums meet in shared memory.
- * Weights do not depend on the kernel before: a block asks for its first ones before it waits for
- * that kernel's end (programmatic dependent launch). */
+ * once. The operands are swapped: 16 weight rows are the M of an m16n8k16 product and tokens its N,
+ * so that tensor cores do the little arithmetic. A dot product may run over k in any order: each
+ * thread reads 16 contiguous bytes of a row and uses them as the columns that its fragments need. A
+ * block computes 16 rows; its warps divide k, and add their sums in shared memory. Weights do not
+ * depend on the kernel before, so a block requests its first weights before it waits for that
+ * kernel's end (programmatic dependent launch). */
 #include "common/engine/cuda/mma.cuh"
 #include "common/engine/cuda/rows/rows.h"
 
@@ -27,7 +27,7 @@ static __device__ __forceinline__ uint4 load_once(const uint16_t *p)
     return v;
 }
 
-/* 16 rows x 32 columns times 32 x 8: two products, columns named as said above. */
+/* 16 rows x 32 columns times 32 x 8: two products, with the order of columns described above. */
 static __device__ __forceinline__ void step32(float (&c)[4], const uint4 &lo, const uint4 &hi,
                                               const uint4 &x)
 {
@@ -36,8 +36,9 @@ static __device__ __forceinline__ void step32(float (&c)[4], const uint4 &lo, co
     mma16816<__nv_bfloat16>(c, a1, x.z, x.w);
 }
 
-/* UNROLL: pairs of 16-byte loads that a thread has under way. A grid of three blocks for each
- * multiprocessor needs four, one of two needs eight for the same bytes in flight. */
+/* UNROLL: pairs of 16-byte loads in flight for each thread. A grid with three blocks for each
+ * multiprocessor needs four; one with two blocks needs eight, for the same number of bytes in
+ * flight. */
 template <int MODE, uint32_t UNROLL>
 static __global__ void __launch_bounds__(WARPS * 32, UNROLL == 4 ? 3 : 2)
     gemv_kernel(const __grid_constant__ struct gemv_args a)

@@ -1,18 +1,18 @@
 /* Products of few rows (skinny.h) on Hopper. 64 weight rows are the M of a warpgroup's product and
- * tokens its N, so tensor cores idle most of the time, and what counts is that the weights never
- * stop coming:
- *   - a tile is 64 weight rows for each computing warpgroup of a block. One warp copies weights
- *     in boxes of 8 KB, 64 rows of 128 bytes, through a ring for each warpgroup; the rings fill
- * most of the shared memory. Of each 64 rows it asks for `depth` neighbouring boxes before it goes
- * to the next 64: memory likes longer pieces of a row. Another warp copies the activations, which
- * all warpgroups share: they come from the L2 cache, and many weight rows a block keep that traffic
- * low;
- *   - the blocks of a cluster cut k among them and add their sums through each other's shared
- *     memory, always in the same order;
- *   - weights do not depend on the kernel before: their ring fills while that one still runs
+ * tokens its N. The tensor cores are idle most of the time; what counts is that weights are fetched
+ * without a pause:
+ *   - a tile is 64 weight rows for each computing warpgroup of a block. One warp copies weights in
+ *     boxes of 8 KB, 64 rows of 128 bytes, through a ring for each warpgroup; the rings fill most
+ *     of the shared memory. It fetches `depth` neighbouring boxes of 64 rows before it goes to the
+ *     next 64 rows, as memory is faster with longer pieces of a row. Another warp copies the
+ *     activations, which all warpgroups share. They come from the L2 cache, and with many weight
+ *     rows in a block there is little of that traffic;
+ *   - the blocks of a cluster divide k and add their sums through each other's shared memory,
+ *     always in the same order;
+ *   - weights do not depend on the kernel before: their ring is filled while that kernel still runs
  *     (programmatic dependent launch);
- *   - gate and up rows alternate by eights in a tile, by the tensor map alone, so that one thread
- *     holds both of a SwiGLU. */
+ *   - gate and up rows alternate in groups of eight in a tile. The tensor map does this, so that
+ *     one thread holds both values of a SwiGLU. */
 #include "common/engine/cuda/gemm/skinny.h"
 
 #include "common/engine/cuda/device.h"
@@ -25,12 +25,12 @@
 #define MAX_SLOTS 26
 #define X_BOXES   7    /* 64 columns of all tokens each */
 #define PITCH     68u  /* floats from token to token of a warpgroup's 64 sums */
-#define STAGED    2176 /* 8 tokens of them */
+#define STAGED    2176 /* ... of 8 of those tokens */
 #define SMEM_MAX  231424u
 
 struct skinny_args {
     void *y;
-    uint32_t m, n, tiles, steps;             /* steps: of 64 columns */
+    uint32_t m, n, tiles, steps;             /* steps: k in units of 64 columns */
     uint32_t depth, slots, x_slots, cluster; /* slots: of each warpgroup */
     enum bt_cu_skinny_end end;
 };
@@ -39,7 +39,7 @@ struct skinny_bars {
     uint64_t full[MAX_SLOTS], empty[MAX_SLOTS], x_full[X_BOXES], x_empty[X_BOXES];
 };
 
-/* This block's columns of 64: [first, end). */
+/* The units of 64 columns of this block: [first, end). */
 struct columns {
     uint32_t first, end;
 };
@@ -103,7 +103,7 @@ static __device__ __forceinline__ void copy_activations(const struct skinny_args
 
 /* ---- the computing warpgroups ---- */
 
-/* Each warp for itself. */
+/* Each warp releases separately. */
 static __device__ __forceinline__ void release(uint32_t bar)
 {
     __syncwarp();
@@ -118,7 +118,7 @@ struct consumer {
     struct ring w, x;
 };
 
-/* One tile: this warpgroup's 64 rows times all tokens over this block's columns. */
+/* Computes one tile: this warpgroup's 64 rows times all tokens, over this block's columns. */
 template <int NT, int GROUPS>
 static __device__ __forceinline__ void sum_tile(const struct skinny_args &a, struct consumer &c,
                                                 float (&acc)[NT / 2])
@@ -151,8 +151,8 @@ static __device__ __forceinline__ float swiglu(float gate, float up)
     return gate / (1.0f + __expf(-gate)) * up;
 }
 
-/* A warpgroup's sums to memory, 8 tokens at a time and by way of shared memory, so that a token's
- * values leave in one piece: while this goes on no weights are asked for. */
+/* Writes a warpgroup's sums, 8 tokens at a time and through shared memory, so that a token's values
+ * are written in one piece. It must be short, as no weights are requested meanwhile. */
 template <int NT>
 static __device__ __forceinline__ void put(const struct skinny_args &a, uint32_t row0, float *stage,
                                            uint32_t group, const float (&acc)[NT / 2])
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void put(const struct skinny_args &a, uint32_t
         mine[at + 8] = acc[i + 2];
         mine[PITCH + at + 8] = acc[i + 3];
         named_sync(2 + group, 128);
-        if (a.end == BT_CU_SKINNY_SWIGLU) { /* eight rows of gate, eight of up */
+        if (a.end == BT_CU_SKINNY_SWIGLU) { /* eight rows of gate, then eight of up */
             uint32_t col = row0 / 2 + quad / 2;
             const float *gate = stage + token * PITCH + quad / 16 * 16 + quad % 16 / 2;
             if (t < a.m && col < a.n / 2) {
@@ -187,8 +187,8 @@ static __device__ __forceinline__ void put(const struct skinny_args &a, uint32_t
 
 /* ---- sums over a cluster ---- */
 
-/* A block's sums, token by token: floats from one to the next. As PITCH, it keeps eight rows of
- * four token pairs in banks of their own. */
+/* A block's sums, token by token; the constant is the number of floats from one token to the next.
+ * As with PITCH, eight rows of four token pairs are in different banks. */
 template <int GROUPS> struct sums {
     static constexpr uint32_t pitch = GROUPS * 64 + 4;
 };
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void share(float *sum, uint32_t group, const f
 {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    named_sync(1, GROUPS * 128); /* nobody reads the ring, which lies here, any more */
+    named_sync(1, GROUPS * 128); /* all have stopped reading the ring, which uses the same memory */
 #pragma unroll
     for (int i = 0; i < NT / 2; i++) {
         uint32_t t = lane % 4 * 2 + i / 4 * 8 + i % 2;
@@ -216,7 +216,7 @@ static __device__ __forceinline__ float4 gather(const float *at, uint32_t cluste
     return v;
 }
 
-/* Each block of the cluster ends a part of the tokens. */
+/* Each block of the cluster finishes a part of the tokens. */
 template <int NT, int GROUPS>
 static __device__ __forceinline__ void put_shared(const struct skinny_args &a, uint32_t tile,
                                                   const float *sum)
@@ -300,14 +300,14 @@ static __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
             copy_activations<NT>(a, &x_map, &bars, x_smem);
         }
     }
-    if (a.cluster > 1) { /* one tile: see launch() */
+    if (a.cluster > 1) { /* there is one tile: see launch() */
         __syncwarp();
         cluster_sync();
         if (warp < GROUPS * 4) {
             put_shared<NT, GROUPS>(a, blockIdx.x / a.cluster, (const float *)smem);
         }
         __syncwarp();
-        cluster_sync(); /* nobody ends while its sums are read */
+        cluster_sync(); /* no block ends while others read its sums */
     }
 }
 
@@ -328,10 +328,10 @@ static uint32_t tiles_of(const struct way *y, uint32_t n)
     return (n + y->groups * 64 - 1) / (y->groups * 64);
 }
 
-/* Clusters of so many blocks that run at once, one block to a multiprocessor. */
+/* How many clusters of this many blocks run at once, with one block to a multiprocessor. */
 static uint32_t clusters_of(uint32_t blocks)
 {
-    static int known[9]; /* + 1 */
+    static int known[9]; /* the number + 1; 0: not known */
     if (known[blocks] == 0) {
         cudaLaunchConfig_t c = {};
         cudaLaunchAttribute attr[1];

@@ -1,15 +1,15 @@
 /* Products of many rows (wide.h) on Hopper. A tile is 128 rows of x times 256 of w:
- *   - one thread copies 64 columns of both through TMA into a ring of four stages, two warpgroups
+ *   - one thread copies 64 columns of both through TMA into a ring of four stages; two warpgroups
  *     of 64 rows each multiply (m64n256k16, the instruction that reads shared memory least);
- *   - blocks run in pairs whose tiles lie below each other and share the rows of w: each fetches
- *     half of them for both, which takes a third off what the L2 cache must deliver, and watts with
- *     it;
- *   - blocks are persistent; tiles are taken in bands of rows, so that a band's x stays in the L2
- *     cache while w passes by once a band;
+ *   - blocks run in pairs. The two tiles of a pair lie below each other and share the rows of w:
+ *     each block fetches half of them for both. That reduces reads from the L2 cache by a third,
+ *     and power with it;
+ *   - blocks are persistent. They take tiles in bands of rows, so that a band's x stays in the L2
+ *     cache while w is read once for each band;
  *   - with SwiGLU the 256 rows of w are 128 of gate and 128 of up, and with RoPE they are whole
- *     heads: in either case one thread holds the values that belong together;
- *   - a tile's sums are packed to 16 bits at once, and what else is to be done with them happens
- *     under the next tile's products, whose registers they would be in. */
+ *     heads. So the values that are combined are always in one thread;
+ *   - a tile's sums are converted to 16 bits at once. The rest of the ending is done during the
+ *     next tile's products, which need the registers of the sums. */
 #include "common/engine/cuda/gemm/wide.h"
 
 #include "common/engine/cuda/device.h"
@@ -28,23 +28,23 @@
 #define X_BYTES (BM * BK * 2)
 #define W_BYTES (BN * BK * 2)
 #define STAGE   (X_BYTES + W_BYTES)
-#define STAGED  4096 /* a warp's 16 rows of 128 values on their way out */
+#define STAGED  4096 /* a warp's 16 rows of 128 values before they are written */
 #define SMEM    (STAGES * STAGE + WARPS * STAGED + 1024)
 #ifndef BAND
-#define BAND 8 /* pairs of tiles below each other */
+#define BAND 8 /* pairs of tiles below each other in a band */
 #endif
 
 enum wide_end { SWIGLU, APPEND };
 
-/* Parts of a tile's ending, each under one step of the next tile. */
+/* The number of parts of a tile's ending; each part runs during one step of the next tile. */
 template <enum wide_end END> struct parts {
     static constexpr int n = END == SWIGLU ? 5 : 4;
 };
 
 struct wide_args {
-    uint32_t m, n, steps;  /* steps: of 64 columns */
-    uint32_t pairs, cols;  /* tiles: pairs of them down, columns across */
-    uint32_t half_row;     /* w's row of the second 128, from the first */
+    uint32_t m, n, steps;  /* steps: k in units of 64 columns */
+    uint32_t pairs, cols;  /* numbers of tiles: pairs of them down, columns across */
+    uint32_t half_row;     /* from w's first row of a tile to the row of its second 128 */
     uint32_t rows_per_col; /* w's rows from one column of tiles to the next */
     void *y;
     struct bt_cu_append append;
@@ -54,7 +54,7 @@ struct wide_bars {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* The tile of this block in the cluster's turn t: the first row of x and the column of tiles. */
+/* This block's tile in turn t of the cluster: the first row of x, and the column of tiles. */
 struct tile {
     uint32_t row, col;
 };
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void produce(const struct wide_args &a, const 
         const int w_row = (int)(at.col * a.rows_per_col + rank * a.half_row);
         for (uint32_t i = 0; i < a.steps; i++) {
             uint32_t x = smem + r.at * STAGE, bar = smem_addr(&b->full[r.at]);
-            bar_wait(smem_addr(&b->empty[r.at]), r.phase); /* both blocks' */
+            bar_wait(smem_addr(&b->empty[r.at]), r.phase); /* of both blocks */
             bar_expect(bar, STAGE);
             tma_load_2d(x, x_map, bar, (int)(i * BK), (int)at.row, TMA_EVICT_NORMAL);
             tma_load_2d_both(x + X_BYTES + rank * (W_BYTES / 2), w_map, bar, (int)(i * BK), w_row);
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void produce(const struct wide_args &a, const 
 
 /* ---- the computing warpgroups ---- */
 
-/* Each warp for itself, to both blocks. */
+/* Each warp releases separately, in both blocks. */
 static __device__ __forceinline__ void release(uint32_t bar)
 {
     __syncwarp();
@@ -98,13 +98,13 @@ static __device__ __forceinline__ void release(uint32_t bar)
     }
 }
 
-/* Where a warpgroup is in the ring, and the stage whose products may still be under way. */
+/* A warpgroup's position in the ring, and the stage whose products may still be running. */
 struct place {
     struct ring r;
     uint32_t before;
 };
 
-/* 64 columns' products begin; the step before has ended when this is settled. */
+/* Starts the products of 64 columns. When it returns, those of the step before have ended. */
 static __device__ __forceinline__ void begin(struct wide_bars *b, uint32_t smem,
                                              const struct place &c, float (&acc)[128], bool first)
 {
@@ -133,16 +133,17 @@ static __device__ __forceinline__ void settle(struct wide_bars *b, struct place 
  * A thread holds rows lane / 4 and + 8 of its warp's 16, columns 8 i + lane % 4 * 2 and the next:
  * acc[4 i + 2 (row) + (column)]. */
 
-/* A tile on its way out. */
+/* A tile that is being written. */
 struct leaving {
-    uint32_t v[64]; /* two columns each */
-    uint32_t row0;  /* the warp's first */
+    uint32_t v[64]; /* each: two columns */
+    uint32_t row0;  /* the warp's first row */
     uint32_t col, place;
     bool any;
 };
 
-/* 128 columns in 16 bits to this warp's place in shared memory: 16 rows of 16 pieces of 16 bytes,
- * turned so that neither side meets its own banks. */
+/* The place in shared memory where this warp writes 128 columns of 16-bit values: 16 rows of 16
+ * pieces of 16 bytes. The pieces are permuted by row, so that neither writing nor reading has bank
+ * conflicts. */
 static __device__ __forceinline__ uint32_t *staged(uint8_t *stage, uint32_t row, uint32_t piece)
 {
     return (uint32_t *)(stage + row * 256 + (piece ^ row % 8) * 16);
@@ -158,7 +159,7 @@ static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
 }
 
-/* v[4 i + 2 (row)]: gate, and behind it up. */
+/* v[4 i + 2 (row)] is gate; up follows it. */
 static __device__ __forceinline__ void take_swiglu(struct leaving &out, const float (&acc)[128])
 {
 #pragma unroll
@@ -196,7 +197,8 @@ leave_swiglu(const struct wide_args &a, const struct leaving &out, uint8_t *stag
     __syncwarp();
 }
 
-/* Bias, QK norm and RoPE of the heads in a tile, in place. pos: of the thread's two rows. */
+/* Applies bias, QK norm and RoPE to the heads in a tile, in place. pos: of the thread's two
+ * rows. */
 template <int D>
 static __device__ __forceinline__ void turn(const struct bt_cu_append &a, uint32_t head0,
                                             const float2 (&cs)[D / 4], float (&acc)[128])
@@ -261,7 +263,7 @@ static __device__ __forceinline__ void turn(const struct bt_cu_append &a, uint32
     }
 }
 
-/* Cosines and sines of the thread's columns in its two rows. */
+/* Loads the cosines and sines for the thread's columns in its two rows. */
 template <int D>
 static __device__ __forceinline__ void angles(const struct bt_cu_append &a, int at_pos,
                                               float2 (&cs)[D / 4])
@@ -279,7 +281,7 @@ static __device__ __forceinline__ void angles(const struct bt_cu_append &a, int 
     }
 }
 
-/* Lane l knows where row l % 16 belongs among a plane's rows, and its position. ~0: padding. */
+/* Lane l gets the place of row l % 16 among a plane's rows, and its position. ~0: a padding row. */
 static __device__ __forceinline__ uint32_t place_of(const struct bt_cu_append &a, uint32_t row0,
                                                     int *pos)
 {
@@ -301,7 +303,7 @@ static __device__ __forceinline__ void take_append(struct leaving &out, const fl
     }
 }
 
-/* Queries go to their rows, keys and values to their pages: 128 columns in two parts. */
+/* Writes queries to their rows, keys and values to their pages: 128 columns in two parts. */
 template <int D>
 static __device__ __forceinline__ void
 leave_append(const struct wide_args &w, const struct leaving &out, uint8_t *stage, int part)
@@ -417,7 +419,7 @@ static __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
         bar_init_fence();
     }
     __syncthreads();
-    cluster_sync(); /* the other block's barriers are there */
+    cluster_sync(); /* the other block has initialized its barriers */
     early_wait();
     if (threadIdx.x < 128) {
         regs_give<40>();
@@ -429,7 +431,7 @@ static __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
         regs_take<232>();
         consume<END, D>(a, &b, smem);
     }
-    cluster_sync(); /* nobody ends while the other copies to it or tells it */
+    cluster_sync(); /* neither block ends while the other copies to it or arrives at its barriers */
 }
 
 /* ---- launches ---- */

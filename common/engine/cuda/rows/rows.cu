@@ -88,7 +88,7 @@ static __global__ void norm_kernel(const float *x, const int32_t *rows, const fl
     const uint32_t quads = hidden / 4, rest = threadIdx.x + KEPT * blockDim.x;
     const float4 *wt = (const float4 *)w, zero = make_float4(0, 0, 0, 0);
     float4 v[KEPT], u[KEPT];
-    early_next(); /* the product behind asks for its weights */
+    early_next(); /* lets the next kernel start: it prefetches weights */
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         uint32_t i = threadIdx.x + k * blockDim.x;
@@ -115,7 +115,7 @@ static __global__ void norm_kernel(const float *x, const int32_t *rows, const fl
             a[t * quads + i] = scaled4(v[k], f, u[k]);
         }
     }
-    for (uint32_t i = rest; i < quads; i += blockDim.x) { /* the cache still has them */
+    for (uint32_t i = rest; i < quads; i += blockDim.x) { /* the cache still has these values */
         a[t * quads + i] = scaled4(in[i], f, wt[i]);
     }
 }
@@ -155,7 +155,7 @@ extern "C" cudaError_t bt_cu_swiglu(const void *gu, uint32_t n, uint32_t inter, 
     return cudaGetLastError();
 }
 
-/* A warp's row: lane l holds values i * 32 + l of both halves. */
+/* A warp computes one row: lane l has values i * 32 + l of both halves. */
 template <int D>
 static __device__ __forceinline__ void put_f16(__half *out, uint32_t lane,
                                                const float (&v)[2][D / 64])
@@ -190,7 +190,7 @@ static __device__ __forceinline__ void put_e4m3(uint8_t *out, uint8_t *scale, ui
     }
 }
 
-/* One warp per (token, head); lane l holds pairs (i, i + D / 2), the halves that RoPE turns. */
+/* One warp for each (token, head); lane l has pairs (i, i + D / 2), which RoPE rotates. */
 template <int D> static __global__ void append_kernel(const __grid_constant__ struct bt_cu_append a)
 {
     constexpr int PAIRS = D / 64;

@@ -1,7 +1,8 @@
-/* Choosing one row's token, by one block of BT_CU_SAMPLE_THREADS threads: common/engine/sampler.h
- * on the device. Written in what C and CUDA have in common, so that tests/unit/test_cuda_sample.c
- * runs this very text on a CPU against the host's sampler. Sums are integers (2^-44 a unit): they
- * do not depend on the order in which threads add, so the same row always gives the same token. */
+/* Chooses one row's token in one block of BT_CU_SAMPLE_THREADS threads: common/engine/sampler.h on
+ * the device. It uses only what C and CUDA have in common, so that tests/unit/test_cuda_sample.c
+ * can run this file on a CPU and compare it with the host's sampler. Sums are integers (units of
+ * 2^-44), so they do not depend on the order in which threads add, and the same row always gives
+ * the same token. */
 #ifndef BT_CUDA_SAMPLE_ROW_CUH
 #define BT_CUDA_SAMPLE_ROW_CUH
 
@@ -16,7 +17,7 @@ typedef unsigned long long sample_u64;
 #define SAMPLE_BINS   2048
 #define SAMPLE_GATHER BT_CU_SAMPLE_THREADS /* candidates that are ranked one by one */
 #define SAMPLE_ALL    (~0ull)
-/* No Gumbel variate exceeds it: 23 random bits. */
+/* The largest Gumbel variate of 23 random bits. */
 #define SAMPLE_GUMBEL_MAX 16.64f
 
 /* ---- blocks ---- */
@@ -44,7 +45,7 @@ static __device__ sample_u64 block_max64(sample_u64 v)
     return v;
 }
 
-/* The sum over the threads up to this one; *total_p: over all. */
+/* The sum over all threads up to and including this one; *total_p: over all threads. */
 static __device__ sample_u64 block_scan64(sample_u64 v, sample_u64 *total_p)
 {
     __shared__ sample_u64 part[32];
@@ -69,11 +70,11 @@ static __device__ sample_u64 block_scan64(sample_u64 v, sample_u64 *total_p)
 
 /* ---- orders ---- */
 
-/* Rises with the value, and falls with the id among equal ones: never 0. */
+/* A key that rises with the value and, for equal values, falls with the id. Never 0. */
 static __device__ sample_u64 sample_key(float v, uint32_t id)
 {
     uint32_t u = __float_as_uint(v);
-    u = u == 0x80000000u ? 0 : u; /* -0 is 0 */
+    u = u == 0x80000000u ? 0 : u; /* -0 counts as 0 */
     u = u >> 31 ? ~u : u | 0x80000000u;
     return (sample_u64)u << 32 | (0xffffffffu - id);
 }
@@ -88,8 +89,8 @@ static __device__ sample_u64 sample_weight(float s)
     return (sample_u64)(expf(s) * 0x1p44f);
 }
 
-/* A row of scaled logits s <= 0, the largest of them 0. A token's place among the others is
- * |s| and id: smaller ones come first. Those below the floor, and those that are out, have none. */
+/* A row of scaled logits s <= 0, the largest of them 0. The order of tokens is by |s|, then by id;
+ * a token's place is this number. Tokens below the floor, or with s = -inf, have no place. */
 struct sample_row {
     const float *l;
     uint32_t vocab;
@@ -108,7 +109,7 @@ static __device__ bool sample_place(const struct sample_row *r, uint32_t i, floa
     return s >= r->floor && s > -INFINITY;
 }
 
-/* The first cut is in steps of 1/64 of s, which spreads the tokens of a model well. */
+/* The first level's bins are 1/64 of s wide, which distributes a model's tokens well. */
 static __device__ uint32_t sample_first_bin(float s)
 {
     float b = -s * 64.0f;
@@ -119,13 +120,13 @@ static __device__ uint32_t sample_first_bin(float s)
 
 struct sample_hist {
     uint32_t n[SAMPLE_BINS];
-    uint32_t lo[SAMPLE_BINS], hi[SAMPLE_BINS]; /* mass; of the gathered: each one's */
+    uint32_t lo[SAMPLE_BINS], hi[SAMPLE_BINS]; /* mass of a bin; later of each listed candidate */
     sample_u64 list[SAMPLE_GATHER];
     uint32_t n_list, bin;
     sample_u64 before, answer;
 };
 
-/* 64-bit sums by 32-bit atomics: shared memory has no others that are fast. */
+/* Adds 64-bit numbers with 32-bit atomics, as 64-bit atomics on shared memory are slow. */
 static __device__ void sample_add(struct sample_hist *h, uint32_t bin, sample_u64 mass)
 {
     uint32_t low = (uint32_t)mass, old = atomicAdd(&h->lo[bin], low);
@@ -135,7 +136,7 @@ static __device__ void sample_add(struct sample_hist *h, uint32_t bin, sample_u6
     }
 }
 
-/* Which places a level looks at, and into which bin a place belongs. */
+/* The places that a level looks at, and how they map to bins. */
 struct sample_level {
     sample_u64 from, to;
     uint32_t shift;
@@ -170,9 +171,9 @@ static __device__ sample_u64 sample_bin(const struct sample_hist *h, uint32_t bi
     return mass ? (sample_u64)h->hi[bin] << 32 | h->lo[bin] : h->n[bin];
 }
 
-/* Finds the bin in which the sum reaches want: h->bin, and h->before it. On the first level want
- * may still have to be told from the total: count k, or share p of the mass. False: all are wanted.
- */
+/* Finds the bin in which the sum reaches want: sets h->bin, and h->before to the sum before that
+ * bin. On the first level it computes want from the total: count k, or share p of the mass. False:
+ * all tokens are kept. */
 static __device__ bool sample_find(struct sample_hist *h, bool mass, bool first, uint32_t k,
                                    float p, sample_u64 base, sample_u64 *want_p)
 {
@@ -189,7 +190,7 @@ static __device__ bool sample_find(struct sample_hist *h, bool mass, bool first,
         *want_p = mass ? sample_max(1, (sample_u64)ceil((double)p * (double)total)) : k;
     }
     sample_u64 at = up_to - own;
-    if (at < *want_p && *want_p <= up_to) { /* one thread */
+    if (at < *want_p && *want_p <= up_to) { /* true in exactly one thread */
         uint32_t i = threadIdx.x * EACH;
         while (at + sample_bin(h, i, mass) < *want_p) {
             at += sample_bin(h, i++, mass);
@@ -202,7 +203,7 @@ static __device__ bool sample_find(struct sample_hist *h, bool mass, bool first,
     return true;
 }
 
-/* The bin's places become the next level's. */
+/* Limits the next level to the bin's places. */
 static __device__ void sample_narrow(struct sample_level *v, uint32_t bin)
 {
     if (v->first) {
@@ -224,7 +225,7 @@ static __device__ void sample_narrow(struct sample_level *v, uint32_t bin)
     }
 }
 
-/* Few enough: each thread ranks one of them among all. */
+/* Used when few candidates are left: each thread ranks one of them among all. */
 static __device__ sample_u64 sample_rank(const struct sample_row *r, const struct sample_level *v,
                                          bool mass, sample_u64 want, struct sample_hist *h)
 {
@@ -245,7 +246,8 @@ static __device__ sample_u64 sample_rank(const struct sample_row *r, const struc
         for (uint32_t j = 0; j < h->n_list; j++) {
             at += h->list[j] < mine ? sample_bin(h, j, true) : 0;
         }
-        if (at < want && want <= at + sample_bin(h, threadIdx.x, true)) { /* one thread */
+        /* True in exactly one thread. */
+        if (at < want && want <= at + sample_bin(h, threadIdx.x, true)) {
             h->answer = mine;
         }
     }
@@ -253,8 +255,8 @@ static __device__ sample_u64 sample_rank(const struct sample_row *r, const struc
     return h->answer;
 }
 
-/* The last place that is kept of those up to limit: the k-th (mass false), or the one with which
- * the mass reaches the share p of theirs. */
+/* The last place that is kept of those up to limit: the k-th (mass false), or the one at which the
+ * sum reaches the share p of their mass. */
 static __device__ sample_u64 sample_cut(const struct sample_row *r, sample_u64 limit, bool mass,
                                         uint32_t k, float p)
 {
@@ -298,7 +300,7 @@ static __device__ void sample_philox(uint64_t seed, uint32_t position, uint32_t 
     out[3] = c3;
 }
 
-/* The key of the largest s + Gumbel among places up to last; 0: there is none. */
+/* The key of the largest s + Gumbel among places up to `last`; 0: none. */
 static __device__ sample_u64 sample_gumbel(const struct sample_row *r, const struct bt_cu_draw *w,
                                            sample_u64 last)
 {
@@ -330,8 +332,8 @@ static __device__ sample_u64 sample_gumbel(const struct sample_row *r, const str
 
 /* ---- a row ---- */
 
-/* The key of the largest; false: something is no number, or all are -inf. Many loads are under way
- * at once, since one block reads a row. */
+/* The key of the largest value; false: a value is NaN or +inf, or all are -inf. Has many loads in
+ * flight at once, since one block reads the whole row. */
 static __device__ bool sample_row_top(const float *l, uint32_t vocab, sample_u64 *top_p)
 {
     enum { AHEAD = 16 };
@@ -344,7 +346,7 @@ static __device__ bool sample_row_top(const float *l, uint32_t vocab, sample_u64
             uint32_t i = at + k * BT_CU_SAMPLE_THREADS;
             v[k] = i < vocab ? l[i] : -INFINITY;
         }
-        for (uint32_t k = 0; k < AHEAD; k++) { /* the first of equal ones stays */
+        for (uint32_t k = 0; k < AHEAD; k++) { /* of equal values the first wins */
             bad |= !(v[k] < INFINITY);         /* NaN too */
             id = v[k] > top ? at + k * BT_CU_SAMPLE_THREADS : id;
             top = v[k] > top ? v[k] : top;
@@ -355,10 +357,10 @@ static __device__ bool sample_row_top(const float *l, uint32_t vocab, sample_u64
     return !bad && l[sample_key_id(*top_p)] > -INFINITY;
 }
 
-/* Which ids may be drawn. Those without a token are mostly the last ones, which a shorter row
- * leaves out at no cost; only holes before them are looked up. */
+/* Which ids may be drawn. Ids without a token are mostly the last ones; `end` excludes these at no
+ * cost. Only ids below `end` are looked up in `known`. */
 struct sample_ids {
-    const uint32_t *known; /* bits; NULL: no holes below end */
+    const uint32_t *known; /* bits; NULL: all ids below `end` have a token */
     uint32_t n, end;
 };
 static __device__ struct sample_ids sample_ids_of(const struct bt_cu_sampling *a)
@@ -388,7 +390,7 @@ static __device__ sample_u64 sample_next(const float *l, const struct sample_ids
     return best;
 }
 
-/* Writes the n most likely tokens; only the thread that had the last one looks for its next. */
+/* Writes the n most likely tokens. After each one only the thread that had it searches again. */
 static __device__ void sample_top_n(const float *l, const struct sample_ids *ids, double lse,
                                     uint32_t n, struct bt_cu_drawn *out)
 {
@@ -415,7 +417,7 @@ static __device__ double sample_log_sum(const float *l, uint32_t vocab, float ma
     return max + log((double)total * 0x1p-44);
 }
 
-/* Mask, bias, minimum length, penalties: from l to the row's own v. */
+/* Applies mask, bias, minimum length and penalties: reads l, writes the row's v. */
 static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
                                      const struct sample_ids *ids, const float *l, float *v)
 {
@@ -449,7 +451,7 @@ static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struc
     __syncthreads();
 }
 
-/* The token of an adjusted row, below end; a's vocab: none can be chosen. */
+/* The token of an adjusted row, below `end`; a's vocab: no token can be chosen. */
 static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
                                          uint32_t end, const float *v, sample_u64 top)
 {
@@ -468,10 +470,10 @@ static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const s
     return best ? sample_key_id(best) : a->vocab;
 }
 
-/* Draw `n` of a: all threads of a block. */
+/* Does draw `n` of a, with all threads of a block. */
 static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
 {
-    __shared__ struct bt_cu_draw draw; /* the host's memory is far */
+    __shared__ struct bt_cu_draw draw; /* a copy, as reading host memory is slow */
     if (threadIdx.x == 0) {
         draw = a->draws[n];
     }
