@@ -1,4 +1,4 @@
-/* Pool, index and policy kept in step. Control thread. */
+/* Keeps pool, index and policy consistent. Control thread. */
 #include "kvstore/cache/cache.h"
 
 #include <stdlib.h>
@@ -65,14 +65,15 @@ static void free_slot(struct bt_cache *c, uint32_t slot)
     bt_pool_free(c->pool, slot);
 }
 
-/* A request has found the block in slot. false: it is the request that fetched the block. */
+/* Counts a request that has found the block in slot. false: it is the request that fetched the
+ * block. */
 static bool count_use(struct bt_cache *c, uint32_t slot)
 {
     if (c->copy[slot] == COPY_UNUSED) {
         c->copy[slot] = COPY_USED;
         return false;
     }
-    /* Two requests have used it, so it becomes an ordinary block. */
+    /* A second request has used it, so it becomes an ordinary block. */
     c->copies -= c->copy[slot] == COPY_USED;
     c->copy[slot] = COPY_NONE;
     return true;
@@ -240,7 +241,8 @@ bool bt_cache_readmit(struct bt_cache *c, uint32_t slot)
     }
     (void)bt_pool_last_use(c->pool, slot, &uses);
     admit(c, slot, &b, uses);
-    if (bt_pool_unlease(c->pool, slot) == 0) { /* this is no use, so the header does not change */
+    /* Ending a lease is not a use, so the header does not change. */
+    if (bt_pool_unlease(c->pool, slot) == 0) {
         c->policy->unpin(c->evict, slot);
     }
     return true;
@@ -261,7 +263,7 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
                        copy ? "a copy beyond a quarter of the slots" : "it only passed through");
         } else if (bt_index_has_slot(c->index, slot)) {
             now = now != 0 ? now : bt_mono_ns();
-            bt_pool_used(c->pool, slot, now, false); /* until now */
+            bt_pool_used(c->pool, slot, now, false); /* it was in use until now */
             c->policy->unpin(c->evict, slot);
         } else {
             free_slot(c, slot);

@@ -1,5 +1,5 @@
-/* Index of sealed blocks: keys by slot, and an open-addressing table of slot numbers over them. 43
- * to 48 bytes a slot. Control thread. Pure. */
+/* Index of sealed blocks: keys by slot, and an open-addressing table of slot numbers over them. It
+ * needs 43 to 48 bytes a slot. Control thread. Pure. */
 #include "kvstore/cache/index.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ struct bt_index {
     struct entry *slots;
     uint32_t *table; /* slot + 1; 0: empty. Linear probing, no tombstones */
     uint32_t n, mask, count;
-    uint64_t seed; /* a client cannot choose keys that collide */
+    uint64_t seed; /* a random seed, so that clients cannot choose keys that collide */
     bt_index_observer_fn fn;
     void *arg;
 };

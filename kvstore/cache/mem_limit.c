@@ -46,7 +46,7 @@ static uint64_t least_upwards(const char *mount, char *group, const char *file)
     }
 }
 
-/* "a,b" has the word memory? */
+/* Does "a,b" contain the word memory? */
 static bool has_memory(char *controllers)
 {
     char *save = NULL;

@@ -1,5 +1,5 @@
-/* Which blocks are pinned, which of them are here, and which are protected. A block that several
- * pins name is one entry, owned by the oldest pin. Control thread. */
+/* Which blocks are pinned, which of them are in a tier of this node, and which are protected. A
+ * block that several pins name is one entry, owned by the oldest pin. Control thread. */
 #include "kvstore/cache/pins.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "common/log/log.h"
 
 #define TICK_MS   1000
-#define SAVES_MAX 4096u /* blocks looked at in one tick, to write them to the SSD */
+#define SAVES_MAX 4096u /* blocks that a tick examines for writing to the SSD */
 #define NOWHERE   UINT32_MAX
 
 struct pin;
@@ -60,7 +60,7 @@ static uint32_t held_max(const struct bt_pins *p, bt_pin_tier_t t)
     return (uint32_t)(p->c.pin_max * (double)slots_of(p, t));
 }
 
-/* Something that bt_pins_states shows has changed. */
+/* Something that bt_pins_states returns has changed. */
 static void changed(struct bt_pins *p)
 {
     p->version++;
@@ -136,7 +136,7 @@ static bool displace(struct bt_pins *p, bt_pin_tier_t t, const struct entry *e)
     return false;
 }
 
-/* Protects a block that is here, if its rank is high enough. */
+/* Protects a block that is in the tier, if its rank is high enough. */
 static bool protect(struct bt_pins *p, bt_pin_tier_t t, struct entry *e)
 {
     if (e->at[t] == NOWHERE || e->held[t]) {
@@ -150,7 +150,7 @@ static bool protect(struct bt_pins *p, bt_pin_tier_t t, struct entry *e)
     return true;
 }
 
-/* There is room, or ranks have changed: protects the entries of the highest ranks. */
+/* Protects the entries of the highest ranks after room was freed or ranks have changed. */
 static void refill(struct bt_pins *p, bt_pin_tier_t t)
 {
     struct bt_list *l;
@@ -238,7 +238,7 @@ static struct pin *find(const struct bt_pins *p, uint64_t id)
     return NULL;
 }
 
-/* Does a go before b? */
+/* Is a older than b? */
 static bool older(const struct pin *a, const struct pin *b)
 {
     return a->created_ns != b->created_ns ? a->created_ns < b->created_ns : a->id < b->id;
@@ -253,7 +253,7 @@ static void insert(struct bt_pins *p, struct pin *x)
     bt_list_insert_tail(l->next, &x->link); /* behind l */
 }
 
-/* x owns e from now on, and e counts for x where it is protected. */
+/* Makes x the owner of e; if e is protected, it counts for x. */
 static void give(struct entry *e, struct pin *x)
 {
     for (int t = 0; t < BT_PIN_TIERS; t++) {
@@ -298,7 +298,7 @@ static void look_up(struct bt_pins *p, struct entry *e)
     }
 }
 
-/* x does not name e any more. */
+/* Removes x from the pins that name e. */
 static void leave(struct bt_pins *p, struct pin *x, struct entry *e)
 {
     struct bt_list *l;
@@ -350,7 +350,7 @@ bt_status_t bt_pins_put(struct bt_pins *p, const struct bt_pin *pin)
     struct pin *was = find(p, pin->id);
     if (was != NULL && was->n == pin->n && was->created_ns == pin->created_ns &&
         memcmp(&was->entries[pin->n - 1]->key, &pin->keys[pin->n - 1], sizeof(*pin->keys)) == 0) {
-        was->ends_ns = pin->ends_ns; /* renewed; equal last keys mean equal chains */
+        was->ends_ns = pin->ends_ns; /* the pin is renewed; equal last keys mean equal chains */
         return BT_OK;
     }
     bt_pins_remove(p, pin->id);
@@ -410,7 +410,7 @@ static void save_some(struct bt_pins *p)
                 return;
             }
             if (e->at[BT_PIN_SSD] == NOWHERE) {
-                look_up(p, e); /* a disk that was unavailable sent no event */
+                look_up(p, e); /* a disk that was unavailable has sent no event */
             }
             if (e->at[BT_PIN_SLAB] != NOWHERE && e->at[BT_PIN_SSD] == NOWHERE) {
                 bt_status_t st = bt_tier_save(p->c.tier, e->at[BT_PIN_SLAB]);

@@ -7,13 +7,13 @@
 
 #include "common/base/crc32c.h"
 
-#define USES_MAX 65535u /* the count stops there */
+#define USES_MAX 65535u /* the count does not rise above this */
 
 struct slot_meta {
     uint32_t generation;
     uint32_t leases;
     uint32_t next_free;
-    uint8_t state; /* bt_slot_state_t; the slab's word is written from here, never read back */
+    uint8_t state; /* bt_slot_state_t; copied to the slab's word, which is never read back */
 };
 
 struct bt_pool {
@@ -79,8 +79,8 @@ static struct slot_meta *meta_of(const struct bt_pool *p, uint32_t slot)
     return &p->meta[slot];
 }
 
-/* The only writer of state words. The release order makes data, CRCs and header visible with the
- * state. */
+/* Only this function writes state words. The release order makes data, CRCs and header visible
+ * together with the state. */
 static void set_state(struct bt_pool *p, uint32_t slot, bt_slot_state_t state)
 {
     struct slot_meta *m = meta_of(p, slot);

@@ -1,5 +1,5 @@
 /* Writes blocks to the SSD and reads them back. A block that is being written holds a lease of its
- * slab slot, so it cannot be evicted. A slot that is being read into is WRITING and belongs to no
+ * slab slot, so it cannot be evicted. A slot that a block is read into is WRITING and belongs to no
  * request. Control thread. */
 #include "kvstore/cache/tier.h"
 
@@ -17,7 +17,7 @@ struct bt_tier_save {    /* a block being written, or about to be */
     struct bt_tier *t;
     uint32_t slot;
     bool evicting;
-    bool lead;                               /* its slot is leased also while it waits */
+    bool lead;                               /* its slot is leased already while it waits */
     void (*done)(void *arg, bt_status_t st); /* may be NULL */
     void *arg;
 };
@@ -53,7 +53,8 @@ struct bt_tier {
     struct bt_recent *recent;
     struct bt_map *fetches; /* key -> struct fetch */
     struct bt_list saves, passing, reads;
-    uint32_t n_saves, saves_max; /* so that blocks being written do not fill a small slab */
+    uint32_t n_saves, saves_max; /* writes under way; the limit keeps them from filling a small
+                                    slab */
     uint32_t n_leads;
     /* Slots whose blocks wait for their turn to be written, and their generations; 0: no. */
     uint32_t *wanted, *wanted_gen; /* a ring, and by slot: [n_slots] */
@@ -74,7 +75,7 @@ struct bt_tier {
 
 static void take_turns(struct bt_tier *t);
 
-/* v has ended, or has not begun. */
+/* Frees v, which has ended or was never started. */
 static void save_free(struct bt_tier_save *v)
 {
     struct bt_tier *t = v->t;
@@ -86,7 +87,7 @@ static void save_free(struct bt_tier_save *v)
     free(v);
 }
 
-/* The SSD counts and reports the failure; the block in the slab is unchanged. */
+/* The SSD counts and reports a failure; the block in the slab is unchanged. */
 static void on_saved(void *arg, bt_status_t st)
 {
     struct bt_tier_save *v = arg;
@@ -187,12 +188,13 @@ static void take_turns(struct bt_tier *t)
     while (st != BT_AGAIN && !t->destroying && (!bt_list_empty(&t->passing) || t->n_wanted > 0)) {
         st = !bt_list_empty(&t->passing) ? turn_of_passing(t) : turn_of_wanted(t);
     }
-    if (st == BT_AGAIN && t->n_saves == 0) { /* no write is under way whose end would call this */
+    /* No write is under way whose end would call this function. */
+    if (st == BT_AGAIN && t->n_saves == 0) {
         bt_timer_start(t->c.loop, &t->retry, RETRY_MS, 0, on_retry, t);
     }
 }
 
-/* Writes the block now, or notes it for its turn. */
+/* Writes the block now, or puts its slot into the queue. */
 static void want(struct bt_tier *t, uint32_t slot)
 {
     bool wait = t->n_wanted > 0 || !bt_list_empty(&t->passing);
@@ -254,7 +256,7 @@ void bt_tier_pass_forget(struct bt_tier_save *v)
     struct bt_list *i;
     v->done = NULL;
     bt_list_for_each (i, &v->t->passing) {
-        if (i == &v->link) { /* nothing has begun */
+        if (i == &v->link) { /* its write has not started */
             save_free(v);
             return;
         }
@@ -273,7 +275,7 @@ void bt_tier_save_beginning(struct bt_tier *t, uint32_t slot)
     v->lead = true;
     t->n_leads++;
     BT_ASSERT(bt_cache_hold(t->c.cache, bt_pool_key(pool, slot)) == slot);
-    (void)pass(t, v); /* without a write it stays an ordinary block */
+    (void)pass(t, v); /* if it is not written, it stays an ordinary block */
 }
 
 uint32_t bt_tier_beginnings(const struct bt_tier *t)
@@ -330,7 +332,8 @@ static void on_late(void *arg)
     load_done(l);
 }
 
-/* The block has arrived, or failed. Reads that have given up are no waiters any more. */
+/* The block has been read, or its read has failed. Reads that have given up are not in waiters any
+ * more. */
 static void on_fetched(void *arg, bt_status_t st)
 {
     struct fetch *f = arg;
@@ -340,7 +343,7 @@ static void on_fetched(void *arg, bt_status_t st)
     if (m != NULL) {
         bt_metric_add(m, 1);
     }
-    if (st == BT_OK) { /* a copy that was computed meanwhile stays */
+    if (st == BT_OK) { /* if the same block was computed meanwhile, that one stays */
         struct bt_cache_block b = {.key = &f->key,
                                    .n_tokens = t->c.block_tokens,
                                    .depth = f->depth,
@@ -454,7 +457,7 @@ void bt_tier_read_end(struct bt_tier_read *l)
     free(l);
 }
 
-/* ---- the whole ---- */
+/* ---- create and destroy ---- */
 
 static uint32_t segment_crc(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *key)
 {
@@ -531,7 +534,7 @@ void bt_tier_destroy(struct bt_tier *t)
     t->destroying = true;
     while (!bt_list_empty(&t->passing)) {
         struct bt_tier_save *v = BT_CONTAINER_OF(t->passing.next, struct bt_tier_save, link);
-        BT_ASSERT(v->lead); /* the others belonged to callers that have ended */
+        BT_ASSERT(v->lead); /* callers have ended all others */
         save_free(v);
     }
     bt_timer_stop(t->c.loop, &t->retry);
