@@ -42,7 +42,7 @@ static bool only_dead_opens(const struct bt_grant *g)
 }
 
 /* The beginning of a pass-through prompt is written and cached. The rest of the prompt needs this
- * grant by its name only, so its slots become plain cache. */
+ * grant only to find it by its name, so its slots become ordinary cache. */
 static void release_beginning(struct bt_grant *g)
 {
     if (g->res.beginning && g->seal.produced && bt_list_empty(&g->opens)) {

@@ -1,17 +1,16 @@
 /* Blocks that local workers read without a grant (LocalLease, LocalUnlease). A preempted row takes
  * its KV back from the slab or from the SSD. A pass-through prompt comes back from the SSD or from
- * other nodes through a window of a few slots, piece by piece. A leased slot cannot be evicted.
- *
- * A lease ends when the worker says so, or one quarantine after its proven death. A lease that is
- * reclaim_ms old is recalled. A worker that keeps it for as long again hangs and is killed. Control
- * thread. */
+ * other nodes through a window of a few slots, piece by piece. A leased slot cannot be evicted.  A
+ * lease ends with the worker's LocalUnlease, or one quarantine after the worker's proven death. A
+ * lease that is reclaim_ms old is recalled. A worker that keeps it for another reclaim_ms is
+ * assumed to hang and is killed. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvstore/grant/grant_priv.h"
 
-#define LEASE_WAIT_MS 1800 /* shorter than the worker's wait for the second answer */
+#define LEASE_WAIT_MS 1800 /* shorter than the worker's wait for the answer */
 
 struct lease {
     struct bt_list in_worker; /* or in gs->leases.dead */
@@ -57,8 +56,8 @@ static struct lease *lease_find(const struct bt_grant_worker *w, uint64_t id)
     return NULL;
 }
 
-/* Leases the longest prefix of the keys that is in the slab; NULL: the first is not. This is no use
- * in the sense of eviction, since the blocks go back to the row that they belong to. */
+/* Leases the longest prefix of the keys that is in the slab; NULL: the first block is not. For
+ * eviction this does not count as a use, since the blocks return to the row that they belong to. */
 static struct lease *lease_make(struct bt_grant_worker *w, uint64_t id, bool passing,
                                 const struct bt_kv_key *keys, uint32_t n)
 {
@@ -143,7 +142,7 @@ static void asked_free(struct asked *q)
     free(q);
 }
 
-/* Gives the worker the first n blocks, as far as they are in the slab. */
+/* Leases to the worker those of the first n blocks that are in the slab. */
 static void asked_give(struct asked *q, uint32_t n)
 {
     lease_give(q->w, q->id, q->passing, q->keys, n); /* before the fetch drops its leases */
@@ -192,7 +191,7 @@ static const struct bt_grant *passing_grant(const struct asked *q)
     return g != NULL && g->res.rest != NULL ? g : NULL;
 }
 
-/* true: the blocks are being fetched, the answer follows. */
+/* true: the blocks are being fetched, and the answer follows later. */
 static bool fetch_first(struct asked *q)
 {
     struct bt_grants *gs = q->w->gs;
@@ -244,7 +243,7 @@ static void start_waiting(struct bt_grants *gs)
     }
 }
 
-/* The window has been full for too long: the workers compute instead. */
+/* Answers leases that have waited too long for room in the window: the workers compute instead. */
 static void give_up_late(struct bt_grants *gs, uint64_t now)
 {
     while (!bt_list_empty(&gs->leases.waiting)) {
@@ -264,7 +263,7 @@ void bt_grant_lease_forget_asked(struct bt_grant_worker *w)
     }
 }
 
-/* ---- what workers say ---- */
+/* ---- messages of workers ---- */
 
 bt_status_t bt_grant_lease_ask(struct bt_grant_worker *w, const Baton__LocalLease *m)
 {
@@ -306,7 +305,7 @@ void bt_grant_lease_end(struct bt_grant_worker *w, const Baton__LocalUnlease *m)
 {
     struct lease *l = lease_find(w, m->lease);
     struct asked *q = asked_find(w, m->lease);
-    if (l != NULL) { /* otherwise it is of an earlier attachment */
+    if (l != NULL) { /* otherwise the lease is of an earlier attachment */
         lease_free(l);
         w->n_leases--;
     }

@@ -1,8 +1,8 @@
-/* Overlap: where fetching a prefix takes about as long as computing it, its end is fetched while
- * the writer computes its beginning. The grant has slots of its own for every block that is not
- * resident, and the writer fills all of them, with what it computes or copies. So the flow has one
- * writer, and a block that arrives too late does no harm. The fetched copies need slots too: they
- * stay leased until the writer says that it no longer reads them (LocalTailEnd), closes or dies.
+/* Overlap: if fetching a prefix takes about as long as computing it, its end is fetched while the
+ * writer computes its beginning. The grant has its own slot for every block that is not resident,
+ * and the writer fills all of them: with blocks that it computes, or with copies of fetched blocks.
+ * So the flow has one writer, and a block that arrives too late does no harm. The fetched blocks
+ * need slots too. These stay leased until the writer has read them (LocalTailEnd), closes or dies.
  * All backward fetches together use at most a quarter of the slab. Control thread. */
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
-/* Reservations that wait: if more of the prefix lies on the SSD or on other nodes, the Reserve is
- * kept until those blocks are in the slab or the wait is over. Its grant is then made as if the
- * Reserve had just arrived. Until then a worker's open waits, and a peer that asks for the flow is
- * told to ask again. Control thread. */
+/* Reservations that wait: if more of the prefix is on the SSD or on other nodes, the kvstore keeps
+ * the Reserve until those blocks are in the slab or the waiting time is over. Then it makes the
+ * grant as if the Reserve had just arrived. Until then a worker's open waits, and a peer that asks
+ * for the flow is told to ask again. Control thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ struct pending {
     void *session;
     uint64_t request;
     uint32_t epoch;
-    uint32_t beginning; /* blocks, of a prompt that no slab holds */
+    uint32_t beginning; /* number of blocks; for a prompt that is larger than the slab */
     Baton__Reserve *reserve;
     struct bt_fetch *fetch;
 };

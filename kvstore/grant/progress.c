@@ -1,5 +1,5 @@
-/* The flow of a grant: what its producer has written, who is told, and what is sealed. Control
- * thread. */
+/* The flow of a grant: what its producer has written, who is notified, and which blocks are sealed.
+ * Control thread. */
 #include "kvstore/grant/grant_priv.h"
 
 void bt_grant_save_beginning(const struct bt_grant *g, uint32_t first, uint32_t end)
@@ -84,7 +84,7 @@ void bt_grant_progress(struct bt_grant *g)
     if (moved) {
         bt_grant_overlap_advance(g);
     }
-    /* Tell the wire here, since a later bell finds no movement. */
+    /* Tell the wire here: a later bell would see no change. */
     if (moved && !bt_list_empty(&g->transfer.sends) && !g->gs->stopping) {
         g->gs->wire.kick(g->gs->wire.w);
     }

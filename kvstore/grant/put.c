@@ -1,25 +1,25 @@
 /* Blocks that local workers write without a grant (LocalPut, LocalPutDone). Generated blocks become
  * cache. Blocks of a pass-through prompt go to the SSD, by the write policy, through a window of
- * slots. While the window is full a put waits for its answer; this is what slows the worker down to
- * the speed of the disk. A put ends when the worker says so, or one quarantine after its proven
- * death. Control thread. */
+ * slots. While the window is full a put waits for its answer, which slows the worker down to the
+ * speed of the disk. A put ends with the worker's LocalPutDone, or one quarantine after the
+ * worker's proven death. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvstore/grant/grant_priv.h"
 
-#define PASS_WAIT_MS 10000 /* a disk that is too slow for so long is too slow for the rest */
+#define PASS_WAIT_MS 10000 /* a disk that is this slow for one block is too slow for the rest */
 
 struct put {
     struct bt_list link; /* in its worker, or in a list of gs->puts */
     struct bt_grants *gs;
-    struct bt_grant_worker *w;        /* while it waits: the worker that asked */
-    uint64_t id, expire_ns, given_ns; /* given_ns: while it waits, when it was asked for */
+    struct bt_grant_worker *w;        /* while the put waits: the worker that asked */
+    uint64_t id, expire_ns, given_ns; /* given_ns: while the put waits, the time of the request */
     uint32_t slot, depth, n_tokens;
     uint32_t tenant;           /* tag */
     bool passing;              /* its slot counts in the window */
-    struct bt_tier_save *save; /* while it is written to the SSD */
+    struct bt_tier_save *save; /* while the block is written to the SSD */
     struct bt_kv_key key;
 };
 
@@ -89,15 +89,15 @@ static bool known(const struct bt_grants *gs, const struct bt_kv_key *key)
            bt_ssd_has(bt_tier_ssd(gs->c.tier), key);
 }
 
-/* Waiting puts get slots as far as the window allows. If no slot is free the next tick tries again.
- */
+/* Gives slots to waiting puts as far as the window allows. If no slot is free the next tick tries
+ * again. */
 static void start_waiting(struct bt_grants *gs)
 {
     while (!bt_list_empty(&gs->puts.waiting) && gs->window.out < gs->window.slots &&
            !gs->stopping) {
         struct put *p = BT_CONTAINER_OF(gs->puts.waiting.next, struct put, link);
         struct bt_grant_worker *w = p->w;
-        bool done = known(gs, &p->key); /* another request has written it */
+        bool done = known(gs, &p->key); /* another request has written the block */
         if (!done && take(p) != BT_OK) {
             return;
         }
@@ -140,7 +140,7 @@ static bt_status_t may_pass(const struct bt_grant_worker *w, const struct put *p
                : bt_tier_admit(gs->c.tier, &p->key, p->depth);
 }
 
-/* ---- what workers say ---- */
+/* ---- messages of workers ---- */
 
 static bt_status_t may_stay(const struct bt_grant_worker *w, struct put *p)
 {
@@ -247,8 +247,9 @@ void bt_grant_put_void(struct bt_grant_worker *w, uint64_t until)
     }
 }
 
-/* A copy takes milliseconds and cannot be cancelled. A worker that has not sent LocalPutDone for
- * twice reclaim_ms has stopped. It owns the slot until one quarantine after its death. */
+/* A copy takes milliseconds and cannot be cancelled. If a worker has not sent LocalPutDone for
+ * twice reclaim_ms, it does not run any more. It still owns the slot until one quarantine after its
+ * death. */
 void bt_grant_put_reclaim(struct bt_grant_worker *w, uint64_t now)
 {
     if (bt_list_empty(&w->puts)) {

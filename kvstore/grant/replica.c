@@ -1,12 +1,12 @@
-/* Copies of prefixes that a conductor orders before they are needed: a fetch of the lowest class
- * that nobody waits for. The blocks stay in the cache, on probation like every fetched block.
+/* Copies of prefixes that a conductor orders before they are needed: fetches of the lowest class
+ * for which no request waits. The blocks stay in the cache, on probation like every fetched block.
  * Control thread. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvstore/grant/grant_priv.h"
 
-#define REPLICAS_MAX 4 /* at once: more would all arrive late */
+#define REPLICAS_MAX 4 /* at once: with more of them all would arrive late */
 
 struct replica {
     struct bt_list link;
@@ -42,7 +42,7 @@ static void replica_free(struct replica *x)
     free(x);
 }
 
-/* Length of the chain's prefix that is in the slab. */
+/* Number of blocks at the beginning of the chain that are in the slab. */
 static uint32_t resident(const struct bt_grants *gs, const struct bt_kv_key *keys, uint32_t n)
 {
     uint32_t have = 0;
@@ -93,7 +93,7 @@ void bt_grants_replicate(struct bt_grants *gs, void *session, const Baton__Repli
                                .group = bt_grant_group(gs, m->tenant),
                                .class = BT_WIRE_REPLICA};
     x->fetch = bt_fetch_start(gs->fetches, &ask, on_done, x);
-    if (x->fetch == NULL) { /* everything is here, or no source has more */
+    if (x->fetch == NULL) { /* all blocks are in the slab, or no source has more */
         answer(gs, session, m->id, BT_OK, 0);
         replica_free(x);
     }

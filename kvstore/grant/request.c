@@ -1,4 +1,4 @@
-/* What is known of request ids. It outlives the grants, so that late messages of an old epoch are
+/* The state of a request id. It outlives the grants, so that late messages of an old epoch are
  * recognized. Control thread. */
 #include <stdlib.h>
 

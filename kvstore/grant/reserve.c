@@ -1,5 +1,5 @@
-/* The conductors' side of grants: a Reserve is checked, may wait for its prefix (pending.c), and
- * becomes a grant; Release and the end of a session give it back. Control thread. */
+/* The conductors' side of grants: checks a Reserve, lets it wait for its prefix (pending.c), and
+ * makes a grant of it. Release, or the end of the session, frees the grant. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +71,8 @@ static bt_status_t reserve_check(const struct bt_grants *gs, const Baton__Reserv
     return BT_OK;
 }
 
-/* Ends the session's reservations of the request up to epoch; session NULL: of every session. */
+/* Ends the session's reservations of the request up to `epoch`; session NULL: those of all
+ * sessions. */
 static void release_upto(struct bt_grant_request *req, uint32_t epoch, void *session,
                          bt_status_t st, const char *why)
 {
@@ -120,7 +121,8 @@ static bt_status_t grant_fill(struct bt_grant *g, char *why, size_t cap)
         g->flow.index = g->gs->flows.free[--g->gs->flows.n_free];
         g->flow.word = &g->gs->c.slab->flows[g->flow.index];
         g->flow.announced = bt_flow_resident_items(&g->blocks.shape, g->blocks.resident);
-        bt_flow_raise(g->flow.word, g->epoch, g->flow.announced); /* its writer is not told yet */
+        /* The writer does not know the grant yet, so raise the word for it. */
+        bt_flow_raise(g->flow.word, g->epoch, g->flow.announced);
         bt_grant_save_beginning(g, 0, g->blocks.resident);
         return BT_OK;
     }

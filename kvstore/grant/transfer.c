@@ -39,8 +39,8 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
     if (gs->stopping || bt_grant_is_stale(gs, request, epoch) || (g != NULL && g->revoked.on)) {
         return BT_ERR_STALE;
     }
-    if (g == NULL || g->res.receive || g->res.beginning) { /* a beginning is handed to nobody */
-        /* NOT_FOUND would end the receiver, but this reservation may only be waiting. */
+    if (g == NULL || g->res.receive || g->res.beginning) { /* no peer may read a beginning */
+        /* NOT_FOUND would end the receiver, but the reservation here may still be waiting. */
         return g == NULL && bt_grant_pending_has(gs, request, epoch) ? BT_AGAIN : BT_ERR_NOT_FOUND;
     }
     struct bt_grant_send *s = bt_calloc(1, sizeof(*s));
@@ -53,7 +53,7 @@ static bt_status_t on_lookup(void *arg, uint64_t request, uint32_t epoch, struct
                                      .names = g->blocks.names,
                                      .word = g->flow.word,
                                      .grant = g};
-    if (g->flow.has_trailer) { /* not from inside the wire's call */
+    if (g->flow.has_trailer) { /* send it later, not inside the wire's call */
         bt_list_insert_tail(&gs->transfers.due, &s->in_due);
         bt_timer_start(gs->c.loop, &gs->transfers.defer, 0, 0, send_deferred, gs);
     }
@@ -150,7 +150,7 @@ static void on_recv_failed(void *arg, bt_status_t st, const char *why)
 {
     struct bt_grant *g = arg;
     bt_grant_hold(g);
-    g->transfer.recv_ended = true; /* on_quiet follows: nothing to cancel */
+    g->transfer.recv_ended = true; /* on_quiet follows, so there is nothing to cancel */
     bt_grant_fail(g, st, why);
     bt_grant_unhold(g);
 }
@@ -191,7 +191,7 @@ void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r)
         bt_grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");
     }
     g->transfer.recv =
-        g->transfer.receiving ? rv : NULL; /* every callback may have come inside the call */
+        g->transfer.receiving ? rv : NULL; /* all callbacks may have come inside the call */
     if (g->transfer.recv != NULL && g->revoked.on && !g->transfer.recv_ended) {
         gs->wire.recv_cancel(g->transfer.recv);
     }

@@ -1,8 +1,9 @@
-/* Pass-through prompts, which are larger than the slab: how much of it they may use, so that
- * several of them make progress, and other requests beside them. Their beginnings (grants) may use
- * half of the slots; when several begin at once, half as much again, in quarters of the half. The
- * blocks behind pass through a window in each direction. A prompt that finds no room waits for
- * another one that only copies or computes what it has, and therefore ends. Control thread. */
+/* Pass-through prompts, which are larger than the slab: how many slots they may use, so that
+ * several of them make progress and other requests do too. Their beginnings (grants) may use half
+ * of the slots. When that half is used up, further ones still get a quarter of it each, until all
+ * together have half as much again. The blocks after the beginnings pass through one window in
+ * each direction. A prompt that finds no room waits for another prompt, and that one needs no more
+ * room to finish. Control thread. */
 #include "kvstore/grant/grant_priv.h"
 
 /* Slots of beginnings: granted, reserved by waiting reservations, or not yet written. */

@@ -1,5 +1,5 @@
-/* The local workers' side of grants: opens and trailers; attach, detach and proven death; the
- * killing of a worker that does not give revoked slots back. Control thread. */
+/* The local workers' side of grants: opens and trailers; attach, detach and proven death; killing a
+ * worker that does not return revoked slots. Control thread. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -106,7 +106,7 @@ static void opened(struct bt_grant_worker *w, uint64_t request, uint32_t epoch,
     free(gens);
 }
 
-/* Opens a grant that exists, or says why not. */
+/* Opens an existing grant, or answers why it cannot. */
 static void open_now(struct bt_grant_worker *w, struct bt_grant *g, Baton__LocalMode mode)
 {
     bt_status_t st = BT_OK;
@@ -202,8 +202,8 @@ void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint
 
 /* ---- the writer ---- */
 
-/* The writer has ended. Complete blocks are sealed. A flow that is not complete now never will be.
- */
+/* The writer has ended: seals the complete blocks. A flow that is not complete now will never
+ * be. */
 static void writer_ended(struct bt_grant *g, bt_status_t st, const char *why)
 {
     bt_grant_hold(g);
@@ -266,8 +266,8 @@ static void on_close(struct bt_grant_worker *w, const Baton__LocalClose *m)
 
 /* ---- workers ---- */
 
-/* The worker's copies may still be under way for a moment, so everything it held stays unusable for
- * one quarantine. */
+/* The worker's last copies may still run for a moment, so everything it held stays unusable for one
+ * quarantine. */
 static void quarantine_holds(struct bt_grant_worker *w, const char *why)
 {
     struct bt_grants *gs = w->gs;
