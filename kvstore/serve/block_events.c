@@ -1,11 +1,10 @@
 /* Block events to conductors: first an inventory, then deltas, as far as the reader's credit
  * allows. A message holds only additions or only removals, so its order does not matter. A reader
- * that falls too far behind loses its deltas and gets a new inventory (reset). Control thread.
- *
- * The node has a block as long as one of its tiers has it. Positions are the slab's slots, then
- * those of the SSD. An addition or removal may be announced twice; the second one changes nothing.
- * During an inventory a cursor walks over the slots. A change behind the cursor is a delta; a
- * change ahead of it is found when the cursor gets there. Deltas go out before more inventory. */
+ * that falls too far behind loses its deltas and gets a new inventory (reset). Control thread.  A
+ * node has a block as long as one of its tiers has it. Positions are the slab's slots, then those
+ * of the SSD. An addition or removal may be announced twice; the second one changes nothing. During
+ * an inventory a cursor walks over the slots. A change behind the cursor is a delta; a change ahead
+ * of it is found when the cursor gets there. Deltas are sent before more inventory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,7 +44,7 @@ struct bt_blocks {
     struct bt_tier *tier; /* NULL: the slab only */
     uint64_t incarnation;
     struct bt_list readers;
-    struct bt_timer timer; /* events of one turn go out together */
+    struct bt_timer timer; /* sends the events of one turn together */
     bool armed;
     uint8_t *buf; /* BT_BLOCKS_MSG_BYTES */
 };
@@ -60,7 +59,8 @@ static void arm(struct bt_blocks *b)
     }
 }
 
-/* Starts the reader over. seq jumps: the reader sees the gap even if it missed `reset`. */
+/* Restarts the reader with a new inventory. seq jumps, so the reader sees the gap even if it missed
+ * `reset`. */
 static void resync(struct bt_blocks_reader *r)
 {
     r->seq += r->count + 1;
@@ -114,7 +114,7 @@ static void on_slab(void *arg, bool added, uint32_t slot, const struct bt_kv_key
                     uint32_t depth)
 {
     struct bt_blocks *b = arg;
-    /* A disk that fails for a while keeps its blocks, and they would not be announced again. */
+    /* A disk that fails for a while keeps its blocks, but would not announce them again. */
     if (added || b->tier == NULL || !bt_ssd_keeps(bt_tier_ssd(b->tier), key)) {
         change(b, added, slot, key, depth);
     }
@@ -156,7 +156,7 @@ static size_t put_added(uint8_t *to, const struct bt_kv_key *key, uint32_t depth
     return ADDED_BYTES;
 }
 
-/* One message of the oldest pending deltas of one kind; false: cannot send. */
+/* Sends one message with the oldest pending deltas of one kind; false: cannot send. */
 static bool pump_deltas(struct bt_blocks_reader *r)
 {
     bool added = r->ring[r->head].added;
@@ -183,7 +183,7 @@ static bool pump_deltas(struct bt_blocks_reader *r)
     return true;
 }
 
-/* One message of inventory. *scanned bounds the work of one turn. */
+/* Sends one message of inventory. *scanned limits the work of one turn. */
 static bool pump_inventory(struct bt_blocks_reader *r, uint32_t *scanned)
 {
     uint32_t end = positions(r->b), at = r->cursor, n = 0;
@@ -206,7 +206,7 @@ static bool pump_inventory(struct bt_blocks_reader *r, uint32_t *scanned)
     return true;
 }
 
-/* Sends what credit allows; true: there is more to do right now. */
+/* Sends as much as credit allows; true: there is more to send in this turn. */
 static bool pump(struct bt_blocks_reader *r)
 {
     uint32_t scanned = 0;
@@ -250,7 +250,7 @@ static void reader_free(struct bt_blocks_reader *r)
     free(r);
 }
 
-/* The reader ends by itself; its owner is told. */
+/* Ends a reader after its stream has failed, and tells its owner. */
 static void reader_gone(struct bt_blocks_reader *r)
 {
     r->gone(r->arg);
@@ -340,7 +340,7 @@ void bt_blocks_destroy(struct bt_blocks *b)
         bt_tier_observe(b->tier, NULL, b);
     }
     bt_timer_stop(b->loop, &b->timer);
-    BT_ASSERT(bt_list_empty(&b->readers)); /* sessions end first */
+    BT_ASSERT(bt_list_empty(&b->readers)); /* sessions have ended before */
     free(b->buf);
     free(b);
 }

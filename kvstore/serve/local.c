@@ -1,8 +1,8 @@
-/* Local sessions: one SOCK_SEQPACKET connection a worker. The first packet is LocalAttach with the
- * worker's pidfd; the answer carries the slab and two eventfds. Control thread.
+/* Local sessions: one SOCK_SEQPACKET connection for each worker. The first packet is LocalAttach
+ * with the worker's pidfd; the answer carries the slab and two eventfds. Control thread.
  *
- * The slab is passed as a descriptor opened anew: a duplicate would share the kvstore's own OFD
- * lock and keep the slab locked for as long as any worker lives. */
+ * For each worker the slab is opened again: a duplicate of the kvstore's descriptor would share its
+ * OFD lock and keep the slab locked as long as any worker lives. */
 #include "kvstore/serve/local.h"
 
 #include <errno.h>
@@ -40,9 +40,9 @@ struct conn {
     struct bt_serve_local *sl;
     struct bt_grant_worker *worker; /* NULL: not attached yet */
     char *name;
-    int sock, bell_out, bell_in; /* bell_out rings the worker, bell_in is rung by it */
+    int sock, bell_out, bell_in; /* the kvstore rings bell_out; the worker rings bell_in */
     struct bt_loop_fd *sock_w, *bell_w;
-    struct bt_timer timer; /* attach limit; then: close soon */
+    struct bt_timer timer; /* limit for attaching; later: closes soon */
     struct bt_list queue;
     size_t queued_bytes;
     bool broken;
@@ -86,7 +86,7 @@ static void conn_free(struct conn *c)
     free(c);
 }
 
-/* Ends a session for a reason; the worker's holds stay. */
+/* Ends a session. What the worker holds stays reserved. */
 static void conn_end(struct conn *c, const char *why)
 {
     BT_INFO("worker_detached", "worker=%s why=%s", c->name != NULL ? c->name : "?", why);
@@ -200,7 +200,7 @@ static void conn_ring(void *conn)
     struct conn *c = conn;
     uint64_t one = 1;
     ssize_t n = write(c->bell_out, &one, sizeof(one));
-    (void)n; /* EAGAIN: a bell is waiting there already */
+    (void)n; /* EAGAIN: an earlier bell was not read yet */
 }
 
 static void conn_drop(void *conn)
@@ -236,7 +236,7 @@ static void attach_refuse(struct conn *c, bt_status_t st, const char *why)
     conn_free(c);
 }
 
-/* Is fd a pidfd, and of which process as seen from here (0: of another PID namespace)? */
+/* Is fd a pidfd? *pid_p: its process as seen from here; 0: it is in another PID namespace. */
 static bool pidfd_pid(int fd, uint32_t *pid_p)
 {
     char path[64], line[256];
@@ -257,7 +257,8 @@ static bool pidfd_pid(int fd, uint32_t *pid_p)
     return found;
 }
 
-/* The pidfd must be the sender's own: SO_PEERCRED says who connected, where namespaces let it. */
+/* The pidfd must be the sender's own. SO_PEERCRED tells who has connected, if namespaces allow
+ * it. */
 static bt_status_t pidfd_check(const struct conn *c, int fd, uint32_t *pid_p, char *why, size_t cap)
 {
     struct ucred cred = {0};
@@ -307,7 +308,7 @@ static bt_status_t attach_check(const struct conn *c, const Baton__LocalAttach *
     return BT_OK;
 }
 
-/* Makes the doorbells and a fresh descriptor of the slab; sends the answer. */
+/* Makes the doorbells and a new descriptor of the slab; sends the answer. */
 static bt_status_t attach_answer(struct conn *c, char *why, size_t cap)
 {
     struct bt_serve_local *sl = c->sl;
@@ -349,7 +350,7 @@ static void on_bell(void *arg, uint32_t events)
     }
 }
 
-/* Returns false if the connection is gone. pidfd is consumed. */
+/* Returns false if the connection has ended. Takes ownership of pidfd. */
 static bool on_attach(struct conn *c, const Baton__LocalAttach *a, int pidfd)
 {
     char why[512] = "";
@@ -410,7 +411,7 @@ static ssize_t conn_recv(struct conn *c, int fds[FDS_MAX], int *n_fds_p)
     return n;
 }
 
-/* One packet; false: the connection is gone. */
+/* Handles one packet; false: the connection has ended. */
 static bool conn_packet(struct conn *c, size_t len, int *fds, int n_fds)
 {
     bool alive = true;
@@ -443,7 +444,7 @@ static void on_conn(void *arg, uint32_t events)
     if ((events & EPOLLOUT) != 0) {
         conn_flush(c);
     }
-    for (int i = 0; i < 64; i++) { /* then others get their turn */
+    for (int i = 0; i < 64; i++) { /* after this many packets others get their turn */
         int fds[FDS_MAX], n_fds;
         ssize_t n = conn_recv(c, fds, &n_fds);
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -492,7 +493,7 @@ static void on_accept(void *arg, uint32_t events)
 
 /* ---- the listener ---- */
 
-/* One kvstore per run_dir. The lock decides, not the files that a dead one has left. */
+/* Only one kvstore for each run_dir. The lock decides; files of a dead kvstore do not matter. */
 static bt_status_t run_dir_lock(struct bt_serve_local *sl, char *err, size_t cap)
 {
     char why[512];

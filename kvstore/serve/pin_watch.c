@@ -31,7 +31,8 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
                          .n = (uint32_t)(m->keys.len / sizeof(struct bt_kv_key)),
                          .created_ns = m->created_ns,
                          .ends_ns = bt_remain_follow(w->remain, m->id, kv->lease, &term)};
-    struct bt_kv_key *keys = bt_malloc(m->keys.len); /* bytes of a message have no type */
+    /* A copy, because bytes in a message are not aligned. */
+    struct bt_kv_key *keys = bt_malloc(m->keys.len);
     memcpy(keys, m->keys.data, m->keys.len);
     pin.keys = keys;
     if (bt_pins_put(w->pins, &pin) == BT_OK) {

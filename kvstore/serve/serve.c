@@ -1,5 +1,5 @@
 /* Sessions with conductors (common/rpc/session.h). A session owns the reservations that its
- * messages made: they end with it. Control thread. */
+ * messages made; they end with the session. Control thread. */
 #include "kvstore/serve/serve.h"
 
 #include <stdio.h>
@@ -15,9 +15,9 @@ struct bt_serve_session {
     struct bt_list link;
     struct bt_serve *s;
     struct bt_rpc_session rpc;
-    char *name;                      /* of the conductor, after its hello */
-    uint64_t incarnation;            /* ... its own */
-    uint64_t pins_version;           /* as the conductor was told; 0: never */
+    char *name;                      /* of the conductor, known after its hello */
+    uint64_t incarnation;            /* of the conductor */
+    uint64_t pins_version;           /* the last one sent to the conductor; 0: none */
     struct bt_blocks_reader *blocks; /* NULL: none */
 };
 
@@ -38,7 +38,7 @@ void bt_serve_to_session(void *session, const Baton__FromKvstore *msg)
     (void)bt_rpc_session_send(&x->rpc, &msg->base);
 }
 
-/* What is protected of which pin, if the conductor does not know it. */
+/* Sends how much of each pin is protected, if that has changed since the conductor was told. */
 static void send_pins(struct bt_serve_session *x)
 {
     const struct bt_pins *pins = x->s->c.pins;
@@ -163,7 +163,8 @@ static void on_up(void *arg)
     struct bt_serve_session *x = arg;
     BT_INFO("session_up", "conductor=%s incarnation=%016llx", x->name,
             (unsigned long long)x->incarnation);
-    bt_rpc_session_beat(&x->rpc); /* the conductor plans nothing here before it knows the pool */
+    /* A conductor plans nothing here before it knows the state of the pool. */
+    bt_rpc_session_beat(&x->rpc);
 }
 
 static void on_message(void *arg, ProtobufCMessage *msg)
@@ -178,7 +179,7 @@ static void on_message(void *arg, ProtobufCMessage *msg)
     case BATON__TO_KVSTORE__M_REPLICATE: bt_grants_replicate(x->s->grants, x, m->replicate); break;
     case BATON__TO_KVSTORE__M_HELLO:
     case BATON__TO_KVSTORE__M_HEARTBEAT:
-    case BATON__TO_KVSTORE__M__NOT_SET: /* of a later version */
+    case BATON__TO_KVSTORE__M__NOT_SET: /* a message of a later version */
     case _BATON__TO_KVSTORE__M__CASE_IS_INT_SIZE:
     default: break;
     }
@@ -243,8 +244,8 @@ static void on_blocks_gone(void *arg)
     x->blocks = NULL;
 }
 
-/* Block events are part of a session: only who has said its hello over this connection gets them,
- * and once. */
+/* Block events belong to a session: a peer gets them only after its hello over this connection, and
+ * only once. */
 static void on_blocks_accept(void *arg, struct bt_rpc_stream *stream)
 {
     struct bt_serve *s = arg;
