@@ -1,13 +1,14 @@
 /* Backward fetches: a chain is fetched from its end while a worker computes it from its beginning.
- * Nobody plans where the two meet. Both go on until the worker reaches the first block that has
- * arrived. A slow or broken source therefore costs nothing but the blocks that it does not deliver.
- * Reads are short: the last blocks come first, a few runs at once. */
+ * Where the two meet is not planned: both continue until the worker reaches the first block that
+ * has arrived. So a slow or broken source costs only the blocks that it does not deliver. Reads are
+ * short: the last blocks come first, in a few runs at once. */
 #include "kvstore/fetch/fetch_priv.h"
 
-#define OVERLAP_FROM  4.0 /* overlap pays once fetching takes 1/so much of the time of computing */
-#define RUNS_MAX      2u  /* SSD reads at once: one reads while the next is queued */
-#define BACKWARD_PART 4u  /* one in so many slots may belong to backward fetches */
-#define RUN_PART      4u  /* an SSD read is 1/so much of a piece: short reads arrive sooner */
+/* Overlap pays if computing takes at most this many times as long as fetching. */
+#define OVERLAP_FROM  4.0
+#define RUNS_MAX      2u /* SSD reads at once: one reads while the next is queued */
+#define BACKWARD_PART 4u /* backward fetches may use one in this many slots */
+#define RUN_PART      4u /* an SSD read is this fraction of a piece: short reads arrive sooner */
 
 /* Seconds to fetch the first block that is not in the slab, from its fastest source; 0: no source.
  */
@@ -45,7 +46,7 @@ bool bt_fetch_overlap_pays(const struct bt_fetches *fs, const struct bt_fetch_as
 }
 
 /* Block i cannot be fetched. At the end of the chain only this block is lost. Elsewhere the fetch
- * stops behind it. */
+ * stops at this block. */
 static void lose(struct bt_fetch *f, uint32_t i)
 {
     f->blocks[i].state = BLOCK_LOST;
@@ -56,7 +57,7 @@ static void lose(struct bt_fetch *f, uint32_t i)
     }
 }
 
-/* Starts the read or transfer of block i and of those before it that come the same way. */
+/* Starts the read or transfer of block i and of the blocks before it that come in the same way. */
 static void start_back(struct bt_fetch *f, uint32_t i)
 {
     uint32_t source, other, n = 1;
@@ -69,7 +70,8 @@ static void start_back(struct bt_fetch *f, uint32_t i)
         return;
     }
     uint32_t max = f->fs->piece_blocks;
-    max = way == BLOCK_READING ? BT_MAX(max / RUN_PART, 1u) : max; /* no network round trip */
+    /* A short read costs no network round trip. */
+    max = way == BLOCK_READING ? BT_MAX(max / RUN_PART, 1u) : max;
     while (n < max && i >= f->floor + n && bt_fetch_block_missing(f, i - n) &&
            bt_fetch_choose_way(f, i - n, &other) == way &&
            (way == BLOCK_READING || other == source)) {
@@ -104,14 +106,14 @@ void bt_fetch_pump_backward(struct bt_fetch *f)
     while (f->first > f->floor && f->blocks[f->first - 1].state == BLOCK_HERE) {
         f->first--;
     }
-    f->told = BT_MIN(f->told, f->end); /* the end may still move before the first call */
+    f->told = BT_MIN(f->told, f->end); /* before the first call the end may still move */
     if (f->told > f->first) {
         bt_timer_start(f->fs->c.loop, &f->due, 0, 0, on_landed, f);
     }
 }
 
-/* Slots that f may use. Its blocks exist twice, since the grant has slots for them too. So all
- * backward fetches together are limited to a quarter of the slab. */
+/* Number of slots that f may use. Its blocks exist twice, since the grant has slots for them too.
+ * So all backward fetches together are limited to a quarter of the slab. */
 static uint32_t room(const struct bt_fetch *f)
 {
     const struct bt_fetches *fs = f->fs;
@@ -133,8 +135,8 @@ struct bt_fetch *bt_fetch_backward(struct bt_fetches *fs, const struct bt_fetch_
     }
     struct bt_fetch *f = bt_fetch_create(fs, ask, landed, arg);
     f->backward = true;
-    /* Up to the first block that no source has. The worker has the beginning that is in the slab.
-     */
+    /* The end is before the first block that no source has. The worker already has the beginning
+     * that is in the slab. */
     for (f->end = 0; f->end < f->n; f->end++) {
         if (bt_fetch_block_missing(f, f->end) &&
             bt_fetch_choose_way(f, f->end, &source) == BLOCK_LOST) {

@@ -1,7 +1,7 @@
-/* The plan of a fetch: which block comes from where, and when nothing is left to wait for. Blocks
- * are examined in the order of the chain. Those in the slab are leased, those on this node's SSD
- * are read, the others are requested from sources in pieces, as long as few pieces are under way at
- * the source. A block counts as fetched when all its layers have arrived. */
+/* The plan of a fetch: where each block comes from, and when the fetch is complete. Examines blocks
+ * in the order of the chain: blocks in the slab are leased, blocks on this node's SSD are read, and
+ * the others are requested from sources in pieces, with a limit of open pieces for each source. A
+ * block counts as fetched when all its layers have arrived. Control thread. */
 #include "kvstore/fetch/fetch.h"
 
 #include <stdlib.h>
@@ -10,7 +10,8 @@
 #include "common/log/log.h"
 #include "kvstore/fetch/fetch_priv.h"
 
-/* Reading from the SSD uses no network, so a peer is chosen only if it is so many times as fast. */
+/* Reading from the SSD uses no network, so a peer is chosen only if it is this many times as
+ * fast. */
 #define PEER_GAIN 2.0
 
 void bt_fetch_count(struct bt_metric *m, uint64_t n)
@@ -27,16 +28,16 @@ double bt_fetch_block_s(const struct bt_fetches *fs, uint64_t incarnation, bt_ra
     return (double)fs->c.layout->block_bytes / bt_rates_get(&fs->rates, incarnation, tier);
 }
 
-/* Is fetching a block faster than computing it? A backward fetch accepts slower sources, since
- * nobody waits for it. */
+/* Is fetching a block faster than computing it? A backward fetch accepts slower sources, since no
+ * request waits for it. */
 static bool worth(const struct bt_fetch *f, double s)
 {
     double computed = f->fs->c.layout->page_tokens * (f->backward ? BACKWARD_WORTH : 1.0);
     return f->prefill_tokens_per_s <= 0 || s * f->prefill_tokens_per_s < computed;
 }
 
-/* A backward fetch always reads from the SSD. This keeps the measured speed up to date: a disk that
- * was slow once gets another chance. */
+/* A backward fetch always reads from the SSD. That keeps the measured speed up to date, so that a
+ * disk that was slow once gets another chance. */
 static bool ssd_worth(const struct bt_fetch *f)
 {
     return f->backward || !bt_rates_measured(&f->fs->rates, BT_RATES_OWN, BT_RATE_SSD) ||
@@ -178,7 +179,7 @@ bool bt_fetch_block_missing(struct bt_fetch *f, uint32_t i)
     return true;
 }
 
-/* Starts the read or transfer of block i and of those behind it that come the same way. */
+/* Starts the read or transfer of block i and of the blocks behind it that come in the same way. */
 static void start_at(struct bt_fetch *f, uint32_t i)
 {
     uint32_t source, other, n = 1, max;
@@ -211,7 +212,7 @@ static void on_due(void *arg)
     if (f->fs->m.wait_s != NULL) {
         bt_metric_observe(f->fs->m.wait_s, (double)(bt_mono_ns() - f->start_ns) * 1e-9);
     }
-    f->done(f->arg); /* may end it */
+    f->done(f->arg); /* may end the fetch */
 }
 
 static void on_wait(void *arg)
@@ -241,7 +242,7 @@ void bt_fetch_pump(struct bt_fetch *f)
         return;
     }
     f->pumping = true;
-    while (f->again) { /* a start that ends at once sets it again */
+    while (f->again) { /* a start that ends at once sets `again` */
         f->again = false;
         if (f->backward) {
             bt_fetch_pump_backward(f);

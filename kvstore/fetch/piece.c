@@ -1,6 +1,6 @@
-/* Pieces: one transfer of a fetch each, from the request to the wire's last callback. The piece
- * owns the slots that it fills until then. The fetch learns about its blocks as soon as it is known
- * whether they come. */
+/* Pieces: a piece is one transfer of a fetch, from the request to the wire's last callback. The
+ * piece owns the slots that it fills until then. The fetch is told about each block as soon as it
+ * is known whether the block comes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ static void piece_free(struct bt_fetch_piece *p)
     free(p);
 }
 
-/* Block i is no longer under way in this piece; false: it was not. */
+/* Ends the transfer of block i in this piece; false: it had ended before. */
 static bool unfly(struct bt_fetch_piece *p, uint32_t i)
 {
     bool ours = bt_map_get(p->fs->flying, &p->keys[i]) == p;
@@ -72,7 +72,7 @@ static void give_up(struct bt_fetch_piece *p, bt_status_t st, const char *why)
     piece_over(p);
 }
 
-/* Ends the transfer. on_quiet may come at once and free p. */
+/* Ends the transfer. on_quiet may come inside the call and free p. */
 static void cancel(struct bt_fetch_piece *p)
 {
     if (!p->fs->stopping && p->recv != NULL && !p->quiet) {
@@ -105,7 +105,7 @@ static void on_offer(void *arg, const uint8_t *have, uint32_t n)
     uint32_t want = p->n_taken;
     if (fs->stopping || bt_cache_take(fs->c.cache, p->group, want, p->slots) != BT_OK) {
         p->n_taken = 0;
-        for (uint32_t i = 0; p->f != NULL && i < p->n; i++) { /* another source would not help */
+        for (uint32_t i = 0; p->f != NULL && i < p->n; i++) { /* the other sources would not help */
             p->f->blocks[p->first + i].tried = UINT16_MAX;
         }
         give_up(p, BT_ERR_EXHAUSTED, "no slots are free to fetch into");
@@ -113,7 +113,7 @@ static void on_offer(void *arg, const uint8_t *have, uint32_t n)
         return;
     }
     fs->wire.fetch_take(p->recv, p->slots);
-    if (want < n && p->f != NULL) { /* other sources may have the rest */
+    if (want < n && p->f != NULL) { /* other sources may have the remaining blocks */
         bt_fetch_pump(p->f);
     }
 }
@@ -131,7 +131,7 @@ static void measure(struct bt_fetch_piece *p)
     struct bt_fetches *fs = p->fs;
     uint64_t block = fs->c.layout->block_bytes, now = bt_mono_ns(), ns = now - p->start_ns;
     uint64_t alone = ns;
-    if (p->f != NULL) { /* two pieces share the link: count from the end of the first */
+    if (p->f != NULL) { /* two pieces share the link: measure from the end of the previous one */
         uint64_t *landed = &p->f->sources[p->source].landed_ns;
         alone = now - BT_MAX(p->start_ns, *landed);
         *landed = now;
@@ -146,7 +146,7 @@ static void measure(struct bt_fetch_piece *p)
     }
 }
 
-/* All blocks are in their slots and checked. */
+/* All blocks are in their slots and verified. */
 static void on_done(void *arg, const struct bt_wire_trailer *t, uint64_t first_ns, uint64_t last_ns,
                     uint64_t bytes, uint64_t segments)
 {
@@ -165,7 +165,7 @@ static void on_done(void *arg, const struct bt_wire_trailer *t, uint64_t first_n
                                    .origin = BT_EVICT_COPY,
                                    .passing = p->passing};
         (void)bt_cache_seal_copy(cache, p->slots[k],
-                                 &b); /* a copy that was computed meanwhile stays */
+                                 &b); /* if the same block was computed meanwhile, that one stays */
         (void)unfly(p, i);
         if (p->f != NULL) {
             bt_fetch_block_came(p->f, block, bt_cache_hold(cache, &p->keys[i]));
@@ -230,7 +230,7 @@ void bt_fetch_piece_start(struct bt_fetch *f, uint32_t s, uint32_t first, uint32
     bt_timer_start(fs->c.loop, &p->stall, fs->c.stall_ms, 0, on_stall, p);
     struct bt_wire_peer_addr peer = {
         .name = src->name, .rpc = src->rpc, .incarnation = src->incarnation};
-    p->starting = true; /* every callback may come inside the call */
+    p->starting = true; /* all callbacks may come inside the call */
     p->recv = fs->wire.fetch_start(fs->wire.w, &peer, f->request, f->epoch, p->keys, n, f->class,
                                    &ops, p);
     p->starting = false;

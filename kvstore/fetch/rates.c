@@ -1,8 +1,8 @@
-/* Moving averages in a small table. */
+/* Moving averages of transfer rates, in a small table. */
 #include "kvstore/fetch/rates.h"
 
 #define SAMPLE_BYTES_MIN (256u << 10)
-#define WEIGHT           0.25 /* of a new sample: a change of load shows after a few */
+#define WEIGHT           0.25 /* of a new sample: a few samples show a change of load */
 
 static const struct bt_rates_peer *find(const struct bt_rates *r, uint64_t incarnation)
 {

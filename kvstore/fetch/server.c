@@ -1,8 +1,9 @@
 /* Serves the fetches of other nodes; see server.h. Blocks on the SSD are read in runs of their
  * chain, one bt_tier_read each. When the last read has ended, every block that is in the slab is
- * leased and announced to the peer. While the fetches being served cover half of the slab, further
- * ones wait a moment: a peer that has received a piece asks for the next one before this node knows
- * that, and a refusal would make the peer drop this node as a source. */
+ * leased and announced to the peer. While the fetches being served cover half of the slab, new ones
+ * wait for a moment. That is needed because a peer that has received a piece asks for the next one
+ * before this node knows that the first has ended, and a refusal would make the peer drop this node
+ * as a source. */
 #include "kvstore/fetch/server.h"
 
 #include <stdlib.h>
@@ -23,21 +24,21 @@ struct peer_fetch {
     uint8_t *have;          /* [n] */
     uint32_t *slots;        /* [n_held] */
     uint32_t n, n_held;
-    bool passing; /* blocks read from the SSD for it leave afterwards */
-    bool waits;   /* for room; nothing has begun */
+    bool passing; /* blocks that are read from the SSD for it are dropped afterwards */
+    bool waits;   /* for room; no read has been started */
     bool refused; /* it has waited too long for room */
     struct bt_tier_read **reads;
     uint32_t n_reads, pending;
     bt_flow_word_t word;
-    struct bt_timer answer; /* waits: until it is refused */
+    struct bt_timer answer; /* while it waits: the time of its refusal */
 };
 
 struct bt_fetch_server {
     struct bt_fetch_server_config c;
     struct bt_list all;
-    uint32_t n;               /* open */
-    uint32_t blocks, waiting; /* of the fetches that have begun, and of those that wait */
-    uint32_t blocks_max;      /* of each */
+    uint32_t n;               /* open fetches */
+    uint32_t blocks, waiting; /* blocks of the fetches that have begun, and of those that wait */
+    uint32_t blocks_max;      /* limit for each of the two */
     struct bt_timer room;
     struct {
         struct bt_metric *slab, *ssd, *lacking, *refused;
@@ -114,7 +115,7 @@ static void on_answer(void *arg)
         f->keys[f->n_held] = f->keys[i];
         f->slots[f->n_held++] = slot;
     }
-    end_reads(f); /* the leases are ours now */
+    end_reads(f); /* this fetch has its own leases now */
     count(sv, f->have, f->n);
     if (f->n_held == 0) {
         sv->c.send_abort(f->snd, BT_ERR_NOT_FOUND, "this node has none of these blocks");
@@ -177,7 +178,7 @@ static void begin(struct peer_fetch *f)
     struct bt_fetch_server *sv = f->sv;
     sv->blocks += f->n;
     look(f);
-    if (f->pending == 0) { /* not from inside of the wire's own call */
+    if (f->pending == 0) { /* not inside the wire's own call */
         bt_timer_start(sv->c.loop, &f->answer, 0, 0, on_answer, f);
     }
 }
@@ -196,7 +197,7 @@ static void count_refused(struct bt_fetch_server *sv, uint64_t request, uint32_t
 static void on_no_room(void *arg)
 {
     struct peer_fetch *f = arg;
-    f->refused = true; /* want_end may come later; give it no room until then */
+    f->refused = true; /* want_end may come later; it gets no room until then */
     count_refused(f->sv, f->request, f->n, BT_ERR_EXHAUSTED);
     f->sv->c.send_abort(f->snd, BT_ERR_EXHAUSTED,
                         "half of the slab is being sent to other nodes already");
@@ -208,7 +209,7 @@ static bool has_room(uint32_t n, uint32_t taken, uint32_t most)
     return taken == 0 || n <= most - BT_MIN(taken, most);
 }
 
-/* Waiting fetches begin in their order, so that a large one is not overtaken for ever. */
+/* Waiting fetches begin in their order, so that a large one is not overtaken forever. */
 static void on_room(void *arg)
 {
     struct bt_fetch_server *sv = arg;
@@ -228,7 +229,7 @@ static void on_room(void *arg)
     }
 }
 
-/* ---- what the wire calls ---- */
+/* ---- calls of the wire ---- */
 
 bt_status_t bt_fetch_server_want(struct bt_fetch_server *sv, const struct bt_wire_want *want,
                                  struct bt_wire_send *snd, void **handle_p)
@@ -279,7 +280,7 @@ void bt_fetch_server_want_end(struct bt_fetch_server *sv, void *handle, bt_statu
     bt_list_remove(&f->link);
     sv->n--;
     *(f->waits ? &sv->waiting : &sv->blocks) -= f->n;
-    if (sv->waiting > 0) { /* not from inside of the wire's own call */
+    if (sv->waiting > 0) { /* not inside the wire's own call */
         bt_timer_start(sv->c.loop, &sv->room, 0, 0, on_room, sv);
     }
     free(f->keys);
