@@ -1,4 +1,5 @@
-/* The configuration table of baton-kvstore. Its texts become help, example and docs/CONFIG.md. */
+/* The configuration table of baton-kvstore. The help, the example file and docs/CONFIG.md are made
+ * from its texts. */
 #include "kvstore/conf.h"
 
 #include <stdio.h>
@@ -287,7 +288,7 @@ const struct bt_conf_schema bt_kvstore_schema = {
     .look = look,
 };
 
-/* The length of another file's table is no constant expression. */
+/* Another file's table has no length that is a constant expression. */
 __attribute__((constructor)) static void fill_lens(void)
 {
     table_lens[0] = bt_conf_common_len;
@@ -308,7 +309,7 @@ char *bt_kvstore_slab_path(const struct bt_kvstore_conf *c)
     if (c->slab_path != NULL) {
         return bt_strdup(c->slab_path);
     }
-    /* run_dir tells apart clusters of the same name on one machine. */
+    /* run_dir distinguishes clusters of the same name on one machine. */
     char *real = realpath(c->common.run_dir, NULL);
     const char *dir = real != NULL ? real : c->common.run_dir;
     uint32_t tag = (uint32_t)bt_hash64(dir, strlen(dir), 0);

@@ -1,6 +1,6 @@
-/* baton-kvstore: the node's share of the pool. This file only wires: configuration, log, loop,
- * metrics, gRPC, slab, cache, grants, local sessions, wire, membership; then it runs, and takes
- * everything down in the reverse order. Everything is on the control thread. */
+/* baton-kvstore: the node's share of the pool. This file only connects the parts: configuration,
+ * log, loop, metrics, gRPC, slab, cache, grants, local sessions, wire, membership. Then it runs the
+ * loop, and stops the parts in reverse order. Everything is on the control thread. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@
 #include "kvstore/wire/wire.h"
 #include "kvstore/wire/wx_child.h"
 
-#define ADOPT_WAIT_MS 3000 /* for workers to notice that the predecessor is gone */
+#define ADOPT_WAIT_MS 3000 /* time for workers to notice that the previous kvstore has ended */
 
 struct peer { /* another kvstore, as last seen in etcd */
     struct bt_list link;
@@ -44,7 +44,7 @@ struct daemon {
     uint64_t incarnation;
     struct bt_kv_layout layout;
     struct bt_kv_key root;
-    struct bt_secret secret; /* its id only, once the wire has it */
+    struct bt_secret secret; /* only its id, once the wire has the secret */
     char *model_id;
 
     struct bt_loop *loop;
@@ -213,7 +213,6 @@ static bool join(struct daemon *d)
 
 /* ---- start ---- */
 
-/* SHA-256 of the cluster's secret without white space at its end; nothing without a file. */
 static void slab_progress(void *arg, double fraction)
 {
     int *shown = arg, now = (int)(fraction * 10);
@@ -224,7 +223,7 @@ static void slab_progress(void *arg, double fraction)
     }
 }
 
-/* Sockets, so that a port in use is known before memory is reserved. */
+/* Opens the listening sockets, so that a port in use is reported before memory is reserved. */
 static bool start_servers(struct daemon *d)
 {
     const struct bt_conf_common *c = &d->conf.common;
@@ -289,7 +288,7 @@ static bool start_memory(struct daemon *d)
                                BT_MAX(1u, (uint32_t)(BT_KVSTORE_TRANSIT_SHARE * (double)n)),
                                bt_evict_by_name(d->conf.eviction));
     BT_ASSERT(bt_tenants_create(d->conf.quota_tenants, d->conf.quota_default, &d->tenants, err,
-                                sizeof(err)) == BT_OK); /* checked with the file */
+                                sizeof(err)) == BT_OK); /* checked with the configuration */
     bt_cache_set_tenants(d->cache, d->tenants);
     d->cache->copies_max = (uint32_t)(BT_KVSTORE_COPIES_SHARE * (double)n);
     if (bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) != BT_OK) {
@@ -299,8 +298,7 @@ static bool start_memory(struct daemon *d)
     return true;
 }
 
-/* false: the configuration must be changed. A disk that is full or broken is no reason not to
- * serve. */
+/* false: the configuration must be changed. A kvstore whose disk is full or broken still serves. */
 static bool start_ssd(struct daemon *d)
 {
     const struct bt_kvstore_conf *c = &d->conf;
@@ -321,7 +319,8 @@ static bool start_ssd(struct daemon *d)
                                .probe_ms = c->ssd_probe_ms,
                                .stall_ms = BT_KVSTORE_SSD_STALL_MS,
                                .policy = bt_evict_by_name(BT_KVSTORE_SSD_EVICTION)};
-    BT_ASSERT(bt_kvstore_write_policy(c->ssd_write_policy, &tc.policy)); /* checked with the file */
+    /* Checked with the configuration. */
+    BT_ASSERT(bt_kvstore_write_policy(c->ssd_write_policy, &tc.policy));
     if (bt_tier_create(&tc, &sc, &d->tier, err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=kvstore.ssd.path why=%s", err);
         return false;
@@ -338,7 +337,7 @@ static bool start_parts(struct daemon *d)
                                 .tier = d->tier,
                                 .pin_max = d->conf.pin_max,
                                 .metrics = d->metrics};
-    d->pins = bt_pins_create(&pc); /* knows none before etcd says so */
+    d->pins = bt_pins_create(&pc); /* it has no pins before etcd sends them */
     d->quota_metrics = bt_quota_metrics_create(d->metrics, d->cache, d->tier);
     struct bt_serve_config sc = {.loop = d->loop,
                                  .cluster = c->cluster_name,
@@ -411,7 +410,7 @@ static bool start_parts(struct daemon *d)
     return true;
 }
 
-/* Reverse order of start; every part may be missing. */
+/* Stops in the reverse order of start; any part may be missing. */
 static void stop(struct daemon *d)
 {
     if (d->table != NULL) {
@@ -425,21 +424,20 @@ static void stop(struct daemon *d)
     while (!bt_list_empty(&d->peers)) {
         peer_free(BT_CONTAINER_OF(d->peers.next, struct peer, link));
     }
-    if (d->server !=
-        NULL) { /* before the objects that calls are for, since the loop turns once more below */
+    /* Before the objects that calls need, since the loop turns once more below. */
+    if (d->server != NULL) {
         bt_rpc_server_destroy(d->server);
     }
     if (d->serve != NULL && d->grants != NULL) {
-        bt_serve_destroy(d->serve); /* releases what conductors reserved, with the wire's help */
+        bt_serve_destroy(d->serve); /* releases the conductors' reservations, which uses the wire */
     }
     if (d->grants != NULL) {
         bt_grants_stop(d->grants);
     }
     bt_serve_local_destroy(d->local);
-    bt_wire_destroy(
-        d->wire); /* nothing is sent or received any more; the last callbacks come now */
+    bt_wire_destroy(d->wire); /* ends all sending and receiving; its last callbacks come now */
     if (d->loop != NULL) {
-        bt_loop_poll(d->loop, 0); /* tasks that other threads posted free what they carry */
+        bt_loop_poll(d->loop, 0); /* tasks that other threads posted free their data */
     }
     bt_sealer_destroy(d->sealer);
     bt_adopt_destroy(d->adopt);
@@ -456,7 +454,7 @@ static void stop(struct daemon *d)
     bt_tenants_destroy(d->tenants);
     if (d->slab != NULL) {
         char err[256];
-        if (!d->conf.slab_keep && /* while we still hold its lock */
+        if (!d->conf.slab_keep && /* while this process still holds its lock */
             bt_slab_unlink(d->slab, d->slab_path, err, sizeof(err)) != BT_OK) {
             BT_WARN("slab_left", "path=%s why=%s", d->slab_path, err);
         }
