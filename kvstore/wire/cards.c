@@ -1,6 +1,6 @@
-/* Which interfaces UCX over TCP may bind to, and what the system knows of them. Plain UCX
- * authenticates nobody, so a routable address needs the configuration's word. Control thread, but
- * for bt_wire_memory_node. */
+/* The interfaces that UCX over TCP may bind to, and their properties on this machine. Plain UCX
+ * authenticates no peer, so a routable address needs the configuration's permission. Control
+ * thread, except for bt_wire_memory_node. */
 #include "kvstore/wire/cards.h"
 
 #include <arpa/inet.h>
@@ -37,7 +37,7 @@ static bt_status_t fail(char *err, size_t cap, const char *fmt, ...)
     return BT_ERR_CONFIG;
 }
 
-/* UCX passes over these, whatever it is told. */
+/* UCX never uses these addresses, whatever it is configured to. */
 static bool ucx_skips(const struct sockaddr *sa)
 {
     const struct in6_addr *a = &((const struct sockaddr_in6 *)(const void *)sa)->sin6_addr;
@@ -49,7 +49,7 @@ static bool usable(const struct ifaddrs *i)
     return (i->ifa_flags & IFF_UP) && (i->ifa_flags & IFF_RUNNING);
 }
 
-/* The address's bytes; how many. */
+/* Writes the address's bytes to out; returns their number. */
 static uint32_t addr_bytes(const struct sockaddr *sa, uint8_t *out)
 {
     if (sa->sa_family == AF_INET) {
@@ -60,7 +60,8 @@ static uint32_t addr_bytes(const struct sockaddr *sa, uint8_t *out)
     return 16;
 }
 
-/* NUMA node of the card behind an interface; bonds, tunnels and the like have none. */
+/* NUMA node of the card behind an interface; -1 for bonds, tunnels and the like, which have
+ * none. */
 static int32_t node_of(const char *ifname)
 {
     char path[128];
@@ -96,8 +97,8 @@ static void describe(const struct ifaddrs *i, struct bt_wire_card *card)
     card->nic.up = usable(i);
 }
 
-/* UCX is told an interface and binds to that interface's first address of the family, so this must
- * be the address that was checked. */
+/* UCX gets the name of an interface and binds to that interface's first address of the family. So
+ * this must be the address that was checked. */
 static bt_status_t find_interface(const struct ifaddrs *list, int family, bool alone,
                                   struct bt_wire_card *card, char *err, size_t err_cap)
 {
@@ -143,8 +144,8 @@ static bt_status_t find_interface(const struct ifaddrs *list, int family, bool a
     return BT_OK;
 }
 
-/* One address of the list, as it can be judged without this machine's interfaces. text_p [64]: in
- * one spelling. */
+/* Reads one address of the list and checks what can be checked without this machine's interfaces.
+ * text_p [64]: the address in canonical form. */
 static bt_status_t read_address(const char *listen, bool allow_routable, int *family_p,
                                 char *text_p, char *err, size_t err_cap)
 {
@@ -268,7 +269,7 @@ bool bt_wire_link_up(const char *ifname)
     struct ifreq r = {.ifr_flags = 0};
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) {
-        return true; /* nothing is known */
+        return true; /* no properties are known */
     }
     snprintf(r.ifr_name, sizeof(r.ifr_name), "%s", ifname);
     bool up =

@@ -1,6 +1,6 @@
-/* Fetches: flows of sealed blocks that are named by their keys. The receiver asks. The sender
- * leases the blocks that it has, reads those on its SSD, and says which they are. The receiver
- * takes slots for exactly these, and the flow begins. Control thread. */
+/* Fetches: flows of sealed blocks that are named by their keys. The receiver asks for blocks. The
+ * sender leases those that it has, reads those on its SSD, and answers which ones they are. The
+ * receiver takes slots for exactly these, and the flow begins. Control thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +48,7 @@ void bt_wire_fetch_offered(struct bt_wire_session *s, const Baton__FlowOffer *m)
 {
     struct bt_wire_recv *r = bt_wire_recv_of(s, m->stream);
     if (r == NULL) {
-        return; /* cancelled a moment ago */
+        return; /* cancelled, but the answer was already on its way */
     }
     uint32_t n = 0;
     bool known = true;
@@ -74,7 +74,7 @@ void bt_wire_fetch_take(struct bt_wire_recv *r, const uint32_t *slots)
     Baton__PeerMsg m = BATON__PEER_MSG__INIT;
     BT_ASSERT(r->offered && !r->taken && !r->ended);
     r->taken = r->added = true;
-    r->has_trailer = true; /* there is none */
+    r->has_trailer = true; /* a fetch has no trailer */
     memcpy(r->slots, slots, bt_flow_blocks(&r->x.shape) * sizeof(*slots));
     bt_flow_raise(r->x.word, r->x.epoch, 0);
     bt_wx_command(r->w->x, &r->x.obj, BT_WX_CMD_ADD); /* before anything can arrive */
@@ -94,9 +94,10 @@ void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
         bt_wire_session_fail(s, "FlowOpen of a malformed fetch", BT_GRPC_INVALID_ARGUMENT);
         return;
     }
-    struct bt_kv_key *keys = bt_malloc(o->keys.len); /* the message is not aligned */
+    /* A copy, because the bytes in a message are not aligned. */
+    struct bt_kv_key *keys = bt_malloc(o->keys.len);
     memcpy(keys, o->keys.data, o->keys.len);
-    /* Whatever class the peer names, a fetch never gets the priority of hand-offs. */
+    /* A fetch never gets the priority of hand-offs, whatever class the peer names. */
     uint32_t class =
         BT_MAX(BT_MIN(o->priority, (uint32_t)BT_WX_CLASSES - 1), (uint32_t)BT_WIRE_FETCH);
     struct bt_wire_want want = {.peer = s->name,
@@ -150,7 +151,7 @@ void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m)
 {
     struct bt_wire_send *snd = bt_wire_send_of(s, m->stream);
     if (snd == NULL) {
-        return; /* aborted a moment ago */
+        return; /* aborted, but the message was already on its way */
     }
     if (!snd->want || snd->offered_ns == 0 || snd->open) {
         bt_wire_session_fail(s, "FlowTake of what was not offered", BT_GRPC_INVALID_ARGUMENT);
@@ -160,7 +161,8 @@ void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m)
     bt_wx_command(s->w->x, &snd->x.obj, BT_WX_CMD_ADD);
 }
 
-/* Blocks do not stay leased for a peer that asks and then takes nothing. */
+/* Ends fetches that a peer asked for and then did not take, so that their blocks do not stay
+ * leased. */
 void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns)
 {
     struct bt_list *i, *tmp;

@@ -1,4 +1,4 @@
-/* Ends of flows on the control thread: opening, refusals and retries, trailers, deadlines,
+/* The ends of flows on the control thread: opening, refusals and retries, trailers, deadlines,
  * callbacks. The transfer thread moves the bytes. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ static void recv_quiet(struct bt_wire_recv *r)
     }
 }
 
-/* The flow has ended; the caller tells the core and then calls recv_stopping. */
+/* Marks the flow as ended. The caller then informs the core and calls recv_stopping. */
 static void recv_leave(struct bt_wire_recv *r, bt_status_t st, const char *why)
 {
     struct bt_loop *l = r->w->loop;
@@ -130,7 +130,7 @@ void bt_wire_recv_attach(struct bt_wire_recv *r, struct bt_wire_session *s)
     r->x.stream = ++r->w->next_stream;
     r->opened_ns = bt_mono_ns();
     bt_timer_stop(r->w->loop, &r->reach);
-    if (r->n_keys == 0) { /* a fetch learns from the offer what it will receive */
+    if (r->n_keys == 0) { /* a fetch learns from the offer which blocks it will receive */
         r->added = true;
         bt_wx_command(r->w->x, &r->x.obj, BT_WX_CMD_ADD);
     }
@@ -165,7 +165,7 @@ struct bt_wire_recv *bt_wire_recv_of(struct bt_wire_session *s, uint32_t stream)
             }
         }
     }
-    return NULL; /* ended a moment ago */
+    return NULL; /* ended, but the message was already on its way */
 }
 
 void bt_wire_recv_refused(struct bt_wire_session *s, const Baton__FlowRefused *m)
@@ -175,7 +175,7 @@ void bt_wire_recv_refused(struct bt_wire_session *s, const Baton__FlowRefused *m
         return;
     }
     bool soon = m->status == BT_ERR_NOT_FOUND && bt_mono_ns() - r->opened_ns < BT_WIRE_REFUSED_NS;
-    if (m->status == BT_AGAIN) { /* it is reserved, so the wait for it starts again */
+    if (m->status == BT_AGAIN) { /* the flow is reserved, so the deadline starts again */
         r->opened_ns = bt_mono_ns();
     }
     if (r->n_keys == 0 && (soon || m->status == BT_AGAIN)) {
@@ -330,7 +330,7 @@ void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st)
     if (snd->open) {
         bt_wx_command(snd->w->x, &snd->x.obj, BT_WX_CMD_STOP);
     } else if (snd->want) {
-        send_quiet(snd); /* a fetch that was not taken yet */
+        send_quiet(snd); /* the receiver has not taken this fetch yet */
     }
 }
 
@@ -340,7 +340,7 @@ void bt_wire_send_closed(struct bt_wire_session *s, const Baton__FlowClose *m)
     if (snd == NULL) {
         return;
     }
-    /* The receiver of a fetch may report the end before UCX does. */
+    /* The receiver of a fetch may report the end earlier than UCX does. */
     bool whole = m->status == BT_OK && (snd->want ? snd->open : snd->sent && snd->trailer_sent);
     bt_wire_send_end(snd, whole ? BT_OK : peer_status(m->status, BT_ERR_PEER_PROTOCOL));
 }

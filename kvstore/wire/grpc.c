@@ -1,12 +1,12 @@
-/* The transfer thread over gRPC, for networks that are not trusted: the same connections, flows,
- * messages, priorities, limits and checks as over UCX (xfer*.c), but a path is a gRPC stream
- * between the transfer threads of the two kvstores, with TLS where cluster.tls.* is given. It has a
- * port and a loop of its own, so that neither heartbeats nor requests wait behind KV.
+/* The transfer thread over gRPC, for networks that are not trusted. Connections, flows, messages,
+ * priorities, limits and checks are the same as over UCX (xfer*.c), but a path is a gRPC stream
+ * between the transfer threads of the two kvstores, with TLS where cluster.tls.* is given. It has
+ * its own port and loop, so that neither heartbeats nor requests wait behind KV.
  *
- * The dialer of the session also dials the stream. It is the end that receives KV. The first
- * message each way echoes the nonce of the other side's hello, and with TLS the certificate must be
- * that of the session's peer: this ties a stream to its session. Messages are copied into gRPC's
- * memory before they leave, so a peer that reads slowly holds no slot. */
+ * The dialer of the session, which receives the KV, also dials the stream. The first message in
+ * each direction returns the nonce of the other side's hello, and with TLS the certificate must be
+ * that of the session's peer. This ties a stream to its session. Messages are copied into gRPC's
+ * memory before they are sent, so a peer that reads slowly holds no slot. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,19 +20,19 @@
 
 #define METHOD          "/baton.Peer/Segments"
 #define ROLE            "kvstore"
-#define PROOF_NS        (2 * BT_WX_PROOF_NS) /* a TLS handshake is among it */
+#define PROOF_NS        (2 * BT_WX_PROOF_NS) /* the time includes a TLS handshake */
 #define STEP_MS         50
-#define QUEUE_MAX_BYTES (1u << 30) /* the limit is bytes_in_flight_max */
+#define QUEUE_MAX_BYTES (1u << 30) /* effectively no limit: bytes_in_flight_max is lower */
 #define STRANGERS_MAX   64
 
-struct bt_wx_via { /* of a path */
+struct bt_wx_via { /* a path's gRPC part */
     struct bt_wx_path *path;
     struct bt_rpc_channel *channel; /* dialer */
-    struct bt_rpc_stream *stream;   /* NULL: not yet, or no more */
+    struct bt_rpc_stream *stream;   /* NULL: not open yet, or closed */
     struct bt_wx_out *head, **tail; /* messages that gRPC has, in order */
 };
 
-struct stranger { /* has not proved anything */
+struct stranger { /* a stream that has not proved yet which session it belongs to */
     struct bt_list link;
     struct bt_wx *x;
     struct bt_rpc_stream *stream;
@@ -75,7 +75,7 @@ static void via_send_proof(struct bt_wx_via *v)
     }
 }
 
-/* Copies the first bytes of a message, at most cap; returns how many. */
+/* Copies the first bytes of a message, at most cap; returns their number. */
 static size_t copy_pieces(const struct iovec *pieces, size_t n, void *to, size_t cap)
 {
     size_t got = 0;
@@ -151,7 +151,7 @@ static void on_sent(void *arg, struct bt_rpc_stream *s)
     struct bt_wx_out *o = v->head;
     (void)s;
     if (o == NULL) {
-        return; /* the proof */
+        return; /* the proof was sent */
     }
     v->head = o->next;
     if (v->head == NULL) {
@@ -177,7 +177,7 @@ static void path_open(struct bt_wx_path *l)
     l->via = bt_calloc(1, sizeof(*l->via));
     l->via->path = l;
     l->via->tail = &l->via->head;
-    l->connected = true; /* once it is proved */
+    l->connected = true; /* it counts as connected when it is proved */
     l->address = bt_strdup(x->grpc->address);
     l->address_len = strlen(l->address);
     bt_wx_event(x, &l->obj, BT_WX_EV_READY);
@@ -188,7 +188,7 @@ static void path_connect(struct bt_wx_path *l)
     struct bt_wx_via *v = l->via;
     struct bt_wx *x = l->conn->x;
     if (!l->conn->dialer) {
-        return; /* the peer comes */
+        return; /* the peer dials */
     }
     char *target = bt_sprintf("%.*s", (int)l->peer_address_len, (const char *)l->peer_address);
     if (bt_rpc_channel_create(x->grpc->rpc, target, l->conn->who, &v->channel) != BT_OK ||
@@ -211,7 +211,7 @@ static void post(struct bt_wx_out *o, size_t header_len)
     v->tail = &o->next;
     bt_status_t st = v->stream != NULL ? bt_rpc_stream_send_iov(v->stream, iov, o->hdr.n_segs + 1u)
                                        : BT_ERR_PEER_LOST;
-    if (st != BT_OK) { /* via_close, a moment from now, lets go of it */
+    if (st != BT_OK) { /* via_close, called soon, releases the message */
         bt_wx_path_kill(o->path, BT_ERR_PEER_LOST, "the KV stream takes no message: %s",
                         bt_status_name(st));
     }
@@ -225,11 +225,11 @@ static void path_free(struct bt_wx_path *l)
     bt_wx_path_gone(l);
 }
 
-/* Timers and changes of state; l may be gone afterwards. */
+/* Does what is due by time or state; l may be freed afterwards. */
 static void path_turn(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
-    bt_list_remove(&l->hot_link); /* every path has its turn */
+    bt_list_remove(&l->hot_link); /* removed, so that every path gets its turn */
     if (l->connect_ns != 0 && !l->proven && now - l->connect_ns > PROOF_NS) {
         bt_wx_path_kill(l, BT_ERR_PEER_LOST, "no KV stream within two seconds");
     }
@@ -252,7 +252,7 @@ static void conn_turn(struct bt_wx_conn *c)
     bt_wx_conn_step(c);
 }
 
-/* ---- who calls ---- */
+/* ---- incoming streams ---- */
 
 static void stranger_free(struct stranger *s)
 {
@@ -271,7 +271,7 @@ static void stranger_end(struct stranger *s, int code, const char *why)
 static struct bt_wx_path *find_path(struct bt_wx *x, uint64_t nonce)
 {
     struct bt_list *i, *j;
-    bt_wx_take_commands(x); /* the one of its session may lie there */
+    bt_wx_take_commands(x); /* the command that opens its session may not be handled yet */
     bt_list_for_each (i, &x->conns) {
         struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
         bt_list_for_each (j, &c->paths) {
@@ -352,7 +352,7 @@ static void on_wake(void *arg, uint32_t events)
     bt_wx_unwake(arg);
 }
 
-/* How long to sleep, ms; -1: until something happens. */
+/* How long to sleep, ms; -1: until an event. */
 static int sleep_ms(const struct bt_wx *x)
 {
     const struct bt_list *i, *j;
@@ -390,12 +390,12 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* ---- life, control thread ---- */
+/* ---- start and end, control thread ---- */
 
 static void create(struct bt_wx *x)
 {
     x->header_max = BT_WIRE_SEG_HDR_MAX;
-    x->alone_min = UINT32_MAX; /* all bytes are copied in any case */
+    x->alone_min = UINT32_MAX; /* all bytes are copied anyway */
 }
 
 static void destroy(struct bt_wx *x)

@@ -1,6 +1,6 @@
 /* Proves that a UCX address comes from a member of the cluster. UCX does not check addresses, and
- * some malformed ones end the process. So an address must carry a MAC by the cluster's secret,
- * made for this session. Control thread. */
+ * some malformed ones crash the process. So an address must have a MAC that is made with the
+ * cluster's secret for this session. Control thread. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,7 +50,7 @@ bt_status_t bt_wire_member_init(struct bt_wire *w, const struct bt_wire_config *
 
 static size_t put(uint8_t *to, size_t at, const void *from, size_t n)
 {
-    uint32_t len = (uint32_t)n; /* so that no two inputs look the same */
+    uint32_t len = (uint32_t)n; /* with the length, no two lists of inputs give the same bytes */
     memcpy(to + at, &len, sizeof(len));
     bt_copy(to + at + sizeof(len), from, n);
     return at + sizeof(len) + n;

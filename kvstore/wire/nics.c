@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-#define RATE_BYTES   (16.0 * 1048576) /* of so many bytes a rate remembers about a third */
-#define FAR_FACTOR   (4.0 / 3)        /* memory of another NUMA node */
+/* Averaging window of a rate: after this many bytes an old value counts for about a third. */
+#define RATE_BYTES   (16.0 * 1048576)
+#define FAR_FACTOR   (4.0 / 3) /* memory of another NUMA node */
 #define RATE_DEFAULT 1e9
 
 static bool loopback(const struct bt_nic *a)
@@ -23,7 +24,7 @@ bool bt_nics_same_net(const struct bt_nic *a, const struct bt_nic *b)
     return bits % 8 == 0 || ((a->addr[bits / 8] ^ b->addr[bits / 8]) & mask) == 0;
 }
 
-/* What makes a pair, the best first. A router may be in between, or not. */
+/* The rules for pairs, the best first. Without same_net there may be a router between the cards. */
 static const struct {
     bool same_net, same_place, both_up;
 } passes[] = {{true, true, true},   {true, false, true},  {true, true, false},

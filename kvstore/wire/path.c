@@ -1,6 +1,6 @@
-/* The paths of a session, on the control thread: which cards of the two machines a path joins, how
- * it is made (by the dialer; the first one with the hellos), what is sent again when it is lost,
- * and when it is tried again. */
+/* The paths of a session, on the control thread: which two cards a path connects, how it is made
+ * (by the dialer; the first path is made with the hellos), which messages are sent again after its
+ * loss, and when the dialer tries again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,12 +9,13 @@
 #include "common/rpc/ranges.h"
 #include "kvstore/wire/wire_priv.h"
 
-#define ANSWER_NS     (2000ull * 1000000) /* from LaneOpen to LaneOpened */
-#define RETRY_NS      (500ull * 1000000)
-#define RETRY_MAX_NS  (5000ull * 1000000)
-#define PATHS_MAX     (4u * BT_NICS_MAX)  /* of a session, including those that end */
-#define MISSED_NS     (1000ull * 1000000) /* a peer that goes away loses one path after the other */
-#define HAS_BYTES_MAX (8u << 20)          /* half of a gRPC message */
+#define ANSWER_NS    (2000ull * 1000000) /* from LaneOpen to LaneOpened */
+#define RETRY_NS     (500ull * 1000000)
+#define RETRY_MAX_NS (5000ull * 1000000)
+#define PATHS_MAX    (4u * BT_NICS_MAX) /* of a session, including paths that are ending */
+/* A peer that ends loses its paths one after the other within this time. */
+#define MISSED_NS     (1000ull * 1000000)
+#define HAS_BYTES_MAX (8u << 20) /* half of a gRPC message */
 
 /* ---- the state of a card ---- */
 
@@ -36,8 +37,8 @@ static void card_changed(struct bt_wire *w, uint32_t card, const char *peer, con
     }
 }
 
-/* The session has lost its path over the card. If the session lives on without one for a while,
- * the card is bad. */
+/* The session has lost its path over the card. If the session then goes on for a while without a
+ * path there, the card counts as bad. */
 static void card_missed(struct bt_wire_session *s, uint32_t card, const char *why)
 {
     struct bt_wire_missed *m = &s->missed[card];
@@ -63,7 +64,7 @@ static void card_forgive(struct bt_wire_session *s, uint32_t card)
     s->missed[card] = (struct bt_wire_missed){.since_ns = 0};
 }
 
-/* ---- making and ending one ---- */
+/* ---- making and ending a path ---- */
 
 static struct bt_wire_path *path_new(struct bt_wire_session *s, uint32_t number, uint32_t card)
 {
@@ -130,8 +131,8 @@ static void send_path_close(struct bt_wire_path *l, const char *why)
     bt_wire_session_send(l->session, &m);
 }
 
-/* Tells the sender what the receiver has of a path that has ended. false: it does not fit into one
- * message. */
+/* Tells the sender which segments the receiver got on a path that has ended. false: the list is too
+ * long for one message. */
 static bool send_path_end(struct bt_wire_path *l)
 {
     Baton__LaneEnd e = BATON__LANE_END__INIT;
@@ -165,7 +166,7 @@ static bool send_path_end(struct bt_wire_path *l)
     return true;
 }
 
-/* Takes the path out of use. tell: the peer must be told. */
+/* Takes the path out of use. tell: the peer does not know yet. */
 static void path_stop(struct bt_wire_path *l, bool tell, const char *why)
 {
     struct bt_wire_session *s = l->session;
@@ -190,7 +191,8 @@ static void path_stop(struct bt_wire_path *l, bool tell, const char *why)
     bt_wx_command(s->w->x, &l->x.obj, BT_WX_CMD_STOP);
 }
 
-/* A path has failed here or at the peer. The session goes on with the others, if there are any. */
+/* A path has failed, here or at the peer. The session goes on with its other paths, if it has
+ * any. */
 static void path_failed(struct bt_wire_path *l, bool tell, const char *why, int code)
 {
     struct bt_wire_session *s = l->session;
@@ -204,7 +206,7 @@ static void path_failed(struct bt_wire_path *l, bool tell, const char *why, int 
         card_missed(s, l->x.card, text);
     } else if (s->n_peer_cards == 0 || s->dialer || bt_wire_session_up(s)) {
         bt_wire_session_fail(s, text, code);
-    } else { /* the dialer may still find a path, once it has our hello */
+    } else { /* the dialer may still find a path when it has this side's hello */
         bt_wire_session_ready(s, NULL);
     }
 }
@@ -215,13 +217,13 @@ void bt_wire_paths_stop(struct bt_wire_session *s)
     bt_list_for_each_safe (i, tmp, &s->paths) {
         struct bt_wire_path *l = BT_CONTAINER_OF(i, struct bt_wire_path, link);
         path_stop(l, false, "");
-        if (l->gone && !l->resending) { /* it waited for the peer's answer */
+        if (l->gone && !l->resending) { /* the path was waiting for the peer's answer */
             path_free(l);
         }
     }
     for (uint32_t card = 0; card < s->w->n_cards; card++) {
         card_forgive(s, card);
-        if (s->w->cards[card].n_paths > 0) { /* otherwise it has yet to prove itself */
+        if (s->w->cards[card].n_paths > 0) { /* otherwise the card has not proved itself yet */
             card_changed(s->w, card, s->name, "");
         }
     }
@@ -249,7 +251,7 @@ void bt_wire_paths_dial(struct bt_wire_session *s)
 
 static bool take_cards(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
-    if (h->n_cards > 0 && h->card >= h->n_cards) { /* how many: common/rpc/peer.def */
+    if (h->n_cards > 0 && h->card >= h->n_cards) { /* common/rpc/peer.def limits n_cards */
         return false;
     }
     for (size_t i = 0; i < h->n_cards; i++) {
@@ -286,14 +288,15 @@ static void connect_path(struct bt_wire_path *l, const ProtobufCBinaryData *addr
     memcpy(l->x.peer_address, address->data, address->len);
 }
 
-/* The listener's cards are known: finds the one of the first path, and the other possible paths. */
+/* The listener's cards are known now: finds the listener's card of the first path, and other
+ * pairs. */
 static const char *dialer_rails(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
     struct bt_nic_pair pairs[BT_NICS_MAX];
     struct bt_wire_path *first = s->rails[0].path;
     bool has_first = h->ucx_address.len > 0;
     uint32_t own = s->rails[0].local, n = match(s, pairs), to = has_first ? 1 : 0;
-    if (first == NULL) { /* lost while the hello was under way */
+    if (first == NULL) { /* the path was lost before the hello came */
         to = 0;
     } else if (has_first) {
         s->rails[0].remote = h->card;
@@ -304,7 +307,7 @@ static const char *dialer_rails(struct bt_wire_session *s, const Baton__PeerHell
     }
     for (uint32_t i = 0; i < n; i++) {
         if (to > 0 && (pairs[i].local == own || pairs[i].remote == h->card)) {
-            continue; /* the first path's */
+            continue; /* the first path uses this card */
         }
         s->rails[to++] = (struct bt_wire_rail){
             .local = pairs[i].local, .remote = pairs[i].remote, .wait_ns = RETRY_NS};
@@ -331,7 +334,7 @@ const char *bt_wire_paths_hello(struct bt_wire_session *s, const Baton__PeerHell
     struct bt_nic_pair pairs[BT_NICS_MAX];
     uint32_t card = bt_wire_first_card(s->w);
     if (s->n_peer_cards > 0 &&
-        s->n_peer_cards + s->w->n_cards > 2) { /* otherwise there is no choice */
+        s->n_peer_cards + s->w->n_cards > 2) { /* otherwise there is only one pair */
         uint32_t n = match(s, pairs);
         card = BT_NICS_MAX;
         for (uint32_t i = 0; i < n; i++) {
@@ -339,7 +342,7 @@ const char *bt_wire_paths_hello(struct bt_wire_session *s, const Baton__PeerHell
         }
     }
     if (card == BT_NICS_MAX || !bt_wire_card_ready(s->w, card)) {
-        return NULL; /* the dialer tries others */
+        return NULL; /* the dialer tries other pairs */
     }
     connect_path(path_new(s, 0, card), &h->ucx_address, h->nonce);
     return NULL;
@@ -375,7 +378,7 @@ void bt_wire_path_answered(struct bt_wire_session *s, const Baton__LaneOpened *o
 {
     struct bt_wire_path *l = path_of(s, o->lane);
     if (l == NULL || l->stopped) {
-        return; /* it was given up a moment ago */
+        return; /* given up, but the message was already on its way */
     }
     if (l->x.peer_address != NULL) {
         bt_wire_session_fail(s, "malformed LaneOpened", BT_GRPC_INVALID_ARGUMENT);
@@ -415,7 +418,7 @@ void bt_wire_path_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
 {
     struct bt_wire_path *l = path_of(s, e->lane);
     size_t bytes = 0;
-    if (l == NULL) { /* this side never had it */
+    if (l == NULL) { /* this side never had this path */
         return;
     }
     for (size_t i = 0; i < e->n_flows; i++) {
@@ -445,8 +448,8 @@ void bt_wire_path_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
 
 /* ---- events of the transfer thread ---- */
 
-/* How the peer reaches our end of a path: the dialer asks for one over a card of the peer's, the
- * listener answers. */
+/* Sends the address of this side's end of a path: the dialer asks for a path to one of the peer's
+ * cards, the listener answers. */
 static void send_address(struct bt_wire_path *l)
 {
     struct bt_wire_session *s = l->session;
@@ -458,7 +461,7 @@ static void send_address(struct bt_wire_path *l)
     ask.nonce = answer.nonce = l->x.nonce;
     ask.ucx_address = answer.ucx_address =
         (ProtobufCBinaryData){.data = l->x.address, .len = l->x.address_len};
-    for (uint32_t i = 0; i < s->n_rails; i++) { /* a listener has none */
+    for (uint32_t i = 0; i < s->n_rails; i++) { /* empty for a listener */
         ask.card = s->rails[i].path == l ? s->rails[i].remote : ask.card;
     }
     if (s->w->has_secret) {
@@ -517,9 +520,9 @@ static void on_stopped(struct bt_wire_path *l)
     if (bt_wire_session_dead(s) || s->n_peer_cards == 0) {
         path_free(l);
     } else if (s->dialer) {
-        s->n_flows++; /* keeps s until the end of this function */
+        s->n_flows++; /* keeps s alive until the end of this function */
         bool told = send_path_end(l);
-        path_free(l); /* before the session ends and frees these paths */
+        path_free(l); /* before the session ends and frees its paths */
         if (!told) {
             bt_wire_session_fail(s, "too much is under way to go on without a path",
                                  BT_GRPC_UNAVAILABLE);
@@ -540,7 +543,7 @@ void bt_wire_path_event(struct bt_wire_path *l, uint32_t events)
     }
     if ((events & BT_WX_EV_LOST) && !l->stopped) {
         path_failed(l, true, l->x.why, BT_GRPC_UNAVAILABLE);
-        return; /* STOPPED cannot be among these events, since STOP was sent just now */
+        return; /* STOPPED cannot be among these events, since STOP was sent only now */
     }
     if (events & BT_WX_EV_STOPPED) {
         on_stopped(l);

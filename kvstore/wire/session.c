@@ -1,6 +1,6 @@
-/* Sessions between kvstores (common/rpc/session.h): what the hellos say beside the identity, the
- * connection for KV inside of the session, and what ends with it. One session per direction of
- * dialing: the dialer pulls flows from the listener. Control thread. */
+/* Sessions between kvstores (common/rpc/session.h): the hello fields beside the identity, the
+ * connection for KV that belongs to a session, and what ends together with it. There is one session
+ * per direction of dialing: the dialer pulls flows from the listener. Control thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ static struct bt_wire_session *session_new(struct bt_wire *w, bool dialer)
     return s;
 }
 
-/* Who a peer of this name must be by its certificate: "kvstore/n1" of "kvstore-n1". */
+/* The role and name that the certificate of a peer must have: "kvstore/n1" for "kvstore-n1". */
 static void peer_role(const char *name, char *who, size_t cap)
 {
     size_t skip =
@@ -93,7 +93,7 @@ static void session_open_conn(struct bt_wire_session *s)
 
 /* ---- ends ---- */
 
-/* For logs, flows and the peer's dialer. */
+/* The text for logs, for flows and for the peer's dialer. */
 static void end_text(const struct bt_wire_session *s, const struct bt_rpc_session_end *e,
                      char *text, size_t cap)
 {
@@ -109,7 +109,7 @@ static void end_text(const struct bt_wire_session *s, const struct bt_rpc_sessio
 static void on_end(void *arg, const struct bt_rpc_session_end *e)
 {
     struct bt_wire_session *s = arg;
-    /* The listener will say the same next time. */
+    /* A listener that refuses will refuse the next time too. */
     bool final =
         e->cause == BT_RPC_SESSION_REFUSED ||
         (e->cause == BT_RPC_SESSION_CLOSED && s->dialer && e->code == BT_GRPC_FAILED_PRECONDITION);
@@ -125,7 +125,7 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     }
     BT_INFO("wire_session_end", "peer=%s inc=%016llx dialer=%d was_up=%d why=%s", s->name,
             (unsigned long long)s->incarnation, s->dialer, e->was_up, text);
-    s->n_flows++; /* callbacks below must not free s */
+    s->n_flows++; /* keeps s alive during the callbacks below */
     while (!bt_list_empty(&s->sends)) {
         bt_wire_send_end(BT_CONTAINER_OF(s->sends.next, struct bt_wire_send, link),
                          BT_ERR_PEER_LOST);
@@ -137,7 +137,7 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
         bt_wire_peer_lost(p, e->was_up, final, text);
     }
     bt_wire_paths_stop(s);
-    if (s->conn_open) { /* flows and paths were told first */
+    if (s->conn_open) { /* flows and paths were stopped first */
         bt_wx_command(s->w->x, &s->conn.obj, BT_WX_CMD_STOP);
     }
     s->n_flows--;
@@ -221,7 +221,8 @@ static void say_hello(void *arg)
     bt_wire_session_send(s, &m);
 }
 
-/* Is the dialer who it says it is? The dialer has asked the listener's certificate itself. */
+/* Does the dialer's certificate have its name? The dialer has checked the listener's
+ * certificate. */
 static bool name_is_proved(const struct bt_wire_session *s, const char *name)
 {
     char who[sizeof(BT_WIRE_ROLE) + sizeof(s->name)];
@@ -236,7 +237,7 @@ static const char *transport_name(Baton__KvTransport t)
                                             : "a later one";
 }
 
-/* What every daemon's hello is compared for; NULL: it fits. */
+/* Compares what all daemons' hellos have; NULL: it fits. */
 static const char *identity_mismatch(const struct bt_wire_session *s, const Baton__PeerHello *h,
                                      char *text, size_t cap)
 {
@@ -282,7 +283,7 @@ static const char *identity_mismatch(const struct bt_wire_session *s, const Bato
     return text;
 }
 
-/* NULL if the two belong together, else why not. */
+/* NULL if the two kvstores can work together, else the reason why not. */
 static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__PeerHello *h,
                                   char *text, size_t cap)
 {
@@ -313,7 +314,7 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
                  "everywhere, and no older version";
 }
 
-/* The same process has dialed again: it has given up the old session. */
+/* The same process has dialed again, so it has given up the old session: ends that one. */
 static void drop_older(struct bt_wire_session *s)
 {
     struct bt_list *i, *tmp;
@@ -321,7 +322,8 @@ static void drop_older(struct bt_wire_session *s)
         struct bt_wire_session *o = BT_CONTAINER_OF(i, struct bt_wire_session, link);
         if (o != s && !o->dialer && !bt_wire_session_dead(o) && o->incarnation == s->incarnation &&
             strcmp(o->name, s->name) == 0) {
-            /* Ending one frees or removes no session but itself; callbacks may add at the tail. */
+            /* Ending a session frees or removes no other one; callbacks may add sessions at the
+             * tail. */
             bt_wire_session_fail(o, "replaced by a newer session of the same peer",
                                  BT_GRPC_CANCELLED);
             tmp = s->w->sessions.next;
@@ -442,7 +444,7 @@ static void on_message(void *arg, ProtobufCMessage *msg)
     case BATON__PEER_MSG__M__NOT_SET:
     case _BATON__PEER_MSG__M__CASE_IS_INT_SIZE: break;
     }
-    /* a newer peer's message: not for us */
+    /* a message of a newer version: ignored */
 }
 
 static const struct bt_rpc_session_ops session_ops = {
@@ -505,7 +507,7 @@ void bt_wire_session_event(struct bt_wire_session *s, uint32_t events)
         bt_wire_session_fail(s, s->conn.why,
                              s->conn.lost == BT_ERR_PEER_PROTOCOL ? BT_GRPC_INVALID_ARGUMENT
                                                                   : BT_GRPC_UNAVAILABLE);
-        return; /* STOPPED cannot be in the same events: STOP was sent just now */
+        return; /* STOPPED cannot be among these events, since STOP was sent only now */
     }
     if (events & BT_WX_EV_STOPPED) {
         s->conn_stopped = true;

@@ -1,5 +1,5 @@
-/* The transfer thread over UCX, which is the main thread of the wire process: its loop, which
- * sleeps only while every worker is armed; its start and its end. */
+/* The transfer thread over UCX, which is the main thread of the wire process: its loop, its start
+ * and its end. The loop sleeps only while every worker is armed. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -9,9 +9,9 @@
 
 #define SPIN_TURNS      32 /* empty turns before arming: a few microseconds */
 #define EVENTS_PER_TURN 64
-#define UNTOLD_MS       2 /* until events that the kvstore did not read are offered again */
+#define UNTOLD_MS       2 /* interval for offering events again that the kvstore did not read */
 
-/* Arms every hot path; false if one wants to be progressed first. */
+/* Arms every hot path; false if a path must be progressed first. */
 static bool arm_all(struct bt_wx *x)
 {
     struct bt_list *i, *tmp;
@@ -22,14 +22,14 @@ static bool arm_all(struct bt_wx *x)
     return ready;
 }
 
-/* How long to sleep, ms; -1: until something happens. */
+/* How long to sleep, ms; -1: until an event. */
 static int sleep_ms(const struct bt_wx *x)
 {
     const struct bt_list *i, *j;
     int ms = -1;
     bt_list_for_each (i, &x->conns) {
         const struct bt_wx_conn *c = BT_CONTAINER_OF(i, struct bt_wx_conn, link);
-        int may = c->n_stopping > 0 || c->stopping ? 50 : -1; /* deadlines of stopped flows */
+        int may = c->n_stopping > 0 || c->stopping ? 50 : -1; /* stopped flows have deadlines */
         ms = may >= 0 && (ms < 0 || may < ms) ? may : ms;
         bt_list_for_each (j, &c->paths) {
             may = bt_ucx_path_sleep_ms(BT_CONTAINER_OF(j, struct bt_wx_path, link));
@@ -84,7 +84,7 @@ static void run(struct bt_wx *x)
             struct bt_wx_conn *c = l->conn;
             moved |= bt_ucx_path_progress(l);
             bt_wx_recv_notify(x);
-            bt_ucx_path_step(l); /* it may be gone now */
+            bt_ucx_path_step(l); /* may free it */
             bt_wx_conn_step(c);
             (void)bt_wx_flush(x);
         }
@@ -117,7 +117,8 @@ static void create(struct bt_wx *x)
     struct epoll_event ev = {.events = EPOLLIN, .data.ptr = NULL};
     struct epoll_event sock = {.events = EPOLLIN, .data.ptr = x};
     x->ucx = u;
-    x->alone_min = BT_UCX_ZCOPY_MIN; /* sent from where it lies, and several would be gathered */
+    x->alone_min = BT_UCX_ZCOPY_MIN; /* messages are sent from the slots; several segments would be
+                                        gathered into a buffer */
     BT_ASSERT(bt_ucx_datatype(&u->unpacked) == UCS_OK); /* allocates a few bytes */
     u->epfd = epoll_create1(EPOLL_CLOEXEC);
     BT_ASSERT(u->epfd >= 0 && epoll_ctl(u->epfd, EPOLL_CTL_ADD, x->wakefd, &ev) == 0 &&

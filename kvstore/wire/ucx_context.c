@@ -1,5 +1,5 @@
-/* How UCX is set up: transports, interface, sizes; and whether what it found can serve. Once for
- * each card, before a path over it. Transfer thread. */
+/* Sets UCX up: transports, interface, sizes. Checks whether the transports that UCX found are
+ * sufficient. Once for each card, before the first path over it. Transfer thread. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,8 +11,8 @@
 #define TCP_ZCOPY     "128K" /* BT_UCX_ZCOPY_MIN */
 #define EAGER_MAX_TCP (64u * 1024)
 
-/* What the environment says (UCX_<env>) stays; else ours. UCT's keys go without their transport's
- * prefix here, and UCX warns about one that no transport in use knows. */
+/* A value from the environment (UCX_<env>) has precedence over ours. Here a key of UCT is given
+ * without its transport's prefix. UCX warns about a key that no used transport has. */
 static bool configure(ucp_config_t *c, const char *env, const char *key, const char *value,
                       char *err, size_t err_cap)
 {
@@ -45,7 +45,7 @@ static bool configure_all(struct bt_wx *x, uint32_t card, ucp_config_t *c, char 
               configure(c, "RNDV_SCHEME", "RNDV_SCHEME", "get_zcopy", err, err_cap) &&
               configure(c, "PROTO_ENABLE", "PROTO_ENABLE", "n", err, err_cap);
     if (!ok || !tcp) {
-        x->ucx->eager_max = 8192; /* RDMA: the receiver reads all but small messages */
+        x->ucx->eager_max = 8192; /* RDMA: all messages but small ones are read by the receiver */
         return ok;
     }
     x->ucx->eager_max = EAGER_MAX_TCP;
@@ -63,19 +63,19 @@ static bool configure_all(struct bt_wx *x, uint32_t card, ucp_config_t *c, char 
     return configure(c, "NET_DEVICES", "NET_DEVICES", k->ifname, err, err_cap) &&
            configure(c, "TCP_TX_SEG_SIZE", "TX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
            configure(c, "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", TCP_SEG_SIZE, err, err_cap) &&
-           /* Else connecting to a card that does not answer stops the transfer thread for minutes.
-            */
+           /* Otherwise connecting to a card that does not answer blocks the transfer thread for
+            * minutes. */
            configure(c, "TCP_CONN_NB", "CONN_NB", "y", err, err_cap) &&
-           /* Above EAGER_MAX_TCP: an eager message sent without a copy takes its header from a pool
-            * that UCX 1.13.1 never gives back (each session left 1.4 MB); one by rendezvous does
-            * not. */
+           /* Above EAGER_MAX_TCP, so that these messages go by rendezvous. An eager message that is
+            * sent without a copy takes its header from a pool that UCX 1.13.1 never frees: each
+            * session left 1.4 MB. */
            configure(c, "ZCOPY_THRESH", "ZCOPY_THRESH", may ? TCP_ZCOPY : "inf", err, err_cap) &&
            configure(c, "TCP_AF_PRIO", "AF_PRIO", k->ipv6 ? "inet6" : "inet", err, err_cap);
 }
 
-/* Can one kvstore connect to another with what UCX found? Asked of a connection to ourselves: with
- * shared memory alone (UCX_TLS=sm) UCX starts without a word and every connection would fail later,
- * since none of its transports between processes of a host tells of a peer's death. */
+/* Can one kvstore connect to another with the transports that UCX found? Tests it with a connection
+ * to this process itself. With shared memory alone (UCX_TLS=sm) UCX starts without an error, and
+ * then every connection would fail: none of its transports within a host reports a peer's death. */
 static bool can_connect(ucp_context_h context, char *err, size_t err_cap)
 {
     ucp_worker_params_t wp = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
@@ -133,7 +133,7 @@ bt_status_t bt_ucx_card_start(struct bt_wx *x, uint32_t card, bool wait, char *e
         ucp_config_release(c);
         return BT_ERR_CONFIG;
     }
-    /* AM only: a peer's forged put or get finds no handler. */
+    /* AM only: there is no handler for a peer's forged put or get. */
     ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME,
                       .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
                       .name = "baton"};

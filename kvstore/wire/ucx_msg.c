@@ -1,6 +1,6 @@
-/* Messages of segments as active messages of UCX. Over TCP all bytes come through a buffer of
- * UCX's, and the copy from there is ours: UCX is never given the address of a slot then. With RDMA
- * the network card writes into the slots. Transfer thread. */
+/* Messages of segments as active messages of UCX. Over TCP all bytes come through a buffer of UCX,
+ * and this file copies them from there, so UCX never gets the address of a slot. With RDMA the
+ * network card writes into the slots. Transfer thread. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,17 +10,17 @@
 #define OUT_MAGIC  0x4d534758u
 #define PULL_MAGIC 0x4c4e4458u
 
-/* Runs of memory are handed to UCX as they are. */
+/* Lists of memory pieces are passed to UCX unchanged. */
 _Static_assert(sizeof(ucp_dt_iov_t) == sizeof(struct iovec) &&
                    offsetof(ucp_dt_iov_t, buffer) == offsetof(struct iovec, iov_base) &&
                    offsetof(ucp_dt_iov_t, length) == offsetof(struct iovec, iov_len),
                "UCX's iov is the system's");
 
-struct pull { /* one rendezvous receive */
+struct pull { /* one receive by rendezvous */
     uint32_t magic;
     struct bt_wx_land land;
     uint8_t crcs[4 * BT_WIRE_SEGS_MAX];
-    struct iovec iov[]; /* RDMA */
+    struct iovec iov[]; /* used with RDMA */
 };
 
 /* ---- out ---- */
@@ -86,13 +86,13 @@ static void on_received(void *request, ucs_status_t status, size_t length, void 
     pull_done(p, status, length);
 }
 
-/* ---- what UCX asks a datatype of ours for ---- */
+/* ---- the functions of this project's UCX datatype ---- */
 
 static void *unpack_start(void *context, void *buffer, size_t count)
 {
     (void)context;
     (void)count;
-    return buffer; /* the struct pull */
+    return buffer; /* it points to the struct pull */
 }
 
 static size_t unpack_size(void *state)
@@ -134,7 +134,7 @@ ucs_status_t bt_ucx_datatype(ucp_datatype_t *dt_p)
     return ucp_dt_create_generic(&ops, NULL, dt_p);
 }
 
-/* Rendezvous: the sender waits until we ask for the bytes. */
+/* Rendezvous: the sender waits until the receiver asks for the bytes. */
 static ucs_status_t recv_pull(const struct bt_wx_land *land, void *desc)
 {
     struct bt_wx_recv *r = land->recv;
@@ -186,7 +186,7 @@ ucs_status_t bt_ucx_on_segments(void *arg, const void *header, size_t header_len
     struct bt_wx_path *l = arg;
     struct bt_wx_land land;
     BT_ASSERT(l->obj.kind == BT_WX_PATH);
-    /* anybody can connect to UCX's port */
+    /* any process can connect to UCX's port */
     bool ours =
         (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) && param->reply_ep == l->ucx->ep;
     if (!bt_wx_land_begin(l, header, header_len, len, ours, &land)) {

@@ -1,6 +1,6 @@
 /* Paths on the transfer thread: a ucp_worker and its endpoint between two network cards, from the
- * first handshake to the forced close; proof, silence, arming. A path that fails takes no flow with
- * it: control decides what to do about it. */
+ * first handshake to the forced close; proof, silence, arming. A failed path does not end its
+ * flows: the control thread decides what happens to them. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,17 +11,19 @@
 #include "common/log/log.h"
 #include "kvstore/wire/ucx_priv.h"
 
-#define WIREUP_MAX_NS   (3000ull * 1000000) /* from making the endpoint */
-#define WIREUP_TAIL_NS  (100ull * 1000000)
-#define AM_IDS          64
-#define PROGRESS_MAX    16              /* calls per path and turn, */
-#define TURN_NS         (100ull * 1000) /* and about so long: then flow words, hand-offs, news */
+#define WIREUP_MAX_NS  (3000ull * 1000000) /* from the creation of the endpoint */
+#define WIREUP_TAIL_NS (100ull * 1000000)
+#define AM_IDS         64
+/* A path may use this many calls and about this much time in a turn. Then flow words, hand-offs and
+ * events have their turn. */
+#define PROGRESS_MAX    16
+#define TURN_NS         (100ull * 1000)
 #define EMPTY_WAKES_MAX 64 /* useless wake-ups after which a path is polled by the clock */
 #define CLOSE_NS        (3000ull * 1000000)
-/* A card carries nothing while its peer still talks to us over gRPC: */
-#define ASK_NS   (300ull * 1000000)  /* after this time an echo is asked for, */
-#define QUIET_NS (1500ull * 1000000) /* after so long the path is lost, */
-#define HEARD    2                   /* if the peer has spoken so many times meanwhile */
+/* A card carries nothing although its peer still sends heartbeats over gRPC: */
+#define ASK_NS   (300ull * 1000000)  /* after this time the path asks for an echo, ... */
+#define QUIET_NS (1500ull * 1000000) /* ... after this time the path is lost ... */
+#define HEARD    2                   /* ... if the peer has sent this many heartbeats meanwhile */
 
 static void path_moved(struct bt_wx_path *l)
 {
@@ -61,7 +63,7 @@ static void note_send(struct bt_wx_path *l, unsigned id, struct bt_wire_proof *n
     bt_wx_path_hot(l);
 }
 
-/* true: the note has our nonce; any other is from a stranger. */
+/* true: the note has this path's nonce; any other note is from a stranger. */
 static bool note_is_ours(struct bt_wx_path *l, const void *header, size_t header_len)
 {
     struct bt_wire_proof p;
@@ -130,8 +132,9 @@ static ucs_status_t on_nonsense(void *arg, const void *header, size_t header_len
     return UCS_OK;
 }
 
-/* UCX 1.13.1 keeps handlers in an array that it grows in steps and does not clear: a message with
- * an id in between calls whatever is there. So every id of the array has a handler. */
+/* UCX 1.13.1 keeps handlers in an array that it grows in steps and does not clear. So for a message
+ * with an unused id it would call a random address. Therefore every id of the array gets a
+ * handler. */
 static ucs_status_t path_handlers(struct bt_wx_path *l)
 {
     ucs_status_t st = UCS_OK;
@@ -161,7 +164,7 @@ void bt_ucx_path_open(struct bt_wx_path *l)
     l->ucx = bt_calloc(1, sizeof(*l->ucx));
     l->ucx->efd = -1;
     path_moved(l);
-    if (x->ucx->contexts[l->card] == NULL) { /* it did not start again after UCX had ended */
+    if (x->ucx->contexts[l->card] == NULL) { /* it did not start again after the end of UCX */
         bt_wx_path_kill(l, BT_ERR_IO, "UCX did not start on this card");
         return;
     }
@@ -210,7 +213,8 @@ void bt_ucx_path_connect(struct bt_wx_path *l)
         .err_handler = {.cb = on_ep_error, .arg = l},
     };
     ucs_status_t st =
-        ucp_ep_create(l->ucx->worker, &p, &l->ucx->ep); /* a refused connect may fail in here */
+        /* The call itself may handle a refused connect. */
+        ucp_ep_create(l->ucx->worker, &p, &l->ucx->ep);
     if (st != UCS_OK) {
         l->ucx->ep = NULL;
         l->ucx->failed = true;
@@ -242,9 +246,10 @@ static void close_begin(struct bt_wx_path *l)
     }
 }
 
-/* True once the endpoint is closed and every request has called back. A path that does not get
- * there in CLOSE_NS has hit a bug in UCX: its worker is destroyed all the same, which ends whatever
- * could still write, and the connection with it, for its flows count what never called back. */
+/* True when the endpoint is closed and every request has called back. If that does not happen
+ * within CLOSE_NS, the cause is a bug in UCX. Then the worker is destroyed anyway, which ends
+ * everything that could still write. The connection ends too, because its flows count requests that
+ * will never call back. */
 static bool closed(struct bt_wx_path *l)
 {
     if (l->ucx->close_req != NULL &&
@@ -267,11 +272,11 @@ static bool closed(struct bt_wx_path *l)
     return true;
 }
 
-/* A peer whose wire-up message meets an endpoint closed just then fails an assertion inside UCX
- * 1.13.1 (wireup_ep.c: pending_count == 0; ucp_request.c:684) and is gone. So a path that ends
- * during wire-up lets it finish first. One that was not proved in time does so as well: its peer
- * may have stood still, and goes on with wire-up when it comes back. And, as the echo is not the
- * last message of wire-up, all stay a little longer than that. */
+/* In UCX 1.13.1 a peer crashes with an assertion if its wire-up message arrives at an endpoint that
+ * was just closed (wireup_ep.c: pending_count == 0; ucp_request.c:684). So a path that ends during
+ * wire-up first lets it finish. A path that was not proved in time waits as well: its peer may have
+ * been suspended, and will continue wire-up later. The echo is not the last message of wire-up, so
+ * all paths wait a little longer than that. */
 static bool lingers(const struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
@@ -299,7 +304,7 @@ static void path_free(struct bt_wx_path *l)
     bt_wx_path_gone(l);
 }
 
-/* true: nothing has moved for long, the peer lives, and there is another path to it. */
+/* true: nothing has moved for long, the peer is alive, and there is another path to it. */
 static bool silent(const struct bt_wx_path *l)
 {
     const struct bt_wx_conn *c = l->conn;
@@ -308,8 +313,8 @@ static bool silent(const struct bt_wx_path *l)
            heard - l->ucx->heard >= HEARD && bt_wx_conn_open_paths(c) > 1;
 }
 
-/* Checks whether messages of a sender's path arrive. Over TCP a message counts as done when the
- * kernel has it, and the kernel notices a dead link only after minutes. */
+/* Checks whether messages of a sender's path arrive. Over TCP UCX reports a message as done when
+ * the kernel has taken it, and the kernel notices a dead link only after minutes. */
 static void path_watch(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
@@ -320,7 +325,7 @@ static void path_watch(struct bt_wx_path *l)
     if (silent(l)) {
         bt_wx_path_kill(l, BT_ERR_PEER_LOST, "nothing gets through while the peer is alive");
     } else if (l->ucx->asked_ns == 0 && now - l->ucx->moved_ns > ASK_NS) {
-        path_moved(l); /* it may have been idle until now */
+        path_moved(l); /* until now it may have been idle */
         l->ucx->asked_ns = now;
         note_send(l, BT_WIRE_AM_ASK, &l->ucx->echo);
     }
@@ -363,7 +368,7 @@ bool bt_ucx_path_progress(struct bt_wx_path *l)
     while (l->ucx->worker != NULL && n < PROGRESS_MAX && ucp_worker_progress(l->ucx->worker) != 0) {
         n++;
         if (bt_mono_ns() > end_ns || atomic_load(&c->x->bell->kicked)) {
-            break; /* a call can move a MiB: what is more urgent does not wait for 16 of them */
+            break; /* one call can move a MiB, so more urgent work must not wait for 16 calls */
         }
     }
     if (n > 0) {
@@ -419,7 +424,7 @@ int bt_ucx_path_sleep_ms(const struct bt_wx_path *l)
         return 2;
     }
     if ((l->connect_ns != 0 && !l->proven) || l->stopping || l->kill_wanted) {
-        return 50; /* deadlines of wire-up and of a stop */
+        return 50; /* wire-up and stop have deadlines */
     }
     return l->conn->several && !bt_list_empty(&l->conn->sends) ? 100 : -1;
 }

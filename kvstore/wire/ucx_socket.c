@@ -1,5 +1,5 @@
-/* How UCX writes what lies in memory of ours to a TCP socket: our function in place of libucs's,
- * which libuct finds first because a program comes before its libraries. Transfer thread. */
+/* How UCX writes to a TCP socket. This function replaces the one of libucs: libuct finds it first,
+ * because the program's symbols come before those of its libraries. Transfer thread. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <sys/socket.h>
@@ -10,16 +10,17 @@
 #define KNOWN_MAJOR 1
 #define KNOWN_MINOR 13
 
-/* The same but for one thing: writing never learns of a connection's end. UCX 1.13.1 completes a
- * message that is sent without a copy twice when it does (tcp_ep.c: uct_tcp_ep_sendv does so behind
- * uct_tcp_ep_handle_disconnected, which has), and then ends with an assertion or completes another
- * message in its place. Reading completes it once. So what cannot be written "would block", and the
- * socket is shut down, so that reading, which UCX always waits for, says so at once, whatever the
- * error was, when it has brought what the peer had sent before.
+/* Does the same as the function of libucs, except that it never reports the end of a connection.
+ * The reason is a bug: if writing reports the end, UCX 1.13.1 completes a message that is sent
+ * without a copy twice (in tcp_ep.c: uct_tcp_ep_handle_disconnected, then uct_tcp_ep_sendv). Then
+ * it fails an assertion, or completes another message by mistake. If reading reports the end, UCX
+ * completes the message once. So after an error this function returns "would block" and shuts the
+ * socket down. Reading, which UCX always does, then reports the end, after it has delivered what
+ * the peer had sent before.
  *
- * Other ways to the same: a copy of each message, which costs a third of the rate; a look at the
- * socket before a write, which a reset may follow; requests that stay until the endpoint is gone,
- * which the assertion does not heed. */
+ * Alternatives: copying each message, which costs a third of the rate; testing the socket before
+ * each write, but a reset may come in between; keeping requests until the endpoint is gone, but the
+ * assertion fails all the same. */
 ucs_status_t ucs_socket_sendv_nb(int fd, struct iovec *iov, size_t iov_cnt, size_t *length_p)
 {
     struct msghdr m = {.msg_iov = iov, .msg_iovlen = iov_cnt};
@@ -30,12 +31,13 @@ ucs_status_t ucs_socket_sendv_nb(int fd, struct iovec *iov, size_t iov_cnt, size
     }
     *length_p = 0;
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-        (void)shutdown(fd, SHUT_RDWR); /* fails where the connection has ended already */
+        (void)shutdown(fd, SHUT_RDWR); /* an error means that the connection has ended already */
     }
     return UCS_ERR_NO_PROGRESS;
 }
 
-/* Another version may write by another function: tests/cluster/test_wire_faults.py would tell. */
+/* Another version of UCX may write with another function; tests/cluster/test_wire_faults.py checks
+ * that. */
 bool bt_ucx_may_send_from_memory(void)
 {
     unsigned major, minor, release;

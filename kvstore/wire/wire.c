@@ -1,5 +1,5 @@
-/* The wire as the kvstore's core sees it: start and end, peers to pull from, receiving flows.
- * Control thread, except bt_wire_kick. */
+/* The interface between the kvstore's core and the wire: start and end, peers to pull from,
+ * receiving flows. Control thread, except bt_wire_kick. */
 #include "kvstore/wire/wire.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "common/log/log.h"
 #include "kvstore/wire/wire_priv.h"
 
-#define TIMEOUT_MS_MAX (1ull << 40) /* more is none */
+#define TIMEOUT_MS_MAX (1ull << 40) /* more means no limit */
 
 /* ---- peers ---- */
 
@@ -57,7 +57,7 @@ static struct bt_wire_peer *peer_get(struct bt_wire *w, const struct bt_wire_pee
 
 void bt_wire_peer_idle(struct bt_wire_peer *p)
 {
-    /* An armed retry keeps the backoff and calls this again. */
+    /* When a retry is armed, its end calls this function again; until then the backoff is kept. */
     if (!p->pinned && p->session == NULL && bt_list_empty(&p->recvs) &&
         (p->retry.heap_pos == 0 || p->w->destroying)) {
         bt_timer_stop(p->w->loop, &p->retry);
@@ -91,7 +91,7 @@ void bt_wire_peer_lost(struct bt_wire_peer *p, bool was_up, bool final, const ch
             bt_list_insert_tail(&doomed, l);
         }
     }
-    /* Armed before any callback, so that p stays and new flows wait. */
+    /* Armed before any callback, so that p is not freed and new flows wait. */
     bt_timer_start(p->w->loop, &p->retry, bt_rpc_backoff_next(&p->backoff), 0, on_redial, p);
     p->pinned = true;
     while (!bt_list_empty(&doomed)) {
@@ -111,7 +111,7 @@ void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation
             strcmp(s->name, name) == 0) {
             bt_wire_session_fail(s, "the cluster says that this kvstore is gone",
                                  BT_GRPC_UNAVAILABLE);
-            tmp = w->sessions.next; /* callbacks may have changed lists; s is DEAD now */
+            tmp = w->sessions.next; /* callbacks may have changed the lists; s is DEAD now */
         }
     }
     bt_list_for_each (i, &w->peers) {
@@ -244,8 +244,8 @@ static void card_metrics(struct bt_metrics *m, struct bt_wire_card_state *k, str
     bt_metric_set(k->up, k->good);
 }
 
-/* Linux sends to a network through one of its interfaces on it, whichever address UCX is bound to.
- */
+/* Linux sends to a network through one of its interfaces there, whichever address UCX is bound
+ * to. */
 static void warn_of_one_net(const struct bt_wire *w)
 {
     for (uint32_t i = 0; i < w->n_cards; i++) {
@@ -353,7 +353,7 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
                                            BT_ARRAY_LEN(bounds));
 }
 
-/* host:port of KV over gRPC. */
+/* The host:port where KV over gRPC is received. */
 static bt_status_t grpc_address(const struct bt_wire *w, int port, char *out, size_t cap, char *err,
                                 size_t err_cap)
 {
@@ -384,7 +384,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     };
     struct bt_wire *w = bt_calloc(1, sizeof(*w));
     char grpc_listen[80];
-    /* With certificates, a peer without one neither reads nor writes. */
+    /* With certificates a peer needs one to read or write, so any address may be used. */
     bool anywhere = conf->allow_routable || (conf->over_grpc && conf->tls != NULL);
     bt_status_t st = start_cards(w, metrics, conf->listen, anywhere, &xc, err, err_cap);
     if (st == BT_OK) {
@@ -463,11 +463,11 @@ void bt_wire_destroy(struct bt_wire *w)
         bt_wire_session_fail(BT_CONTAINER_OF(i, struct bt_wire_session, link), "shutting down",
                              BT_GRPC_UNAVAILABLE);
     }
-    while (!bt_list_empty(&w->peers)) { /* those between two dials */
+    while (!bt_list_empty(&w->peers)) { /* peers that wait for their next dial */
         bt_wire_peer_lost(BT_CONTAINER_OF(w->peers.next, struct bt_wire_peer, link), false, true,
                           "shutting down");
     }
-    bt_wx_destroy(w->x); /* delivers on_quiet and send_end of what is left */
+    bt_wx_destroy(w->x); /* calls on_quiet and send_end of the remaining flows */
     BT_ASSERT(bt_list_empty(&w->sessions) && bt_list_empty(&w->peers));
     free(w->cluster);
     free(w->name);

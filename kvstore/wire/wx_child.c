@@ -1,8 +1,8 @@
-/* The wire process. It has one thread that matters, its main thread: that is the transfer thread
- * (xfer*.c, ucx*.c), which also reads commands from the socket and writes events to it. Here the
- * two are translated. Another thread maps the slab's pages ahead of their use, and ends.
+/* The wire process. Its main thread is the transfer thread (xfer*.c, ucx*.c), which also reads
+ * commands from the socket and writes events to it. This file translates both. A second thread maps
+ * the slab's pages ahead of their use, and then ends.
  *
- * What the kvstore sends is believed. The process ends when the socket does. */
+ * The process trusts the kvstore's messages. It ends when the socket is closed. */
 #include "kvstore/wire/wx_child.h"
 
 #include <fcntl.h>
@@ -21,14 +21,14 @@
 #include "kvstore/wire/wx_priv.h"
 
 #define AHEAD_STEP    (16u << 20)
-#define LAST_WORDS_MS 1000 /* for the kvstore to read the last events */
+#define LAST_WORDS_MS 1000 /* time for the kvstore to read the last events */
 
 struct flow {
     union {
         struct bt_wx_send send;
         struct bt_wx_recv recv;
     };
-    bt_flow_word_t word; /* if it is not in the slab */
+    bt_flow_word_t word; /* used if the word is not in the slab */
     uint32_t *slots;
     struct bt_kv_key *names;
 };
@@ -43,7 +43,7 @@ static struct child {
     struct bt_map *objs; /* u32 handle -> bt_wx_obj */
     struct bt_metrics *metrics;
     struct bt_wx_inside inside;
-    uint32_t cards; /* bits: to be started */
+    uint32_t cards; /* bits: cards to be started */
     pthread_t ahead;
     _Atomic bool quit;
 } C;
@@ -218,7 +218,7 @@ static void on_connect(struct bt_wx_ipc_msg *m)
     bt_wx_enqueue(C.x, &l->obj, BT_WX_CMD_CONNECT);
 }
 
-/* The parts that both ends of flows have. */
+/* Makes the parts that both ends of flows have. */
 static struct flow *flow_new(struct bt_wx_ipc_msg *m, struct bt_wx_ipc_flow *b,
                              bt_flow_word_t **word_p)
 {
@@ -274,7 +274,7 @@ static void on_recv(struct bt_wx_ipc_msg *m)
     add(&r->obj, BT_WX_RECV, m->handle, BT_WX_CMD_ADD);
 }
 
-/* The path itself is gone since it stopped: this one stands for it. */
+/* The path itself was freed when it stopped; this object replaces it. */
 static void on_resend(struct bt_wx_ipc_msg *m)
 {
     struct bt_wx_ipc_resend b;
@@ -322,7 +322,7 @@ static void on_message(struct bt_wx_ipc_msg *m)
     }
 }
 
-/* Reads what is there; without it nothing goes on: the kvstore has ended. */
+/* Reads what is there. If the kvstore has ended, this process ends too. */
 static void read_socket(void)
 {
     if (bt_wx_pipe_read(&C.pipe) == BT_ERR_PEER_LOST) {
@@ -367,18 +367,19 @@ static void turn(void *arg)
 
 /* ---- start ---- */
 
-/* The kvstore has touched every page of the slab, but the page tables are this process's own:
- * without this the first write to each page would cost a fault in the middle of a transfer. */
+/* The kvstore has written to every page of the slab, but each process has its own page tables.
+ * Without this, the first write to each page would cause a page fault during a transfer. */
 static void *map_ahead(void *arg)
 {
     (void)arg;
 #ifdef MADV_POPULATE_WRITE
     uint8_t *data = C.slab->data;
     uint64_t bytes = C.slab->super->n_slots * C.slab->super->slot_bytes;
-    (void)setpriority(PRIO_PROCESS, 0, 10); /* this thread alone, on Linux */
+    (void)setpriority(PRIO_PROCESS, 0, 10); /* on Linux this affects only this thread */
     for (uint64_t at = 0; at < bytes && !C.quit; at += AHEAD_STEP) {
         if (madvise(data + at, BT_MIN((uint64_t)AHEAD_STEP, bytes - at), MADV_POPULATE_WRITE)) {
-            break; /* an older kernel, or no memory for page tables: later, one by one */
+            break; /* an older kernel, or no memory for page tables: each page is mapped at its
+                      first use */
         }
     }
 #endif
@@ -425,7 +426,7 @@ static void create(const struct bt_wx_child_fds *fds)
     bt_wx_pipe_init(&C.pipe, fds->sock);
     wait_for_start(&s);
     bt_log_settings_set(&s.log);
-    bt_log_last_words(); /* again: by its daemon's name */
+    bt_log_last_words(); /* again, now with the daemon's name */
     C.layout = s.layout;
     C.board = map_board(fds->board);
     C.objs = bt_map_create(sizeof(uint32_t));
@@ -474,7 +475,7 @@ static void destroy(void)
     munmap(C.board, sizeof(*C.board));
 }
 
-/* Signals for the whole control group or terminal are the kvstore's, who then says what to do. */
+/* The kvstore handles signals to the whole control group or terminal, and then sends commands. */
 static void leave_signals(void)
 {
     static const int all[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
@@ -497,7 +498,7 @@ void bt_wx_child_main_if_asked(int argc, char **argv)
     }
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != (pid_t)parent) {
-        _exit(0); /* it ended before it could be watched */
+        _exit(0); /* the kvstore ended before this process could watch it */
     }
     (void)prctl(PR_SET_NAME, "baton-wire");
     leave_signals();

@@ -1,8 +1,8 @@
-/* What the wire process says, in its kvstore: events of objects and answers about cards. Control
- * thread.
+/* The messages of the wire process, as its kvstore handles them: events of objects and answers
+ * about cards. Control thread.
  *
- * The process reads what strangers send, so nothing that it says is believed before it was checked.
- * A message that does not fit its object ends the process. */
+ * The wire process reads data from strangers, so each of its messages is checked before it is used.
+ * If a message does not fit its object, the kvstore kills the process. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ static void deliver(struct bt_wx_proxy *p, struct bt_wx_obj *o, uint32_t ev)
     p->x->conf.on_event(p->x->conf.arg, o, ev);
 }
 
-/* Is the first of its kind? */
+/* Is it the first event of its kind for the object? */
 static bool first(struct bt_wx_obj *o, uint32_t ev)
 {
     bool is = (o->seen & ev) == 0;
@@ -40,7 +40,7 @@ static bool on_ready(struct bt_wx_proxy *p, struct bt_wx_obj *o, const struct bt
 static bool on_proven(struct bt_wx_proxy *p, struct bt_wx_obj *o)
 {
     if (o->kind != BT_WX_PATH || !first(o, BT_WX_EV_PROVEN)) {
-        return false; /* before CONNECT as well: the echo can overtake the peer's hello */
+        return false; /* it may come before CONNECT: the echo can overtake the peer's hello */
     }
     deliver(p, o, BT_WX_EV_PROVEN);
     return true;
@@ -55,7 +55,7 @@ static bool on_progress(struct bt_wx_proxy *p, struct bt_wx_obj *o, struct bt_wx
         progress > bt_flow_items(&r->shape)) {
         return false;
     }
-    /* A word in the slab was raised over there, before what it counts was told. */
+    /* The wire process raises a word in the slab itself, before it reports the progress. */
     bool there = r->word >= slab->flows && r->word < slab->flows + slab->super->n_flow_words;
     if (!there && progress > bt_flow_read(r->word, r->epoch)) {
         bt_flow_raise(r->word, r->epoch, progress);
@@ -113,7 +113,8 @@ static bool on_stopped(struct bt_wx_proxy *p, struct bt_wx_obj *o, const struct 
         (m->n != 0 && o->kind != BT_WX_PATH) || !bt_wx_has_unpack(m->body, m->n, &has)) {
         return false;
     }
-    if (o->kind == BT_WX_PATH) { /* a sender's is empty: control has set what the peer said */
+    /* Empty for a sender: the control thread has set what the peer told it. */
+    if (o->kind == BT_WX_PATH) {
         struct bt_wx_path *l = BT_CONTAINER_OF(o, struct bt_wx_path, obj);
         if (has != NULL && l->has != NULL) {
             bt_wx_has_free(has);

@@ -1,4 +1,4 @@
-/* Messages between a kvstore and its wire process; see wx_ipc.h. Either's thread. */
+/* Messages between a kvstore and its wire process; see wx_ipc.h. Called by one thread of each. */
 #include "kvstore/wire/wx_ipc.h"
 
 #include <ctype.h>
@@ -11,13 +11,13 @@
 #define READ_BYTES_MAX (1u << 20)
 
 struct head {
-    uint32_t bytes; /* with this */
+    uint32_t bytes; /* including this header */
     uint32_t type, handle, zero;
 };
 
 struct has_head {
     uint32_t stream, item;
-    uint64_t n; /* bytes of bits behind it */
+    uint64_t n; /* bytes of bits that follow */
 };
 
 uint32_t bt_wx_counters(struct bt_wx_config *conf, struct bt_metric **list_p[BT_WX_COUNTERS])
@@ -115,11 +115,11 @@ bt_status_t bt_wx_pipe_read(struct bt_wx_pipe *p)
             return got > 0 ? BT_OK : BT_AGAIN;
         }
         if (n <= 0) {
-            return got > 0 ? BT_OK : BT_ERR_PEER_LOST; /* the next call says so */
+            return got > 0 ? BT_OK : BT_ERR_PEER_LOST; /* the next call reports the end */
         }
         p->in.len += (size_t)n;
         got += (size_t)n;
-        if ((size_t)n < READ_BYTES) { /* it is empty, or tells again that it is not */
+        if ((size_t)n < READ_BYTES) { /* the socket is empty, or becomes readable again */
             return BT_OK;
         }
     }
@@ -138,7 +138,7 @@ bt_status_t bt_wx_pipe_next(struct bt_wx_pipe *p, struct bt_wx_ipc_msg *m_p)
     }
     memcpy(&h, p->in.data + p->in_at, sizeof(h));
     if (h.bytes < sizeof(h) || h.bytes > BT_WX_IPC_BYTES_MAX || h.zero != 0) {
-        p->broken = true; /* nobody knows where the next one begins */
+        p->broken = true; /* the beginning of the next message is unknown */
         return BT_ERR_PEER_PROTOCOL;
     }
     if (have < h.bytes) {

@@ -1,5 +1,5 @@
-/* The wire process as its kvstore has it: start, messages, silence, death, start again. Control
- * thread. What the messages mean is in wx_proxy.c. */
+/* The kvstore's control of its wire process: start, messages, silence, death, restart. Control
+ * thread. wx_proxy.c defines what the messages mean. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -20,14 +20,16 @@
 
 #define BACKOFF_MS     100u
 #define BACKOFF_MAX_MS 5000u
-#define GOOD_LIFE_NS   (30000ull * 1000000) /* after so long the next start is at once again */
+#define GOOD_LIFE_NS   (30000ull * 1000000) /* a process that ran this long is restarted at once */
 #define PING_MS        500
-#define SILENCE_NS     (BT_RPC_SESSION_SILENCE_MS * 1000000ull) /* as a peer's */
-#define CARDS_NS       (60000ull * 1000000)                     /* while UCX starts on a card */
-#define QUIT_NS        (10000ull * 1000000) /* the transfer thread needs 6 s at most */
-#define DEATH_NS       (10000ull * 1000000) /* from SIGKILL */
-#define UNSENT_MAX     (256u << 20)
-#define SOCKET_BYTES   (1 << 20)
+/* The same as for a peer's silence. */
+#define SILENCE_NS (BT_RPC_SESSION_SILENCE_MS * 1000000ull)
+/* Limit while UCX starts on a card. */
+#define CARDS_NS     (60000ull * 1000000)
+#define QUIT_NS      (10000ull * 1000000) /* the transfer thread needs 6 s at most */
+#define DEATH_NS     (10000ull * 1000000) /* limit from SIGKILL to the end */
+#define UNSENT_MAX   (256u << 20)
+#define SOCKET_BYTES (1 << 20)
 
 static void on_sock(void *arg, uint32_t events);
 static void on_pidfd(void *arg, uint32_t events);
@@ -67,7 +69,8 @@ bool bt_wx_child_args(int argc, char **argv, long *parent_p, struct bt_wx_child_
     return true;
 }
 
-/* The environment without what lets a process speak for the service. The caller frees the list. */
+/* The environment without the variables for talking to the service manager. The caller frees the
+ * list. */
 static char **environment(void)
 {
     static const char *const own[] = {"NOTIFY_SOCKET=", "WATCHDOG_", "LISTEN_"};
@@ -88,7 +91,7 @@ static char **environment(void)
     return list;
 }
 
-/* errno's value; 0: pid_p is set. */
+/* Returns 0 and sets pid_p, or returns an errno value. */
 static int spawn(const struct bt_wx_child_fds *fds, pid_t *pid_p)
 {
     const int inherit[] = {fds->sock, fds->slab, fds->wake, fds->board, fds->crcs};
@@ -108,7 +111,7 @@ static int spawn(const struct bt_wx_child_fds *fds, pid_t *pid_p)
     posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     for (size_t i = 0; i < BT_ARRAY_LEN(inherit); i++) {
         snprintf(numbers[i], sizeof(numbers[i]), "%d", inherit[i]);
-        if (inherit[i] >= 0) { /* onto itself: it is not closed by exec */
+        if (inherit[i] >= 0) { /* dup to itself clears close-on-exec */
             posix_spawn_file_actions_adddup2(&files, inherit[i], inherit[i]);
         }
     }
@@ -139,10 +142,11 @@ static void close_all(const int *fds, size_t n)
 static void ring_anew(struct bt_wx_proxy *p)
 {
     uint64_t v;
-    ssize_t ignored = read(p->x->wakefd, &v, sizeof(v)); /* what the last one did not hear */
+    /* Wake-ups that the previous process did not read. */
+    ssize_t ignored = read(p->x->wakefd, &v, sizeof(v));
     (void)ignored;
     atomic_store(&p->board->bell.woken, false);
-    atomic_store(&p->board->bell.kicked, true); /* words may have moved */
+    atomic_store(&p->board->bell.kicked, true); /* flow words may have changed */
     atomic_store(&p->board->posted, true);
 }
 
@@ -150,7 +154,8 @@ bt_status_t bt_wx_process_start(struct bt_wx_proxy *p, char *err, size_t err_cap
 {
     struct bt_wx_process *c = &p->process;
     const struct bt_wx_config *conf = &p->x->conf;
-    int ends[3] = {-1, -1, -1}, bytes = SOCKET_BYTES; /* ours, its, the slab */
+    int ends[3] = {-1, -1, -1}, bytes = SOCKET_BYTES; /* this side's socket, the process's socket,
+                                                         the slab */
     ring_anew(p);
     int rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 ? errno : 0;
     if (rc == 0 && (ends[2] = bt_slab_open_again(conf->slab)) < 0) {
@@ -209,7 +214,8 @@ void bt_wx_process_kill(struct bt_wx_proxy *p, const char *why)
     }
     c->told = true;
     snprintf(c->why, sizeof(c->why), "%s", why);
-    (void)kill(c->pid, SIGKILL); /* ours, and not reaped: the number is nobody else's */
+    /* A child that is not reaped: no other process can have its number. */
+    (void)kill(c->pid, SIGKILL);
 }
 
 static void watch_sock(struct bt_wx_proxy *p, bool out)
@@ -236,7 +242,8 @@ void bt_wx_process_post(struct bt_wx_proxy *p)
     if (c->pid == 0 || c->told) {
         return;
     }
-    bt_status_t st = bt_wx_pipe_flush(&c->pipe); /* lost: its end of the socket says so as well */
+    /* If it is lost, the socket becomes readable too. */
+    bt_status_t st = bt_wx_pipe_flush(&c->pipe);
     atomic_store(&p->board->posted, true);
     watch_sock(p, st == BT_AGAIN);
     if (bt_wx_pipe_unsent(&c->pipe) > UNSENT_MAX) {
@@ -267,7 +274,7 @@ static void on_sock(void *arg, uint32_t events)
     if ((events & ~(uint32_t)EPOLLOUT) && read_messages(p) == BT_ERR_PEER_LOST) {
         unwatch_sock(p);
         (void)kill(p->process.pid,
-                   SIGKILL); /* it is on its way already, maybe behind a core file */
+                   SIGKILL); /* it is ending already; it may be writing a core file */
     }
 }
 
@@ -280,7 +287,7 @@ static void on_ping(void *arg)
     uint64_t now = bt_mono_ns();
     uint64_t limit = bt_wx_proxy_cards_asked(p) ? CARDS_NS : SILENCE_NS;
     if (bt_stood_still(&c->tick_ns, now, SILENCE_NS / 2)) {
-        c->ping_ns = c->ping_ns != 0 ? now : 0; /* its answer may lie here unread */
+        c->ping_ns = c->ping_ns != 0 ? now : 0; /* its answer may be unread in the socket */
     }
     if (c->ping_ns != 0 && now - c->ping_ns > limit) {
         bt_wx_process_kill(p, "it did not answer");
@@ -336,7 +343,7 @@ static void log_loss(struct bt_wx_proxy *p, const char *how)
              "file; kvstore.wire.transport: grpc carries KV without UCX");
 }
 
-/* It is dead: what it said last is delivered, then its loss. */
+/* The process is dead: delivers its last messages, then reports its loss. */
 static void gone(struct bt_wx_proxy *p)
 {
     struct bt_wx_process *c = &p->process;
@@ -345,7 +352,7 @@ static void gone(struct bt_wx_proxy *p)
     siginfo_t info = {.si_pid = 0};
     bool known = waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG) == 0;
     if (known && info.si_pid == 0) {
-        return; /* not yet */
+        return; /* not dead yet */
     }
     describe(&info, known, how, sizeof(how));
     while (!c->told && read_messages(p) == BT_OK) {
@@ -388,7 +395,7 @@ bool bt_wx_process_wait(struct bt_wx_proxy *p, int ms)
                             {.fd = c->sock_w != NULL ? c->pipe.fd : -1, .events = sock}};
     if (poll(fds, 2, ms) > 0) {
         if (fds[1].revents != 0) {
-            on_sock(p, (uint32_t)fds[1].revents); /* the same bits */
+            on_sock(p, (uint32_t)fds[1].revents); /* poll and epoll have the same bits */
         }
         if (fds[0].revents != 0) {
             gone(p);
@@ -415,7 +422,7 @@ void bt_wx_process_finish(struct bt_wx_proxy *p)
         bt_wx_process_kill(p, "it did not end");
         end = bt_mono_ns() + DEATH_NS;
         while (bt_wx_process_wait(p, 100)) {
-            BT_ASSERT(bt_mono_ns() < end); /* else it might write to slots that others get */
+            BT_ASSERT(bt_mono_ns() < end); /* else it might write to slots that were reused */
         }
     }
 }

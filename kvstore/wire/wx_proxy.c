@@ -1,5 +1,5 @@
-/* The kvstore's side of the wire process: the objects of xfer.h as messages to it, the cards that
- * it is to use, and what its death means for each object. What it says is in wx_events.c. Control
+/* The kvstore's side of the wire process: sends it the objects of xfer.h as messages and the cards
+ * to use, and handles its death for each object. wx_events.c handles its messages. Control
  * thread. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ void bt_wx_proxy_unname(struct bt_wx_proxy *p, struct bt_wx_obj *o)
     o->handle = 0;
 }
 
-/* ---- messages of a session, counted where the wire process sees the number ---- */
+/* ---- a session's received messages, counted in memory that the wire process sees ---- */
 
 static uint32_t heard_take(struct bt_wx_proxy *p, struct bt_wx_conn *c)
 {
@@ -51,7 +51,7 @@ static uint32_t heard_take(struct bt_wx_proxy *p, struct bt_wx_conn *c)
         i++;
     }
     if (i == BT_WX_HEARD) {
-        return 0; /* it counts here only: a path of it is never thought to be silent */
+        return 0; /* the count is not shared, so the session's paths never count as silent */
     }
     p->heard_taken[i] = true;
     atomic_store(&p->board->heard[i], atomic_load(&c->heard));
@@ -85,7 +85,7 @@ static void open_conn(struct bt_wx_proxy *p, struct bt_wx_conn *c)
     put(p, BT_WX_M_OPEN_CONN, c->obj.handle, &(struct iovec){&b, sizeof(b)}, 1);
 }
 
-/* Of a connection that the process does not have, nothing need be said: it is lost. */
+/* false: the process lost this connection or never had it, so it gets no messages about it. */
 static bool has_conn(const struct bt_wx_proxy *p, const struct bt_wx_conn *c)
 {
     return up(p) && c->obj.handle != 0;
@@ -186,7 +186,7 @@ static void command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd)
 {
     struct bt_wx_proxy *p = x->proxy;
     o->cmds |= cmd;
-    if (cmd & BT_WX_CMD_OPEN) { /* or ADD */
+    if (cmd & BT_WX_CMD_OPEN) { /* OPEN, or ADD */
         begin(p, o);
     }
     if (cmd & BT_WX_CMD_CONNECT) {
@@ -197,14 +197,14 @@ static void command(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmd)
     }
     if ((cmd & BT_WX_CMD_STOP) && o->handle == 0) {
         bt_wx_event(x, o, BT_WX_EV_STOPPED);
-    } else if ((cmd & BT_WX_CMD_STOP) && up(p)) { /* else its death answers */
+    } else if ((cmd & BT_WX_CMD_STOP) && up(p)) { /* otherwise its death completes the stop */
         put(p, BT_WX_M_STOP, o->handle, NULL, 0);
     }
 }
 
 /* ---- the process's death ---- */
 
-/* The objects that it had, as a list: what they are told may change the map. */
+/* A copy of its objects as a list: the events for them may change the map. */
 static struct bt_wx_obj **orphans(struct bt_wx_proxy *p, size_t *n_p)
 {
     struct bt_wx_obj **list = bt_calloc(bt_map_count(p->objs) + 1, sizeof(*list)), *o;
@@ -231,8 +231,8 @@ static void lose_conn(struct bt_wx_proxy *p, struct bt_wx_conn *c, const char *w
     }
 }
 
-/* Connections first: their sessions end, and no path is gone on without. Then whoever was told to
- * stop has stopped. The others are stopped when their session ends. */
+/* Connections first: this ends their sessions, so no session tries to go on over another path. Then
+ * objects that were told to stop get STOPPED. The others are stopped when their session ends. */
 void bt_wx_proxy_lost(struct bt_wx_proxy *p, const char *why)
 {
     size_t n;
@@ -298,7 +298,7 @@ void bt_wx_proxy_greet(struct bt_wx_proxy *p)
     }
 }
 
-/* Cards that an earlier process had, and that this one could not start. */
+/* Starts cards again that an earlier process had and this process could not start. */
 void bt_wx_proxy_tick(struct bt_wx_proxy *p, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < p->x->conf.n_cards && up(p); i++) {
@@ -336,7 +336,8 @@ static bt_status_t card_start(struct bt_wx *x, uint32_t card, bool wait, char *e
         snprintf(err, err_cap, "%s", k->why);
         return BT_ERR_CONFIG;
     }
-    return k->kept ? BT_OK : BT_AGAIN; /* kept: whatever the process's state, it will be again */
+    return k->kept ? BT_OK : BT_AGAIN; /* kept: the process will have the card again, even if it is
+                                          restarting now */
 }
 
 /* ---- start and end ---- */

@@ -1,7 +1,7 @@
-/* The transfer thread, whatever it speaks: connections, paths, commands from and events to the
- * control thread; its start and its end. Everything but bt_wx_create, bt_wx_destroy,
- * bt_wx_card_start, bt_wx_start_thread, bt_wx_command and bt_wx_kick runs on the transfer thread.
- */
+/* The transfer thread, independent of the transport: connections, paths, commands from the control
+ * thread and events to it; start and end. All functions run on the transfer thread, except
+ * bt_wx_create, bt_wx_destroy, bt_wx_card_start, bt_wx_start_thread, bt_wx_command and
+ * bt_wx_kick. */
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -80,7 +80,7 @@ void bt_wx_event(struct bt_wx *x, struct bt_wx_obj *o, uint32_t ev)
     }
     bool post = !m->posted;
     m->posted = true;
-    if (post) { /* under the lock: the task clears the flag only after it was posted */
+    if (post) { /* under the lock, because the task clears the flag only after it was posted */
         bt_loop_post(x->conf.loop, &m->task);
     }
     pthread_mutex_unlock(&m->lock);
@@ -195,13 +195,13 @@ static void conn_open(struct bt_wx *x, struct bt_wx_conn *c)
     bt_list_insert_tail(&x->conns, &c->link);
 }
 
-/* Timers and changes of state, behind those of its paths; c may be gone afterwards. */
+/* Does what is due by time or state, after its paths have done so; c may be freed afterwards. */
 void bt_wx_conn_step(struct bt_wx_conn *c)
 {
     if (c->kill_wanted && !c->killed) {
         c->killed = true;
         bt_wx_event(c->x, &c->obj, BT_WX_EV_LOST);
-        bt_wx_conn_hot(c); /* they close */
+        bt_wx_conn_hot(c); /* so that they close */
     }
     if (c->n_stopping > 0) {
         bt_wx_recv_reap(c);
@@ -282,7 +282,7 @@ static void path_apply(struct bt_wx *x, struct bt_wx_path *l, uint32_t cmds)
         l->stopping = true;
         l->stop_ns = x->now_ns;
     }
-    if (cmds & BT_WX_CMD_RESEND) { /* it is in no list any more */
+    if (cmds & BT_WX_CMD_RESEND) { /* a path that is in no list any more */
         bt_wx_send_resend(l);
         bt_wx_event(x, &l->obj, BT_WX_EV_RESENT);
         return;
@@ -301,7 +301,8 @@ static void apply(struct bt_wx *x, struct bt_wx_obj *o, uint32_t cmds)
             conn_open(x, c);
         }
         if ((cmds & BT_WX_CMD_OPEN) && (cmds & BT_WX_CMD_STOP)) {
-            /* It ended before it began. Its paths stand behind it in the queue and end first. */
+            /* It ended before it began. Its paths come after it in the queue, but must end
+             * first. */
             bt_wx_enqueue(x, o, BT_WX_CMD_STOP);
         } else if (cmds & BT_WX_CMD_STOP) {
             c->stopping = true;
@@ -390,7 +391,7 @@ void bt_wx_start_thread(struct bt_wx *x, void *(*thread)(void *x))
 {
     sigset_t all, old;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the loop */
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals belong to the loop's thread */
     BT_ASSERT(pthread_create(&x->thread, NULL, thread, x) == 0);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_setname_np(x->thread, "baton-wire");

@@ -1,11 +1,11 @@
-/* Receiving ends of flows, on the transfer thread: bytes of messages land in the slots' segments,
- * are checked, and committed in the order of items by raising the flow word. Every field of a
- * message is the peer's claim until checked. Writes slots of WRITING blocks, their CRC rows, the
+/* The receiving ends of flows, on the transfer thread. Bytes of messages are written to the slots'
+ * segments and checked; raising the flow word commits them in the order of items. Every field of a
+ * message may be wrong until it is checked. Writes slots of WRITING blocks, their CRC rows, the
  * flow word.
  *
- * Where the transport has the bytes in a buffer of its own, the copy from there is ours: it
- * computes the CRC on the way and goes past the cache. Where a card wrote them into the slots, CRCs
- * are computed behind it. */
+ * If the transport has the bytes in its own buffer, this code copies them with stores that bypass
+ * the cache and computes the CRC at the same time. If a card wrote them into the slots, the CRC is
+ * computed afterwards. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ void bt_wx_recv_reap(struct bt_wx_conn *c)
             free(r->landed);
             bt_wx_event(c->x, &r->obj, BT_WX_EV_STOPPED);
         } else if (c->x->now_ns - r->stop_ns > BT_WX_GRACE_NS) {
-            /* ucp_request_cancel does not end the receive of an active message; this does */
+            /* ucp_request_cancel does not end the receive of an active message, but this does */
             bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "%u receives of an ended flow do not finish",
                             r->outstanding);
         }
@@ -80,7 +80,7 @@ static void recv_fail(struct bt_wx_recv *r, bt_status_t st, const char *fmt, ...
     bt_wx_event(r->conn->x, &r->obj, BT_WX_EV_LOST);
 }
 
-/* Segments that an item must bring, given what was resident. */
+/* The number of segments that must arrive for an item; resident ones are not sent. */
 static uint32_t item_segments(const struct bt_wx_recv *r, uint32_t item)
 {
     uint32_t first, end;
@@ -106,7 +106,8 @@ static void recv_commit(struct bt_wx_recv *r)
     }
 }
 
-/* One event for all items of a turn: waking control for each cost a quarter of the throughput. */
+/* Sends one event for all items of a turn: waking the control thread for each item cost a quarter
+ * of the throughput. */
 void bt_wx_recv_notify(struct bt_wx *x)
 {
     while (!bt_list_empty(&x->notify)) {
@@ -126,7 +127,7 @@ uint8_t *bt_wx_land_segment(const struct bt_wx_land *l, uint32_t i)
            bt_kv_segment(conf->layout, l->hdr.item % r->shape.n_layers, &bytes);
 }
 
-/* Segment i is in its slot and has this CRC. A wrong CRC fails the flow. */
+/* Checks the CRC of segment i, which is in its slot. A wrong CRC fails the flow. */
 static bool segment_check(const struct bt_wx_land *l, uint32_t i, uint32_t crc)
 {
     struct bt_wx_recv *r = l->recv;
@@ -202,7 +203,7 @@ void bt_wx_land_end(const struct bt_wx_land *l)
     recv_commit(r);
 }
 
-/* Marks the message's segments as begun or not. */
+/* Sets for all segments of the message whether they have begun. */
 static void mark(struct bt_wx_recv *r, const struct bt_wire_seg_hdr *h, bool as_begun)
 {
     uint32_t layer = h->item % r->shape.n_layers;
@@ -263,7 +264,7 @@ bool bt_wx_land_begin(struct bt_wx_path *l, const void *header, size_t header_le
         return false;
     }
     struct bt_wx_recv *r = recv_find(c, &h);
-    if (r == NULL) { /* cancelled a moment ago */
+    if (r == NULL) { /* cancelled, but the message was already on its way */
         bt_metric_add(conf->m.drop_unknown, 1);
         return false;
     }

@@ -1,7 +1,7 @@
-/* Flows outlive a lost path. The sender remembers which message took which path. When the receiver
- * has closed its end, so that nothing can arrive any more, it says what it has. Messages of that
- * path that it lacks are sent again over another path. So no segment is received twice. Transfer
- * thread. */
+/* Flows continue after the loss of a path. The sender remembers which message took which path. The
+ * receiver first closes its end of the path, so that nothing more can arrive, and then tells which
+ * segments it has. The sender sends the missing messages of that path again over another path. So
+ * no segment is received twice. Transfer thread. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,16 +1,16 @@
-/* Sending ends of flows, on the transfer thread: complete items in order become messages of one
- * layer's segments of consecutive blocks, at most BT_WIRE_MSG_BYTES_MAX each and
- * bytes_in_flight_max per peer; classes by priority, flows of a class in turn. Reads slots; writes
- * none. */
+/* The sending ends of flows, on the transfer thread. Complete items become, in order, messages with
+ * one layer's segments of consecutive blocks. A message has at most BT_WIRE_MSG_BYTES_MAX; a peer
+ * has at most bytes_in_flight_max in flight. Classes are served by priority, the flows of a class
+ * in turn. Reads slots; writes none. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvstore/wire/cards.h"
 #include "kvstore/wire/xfer_priv.h"
 
-/* UCX has no priorities, neither inside an endpoint nor between endpoints of one network: a hand-
- * off waits for messages that were posted before. So while hand-offs are under way, fetches and
- * replicas to all peers together stay below this. */
+/* UCX has no priorities, neither within an endpoint nor among endpoints of one network, so a
+ * hand-off waits for messages that were posted earlier. Therefore, while there are hand-offs,
+ * fetches and replicas to all peers together stay below this limit. */
 #define HANDOFF_RECENT_NS    (20ull * 1000000)
 #define BACKGROUND_BYTES_MAX (1u << 20)
 
@@ -48,7 +48,7 @@ void bt_wx_send_add(struct bt_wx_send *s)
     s->available = s->next_item;
     bt_list_init(&s->ready_link);
     bt_list_insert_tail(&s->conn->sends, &s->link);
-    if (s->next_item == s->n_items) { /* all of it is resident over there */
+    if (s->next_item == s->n_items) { /* all of it is resident at the receiver */
         s->sent = true;
         bt_wx_event(s->conn->x, &s->obj, BT_WX_EV_SENT);
         return;
@@ -89,7 +89,8 @@ void bt_wx_send_reap(struct bt_wx_conn *c)
         if (!s->stopping) {
             continue;
         }
-        if (s->outstanding == 0 || bt_list_empty(&c->paths)) { /* paths end with all their sends */
+        /* A path ends only with all its sends. */
+        if (s->outstanding == 0 || bt_list_empty(&c->paths)) {
             c->n_stopping--;
             bt_list_remove(&s->link);
             free(s->log);
@@ -102,7 +103,7 @@ void bt_wx_send_reap(struct bt_wx_conn *c)
     }
 }
 
-/* Lets other connections send the background messages that they held back. */
+/* Lets other connections send the background messages that were held back. */
 static void background_done(struct bt_wx *x, uint32_t bytes)
 {
     struct bt_list *i;
@@ -152,7 +153,7 @@ void bt_wx_out_done(struct bt_wx_out *o, const char *lost)
     bt_wx_conn_hot(c);
 }
 
-/* Takes the next message of s, which must have one, and advances s. */
+/* Takes the next message of s and advances s. There must be one. */
 static struct bt_wx_sent next_run(struct bt_wx_send *s)
 {
     const struct bt_wx *x = s->conn->x;
@@ -173,7 +174,7 @@ static struct bt_wx_sent next_run(struct bt_wx_send *s)
     s->next_block = first + n;
     if (s->next_block >= end) {
         s->next_item++;
-        s->next_block = 0; /* the next item's own first block */
+        s->next_block = 0; /* the next item has its own first block */
     }
     return run;
 }
