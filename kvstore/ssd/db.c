@@ -1,5 +1,5 @@
-/* RocksDB behind a queue. The index thread owns the database handle; operations go in under a lock
- * and come back the same way with an eventfd that wakes the loop. */
+/* RocksDB behind a queue. The index thread owns the database handle. Operations are queued to it
+ * under a lock and come back in the same way, with an eventfd that wakes the loop. */
 #include "kvstore/ssd/db.h"
 
 #include <dirent.h>
@@ -24,14 +24,14 @@
 #define NO_LOG         6
 #define WRITE_BUFFER   (8u << 20)
 
-struct record { /* value of a block's key; little-endian as every machine we build for */
+struct record { /* value of a block's key; little-endian, as all supported machines are */
     uint32_t version, slot, generation, depth, digest;
-    uint32_t used; /* moment; in version 2 seconds since 1970 */
+    uint32_t used; /* time of last use; in version 2 seconds since 1970 */
     uint32_t tenant;
     uint32_t crc; /* CRC32C over the key and the fields above */
 };
 
-struct record_v1 { /* before tenants */
+struct record_v1 { /* the format before there were tenants */
     uint32_t version, slot, generation, depth, digest, used_s;
     uint32_t crc;
 };
@@ -42,12 +42,12 @@ struct queue {
 
 struct bt_ssd_db {
     struct bt_ssd_db_config c;
-    bt_ssd_record_fn on_record; /* loading */
+    bt_ssd_record_fn on_record; /* called while loading */
     void *record_arg;
     char *path;
     rocksdb_options_t *opts;
     rocksdb_writeoptions_t *sync, *lazy;
-    rocksdb_t *db; /* NULL: the disk refused */
+    rocksdb_t *db; /* NULL: the disk returned an error */
     pthread_t thread;
     pthread_mutex_t lock; /* of todo, ready, stop, health, why */
     pthread_cond_t wake;
@@ -55,7 +55,7 @@ struct bt_ssd_db {
     bool stop, threaded;
     bool renew;
     bool down, told_down; /* as the index thread knows it; as the loop was told */
-    bool emptied;         /* not told yet */
+    bool emptied;         /* the loop was not told yet */
     char why[256];
     int efd;
     struct bt_loop_fd *w;
@@ -105,7 +105,7 @@ static void record_make(const struct bt_ssd_db_op *op, struct record *r)
     r->crc = record_crc(&op->e.key, r);
 }
 
-/* false: it is damaged, or none that we know. */
+/* false: the record is damaged or has an unknown version. */
 static bool record_read(const struct bt_kv_key *key, const char *v, size_t len, struct record *r)
 {
     struct record_v1 old;
@@ -132,7 +132,7 @@ static bool record_read(const struct bt_kv_key *key, const char *v, size_t len, 
 
 /* ---- the database ---- */
 
-/* Takes a message of RocksDB's; true: there was none. */
+/* Takes an error message of RocksDB; true: there was none. */
 static bool no_error(char *err, char *why, size_t cap)
 {
     if (err == NULL) {
@@ -147,8 +147,9 @@ static rocksdb_options_t *make_options(void)
 {
     rocksdb_options_t *plain = rocksdb_options_create(), *o = rocksdb_options_create();
     char *err = NULL;
-    /* The OPTIONS file cannot hold the level set below. Nobody reads that file, but RocksDB 8.x
-     * and later do not open a database without it, and the C interface has no other option. */
+    /* The OPTIONS file cannot store the log level set below. The file is not needed, but RocksDB
+     * 8.x and later do not open a database without it, and the C interface has no other way to set
+     * this option. */
     rocksdb_get_options_from_string(plain, "fail_if_options_file_error=false", o, &err);
     rocksdb_free(err); /* versions that do not know the name ignore it */
     rocksdb_options_destroy(plain);
@@ -159,9 +160,9 @@ static rocksdb_options_t *make_options(void)
     rocksdb_options_set_max_open_files(o, 64);
     rocksdb_options_set_max_background_jobs(o, 2);
     rocksdb_options_set_compression(o, rocksdb_no_compression); /* hashes do not compress */
-    /* No LOG file, by a level above all of RocksDB's. The library of Debian and Ubuntu has
-     * assertions on and aborts when it writes to a LOG that the disk has refused before. Errors
-     * come back as a status and are in our own log. */
+    /* No LOG file: the level is above all of RocksDB's. The library of Debian and Ubuntu is built
+     * with assertions, and aborts if it writes to a LOG after the disk has returned an error.
+     * Errors are returned as a status and are in this daemon's log. */
     rocksdb_options_set_info_log_level(o, NO_LOG);
     rocksdb_options_set_keep_log_file_num(o, 1);
     rocksdb_options_set_stats_dump_period_sec(o, 0);
@@ -169,7 +170,7 @@ static rocksdb_options_t *make_options(void)
     return o;
 }
 
-/* Files of the folder, which is ours alone, whose names begin and end so. */
+/* Removes files from the index's folder whose names have this beginning and end. */
 static void remove_files(const char *path, const char *begin, const char *end)
 {
     char name[4096];
@@ -188,7 +189,7 @@ static void remove_files(const char *path, const char *begin, const char *end)
     closedir(d);
 }
 
-/* RocksDB may be unable to destroy a database that it cannot open. */
+/* Removes the files, because RocksDB may be unable to destroy a database that it cannot open. */
 static void wipe(const char *path)
 {
     char *err = NULL;
@@ -218,7 +219,7 @@ static bool scan(struct bt_ssd_db *s, char *why, size_t cap)
     bool ours = false, empty = true;
     uint32_t bad = 0;
     why[0] = '\0';
-    /* The identity first: a record of another identity must not be announced. */
+    /* The identity comes first: records of another identity must not be announced. */
     rocksdb_iter_seek(it, IDENTITY_KEY, strlen(IDENTITY_KEY));
     if (rocksdb_iter_valid(it)) {
         size_t kl, vl;
@@ -275,8 +276,8 @@ static bool is_own(const struct bt_ssd_db *s, char *why, size_t cap)
 static bool open_db(struct bt_ssd_db *s, char *why, size_t cap)
 {
     char *err = NULL;
-    (void)mkdir(s->path, 0700); /* RocksDB would make it as the umask says */
-    /* OPTIONS files that it could not finish (make_options): each start left one more. */
+    (void)mkdir(s->path, 0700); /* RocksDB would use the umask's permissions */
+    /* Temporary OPTIONS files (make_options): each start would leave one more. */
     remove_files(s->path, "OPTIONS-", ".dbtmp");
     s->db = rocksdb_open(s->opts, s->path, &err);
     return no_error(err, why, cap);
@@ -290,7 +291,7 @@ static void close_db(struct bt_ssd_db *s)
     }
 }
 
-/* A fresh database of our identity; what was there is lost. */
+/* Makes an empty database with the current identity; its old content is lost. */
 static bool start_over(struct bt_ssd_db *s, char *why, size_t cap)
 {
     close_db(s);
@@ -309,7 +310,7 @@ static bool damaged(const char *why)
 }
 
 /* Opens and reads the database. One that is damaged or belongs to another file is emptied. If the
- * disk refuses, the database stays as it is (false), except for spots that stay unreadable. */
+ * disk returns an error, the database stays unchanged (false), unless this is the last try. */
 static bool first_open(struct bt_ssd_db *s, bool last_try, char *why, size_t cap)
 {
     if (!open_db(s, why, cap)) {
@@ -320,7 +321,7 @@ static bool first_open(struct bt_ssd_db *s, bool last_try, char *why, size_t cap
         return start_over(s, why, cap);
     }
     if (scan(s, why, cap)) {
-        if (!put_identity(s, why, cap)) { /* it can be read at least */
+        if (!put_identity(s, why, cap)) { /* it can at least be read */
             s->down = true;
             snprintf(s->why, sizeof(s->why), "%s", why);
         }
@@ -351,7 +352,7 @@ static bool flush_data(const struct bt_ssd_db *s, char *why, size_t cap)
     return rc == 0;
 }
 
-/* Writes the operations of a batch; false: nothing of it may be relied on. */
+/* Writes the operations of a batch; false: any of them may be lost. */
 static bool write_batch(struct bt_ssd_db *s, const struct bt_ssd_db_op *ops, char *why, size_t cap)
 {
     rocksdb_writebatch_t *b = rocksdb_writebatch_create();
@@ -405,14 +406,14 @@ static bool has_identity(struct bt_ssd_db *s)
     rocksdb_readoptions_t *ro = rocksdb_readoptions_create();
     size_t len = 0;
     char *err = NULL, *v = rocksdb_get(s->db, ro, IDENTITY_KEY, strlen(IDENTITY_KEY), &len, &err);
-    bool has = v != NULL || err != NULL; /* what cannot be read is no empty database */
+    bool has = v != NULL || err != NULL; /* a read error does not mean that the database is empty */
     rocksdb_readoptions_destroy(ro);
     rocksdb_free(v);
     rocksdb_free(err);
     return has;
 }
 
-/* The disk refuses: RocksDB accepts no writes until it is opened again. */
+/* After an error of the disk RocksDB accepts no writes until it is opened again. */
 static bool reopen(struct bt_ssd_db *s, char *why, size_t cap)
 {
     close_db(s);
@@ -421,7 +422,7 @@ static bool reopen(struct bt_ssd_db *s, char *why, size_t cap)
     }
     if (open_db(s, why, cap)) {
         bool empty = !has_identity(s);       /* its files were removed: these are new ones */
-        bool ok = put_identity(s, why, cap); /* does it take a write? */
+        bool ok = put_identity(s, why, cap); /* a test whether writes work */
         set_emptied(s, empty);
         return ok;
     }
@@ -432,7 +433,8 @@ static bool reopen(struct bt_ssd_db *s, char *why, size_t cap)
     return true;
 }
 
-/* Ends a batch. After a failure its deletes go back to the front of the queue, the rest is told. */
+/* Ends a batch. After a failure its deletes go back to the front of the queue; the others are
+ * reported as failed. */
 static void batch_ended(struct bt_ssd_db *s, struct bt_ssd_db_op *ops, bool ok)
 {
     struct queue again;
@@ -448,7 +450,7 @@ static void batch_ended(struct bt_ssd_db *s, struct bt_ssd_db_op *ops, bool ok)
             queue_put(&s->ready, op);
         }
     }
-    if (again.head != NULL) { /* before what was asked for later */
+    if (again.head != NULL) { /* before operations that came later */
         *again.tail = s->todo.head;
         s->todo.tail = s->todo.head != NULL ? s->todo.tail : again.tail;
         s->todo.head = again.head;
@@ -466,7 +468,7 @@ static void set_health(struct bt_ssd_db *s, bool down, const char *why)
     hand_back(s);
 }
 
-/* Waits for work, or, while the disk refuses, until the next attempt is due. */
+/* Waits for work or, while the disk returns errors, for the next attempt. */
 static struct bt_ssd_db_op *next_batch(struct bt_ssd_db *s, bool *stop_p)
 {
     struct queue batch;
@@ -583,7 +585,7 @@ bt_status_t bt_ssd_db_load(const struct bt_ssd_db_config *c, bool last_try,
     rocksdb_writeoptions_set_sync(s->sync, 1);
     s->lazy = rocksdb_writeoptions_create();
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t mono; /* the wall clock may be set back while it waits */
+    pthread_condattr_t mono; /* the wall clock may be set back during a wait */
     pthread_condattr_init(&mono);
     pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &mono);

@@ -1,4 +1,5 @@
-/* Making and opening the SSD tier's slab file, at start only; looking after it. */
+/* Makes and opens the slab file of the SSD tier (only at start), and checks that it still
+ * exists. */
 #include "kvstore/ssd/file.h"
 
 #include <errno.h>
@@ -18,10 +19,12 @@
 #define FILE_MAGIC   0x31445353544142ull /* "BATSSD1" */
 #define FILE_VERSION 1
 #define ALLOC_STEP   (256ull << 20)
-#define INDEX_LEAST  (2ull << 20)  /* what the index beside it needs to open */
-#define INDEX_BYTES  (48ull << 20) /* and to run well, where there is as much: its log (db.c) */
-#define INDEX_BLOCK  300ull        /* and for each block: records of 100 bytes, being compacted */
-#define LOCK_WAIT_MS 3000          /* the kernel ends the I/O of a killed predecessor first */
+#define INDEX_LEAST  (2ull << 20) /* room that the index in the same folder needs to open */
+/* Room that its log (db.c) needs to run well, if there is as much. */
+#define INDEX_BYTES (48ull << 20)
+/* Room for each block: records of 100 bytes, also while they are compacted. */
+#define INDEX_BLOCK  300ull
+#define LOCK_WAIT_MS 3000 /* the kernel first ends the I/O of a killed predecessor */
 
 struct header { /* at offset 0 */
     uint64_t magic;
@@ -58,8 +61,8 @@ static bt_status_t class_of(int why)
     }
 }
 
-/* 0 or errno. After kill -9 the lock stays until the last write of the process has ended. So its
- * holder may use the slots safely. */
+/* Returns 0 or errno. After kill -9 the lock stays until the last write of the process has ended,
+ * so the next holder may use the slots safely. */
 static int lock(int fd)
 {
     for (int ms = 0;; ms += 10) {
@@ -117,7 +120,8 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
     return BT_OK;
 }
 
-/* Reserves the bytes up to end, or as many as there is room for; 0 or why there is no more. */
+/* Reserves the bytes up to end, or as many as there is room for. Returns 0, or the errno of the
+ * failure. */
 static int reserve(int fd, uint64_t end, uint64_t *at_p)
 {
     uint64_t at = 0, step = ALLOC_STEP;
@@ -128,7 +132,7 @@ static int reserve(int fd, uint64_t end, uint64_t *at_p)
         if (why == 0) {
             at += n;
         } else if ((why == ENOSPC || why == EFBIG || why == EDQUOT) && step > (1u << 20)) {
-            step /= 4; /* what is left is used as well */
+            step /= 4; /* use the rest of the room in smaller steps */
         } else if (why != EINTR) {
             break;
         }
@@ -137,8 +141,8 @@ static int reserve(int fd, uint64_t end, uint64_t *at_p)
     return why;
 }
 
-/* How many of the `at` reserved bytes (`had` of them before this start) to keep, so that the index
- * on the same disk has room. Bytes of an earlier run are kept, since its index had its room. */
+/* How many of the `at` reserved bytes to keep, so that the index on the same disk has room. The
+ * first `had` bytes are of an earlier run and are kept, since its index had its room. */
 static uint64_t leave_room(const char *folder, const struct bt_ssd_file *f, uint64_t had,
                            uint64_t at)
 {
@@ -156,8 +160,8 @@ static uint64_t leave_room(const char *folder, const struct bt_ssd_file *f, uint
     return at <= floor ? at : BT_MAX(floor, at - BT_MIN(back, at));
 }
 
-/* Reserves as much of the wanted length as there is room for beside the index; n_slots says what
- * it came to. */
+/* Reserves as much of the wanted length as there is room for beside the index; sets n_slots to the
+ * result. */
 static bt_status_t allocate(const char *folder, const char *path, struct bt_ssd_file *f,
                             uint64_t bytes, char *err, size_t cap)
 {
@@ -196,7 +200,7 @@ static bt_status_t allocate(const char *folder, const char *path, struct bt_ssd_
     return BT_OK;
 }
 
-/* page: an aligned page, of zeros. 0 or errno. */
+/* page: an aligned page of zeros. Returns 0 or errno. */
 static int write_header(const struct bt_ssd_file *f, void *page)
 {
     struct header *h = page;
@@ -207,7 +211,7 @@ static int write_header(const struct bt_ssd_file *f, void *page)
     return n < 0 ? errno : n != (ssize_t)BT_SSD_PAGE ? EIO : fdatasync(f->fd) != 0 ? errno : 0;
 }
 
-/* Reads the header or, if it is not ours, writes a new one with a new uuid. */
+/* Reads the header; if the file has no header of this format, writes a new one with a new uuid. */
 static bt_status_t identify(const char *path, struct bt_ssd_file *f, char *err, size_t cap)
 {
     struct header *h = NULL;
@@ -277,9 +281,9 @@ bt_ssd_file_state_t bt_ssd_file_look(const struct bt_ssd_file *f, const char *fo
     char *path = bt_sprintf("%s/blocks", folder);
     int rc = stat(path, &by_path) == 0 ? 0 : errno;
     free(path);
-    bool there = rc == 0
-                     ? by_path.st_ino == by_fd.st_ino && by_path.st_dev == by_fd.st_dev
-                     : rc != ENOENT && rc != ENOTDIR; /* if it cannot be examined it may exist */
+    bool there = rc == 0 ? by_path.st_ino == by_fd.st_ino && by_path.st_dev == by_fd.st_dev
+                         : rc != ENOENT && rc != ENOTDIR; /* if it cannot be examined, it may still
+                                                             exist */
     return by_fd.st_nlink > 0 && there ? BT_SSD_FILE_OK : BT_SSD_FILE_GONE;
 }
 

@@ -56,7 +56,7 @@ void bt_ssd_io_finish(struct bt_ssd_op *op)
     }
 }
 
-/* Moves all of from behind what to has. */
+/* Appends all operations of `from` to `to`. */
 static void queue_move(struct bt_ssd_queue *to, struct bt_ssd_queue *from)
 {
     if (from->head != NULL) {
@@ -75,14 +75,14 @@ void bt_ssd_io_give(struct bt_ssd_io *io, struct bt_ssd_queue *q)
     bool first = io->ready.head == NULL;
     queue_move(&io->ready, q);
     pthread_mutex_unlock(&io->lock);
-    if (first) { /* else the loop has been told and has not come for them yet */
+    if (first) { /* otherwise the loop was told already and will take these too */
         ring_bell(io->ready_efd);
     }
 }
 
 /* ---- threads ---- */
 
-/* The whole transfer, however many calls it takes. */
+/* Does the whole transfer, in as many calls as it needs. */
 static int transfer(const struct bt_ssd_io *io, struct bt_ssd_op *op)
 {
     const struct bt_ssd_sys *sys = io->c.sys;
@@ -102,7 +102,8 @@ static int transfer(const struct bt_ssd_io *io, struct bt_ssd_op *op)
             continue;
         }
         if (n <= 0) {
-            return n < 0 ? (int)n : -EIO; /* the file is as long as its slots: 0 is no end */
+            /* 0 bytes are an error: the file is as long as its slots. */
+            return n < 0 ? (int)n : -EIO;
         }
         op->moved += (uint32_t)n;
     }
@@ -203,7 +204,7 @@ bt_status_t bt_ssd_io_create(const struct bt_ssd_io_config *c, struct bt_ssd_io 
 void bt_ssd_io_use(struct bt_ssd_io *io, int fd)
 {
     BT_ASSERT(io->c.fd == -1);
-    io->c.fd = fd; /* I/O threads look at it with an operation, which they get under the lock */
+    io->c.fd = fd; /* I/O threads use it only for operations, which they get under the lock */
 }
 
 void bt_ssd_io_submit(struct bt_ssd_io *io, struct bt_ssd_op *op)

@@ -1,5 +1,6 @@
-/* Opening the SSD tier's files, at once or again and again on a thread. The thread touches only
- * what bt_ssd_files_open makes; the control thread takes that over when the thread has ended. */
+/* Opens the files of the SSD tier, at once or with retries on a thread. The thread uses only the
+ * result of bt_ssd_files_open; the control thread takes the result over when the thread has
+ * ended. */
 #include "kvstore/ssd/opener.h"
 
 #include <pthread.h>
@@ -9,7 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define LAST_TRY 5u /* from then on an index that cannot be read is made anew */
+#define LAST_TRY 5u /* from this try on an unreadable index is replaced by an empty one */
 
 struct bt_ssd_opener {
     struct bt_ssd_files_config c;
@@ -18,8 +19,8 @@ struct bt_ssd_opener {
     uint64_t wait_ms;
     uint32_t tries;
     pthread_t thread;
-    bool running; /* the thread is to be joined */
-    int efd;      /* the thread has ended */
+    bool running; /* the thread must be joined */
+    int efd;      /* readable when the thread has ended */
     struct bt_loop_fd *w;
     bt_status_t st;
     struct bt_ssd_files files;
@@ -79,7 +80,7 @@ static void again(struct bt_ssd_opener *o)
 static void *open_thread(void *arg)
 {
     struct bt_ssd_opener *o = arg;
-    char err[512]; /* said once already, by the first attempt */
+    char err[512]; /* not logged: the first attempt has logged it */
     o->st = bt_ssd_files_open(&o->c, ++o->tries >= LAST_TRY, &o->files, err, sizeof(err));
     uint64_t one = 1;
     ssize_t n = write(o->efd, &one, sizeof(one));

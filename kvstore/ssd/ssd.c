@@ -1,7 +1,7 @@
-/* The SSD tier: directory, block I/O and durable index together. Order of a write: the old record
- * of the slot is durably deleted (before that the slot is not free), then data, then flush, record
- * and sync (db.c), then the block can be found. Order of an eviction: the block cannot be found,
- * then its record is durably deleted, then the slot is free. Control thread, except check_crc. */
+/* The SSD tier: combines directory, block I/O and durable index. A write has this order: delete the
+ * slot's old record durably (before that the slot is not free), write the data, flush, write the
+ * record and sync (db.c), make the block findable. An eviction has this order: make the block
+ * unfindable, delete its record durably, free the slot. Control thread, except check_crc. */
 #include "kvstore/ssd/ssd.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 #define READ_ERRORS_MAX                                                                            \
     3 /* failures in a row after which the disk is not used until a probe succeeds */
-#define TOUCH_S     60 /* least time between two updates of a record's last use */
+#define TOUCH_S     60 /* least time between two updates of a record's time of last use */
 #define TICK_MS     250
 #define BAD_TELL_NS (10ull * 1000000000)
 
@@ -37,19 +37,19 @@ struct job { /* one read or write */
 struct bt_ssd {
     struct bt_ssd_config c;
     char *path;
-    struct bt_ssd_file file; /* this one, dir and db: once the files are open */
+    struct bt_ssd_file file; /* this field, dir and db are set when the files are open */
     struct bt_ssd_dir *dir;
     struct bt_ssd_db *db;
     struct bt_ssd_io *io;
-    struct bt_ssd_opener *opener; /* while they are not */
+    struct bt_ssd_opener *opener; /* set while they are not open */
     struct bt_map *writing;       /* key -> job, until its record is durable or given up */
     struct bt_list jobs;
     uint32_t forgetting; /* slots whose record is being deleted */
     uint32_t room;       /* slots that are kept free */
-    bool removed;        /* its file; told */
-    bool unrecorded;     /* the index lacks records of what can be found */
+    bool removed;        /* its file was removed; this was logged */
+    bool unrecorded;     /* the index lacks records of blocks that can be found */
     bool io_down, db_down, probing, closing;
-    uint32_t read_failures; /* in a row */
+    uint32_t read_failures; /* failures in a row */
     uint64_t bad_told_ns;
     struct bt_timer tick, probe_timer;
     struct bt_ssd_op probe;
@@ -157,7 +157,7 @@ static void probe_written(struct bt_ssd_op *op)
     bt_ssd_io_submit(s->io, op);
 }
 
-/* Writes a page that no block has, and reads it back. */
+/* Writes a page that belongs to no block, and reads it back. */
 static void probe_start(void *arg)
 {
     struct bt_ssd *s = arg;
@@ -202,8 +202,8 @@ static void gauges(const struct bt_ssd *s)
     }
 }
 
-/* An open file keeps working after its name was removed, and the next start finds nothing. A file
- * that was cut fails for every block behind the cut. So both are checked. */
+/* An open file keeps working after its name was removed, but the next start would not find it. A
+ * file that was shortened fails for every block beyond its end. So both are checked. */
 static void look_for_file(struct bt_ssd *s)
 {
     uint64_t bytes = 0;
@@ -230,7 +230,8 @@ static void look_for_file(struct bt_ssd *s)
     }
 }
 
-/* The database also keeps working without its names and ends with its files, like the blocks. */
+/* The database also keeps working after its names were removed, but its content is lost at its end,
+ * like the blocks. */
 static void look_for_index(struct bt_ssd *s)
 {
     char *path = bt_sprintf("%s/index/CURRENT", s->path);
@@ -276,7 +277,7 @@ static struct bt_ssd_db_op *db_op(const struct bt_ssd *s, bt_ssd_db_verb_t verb,
 static void on_rerecorded(void *arg, struct bt_ssd_db_op *op)
 {
     struct bt_ssd *s = arg;
-    s->unrecorded = s->unrecorded || op->st != BT_OK; /* all again when it takes writes */
+    s->unrecorded = s->unrecorded || op->st != BT_OK; /* then all are written again */
 }
 
 /* The index was emptied while in use: write the records of all blocks again. */
@@ -329,7 +330,7 @@ static void forget(struct bt_ssd *s, uint32_t pos, const char *why)
     forget_record(s, pos, &e);
 }
 
-/* Keeps some slots free ahead of demand, since a slot can be written only after a synced delete. */
+/* Keeps some slots free in advance, since a slot can be written only after a synced delete. */
 static void make_room(struct bt_ssd *s)
 {
     if (!usable(s) || s->db_down) {
@@ -347,7 +348,7 @@ static void make_room(struct bt_ssd *s)
 
 /* ---- writing ---- */
 
-/* CRC32C over the row of segment CRCs, seeded with the key: stands for the whole block. */
+/* CRC32C over the row of segment CRCs, seeded with the key: identifies the whole block. */
 static uint32_t row_digest(const struct bt_kv_key *key, const uint32_t *row, uint32_t n)
 {
     return bt_crc32c(bt_crc32c(0, key, sizeof(*key)), row, n * sizeof(*row));
@@ -363,7 +364,7 @@ static void on_recorded(void *arg, struct bt_ssd_db_op *op)
         bt_ssd_dir_add(s->dir, j->pos, &j->e);
         tell(s, true, j->pos, &j->e);
     } else {
-        forget_record(s, j->pos, &j->e); /* its record may be on the disk all the same */
+        forget_record(s, j->pos, &j->e); /* its record may be on the disk nevertheless */
     }
     bt_tenants_release(s->c.tenants, (uint8_t)j->e.group);
     free(j);
@@ -431,7 +432,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
     j->slab_slot = slab_slot;
     j->e = (struct bt_ssd_entry){
         .key = *key,
-        .depth = depth & 0xffffff, /* larger than any context */
+        .depth = depth & 0xffffff, /* the mask is larger than any context */
         .group = group,
         .digest = row_digest(key, s->c.slab->crcs + (size_t)slab_slot * layers, layers),
         .generation = bt_ssd_dir_entry(s->dir, pos)->generation,
@@ -439,7 +440,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
     j->done = done;
     j->arg = arg;
     bt_map_put(s->writing, key, j);
-    bt_tenants_hold(s->c.tenants, group); /* until it can be found, or is given up */
+    bt_tenants_hold(s->c.tenants, group); /* until the block can be found, or is given up */
     s->n.backlog++;
     submit(j, true, on_written);
     make_room(s);
@@ -448,7 +449,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
 
 /* ---- reading ---- */
 
-/* I/O THREAD. true: the bytes from the disk are the block that was written. */
+/* I/O thread. true: the bytes from the disk are the block that was written. */
 static void check_crc(struct bt_ssd_op *op)
 {
     struct job *j = BT_CONTAINER_OF(op, struct job, op);
@@ -464,7 +465,7 @@ static void check_crc(struct bt_ssd_op *op)
     }
 }
 
-/* A failing disk damages many blocks: log one line now and then; the counter has all of them. */
+/* A failing disk damages many blocks: log only one line now and then; the counter counts all. */
 static void report_bad(struct bt_ssd *s, const struct job *j)
 {
     char key[17];
@@ -516,7 +517,8 @@ static void on_read(struct bt_ssd_op *op)
         if (++s->read_failures >= READ_ERRORS_MAX) {
             io_failed(s, "read", strerror(-op->res));
         }
-        if (!s->io_down) { /* a bad spot; a disk that has gone may come back with all its blocks */
+        /* A bad spot; a disk that has failed may come back with all its blocks. */
+        if (!s->io_down) {
             forget(s, j->pos, "cannot be read");
         }
     }
@@ -536,7 +538,7 @@ bt_status_t bt_ssd_read(struct bt_ssd *s, const struct bt_kv_key *key, uint32_t 
     if (pos == BT_SSD_NONE) {
         return BT_ERR_NOT_FOUND;
     }
-    bt_list_for_each (i, &s->jobs) { /* as many as operations under way or waiting */
+    bt_list_for_each (i, &s->jobs) { /* there are as many jobs as operations under way or waiting */
         other = BT_CONTAINER_OF(i, struct job, link);
         if (other->pos == pos) {
             return BT_AGAIN;
@@ -602,8 +604,8 @@ uint32_t bt_ssd_slots(const struct bt_ssd *s)
 
 /* ---- opening ---- */
 
-/* Oldest use first; at equal moments the deeper block first, so that chains are evicted from their
- * end. now: the middle of the comparable moments. */
+/* Oldest use first; for equal times the deeper block first, so that chains are evicted from their
+ * end. now: the middle of the range of times that can be compared. */
 static int by_use(const void *a, const void *b, void *now)
 {
     const struct bt_ssd_entry *x = &((const struct bt_ssd_found *)a)->e,
@@ -615,8 +617,8 @@ static int by_use(const void *a, const void *b, void *now)
     return x->depth == y->depth ? 0 : x->depth > y->depth ? -1 : 1;
 }
 
-/* Fills the directory from the records. If a slot has two records, the later write wins; the
- * delete of the other did not reach the disk. */
+/* Fills the directory from the records. If a slot has two records, the later write is valid: the
+ * delete of the other one did not reach the disk. */
 static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
 {
     uint32_t *best = bt_calloc(s->file.n_slots, sizeof(*best)), now = moment_now();
@@ -670,7 +672,7 @@ static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
     s->m.up = bt_metrics_gauge(ms, "baton_ssd_up", NULL, "1 while the SSD is used");
 }
 
-/* The files are open: the tier works from now on. Takes ownership of the contents of f. */
+/* The files are open: starts the tier. Takes ownership of the contents of f. */
 static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
 {
     s->file = f->file;
@@ -695,7 +697,7 @@ static void begin(struct bt_ssd *s, struct bt_ssd_files *f)
 static void on_opened(void *arg, struct bt_ssd_files *f)
 {
     struct bt_ssd *s = arg;
-    struct bt_ssd_files files = *f; /* f is the opener's */
+    struct bt_ssd_files files = *f; /* f belongs to the opener */
     bt_ssd_opener_destroy(s->opener);
     s->opener = NULL;
     begin(s, &files);
@@ -778,12 +780,12 @@ void bt_ssd_close(struct bt_ssd *s)
     bt_timer_stop(s->c.loop, &s->tick);
     bt_timer_stop(s->c.loop, &s->probe_timer);
     bt_ssd_opener_destroy(s->opener);
-    bt_ssd_io_destroy(s->io); /* what was written goes to the index ... */
-    bt_ssd_db_close(s->db);   /* ... which writes it, if the disk takes it */
+    bt_ssd_io_destroy(s->io); /* the records of completed writes go to the index ... */
+    bt_ssd_db_close(s->db);   /* ... which writes them, if the disk accepts them */
     const void *key;
     size_t it = 0;
     for (struct job *j; (j = bt_map_next(s->writing, &it, &key)) != NULL;) {
-        free(j); /* its record was not to be written */
+        free(j); /* a job whose record cannot be written */
     }
     bt_map_destroy(s->writing);
     if (s->dir != NULL) {

@@ -1,7 +1,7 @@
 /* The io_uring engine of the SSD tier's block I/O. One thread owns the ring. It first submits what
- * the control thread has queued and then checks what was read, so that the disk has work
- * meanwhile. The slab's data area is registered once, in pieces of at most 1 GiB (the kernel
- * refuses more), so that no operation pins pages. */
+ * the control thread has queued and then verifies what was read, so that the disk is busy
+ * meanwhile. The slab's data area is registered once, in pieces of at most 1 GiB (the kernel's
+ * limit), so that operations need not pin pages. */
 #include <errno.h>
 #include <liburing.h>
 #include <stdlib.h>
@@ -12,17 +12,18 @@
 
 #include "kvstore/ssd/io.h"
 
-#define PIECE_MAX    (1ull << 30)
-#define CHECK_BYTES  (1u << 20) /* checked between two looks at the ring */
-#define WAIT_DIVISOR 4u         /* of a full ring, so much ends before its thread is woken */
+#define PIECE_MAX   (1ull << 30)
+#define CHECK_BYTES (1u << 20) /* bytes to verify before the thread looks at the ring again */
+/* If the ring is full, its thread is woken when this fraction has ended. */
+#define WAIT_DIVISOR 4u
 
 struct ring {
     struct io_uring r;
     uint64_t piece; /* bytes of a registered piece; 0: nothing is registered */
     uint32_t in_flight;
-    struct bt_ssd_queue ended; /* to be checked and given to the loop */
+    struct bt_ssd_queue ended; /* operations to be verified and given to the loop */
     bool kick_armed;
-    uint64_t kick; /* the eventfd is read into here */
+    uint64_t kick; /* the eventfd's value is read into this field */
 };
 
 /* Index of the registered piece that holds op's buffer, -1: none. */
@@ -61,7 +62,7 @@ static void completed(const struct bt_ssd_io *io, struct ring *g, struct bt_ssd_
         op->moved += (uint32_t)res;
     }
     if ((res > 0 && op->moved < op->len) || res == -EINTR || res == -EAGAIN) {
-        prepare(io, g, op); /* the rest */
+        prepare(io, g, op); /* submits the rest of the transfer */
         return;
     }
     op->res = res > 0 ? 0 : res < 0 ? res : -EIO;
@@ -129,25 +130,26 @@ static void *ring_thread(void *arg)
     struct ring *g = io->uring;
     if (g->r.flags & IORING_SETUP_R_DISABLED) { /* from now on only this thread may use it */
         BT_ASSERT(syscall(SYS_io_uring_register, g->r.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL,
-                          0) == 0); /* liburing 2.3 has a function for it and does not export it */
+                          0) == 0); /* the function for it in liburing 2.3 is not exported */
     }
     while (fill(io, g)) {
-        /* Waits when there is nothing to check: for one completion, or for several while the ring
-         * is full, since each wake-up costs and the disk has enough work. */
+        /* Waits only when there is nothing to verify: for one completion or, while the ring is
+         * full, for several, because each wake-up takes time and the disk has enough work. */
         bool idle = g->ended.head == NULL;
         uint32_t n = g->in_flight < io->c.depth ? 1 : BT_MAX(io->c.depth / WAIT_DIVISOR, 1u);
         arm_kick(io, g);
         int rc = idle ? io_uring_submit_and_wait(&g->r, n) : io_uring_submit_and_get_events(&g->r);
         BT_ASSERT(rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY);
         reap(io, g);
-        if (!idle) { /* else the disk gets work first */
+        if (!idle) { /* otherwise first give work to the disk */
             check(io, g);
         }
     }
     return NULL;
 }
 
-/* Registers the slab; failing that (locked memory is limited) buffers are pinned per operation. */
+/* Registers the slab. If that fails (locked memory is limited), buffers are pinned for each
+ * operation. */
 static void register_mem(const struct bt_ssd_io *io, struct ring *g)
 {
     if (io->c.mem_bytes == 0 || io->c.mem_unit == 0 || io->c.mem_unit > PIECE_MAX) {
@@ -166,8 +168,8 @@ static void register_mem(const struct bt_ssd_io *io, struct ring *g)
     free(iov);
 }
 
-/* From kernel 6.1 on completions wait until the thread asks for them; otherwise each one
- * interrupts it. */
+/* From kernel 6.1 on the kernel can hold completions until the thread asks for them; otherwise each
+ * one interrupts the thread. */
 static int ring_init(struct bt_ssd_io *io, struct ring *g)
 {
     const unsigned quiet =
@@ -201,7 +203,7 @@ bool bt_ssd_uring_start(struct bt_ssd_io *io, const char **why_p)
 void bt_ssd_uring_free(struct bt_ssd_io *io)
 {
     struct ring *g = io->uring;
-    io_uring_queue_exit(&g->r); /* takes the read of the kick with it */
+    io_uring_queue_exit(&g->r); /* also ends the read of the kick */
     free(g);
     io->uring = NULL;
 }
