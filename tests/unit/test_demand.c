@@ -113,80 +113,6 @@ static void test_priced_burst(void **state)
     }
 }
 
-/* Decode workers are hardly full enough for a price yet, and twice what they can serve is asked of
- * them: half of it comes in, what takes least of them first. Where prefill workers let in twice
- * what they can compute all of it does, as it comes half as fast; and where decode workers have
- * room whatever is asked, as lengths may turn out shorter than expected. */
-static void test_priced_decode_by_demand(void **state)
-{
-    (void)state;
-    static const struct {
-        double asked, let_in; /* times what the workers of that stage have */
-        uint32_t used, most;
-    } cases[] = {{0.9, 0, 680, 1600}, {2, 0, 680, 400},   {2, 1, 680, 400},
-                 {2, 2.2, 680, 1600}, {8, 2.2, 680, 200}, {8, 0, 600, 1600}};
-    for (size_t u = 0; u < BT_ARRAY_LEN(cases); u++) {
-        struct bt_sched_worker w[N];
-        struct bt_sched_kvstore stores[N] = {{0}};
-        struct bt_sched_snapshot snap = {
-            .workers = w, .n_workers = N, .kvstores = stores, .n_kvstores = N};
-        struct bt_sched_request req = {
-            .max_new = 1000, .mean_new = 100, .block_tokens = 100, .token_bytes = 1000};
-        struct bt_sched_params params = {
-            .prior.link_bytes_per_s = 10e6,
-            .objective.tbt_ms = 5000,
-            .price.demand = 0.05, /* as good as none before they are full */
-        };
-        struct bt_sched_plan plan;
-        struct bt_sched_reject rej;
-        struct bt_sched_forecast f;
-        struct bt_sched_demand decodes, let_in;
-        for (uint32_t i = 0; i < N; i++) {
-            bool decode = i >= N_P;
-            w[i] =
-                (struct bt_sched_worker){.kvstore = i,
-                                         .prefill = !decode,
-                                         .decode = decode,
-                                         .rows.running = decode ? 10 : 0,
-                                         .rows.kv_tokens = decode ? 100 * cases[u].used : 0,
-                                         .capacity.slots = 10000,
-                                         .capacity.pages = decode ? 1000 : 0,
-                                         .capacity.pages_free = decode ? 1000 - cases[u].used : 0,
-                                         .speed.cost = decode ? &rows : &prompts};
-        }
-        bt_sched_forecast_init(&f, 100, 1e6, 0);
-        snap.forecast = &f;
-        bt_sched_demand_init(&decodes, 60000);
-        bt_sched_demand_init(&let_in, 60000);
-        snap.decodes = &decodes;
-        snap.let_in = &let_in;
-        double step = bt_sched_full_step_ms(&params, &w[N_P], &req);
-        /* a fifth each in prompts of 100, 200 ... 1600 tokens, over a row's life */
-        for (uint32_t n = 1; n <= 16; n *= 2) {
-            for (uint32_t k = 0; k < 16 / n; k++) {
-                bt_sched_demand_note(&decodes, 0, 10 * n + 5);
-            }
-        }
-        double life = BT_MAX(100 * step, 1000), have = 100 * (N - N_P) / step;
-        double rate = bt_sched_demand_rate(&decodes, 0, life);
-        for (uint32_t i = 0; i < BT_DEMAND_BUCKETS; i++) {
-            decodes.work[i] *= cases[u].asked * have / rate;
-        }
-        bt_sched_demand_note(&let_in, 0, cases[u].let_in * N_P * life);
-        uint32_t most = 0;
-        for (req.n_tokens = 1600; req.n_tokens >= 100 && most == 0; req.n_tokens /= 2) {
-            if (bt_sched_decide(&bt_sched_baton, &bt_sched_admit_priced, &params, &snap, &req,
-                                &plan, &rej) == BT_SCHED_PLANNED) {
-                most = req.n_tokens;
-                continue;
-            }
-            assert_int_equal(rej.miss, BT_SCHED_MISS_PRICE);
-            assert_true(rej.by_decode && rej.retry_after_s > 1);
-        }
-        assert_int_equal(most, cases[u].most);
-    }
-}
-
 /* A worker may say of itself what it likes: what it has said leaves nothing behind. */
 static void test_forecast_of_nonsense(void **state)
 {
@@ -213,7 +139,6 @@ int main(void)
         cmocka_unit_test(test_fades),
         cmocka_unit_test(test_rate),
         cmocka_unit_test(test_priced_burst),
-        cmocka_unit_test(test_priced_decode_by_demand),
         cmocka_unit_test(test_forecast_of_nonsense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
