@@ -13,7 +13,9 @@
 #include <cmocka.h>
 
 #include "kv_cache.h"
+#include "kvstore/cache/sealer.h"
 #include "kvstore/cache/tier.h"
+#include "kvstore/grant/grant.h"
 #include "kvstore/serve/local.h"
 
 #define NODE_BT    16u /* tokens of a block */
