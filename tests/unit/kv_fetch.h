@@ -97,6 +97,7 @@ static inline void assert_piece(const struct node *n, uint32_t i, uint64_t incar
     assert_true(i < n->n_pulls);
     node_key(1, first, &k);
     assert_int_equal(n->pulls[i].incarnation, incarnation);
+    assert_int_equal(n->pulls[i].class, BT_WIRE_FETCH);
     assert_int_equal(n->pulls[i].n, count);
     assert_memory_equal(&n->pulls[i].keys[0], &k, sizeof(k));
 }

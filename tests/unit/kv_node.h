@@ -27,6 +27,8 @@ struct node_recv { /* a receive that the core has started on the wire */
     bool active, cancelled;
     uint64_t request;
     uint32_t epoch, first_block, n_blocks, slots[64];
+    char peer[32], rpc[32];
+    uint64_t incarnation, timeout_ms;
     bt_flow_word_t *word;
     struct bt_wire_recv_ops ops;
     void *arg;
@@ -34,8 +36,8 @@ struct node_recv { /* a receive that the core has started on the wire */
 
 struct node_pull { /* a fetch that the core has asked a peer for */
     bool active, cancelled, taken;
-    uint64_t incarnation; /* of the peer */
-    uint32_t n, slots[64];
+    uint64_t incarnation, request; /* incarnation: of the peer */
+    uint32_t class, n, slots[64];
     struct bt_kv_key keys[64];
     struct bt_wire_recv_ops ops;
     void *arg;
@@ -62,6 +64,7 @@ struct node {
     Baton__FlowDone done;
     /* what the wire was asked */
     struct node_recv recvs[NODE_RECVS];
+    bool (*on_recv_start)(const struct bt_wire_recv_ops *ops, void *arg); /* false: no receive */
     uint32_t n_recvs, last_recv, n_trailers, n_aborts, n_kicks;
     struct bt_wire_trailer trailer;
     struct node_pull pulls[NODE_PULLS];
@@ -73,8 +76,9 @@ struct node {
     bt_status_t aborted;
 };
 
-static struct node *node_current; /* wire functions have no argument of ours */
-static bool node_overlap;         /* kvstore.overlap of the nodes started from here on */
+static struct node *node_current;       /* wire functions have no argument of ours */
+static bool node_overlap;               /* kvstore.overlap of the nodes started from here on */
+static struct bt_metrics *node_metrics; /* of the nodes started from here on; may be NULL */
 
 static inline void node_to_session(void *session, const Baton__FromKvstore *m)
 {
@@ -105,10 +109,11 @@ node_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64_
 {
     struct node *n = node_current;
     (void)w;
-    (void)peer;
     (void)names;
-    (void)timeout_ms;
     uint32_t at = 0;
+    if (n->on_recv_start != NULL && !n->on_recv_start(ops, arg)) {
+        return NULL;
+    }
     while (at < n->n_recvs && (n->n_recvs < NODE_RECVS || n->recvs[at].active)) {
         at++; /* an old record is used again only when there is no new one */
     }
@@ -121,11 +126,15 @@ node_recv_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64_
                             .epoch = epoch,
                             .first_block = first_block,
                             .n_blocks = bt_flow_blocks(shape),
+                            .incarnation = peer->incarnation,
+                            .timeout_ms = timeout_ms,
                             .word = word,
                             .ops = *ops,
                             .arg = arg};
     assert_true(r->n_blocks <= BT_ARRAY_LEN(r->slots));
     memcpy(r->slots, slots, r->n_blocks * sizeof(*slots));
+    snprintf(r->peer, sizeof(r->peer), "%s", peer->name);
+    snprintf(r->rpc, sizeof(r->rpc), "%s", peer->rpc);
     return (struct bt_wire_recv *)(void *)r;
 }
 
@@ -135,12 +144,16 @@ node_fetch_start(struct bt_wire *w, const struct bt_wire_peer_addr *peer, uint64
                  const struct bt_wire_recv_ops *ops, void *arg)
 {
     struct node *x = node_current;
-    (void)w, (void)request, (void)epoch;
-    assert_int_equal(class, 1);
+    (void)w, (void)epoch;
     assert_true(x->n_pulls < NODE_PULLS && n <= BT_ARRAY_LEN(x->pulls[0].keys));
     struct node_pull *p = &x->pulls[x->n_pulls++];
-    *p = (struct node_pull){
-        .active = true, .incarnation = peer->incarnation, .n = n, .ops = *ops, .arg = arg};
+    *p = (struct node_pull){.active = true,
+                            .incarnation = peer->incarnation,
+                            .request = request,
+                            .class = class,
+                            .n = n,
+                            .ops = *ops,
+                            .arg = arg};
     memcpy(p->keys, keys, n * sizeof(*keys));
     return (struct bt_wire_recv *)(void *)p;
 }
@@ -246,8 +259,9 @@ static inline void node_start_tenants(struct node *n, uint32_t n_slots, uint64_t
     assert_int_equal(bt_kv_layout_gqa(NODE_BT, 2, 1, 32, BT_DT_BF16, 0, &n->layout), BT_OK);
     memset(n->root.b, 7, sizeof(n->root.b));
     uint64_t slot = BT_ALIGN_UP(n->layout.block_bytes, 4096);
-    /* 512 flow words and the rounding of four areas; what is too much by less than a slot */
-    uint64_t bytes = 5 * 4096 + (uint64_t)n_slots * (slot + 128 + 8);
+    /* 512 flow words, or one for 16 KiB, and the rounding of four areas; what is too much by
+     * less than a slot */
+    uint64_t bytes = 5 * 4096 + (uint64_t)n_slots * (slot + 128 + 8 + (n_slots > 2048 ? 2 : 0));
     struct bt_slab_spec spec = {.path = n->slab_path,
                                 .bytes = bytes,
                                 .layout = &n->layout,
@@ -280,6 +294,7 @@ static inline void node_start_tenants(struct node *n, uint32_t n_slots, uint64_t
                                   .fetch_stall_ms = 300,
                                   .stream_max = 0.125,
                                   .overlap = node_overlap,
+                                  .metrics = node_metrics,
                                   .to_session = node_to_session};
     n->grants = bt_grants_create(&gc);
     struct bt_grants_wire wire = {.recv_start = node_recv_start,
@@ -353,12 +368,20 @@ static inline struct bt_pool_counts node_counts(const struct node *n)
     return c;
 }
 
+/* Real time, for the bounds of waits: a test may move bt_mono_ns (kv_clock.h). */
+static inline uint64_t node_real_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC_RAW, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
 /* Polls the loop until cond holds, at most 30 s. */
 #define NODE_UNTIL(n, cond)                                                                        \
     do {                                                                                           \
-        uint64_t end_ = bt_mono_ns() + 30000000000ull;                                             \
+        uint64_t end_ = node_real_ns() + 30000000000ull;                                           \
         while (!(cond)) {                                                                          \
-            if (bt_mono_ns() > end_) {                                                             \
+            if (node_real_ns() > end_) {                                                           \
                 fail_msg("%s:%d: never: %s", __FILE__, __LINE__, #cond);                           \
             }                                                                                      \
             bt_loop_poll((n)->loop, 20);                                                           \
