@@ -110,9 +110,11 @@ static inline void rig_detach(uint32_t i)
     wk[i].w = NULL;
 }
 
+static const struct node_ssd *rig_ssd; /* of the nodes started from here on; NULL: none */
+
 static inline void rig_start(uint32_t n_slots)
 {
-    node_start(&node, n_slots, RIG_RECLAIM_MS);
+    node_start_ssd(&node, n_slots, RIG_RECLAIM_MS, rig_ssd);
     node.to_real = rig_hear;
     memset(wk, 0, sizeof(wk));
     memset(sess, 0, sizeof(sess));
