@@ -104,7 +104,6 @@ void bt_grants_destroy(struct bt_grants *gs)
             struct bt_grant_send *s =
                 BT_CONTAINER_OF(g->transfer.sends.next, struct bt_grant_send, in_grant);
             bt_list_remove(&s->in_grant);
-            bt_list_remove(&s->in_due);
             free(s);
         }
         g->res.session = NULL;

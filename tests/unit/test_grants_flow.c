@@ -71,6 +71,8 @@ static void revoked_sends_are_aborted(void **state)
     say_trailer(0, 1, 1, 7);
     assert_int_equal(node.n_trailers, 1);
     assert_int_equal(lookup(1, 1, 200, &s), BT_OK); /* the trailer follows in the next turn */
+    assert_int_equal(lookup(1, 1, 250, &s), BT_OK);
+    send_end(250, &s, BT_ERR_PEER_LOST); /* before that */
     say_close(0, 1, 1, WRITER, true);
     assert_int_equal(node.aborted, BT_ERR_CANCELLED);
     assert_int_equal(node.n_aborts, 2);
@@ -358,6 +360,12 @@ static void waiting_beginnings_have_their_share(void **state)
     pass(&node, 0);
     NODE_UNTIL(&node, node.n_reserved == 2);
     assert_int_equal(node.resident, half); /* all of a beginning may be resident */
+    assert_int_equal(node_reserve(&node, SA, 3, 1, 3, half * NODE_BT, RES_STREAMS), BT_OK);
+    say_open(1, 4, 1, WRITER);
+    assert_int_equal(node_reserve(&node, SA, 4, 1, 4, half * NODE_BT, RES_STREAMS),
+                     BT_ERR_EXHAUSTED);
+    assert_int_equal(TOLD(1, OPENED)->opened->status, BT_ERR_EXHAUSTED);
+    assert_non_null(strstr(TOLD(1, OPENED)->opened->detail, "three quarters"));
     bt_grants_session_end(node.grants, SA);
     say_close(0, 2, 1, WRITER, true);
     assert_all_back();

@@ -77,6 +77,8 @@ static void releases_reach_down(void **state)
     assert_int_equal(open_grant(1, 1, 4, WRITER), BT_OK);
     bt_grants_release(node.grants, SB, 1, 4); /* not its own: nothing */
     assert_int_equal(TOLDS(1, REVOKE), 0);
+    assert_int_equal(open_grant(0, 1, 4, READER), BT_OK);
+    say_close(0, 1, 4, READER, false);
     bt_grants_release(node.grants, SA, 1, 6); /* more than was reserved: all of it, and 5 and 6 */
     assert_int_equal(TOLDS(1, REVOKE), 1);
     say_close(0, 1, 1, WRITER, true);
@@ -142,6 +144,24 @@ static void a_writer_has_something_to_compute(void **state)
     assert_int_equal(node_counts(&node).transit, 0);
 }
 
+/* A newer epoch ends the older ones, whoever reserved them. */
+static void epochs_follow_each_other(void **state)
+{
+    (void)state;
+    assert_int_equal(node_reserve(&node, SA, 1, 0, 1, 48, 0), BT_ERR_INVALID);
+    assert_int_equal(node_reserve(&node, SA, 1, 1, 1, 0, 0), BT_ERR_INVALID);
+    assert_int_equal(node_reserve(&node, SA, 1, 1, 1, 48, 0), BT_OK);
+    assert_int_equal(node_reserve(&node, SB, 1, 2, 1, 48, 0), BT_OK);
+    assert_int_equal(stats().grants, 1); /* nobody had opened the first one */
+    assert_int_equal(node_reserve(&node, SB, 1, 3, 1, 48, 0), BT_OK);
+    assert_int_equal(open_grant(0, 1, 3, WRITER), BT_OK);
+    assert_int_equal(HEARDS(0, GRANT_FAILED), 0);
+    bt_grants_release(node.grants, SB, 1, 3);
+    assert_int_equal(TOLD(0, REVOKE)->revoke->epoch, 3);
+    say_close(0, 1, 3, WRITER, true);
+    assert_all_back();
+}
+
 /* The most blocks of a prompt, and one more. */
 static void longest_prompt(void **state)
 {
@@ -182,6 +202,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(releases_reach_down, setup, teardown),
         cmocka_unit_test_setup_teardown(flow_words, setup, teardown),
         cmocka_unit_test_setup_teardown(a_writer_has_something_to_compute, setup, teardown),
+        cmocka_unit_test_setup_teardown(epochs_follow_each_other, setup, teardown),
         cmocka_unit_test_setup_teardown(longest_prompt, setup, teardown),
         cmocka_unit_test_setup_teardown(tick_makes_room, setup, teardown),
     };
