@@ -115,6 +115,118 @@ static void test_ahead_is_what_the_batcher_does(void **state)
     assert_true(serial_off > 1);
 }
 
+/* ---- small states by hand: a step takes 1000 ns and one for each token ---- */
+
+static const struct bt_batch_cost by_hand = {.base_ns = 1000, .token_ns = BT_BATCH_TOKEN_NS(1)};
+static const struct bt_batch_cost base_only = {.base_ns = 1000};
+
+static struct bt_batch batch_of(const struct bt_batch_cost *c, struct bt_batch_seq *seqs,
+                                uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        seqs[i].order = i;
+    }
+    return (struct bt_batch){
+        .lim = {.max_rows = 100, .block_tokens = 1}, .seqs = seqs, .n = n, .cost = c};
+}
+
+/* Five prompts share each step, and one of them ends with each. */
+static void test_steps_have_ever_more_room(void **state)
+{
+    (void)state;
+    struct bt_batch_seq seqs[5] = {{.len = 18, .chunk_tokens = 18},
+                                   {.len = 36, .chunk_tokens = 18},
+                                   {.len = 54, .chunk_tokens = 18},
+                                   {.len = 72, .chunk_tokens = 18},
+                                   {.len = 90, .chunk_tokens = 18}};
+    struct bt_batch_seq again[5];
+    struct bt_batch b = batch_of(&by_hand, seqs, 5), c;
+    struct bt_batch_ahead a;
+    double beside, now = 0;
+    memcpy(again, seqs, sizeof(again));
+    bt_batch_ahead(&b, NULL, 0, 0, &a);
+    assert_true(a.step_ns == 0 && a.done_ns == 1090 && a.all_ns == 5 * 1000 + 15 * 18);
+    assert_int_equal(a.n_joins, BT_BATCH_AHEAD_JOINS);
+    for (uint32_t i = 0; i < a.n_joins; i++) {
+        uint32_t tokens = 18 * (5 - i);
+        assert_int_equal(a.joins[i].most_tokens, 100 - tokens);
+        assert_true(a.joins[i].begin_ns == now);
+        assert_true(a.joins[i].step_ns == 1000 + tokens);
+        assert_true(a.joins[i].tokens == tokens);
+        /* As many tokens join the step, one more the next one. */
+        assert_true(bt_batch_ahead_of(&a, &by_hand, 50, 150 - tokens, 0, &beside) == now);
+        assert_true(beside == tokens);
+        now += 1000 + tokens;
+        double next = bt_batch_ahead_of(&a, &by_hand, 50, 151 - tokens, 0, &beside);
+        assert_true(next == (i < 3 ? now : a.all_ns));
+    }
+    assert_true(beside == 0); /* behind all others it is alone */
+    /* A newcomer in chunks of ten joins each of the five steps. */
+    c = batch_of(&by_hand, again, 5);
+    bt_batch_ahead(&c, NULL, 0, 10, &a);
+    assert_int_equal(a.n_joins, 1);
+    assert_int_equal(a.joins[0].most_tokens, 10);
+    assert_true(a.chunks_begin_ns == 0);
+    const double sums[] = {90, 162, 216, 252, 270, 270, 270, 270};
+    for (uint32_t i = 0; i < BT_BATCH_AHEAD_CHUNKS; i++) {
+        assert_true(a.chunks_beside_ns[i] == sums[i]);
+    }
+    assert_true(bt_batch_ahead_of(&a, &by_hand, 0, 20, 10, &beside) == 0 && beside == 162);
+    assert_true(bt_batch_ahead_of(&a, &by_hand, 5, 20, 10, &beside) == 0 && beside == 162);
+    assert_true(bt_batch_ahead_of(&a, &by_hand, 10, 20, 10, &beside) == 0 && beside == 90);
+    assert_true(bt_batch_ahead_of(&a, &by_hand, 0, 500, 10, &beside) == 0 && beside == 270);
+}
+
+/* A newcomer that joins a step, finds no room in the next one, and joins the last one. */
+static void test_chunks_wait_between_steps(void **state)
+{
+    (void)state;
+    struct bt_batch_seq seqs[1] = {{.pos = 80, .len = 220, .chunk_tokens = 100}};
+    struct bt_batch_row row;
+    struct bt_batch b = batch_of(&by_hand, seqs, 1);
+    struct bt_batch_ahead a;
+    double beside;
+    bt_batch_ahead(&b, NULL, 0, 10, &a);
+    assert_true(a.done_ns == 3140 && a.all_ns == 3140);
+    assert_true(a.chunks_beside_ns[0] == 20);
+    assert_true(a.chunks_beside_ns[1] == 20 + 1100 + 20);
+    assert_true(a.chunks_beside_ns[7] == 20 + 1100 + 20);
+    /* With the first step under way it comes when the last one begins. */
+    seqs[0] = (struct bt_batch_seq){.pos = 80, .len = 220, .chunk_tokens = 100};
+    assert_int_equal(bt_batch_prefill(&b, &row, 1), 1);
+    bt_batch_ahead(&b, &row, 1, 10, &a);
+    assert_true(a.step_ns == 1020 && a.done_ns == 3140 && a.all_ns == 3140);
+    assert_true(a.chunks_begin_ns == 2120 && a.chunks_beside_ns[0] == 20);
+    assert_int_equal(a.n_joins, 1);
+    assert_true(a.joins[0].begin_ns == 2120);
+    assert_true(bt_batch_ahead_of(&a, &by_hand, 0, 15, 10, &beside) == 2120 && beside == 20);
+    /* It ends with the step under way: nobody waits, and nothing is shared. */
+    seqs[0] = (struct bt_batch_seq){.pos = 0, .len = 30};
+    assert_int_equal(bt_batch_prefill(&b, &row, 1), 1);
+    bt_batch_ahead(&b, &row, 1, 10, &a);
+    assert_true(a.step_ns == 1030 && a.done_ns == 1030 && a.all_ns == 1030);
+    assert_int_equal(a.n_joins, 0);
+    assert_true(bt_batch_ahead_of(&a, &by_hand, 0, 15, 10, &beside) == 1030 && beside == 0);
+}
+
+/* So many steps are rolled forward; behind them prompts take turns. Who generates by then does not
+ * count. */
+static void test_steps_are_bounded(void **state)
+{
+    (void)state;
+    struct bt_batch_seq seqs[3] = {{.len = 400, .chunk_tokens = 10},
+                                   {.len = 400, .chunk_tokens = 10},
+                                   {.len = 30, .chunk_tokens = 10, .left = 5}};
+    struct bt_batch b = batch_of(&base_only, seqs, 3);
+    struct bt_batch_ahead a;
+    bt_batch_ahead(&b, NULL, 0, 50, &a);
+    assert_true(a.done_ns == 3000);
+    assert_true(a.all_ns == 1000.0 * (BT_BATCH_AHEAD_STEPS + 2 * (40 - BT_BATCH_AHEAD_STEPS)));
+    assert_true(a.chunks_beside_ns[0] == 0 && a.chunks_begin_ns == 0);
+    assert_int_equal(a.n_joins, 1);
+    assert_int_equal(a.joins[0].most_tokens, 50); /* it need not be asked again */
+}
+
 /* ---- backlog ---- */
 
 static const struct bt_batch_cost dear_base = {.base_ns = 10e6, .token_ns = BT_BATCH_TOKEN_NS(5e3)};
@@ -349,6 +461,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ahead_is_what_the_batcher_does),
+        cmocka_unit_test(test_steps_have_ever_more_room),
+        cmocka_unit_test(test_chunks_wait_between_steps),
+        cmocka_unit_test(test_steps_are_bounded),
         cmocka_unit_test(test_prompts_of_a_burst_share_a_step),
         cmocka_unit_test(test_who_is_done_is_said),
         cmocka_unit_test(test_classes_and_many),

@@ -500,6 +500,202 @@ static void test_mixed_budget(void **state)
     assert_true(bt_batch_mixed_ns(&f.b, 75e6, 95e6) == 75e6);
 }
 
+/* Bounds of a row: the place where it has to stop, and a budget that is just enough. */
+static void test_where_rows_end(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 100);
+    add(&f, BT_BATCH_PROMPT, 16, 116, 0);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 100); /* all of it: no block boundary is asked for */
+    assert_true(f.rows[0].last);
+    assert_false(f.rows[0].chunk_end);
+    f.b.lim.max_rows = 99;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 96);
+    f.seqs[0].stop = 21;
+    bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(f.rows[0].n, 5);
+    assert_false(f.rows[0].last);
+    f.seqs[0].stop = 16; /* it is there already */
+    bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(f.rows[0].n, 96);
+    f.seqs[0].pos = 116; /* nothing is left to compute */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 0);
+    assert_int_equal(bt_batch_waiting(&f.b), 0);
+}
+
+static void test_rows_of_a_step_are_bounded(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 100);
+    for (int i = 0; i < 5; i++) {
+        add(&f, BT_BATCH_PROMPT, 0, 16, 0);
+    }
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, 3), 3);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, 0), 0);
+    f.b.lim.max_rows = 48; /* is used up: no fourth row of no tokens */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 3);
+    for (int i = 0; i < 5; i++) {
+        f.seqs[i].kind = i < 4 ? BT_BATCH_DECODE : BT_BATCH_PROMPT;
+    }
+    /* One row is kept for the prompt, the others go round. */
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, 3), 3);
+    assert_true(f.rows[0].seq == 0 && f.rows[1].seq == 1 && f.rows[2].seq == 4);
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, 3), 3);
+    assert_true(f.rows[0].seq == 2 && f.rows[1].seq == 3 && f.rows[2].seq == 4);
+    /* Where all have room they stand in their order, wherever the last step ended. */
+    f.b.cursor = 2;
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, 5), 5);
+    assert_true(f.rows[0].seq == 0 && f.rows[3].seq == 3 && f.rows[4].seq == 4);
+    f.b.n = 4; /* without a prompt no room is kept */
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, 4), 4);
+    assert_int_equal(f.rows[0].seq, 0);
+    f.b.lim.max_rows = BT;
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 4);
+}
+
+/* Room for a block and no more, or for one row: prompts and rows take turns. */
+static void test_turns_where_there_is_no_room(void **state)
+{
+    (void)state;
+    for (int small = 0; small < 2; small++) {
+        struct fix f;
+        uint32_t max = small ? 1 : MAX;
+        init(&f, small ? 64 : BT);
+        add(&f, BT_BATCH_DECODE, 10, 0, 0);
+        add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_int_equal(bt_batch_decode(&f.b, f.rows, max), 1);
+            assert_int_equal(f.rows[0].seq, i % 2 == 0 ? 1 : 0);
+        }
+        f.b.n = 1; /* nobody to take turns with */
+        assert_int_equal(bt_batch_decode(&f.b, f.rows, max), 1);
+        assert_int_equal(bt_batch_decode(&f.b, f.rows, max), 1);
+    }
+    struct fix f;
+    init(&f, BT + 1); /* a block and a row: enough for both */
+    add(&f, BT_BATCH_DECODE, 10, 0, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 2);
+    assert_int_equal(f.rows[1].n, BT);
+    f.b.lim.max_rows = 64;
+    f.b.lim.prompt_tokens = 3; /* a block is the least */
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 2);
+    assert_int_equal(f.rows[1].n, BT);
+    f.b.lim.prompt_tokens = 0; /* not asked */
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 2);
+    assert_int_equal(f.rows[1].n, 48); /* 63 are left */
+}
+
+/* It pays or it does not: a gain as large as the loss is none. */
+static void test_joins_exactly(void **state)
+{
+    (void)state;
+    const struct bt_batch_cost c = {.base_ns = 5, .token_ns = BT_BATCH_TOKEN_NS(0.25)};
+    struct fix f;
+    init(&f, 1000);
+    f.b.cost = &c;
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 20, 0); /* 5 later for the one, 5 sooner for the other */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    f.seqs[1].len = 19;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    f.seqs[1].len = 20; /* one more behind it gains, too */
+    add(&f, BT_BATCH_PROMPT, 0, 500, 0);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    f.seqs[2].late = true; /* those who hurry nobody do not count */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    f.seqs[2].late = false;
+    f.seqs[2].kind = BT_BATCH_BLOCKED;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    /* A trial has twice as many as would pay, as far as there are so many. */
+    f.b.n = 0;
+    for (int i = 0; i < 5; i++) {
+        add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    }
+    f.b.trial = true;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, 1), 1);
+}
+
+/* Steps of late prompts: the longest that take no more than 50 ms, a block at the least. */
+static void test_late_steps_exactly(void **state)
+{
+    (void)state;
+    struct bt_batch_cost c = {.base_ns = 2e6, .token_ns = BT_BATCH_TOKEN_NS(1e6)};
+    struct fix f;
+    init(&f, 1000);
+    f.b.cost = &c;
+    add(&f, BT_BATCH_PROMPT, 0, 640, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 640, 0);
+    f.seqs[0].late = f.seqs[1].late = true;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 48); /* exactly 50 ms */
+    c.base_ns = 2e6 + 1;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, 32);
+    c.base_ns = 1e9;
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+    assert_int_equal(f.rows[0].n, BT);
+    c = (struct bt_batch_cost){.base_ns = 1};
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1); /* two late ones share no step */
+    assert_int_equal(f.rows[0].n, 640);
+    f.b.lim.max_rows = 100; /* whole blocks of what there is room for */
+    bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(f.rows[0].n, 96);
+    f.b.cost = NULL; /* of unknown cost */
+    bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(f.rows[0].n, 96);
+}
+
+static void test_apply(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 64);
+    add(&f, BT_BATCH_PROMPT, 0, 32, 0);
+    f.seqs[0].left = 2;
+    add(&f, BT_BATCH_PROMPT, 0, 16, 0); /* generates nothing */
+    add(&f, BT_BATCH_PROMPT, 0, 32, 0);
+    uint32_t n = bt_batch_prefill(&f.b, f.rows, MAX);
+    assert_int_equal(n, 3);
+    assert_int_equal(f.rows[2].n, 16);
+    assert_true(bt_batch_ends_one(f.rows, n));
+    assert_false(bt_batch_ends_one(f.rows + 2, 1));
+    assert_false(bt_batch_ends_one(f.rows, 0));
+    bt_batch_apply(&f.b, f.rows, n);
+    assert_int_equal(f.seqs[0].kind, BT_BATCH_DECODE);
+    assert_int_equal(f.seqs[0].left, 1);
+    assert_int_equal(f.seqs[1].kind, BT_BATCH_DONE);
+    assert_int_equal(f.seqs[1].left, 0);
+    assert_int_equal(f.seqs[2].kind, BT_BATCH_PROMPT);
+    assert_int_equal(f.seqs[2].pos, 16);
+    n = bt_batch_decode(&f.b, f.rows, MAX);
+    assert_int_equal(n, 2);
+    bt_batch_apply(&f.b, f.rows, n);
+    assert_int_equal(f.seqs[0].kind, BT_BATCH_DONE);
+    assert_int_equal(f.seqs[0].pos, 33);
+}
+
+static void test_prompt_room_exactly(void **state)
+{
+    (void)state;
+    const struct bt_batch_cost c = {.base_ns = 100, .kv_ns = 1, .token_ns = BT_BATCH_TOKEN_NS(10)};
+    struct fix f;
+    init(&f, 64);
+    add(&f, BT_BATCH_DECODE, 50, 0, 0);
+    add(&f, BT_BATCH_PROMPT, 0, 1000, 0);
+    double two = 100 + 50 + 10 * 33; /* a row and two blocks */
+    assert_int_equal(bt_batch_prompt_room(&f.b, &c, two), 32);
+    assert_int_equal(bt_batch_prompt_room(&f.b, &c, two - 0.5), 16);
+    assert_int_equal(bt_batch_prompt_room(&f.b, &c, two + 1000), 64);
+    f.b.lim.max_rows = 10; /* less than a block */
+    assert_int_equal(bt_batch_prompt_room(&f.b, &c, 1e9), BT);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -518,6 +714,13 @@ int main(void)
         cmocka_unit_test(test_cost),
         cmocka_unit_test(test_prompt_room),
         cmocka_unit_test(test_mixed_budget),
+        cmocka_unit_test(test_where_rows_end),
+        cmocka_unit_test(test_rows_of_a_step_are_bounded),
+        cmocka_unit_test(test_turns_where_there_is_no_room),
+        cmocka_unit_test(test_joins_exactly),
+        cmocka_unit_test(test_late_steps_exactly),
+        cmocka_unit_test(test_apply),
+        cmocka_unit_test(test_prompt_room_exactly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,11 +85,82 @@ static void test_more_than_places(void **state)
     }
 }
 
+static void fill(struct bt_classes *c)
+{
+    *c = (struct bt_classes){0};
+    for (int32_t i = 0; i < BT_CLASSES_MAX; i++) { /* 0, 10, ... 70 */
+        struct bt_class *k = bt_classes_join(c, 10 * i);
+        k->queue_ns = 1 << i;
+        k->rows = 2u << i;
+        k->pages = 3u << i;
+        k->waiting = 4u << i;
+        k->landing = 5u << i;
+    }
+    assert_int_equal(c->n, BT_CLASSES_MAX);
+}
+
+static void assert_sums(const struct bt_class *k, uint32_t users, uint32_t times)
+{
+    assert_int_equal(k->users, users);
+    assert_true(k->queue_ns == times);
+    assert_int_equal(k->rows, 2 * times);
+    assert_int_equal(k->pages, 3 * times);
+    assert_int_equal(k->waiting, 4 * times);
+    assert_int_equal(k->landing, 5 * times);
+}
+
+/* One class more than there are places for: where it comes in, and which two become one. */
+static void test_the_ninth_class(void **state)
+{
+    (void)state;
+    struct bt_classes c;
+    struct bt_class *k, sum;
+    fill(&c);
+    sum = bt_classes_below(&c, 40);
+    assert_sums(&sum, 3, 32 + 64 + 128);
+    sum = bt_classes_below(&c, 70);
+    assert_sums(&sum, 0, 0);
+    k = bt_classes_at(&c, 90); /* below all */
+    assert_ptr_equal(k, &c.of[7]);
+    assert_int_equal(k->priority, 70);
+    assert_int_equal(k->lowest, 90);
+    assert_sums(k, 1, 128);
+    assert_ptr_equal(bt_classes_at(&c, 80), k); /* which it counts, too */
+    assert_ptr_equal(bt_classes_at(&c, 90), k);
+    assert_ptr_equal(bt_classes_at(&c, 70), k);
+    k = bt_classes_at(&c, 65); /* just above the lowest */
+    assert_ptr_equal(k, &c.of[7]);
+    assert_int_equal(k->priority, 65);
+    assert_int_equal(k->lowest, 90);
+    k = bt_classes_at(&c, 25); /* in the middle: the two lowest become one */
+    assert_ptr_equal(k, &c.of[3]);
+    assert_int_equal(k->priority, 25);
+    assert_int_equal(k->lowest, 25);
+    assert_sums(k, 0, 0);
+    assert_int_equal(c.n, BT_CLASSES_MAX);
+    assert_int_equal(c.of[7].priority, 60);
+    assert_int_equal(c.of[7].lowest, 90);
+    assert_sums(&c.of[7], 2, 64 + 128);
+    assert_int_equal(c.of[2].priority, 20);
+    assert_int_equal(c.of[4].priority, 30);
+    assert_sums(&c.of[4], 1, 8);
+    bt_classes_leave(&c, 75); /* who is counted in 60 to 90 leaves there */
+    assert_int_equal(c.of[7].users, 1);
+    bt_classes_leave(&c, 60);
+    assert_int_equal(c.n, BT_CLASSES_MAX - 1);
+    assert_int_equal(c.of[6].priority, 50);
+    bt_classes_leave(&c, 0);
+    assert_int_equal(c.n, BT_CLASSES_MAX - 2);
+    assert_int_equal(c.of[0].priority, 10);
+    assert_sums(&c.of[0], 1, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums),
         cmocka_unit_test(test_more_than_places),
+        cmocka_unit_test(test_the_ninth_class),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
