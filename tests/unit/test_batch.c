@@ -621,6 +621,23 @@ static void test_joins_exactly(void **state)
     assert_int_equal(bt_batch_prefill(&f.b, f.rows, 1), 1);
 }
 
+/* Without a flow a prompt's own steps are as long as a step may be: [90, 180) would take two of
+ * them, of which both are saved. */
+static void test_joins_of_prompts_without_a_flow(void **state)
+{
+    (void)state;
+    const struct bt_batch_cost c = {.base_ns = 12, .token_ns = BT_BATCH_TOKEN_NS(0.2)};
+    struct fix f;
+    init(&f, 100);
+    f.b.cost = &c;
+    add(&f, BT_BATCH_PROMPT, 0, 10, 0);
+    add(&f, BT_BATCH_PROMPT, 90, 180, 0);
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 2);
+    f.seqs[1].pos = 10;
+    f.seqs[1].len = 100; /* one of its own */
+    assert_int_equal(bt_batch_prefill(&f.b, f.rows, MAX), 1);
+}
+
 /* Steps of late prompts: the longest that take no more than 50 ms, a block at the least. */
 static void test_late_steps_exactly(void **state)
 {
@@ -718,6 +735,7 @@ int main(void)
         cmocka_unit_test(test_rows_of_a_step_are_bounded),
         cmocka_unit_test(test_turns_where_there_is_no_room),
         cmocka_unit_test(test_joins_exactly),
+        cmocka_unit_test(test_joins_of_prompts_without_a_flow),
         cmocka_unit_test(test_late_steps_exactly),
         cmocka_unit_test(test_apply),
         cmocka_unit_test(test_prompt_room_exactly),

@@ -274,6 +274,51 @@ static void test_keeps_what_it_is_not_told(void **state)
     assert_true(mean_error(&f, false, &s) < 0.05);
 }
 
+/* Of a device a hundred times slower than the prior nothing but decode steps are known: prompts are
+ * taken to be as much slower. Sixteen steps say it, and later ones say nothing of it any more. */
+static void test_first_steps_scale_the_prior(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    uint64_t s = 8;
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 200; i++) {
+        struct bt_batch_work w = decode_step(&s);
+        double by = i < 16 ? 100 : 800;
+        (void)bt_batch_fit_step(&f, &w, by * bt_batch_work_ns(&prior, &w));
+        near(f.cost.attn_ns, 100 * prior.attn_ns, 0.001);
+        if (i == 0) {
+            near(f.cost.token_ns[3], 100 * prior.token_ns[3], 0.001);
+        }
+    }
+    /* Eight of each: the mean of their logarithms. */
+    bt_batch_fit_init(&f, &prior);
+    for (int i = 0; i < 16; i++) {
+        struct bt_batch_work w = decode_step(&s);
+        (void)bt_batch_fit_step(&f, &w, (i % 2 ? 100 : 25) * bt_batch_work_ns(&prior, &w));
+    }
+    near(f.cost.attn_ns, 50 * prior.attn_ns, 0.001);
+}
+
+/* One step is counted relative to what it took, against a pull of a hundredth. */
+static void test_what_a_step_says_of_itself(void **state)
+{
+    (void)state;
+    struct bt_batch_fit f;
+    struct bt_batch_work w = {.tokens = 8, .kv = 1000};
+    bt_batch_fit_init(&f, &prior);
+    double believed = bt_batch_work_ns(&prior, &w);
+    near(bt_batch_fit_step(&f, &w, believed / 2), 1, 1e-9);         /* twice as long */
+    near(1 + bt_batch_fit_step(&f, &w, believed * 4), 0.125, 0.02); /* half was believed by then */
+    assert_true(f.seen[0].steps == 2 && f.seen[1].steps == 0);
+    assert_true(f.most_tokens == 8);
+    w.prompt = true;
+    w.tokens = 4;
+    (void)bt_batch_fit_step(&f, &w, believed);
+    assert_true(f.seen[0].steps == 2 && f.seen[1].steps == 1);
+    assert_true(f.most_tokens == 8);
+}
+
 static void test_never_negative(void **state)
 {
     (void)state;
@@ -329,6 +374,8 @@ int main(void)
         cmocka_unit_test(test_follows_a_change),
         cmocka_unit_test(test_recovers_from_a_disturbance),
         cmocka_unit_test(test_keeps_what_it_is_not_told),
+        cmocka_unit_test(test_first_steps_scale_the_prior),
+        cmocka_unit_test(test_what_a_step_says_of_itself),
         cmocka_unit_test(test_never_negative),
         cmocka_unit_test(test_cost_of_tokens_is_a_curve),
     };
