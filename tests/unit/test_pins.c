@@ -173,6 +173,166 @@ static void what_cannot_be_taken(void **state)
     assert_int_equal(state_of(1).protected[BT_PIN_SLAB], 1);
 }
 
+/* What a pin says of itself, and when the number of its version rises. */
+static void what_is_said(void **state)
+{
+    struct bt_pin_state all[4];
+    (void)state;
+    start(NULL, 0.25);
+    uint32_t max = bt_index_slots(node.cache->index) / 4;
+    assert_int_equal(bt_pins_states(pins, all, 4), 0);
+    uint64_t v = bt_pins_version(pins), a = pin(1, 8, 5, UINT64_MAX), b = pin(2, 2, 5, UINT64_MAX);
+    assert_true(bt_pins_version(pins) > v);
+    assert_int_equal(bt_pins_count(pins), 2);
+    assert_int_equal(bt_pins_states(pins, all, 4), 0); /* nothing of them is here */
+    v = bt_pins_version(pins);
+    assert_true(compute(9, 0)); /* of no pin */
+    assert_true(bt_pins_version(pins) == v);
+    flood(1, 8);
+    assert_true(bt_pins_version(pins) > v);
+    flood(2, 2);
+    assert_int_equal(state_of(a).protected[BT_PIN_SLAB], max);
+    assert_int_equal(state_of(a).beyond[BT_PIN_SLAB], 8 - max);
+    assert_int_equal(state_of(a).beyond[BT_PIN_SSD], 0);
+    assert_int_equal(state_of(b).protected[BT_PIN_SLAB], 0);
+    assert_int_equal(state_of(b).beyond[BT_PIN_SLAB], 2);
+    assert_int_equal(bt_pins_states(pins, all, 1), 1); /* as many as there is room for */
+    assert_int_equal(all[0].id, a);                    /* of one age: by their number */
+    assert_int_equal(bt_pins_states(pins, all, 4), 2);
+    assert_int_equal(all[1].id, b);
+    v = bt_pins_version(pins);
+    assert_int_equal(pin(1, 8, 5, 700), a); /* said again, with another end */
+    assert_true(bt_pins_version(pins) == v);
+    bt_pins_until(pins, b, 600);
+    bt_pins_until(pins, 4711, 1); /* nobody's */
+    bt_pins_tick(pins, 599);
+    assert_int_equal(bt_pins_count(pins), 2);
+    bt_pins_tick(pins, 600);
+    assert_int_equal(bt_pins_count(pins), 1);
+    bt_pins_tick(pins, 700);
+    assert_int_equal(bt_pins_count(pins), 0);
+    assert_true(bt_pins_version(pins) > v);
+}
+
+/* The same blocks in several pins: the oldest counts, and the next one when it goes. */
+static void shared_blocks(void **state)
+{
+    (void)state;
+    start(NULL, 0.5);
+    flood(1, 6);
+    uint64_t young = pin(1, 6, 20, UINT64_MAX), old = pin(1, 4, 10, UINT64_MAX);
+    assert_int_equal(state_of(young).protected[BT_PIN_SLAB], 6); /* each says what it names */
+    assert_int_equal(state_of(old).protected[BT_PIN_SLAB], 4);
+    assert_int_equal(node_counts(&node).leases, 6);
+    bt_pins_remove(pins, old);
+    assert_int_equal(state_of(young).protected[BT_PIN_SLAB], 6);
+    assert_int_equal(node_counts(&node).leases, 6);
+    old = pin(1, 4, 10, UINT64_MAX);
+    bt_pins_remove(pins, young);
+    assert_int_equal(state_of(old).protected[BT_PIN_SLAB], 4);
+    assert_int_equal(node_counts(&node).leases, 4);
+    /* Another chain under the same number, and one that is shorter: the old one is forgotten. */
+    struct bt_kv_key keys[6];
+    for (uint32_t b = 0; b < 6; b++) {
+        node_key(b < 3 ? 1 : 2, b, &keys[b]);
+    }
+    struct bt_pin x = {.id = old, .keys = keys, .n = 4, .created_ns = 10, .ends_ns = UINT64_MAX};
+    assert_int_equal(bt_pins_put(pins, &x), BT_OK);
+    assert_int_equal(state_of(old).protected[BT_PIN_SLAB], 3);
+    x.n = 2;
+    assert_int_equal(bt_pins_put(pins, &x), BT_OK);
+    assert_int_equal(state_of(old).protected[BT_PIN_SLAB], 2);
+    x.created_ns = 5; /* of another age */
+    assert_int_equal(bt_pins_put(pins, &x), BT_OK);
+    assert_int_equal(bt_pins_count(pins), 1);
+    assert_int_equal(node_counts(&node).leases, 2);
+}
+
+/* An older pin takes the room of younger ones, from their ends; it comes back when it goes. */
+static void older_pins_go_first(void **state)
+{
+    (void)state;
+    start(NULL, 0.25);
+    uint32_t max = bt_index_slots(node.cache->index) / 4;
+    flood(1, 4);
+    flood(2, 4);
+    uint64_t young = pin(1, 4, 20, UINT64_MAX), old = pin(2, 4, 10, UINT64_MAX);
+    assert_int_equal(state_of(old).protected[BT_PIN_SLAB], 4);
+    assert_int_equal(state_of(young).protected[BT_PIN_SLAB], max - 4);
+    assert_int_equal(bt_pool_leases(node.cache->pool, slot_of(1, 0)), 1);
+    assert_int_equal(bt_pool_leases(node.cache->pool, slot_of(1, 3)), 0);
+    bt_pins_remove(pins, old);
+    assert_int_equal(state_of(young).protected[BT_PIN_SLAB], 4);
+    bt_pins_remove(pins, young);
+    assert_int_equal(node_counts(&node).leases, 0);
+    /* None at all may be pinned. */
+    bt_pins_destroy(pins);
+    struct bt_pins_config c = {.loop = node.loop, .cache = node.cache, .pin_max = 0};
+    pins = bt_pins_create(&c);
+    young = pin(1, 4, 20, UINT64_MAX);
+    assert_int_equal(state_of(young).protected[BT_PIN_SLAB], 0);
+    assert_int_equal(state_of(young).beyond[BT_PIN_SLAB], 4);
+}
+
+static void so_many_pins(void **state)
+{
+    (void)state;
+    start(NULL, 0.25);
+    struct bt_kv_key *keys = calloc(BT_PINS_BLOCKS_MAX, sizeof(*keys));
+    for (uint32_t i = 0; i < BT_PINS_BLOCKS_MAX; i++) {
+        node_key(7, i, &keys[i]);
+    }
+    struct bt_pin x = {.id = 1, .keys = keys, .n = BT_PINS_BLOCKS_MAX, .ends_ns = UINT64_MAX};
+    assert_int_equal(bt_pins_put(pins, &x), BT_OK);
+    x.id = 2;
+    x.n = 1;
+    assert_int_equal(bt_pins_put(pins, &x), BT_ERR_EXHAUSTED); /* not one block more */
+    bt_pins_remove(pins, 1);
+    for (uint32_t i = 1; i <= BT_PINS_MAX; i++) {
+        x.id = i;
+        assert_int_equal(bt_pins_put(pins, &x), BT_OK);
+    }
+    x.id = BT_PINS_MAX + 1;
+    assert_int_equal(bt_pins_put(pins, &x), BT_ERR_EXHAUSTED);
+    x.id = 5; /* in the place of one that is known */
+    x.n = 2;
+    assert_int_equal(bt_pins_put(pins, &x), BT_OK);
+    assert_int_equal(bt_pins_count(pins), BT_PINS_MAX);
+    free(keys);
+}
+
+static void pins_in_the_metrics(void **state)
+{
+    struct bt_buf text = {0};
+    (void)state;
+    node_start_ssd(&node, SLOTS, 60000, NULL);
+    struct bt_metrics *m = bt_metrics_create();
+    struct bt_pins_config c = {
+        .loop = node.loop, .cache = node.cache, .pin_max = 0.25, .metrics = m};
+    pins = bt_pins_create(&c);
+    flood(1, 8);
+    pin(1, 8, 1, UINT64_MAX);
+    bt_metrics_render(m, &text);
+    uint32_t max = bt_index_slots(node.cache->index) / 4;
+    char want[3][80];
+    snprintf(want[0], sizeof(want[0]), "\nbaton_pool_pins 1\n");
+    snprintf(want[1], sizeof(want[1]), "\nbaton_pool_pinned_blocks{tier=\"slab\"} %u\n", max);
+    snprintf(want[2], sizeof(want[2]), "\nbaton_pool_pin_beyond_blocks{tier=\"slab\"} %u\n",
+             8 - max);
+    for (int i = 0; i < 3; i++) {
+        assert_non_null(strstr(text.data, want[i]));
+    }
+    free(bt_buf_take(&text));
+    bt_pins_remove(pins, 108);
+    bt_metrics_render(m, &text);
+    assert_non_null(strstr(text.data, "\nbaton_pool_pins 0\n"));
+    assert_non_null(strstr(text.data, "\nbaton_pool_pinned_blocks{tier=\"slab\"} 0\n"));
+    free(bt_buf_take(&text));
+    bt_pins_destroy(pins);
+    pins = NULL;
+    bt_metrics_destroy(m);
+}
+
 /* ---- against a model ---- */
 
 struct model_pin {
@@ -324,6 +484,10 @@ static void both_tiers(void **state)
     }
     assert_int_equal(state_of(id).beyond[BT_PIN_SLAB], 0); /* they are not in the slab any more */
     bt_pins_remove(pins, id);
+    id = pin(1, 10, 1, UINT64_MAX); /* again, from what stands on the SSD */
+    assert_int_equal(state_of(id).protected[BT_PIN_SSD], 10);
+    bt_pins_remove(pins, id);
+    assert_int_equal(state_of(id).protected[BT_PIN_SSD], 0);
     flood_both(3);
     for (uint32_t b = 0; b < 10; b++) {
         assert_false(on_ssd(1, b));
@@ -355,6 +519,11 @@ int main(void)
         cmocka_unit_test_teardown(time_ends_it, teardown),
         cmocka_unit_test_teardown(never_all_of_it, teardown),
         cmocka_unit_test_teardown(what_cannot_be_taken, teardown),
+        cmocka_unit_test_teardown(what_is_said, teardown),
+        cmocka_unit_test_teardown(shared_blocks, teardown),
+        cmocka_unit_test_teardown(older_pins_go_first, teardown),
+        cmocka_unit_test_teardown(so_many_pins, teardown),
+        cmocka_unit_test_teardown(pins_in_the_metrics, teardown),
         cmocka_unit_test_teardown(ranks_decide, teardown),
         cmocka_unit_test_setup_teardown(both_tiers, setup_ssd, teardown_ssd),
         cmocka_unit_test_setup_teardown(what_is_pinned_is_written, setup_ssd, teardown_ssd),
