@@ -574,6 +574,9 @@ static void test_turns_where_there_is_no_room(void **state)
         f.b.n = 1; /* nobody to take turns with */
         assert_int_equal(bt_batch_decode(&f.b, f.rows, max), 1);
         assert_int_equal(bt_batch_decode(&f.b, f.rows, max), 1);
+        f.seqs[0] = f.seqs[1]; /* nor here */
+        assert_int_equal(bt_batch_decode(&f.b, f.rows, max), 1);
+        assert_int_equal(bt_batch_decode(&f.b, f.rows, max), 1);
     }
     struct fix f;
     init(&f, BT + 1); /* a block and a row: enough for both */
