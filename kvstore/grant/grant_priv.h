@@ -247,6 +247,9 @@ size_t bt_grant_fetch_sources(Baton__Source *const *from, size_t n, struct bt_fe
 /* true: r waits; its grant is made, and answered, later. */
 bool bt_grant_pending_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 bool bt_grant_pending_has(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+/* Does a reservation of the request up to epoch wait that another session has sent? */
+bool bt_grant_pending_of_another(const struct bt_grants *gs, const void *session, uint64_t request,
+                                 uint32_t epoch);
 /* Answers ERR_STALE to the session's waiting reservations of the request up to epoch; session NULL:
  * of every session. */
 void bt_grant_pending_drop(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch,

@@ -31,13 +31,7 @@ static void on_fetched(void *arg)
 {
     struct pending *w = arg;
     bt_list_remove(&w->link);
-    /* The grant leases the blocks before the fetch drops its leases. */
-    if (bt_grant_is_stale(w->gs, w->request, w->epoch)) {
-        bt_grant_answer(w->gs, w->session, w->request, w->epoch, BT_ERR_STALE, 0,
-                        "this epoch was released while it waited");
-    } else {
-        bt_grant_make(w->gs, w->session, w->reserve);
-    }
+    bt_grant_make(w->gs, w->session, w->reserve); /* before the fetch drops its leases */
     pending_free(w);
 }
 
@@ -111,6 +105,19 @@ bool bt_grant_pending_has(const struct bt_grants *gs, uint64_t request, uint32_t
     bt_list_for_each (i, &gs->pending) {
         const struct pending *w = BT_CONTAINER_OF(i, struct pending, link);
         if (w->request == request && w->epoch == epoch) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool bt_grant_pending_of_another(const struct bt_grants *gs, const void *session, uint64_t request,
+                                 uint32_t epoch)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &gs->pending) {
+        const struct pending *w = BT_CONTAINER_OF(i, struct pending, link);
+        if (w->request == request && w->epoch <= epoch && w->session != session) {
             return true;
         }
     }

@@ -246,17 +246,27 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
     }
 }
 
+/* Has another session reserved the request, up to epoch? */
+static bool of_another(const struct bt_grants *gs, const struct bt_grant_request *req,
+                       const void *session, uint32_t epoch)
+{
+    struct bt_list *i;
+    bt_list_for_each (i, &req->grants) {
+        const struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_request);
+        if (g->epoch <= epoch && g->res.session != NULL && g->res.session != session) {
+            return true;
+        }
+    }
+    return bt_grant_pending_of_another(gs, session, req->id, epoch);
+}
+
 void bt_grants_release(struct bt_grants *gs, void *session, uint64_t request, uint32_t epoch)
 {
     struct bt_grant_request *req = bt_grant_request_get(gs, request);
-    struct bt_list *i;
-    bt_list_for_each (i, &req->grants) {
-        struct bt_grant *g = BT_CONTAINER_OF(i, struct bt_grant, in_request);
-        if (g->epoch <= epoch && g->res.session != NULL && g->res.session != session) {
-            BT_WARN("release_ignored", "req=%016llx epoch=%u why=%s", (unsigned long long)request,
-                    epoch, "the reservation belongs to another session");
-            return;
-        }
+    if (of_another(gs, req, session, epoch)) {
+        BT_WARN("release_ignored", "req=%016llx epoch=%u why=%s", (unsigned long long)request,
+                epoch, "the reservation belongs to another session");
+        return;
     }
     req->released = BT_MAX(req->released, epoch);
     req->epoch_max = BT_MAX(req->epoch_max, epoch);
