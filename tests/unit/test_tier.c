@@ -76,6 +76,15 @@ static bool on_ssd(uint32_t chain, uint32_t b)
     return bt_ssd_has(bt_tier_ssd(tier), &k);
 }
 
+static uint32_t written(uint32_t chain, uint32_t n)
+{
+    uint32_t have = 0;
+    for (uint32_t b = 0; b < n; b++) {
+        have += on_ssd(chain, b);
+    }
+    return have;
+}
+
 static uint32_t find(uint32_t chain, uint32_t b)
 {
     struct bt_kv_key k;
@@ -148,7 +157,7 @@ static void few_are_written_at_once(void **state)
     assert_int_equal(bt_tier_save(tier, find(1, 7)), BT_AGAIN);
     assert_int_equal(node_counts(&node).leases, SAVES);
     pthread_mutex_unlock(&writes);
-    NODE_UNTIL(&node, on_ssd(1, 7) && on_ssd(2, 0) && node_counts(&node).leases == 0);
+    NODE_UNTIL(&node, written(1, 8) == 6 && on_ssd(2, 0) && node_counts(&node).leases == 0);
     for (uint32_t b = 0; b < 8; b++) {
         assert_int_equal(on_ssd(1, b), b != 5 && b != 6);
     }
@@ -173,7 +182,7 @@ static void a_save_that_is_asked_for(void **state)
     assert_int_equal(node_counts(&node).leases, SAVES);
     pthread_mutex_unlock(&writes);
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
-    NODE_UNTIL(&node, on_ssd(1, 0) && on_ssd(1, SAVES - 1));
+    NODE_UNTIL(&node, written(1, SAVES + 1) == SAVES);
     assert_false(on_ssd(1, SAVES));
 }
 
@@ -215,6 +224,12 @@ static void evict_writes_what_goes(void **state)
     for (uint32_t b = 0; b < total; b++) {
         compute(1, b);
     }
+    struct bt_kv_key k;
+    uint32_t slot;
+    node_key(1, 0, &k);
+    assert_int_equal(bt_cache_prefix(node.cache, &k, 1, &slot), 1); /* a use writes nothing */
+    bt_cache_put(node.cache, &slot, 1);
+    assert_int_equal(ssd().backlog, 0);
     pthread_mutex_lock(&writes);
     node.cache->low = 2;
     bt_cache_trim(node.cache, 1024);
@@ -225,7 +240,7 @@ static void evict_writes_what_goes(void **state)
     assert_int_equal(ssd().backlog, SAVES);
     pthread_mutex_unlock(&writes);
     NODE_UNTIL(&node, node_counts(&node).leases == 0);
-    NODE_UNTIL(&node, ssd().written == SAVES);
+    NODE_UNTIL(&node, written(1, total) == SAVES);
     assert_true(node_counts(&node).free >= SAVES + 2);
     uint32_t there = 0;
     for (uint32_t b = 0; b < total; b++) {
@@ -233,6 +248,21 @@ static void evict_writes_what_goes(void **state)
         assert_false(on_ssd(1, b) && find(1, b) != UINT32_MAX);
     }
     assert_int_equal(there, SAVES);
+}
+
+static void without_a_folder(void **state)
+{
+    char err[512] = "";
+    struct bt_tier *t = NULL;
+    (void)state;
+    start(BT_TIER_ALWAYS);
+    struct bt_tier_config tc = {
+        .loop = node.loop, .cache = node.cache, .slab = node.slab, .block_tokens = NODE_BT};
+    struct bt_ssd_config sc = {.path = "/nonexistent/baton", .bytes = 16u << 20, .queue_depth = 8};
+    assert_int_not_equal(bt_tier_create(&tc, &sc, &t, err, sizeof(err)), BT_OK);
+    assert_non_null(strstr(err, "/nonexistent/baton"));
+    assert_null(t);
+    bt_tier_destroy(NULL);
 }
 
 static uint32_t n_done;
@@ -267,7 +297,7 @@ static void passing_blocks_have_their_turn(void **state)
     pthread_mutex_unlock(&writes);
     NODE_UNTIL(&node, n_done == SAVES + 1);
     assert_int_equal(last_done, BT_OK);
-    NODE_UNTIL(&node, on_ssd(2, 0));
+    NODE_UNTIL(&node, on_ssd(2, 0) && written(1, SAVES + 3) == SAVES + 2);
     for (uint32_t b = 0; b < SAVES + 3; b++) {
         assert_int_equal(on_ssd(1, b), b != SAVES + 1);
         if (b != SAVES + 1) {
@@ -465,6 +495,7 @@ int main(void)
         cmocka_unit_test_teardown(a_save_that_is_asked_for, teardown),
         cmocka_unit_test_teardown(what_the_policy_admits, teardown),
         cmocka_unit_test_teardown(evict_writes_what_goes, teardown),
+        cmocka_unit_test_teardown(without_a_folder, teardown),
         cmocka_unit_test_teardown(passing_blocks_have_their_turn, teardown),
         cmocka_unit_test_teardown(blocks_come_back, teardown),
         cmocka_unit_test_teardown(passing_reads_leave, teardown),
