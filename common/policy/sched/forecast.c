@@ -130,12 +130,8 @@ void bt_sched_forecast_at(const struct bt_sched_forecast *f, const struct bt_sch
             end = ends(bucket_ms * rows, time);
             kv_end = ends(bucket_ms * kv, kv_time);
         }
-        double stay = 1 - end, kv_stay = 1 - kv_end;
-        if ((room->places > 0 && rows > room->places) || (room->kv > 0 && kv > room->kv)) {
-            double share = placed_share(room, rows, kv);
-            stay = 1 - end * share;
-            kv_stay = 1 - kv_end * share;
-        }
+        double share = placed_share(room, rows, kv);
+        double stay = 1 - end * share, kv_stay = 1 - kv_end * share;
         rows_var = (rows_var * stay + rows * (1 - stay)) * stay;
         kv_var = (kv_var * kv_stay + each * kv * (1 - kv_stay)) * kv_stay;
         rows = rows * stay + f->rows[b & MASK] + unseen * f->rows_per_ms;

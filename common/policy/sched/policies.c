@@ -116,7 +116,8 @@ static double decode_cached(const struct bt_sched_job *j, uint32_t i, uint32_t o
 
 /* ---- KVCache-centric ---- */
 
-/* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. */
+/* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. Where
+ * nobody can fetch, there is no best match. */
 static bool worth_fetching(const struct bt_sched_job *j, uint32_t local)
 {
     return j->c->place.fetch_ratio > 0 && j->best_tokens > local &&
