@@ -3,10 +3,14 @@
 #ifndef BT_TESTS_SCHED_WORLD_H
 #define BT_TESTS_SCHED_WORLD_H
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/policy/sched/sched.h"
+
+/* NaN is near nothing. */
+#define NEAR(a, b, by) assert_true(fabs((a) - (b)) <= (by))
 
 #define P 2 /* prefill workers 0 and 1, decode workers 2 and 3, each on a node of its own */
 #define N 4

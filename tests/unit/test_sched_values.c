@@ -15,6 +15,9 @@
 #include "common/policy/sched/share.h"
 #include "common/policy/sched/survival.h"
 
+/* NaN is near nothing. */
+#define NEAR(a, b, by) assert_true(fabs((a) - (b)) <= (by))
+
 /* ---- learn.h ---- */
 
 static void test_the_first_tokens_of_a_worker(void **state)
@@ -31,9 +34,9 @@ static void test_the_first_tokens_of_a_worker(void **state)
     for (uint32_t i = 0; i < 30; i++) {
         bt_sched_learn_ttft(&l, 100, -1, 100);
     }
-    assert_float_equal(l.spread, 1, 1e-12);
-    assert_float_equal(l.slow, 1, 0.01);
-    assert_float_equal(bt_sched_learned_ttft(&l, 200), 200, 1);
+    NEAR(l.spread, 1, 1e-12);
+    NEAR(l.slow, 1, 0.01);
+    NEAR(bt_sched_learned_ttft(&l, 200), 200, 1);
     memset(&l, 0, sizeof(l)); /* what is no time is not looked at; no work is work */
     bt_sched_learn_ttft(&l, 100, -1, 0);
     bt_sched_learn_ttft(&l, -1, -1, 100);
@@ -42,12 +45,12 @@ static void test_the_first_tokens_of_a_worker(void **state)
     bt_sched_learn_ttft(&l, 0, 0, 30); /* nothing to compute, and nobody before it */
     assert_int_equal(l.n_ttft, 1);
     assert_int_equal(l.n_idle, 1);
-    assert_float_equal(l.overhead_ms, 30, 1e-9);
-    assert_float_equal(l.slow, 1, 1e-9);
+    NEAR(l.overhead_ms, 30, 1e-9);
+    NEAR(l.slow, 1, 1e-9);
     bt_sched_learn_ttft(&l, 100, 0, 30); /* computed in no time says nothing of slowness */
-    assert_float_equal(l.slow, 1, 1e-9);
+    NEAR(l.slow, 1, 1e-9);
     bt_sched_learn_ttft(&l, 0, 100, 130);
-    assert_float_equal(l.slow, 1, 1e-9);
+    NEAR(l.slow, 1, 1e-9);
     bt_sched_learn_ttft(&l, 100, 131, 130); /* longer than all of it: it was not alone */
     assert_int_equal(l.n_idle, 3);
 }
@@ -62,7 +65,7 @@ static void test_the_first_idle_one_counts(void **state)
     }
     assert_true(l.overhead_ms > 100);
     bt_sched_learn_ttft(&l, 100, 100, 107);
-    assert_float_equal(l.overhead_ms, 7, 1e-9);
+    NEAR(l.overhead_ms, 7, 1e-9);
     double before = l.overhead_ms;
     bt_sched_learn_ttft(&l, 100, 100, 5100); /* a second one that was held up moves it by little */
     assert_true(l.overhead_ms > before && l.overhead_ms < 20);
@@ -76,13 +79,13 @@ static void test_five_in_a_row(void **state)
     for (uint32_t i = 0; i < 40; i++) {
         bt_sched_learn_ttft(&l, 0, 0, 10);
     }
-    assert_float_equal(l.overhead_ms, 10, 1e-6);
+    NEAR(l.overhead_ms, 10, 1e-6);
     for (uint32_t i = 0; i < 4; i++) {
         bt_sched_learn_ttft(&l, 0, 0, 1000 + i);
     }
     assert_true(l.overhead_ms < 20);
     bt_sched_learn_ttft(&l, 0, 0, 1100);
-    assert_float_equal(l.overhead_ms, 1000, 1e-3);
+    NEAR(l.overhead_ms, 1000, 1e-3);
     for (uint32_t i = 0; i < 40; i++) { /* to and fro is no run */
         bt_sched_learn_ttft(&l, 0, 0, i % 4 == 3 ? 2000 : 5000);
         bt_sched_learn_ttft(&l, 0, 0, 10);
@@ -95,19 +98,19 @@ static void test_the_first_landing_counts(void **state)
     struct bt_sched_learned l = {0};
     (void)state;
     bt_sched_learn_landing(&l, 10, 15, 115); /* the worker had rows */
-    assert_float_equal(l.land_ms[1], 100, 1e-9);
+    NEAR(l.land_ms[1], 100, 1e-9);
     assert_true(l.land_ms[0] == 0);
     bt_sched_learn_landing(&l, 10, 10, 30); /* it had none */
-    assert_float_equal(l.land_ms[0], 20, 1e-9);
-    assert_float_equal(l.land_ms[1], 100, 1e-9);
+    NEAR(l.land_ms[0], 20, 1e-9);
+    NEAR(l.land_ms[1], 100, 1e-9);
     bt_sched_learn_landing(&l, 10, 15, 100000); /* a second one moves it by a step */
     assert_true(l.land_ms[1] > 100 && l.land_ms[1] < 200);
     bt_sched_learn_landing(&l, 10, 0, 50);
     bt_sched_learn_landing(&l, 10, 15, 0);
     assert_int_equal(l.n_land[1], 2);
     assert_int_equal(l.n_land[0], 1);
-    assert_float_equal(bt_sched_learned_tbt(&l, 10, 30, 0), 10, 1e-9); /* nothing lands */
-    assert_float_equal(bt_sched_learned_tbt(&l, 10, 31, 10), (30 + 3 * 10) / 4.0, 1e-9);
+    NEAR(bt_sched_learned_tbt(&l, 10, 30, 0), 10, 1e-9); /* nothing lands */
+    NEAR(bt_sched_learned_tbt(&l, 10, 31, 10), (30 + 3 * 10) / 4.0, 1e-9);
 }
 
 /* ---- survival.h ---- */
@@ -130,7 +133,7 @@ static void test_lengths_to_the_token(void **state)
     for (uint32_t b = 0; b < BT_ARRAY_LEN(firsts); b++) {
         assert_int_equal(bt_survival_bucket(firsts[b] - 1), b);
         bt_survival_rest(s, k, firsts[b], rest); /* one more may come, and it does */
-        assert_float_equal(rest[b], 1, 1e-6);
+        NEAR(rest[b], 1, 1e-6);
         assert_true(rest[b + 1] == 0);
         bt_survival_rest(s, k, firsts[b] + 1, rest);
         assert_true(rest[b] > 1.9 && rest[b] <= 2);
@@ -181,7 +184,7 @@ static void test_whom_running_ones_tell(void **state)
         bt_survival_reach(t, k, 0, 100);
         bt_survival_reach(t, k, 100, 4000);
     }
-    assert_float_equal(bt_survival_mean(t, k, 0, 4000), own, 1e-3);
+    NEAR(bt_survival_mean(t, k, 0, 4000), own, 1e-3);
     free(s);
     free(t);
     free(before);
@@ -196,13 +199,12 @@ static void test_demand_of_the_largest(void **state)
     assert_non_null(d);
     bt_sched_demand_init(d, 64000);
     bt_sched_demand_note(d, 0, 1e9); /* beyond the last bucket: as that */
-    assert_float_equal(bt_sched_demand_at(d, 0.5), exp2(67 / 4.0), 1e-6);
-    assert_float_equal(bt_sched_demand_at(d, 1), exp2(67 / 4.0), 1e-6);
-    assert_float_equal(bt_sched_demand_below(d, 1e9), 0.5, 1e-9);
-    assert_float_equal(bt_sched_demand_below(d, 1e4), 0, 1e-9);
+    NEAR(bt_sched_demand_at(d, 0.5), exp2(67 / 4.0), 1e-6);
+    NEAR(bt_sched_demand_at(d, 1), exp2(67 / 4.0), 1e-6);
+    NEAR(bt_sched_demand_below(d, 1e9), 0.5, 1e-9);
+    NEAR(bt_sched_demand_below(d, 1e4), 0, 1e-9);
     bt_sched_demand_note(d, 64000, 0); /* a window later */
-    assert_float_equal(bt_sched_demand_rate(d, 64000, 1), 1e9 * exp(-1) / (64000 * (1 - exp(-1))),
-                       1e-3);
+    NEAR(bt_sched_demand_rate(d, 64000, 1), 1e9 * exp(-1) / (64000 * (1 - exp(-1))), 1e-3);
     bt_sched_demand_init(d, 64000);
     bt_sched_demand_note(d, 0, 1); /* the least, and no work at all */
     bt_sched_demand_note(d, 0, 0);
@@ -220,16 +222,16 @@ static void test_hot_keys_beside_each_other(void **state)
         bt_hot_init(h, 1000);
         uint64_t next = (set + 1) % BT_HOT_SETS;
         for (uint32_t i = 0; i < 2; i++) {
-            assert_float_equal(bt_hot_use(h, next + BT_HOT_SETS, 0), 1 + i, 1e-9);
+            NEAR(bt_hot_use(h, next + BT_HOT_SETS, 0), 1 + i, 1e-9);
         }
         for (uint64_t k = 1; k <= BT_HOT_WAYS; k++) {
             for (uint32_t i = 0; i < 9; i++) {
-                assert_float_equal(bt_hot_use(h, set + k * BT_HOT_SETS, 0), 1 + i, 1e-9);
+                NEAR(bt_hot_use(h, set + k * BT_HOT_SETS, 0), 1 + i, 1e-9);
             }
         }
         /* a fifth one takes a place of its own set */
-        assert_float_equal(bt_hot_use(h, set + 9 * BT_HOT_SETS, 0), 1, 1e-9);
-        assert_float_equal(bt_hot_use(h, next + BT_HOT_SETS, 0), next == set ? 1 : 3, 1e-9);
+        NEAR(bt_hot_use(h, set + 9 * BT_HOT_SETS, 0), 1, 1e-9);
+        NEAR(bt_hot_use(h, next + BT_HOT_SETS, 0), next == set ? 1 : 3, 1e-9);
     }
     assert_int_equal(bt_hot_copies(0, 2, 3), 1);
     assert_int_equal(bt_hot_copies(1.9, 2, 3), 1);
@@ -311,8 +313,8 @@ static void test_copies_to_the_use(void **state)
     assert_int_equal(copy.from, 0);
     assert_int_equal(copy.to, 1);
     assert_int_equal(copy.blocks, 4);
-    assert_float_equal(copy.bytes, 400, 1e-9);
-    assert_float_equal(copy.uses, 2.5, 1e-9);
+    NEAR(copy.bytes, 400, 1e-9);
+    NEAR(copy.uses, 2.5, 1e-9);
     assert_false(bt_sched_copies_look(c, &params, &s, &p, false, &copy));
     free(w);
     free(k);
@@ -406,7 +408,7 @@ static void test_a_prompt_is_done_early(void **state)
     add(&own, &third, 1280, 5, &pace, 0);
     assert_int_equal(first.in_step, 128);
     double all = bt_sched_backlog_ms(&own.backlog, 0, 1, 0);
-    assert_float_equal(all, first.alone_ms + second.alone_ms + third.alone_ms, 1e-6);
+    NEAR(all, first.alone_ms + second.alone_ms + third.alone_ms, 1e-6);
     bt_sched_own_prompt_done(&own, &second, &pace, 1000);
     assert_int_equal(first.pos, 300);
     assert_int_equal(second.pos, 256);
@@ -414,7 +416,7 @@ static void test_a_prompt_is_done_early(void **state)
     assert_int_equal(third.in_step, 128);
     assert_int_equal(own.classes.n, 2);
     bt_sched_own_prompt_done(&own, &first, &pace, 1000);
-    assert_float_equal(bt_sched_backlog_ms(&own.backlog, 0, 1, 1000), third.alone_ms, 1e-6);
+    NEAR(bt_sched_backlog_ms(&own.backlog, 0, 1, 1000), third.alone_ms, 1e-6);
     assert_int_equal(own.classes.n, 1);
     bt_sched_own_prompt_done(&own, &third, &pace, 2000); /* it was aborted */
     assert_int_equal(own.classes.n, 0);
@@ -434,16 +436,69 @@ static void test_late_prompts_in_a_backlog(void **state)
     add(&own, &p, 1280, 0, &pace, 0);
     add(&own, &late, 640, BT_SCHED_CLASS_LATE, &pace, 0);
     double both = bt_sched_backlog_ms(&own.backlog, 0, 1, 0);
-    assert_float_equal(both, p.alone_ms + late.alone_ms, 1e-6);
+    NEAR(both, p.alone_ms + late.alone_ms, 1e-6);
     bt_sched_own_prompt_done(&own, &late, &pace, 1);
-    assert_float_equal(bt_sched_backlog_ms(&own.backlog, 0, 1, 0), p.alone_ms, 1e-3);
+    NEAR(bt_sched_backlog_ms(&own.backlog, 0, 1, 0), p.alone_ms, 1e-3);
     assert_int_equal(p.pos, 0); /* its first step is still under way */
     bt_sched_own_prompt_done(&own, &p, &pace, 2);
     add(&own, &late, 640, BT_SCHED_CLASS_LATE, &pace, 1000000000);
     add(&own, &p, 640, BT_SCHED_CLASS_LATE, &pace, 1000000000);
     bt_sched_own_prompt_done(&own, &late, &pace, 1020000000);
-    assert_float_equal(bt_sched_backlog_ms(&own.backlog, 0, 1, 1020000000), p.alone_ms, 1e-6);
+    NEAR(bt_sched_backlog_ms(&own.backlog, 0, 1, 1020000000), p.alone_ms, 1e-6);
     bt_sched_own_prompt_done(&own, &p, &pace, 1030000000);
+}
+
+/* Prompts beyond those that are rolled forward: that one of them is done says nothing of others. */
+static void test_prompts_beyond_those_rolled_forward(void **state)
+{
+    const struct bt_sched_pace pace = {
+        .cost = &cost, .max_rows = 256, .chunk_tokens = 128, .slow = 1};
+    struct bt_sched_prompt p[BT_BATCH_AHEAD_SEQS + 1];
+    struct bt_sched_own own;
+    uint32_t n = BT_ARRAY_LEN(p);
+    (void)state;
+    bt_sched_own_init(&own);
+    for (uint32_t i = 0; i < n; i++) {
+        add(&own, &p[i], 256, 0, &pace, 0);
+    }
+    bt_sched_own_prompt_done(&own, &p[n - 1], &pace, 1);
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        assert_int_equal(p[i].pos, 0);
+    }
+    for (uint32_t i = 0; i + 1 < n; i++) {
+        bt_sched_own_prompt_done(&own, &p[i], &pace, 2);
+    }
+    assert_true(bt_sched_backlog_ms(&own.backlog, 0, 1, 3) == 0);
+}
+
+/* ---- forecast.h ---- */
+
+/* Who should have come out of prefill by now counts, and ends as if it had come just now. */
+static void test_rows_that_are_due(void **state)
+{
+    struct bt_sched_forecast *f = malloc(sizeof(*f));
+    struct bt_sched_room room = {0};
+    (void)state;
+    assert_non_null(f);
+    for (int back = 0; back < 2; back++) { /* noted when they are due, or before */
+        bt_sched_forecast_init(f, 10, 1000, 0);
+        f->leads = 0;
+        for (uint32_t i = 0; i < 10; i++) {
+            bt_sched_forecast_note(f, back ? 0 : 5000, 4000, 100, 1000, 1);
+        }
+        bt_sched_forecast_note(f, 5000, 4000, 50, 1000, 1); /* one is taken back */
+        bt_sched_forecast_note(f, 5000, 4000, 50, 1000, -1);
+        f->rows_per_ms = f->kv_per_ms = f->time_per_ms = f->kv_time_per_ms = 0;
+        struct bt_sched_load load = {0};
+        bt_sched_forecast_at(f, &room, 5000, 1, &load);
+        NEAR(load.rows, 10, 1e-9);
+        NEAR(load.kv, 1000, 1e-9);
+        load = (struct bt_sched_load){0};
+        bt_sched_forecast_at(f, &room, 6000, 1, &load);
+        NEAR(load.rows, 10 * exp(-1), 0.1);
+        NEAR(load.kv, 1000 * exp(-1), 10);
+    }
+    free(f);
 }
 
 /* A step that ends now is over. */
@@ -485,6 +540,8 @@ int main(void)
         cmocka_unit_test(test_the_pace_of_a_worker),
         cmocka_unit_test(test_a_prompt_is_done_early),
         cmocka_unit_test(test_late_prompts_in_a_backlog),
+        cmocka_unit_test(test_prompts_beyond_those_rolled_forward),
+        cmocka_unit_test(test_rows_that_are_due),
         cmocka_unit_test(test_the_end_of_a_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
