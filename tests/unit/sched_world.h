@@ -51,6 +51,10 @@ static inline void set_rows(uint32_t i, uint32_t running, uint64_t kv)
     X.w[i].running = running;
     X.w[i].kv_tokens = kv;
 }
+static inline void set_waiting(uint32_t i, uint32_t n)
+{
+    X.w[i].waiting = n;
+}
 /* Sent, but still in prefill; all: with those that it has. */
 static inline void set_coming(uint32_t i, uint32_t all, uint32_t coming, uint64_t tokens)
 {

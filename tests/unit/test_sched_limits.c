@@ -251,6 +251,25 @@ static void test_the_room_of_the_pool(void **state)
     decided(&bt_sched_baton, &bt_sched_admit_predict, BT_SCHED_PLANNED);
 }
 
+/* Rows that wait for a place, or for pages, do not end meanwhile. */
+static void test_rows_that_wait_do_not_end(void **state)
+{
+    (void)state;
+    static struct bt_sched_forecast f;
+    bt_sched_forecast_init(&f, 10, 1000, 0);
+    X.c.tbt_objective_ms = 1000;
+    X.s.forecast = &f;
+    for (uint32_t limited = 0; limited < 3; limited++) {
+        for (uint32_t i = P; i < N; i++) { /* as many wait as run; a second later a third is left */
+            set_room(i, limited == 1 ? 10 : 11, 100 + 1000 * (limited != 2), 100 + 1000);
+            set_rows(i, limited == 1 ? 10 : 5, 10000);
+            set_waiting(i, limited == 1 ? 10 : 5);
+        }
+        decided(&bt_sched_baton, &bt_sched_admit_predict,
+                limited == 0 ? BT_SCHED_PLANNED : BT_SCHED_OVERLOADED);
+    }
+}
+
 /* Without a record of what is asked for nothing has a price, however full workers are. */
 static void test_prices_without_demand(void **state)
 {
@@ -382,6 +401,7 @@ int main(void)
         T(test_objectives_to_the_millisecond),
         T(test_prediction_without_a_cost),
         T(test_the_room_of_the_pool),
+        T(test_rows_that_wait_do_not_end),
         T(test_prices_without_demand),
         T(test_late_ones),
         T(test_late_rows_that_are_expected),
