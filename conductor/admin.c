@@ -32,7 +32,7 @@ static void fill_node(Baton__AdminNode *n, struct bt_session *s, uint64_t now_ns
     n->member = s->member;
     n->draining = s->draining;
     n->role = (s->prefill ? BT_ROLES_PREFILL : 0) | (s->decode ? BT_ROLES_DECODE : 0);
-    n->session_up = s->state == BT_SESSION_UP;
+    n->session_up = bt_session_up(s);
     n->silence_ms = silence_ms(s, now_ns);
     n->load = s->has_load ? &s->load : NULL;
     n->pool = s->has_pool ? &s->pool : NULL;

@@ -42,8 +42,8 @@ const char bt_all_drained_text[] =
 
 bool bt_session_serves(const struct bt_session *s)
 {
-    return s->kind == BT_SESSION_WORKER && s->state == BT_SESSION_UP && !s->broken &&
-           !s->departed && s->ready && !s->draining;
+    return s->kind == BT_SESSION_WORKER && bt_session_takes(s) && !s->departed && s->ready &&
+           !s->draining;
 }
 
 /* How many workers take new requests, on the node and elsewhere, by role. */

@@ -3,7 +3,7 @@
 
 void bt_session_facts(const struct bt_session *s, struct bt_peer_facts *out)
 {
-    *out = (struct bt_peer_facts){.up = s->state == BT_SESSION_UP,
+    *out = (struct bt_peer_facts){.up = bt_session_up(s),
                                   .departed = s->departed,
                                   .leaving = bt_session_leaving(s),
                                   .gives_up_prefill = (s->gives_up & BT_ROLES_PREFILL) != 0,

@@ -214,7 +214,7 @@ static bool may_change(struct change *c, const Baton__RoleTable *t, const struct
     if (c->wish.incarnation != 0 && c->wish.incarnation != s->member->incarnation) {
         return refuse(c, BT_GRPC_FAILED_PRECONDITION, "%s has been started anew meanwhile", name);
     }
-    if (s->state != BT_SESSION_UP || !s->ready) {
+    if (!bt_session_up(s) || !s->ready) {
         return refuse(c, BT_GRPC_FAILED_PRECONDITION,
                       "%s is not serving: 'batonctl nodes' shows its state", name);
     }

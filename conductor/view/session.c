@@ -106,7 +106,7 @@ static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *d
     struct bt_session *s = arg;
     (void)st;
     char why[256];
-    if (s->broken) {
+    if (!bt_session_takes(s)) {
         return;
     }
     if (s->blocks.unacked >= BLOCKS_CREDIT) {
@@ -138,7 +138,7 @@ static void on_blocks_close(void *arg, struct bt_rpc_stream *st, int code, const
         BT_WARN("blocks_unsupported", "kvstore=%s", s->member->name);
         return;
     }
-    if (s->state == BT_SESSION_UP) {
+    if (bt_session_up(s)) {
         BT_INFO("blocks_closed", "kvstore=%s code=%d detail=%s", s->member->name, code, detail);
         bt_session_break(s, "its block event stream ended");
     }
@@ -393,14 +393,13 @@ static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
 static void on_up(void *arg)
 {
     struct bt_session *s = arg;
-    s->state = BT_SESSION_UP;
     bt_metric_set(up_gauge(s), bt_metric_value(up_gauge(s)) + 1);
     BT_INFO("session_up", "kind=%s peer=%s peer_node=%s incarnation=%016" PRIx64, s->member->kind,
             s->member->name, s->member->node, s->member->incarnation);
     if (s->kind == BT_SESSION_KVSTORE) {
         blocks_open(s);
     }
-    if (s->view->ops != NULL && !s->broken) {
+    if (s->view->ops != NULL && bt_session_takes(s)) {
         s->view->ops->on_up(s->view->ops_arg, s);
     }
 }
@@ -436,8 +435,7 @@ static void on_kvstore(void *arg, ProtobufCMessage *msg)
 
 static void on_fail(void *arg, const struct bt_rpc_session_end *e)
 {
-    struct bt_session *s = arg;
-    s->broken = true;
+    const struct bt_session *s = arg;
     BT_WARN("session_break", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, e->why);
 }
 
@@ -463,8 +461,6 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     struct bt_session *s = arg;
     char why[BT_RPC_SESSION_WHY + 40];
     end_text(e, why, sizeof(why));
-    s->state = BT_SESSION_IDLE;
-    s->broken = false;
     s->has_load = s->has_pool = false;
     s->n_links = 0;
     s->said.classes = (struct bt_classes){0};

@@ -292,7 +292,7 @@ void bt_view_watch(struct bt_view *v, struct bt_etcd *e)
 
 static bool plannable(const struct bt_session *s)
 {
-    return s->state == BT_SESSION_UP && !s->broken && !s->departed && s->ready;
+    return bt_session_takes(s) && !s->departed && s->ready;
 }
 
 static void reserve_scratch(struct bt_view *v)

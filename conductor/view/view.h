@@ -46,7 +46,6 @@ struct bt_session {
     struct bt_list link;
     struct bt_view *view;
     bt_session_kind_t kind;
-    bt_session_state_t state;
     Baton__Member *member;      /* as registered last */
     bool ready;                 /* as `member` says: new requests may run on it */
     bool prefill, decode;       /* the roles that it offers */
@@ -81,6 +80,18 @@ struct bt_session {
 
     bool misnamed; /* its model.served_name is another one */
 };
+
+/* From on_up to on_down. */
+static inline bool bt_session_up(const struct bt_session *s)
+{
+    const struct bt_rpc_session_core *c = &s->rpc.core;
+    return c->state == BT_RPC_SESSION_UP || (c->state == BT_RPC_SESSION_ENDING && c->end.was_up);
+}
+/* ... and not about to end: it takes messages. */
+static inline bool bt_session_takes(const struct bt_session *s)
+{
+    return bt_rpc_session_state(&s->rpc) == BT_RPC_SESSION_UP;
+}
 
 struct bt_view_config { /* copied, strings too */
     const char *cluster, *name, *node;

@@ -80,7 +80,7 @@ static struct bt_session *join(struct world *x, const char *kind, uint32_t i)
     bt_view_member_up(x->view, &m);
     struct bt_session *s =
         BT_CONTAINER_OF(bt_view_sessions(x->view)->prev, struct bt_session, link);
-    s->state = BT_SESSION_UP;
+    s->rpc.core.state = BT_RPC_SESSION_UP;
     return s;
 }
 
@@ -271,7 +271,7 @@ static void measure_hash(uint32_t prompt)
 static void world_cleanup(struct world *x)
 {
     for (uint32_t i = 0; i < x->n; i++) {
-        x->worker[i]->state = x->kvstore[i]->state = BT_SESSION_IDLE;
+        x->worker[i]->rpc.core.state = x->kvstore[i]->rpc.core.state = BT_RPC_SESSION_IDLE;
         x->worker[i]->said.has_cost = false;
     }
     bt_view_destroy(x->view);

@@ -439,7 +439,7 @@ static inline struct bt_session *session_of_fake(struct fake *k)
 static inline bool fake_up(struct fake *k)
 {
     struct bt_session *s = session_of_fake(k);
-    return s != NULL && s->state == BT_SESSION_UP && (k->is_kv ? s->has_pool : s->has_load);
+    return s != NULL && bt_session_up(s) && (k->is_kv ? s->has_pool : s->has_load);
 }
 
 /* ---- time, and what is under way ---- */

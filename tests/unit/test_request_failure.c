@@ -228,8 +228,7 @@ static void test_prefill_lost_late(void **state)
     struct fake *kv = p.kv;
     fake_kill(p.w);
     fake_kill(kv);
-    until(&x.f, session_of_fake(p.w)->state != BT_SESSION_UP &&
-                    session_of_fake(kv)->state != BT_SESSION_UP);
+    until(&x.f, !bt_session_up(session_of_fake(p.w)) && !bt_session_up(session_of_fake(kv)));
     say_token(d.w, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);
     say_token(d.w, id, 1, 2, 302, BATON__FINISH__LENGTH);
     until(&x.f, c.dones == 1);

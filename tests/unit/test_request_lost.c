@@ -89,7 +89,7 @@ static void test_each_is_planned_again_once(void **state)
     assert_true(lost > N / 10);
     bt_loop_watch(x.f.loop, on_tick, NULL);
     fake_kill(w);
-    until(&x.f, s->state != BT_SESSION_UP);
+    until(&x.f, !bt_session_up(s));
     come_back(w);
     /* Every third ends before it is told, or after that. */
     for (int i = 0; i < N; i += 3) {
@@ -157,7 +157,7 @@ static void test_end_meanwhile(void **state)
     until(&x.f, running(&x.f, before) == N);
     struct bt_session *s = session_of_fake(x.d[0]);
     fake_kill(x.d[0]);
-    until(&x.f, s->state != BT_SESSION_UP);
+    until(&x.f, !bt_session_up(s));
     assert_false(bt_list_empty(&s->peer.own_flights));
     fixture_cleanup(&x.f);
     for (int i = 0; i < N; i++) {

@@ -609,7 +609,7 @@ static void test_mixed_steps(void **state)
     struct fake *k = fake_add(&f, "decode", "d", "n1");
     k->hello_layout++; /* by the hello: it is never up */
     until(&f, k->told_step_ms == 75 && k->told_gap_ms == 95);
-    assert_int_not_equal(session_of_fake(k)->state, BT_SESSION_UP);
+    assert_false(bt_session_up(session_of_fake(k)));
     struct fake *d = fake_add(&f, "decode", "d2", "n2");
     Baton__MixedSteps in_force = BATON__MIXED_STEPS__INIT;
     in_force.step_ms = 60;
