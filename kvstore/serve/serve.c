@@ -311,11 +311,6 @@ void bt_serve_register(struct bt_serve *s, struct bt_rpc_server *server)
     bt_rpc_server_stream(server, "/baton.Kvstore/Blocks", "conductor", on_blocks_accept, s);
 }
 
-uint32_t bt_serve_sessions(const struct bt_serve *s)
-{
-    return s->n_sessions;
-}
-
 void bt_serve_destroy(struct bt_serve *s)
 {
     if (s == NULL) {

@@ -35,7 +35,6 @@ void bt_serve_register(struct bt_serve *s, struct bt_rpc_server *server);
 void bt_serve_set_grants(struct bt_serve *s, struct bt_grants *grants);
 /* bt_grants_config.to_session. */
 void bt_serve_to_session(void *session, const Baton__FromKvstore *msg);
-uint32_t bt_serve_sessions(const struct bt_serve *s);
 /* Closes every session and releases what they reserved. */
 void bt_serve_destroy(struct bt_serve *s);
 
