@@ -64,7 +64,7 @@ static void test_statuses(void **state)
         UNTIL(g.n == 1);
         assert_int_equal(g.st, codes[i].st);
     }
-    struct ea_got g = {0};
+    static struct ea_got g; /* told once more when this function has returned */
     Etcdserverpb__DeleteRangeResponse r = ETCDSERVERPB__DELETE_RANGE_RESPONSE__INIT;
     bt_etcd_delete(EA.e, "k", ea_on_put, &g);
     ea_reply(0, EA_DELETE, &r);
