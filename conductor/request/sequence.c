@@ -553,7 +553,7 @@ static void on_tick_running(struct bt_sequence *sq, const struct bt_sequence_inp
 
 static const state_fn table[BT_SEQ_STATES][BT_EV_EVENTS] = {
 #define BT_SEQUENCE_ROW(state, event, fn) [BT_SEQ_##state][BT_EV_##event] = fn,
-#include "states.def"
+#include "conductor/request/states.def"
 #undef BT_SEQUENCE_ROW
 };
 
