@@ -267,7 +267,7 @@ void bt_view_member_down(struct bt_view *v, const char *kind, const char *name)
     }
     s->departed = true;
     v->links_stale = true;
-    BT_INFO("member_gone", "kind=%s peer=%s session_up=%d", kind, name, s->state == BT_SESSION_UP);
+    BT_INFO("member_gone", "kind=%s peer=%s session_up=%d", kind, name, bt_session_up(s));
     /* A session that is up may finish its work; beat_some drops it when it is idle. */
 }
 

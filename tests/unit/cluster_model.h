@@ -33,6 +33,7 @@ struct model_job { /* what a worker has been told to do, or a kvstore to hold */
     bool over;           /* all is said */
     bool cancelled;      /* told to end ... */
     bool cancel_ordered; /* ... or about to be */
+    bool end_heard;      /* the machine knows that it has ended; a cancel is still on its way */
     bool received, prefill_said, answered;
     uint32_t prompt_said, said[MODEL_CHOICES];
     bool choice_over[MODEL_CHOICES];
@@ -313,8 +314,9 @@ static inline void model_check_release(struct model *w, struct model_peer *kv,
     for (uint32_t i = 0; i < MODEL_PEERS; i++) {
         struct model_peer *p = &w->peers[i];
         const struct model_job *j = p->is_kv ? NULL : model_told(p, a->id, a->epoch);
-        bool uses = j != NULL && (grant->flow ? j->phases != BT_PHASES_PREFILL
-                                              : j->phases != BT_PHASES_DECODE || !landed);
+        bool uses = j != NULL && !j->end_heard &&
+                    (grant->flow ? j->phases != BT_PHASES_PREFILL
+                                 : j->phases != BT_PHASES_DECODE || !landed);
         model_check(w, !uses || j->cancel_ordered);
     }
 }
@@ -531,7 +533,9 @@ static inline bool model_hear(struct model *w, struct model_peer *p)
             cancel_comes = cancel_comes || (o->type == BT_ACT_CANCEL && o->job.id == s.ev.request &&
                                             o->job.epoch == s.ev.epoch);
         }
-        if (j != NULL && !cancel_comes) {
+        if (j != NULL && cancel_comes) {
+            j->end_heard = true;
+        } else if (j != NULL) {
             model_forget(p, j);
         }
     }

@@ -446,7 +446,7 @@ static inline bool fake_up(struct fake *k)
 
 static inline bool fake_answers(struct fake *k)
 {
-    return !k->mute && k->stream != NULL && fake_up(k) && !session_of_fake(k)->broken;
+    return !k->mute && k->stream != NULL && fake_up(k) && bt_session_takes(session_of_fake(k));
 }
 
 static inline bool fake_marked(struct fake *k)

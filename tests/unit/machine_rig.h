@@ -95,7 +95,7 @@ static inline void sources(void *arg, const struct bt_view_snapshot *v,
     (void)keys;
     (void)n_keys;
     (void)n;
-    assert_int_equal(plan->fetch_tokens, 0);
+    assert_int_equal(plan->prefix.fetch_tokens, 0);
     memset(out, 0, sizeof(*out));
 }
 
@@ -351,21 +351,22 @@ static inline struct bt_requests_stats stats(void)
 
 static inline struct bt_requests_config config(void)
 {
-    return (struct bt_requests_config){
-        .policy = &bt_sched_cache_aware,
-        .sched = {.prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 1e9},
-        .max_running = 4,
-        .max_waiting = 8,
-        .no_worker_ms = 500,
-        .queue_timeout_ms = 2000,
-        .stall_ms = 1000,
-        .settle_ms = 300,
-        .ended_ms = 700,
-        .max_replans = 3,
-        .block_tokens = 16,
-        .token_bytes = 100,
-        .vocab = TOKEN + 50,
-        .model_name = "m"};
+    return (struct bt_requests_config){.policy = &bt_sched_cache_aware,
+                                       .sched = {.prior.prefill_tokens_per_s = 1000,
+                                                 .prior.step_ms = 20,
+                                                 .prior.link_bytes_per_s = 1e9},
+                                       .max_running = 4,
+                                       .max_waiting = 8,
+                                       .no_worker_ms = 500,
+                                       .queue_timeout_ms = 2000,
+                                       .stall_ms = 1000,
+                                       .settle_ms = 300,
+                                       .ended_ms = 700,
+                                       .max_replans = 3,
+                                       .block_tokens = 16,
+                                       .token_bytes = 100,
+                                       .vocab = TOKEN + 50,
+                                       .model_name = "m"};
 }
 
 static inline void create(const struct bt_requests_config *conf)

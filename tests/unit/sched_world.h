@@ -35,73 +35,73 @@ static struct world X;
 static inline void make_worker(uint32_t i, bool prefill, bool decode)
 {
     X.w[i] = (struct bt_sched_worker){.kvstore = i, .prefill = prefill, .decode = decode};
-    X.w[i].cost = decode ? &rows : &prompts;
-    X.w[i].prompt_cost = &prompts;
-    X.w[i].slots_total = 64;
-    X.w[i].pages_total = X.w[i].pages_free = decode ? 1000 : 0;
+    X.w[i].speed.cost = decode ? &rows : &prompts;
+    X.w[i].speed.prompt_cost = &prompts;
+    X.w[i].capacity.slots = 64;
+    X.w[i].capacity.pages = X.w[i].capacity.pages_free = decode ? 1000 : 0;
 }
 static inline void set_cost(uint32_t i, const struct bt_batch_cost *steps,
                             const struct bt_batch_cost *prompt)
 {
-    X.w[i].cost = steps;
-    X.w[i].prompt_cost = prompt;
+    X.w[i].speed.cost = steps;
+    X.w[i].speed.prompt_cost = prompt;
 }
 static inline void set_rows(uint32_t i, uint32_t running, uint64_t kv)
 {
-    X.w[i].running = running;
-    X.w[i].kv_tokens = kv;
+    X.w[i].rows.running = running;
+    X.w[i].rows.kv_tokens = kv;
 }
 static inline void set_waiting(uint32_t i, uint32_t n)
 {
-    X.w[i].waiting = n;
+    X.w[i].rows.waiting = n;
 }
 /* Sent, but still in prefill; all: with those that it has. */
 static inline void set_coming(uint32_t i, uint32_t all, uint32_t coming, uint64_t tokens)
 {
-    X.w[i].own_requests = all;
-    X.w[i].own_coming = coming;
-    X.w[i].own_coming_tokens = tokens;
+    X.w[i].rows.own = all;
+    X.w[i].rows.own_coming = coming;
+    X.w[i].rows.own_coming_tokens = tokens;
 }
 static inline void set_late(uint32_t i, uint64_t tokens)
 {
-    X.w[i].own_late_tokens = tokens;
+    X.w[i].rows.own_late_tokens = tokens;
 }
 static inline void set_yield(uint32_t i, uint32_t n, uint32_t pages)
 {
-    X.w[i].yield_rows = n;
-    X.w[i].yield_pages = pages;
+    X.w[i].rows.yield = n;
+    X.w[i].rows.yield_pages = pages;
 }
 static inline void set_room(uint32_t i, uint32_t slots, uint32_t pages, uint32_t pages_free)
 {
-    X.w[i].slots_total = slots;
-    X.w[i].pages_total = pages;
-    X.w[i].pages_free = pages_free;
+    X.w[i].capacity.slots = slots;
+    X.w[i].capacity.pages = pages;
+    X.w[i].capacity.pages_free = pages_free;
 }
 static inline void set_queue(uint32_t i, double ms)
 {
-    X.w[i].queue_ms = ms;
+    X.w[i].queue.ms = ms;
 }
 static inline void set_context(uint32_t i, uint32_t tokens)
 {
-    X.w[i].max_model_len = tokens;
+    X.w[i].capacity.context_tokens = tokens;
 }
 static inline void set_rates(uint32_t i, double tokens_per_s, double step_ms)
 {
-    X.w[i].cost = X.w[i].prompt_cost = NULL;
-    X.w[i].prefill_tokens_per_s = tokens_per_s;
-    X.w[i].step_ms = step_ms;
+    X.w[i].speed.cost = X.w[i].speed.prompt_cost = NULL;
+    X.w[i].speed.prefill_tokens_per_s = tokens_per_s;
+    X.w[i].speed.step_ms = step_ms;
 }
 static inline void set_ahead(uint32_t i, const struct bt_batch_ahead *a)
 {
-    X.w[i].ahead = a;
-    X.w[i].chunk_tokens = 128;
+    X.w[i].queue.ahead = a;
+    X.w[i].speed.chunk_tokens = 128;
 }
 
 /* The shared parameters of steps with prompts beside rows. */
 static inline void mix(double step_ms, double gap_ms)
 {
-    X.c.mixed_step_ms = step_ms;
-    X.c.mixed_gap_ms = gap_ms;
+    X.c.mixed.step_ms = step_ms;
+    X.c.mixed.gap_ms = gap_ms;
 }
 
 /* ---- the world ---- */
@@ -126,7 +126,8 @@ static inline int start(void **state)
                                       .token_bytes = 1000,
                                       .random = 5};
     X.c = (struct bt_sched_params){
-        .prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 10e6, .fetch_ratio = 2};
+        .prior = {.prefill_tokens_per_s = 1000, .step_ms = 20, .link_bytes_per_s = 10e6},
+        .place = {.fetch_ratio = 2}};
     return 0;
 }
 

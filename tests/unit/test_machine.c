@@ -342,11 +342,11 @@ static void test_another_policy(void **state)
     bt_machine_cancel(T.mc, T.r, T.now_ns);
     apply();
     all_end();
-    p.local_prefill_tokens = 40;
+    p.place.local_prefill_tokens = 40;
     bt_machine_set_sched(T.mc, &bt_sched_least_load, &bt_sched_admit_none, &p);
     assert_ptr_equal(bt_machine_config(T.mc)->policy, &bt_sched_least_load);
     assert_ptr_equal(bt_machine_config(T.mc)->admission, &bt_sched_admit_none);
-    assert_int_equal(bt_machine_config(T.mc)->sched.local_prefill_tokens, 40);
+    assert_int_equal(bt_machine_config(T.mc)->sched.place.local_prefill_tokens, 40);
     begin(5);
     assert_int_equal(ordered(BT_ACT_SUBMIT, PREFILL), 0);
     assert_int_equal(ordered(BT_ACT_SUBMIT, DECODE), 1);

@@ -21,7 +21,7 @@ static void test_what_just_fits(void **state)
         set_room(i, 64, 10, 10);
         X.k[i].slots_total = X.k[i].slots_free = 10;
     }
-    assert_false(place(&bt_sched_baton).both); /* context, pages and slots to the last one */
+    assert_false(place(&bt_sched_baton).at.both); /* context, pages and slots to the last one */
     X.req.n_tokens = 1001;
     struct bt_sched_reject r = refused(&bt_sched_baton, BT_SCHED_TOO_LARGE);
     assert_int_equal(r.fits_tokens, 1000);
@@ -43,7 +43,7 @@ static void test_what_just_fits(void **state)
     X.w[2].kvstore = 2;
     set_room(2, 64, 10, 10); /* the only one that can hold it does both */
     struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_true(p.both && p.decode == 2);
+    assert_true(p.at.both && p.at.decode == 2);
     for (uint32_t i = 0; i < N; i++) {
         X.w[i].kvstore = BT_SCHED_NONE;
     }
@@ -62,17 +62,18 @@ static void test_what_goes_through_the_slab(void **state)
         X.k[i].slots_total = X.k[i].slots_free = i < P ? 5 : 100;
     }
     struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_true(p.both && p.decode >= P);
+    assert_true(p.at.both && p.at.decode >= P);
     assert_int_equal(p.reason, BT_SCHED_LARGER_THAN_SLAB);
-    assert_int_equal(p.grant_tokens, 900);
+    assert_int_equal(p.prefix.grant_tokens, 900);
     for (uint32_t i = P; i < N; i++) {
         X.k[i].slots_total = 9;
     }
-    assert_int_equal(place(&bt_sched_baton).grant_tokens, 400); /* half of it, whole blocks */
+    assert_int_equal(place(&bt_sched_baton).prefix.grant_tokens,
+                     400); /* half of it, whole blocks */
     for (uint32_t i = 0; i < N; i++) {
         X.k[i].slots_total = 1;
     }
-    assert_int_equal(place(&bt_sched_baton).grant_tokens, 100);
+    assert_int_equal(place(&bt_sched_baton).prefix.grant_tokens, 100);
     struct bt_sched_candidate c[N]; /* who has no room for all of it was not too small for that */
     p = place(&bt_sched_baton);
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &X.c, &X.s, &X.req, &p, c, N), N + 1);
@@ -91,11 +92,11 @@ static void test_what_is_kept(void **state)
         X.k[i].slots_total = 100;
         X.k[i].slots_free = 55; /* half of the slab and half of the prompt */
     }
-    assert_true(place(&bt_sched_baton).keep);
+    assert_true(place(&bt_sched_baton).prefix.keep);
     for (uint32_t i = 0; i < N; i++) {
         X.k[i].slots_free = 54;
     }
-    assert_false(place(&bt_sched_baton).keep);
+    assert_false(place(&bt_sched_baton).prefix.keep);
 }
 
 /* ---- caches ---- */
@@ -103,14 +104,14 @@ static void test_what_is_kept(void **state)
 static void test_hand_off_on_one_node_costs_nothing(void **state)
 {
     (void)state;
-    X.c.link_bytes_per_s = 0.1e6; /* 10 ms a token: ten times what it takes to compute one */
+    X.c.prior.link_bytes_per_s = 0.1e6; /* 10 ms a token: ten times what it takes to compute one */
     set_queue(1, 500);
     X.w[1].kvstore = 3; /* the decode workers' node ... */
     X.w[2].kvstore = 3;
     struct bt_sched_plan p = place(&bt_sched_cache_aware);
-    assert_int_equal(p.prefill, 1);
+    assert_int_equal(p.at.prefill, 1);
     X.w[1].kvstore = 1; /* ... or another one */
-    assert_int_equal(place(&bt_sched_cache_aware).prefill, 0);
+    assert_int_equal(place(&bt_sched_cache_aware).at.prefill, 0);
 }
 
 static void test_of_equal_holders_the_one_that_is_free(void **state)
@@ -122,12 +123,12 @@ static void test_of_equal_holders_the_one_that_is_free(void **state)
         X.k[1].send_busy_ms = X.k[2].send_busy_ms = X.k[3].send_busy_ms = 50;
         X.k[busy].send_busy_ms = 5;
         set_queue(1, 5000);
-        assert_int_equal(place(&bt_sched_kvcache).fetch_from, busy);
+        assert_int_equal(place(&bt_sched_kvcache).prefix.fetch_from, busy);
         X.k[busy].avoid = true; /* it has failed this request: not asked again */
-        uint32_t from = place(&bt_sched_kvcache).fetch_from;
+        uint32_t from = place(&bt_sched_kvcache).prefix.fetch_from;
         assert_true(from != busy && from >= 1);
         X.k[busy == 3 ? 2 : 3].match_blocks = 9; /* the longest counts first */
-        assert_int_equal(place(&bt_sched_kvcache).fetch_from, busy == 3 ? 2 : 3);
+        assert_int_equal(place(&bt_sched_kvcache).prefix.fetch_from, busy == 3 ? 2 : 3);
     }
 }
 
@@ -136,33 +137,33 @@ static void test_fetches_that_gain_nothing(void **state)
 {
     (void)state;
     static const struct bt_batch_cost free_tokens = {.base_ns = 10e6};
-    X.c.tail_load = true;
-    X.c.link_bytes_per_s = 0.01e6; /* 100 ms a token */
+    X.c.place.tail_load = true;
+    X.c.prior.link_bytes_per_s = 0.01e6; /* 100 ms a token */
     X.k[0].match_blocks = 2;
     X.k[1].match_blocks = 8;
     set_queue(1, 50000);
     struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_int_equal(p.prefill, 0);
-    assert_int_equal(p.fetch_tokens, 0);
-    assert_int_equal(p.fetch_from, BT_SCHED_NONE);
-    assert_int_equal(p.cached_tokens, 200);
-    assert_int_equal(p.prefix_tokens, 200);
-    assert_true(p.recompute_tokens_per_s == 0);
+    assert_int_equal(p.at.prefill, 0);
+    assert_int_equal(p.prefix.fetch_tokens, 0);
+    assert_int_equal(p.prefix.fetch_from, BT_SCHED_NONE);
+    assert_int_equal(p.prefix.cached_tokens, 200);
+    assert_int_equal(p.prefix.cached_tokens, 200);
+    assert_true(p.prefix.recompute_tokens_per_s == 0);
     again(); /* tokens cost nothing: no rate at which they could be computed instead */
     set_cost(0, &free_tokens, &free_tokens);
     set_cost(1, &free_tokens, &free_tokens);
     X.k[1].match_blocks = 8;
     set_queue(1, 50000);
     p = place(&bt_sched_kvcache);
-    assert_int_equal(p.fetch_tokens, 800);
-    assert_true(p.recompute_tokens_per_s == 0);
+    assert_int_equal(p.prefix.fetch_tokens, 800);
+    assert_true(p.prefix.recompute_tokens_per_s == 0);
     again(); /* of what is there as much as anywhere nothing is fetched */
     X.k[0].match_blocks = X.k[1].match_blocks = 8;
     for (uint32_t i = 0; i < 16; i++) {
         X.req.random = i;
         p = place(&bt_sched_kvcache);
-        assert_int_equal(p.fetch_from, BT_SCHED_NONE);
-        assert_int_equal(p.cached_tokens, 800);
+        assert_int_equal(p.prefix.fetch_from, BT_SCHED_NONE);
+        assert_int_equal(p.prefix.cached_tokens, 800);
     }
 }
 
@@ -190,26 +191,26 @@ static void test_who_shares_a_step_is_not_passed_over(void **state)
         }
         set_ahead(sharer, &ahead);
         struct bt_sched_plan p = place(&bt_sched_cache_aware);
-        assert_int_equal(p.prefill, sharer);
-        assert_true(p.queue_ms < 31);
+        assert_int_equal(p.at.prefill, sharer);
+        assert_true(p.first.queue_ms < 31);
         /* one that shares nothing waits for all, by the worker's own word */
         X.req.n_tokens = 4000;
         set_queue(sharer, 400);
         set_queue(1 - sharer, 5000);
         p = place(&bt_sched_cache_aware);
-        assert_int_equal(p.prefill, sharer);
-        NEAR(p.queue_ms, 400, 1e-9);
-        NEAR(p.beside_ms, 0, 1e-9);
+        assert_int_equal(p.at.prefill, sharer);
+        NEAR(p.first.queue_ms, 400, 1e-9);
+        NEAR(p.first.beside_ms, 0, 1e-9);
     }
 }
 
 static void test_short_tails(void **state)
 {
     (void)state;
-    X.c.local_prefill_tokens = 300;
+    X.c.place.local_prefill_tokens = 300;
     X.k[2].match_blocks = X.k[3].match_blocks = 7;
     struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_true(p.both);
+    assert_true(p.at.both);
     assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
     /* whoever else mixes prompts with rows: it stays where it is decoded */
     mix(50, 0);
@@ -219,10 +220,10 @@ static void test_short_tails(void **state)
         X.req.random = i;
         p = place(&bt_sched_baton);
         assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
-        assert_true(p.both && p.decode == 3);
+        assert_true(p.at.both && p.at.decode == 3);
     }
-    X.c.local_prefill_tokens = 299;
-    assert_false(place(&bt_sched_cache_aware).both);
+    X.c.place.local_prefill_tokens = 299;
+    assert_false(place(&bt_sched_cache_aware).at.both);
 }
 
 /* Turns go round however many workers there are. */
@@ -233,14 +234,14 @@ static void test_turns_of_three(void **state)
     for (uint64_t i = 0; i < 9; i++) {
         X.req.sequence = i;
         struct bt_sched_plan p = place(&bt_sched_round_robin);
-        assert_int_equal(p.prefill, 0);
-        assert_int_equal(p.decode, 1 + i % 3);
+        assert_int_equal(p.at.prefill, 0);
+        assert_int_equal(p.at.decode, 1 + i % 3);
     }
     again();
     make_worker(2, true, false); /* 0 to 2 prefill, 3 decodes */
     for (uint64_t i = 0; i < 9; i++) {
         X.req.sequence = i;
-        assert_int_equal(place(&bt_sched_round_robin).prefill, i % 3);
+        assert_int_equal(place(&bt_sched_round_robin).at.prefill, i % 3);
     }
 }
 
@@ -255,23 +256,23 @@ static void test_places_and_pages_in_use(void **state)
     }
     set_rows(2, 20, 1000);
     set_rows(3, 10, 9000);
-    assert_int_equal(place(&bt_sched_baton).decode, 3);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 3);
     set_rows(2, 10, 1000);
     set_rows(3, 20, 9000);
-    assert_int_equal(place(&bt_sched_baton).decode, 2);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 2);
     again();
     set_room(2, 0, 1000, 400);
     set_room(3, 0, 1000, 700);
     set_rows(2, 10, 60000);
     set_rows(3, 10, 30000);
-    assert_int_equal(place(&bt_sched_baton).decode, 3);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 3);
     /* Late rows on their way take room, too. */
     again();
     set_rows(2, 10, 20000);
     set_rows(3, 10, 10000);
-    assert_int_equal(place(&bt_sched_baton).decode, 3);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 3);
     set_late(3, 30000);
-    assert_int_equal(place(&bt_sched_baton).decode, 2);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 2);
     /* Who is on the way counts without a forecast as well. */
     again();
     set_queue(0, 100);
@@ -279,7 +280,7 @@ static void test_places_and_pages_in_use(void **state)
     set_rows(2, 30, 3000);
     set_rows(3, 10, 1000);
     set_coming(2, 31, 1, 100);
-    assert_int_equal(place(&bt_sched_baton).decode, 3);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 3);
 }
 
 /* Rows of lower classes make way only where there is no room. */
@@ -291,15 +292,15 @@ static void test_rows_that_make_way(void **state)
     set_rows(2, 12, 1200); /* full; half of them would go */
     set_rows(3, 11, 1100); /* full, and stays so */
     set_yield(2, 6, 60);
-    assert_int_equal(place(&bt_sched_baton).decode, 2);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 2);
     set_yield(2, 0, 0);
-    assert_int_equal(place(&bt_sched_baton).decode, 3);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 3);
     /* Where there is room those that would go count like others. */
     set_rows(2, 8, 800);
     set_rows(3, 5, 500);
     set_yield(2, 8, 80);
-    assert_int_equal(place(&bt_sched_baton).decode, 3);
-    assert_int_equal(place(&bt_sched_cache_aware).decode, 3);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 3);
+    assert_int_equal(place(&bt_sched_cache_aware).at.decode, 3);
     /* Of two full ones, where rows of both would go, neither is better than the other for it. */
     set_rows(2, 10, 1000);
     set_rows(3, 10, 1000);
@@ -308,7 +309,7 @@ static void test_rows_that_make_way(void **state)
     bool seen[N] = {false};
     for (uint32_t i = 0; i < 32; i++) {
         X.req.random = i * 0x9e3779b97f4a7c15ull;
-        seen[place(&bt_sched_baton).decode] = true;
+        seen[place(&bt_sched_baton).at.decode] = true;
     }
     assert_true(seen[2] && seen[3]);
 }
@@ -336,7 +337,7 @@ static void test_full_step(void **state)
     set_rows(2, 2, 5000);
     set_rows(3, 60, 5000);
     set_coming(2, 2, 0, 30000);
-    NEAR(place(&bt_sched_least_load).step_ms, 10 + 5 + 1, 1e-9);
+    NEAR(place(&bt_sched_least_load).gaps.step_ms, 10 + 5 + 1, 1e-9);
 }
 
 #define T(f) cmocka_unit_test_setup_teardown(f, start, stop)

