@@ -1,5 +1,5 @@
-/* The client side: channels, unary calls, opening of streams, and the blocking call of the CLI.
- * Loop's thread, except bt_rpc_unary_blocking, which needs no loop and may run on any. */
+/* The client side: channels, unary calls, opening streams, and the blocking call of the CLI. Loop's
+ * thread, except bt_rpc_unary_blocking, which needs no loop and may run on any thread. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "common/log/log.h"
 #include "common/rpc/tls_priv.h"
 
-/* etcd refuses pings that come more often than every 5 s. */
+/* etcd rejects pings that come more often than every 5 s. */
 #define KEEPALIVE_MS         10000
 #define KEEPALIVE_TIMEOUT_MS 5000
 #define CONNECT_TIMEOUT_MS   2000
@@ -25,7 +25,7 @@ struct bt_rpc_channel {
     struct bt_list streams, unaries;
 };
 
-/* What one unary batch needs while it runs. */
+/* The data of one unary batch while it runs. */
 struct unary_call {
     grpc_call *call;
     grpc_byte_buffer *send_bb, *recv_bb;
@@ -35,7 +35,7 @@ struct unary_call {
 };
 
 struct unary {
-    struct bt_list link; /* ch->unaries until done was called */
+    struct bt_list link; /* ch->unaries, until done was called */
     struct bt_rpc_op op;
     struct unary_call u;
     bt_rpc_reply_fn done;
@@ -44,8 +44,8 @@ struct unary {
 
 /* ---- channels ---- */
 
-/* A numeric address needs no resolver (and none of its pauses between lookups): says so in gRPC's
- * words. Other targets are passed as they are. Caller frees. */
+/* The target in gRPC's syntax. A numeric address gets a scheme that needs no resolver, and so has
+ * no pauses between lookups; other targets are unchanged. The caller frees the result. */
 static char *target_uri(const char *target)
 {
     char host[64];
@@ -74,15 +74,17 @@ static grpc_channel *dial(const char *target, struct bt_tls *tls, const char *wh
         {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS},
         {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
         {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_MIN_MS},
-        /* its name hides it: how long one attempt to connect may take */
+        /* despite its name, this also limits the time of one attempt to connect */
         {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS},
         {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS},
         {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, RESOLVE_MIN_MS},
         {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
-        {GRPC_ARG_ENABLE_HTTP_PROXY, 0}, /* traffic within the cluster, whatever the shell says */
+        {GRPC_ARG_ENABLE_HTTP_PROXY, 0}, /* connects within the cluster directly, whatever the
+                                            environment says */
         {GRPC_ARG_ENABLE_RETRIES, 0},
-        {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1}, /* a channel's end closes its connection */
-        /* the last two: bulk only */
+        {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1}, /* so that destroying a channel closes its
+                                                    connection */
+        /* the last two: only for bulk channels */
         {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, BT_RPC_BULK_WINDOW_BYTES},
         {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, BT_RPC_BULK_FRAME_BYTES},
     };
@@ -137,7 +139,7 @@ void bt_rpc_channel_end(struct bt_rpc_channel *ch, bool notify)
     bt_rpc_streams_abort(ch->rpc, &ch->streams, notify);
     while (!bt_list_empty(&ch->unaries)) {
         struct unary *u = BT_CONTAINER_OF(ch->unaries.next, struct unary, link);
-        bt_list_remove(&u->link); /* freed when its op is back */
+        bt_list_remove(&u->link); /* freed when its op has completed */
         bt_rpc_reply_fn done = u->done;
         u->done = NULL;
         grpc_call_cancel(u->u.call, NULL);
@@ -185,7 +187,7 @@ static void unary_call_init(struct unary_call *u, grpc_call *call, const void *d
     grpc_metadata_array_init(&u->md_trailing);
 }
 
-/* Fills the six ops of a whole unary call. */
+/* Sets the six ops of a complete unary call. */
 static void unary_call_ops(struct unary_call *u, grpc_op ops[6])
 {
     memset(ops, 0, 6 * sizeof(ops[0]));
@@ -218,7 +220,7 @@ static void unary_call_cleanup(struct unary_call *u)
 static void on_unary(void *owner, bool success)
 {
     struct unary *u = owner;
-    (void)success; /* the status says it */
+    (void)success; /* the status has this information */
     bt_list_remove(&u->link);
     if (u->done != NULL) {
         struct bt_rpc_bytes b = {.data = ""};

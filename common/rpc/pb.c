@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#define STACK_BYTES 2048 /* most messages of a session are smaller: no allocation for those */
+#define STACK_BYTES 2048 /* most messages of a session are smaller and need no allocation */
 
 bt_status_t bt_rpc_stream_send_pb(struct bt_rpc_stream *s, const ProtobufCMessage *msg)
 {

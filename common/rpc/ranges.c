@@ -1,5 +1,5 @@
-/* Unpacking within a bound of memory, and the walk over a message's fields by protobuf-c's
- * descriptors. The tables are joined to the descriptors once, on first use. Any thread. */
+/* Unpacks messages with limited memory, and checks their fields with the help of protobuf-c's
+ * descriptors. The tables are matched to the descriptors once, on first use. Any thread. */
 #include "common/rpc/ranges.h"
 
 #include <math.h>
@@ -12,17 +12,17 @@
 
 #include "common/rpc/pb.h"
 
-/* protobuf-c makes about 100 bytes of an empty message that takes 2 on the wire, what it needs
- * while it unpacks included. Real messages make less than 16 of each byte: lists of small numbers
- * 4, a FlowHas 12. */
+/* Limit of memory for each byte of a message. An empty message of 2 bytes needs about 100 bytes in
+ * protobuf-c, including its memory while unpacking. Real messages need less than 16 for each byte:
+ * lists of small numbers 4, a FlowHas 12. */
 #define GROWTH_MAX 24
 #define GROWTH_MIN (64u << 10)
 #define BYTES_MAX  (64u << 20)
 
-#define MESSAGES_MAX 256 /* half of them are in use; a power of two */
+#define MESSAGES_MAX 256 /* at most half of them are used; a power of two */
 #define DEPTH_MAX    8
 
-/* The address is that of the name; it compiles only if the message has such a field. */
+/* The address of the member's name; it compiles only if the message has such a member. */
 #define FIELD_OF(type, m, f) .message = &#m[0 * sizeof(((type *)NULL)->f)], .field = #f
 #define FIELD(m, f)          FIELD_OF(Baton__##m, m, f)
 #define ANY(m, f)            {FIELD(m, f), .kind = BT_RANGE_ANY},
@@ -52,14 +52,15 @@ static const struct bt_range table[] = {
 #define ROOT(name, type, of) &of##__descriptor,
 static const ProtobufCMessageDescriptor *const roots[] = {BT_RANGE_ROOTS(ROOT)};
 
-/* ---- the tables, joined to the descriptors ---- */
+/* ---- the tables, matched to the descriptors ---- */
 
 struct joined {
     const ProtobufCMessageDescriptor *message;
-    const struct bt_range **ranges; /* by field */
+    const struct bt_range **ranges; /* [field] */
 };
 
-static struct joined joined[MESSAGES_MAX]; /* by the descriptor's address, the next free place */
+/* A hash table by the descriptor's address, with linear probing. */
+static struct joined joined[MESSAGES_MAX];
 static uint32_t n_joined;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -72,14 +73,14 @@ const struct bt_range *bt_range_of(const ProtobufCMessageDescriptor *message, co
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
         if (strcmp(table[i].message, message->short_name) == 0 &&
-            strcasecmp(table[i].field, field) == 0) { /* C has etcd's names in small letters */
+            strcasecmp(table[i].field, field) == 0) { /* etcd's names are in small letters in C */
             return &table[i];
         }
     }
     return NULL;
 }
 
-/* Its place, or the empty one where it would go. */
+/* The message's entry, or the free one for it. */
 static struct joined *place_of(const ProtobufCMessageDescriptor *message)
 {
     size_t i = (uintptr_t)message / sizeof(*message);
@@ -231,7 +232,7 @@ static bool check_field(const struct walk *w, const ProtobufCMessage *msg,
     bool message = f->type == PROTOBUF_C_TYPE_MESSAGE;
     if ((f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) != 0 &&
         *(const uint32_t *)(const void *)(base + f->quantifier_offset) != f->id) {
-        return true; /* its place belongs to another field */
+        return true; /* the oneof's memory belongs to another field */
     }
     if (message && f->label != PROTOBUF_C_LABEL_REPEATED) {
         const ProtobufCMessage *sub = *(ProtobufCMessage *const *)(const void *)(base + f->offset);
@@ -292,7 +293,7 @@ static void *take(void *arg, size_t n)
     struct budget *b = arg;
     if (n > b->left) {
         b->over = true;
-        return NULL; /* protobuf-c gives up and frees what it has */
+        return NULL; /* protobuf-c stops and frees what it has */
     }
     b->left -= n;
     return bt_malloc(BT_MAX(n, (size_t)1));
@@ -322,7 +323,7 @@ ProtobufCMessage *bt_message_unpack(const ProtobufCMessageDescriptor *d, const v
         protobuf_c_message_free_unpacked(m, NULL);
         return NULL;
     }
-    bt_pb_forget_unknown(m); /* parts of it are packed again and kept */
+    bt_pb_forget_unknown(m); /* parts of the message are packed again and stored */
     return m;
 }
 

@@ -1,6 +1,6 @@
-/* The heart of common/rpc: one completion queue, one thread that waits on it, and the hand-over of
- * completed operations to the owner's loop through an eventfd. The thread touches nothing but the
- * queue of completed operations. */
+/* The core of common/rpc: one completion queue, one thread that waits for it, and an eventfd that
+ * passes completed operations to the owner's loop. The thread uses only the queue of completed
+ * operations. */
 #include "common/rpc/rpc.h"
 
 #include <errno.h>
@@ -127,15 +127,16 @@ static void dispatch(struct bt_rpc *rpc, struct bt_rpc_op *op)
     rpc->dispatching = false;
 }
 
-/* What has completed meanwhile is taken here. A stream reads one message at a time: the next one is
- * mostly there when the read is armed again, and with the thread's turn and then the loop's between
- * every two of them a busy machine delivered them later than they were sent, by a tenth of a second
- * and growing. What is left at the end the thread takes. */
+/* Takes completed operations directly from gRPC's queue for up to this time. A stream reads one
+ * message at a time, and the next one is usually there when the read is armed again. If the thread
+ * and the loop had to take turns for each message, a busy machine would deliver messages later than
+ * they come, with a growing delay of a tenth of a second and more. The thread takes what is
+ * left. */
 #define AT_ONCE_NS 1000000ull
 
 static void take_at_once(struct bt_rpc *rpc)
 {
-    uint64_t until_ns = bt_mono_ns() + AT_ONCE_NS; /* others wait for the loop too */
+    uint64_t until_ns = bt_mono_ns() + AT_ONCE_NS; /* the loop has other work too */
     rpc->dispatching = true;
     do {
         grpc_event ev = grpc_completion_queue_next(rpc->cq, gpr_time_0(GPR_CLOCK_MONOTONIC), NULL);
@@ -181,7 +182,8 @@ bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p)
     bt_list_init(&rpc->orphan_streams);
     bt_list_init(&rpc->orphan_calls);
 
-    /* No thread of gRPC or ours may take a signal that the loop reads from its signalfd. */
+    /* Threads of gRPC and of this file must not take signals that the loop reads from its
+     * signalfd. */
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -210,7 +212,7 @@ void bt_rpc_destroy(struct bt_rpc *rpc)
     if (rpc == NULL) {
         return;
     }
-    /* From inside a callback the frames above would go on with freed memory. */
+    /* Inside a callback, the calling functions would continue with freed memory. */
     BT_ASSERT(!rpc->dispatching);
     rpc->dying = true;
     while (!bt_list_empty(&rpc->servers)) {
@@ -220,7 +222,7 @@ void bt_rpc_destroy(struct bt_rpc *rpc)
         bt_rpc_channel_end(bt_rpc_channel_of(rpc->channels.next), false);
     }
     bt_rpc_calls_abandon(rpc);
-    /* Streams whose server or channel went earlier were cancelled then: their ops come back. */
+    /* Streams whose server or channel was destroyed were cancelled then: wait for their ops. */
     while (rpc->n_ops > 0) {
         dispatch(rpc, take_done(rpc, true));
     }
@@ -261,7 +263,7 @@ void bt_rpc_bytes_open(grpc_byte_buffer *bb, struct bt_rpc_bytes *b)
     if (grpc_byte_buffer_length(bb) == 0 || !grpc_byte_buffer_reader_init(&reader, bb)) {
         return;
     }
-    /* A message in one piece, the usual case, is read where it lies. */
+    /* A message in one piece, the usual case, is read without a copy. */
     if (grpc_byte_buffer_reader_peek(&reader, &first) &&
         GRPC_SLICE_LENGTH(*first) == grpc_byte_buffer_length(bb)) {
         b->data = GRPC_SLICE_START_PTR(*first);

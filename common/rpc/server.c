@@ -1,6 +1,6 @@
-/* The server side: a listener, a table of methods, a set of armed accepts for whatever is called
- * (methods are told apart here, because gRPC leaves calls to unregistered methods hanging), and
- * unary calls. Loop's thread. */
+/* The server side: a listener, a table of methods, a set of armed accepts for all methods, and
+ * unary calls. Methods are distinguished here, because gRPC never answers calls to unregistered
+ * methods. Loop's thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +15,14 @@
 #define SRV_KEEPALIVE_TIMEOUT_MS 5000
 #define SRV_PING_INTERVAL_MIN_MS 1000
 #define CONNECTION_STREAMS_MAX   128  /* a daemon needs two, batonctl one */
-#define STREAMS_MAX              1024 /* open at once on one server; calls likewise */
+#define STREAMS_MAX              1024 /* open at once on one server; the same number of calls */
 #define REQUEST_WAIT_MS          5000 /* for the message of a unary call */
-#define HANDSHAKE_MS             5000 /* of TLS and HTTP/2; a client's attempt ends before that */
+#define HANDSHAKE_MS             5000 /* for TLS and HTTP/2; a client's attempt ends earlier */
 
 struct method {
     struct bt_list link;
     char *name, *caller;
-    bt_rpc_unary_fn unary; /* one of the two */
+    bt_rpc_unary_fn unary; /* one of the two is set */
     bt_rpc_accept_fn stream;
     void *arg;
 };
@@ -41,7 +41,7 @@ struct bt_rpc_server {
     struct bt_list link; /* rpc->servers */
     grpc_server *server;
     char *listen;
-    uint16_t port; /* guarded from newcomers; 0: a Unix socket */
+    uint16_t port; /* checked for newcomers; 0: a Unix socket */
     bool started, dying, shut_down;
     uint32_t n_armed;
     struct accept accepts[ACCEPTS_ARMED];
@@ -51,16 +51,16 @@ struct bt_rpc_server {
 
 struct bt_rpc_call {
     uint32_t magic;
-    uint32_t refs; /* one of whoever answers, one for each op in flight */
+    uint32_t refs; /* one for the answer, one for each op in flight */
     struct bt_rpc *rpc;
     struct bt_list link; /* srv->calls, or rpc->orphan_calls */
     grpc_call *call;
-    bt_rpc_unary_fn fn; /* NULL once the server is gone */
+    bt_rpc_unary_fn fn; /* NULL when the server is destroyed */
     void *arg;
     bool replied;
     grpc_byte_buffer *recv_bb, *send_bb;
     int cancelled;
-    struct bt_timer wait; /* until the request message has come */
+    struct bt_timer wait; /* limit for the request message */
     struct bt_rpc_op op_end, op_recv, op_reply;
 };
 
@@ -87,7 +87,7 @@ static void call_put(struct bt_rpc_call *c)
 
 static void on_call_op(void *owner, bool success)
 {
-    (void)success; /* whether the client still wants the answer does not matter to us */
+    (void)success; /* it does not matter whether the client still wants the answer */
     call_put(owner);
 }
 
@@ -121,7 +121,7 @@ static void on_request(void *owner, bool success)
 {
     struct bt_rpc_call *c = owner;
     bt_timer_stop(c->rpc->loop, &c->wait);
-    if (!c->replied) { /* replied: bt_rpc_destroy let go of it meanwhile */
+    if (!c->replied) { /* replied: bt_rpc_destroy has completed it meanwhile */
         if (!success || c->recv_bb == NULL) {
             bt_rpc_call_reply(c, BT_GRPC_INVALID_ARGUMENT, "the call carries no request message",
                               NULL, 0);
@@ -130,7 +130,7 @@ static void on_request(void *owner, bool success)
         } else {
             struct bt_rpc_bytes b;
             bt_rpc_bytes_open(c->recv_bb, &b);
-            c->fn(c->arg, c, b.data, b.len); /* may answer: our own reference keeps c */
+            c->fn(c->arg, c, b.data, b.len); /* may answer; the op's own reference keeps c */
             bt_rpc_bytes_close(&b);
         }
     }
@@ -180,7 +180,7 @@ static void refuse(struct bt_rpc_server *srv, grpc_call *call, int code, const c
     bt_rpc_call_reply(call_new(srv, call), code, why, NULL, 0);
 }
 
-/* Calls that their user has not answered and now never may. */
+/* Frees calls that were not answered and can no longer be. */
 void bt_rpc_calls_abandon(struct bt_rpc *rpc)
 {
     struct bt_list *pos, *tmp;
@@ -271,7 +271,7 @@ static void on_accept(void *owner, bool success)
         server_maybe_free(srv);
         return;
     }
-    arm(a); /* first of all, so that accepting does not wait for the handler */
+    arm(a); /* first, so that accepting does not wait for the handler */
     if (call == NULL) {
         return;
     }
@@ -333,7 +333,7 @@ static grpc_server *make_server(bool bulk)
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
          .value.integer = HANDSHAKE_MS},
-        {.type = GRPC_ARG_INTEGER, /* the last: bulk only */
+        {.type = GRPC_ARG_INTEGER, /* the last one: only for bulk servers */
          .key = (char *)GRPC_ARG_HTTP2_MAX_FRAME_SIZE,
          .value.integer = BT_RPC_BULK_FRAME_BYTES},
     };

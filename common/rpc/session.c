@@ -1,4 +1,4 @@
-/* Binds the state machine of a session to a stream: see session.h. Loop's thread. */
+/* Connects the state machine of a session with a stream: see session.h. Loop's thread. */
 #include "common/rpc/session.h"
 
 #include "common/rpc/pb.h"
@@ -6,10 +6,10 @@
 #include "peer.pb-c.h"
 #include "session.pb-c.h"
 
-/* What every message of a session begins with, as protobuf-c lays it out. */
+/* The beginning of every message of a session, as protobuf-c lays it out. */
 struct envelope {
     ProtobufCMessage base;
-    int m_case; /* 0: of a newer release */
+    int m_case; /* 0: a message of a newer release */
     void *m;
 };
 enum { CASE_HELLO = 1, CASE_HEARTBEAT = 2 };
@@ -55,7 +55,7 @@ static void on_redial(void *arg)
     s->ops->on_redial(s->arg);
 }
 
-/* Tells on_message, which may be below on the stack, that it must not touch s any more. */
+/* Tells on_message, which may be a caller, not to use s any more. */
 static void note_over(struct bt_rpc_session *s)
 {
     if (s->over != NULL) {
@@ -80,7 +80,7 @@ static void drop_channel(struct bt_rpc_channel *channel)
     }
 }
 
-/* The user may free s. Streams of its own on the channel it closes in on_end. */
+/* The user may free s. In on_end it closes its own streams on the channel. */
 static void finish(struct bt_rpc_session *s, bool redial)
 {
     const struct bt_rpc_session_end e = s->core.end;
@@ -96,7 +96,7 @@ static void finish(struct bt_rpc_session *s, bool redial)
     drop_channel(channel);
 }
 
-/* False: the session is over, and s may be freed. */
+/* False: the session has ended, and s may be freed. */
 static bool step(struct bt_rpc_session *s, const struct bt_rpc_session_event *e, uint64_t now_ns)
 {
     uint32_t todo = bt_rpc_session_step(&s->core, e, now_ns);
@@ -119,9 +119,9 @@ static bool step(struct bt_rpc_session *s, const struct bt_rpc_session_event *e,
     return true;
 }
 
-/* ---- what arrives ---- */
+/* ---- received messages ---- */
 
-/* Callbacks may end the session, and free s. */
+/* Callbacks may end the session and free s. */
 static void hear(struct bt_rpc_session *s, struct envelope *m)
 {
     struct bt_rpc_session_event e = {.kind = BT_RPC_SESSION_EV_MESSAGE,
@@ -162,7 +162,7 @@ static void on_message(void *arg, struct bt_rpc_stream *stream, const void *data
         return;
     }
     s->over = NULL;
-    if (s->core.state == BT_RPC_SESSION_ENDING) { /* no caller of ours holds it: it can end now */
+    if (s->core.state == BT_RPC_SESSION_ENDING) { /* no caller uses it, so it can end now */
         on_turn(s);
     }
 }
@@ -231,7 +231,7 @@ void bt_rpc_session_redial_in(struct bt_rpc_session *s, uint32_t ms)
     bt_timer_start(s->loop, &s->timer, ms, 0, on_redial, s);
 }
 
-/* Nothing has begun, or what the hello says was being made. */
+/* Opens the stream. The session has not begun, or its user is still preparing the hello. */
 static bt_status_t open_stream(struct bt_rpc_session *s, struct bt_rpc *rpc, const char *target,
                                const char *who, const char *method)
 {

@@ -20,7 +20,8 @@ uint32_t bt_rpc_backoff_next(struct bt_rpc_backoff *b)
 
 void bt_rpc_backoff_longest(struct bt_rpc_backoff *b)
 {
-    b->failures = BT_MAX(b->failures, 32u); /* first_ms is at least 1 */
+    /* Avoids an overflow of the shift; first_ms is at least 1. */
+    b->failures = BT_MAX(b->failures, 32u);
 }
 
 /* ---- states ---- */
@@ -52,7 +53,7 @@ static uint64_t silence_ns(const struct bt_rpc_session_core *c)
     return (ms != 0 ? ms : BT_RPC_SESSION_SILENCE_MS) * 1000000ull;
 }
 
-/* The first fault counts: what follows is often only its consequence. */
+/* Only the first fault counts: later ones are often its consequences. */
 static void note_end(struct bt_rpc_session_core *c, bt_rpc_session_cause_t cause, int code,
                      const char *why)
 {
@@ -84,7 +85,7 @@ static uint32_t finish(struct bt_rpc_session_core *c, bt_rpc_session_cause_t cau
     return BT_RPC_SESSION_DO_END | BT_RPC_SESSION_DO_REDIAL;
 }
 
-/* Both hellos are good: is anything missing? */
+/* Both hellos are good: checks whether anything else is missing. */
 static uint32_t settle(struct bt_rpc_session_core *c)
 {
     if (c->rules->joins && !c->joined) {
@@ -96,7 +97,7 @@ static uint32_t settle(struct bt_rpc_session_core *c)
     return BT_RPC_SESSION_DO_UP;
 }
 
-/* A dialer speaks first; a listener answers. */
+/* A dialer sends its hello first; a listener answers. */
 static uint32_t say_hello(struct bt_rpc_session_core *c)
 {
     if (!c->ready) {
@@ -176,7 +177,7 @@ static uint32_t beat(struct bt_rpc_session_core *c, uint64_t now_ns)
 static uint32_t on_tick(struct bt_rpc_session_core *c, uint64_t now_ns)
 {
     if (bt_stood_still(&c->looked_ns, now_ns, silence_ns(c) / 2)) {
-        c->heard_ns = now_ns; /* what the peer said meanwhile may lie unread */
+        c->heard_ns = now_ns; /* the peer's messages may be unread meanwhile */
     }
     if (now_ns > c->heard_ns && now_ns - c->heard_ns > silence_ns(c)) {
         return finish(c, BT_RPC_SESSION_SILENT, c->rules->silent_code, c->rules->silent);

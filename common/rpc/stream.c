@@ -1,6 +1,7 @@
-/* One bidirectional stream, client or server side: a queue of messages of which one is in flight,
- * a read that is always armed, and an end that is told to the owner exactly once. Loop's thread.
- * A stream lives until its owner let go of it and every started operation has come back. */
+/* One bidirectional stream, on the client or server side: a queue of messages of which one is in
+ * flight, a read that is always armed, and an end that the owner is told exactly once. Loop's
+ * thread. A stream lives until its owner has released it and every started operation has
+ * completed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,8 +9,8 @@
 
 #define STREAM_MAGIC 0x73747265u
 
-/* Whoever opens a stream says something on it at once. A peer that is slow to start has seconds;
- * one that says nothing holds memory of the server's for no more than that. */
+/* A client sends something as soon as it has opened a stream. A slow peer has seconds for that; one
+ * that sends nothing holds the server's memory no longer than this. */
 #define FIRST_MESSAGE_MS 5000
 
 struct msg {
@@ -20,21 +21,21 @@ struct msg {
 
 struct bt_rpc_stream {
     uint32_t magic;
-    uint32_t refs; /* one of the owner, one for each op in flight */
+    uint32_t refs; /* one for the owner, one for each op in flight */
     struct bt_rpc *rpc;
     grpc_call *call;
-    struct bt_list link; /* of its server or channel, or rpc->orphan_streams */
+    struct bt_list link; /* in its server, its channel, or rpc->orphan_streams */
     struct bt_rpc_stream_ops ops;
     void *arg;
     struct bt_tls *tls;
-    struct bt_timer tls_timer; /* looks whether the peer's certificate still counts */
+    struct bt_timer tls_timer; /* checks whether the peer's certificate is still valid */
     bool server;
-    bool owner_gone;    /* closed by the owner, or on_close was called: no callback any more */
+    bool owner_gone;    /* closed by the owner, or on_close was called: no more callbacks */
     bool ended;         /* the status (client) or the close (server) has arrived */
-    bool broken;        /* a send failed: the call is on its way to its end */
+    bool broken;        /* a send failed: the end of the call will follow */
     bool recv_done;     /* no further message will come */
     bool sending;       /* op_send is in flight */
-    bool finish_wanted; /* half-close or status is to follow the queue */
+    bool finish_wanted; /* half-close or status is to be sent after the queue */
     bool finish_sent;
     bool want_writable;
     struct bt_timer first; /* server: runs until the first message has come */
@@ -102,7 +103,7 @@ static void arm_recv(struct bt_rpc_stream *s)
     start(s, &op, 1, &s->op_recv);
 }
 
-/* Lets go of the owner after telling it, if it has not closed the stream itself. */
+/* Releases the owner, after calling on_close if the owner has not closed the stream itself. */
 static void tell_closed(struct bt_rpc_stream *s, int code, const char *detail, bool notify)
 {
     if (s->owner_gone) {
@@ -115,7 +116,7 @@ static void tell_closed(struct bt_rpc_stream *s, int code, const char *detail, b
     stream_put(s);
 }
 
-/* Client: messages that arrived before the status are delivered before on_close. */
+/* Client: messages that came before the status are delivered before on_close. */
 static void client_maybe_closed(struct bt_rpc_stream *s)
 {
     if (s->ended && s->recv_done && !s->owner_gone) {
@@ -127,7 +128,7 @@ static void client_maybe_closed(struct bt_rpc_stream *s)
 
 /* ---- completions ---- */
 
-/* A certificate that expires or is revoked ends what stands on it, not only new connections. */
+/* A certificate that expires or is revoked ends existing streams too, not only new connections. */
 static void check_peer(void *arg)
 {
     struct bt_rpc_stream *s = arg;
@@ -141,7 +142,7 @@ static void check_peer(void *arg)
 static void on_start(void *owner, bool success)
 {
     struct bt_rpc_stream *s = owner;
-    if (success && s->tls != NULL) { /* a failure shows in the end of the call */
+    if (success && s->tls != NULL) { /* a failure also ends the call */
         check_peer(s);
     }
     stream_put(s);
@@ -172,8 +173,8 @@ static void on_recv(void *owner, bool success)
     if (!success || bb == NULL) {
         s->recv_done = true;
         if (s->server && !s->ended) {
-            /* The client half-closed (or is gone, which RECV_CLOSE will say): say OK after what
-             * is queued. */
+            /* The client has half-closed, or is gone (then RECV_CLOSE follows). Send OK after the
+             * queue. */
             s->finish_wanted = true;
             pump(s);
         } else if (!s->server) {
@@ -192,7 +193,7 @@ static void on_recv(void *owner, bool success)
             bt_rpc_bytes_close(&b);
         }
         if (s->server && s->owner_gone) {
-            s->recv_done = true; /* nobody reads, and the status ends the call */
+            s->recv_done = true; /* no one reads, and the status ends the call */
         } else {
             arm_recv(s);
         }
@@ -251,7 +252,7 @@ static void send_finish(struct bt_rpc_stream *s)
     grpc_slice_unref(detail);
 }
 
-/* Starts the next thing to send, if nothing is in flight. */
+/* Starts the next send, if none is in flight. */
 static void pump(struct bt_rpc_stream *s)
 {
     if (s->sending || s->ended || s->broken || s->finish_sent) {
@@ -294,7 +295,7 @@ bt_status_t bt_rpc_stream_send_iov(struct bt_rpc_stream *s, const struct iovec *
     if (len > BT_RPC_MESSAGE_MAX_BYTES) {
         return BT_ERR_TOO_LARGE;
     }
-    /* One message larger than the bound passes through an empty queue. */
+    /* A message that is larger than the limit may be queued if the queue is empty. */
     if (s->queued_bytes > 0 && s->queued_bytes + len > s->queue_max_bytes) {
         s->want_writable = true;
         return BT_AGAIN;
@@ -334,7 +335,7 @@ void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_o
 bool bt_rpc_stream_same_connection(const struct bt_rpc_stream *a, const struct bt_rpc_stream *b)
 {
     char *x = grpc_call_get_peer(a->call), *y = grpc_call_get_peer(b->call);
-    bool same = strcmp(x, y) == 0; /* "ipv4:ADDRESS:PORT" of the other end */
+    bool same = strcmp(x, y) == 0; /* the other end as "ipv4:ADDRESS:PORT" */
     gpr_free(x);
     gpr_free(y);
     return same;
@@ -360,7 +361,7 @@ void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, 
         }
         s->finish_wanted = true;
         if (!flush && s->sending && !s->ended) {
-            /* A message that the peer does not take must not hold the status back. */
+            /* The status must not wait for a message that the peer does not take. */
             grpc_call_cancel_with_status(
                 s->call, code == BT_GRPC_OK ? GRPC_STATUS_CANCELLED : (grpc_status_code)code,
                 s->finish_detail, NULL);
@@ -424,7 +425,7 @@ void bt_rpc_stream_start_client(struct bt_rpc_stream *s, bool wait_ready)
     arm_recv(s);
 }
 
-/* Its owner is told by on_end. */
+/* on_end tells its owner. */
 static void on_first_timeout(void *arg)
 {
     struct bt_rpc_stream *s = arg;
@@ -436,7 +437,7 @@ static void on_first_timeout(void *arg)
 
 void bt_rpc_stream_start_server(struct bt_rpc_stream *s, bt_rpc_accept_fn fn, void *arg)
 {
-    /* In a batch of its own: it alone says that the client went away. */
+    /* In its own batch: only this op reports that the client is gone. */
     grpc_op end = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
     end.data.recv_close_on_server.cancelled = &s->cancelled;
     start(s, &end, 1, &s->op_end);
@@ -445,7 +446,7 @@ void bt_rpc_stream_start_server(struct bt_rpc_stream *s, bt_rpc_accept_fn fn, vo
 
     s->refs++; /* fn may close the stream */
     fn(arg, s);
-    BT_ASSERT(s->owner_gone || s->ops.on_close != NULL); /* accept must set ops */
+    BT_ASSERT(s->owner_gone || s->ops.on_close != NULL); /* accept must have set ops */
     if (s->owner_gone) {
         s->recv_done = true;
     } else {

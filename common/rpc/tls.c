@@ -1,6 +1,6 @@
-/* The files of a bt_tls, what is wrong with them, and when they change. gRPC reads certificate and
- * key for itself, from the same files at the same pace; what it is told to believe of others is in
- * tls_peer.c. Loop's thread, but for what struct bt_tls says. */
+/* The files of a bt_tls: reads and checks them, and watches them for changes. gRPC reads
+ * certificate and key itself, from the same files and at the same interval. tls_peer.c checks the
+ * peers' certificates. Loop's thread, except as struct bt_tls says. */
 #include "common/rpc/tls.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 #define REMIND_S    86400u
 #define HOW_TO_MAKE "docs/OPERATING.md tells how to make one"
 
-/* What one reading of the files has found. */
+/* The result of reading the files once. */
 struct reading {
     struct bt_cert_ca *ca;
     struct bt_tls_revoked *revoked;
@@ -118,7 +118,8 @@ static bt_status_t check_cert(struct bt_tls *t, struct reading *r, const char *c
     if (st != BT_OK) {
         return fault(t, "cert", file, err, cap, "%s", why);
     }
-    if (t->host_names) { /* what such servers ask of clients may be another CA's than their own */
+    /* The CA for such servers may not be the CA of this process's own certificate. */
+    if (t->host_names) {
         return r->own.not_after_s > now_s
                    ? BT_OK
                    : fault(t, "cert", file, err, cap, "it expired; %s", HOW_TO_MAKE);
@@ -178,7 +179,7 @@ static bt_status_t read_all(struct bt_tls *t, struct reading *r, char *err, size
 static void take_stamps(struct bt_tls *t, struct bt_tls_stamp to[BT_TLS_FILES])
 {
     for (int i = 0; i < BT_TLS_FILES; i++) {
-        struct stat st = {0}; /* of a file that is missing */
+        struct stat st = {0}; /* zeros if the file is missing */
         if (t->files[i] != NULL) {
             (void)stat(t->files[i], &st);
         }
@@ -277,7 +278,8 @@ bt_status_t bt_tls_create(const struct bt_tls_config *conf, struct bt_tls **tls_
     t->files[BT_TLS_KEY] = bt_strdup(conf->private_key);
     t->files[BT_TLS_REVOKED] = conf->revoked != NULL ? bt_strdup(conf->revoked) : NULL;
     pthread_mutex_init(&t->lock, NULL);
-    take_stamps(t, t->stamps); /* before reading: what changes meanwhile is read again */
+    /* Before reading, so that files that change meanwhile are read again. */
+    take_stamps(t, t->stamps);
     if (read_all(t, &r, err, err_cap) != BT_OK) {
         bt_tls_unref(t);
         return BT_ERR_CONFIG;
@@ -286,7 +288,7 @@ bt_status_t bt_tls_create(const struct bt_tls_config *conf, struct bt_tls **tls_
     t->revoked = r.revoked;
     t->own = r.own;
     sigset_t all, old;
-    sigfillset(&all); /* its thread must not take signals that are the loop's */
+    sigfillset(&all); /* its thread must not take the loop's signals */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     bt_rpc_grpc_init();
     t->provider = grpc_tls_certificate_provider_file_watcher_create(
@@ -323,7 +325,8 @@ void bt_tls_release(struct bt_tls *t)
         bt_timer_stop(t->loop, &t->timer);
     }
     pthread_mutex_lock(&t->lock);
-    t->m_not_after = t->m_refused = NULL; /* the registry may go before gRPC's last channel */
+    t->m_not_after = t->m_refused = NULL; /* the registry may be destroyed before gRPC's last
+                                             channel */
     pthread_mutex_unlock(&t->lock);
     grpc_tls_certificate_provider_release(t->provider);
     t->provider = NULL;

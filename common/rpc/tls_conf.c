@@ -1,4 +1,5 @@
-/* From configuration to struct bt_tls. At start and end of a daemon, loop's thread. */
+/* Makes a struct bt_tls from the configuration. Called at a daemon's start and end, on the loop's
+ * thread. */
 #include "common/rpc/tls_conf.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
-/* Other people's certificates: checked in the handshake, and again by role for each call.
+/* Checks peers' certificates: in the handshake, and again by role for each call.
  *
- * gRPC would check the chain itself, but of a certificate that fails says only "certificate verify
- * failed", not whose it is nor why. So it is told to demand one and to leave the check to `verify`
- * below, which runs inside every handshake, before any byte of a call is read or sent: the same
- * check by the same CA, with the reason. */
+ * gRPC could check the chain itself, but then it reports only "certificate verify failed", neither
+ * whose certificate it is nor why it failed. So gRPC only requires a certificate, and `verify`
+ * below checks it with the same CA and gives the reason. It runs inside every handshake, before any
+ * byte of a call is read or sent. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,8 +38,8 @@ bool bt_tls_uri_is(const char *uri, const char *cluster, const char *role, const
     return true;
 }
 
-/* Counts; true if it is to be logged, which is once a minute for one text: who is refused comes
- * again every second. */
+/* Counts a refusal. Returns true if it is to be logged: the same text at most once a minute,
+ * because a refused peer tries again every second. */
 static bool note_refusal(struct bt_tls *t, const char *text)
 {
     uint64_t hash = bt_hash64(text, strlen(text), 0), now = bt_mono_ns();
@@ -120,7 +120,7 @@ static int verify(void *arg, grpc_tls_custom_verification_check_request *r,
     struct bt_cert c = {.subject = "nobody"};
     char why[300], text[700];
     (void)done;
-    (void)done_arg; /* the answer is given at once */
+    (void)done_arg; /* the result is given at once */
     if (check_peer(v, r, &c, why, sizeof(why))) {
         *status = GRPC_STATUS_OK;
         return 1;
@@ -142,7 +142,7 @@ static int verify(void *arg, grpc_tls_custom_verification_check_request *r,
 static void cancel(void *arg, grpc_tls_custom_verification_check_request *r)
 {
     (void)arg;
-    (void)r; /* nothing is pending: verify answers at once */
+    (void)r; /* no check is ever pending: verify answers at once */
 }
 
 static void destruct(void *arg)
@@ -160,7 +160,7 @@ static grpc_tls_credentials_options *make_options(struct bt_tls *t, bool server,
     grpc_tls_credentials_options_watch_root_certs(o);
     grpc_tls_credentials_options_watch_identity_key_cert_pairs(o);
     if (t->host_names) {
-        return o; /* gRPC's own check, of the chain and of the name that is dialed */
+        return o; /* gRPC's own check of the chain and of the dialed name */
     }
     struct verifier *v = bt_calloc(1, sizeof(*v));
     v->ext = (grpc_tls_certificate_verifier_external){
@@ -178,7 +178,8 @@ static grpc_tls_credentials_options *make_options(struct bt_tls *t, bool server,
             o, GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_BUT_DONT_VERIFY);
     } else {
         grpc_tls_credentials_options_set_verify_server_cert(o, 0);
-        grpc_tls_credentials_options_set_check_call_host(o, 0); /* names are roles, not hosts */
+        /* Certificates name roles, not hosts. */
+        grpc_tls_credentials_options_set_check_call_host(o, 0);
     }
     return o;
 }
@@ -214,7 +215,7 @@ bool bt_tls_call_is(struct bt_tls *t, grpc_call *call, const char *role, const c
     return is;
 }
 
-/* The certificate that the other end of a call showed; false: none is known (yet). */
+/* Reads the certificate of the other end of a call; false: none is known (yet). */
 static bool read_peer(grpc_call *call, struct bt_cert *c)
 {
     char why[100];
@@ -295,7 +296,8 @@ bool bt_tls_log(const char *file, const char *message)
         return false;
     }
     if (strstr(message, "No match found for server name") != NULL) {
-        return true; /* a server looks for a host name in its certificate, which names a role */
+        return true; /* the server's certificate names a role, so do not compare it with the host
+                        name */
     }
     for (size_t i = 0; i < BT_ARRAY_LEN(known); i++) {
         if (strstr(message, known[i][0]) != NULL) {

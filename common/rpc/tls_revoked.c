@@ -1,6 +1,7 @@
-/* Certificates that count no more although their CA made them and their time is not over: a list in
- * a text file, one certificate a line, by its SHA-256 fingerprint or its serial number. Pure but
- * for the file; any thread, under the lock of the bt_tls that has the list. */
+/* Revoked certificates: they are made by the CA and have not expired, but are no longer accepted.
+ * The list is a text file with one certificate a line, by its SHA-256 fingerprint or its serial
+ * number. Pure except for reading the file; any thread, under the lock of the bt_tls that has the
+ * list. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 
 #include "common/rpc/tls_priv.h"
 
-#define LINES_MAX 4096u /* 250 bytes each; a longer list belongs into a new CA */
+#define LINES_MAX 4096u /* of up to 250 bytes; a list that needs more calls for a new CA */
 
 struct bt_tls_revoked {
     size_t n;
@@ -18,8 +19,8 @@ struct bt_tls_revoked {
     } list[];
 };
 
-/* Copies hexadecimal digits in lower case, without the colons that openssl prints and without
- * leading zeros of a serial number. False: there is something else in it, or too much. */
+/* Copies hexadecimal digits in lower case, without openssl's colons and without a serial number's
+ * leading zeros. False: the text has other characters or is too long. */
 static bool take_hex(const char *from, size_t len, bool serial, char to[BT_CERT_ID_MAX])
 {
     size_t n = 0;
