@@ -1,7 +1,7 @@
 /* Listener, connections, limits and timeouts of common/http. Loop thread. Plain TCP: a TLS layer
- * would replace conn_recv and conn_send and nothing else. The parser is http_parse.c, responses
- * are http_reply.c. A connection is closed, and its handler told, only from the loop's own
- * callbacks, never inside a bt_http_ call of a handler. */
+ * would replace conn_recv and conn_send and nothing else. The parser is http_parse.c, responses are
+ * http_reply.c. A connection is closed, and its handler is told, only in the loop's own callbacks,
+ * never inside a bt_http_ call of a handler. */
 #include "common/http/http.h"
 
 #include <errno.h>
@@ -22,28 +22,35 @@
 #include "common/log/log.h"
 
 #define ACCEPTS_PER_TURN 32
-#define ACCEPT_PAUSE_MS  100            /* after accept failed for want of memory or descriptors */
-#define ACCEPT_SAY_NS    60000000000ull /* a line a minute at most: ten failures a second */
-#define READ_BYTES       (64 * 1024)
-#define LINGER_MS        1000
-/* An answer that waits for its client goes on by so much a second, over the idle timeout, or it
- * ends: else a few clients that read a byte a minute would hold memory for days. 64 kbit/s are
- * below every link that is used for this, and as much as an event stream of 40 tokens a second. */
-#define READ_BYTES_PER_S  8192
-#define LOOKS             2 /* during the idle timeout */
-#define PROBE_MS          500
-#define PROBES_MAX        2 /* the second for clients behind a proxy: see probe() */
-#define LINGER_BYTES      (16 * 1024 * 1024)
-#define REFUSED_CONNS_MAX 128 /* above conns_max: told 503; above that, closed unheard */
-/* Of a turn of the loop, for input with the handlers that it runs, and for output of handlers that
- * answer later. What there is no time for comes in the next turn, connections by turns. */
-#define INPUT_NS           4000000ull
-#define FLUSH_NS           4000000ull
-#define VISIT_NS           200000ull /* of a connection that had to wait, for more than one request */
-#define PIPELINE_OUT_BYTES (64 * 1024) /* no next pipelined request while that much is unsent */
-#define PULL_BELOW         (BT_HTTP_PIECE / 2) /* unsent: then a pulled answer gives its next piece */
-/* Bytes that the kernel takes from us and has not sent yet: enough for one to be written while the
- * last is on its way. What a client does not read waits in its answer's source, not there. */
+/* After accept failed because memory or descriptors were missing. */
+#define ACCEPT_PAUSE_MS 100
+/* At most one log line a minute; there may be ten failures a second. */
+#define ACCEPT_SAY_NS 60000000000ull
+#define READ_BYTES    (64 * 1024)
+#define LINGER_MS     1000
+/* A client must read a waiting answer at least at this rate, averaged over the idle timeout.
+ * Otherwise the connection is closed: else a few clients that read a byte a minute would hold
+ * memory for days. 64 kbit/s is less than every usual link has, and as much as an event stream of
+ * 40 tokens a second needs. */
+#define READ_BYTES_PER_S 8192
+#define LOOKS            2 /* checks during the idle timeout */
+#define PROBE_MS         500
+#define PROBES_MAX       2 /* the second one is for clients behind a proxy: see probe() */
+#define LINGER_BYTES     (16 * 1024 * 1024)
+/* Connections above conns_max that get a 503; further ones are closed at once. */
+#define REFUSED_CONNS_MAX 128
+/* Time of a turn of the loop for input, including its handlers, and for output of handlers that
+ * answer later. Connections that get no time are served in the next turn, in order. */
+#define INPUT_NS 4000000ull
+#define FLUSH_NS 4000000ull
+#define VISIT_NS 200000ull /* for further requests of a connection that had to wait */
+/* With this much unsent no further pipelined request is read. */
+#define PIPELINE_OUT_BYTES (64 * 1024)
+/* A pulled answer gives its next piece when less than this is unsent. */
+#define PULL_BELOW (BT_HTTP_PIECE / 2)
+/* Limit of bytes that the kernel has taken and not sent: enough to write one piece while the
+ * previous one is being sent. What a client does not read then waits in the answer's source, not in
+ * the kernel. */
 #define KERNEL_UNSENT (128 * 1024)
 
 void bt_http_options_default(struct bt_http_options *o)
@@ -57,7 +64,7 @@ void bt_http_options_default(struct bt_http_options *o)
                                   .out_total = 128 * 1024 * 1024};
 }
 
-/* ---- the seam for TLS ---- */
+/* ---- the place for TLS ---- */
 
 static ssize_t conn_recv(struct bt_http_conn *c, void *buf, size_t cap)
 {
@@ -69,7 +76,7 @@ static ssize_t conn_send(struct bt_http_conn *c, const void *buf, size_t len)
     return send(c->fd, buf, len, MSG_NOSIGNAL);
 }
 
-/* ---- a connection's end ---- */
+/* ---- the end of a connection ---- */
 
 static size_t out_pending(const struct bt_http_conn *c)
 {
@@ -95,7 +102,8 @@ static void conn_close(struct bt_http_conn *c)
     if (r != NULL) {
         r->conn = NULL;
     }
-    if (r != NULL && r->on_gone != NULL) { /* else the handler ends it some time, into the void */
+    /* Without on_gone the handler ends the request later, and its output is dropped. */
+    if (r != NULL && r->on_gone != NULL) {
         r->in_gone = true;
         r->note = c->trace.note; /* on_gone may complete it */
         r->on_gone(r->on_gone_arg);
@@ -107,15 +115,15 @@ static void conn_close(struct bt_http_conn *c)
     free(c);
 }
 
-/* The server ends it, for a reason that the client has given. */
+/* The server closes the connection because of the client's behaviour. */
 static void conn_cut(struct bt_http_conn *c)
 {
     c->trace.cut = true;
     conn_close(c);
 }
 
-/* Bytes of our output that the client's machine has. What it has and the client does not read is
- * not much. */
+/* Output bytes that the client's machine has acknowledged. The part that the client has not read
+ * yet is small. */
 static uint64_t taken(const struct bt_http_conn *c)
 {
     int left = 0;
@@ -125,19 +133,21 @@ static uint64_t taken(const struct bt_http_conn *c)
     return c->sent - BT_MIN((uint64_t)left, c->sent);
 }
 
-/* Does its answer wait for its client? One that makes its next piece as soon as there is room does,
- * even if there is just nothing unsent; a stream that has sent all its events does not. */
+/* Does its answer wait for the client to read? A pulled answer makes its next piece as soon as
+ * there is room, so it waits for the client even if nothing is unsent now. A stream that has sent
+ * all its events does not. */
 static bool is_read(const struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
     return out_pending(c) > 0 || (r != NULL && r->pull != NULL && !r->pull_waits);
 }
 
-/* Another look. False: the client has taken too little since the last but one. */
+/* Checks the rate again. False: the client has taken too little since the check before the last
+ * one. */
 static bool reads_on(struct bt_http_conn *c)
 {
     uint64_t now = taken(c), least = (uint64_t)READ_BYTES_PER_S * c->h->o.idle_timeout_ms / 1000;
-    /* What is not unsent at this moment waits for us. */
+    /* If nothing is unsent now, the client does not cause the delay. */
     bool slow = c->looks == LOOKS && out_pending(c) > 0 && now - c->taken[LOOKS - 1] < least;
     c->taken[1] = c->taken[0];
     c->taken[0] = now;
@@ -150,7 +160,7 @@ static void on_timeout(void *arg);
 static void set_timer(struct bt_http_conn *c, bt_http_timer_t kind, uint32_t ms)
 {
     if (c->timer_kind == kind) {
-        return; /* the deadline of a state runs from its beginning */
+        return; /* the deadline counts from the beginning of the state */
     }
     c->timer_kind = kind;
     if (kind == HTTP_TIMER_NONE) {
@@ -160,18 +170,19 @@ static void set_timer(struct bt_http_conn *c, bt_http_timer_t kind, uint32_t ms)
     }
 }
 
-/* Sets what epoll reports and which deadline runs, from the connection's state. */
+/* Sets the epoll events and the deadline by the connection's state. */
 static void conn_update(struct bt_http_conn *c)
 {
     const struct bt_http_options *o = &c->h->o;
-    bool waits = !bt_list_empty(&c->turn); /* it is known that it has something to do */
+    /* It is already in the list of connections with work to do. */
+    bool waits = !bt_list_empty(&c->turn);
     uint32_t events = out_pending(c) > 0 && !waits ? EPOLLOUT : 0;
     bool reading = c->state == HTTP_READING && c->in.len == c->in_off;
     if ((reading || c->state == HTTP_LINGERING) && !waits) {
         events |= EPOLLIN;
     }
     if (c->state == HTTP_ANSWERING && !c->half_closed) {
-        events |= EPOLLRDHUP; /* an idle stream's client is missed at once */
+        events |= EPOLLRDHUP; /* so that the end of an idle stream's client is noticed at once */
     }
     if (events != c->events) {
         c->events = events;
@@ -201,7 +212,7 @@ static void conn_update(struct bt_http_conn *c)
 
 /* ---- requests ---- */
 
-/* The connection's request, which the parser has read at least the header of. */
+/* Makes the connection's request; the parser has read at least its header. */
 static struct bt_http_req *req_create(struct bt_http_conn *c)
 {
     struct bt_http_req *r = bt_calloc(1, sizeof(*r));
@@ -226,7 +237,7 @@ static void dispatch(struct bt_http_conn *c)
     c->h->fn(c->h->arg, r);
 }
 
-/* " (conductor.http.NAME)" where limits are keys of a configuration. */
+/* Returns " (conductor.http.NAME)" if the limits are keys of a configuration. */
 static const char *key_text(const struct bt_http *h, const char *name, char text[64])
 {
     text[0] = '\0';
@@ -236,7 +247,7 @@ static const char *key_text(const struct bt_http *h, const char *name, char text
     return text;
 }
 
-/* Are there more bytes of bodies than may be, with so many more? Then the request is answered. */
+/* Would `more` bytes of bodies exceed the limit? Then the request is answered. */
 static bool no_room(struct bt_http_conn *c, uint64_t more)
 {
     char why[192], key[64];
@@ -265,7 +276,7 @@ static bool too_many_conns(struct bt_http_conn *c, uint64_t owner)
     return true;
 }
 
-/* The header is complete: may the body come? False: the request is answered. */
+/* The header is complete: may the body come? False: the request was answered. */
 static bool ask(struct bt_http_conn *c)
 {
     bool accepted = c->h->o.head == NULL;
@@ -307,7 +318,7 @@ static void refuse(struct bt_http_conn *c, const struct bt_http_parser *p)
     bt_http_reply_error(c, p->status, why);
 }
 
-/* Parses up to the end of a header or of a request; returns the number of bytes taken. */
+/* Parses up to the end of a header or request; returns the number of bytes used. */
 static size_t conn_feed(struct bt_http_conn *c, const char *data, size_t len)
 {
     struct bt_http_parser *p = &c->parser;
@@ -340,7 +351,7 @@ static size_t conn_feed(struct bt_http_conn *c, const char *data, size_t len)
     }
     if (p->phase == BT_HTTP_REFUSE) {
         refuse(c, p);
-        return len; /* what follows a bad request is not a request */
+        return len; /* the bytes after a bad request are not a request */
     }
     if (p->phase == BT_HTTP_DONE && p->skip) {
         bt_http_parser_reset(p);
@@ -349,7 +360,7 @@ static size_t conn_feed(struct bt_http_conn *c, const char *data, size_t len)
     return used;
 }
 
-/* Parses the input that waits in c->in, one request at most, and runs its handler. */
+/* Parses input from c->in, at most one request, and runs its handler. */
 static void conn_advance(struct bt_http_conn *c)
 {
     c->in_off += conn_feed(c, c->in.data + c->in_off, c->in.len - c->in_off);
@@ -362,25 +373,27 @@ static void conn_advance(struct bt_http_conn *c)
     }
 }
 
-/* The client has ended its sending side: a program that has asked all that it wants and waits for
- * the answer (nc -N, a socket in a script), or one that has left: its FIN looks the same. Bytes
- * tell: who has left resets the connection. They are such as change no answer: before it begins an
- * interim response, which every HTTP/1.1 client passes over; in it the first digit of the next
- * chunk's size (RFC 9112, 7.1: any number of digits). A proxy that passes a FIN on learns of its
- * client's reset from the first ones, and resets us for the second. HTTP/1.0 has nothing of the
- * kind: there a FIN is taken for leaving. */
+/* The client has closed its sending side. Either it is a program that has sent all its requests and
+ * waits for the answer (nc -N, a socket in a script), or it has gone: the FIN is the same. Sending
+ * bytes shows the difference, because a client that has gone resets the connection. The bytes must
+ * not change the answer. Before the answer begins, an interim response is sent, which every
+ * HTTP/1.1 client ignores; within the answer, the first digit of the next chunk's size (RFC 9112,
+ * 7.1: any number of digits is allowed). A proxy that forwards a FIN gets its client's reset after
+ * the first bytes, and resets this connection after the second ones. HTTP/1.0 has no such bytes, so
+ * there a FIN counts as gone. */
 static void probe(struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
     c->half_closed = true;
     c->probes++;
     if (r->started && (r->head_only || !r->chunked)) {
-        return; /* its answer is complete but for the end, or every byte of it counts */
+        return; /* the answer is complete except for its end, or has no place for additional
+                   bytes */
     }
     bt_buf_puts(&c->out, r->started ? "0" : "HTTP/1.1 100 Continue\r\n\r\n");
 }
 
-/* Sends what it can. False: the client is gone. */
+/* Sends as much as it can. False: the client is gone. */
 static bool conn_flush(struct bt_http_conn *c)
 {
     while (out_pending(c) > 0) {
@@ -408,10 +421,10 @@ static bool conn_flush(struct bt_http_conn *c)
     return true;
 }
 
-/* ---- bounds of output ---- */
+/* ---- limits of output ---- */
 
-/* Brings h->unsent up to date. False: all connections together have too much unsent, and this one
- * has most of it. If it is another one, that is closed. */
+/* Updates h->unsent. False: all connections together have too much unsent, and this one has the
+ * most. If another one has the most, that one is closed. */
 static bool count_unsent(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
@@ -437,7 +450,7 @@ static bool count_unsent(struct bt_http_conn *c)
 
 static void pull_some(void *arg);
 
-/* Its answer is pulled, and the client has taken what there was. */
+/* Is the answer pulled, and has the client taken the last piece? */
 static bool wants_piece(const struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
@@ -460,7 +473,7 @@ static void queue_pull(struct bt_http_conn *c)
 
 static void serve_turns(void *arg);
 
-/* Is there time for input in this turn of the loop? It begins with the first input. */
+/* Is there time for input in this turn of the loop? The time begins with the first input. */
 static bool has_time(struct bt_http *h)
 {
     uint64_t turn_ns = bt_loop_turn_ns(h->loop);
@@ -471,13 +484,13 @@ static bool has_time(struct bt_http *h)
     return bt_mono_ns() < h->until_ns;
 }
 
-/* ... and has nobody waited longer for it? */
+/* ... and does no other connection wait longer? */
 static bool may_serve(struct bt_http *h)
 {
     return bt_list_empty(&h->turns) && has_time(h);
 }
 
-/* May the connection that is served have another request? */
+/* May the connection that is being served have another request? */
 static bool may_go_on(struct bt_http *h)
 {
     return may_serve(h) || (bt_mono_ns() < h->visit_ns && has_time(h));
@@ -494,15 +507,16 @@ static void wait_turn(struct bt_http_conn *c)
     }
 }
 
-/* Has it a whole or a part of a request that can be read now, sent ahead of the answer before? */
+/* Does it have input that can be read now: a request, or part of one, sent before the last
+ * answer? */
 static bool has_pipelined(const struct bt_http_conn *c)
 {
     return c->state == HTTP_READING && c->in.len > c->in_off &&
            out_pending(c) <= PIPELINE_OUT_BYTES;
 }
 
-/* Brings a connection to rest after anything happened to it: sends, goes on with pipelined input
- * as long as there is time, closes what is over. The connection may be gone afterwards. */
+/* Completes the work of a connection after any event: sends, continues with pipelined input while
+ * there is time, closes it if it has ended. The connection may be freed afterwards. */
 static void conn_settle(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
@@ -541,7 +555,7 @@ static void conn_settle(struct bt_http_conn *c)
     }
 }
 
-/* Those whose answers are pulled take turns, for one slice of a turn of the loop. */
+/* Serves connections with pulled answers in turn, for one slice of a turn of the loop. */
 static void pull_some(void *arg)
 {
     struct bt_http *h = arg;
@@ -554,14 +568,14 @@ static void pull_some(void *arg)
             bt_http_req_pull(c->req);
             h->current = NULL;
         }
-        conn_settle(c); /* puts it behind the others if it wants more */
+        conn_settle(c); /* adds it at the end of the list if it wants more */
     }
     if (!bt_list_empty(&h->pulling)) {
         bt_timer_start(h->loop, &h->pull_timer, 0, 0, pull_some, h);
     }
 }
 
-/* Those that become dirty meanwhile are behind the others. */
+/* Connections that become dirty meanwhile are added at the end of the list. */
 static void flush_all(void *arg)
 {
     struct bt_http *h = arg;
@@ -595,7 +609,8 @@ static void on_timeout(void *arg)
         set_timer(c, kind, c->h->o.idle_timeout_ms / LOOKS);
         return;
     }
-    if (kind != HTTP_TIMER_WRITE && !bt_list_empty(&c->turn)) { /* what it has sent waits for us */
+    /* The client has sent input, and waits for this server. */
+    if (kind != HTTP_TIMER_WRITE && !bt_list_empty(&c->turn)) {
         conn_update(c);
         return;
     }
@@ -629,7 +644,7 @@ static bool conn_read(struct bt_http_conn *c)
         if (out_pending(c) == 0) {
             return false;
         }
-        c->state = HTTP_CLOSING; /* it may still read our last answer */
+        c->state = HTTP_CLOSING; /* the client may still read the last answer */
         return true;
     }
     size_t used = conn_feed(c, c->h->scratch, (size_t)n);
@@ -642,7 +657,7 @@ static bool conn_read(struct bt_http_conn *c)
     return true;
 }
 
-/* Reads once, if there is input, and goes on. The connection may be gone afterwards. */
+/* Reads once, if there is input, and continues. The connection may be freed afterwards. */
 static void serve(struct bt_http_conn *c)
 {
     bool reads = c->readable;
@@ -659,7 +674,8 @@ static void serve(struct bt_http_conn *c)
     conn_settle(c);
 }
 
-/* The first of those who wait: at least one request of it. If it has more then, it is the last. */
+/* Serves the connection that waits longest: at least one request. If it has more, it goes to the
+ * end of the list. */
 static void serve_first(struct bt_http *h)
 {
     struct bt_http_conn *c = BT_CONTAINER_OF(h->turns.next, struct bt_http_conn, turn);
@@ -704,14 +720,14 @@ static void on_conn(void *arg, uint32_t events)
         serve(c);
     } else {
         wait_turn(c);
-        conn_update(c); /* epoll need not tell again */
+        conn_update(c); /* epoll need not report it again */
     }
 }
 
 /* ---- accepting ---- */
 
-/* A client whose machine is gone sends no FIN: what it does not acknowledge for the idle time, or
- * unanswered probes while we have nothing to send, end its connection. */
+/* A client whose machine has gone sends no FIN. Its connection ends if it does not acknowledge data
+ * for the idle time or, while there is no data to send, does not answer probes. */
 static void miss_the_vanished(int fd, uint32_t idle_timeout_ms)
 {
     unsigned ms = idle_timeout_ms;
@@ -762,8 +778,8 @@ static void accept_again(void *arg)
     }
 }
 
-/* No descriptor (or memory) for a new client: one spare descriptor lets us tell it so; then the
- * listener rests, because epoll would report it at once again. */
+/* There is no descriptor (or memory) for a new client. With the spare descriptor the client gets an
+ * answer. Then the listener pauses, because epoll would report the next client at once. */
 static void accept_failed(struct bt_http *h, int error)
 {
     static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
@@ -800,7 +816,8 @@ static void refuse_conn(struct bt_http_conn *c)
     bt_http_reply_error(c, 503, why);
 }
 
-/* A stranger makes room for a newer one: who means well is one for a moment only. */
+/* Closes a stranger to make room for a newer one: a normal client is a stranger only for a
+ * moment. */
 static void evict(struct bt_http_conn *c)
 {
     static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
@@ -831,7 +848,7 @@ static void on_accept(void *arg, uint32_t events)
             if (e == EAGAIN || e == EWOULDBLOCK) {
                 return;
             }
-            continue; /* that client's own misfortune: ECONNABORTED, EPROTO, ... */
+            continue; /* an error of that client's connection only: ECONNABORTED, EPROTO, ... */
         }
         if (h->n_conns >= h->o.conns_max + REFUSED_CONNS_MAX) {
             close(fd);
@@ -853,7 +870,7 @@ static void on_accept(void *arg, uint32_t events)
 
 /* ---- creation and end ---- */
 
-/* "host:port" or "[v6]:port" into two strings. */
+/* Splits "host:port" or "[v6]:port" into two strings. */
 static bool split_listen(const char *listen, char *host, size_t host_cap, const char **port_p)
 {
     const char *colon = strrchr(listen, ':');
@@ -927,7 +944,7 @@ bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o
     struct bt_http *h = bt_calloc(1, sizeof(*h));
     h->loop = loop;
     h->o = *o;
-    h->o.listen = NULL; /* the caller's string may go */
+    h->o.listen = NULL; /* the string belongs to the caller */
     h->fn = fn;
     h->arg = arg;
     h->listen_fd = fd;

@@ -1,6 +1,6 @@
-/* HTTP/1.1 request parser. Pure; see http_parse.h. The head is collected byte by byte into one
- * buffer (16 KiB at most), each line is checked and cut into strings in place when its CRLF is
- * there; bodies are copied in runs. */
+/* HTTP/1.1 request parser. Pure; see http_parse.h. It collects the head byte by byte in one buffer
+ * (16 KiB at most). Each line is checked, and split into strings in place, when its CRLF has come.
+ * Bodies are copied in blocks. */
 #include "common/http/http_parse.h"
 
 #include <string.h>
@@ -111,7 +111,7 @@ static bool is_blank(char c)
 
 /* ---- the request line ---- */
 
-/* Decodes %XX in place; refuses bad escapes and what decodes to a control character. */
+/* Decodes %XX in place; refuses bad escapes, and escapes of control characters. */
 static bool decode_path(struct bt_http_parser *p, char *s)
 {
     char *to = s;
@@ -180,8 +180,8 @@ static bool take_version(struct bt_http_parser *p, const char *v)
     return true;
 }
 
-/* An unknown method is often the rest of a body whose length somebody else saw differently: it
- * ends the connection instead of reaching a handler. */
+/* An unknown method is often the rest of a body whose length a proxy saw differently. So it ends
+ * the connection instead of reaching a handler. */
 static bool known_method(const char *m)
 {
     static const char *const known[] = {"GET", "POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"};
@@ -273,7 +273,7 @@ static void take_connection(struct bt_http_parser *p, const char *v)
     }
 }
 
-/* What a field means for framing. */
+/* Handles a field that affects framing. */
 static bool take_framing_field(struct bt_http_parser *p, const char *name, const char *value)
 {
     bool length = strcasecmp(name, "content-length") == 0;
@@ -334,7 +334,7 @@ static bool take_field(struct bt_http_parser *p, char *line, size_t len)
         return refuse(p, 431, "more than 64 header fields");
     }
     if (p->trailer) {
-        p->n_trailers++; /* checked and forgotten */
+        p->n_trailers++; /* checked and then ignored */
     } else {
         p->fields[p->n_fields++] = (struct bt_http_field){
             .name = (uint32_t)(line - p->head.data), .value = (uint32_t)(value - p->head.data)};
@@ -342,7 +342,7 @@ static bool take_field(struct bt_http_parser *p, char *line, size_t len)
     return take_framing_field(p, line, value);
 }
 
-/* The blank line behind the fields. */
+/* Handles the empty line after the fields. */
 static bool end_of_fields(struct bt_http_parser *p)
 {
     if (p->hosts == 0 && !p->http10) {
@@ -368,11 +368,11 @@ static bool end_of_fields(struct bt_http_parser *p)
     return true;
 }
 
-/* A line of the head without its CRLF; line[len] is NUL. */
+/* Handles a line of the head without its CRLF; line[len] is NUL. */
 static bool take_line(struct bt_http_parser *p, char *line, size_t len)
 {
     if (p->step == STEP_REQUEST_LINE) {
-        if (len == 0) { /* RFC 9112, 2.2: one empty line before a request is forgiven */
+        if (len == 0) { /* RFC 9112, 2.2: one empty line before a request is allowed */
             if (p->blank_seen) {
                 return refuse(p, 400, "empty lines instead of a request");
             }
@@ -395,8 +395,8 @@ static bool take_line(struct bt_http_parser *p, char *line, size_t len)
     return end_of_fields(p);
 }
 
-/* Head bytes: each is checked as it comes, so that a request that will never be whole is refused
- * at its first wrong byte. */
+/* Parses bytes of the head. Each is checked as it comes, so that a bad request is refused at its
+ * first wrong byte. */
 static size_t parse_head(struct bt_http_parser *p, const char *data, size_t len)
 {
     size_t i = 0;
@@ -460,9 +460,10 @@ static bool chunk_line_ended(struct bt_http_parser *p)
     return true;
 }
 
-/* One byte of a chunk extension: ;name, ;name=token, ;name="quoted" (RFC 9112, 7.1.1), without
- * the optional blanks that nobody sends. They mean nothing to us; they are read strictly because a
- * recipient that reads them otherwise finds the end of the line elsewhere. */
+/* Parses one byte of a chunk extension: ;name, ;name=token, ;name="quoted" (RFC 9112, 7.1.1),
+ * without the optional blanks, which no client sends. Extensions are ignored, but must be parsed
+ * strictly: otherwise this server and a proxy could find the end of the line at different
+ * places. */
 static bool parse_ext_byte(struct bt_http_parser *p, unsigned char c)
 {
     static const char bad[] = "malformed chunk extension";
@@ -504,7 +505,7 @@ static bool parse_ext_byte(struct bt_http_parser *p, unsigned char c)
     return true;
 }
 
-/* One byte of chunk framing (everything but the data). */
+/* Parses one byte of chunk framing (everything but the data). */
 static bool parse_chunk_byte(struct bt_http_parser *p, unsigned char c)
 {
     switch (p->step) {

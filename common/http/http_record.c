@@ -1,6 +1,6 @@
-/* What common/http tells about a request when it is over (options.ended): an id, bytes, times and
- * how it ended. A connection has one record at a time: the next pipelined request closes the last
- * one, whose answer is in the output before it. Loop thread. */
+/* What common/http reports about a request at its end (options.ended): an id, bytes, times and how
+ * it ended. A connection has one record at a time: the next pipelined request completes the
+ * previous one, whose answer is earlier in the output. Loop thread. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,7 +40,7 @@ void bt_http_record_client(struct bt_http_conn *c, const struct sockaddr_storage
     }
 }
 
-/* The record is complete; end: position in the output up to which the response was sent. */
+/* Reports the record. end: the output position up to which the response was sent. */
 static void tell(struct bt_http_conn *c, bt_http_ending_t ending, uint64_t end)
 {
     struct bt_http_trace *t = &c->trace;
@@ -68,7 +68,7 @@ void bt_http_record_begin(struct bt_http_conn *c)
     if (c->h->o.ended == NULL) {
         return;
     }
-    if (t->open) { /* the request before; its client has sent this one behind it */
+    if (t->open) { /* the previous request; the client has sent this one behind it */
         tell(c, t->cut ? BT_HTTP_CUT : BT_HTTP_COMPLETE, t->out_end);
     }
     t->open = true;
@@ -76,11 +76,11 @@ void bt_http_record_begin(struct bt_http_conn *c)
     t->began_ns = c->first_byte_ns != 0 ? c->first_byte_ns : bt_mono_ns();
     c->first_byte_ns = 0;
     const char *id = NULL;
-    if (p->path > 0) { /* the request line was read, and the fields before what was refused */
+    if (p->path > 0) { /* the request line was read, and the fields before the bad one */
         const char *text = p->head.data;
         snprintf(t->method, sizeof(t->method), "%s", text + p->method);
         snprintf(t->path, sizeof(t->path), "%s", text + p->path);
-        /* Of two different ids neither is taken. */
+        /* If there are two different ids, neither is used. */
         id = bt_http_parser_ambiguous(p, "x-request-id") ? NULL
                                                          : bt_http_parser_field(p, "x-request-id");
     } else {

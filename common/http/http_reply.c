@@ -1,6 +1,6 @@
 /* Responses of common/http: status line, fields, bodies with a length, chunked streams. Everything
  * is appended to the connection's output; http.c sends it at the end of the loop's turn, so that
- * one turn's writes leave in one system call. Loop thread. */
+ * the writes of one turn need only one system call. Loop thread. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ static const char *reason(int status)
     return "Status";
 }
 
-/* The Date field's value, made once a second. */
+/* The Date field's value, updated once a second. */
 static const char *date(struct bt_http *h)
 {
     uint64_t now = bt_real_ns();
@@ -63,7 +63,7 @@ static const char *date(struct bt_http *h)
     return h->date;
 }
 
-/* Status line and fields. length < 0: unknown. */
+/* Appends status line and fields. length < 0: unknown. */
 static void put_head(struct bt_http_conn *c, int status, const char *type, int64_t length,
                      bool chunked, const struct bt_buf *more)
 {
@@ -94,7 +94,8 @@ void bt_http_reply_error(struct bt_http_conn *c, int status, const char *why)
 {
     char body[512], text[256];
     size_t at = 0;
-    for (const char *w = why; *w != '\0' && at + 2 < sizeof(text); w++) { /* our words, no bytes */
+    /* A text of this program, never client data. */
+    for (const char *w = why; *w != '\0' && at + 2 < sizeof(text); w++) {
         if (*w == '"' || *w == '\\') {
             text[at++] = '\\';
         }
@@ -112,7 +113,7 @@ void bt_http_reply_error(struct bt_http_conn *c, int status, const char *why)
     static char retry_text[] = "Retry-After: 1\r\n";
     const struct bt_buf retry = {.data = retry_text, .len = sizeof(retry_text) - 1};
     c->close_after = true;
-    if (!c->trace.open || c->trace.answered) { /* it is no request, or no header of one */
+    if (!c->trace.open || c->trace.answered) { /* there was no request, or no complete header */
         bt_http_record_begin(c);
     }
     bool later = status == 503 || status == 429;
@@ -121,7 +122,7 @@ void bt_http_reply_error(struct bt_http_conn *c, int status, const char *why)
     bt_http_record_answered(c, false);
     c->state = HTTP_CLOSING;
     c->announced = 0;
-    bt_http_parser_reset(&c->parser); /* nobody reads on: its memory goes now */
+    bt_http_parser_reset(&c->parser); /* no more input is parsed, so free the memory now */
     bt_http_conn_dirty(c);
 }
 
@@ -134,7 +135,7 @@ void bt_http_req_free(struct bt_http_req *r)
     free(r);
 }
 
-/* The handler is done with r: the connection goes on to the next request or closes. */
+/* The handler has finished r: the connection continues with the next request, or closes. */
 static void finish(struct bt_http_req *r, bool close_now)
 {
     struct bt_http_conn *c = r->conn;
@@ -176,7 +177,8 @@ void bt_http_add_header(struct bt_http_req *r, const char *name, const char *val
     bt_buf_printf(&r->headers, "%s: ", name);
     size_t from = r->headers.len;
     bt_buf_puts(&r->headers, value);
-    for (size_t i = from; i < r->headers.len; i++) { /* a value can never end the field */
+    /* A line break in a value would end the field. */
+    for (size_t i = from; i < r->headers.len; i++) {
         unsigned char ch = (unsigned char)r->headers.data[i];
         if (ch < 0x20 || ch == 0x7f) {
             r->headers.data[i] = ' ';
@@ -278,7 +280,7 @@ void bt_http_req_pull(struct bt_http_req *r)
     bt_http_pull_t what = r->pull(r->pull_arg, piece);
     bt_http_write(r, piece->data, piece->len);
     if (piece->cap > 4 * BT_HTTP_PIECE) {
-        bt_buf_cleanup(piece); /* one that was much longer than asked for */
+        bt_buf_cleanup(piece); /* if it is much longer than requested */
     }
     if (what == BT_HTTP_END) {
         bt_http_end(r);
@@ -292,7 +294,7 @@ void bt_http_abort(struct bt_http_req *r)
     finish(check(r), true);
 }
 
-/* ---- the request, as the handler reads it ---- */
+/* ---- the request for the handler ---- */
 
 const char *bt_http_method(const struct bt_http_req *r)
 {
@@ -327,7 +329,7 @@ const void *bt_http_body(const struct bt_http_req *r, size_t *len_p)
 
 char *bt_http_take_body(struct bt_http_req *r, size_t *len_p)
 {
-    bt_buf_reserve(&r->parser.body, 0); /* not NULL */
+    bt_buf_reserve(&r->parser.body, 0); /* so that the pointer is not NULL */
     *len_p = r->parser.body.len;
     return bt_buf_take(&r->parser.body);
 }

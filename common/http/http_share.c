@@ -1,14 +1,14 @@
-/* Who has how much of the server: connections and buffered request bytes by owner (whoever the head
- * function names, else the client's address), and the strangers, connections whose client has not
- * had a request accepted yet. One owner may have at most as much as it leaves free to others, so
- * half if nobody else has any, and a newcomer always finds something. Loop thread. */
+/* Who uses how much of the server. Connections and buffered request bytes are counted for each
+ * owner (given by the head function, else the client's address), and for strangers: connections
+ * with no accepted request yet. One owner may have at most as much as it leaves free for others:
+ * half, if there is no other owner. So there is always room for a newcomer. Loop thread. */
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/http/http_priv.h"
 
-#define BY_ADDRESS (1ull << 63) /* names that the head function does not give */
+#define BY_ADDRESS (1ull << 63) /* marks owners that the head function did not give */
 
 static struct bt_http_owner *ref(struct bt_http *h, uint64_t id)
 {
@@ -31,7 +31,8 @@ static void unref(struct bt_http *h, struct bt_http_owner *o)
     }
 }
 
-/* An IPv4 address, or the network of an IPv6 one: a host has all of its last 64 bits. */
+/* An IPv4 address, or the network of an IPv6 address, as a host can use all addresses with its last
+ * 64 bits. */
 static uint64_t address_id(const struct bt_http *h, const struct sockaddr_storage *at)
 {
     const void *p = &((const struct sockaddr_in *)at)->sin_addr;
@@ -117,8 +118,8 @@ bool bt_http_share_own(struct bt_http_conn *c, uint64_t id)
     return h->o.head == NULL || c->owner->conns <= BT_MAX(free_conns, 1u);
 }
 
-/* What a header announces is reserved, so that a body that was let in is not refused half way
- * because others have come since. */
+/* Reserves the length that a header announces, so that an accepted body is not refused halfway
+ * because other requests have come meanwhile. */
 void bt_http_share_count(struct bt_http_conn *c)
 {
     size_t held = BT_MAX(c->parser.body.len, c->announced) + (c->in.len - c->in_off) +

@@ -48,7 +48,7 @@ bt_status_t bt_status_page_create(struct bt_loop *loop, const char *listen,
     bt_http_options_default(&o);
     o.listen = listen;
     o.body_max = 4096;
-    o.conns_max = 64; /* a scraper and a few curious people */
+    o.conns_max = 64; /* enough for a scraper and a few people */
     o.strangers_max = o.conns_max / 2;
     struct bt_status_page *page = bt_calloc(1, sizeof(*page));
     page->metrics = metrics;
