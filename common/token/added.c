@@ -1,5 +1,5 @@
-/* Added tokens written out in a text: leftmost, then longest match over a sorted list that is
- * narrowed byte by byte. Pure after bt_added_index. */
+/* Finds added tokens in a text: the leftmost one, and there the longest, with a search in a sorted
+ * list that is narrowed byte by byte. Pure after bt_added_index. */
 #include <stdlib.h>
 #include <string.h>
 

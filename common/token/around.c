@@ -1,4 +1,4 @@
-/* The tokens around a text, where tokenizer_config.json decides them and not tokenizer.json. Called
+/* The tokens around a text, if tokenizer_config.json defines them instead of tokenizer.json. Called
  * at load. */
 #include <stdlib.h>
 #include <string.h>
@@ -7,9 +7,8 @@
 
 #define FILE_MAX ((size_t)16 << 20)
 
-/* Classes of transformers that make the post-processor anew from add_bos_token and add_eos_token
- * (their update_post_processor), whatever tokenizer.json has. Of the others it ignores both keys.
- */
+/* The classes of transformers that make the post-processor from add_bos_token and add_eos_token
+ * (update_post_processor), whatever tokenizer.json has. Other classes ignore both keys. */
 static bool decides(const json_t *config)
 {
     static const char *const classes[] = {"Llama", "CodeLlama", "Gemma", "Cohere"};
@@ -24,8 +23,8 @@ static bool decides(const json_t *config)
     return false;
 }
 
-/* Makes *around what `flag` says: the token that `key` names, or nothing. Neither is given: as
- * tokenizer.json has it. */
+/* Sets *around by `flag`: to the token that `key` names, or to nothing. If neither is given,
+ * tokenizer.json decides. */
 static bt_status_t set(const json_t *config, const char *flag, const char *key,
                        const struct bt_tokenizer *t, struct bt_tokens *around,
                        const struct bt_token_err *e)
@@ -59,7 +58,7 @@ bt_status_t bt_token_around_load(const char *dir, struct bt_tokenizer *t, char *
     bt_buf_init(&file);
     bt_status_t st = bt_token_read_file(path, FILE_MAX, &file, &e);
     if (st == BT_OK) {
-        /* Integers as reals: model_max_length may be 1e30 (template.c). */
+        /* Integers are read as reals: model_max_length may be 1e30 (template.c). */
         json_t *config =
             json_loadb(file.data == NULL ? "" : file.data, file.len,
                        JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
@@ -74,7 +73,7 @@ bt_status_t bt_token_around_load(const char *dir, struct bt_tokenizer *t, char *
         }
         json_decref(config);
     } else if (st == BT_ERR_NOT_FOUND) {
-        st = BT_OK; /* tokenizer.json alone is a tokenizer */
+        st = BT_OK; /* a tokenizer may have tokenizer.json alone */
     }
     bt_buf_cleanup(&file);
     free(path);

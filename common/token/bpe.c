@@ -107,8 +107,8 @@ static size_t add_symbol(struct bt_bpe *b, size_t n, uint32_t id)
     return n + 1;
 }
 
-/* One character that the vocabulary lacks: its bytes, or the unknown token, or nothing (the
- * reference implementation drops it as well). */
+/* Adds a character that the vocabulary lacks: as its bytes, as the unknown token, or not at all (as
+ * the reference implementation does). */
 static size_t add_unknown(struct bt_bpe *b, const struct bt_vocab *v, size_t n, const char *p,
                           size_t len)
 {
@@ -165,12 +165,12 @@ static void merge_all(struct bt_bpe *b, const struct bt_vocab *v, size_t n)
     }
     for (size_t k = 1; b->heap_n > 0; k++) {
         if (k % BT_LOOK == 0 && bt_token_stopped(b->watch)) {
-            return; /* bt_tokenizer_encode looks as well, and drops the word */
+            return; /* bt_tokenizer_encode checks again, and drops the word */
         }
         struct bt_bpe_cand c = heap_pop(b);
         struct bt_bpe_symbol *l = &b->symbols[c.pos];
         if (l->len == 0 || l->next < 0 || l->id != c.left || b->symbols[l->next].id != c.right) {
-            continue; /* something else merged here first */
+            continue; /* one of the two was merged already */
         }
         struct bt_bpe_symbol *r = &b->symbols[l->next];
         l->id = bt_vocab_merge_get(v, c.left, c.right)->id;

@@ -1,5 +1,5 @@
-/* Incremental detokenizer: holds back the bytes that may still become a character. One owner
- * thread, that of its tokenizer. */
+/* Incremental detokenizer: holds back bytes that may still become a character. Used by the one
+ * thread of its tokenizer. */
 #include <stdlib.h>
 
 #include "common/token/token_priv.h"
@@ -7,7 +7,7 @@
 struct bt_detok {
     const struct bt_tokenizer *t;
     bool skip_special;
-    bool first;         /* no token was shown yet */
+    bool first;         /* no token's text was returned yet */
     struct bt_buf tail; /* at most 3 bytes between calls */
 };
 
@@ -40,7 +40,7 @@ bt_status_t bt_detok_push(struct bt_detok *d, uint32_t id, struct bt_buf *out)
     bt_status_t st = bt_tokenizer_piece(d->t, id, &d->tail);
     BT_ASSERT(st == BT_OK);
     if (d->first && d->t->decoder.strip_first && d->tail.len > at && d->tail.data[at] == ' ') {
-        bt_buf_consume(&d->tail, 1); /* at is 0: nothing was held back yet */
+        bt_buf_consume(&d->tail, 1); /* at is 0: nothing was held back before */
     }
     d->first = false;
     size_t keep = bt_utf8_append_lossy(out, d->tail.data, d->tail.len, false);
@@ -53,7 +53,7 @@ void bt_detok_seed(struct bt_detok *d, const uint32_t *ids, size_t n)
     struct bt_buf gone;
     bt_buf_init(&gone);
     for (size_t i = 0; i < n; i++) {
-        (void)!bt_detok_push(d, ids[i], &gone); /* an unknown id of a prompt shows nothing */
+        (void)!bt_detok_push(d, ids[i], &gone); /* an unknown id in a prompt has no text */
     }
     bt_buf_cleanup(&gone);
 }

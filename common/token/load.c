@@ -1,5 +1,5 @@
-/* Reads tokenizer.json into a tokenizer. The tables are our own; the JSON tree is dropped by the
- * caller. Everything that the file says is either honoured or refused by name. */
+/* Reads tokenizer.json into a tokenizer. Copies all it needs; the caller frees the JSON tree.
+ * Everything in the file is either implemented or refused by name. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -144,7 +144,7 @@ static bt_status_t parse_merges(const json_t *model, struct bt_tokenizer *t,
         const char *a, *b;
         size_t an, bn;
         if (json_is_string(m) && strncmp(json_string_value(m), "#version", 8) == 0) {
-            continue; /* the head of a merges.txt */
+            continue; /* the header of a merges.txt */
         }
         if (!merge_halves(m, &a, &an, &b, &bn)) {
             st = bt_token_fail(e, BT_ERR_INVALID,
@@ -179,7 +179,7 @@ static bool flag(const json_t *j, const char *key)
     return json_is_true(json_object_get(j, key));
 }
 
-/* Fields of the model that would change results and that we do not follow. */
+/* Refuses fields of the model that would change results and are not implemented. */
 static bt_status_t check_model(const json_t *model, const struct bt_token_err *e)
 {
     const char *type = json_string_value(json_object_get(model, "type"));
@@ -239,7 +239,7 @@ static bt_status_t parse_added(const json_t *list, struct bt_tokenizer *t,
     return BT_OK;
 }
 
-/* Once the vocabulary is indexed: what is looked for in texts. */
+/* Indexes the tokens to search for in texts, after the vocabulary is indexed. */
 static bt_status_t index_added(const json_t *list, struct bt_tokenizer *t)
 {
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -272,7 +272,7 @@ static bt_status_t index_added(const json_t *list, struct bt_tokenizer *t)
     return BT_OK;
 }
 
-/* One piece of a TemplateProcessing's "single". *seen: the text's place was passed. */
+/* Reads one piece of a TemplateProcessing's "single". *seen: the text's place was already read. */
 static bt_status_t template_piece(const json_t *piece, const json_t *specials,
                                   struct bt_tokenizer *t, bool *seen, const struct bt_token_err *e)
 {
@@ -334,7 +334,7 @@ static bt_status_t parse_post(const json_t *j, struct bt_tokenizer *t, int depth
     }
     bt_status_t st = BT_OK;
     if (strcmp(type, "ByteLevel") == 0) {
-        return BT_OK; /* only offsets */
+        return BT_OK; /* affects only offsets */
     }
     if (strcmp(type, "Sequence") == 0) {
         const json_t *list = json_object_get(j, "processors");
@@ -427,7 +427,7 @@ static bt_status_t parse_decoder(const json_t *j, struct bt_decoder *d, int dept
     return BT_OK;
 }
 
-/* Tokens of the alphabet, and what BPE needs beside the tables. */
+/* Finds the tokens of the byte alphabet and the other data that BPE needs. */
 static bt_status_t finish_model(const json_t *model, struct bt_tokenizer *t,
                                 const struct bt_token_err *e)
 {
@@ -461,7 +461,7 @@ static bt_status_t finish_model(const json_t *model, struct bt_tokenizer *t,
         }
     }
     for (unsigned c = 0; c < 256 && b->byte_level; c++) {
-        bool never = c == 0xc0 || c == 0xc1 || c >= 0xf5; /* no UTF-8 text holds these */
+        bool never = c == 0xc0 || c == 0xc1 || c >= 0xf5; /* no UTF-8 text has these bytes */
         if (t->vocab.byte_id[c] == BT_TOKEN_NONE && b->unk_id == BT_TOKEN_NONE && !never) {
             return bt_token_fail(e, BT_ERR_INVALID,
                                  "model.vocab lacks the token of byte 0x%02x; text would be lost",
@@ -504,6 +504,6 @@ bt_status_t bt_tokenizer_parse(const json_t *root, struct bt_tokenizer *t,
             return bt_token_fail(e, st, "an added token exceeds a limit of the normalizer");
         }
     }
-    /* "truncation" and "padding" are left out on purpose: the caller of a tokenizer decides. */
+    /* "truncation" and "padding" are ignored on purpose: they are the caller's decision. */
     return st == BT_OK ? parse_post(json_object_get(root, "post_processor"), t, 0, e) : st;
 }

@@ -1,5 +1,5 @@
-/* Normalizers of tokenizer.json: Unicode's forms, Prepend, Replace, Strip and sequences of them.
- * The language-specific ones are refused by name. Pure. */
+/* Normalizers of tokenizer.json: Unicode's forms, Prepend, Replace, Strip and sequences of these.
+ * Language-specific ones are refused by name. Pure. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ enum normal_kind { NORMAL_FORM, NORMAL_PREPEND, NORMAL_REPLACE, NORMAL_STRIP };
 struct normal_step {
     enum normal_kind kind;
     enum bt_normal_form form;
-    struct bt_buf text; /* what is put in */
+    struct bt_buf text; /* the text to insert */
     struct bt_regex *re;
     bool left, right;
 };

@@ -75,7 +75,7 @@ static uint8_t class_of(uint32_t cp)
     return 0;
 }
 
-/* Every table begins its rows with the code point (or the pair) that it is sorted by. */
+/* Every row of a table begins with the code point (or pair) by which the table is sorted. */
 static int by_cp(const void *key, const void *row)
 {
     uint32_t a = *(const uint32_t *)key, b = *(const uint32_t *)row;
@@ -149,7 +149,8 @@ static void decompose(struct chars *c, uint32_t cp, bool compat)
     }
 }
 
-/* Sorts each run of marks by class, stably, in linear time per class: a run may be long. */
+/* Sorts each run of marks by class, stably. It takes linear time per class, as a run may be
+ * long. */
 static void order_marks(struct chars *c)
 {
     struct chars tmp = {0};
@@ -177,11 +178,11 @@ static void order_marks(struct chars *c)
     free(tmp.v);
 }
 
-/* Composes in place what follows a starter unblocked. */
+/* Composes, in place, each starter with the characters behind it that are not blocked. */
 static void compose_all(struct chars *c)
 {
     size_t starter = SIZE_MAX, kept = 0;
-    unsigned last_ccc = 0; /* class of what was kept last after the starter */
+    unsigned last_ccc = 0; /* class of the last character kept after the starter */
     for (size_t i = 0; i < c->n; i++) {
         unsigned ccc = c->v[i].ccc;
         bool adjacent = starter != SIZE_MAX && kept == starter + 1;
@@ -204,7 +205,8 @@ static void compose_all(struct chars *c)
 void bt_normal_form(struct bt_buf *text, enum bt_normal_form form)
 {
     bool compat = form == BT_NFKC || form == BT_NFKD, composed = form == BT_NFC || form == BT_NFKC;
-    /* Nothing below U+0300, U+00C0 or U+00A0 changes; this is the first byte beyond in UTF-8. */
+    /* Characters below U+0300, U+00C0 or U+00A0 never change. This is the first byte of such a
+     * character in UTF-8. */
     uint8_t first = compat ? 0xc2 : composed ? 0xcc : 0xc3;
     bool plain = true;
     for (size_t i = 0; i < text->len && plain; i++) {

@@ -1,6 +1,6 @@
-/* Pre-tokenizers of tokenizer.json: how a text is cut into the words that BPE sees. Everything that
- * cuts by a kind of character is a Split with a pattern of ours. Pure, except for the match data
- * inside a regex (one user thread). */
+/* Pre-tokenizers of tokenizer.json: they split a text into the words for BPE. All that split by a
+ * kind of character are a Split with a fixed pattern. Pure, except for the match data inside a
+ * regex (one user thread). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ struct step {
     enum behavior behavior;
     bool invert;
     enum scheme scheme;
-    char mark[5]; /* METASPACE's replacement of a space */
+    char mark[5]; /* METASPACE's replacement for a space */
 };
 
 struct bt_pretok {
@@ -192,7 +192,7 @@ static bt_status_t parse_metaspace(struct bt_pretok *p, const json_t *j,
     return st;
 }
 
-/* The types that are nothing but a Split by some characters. */
+/* Reads the types that are only a Split by certain characters. */
 static bt_status_t parse_by_class(struct bt_pretok *p, const json_t *j, const char *type,
                                   const struct bt_token_err *e)
 {
@@ -208,7 +208,7 @@ static bt_status_t parse_by_class(struct bt_pretok *p, const json_t *j, const ch
         return st != BT_OK ? st : add_split(p, PUNCT_PATTERN, b, false, e);
     }
     if (strcmp(type, "Whitespace") == 0) {
-        /* Rust's \w, unlike Oniguruma's, holds the joiners. */
+        /* \w in Rust, unlike in Oniguruma, has the joiners. */
         return add_split(p, "[\\w\\p{Join_Control}]+|[^\\w\\p{Join_Control}\\s]+", REMOVED, true,
                          e);
     }
@@ -247,7 +247,7 @@ static bt_status_t parse_into(struct bt_pretok *p, const json_t *j, int depth,
         }
         return BT_OK;
     }
-    if (p->byte_level) { /* what follows would see the byte alphabet, not the text */
+    if (p->byte_level) { /* steps after it would get the byte alphabet instead of the text */
         return bt_token_fail(e, BT_ERR_UNSUPPORTED,
                              "pre_tokenizer \"%s\" after ByteLevel is not supported", type);
     }
@@ -277,7 +277,7 @@ bt_status_t bt_pretok_parse(const json_t *j, struct bt_pretok **p_p, const struc
     return BT_OK;
 }
 
-/* Ranges of one piece, matching and not, as they come. */
+/* Ranges of one piece in order, matching and not matching. */
 struct cut {
     uint32_t off, len;
     bool match;
@@ -324,7 +324,7 @@ static bt_status_t find_cuts(const struct step *s, const char *text, size_t len,
     return BT_OK;
 }
 
-/* Whether cut i is glued to cut i - 1. taken: that one is already glued to its own predecessor. */
+/* Is cut i joined to cut i - 1? taken: cut i - 1 is already joined to its own predecessor. */
 static bool glued(const struct step *s, const struct cut *prev, const struct cut *cur)
 {
     switch (s->behavior) {
@@ -361,7 +361,8 @@ static bt_status_t run_split(const struct step *s, struct bt_pieces *p, struct c
     return st;
 }
 
-/* Rewrites the text: spaces become the mark, and a space or mark goes in front where asked. */
+/* Rewrites the text: replaces spaces with the mark and, if configured, puts a space or mark in
+ * front. */
 static void run_rewrite(const struct step *s, struct bt_pieces *p, bool at_start)
 {
     struct bt_pieces out = {0};

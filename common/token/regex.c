@@ -1,5 +1,5 @@
-/* Patterns of tokenizer.json through PCRE2 with JIT, UTF and Unicode properties, under limits. They
- * are written for Oniguruma's Ruby syntax: what differs in PCRE2 is translated or refused by name.
+/* Patterns of tokenizer.json in PCRE2 with JIT, UTF and Unicode properties, with limits. The
+ * patterns are in Oniguruma's Ruby syntax: what differs in PCRE2 is translated or refused by name.
  * Several threads may match at once. */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -16,12 +16,12 @@
     "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"        \
     "\\x{205f}\\x{3000}"
 #define WORD_SET "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
-/* Outside of a class Oniguruma asks its table of Latin-1, where superscripts and fractions are word
- * characters as well. */
+/* Outside a class Oniguruma uses its table of Latin-1, in which superscripts and fractions are word
+ * characters too. */
 #define LATIN "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 #define WORD  "[" WORD_SET LATIN "]"
 
-struct scratch { /* of one match at a time */
+struct scratch { /* for one match at a time */
     pcre2_match_data *data;
     pcre2_match_context *match;
     pcre2_jit_stack *stack;
@@ -29,7 +29,7 @@ struct scratch { /* of one match at a time */
 
 struct bt_regex {
     pcre2_code *code;
-    /* Lent to the thread that matches; another one that matches meanwhile makes its own. */
+    /* The thread that matches borrows it; a thread that matches meanwhile makes its own. */
     struct scratch *_Atomic *spare;
 };
 
@@ -54,7 +54,7 @@ static size_t put_escape(struct bt_buf *out, const char *p, bool in_class, const
         return 2;
     case 'b':
     case 'B':
-        if (in_class) { /* backspace, in both */
+        if (in_class) { /* backspace, in both syntaxes */
             break;
         }
         bt_buf_puts(out, p[1] == 'b' ? "(?:(?<=" WORD ")(?!" WORD ")|(?<!" WORD ")(?=" WORD "))"
@@ -71,7 +71,7 @@ static size_t put_escape(struct bt_buf *out, const char *p, bool in_class, const
     return n;
 }
 
-/* Translates [:name:] at p. The names whose sets are the same in both are known. */
+/* Translates [:name:] at p. Accepts the names whose sets are the same in both libraries. */
 static size_t put_posix(struct bt_buf *out, const char *p, const char **why_p)
 {
     static const char *const sets[][2] = {{"[:alpha:]", "\\p{Alphabetic}"},
@@ -115,7 +115,7 @@ static bt_status_t translate(const char *pattern, size_t len, struct bt_buf *out
         } else if (*p == '[') {
             in_class = true;
             size_t n = p[1] == '^' ? 2 : 1;
-            n += p[n] == ']'; /* a literal ] right after the opening */
+            n += p[n] == ']'; /* a literal ] directly after the opening bracket */
             bt_buf_append(out, p, n);
             i += n;
             continue;
@@ -174,7 +174,8 @@ static bt_status_t compile(struct bt_regex *re, const char *pattern, size_t len,
         return bt_token_fail(e, BT_ERR_INVALID, "the pattern \"%.200s\" is wrong: %s", pattern,
                              why);
     }
-    (void)pcre2_jit_compile(re->code, PCRE2_JIT_COMPLETE); /* without JIT it interprets */
+    /* Without JIT the pattern is interpreted. */
+    (void)pcre2_jit_compile(re->code, PCRE2_JIT_COMPLETE);
     re->spare = bt_malloc(sizeof(*re->spare));
     atomic_init(re->spare, scratch_create(re));
     return BT_OK;
@@ -238,7 +239,7 @@ int bt_regex_next(const struct bt_regex *re, const char *text, size_t len, size_
     if (rc < 0) {
         return -1;
     }
-    if (v[0] > v[1] || v[0] < from) { /* \K can do this */
+    if (v[0] > v[1] || v[0] < from) { /* \K can cause this */
         return -1;
     }
     *start_p = v[0];

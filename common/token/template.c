@@ -1,5 +1,5 @@
-/* Chat templates: finding one in a model's directory, compiling, rendering. A compiled template is
- * immutable; each render has its own arena. No I/O but reading the two files at load. */
+/* Chat templates: finds one in a model's directory, compiles it, renders it. A compiled template
+ * never changes; each render has its own arena. The only I/O is reading the two files at load. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,8 @@ struct bt_template {
 static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "pad_token",
                                           "sep_token", "cls_token", "mask_token"};
 
-/* Separate from its caller because of setjmp: what is used after the jump lies behind `c`. */
+/* A separate function because of setjmp: data that is used after the jump is reached through
+ * `c`. */
 static bool try_compile(struct bt_j_compile *c, const char *source, size_t len,
                         struct bt_j_nodes *body)
 {
@@ -85,7 +86,7 @@ void bt_template_destroy(struct bt_template *t)
     free(t);
 }
 
-/* bos_token and so on: a string, or an object with its "content". */
+/* Reads bos_token and so on: a string, or an object with its "content". */
 static json_t *special_tokens(const json_t *config)
 {
     json_t *out = json_object();
@@ -105,7 +106,7 @@ static json_t *special_tokens(const json_t *config)
     return out;
 }
 
-/* The template's text: a string, or the one called "default" of a list. */
+/* The template's text: a string, or the entry "default" of a list. */
 static bt_status_t pick_template(const json_t *config, const json_t **text_p,
                                  const struct bt_token_err *e)
 {
@@ -152,8 +153,8 @@ bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *er
     if (st == BT_OK || st == BT_ERR_NOT_FOUND) {
         st = bt_token_read_file(config_path, FILE_MAX, &file, &ec);
         if (st == BT_OK) {
-            /* Only strings of it are read; integers as reals, since transformers writes
-             * "model_max_length": 1000000000000000019884624838656 where it knows none. */
+            /* Only strings are used. Integers are read as reals, since transformers writes
+             * "model_max_length": 1000000000000000019884624838656 for an unknown length. */
             config =
                 json_loadb(file.data == NULL ? "" : file.data, file.len,
                            JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &je);
@@ -196,7 +197,8 @@ static void bind_all(struct bt_j_render *r, const json_t *object)
     }
 }
 
-/* Separate from its caller because of setjmp: what is used after the jump lies behind `r`. */
+/* A separate function because of setjmp: data that is used after the jump is reached through
+ * `r`. */
 static bool try_render(struct bt_j_render *r, const struct bt_template *t, const json_t *context,
                        struct bt_j_sb *out)
 {
@@ -206,7 +208,7 @@ static bool try_render(struct bt_j_render *r, const struct bt_template *t, const
     struct bt_j_scope *root = bt_j_alloc(&r->arena, sizeof(*root));
     r->scope = root;
     r->out = out;
-    /* what transformers always passes */
+    /* transformers always passes these */
     bt_j_scope_set(r, root, j_cstr("tools"), bt_j_none());
     bt_j_scope_set(r, root, j_cstr("documents"), bt_j_none());
     bt_j_scope_set(r, root, j_cstr("add_generation_prompt"), bt_j_bool(false));

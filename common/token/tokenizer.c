@@ -1,6 +1,6 @@
-/* The tokenizer's public face: loading, text to ids, ids to text. Immutable after load but for the
- * scratch of the one thread that uses it. No I/O but reading tokenizer.json and
- * what tokenizer_config.json says of BOS and EOS. */
+/* The tokenizer's public functions: loading, text to ids, ids to text. Nothing changes after load,
+ * except the scratch memory of the one thread that uses it. The only I/O is reading tokenizer.json,
+ * and BOS and EOS from tokenizer_config.json. */
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,7 +74,8 @@ bt_status_t bt_tokenizer_load(const char *dir, struct bt_tokenizer **t_p, char *
     }
     json_decref(root);
     bt_buf_cleanup(&file);
-    malloc_trim(0); /* the tree of a big file is ten times what stays */
+    /* Returns the memory of a big file's JSON tree, ten times as much as stays in use. */
+    malloc_trim(0);
     free(path);
     if (st == BT_OK) {
         st = bt_token_around_load(dir, t, err, err_cap);
@@ -129,7 +130,8 @@ static bt_status_t encode_words(const struct bt_tokenizer *t, const char *text, 
     return st;
 }
 
-/* A stretch without raw added tokens: normalize, find the normalized ones, encode the rest. */
+/* Encodes a range without raw added tokens: normalizes it, finds the normalized ones, encodes the
+ * rest. */
 static bt_status_t encode_stretch(const struct bt_tokenizer *t, const char *text, size_t len,
                                   bool at_start, struct bt_tokens *out)
 {
@@ -180,7 +182,7 @@ bt_status_t bt_tokenizer_encode(const struct bt_tokenizer *t, const char *text, 
         st = encode_stretch(t, text + done, len - done, done == 0, out);
     }
     if (st == BT_OK && bt_token_stopped(t->bpe->watch)) {
-        st = BT_ERR_CANCELLED; /* perhaps within the last word */
+        st = BT_ERR_CANCELLED; /* may be inside the last word */
     }
     bt_bpe_trim(t->bpe);
     if (t->pieces->text.cap > (1u << 20) || t->pieces->cap > (1u << 16)) {

@@ -2,7 +2,8 @@
  * maximal subpart of an ill-formed sequence (Unicode 15, section 3.9), white space. Pure. */
 #include "common/token/token_priv.h"
 
-/* Length that the lead byte announces and the range of the second byte; 0 = not a lead byte. */
+/* The character's length by its first byte, and the range of its second byte; 0 = not a first
+ * byte. */
 static size_t lead_info(uint8_t c, uint8_t *lo_p, uint8_t *hi_p)
 {
     *lo_p = 0x80;

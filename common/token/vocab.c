@@ -6,7 +6,7 @@
 #include "common/base/map.h"
 #include "common/token/token_priv.h"
 
-/* Bytes that stand for themselves; the other 68 are written as U+0100 upwards, in order. */
+/* Bytes that represent themselves; the other 68 are written as U+0100 and following, in order. */
 static bool byte_is_plain(unsigned b)
 {
     return (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
@@ -110,7 +110,7 @@ static uint32_t *table_slot(const struct bt_vocab *v, const struct bt_id_table *
     return &t->slots[i];
 }
 
-/* Turns a token of the byte alphabet into the bytes that it stands for. */
+/* Replaces a token in the byte alphabet with the bytes that it represents. */
 static void to_bytes(struct bt_vocab *v, uint32_t id)
 {
     struct bt_str_ref r = v->content[id];
@@ -121,7 +121,7 @@ static void to_bytes(struct bt_vocab *v, uint32_t id)
         uint32_t cp;
         size_t k = bt_utf8_decode(p, end, &cp);
         int byte = k == 0 ? -1 : bt_char_to_byte(cp);
-        if (byte < 0) { /* stands for itself */
+        if (byte < 0) { /* the character represents itself */
             free(raw);
             return;
         }

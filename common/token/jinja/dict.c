@@ -1,14 +1,14 @@
 /* Dicts and scopes of the template interpreter: entries in order of insertion, with a hash index
- * once there are more than a few. The hash has a random seed and every probe is charged, so that
- * neither many keys nor keys that collide make a lookup expensive. All memory is the render's
- * arena. */
+ * once there are more than a few. The hash has a random seed and every probe counts as work, so
+ * that neither many keys nor keys that collide make a lookup expensive. All memory is in the
+ * render's arena. */
 #include <stdatomic.h>
 #include <string.h>
 
 #include "common/base/map.h"
 #include "common/token/jinja/jinja.h"
 
-#define SCAN_MAX 8 /* up to here comparing hashes in turn is as fast as an index */
+#define SCAN_MAX 8 /* up to this many entries comparing all hashes is as fast as an index */
 
 /* One random seed for the process, so that a client cannot choose keys that collide. */
 static uint64_t hash_seed(void)
@@ -77,7 +77,7 @@ static bool matches(struct bt_j_render *r, const struct bt_j_entry *e, struct bt
     return e->key.kind != J_STR && bt_j_equal(r, e->key, key);
 }
 
-/* The entry of a key with this hash; SIZE_MAX if there is none. r may be NULL for a str. */
+/* The entry of a key with this hash; SIZE_MAX: none. r may be NULL if the key is a str. */
 static size_t locate(struct bt_j_render *r, const struct bt_j_dict *d, struct bt_j_value key,
                      uint64_t hash)
 {
@@ -110,7 +110,7 @@ static void put_slot(struct bt_j_dict *d, size_t i)
     d->slots[at] = (uint32_t)i + 1;
 }
 
-/* Makes the index anew, with room for as many entries again. */
+/* Makes a new index, with room for twice as many entries. */
 static void index_all(struct bt_j_render *r, struct bt_j_dict *d)
 {
     size_t slots = 4 * SCAN_MAX;
@@ -178,7 +178,7 @@ bool bt_j_dict_del(struct bt_j_render *r, struct bt_j_dict *d, struct bt_j_value
     j_work(r, J_ELEMENT * (d->n - i));
     memmove(&d->v[i], &d->v[i + 1], (d->n - i - 1) * sizeof(*d->v));
     d->n--;
-    if (d->slots != NULL) { /* the entries behind it have moved */
+    if (d->slots != NULL) { /* the entries after it have moved */
         index_all(r, d);
     }
     return true;

@@ -1,5 +1,5 @@
-/* Evaluator of chat templates: walks the syntax tree. Errors unwind by longjmp to the render; all
- * memory of a render is on its arena. Steps, depth and sizes are limited. */
+/* Evaluator of chat templates: walks the syntax tree. Errors return to the render by longjmp; all
+ * memory of a render is in its arena. Steps, depth and sizes are limited. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,7 +43,7 @@ void bt_j_look(struct bt_j_render *r)
 {
     if (r->work > r->work_max) {
         uint64_t steps = r->work_max / J_STEP;
-        r->work_max = UINT64_MAX; /* while the message is written */
+        r->work_max = UINT64_MAX; /* so that writing the message is not limited */
         r->look_at = UINT64_MAX;
         fail_with(r, BT_ERR_EXHAUSTED, "more than %llu steps", (unsigned long long)steps);
     }
@@ -352,7 +352,7 @@ static struct bt_j_value call_macro(struct bt_j_render *r, const struct bt_j_mac
                                     const struct bt_j_call *c)
 {
     struct bt_j_scope *s = push_scope(r, m->closure), *scope = r->scope;
-    r->scope = s; /* defaults may name earlier parameters */
+    r->scope = s; /* defaults may use earlier parameters */
     bind_params(r, m->node, s, c);
     r->scope = scope;
     return capture(r, &m->node->body, s);
@@ -475,7 +475,8 @@ static struct bt_j_value eval_collection(struct bt_j_render *r, const struct bt_
     return l;
 }
 
-/* A chain of filters; `input` stands where the chain begins with nothing (filter blocks). */
+/* Evaluates a chain of filters. `input` is its start if the chain has none of its own (filter
+ * blocks). */
 static struct bt_j_value eval_filter(struct bt_j_render *r, const struct bt_j_node *n,
                                      const struct bt_j_value *input)
 {
@@ -584,7 +585,7 @@ static void assign(struct bt_j_render *r, struct bt_j_scope *s, const struct bt_
     }
 }
 
-/* The elements a loop goes over: all, or those that its condition keeps. */
+/* The elements of a loop: all, or those for which its condition is true. */
 static const struct bt_j_list *loop_items(struct bt_j_render *r, const struct bt_j_node *n)
 {
     const struct bt_j_list *all = bt_j_iterate(r, bt_j_eval(r, n->b));
@@ -650,7 +651,7 @@ static void exec_call_block(struct bt_j_render *r, const struct bt_j_node *n)
 static enum flow exec_scoped(struct bt_j_render *r, const struct bt_j_node *n)
 {
     struct bt_j_scope *outer = r->scope, *s = push_scope(r, outer);
-    for (size_t i = 0; i < n->list.n; i++) { /* with: values are seen from outside */
+    for (size_t i = 0; i < n->list.n; i++) { /* with: values are evaluated in the outer scope */
         assign(r, s, n->list.v[i]->a, bt_j_eval(r, n->list.v[i]->b));
     }
     r->scope = s;

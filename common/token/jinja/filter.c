@@ -1,4 +1,4 @@
-/* Filters of the template interpreter, as Jinja defines them; tojson as transformers does. */
+/* Filters of the template interpreter, as in Jinja; tojson as in transformers. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static struct bt_j_value str_value(struct bt_j_render *r, struct bt_j_value v)
     return bt_j_string(bt_j_to_str(r, v));
 }
 
-/* ---- looking into elements: attribute="a.b" or an index ---- */
+/* ---- values of elements: attribute="a.b" or an index ---- */
 
 static struct bt_j_value get_path(struct bt_j_render *r, struct bt_j_value v,
                                   struct bt_j_value path)
@@ -132,7 +132,7 @@ static struct bt_j_value f_indent(struct bt_j_render *r, struct bt_j_value v, st
          blank = bt_j_arg_bool(r, c, 2, "blank", false);
     struct bt_j_sb text = {0}, sb = {0};
     bt_j_sb_str(r, &text, bt_j_to_str(r, v));
-    bt_j_sb_puts(r, &text, "\n"); /* as the reference does, for a newline at the end */
+    bt_j_sb_puts(r, &text, "\n"); /* as in Jinja, for a newline at the end */
     struct bt_j_list *lines = bt_j_splitlines(r, bt_j_sb_done(&text)).list;
     for (size_t i = 0; i < lines->n; i++) {
         bt_j_sb_puts(r, &sb, i > 0 ? "\n" : "");
@@ -281,7 +281,7 @@ static struct bt_j_value f_round(struct bt_j_render *r, struct bt_j_value v, str
     } else if (bt_j_str_is(how, "floor")) {
         f = floor(f * scale) / scale;
     } else if (bt_j_str_is(how, "common")) {
-        if (digits > 0) { /* the decimal nearest to the binary value, as Python rounds */
+        if (digits > 0) { /* rounds the exact binary value in decimal, as Python does */
             char tmp[400];
             snprintf(tmp, sizeof(tmp), "%.*f", (int)digits, f);
             f = strtod(tmp, NULL);
@@ -309,7 +309,7 @@ static struct bt_j_value f_default(struct bt_j_render *r, struct bt_j_value v, s
 static struct bt_j_value f_safe(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c)
 {
     (void)c;
-    return str_value(r, v); /* nothing is escaped by itself */
+    return str_value(r, v); /* there is no automatic escaping */
 }
 
 static struct bt_j_value f_length(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c)
@@ -322,7 +322,8 @@ static struct bt_j_value f_attr(struct bt_j_render *r, struct bt_j_value v, stru
 {
     struct bt_j_str name = bt_j_arg_str(r, c, 0, "name", NULL);
     if (v.kind == J_DICT && !bt_j_has_method(v, name)) {
-        return bt_j_undefined("the attribute"); /* attr looks at attributes only, not at items */
+        /* Unlike ".", attr finds only attributes, no items. */
+        return bt_j_undefined("the attribute");
     }
     return bt_j_get_attr(r, v, name);
 }
@@ -401,7 +402,7 @@ static struct bt_j_value f_reverse(struct bt_j_render *r, struct bt_j_value v, s
     return v.kind == J_STR ? bt_j_string(bt_j_sb_done(&sb)) : out;
 }
 
-/* What sort, unique, min and max compare by. */
+/* The value by which sort, unique, min and max compare. */
 static struct bt_j_value sort_key(struct bt_j_render *r, struct bt_j_value v,
                                   const struct bt_j_value *path, bool case_sensitive)
 {
@@ -416,7 +417,8 @@ struct keyed {
     struct bt_j_value key, value;
 };
 
-/* Stable merge sort: comparing may fail the render, which qsort would not survive. */
+/* Stable merge sort. It is not qsort, because a comparison may fail the render and leave by
+ * longjmp. */
 static void merge_sort(struct bt_j_render *r, struct keyed *v, struct keyed *tmp, size_t n,
                        bool down)
 {
@@ -547,7 +549,7 @@ static struct bt_j_value f_sum(struct bt_j_render *r, struct bt_j_value v, struc
     return total;
 }
 
-/* The call that is left when the first `skip` positional arguments are taken. */
+/* The call without its first `skip` positional arguments. */
 static struct bt_j_call rest_of(const struct bt_j_call *c, size_t skip)
 {
     struct bt_j_call rest = *c;
@@ -563,7 +565,7 @@ static struct bt_j_value f_map(struct bt_j_render *r, struct bt_j_value v, struc
 {
     const struct bt_j_value *path = bt_j_dict_get_str(&c->named, j_cstr("attribute"));
     const struct bt_j_value *missing = bt_j_dict_get_str(&c->named, j_cstr("default"));
-    if (!bt_j_truth(v)) { /* as Jinja does: none and undefined have no elements */
+    if (!bt_j_truth(v)) { /* as in Jinja: none and undefined have no elements */
         return bt_j_new_list(r, J_LIST);
     }
     const struct bt_j_list *l = bt_j_iterate(r, v);
@@ -589,12 +591,12 @@ static struct bt_j_value f_map(struct bt_j_render *r, struct bt_j_value v, struc
     return out;
 }
 
-/* select, reject and the two that look at an attribute. */
+/* select, reject, selectattr and rejectattr. */
 static struct bt_j_value select_items(struct bt_j_render *r, struct bt_j_value v,
                                       struct bt_j_call *c, bool want, bool by_attr)
 {
     size_t at = by_attr ? 1 : 0;
-    if (!bt_j_truth(v)) { /* as Jinja does: none and undefined have no elements */
+    if (!bt_j_truth(v)) { /* as in Jinja: none and undefined have no elements */
         return bt_j_new_list(r, J_LIST);
     }
     if (by_attr && c->n == 0) {

@@ -1,5 +1,5 @@
-/* Lexer of chat templates: Jinja with trim_blocks and lstrip_blocks set, as transformers sets them.
- * Text between tags becomes T_DATA with the white space already controlled. Pure. */
+/* Lexer of chat templates: Jinja with trim_blocks and lstrip_blocks, as in transformers. Text
+ * between tags becomes T_DATA, with white space already removed as needed. Pure. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ struct lexer {
     const char *s;
     size_t len, at;
     int line;
-    bool line_starting; /* what was read last ended with a newline, or nothing was */
+    bool line_starting; /* the text before ended with a newline, or there was none */
 };
 
 static void push(struct lexer *x, struct bt_j_token t)
@@ -58,7 +58,7 @@ static void skip_space(struct lexer *x)
     }
 }
 
-/* Eats the end of a tag after its sign: what trim_blocks and "-" take away with it. */
+/* Reads the end of a tag after its sign, and the white space that trim_blocks or "-" remove. */
 static void after_end(struct lexer *x, char sign, bool block)
 {
     if (sign == '-') {
@@ -68,7 +68,8 @@ static void after_end(struct lexer *x, char sign, bool block)
     }
 }
 
-/* The text before a tag that begins at `to`; sign is the character after the tag's two. */
+/* Adds the text before a tag that begins at `to`; sign is the character after the tag's first
+ * two. */
 static void push_data(struct lexer *x, size_t to, char sign, bool variable)
 {
     struct bt_j_str s = {x->s + x->at, to - x->at};
@@ -121,7 +122,7 @@ static int hex(char c)
                                   : -1;
 }
 
-/* Python's escapes. p is after the backslash; returns how many characters it took. */
+/* Python's escapes. p is after the backslash; returns the number of characters read. */
 static size_t unescape(struct lexer *x, const char *p, const char *end, char **out)
 {
     static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
@@ -153,7 +154,7 @@ static size_t unescape(struct lexer *x, const char *p, const char *end, char **o
         *out += bt_utf8_encode(cp, *out);
         return n;
     }
-    *(*out)++ = '\\'; /* unknown: stays as it is */
+    *(*out)++ = '\\'; /* unknown: unchanged */
     *(*out)++ = *p;
     return 1;
 }
@@ -239,7 +240,7 @@ static void lex_operator(struct lexer *x, int *nesting)
     bt_j_compile_fail(x->c, BT_ERR_INVALID, x->line, "unexpected character \"%.1s\"", x->s + x->at);
 }
 
-/* Inside a tag, up to and with its end. */
+/* Reads the inside of a tag and its end. */
 static void lex_code(struct lexer *x, const char *end, bool block)
 {
     int nesting = 0, line = x->line;
@@ -279,7 +280,7 @@ static void lex_code(struct lexer *x, const char *end, bool block)
     }
 }
 
-/* At "{%": length of a whole `{% NAME %}` tag without the signs' effect, or 0. */
+/* At "{%": the length of a whole `{% NAME %}` tag, and its signs; 0: it is another tag. */
 static size_t whole_tag(const struct lexer *x, size_t at, const char *name, char *begin, char *end)
 {
     size_t i = at + 2, n = strlen(name);
@@ -313,7 +314,7 @@ static bool lex_raw(struct lexer *x)
     }
     int line = x->line;
     advance(x, n);
-    after_end(x, end, false); /* trim_blocks does not reach the beginning of raw text */
+    after_end(x, end, false); /* trim_blocks does not apply to the beginning of raw text */
     for (size_t at = x->at; at + 1 < x->len; at++) {
         if (x->s[at] == '{' && x->s[at + 1] == '%' &&
             (n = whole_tag(x, at, "endraw", &begin, &end)) > 0) {
@@ -328,7 +329,7 @@ static bool lex_raw(struct lexer *x)
 
 void bt_j_lex(struct bt_j_compile *c, const char *source, size_t len)
 {
-    /* one kind of newline, and none at the very end */
+    /* all newlines become "\n", and one at the very end is removed */
     char *s = bt_j_alloc(c->arena, len + 1);
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {

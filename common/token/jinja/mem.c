@@ -1,4 +1,4 @@
-/* Arena of the template interpreter. One owner: a compile or a render. */
+/* Arena of the template interpreter. Its owner is one compile or one render. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,8 @@ void *bt_j_alloc(struct bt_j_arena *a, size_t n)
         fresh->used = 0;
         fresh->cap = cap;
         a->total += cap;
-        if (c != NULL && n > CHUNK) { /* a big piece of its own; the old chunk goes on */
+        /* A large allocation gets its own chunk; the old chunk stays in use. */
+        if (c != NULL && n > CHUNK) {
             fresh->next = c->next;
             c->next = fresh;
         } else {

@@ -1,5 +1,5 @@
 /* Tests ("is ...") and the methods of str, list and dict that templates call. Methods that change a
- * dict in place or need more of Python are refused by name. */
+ * dict in place, or need more of Python, are refused by name. */
 #include <string.h>
 
 #include "common/token/jinja/jinja.h"
@@ -212,7 +212,7 @@ static struct bt_j_value m_rstrip(struct bt_j_render *r, struct bt_j_value s, st
     return m_strip_sides(r, s, c, false, true);
 }
 
-/* Where the white space (or what is none) that begins at `at` ends. */
+/* The end of the white space (or, with !space, of the other text) that begins at `at`. */
 static size_t skip(struct bt_j_render *r, struct bt_j_str s, size_t at, bool space)
 {
     size_t from = at;
@@ -228,7 +228,7 @@ static size_t skip(struct bt_j_render *r, struct bt_j_str s, size_t at, bool spa
     return at;
 }
 
-/* Where the white space (or what is none) that ends at `end` begins. */
+/* The beginning of the white space (or, with !space, of the other text) that ends at `end`. */
 static size_t skip_back(struct bt_j_render *r, struct bt_j_str s, size_t end, bool space)
 {
     size_t from = end;
@@ -247,8 +247,9 @@ static size_t skip_back(struct bt_j_render *r, struct bt_j_str s, size_t end, bo
     return end;
 }
 
-/* Words between white space, the last one first if right; at most `max` cuts (negative: any
- * number). What is left behind the last cut keeps the white space at its far end, as in Python. */
+/* Words between white space; right: from the end, with the last word first. Makes at most `max`
+ * cuts (negative: no limit). As in Python, the rest after the last cut keeps the white space at its
+ * far end. */
 static struct bt_j_value split_words(struct bt_j_render *r, struct bt_j_str s, int64_t max,
                                      bool right)
 {
@@ -543,7 +544,7 @@ static struct bt_j_value m_join(struct bt_j_render *r, struct bt_j_value s, stru
     return bt_j_string(bt_j_sb_done(&sb));
 }
 
-/* Pads to a width: where says how much of the padding goes to the left, in halves. */
+/* Pads to a width. left_halves: how many halves of the padding go to the left. */
 static struct bt_j_value pad(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c,
                              int left_halves)
 {
@@ -584,7 +585,7 @@ static struct bt_j_value m_center(struct bt_j_render *r, struct bt_j_value s, st
     return pad(r, s, c, 1);
 }
 
-/* str.format with {}, {0} and {name}; a conversion or a format inside the braces is refused. */
+/* str.format with {}, {0} and {name}; a conversion or format inside the braces is refused. */
 static struct bt_j_value m_format(struct bt_j_render *r, struct bt_j_value s, struct bt_j_call *c)
 {
     struct bt_j_sb sb = {0};
@@ -702,7 +703,7 @@ static struct bt_j_value m_extend(struct bt_j_render *r, struct bt_j_value l, st
     struct bt_j_value arg;
     bt_j_arg_get(c, 0, NULL, &arg);
     const struct bt_j_list *more = bt_j_iterate(r, arg);
-    size_t n = more->n; /* it may be the list itself */
+    size_t n = more->n; /* `more` may be the list itself */
     j_work(r, n * J_ELEMENT);
     for (size_t i = 0; i < n; i++) {
         bt_j_list_add(r, l.list, more->v[i]);
@@ -792,7 +793,7 @@ static struct bt_j_value m_changed(struct bt_j_render *r, struct bt_j_value l, s
 static const struct {
     struct bt_j_str name;
     unsigned kinds;
-    method_fn run; /* NULL: exists in Python, refused here */
+    method_fn run; /* NULL: the method exists in Python, but is refused here */
     enum bt_j_cost cost;
 } methods[] = {
     {NAME("strip"), BIT(J_STR), m_strip, COST_FLAT},

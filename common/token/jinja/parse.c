@@ -1,5 +1,5 @@
-/* Parser of chat templates: recursive descent with Jinja's precedences. Every filter, test, method
- * and global function is known after parsing: what is not is refused here, with its line. Pure. */
+/* Parser of chat templates: recursive descent with Jinja's precedences. It checks the names of all
+ * filters, tests, methods and global functions: unknown ones are refused with their line. Pure. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -253,7 +253,7 @@ static struct bt_j_node *parse_primary(struct bt_j_compile *c)
     case T_STR: {
         struct bt_j_str s = t->s;
         n = constant(c, bt_j_none());
-        while (ahead(c)->kind == T_STR) { /* neighbours join */
+        while (ahead(c)->kind == T_STR) { /* adjacent strings are joined */
             c->at++;
             struct bt_j_str more = cur(c)->s;
             char *p = bt_j_alloc(c->arena, s.n + more.n + 1);
@@ -391,7 +391,7 @@ static struct bt_j_node *parse_filter(struct bt_j_compile *c, struct bt_j_node *
     if (is_op(cur(c), "(")) {
         n->args = parse_args(c);
     }
-    /* map, select and their like name another filter or test in their first argument */
+    /* map, select and similar filters name another filter or test in their first argument */
     const struct bt_j_node *first = n->args.n > 0 ? n->args.v[0].value : NULL;
     bool literal = first != NULL && n->args.v[0].name.n == 0 && first->kind == N_CONST &&
                    first->value.kind == J_STR;
@@ -700,7 +700,7 @@ static void block_end(struct bt_j_compile *c)
     expect_kind(c, T_BLOCK_END, "%}");
 }
 
-/* After {% NAME: eats "NAME %}" of the end tag. */
+/* After {% NAME: reads "NAME %}" of the end tag. */
 static void end_tag(struct bt_j_compile *c, const char *name)
 {
     if (!eat_name(c, name)) {
@@ -723,7 +723,7 @@ static void parse_if(struct bt_j_compile *c, struct bt_j_node *n)
         struct bt_j_node *inner = node(c, N_IF);
         c->at++;
         deeper(c);
-        parse_if(c, inner); /* eats the endif */
+        parse_if(c, inner); /* reads the endif */
         c->depth--;
         add(c, &n->orelse, inner);
         return;
@@ -915,7 +915,7 @@ static struct bt_j_node *parse_statement(struct bt_j_compile *c)
     return n;
 }
 
-/* Statements up to a tag of `ends`; its name is the current token afterwards. */
+/* Statements up to a tag in `ends`; its name is then the current token. */
 static struct bt_j_nodes parse_body(struct bt_j_compile *c, const char *const *ends)
 {
     struct bt_j_nodes body = {0};
@@ -924,7 +924,7 @@ static struct bt_j_nodes parse_body(struct bt_j_compile *c, const char *const *e
         struct bt_j_token *t = cur(c);
         if (t->kind == T_EOF) {
             while (ends != NULL && ends[1] != NULL) {
-                ends++; /* the last one always closes */
+                ends++; /* the last one ends the body in any case */
             }
             if (ends != NULL) {
                 unexpected(c, ends[0]);

@@ -1,5 +1,5 @@
-/* Strings of the template interpreter as Python sees them: sequences of characters with Unicode
- * white space and case; JSON and printf-style output. Pure. */
+/* Strings of the template interpreter as in Python: sequences of characters, with Unicode white
+ * space and case; JSON and printf-style output. Pure. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -141,7 +141,7 @@ static void put_cp(struct bt_j_render *r, struct bt_j_sb *sb, uint32_t cp)
 
 static void put_upper(struct bt_j_render *r, struct bt_j_sb *sb, uint32_t cp, bool title)
 {
-    if (cp == 0xdf) { /* the one letter of common use that becomes two */
+    if (cp == 0xdf) { /* the only common letter that becomes two */
         bt_j_sb_puts(r, sb, title ? "Ss" : "SS");
     } else {
         put_cp(r, sb, upper(r, cp));
@@ -151,7 +151,7 @@ static void put_upper(struct bt_j_render *r, struct bt_j_sb *sb, uint32_t cp, bo
 struct bt_j_str bt_j_change_case(struct bt_j_render *r, struct bt_j_str s, enum bt_j_case how)
 {
     struct bt_j_sb sb = {0};
-    bool begin = true; /* of a word, or of the text */
+    bool begin = true; /* at the beginning of a word or of the text */
     for (size_t i = 0; i < s.n;) {
         uint32_t cp;
         size_t k = bt_utf8_decode(s.p + i, s.p + s.n, &cp);
@@ -189,7 +189,7 @@ size_t bt_j_find(struct bt_j_render *r, struct bt_j_str s, struct bt_j_str what,
     }
     const char *p = memmem(s.p + from, s.n - from, what.p, what.n);
     size_t hit = p == NULL ? SIZE_MAX : (size_t)(p - s.p);
-    j_work(r, what.n + BT_MIN(hit, s.n) - from); /* how far it would look is not known before */
+    j_work(r, what.n + BT_MIN(hit, s.n) - from); /* the length of the search is known only now */
     return hit;
 }
 
@@ -207,7 +207,7 @@ struct bt_j_str bt_j_replace(struct bt_j_render *r, struct bt_j_str s, struct bt
         bt_j_sb_str(r, &sb, to);
         at = hit + from.n;
         count--;
-        if (from.n == 0) { /* between all characters */
+        if (from.n == 0) { /* an empty string is found between all characters */
             struct bt_j_str one = bt_j_str_slice((struct bt_j_str){s.p + at, s.n - at}, 0, 1);
             if (one.n == 0) {
                 at = s.n + 1;
@@ -230,7 +230,8 @@ void bt_j_float_repr(double f, char out[40])
         return;
     }
     char tmp[40];
-    for (int digits = 1; digits <= 17; digits++) { /* the shortest that reads back the same */
+    /* The shortest number that reads back as the same value. */
+    for (int digits = 1; digits <= 17; digits++) {
         snprintf(tmp, sizeof(tmp), "%.*e", digits - 1, f);
         if (strtod(tmp, NULL) == f) {
             break;
@@ -378,7 +379,7 @@ static void json_out(struct bt_j_render *r, struct bt_j_sb *sb, struct bt_j_valu
     bt_j_leave(r);
 }
 
-/* The filter tojson as transformers defines it: (ensure_ascii, indent, separators, sort_keys). */
+/* The filter tojson as in transformers: (ensure_ascii, indent, separators, sort_keys). */
 void bt_j_json(struct bt_j_render *r, struct bt_j_sb *sb, struct bt_j_value v,
                const struct bt_j_call *opts)
 {
@@ -409,7 +410,7 @@ void bt_j_json(struct bt_j_render *r, struct bt_j_sb *sb, struct bt_j_value v,
     json_out(r, sb, v, &o, 0);
 }
 
-/* One conversion of a "%" format; returns where it ends. */
+/* Formats one conversion of a "%" format; returns the position after it. */
 static size_t format_one(struct bt_j_render *r, struct bt_j_sb *sb, struct bt_j_str fmt, size_t i,
                          struct bt_j_value v)
 {

@@ -1,5 +1,5 @@
-/* Values of the template interpreter: making, comparing and walking them as Python does. All memory
- * is the render's arena. */
+/* Values of the template interpreter: makes, compares and walks them as Python does. All memory is
+ * in the render's arena. */
 #include <math.h>
 #include <string.h>
 
@@ -204,7 +204,7 @@ bool bt_j_equal(struct bt_j_render *r, struct bt_j_value a, struct bt_j_value b)
     return same;
 }
 
-/* Piece by piece, so that only what is compared is charged. */
+/* Compares in pieces, so that only the compared part counts as work. */
 static int compare_str(struct bt_j_render *r, struct bt_j_str a, struct bt_j_str b)
 {
     size_t n = BT_MIN(a.n, b.n), piece;
@@ -334,7 +334,7 @@ size_t bt_j_length(struct bt_j_render *r, struct bt_j_value v)
     bt_j_fail(r, "object of type '%s' has no len()", bt_j_type_name(v));
 }
 
-/* Characters that repr() shows as they are: an approximation beyond Latin-1. */
+/* Characters that repr() does not escape: an approximation beyond Latin-1. */
 static bool printable(uint32_t cp)
 {
     return (cp >= 0x20 && cp < 0x7f) ||
