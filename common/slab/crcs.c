@@ -1,4 +1,4 @@
-/* Marks of known segment CRCs, one byte a segment, in a memfd. Any thread; see crcs.h. */
+/* Marks of known segment CRCs, one byte for each segment, in a memfd. Any thread; see crcs.h. */
 #include "common/slab/crcs.h"
 
 #include <sched.h>
@@ -7,14 +7,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Of a segment. STORING: a thread of the kvstore is between the CRC and its mark; STORING_OTHER:
- * one of another process, which may die there. */
+/* States of a segment. STORING: a thread of the kvstore has stored the CRC and not the mark yet;
+ * STORING_OTHER: the same in another process, which may die at that point. */
 enum { UNKNOWN = 0, KNOWN = 1, STORING = 2, STORING_OTHER = 3 };
 
 struct bt_slab_crcs {
     const struct bt_slab *slab;
     struct bt_kv_layout layout;
-    int fd; /* -1: of another process */
+    int fd; /* -1: the memory was made by another process */
     uint8_t storing;
     size_t n;
     _Atomic uint8_t *marks; /* [n_slots][n_layers] */
@@ -119,8 +119,8 @@ uint32_t bt_slab_crcs_get(struct bt_slab_crcs *c, uint32_t slot, uint32_t layer,
     uint64_t off = bt_kv_segment(&c->layout, layer, &bytes);
     uint32_t v = bt_slab_segment_crc(name, layer, c->layout.layout_id,
                                      (const uint8_t *)bt_slab_data(c->slab, slot) + off, bytes);
-    /* Two threads may meet here and compute the same number. One stores it; nobody returns before
-     * it is there, and nobody stores it later, when the row may be in a header or on its way. */
+    /* Two threads may come here with the same number. One stores it; the other waits until it is
+     * stored. No thread stores it later, when the row may already be in a header or be sent. */
     for (;;) {
         uint8_t was = UNKNOWN;
         if (atomic_compare_exchange_strong_explicit(&c->marks[i], &was, c->storing,
@@ -132,7 +132,7 @@ uint32_t bt_slab_crcs_get(struct bt_slab_crcs *c, uint32_t slot, uint32_t layer,
         if (was == KNOWN) {
             return v;
         }
-        sched_yield(); /* two instructions away, unless that thread was just interrupted */
+        sched_yield(); /* the other thread needs two more instructions, unless it was interrupted */
     }
 }
 

@@ -1,6 +1,6 @@
-/* The SIGBUS handler over mapped slabs. Areas come and go on control threads, under a lock; the
- * handler runs on whichever thread touched the page, takes none, and calls only what is
- * async-signal-safe: the line was composed when the area came. */
+/* The SIGBUS handler for mapped slabs. Control threads add and remove areas under a lock. The
+ * handler runs on the thread that used the page, takes no lock, and calls only async-signal-safe
+ * functions: the log line was prepared when the area was added. */
 #include "common/slab/guard.h"
 
 #include <pthread.h>
@@ -22,7 +22,7 @@ struct area {
 static struct area areas[AREAS_MAX];
 static pthread_mutex_t areas_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t installed = PTHREAD_ONCE_INIT;
-static struct sigaction before; /* what SIGBUS did: a sanitizer's report, or the default */
+static struct sigaction before; /* the handler before: a sanitizer's, or the default */
 static atomic_flag told = ATOMIC_FLAG_INIT;
 
 static struct area *area_of(uintptr_t p)
@@ -39,25 +39,26 @@ static struct area *area_of(uintptr_t p)
 static void on_sigbus(int signo, siginfo_t *info, void *context)
 {
     (void)context;
-    /* Others than BUS_ADRERR (memory that failed, a signal that somebody sent) are not about the
-     * file's length. */
+    /* Only BUS_ADRERR is about the file's length. Others come from failed memory or from a signal
+     * that a process sent. */
     struct area *a = info->si_code == BUS_ADRERR ? area_of((uintptr_t)info->si_addr) : NULL;
     if (a == NULL) {
         sigaction(signo, &before, NULL);
         if (info->si_code <= 0) {
             raise(signo);
         }
-        return; /* a fault comes again, with all that it had to say */
+        return; /* the fault comes again, now to the handler before */
     }
     if (atomic_flag_test_and_set(&told)) {
         for (;;) {
-            pause(); /* another thread is saying it, and ends the process */
+            pause(); /* another thread writes the line and ends the process */
         }
     }
     bt_log_line_write(&a->line);
     struct sigaction dfl = {.sa_handler = SIG_DFL};
     sigaction(signo, &dfl, NULL);
-    raise(signo); /* blocked until this returns: the core shows the touch, not the handler */
+    /* Blocked until this returns: the core file then shows the access, not the handler. */
+    raise(signo);
 }
 
 static void install(void)

@@ -1,7 +1,7 @@
-/* Worker's side of the session with its node's kvstore: connect, attach, packets, doorbells.
- * Runs on the loop's thread, except bt_local_ring. Owns the socket, the mapped slab and the two
- * eventfds of one attachment; everything of it is dropped when the socket ends, and a new
- * attachment is tried every 200 ms. */
+/* A worker's side of the session with its node's kvstore: connect, attach, packets, doorbells. Runs
+ * on the loop's thread, except bt_local_ring. Owns the socket, the mapped slab and the two eventfds
+ * of one attachment. It frees all of these when the socket ends, and tries to attach again every
+ * 200 ms. */
 #include "common/slab/local.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@
 #define ATTACH_WAIT_MS   3000
 #define QUEUE_MSGS_MAX   4096u
 #define QUEUE_BYTES_MAX  (8u << 20)
-#define FDS_MAX          4 /* what CMSG_SPACE of three really holds */
+#define FDS_MAX          4 /* because of alignment, CMSG_SPACE of three has room for four */
 
 typedef enum { LOCAL_IDLE, LOCAL_ATTACHING, LOCAL_ATTACHED } local_state_t;
 
@@ -45,7 +45,7 @@ struct bt_local {
     struct bt_local_ops ops;
     void *arg;
     bool has_kvstore_uid;
-    uid_t kvstore_uid; /* whose kvstore is trusted beside root's and our own */
+    uid_t kvstore_uid; /* this user's kvstore is trusted, and root's and this process's user's */
 
     local_state_t state;
     int sock, pidfd, bell_in;
@@ -57,10 +57,11 @@ struct bt_local {
     size_t queued_bytes;
     uint8_t *rx;
 
-    pthread_mutex_t ring_lock; /* of bell_out: any thread rings, the loop's thread replaces it */
+    pthread_mutex_t ring_lock; /* for bell_out: any thread rings it, the loop's thread replaces
+                                  it */
     int bell_out;
 
-    int depth; /* callbacks in progress: the struct outlives them */
+    int depth; /* callbacks in progress: the struct must not be freed meanwhile */
     bool stopped;
 };
 
@@ -84,7 +85,7 @@ static void enter(struct bt_local *l)
 {
     l->depth++;
 }
-static bool leave(struct bt_local *l) /* false: l is gone */
+static bool leave(struct bt_local *l) /* false: l was freed */
 {
     if (--l->depth == 0 && l->stopped) {
         local_free(l);
@@ -104,7 +105,8 @@ static void queue_clear(struct bt_local *l)
     l->queued_bytes = 0;
 }
 
-/* Closes everything of the attachment. The slab stays until the owner was told (on_detached). */
+/* Closes everything of the attachment. The slab stays mapped until the owner was told
+ * (on_detached). */
 static void local_drop(struct bt_local *l, uint64_t retry_ms)
 {
     bool was = l->state == LOCAL_ATTACHED;
@@ -160,7 +162,7 @@ static void local_refused(struct bt_local *l, bt_status_t st, const char *why)
     leave(l);
 }
 
-/* A timer's first shot may find the owner gone: local_stop disarms it, so l is valid here. */
+/* local_stop disarms the timer, so l is valid here. */
 static void attach_timeout(void *arg)
 {
     struct bt_local *l = arg;
@@ -189,7 +191,7 @@ static void close_fds(int *fds, int n)
     }
 }
 
-/* The kvstore's answer: maps the slab, takes the bells. fds are consumed. */
+/* The kvstore's answer: maps the slab and takes the doorbells. Takes ownership of fds. */
 static void on_attached_msg(struct bt_local *l, const Baton__LocalAttached *m, int *fds, int n_fds)
 {
     if (m->status != BT_OK) {
@@ -220,7 +222,7 @@ static void on_attached_msg(struct bt_local *l, const Baton__LocalAttached *m, i
     l->ops.on_attached(l->arg, l->slab, m->incarnation);
 }
 
-/* One packet and its descriptors. Returns its length, 0 at the end, -1 with errno. */
+/* Receives one packet and its descriptors. Returns its length, 0 at the end, -1 with errno. */
 static ssize_t local_recv(struct bt_local *l, int fds[FDS_MAX], int *n_fds_p)
 {
     union {
@@ -262,7 +264,7 @@ static void on_sock(void *arg, uint32_t events)
     if ((events & EPOLLOUT) != 0) {
         queue_flush(l);
     }
-    /* A bounded number of packets a turn: other watchers get their share. */
+    /* A limited number of packets in a turn, so that other watchers are served too. */
     for (int i = 0; i < 64 && l->sock >= 0 && !l->stopped; i++) {
         int fds[FDS_MAX] = {-1, -1, -1, -1}, n_fds;
         ssize_t n = local_recv(l, fds, &n_fds);
@@ -327,7 +329,7 @@ static int send_attach(struct bt_local *l)
     return n < 0 ? -1 : 0;
 }
 
-/* Who listens there gets this worker's KV and writes what it serves as its prefixes. */
+/* The process that listens there gets this worker's KV, and this worker loads prefixes from it. */
 static bool trusted(const struct bt_local *l, char *why, size_t cap)
 {
     struct ucred cred = {0};
@@ -412,7 +414,7 @@ struct bt_local *bt_local_start(struct bt_loop *loop, const char *run_dir, const
     l->rx = bt_malloc(BT_LOCAL_MSG_MAX);
     bt_list_init(&l->queue);
     pthread_mutex_init(&l->ring_lock, NULL);
-    /* From the loop, so that no callback comes before this function has returned. */
+    /* Started by the loop, so that no callback comes before this function has returned. */
     bt_timer_start(loop, &l->timer, 0, 0, local_connect, l);
     return l;
 }
@@ -429,7 +431,7 @@ void bt_local_stop(struct bt_local *l)
         return;
     }
     l->stopped = true;
-    l->state = LOCAL_IDLE; /* the owner asked: no on_detached */
+    l->state = LOCAL_IDLE; /* the owner has asked for it: no on_detached */
     local_drop(l, 0);
     if (l->depth == 0) {
         local_free(l);
@@ -499,7 +501,7 @@ void bt_local_ring(struct bt_local *l)
     uint64_t one = 1;
     pthread_mutex_lock(&l->ring_lock);
     if (l->bell_out >= 0) {
-        /* EAGAIN means that the counter is full: the other side has a bell waiting anyway. */
+        /* EAGAIN: the counter is full, so the other side will wake anyway. */
         ssize_t n = write(l->bell_out, &one, sizeof(one));
         (void)n;
     }

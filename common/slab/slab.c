@@ -1,9 +1,8 @@
-/* The shared-memory slab: creation by the kvstore, mapping by workers, segment CRCs.
- * Called on the owner's control thread at start or attach; bt_slab_segment_crc from any thread.
- * The owner holds an OFD lock on byte 0 of the file for as long as it lives, each worker a shared
- * one on byte 1: that, and not a pid, tells a slab in use from one left behind. Descriptors given
- * to workers must be opened anew (not dup'ed), because an OFD lock belongs to the open file
- * description. */
+/* The shared-memory slab: creation by the kvstore, mapping by workers, segment CRCs. Called on the
+ * owner's control thread at start or attach; bt_slab_segment_crc on any thread. The owner holds an
+ * OFD lock on byte 0 of the file as long as it lives; each worker holds a shared lock on byte 1.
+ * These locks, and no pid, distinguish a slab in use from one left behind. An OFD lock belongs to
+ * the open file description, so descriptors for workers must be opened anew and not be dup'ed. */
 #include "common/slab/slab.h"
 
 #include <errno.h>
@@ -24,7 +23,7 @@
 #define SLAB_PAGE      4096u
 #define SLAB_STEP      (64u << 20) /* bytes reserved between two calls of progress */
 #define LOCK_OWNER     0           /* byte that the kvstore locks */
-#define LOCK_USERS     1           /* byte that whoever maps the slab locks */
+#define LOCK_USERS     1           /* byte that every process with the slab mapped locks */
 #define SLAB_FLOWS_MIN 512u
 #define SLAB_FLOWS_MAX 65536u
 
@@ -60,7 +59,7 @@ static uint32_t super_crc(const struct bt_slab_super *s)
     return bt_crc32c(0, s, offsetof(struct bt_slab_super, header_crc));
 }
 
-/* Offsets and file size of a slab of n slots. */
+/* Computes the offsets and file size of a slab of n slots. */
 static void slab_plan(struct bt_slab_super *s, uint32_t n)
 {
     s->n_slots = n;
@@ -73,7 +72,7 @@ static void slab_plan(struct bt_slab_super *s, uint32_t n)
     s->file_bytes = s->data_off + (uint64_t)n * s->slot_bytes;
 }
 
-/* Was this file a slab, or one that was not finished? */
+/* Is this file a slab, or an unfinished one? */
 static bool was_slab(int fd, const struct stat *st)
 {
     uint64_t magic;
@@ -92,8 +91,9 @@ static bool own_group(gid_t gid)
     return own;
 }
 
-/* NULL, or why another user may hold this file: its folder (/dev/shm) is everybody's, and who has
- * it open, or has another name for it, writes into the cache. */
+/* NULL, or the reason why another user may have made this file: every user can write to its folder
+ * (/dev/shm). A user who has the file open, or has another name for it, could write into the
+ * cache. */
 static const char *foreign(const struct stat *st)
 {
     if (!S_ISREG(st->st_mode)) {
@@ -108,13 +108,13 @@ static const char *foreign(const struct stat *st)
     return st->st_nlink > 1 ? "it has more than one name" : NULL;
 }
 
-/* Others than owner and group may open it, or could a moment ago. */
+/* May other users than owner and group open it? Also true if they could until a moment ago. */
 static bool open_to_others(const struct stat *st)
 {
     return (st->st_mode & (S_IRWXO | S_ISUID | S_ISGID)) != 0;
 }
 
-/* Is the open file still what path names? */
+/* Does path still name the open file? */
 static bt_status_t same_file(int fd, const char *path)
 {
     struct stat by_fd, by_path;
@@ -127,9 +127,9 @@ static bt_status_t same_file(int fd, const char *path)
     return by_fd.st_ino == by_path.st_ino && by_fd.st_dev == by_path.st_dev ? BT_OK : BT_ERR_EXISTS;
 }
 
-/* Opens path for exclusive ownership as an empty file. A slab whose owner is gone is unlinked and
- * made anew: whoever still maps the old file keeps the old pages and hurts nobody. What is no slab
- * stays as it is. */
+/* Opens path as an empty file with exclusive ownership. A slab whose owner has ended is unlinked
+ * and made anew: processes that still map the old file keep its pages and do no harm. A file that
+ * is not a slab stays unchanged. */
 static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
 {
     for (int tries = 0; tries < 16; tries++) {
@@ -155,7 +155,7 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
         }
         struct stat by_fd;
         if (same_file(fd, path) != BT_OK || fstat(fd, &by_fd) != 0) {
-            close(fd); /* replaced between open and lock */
+            close(fd); /* the file was replaced between open and lock */
             continue;
         }
         const char *why = foreign(&by_fd);
@@ -167,8 +167,8 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
             return BT_ERR_CONFIG;
         }
         if (by_fd.st_size == 0 && !open_to_others(&by_fd)) {
-            (void)fchmod(fd,
-                         0660); /* whatever the umask: workers run as other users of the group */
+            (void)fchmod(fd, 0660); /* independent of the umask: workers run as other users of the
+                                       group */
             *fd_p = fd;
             return BT_OK;
         }
@@ -203,8 +203,8 @@ static void no_space(const char *path, int fd, uint64_t want, int why, char *err
               (unsigned long long)(total >> 20), (unsigned long long)(left >> 20), strerror(why));
 }
 
-/* Reserves all bytes. ftruncate alone would succeed beyond the limit of a tmpfs, and the first
- * write there would end in SIGBUS. */
+/* Reserves all bytes. ftruncate alone would succeed beyond a tmpfs's limit, and then the first
+ * write there would raise SIGBUS. */
 static bt_status_t slab_reserve(const char *path, int fd, uint64_t bytes,
                                 void (*progress)(void *, double), void *arg, char *err, size_t cap)
 {
@@ -231,7 +231,8 @@ static bt_status_t slab_reserve(const char *path, int fd, uint64_t bytes,
     return BT_OK;
 }
 
-/* Says whose file it was if it is cut under us. A worker knows the file by its descriptor only. */
+/* Registers the area, so that the log names the file if another process cuts it. A worker knows the
+ * file only by its descriptor. */
 static void slab_guard(int fd, const void *meta, uint64_t meta_bytes, const void *body,
                        uint64_t body_bytes)
 {
@@ -272,7 +273,7 @@ static bt_status_t slab_mmap(struct bt_slab *s, const struct bt_slab_super *supe
     return BT_OK;
 }
 
-/* Touches every page now, so that no request pays for a fault. */
+/* Writes to every page now, so that no request has to wait for a page fault. */
 static void slab_prefault(struct bt_slab *s, void (*progress)(void *, double), void *arg)
 {
     uint8_t *base = (uint8_t *)s->flows;
@@ -293,7 +294,7 @@ static void slab_prefault(struct bt_slab *s, void (*progress)(void *, double), v
     }
 }
 
-/* The superblock of a slab of so many bytes, but for boot_id, uuid and checksum. */
+/* Makes the superblock of a slab of this many bytes, except for boot_id, uuid and checksum. */
 static bt_status_t plan_for(const struct bt_slab_spec *spec, struct bt_slab_super *plan_p,
                             char *err, size_t err_cap)
 {
@@ -356,7 +357,8 @@ bt_status_t bt_slab_create(const struct bt_slab_spec *spec,
     struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
     *super = plan;
     slab_prefault(s, progress, arg);
-    super->header_crc = super_crc(super); /* last: a half-made slab never passes a check */
+    /* Last, so that an unfinished slab never passes a check. */
+    super->header_crc = super_crc(super);
     *slab_p = s;
     return BT_OK;
 
@@ -369,7 +371,7 @@ err_file:
     return st;
 }
 
-/* Is what the superblock says consistent and ours? */
+/* Is the superblock consistent, and does it fit this process? */
 static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_bytes,
                                const struct bt_kv_layout *layout, const struct bt_kv_key *root,
                                char *err, size_t cap)
@@ -412,7 +414,7 @@ static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_byte
     return BT_OK;
 }
 
-/* rows: CRC rows are writable. */
+/* rows: make the CRC rows writable. */
 static bt_status_t slab_map(int fd, bool rows, const struct bt_kv_layout *layout,
                             const struct bt_kv_key *root, struct bt_slab **slab_p, char *err,
                             size_t err_cap)
@@ -432,7 +434,8 @@ static bt_status_t slab_map(int fd, bool rows, const struct bt_kv_layout *layout
         slab_errf(err, err_cap, "cannot map the slab: %s", strerror(errno));
         return BT_ERR_IO;
     }
-    struct bt_slab_super super = *page; /* a copy: what was checked is what is used */
+    struct bt_slab_super super = *page; /* a copy, so that the checked values are the ones that are
+                                           used */
     munmap(page, SLAB_PAGE);
     bt_status_t st = super_check(&super, (uint64_t)stt.st_size, layout, root, err, err_cap);
     if (st != BT_OK) {
@@ -488,7 +491,7 @@ int bt_slab_open_again(const struct bt_slab *s)
 
 /* ---- taking over ---- */
 
-/* Nobody maps it any more? Waits for workers that are about to notice. */
+/* Is the slab no longer mapped by other processes? Waits for workers that will notice soon. */
 static bool wait_unused(int fd, uint32_t wait_ms)
 {
     for (uint32_t ms = 0;; ms += 10) {
@@ -507,7 +510,7 @@ static bool wait_unused(int fd, uint32_t wait_ms)
     }
 }
 
-/* Is the file what create would make, whole and of this boot? */
+/* Is the file complete, of this boot, and as create would make it? */
 static bool left_fits(int fd, const struct bt_slab_super *plan, const struct bt_kv_layout *layout,
                       const struct bt_kv_key *root, char *err, size_t cap)
 {
@@ -540,7 +543,7 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
 {
     struct bt_slab_super plan;
     if (plan_for(spec, &plan, err, err_cap) != BT_OK) {
-        return BT_ERR_NOT_FOUND; /* create says it as well */
+        return BT_ERR_NOT_FOUND; /* create logs this case */
     }
     int fd = open(spec->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
@@ -560,12 +563,12 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
     } else if (fcntl(fd, F_OFD_SETLK, &lk) != 0) {
         slab_errf(err, err_cap, "it belongs to another running kvstore");
     } else if (!left_fits(fd, &plan, spec->layout, spec->root, err, err_cap)) {
-        /* said */
+        /* logged already */
     } else if (!wait_unused(fd, wait_ms)) {
         slab_errf(err, err_cap, "a worker of its time still maps it");
     } else if (slab_mmap(s, &plan, true, err, err_cap) == BT_OK) {
         struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
-        /* Outside the checksum: a kill right here loses nothing. */
+        /* Not part of the checksum, so a kill here loses nothing. */
         super->incarnation = spec->incarnation;
         memset((void *)s->flows, 0, super->n_flow_words * sizeof(*s->flows));
         *slab_p = s;
