@@ -1,6 +1,6 @@
-/* Formats the fields of a log line and escapes every value. Pure, any thread. The arguments of a
- * line are taken one conversion at a time, so that the end of a value is known from the format and
- * never from what an argument contains. */
+/* Formats the fields of a log line and escapes every value. Pure, any thread. Arguments are
+ * formatted one conversion at a time, so the end of a value is determined by the format, never by
+ * the content of an argument. */
 #include "common/log/fields.h"
 
 #include <stdint.h>
@@ -36,7 +36,7 @@ static size_t utf8_next(const unsigned char *s, uint32_t *code_p)
     return n;
 }
 
-/* Characters that a terminal or a reader of lines may act on. */
+/* Characters that a terminal, or a program that reads lines, could interpret. */
 static bool needs_escape(uint32_t code)
 {
     return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x2028 || code == 0x2029 ||
@@ -126,7 +126,8 @@ static struct conversion parse_conversion(const char *fmt)
     return c;
 }
 
-/* Printing through a format that was taken apart: the compiler checked it at the call of bt_log. */
+/* Prints with a part of a format: the compiler has checked the whole format at the call of
+ * bt_log. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
 static void print_one(char *out, size_t cap, const struct conversion *c, va_list *ap)
@@ -185,11 +186,11 @@ static bool is_number(const char *s)
 
 struct value {
     char text[RAW_BYTES];
-    bool from_text; /* holds the text of an argument, or hexadecimal digits: a string in JSON */
+    bool from_text; /* it has the text of an argument or hexadecimal digits: a string in JSON */
 };
 
-/* Formats the value that begins at fmt and ends at the next space that is outside of quotes in fmt.
- * Quotes of fmt (key="two words") group words and are not part of the value. */
+/* Formats the value that begins at fmt and ends at the next space outside quotes. Quotes in fmt
+ * (key="two words") group words and are not part of the value. */
 static const char *format_value(struct value *v, const char *fmt, va_list *ap)
 {
     size_t n = 0;
@@ -225,7 +226,7 @@ size_t bt_log_fields(char *out, size_t cap, bool json, const char *fmt, va_list 
     out[0] = '\0';
     while (*(fmt += strspn(fmt, " ")) != '\0') {
         size_t key = strcspn(fmt, "=% ");
-        BT_ASSERT(key > 0 && fmt[key] == '='); /* every field of a format has a key of our own */
+        BT_ASSERT(key > 0 && fmt[key] == '='); /* every field of a format has a key */
         struct value v;
         const char *name = fmt;
         fmt = format_value(&v, fmt + key + 1, &args);

@@ -1,5 +1,5 @@
-/* Handlers of the signals by which a process ends itself. Lines are composed in advance; a handler
- * runs on whichever thread the signal meets and calls only what is async-signal-safe. */
+/* Handlers for the signals by which a process ends itself. Lines are prepared in advance. A handler
+ * runs on the thread that gets the signal and calls only async-signal-safe functions. */
 #include "common/log/last_words.h"
 
 #include <errno.h>
@@ -16,18 +16,19 @@ static const struct {
 } signals[] = {{SIGABRT, "SIGABRT"}, {SIGSEGV, "SIGSEGV"}, {SIGILL, "SIGILL"}, {SIGFPE, "SIGFPE"}};
 
 static struct bt_log_line of_memory[BT_ARRAY_LEN(signals)], other[BT_ARRAY_LEN(signals)];
-static struct sigaction before[BT_ARRAY_LEN(signals)]; /* UCX's, a sanitizer's, or the default */
+/* The handlers before: UCX's, a sanitizer's, or the default. */
+static struct sigaction before[BT_ARRAY_LEN(signals)];
 static bool installed;
 static atomic_flag told = ATOMIC_FLAG_INIT;
 
 static void on_signal(int signo, siginfo_t *info, void *context)
 {
     (void)context;
-    /* Libraries give up right behind the call that failed. */
+    /* A library usually aborts directly after the call that failed, so errno is still set. */
     bool no_memory = errno == ENOMEM;
     if (atomic_flag_test_and_set(&told)) {
         for (;;) {
-            pause(); /* another thread is saying it, and ends the process */
+            pause(); /* another thread writes the line and ends the process */
         }
     }
     for (size_t i = 0; i < BT_ARRAY_LEN(signals); i++) {
@@ -38,7 +39,7 @@ static void on_signal(int signo, siginfo_t *info, void *context)
     }
     if (info->si_code <= 0) { /* sent: abort(), kill() */
         raise(signo);         /* blocked until this returns */
-    } /* else the instruction faults again, and whoever is next learns all of it */
+    } /* otherwise the instruction faults again, now for the handler before */
 }
 
 void bt_log_last_words(void)

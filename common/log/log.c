@@ -1,4 +1,5 @@
-/* Log lines on stderr: one write per line, so that lines of threads do not mix. Any thread. */
+/* Log lines on stderr: one write per line, so that the lines of several threads do not mix. Any
+ * thread. */
 #include "common/log/log.h"
 
 #include <limits.h>
@@ -15,17 +16,17 @@
 #include "common/base/assert.h"
 #include "common/log/fields.h"
 
-#define READER_WAIT_MS 10 /* for a reader of stderr that is slow */
-/* After a wait in vain there is no other for so long: a reader that takes a line now and then would
- * otherwise cost most lines a wait. */
+#define READER_WAIT_MS 10 /* for a slow reader of stderr */
+/* For this long after a failed wait there is no new wait. Otherwise a reader that rarely takes a
+ * line would make most lines wait. */
 #define WAIT_AGAIN_NS 1000000000ull
 
 static char log_daemon[64] = "baton", log_node[300] = "-"; /* as values, quoted where needed */
 static bt_log_level_t log_level = BT_LOG_INFO;
 static bool log_json, log_prefix;
-static pthread_mutex_t out_lock = PTHREAD_MUTEX_INITIALIZER; /* of stderr and out_lost */
-static unsigned long out_lost;                               /* lines, since stderr last took one */
-static uint64_t out_waited_ns; /* when a wait in vain ended; 0: never */
+static pthread_mutex_t out_lock = PTHREAD_MUTEX_INITIALIZER; /* for stderr and out_lost */
+static unsigned long out_lost;                               /* lines lost since the last write */
+static uint64_t out_waited_ns; /* end of the last failed wait; 0: none */
 
 static void say_last(const char *ev, const char *why)
 {
@@ -46,7 +47,7 @@ void bt_log_settings_get(struct bt_log_settings *s_p)
     _Static_assert(sizeof(s_p->daemon) == sizeof(log_daemon) &&
                        sizeof(s_p->node) == sizeof(log_node),
                    "names fit");
-    memset(s_p, 0, sizeof(*s_p)); /* it travels as bytes */
+    memset(s_p, 0, sizeof(*s_p)); /* all bytes are sent to another process, also padding */
     memcpy(s_p->daemon, log_daemon, sizeof(log_daemon));
     memcpy(s_p->node, log_node, sizeof(log_node));
     s_p->level = log_level;
@@ -91,7 +92,7 @@ bool bt_log_set_journal(const char *journal_stream)
     return log_prefix;
 }
 
-/* Writes a line of at most PIPE_BUF bytes, which a pipe takes whole; returns its length. */
+/* Writes a line of at most PIPE_BUF bytes, which a pipe takes as a whole; returns its length. */
 static size_t compose(char *line, bt_log_level_t level, const char *ev, const char *fmt, va_list ap)
 {
     char stamp[40];
@@ -126,7 +127,7 @@ static size_t compose_of(char *line, bt_log_level_t level, const char *ev, const
     return n;
 }
 
-/* Of a pipe or socket: that it takes PIPE_BUF bytes at once. */
+/* For a pipe or socket: can it take PIPE_BUF bytes at once? */
 static bool has_room(int wait_ms)
 {
     struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -140,8 +141,9 @@ static uint64_t mono_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
-/* A log that cannot be written (a full disk, a reader that is gone or hangs) must not stop serving.
- * Lines that find no room are lost and counted; the count is the first line that gets through. */
+/* A log that cannot be written (a full disk, a reader that is gone or hangs) must not stop the
+ * daemon. Lines without room are lost and counted; the count is the first line that is written
+ * later. */
 static void put(const char *line, size_t n)
 {
     pthread_mutex_lock(&out_lock);
@@ -202,7 +204,7 @@ static char *digits(char *at, unsigned long value, unsigned n)
     for (unsigned i = n; i-- > 0; value /= 10) {
         at[i] = (char)('0' + value % 10);
     }
-    return at + n + 1; /* behind the separator, which stands there */
+    return at + n + 1; /* behind the separator, which is there already */
 }
 
 static unsigned days_of_month(unsigned year, unsigned month)
@@ -212,7 +214,8 @@ static unsigned days_of_month(unsigned year, unsigned month)
     return days[month - 1] + (month == 2 && leap);
 }
 
-/* The time over an older one of the same form: gmtime_r and strftime may take locks. */
+/* Writes the current time over an older one of the same format: gmtime_r and strftime may take
+ * locks. */
 static void stamp_now(char *at)
 {
     struct timespec ts;
