@@ -28,7 +28,7 @@ void bt_last_say(bt_last_say_fn fn)
     say = fn;
 }
 
-/* These are its last words: common/log/last_words.h has no more to say. */
+/* Logs the reason and ends the process; common/log/last_words.h then logs nothing more. */
 static void __attribute__((noreturn)) end(const char *ev, const char *fmt, ...)
 {
     char why[512];
@@ -43,7 +43,7 @@ static void __attribute__((noreturn)) end(const char *ev, const char *fmt, ...)
 
 void bt_assert_fail(const char *file, int line, const char *func, const char *expr)
 {
-    /* What a library could not allocate is no bug of whoever asserts that it could. */
+    /* A library's failed allocation is not a bug of the code that asserts its success. */
     end(errno == ENOMEM ? "out_of_memory" : "assert_failed", "%s:%d %s: %s", file, line, func,
         expr);
 }
@@ -102,7 +102,7 @@ void bt_random(void *buf, size_t len)
 
 int bt_end_of_output(const char *program, int rc)
 {
-    errno = EIO; /* where an earlier write has failed and this one has nothing to do */
+    errno = EIO; /* for an earlier write that failed, if this one has nothing to do */
     if (fflush(stdout) == 0 && !ferror(stdout)) {
         return rc;
     }

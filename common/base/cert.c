@@ -19,7 +19,7 @@ struct bt_cert_ca {
 
 static bt_status_t fail(bt_status_t st, char *err, size_t cap, const char *what)
 {
-    ERR_clear_error(); /* of this thread: gRPC's own calls must not find ours */
+    ERR_clear_error(); /* the errors are per thread: gRPC's calls must not find them */
     snprintf(err, cap, "%s", what);
     return st;
 }
@@ -49,7 +49,7 @@ bt_status_t bt_cert_ca_create(const char *pem, struct bt_cert_ca **ca_p, char *e
         X509_free(x);
     }
     BIO_free(bio);
-    ERR_clear_error(); /* the end of the text is an error to OpenSSL */
+    ERR_clear_error(); /* OpenSSL reports the end of the text as an error */
     if (n == 0) {
         bt_cert_ca_destroy(ca);
         return fail(BT_ERR_INVALID, err, err_cap, "there is no certificate in it (PEM is wanted)");
@@ -86,7 +86,7 @@ static void read_uris(X509 *x, struct bt_cert *c)
         }
         const ASN1_IA5STRING *uri = g->d.uniformResourceIdentifier;
         size_t len = (size_t)ASN1_STRING_length(uri);
-        /* A zero byte would hide what follows it from whoever compares. */
+        /* A zero byte would hide the rest of the name in comparisons. */
         if (len < BT_CERT_URI_MAX && memchr(ASN1_STRING_get0_data(uri), 0, len) == NULL) {
             memcpy(c->uris[c->n_uris], ASN1_STRING_get0_data(uri), len);
             c->uris[c->n_uris++][len] = '\0';
@@ -207,7 +207,7 @@ bt_status_t bt_cert_verify(struct bt_cert_ca *ca, const char *pem, const char *m
     return st;
 }
 
-/* Never asks anybody: a terminal must not stop a daemon. */
+/* Never asks for a passphrase: a daemon must not wait for a terminal. */
 static int no_passphrase(char *buf, int size, int writing, void *arg)
 {
     (void)buf;

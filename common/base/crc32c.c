@@ -1,6 +1,6 @@
-/* CRC32C, the fastest that the processor has: carry-less products of 64 bytes at a time (AVX-512
- * with VPCLMULQDQ), SSE4.2's instruction in three interleaved lanes, a table. The lanes are joined
- * by multiplying by x^(8n) mod P, precomputed for one lane length. Any thread. */
+/* CRC32C, in the fastest way that the processor has: carry-less products of 64 bytes at a time
+ * (AVX-512 with VPCLMULQDQ), SSE4.2's instruction in three interleaved lanes, or a table. Lanes are
+ * combined by multiplying by x^(8n) mod P, precomputed for one lane length. Any thread. */
 #include "common/base/crc32c.h"
 
 #include <stdbool.h>
@@ -10,9 +10,8 @@
 #endif
 
 #define POLY 0x82f63b78u
-/* Bytes a lane; three lanes a round hide the instruction's latency of three. The wide ones lie in
- * pages of their own, of which the processor fetches ahead in each (cold memory: 10 GB/s, not 7).
- */
+/* Bytes of a lane. Three lanes hide the instruction's latency of three cycles. Wide lanes are in
+ * different pages, and the processor prefetches in each of them (cold memory: 10 GB/s, not 7). */
 #define LANE      1024u
 #define LANE_WIDE 4096u
 #define ROUND     (3 * LANE_WIDE)
@@ -24,11 +23,11 @@ struct lane_shift { /* crc -> crc * x^(8*LANE), crc * x^(16*LANE) */
 static struct lane_shift shift_narrow, shift_wide;
 static bool have_sse42;
 
-/* Bytes that lie d bits before others count as much as their product with x^d mod P, added to
- * those. A product of 64 bits is of the low half with x^(d+32) and of the high half with x^(d-32):
- * bits are reflected, so what comes first is the higher power, and a product of reflected numbers
- * is shifted by one (hence << 1 in fill_fold). */
-#define FOLD_STEP 256u  /* bytes that one turn folds over the next */
+/* Bytes that are d bits before other bytes have the same effect as their product with x^d mod P,
+ * added to the later bytes. A product of 64 bits uses the low half with x^(d+32) and the high half
+ * with x^(d-32): bits are reflected, so the first bits have the higher powers. A product of
+ * reflected numbers is shifted by one (hence << 1 in fill_fold). */
+#define FOLD_STEP 256u  /* distance over which one turn folds bytes */
 #define STREAM    4096u /* bytes of one of the four streams of a wide turn */
 static uint64_t fold_far[2], fold_near[2], fold_lane[2]; /* d = 8 * FOLD_STEP, 512, 128 */
 static uint64_t fold_stream[3][2];                       /* d = 8 * STREAM * (1, 2, 3) */
@@ -42,7 +41,7 @@ static uint32_t shift_by_zeros(uint32_t crc, size_t n)
     return crc;
 }
 
-/* Shifting is linear over GF(2): tabulate it for each byte of the register. */
+/* Shifting is linear over GF(2): make a table for each byte of the register. */
 static void fill_shift(uint32_t t[4][256], size_t n)
 {
     uint32_t bit[32];
@@ -172,7 +171,7 @@ FOLDING static inline __m512i fold_by(const uint64_t k[2])
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)k));
 }
 
-/* What becomes of the bytes on their way: nothing, a copy, a copy that goes past the cache (`to` is
+/* What happens to the bytes meanwhile: nothing, a copy, or a copy that bypasses the cache (`to` is
  * then aligned to 64 bytes). */
 typedef enum { KEEP, COPY, STREAM_OUT } crc_way_t;
 
@@ -188,9 +187,9 @@ FOLDING static inline __attribute__((always_inline)) __m512i take(const uint8_t 
     return v;
 }
 
-/* Four streams of STREAM bytes side by side: the processor fetches ahead within a page only, and
- * for several pages at once it fetches more (cold memory: 19 GB/s instead of 13). in: what the
- * bytes before weigh here. Returns what these weigh at their end. */
+/* Folds four streams of STREAM bytes at the same time. The processor prefetches only within a page,
+ * and with several pages at once it prefetches more (cold memory: 19 GB/s instead of 13). in: the
+ * folded value of the bytes before. Returns the folded value at the end. */
 FOLDING static inline __attribute__((always_inline)) __m512i fold_wide(__m512i in, const uint8_t *p,
                                                                        uint8_t *to, crc_way_t way)
 {
@@ -208,7 +207,7 @@ FOLDING static inline __attribute__((always_inline)) __m512i fold_wide(__m512i i
     return fold(c, fold_by(fold_stream[0]), d);
 }
 
-/* 512 bits of weight, and the n < 64 bytes behind them. */
+/* The CRC of 512 bits of folded value and the n < 64 bytes behind them. */
 FOLDING static uint32_t fold_end(__m512i d, const uint8_t *p, size_t n)
 {
     __m128i lane = _mm_loadu_si128((const __m128i *)fold_lane), x = _mm512_castsi512_si128(d);
@@ -300,7 +299,8 @@ uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n)
     }
 #endif
     const uint8_t *p = from;
-    for (size_t at = 0, part; at < n; at += part) { /* memcpy finds what the CRC has fetched */
+    /* Memcpy finds these bytes in the cache, as the CRC has read them. */
+    for (size_t at = 0, part; at < n; at += part) {
         part = n - at < ROUND ? n - at : ROUND;
         crc = bt_crc32c(crc, p + at, part);
         memcpy((uint8_t *)to + at, p + at, part);

@@ -10,7 +10,7 @@ struct bt_map {
     size_t key_size, cap, count; /* cap is 0 or a power of two */
     uint64_t seed;
     uint8_t *keys;
-    void **values; /* NULL: free cell */
+    void **values; /* NULL: a free cell */
 };
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -66,7 +66,7 @@ static size_t home(const struct bt_map *m, const void *key)
     return (size_t)bt_hash64(key, m->key_size, m->seed) & (m->cap - 1);
 }
 
-/* Cell that holds key, or the free cell where it would go. cap > count always. */
+/* The cell of key, or the free cell for it. cap > count always. */
 static size_t find(const struct bt_map *m, const void *key)
 {
     size_t i = home(m, key);
@@ -124,7 +124,7 @@ void *bt_map_del(struct bt_map *m, const void *key)
     if (old == NULL) {
         return NULL;
     }
-    /* Close the gap: move back every later cell of the run whose home is at or before the gap. */
+    /* Closes the gap: moves back every later cell of the run whose home is at or before the gap. */
     for (size_t j = (i + 1) & mask; m->values[j] != NULL; j = (j + 1) & mask) {
         size_t h = home(m, m->keys + j * m->key_size);
         if (((j - h) & mask) >= ((j - i) & mask)) {

@@ -1,4 +1,4 @@
-/* The one object that knows the commit: it alone is compiled anew when the commit changes. */
+/* The only object file with the commit's name: only this one is compiled again for a new commit. */
 #include "common/base/base.h"
 
 #ifndef BT_VERSION

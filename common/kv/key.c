@@ -9,7 +9,7 @@
 
 static_assert(sizeof(struct bt_kv_key) == BT_SHA256_LEN, "a key is a digest");
 
-/* One type-length-value: lengths keep neighbouring fields from running into each other. */
+/* Adds one type-length-value; with lengths, neighbouring fields cannot be confused. */
 static void tlv(struct bt_sha256 *h, uint8_t type, const void *p, uint32_t n)
 {
     uint8_t head[5] = {type, (uint8_t)n, (uint8_t)(n >> 8), (uint8_t)(n >> 16), (uint8_t)(n >> 24)};
@@ -32,10 +32,10 @@ void bt_kv_root_key(const struct bt_kv_root *r, struct bt_kv_key *key_p)
     tlv(h, 5, r->rope, (uint32_t)strlen(r->rope));
     tlv(h, 6, r->adapter, (uint32_t)strlen(r->adapter));
     tlv(h, 7, r->salt, r->salt_len);
-    if (r->rounds && r->rounds[0]) { /* without, keys stay as they were */
+    if (r->rounds && r->rounds[0]) { /* without rounds the keys are as before there were any */
         tlv(h, 8, r->rounds, (uint32_t)strlen(r->rounds));
     }
-    /* KV dtype and window are part of the layout and so of its id. */
+    /* KV dtype and window are part of the layout, so they are in its id. */
     bt_sha256_finish(h, key_p->b);
 }
 
@@ -44,7 +44,7 @@ void bt_kv_key_next(const struct bt_kv_key *parent, const uint32_t *tokens, uint
 {
     struct bt_sha256 *h = bt_sha256_create();
     bt_sha256_update(h, parent->b, sizeof(parent->b));
-    bt_sha256_update(h, tokens, (size_t)n * sizeof(tokens[0])); /* little-endian hosts only */
+    bt_sha256_update(h, tokens, (size_t)n * sizeof(tokens[0])); /* only for little-endian hosts */
     bt_sha256_finish(h, key_p->b);
 }
 

@@ -1,4 +1,4 @@
-/* KV layout arithmetic: sizes, offsets and the id that two ends compare. Pure. */
+/* KV layout: sizes, offsets and the id that both ends compare. Pure. */
 #include "common/kv/layout.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ uint32_t bt_dtype_bytes(bt_dtype_t dt)
     return 0;
 }
 
-/* The id covers every number that decides where a byte goes, in a fixed order and width. */
+/* The id covers every number that determines the place of a byte, in a fixed order and width. */
 static uint64_t layout_hash(const struct bt_kv_layout *l)
 {
     uint64_t v[4 + BT_KV_MAX_GROUPS * 10] = {1, l->page_tokens, l->n_groups, l->n_layers};
@@ -47,7 +47,8 @@ bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_k
         seg > UINT32_MAX / 2) {
         return BT_ERR_INVALID;
     }
-    if (dtype == BT_DT_FP8_E4M3) { /* whole rows of values: copy engines address them by row */
+    /* Whole rows of values, because copy engines address them by row. */
+    if (dtype == BT_DT_FP8_E4M3) {
         scale_off = seg;
         seg += (uint64_t)page_tokens * n_kv_heads * 2;
         align = head_dim % align == 0 ? head_dim : align;

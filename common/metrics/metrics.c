@@ -15,7 +15,8 @@ struct bt_metric {
     struct bt_metric *next; /* in order of registration */
     char *name, *labels, *help;
     metric_type_t type;
-    _Atomic uint64_t *count; /* counter: value; histogram: observations. Mostly own_count */
+    _Atomic uint64_t *count; /* counter: value; histogram: observations. Usually points to
+                                own_count */
     _Atomic uint64_t own_count;
     _Atomic uint64_t bits; /* gauge: value; histogram: sum; as the bits of a double */
     size_t n_bounds;
@@ -64,7 +65,7 @@ static struct bt_metric *add(struct bt_metrics *m, metric_type_t type, const cha
     s->name = bt_strdup(name);
     s->labels = bt_strdup(labels == NULL ? "" : labels);
     s->help = bt_strdup(help);
-    /* Series of one name stand together, as the text format asks. */
+    /* Series of one name must be adjacent in the text format. */
     struct bt_metric *after = NULL;
     for (struct bt_metric *i = m->first; i != NULL; i = i->next) {
         if (strcmp(i->name, name) == 0) {
@@ -218,7 +219,7 @@ static void render_histogram(struct bt_buf *out, const struct bt_metric *s)
     put_series(out, s, "_sum", "");
     put_number(out, from_bits(atomic_load_explicit(&s->bits, memory_order_relaxed)));
     put_series((bt_buf_puts(out, "\n"), out), s, "_count", "");
-    /* The total of the buckets, so that count and +Inf agree while others observe. */
+    /* The total of the buckets, so that count and +Inf are equal while other threads observe. */
     bt_buf_printf(out, "%llu\n", (unsigned long long)sum);
 }
 
