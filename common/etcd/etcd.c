@@ -1,5 +1,5 @@
-/* etcd's unary calls: put, delete, range, compare-and-swap, revoke; the choice of the endpoint.
- * Loop's thread; nothing waits, except that bt_etcd_destroy gives pending revocations a moment. */
+/* etcd's unary calls: put, delete, range, compare-and-swap, revoke; and the choice of the endpoint.
+ * Loop's thread; no call blocks, except that bt_etcd_destroy gives pending revocations a moment. */
 #include "common/etcd/etcd.h"
 
 #include <stdlib.h>
@@ -10,13 +10,12 @@
 #include "common/rpc/ranges.h"
 
 #define GOODBYE_MS 500
-#define SAY_AGAIN_NS                                                                               \
-    10000000000ull /* an operator who looks at the end of the log sees the cause                   \
-                    */
+/* Interval of a repeated log line: an operator who looks at the end of the log sees the cause. */
+#define SAY_AGAIN_NS 10000000000ull
 
 /* ---- endpoints ---- */
 
-/* What stands behind the scheme, if there is one; *tls_p: it is https. */
+/* The part after the scheme, if there is a scheme; *tls_p: the scheme is https. */
 static const char *strip_scheme(const char *endpoint, bool *tls_p)
 {
     static const char http[] = "http://", https[] = "https://";
@@ -72,8 +71,8 @@ bt_status_t bt_etcd_create(struct bt_rpc *rpc, char *const *endpoints, struct bt
     return BT_OK;
 }
 
-/* A process that ends revokes its leases, so that its names are free at once. The loop is not
- * running any more, so this waits, but never long. */
+/* A process that ends revokes its leases, so that its names are free at once. The loop does not run
+ * any more, so this function waits, but only for a short time. */
 static void say_goodbye(struct bt_etcd *e)
 {
     for (size_t i = 0; i < e->n_goodbyes && e->reachable; i++) {
@@ -91,7 +90,7 @@ static void say_goodbye(struct bt_etcd *e)
         int code = bt_rpc_unary_blocking(&q, &reply, &len, NULL, 0);
         free(reply);
         if (code != BT_GRPC_OK && code != BT_GRPC_NOT_FOUND) {
-            break; /* etcd is not there: the lease runs out by itself */
+            break; /* etcd is not reachable: the lease will expire */
         }
     }
 }
@@ -241,7 +240,7 @@ uint8_t *bt_etcd_prefix_end(const char *prefix, size_t *len_p)
     if (n > 0) {
         end[n - 1]++;
     } else {
-        end[n++] = 0; /* etcd: "all keys from key on" */
+        end[n++] = 0; /* in etcd this means "all keys from key on" */
     }
     *len_p = n;
     return end;
@@ -363,7 +362,7 @@ void bt_etcd_range_prefix(struct bt_etcd *e, const char *prefix, bt_etcd_range_f
     size_t end_len;
     uint8_t *end = bt_etcd_prefix_end(prefix, &end_len);
     o->range = done;
-    /* etcd takes no empty key: "\0" is the first one. */
+    /* etcd does not allow an empty key: "\0" is the first key. */
     req.key = bt_etcd_bytes(prefix, prefix[0] == '\0' ? 1 : strlen(prefix));
     req.range_end = bt_etcd_bytes(end, end_len);
     bt_etcd_call(e, "/etcdserverpb.KV/Range", &req.base, on_range, o);
@@ -378,7 +377,7 @@ static bt_status_t read_cas(struct op *o, const Etcdserverpb__TxnResponse *r,
     }
     *cur = (struct bt_etcd_kv){.key = bt_strdup(o->key)};
     if (r->succeeded) {
-        cur->mod_revision = r->header->revision; /* what the put has just become */
+        cur->mod_revision = r->header->revision; /* the revision that the put has created */
         return BT_OK;
     }
     if (r->n_responses != 1 ||
@@ -520,7 +519,7 @@ static void on_revoked(void *arg, bt_status_t st, const void *data, size_t len)
     struct revoke *r = arg;
     (void)data;
     (void)len;
-    if (st != BT_ERR_CANCELLED) { /* cancelled: bt_etcd_destroy has done it */
+    if (st != BT_ERR_CANCELLED) { /* cancelled: bt_etcd_destroy has revoked it */
         for (size_t i = 0; i < r->e->n_goodbyes; i++) {
             if (r->e->goodbyes[i] == r->lease) {
                 r->e->goodbyes[i] = r->e->goodbyes[--r->e->n_goodbyes];

@@ -1,5 +1,6 @@
-/* A lease: granted, kept alive over one stream every third of its time, granted anew after etcd
- * said that it is gone. An etcd that does not answer is not a loss. Loop's thread. */
+/* A lease. It is kept alive over a stream every third of its time, and granted again after etcd
+ * reports that it has expired. If etcd does not answer, the lease does not count as lost. Loop's
+ * thread. */
 #include <stdlib.h>
 
 #include "common/etcd/etcd_priv.h"
@@ -16,7 +17,7 @@ struct bt_etcd_lease {
     void *arg;
     struct bt_rpc_stream *stream; /* NULL: none */
     size_t stream_ep;
-    uint64_t unanswered_ns; /* when the oldest unanswered keepalive left; 0: none */
+    uint64_t unanswered_ns; /* when the oldest unanswered keepalive was sent; 0: none */
     uint64_t backoff_ms;
     struct bt_timer timer; /* next grant, next stream or next beat */
     bool granting, stopped;
@@ -45,8 +46,8 @@ static void drop_stream(struct bt_etcd_lease *l)
     l->unanswered_ns = 0;
 }
 
-/* etcd says that the lease is gone. The owner may stop the lease inside on_lost, so the new grant
- * starts from the timer. */
+/* etcd reports that the lease has expired. The owner may stop the lease inside on_lost, so the
+ * timer starts the new grant. */
 static void lost(struct bt_etcd_lease *l)
 {
     BT_WARN("etcd_lease_lost", "lease=%llx", (unsigned long long)l->id);
@@ -75,7 +76,7 @@ static void on_alive(void *arg, struct bt_rpc_stream *s, const void *data, size_
     int64_t id = r->id, ttl = r->ttl;
     etcdserverpb__lease_keep_alive_response__free_unpacked(r, NULL);
     if (id != l->id) {
-        return; /* about a lease that we had before */
+        return; /* the answer is for an earlier lease */
     }
     bt_etcd_note(l->e, l->stream_ep, false, "");
     l->unanswered_ns = 0;
@@ -121,7 +122,8 @@ static void beat(void *arg)
     struct bt_etcd_lease *l = arg;
     uint64_t now = bt_mono_ns();
     if (l->unanswered_ns != 0) {
-        /* A whole beat without an answer: the endpoint hangs. Try the next one (or this again). */
+        /* No answer for a whole interval: the endpoint hangs. Try the next one (or the same one
+         * again). */
         drop_stream(l);
         bt_etcd_note(l->e, l->stream_ep, true, "no answer to a keepalive");
         again(l, open_stream);
@@ -139,7 +141,7 @@ static void beat(void *arg)
 
 /* ---- grant ---- */
 
-/* The lease of a reply; 0 with *st_p changed: there is none. */
+/* The id of the lease in a reply; 0 with *st_p changed: none. */
 static int64_t granted(const void *data, size_t len, bt_status_t *st_p, uint64_t *term_p)
 {
     int64_t id = 0;
@@ -222,7 +224,7 @@ void bt_etcd_grant(struct bt_etcd *e, int64_t ttl_s, bt_etcd_grant_fn done, void
     bt_etcd_call(e, "/etcdserverpb.Lease/LeaseGrant", &req.base, on_granted_once, o);
 }
 
-/* ---- what is left of one ---- */
+/* ---- remaining time of a lease ---- */
 
 struct asked {
     bt_etcd_lease_time_fn done;
@@ -265,7 +267,7 @@ void bt_etcd_lease_time(struct bt_etcd *e, int64_t lease, bt_etcd_lease_time_fn 
     bt_etcd_call(e, "/etcdserverpb.Lease/LeaseTimeToLive", &req.base, on_time, a);
 }
 
-/* ---- life ---- */
+/* ---- start and end ---- */
 
 struct bt_etcd_lease *bt_etcd_lease_start(struct bt_etcd *e, int64_t ttl_s,
                                           const struct bt_etcd_lease_ops *ops, void *arg)

@@ -1,6 +1,6 @@
-/* Membership in etcd: this process's registration under a lease, and the table of the others.
- * Registration goes through two compare-and-swaps, settings first, after each grant of the lease;
- * at most one is in flight. Loop's thread. */
+/* Membership in etcd: this process's registration under a lease, and the cluster's settings. After
+ * each grant of the lease it makes two compare-and-swaps, the settings first; at most one is in
+ * flight. Loop's thread. */
 #include "common/etcd/member.h"
 
 #include <inttypes.h>
@@ -14,15 +14,16 @@
 #include "common/rpc/ranges.h"
 #include "common/rpc/rpc.h"
 
-#define RETRY_MS          500
-#define DYING_MS          50 /* between looks at a rival whose death we would see */
+#define RETRY_MS 500
+/* Between checks of a rival on this machine, whose death can be seen. */
+#define DYING_MS          50
 #define NAME_TAKEN_MAX_MS ((BT_MEMBER_LEASE_S + 2) * 1000ull)
 
 typedef enum {
     PHASE_WAIT_LEASE, /* nothing to do before a grant */
-    PHASE_SETTINGS,   /* the cluster's settings are to be written or compared */
-    PHASE_REGISTER,   /* our key is to be written (again) */
-    PHASE_DONE,       /* registered as we are */
+    PHASE_SETTINGS,   /* the cluster's settings must be written or compared */
+    PHASE_REGISTER,   /* this process's key must be written (again) */
+    PHASE_DONE,       /* registered with the current data */
     PHASE_REFUSED
 } phase_t;
 
@@ -38,8 +39,10 @@ struct bt_member {
     phase_t phase;
     bool busy; /* a compare-and-swap is in flight */
     bool joined, stopped;
-    int64_t lease_id, mod_revision;             /* mod_revision: of our key as we believe it */
-    uint64_t rival_incarnation, rival_since_ns; /* who has our name, and since when we see it */
+    int64_t lease_id, mod_revision;             /* mod_revision: last known one of this process's
+                                                   key */
+    uint64_t rival_incarnation, rival_since_ns; /* the other process with this name, and since when
+                                                   it is known */
     struct bt_timer timer;
     char *refusal;
     bt_status_t refusal_status;
@@ -74,11 +77,13 @@ static void tell_refused(void *arg)
 {
     struct bt_member *m = arg;
     if (m->ops.on_refused != NULL) {
-        m->ops.on_refused(m->arg, m->refusal_status, m->refusal); /* may leave: m is gone then */
+        /* The user may leave inside, which frees m. */
+        m->ops.on_refused(m->arg, m->refusal_status, m->refusal);
     }
 }
 
-/* Takes why. The lease goes at once: a process that may not join shall not hold anything. */
+/* Takes ownership of why. Stops the lease at once: a process that may not join must not keep
+ * anything. */
 static void refuse(struct bt_member *m, bt_status_t st, char *why)
 {
     m->phase = PHASE_REFUSED;
@@ -128,7 +133,7 @@ static void differ_u64(struct bt_buf *b, const char *what, uint64_t ours, uint64
     }
 }
 
-/* What keeps us out of a cluster with these settings; NULL: nothing. Caller frees. */
+/* Why this process cannot join a cluster with these settings; NULL: it can. The caller frees it. */
 static char *differences(const Baton__ClusterSettings *ours, const Baton__ClusterSettings *theirs)
 {
     struct bt_buf b;
@@ -188,12 +193,13 @@ static void on_settings(void *arg, bt_status_t st, bool succeeded, const struct 
 
 /* ---- registration ---- */
 
-/* Somebody else's key lies under our name: a predecessor that crashed, whose lease runs out soon,
- * or a live namesake. If it is of this machine we can tell; otherwise only time does. */
+/* There is another process's key under this name. It is a predecessor that has crashed (its lease
+ * will expire soon), or a running process with the same name. For a process of this machine this is
+ * known at once; otherwise only time shows it. */
 static void wait_for_rival(struct bt_member *m, uint64_t incarnation, bt_process_state_t rival)
 {
     uint64_t now = bt_mono_ns();
-    m->mod_revision = 0; /* we want to be the one who creates it */
+    m->mod_revision = 0; /* the key must be created by this process */
     if (m->rival_since_ns == 0 || m->rival_incarnation != incarnation) {
         m->rival_incarnation = incarnation;
         m->rival_since_ns = now;
@@ -209,7 +215,8 @@ static void wait_for_rival(struct bt_member *m, uint64_t incarnation, bt_process
     bt_timer_start(m->loop, &m->timer, rival == BT_PROCESS_ALIVE ? DYING_MS : RETRY_MS, 0, kick, m);
 }
 
-/* Its key becomes ours, if it is still what we have seen: its lease may end as it likes then. */
+/* Replaces the dead process's key if it is unchanged. Then the expiry of the old lease does no
+ * harm. */
 static void take_over(struct bt_member *m, uint64_t incarnation, const struct bt_etcd_kv *cur)
 {
     BT_INFO("member_name_taken_over", "key=%s incarnation=%" PRIx64 " why=%s", m->key, incarnation,
@@ -220,7 +227,7 @@ static void take_over(struct bt_member *m, uint64_t incarnation, const struct bt
 
 static void on_conflict(struct bt_member *m, const struct bt_etcd_kv *cur)
 {
-    if (cur->mod_revision == 0) { /* gone: write it anew */
+    if (cur->mod_revision == 0) { /* the key is gone: write it again */
         m->mod_revision = 0;
         m->rival_since_ns = 0;
         kick(m);
@@ -234,7 +241,8 @@ static void on_conflict(struct bt_member *m, const struct bt_etcd_kv *cur)
         rival = strcmp(other->node, m->self->node) == 0 ? bt_process_state(other) : rival;
         baton__member__free_unpacked(other, NULL);
     }
-    if (incarnation == m->self->incarnation) { /* ours: an answer was lost on the way */
+    /* It is this process's key: an earlier answer was lost. */
+    if (incarnation == m->self->incarnation) {
         m->mod_revision = cur->mod_revision;
         kick(m);
     } else if (rival == BT_PROCESS_DEAD) {
@@ -256,16 +264,16 @@ static void on_registered(void *arg, bt_status_t st, bool succeeded, const struc
         m->mod_revision = cur->mod_revision;
     }
     if (st != BT_OK || succeeded) {
-        m->rival_since_ns = 0; /* while etcd is away, leases do not run out either */
+        m->rival_since_ns = 0; /* while etcd is away, leases do not expire either */
     }
     if (m->phase == PHASE_DONE) {
-        m->phase = PHASE_REGISTER; /* set to done before the answer: see kick */
+        m->phase = PHASE_REGISTER; /* kick() has set PHASE_DONE before the answer */
         if (st == BT_OK && succeeded) {
             m->phase = PHASE_DONE;
             if (!m->joined) {
                 m->joined = true;
                 if (m->ops.on_joined != NULL) {
-                    m->ops.on_joined(m->arg); /* may leave */
+                    m->ops.on_joined(m->arg); /* the user may leave inside */
                 }
             }
         } else if (st == BT_OK) {
@@ -275,10 +283,10 @@ static void on_registered(void *arg, bt_status_t st, bool succeeded, const struc
         }
         return;
     }
-    kick(m); /* something changed meanwhile: a new lease, a new state */
+    kick(m); /* something has changed meanwhile: a new lease, a new state */
 }
 
-/* Starts whatever the phase asks for, unless an answer is still to come. */
+/* Starts what the phase needs, unless an answer is pending. */
 static void kick(void *arg)
 {
     struct bt_member *m = arg;
@@ -291,7 +299,7 @@ static void kick(void *arg)
         pack_and_swap(m, m->settings_key, 0, &m->settings->base, 0, on_settings);
         break;
     case PHASE_REGISTER:
-        /* Done, unless a change sets the phase back before the answer comes. */
+        /* Done, unless a change resets the phase before the answer comes. */
         m->phase = PHASE_DONE;
         pack_and_swap(m, m->key, m->mod_revision, &m->self->base, m->lease_id, on_registered);
         break;
@@ -305,7 +313,8 @@ static void on_granted(void *arg, int64_t lease)
 {
     struct bt_member *m = arg;
     m->lease_id = lease;
-    m->phase = PHASE_SETTINGS; /* again too: an etcd that lost its data has no settings */
+    m->phase = PHASE_SETTINGS; /* also after the first time: an etcd that has lost its data has no
+                                  settings */
     kick(m);
 }
 
@@ -313,7 +322,7 @@ static void on_lost(void *arg)
 {
     struct bt_member *m = arg;
     m->joined = false;
-    m->mod_revision = 0; /* the key went with the lease */
+    m->mod_revision = 0; /* the key was deleted with the lease */
     m->rival_since_ns = 0;
     m->phase = PHASE_WAIT_LEASE;
     if (!m->busy) {
@@ -324,14 +333,14 @@ static void on_lost(void *arg)
     }
 }
 
-/* ---- life ---- */
+/* ---- start and end ---- */
 
 static bool name_ok(const char *s)
 {
     return s != NULL && s[0] != '\0' && strchr(s, '/') == NULL;
 }
 
-/* So that a successor can tell that we are dead. */
+/* The identity of this process, so that a successor can check whether it is dead. */
 static void say_who(Baton__Member *self)
 {
     struct bt_process_id id;
@@ -403,7 +412,8 @@ void bt_member_leave(struct bt_member *m)
         return;
     }
     bt_timer_stop(m->loop, &m->timer);
-    /* Revoking deletes our key and no other: a key that a namesake wrote meanwhile stays. */
+    /* Revoking deletes only this process's key: a key that another process wrote meanwhile
+     * stays. */
     bt_etcd_lease_stop(m->lease);
     m->lease = NULL;
     m->stopped = true;

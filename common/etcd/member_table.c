@@ -1,6 +1,6 @@
-/* The table of members as a watch of their keys: turns keys and values into members, and leaves
- * out what is no member of ours. The last table stands while etcd cannot be reached. Loop's thread.
- */
+/* The table of members, by a watch of their keys: makes members of keys and values, and ignores
+ * those that are not members of this cluster. While etcd cannot be reached the last table stays
+ * valid. Loop's thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ struct bt_member_table {
     size_t root_len; /* of "/baton/<cluster>/members/" */
 };
 
-/* Splits "<root><kind>/<name>" into heap copies; false if the key is none of that kind. */
+/* Splits "<root><kind>/<name>" into heap copies; false: the key does not have this form. */
 static bool split_key(const struct bt_member_table *t, const char *key, char **kind_p,
                       char **name_p)
 {

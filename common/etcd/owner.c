@@ -1,5 +1,5 @@
-/* Owning a job. The compare-and-swap only tries; what the watch says decides, so that an answer
- * that is lost on its way changes nothing. Loop's thread. */
+/* Owning a job. The compare-and-swap only tries to get it; the watch reports who has it. So an
+ * answer that is lost changes nothing. Loop's thread. */
 #include "common/etcd/owner.h"
 
 #include <stdlib.h>
@@ -19,7 +19,7 @@ struct bt_owner {
     char *key, *name;
     int64_t lease_id;
     bool synced, taken, owner, busy, stopped;
-    bool again; /* there was reason to try while the answer to the last try was on its way */
+    bool again; /* a new try was wanted before the last try was answered */
 };
 
 static void attempt(void *arg);
@@ -58,7 +58,7 @@ static void on_swapped(void *arg, bt_status_t st, bool succeeded, const struct b
 static void attempt(void *arg)
 {
     struct bt_owner *o = arg;
-    o->again = o->busy; /* the watch may be ahead of the answer */
+    o->again = o->busy; /* the watch may be earlier than the answer */
     if (!o->busy && o->synced && !o->taken && o->lease_id != 0) {
         o->busy = true;
         bt_etcd_cas(o->e, o->key, 0, o->name, strlen(o->name), o->lease_id, on_swapped, o);
@@ -138,7 +138,8 @@ void bt_owner_stop(struct bt_owner *o)
     }
     bt_timer_stop(bt_etcd_loop(o->e), &o->retry);
     bt_etcd_watch_stop(o->watch);
-    bt_etcd_lease_stop(o->lease); /* revokes it: the key goes, the next one need not wait */
+    /* Revokes it: the key is deleted, so the next owner need not wait. */
+    bt_etcd_lease_stop(o->lease);
     o->stopped = true;
     if (!o->busy) {
         owner_free(o);

@@ -44,7 +44,7 @@ uint64_t bt_pin_id(const struct bt_kv_key *last)
 static bool printable(const char *text)
 {
     for (const char *c = text; *c != '\0'; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) { /* it is shown on terminals */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) { /* the text is shown on terminals */
             return false;
         }
     }

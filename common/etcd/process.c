@@ -1,5 +1,5 @@
-/* Life and death of a process by /proc and a pidfd. A pid alone proves nothing: it may be another
- * process's by now, or be that of another namespace. */
+/* Checks by /proc and a pidfd whether a process is alive. A pid alone proves nothing: another
+ * process may have it by now, or it may be of another namespace. */
 #include "common/etcd/process.h"
 
 #include <errno.h>
@@ -24,7 +24,7 @@ static bool read_text(const char *path, char *out, size_t cap)
     return n > 0;
 }
 
-/* Field 22 of /proc/<pid>/stat; the name before it may hold spaces and parentheses. */
+/* Reads field 22 of /proc/<pid>/stat; the name before it may contain spaces and parentheses. */
 static bool start_ticks(uint32_t pid, uint64_t *ticks_p)
 {
     char path[64], text[1024];
@@ -67,7 +67,8 @@ bt_process_state_t bt_process_state(const Baton__Member *m)
     if (fd < 0) {
         return errno == ESRCH ? BT_PROCESS_DEAD : BT_PROCESS_UNKNOWN;
     }
-    /* Readable once its last thread has ended, though nobody may have waited for it yet. */
+    /* A pidfd is readable once the last thread has ended, also before the parent has waited for
+     * it. */
     struct pollfd p = {.fd = fd, .events = POLLIN};
     bool ended = poll(&p, 1, 0) == 1;
     close(fd);
@@ -75,7 +76,8 @@ bt_process_state_t bt_process_state(const Baton__Member *m)
         return BT_PROCESS_DEAD;
     }
     if (!start_ticks(m->pid, &ticks)) {
-        return BT_PROCESS_UNKNOWN; /* ended since, or hidden from us: time will tell */
+        return BT_PROCESS_UNKNOWN; /* it has ended meanwhile or cannot be seen; only time can
+                                      tell */
     }
     return ticks == m->start_ticks ? BT_PROCESS_ALIVE : BT_PROCESS_DEAD;
 }

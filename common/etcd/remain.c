@@ -1,4 +1,5 @@
-/* What is left of records: asked once of each, a few at a time, again while etcd is away. */
+/* The remaining time of records: asks etcd once for each record, a few at a time, and again while
+ * etcd is away. */
 #include "common/etcd/remain.h"
 
 #include <stdlib.h>
@@ -7,16 +8,16 @@
 #include "common/base/map.h"
 #include "common/log/log.h"
 
-#define ASKED_MAX 16u /* calls at a time: a restart asks for all records at once */
+#define ASKED_MAX 16u /* calls at a time: after a restart all records are asked for at once */
 #define AGAIN_MS  1000
 
 struct ask {
-    struct bt_list link;  /* waiting; in no list while it is asked */
-    struct bt_remain *of; /* NULL while it is asked: nobody wants to know any more */
+    struct bt_list link;  /* in `waiting`; in no list while the call runs */
+    struct bt_remain *of; /* NULL: the answer is no longer wanted */
     uint64_t id;
     int64_t lease;
     struct bt_remain_term term;
-    uint64_t ends_ns; /* at the latest */
+    uint64_t ends_ns; /* the latest possible end */
     bool asked;
 };
 
@@ -24,7 +25,7 @@ struct bt_remain {
     struct bt_etcd *e;
     bt_remain_fn fn;
     void *arg;
-    struct bt_map *asks; /* id -> ask, until it is answered */
+    struct bt_map *asks; /* id -> ask, until the answer comes */
     struct bt_list waiting;
     uint32_t n_asked;
     struct bt_timer again;
@@ -77,7 +78,7 @@ static void on_time(void *arg, bt_status_t st, const struct bt_etcd_lease_time *
         bt_timer_start(bt_etcd_loop(m->e), &m->again, AGAIN_MS, 0, on_again, m);
         return;
     }
-    /* Without its lease the record goes as well; etcd says so, or has said so to the watch. */
+    /* A record without its lease is deleted too; the watch reports that, or has done so. */
     uint64_t left_ms = st == BT_OK ? bt_remain_left_ms(&a->term, t, bt_real_ns()) : 0;
     uint64_t id = a->id, ends_ns = sum(bt_mono_ns(), ns_of(left_ms));
     bool sooner = ends_ns < a->ends_ns;
@@ -111,7 +112,7 @@ static void give_up(struct bt_remain *m, struct ask *a)
     }
 }
 
-/* ---- the whole ---- */
+/* ---- create and destroy ---- */
 
 struct bt_remain *bt_remain_create(struct bt_etcd *e, bt_remain_fn fn, void *arg)
 {

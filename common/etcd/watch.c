@@ -1,6 +1,6 @@
-/* A watch of a prefix: list, then follow from the next revision; a lost stream resumes where it
- * was, a compaction (or an etcd whose history is not ours) makes it list again and report what
- * differs from the table of keys kept here. Loop's thread. */
+/* A watch of a prefix: lists the keys, then follows from the next revision. A lost stream continues
+ * where it was. After a compaction (or if etcd has another history) it lists again, and reports the
+ * differences from its table of known keys. Loop's thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,13 +11,13 @@
 struct known {
     char *key;
     int64_t mod_revision;
-    bool seen; /* during a listing */
+    bool seen; /* found by the current listing */
 };
 
 struct bt_etcd_watch {
     struct bt_etcd *e;
     struct bt_list link; /* e->watches */
-    uint32_t refs;       /* one of the owner, one for each callback or call in progress */
+    uint32_t refs;       /* one for the owner, one for each callback or call in progress */
     bool stopped;
     char *prefix;
     struct bt_etcd_watch_ops ops;
@@ -62,7 +62,7 @@ static void drop_stream(struct bt_etcd_watch *w)
 
 /* ---- the table of keys that the owner knows ---- */
 
-/* Position of key, or where it would be; *found_p says which. */
+/* Position of key, or the position for inserting it; *found_p tells which. */
 static size_t find(const struct bt_etcd_watch *w, const char *key, bool *found_p)
 {
     size_t lo = 0, hi = w->n_known;
@@ -83,7 +83,7 @@ static size_t find(const struct bt_etcd_watch *w, const char *key, bool *found_p
     return lo;
 }
 
-/* Tells the owner of a key unless it knows this revision of it. */
+/* Tells the owner about a key unless it knows this revision of the key. */
 static void learn(struct bt_etcd_watch *w, const struct bt_etcd_kv *kv)
 {
     bool found;
@@ -187,7 +187,7 @@ static void on_event(struct bt_etcd_watch *w, const Etcdserverpb__Event *ev)
     bt_etcd_kv_close(&kv);
 }
 
-/* Returns false when the stream's history is not one that the table can follow. */
+/* Returns false if the table cannot follow the stream's history. */
 static bool usable(struct bt_etcd_watch *w, const Etcdserverpb__WatchResponse *r)
 {
     int64_t revision = r->header == NULL ? 0 : r->header->revision;
@@ -232,7 +232,7 @@ static void on_message(void *arg, struct bt_rpc_stream *s, const void *data, siz
             on_event(w, r->events[i]);
         }
         if (r->n_events == 0 && !r->created && r->header != NULL) {
-            /* Progress: nothing of ours happened up to here. */
+            /* A progress report: up to here there was no change under the prefix. */
             w->next_revision = BT_MAX(w->next_revision, bt_etcd_after(r->header->revision));
         }
     }
@@ -259,7 +259,7 @@ static void follow(void *arg)
     w->stream_ep = w->e->cur;
     if (bt_rpc_stream_open(w->e->eps[w->stream_ep].ch, "/etcdserverpb.Watch/Watch", false, &ops, w,
                            &w->stream) != BT_OK) {
-        return; /* only while the client is being destroyed */
+        return; /* happens only while the client is being destroyed */
     }
     Etcdserverpb__WatchRequest req = ETCDSERVERPB__WATCH_REQUEST__INIT;
     Etcdserverpb__WatchCreateRequest create = ETCDSERVERPB__WATCH_CREATE_REQUEST__INIT;
@@ -272,11 +272,11 @@ static void follow(void *arg)
     req.request_union_case = ETCDSERVERPB__WATCH_REQUEST__REQUEST_UNION_CREATE_REQUEST;
     req.create_request = &create;
     bt_status_t st = bt_rpc_stream_send_pb(w->stream, &req.base);
-    BT_ASSERT(st == BT_OK); /* the first message of a stream is always taken */
+    BT_ASSERT(st == BT_OK); /* the first message of a stream is always accepted */
     free(end);
 }
 
-/* ---- life ---- */
+/* ---- start and end ---- */
 
 struct bt_etcd_watch *bt_etcd_watch_start(struct bt_etcd *e, const char *prefix,
                                           const struct bt_etcd_watch_ops *ops, void *arg)
