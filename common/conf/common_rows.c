@@ -1,4 +1,4 @@
-/* The rows that every daemon has. Documentation in docs/CONFIG.md is printed from here. */
+/* The configuration keys that every daemon has. docs/CONFIG.md is printed from this table. */
 #include "common/conf/conf.h"
 
 #define ROW(member) offsetof(struct bt_conf_common, member)

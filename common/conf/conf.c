@@ -1,5 +1,5 @@
-/* Command line, environment, file and defaults: which one wins, and the message for each mistake.
- */
+/* Command line, environment, file and defaults: their precedence, and the message for each
+ * mistake. */
 #include "common/conf/conf.h"
 
 #include <ctype.h>
@@ -17,15 +17,15 @@
 
 struct args {
     const char *file;
-    bool check, check_values; /* --check; --check=values: without a look at this host */
+    bool check, check_values; /* --check; --check=values: without checks of this host */
     const char *sets[SETS_MAX];
     size_t n_sets;
 };
 
-/* Arguments of bt_conf_main; bt_conf_reload uses them again. */
+/* Arguments of bt_conf_main, for bt_conf_reload. */
 static char *last_file;
 static struct args last_args;
-static void *last_conf; /* a copy as the file gave it: daemons change names in theirs */
+static void *last_conf; /* a copy with the file's values, as daemons replace names in theirs */
 
 const char *bt_conf_env(const char *name)
 {
@@ -38,7 +38,7 @@ static void usage_error(const struct bt_conf_schema *s, const char *what, const 
                 arg != NULL ? arg : "");
 }
 
-/* Returns false when the process is to end with *code. */
+/* Returns false if the process must end with *code. */
 static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, struct args *a,
                        int *code)
 {
@@ -98,7 +98,8 @@ static void set_default(void *arg, const struct bt_conf_row *row)
     struct pass *p = arg;
     char err[256];
     if (row->def != NULL) {
-        BT_ASSERT(bt_conf_set(row, p->conf, row->def, err, sizeof(err))); /* the table is wrong */
+        /* A failure is an error in the table. */
+        BT_ASSERT(bt_conf_set(row, p->conf, row->def, err, sizeof(err)));
     }
 }
 
@@ -114,7 +115,7 @@ static void set_from_env(void *arg, const struct bt_conf_row *row)
     }
 }
 
-/* An environment variable that was a key's and no longer is. True: said so. */
+/* Reports an environment variable of a key that no longer exists. True: it was one. */
 static bool say_removed_env(const struct bt_conf_schema *s, const char *name)
 {
     for (const struct bt_conf_removed *r = s->removed; r != NULL && r->key != NULL; r++) {
@@ -129,8 +130,8 @@ static bool say_removed_env(const struct bt_conf_schema *s, const char *name)
     return false;
 }
 
-/* Other programs use BATON_... too (batonctl, baton-local, other daemons of this host). So a name
- * that no key has is no error. A name that is nearly a key's gets a warning. */
+/* Other programs use BATON_... too (batonctl, baton-local, other daemons on this host). So a name
+ * without a key is not an error, but a name that is nearly a key's gets a warning. */
 static void look_for_misspelt(const struct bt_conf_schema *s)
 {
     for (char **e = environ; *e != NULL; e++) {
@@ -213,7 +214,7 @@ static bool check_endpoints(char *const *list)
     return ok;
 }
 
-/* A file that is empty, too long or readable by everybody is no secret. */
+/* A file that is empty, too long or readable by all users cannot be a secret. */
 static bool check_secret(const char *key, const char *path)
 {
     struct bt_secret s;
@@ -229,7 +230,7 @@ static bool check_secret(const char *key, const char *path)
     return good;
 }
 
-/* All of a set, or none of it. */
+/* All keys of a set must be given, or none. */
 static bool check_tls(const struct bt_conf_common *c)
 {
     size_t n =
@@ -381,7 +382,7 @@ static bool fill(const struct bt_conf_schema *s, const struct args *a, const cha
 
 bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *conf, int *exit_code)
 {
-    bt_log_last_words(); /* logs what libraries do to this process while the file is read */
+    bt_log_last_words(); /* logs a crash in a library while the file is read */
     struct args a = {0};
     char path[256];
     memset(conf, 0, s->conf_size);
@@ -416,7 +417,7 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
     last_file = file != NULL ? bt_strdup(file) : NULL;
     last_args = a;
     last_conf = bt_malloc(s->conf_size);
-    if (!fill(s, &a, file, last_conf)) { /* somebody wrote the file in between */
+    if (!fill(s, &a, file, last_conf)) { /* the file was changed between the two readings */
         *exit_code = 2;
         bt_conf_cleanup(s, conf);
         return false;
@@ -464,8 +465,8 @@ struct change {
     void *conf, *next;
 };
 
-/* The old value goes where the new one was. Rows that are not reloaded are as they were at start.
- */
+/* Puts the old value where the new one was. Rows that are not reloadable keep the value from the
+ * start. */
 static void take_row(void *arg, const struct bt_conf_row *row)
 {
     struct change *c = arg;

@@ -1,6 +1,6 @@
-/* What --check looks at on this host: the addresses that the daemon will listen on and the
+/* The checks of --check on this host: the addresses that the daemon will listen on and the
  * directories that it uses. The daemon's own `look` adds its model and devices. Runs once, before
- * any thread. Nothing is created or changed. */
+ * any thread. Creates and changes nothing. */
 #include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -28,7 +28,8 @@ static bool split(const char *addr, char *host, size_t host_cap, const char **po
     return true;
 }
 
-/* Is it an address of this host? A port that is in use is no mistake: the daemon may be running. */
+/* Checks that it is an address of this host. A port in use is not a mistake: the daemon may be
+ * running. */
 bool bt_conf_look_listen(const char *key, const char *addr)
 {
     char host[256];

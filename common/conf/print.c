@@ -24,8 +24,8 @@ static const char *default_text(const struct bt_conf_row *r)
     return r->required ? "required" : r->def == NULL ? "none" : r->def;
 }
 
-/* Prints text in lines of at most 80 columns, each behind `first` or, from the second on, `rest`.
- */
+/* Prints text in lines of at most 80 columns. The first line begins with `first`, the others with
+ * `rest`. */
 static void print_wrapped(const char *first, const char *rest, const char *text)
 {
     const char *lead = first;
@@ -34,7 +34,7 @@ static void print_wrapped(const char *first, const char *rest, const char *text)
         if (n > room) {
             for (n = room; n > 0 && text[n] != ' '; n--) {
             }
-            n = n == 0 ? strcspn(text, " ") : n; /* a word longer than a line stays whole */
+            n = n == 0 ? strcspn(text, " ") : n; /* a word longer than a line is not split */
         }
         printf("%s%.*s\n", lead, (int)n, text);
         text += n;
@@ -56,7 +56,7 @@ static void help_row(void *arg, const struct bt_conf_row *r)
     }
 }
 
-/* Prints the names of the keys that most operators set, `between` them. */
+/* Prints the names of the keys that most operators set, with `between` between them. */
 static void print_main_keys(const struct bt_conf_schema *s, const char *between)
 {
     for (size_t i = 0; s->main_keys != NULL && s->main_keys[i] != NULL; i++) {
@@ -131,7 +131,7 @@ static void example_section(const struct rows *all, const char *prefix, int inde
             example_row(all->row[i], key + len, indent);
             continue;
         }
-        bool first = true; /* of its section */
+        bool first = true; /* the first key of its section */
         for (size_t k = 0; k < i; k++) {
             first = first && strncmp(all->row[k]->key, key, len + to + 1) != 0;
         }

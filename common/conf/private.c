@@ -1,5 +1,5 @@
-/* Whether files and directories that a daemon trusts can be changed, or secrets read, by other
- * users of the machine. Looks only; any thread. */
+/* Checks whether other users of the machine can change files and directories that a daemon trusts,
+ * or read its secrets. Changes nothing; any thread. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pwd.h>
@@ -24,7 +24,7 @@ bool bt_conf_secret_private(const struct stat *st, char *why, size_t cap)
                  st->st_mode & 07777u);
         return false;
     }
-    if (!is_ours(st) && geteuid() != 0) { /* root reads what it was told to read */
+    if (!is_ours(st) && geteuid() != 0) { /* root may read another user's file */
         snprintf(why, cap,
                  "it belongs to user %u, who can change it, and this daemon runs as user %u: chown "
                  "it to that user or to root",
@@ -39,7 +39,8 @@ bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap)
     char bare[4096];
     struct stat st;
     int n = snprintf(bare, sizeof(bare), "%s", path);
-    while (n > 1 && (size_t)n < sizeof(bare) && bare[n - 1] == '/') { /* "link/" is its target */
+    /* With "/" at its end the name of a link is its target. */
+    while (n > 1 && (size_t)n < sizeof(bare) && bare[n - 1] == '/') {
         bare[--n] = '\0';
     }
     if (lstat(bare, &st) != 0) {

@@ -25,7 +25,7 @@ bt_status_t bt_conf_secret_read(const char *path, struct bt_secret *s, char *err
     bool good = ferror(f) == 0 && (n < sizeof(s->bytes) || fgetc(f) == EOF);
     (void)fclose(f);
     while (n > 0 && memchr(" \r\n", s->bytes[n - 1], 3) != NULL) {
-        n--; /* white space at its end is an editor's, not the secret's */
+        n--; /* white space at the end comes from an editor and is not part of the secret */
     }
     if (n == 0 || !good) {
         snprintf(err, err_cap, "%.200s must be a file of 1 to %d bytes", path, BT_SECRET_MAX);

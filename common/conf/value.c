@@ -1,4 +1,4 @@
-/* Rows and values: text to typed member, with ranges and units. No I/O. */
+/* Rows and values: converts text to typed members and checks ranges and units. No I/O. */
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -58,13 +58,13 @@ void bt_conf_unknown_text(const struct bt_conf_schema *s, const char *key, char 
 const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key)
 {
     const char *best = NULL;
-    unsigned best_d = 4; /* a larger distance is no spelling mistake */
+    unsigned best_d = 4; /* a larger distance is not a spelling mistake */
     for (size_t t = 0; s->tables[t] != NULL; t++) {
         for (size_t i = 0; i < s->table_lens[t]; i++) {
             const char *k = s->tables[t][i].key, *last = strrchr(k, '.');
             unsigned d = bt_edit_distance(key, k);
             if (last != NULL && strcmp(key, last + 1) == 0) {
-                d = 1; /* the right name without its section */
+                d = 1; /* the right name, but without its section */
             }
             if (d < best_d && !s->tables[t][i].hidden) {
                 best_d = d;
@@ -152,7 +152,7 @@ void bt_conf_bound_text(const struct bt_conf_row *row, double v, char *out, size
     bool size = row->type == BT_CONF_SIZE, scaled = size || row->type == BT_CONF_MS;
     const struct unit *u = size ? sizes : times;
     while (scaled && fmod(v, u->factor) != 0) {
-        u++; /* the last one divides all */
+        u++; /* the last unit divides every value */
     }
     if (scaled && v != 0) {
         snprintf(out, cap, "%.15g%s", v / u->factor, u->name);

@@ -102,7 +102,7 @@ static const struct bt_conf_row *row_here(struct reader *r, size_t line)
     return row;
 }
 
-/* "section:" with nothing under it, as in a file whose keys are all commented out. */
+/* "section:" without keys, as in a file whose keys are all commented out. */
 static bool empty_section(const struct reader *r, const yaml_event_t *ev)
 {
     char key[DEPTH_MAX * 64];
@@ -169,7 +169,7 @@ static bool sequence(struct reader *r, size_t line)
     return alive;
 }
 
-/* Reads the pairs of a mapping, from behind its start. */
+/* Reads the pairs of a mapping after its start event. */
 static bool mapping(struct reader *r)
 {
     if (r->depth == DEPTH_MAX) {
