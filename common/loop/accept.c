@@ -1,8 +1,8 @@
-/* accept and accept4 of the whole process: the libraries' calls come here, because a program's own
- * symbols are found before libc's. gRPC 1.51 (iomgr/tcp_server_posix.cc, on_read) and UCX 1.13
- * (uct/tcp/tcp_iface.c) give a listening socket up for good when accept fails for want of a
- * descriptor: a daemon that once had none took no connection any more, until it was started again.
- * So these fail only for what is wrong with the listening socket itself. Any thread. */
+/* accept and accept4 of the whole process: libraries call these functions, because a program's
+ * symbols are found before libc's. They are needed because gRPC 1.51 (iomgr/tcp_server_posix.cc,
+ * on_read) and UCX 1.13 (uct/tcp/tcp_iface.c) never accept again after accept has failed for lack
+ * of a descriptor: the daemon then got no connections until it was restarted. So these functions
+ * fail only for errors of the listening socket itself. Any thread. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,11 +16,11 @@
 #include "common/loop/newcomers.h"
 #include "common/loop/one_peer.h"
 
-#define SAY_NS    60000000000ull /* a line a minute at most */
-#define TRIES_MAX 1024           /* clients turned away in one call */
+#define SAY_NS    60000000000ull /* at most one log line a minute */
+#define TRIES_MAX 1024           /* clients refused in one call */
 
-/* The spare descriptor is closed to take a client that there is no room for, so that it learns of
- * it: its end closes the connection and dials again later. */
+/* The spare descriptor is closed to accept a client for which there is no other. Then the client's
+ * connection is closed, so that the client knows and dials again later. */
 static struct {
     pthread_mutex_t lock;
     int fd; /* -1: none */
@@ -52,8 +52,9 @@ static void say(int error)
     }
 }
 
-/* No descriptor for the first client that waits: takes and closes its connection. False: there is
- * no client, or no spare descriptor either; what waits then waits for the next to dial. */
+/* There is no descriptor for the client that waits longest: accepts and closes its connection.
+ * False: no client waits, or there is no spare descriptor either; then clients wait until the next
+ * one dials. */
 static bool turn_away(int fd, int error)
 {
     bool turned = false;
@@ -102,7 +103,7 @@ int accept4(int fd, __SOCKADDR_ARG addr, socklen_t *restrict len, int flags)
                 return -1;
             }
             break;
-        case ECONNABORTED: /* that client's connection has failed: the next one */
+        case ECONNABORTED: /* this client's connection has failed: take the next one */
         case EPROTO:
         case EPERM:
         case ENETDOWN:
@@ -111,7 +112,7 @@ int accept4(int fd, __SOCKADDR_ARG addr, socklen_t *restrict len, int flags)
         case EHOSTUNREACH:
         case ENONET:
         case ENOPROTOOPT: break;
-        default: /* nobody waits, or the listening socket is at fault */ return -1;
+        default: /* no client waits, or the listening socket has an error */ return -1;
         }
     }
     errno = EAGAIN;

@@ -1,4 +1,4 @@
-/* What a daemon asks of the kernel for its whole process, before it starts threads. */
+/* Sets limits of the whole process at its start, before there are threads. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -10,7 +10,8 @@
 #include "common/loop/loop.h"
 
 #define FILES_WANTED                                                                               \
-    1048576u /* as LimitNOFILE of the units; containers may have a thousand millions */
+    1048576u /* the same as LimitNOFILE of the units; a container's limit may be a thousand        \
+                million */
 #define FILES_FEW 1024u
 
 uint64_t bt_loop_process_limits(void)

@@ -1,5 +1,5 @@
-/* epoll event loop with timers, posted tasks and signals. Owned by one thread; bt_loop_post and
- * bt_loop_stop may be called by any. */
+/* epoll event loop with timers, posted tasks and signals. Owned by one thread; any thread may call
+ * bt_loop_post and bt_loop_stop. */
 #include "common/loop/loop.h"
 
 #include <errno.h>
@@ -17,11 +17,13 @@
 
 #define EVENTS_PER_TURN 64
 #define SIGNALS_MAX     8
-#define POSTED_NS       4000000ull     /* of posted tasks in one turn: timers and sockets wait */
-#define TURN_NS         10000000ull    /* of a turn: later, timers and long work get a slice only */
-#define SLOW_SAY_NS     10000000000ull /* between two lines about slow turns */
+/* Time for posted tasks in one turn, as timers and sockets wait. */
+#define POSTED_NS 4000000ull
+/* Time of a turn after which timers and long work get only a slice. */
+#define TURN_NS     10000000ull
+#define SLOW_SAY_NS 10000000000ull /* between two log lines about slow turns */
 
-extern const char __executable_start[]; /* the linker's: where the program lies */
+extern const char __executable_start[]; /* set by the linker: the program's address */
 
 struct bt_loop_fd {
     struct bt_list link; /* in loop->fds, or loop->dead until the turn ends */
@@ -39,20 +41,20 @@ struct bt_loop {
     uint32_t n_timers, heap_cap;
     pthread_mutex_t lock; /* guards the posted list only */
     struct bt_task *posted, **posted_tail;
-    struct bt_task *todo; /* taken from there and not run yet */
+    struct bt_task *todo; /* taken from `posted` and not run yet */
     struct {
         int signo;
         bt_loop_signal_fn fn;
         void *arg;
     } signals[SIGNALS_MAX];
     uint32_t n_signals;
-    struct { /* the turn, see measure() */
+    struct { /* the current turn, see measure() */
         void (*fn)(void *arg, const struct bt_loop_tick *t);
         void *arg;
-        uint64_t last_ns, longest_ns; /* the last callback's end; the longest one */
+        uint64_t last_ns, longest_ns; /* end of the last callback; duration of the longest one */
         uintptr_t longest_at;
-        uint64_t said_ns; /* of the last line about a slow turn */
-        uint32_t unsaid;  /* slow turns since */
+        uint64_t said_ns; /* time of the last line about a slow turn */
+        uint32_t unsaid;  /* slow turns since that line */
     } turn;
 };
 
@@ -139,7 +141,7 @@ void bt_loop_fd_del(struct bt_loop *l, struct bt_loop_fd *w)
 {
     BT_ASSERT(w->fn != NULL);
     epoll_ctl(l->epfd, EPOLL_CTL_DEL, w->fd, NULL);
-    w->fn = NULL; /* an event of this turn may still point here: freed at the end of the turn */
+    w->fn = NULL; /* an event of this turn may still point to it: freed at the end of the turn */
     bt_list_remove(&w->link);
     bt_list_insert_tail(&l->dead, &w->link);
 }
@@ -153,7 +155,7 @@ static uint64_t thread_cpu_ns(void)
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-/* The callback at `at` has returned. */
+/* The callback at address `at` has returned. */
 static void measure(struct bt_loop *l, uintptr_t at)
 {
     uint64_t now = bt_mono_ns();
@@ -202,7 +204,7 @@ uint64_t bt_loop_until(const struct bt_loop *l, uint64_t want_ns)
     return BT_MAX(BT_MIN(now + want_ns, l->now_ns + TURN_NS), now + BT_LOOP_SLICE_NS);
 }
 
-/* ---- timers: a binary heap whose members know their place ---- */
+/* ---- timers: a binary heap; each timer knows its position ---- */
 
 static void heap_set(struct bt_loop *l, uint32_t pos, struct bt_timer *t)
 {
@@ -269,8 +271,8 @@ void bt_timer_start(struct bt_loop *l, struct bt_timer *t, uint64_t delay_ms, ui
                     bt_loop_fn fn, void *arg)
 {
     uint64_t now = bt_mono_ns();
-    /* One that is due keeps its turn: else who starts it again in each turn puts it off for ever.
-     */
+    /* A timer that is due keeps its place. Otherwise code that starts it again in each turn would
+     * delay it forever. */
     bool due = delay_ms == 0 && t->heap_pos != 0 && t->due_ns <= now;
     uint64_t due_ns = due ? t->due_ns : now + delay_ms * 1000000ull;
     bt_timer_stop(l, t);
@@ -281,7 +283,7 @@ void bt_timer_start(struct bt_loop *l, struct bt_timer *t, uint64_t delay_ms, ui
     timer_arm(l, t);
 }
 
-/* Those for which there is no time come first in the next turn. */
+/* Timers that get no time are the first in the next turn. */
 static void run_timers(struct bt_loop *l)
 {
     uint64_t now = l->now_ns, until_ns = bt_loop_until(l, TURN_NS);
@@ -289,7 +291,7 @@ static void run_timers(struct bt_loop *l)
         struct bt_timer *t = l->heap[1];
         bt_timer_stop(l, t);
         if (t->period_ns > 0) {
-            /* A late loop skips beats instead of running them in a burst. */
+            /* After a delay missed periods are skipped, not run in a burst. */
             t->due_ns = BT_MAX(t->due_ns + t->period_ns, now + 1);
             timer_arm(l, t);
         }
@@ -340,7 +342,7 @@ static bool run_todo(struct bt_loop *l)
 
 static void run_posted(struct bt_loop *l)
 {
-    if (run_todo(l)) { /* the last turn's, for which there was no time */
+    if (run_todo(l)) { /* first those of the last turn that got no time */
         take_posted(l);
         (void)run_todo(l);
     }

@@ -1,7 +1,7 @@
-/* A ring of the connections that came last to guarded ports, in the order in which they came. What
- * gRPC does with a connection is not known here, so each is looked at by its descriptor and the
- * kernel's cookie before it is shut down. A known one leaves its place empty. Any thread; one lock.
- */
+/* A ring of the connections that came last to guarded ports, in order. It is not known whether gRPC
+ * has closed a connection, so before one is shut down, it is checked by its descriptor and the
+ * kernel's cookie. A connection of an authorized peer leaves an empty place in the ring. Any
+ * thread; one lock. */
 #include "common/loop/newcomers.h"
 
 #include <arpa/inet.h>
@@ -22,23 +22,23 @@
 #define PORTS_MAX     16
 #define SAY_NS        10000000000ull
 
-struct address { /* IPv4 as IPv6 writes it */
+struct address { /* IPv4 addresses in their IPv6 form */
     struct in6_addr ip;
     in_port_t port; /* network order */
 };
 
 struct newcomer {
     struct address from;
-    uint64_t cookie; /* the kernel's name of the socket: the descriptor may be another's by now */
-    int fd;          /* -1: known */
+    uint64_t cookie; /* the kernel's id of the socket, as the descriptor may be reused */
+    int fd;          /* -1: authorized */
 };
 
 static struct {
     pthread_mutex_t lock;
     uint16_t ports[PORTS_MAX]; /* 0: none; a port that two servers guard is here twice */
     struct newcomer ring[RING];
-    uint64_t n;     /* that ever came; the last is ring[(n - 1) % RING] */
-    uint64_t first; /* those before it are shut down or known */
+    uint64_t n;     /* number of all that ever came; the last is ring[(n - 1) % RING] */
+    uint64_t first; /* all before this one are shut down or authorized */
     uint64_t said_ns, unsaid;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -87,7 +87,8 @@ static bool split(const char *text, char *host, size_t cap, in_port_t *port_p)
         text++;
         end--;
     }
-    const char *scope = memchr(text, '%', (size_t)(end - text)); /* of a link-local address */
+    /* The scope of a link-local address. */
+    const char *scope = memchr(text, '%', (size_t)(end - text));
     end = scope != NULL ? scope : end;
     unsigned long port = strtoul(colon + 1, NULL, 10);
     if ((size_t)(end - text) >= cap || port == 0 || port > UINT16_MAX) {
@@ -140,7 +141,7 @@ void bt_newcomers_unguard(uint16_t port)
     port_replace(port, 0);
 }
 
-/* Lock held. */
+/* Caller holds the lock. */
 static bool guarded(const struct sockaddr_storage *local)
 {
     struct address here;
@@ -176,8 +177,9 @@ static bool is_at(int fd, const struct newcomer *c)
     return getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &len) == 0 && cookie == c->cookie;
 }
 
-/* gRPC then reads its end and closes it. A duplicate is looked at, because gRPC may close the
- * descriptor on another thread meanwhile; without a free descriptor there is none to make. */
+/* Shuts the connection down; gRPC then reads its end and closes it. Uses a duplicate, because gRPC
+ * may close the descriptor on another thread meanwhile. Without a free descriptor it does
+ * nothing. */
 static void end(const struct newcomer *old)
 {
     if (old->fd < 0) {
@@ -186,7 +188,7 @@ static void end(const struct newcomer *old)
     int copy = fcntl(old->fd, F_DUPFD_CLOEXEC, 0);
     int fd = copy >= 0 ? copy : old->fd;
     if (is_at(fd, old)) {
-        (void)shutdown(fd, SHUT_RDWR); /* fails where the peer has ended it already */
+        (void)shutdown(fd, SHUT_RDWR); /* fails if the peer has ended it already */
         say();
     }
     if (copy >= 0) {
@@ -194,7 +196,7 @@ static void end(const struct newcomer *old)
     }
 }
 
-/* Lock held. */
+/* Caller holds the lock. */
 static bool add(const struct newcomer *c)
 {
     uint32_t max = bt_newcomers_max();
@@ -236,7 +238,7 @@ void bt_newcomers_known(const char *peer)
     }
     pthread_mutex_lock(&all.lock);
     for (uint64_t i = all.n; i > all.first;
-         i--) { /* the newest first: it is most likely one of them */
+         i--) { /* the newest first: the peer is most likely one of them */
         struct newcomer *c = &all.ring[(i - 1) % RING];
         if (c->fd >= 0 && address_equal(&c->from, &from)) {
             c->fd = -1;

@@ -17,17 +17,17 @@
 #define WATCHDOG_MAX_USEC (86400ull * 1000000)
 #define AGAIN_MS          50
 
-enum { STATUS, READY, STOPPING, KINDS }; /* in the order in which they are told */
+enum { STATUS, READY, STOPPING, KINDS }; /* in the order of sending */
 
 static struct {
     struct bt_loop *loop;
     int fd; /* connected; meaningful while loop is set */
     struct bt_timer watchdog, again;
     bool ready;
-    char due[KINDS][MESSAGE_MAX]; /* not taken yet; empty: none */
+    char due[KINDS][MESSAGE_MAX]; /* not sent yet; empty: none */
 } n;
 
-/* False: not taken, but may be later. */
+/* False: could not be sent now, but maybe later. */
 static bool send_now(const char *message)
 {
     if (send(n.fd, message, strlen(message), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) {
@@ -54,9 +54,9 @@ static void on_again(void *arg)
     bt_timer_stop(n.loop, &n.again);
 }
 
-/* A full socket means a manager that is slow, with a few datagrams waiting (the kernel's limit may
- * be ten): the daemon goes on, and what it must not miss, or it would wait for a start that has
- * happened, is sent again. */
+/* A full socket means that the manager is slow and a few datagrams wait (the kernel's limit may be
+ * ten). The daemon does not wait. It sends the message again later, because otherwise the manager
+ * might wait for a start that has already happened. */
 static void tell(int kind, const char *message)
 {
     if (n.loop == NULL) {
@@ -71,10 +71,10 @@ static void tell(int kind, const char *message)
 static void on_watchdog(void *arg)
 {
     (void)arg;
-    (void)send_now("WATCHDOG=1"); /* the next one is soon */
+    (void)send_now("WATCHDOG=1"); /* the next one comes soon */
 }
 
-/* NOTIFY_SOCKET is a path, or '@' and a name in the abstract namespace. -1: it cannot be used. */
+/* NOTIFY_SOCKET is a path, or '@' and a name in the abstract namespace. -1: cannot be used. */
 static int dial(const char *socket_name)
 {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
@@ -98,7 +98,7 @@ static int dial(const char *socket_name)
     return fd;
 }
 
-/* Microseconds of the watchdog if it is meant for this process, 0 otherwise. */
+/* The watchdog's interval in microseconds if it is for this process, else 0. */
 static uint64_t watchdog_of(const char *usec, const char *pid)
 {
     if (usec == NULL || (pid != NULL && strtoll(pid, NULL, 10) != (long long)getpid())) {

@@ -1,6 +1,6 @@
-/* What is open of each listening socket, by its descriptor: what UCX does with a connection is not
- * known here, so each is looked at again when another one comes, by descriptor and the kernel's
- * cookie. Any thread; one lock. */
+/* The open connections of each listening socket, by descriptor. It is not known whether UCX has
+ * closed a connection, so each is checked again when another one comes, by its descriptor and the
+ * kernel's cookie. Any thread; one lock. */
 #include "common/loop/one_peer.h"
 #include "common/base/clock.h"
 
@@ -15,7 +15,7 @@
 #define SAY_NS 10000000000ull
 
 struct listener {
-    uint64_t cookie; /* the descriptor may be another socket's by now */
+    uint64_t cookie; /* the kernel's id of the socket, as the descriptor may be reused */
     uint32_t n;
     struct {
         uint64_t cookie;
@@ -26,7 +26,7 @@ struct listener {
 static struct {
     pthread_mutex_t lock;
     uint32_t max;            /* 0: no limit */
-    struct listener **by_fd; /* [n], NULL: none there */
+    struct listener **by_fd; /* [n], NULL: not a listening socket */
     uint32_t n;
     uint64_t said_ns, unsaid;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -44,7 +44,7 @@ void bt_one_peer_limit(uint32_t max)
     pthread_mutex_unlock(&all.lock);
 }
 
-/* 0: it is no socket. */
+/* 0: fd is not a socket. */
 static uint64_t cookie_of(int fd)
 {
     uint64_t cookie = 0;
@@ -94,7 +94,7 @@ bool bt_one_peer_came(int listener, int fd)
     }
     struct listener *l = listener_of(listener);
     uint32_t n = 0;
-    for (uint32_t i = 0; i < l->n; i++) { /* what has been closed leaves its place */
+    for (uint32_t i = 0; i < l->n; i++) { /* closed connections give their place to the new one */
         if (l->open[i].cookie != 0 && cookie_of(l->open[i].fd) == l->open[i].cookie) {
             l->open[n++] = l->open[i];
         }

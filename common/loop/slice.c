@@ -6,13 +6,14 @@
 #include "common/log/log.h"
 #include "common/loop/loop.h"
 
-/* As the kernel has it; its header and later C libraries' do not go together. */
+/* The kernel's struct; its header conflicts with those of later C libraries. */
 struct attr {
     uint32_t size, policy;
     uint64_t flags;
     int32_t nice;
     uint32_t priority;
-    uint64_t slice_ns, deadline_ns, period_ns; /* "runtime": of SCHED_OTHER, the slice */
+    uint64_t slice_ns, deadline_ns, period_ns; /* slice_ns is the kernel's sched_runtime: for
+                                                  SCHED_OTHER the slice */
     uint32_t util_min, util_max;
 };
 
@@ -22,11 +23,12 @@ void bt_loop_short_slices(uint32_t us)
 {
     struct attr a = {.size = sizeof(a)};
     if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) != 0 || a.policy != SCHED_OTHER) {
-        return; /* somebody has given it a policy of its own */
+        return; /* the thread was given another policy */
     }
     a.slice_ns = us * 1000ull;
-    if (a.nice >= 0) { /* threads that this one starts have their own work; it would take a better
-                          nice value from them, too */
+    /* Threads that this one starts must not get its slices. The flag would also reset a negative
+     * nice value for them, so then it is not set. */
+    if (a.nice >= 0) {
         a.flags |= RESET_ON_FORK;
     }
     if (syscall(SYS_sched_setattr, 0, &a, 0) != 0) {
