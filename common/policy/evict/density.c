@@ -1,13 +1,13 @@
-/* Eviction by hit density: the victim is the block whose slot earns the fewest hits over the time
+/* Eviction by hit density: the victim is the block whose slot gives the fewest hits for the time
  * that it is kept.
  *
- * A block's class says how often it was used. Before the second use it says where the block came
- * from: the start of a chain, behind a long known prefix, generated, or copied from another node.
+ * A block's class is the number of its uses. Before the second use, the class is the block's
+ * origin: the start of a chain, behind a long known prefix, generated, or copied from another node.
  * The class and the age give a level (learn.h). There is a list of slots for each level, and the
- * lowest list that is not empty holds the victim. Levels change with age, so each event moves a
- * hand over some slots and puts them into their present lists. Blocks with a successor in the
- * cache stand in a list of their own above all levels. So a chain is evicted from its end; its
- * head goes first only while everything behind it is in use. O(1) an event. Pure, one owner
+ * victim is in the lowest list that is not empty. Levels change with age, so each event takes the
+ * next few slots in turn and moves them to their present lists. Blocks with a successor in the
+ * cache are in a separate list above all levels. So a chain is evicted from its end; its head is
+ * evicted first only while all blocks behind it are in use. O(1) an event. Pure, one owner
  * thread. */
 #include <math.h>
 #include <stdlib.h>
@@ -22,27 +22,28 @@
 #define WORDS    BT_DIV_UP(LISTS, 64u)
 #define GHOSTS   (1u << 16) /* least number of evicted blocks that are remembered */
 #define KIDS_MAX 0xffffffu
-#define USES     4u /* the count stops there */
+#define USES     4u /* the count does not rise above this */
 
-/* What a copy costs to fetch again against what it costs to compute: an eighth (notes of
- * docs/POOL.md), 3 octaves. */
+/* Fetching a copy again costs an eighth of computing it (notes of docs/POOL.md): 3 octaves. */
 #define COPY_LEVELS (3 * BT_LEARN_OCTAVE)
 
-/* A token costs more to compute the more tokens it attends to: twice as much at 26,000 tokens for
- * an 8B model on one H200. A twentieth of that is counted: on the first halves of the traces all of
- * it saved 1 % more time and cost 5 % of the hits in small caches (docs/POOL.md). */
+/* A token with more tokens before it costs more to compute: twice as much at 26,000 tokens for an
+ * 8B model on one H200. Only a twentieth of that is counted. On the first halves of the traces,
+ * counting all of it saved 1 % more time and cost 5 % of the hits in small caches
+ * (docs/POOL.md). */
 #define DEAR_TOKENS 500000.0
 #define DEAR_MAX    63
 
 enum {
-    CLASS_PARTIAL, /* not full: only the same prompt can use it again */
-    CLASS_FIRST,   /* of a request with nothing cached; then by the length of what was */
+    CLASS_PARTIAL, /* not full: only an equal prompt can use it again */
+    CLASS_FIRST,   /* of a request with no cached prefix; the next ones by the length of the cached
+                      prefix */
     CLASS_SHORT,
     CLASS_MIDDLE,
     CLASS_LONG,
     CLASS_GENERATED,
     CLASS_COPY,
-    CLASS_USED, /* and the next ones: twice, three times, four times or more */
+    CLASS_USED, /* used twice; then three times, four times or more */
 };
 #define SHORT_TOKENS 1024u
 #define LONG_TOKENS  8192u
@@ -51,12 +52,12 @@ struct node {
     uint32_t prev, next; /* in its list; slot numbers */
     uint32_t parent;     /* NONE or the slot before it in the chain ... */
     uint32_t kids : 24, group : 8;
-    uint32_t hash, tick;  /* of the last use */
-    uint16_t life;        /* counts the blocks that this slot has held */
-    uint16_t parent_life; /* valid while that slot still holds the same block */
+    uint32_t hash, tick;  /* tick: of the last use */
+    uint16_t life;        /* number of blocks that this slot has held */
+    uint16_t parent_life; /* the parent is valid only if that slot's `life` is still equal */
     uint16_t list;
     uint8_t cls : 4, uses : 3, cached : 1;
-    uint8_t copy : 1, pinned : 1, dear : 6; /* dear: levels */
+    uint8_t copy : 1, pinned : 1, dear : 6; /* dear: in levels */
 };
 
 struct order {              /* of a group's slots that are not in use */
@@ -69,10 +70,10 @@ struct order {              /* of a group's slots that are not in use */
 struct bt_evict {
     struct node *nodes;
     struct bt_learn *learn;
-    uint32_t *ghosts; /* hash:29 | uses:3 of blocks that left, by hash; 0: none */
+    uint32_t *ghosts; /* hash:29 | uses:3 of evicted blocks, by hash; 0: none */
     uint32_t n, ghost_mask, tick, hand, evictable;
-    uint32_t n_groups;                     /* groups that have had a slot lie below */
-    struct order *orders[BT_EVICT_GROUPS]; /* NULL: it has had none */
+    uint32_t n_groups;                     /* groups from this number on never had a slot */
+    struct order *orders[BT_EVICT_GROUPS]; /* NULL: the group never had a slot */
 };
 
 static struct bt_evict *density_create(uint32_t n_slots)
@@ -190,7 +191,8 @@ static void join(struct bt_evict *e, struct node *x, uint32_t parent)
     }
     struct node *p = cached(e, parent);
     if (p->kids == KIDS_MAX) {
-        x->parent = BT_EVICT_NONE; /* it has enough successors to stay until the last has gone */
+        x->parent = BT_EVICT_NONE; /* it has enough successors: they keep it until the last one is
+                                      evicted */
         return;
     }
     x->parent_life = p->life;
@@ -235,7 +237,7 @@ static uint8_t dear(uint32_t start_tokens)
     return (uint8_t)BT_MIN(levels, DEAR_MAX);
 }
 
-/* Makes x the youngest of its class. */
+/* Makes x the youngest of class cls. */
 static void renew(struct bt_evict *e, struct node *x, uint32_t cls)
 {
     x->cls = (uint8_t)cls;
@@ -276,7 +278,7 @@ static void density_admit(struct bt_evict *e, uint32_t slot, const struct bt_evi
     join(e, x, b->parent);
     bool first = x->uses == 1 || b->origin == BT_EVICT_PARTIAL;
     uint32_t cls = first ? class_of(b) : class_by_uses(x);
-    if (b->uses > 0) { /* adopted blocks come all at once and would distort the samples */
+    if (b->uses > 0) { /* many adopted blocks come at once, and would distort the samples */
         renew(e, x, cls);
     } else {
         use(e, x, cls);
@@ -321,7 +323,7 @@ static void density_drop(struct bt_evict *e, uint32_t slot)
     e->ghosts[ghost_at(e, x->hash)] = (x->hash & ~7u) | x->uses;
 }
 
-/* The lowest list of a group that is not empty; LISTS: all are. */
+/* The lowest list of a group that is not empty; LISTS: all are empty. */
 static uint32_t lowest(const struct order *o)
 {
     for (uint32_t w = 0; o != NULL && w < WORDS; w++) {

@@ -1,5 +1,5 @@
-/* Eviction by an order over slots: each group has a binary heap of its slots that are not in use,
- * the next victim on top. LRU, LFU and LengthAware differ only in the order. O(log slots) an
+/* Eviction by an order of slots: each group has a binary heap of its slots that are not in use,
+ * with the next victim on top. LRU, LFU and LengthAware differ only in the order. O(log slots) an
  * event. Pure, one owner thread. */
 #include <stdlib.h>
 
@@ -24,26 +24,26 @@ struct heap {
 struct bt_evict {
     struct node *nodes;
     uint32_t n, count;
-    uint32_t n_groups; /* groups that have had a slot lie below */
+    uint32_t n_groups; /* groups from this number on never had a slot */
     struct heap heaps[BT_EVICT_GROUPS];
     uint64_t tick;
     before_fn before;
 };
 
-/* The least recently used goes. */
+/* The least recently used slot is evicted first. */
 static bool lru_before(const struct node *a, const struct node *b)
 {
     return a->used < b->used;
 }
 
-/* The least often used goes, among equals the least recently used. */
+/* The least often used slot is evicted first; among equal ones the least recently used. */
 static bool lfu_before(const struct node *a, const struct node *b)
 {
     return a->uses != b->uses ? a->uses < b->uses : lru_before(a, b);
 }
 
-/* As LFU, among equals the block that lies latest in its request (Mooncake, section 4.2: "LFU, but
- * prioritizing evicting cache blocks occurring later in requests"). */
+/* As LFU; among equal ones the block that is latest in its request (Mooncake, section 4.2: "LFU,
+ * but prioritizing evicting cache blocks occurring later in requests"). */
 static bool length_aware_before(const struct node *a, const struct node *b)
 {
     if (a->uses != b->uses) {
@@ -198,7 +198,7 @@ static void heap_unpin(struct bt_evict *e, uint32_t slot)
 {
     struct node *n = cached(e, slot);
     if (n->pos == OUTSIDE) {
-        n->used = ++e->tick; /* in use until now */
+        n->used = ++e->tick; /* it was in use until now */
         heap_insert(e, slot);
     }
 }

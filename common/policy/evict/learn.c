@@ -7,24 +7,26 @@
 
 #define AGES       56  /* ranges of age, two an octave */
 #define FINE       4   /* steps of the level table in each of them */
-#define WATCH      16u /* turnovers of the cache for which a sampled use is watched */
+#define WATCH      16u /* a sampled use is watched for this many turnovers of the cache */
 #define SAMPLES    (1u << 20)
 #define SAMPLES_LO (1u << 16)
 #define REFRESH_LO 512u
 /* Fitted on the first halves of the traces (docs/POOL.md). */
-#define DECAY      0.97 /* decay of the counts at each quarter of a turnover */
-#define PRIOR      0.02 /* chance of a reuse in a range of ages of which nothing is known ... */
-#define PRIOR_N    20.0 /* ... as sure as so many blocks seen */
-#define CLASS_RUNS 5.0  /* runs of reuses expected before a class leaves the common curve */
-#define CLASS_SPAN 4    /* ranges at each side that a class is compared over */
-#define POOL_FROM  24   /* ages from 4,096 ticks on, where the reuse rate is assumed to fall */
+#define DECAY   0.97 /* decay of the counts at each quarter of a turnover */
+#define PRIOR   0.02 /* assumed chance of a reuse in a range of ages without data ... */
+#define PRIOR_N 20.0 /* ... with the weight of this many observed blocks */
+/* Runs of reuses from which on a class's own data outweighs the common curve. */
+#define CLASS_RUNS 5.0
+/* Ranges on each side over which a class is compared with the common curve. */
+#define CLASS_SPAN 4
+#define POOL_FROM  24 /* range of ages from 4,096 ticks on, where the reuse rate must not rise */
 #define CHANCE_MAX 0.95
-/* A chain comes back as a whole, so its reuses are one event. Reuses belong to one run if they
- * follow each other within so many uses, at similar ages and in one class. */
+/* A chain is reused as a whole, so its reuses are one event. Reuses belong to one run if they
+ * follow each other within this many uses, at similar ages and in one class. */
 #define RUN_GAP      64u
-#define LENGTH_PRIOR 10.0 /* reuses of a run where none was seen ... */
-#define LENGTH_LIKE  1.0  /* ... as sure as so many runs seen */
-#define RUN_AGES     16u  /* similar: they differ by at most a sixteenth */
+#define LENGTH_PRIOR 10.0 /* assumed reuses in a run ... */
+#define LENGTH_LIKE  1.0  /* ... with the weight of this many observed runs */
+#define RUN_AGES     16u  /* ages are similar if they differ by at most this fraction */
 #define NONE         UINT32_MAX
 
 struct sample {
@@ -38,22 +40,22 @@ struct counts {
 };
 
 struct bt_learn {
-    struct sample *ring; /* by rising tick from head on */
+    struct sample *ring; /* ordered by tick, from head on */
     uint32_t *buckets;
     uint32_t n_ring, head, mask, keep_below, period, next_refresh, turnover;
-    uint32_t n_used; /* of the ring: those behind have never held a sample */
+    uint32_t n_used; /* entries of the ring that have ever held a sample */
     bool primed;
     struct counts c[BT_LEARN_CLASSES];
-    double runs[AGES]; /* that the reuses of all classes came in */
+    double runs[AGES]; /* number of runs that the reuses of all classes belong to */
     struct {
-        uint32_t tick, age, gap; /* of its last reuse; the next one comes within gap */
+        uint32_t tick, age, gap; /* of the run's last reuse; the next one must come within gap */
         uint8_t cls;
     } run;
     double width[AGES]; /* ticks */
     uint16_t levels[BT_LEARN_CLASSES][AGES * FINE];
 };
 
-/* Range of an age: 2 log2(age), and the step in it. */
+/* The fine step of an age: its range is 2 log2(age), and each range has FINE steps. */
 static uint32_t fine_of(uint32_t age)
 {
     age = BT_MAX(age, 1u);
@@ -67,20 +69,20 @@ static uint32_t range_of(uint32_t age)
     return fine_of(age) / FINE;
 }
 
-static double range_from(uint32_t i) /* first age of range i, as fine_of cuts them */
+static double range_from(uint32_t i) /* first age of range i, as in fine_of */
 {
     return i == 0 ? 0 : ldexp(i % 2 == 0 ? 1 : 1.5, (int)(i / 2));
 }
 
 /* ---- from counts to levels ---- */
 
-/* Chance of a reuse in each range, over all classes. at_risk, reused: [AGES]. */
+/* The chance of a reuse in each range, over all classes. at_risk, reused: [AGES]. */
 static void common_curve(const struct bt_learn *l, const double *at_risk, const double *reused,
                          double *chance)
 {
     double seen[AGES], exposed[AGES];
     uint32_t start[AGES], n = 0;
-    for (uint32_t i = 0; i < AGES; i++) { /* smoothed over the neighbours */
+    for (uint32_t i = 0; i < AGES; i++) { /* smoothed over the neighbouring ranges */
         double r = 0, e = 0;
         for (uint32_t j = i > 0 ? i - 1 : 0; j <= BT_MIN(i + 1, AGES - 1u); j++) {
             r += reused[j];
@@ -90,8 +92,8 @@ static void common_curve(const struct bt_learn *l, const double *at_risk, const 
         if (i < POOL_FROM) {
             continue;
         }
-        /* Few old blocks come back, and long chains come back as one, so bumps at high ages are
-         * chance. Neighbours that are out of order are pooled (isotonic regression). */
+        /* Few old blocks are reused, and long chains are reused as one, so peaks at high ages are
+         * random. Neighbours in the wrong order are averaged (isotonic regression). */
         start[n] = i;
         seen[n] = chance[i] * (e + PRIOR_N);
         exposed[n] = (e + PRIOR_N) * l->width[i];
@@ -107,7 +109,7 @@ static void common_curve(const struct bt_learn *l, const double *at_risk, const 
     }
 }
 
-/* How many reuses a run has at the ages around. reused: [AGES], of all classes. */
+/* The number of reuses in a run at the ages around each range. reused: [AGES], of all classes. */
 static void run_lengths(const struct bt_learn *l, const double *reused, double *length)
 {
     for (int i = 0; i < AGES; i++) {
@@ -120,7 +122,7 @@ static void run_lengths(const struct bt_learn *l, const double *reused, double *
     }
 }
 
-/* The common curve, scaled by how the class did over the ages around. length: of runs. */
+/* The common curve, scaled by the class's own reuses at the ages around. length: of runs. */
 static void class_curve(const double *common, const double *at_risk, const double *reused,
                         const double *length, double *chance)
 {
@@ -134,7 +136,7 @@ static void class_curve(const double *common, const double *at_risk, const doubl
     }
 }
 
-/* log2 of the best rate of hits that keeping a block brings from the middle of range a on. */
+/* log2 of the best rate of hits from keeping a block from the middle of range a on. */
 static double log_value(const struct bt_learn *l, const double *chance, uint32_t a)
 {
     double alive = 1, hits = 0, time = 0, best = 0;
@@ -154,7 +156,7 @@ static void fill_levels(struct bt_learn *l, uint32_t cls, const double *chance)
     for (uint32_t a = 0; a < AGES; a++) {
         v[a] = log_value(l, chance, a);
     }
-    for (uint32_t f = 0; f < AGES * FINE; f++) { /* v[a] stands in the middle of its range */
+    for (uint32_t f = 0; f < AGES * FINE; f++) { /* v[a] is the value in the middle of its range */
         double x = BT_MAX((f + 0.5) / FINE - 0.5, 0);
         uint32_t a = BT_MIN((uint32_t)x, AGES - 2u);
         double part = BT_MIN(x - a, 1), at = v[a] * (1 - part) + v[a + 1] * part;
@@ -189,9 +191,9 @@ static void refresh(struct bt_learn *l, uint32_t now, double decay)
     }
     common_curve(l, all_risk, all_reused, common);
     run_lengths(l, all_reused, length);
-    uint32_t like = NONE; /* an unknown class follows the common curve */
+    uint32_t like = NONE; /* a class without data uses the common curve */
     for (uint32_t k = 0; k < BT_LEARN_CLASSES; k++) {
-        if (risk[k][0] > 0 || like == NONE) { /* the youngest range: every sample */
+        if (risk[k][0] > 0 || like == NONE) { /* every sample is at risk in the youngest range */
             class_curve(common, risk[k], l->c[k].reused, length, chance);
             fill_levels(l, k, chance);
             like = risk[k][0] > 0 ? like : k;
@@ -217,7 +219,8 @@ struct bt_learn *bt_learn_create(uint32_t n_slots)
     for (l->n_ring = SAMPLES_LO; l->n_ring < SAMPLES && l->n_ring < uses; l->n_ring *= 2) {
     }
     l->keep_below = uses <= l->n_ring ? UINT32_MAX : (uint32_t)(l->n_ring * 0x1p32 / (double)uses);
-    l->run.gap = (uint32_t)BT_MIN(RUN_GAP * 0x1p32 / l->keep_below, 0x1p31); /* sampled uses */
+    /* Number of sampled uses. */
+    l->run.gap = (uint32_t)BT_MIN(RUN_GAP * 0x1p32 / l->keep_below, 0x1p31);
     l->mask = l->n_ring - 1;
     l->ring = bt_calloc(l->n_ring, sizeof(*l->ring));
     l->buckets = bt_malloc(l->n_ring * sizeof(*l->buckets));
@@ -247,7 +250,7 @@ static uint32_t spread(uint32_t hash)
     return (uint32_t)(hash * 0x9e3779b97f4a7c15ull >> 32);
 }
 
-/* The link that points at sample i. */
+/* The link that points to sample i. */
 static uint32_t *link_to(struct bt_learn *l, uint32_t i)
 {
     uint32_t *at = &l->buckets[l->ring[i].hash & l->mask];
@@ -257,7 +260,7 @@ static uint32_t *link_to(struct bt_learn *l, uint32_t i)
     return at;
 }
 
-/* Does a use at this age, of class cls, belong to the run of the last one? */
+/* Counts a reuse at this age in class cls, and a new run if it does not belong to the last one. */
 static void note_run(struct bt_learn *l, uint32_t now, uint32_t age, uint8_t cls)
 {
     uint32_t apart = age > l->run.age ? age - l->run.age : l->run.age - age;
@@ -269,7 +272,7 @@ static void note_run(struct bt_learn *l, uint32_t now, uint32_t age, uint8_t cls
     l->run.cls = cls;
 }
 
-/* Stops watching sample i. reused: its key was used. */
+/* Stops watching sample i. reused: its key was used again. */
 static void end_sample(struct bt_learn *l, uint32_t i, uint32_t now, bool reused)
 {
     struct sample *s = &l->ring[i];
@@ -282,7 +285,8 @@ static void end_sample(struct bt_learn *l, uint32_t i, uint32_t now, bool reused
     s->live = false;
 }
 
-/* The first levels come soon, later ones every quarter of a turnover. */
+/* Computes new levels if they are due: soon for the first time, later every quarter of a
+ * turnover. */
 static void refresh_if_due(struct bt_learn *l, uint32_t now)
 {
     if (!l->primed) {

@@ -1,4 +1,4 @@
-/* Counting and choosing; see quota.h. Pure. */
+/* Counts slots and chooses groups; see quota.h. Pure. */
 #include "common/policy/evict/quota.h"
 
 void bt_quota_init(struct bt_quota *q, struct bt_tenants *tenants, bt_tenant_tier_t tier,
@@ -22,14 +22,14 @@ void bt_quota_sub(struct bt_quota *q, uint8_t group)
     bt_tenants_release(q->tenants, group);
 }
 
-/* Slots that are the group's share. */
+/* The number of slots in the group's share. */
 static uint32_t share_of(const struct bt_quota *q, uint8_t group)
 {
     double share = q->tenants != NULL ? bt_tenants_share(q->tenants, group, q->tier) : 1;
     return (uint32_t)(share * (double)q->n_slots);
 }
 
-/* Slots that the group would have beyond its share. */
+/* The number of slots beyond its share if the group gets `more` slots. */
 static uint32_t beyond(const struct bt_quota *q, uint8_t group, uint32_t more)
 {
     uint32_t max = share_of(q, group), want = q->used[group] + more;

@@ -1,4 +1,4 @@
-/* Two Bloom filters of ten bits a key and seven probes. */
+/* Two Bloom filters with ten bits a key and seven probes. */
 #include "common/policy/evict/recent.h"
 
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #define PROBES 7u
 
 struct bt_recent {
-    uint64_t *bits[2]; /* [0]: the younger */
-    uint64_t mask;     /* of bit numbers */
+    uint64_t *bits[2]; /* [0]: the younger one */
+    uint64_t mask;     /* for bit numbers */
     uint32_t n, count;
 };
 

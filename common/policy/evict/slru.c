@@ -1,4 +1,4 @@
-/* Segmented LRU over slots: two doubly linked lists by slot number, for each group. Pure, one owner
+/* Segmented LRU over slots: two doubly linked lists by slot number for each group. Pure, one owner
  * thread. */
 #include "common/policy/evict/evict.h"
 
@@ -20,7 +20,7 @@ struct list {
 struct bt_evict {
     struct node *nodes;
     uint32_t n, tick, evictable;
-    uint32_t n_groups; /* groups that have had a slot lie below */
+    uint32_t n_groups; /* groups from this number on never had a slot */
     struct list lists[BT_EVICT_GROUPS][2];
     uint32_t hot, hot_max; /* protected slots, pinned or not */
 };
@@ -114,7 +114,7 @@ static void slru_hit(struct bt_evict *e, uint32_t slot, uint32_t parent)
     }
 }
 
-/* The oldest unpinned slot of a class, of some groups or (NULL) of all. */
+/* The oldest unpinned slot of a class, in some groups or (NULL) in all. */
 static uint32_t oldest_of(const struct bt_evict *e, const struct bt_evict_groups *of, int cls)
 {
     uint32_t best = BT_EVICT_NONE;
@@ -128,8 +128,8 @@ static uint32_t oldest_of(const struct bt_evict *e, const struct bt_evict_groups
     return best;
 }
 
-/* While too many slots are protected, the oldest unpinned one returns to probation as its
- * youngest. */
+/* While too many slots are protected, moves the oldest unpinned one back to probation, as the
+ * youngest there. */
 static void demote(struct bt_evict *e)
 {
     for (uint32_t old;

@@ -1,6 +1,5 @@
 /* Directory of the SSD slab: an open-addressing table of slot numbers over an array of entries, a
- * free list threaded through the same array, and a policy over the slots. Pure, one owner thread.
- */
+ * free list linked through the same array, and a policy over the slots. Pure, one owner thread. */
 #include "common/policy/evict/ssd_dir.h"
 
 #include <stdlib.h>
@@ -13,7 +12,7 @@ enum { FREE = 0, BUSY = 1, VALID = 2 };
 struct node {
     union {
         struct bt_ssd_entry e;
-        struct { /* FREE: in the list; the generation stays */
+        struct { /* FREE: in the list; the generation is kept */
             uint32_t prev, next;
         } free;
     };
@@ -26,8 +25,8 @@ struct bt_ssd_dir {
     struct node *nodes;
     uint32_t n, free_head, n_free, n_valid;
     const struct bt_evict_policy *policy;
-    struct bt_evict *evict; /* of VALID slots */
-    struct bt_quota quota;  /* of VALID slots */
+    struct bt_evict *evict; /* for VALID slots */
+    struct bt_quota quota;  /* for VALID slots */
     uint32_t *table;        /* slot + 1; 0: empty */
     uint32_t mask;
 };
@@ -147,7 +146,7 @@ uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d)
     return slot;
 }
 
-/* uses: before a restart, 0: it is new. */
+/* uses: the number before a restart; 0: a new block. */
 static void add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e, uint32_t uses)
 {
     struct node *n = node_in(d, slot, BUSY);
@@ -177,7 +176,7 @@ void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_ent
 
 void bt_ssd_dir_restore(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e)
 {
-    add(d, slot, e, 1); /* the record has no number of uses */
+    add(d, slot, e, 1); /* the record does not have the number of uses */
 }
 
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)

@@ -1,4 +1,4 @@
-/* A table of at most 255 tenants; looked up with each reservation, not with each block. Pure. */
+/* A table of at most 255 tenants; searched for each reservation, not for each block. Pure. */
 #include "common/policy/evict/tenants.h"
 
 #include <stdio.h>
@@ -10,24 +10,24 @@
 struct tenant {
     uint32_t tag;
     uint32_t held;
-    bool named; /* by a rule */
+    bool named; /* named by a rule */
     double share[BT_TENANT_TIERS];
 };
 
 struct bt_tenants {
     struct tenant all[BT_EVICT_GROUPS];
-    uint32_t n;    /* groups in use, the last one apart */
+    uint32_t n;    /* groups in use, without the last one */
     uint32_t hand; /* where the search for a free group continues */
     struct bt_evict_groups unbounded[BT_TENANT_TIERS];
     double otherwise[BT_TENANT_TIERS];
     bool bounded[BT_TENANT_TIERS];
-    uint8_t last; /* looked up last */
+    uint8_t last; /* result of the last search */
     char (*names)[BT_TENANT_NAME];
     uint8_t *named;
     uint32_t n_named;
 };
 
-/* "0.3" or "0.3/0.5". */
+/* Parses "0.3" or "0.3/0.5". */
 static bool parse_shares(const char *text, double share[BT_TENANT_TIERS])
 {
     char *end = NULL;
@@ -124,7 +124,7 @@ void bt_tenants_destroy(struct bt_tenants *t)
     }
 }
 
-/* A group for a new tenant: an unused one, or one whose tenant has no block any more. */
+/* A group for a new tenant: an unused one, or one whose tenant has no blocks any more. */
 static uint32_t new_group(struct bt_tenants *t)
 {
     if (t->n < BT_TENANT_OTHERS) {
