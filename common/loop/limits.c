@@ -9,10 +9,9 @@
 #include "common/log/log.h"
 #include "common/loop/loop.h"
 
-#define FILES_WANTED                                                                               \
-    1048576u /* the same as LimitNOFILE of the units; a container's limit may be a thousand        \
-                million */
-#define FILES_FEW 1024u
+/* The same as LimitNOFILE of the units; the hard limit of a container may be a thousand million. */
+#define FILES_WANTED 1048576u
+#define FILES_FEW    1024u
 
 uint64_t bt_loop_process_limits(void)
 {

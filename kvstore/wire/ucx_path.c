@@ -20,10 +20,10 @@
 #define TURN_NS         (100ull * 1000)
 #define EMPTY_WAKES_MAX 64 /* useless wake-ups after which a path is polled by the clock */
 #define CLOSE_NS        (3000ull * 1000000)
-/* A card carries nothing although its peer still sends heartbeats over gRPC: */
+/* A card carries nothing although its peer still sends messages over gRPC: */
 #define ASK_NS   (300ull * 1000000)  /* after this time the path asks for an echo, ... */
 #define QUIET_NS (1500ull * 1000000) /* ... after this time the path is lost ... */
-#define HEARD    2                   /* ... if the peer has sent this many heartbeats meanwhile */
+#define HEARD    2                   /* ... if the peer has sent this many messages meanwhile */
 
 static void path_moved(struct bt_wx_path *l)
 {
