@@ -137,7 +137,7 @@ static void put_seqs(struct bt_sim_decode *d, struct bt_batch *b)
     }
 }
 
-/* Cuts the next step as the worker does (bound_prompts in common/worker/step.c). */
+/* Cuts the next step as the worker does (decode/mixed_step.c). */
 static void cut_step(struct bt_sim_decode *d)
 {
     struct bt_batch b = {.lim = {.max_rows = d->chunk_max + d->rows_max,
