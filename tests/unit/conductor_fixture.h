@@ -699,6 +699,17 @@ static inline void say_flow_done(struct fake *k, uint64_t request, uint32_t epoc
     to_conductor_k(k, BATON__FROM_KVSTORE__M_FLOW_DONE, &m);
 }
 
+static inline void say_grant_failed(struct fake *k, uint64_t request, uint32_t epoch,
+                                    int32_t status)
+{
+    Baton__GrantFailed m = BATON__GRANT_FAILED__INIT;
+    m.request = request;
+    m.epoch = epoch;
+    m.status = status;
+    m.detail = (char *)"scripted";
+    to_conductor_k(k, BATON__FROM_KVSTORE__M_GRANT_FAILED, &m);
+}
+
 /* ---- a client ---- */
 
 static inline void client_delta(void *arg, const struct bt_gen_delta *d)

@@ -293,16 +293,6 @@ static void test_two_deaths(void **state)
     fixture_cleanup(&x.f);
 }
 
-static void say_grant_failed(struct fake *kv, uint64_t id, uint32_t epoch)
-{
-    Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
-    g.request = id;
-    g.epoch = epoch;
-    g.status = BT_ERR_INTERNAL;
-    g.detail = (char *)"the worker has gone";
-    to_conductor_k(kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
-}
-
 /* Received is the first that a worker says. */
 static void wait_received(struct trio *x, struct fake *w, uint64_t since_ns)
 {
@@ -323,7 +313,7 @@ static void test_two_deaths_told_by_kvstores(void **state)
     say_token(p.w, id, 1, 0, 300, BATON__FINISH__NOT_FINISHED);
     until(&x.f, c.n_tokens == 1);
     wait_received(&x, d.w, now_ns);
-    say_grant_failed(d.kv, id, 1);
+    say_grant_failed(d.kv, id, 1, BT_ERR_INTERNAL);
     now_ns = bt_mono_ns();
     wait_plan(&x, 2, &p2, &d2);
     assert_true(d2.w != d.w && fake_up(d.w));
@@ -333,7 +323,7 @@ static void test_two_deaths_told_by_kvstores(void **state)
     until(&x.f, c.n_tokens == 2);
     assert_int_equal(c.errors, 0);
     wait_received(&x, d2.w, now_ns);
-    say_grant_failed(d2.kv, id, 2);
+    say_grant_failed(d2.kv, id, 2, BT_ERR_INTERNAL);
     until(&x.f, planned(&x, 3));
     fake_kill(d2.w);
     until(&x.f, c.errors == 1);
@@ -623,12 +613,7 @@ static void test_statuses(void **state)
     /* The transfer is lost behind the first token: planned again with it. */
     say_token(p3.w, id, 3, 0, 300, BATON__FINISH__NOT_FINISHED);
     until(&x.f, c.n_tokens == 1);
-    Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
-    g.request = id;
-    g.epoch = 3;
-    g.status = BT_ERR_PEER_LOST;
-    g.detail = (char *)"scripted";
-    to_conductor_k(d3.kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+    say_grant_failed(d3.kv, id, 3, BT_ERR_PEER_LOST);
     struct placed p4, d4;
     wait_plan(&x, 4, &p4, &d4);
     assert_int_equal(p4.s.n_tokens, 41);
@@ -636,7 +621,7 @@ static void test_statuses(void **state)
     bt_requests_stats(x.f.rs, &st);
     assert_int_equal(st.replanned, 2);
     /* An old failure comes again: nobody listens. */
-    to_conductor_k(d3.kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+    say_grant_failed(d3.kv, id, 3, BT_ERR_PEER_LOST);
     say_ended(p.w, id, 1, BT_ERR_INVALID);
     pass(&x.f, 100);
     assert_int_equal(c.errors, 0);
@@ -660,12 +645,7 @@ static void test_grant_failed(void **state)
         struct client c;
         struct placed p, d, p2, d2;
         uint64_t id = begin_apart(&x, &c, 50, &p, &d);
-        Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
-        g.request = id;
-        g.epoch = 1;
-        g.status = peer ? BT_ERR_PEER_LOST : BT_ERR_DEVICE;
-        g.detail = (char *)"scripted";
-        to_conductor_k(d.kv, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+        say_grant_failed(d.kv, id, 1, peer ? BT_ERR_PEER_LOST : BT_ERR_DEVICE);
         wait_plan(&x, 2, &p2, &d2);
         const struct fake *bad = peer ? p.kv : d.kv;
         assert_true(p2.kv != bad && d2.kv != bad);

@@ -427,12 +427,8 @@ static void test_full_after_a_failure(void **state)
     client_start(&x.f, &c, &s);
     until(&x.f, x.ka->reserves == 1 && x.kb->reserves == 1 && x.p->submits == 1);
     full(&x, true);
-    Baton__GrantFailed g = BATON__GRANT_FAILED__INIT;
-    g.request = x.p->submit[0].request;
-    g.epoch = 1;
-    g.status = BT_ERR_PEER_LOST; /* at its peer, says n2's: that is n1's */
-    g.detail = (char *)"scripted";
-    to_conductor_k(x.kb, BATON__FROM_KVSTORE__M_GRANT_FAILED, &g);
+    say_grant_failed(x.kb, x.p->submit[0].request, 1,
+                     BT_ERR_PEER_LOST); /* at its peer, says n2's: that is n1's */
     until(&x.f, x.ka->reserves >= 2);
     pass(&x.f, 1000);
     assert_int_equal(c.errors, 0);

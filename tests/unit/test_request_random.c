@@ -262,11 +262,7 @@ static void fault(struct game *g)
         if (!j->flow && how < 9) { /* ends early, with an error or without */
             say_ended(j->k, j->s.request, j->s.epoch, status);
         } else if (j->flow && how < 9) {
-            Baton__GrantFailed m = BATON__GRANT_FAILED__INIT;
-            m.request = j->s.request;
-            m.epoch = j->s.epoch;
-            m.status = status;
-            to_conductor_k(j->k, BATON__FROM_KVSTORE__M_GRANT_FAILED, &m);
+            say_grant_failed(j->k, j->s.request, j->s.epoch, status);
         } /* else it is forgotten */
         j->over = true;
     }
