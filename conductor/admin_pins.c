@@ -179,15 +179,21 @@ static void pin_request(struct pin_call *p)
     pin(p, e->keys, e->n_keys, e->prompt_tokens, e->tenant);
 }
 
-/* NULL: the pin can be tried. */
-static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinRequest *q)
+/* NULL: it can be tried. text: for a reason with numbers. */
+static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinRequest *q, char *text,
+                         size_t cap)
 {
     if (q->ttl_ms < TTL_MIN_MS || q->ttl_ms > TTL_MAX_MS) {
         return "a pin needs a time to live from 1s to 366d (--ttl); pin again to renew it";
     }
-    if (strlen(q->label) > NAME_BYTES || strlen(q->tenant) > NAME_BYTES ||
-        strlen(q->cache_salt) > 1024) {
-        return "a label and a tenant may have 64 bytes, a cache salt 1024";
+    if (strlen(q->label) > NAME_BYTES || strlen(q->tenant) > NAME_BYTES) {
+        snprintf(text, cap, "a label and a tenant may have %d bytes", NAME_BYTES);
+        return text;
+    }
+    if (strlen(q->cache_salt) > BT_GEN_SALT_BYTES_MAX) {
+        snprintf(text, cap, "a cache salt may have %d bytes, as in requests (--cache-salt)",
+                 BT_GEN_SALT_BYTES_MAX);
+        return text;
     }
     for (const char *c = q->label; *c != '\0'; c++) {
         if ((unsigned char)*c < 0x20 || *c == 0x7f) { /* labels are shown on terminals */
@@ -217,7 +223,7 @@ static void on_pin(void *arg, struct bt_rpc_call *call, const void *data, size_t
     struct bt_admin_pins *a = arg;
     char text[256];
     Baton__AdminPinRequest *q = bt_admin_pin_request_unpack(data, len, text, sizeof(text));
-    const char *why = q != NULL ? fault(a, q) : text;
+    const char *why = q != NULL ? fault(a, q, text, sizeof(text)) : text;
     if (why != NULL) {
         refuse(call, BT_GRPC_INVALID_ARGUMENT, why);
         if (q != NULL) {

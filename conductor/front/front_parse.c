@@ -9,7 +9,6 @@
 
 #define STOPS_MAX      16
 #define STOP_BYTES_MAX 1024
-#define SALT_BYTES_MAX 256
 #define BIASES_MAX     1024
 
 static void spec_cleanup(struct bt_gen_spec *spec)
@@ -353,10 +352,10 @@ static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct bt_fr
     }
     if (salt != NULL) {
         size_t len = strlen(salt);
-        if (len == 0 || len > SALT_BYTES_MAX) {
+        if (len == 0 || len > BT_GEN_SALT_BYTES_MAX) {
             return bt_front_fail(e, 400, "cache_salt", "invalid_value",
                                  "'cache_salt' has %zu bytes; allowed: 1 to %d", len,
-                                 SALT_BYTES_MAX);
+                                 BT_GEN_SALT_BYTES_MAX);
         }
         spec->cache_salt = bt_strdup(salt);
     }

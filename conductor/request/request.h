@@ -11,6 +11,8 @@
 struct bt_requests; /* all requests of this conductor */
 struct bt_request;
 
+#define BT_GEN_SALT_BYTES_MAX 256 /* of a request's cache_salt, and of a pin's */
+
 struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of the heap members */
     struct bt_tokens prompt; /* n >= 1 */
     uint32_t max_tokens;     /* already cut to the model's context; 0 only with prompt_logprobs */
@@ -25,7 +27,7 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     bool prompt_logprobs; /* on_prompt is wanted: computed without reading cache */
     uint32_t prompt_top;  /* ... with so many of the most likely tokens, 0..20 */
     char *tenant;         /* heap; separates the caches of tenants; NULL: shared */
-    char *cache_salt;     /* NULL: shared */
+    char *cache_salt;     /* at most BT_GEN_SALT_BYTES_MAX bytes; NULL: shared */
     int32_t priority;     /* smaller goes first, as vLLM's field of that name; above 32766 it counts
                              as 32766 */
     double weight;        /* the tenant's share against others'; 0 counts as 1 */

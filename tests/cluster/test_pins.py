@@ -203,6 +203,8 @@ def test_bad_pins(pool, tmp_path):
     (tmp_path / "bad").write_text('{"no": "messages"}')
     assert "messages" in fails("--chat-file", str(tmp_path / "bad"), "--ttl", "1h")[1]
     assert "control characters" in fails("--prompt", "To be", "--ttl", "1h", "--label", "a\n\x1b[31m")[1]
+    for salt, why in (("s" * 256, "less than one block"), ("s" * 257, "a cache salt may have 256 bytes")):  # as of requests
+        assert why in fails("--prompt", "To be", "--ttl", "1h", "--cache-salt", salt)[1]
     assert "batonctl pins" in ctl_fails(pool, "unpin", "0123456789abcdef")[1]
     assert "16 hex digits" in ctl_fails(pool, "unpin", "mine")[1]
     assert ctl_fails(pool, "unpin")[0] == 2
