@@ -13,6 +13,9 @@
  * that cannot win even with this one. */
 #define GUMBEL_MAX 16.64
 
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x) /* of a limit in sampling.h */
+
 struct bt_sampler {
     uint32_t vocab;
     uint32_t *count; /* generated tokens per id, only during a row with penalties */
@@ -52,20 +55,23 @@ void bt_sampler_destroy(struct bt_sampler *s)
 bt_status_t bt_sampler_check(const struct bt_engine_params *p, uint32_t vocab, const char **what_p)
 {
     const char *what = NULL;
-    if (!(p->temperature >= 0.0f && p->temperature <= 1e4f)) {
-        what = "temperature: 0 to 10000";
+    if (!(p->temperature >= 0.0f && p->temperature <= BT_ENGINE_MAX_TEMPERATURE)) {
+        what = "temperature: 0 to " TEXT(BT_ENGINE_MAX_TEMPERATURE);
     } else if (!(p->top_p > 0.0f && p->top_p <= 1.0f)) {
         what = "top_p: above 0, at most 1";
     } else if (!(p->min_p >= 0.0f && p->min_p <= 1.0f)) {
         what = "min_p: 0 to 1";
-    } else if (!(p->repetition_penalty > 0.0f && p->repetition_penalty <= 1e3f)) {
-        what = "repetition_penalty: above 0, at most 1000";
-    } else if (!(fabsf(p->frequency_penalty) <= 1e3f) || !(fabsf(p->presence_penalty) <= 1e3f)) {
-        what = "frequency_penalty, presence_penalty: -1000 to 1000";
+    } else if (!(p->repetition_penalty > 0.0f &&
+                 p->repetition_penalty <= BT_ENGINE_MAX_REPETITION)) {
+        what = "repetition_penalty: above 0, at most " TEXT(BT_ENGINE_MAX_REPETITION);
+    } else if (!(fabsf(p->frequency_penalty) <= BT_ENGINE_MAX_PENALTY) ||
+               !(fabsf(p->presence_penalty) <= BT_ENGINE_MAX_PENALTY)) {
+        what = "frequency_penalty, presence_penalty: at most " TEXT(
+            BT_ENGINE_MAX_PENALTY) " of either sign";
     } else if (p->logprobs < -1 || p->logprobs > BT_ENGINE_MAX_TOP) {
-        what = "logprobs: -1 to 20";
+        what = "logprobs: -1 to " TEXT(BT_ENGINE_MAX_TOP);
     } else if (p->n_eos > BT_ENGINE_MAX_EOS) {
-        what = "n_eos: at most 16";
+        what = "n_eos: at most " TEXT(BT_ENGINE_MAX_EOS);
     } else if (p->n_bias && (!p->bias_ids || !p->bias)) {
         what = "bias: ids and values";
     }

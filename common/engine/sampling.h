@@ -8,6 +8,11 @@
 #define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
 #define BT_ENGINE_MAX_EOS 16
 
+/* Beyond these no engine samples: a worker refuses the submission. */
+#define BT_ENGINE_MAX_TEMPERATURE 10000
+#define BT_ENGINE_MAX_REPETITION  1000
+#define BT_ENGINE_MAX_PENALTY     1000 /* of frequency and presence, of either sign */
+
 struct bt_engine_params { /* sampling of one sequence; fixed while its slot is open */
     float temperature;    /* 0: greedy */
     float top_p;          /* 1: off */

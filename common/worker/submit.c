@@ -1,40 +1,57 @@
-/* Makes a request from a Submit message. The control thread checks here everything that a conductor
- * could get wrong, before the engine thread sees it. */
-#include <math.h>
+/* From a Submit message to a request: everything a conductor could get wrong is checked here, on
+ * the control thread, before the engine thread sees it. */
 #include <stdio.h>
 #include <string.h>
 
+#include "common/engine/sampler.h"
 #include "common/worker/control.h"
 
 #define LEFT_MS_MAX (1ull << 40) /* more means no limit */
 
-static bool finite_in(float v, float lo, float hi)
-{
-    return isfinite(v) && v >= lo && v <= hi;
-}
-
-/* In protobuf 0 means "not given" for a field that has no meaning at 0. */
+/* 0 of a field that has no meaning at 0 is protobuf's "not given". */
 static float or_default(float v, float def)
 {
     return v == 0 ? def : v;
 }
 
-static const char *check_sampling(const Baton__Sampling *s, uint32_t vocab)
+static struct bt_engine_params params_of(const Baton__Submit *m)
 {
+    const Baton__Sampling *s = m->sampling;
+    struct bt_engine_params p = {
+        .temperature = s->temperature,
+        .top_p = or_default(s->top_p, 1),
+        .min_p = s->min_p,
+        .top_k = s->top_k,
+        .repetition_penalty = or_default(s->repetition_penalty, 1),
+        .frequency_penalty = s->frequency_penalty,
+        .presence_penalty = s->presence_penalty,
+        .seed = s->seed,
+        .choice = m->choice,
+        .logprobs = s->logprobs,
+        .min_new = s->min_new,
+        .n_eos = (uint32_t)s->n_stop_ids,
+        .n_bias = (uint32_t)s->n_bias,
+        .bias_ids = s->bias_ids,
+        .bias = s->bias,
+    };
+    if (m->prompt_logprobs) { /* one number for both in the engine */
+        p.logprobs = BT_MAX(p.logprobs, (int32_t)m->prompt_top);
+    }
+    for (size_t i = 0; i < s->n_stop_ids; i++) {
+        p.eos[i] = s->stop_ids[i];
+    }
+    return p;
+}
+
+/* NULL: the engine can sample with it. */
+static const char *check_sampling(const Baton__Submit *m, uint32_t vocab, char *text, size_t cap)
+{
+    const Baton__Sampling *s = m->sampling;
+    const char *what;
     if (s == NULL) {
         return "sampling is missing";
     }
-    if (!finite_in(s->temperature, 0, 1e4f)) {
-        return "sampling.temperature must be a number >= 0";
-    }
-    if (!finite_in(s->top_p, 0, 1) || !finite_in(s->min_p, 0, 1)) {
-        return "sampling.top_p and min_p must be within 0 and 1";
-    }
-    if (!finite_in(s->repetition_penalty, 0, 1e4f) || !finite_in(s->frequency_penalty, -100, 100) ||
-        !finite_in(s->presence_penalty, -100, 100)) {
-        return "sampling: a penalty is out of range";
-    }
-    if (s->logprobs < -1 || s->logprobs > BT_ENGINE_MAX_TOP) {
+    if (s->logprobs < -1) { /* params_of may hide it behind the prompt's */
         return "sampling.logprobs must be within -1 and 20";
     }
     if (s->n_stop_ids > BT_ENGINE_MAX_EOS) {
@@ -48,10 +65,10 @@ static const char *check_sampling(const Baton__Sampling *s, uint32_t vocab)
             return "sampling.stop_ids: an id is outside the vocabulary";
         }
     }
-    for (size_t i = 0; i < s->n_bias; i++) {
-        if (s->bias_ids[i] >= vocab || isnan(s->bias[i])) {
-            return "sampling.bias: an id is outside the vocabulary, or a bias is no number";
-        }
+    struct bt_engine_params p = params_of(m);
+    if (bt_sampler_check(&p, vocab, &what) != BT_OK) {
+        snprintf(text, cap, "sampling.%s", what);
+        return text;
     }
     return NULL;
 }
@@ -101,36 +118,7 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
             return text;
         }
     }
-    return check_sampling(m->sampling, info->vocab);
-}
-
-static struct bt_engine_params params_of(const Baton__Submit *m)
-{
-    const Baton__Sampling *s = m->sampling;
-    struct bt_engine_params p = {
-        .temperature = s->temperature,
-        .top_p = or_default(s->top_p, 1),
-        .min_p = s->min_p,
-        .top_k = s->top_k,
-        .repetition_penalty = or_default(s->repetition_penalty, 1),
-        .frequency_penalty = s->frequency_penalty,
-        .presence_penalty = s->presence_penalty,
-        .seed = s->seed,
-        .choice = m->choice,
-        .logprobs = s->logprobs,
-        .min_new = s->min_new,
-        .n_eos = (uint32_t)s->n_stop_ids,
-        .n_bias = (uint32_t)s->n_bias,
-        .bias_ids = s->bias_ids,
-        .bias = s->bias,
-    };
-    if (m->prompt_logprobs) { /* the engine has one number for both */
-        p.logprobs = BT_MAX(p.logprobs, (int32_t)m->prompt_top);
-    }
-    for (size_t i = 0; i < s->n_stop_ids; i++) {
-        p.eos[i] = s->stop_ids[i];
-    }
-    return p;
+    return check_sampling(m, info->vocab, text, cap);
 }
 
 static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__Submit *m,

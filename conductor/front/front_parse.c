@@ -11,6 +11,16 @@
 #define STOP_BYTES_MAX 1024
 #define BIASES_MAX     1024
 
+/* The API's ranges. The penalties are OpenAI's; an engine could do with more (sampling.h). */
+#define API_MAX_TEMPERATURE 100
+#define API_MAX_REPETITION  100
+#define API_MAX_PENALTY     2
+#define API_MAX_BIAS        100
+_Static_assert(API_MAX_TEMPERATURE <= BT_ENGINE_MAX_TEMPERATURE &&
+                   API_MAX_REPETITION <= BT_ENGINE_MAX_REPETITION &&
+                   API_MAX_PENALTY <= BT_ENGINE_MAX_PENALTY,
+               "a worker would refuse what the API takes");
+
 static void spec_cleanup(struct bt_gen_spec *spec)
 {
     bt_tokens_cleanup(&spec->prompt);
@@ -223,12 +233,11 @@ static bool take_bias(const struct bt_front_model *m, const json_t *root,
         bool is_id = digits > 0 && digits < 10 && key[digits] == '\0' &&
                      strtoul(key, NULL, 10) < m->config->vocab;
         double b = json_number_value(item);
-        if (!is_id || !json_is_number(item) || !(b >= -100 && b <= 100)) {
+        if (!is_id || !json_is_number(item) || !(b >= -API_MAX_BIAS && b <= API_MAX_BIAS)) {
             return bt_front_fail(
                 e, 400, "logit_bias", "invalid_value",
-                "'logit_bias[\"%.32s\"]': keys are token ids 0 to %u, values -100 to "
-                "100",
-                key, m->config->vocab - 1);
+                "'logit_bias[\"%.32s\"]': keys are token ids 0 to %u, values %d to %d", key,
+                m->config->vocab - 1, -API_MAX_BIAS, API_MAX_BIAS);
         }
         ids[s->n_bias] = (uint32_t)strtoul(key, NULL, 10);
         bias[s->n_bias++] = (float)b;
@@ -246,13 +255,16 @@ static bool take_sampling(const struct bt_front_model *m, const json_t *root,
     s->top_p = c->top_p > 0 && c->top_p <= 1 ? c->top_p : 1.0f;
     s->min_p = c->min_p > 0 ? c->min_p : 0;
     s->repetition_penalty = c->repetition_penalty > 0 ? c->repetition_penalty : 1.0f;
-    if (!bt_front_get_num(root, "temperature", 0, false, 100, &s->temperature, e) ||
+    if (!bt_front_get_num(root, "temperature", 0, false, API_MAX_TEMPERATURE, &s->temperature, e) ||
         !bt_front_get_num(root, "top_p", 0, true, 1, &s->top_p, e) ||
         !bt_front_get_num(root, "min_p", 0, false, 1, &s->min_p, e) ||
         !bt_front_get_int(root, "top_k", -1, INT32_MAX, &top_k, e) ||
-        !bt_front_get_num(root, "repetition_penalty", 0, true, 100, &s->repetition_penalty, e) ||
-        !bt_front_get_num(root, "frequency_penalty", -2, false, 2, &s->frequency_penalty, e) ||
-        !bt_front_get_num(root, "presence_penalty", -2, false, 2, &s->presence_penalty, e) ||
+        !bt_front_get_num(root, "repetition_penalty", 0, true, API_MAX_REPETITION,
+                          &s->repetition_penalty, e) ||
+        !bt_front_get_num(root, "frequency_penalty", -API_MAX_PENALTY, false, API_MAX_PENALTY,
+                          &s->frequency_penalty, e) ||
+        !bt_front_get_num(root, "presence_penalty", -API_MAX_PENALTY, false, API_MAX_PENALTY,
+                          &s->presence_penalty, e) ||
         !bt_front_get_int(root, "seed", INT64_MIN, INT64_MAX, &seed, e)) {
         return false;
     }

@@ -400,7 +400,9 @@ def test_epochs(c, slow):
     ("max_new", dict(max_new=0)), ("choices", dict(n=17)), ("prompt_top", dict(prompt_logprobs=True, prompt_top=21)),
     ("max_new", dict(max_new=0, prompt_logprobs=True)),
     ("temperature", dict(temperature=float("nan"))), ("stop_ids", dict(stop=[9999])),
-    ("logprobs", dict(logprobs=21)), ("epoch", dict(epoch=0)), ("top_p", dict(top_p=1.5)),
+    ("temperature", dict(temperature=10001)), ("repetition_penalty", dict(repetition_penalty=1001)),
+    ("repetition_penalty", dict(repetition_penalty=-1)), ("presence_penalty", dict(frequency_penalty=-1001)),
+    ("logprobs", dict(logprobs=21)), ("logprobs", dict(logprobs=-2)), ("epoch", dict(epoch=0)), ("top_p", dict(top_p=1.5)),
 ])
 def test_bad_submissions_are_refused_with_a_reason(c, what, bad):
     r = rid()
@@ -410,6 +412,11 @@ def test_bad_submissions_are_refused_with_a_reason(c, what, bad):
     c.submit(c.d, r, args.pop("tokens"), c.pb.BOTH, **args)
     e = c.d.ended(r, epoch)
     assert e.status == INVALID and what in e.detail, e
+
+
+def test_a_worker_accepts_what_its_engine_can_sample_with(c):
+    how = dict(temperature=10000, repetition_penalty=1000, frequency_penalty=1000, presence_penalty=-1000)
+    assert len(c.both(c.d, rid(), [5, 6, 7], 4, **how)) == 4
 
 
 def test_a_broken_or_silent_session_frees_its_requests(node, c, slow):

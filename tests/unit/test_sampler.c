@@ -383,11 +383,15 @@ static void test_check(void **state)
     } while (0)
     BAD(q.temperature = -1);
     BAD(q.temperature = NAN);
+    BAD(q.temperature = BT_ENGINE_MAX_TEMPERATURE + 1);
     BAD(q.top_p = 0);
     BAD(q.top_p = 1.1f);
     BAD(q.min_p = -0.1f);
     BAD(q.repetition_penalty = 0);
+    BAD(q.repetition_penalty = BT_ENGINE_MAX_REPETITION + 1);
     BAD(q.frequency_penalty = INFINITY);
+    BAD(q.frequency_penalty = BT_ENGINE_MAX_PENALTY + 1);
+    BAD(q.presence_penalty = -BT_ENGINE_MAX_PENALTY - 1);
     BAD(q.logprobs = 21);
     BAD(q.logprobs = -2);
     BAD(q.n_eos = 17);
@@ -395,6 +399,10 @@ static void test_check(void **state)
     const uint32_t id = V;
     const float b = 1;
     BAD((q.n_bias = 1, q.bias_ids = &id, q.bias = &b));
+    p.temperature = BT_ENGINE_MAX_TEMPERATURE;
+    p.repetition_penalty = BT_ENGINE_MAX_REPETITION;
+    p.frequency_penalty = p.presence_penalty = -BT_ENGINE_MAX_PENALTY;
+    assert_int_equal(bt_sampler_check(&p, V, &what), BT_OK);
 }
 
 /* Ids without a token have the largest logits: none is drawn or listed, whatever the parameters,
