@@ -45,7 +45,7 @@ static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_con
     mixed->step_ms = rc->sched.mixed.step_ms;
     mixed->gap_ms = rc->sched.mixed.gap_ms;
     st->policy = (char *)rc->policy->name;
-    st->admission = (char *)(rc->admission != NULL ? rc->admission->name : "early");
+    st->admission = (char *)rc->admission->name;
     st->ttft_objective_ms = rc->sched.objective.ttft_ms;
     st->tbt_objective_ms = rc->sched.objective.tbt_ms;
     st->mixed = mixed;

@@ -323,6 +323,9 @@ struct bt_machine *bt_machine_create(const struct bt_machine_env *env, void *env
     bt_list_init(&mc->queues.starved);
     bt_list_init(&mc->lost);
     mc->explained = bt_explain_create();
+    if (mc->conf.admission == NULL) {
+        mc->conf.admission = &bt_sched_admit_priced;
+    }
     if (!(mc->conf.length_quantile > 0)) {
         mc->conf.length_quantile = 0.9;
     }
@@ -371,6 +374,7 @@ void bt_machine_set_sched(struct bt_machine *mc, const struct bt_sched_policy *p
                           const struct bt_sched_admission *admission,
                           const struct bt_sched_params *sched)
 {
+    BT_ASSERT(policy != NULL && admission != NULL);
     mc->conf.policy = policy;
     mc->conf.admission = admission;
     mc->conf.sched = *sched;

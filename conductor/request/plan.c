@@ -364,13 +364,11 @@ static bool hopeless_behind(struct bt_sequence *sq, struct attempt *a, double wa
         return wait_ms >= 0; /* a background plan: admission refused it, and late requests do not
                                 wait for room */
     }
-    const struct bt_sched_admission *admission =
-        mc->conf.admission != NULL ? mc->conf.admission : &bt_sched_admit_early;
     a->req.waited_ms += wait_ms;
     a->plan.first.waited_ms += wait_ms;
     a->plan.first.ms += wait_ms;
     a->plan.first.most_ms += wait_ms;
-    a->verdict = admission->admit(&a->params, &a->v.snap, &a->req, &a->plan, &a->rej);
+    a->verdict = mc->conf.admission->admit(&a->params, &a->v.snap, &a->req, &a->plan, &a->rej);
     if (a->verdict == BT_SCHED_PLANNED) {
         return false;
     }

@@ -13,7 +13,7 @@ struct bt_view;
 
 struct bt_requests_config { /* copied */
     const struct bt_sched_policy *policy;
-    const struct bt_sched_admission *admission; /* NULL: early */
+    const struct bt_sched_admission *admission; /* NULL: priced */
     struct bt_sched_params sched;
     /* quantile of the lengths of answers that counts (survival.h); 0: 0.9 */
     double length_quantile;
@@ -45,7 +45,7 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
                                        struct bt_metrics *metrics);
 /* Ends everything with on_error(503). Workers are told, without waiting for them. */
 void bt_requests_destroy(struct bt_requests *rs);
-/* Sets the parameters for requests that are planned from now on. */
+/* Sets the parameters for requests that are planned from now on. None may be NULL. */
 void bt_requests_set_sched(struct bt_requests *rs, const struct bt_sched_policy *policy,
                            const struct bt_sched_admission *admission,
                            const struct bt_sched_params *sched);

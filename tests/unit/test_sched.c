@@ -64,7 +64,9 @@ static struct bt_sched_reject rejected(struct world *x, const struct bt_sched_pa
     struct bt_sched_reject r = {0};
     memset(&p, 0xee, sizeof(p));
     memset(&untouched, 0xee, sizeof(untouched));
-    assert_int_equal(bt_sched_decide(&bt_sched_cache_aware, NULL, c, &x->s, &x->req, &p, &r), want);
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_cache_aware, &bt_sched_admit_early, c, &x->s, &x->req, &p, &r),
+        want);
     assert_int_equal(r.verdict, want);
     assert_non_null(r.reason);
     assert_memory_equal(&p, &untouched, sizeof(p)); /* outputs only on success */
@@ -161,8 +163,9 @@ static void test_the_gap_of_the_hand_off(void **state)
     struct bt_sched_plan p = place(&x, &c);
     assert_true(p.gaps.landing_ms == 30 && p.gaps.ms == 70 && p.gaps.tail_ms == 20);
     struct bt_sched_reject r;
-    assert_int_equal(bt_sched_decide(&bt_sched_cache_aware, NULL, &c, &x.s, &x.req, &p, &r),
-                     BT_SCHED_PLANNED);
+    assert_int_equal(
+        bt_sched_decide(&bt_sched_cache_aware, &bt_sched_admit_early, &c, &x.s, &x.req, &p, &r),
+        BT_SCHED_PLANNED);
     x.req.likely_new = 71; /* one of the longest seven gaps */
     p = place(&x, &c);
     assert_true(p.gaps.ms > 27 && p.gaps.ms < 28);

@@ -348,7 +348,6 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
     struct bt_sched_plan plan;
     bt_sched_verdict_t v = policy->place(params, snap, req, &plan, reject_p);
     if (v == BT_SCHED_PLANNED) {
-        admission = admission != NULL ? admission : &bt_sched_admit_early;
         v = admission->admit(params, snap, req, &plan, reject_p);
         if (v != BT_SCHED_PLANNED) {
             reject_p->compute_ms = plan.takes.compute_ms;

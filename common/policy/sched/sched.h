@@ -364,8 +364,8 @@ bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
 bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
                    const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
                    struct bt_sched_plan *plan_p);
-/* place, then admit, then late. admission NULL: early. Outputs as of place; of a request that is
- * planned late *reject_p says why it was refused. */
+/* place, then admit, then late. Outputs as of place; of a request that is planned late *reject_p
+ * says why it was refused. */
 bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    const struct bt_sched_admission *admission,
                                    const struct bt_sched_params *params,
