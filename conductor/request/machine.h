@@ -36,7 +36,7 @@ typedef enum {
     BT_EV_REPLICATED,   /* the answer to an ordered copy */
     BT_EV_MESSAGES,     /* number of kinds of messages */
     /* Events from the machine to a sequence: */
-    BT_EV_ADMIT = BT_EV_MESSAGES, /* it has a place among those that run */
+    BT_EV_PLACE = BT_EV_MESSAGES, /* it has a place among those that run */
     BT_EV_PLAN,                   /* it may be planned */
     BT_EV_LOST,                   /* a daemon of one of its plans is lost */
     BT_EV_TICK,                   /* time has passed */
@@ -94,13 +94,13 @@ void bt_machine_tick(struct bt_machine *mc, uint64_t now_ns, uint64_t wall_ns);
  * must have been taken. */
 bool bt_machine_free(struct bt_machine *mc);
 
-/* Must the caller make a round? A round begins with bt_machine_round. Then bt_machine_admit gives
+/* Must the caller make a round? A round begins with bt_machine_round. Then bt_machine_place gives
  * one waiting request its place, bt_machine_plan plans one sequence, and bt_machine_probe tries one
- * sequence that waits for room. Call admit and plan until they return false. A caller without time
+ * sequence that waits for room. Call place and plan until they return false. A caller without time
  * left may stop earlier and make a new round soon; sequences that had no turn come first then. */
 bool bt_machine_wants_round(const struct bt_machine *mc);
 void bt_machine_round(struct bt_machine *mc, uint64_t now_ns);
-bool bt_machine_admit(struct bt_machine *mc, uint64_t now_ns);
+bool bt_machine_place(struct bt_machine *mc, uint64_t now_ns);
 bool bt_machine_plan(struct bt_machine *mc, uint64_t now_ns);
 void bt_machine_probe(struct bt_machine *mc, uint64_t now_ns);
 

@@ -217,7 +217,7 @@ struct bt_actions {
     struct bt_buf text;   /* texts of all actions since the list was empty */
 };
 
-/* What admission says of the shortest prompt of a class with these objectives (admission.c). */
+/* What admission says of the shortest prompt of a class with these objectives (turn_away.c). */
 struct bt_gate {
     int32_t priority;
     double slo_ttft_ms, slo_tbt_ms, waited_ms;

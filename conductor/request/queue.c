@@ -351,22 +351,22 @@ void bt_machine_round(struct bt_machine *mc, uint64_t now_ns)
     }
 }
 
-static struct bt_sequence *next_admitted(struct bt_machine *mc)
+static struct bt_sequence *next_placed(struct bt_machine *mc)
 {
     struct bt_sequence *next = pick(&mc->queues.waiting, false, NULL);
     return next != NULL && mc->queues.n_active < places_for(mc, next->r->spec.priority) ? next
                                                                                         : NULL;
 }
 
-bool bt_machine_admit(struct bt_machine *mc, uint64_t now_ns)
+bool bt_machine_place(struct bt_machine *mc, uint64_t now_ns)
 {
     mc->now_ns = now_ns;
-    struct bt_sequence *next = next_admitted(mc);
+    struct bt_sequence *next = next_placed(mc);
     if (next == NULL) {
         return false;
     }
     struct bt_sequence_input in = {.now_ns = now_ns};
-    bt_sequence_event(next, BT_EV_ADMIT, &in);
+    bt_sequence_event(next, BT_EV_PLACE, &in);
     return true;
 }
 

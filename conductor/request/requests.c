@@ -86,7 +86,7 @@ static void apply(void *arg)
 static void on_round(void *arg)
 {
     struct bt_requests *rs = arg;
-    bool (*const parts[])(struct bt_machine *, uint64_t) = {bt_machine_admit, bt_machine_plan};
+    bool (*const parts[])(struct bt_machine *, uint64_t) = {bt_machine_place, bt_machine_plan};
     bool broken_off = false;
     bt_machine_round(rs->mc, bt_mono_ns());
     apply(rs);

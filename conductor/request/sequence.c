@@ -67,9 +67,9 @@ void bt_sequence_finishing(struct bt_sequence *sq, bool hard, uint64_t now_ns)
     }
 }
 
-/* ---- admission and planning ---- */
+/* ---- a place, and a plan ---- */
 
-static void on_admit(struct bt_sequence *sq, const struct bt_sequence_input *in)
+static void on_place(struct bt_sequence *sq, const struct bt_sequence_input *in)
 {
     (void)in;
     bt_queue_leave(sq);

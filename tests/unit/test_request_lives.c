@@ -451,7 +451,7 @@ static void make_round(struct world *x)
     uint32_t turns = draw(w, 12); /* then no time is left */
     bt_machine_round(w->mc, w->now_ns);
     apply(x);
-    for (uint32_t i = 0; i < turns && bt_machine_admit(w->mc, w->now_ns); i++) {
+    for (uint32_t i = 0; i < turns && bt_machine_place(w->mc, w->now_ns); i++) {
         apply(x);
     }
     for (uint32_t i = 0; i < turns && bt_machine_plan(w->mc, w->now_ns); i++) {
