@@ -394,8 +394,8 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap);
 /* After how many seconds a client that is refused for this reason should try again. 0: trying again
  * does not help. */
 uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_reject *rej);
-/* Fails the request if bt_sequence_hopeless says so. True: it did. */
-bool bt_sequence_refused_early(struct bt_sequence *sq, uint64_t now_ns, double wait_ms);
+/* Fails the request with 429, because it would miss the objective that rej names. */
+void bt_sequence_overloaded(struct bt_sequence *sq, const struct bt_sched_reject *rej);
 /* Plans the sequence, which has a plan, on daemons that are not leaving and do not give their role
  * up, and ends the plan that it has. If it splits it has no plan afterwards: its choices are to be
  * planned each for itself. False: it stays where it is, because nobody else can take it. */
@@ -530,13 +530,12 @@ void bt_queue_room(struct bt_machine *mc);
 /* Takes a place among the running, or gives it back. */
 void bt_queue_count(struct bt_request *r);
 void bt_queue_uncount(struct bt_request *r);
-/* How many sequences wait for a place or for room. */
-uint32_t bt_queue_queued(const struct bt_machine *mc);
-/* Has the tenant (NULL: none) as many waiting places as one tenant may have? */
-bool bt_queue_share_taken(const struct bt_machine *mc, const char *tenant);
-/* Would a new request of this class have a place at once, and be planned without waiting for room?
- */
-bool bt_queue_at_once(const struct bt_machine *mc, int32_t priority);
+typedef enum { BT_QUEUE_AT_ONCE, BT_QUEUE_WAITS, BT_QUEUE_FULL } bt_queue_answer_t;
+/* What would become of a new request of this class and tenant (NULL: none)? AT_ONCE: it has a place
+ * and is planned without waiting for room. WAITS: it waits; *instead_p, if not NULL, has a lower
+ * class and is refused in its place. FULL: the queue, or the tenant's share of it, has no place. */
+bt_queue_answer_t bt_queue_ask(struct bt_machine *mc, int32_t priority, const char *tenant,
+                               struct bt_sequence **instead_p);
 /* How long a new request of this class would wait for a place or for room, at the rate at which
  * requests end. */
 double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority);

@@ -70,13 +70,12 @@ double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority)
     return mc->rate.ends_per_s > 0 ? 1e3 * ahead / mc->rate.ends_per_s : 0;
 }
 
-/* Would the sequence miss its objective after waiting for its turn? It is then refused at once, not
- * when its turn comes. */
-static bool too_late(struct bt_sequence *sq)
+/* Would the sequence miss its objective after the wait for its turn? Then it is refused before it
+ * waits, not when its turn comes. rej says which objective. */
+static bool too_late(struct bt_sequence *sq, struct bt_sched_reject *rej)
 {
-    struct bt_sched_reject rej;
-    return bt_sequence_hopeless(sq, sq->r->mc->now_ns,
-                                bt_queue_wait_ms(sq->r->mc, sq->r->spec.priority), &rej);
+    const struct bt_machine *mc = sq->r->mc;
+    return bt_sequence_hopeless(sq, mc->now_ns, bt_queue_wait_ms(mc, sq->r->spec.priority), rej);
 }
 
 static bool crowded(const struct bt_machine *mc)
@@ -93,7 +92,9 @@ static uint32_t places_for(const struct bt_machine *mc, int32_t priority)
     return mc->conf.max_running + BT_MIN(lower, mc->conf.max_overtaking);
 }
 
-bool bt_queue_at_once(const struct bt_machine *mc, int32_t priority)
+/* Would a new request of this class have a place at once, and be planned without waiting for room?
+ */
+static bool at_once(const struct bt_machine *mc, int32_t priority)
 {
     return !crowded(mc) &&
            mc->queues.n_active + ahead_in(&mc->queues.waiting, priority) < places_for(mc, priority);
@@ -107,8 +108,8 @@ static struct bt_sched_turn turn_of(const struct bt_sequence *sq)
 }
 
 /* The sequence whose turn it is in this queue, or (last) the one whose turn comes last. of: only
- * sequences of its tenant; NULL: all. */
-static struct bt_sequence *pick(struct bt_list *queue, bool last, const struct bt_request *of)
+ * sequences of the tenant with this hash; NULL: all. */
+static struct bt_sequence *pick(struct bt_list *queue, bool last, const uint64_t *of)
 {
     struct bt_sequence *best = NULL;
     struct bt_sched_turn best_turn = {0};
@@ -118,7 +119,7 @@ static struct bt_sequence *pick(struct bt_list *queue, bool last, const struct b
         struct bt_sched_turn t = turn_of(sq);
         bool better = best != NULL && (last ? bt_sched_turn_before(&best_turn, &t)
                                             : bt_sched_turn_before(&t, &best_turn));
-        bool meant = sq->r->refuse < 0 && (of == NULL || sq->r->tenant == of->tenant);
+        bool meant = sq->r->refuse < 0 && (of == NULL || sq->r->tenant == *of);
         if (meant && (best == NULL || better)) {
             best = sq;
             best_turn = t;
@@ -137,7 +138,8 @@ static uint32_t count_of(const struct bt_list *list, uint64_t tenant)
     return n;
 }
 
-uint32_t bt_queue_queued(const struct bt_machine *mc)
+/* How many sequences wait for a place or for room. */
+static uint32_t queued(const struct bt_machine *mc)
 {
     return mc->queues.n_waiting + mc->queues.n_starved + (mc->queues.probe != NULL);
 }
@@ -149,15 +151,12 @@ static uint32_t share_of(const struct bt_machine *mc)
     return (mc->conf.max_waiting + 1) / 2;
 }
 
-bool bt_queue_share_taken(const struct bt_machine *mc, const char *tenant)
+/* Has the tenant as many waiting places as one tenant may have? */
+static bool share_taken(const struct bt_machine *mc, uint64_t tenant)
 {
-    if (tenant == NULL) {
-        return false; /* without API keys all clients are one tenant */
-    }
-    uint64_t id = bt_hash64(tenant, strlen(tenant), 0);
-    uint32_t own = count_of(&mc->queues.waiting, id) + count_of(&mc->queues.starved, id);
-    uint32_t queued = bt_queue_queued(mc), most = mc->conf.max_waiting;
-    bool last = queued >= most - most / 8 && queued < most; /* a full queue refuses by class */
+    uint32_t own = count_of(&mc->queues.waiting, tenant) + count_of(&mc->queues.starved, tenant);
+    uint32_t n = queued(mc), most = mc->conf.max_waiting;
+    bool last = n >= most - most / 8 && n < most; /* full: classes decide */
     return own >= share_of(mc) || (own > 0 && last);
 }
 
@@ -166,31 +165,41 @@ uint32_t bt_machine_prompts_max(const struct bt_machine *mc, bool has_tenant)
     return mc->conf.max_running + (has_tenant ? share_of(mc) : mc->conf.max_waiting);
 }
 
-/* Makes a place in the full queue for r: refuses a request of a lower class instead, if there is
- * one (own: only of the same tenant). */
-static bool displace(const struct bt_request *r, bool own)
+bt_queue_answer_t bt_queue_ask(struct bt_machine *mc, int32_t priority, const char *tenant,
+                               struct bt_sequence **instead_p)
 {
-    struct bt_sequence *sq = pick(&r->mc->queues.waiting, true, own ? r : NULL);
-    if (sq == NULL || sq->r->spec.priority <= r->spec.priority) {
-        return false;
+    *instead_p = NULL;
+    if (at_once(mc, priority)) {
+        return BT_QUEUE_AT_ONCE;
     }
-    sq->r->refuse = BT_REJECT_QUEUE_FULL;
-    return true;
+    uint64_t id = tenant != NULL ? bt_hash64(tenant, strlen(tenant), 0) : 0;
+    bool share = tenant != NULL && share_taken(mc, id); /* without API keys all clients are one */
+    if (!share && queued(mc) < mc->conf.max_waiting) {
+        return BT_QUEUE_WAITS;
+    }
+    struct bt_sequence *sq = pick(&mc->queues.waiting, true, share ? &id : NULL);
+    if (sq == NULL || sq->r->spec.priority <= priority) {
+        return BT_QUEUE_FULL;
+    }
+    *instead_p = sq;
+    return BT_QUEUE_WAITS;
 }
 
 void bt_queue_enter(struct bt_sequence *sq)
 {
     struct bt_request *r = sq->r;
     struct bt_machine *mc = r->mc;
-    bool at_once = bt_queue_at_once(mc, r->spec.priority);
-    bool share = !at_once && bt_queue_share_taken(mc, r->spec.tenant);
-    bool full = !at_once && (share || bt_queue_queued(mc) >= mc->conf.max_waiting);
+    struct bt_sequence *instead = NULL;
+    struct bt_sched_reject rej;
+    bt_queue_answer_t answer = bt_queue_ask(mc, r->spec.priority, r->spec.tenant, &instead);
     if (mc->draining) {
         r->refuse = BT_REJECT_DRAINING;
-    } else if (r->refuse < 0 && full && !displace(r, share)) {
+    } else if (r->refuse < 0 && answer == BT_QUEUE_FULL) {
         r->refuse = BT_REJECT_QUEUE_FULL;
-    } else if (r->refuse < 0 && !at_once && too_late(sq)) {
+    } else if (r->refuse < 0 && answer == BT_QUEUE_WAITS && too_late(sq, &rej)) {
         r->refuse = BT_REJECT_OVERLOADED;
+    } else if (r->refuse < 0 && instead != NULL) {
+        instead->r->refuse = BT_REJECT_QUEUE_FULL;
     }
     r->arrival = ++mc->total;
     sq->queued_ns = r->spec.received_ns;
@@ -386,7 +395,10 @@ bool bt_machine_plan(struct bt_machine *mc, uint64_t now_ns)
     bt_list_remove(&sq->queue);
     bt_list_insert_tail(&q->planning, &sq->queue);
     if (crowded(mc) && now_ns >= sq->plan_at_ns) {
-        if (!bt_sequence_refused_early(sq, now_ns, bt_queue_wait_ms(mc, sq->r->spec.priority))) {
+        struct bt_sched_reject rej = {0};
+        if (too_late(sq, &rej)) {
+            bt_sequence_overloaded(sq, &rej);
+        } else {
             bt_queue_starve(sq, now_ns); /* behind those that came before it */
         }
         return true;

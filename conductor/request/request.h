@@ -101,7 +101,7 @@ struct bt_gen_ops {
 /* Starts a request. Never fails at once: errors come through on_error, from the loop, later. */
 struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg);
-struct bt_gen_terms { /* what is known of a request before its body is read */
+struct bt_gen_terms { /* what is known of a request before its body is parsed */
     uint64_t received_ns;
     const char *tenant;  /* NULL: none */
     bool knows_priority; /* false: its body may have one */

@@ -98,7 +98,7 @@ uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_
     return rej->retry_after_s != 0 || !late ? rej->retry_after_s : bt_queue_retry_after_s(mc);
 }
 
-static void refuse_overload(struct bt_sequence *sq, const struct bt_sched_reject *rej)
+void bt_sequence_overloaded(struct bt_sequence *sq, const struct bt_sched_reject *rej)
 {
     char why[192];
     bt_overload_text(rej, why, sizeof(why));
@@ -111,16 +111,6 @@ static void refuse_too_large(struct bt_sequence *sq, const struct bt_sched_rejec
     snprintf(why, sizeof(why), "%s (it has %u, %u fit)", rej->reason, sq->n_tokens,
              rej->fits_tokens);
     bt_request_fail(sq->r, BT_REJECT_TOO_LARGE, 400, 0, why);
-}
-
-bool bt_sequence_refused_early(struct bt_sequence *sq, uint64_t now_ns, double wait_ms)
-{
-    struct bt_sched_reject rej = {0};
-    if (!bt_sequence_hopeless(sq, now_ns, wait_ms, &rej)) {
-        return false;
-    }
-    refuse_overload(sq, &rej);
-    return true;
 }
 
 static void on_plan(struct bt_sequence *sq, const struct bt_sequence_input *in)
@@ -136,7 +126,7 @@ static void on_plan(struct bt_sequence *sq, const struct bt_sequence_input *in)
         if (rej.verdict == BT_SCHED_TOO_LARGE) {
             refuse_too_large(sq, &rej);
         } else {
-            refuse_overload(sq, &rej);
+            bt_sequence_overloaded(sq, &rej);
         }
         return;
     case BT_PLAN_NO_ROOM: bt_queue_starve(sq, in->now_ns); return;

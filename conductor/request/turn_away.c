@@ -1,35 +1,13 @@
 /* Refusals that need no look at the prompt. Under overload most answers are refusals, and parsing
  * and tokenizing a refused prompt would take time from other requests. Pure. */
 #include <stdio.h>
-#include <string.h>
 
 #include "conductor/request/machine_priv.h"
 
 #define GATE_NS 2000000ull
 
-/* True: the queue is full or the tenant has its share of it, and no request of a lower class
- * waits. */
-static bool full(struct bt_machine *mc, int32_t priority, const char *tenant)
-{
-    bool share = bt_queue_share_taken(mc, tenant);
-    if ((!share && bt_queue_queued(mc) < mc->conf.max_waiting) || bt_queue_at_once(mc, priority)) {
-        return false;
-    }
-    uint64_t id = share ? bt_hash64(tenant, strlen(tenant), 0) : 0;
-    struct bt_list *l;
-    bt_list_for_each (l, &mc->queues.waiting) {
-        const struct bt_sequence *sq = BT_CONTAINER_OF(l, struct bt_sequence, queue);
-        if (sq->r->refuse < 0 && sq->r->spec.priority > priority &&
-            (!share || sq->r->tenant == id)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Asks the policy whether it would take the shortest prompt of a class with these objectives, if a
- * place were free now. The answer is not about one request: under overload it serves all that come
- * within GATE_NS. */
+/* What the policy says of the shortest prompt of a class with these objectives, if it had a place
+ * at once. Not of a request: under overload one answer does for all that come within GATE_NS. */
 static void ask_gate(struct bt_machine *mc, struct bt_gate *g, uint64_t now_ns)
 {
     struct bt_sched_params params = bt_request_params(mc, g->slo_ttft_ms, g->slo_tbt_ms);
@@ -87,7 +65,9 @@ static const struct bt_sched_reject *hopeless(struct bt_machine *mc, const struc
 bool bt_machine_turn_away(struct bt_machine *mc, const struct bt_gen_terms *t, char *why,
                           size_t cap, uint32_t *retry_after_s_p, uint64_t now_ns)
 {
-    if (t->knows_priority && full(mc, bt_request_class(t->priority), t->tenant)) {
+    struct bt_sequence *instead;
+    if (t->knows_priority &&
+        bt_queue_ask(mc, bt_request_class(t->priority), t->tenant, &instead) == BT_QUEUE_FULL) {
         snprintf(why, cap, "%s", bt_queue_full_text);
         *retry_after_s_p = bt_queue_retry_after_s(mc);
         bt_metric_add(mc->m.rejected[BT_REJECT_QUEUE_FULL], 1);
