@@ -150,15 +150,15 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
 
 /* ---- routing ---- */
 
-struct route {
-    const char *path; /* a path that ends with '/' is a prefix */
+struct bt_front_route {
+    const char *path; /* ends with '/': a prefix */
     bool post;
     bool open;      /* needs no API key: for probes and scrapers */
     bool generates; /* a POST that needs one of the key's generations (concurrency=) */
     void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 };
 
-static const struct route routes[] = {
+static const struct bt_front_route routes[] = {
     {"/v1/completions", true, false, true, bt_front_post_completions},
     {"/v1/chat/completions", true, false, true, bt_front_post_chat},
     {"/v1/models", false, false, false, get_models},
@@ -170,7 +170,7 @@ static const struct route routes[] = {
     {"/metrics", false, true, false, get_metrics},
 };
 
-static const struct route *find_route(const char *path)
+static const struct bt_front_route *find_route(const char *path)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(routes); i++) {
         size_t n = strlen(routes[i].path);
@@ -222,7 +222,8 @@ static bool check_single(const struct bt_http_req *req, struct bt_front_error *e
     return true;
 }
 
-static bool check_method(struct bt_http_req *req, const struct route *r, struct bt_front_error *e)
+static bool check_method(struct bt_http_req *req, const struct bt_front_route *r,
+                         struct bt_front_error *e)
 {
     const char *method = bt_http_method(req);
     if (r->post ? strcmp(method, "POST") == 0
@@ -235,8 +236,8 @@ static bool check_method(struct bt_http_req *req, const struct route *r, struct 
                          method, allow);
 }
 
-/* Checks what the header alone can decide. False: e is the answer. */
-static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct route *r,
+/* Decides what the header alone decides. False: e is the answer. */
+static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct bt_front_route *r,
                        char tenant[33], struct bt_front_error *e)
 {
     bool open = r != NULL && r->open;
@@ -271,17 +272,16 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
 static bool on_head(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;
-    const struct route *r = find_route(bt_http_path(req));
+    const struct bt_front_route *r = find_route(bt_http_path(req));
     struct bt_front_error e = {0};
-    char tenant[33] = "";
-    bt_front_access_begin(f, req);
+    struct bt_front_note *note = bt_front_access_begin(req);
+    note->route = r;
     if (r != NULL && bt_front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
         return false; /* a preflight request never has a key */
     }
-    bool pass = check_head(f, req, r, tenant, &e);
-    bt_front_access_tenant(req, tenant);
-    if (!pass || (r->post && !bt_front_keys_admit_body(f->keys, tenant, bt_http_body_announced(req),
-                                                       r->generates, &e))) {
+    if (!check_head(f, req, r, note->tenant, &e) ||
+        (r->post && !bt_front_keys_admit_body(f->keys, note->tenant, bt_http_body_announced(req),
+                                              r->generates, &e))) {
         bt_front_respond_error(f, req, &e);
         return false;
     }
@@ -290,19 +290,15 @@ static bool on_head(void *arg, struct bt_http_req *req)
         r->fn(f, req, NULL);
         return false;
     }
-    bt_http_accept(req, bt_front_keys_owner(f->keys, tenant));
+    bt_http_accept(req, bt_front_keys_owner(f->keys, note->tenant));
     return true;
 }
 
 /* on_head has accepted the request: it has a route and, where keys are needed, a key. */
 static void on_request(void *arg, struct bt_http_req *req)
 {
-    struct bt_front *f = arg;
-    const struct route *r = find_route(bt_http_path(req));
-    char tenant[33];
-    bool known = f->keys != NULL &&
-                 bt_front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant);
-    r->fn(f, req, known ? tenant : NULL);
+    const struct bt_front_note *note = bt_front_note(req);
+    note->route->fn(arg, req, note->tenant[0] != '\0' ? note->tenant : NULL);
 }
 
 /* ---- life ---- */

@@ -30,11 +30,11 @@ bt_status_t bt_front_access_share(const char *text, double *share_p, char *err, 
     return BT_OK;
 }
 
-void bt_front_access_begin(const struct bt_front *f, struct bt_http_req *req)
+struct bt_front_note *bt_front_access_begin(struct bt_http_req *req)
 {
-    if (f->access_share > 0) {
-        bt_http_set_note(req, bt_calloc(1, sizeof(struct bt_front_note)));
-    }
+    struct bt_front_note *note = bt_calloc(1, sizeof(*note));
+    bt_http_set_note(req, note);
+    return note;
 }
 
 struct bt_front_note *bt_front_note(const struct bt_http_req *req)
@@ -42,17 +42,8 @@ struct bt_front_note *bt_front_note(const struct bt_http_req *req)
     return bt_http_note(req);
 }
 
-void bt_front_access_tenant(struct bt_http_req *req, const char *tenant)
-{
-    struct bt_front_note *note = bt_front_note(req);
-    if (note != NULL) {
-        snprintf(note->tenant, sizeof(note->tenant), "%s", tenant);
-    }
-}
-
-/* Draws a random number for each response (xorshift64*). With every n-th response instead, a
- * probe that comes every second could be in the sample always or never. Server errors are
- * always logged. */
+/* Draws a random number for each response (xorshift64*): with every n-th response instead, a
+ * probe every second could always or never be in the sample. Server errors are always logged. */
 static bool wanted(struct bt_front *f, int status)
 {
     if (f->access_share <= 0) {

@@ -530,8 +530,12 @@ static void on_parsed(struct bt_front_job *j)
     }
 }
 
-/* Can the request be refused before its body is parsed? Not if a header is wrong: errors of the
- * body are reported before that one. */
+/* Before its body is parsed. A wrong header is told behind what is wrong with the body.
+ *
+ * Whether the queue is full depends on the priority, which the body may have. Parsing it only to
+ * refuse it would cost what this check saves. So a body in which the word does not occur has the
+ * priority of its header and key; otherwise the priority is not known, and the queue decides later.
+ */
 static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                         const struct bt_front_headers *h, struct bt_front_error *e)
 {

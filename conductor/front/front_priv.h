@@ -100,15 +100,18 @@ void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
 void bt_front_common_headers(const struct bt_front *f, struct bt_http_req *req);
 void bt_front_count(struct bt_front *f, int status);
 
-/* front_access.c: the access log. The note of a request holds what HTTP does not know. */
+/* front_access.c: the access log. The note of a request holds what HTTP does not know: what its
+ * header decided (front.c), and what the log adds. It is gone when the answer was sent. */
+struct bt_front_route; /* front.c */
 struct bt_front_note {
-    char tenant[33];
+    const struct bt_front_route *route; /* NULL: there is none */
+    char tenant[33];                    /* of its API key; "": none */
     char generation[48]; /* id, as answers and `batonctl explain` have it; "": none was made */
     uint64_t prompt_tokens, completion_tokens;
 };
-void bt_front_access_begin(const struct bt_front *f, struct bt_http_req *req);
-void bt_front_access_tenant(struct bt_http_req *req, const char *tenant);
-/* The note of a request, or NULL where no access log is written. */
+/* A new request gets its note. */
+struct bt_front_note *bt_front_access_begin(struct bt_http_req *req);
+/* The note of a request. NULL: it was answered, or ended before its header was read. */
 struct bt_front_note *bt_front_note(const struct bt_http_req *req);
 void bt_front_access_ended(void *arg, const struct bt_http_record *r);
 
