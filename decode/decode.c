@@ -10,17 +10,7 @@ static void opened(struct bt_wcore *c, struct bt_wreq *r)
     r->stage = BT_WREQ_LANDING; /* in the same list as OPENING */
 }
 
-static bool ends_at_first(const struct bt_wreq *r)
-{
-    for (uint32_t i = 0; i < r->sub->params.n_eos; i++) {
-        if (r->sub->params.eos[i] == r->row->first_token) {
-            return true;
-        }
-    }
-    return r->sub->n + 1 >= r->sub->len_max;
-}
-
-/* The whole prompt's KV is in the slab. Pages are taken only now. */
+/* Everything is in the slab. Pages are taken only now. */
 static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, bool finished)
 {
     r->row->first_token = first_token;
@@ -31,7 +21,8 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, 
                      r->row->first_token, c->info->vocab);
         return;
     }
-    r->row->finished = finished || ends_at_first(r);
+    r->row->finished = finished || bt_submission_finish(r->sub, r->sub->n + 1, first_token) !=
+                                       BATON__FINISH__NOT_FINISHED;
     if (r->row->finished && r->next_choice == NULL) {
         bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported the token */
         return;

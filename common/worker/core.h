@@ -276,6 +276,9 @@ void bt_wcore_take_buffer(struct bt_wcore *c);
 void bt_wcore_flush_tokens(struct bt_wcore *c);
 /* Sends o to the control thread once the tokens of the step being finished have gone out. */
 void bt_wcore_emit_after(struct bt_wcore *c, const struct bt_wout *o);
+/* Does a sequence end with this token, the len-th that is known of it, and how? The only place that
+ * decides it. The conductor ends a choice earlier at a stop string. */
+Baton__Finish bt_submission_finish(const struct bt_submission *s, uint32_t len, uint32_t token);
 /* Appends the sampled token to r, reports it to its conductor, and decides whether r is finished
  * (the answer is in r->finish). false: the token is not usable, r is ending. */
 bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);

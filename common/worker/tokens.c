@@ -47,14 +47,14 @@ void bt_wcore_flush_tokens(struct bt_wcore *c)
     c->tokens.n_after = 0;
 }
 
-static Baton__Finish finish_of(const struct bt_wreq *r, uint32_t token)
+Baton__Finish bt_submission_finish(const struct bt_submission *s, uint32_t len, uint32_t token)
 {
-    for (uint32_t i = 0; i < r->sub->params.n_eos; i++) {
-        if (r->sub->params.eos[i] == token) {
+    for (uint32_t i = 0; i < s->params.n_eos; i++) {
+        if (s->params.eos[i] == token) {
             return BATON__FINISH__STOP;
         }
     }
-    return r->len >= r->sub->len_max ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED;
+    return len >= s->len_max ? BATON__FINISH__LENGTH : BATON__FINISH__NOT_FINISHED;
 }
 
 bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out)
@@ -79,7 +79,7 @@ bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engin
     memcpy(t->top_logprob, out->top_logprob, t->n_top * sizeof(t->top_logprob[0]));
     BT_ASSERT(r->len < r->sub->len_max);
     r->tokens[r->len++] = out->token;
-    r->finish = finish_of(r, out->token);
+    r->finish = bt_submission_finish(r->sub, r->len, out->token);
     t->finish = r->finish;
     bt_metric_add(c->stats->generation_tokens, 1);
     return true;
