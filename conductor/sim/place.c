@@ -15,7 +15,7 @@ static void finish(struct bt_sim *s, uint32_t id, bt_sim_outcome_t outcome)
     s->r->records[id].outcome = outcome;
     s->r->records[id].end_ms = s->now_ms;
     s->r->end_ms = BT_MAX(s->r->end_ms, s->now_ms);
-    s->sample_refused += outcome != BT_SIM_SERVED;
+    s->sample.refused += outcome != BT_SIM_SERVED;
     if (++s->finished % PROGRESS_EACH == 0 && s->o->progress != NULL) {
         s->o->progress(s->o->progress_arg, s->finished, s->r->n);
     }
@@ -103,7 +103,7 @@ void bt_sim_arrive(struct bt_sim *s, uint32_t id)
     struct bt_sched_request want = bt_sim_show_request(s, id);
     struct bt_sched_plan plan;
     struct bt_sched_reject rej = {0};
-    s->sample_arrived++;
+    s->sample.arrived++;
     if (!place(s, &want, &plan, &rej)) {
         finish(s, id, BT_SIM_REFUSED_OTHER);
         return;

@@ -18,9 +18,9 @@ const char *const bt_sim_outcome_names[BT_SIM_OUTCOMES] = {
 static void sample(struct bt_sim *s)
 {
     struct bt_sim_result *r = s->r;
-    if (r->n_samples == s->samples_cap) {
-        s->samples_cap = s->samples_cap != 0 ? 2 * s->samples_cap : 1024;
-        r->samples = bt_realloc(r->samples, s->samples_cap * sizeof(*r->samples));
+    if (r->n_samples == s->sample.cap) {
+        s->sample.cap = s->sample.cap != 0 ? 2 * s->sample.cap : 1024;
+        r->samples = bt_realloc(r->samples, s->sample.cap * sizeof(*r->samples));
     }
     double p = 0, d = 0;
     uint32_t n_p = 0, n_d = 0;
@@ -36,19 +36,19 @@ static void sample(struct bt_sim *s)
         (struct bt_sim_sample){.at_ms = s->now_ms,
                                .prefill_load = s->o->ttft_ms != 0 ? p / s->o->ttft_ms : 0,
                                .decode_load = s->o->tbt_ms != 0 ? d / s->o->tbt_ms : 0,
-                               .arrived = s->sample_arrived,
-                               .refused = s->sample_refused,
+                               .arrived = s->sample.arrived,
+                               .refused = s->sample.refused,
                                .prefill_nodes = n_p,
                                .replicas = bt_sim_caches_replicas(s->caches)};
-    s->sample_arrived = s->sample_refused = 0;
-    s->sample_at_ms += s->o->sample_ms;
+    s->sample.arrived = s->sample.refused = 0;
+    s->sample.at_ms += s->o->sample_ms;
 }
 
 /* Moves the time to at_ms and takes the samples that lie before it. */
 static void advance_to(struct bt_sim *s, double at_ms)
 {
-    while (s->o->sample_ms != 0 && s->sample_at_ms <= at_ms && s->r->n_samples < SAMPLES_MAX) {
-        s->now_ms = s->sample_at_ms;
+    while (s->o->sample_ms != 0 && s->sample.at_ms <= at_ms && s->r->n_samples < SAMPLES_MAX) {
+        s->now_ms = s->sample.at_ms;
         sample(s);
     }
     s->now_ms = at_ms;
@@ -90,7 +90,7 @@ void bt_sim_run(const struct bt_sim_cluster *cluster, const struct bt_sim_trace 
                        .req = trace->requests + first,
                        .n_p = (uint32_t)cluster->prefill_nodes,
                        .n = (uint32_t)cluster->prefill_nodes + (uint32_t)cluster->decode_nodes,
-                       .sample_at_ms = o->sample_ms};
+                       .sample.at_ms = o->sample_ms};
     r->n = last - first;
     r->records = bt_calloc(BT_MAX(r->n, 1u), sizeof(*r->records));
     s.live = bt_calloc(r->n, sizeof(*s.live));

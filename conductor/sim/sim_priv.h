@@ -101,10 +101,12 @@ struct bt_sim {
     struct bt_sim_roles roles;
 
     struct bt_sched_copies copies;
-    bool copying;              /* one at a time: */
-    struct bt_sched_copy copy; /* on its way, */
-    uint32_t copy_of;          /* the copy is of a prefix of this request */
-    double copy_begun_ms;
+    struct { /* the copy on its way; one at a time */
+        bool now;
+        struct bt_sched_copy what;
+        uint32_t of; /* a prefix of this request */
+        double begun_ms;
+    } copying;
 
     uint32_t *match; /* blocks of the request at hand, [n] */
     struct bt_sched_worker *workers;
@@ -114,9 +116,11 @@ struct bt_sim {
     struct bt_sched_expected stages;
     struct bt_sim_lengths lengths;
 
-    double sample_at_ms;
     uint32_t n_prefilling; /* nodes in that role */
-    uint32_t sample_arrived, sample_refused, samples_cap;
+    struct {               /* of the load over time */
+        double at_ms;      /* the next one */
+        uint32_t arrived, refused, cap;
+    } sample;
 };
 
 static inline void bt_sim_push(struct bt_sim *s, double at_ms, bt_sim_event_t type, uint32_t id,

@@ -93,16 +93,16 @@ void bt_sim_copy_begin(struct bt_sim *s, uint32_t id)
                                 .extent_blocks = 1,
                                 .block_bytes = BT_SIM_BLOCK_TOKENS * s->c->token_bytes};
     struct bt_sched_copy copy;
-    if (!bt_sched_copies_look(&s->copies, &s->params, &s->snap, &p, !s->copying, &copy)) {
+    if (!bt_sched_copies_look(&s->copies, &s->params, &s->snap, &p, !s->copying.now, &copy)) {
         return;
     }
     bt_sched_copies_spend(&s->copies, &copy);
     const struct bt_sim_link *src = &s->links[copy.from], *dst = &s->links[copy.to];
     double start = BT_MAX(s->now_ms, BT_MAX(src->send_free_ms, dst->recv_free_ms));
-    s->copy = copy;
-    s->copy_of = id;
-    s->copy_begun_ms = s->now_ms;
-    s->copying = true;
+    s->copying.what = copy;
+    s->copying.of = id;
+    s->copying.begun_ms = s->now_ms;
+    s->copying.now = true;
     s->r->copies++;
     s->r->bytes_copied += copy.bytes;
     bt_sim_push(s, start + 1e3 * copy.bytes / s->c->link_bytes_per_s, EV_COPY, 0, 0);
@@ -110,10 +110,11 @@ void bt_sim_copy_begin(struct bt_sim *s, uint32_t id)
 
 void bt_sim_copy_end(struct bt_sim *s)
 {
-    const struct bt_sched_copy *c = &s->copy;
-    const uint32_t *blocks = bt_sim_blocks_of(s, s->copy_of);
-    s->copying = false;
-    if (s->failed_ms[c->from] >= s->copy_begun_ms || s->failed_ms[c->to] >= s->copy_begun_ms) {
+    const struct bt_sched_copy *c = &s->copying.what;
+    const uint32_t *blocks = bt_sim_blocks_of(s, s->copying.of);
+    s->copying.now = false;
+    if (s->failed_ms[c->from] >= s->copying.begun_ms ||
+        s->failed_ms[c->to] >= s->copying.begun_ms) {
         return;
     }
     uint32_t ssd, held = bt_sim_caches_use(s->caches, c->to, blocks, c->blocks, s->now_ms, &ssd);

@@ -18,17 +18,17 @@ char *bt_view_drain_turn_key(const struct bt_view *v)
 
 static uint32_t find(const struct bt_view *v, const char *node)
 {
-    for (uint32_t i = 0; i < v->n_drained; i++) {
-        if (strcmp(v->drained[i], node) == 0) {
+    for (uint32_t i = 0; i < v->drain.n; i++) {
+        if (strcmp(v->drain.nodes[i], node) == 0) {
             return i;
         }
     }
-    return v->n_drained;
+    return v->drain.n;
 }
 
 bool bt_view_node_draining(const struct bt_view *v, const char *node)
 {
-    return find(v, node) != v->n_drained;
+    return find(v, node) != v->drain.n;
 }
 
 bool bt_session_leaving(const struct bt_session *s)
@@ -107,19 +107,19 @@ bool bt_view_drain_takes_last(const struct bt_view *v, const char *node, char *w
 void bt_view_node_set(struct bt_view *v, const char *node, bool draining)
 {
     uint32_t at = find(v, node);
-    if ((at != v->n_drained) == draining) {
+    if ((at != v->drain.n) == draining) {
         return;
     }
-    if (draining && v->n_drained == BT_VIEW_DRAINED_MAX) {
+    if (draining && v->drain.n == BT_VIEW_DRAINED_MAX) {
         BT_ERROR("view_full", "what=drain node=%s", node);
         return;
     }
     if (draining) {
-        v->drained = bt_realloc(v->drained, (v->n_drained + 1) * sizeof(char *));
-        v->drained[v->n_drained++] = bt_strdup(node);
+        v->drain.nodes = bt_realloc(v->drain.nodes, (v->drain.n + 1) * sizeof(char *));
+        v->drain.nodes[v->drain.n++] = bt_strdup(node);
     } else {
-        free(v->drained[at]);
-        v->drained[at] = v->drained[--v->n_drained];
+        free(v->drain.nodes[at]);
+        v->drain.nodes[at] = v->drain.nodes[--v->drain.n];
     }
     BT_INFO("node_drain", "of=%s draining=%d", node, draining);
     struct bt_list *l;
@@ -146,7 +146,7 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     struct bt_view *v = arg;
     char *turn = bt_view_drain_turn_key(v);
     if (strcmp(kv->key, turn) == 0) {
-        v->drain_turn = BT_MAX(v->drain_turn, kv->mod_revision);
+        v->drain.turn = BT_MAX(v->drain.turn, kv->mod_revision);
     }
     free(turn);
     on_key(v, kv->key, true);
@@ -162,22 +162,22 @@ void bt_view_drain_watch(struct bt_view *v, struct bt_etcd *e)
     static const struct bt_etcd_watch_ops ops = {.on_put = on_put, .on_delete = on_delete};
     char *prefix = drain_key(v, "");
     v->etcd = e;
-    v->drain_watch = bt_etcd_watch_start(e, prefix, &ops, v);
+    v->drain.watch = bt_etcd_watch_start(e, prefix, &ops, v);
     free(prefix);
 }
 
 void bt_view_drain_cleanup(struct bt_view *v)
 {
-    if (v->drain_watch != NULL) {
-        bt_etcd_watch_stop(v->drain_watch);
+    if (v->drain.watch != NULL) {
+        bt_etcd_watch_stop(v->drain.watch);
     }
-    for (uint32_t i = 0; i < v->n_drained; i++) {
-        free(v->drained[i]);
+    for (uint32_t i = 0; i < v->drain.n; i++) {
+        free(v->drain.nodes[i]);
     }
-    free(v->drained);
-    v->drain_watch = NULL;
-    v->drained = NULL;
-    v->n_drained = 0;
+    free(v->drain.nodes);
+    v->drain.watch = NULL;
+    v->drain.nodes = NULL;
+    v->drain.n = 0;
 }
 
 /* ---- what etcd has now ---- */
@@ -295,7 +295,7 @@ static void attempt(struct drain *d)
     d->marked = !bt_view_node_draining(v, d->node);
     bt_view_node_set(v, d->node, true);
     char *mark = drain_key(v, d->node), *turn = drain_key(v, ""), *roles = bt_roles_key(v->cluster);
-    const struct bt_etcd_expect seen[] = {{turn, v->drain_turn}, {roles, v->roles_revision}};
+    const struct bt_etcd_expect seen[] = {{turn, v->drain.turn}, {roles, v->roles.revision}};
     const struct bt_etcd_set sets[] = {{mark, v->name, strlen(v->name)},
                                        {turn, v->name, strlen(v->name)}};
     bt_etcd_swap(v->etcd, seen, d->force ? 1 : BT_ARRAY_LEN(seen), sets, BT_ARRAY_LEN(sets),

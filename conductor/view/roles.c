@@ -29,11 +29,11 @@ struct change {
 
 static void take_table(struct bt_view *v, Baton__RoleTable *t, int64_t revision)
 {
-    if (v->roles != NULL) {
-        baton__role_table__free_unpacked(v->roles, NULL);
+    if (v->roles.table != NULL) {
+        baton__role_table__free_unpacked(v->roles.table, NULL);
     }
-    v->roles = t;
-    v->roles_revision = revision;
+    v->roles.table = t;
+    v->roles.revision = revision;
 }
 
 bool bt_view_roles_take(struct bt_view *v, const struct bt_etcd_kv *kvs, size_t n)
@@ -51,7 +51,7 @@ bool bt_view_roles_take(struct bt_view *v, const struct bt_etcd_kv *kvs, size_t 
         }
     }
     free(key);
-    if (readable && revision >= v->roles_revision) {
+    if (readable && revision >= v->roles.revision) {
         take_table(v, t, revision);
     } else if (t != NULL) {
         baton__role_table__free_unpacked(t, NULL);
@@ -66,13 +66,13 @@ static void on_table(void *arg, const Baton__RoleTable *t, int64_t revision)
 
 void bt_view_roles_watch(struct bt_view *v, struct bt_etcd *e)
 {
-    v->roles_watch = bt_roles_watch_start(e, v->cluster, on_table, v);
+    v->roles.watch = bt_roles_watch_start(e, v->cluster, on_table, v);
 }
 
 void bt_view_roles_cleanup(struct bt_view *v)
 {
-    bt_roles_watch_stop(v->roles_watch);
-    v->roles_watch = NULL;
+    bt_roles_watch_stop(v->roles.watch);
+    v->roles.watch = NULL;
     take_table(v, NULL, 0);
 }
 
@@ -90,7 +90,7 @@ static const Baton__RoleEntry *entry_of(const Baton__RoleTable *t, const Baton__
 
 uint32_t bt_view_role_wanted(const struct bt_view *v, const struct bt_session *s, const char **by_p)
 {
-    const Baton__RoleEntry *e = entry_of(v->roles, s->member);
+    const Baton__RoleEntry *e = entry_of(v->roles.table, s->member);
     if (by_p != NULL) {
         *by_p = e != NULL ? e->by : NULL;
     }
@@ -333,7 +333,7 @@ static void write_table(struct change *c, const Baton__RoleTable *t, const struc
     uint8_t *bytes = bt_malloc(len + 1);
     baton__role_table__pack(&n, bytes);
     char *key = bt_roles_key(v->cluster), *turn = bt_view_drain_turn_key(v);
-    const struct bt_etcd_expect seen[] = {{key, v->roles_revision}, {turn, v->drain_turn}};
+    const struct bt_etcd_expect seen[] = {{key, v->roles.revision}, {turn, v->drain.turn}};
     const struct bt_etcd_set table = {key, bytes, len};
     bt_etcd_swap(v->etcd, seen, BT_ARRAY_LEN(seen), &table, 1, on_written, c);
     free(key);
@@ -346,7 +346,7 @@ static void attempt(struct change *c)
 {
     static const Baton__RoleTable none = BATON__ROLE_TABLE__INIT;
     struct bt_view *v = c->v;
-    const Baton__RoleTable *t = v->roles != NULL ? v->roles : &none;
+    const Baton__RoleTable *t = v->roles.table != NULL ? v->roles.table : &none;
     if (c->tries++ == TRIES) {
         (void)refuse(c, BT_GRPC_FAILED_PRECONDITION, "others change roles all the time; try again");
         free_change(c);

@@ -24,7 +24,7 @@
 
 static struct bt_metric *up_gauge(const struct bt_session *s)
 {
-    return s->view->m_up[s->kind == BT_SESSION_KVSTORE];
+    return s->view->m.up[s->kind == BT_SESSION_KVSTORE];
 }
 
 /* ---- block events ---- */
@@ -76,7 +76,7 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
          * follows. */
         BT_INFO("blocks_gap", "kvstore=%s expected=%" PRIu64 " got=%" PRIu64, s->member->name,
                 s->blocks.seq, e->seq);
-        bt_metric_add(s->view->m_gaps, 1);
+        bt_metric_add(s->view->m.gaps, 1);
         forget_blocks(s);
     }
     s->blocks.seq = e->seq + n_added + n_removed;
@@ -90,7 +90,7 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
             continue; /* inside an extent: the extent's last block stands for it */
         }
         if (!bt_holders_add(s->view->index, &key, depth, s->kv_id)) {
-            bt_metric_add(s->view->m_index_full, 1);
+            bt_metric_add(s->view->m.index_full, 1);
         }
     }
     for (size_t i = 0; i < n_removed; i++) {
@@ -98,7 +98,7 @@ static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
         memcpy(key.b, e->removed.data + i * BLOCK_REMOVED_BYTES, sizeof(key.b));
         bt_holders_remove(s->view->index, &key, s->kv_id);
     }
-    bt_metric_set(s->view->m_index_keys, (double)bt_holders_keys(s->view->index));
+    bt_metric_set(s->view->m.index_keys, (double)bt_holders_keys(s->view->index));
 }
 
 static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *data, size_t len)
@@ -222,17 +222,17 @@ static void take_mixed(struct bt_session *s, const Baton__MixedSteps *m)
 static void note_mixed(struct bt_session *s, uint64_t now_ns)
 {
     const struct bt_view *v = s->view;
-    bool is_short = v->mixed_step_ms > 0 && s->has_load && s->decode &&
-                    (s->said.mixed_step_ms < v->mixed_step_ms - MIXED_ROUNDING_MS ||
-                     s->said.mixed_gap_ms < v->mixed_gap_ms - MIXED_ROUNDING_MS);
-    if (now_ns - v->mixed_ns < MIXED_TELL_NS) {
-        return; /* the worker may not know the limits yet */
+    bool is_short = v->mixed.step_ms > 0 && s->has_load && s->decode &&
+                    (s->said.mixed_step_ms < v->mixed.step_ms - MIXED_ROUNDING_MS ||
+                     s->said.mixed_gap_ms < v->mixed.gap_ms - MIXED_ROUNDING_MS);
+    if (now_ns - v->mixed.set_ns < MIXED_TELL_NS) {
+        return; /* it may not have heard yet */
     }
     double step = is_short ? s->said.mixed_step_ms : 0, gap = is_short ? s->said.mixed_gap_ms : 0;
     if (is_short && (step != s->short_step_ms || gap != s->short_gap_ms)) {
         BT_WARN("mixed_steps_short",
                 "worker=%s step_ms=%.1f gap_ms=%.1f asked_step_ms=%.1f asked_gap_ms=%.1f why=%s",
-                s->member->name, BT_MAX(step, 0), gap, v->mixed_step_ms, v->mixed_gap_ms,
+                s->member->name, BT_MAX(step, 0), gap, v->mixed.step_ms, v->mixed.gap_ms,
                 s->load.mixed == NULL
                     ? "it runs an older release, which takes no conductor's word: no "
                       "prompts go beside its rows"
@@ -315,8 +315,8 @@ static void on_heartbeat(void *arg, const void *heartbeat)
 static Baton__MixedSteps *fill_mixed(const struct bt_view *v, Baton__MixedSteps *m)
 {
     baton__mixed_steps__init(m);
-    m->step_ms = v->mixed_step_ms;
-    m->gap_ms = v->mixed_gap_ms;
+    m->step_ms = v->mixed.step_ms;
+    m->gap_ms = v->mixed.gap_ms;
     return m;
 }
 
@@ -384,7 +384,7 @@ static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
     if (fault == BT_HELLO_FITS) {
         return NULL;
     }
-    bt_metric_add(s->view->m_mismatch, 1);
+    bt_metric_add(s->view->m.mismatch, 1);
     BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
             texts[fault]);
     return texts[fault];
@@ -472,7 +472,7 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
         return;
     }
     bt_metric_set(up_gauge(s), bt_metric_value(up_gauge(s)) - 1);
-    bt_metric_add(s->view->m_down, 1);
+    bt_metric_add(s->view->m.down, 1);
     BT_WARN("session_down", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, why);
     if (s->view->ops != NULL) {
         s->view->ops->on_down(s->view->ops_arg, s, why);

@@ -31,7 +31,7 @@ static void note_misnamed(struct bt_view *v, struct bt_session *s, bool is)
 {
     if (s->misnamed != is) {
         s->misnamed = is;
-        bt_metric_set(v->m_misnamed, bt_metric_value(v->m_misnamed) + (is ? 1 : -1));
+        bt_metric_set(v->m.misnamed, bt_metric_value(v->m.misnamed) + (is ? 1 : -1));
     }
 }
 
@@ -75,31 +75,31 @@ static void beat_some(void *arg)
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
         struct bt_session *s = session_of(l);
-        if (s->beat_round == v->beat_round) {
+        if (s->beat_round == v->beat.round) {
             continue;
         }
         uint64_t now = bt_mono_ns();
         if (now >= until_ns) {
-            bt_timer_start(v->loop, &v->beat_more, 0, 0, beat_some, v);
+            bt_timer_start(v->loop, &v->beat.more, 0, 0, beat_some, v);
             return;
         }
-        s->beat_round = v->beat_round;
-        bt_session_beat(s, now, v->beat_asked);
+        s->beat_round = v->beat.round;
+        bt_session_beat(s, now, v->beat.asked);
         if (s->departed && bt_rpc_session_state(&s->rpc) == BT_RPC_SESSION_IDLE &&
             bt_list_empty(&s->peer.own_flights)) {
             drop(v, s, "left the cluster");
         }
     }
-    v->beat_asked = false;
+    v->beat.asked = false;
 }
 
 static void on_beat(void *arg)
 {
     struct bt_view *v = arg;
     bt_holders_sweep(v->index, SWEEP_PLACES);
-    bt_metric_set(v->m_index_keys, (double)bt_holders_keys(v->index));
-    if (v->beat_more.heap_pos == 0) { /* otherwise the last round still runs */
-        v->beat_round++;
+    bt_metric_set(v->m.index_keys, (double)bt_holders_keys(v->index));
+    if (v->beat.more.heap_pos == 0) { /* else the last round goes on */
+        v->beat.round++;
         beat_some(v);
     }
 }
@@ -122,31 +122,31 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
     v->conf.model = v->model;
     bt_list_init(&v->sessions);
     v->index = bt_holders_create(conf->index_keys_max);
-    v->m_down = bt_metrics_counter(metrics, "baton_sessions_down_total", NULL,
+    v->m.down = bt_metrics_counter(metrics, "baton_sessions_down_total", NULL,
                                    "Sessions with workers and kvstores that broke.");
-    v->m_mismatch = bt_metrics_counter(metrics, "baton_sessions_refused_total", NULL,
+    v->m.mismatch = bt_metrics_counter(metrics, "baton_sessions_refused_total", NULL,
                                        "Sessions refused because the peer does not match.");
-    v->m_gaps =
+    v->m.gaps =
         bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL,
                            "Gaps in kvstores' block events (each is followed by a resync).");
-    v->m_index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
+    v->m.index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
                                        "Distinct extents in this conductor's index "
                                        "(conductor.index_extent_tokens).");
-    v->m_index_full = bt_metrics_counter(metrics, "baton_index_refused_total", NULL,
+    v->m.index_full = bt_metrics_counter(metrics, "baton_index_refused_total", NULL,
                                          "Extents that the index did not take, being full "
                                          "(conductor.index_blocks).");
-    v->m_misnamed = bt_metrics_gauge(metrics, "baton_members_misnamed", NULL,
+    v->m.misnamed = bt_metrics_gauge(metrics, "baton_members_misnamed", NULL,
                                      "Members whose model.served_name is not this conductor's.");
-    v->m_up[0] =
+    v->m.up[0] =
         bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"", "Sessions that are up.");
-    v->m_up[1] =
+    v->m.up[1] =
         bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"kvstore\"", "Sessions that are up.");
     v->rules = bt_session_rules;
     if (conf->heartbeat_ms != 0) {
         v->rules.heartbeat_ms = v->rules.tick_ms = conf->heartbeat_ms;
     }
     v->rules.silence_ms = conf->silence_ms;
-    bt_timer_start(loop, &v->beat, v->rules.tick_ms, v->rules.tick_ms, on_beat, v);
+    bt_timer_start(loop, &v->beat.timer, v->rules.tick_ms, v->rules.tick_ms, on_beat, v);
     return v;
 }
 
@@ -170,17 +170,17 @@ void bt_view_destroy(struct bt_view *v)
     }
     bt_view_drain_cleanup(v);
     bt_view_roles_cleanup(v);
-    bt_timer_stop(v->loop, &v->beat);
-    bt_timer_stop(v->loop, &v->beat_more);
+    bt_timer_stop(v->loop, &v->beat.timer);
+    bt_timer_stop(v->loop, &v->beat.more);
     struct bt_list *l, *tmp;
     bt_list_for_each_safe (l, tmp, &v->sessions) {
         drop(v, session_of(l), "this conductor ends");
     }
     bt_holders_destroy(v->index);
-    free(v->workers);
-    free(v->kvstores);
-    free(v->worker_of);
-    free(v->kvstore_of);
+    free(v->scratch.workers);
+    free(v->scratch.kvstores);
+    free(v->scratch.worker_of);
+    free(v->scratch.kvstore_of);
     free(v->all_kvs);
     free(v->all_workers);
     free(v->cluster);
@@ -192,15 +192,15 @@ void bt_view_destroy(struct bt_view *v)
 
 void bt_view_set_mixed(struct bt_view *v, double step_ms, double gap_ms)
 {
-    if (step_ms == v->mixed_step_ms && gap_ms == v->mixed_gap_ms) {
+    if (step_ms == v->mixed.step_ms && gap_ms == v->mixed.gap_ms) {
         return;
     }
-    v->mixed_ns = bt_mono_ns();
-    v->mixed_step_ms = step_ms;
-    v->mixed_gap_ms = gap_ms;
-    v->beat_asked = true;
-    v->beat_round++;
-    bt_timer_start(v->loop, &v->beat_more, 0, 0, beat_some, v);
+    v->mixed.set_ns = bt_mono_ns();
+    v->mixed.step_ms = step_ms;
+    v->mixed.gap_ms = gap_ms;
+    v->beat.asked = true;
+    v->beat.round++;
+    bt_timer_start(v->loop, &v->beat.more, 0, 0, beat_some, v);
 }
 
 void bt_view_set_ops(struct bt_view *v, const struct bt_view_ops *ops, void *arg)
@@ -247,7 +247,7 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
     }
     s = bt_session_create(v, kind, m);
     s->draining = bt_view_node_draining(v, m->node);
-    s->beat_round = v->beat_round; /* its first heartbeat is in the next round */
+    s->beat_round = v->beat.round; /* from the next one on */
     s->kv_id = id;
     if (kind == BT_SESSION_KVSTORE) {
         v->kv_by_id[id] = s;
@@ -297,14 +297,14 @@ static bool plannable(const struct bt_session *s)
 
 static void reserve_scratch(struct bt_view *v)
 {
-    if (v->n_sessions <= v->scratch_cap) {
+    if (v->n_sessions <= v->scratch.cap) {
         return;
     }
-    uint32_t n = v->scratch_cap = v->n_sessions + 16;
-    v->workers = bt_realloc(v->workers, n * sizeof(*v->workers));
-    v->kvstores = bt_realloc(v->kvstores, n * sizeof(*v->kvstores));
-    v->worker_of = bt_realloc(v->worker_of, n * sizeof(struct bt_peer *));
-    v->kvstore_of = bt_realloc(v->kvstore_of, n * sizeof(struct bt_peer *));
+    uint32_t n = v->scratch.cap = v->n_sessions + 16;
+    v->scratch.workers = bt_realloc(v->scratch.workers, n * sizeof(*v->scratch.workers));
+    v->scratch.kvstores = bt_realloc(v->scratch.kvstores, n * sizeof(*v->scratch.kvstores));
+    v->scratch.worker_of = bt_realloc(v->scratch.worker_of, n * sizeof(struct bt_peer *));
+    v->scratch.kvstore_of = bt_realloc(v->scratch.kvstore_of, n * sizeof(struct bt_peer *));
     v->all_kvs = bt_realloc(v->all_kvs, n * sizeof(struct bt_session *));
     v->all_workers = bt_realloc(v->all_workers, n * sizeof(struct bt_session *));
 }
@@ -376,7 +376,7 @@ static uint32_t list_kvstores(struct bt_view *v, const uint32_t *match)
         if (!plannable(s)) {
             continue;
         }
-        struct bt_sched_kvstore *k = &v->kvstores[n];
+        struct bt_sched_kvstore *k = &v->scratch.kvstores[n];
         *k = (struct bt_sched_kvstore){.draining = s->draining,
                                        .match_blocks = v->conf.extent_blocks * match[s->kv_id],
                                        .incarnation = s->member->incarnation,
@@ -387,7 +387,7 @@ static uint32_t list_kvstores(struct bt_view *v, const uint32_t *match)
             k->slots_free = s->pool.slots_free;
         }
         s->snap_index = n;
-        v->kvstore_of[n++] = &s->peer;
+        v->scratch.kvstore_of[n++] = &s->peer;
     }
     return n;
 }
@@ -402,7 +402,7 @@ static uint32_t list_workers(struct bt_view *v)
         if (!plannable(s)) {
             continue;
         }
-        struct bt_sched_worker *w = &v->workers[n];
+        struct bt_sched_worker *w = &v->scratch.workers[n];
         bt_sched_show_worker(said_of(s), &s->peer.own, &s->peer.learned, now, w);
         w->prefill = s->prefill;
         w->decode = s->decode;
@@ -410,7 +410,7 @@ static uint32_t list_workers(struct bt_view *v)
         if (s->node_kv != NULL && plannable(s->node_kv)) {
             w->kvstore = s->node_kv->snap_index;
         }
-        v->worker_of[n++] = &s->peer;
+        v->scratch.worker_of[n++] = &s->peer;
     }
     return n;
 }
@@ -427,12 +427,14 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
         link_members(v);
     }
     uint32_t nk = list_kvstores(v, match), nw = list_workers(v);
-    out->workers = v->workers;
-    out->kvstores = v->kvstores;
-    out->worker = v->worker_of;
-    out->kvstore = v->kvstore_of;
-    out->snap = (struct bt_sched_snapshot){
-        .workers = v->workers, .n_workers = nw, .kvstores = v->kvstores, .n_kvstores = nk};
+    out->workers = v->scratch.workers;
+    out->kvstores = v->scratch.kvstores;
+    out->worker = v->scratch.worker_of;
+    out->kvstore = v->scratch.kvstore_of;
+    out->snap = (struct bt_sched_snapshot){.workers = v->scratch.workers,
+                                           .n_workers = nw,
+                                           .kvstores = v->scratch.kvstores,
+                                           .n_kvstores = nk};
 }
 
 void bt_view_overtake(struct bt_view_snapshot *v, int32_t priority)

@@ -14,36 +14,46 @@ struct bt_view {
     void *ops_arg;
     struct bt_member_table *table;
     struct bt_etcd *etcd; /* NULL: not watched */
-    struct bt_etcd_watch *drain_watch;
-    struct bt_roles_watch *roles_watch;
-    Baton__RoleTable *roles; /* NULL: none */
-    int64_t roles_revision;
-    char **drained; /* node names */
-    uint32_t n_drained;
-    /* revision of the key that every drain also writes; 0: none has written it */
-    int64_t drain_turn;
+    struct {              /* drain.c */
+        struct bt_etcd_watch *watch;
+        char **nodes; /* names of drained nodes */
+        uint32_t n;
+        /* revision of the key that every drain also writes; 0: none has written it */
+        int64_t turn;
+    } drain;
+    struct { /* roles.c */
+        struct bt_roles_watch *watch;
+        Baton__RoleTable *table; /* NULL: none */
+        int64_t revision;
+    } roles;
     struct bt_list sessions;
     uint32_t n_sessions;
     struct bt_session *kv_by_id[BT_HOLDERS_KVSTORES_MAX];
     uint32_t kv_ids; /* ids in use are smaller */
     struct bt_holders *index;
-    double mixed_step_ms, mixed_gap_ms;
-    uint64_t mixed_ns;               /* when that was set */
-    struct bt_timer beat, beat_more; /* beat_more: for the rest, when a turn had no time for all */
-    uint64_t beat_round;
-    bool beat_asked;                   /* this round also sends heartbeats that are not due yet */
+    struct { /* limits of mixed steps, for all workers */
+        double step_ms, gap_ms;
+        uint64_t set_ns;
+    } mixed;
+    struct {                         /* heartbeats */
+        struct bt_timer timer, more; /* more: for the rest, when a turn had no time for all */
+        uint64_t round;
+        bool asked; /* this round also sends heartbeats that are not due yet */
+    } beat;
     struct bt_rpc_session_rules rules; /* of sessions */
     bool links_stale; /* members changed: the following members and node_kv must be found again */
     struct bt_session **all_kvs, **all_workers; /* by kind, in order of arrival */
     uint32_t n_all_kvs, n_all_workers;
-    /* scratch of bt_view_snapshot */
-    struct bt_sched_worker *workers;
-    struct bt_sched_kvstore *kvstores;
-    struct bt_peer **worker_of, **kvstore_of;
-    uint32_t scratch_cap;
+    struct { /* of bt_view_snapshot: arrays of cap entries */
+        struct bt_sched_worker *workers;
+        struct bt_sched_kvstore *kvstores;
+        struct bt_peer **worker_of, **kvstore_of;
+        uint32_t cap;
+    } scratch;
     char *model;
-    struct bt_metric *m_down, *m_gaps, *m_mismatch, *m_index_keys, *m_index_full, *m_up[2];
-    struct bt_metric *m_misnamed;
+    struct {
+        struct bt_metric *down, *gaps, *mismatch, *index_keys, *index_full, *up[2], *misnamed;
+    } m;
 };
 
 #define BT_VIEW_SESSIONS_MAX 4096
