@@ -348,7 +348,8 @@ static const struct bt_gen_ops gen_ops = {
 
 /* ---- the beginning ---- */
 
-/* Takes what the headers ask for, within what the key allows. */
+/* What its headers ask for, within what its key allows. Asked before its body is parsed, and again
+ * when the body's priority is known. */
 static void take_terms(struct bt_gen_spec *s, const struct bt_front_key_terms *t,
                        const struct bt_front_headers *h)
 {

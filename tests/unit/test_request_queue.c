@@ -753,7 +753,7 @@ static void test_a_full_queue_turns_away(void **state)
     struct bt_gen_terms t = {.received_ns = bt_mono_ns(), .knows_priority = true};
     char why[192] = "";
     uint32_t after = 0;
-    struct client first, second;
+    struct client first, second, third;
     struct bt_gen_spec s = spec_of(40, 1);
     client_start(&x.f, &first, &s);
     until(&x.f, x.p->submits == 1);
@@ -771,6 +771,18 @@ static void test_a_full_queue_turns_away(void **state)
     t.priority = 3;
     t.knows_priority = false;
     assert_false(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
+    /* One that would miss its objective takes nobody's place. */
+    x.p->load.queued_prefill_tokens = 3000000; /* three seconds of it */
+    until(&x.f, session_of_fake(x.p)->load.queued_prefill_tokens == 3000000);
+    s = spec_of(40, 1);
+    s.priority = 2;
+    s.slo_ttft_ms = 1000;
+    client_start(&x.f, &third, &s);
+    until(&x.f, third.errors == 1);
+    assert_non_null(strstr(third.message, "time to first token"));
+    assert_int_equal(second.errors, 0);
+    assert_int_equal(waiting(&x), 1);
+    client_cleanup(&third);
     bt_request_cancel(first.r);
     bt_request_cancel(second.r);
     client_cleanup(&first);
