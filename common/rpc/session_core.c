@@ -1,6 +1,7 @@
 /* See session_core.h. Pure: no clock, no I/O, no memory of its own. */
 #include "common/rpc/session_core.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "common/base/clock.h"
@@ -136,13 +137,14 @@ static uint32_t on_ready(struct bt_rpc_session_core *c)
 
 static uint32_t on_message(struct bt_rpc_session_core *c, bool hello, uint64_t now_ns)
 {
-    const struct bt_rpc_session_rules *r = c->rules;
     c->heard_ns = now_ns;
     if (hello && (c->heard || c->state != BT_RPC_SESSION_AWAITING)) {
-        return fail(c, BT_RPC_SESSION_VIOLATION, r->twice_code, r->twice);
+        return fail(c, BT_RPC_SESSION_VIOLATION, BT_GRPC_INVALID_ARGUMENT,
+                    "a second hello, or a hello before the other side asked for it");
     }
     if (!hello && !c->heard) {
-        return fail(c, BT_RPC_SESSION_VIOLATION, r->early_code, r->early);
+        return fail(c, BT_RPC_SESSION_VIOLATION, BT_GRPC_INVALID_ARGUMENT,
+                    "a message before the hello");
     }
     return hello ? BT_RPC_SESSION_DO_CHECK : BT_RPC_SESSION_DO_DELIVER;
 }
@@ -180,7 +182,9 @@ static uint32_t on_tick(struct bt_rpc_session_core *c, uint64_t now_ns)
         c->heard_ns = now_ns; /* the peer's messages may be unread meanwhile */
     }
     if (now_ns > c->heard_ns && now_ns - c->heard_ns > silence_ns(c)) {
-        return finish(c, BT_RPC_SESSION_SILENT, c->rules->silent_code, c->rules->silent);
+        char why[64];
+        snprintf(why, sizeof(why), "nothing was heard for %" PRIu64 " ms", silence_ns(c) / 1000000);
+        return finish(c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, why);
     }
     uint64_t last = c->rules->beats_if_quiet ? c->sent_ns : c->beat_ns;
     uint64_t due = last + heartbeat_ns(c) - c->rules->tick_ms * 500000ull; /* ticks are not exact */
@@ -190,7 +194,6 @@ static uint32_t on_tick(struct bt_rpc_session_core *c, uint64_t now_ns)
 uint32_t bt_rpc_session_step(struct bt_rpc_session_core *c, const struct bt_rpc_session_event *e,
                              uint64_t now_ns)
 {
-    const struct bt_rpc_session_rules *r = c->rules;
     switch (e->kind) {
     case BT_RPC_SESSION_EV_OPEN: return on_open(c, now_ns);
     case BT_RPC_SESSION_EV_READY: return is_over(c) ? 0 : on_ready(c);
@@ -199,7 +202,9 @@ uint32_t bt_rpc_session_step(struct bt_rpc_session_core *c, const struct bt_rpc_
     case BT_RPC_SESSION_EV_JOINED: return is_over(c) ? 0 : on_joined(c);
     case BT_RPC_SESSION_EV_SENT: c->sent_ns = now_ns; return 0;
     case BT_RPC_SESSION_EV_UNSENT:
-        return is_over(c) ? 0 : fail(c, BT_RPC_SESSION_FULL, r->full_code, r->full);
+        return is_over(c) ? 0
+                          : fail(c, BT_RPC_SESSION_FULL, BT_GRPC_EXHAUSTED,
+                                 "the queue to the peer is full: it reads too slowly");
     case BT_RPC_SESSION_EV_BEAT: return is_over(c) ? 0 : beat(c, now_ns);
     case BT_RPC_SESSION_EV_TICK: return is_over(c) ? 0 : on_tick(c, now_ns);
     case BT_RPC_SESSION_EV_FAIL: return is_over(c) ? 0 : fail(c, e->cause, e->code, e->why);

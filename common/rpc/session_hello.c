@@ -1,6 +1,8 @@
 /* See session_hello.h. Pure. */
 #include "common/rpc/session_hello.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
@@ -11,6 +13,9 @@ bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
     }
     if (strcmp(h->cluster, self->cluster) != 0) {
         return BT_HELLO_CLUSTER;
+    }
+    if (h->name[0] == '\0') {
+        return BT_HELLO_NAME;
     }
     if (!proved) {
         return BT_HELLO_CERTIFICATE;
@@ -29,6 +34,75 @@ bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
         return BT_HELLO_ROOT;
     }
     return BT_HELLO_FITS;
+}
+
+#define NAME "%.40s" /* the longest texts stay within BT_RPC_SESSION_WHY */
+
+/* The first 4 bytes of a root key: enough to tell two apart. */
+static uint32_t root_begin(const uint8_t *key, size_t len)
+{
+    uint32_t begin = 0;
+    for (size_t i = 0; i < sizeof(begin); i++) {
+        begin = begin << 8 | (i < len ? key[i] : 0);
+    }
+    return begin;
+}
+
+/* A fault without a case fails to compile (-Wswitch-enum). */
+const char *bt_rpc_hello_why(bt_hello_fault_t fault, const struct bt_rpc_identity *self,
+                             const struct bt_rpc_hello *h, uint64_t dialled, char *buf, size_t cap)
+{
+    switch (fault) {
+    case BT_HELLO_FITS: return NULL;
+    case BT_HELLO_VERSION:
+        snprintf(buf, cap,
+                 NAME " speaks session version %u, " NAME " version %u: update the older one",
+                 h->name, h->version, self->name, BT_RPC_SESSION_VERSION);
+        return buf;
+    case BT_HELLO_CLUSTER:
+        snprintf(buf, cap,
+                 NAME " has cluster.name \"" NAME "\", " NAME " has \"" NAME
+                      "\": set the same in both files",
+                 h->name, h->cluster, self->name, self->cluster);
+        return buf;
+    case BT_HELLO_NAME:
+        snprintf(buf, cap, "the hello to " NAME " has an empty name: run the same release",
+                 self->name);
+        return buf;
+    case BT_HELLO_CERTIFICATE:
+        snprintf(buf, cap,
+                 "the hello to " NAME " says " NAME ", its certificate says another role or node: "
+                 "install the certificate of that node",
+                 self->name, h->name);
+        return buf;
+    case BT_HELLO_EXPECTED:
+        snprintf(buf, cap,
+                 NAME " asks for incarnation %016" PRIx64 " of " NAME ", which is %016" PRIx64
+                      " now: wait until etcd tells it",
+                 h->name, h->expect_incarnation, self->name, self->incarnation);
+        return buf;
+    case BT_HELLO_INCARNATION:
+        snprintf(buf, cap,
+                 NAME " dialed incarnation %016" PRIx64 " of " NAME ", %016" PRIx64
+                      " answered: wait until etcd tells it",
+                 self->name, dialled, h->name, h->incarnation);
+        return buf;
+    case BT_HELLO_LAYOUT:
+        snprintf(buf, cap,
+                 NAME " has KV layout %016" PRIx64 ", " NAME " has %016" PRIx64
+                      ": set the same model.path, model.kv_dtype and kv.block_tokens",
+                 h->name, h->layout_id, self->name, self->layout_id);
+        return buf;
+    case BT_HELLO_ROOT:
+        snprintf(buf, cap,
+                 "root key of " NAME " begins %08" PRIx32 ", of " NAME " %08" PRIx32
+                 ": use the same weights, model.activations and kv.salt_file",
+                 h->name, root_begin(h->root_key.data, h->root_key.len), self->name,
+                 root_begin(self->root->b, sizeof(self->root->b)));
+        return buf;
+    }
+    snprintf(buf, cap, "the hello of " NAME " does not fit " NAME, h->name, self->name);
+    return buf;
 }
 
 void bt_rpc_hello_fill(const struct bt_rpc_identity *self, uint64_t expect_incarnation,
@@ -50,6 +124,7 @@ struct bt_rpc_hello bt_rpc_hello_read(const Baton__SessionHello *h)
 {
     return (struct bt_rpc_hello){.version = h->version,
                                  .cluster = h->cluster,
+                                 .name = h->name,
                                  .incarnation = h->incarnation,
                                  .expect_incarnation = h->expect_incarnation,
                                  .root_key = h->root_key,

@@ -20,6 +20,7 @@ typedef enum {
     BT_HELLO_FITS,
     BT_HELLO_VERSION,
     BT_HELLO_CLUSTER,
+    BT_HELLO_NAME,        /* it names nobody */
     BT_HELLO_CERTIFICATE, /* it is not whom it names */
     BT_HELLO_EXPECTED,    /* it means another incarnation than this one */
     BT_HELLO_INCARNATION, /* it is another one than was dialled */
@@ -30,7 +31,7 @@ typedef enum {
 /* A peer's hello, whichever message it came in. */
 struct bt_rpc_hello {
     uint32_t version;
-    const char *cluster;
+    const char *cluster, *name;
     uint64_t incarnation;
     uint64_t expect_incarnation; /* 0: any */
     ProtobufCBinaryData root_key;
@@ -42,6 +43,12 @@ struct bt_rpc_hello {
  * no TLS. */
 bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
                                       const struct bt_rpc_hello *h, uint64_t dialled, bool proved);
+
+/* Why a hello with this fault is refused, for both logs: both sides by name, both values, and what
+ * to do. NULL only for FITS; else the text is in buf (BT_RPC_SESSION_WHY bytes hold it). self, h,
+ * dialled: as they were compared. */
+const char *bt_rpc_hello_why(bt_hello_fault_t fault, const struct bt_rpc_identity *self,
+                             const struct bt_rpc_hello *h, uint64_t dialled, char *buf, size_t cap);
 
 /* Fills the hello of `self`, whose strings it points to. expect_incarnation: of the peer, 0: any.
  */

@@ -126,26 +126,14 @@ static struct bt_rpc_identity identity(const struct bt_wctl *w)
 
 static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
 {
-    static const char *const texts[] = {
-        [BT_HELLO_VERSION] = "session version is not 1: run the same release everywhere",
-        [BT_HELLO_CLUSTER] = "another cluster.name",
-        [BT_HELLO_CERTIFICATE] =
-            "your certificate is not of the conductor of the node that you name",
-        [BT_HELLO_EXPECTED] = "I am not the incarnation you expect",
-        [BT_HELLO_LAYOUT] = "KV layouts differ: same model and kv.block_tokens everywhere",
-        [BT_HELLO_ROOT] = "root keys differ: same model.path contents, model.activations and "
-                          "kv.block_tokens everywhere",
-    };
     struct bt_wsession *s = arg;
     const Baton__SessionHello *h = hello;
     struct bt_rpc_identity self = identity(s->ctl);
     struct bt_rpc_hello theirs = bt_rpc_hello_read(h);
-    (void)buf;
-    (void)cap;
     bt_hello_fault_t fault = bt_rpc_hello_compare(
         &self, &theirs, 0, bt_rpc_stream_peer_is(s->rpc.stream, "conductor", h->node));
     if (fault != BT_HELLO_FITS) {
-        return texts[fault];
+        return bt_rpc_hello_why(fault, &self, &theirs, 0, buf, cap);
     }
     s->name = bt_strdup(h->name);
     s->incarnation = h->incarnation;
@@ -362,14 +350,6 @@ static void on_sent(void *arg)
 
 static const struct bt_rpc_session_rules rules = {
     .tick_ms = BT_WCTL_TICK_MS,
-    .silent = "silent for two seconds",
-    .silent_code = BT_GRPC_DEADLINE,
-    .full = "it does not take its messages",
-    .full_code = BT_GRPC_EXHAUSTED,
-    .early = "the first message is not a hello",
-    .early_code = BT_GRPC_FAILED_PRECONDITION,
-    .twice = "a second hello",
-    .twice_code = BT_GRPC_FAILED_PRECONDITION,
     .flush = 1u << BT_RPC_SESSION_STOPPED,
 };
 static const struct bt_rpc_session_ops session_ops = {

@@ -366,28 +366,18 @@ static void say_heartbeat(void *arg, uint64_t seq)
 
 static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
 {
-    static const char *const texts[] = {
-        [BT_HELLO_VERSION] = "its protocol version differs (update the older of the two)",
-        [BT_HELLO_CLUSTER] = "it belongs to another cluster (cluster.name)",
-        [BT_HELLO_EXPECTED] = "it answers another incarnation of this conductor",
-        [BT_HELLO_INCARNATION] = "its incarnation is not the one in etcd",
-        [BT_HELLO_LAYOUT] = "its KV layout differs (model.path, kv.block_tokens)",
-        [BT_HELLO_ROOT] = "its root key differs (not the same weights or model.activations)",
-    };
     struct bt_session *s = arg;
     struct bt_rpc_identity self = bt_view_identity(s->view);
     struct bt_rpc_hello h = bt_rpc_hello_read(hello);
-    (void)buf;
-    (void)cap;
     bt_hello_fault_t fault = bt_rpc_hello_compare(&self, &h, s->member->incarnation,
                                                   true /* the channel checks the certificate */);
     if (fault == BT_HELLO_FITS) {
         return NULL;
     }
-    bt_metric_add(s->view->m.mismatch, 1);
-    BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
-            texts[fault]);
-    return texts[fault];
+    const char *why = bt_rpc_hello_why(fault, &self, &h, s->member->incarnation, buf, cap);
+    bt_metric_add(s->view->m_mismatch, 1);
+    BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, why);
+    return why;
 }
 
 static void on_up(void *arg)
@@ -449,7 +439,7 @@ static void end_text(const struct bt_rpc_session_end *e, char *why, size_t cap)
     case BT_RPC_SESSION_FULL:
     case BT_RPC_SESSION_VIOLATION:
     case BT_RPC_SESSION_REFUSED:
-    case BT_RPC_SESSION_BROKEN: snprintf(why, cap, "broken by this conductor"); return;
+    case BT_RPC_SESSION_BROKEN: snprintf(why, cap, "broken by this conductor: %s", e->why); return;
     case BT_RPC_SESSION_SILENT:
     case BT_RPC_SESSION_STOPPED: snprintf(why, cap, "%s", e->why); return;
     }
@@ -514,14 +504,6 @@ const struct bt_rpc_session_rules bt_session_rules = {
     .tick_ms = BT_RPC_SESSION_HEARTBEAT_MS,
     .backoff_first_ms = BACKOFF_FIRST_MS,
     .backoff_max_ms = BACKOFF_MAX_MS,
-    .silent = "silent for too long",
-    .silent_code = BT_GRPC_CANCELLED,
-    .full = "its stream takes no more messages",
-    .full_code = BT_GRPC_CANCELLED,
-    .early = "a message before its hello",
-    .early_code = BT_GRPC_CANCELLED,
-    .twice = "a second hello",
-    .twice_code = BT_GRPC_CANCELLED,
 };
 
 #define SESSION_OPS(type, message)                                                                 \

@@ -129,33 +129,9 @@ static const char *on_hello(void *arg, const void *hello, char *why, size_t cap)
     struct bt_rpc_hello theirs = bt_rpc_hello_read(h);
     x->name = bt_strdup(h->name);
     x->incarnation = h->incarnation;
-    switch (bt_rpc_hello_compare(&s->self, &theirs, 0,
-                                 bt_rpc_stream_peer_is(x->rpc.stream, "conductor", h->node))) {
-    case BT_HELLO_VERSION:
-        snprintf(why, cap, "session version %u, this kvstore speaks %d", h->version,
-                 BT_RPC_SESSION_VERSION);
-        return why;
-    case BT_HELLO_CLUSTER:
-        snprintf(why, cap, "cluster \"%.64s\", this kvstore belongs to \"%.64s\"", h->cluster,
-                 s->cluster);
-        return why;
-    case BT_HELLO_CERTIFICATE:
-        snprintf(why, cap, "your certificate is not of the conductor of node \"%.64s\"", h->node);
-        return why;
-    case BT_HELLO_EXPECTED:
-    case BT_HELLO_INCARNATION:
-        snprintf(why, cap, "incarnation %016llx is gone, this is %016llx",
-                 (unsigned long long)h->expect_incarnation, (unsigned long long)s->c.incarnation);
-        return why;
-    case BT_HELLO_LAYOUT:
-        snprintf(why, cap, "layout_id %016llx, this kvstore has %016llx: same kv.block_tokens?",
-                 (unsigned long long)h->layout_id, (unsigned long long)s->c.layout_id);
-        return why;
-    case BT_HELLO_ROOT:
-        return "root key differs: not the same model weights or settings (model.activations)";
-    case BT_HELLO_FITS: break;
-    }
-    return h->name[0] == '\0' ? "the hello has no name" : NULL;
+    bt_hello_fault_t fault = bt_rpc_hello_compare(
+        &s->self, &theirs, 0, bt_rpc_stream_peer_is(x->rpc.stream, "conductor", h->node));
+    return bt_rpc_hello_why(fault, &s->self, &theirs, 0, why, cap);
 }
 
 static void on_up(void *arg)
@@ -206,14 +182,6 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
 
 static const struct bt_rpc_session_rules rules = {
     .tick_ms = BT_RPC_SESSION_HEARTBEAT_MS,
-    .silent = "nothing was heard for 2 s",
-    .silent_code = BT_GRPC_DEADLINE,
-    .full = "the session's queue is full: the conductor reads too slowly",
-    .full_code = BT_GRPC_EXHAUSTED,
-    .early = "a session begins with SessionHello",
-    .early_code = BT_GRPC_FAILED_PRECONDITION,
-    .twice = "SessionHello came twice",
-    .twice_code = BT_GRPC_FAILED_PRECONDITION,
     .flush = UINT32_MAX,
 };
 static const struct bt_rpc_session_ops session_ops = {

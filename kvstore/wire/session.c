@@ -47,14 +47,6 @@ static const struct bt_rpc_session_rules rules = {
     .joins = true,
     .beats_if_quiet = true,
     .tick_ms = BT_WIRE_TICK_MS,
-    .silent = "silent for two seconds",
-    .silent_code = BT_GRPC_UNAVAILABLE,
-    .full = "session queue is full or broken",
-    .full_code = BT_GRPC_UNAVAILABLE,
-    .early = "a message before the hello",
-    .early_code = BT_GRPC_INVALID_ARGUMENT,
-    .twice = "hello out of turn",
-    .twice_code = BT_GRPC_INVALID_ARGUMENT,
 };
 static const struct bt_rpc_session_ops session_ops;
 
@@ -243,44 +235,21 @@ static const char *identity_mismatch(const struct bt_wire_session *s, const Bato
 {
     const struct bt_wire *w = s->w;
     const struct bt_rpc_identity self = {.cluster = w->cluster,
+                                         .name = w->name,
                                          .incarnation = w->incarnation,
                                          .root = &w->root,
                                          .layout_id = w->layout.layout_id};
     const struct bt_rpc_hello theirs = {.version = h->version,
                                         .cluster = h->cluster,
+                                        .name = h->name,
                                         .incarnation = h->incarnation,
                                         .expect_incarnation = h->expect_incarnation,
                                         .root_key = h->root_key,
                                         .layout_id = h->layout_id};
-    switch (bt_rpc_hello_compare(&self, &theirs, s->dialer ? s->incarnation : 0,
-                                 name_is_proved(s, h->name))) {
-    case BT_HELLO_FITS: return NULL;
-    case BT_HELLO_VERSION:
-        snprintf(text, cap, "peer protocol version %u, here %u: upgrade the older kvstore",
-                 h->version, BT_RPC_SESSION_VERSION);
-        break;
-    case BT_HELLO_CLUSTER:
-        snprintf(text, cap, "cluster.name \"%.40s\", here \"%.40s\"", h->cluster, w->cluster);
-        break;
-    case BT_HELLO_CERTIFICATE:
-        snprintf(text, cap, "\"%.40s\" is not the kvstore of its certificate's node", h->name);
-        break;
-    case BT_HELLO_EXPECTED:
-        snprintf(text, cap, "incarnation %016llx is gone, here is %016llx",
-                 (unsigned long long)h->expect_incarnation, (unsigned long long)w->incarnation);
-        break;
-    case BT_HELLO_INCARNATION:
-        snprintf(text, cap, "dialed incarnation %016llx, %016llx answered",
-                 (unsigned long long)s->incarnation, (unsigned long long)h->incarnation);
-        break;
-    case BT_HELLO_LAYOUT:
-        snprintf(text, cap, "layout %016llx, here %016llx: same model and kv.block_tokens?",
-                 (unsigned long long)h->layout_id, (unsigned long long)w->layout.layout_id);
-        break;
-    case BT_HELLO_ROOT:
-        return "root key differs: same weights, model.activations, kv.salt_file and kv settings?";
-    }
-    return text;
+    uint64_t dialled = s->dialer ? s->incarnation : 0;
+    bt_hello_fault_t fault =
+        bt_rpc_hello_compare(&self, &theirs, dialled, name_is_proved(s, h->name));
+    return bt_rpc_hello_why(fault, &self, &theirs, dialled, text, cap);
 }
 
 /* NULL if the two kvstores can work together, else the reason why not. */

@@ -276,14 +276,14 @@ def test_wire_process_killed(nodes, pair, who):
 def test_hello_is_checked(nodes):
     kv = nodes.kvstore("n1")
     for over, word in (({"cluster": "x"}, "cluster"), ({"root_key": bytes(32)}, "root key"),
-                       ({"layout_id": 1}, "layout_id"), ({"expect_incarnation": 1}, "incarnation"),
-                       ({"version": 9}, "version")):
+                       ({"layout_id": 1}, "KV layout"), ({"expect_incarnation": 1}, "incarnation"),
+                       ({"version": 9}, "version"), ({"name": ""}, "empty name")):
         code, detail = nodes.conductor(kv, **over).wait_end()
         assert code == grpc.StatusCode.FAILED_PRECONDITION and word in detail, (over, code, detail)
     c = nodes.conductor(kv, hello=False)
     c.mute = True
     c.out.put(pb.ToKvstore(release=pb.Release(request=1, epoch=1)))
-    assert c.wait_end()[0] == grpc.StatusCode.FAILED_PRECONDITION
+    assert c.wait_end()[0] == grpc.StatusCode.INVALID_ARGUMENT
     c = nodes.conductor(kv)
     h = c.wait("hello")
     assert (h.name, h.node, h.incarnation) == ("kvstore-n1", "n1", kv.inc)

@@ -273,7 +273,7 @@ static void garbage_ends_a_session(void **state)
     m.hello = &h;
     say(&a, &m);
     NODE_UNTIL(&node, a.closed);
-    assert_int_equal(a.code, BT_GRPC_FAILED_PRECONDITION);
+    assert_int_equal(a.code, BT_GRPC_INVALID_ARGUMENT);
 }
 
 /* Puts block b of chain 1 into the index, in a slot of its own; leases as a cached block has. */

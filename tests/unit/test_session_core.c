@@ -13,30 +13,18 @@
 #include "common/rpc/session_core.h"
 #include "common/rpc/session_hello.h"
 
-#define MS 1000000ull
+#define MS     1000000ull
+#define SILENT "nothing was heard for 2000 ms"
+#define TWICE  "a second hello, or a hello before the other side asked for it"
 
 static const struct bt_rpc_session_rules plain = {
     .tick_ms = 100,
     .backoff_first_ms = 100,
     .backoff_max_ms = 2000,
-    .silent = "silent",
-    .silent_code = BT_GRPC_DEADLINE,
-    .full = "full",
-    .full_code = BT_GRPC_EXHAUSTED,
-    .early = "early",
-    .early_code = BT_GRPC_FAILED_PRECONDITION,
-    .twice = "twice",
-    .twice_code = BT_GRPC_FAILED_PRECONDITION,
 };
 /* As kvstores have it between themselves. */
-static const struct bt_rpc_session_rules joining = {.prepares = true,
-                                                    .joins = true,
-                                                    .beats_if_quiet = true,
-                                                    .tick_ms = 250,
-                                                    .silent = "silent",
-                                                    .full = "full",
-                                                    .early = "early",
-                                                    .twice = "twice"};
+static const struct bt_rpc_session_rules joining = {
+    .prepares = true, .joins = true, .beats_if_quiet = true, .tick_ms = 250};
 
 static uint32_t event(struct bt_rpc_session_core *c, bt_rpc_session_event_t kind, uint64_t now_ns)
 {
@@ -127,7 +115,7 @@ static void test_prepares_and_joins(void **state)
             assert_int_equal(c.state, BT_RPC_SESSION_PREPARING);
             assert_int_equal(message(&c, true, MS), BT_RPC_SESSION_DO_TURN); /* a second one */
             assert_int_equal(c.end.cause, BT_RPC_SESSION_VIOLATION);
-            assert_string_equal(c.end.why, "twice");
+            assert_string_equal(c.end.why, TWICE);
             continue;
         }
         assert_int_equal(c.state, BT_RPC_SESSION_JOINING);
@@ -173,10 +161,11 @@ static void test_out_of_turn(void **state)
     bt_rpc_session_core_init(&c, &plain, false);
     (void)event(&c, BT_RPC_SESSION_EV_OPEN, MS);
     assert_int_equal(message(&c, false, MS), BT_RPC_SESSION_DO_TURN);
-    assert_end(&c, BT_RPC_SESSION_VIOLATION, BT_GRPC_FAILED_PRECONDITION, "early", false);
+    assert_end(&c, BT_RPC_SESSION_VIOLATION, BT_GRPC_INVALID_ARGUMENT, "a message before the hello",
+               false);
     listener_up(&c, MS);
     assert_int_equal(message(&c, true, MS), BT_RPC_SESSION_DO_TURN);
-    assert_end(&c, BT_RPC_SESSION_VIOLATION, BT_GRPC_FAILED_PRECONDITION, "twice", true);
+    assert_end(&c, BT_RPC_SESSION_VIOLATION, BT_GRPC_INVALID_ARGUMENT, TWICE, true);
     assert_int_equal(event(&c, BT_RPC_SESSION_EV_TURN, MS) & BT_RPC_SESSION_DO_END,
                      BT_RPC_SESSION_DO_END);
     assert_int_equal(event(&c, BT_RPC_SESSION_EV_TURN, MS), 0);
@@ -196,6 +185,7 @@ static void test_compare(void **state)
     struct bt_rpc_identity you = me;
     Baton__SessionHello m;
     you.incarnation = 6;
+    you.name = "conductor-n2";
     bt_rpc_hello_fill(&you, 5, &m);
     struct bt_rpc_hello h = bt_rpc_hello_read(&m);
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 6, true), BT_HELLO_FITS);
@@ -211,10 +201,69 @@ static void test_compare(void **state)
     h.expect_incarnation = 4;
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, true), BT_HELLO_EXPECTED);
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, false), BT_HELLO_CERTIFICATE);
+    h.name = "";
+    assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, false), BT_HELLO_NAME);
     h.cluster = "d";
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, false), BT_HELLO_CLUSTER);
     h.version = 2;
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, false), BT_HELLO_VERSION);
+}
+
+/* Every fault has a text with both names, both values where there are two, and what to do. */
+static void test_why(void **state)
+{
+    (void)state;
+    static const struct {
+        bt_hello_fault_t fault;
+        const char *has[5];
+    } cases[] = {
+        {BT_HELLO_VERSION, {"version 2", "version 1", "update the older"}},
+        {BT_HELLO_CLUSTER, {"\"blue\"", "\"red\"", "cluster.name", "set the same"}},
+        {BT_HELLO_NAME, {"empty name", "the same release"}},
+        {BT_HELLO_CERTIFICATE, {"conductor-n2", "install the certificate"}},
+        {BT_HELLO_EXPECTED, {"incarnation 0000000000000004", "0000000000000005", "wait"}},
+        {BT_HELLO_INCARNATION, {"incarnation 0000000000000007", "0000000000000006", "wait"}},
+        {BT_HELLO_LAYOUT,
+         {"layout 000000000000004e", "000000000000004d", "kv.block_tokens", "model.kv_dtype"}},
+        {BT_HELLO_ROOT, {"root key", "08000000", "07000000", "model.activations", "kv.salt_file"}},
+    };
+    struct bt_kv_key root = {{7}}, other = {{8}};
+    const struct bt_rpc_identity me = {
+        .cluster = "red", .name = "kvstore-n1", .incarnation = 5, .root = &root, .layout_id = 77};
+    const struct bt_rpc_hello h = {.version = 2,
+                                   .cluster = "blue",
+                                   .name = "conductor-n2",
+                                   .incarnation = 6,
+                                   .expect_incarnation = 4,
+                                   .root_key = {sizeof(other.b), other.b},
+                                   .layout_id = 78};
+    char buf[BT_RPC_SESSION_WHY];
+    assert_null(bt_rpc_hello_why(BT_HELLO_FITS, &me, &h, 7, buf, sizeof(buf)));
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        assert_int_equal(cases[i].fault, BT_HELLO_FITS + 1 + i);
+        const char *why = bt_rpc_hello_why(cases[i].fault, &me, &h, 7, buf, sizeof(buf));
+        assert_non_null(strstr(why, "kvstore-n1"));
+        for (size_t j = 0; j < 5 && cases[i].has[j] != NULL; j++) {
+            assert_non_null(strstr(why, cases[i].has[j]));
+        }
+    }
+    assert_non_null(bt_rpc_hello_why(BT_HELLO_ROOT + 1, &me, &h, 7, buf, sizeof(buf)));
+}
+
+/* Whatever a peer says, no text is cut. */
+static void test_why_is_whole(void **state)
+{
+    (void)state;
+    char name[256], buf[BT_RPC_SESSION_WHY];
+    struct bt_kv_key root = {{7}};
+    memset(name, 'x', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    const struct bt_rpc_identity me = {.cluster = name, .name = name, .root = &root};
+    const struct bt_rpc_hello h = {.version = UINT32_MAX, .cluster = name, .name = name};
+    for (int f = BT_HELLO_VERSION; f <= BT_HELLO_ROOT; f++) {
+        assert_in_range(strlen(bt_rpc_hello_why(f, &me, &h, 7, buf, sizeof(buf))), 1,
+                        sizeof(buf) - 2);
+    }
 }
 
 /* ---- heartbeats and silence ---- */
@@ -230,7 +279,7 @@ static void test_silence(void **state)
     }
     assert_int_equal(event(&c, BT_RPC_SESSION_EV_TICK, now),
                      BT_RPC_SESSION_DO_END | BT_RPC_SESSION_DO_REDIAL);
-    assert_end(&c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, "silent", true);
+    assert_end(&c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, SILENT, true);
     /* Before the hellos, too: who takes the connection and says nothing. */
     bt_rpc_session_core_init(&c, &plain, true);
     (void)event(&c, BT_RPC_SESSION_EV_OPEN, 0);
@@ -239,7 +288,7 @@ static void test_silence(void **state)
         assert_int_equal(event(&c, BT_RPC_SESSION_EV_TICK, now), 0);
     }
     assert_true((event(&c, BT_RPC_SESSION_EV_TICK, now) & BT_RPC_SESSION_DO_END) != 0);
-    assert_end(&c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, "silent", false);
+    assert_end(&c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, SILENT, false);
 }
 
 /* A heartbeat each 500 ms; three in a row may be lost, and one that is late counts. */
@@ -311,7 +360,8 @@ static void test_queue_full(void **state)
     assert_int_equal(event(&c, BT_RPC_SESSION_EV_BEAT, MS), 0);
     /* The connection breaks as well before the turn: the first fault counts. */
     assert_true((fault(&c, BT_RPC_SESSION_EV_CLOSED, "reset", MS) & BT_RPC_SESSION_DO_END) != 0);
-    assert_end(&c, BT_RPC_SESSION_FULL, BT_GRPC_EXHAUSTED, "full", true);
+    assert_end(&c, BT_RPC_SESSION_FULL, BT_GRPC_EXHAUSTED,
+               "the queue to the peer is full: it reads too slowly", true);
     assert_int_equal(fault(&c, BT_RPC_SESSION_EV_CLOSED, "reset", MS), 0);
     assert_int_equal(fault(&c, BT_RPC_SESSION_EV_END, "stop", MS), 0);
 }
@@ -520,7 +570,7 @@ static void test_pair_hangs(void **state)
     assert_int_equal(p->d.ends, 0);
     pair_run(p, 800);
     assert_int_equal(p->d.ends, 1);
-    assert_end(&p->d.c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, "silent", true);
+    assert_end(&p->d.c, BT_RPC_SESSION_SILENT, BT_GRPC_DEADLINE, SILENT, true);
     pair_run(p, 20000); /* it takes connections, and says no hello: silent again and again */
     assert_true(p->d.ups == 1 && p->connections >= 5);
     p->mute = p->deaf = false;
@@ -655,7 +705,8 @@ int main(void)
         cmocka_unit_test(test_queue_full),    cmocka_unit_test(test_backoff),
         cmocka_unit_test(test_pair_lives),    cmocka_unit_test(test_pair_hangs),
         cmocka_unit_test(test_peer_restarts), cmocka_unit_test(test_two_sessions_of_one_peer),
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_random),        cmocka_unit_test(test_why),
+        cmocka_unit_test(test_why_is_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
