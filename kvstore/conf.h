@@ -17,9 +17,6 @@
  * back. An eighth: SSD and network keep busy with tens of blocks. */
 #define BT_KVSTORE_STREAM_SHARE 0.125
 enum {
-    /* Bytes under way to one peer. 100 Gbit/s for 0.3 ms, a round trip with both sides' turns, are
-     * 3.75 MB. */
-    BT_KVSTORE_IN_FLIGHT_BYTES = 4 << 20,
     /* A connection that carries nothing is closed after this time. Connecting again is
      * a few round trips; an idle connection holds memory and is watched for nothing. */
     BT_KVSTORE_WIRE_IDLE_MS = 300000,

@@ -389,7 +389,6 @@ static bool start_parts(struct daemon *d)
                                 .over_grpc = strcmp(d->conf.wire_transport, "grpc") == 0,
                                 .port = (int)d->conf.wire_port,
                                 .tls = d->tls.cluster,
-                                .bytes_in_flight_max = BT_KVSTORE_IN_FLIGHT_BYTES,
                                 .secret = d->secret.bytes,
                                 .secret_len = d->secret.len,
                                 .idle_ms = BT_KVSTORE_WIRE_IDLE_MS};

@@ -5,8 +5,9 @@
 
 #include <stdint.h>
 
-#define BT_ENGINE_MAX_TOP 20 /* top logprobs per token */
-#define BT_ENGINE_MAX_EOS 16
+#define BT_ENGINE_MAX_TOP     20 /* top logprobs per token */
+#define BT_ENGINE_MAX_EOS     16
+#define BT_ENGINE_CHOICES_MAX 16 /* of one prompt: of a request and of a submission */
 
 /* Beyond these no engine samples: a worker refuses the submission. */
 #define BT_ENGINE_MAX_TEMPERATURE 10000

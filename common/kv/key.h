@@ -10,6 +10,8 @@ struct bt_kv_key {
     uint8_t b[32];
 };
 
+#define BT_KV_SOURCES_MAX 8 /* kvstores from which one prefix is fetched */
+
 struct bt_kv_root {             /* all of it enters the root hash as type-length-value */
     uint8_t weights_digest[32]; /* SHA-256 over the weight files */
     const char *architecture;   /* "LlamaForCausalLM" */

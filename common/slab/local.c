@@ -20,10 +20,9 @@
 #include "common/log/log.h"
 #include "common/rpc/ranges.h"
 
-#define LOCAL_VERSION    1
 #define RETRY_MS         200
 #define REFUSED_RETRY_MS 2000
-#define ATTACH_WAIT_MS   3000
+#define ANSWER_WAIT_MS   3000 /* for LocalAttached: longer than the kvstore waits for us */
 #define QUEUE_MSGS_MAX   4096u
 #define QUEUE_BYTES_MAX  (8u << 20)
 #define FDS_MAX          4 /* because of alignment, CMSG_SPACE of three has room for four */
@@ -301,7 +300,7 @@ static int send_attach(struct bt_local *l)
 {
     Baton__LocalAttach a = BATON__LOCAL_ATTACH__INIT;
     Baton__LocalMsg m = BATON__LOCAL_MSG__INIT;
-    a.version = LOCAL_VERSION;
+    a.version = BT_LOCAL_VERSION;
     a.name = l->name;
     a.incarnation = l->incarnation;
     a.layout_id = l->layout.layout_id;
@@ -393,7 +392,7 @@ static void local_connect(void *arg)
     }
     l->state = LOCAL_ATTACHING;
     l->sock_w = bt_loop_fd_add(l->loop, l->sock, EPOLLIN, on_sock, l);
-    bt_timer_start(l->loop, &l->timer, ATTACH_WAIT_MS, 0, attach_timeout, l);
+    bt_timer_start(l->loop, &l->timer, ANSWER_WAIT_MS, 0, attach_timeout, l);
 }
 
 struct bt_local *bt_local_start(struct bt_loop *loop, const char *run_dir, const char *worker_name,

@@ -13,6 +13,10 @@
 #include "common/slab/slab.h"
 #include "local.pb-c.h"
 
+/* Of LocalAttach: a kvstore refuses a worker with another one. Raised when a message of
+ * proto/local.proto changes its meaning. */
+#define BT_LOCAL_VERSION 1
+
 /* Bytes of one packet: slot lists of long prompts are split. */
 #define BT_LOCAL_MSG_MAX (1u << 20)
 

@@ -15,7 +15,7 @@
 
 #define BT_WORKER_DETAIL  192 /* bytes of an Ended's detail */
 #define BT_WORKER_NO_SLOT UINT32_MAX
-#define BT_WORKER_CHOICES 16 /* most of a submission */
+#define BT_WORKER_CHOICES BT_ENGINE_CHOICES_MAX /* most of a submission */
 
 typedef enum {
     BT_WREQ_OPENING,    /* LocalOpen sent */

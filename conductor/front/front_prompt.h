@@ -4,11 +4,12 @@
 #define BT_CONDUCTOR_FRONT_PROMPT_H
 
 #include "common/engine/model_config.h"
+#include "common/engine/sampling.h"
 #include "common/token/token.h"
 #include "conductor/front/front_json.h"
 
-#define FRONT_N_MAX              16   /* choices of a prompt */
-#define FRONT_ANSWER_CHOICES_MAX 1024 /* choices of all prompts of a request */
+#define FRONT_N_MAX              BT_ENGINE_CHOICES_MAX /* choices of a prompt */
+#define FRONT_ANSWER_CHOICES_MAX 1024                  /* choices of all prompts of a request */
 
 struct bt_front_model { /* what parsing needs to know of the served model */
     const char *id;

@@ -28,7 +28,7 @@ uint32_t bt_requests_on_node(struct bt_requests *rs, const char *node);
 
 #define BT_EXPLAIN_CANDIDATES 16
 #define BT_EXPLAIN_NAME       64
-#define BT_EXPLAIN_SOURCES    8
+#define BT_EXPLAIN_SOURCES    BT_KV_SOURCES_MAX
 
 struct bt_explained_outcome { /* what happened; times < 0: not known */
     bool over;

@@ -6,6 +6,7 @@
 
 #include "common/base/list.h"
 #include "common/base/map.h"
+#include "common/engine/sampling.h"
 #include "common/policy/sched/copies.h"
 #include "common/policy/sched/expected.h"
 #include "common/policy/sched/share.h"
@@ -69,7 +70,7 @@ struct bt_flight {
 };
 
 #define BT_SEQ_AVOID_MAX   16
-#define BT_SEQ_CHOICES_MAX 16
+#define BT_SEQ_CHOICES_MAX BT_ENGINE_CHOICES_MAX
 #define BT_SEQ_DEATHS_MAX  2 /* a request that has killed two workers is not tried on a third */
 
 /* One choice: what its client has been given. */

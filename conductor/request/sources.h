@@ -8,7 +8,7 @@
 
 struct bt_view;
 
-#define BT_SOURCES_MAX 8
+#define BT_SOURCES_MAX BT_KV_SOURCES_MAX
 
 struct bt_sources {
     uint32_t n;

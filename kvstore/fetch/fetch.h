@@ -12,6 +12,7 @@
 #define BT_KVSTORE_FETCH_FETCH_H
 
 #include "common/base/base.h"
+#include "common/kv/key.h"
 #include "common/loop/loop.h"
 #include "common/metrics/metrics.h"
 #include "kvstore/cache/cache.h"
@@ -19,7 +20,7 @@
 #include "kvstore/fetch/rates.h"
 #include "kvstore/wire/wire.h"
 
-#define BT_FETCH_SOURCES_MAX 8
+#define BT_FETCH_SOURCES_MAX BT_KV_SOURCES_MAX
 
 struct bt_fetches; /* all fetches of this node */
 struct bt_fetch;   /* the fetch of one chain */

@@ -459,8 +459,10 @@ void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now)
         bt_list_for_each_safe (k, tmp, &w->waits) {
             struct bt_grant_open_wait *q = BT_CONTAINER_OF(k, struct bt_grant_open_wait, in_worker);
             if (now >= q->deadline_ns && !bt_grant_pending_has(gs, q->request, q->epoch)) {
-                opened(w, q->request, q->epoch, q->mode, BT_ERR_NOT_FOUND,
-                       "no conductor has reserved this here within 2 s", NULL);
+                char why[64];
+                snprintf(why, sizeof(why), "no conductor has reserved this here within %d ms",
+                         BT_GRANT_OPEN_WAIT_MS);
+                opened(w, q->request, q->epoch, q->mode, BT_ERR_NOT_FOUND, why, NULL);
                 wait_free(w, q);
             }
         }

@@ -23,10 +23,9 @@
 #include "common/rpc/ranges.h"
 #include "common/slab/local.h"
 
-#define LOCAL_VERSION   1
 #define CONNS_MAX       256u
 #define QUEUE_BYTES_MAX (16u << 20)
-#define ATTACH_WAIT_MS  2000
+#define ATTACH_WAIT_MS  2000 /* for LocalAttach, the first message of a worker */
 #define FDS_MAX         4
 
 struct packet {
@@ -282,9 +281,9 @@ static bt_status_t attach_check(const struct conn *c, const Baton__LocalAttach *
                                 size_t cap)
 {
     const struct bt_slab_super *s = c->sl->c.slab->super;
-    if (a->version != LOCAL_VERSION) {
+    if (a->version != BT_LOCAL_VERSION) {
         snprintf(why, cap, "the worker speaks version %u of the local protocol, the kvstore %d",
-                 a->version, LOCAL_VERSION);
+                 a->version, BT_LOCAL_VERSION);
         return BT_ERR_MISMATCH;
     }
     if (a->name[0] == '\0' || a->incarnation == 0) {

@@ -377,7 +377,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     struct bt_wx_config xc = {
         .slab = slab,
         .bytes_in_flight_max =
-            conf->bytes_in_flight_max != 0 ? conf->bytes_in_flight_max : 4u << 20,
+            conf->bytes_in_flight_max != 0 ? conf->bytes_in_flight_max : BT_WIRE_IN_FLIGHT_BYTES,
         .crcs = conf->crcs,
         .loop = loop,
         .on_event = on_event,
