@@ -302,7 +302,7 @@ static void on_refused(void *arg, bt_status_t st, const char *why)
 static void on_lost(void *arg)
 {
     (void)arg;
-    BT_WARN("lease_lost", "note=%s", "registering again");
+    BT_WARN("membership_lost", "why=%s", "the etcd lease ended; registering again");
 }
 
 static void join(struct conductor *c)

@@ -109,7 +109,7 @@ static void on_joined(void *arg)
 static void on_refused(void *arg, bt_status_t st, const char *why)
 {
     struct daemon *d = arg;
-    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), why);
+    BT_ERROR("join_refused", "status=%s why=%s", bt_status_name(st), why);
     d->exit_code = BT_EXIT_REFUSED;
     bt_loop_stop(d->loop);
 }

@@ -129,7 +129,7 @@ static void on_joined(void *arg)
 
 static void on_refused(void *arg, bt_status_t st, const char *why)
 {
-    BT_ERROR("refused", "status=%s why=%s", bt_status_name(st), why);
+    BT_ERROR("join_refused", "status=%s why=%s", bt_status_name(st), why);
     stop_with(arg, BT_EXIT_REFUSED);
 }
 
@@ -191,7 +191,7 @@ static void on_progress(struct bt_wctl *w, const struct bt_wout *o)
     if (o->u.fraction >= w->load_logged + 0.1 || o->u.fraction < w->load_logged ||
         (o->u.fraction >= 1 && w->load_logged < 1)) {
         w->load_logged = o->u.fraction;
-        BT_INFO("loading", "what=%s pct=%d", o->detail, (int)(o->u.fraction * 100));
+        BT_INFO("loading", "what=%s percent=%d", o->detail, (int)(o->u.fraction * 100));
         bt_notify_status("%s", w->health);
     }
 }

@@ -327,9 +327,9 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     struct bt_wctl *w = s->ctl;
     const char *name = s->name != NULL ? s->name : "?";
     if (e->cause == BT_RPC_SESSION_CLOSED) {
-        BT_INFO("session_ended", "conductor=%s code=%d why=%s", name, e->code, e->why);
+        BT_INFO("session_down", "conductor=%s code=%d why=%s", name, e->code, e->why);
     } else if (e->cause != BT_RPC_SESSION_STOPPED) {
-        BT_WARN("session_ended", "conductor=%s why=%s", name, e->why);
+        BT_WARN("session_down", "conductor=%s why=%s", name, e->why);
     }
     cancel_all(w, s->id, "its conductor's session ended");
     bt_list_remove(&s->link);

@@ -425,8 +425,9 @@ static void on_kvstore(void *arg, ProtobufCMessage *msg)
 
 static void on_fail(void *arg, const struct bt_rpc_session_end *e)
 {
-    const struct bt_session *s = arg;
-    BT_WARN("session_break", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, e->why);
+    struct bt_session *s = arg;
+    (void)e; /* on_end tells it */
+    s->broken = true;
 }
 
 /* Writes why the session ended, for logs and error messages. */
@@ -456,6 +457,11 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     s->said.classes = (struct bt_classes){0};
     forget_pins(s);
     blocks_close(s);
+    if (!e->was_up && (e->cause == BT_RPC_SESSION_VIOLATION || e->cause == BT_RPC_SESSION_BROKEN)) {
+        BT_WARN("session_down", "kind=%s peer=%s was_up=0 why=%s", s->member->kind, s->member->name,
+                why);
+        return;
+    }
     if (!e->was_up) {
         BT_DEBUG("session_dial_failed", "kind=%s peer=%s why=%s", s->member->kind, s->member->name,
                  why);

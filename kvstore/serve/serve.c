@@ -166,9 +166,9 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     struct bt_serve_session *x = arg;
     const char *name = x->name != NULL ? x->name : "?";
     if (e->cause == BT_RPC_SESSION_CLOSED) {
-        BT_INFO("session_down", "conductor=%s code=%d detail=%s", name, e->code, e->why);
+        BT_INFO("session_down", "conductor=%s code=%d why=%s", name, e->code, e->why);
     } else if (e->cause != BT_RPC_SESSION_STOPPED) {
-        BT_WARN("session_end", "conductor=%s code=%d why=%s", name, e->code, e->why);
+        BT_WARN("session_down", "conductor=%s why=%s", name, e->why);
     }
     bt_list_remove(&x->link);
     x->s->n_sessions--;

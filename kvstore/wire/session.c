@@ -115,7 +115,7 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
         bt_wire_count_up(s->w, -1);
         bt_metric_add(s->w->sessions_lost, 1);
     }
-    BT_INFO("wire_session_end", "peer=%s inc=%016llx dialer=%d was_up=%d why=%s", s->name,
+    BT_INFO("wire_session_down", "peer=%s inc=%016llx dialer=%d was_up=%d why=%s", s->name,
             (unsigned long long)s->incarnation, s->dialer, e->was_up, text);
     s->n_flows++; /* keeps s alive during the callbacks below */
     while (!bt_list_empty(&s->sends)) {
