@@ -175,7 +175,7 @@ bt_status_t bt_engine_check_config(const struct bt_engine_config *c,
         snprintf(what, sizeof(what), "max_rows: 1 to %u", limits->max_rows);
     } else if (c->page_tokens == 0) {
         snprintf(what, sizeof(what), "kv.block_tokens: must not be 0");
-    } else if (c->ranks > 1 || c->stages > 1) {
+    } else if (c->ranks > 1) {
         snprintf(what, sizeof(what), "runs a model on one rank");
     } else if (c->load_format && strcmp(c->load_format, "auto") != 0 && !is_dummy(c)) {
         snprintf(what, sizeof(what), "model.load_format: auto or dummy");

@@ -12,16 +12,14 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI 4
+#define BT_ENGINE_ABI 5
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
 
 enum {                          /* bt_engine_info.caps */
        BT_ENGINE_CAP_EXACT = 1, /* row results do not depend on neighbours, chunking or cache */
-       BT_ENGINE_CAP_MIXED = 2, /* prompt chunks and single tokens in one step */
-       BT_ENGINE_CAP_MASK = 4,
-       BT_ENGINE_CAP_SPEC = 8
+       BT_ENGINE_CAP_MIXED = 2  /* prompt chunks and single tokens in one step */
 };
 
 struct bt_engine_config {
@@ -34,7 +32,7 @@ struct bt_engine_config {
     uint32_t max_slots;      /* sequences at once */
     uint32_t max_rows;       /* tokens of one step over all rows */
     uint64_t mem_limit;      /* bytes for KV pages when pages is 0 */
-    uint32_t rank, ranks, stage, stages; /* tensor and pipeline parallelism: 0,1,0,1 */
+    uint32_t rank, ranks;    /* tensor parallelism; one rank today: 0 of 1 */
     void *slab; /* a slab as slab_open takes one, pinned before open returns; may be NULL */
     uint64_t slab_bytes;
     void (*progress)(void *arg, const char *what, double fraction); /* while opening; may be NULL */

@@ -601,7 +601,7 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
 {
     struct bt_model_config c;
     struct bt_kv_layout layout;
-    struct bt_kv_root root = {.adapter = ""};
+    struct bt_kv_root root = {0};
     bt_status_t st = bt_model_config_load(dir, &c, err, err_cap);
     if (st != BT_OK) {
         return st;

@@ -30,7 +30,7 @@ void bt_kv_root_key(const struct bt_kv_root *r, struct bt_kv_key *key_p)
     tlv(h, 3, &r->layout->layout_id, sizeof(r->layout->layout_id));
     tlv(h, 4, &block_tokens, sizeof(block_tokens));
     tlv(h, 5, r->rope, (uint32_t)strlen(r->rope));
-    tlv(h, 6, r->adapter, (uint32_t)strlen(r->adapter));
+    tlv(h, 6, NULL, 0); /* was an adapter's name; keys in slabs and on SSDs count on the field */
     tlv(h, 7, r->salt, r->salt_len);
     if (r->rounds && r->rounds[0]) { /* without rounds the keys are as before there were any */
         tlv(h, 8, r->rounds, (uint32_t)strlen(r->rounds));

@@ -18,7 +18,6 @@ struct bt_kv_root {             /* all of it enters the root hash as type-length
     const struct bt_kv_layout *layout;
     const char *rope;   /* canonical text of the RoPE parameters */
     const char *rounds; /* what rounds KV in a way of its own ("bf16-mlp"); "" where nothing does */
-    const char *adapter; /* "" without */
     const uint8_t *salt; /* tenant salt, HMAC(secret, tenant); salt_len 0: shared */
     uint32_t salt_len;
 };

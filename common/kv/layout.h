@@ -14,23 +14,24 @@
 #define BT_KV_MAX_GROUPS 4
 #define BT_KV_SEG_ALIGN  128
 
-typedef enum { BT_KV_GQA = 0, BT_KV_MLA = 1, BT_KV_INDEX = 2, BT_KV_STATE = 3 } bt_kv_kind_t;
+/* Part of layout_id: a new kind takes a new number. */
+typedef enum { BT_KV_GQA = 0 } bt_kv_kind_t;
 typedef enum { BT_DT_BF16 = 0, BT_DT_F16 = 1, BT_DT_F32 = 2, BT_DT_FP8_E4M3 = 3 } bt_dtype_t;
 
 struct bt_kv_group {
     uint16_t kind;  /* bt_kv_kind_t */
     uint16_t dtype; /* bt_dtype_t */
     uint16_t layer0, layers;
-    uint32_t n_kv_heads, head_dim; /* MLA: n_kv_heads 1, head_dim = kv_lora_rank + rope_dim */
-    uint32_t window;               /* sliding window in tokens, 0: full */
-    uint32_t seg_bytes;            /* of one layer of one block, scales included; aligned */
-    uint32_t scale_off;            /* offset of scales inside a segment, 0: none */
-    uint64_t block_off;            /* offset of the group's first segment inside a block */
+    uint32_t n_kv_heads, head_dim;
+    uint32_t window;    /* sliding window in tokens, 0: full */
+    uint32_t seg_bytes; /* of one layer of one block, scales included; aligned */
+    uint32_t scale_off; /* offset of scales inside a segment, 0: none */
+    uint64_t block_off; /* offset of the group's first segment inside a block */
 };
 
 struct bt_kv_layout {
     uint32_t page_tokens; /* tokens of a block = of an engine page */
-    uint32_t n_groups;
+    uint32_t n_groups;    /* one group today: layers that all keep the same KV */
     uint32_t n_layers;    /* over all groups: items per chunk of a flow */
     uint64_t block_bytes; /* sum of all segments */
     uint64_t layout_id;   /* hash over everything above; equal ids mean equal bytes */

@@ -78,8 +78,6 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
         .mem_limit = conf->engine_mem,
         .rank = 0,
         .ranks = 1,
-        .stage = 0,
-        .stages = 1,
         .progress = on_progress,
         .progress_arg = c,
     };

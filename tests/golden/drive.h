@@ -57,7 +57,6 @@ static inline void drive_open_with(struct drive *d, const char *name, const char
                                        .max_slots = 32,
                                        .max_rows = 2048,
                                        .ranks = 1,
-                                       .stages = 1,
                                        .activations = activations,
                                        .kv_dtype = drive_kv_dtype};
     if (d->vt->open(&c, &d->e, &d->info, err, sizeof(err)) != BT_OK) {

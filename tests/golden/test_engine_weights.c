@@ -240,8 +240,7 @@ static void test_separate_head(void **state)
                                        .page_tokens = 16,
                                        .max_slots = 1,
                                        .max_rows = 16,
-                                       .ranks = 1,
-                                       .stages = 1};
+                                       .ranks = 1};
     assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_INVALID);
     assert_non_null(strstr(err, "lm_head.weight is missing"));
 }

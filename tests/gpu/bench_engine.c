@@ -74,7 +74,6 @@ static void open_engine(void)
                                        .max_slots = SLOTS,
                                        .max_rows = CHUNK,
                                        .ranks = 1,
-                                       .stages = 1,
                                        .slab = slab,
                                        .slab_bytes = slab_bytes,
                                        .kv_dtype = kv_dtype};

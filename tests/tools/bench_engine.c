@@ -78,7 +78,6 @@ static void open_engine(struct bench *b, uint32_t threads, const char *activatio
                                        .max_slots = 4,
                                        .max_rows = LONG,
                                        .ranks = 1,
-                                       .stages = 1,
                                        .activations = activations};
     bt_status_t st = bt_engine_load("cpu", &b->vt, err, sizeof(err));
     if (st == BT_OK) {

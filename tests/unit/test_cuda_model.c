@@ -50,8 +50,7 @@ static bt_status_t open_shape(const char *shape)
                                        .pages = 16,
                                        .max_slots = 4,
                                        .max_rows = 64,
-                                       .ranks = 1,
-                                       .stages = 1};
+                                       .ranks = 1};
     struct bt_engine *e = NULL;
     const struct bt_engine_info *info;
     err[0] = 0;

@@ -74,13 +74,12 @@ static void layout_refuses_zero_and_overflow(void **state)
                      BT_ERR_INVALID);
 }
 
-static struct bt_kv_key root_with(const char *arch, const char *rope, const char *adapter,
-                                  const char *salt, const struct bt_kv_layout *l)
+static struct bt_kv_key root_with(const char *arch, const char *rope, const char *salt,
+                                  const struct bt_kv_layout *l)
 {
     struct bt_kv_root r = {.architecture = arch,
                            .layout = l,
                            .rope = rope,
-                           .adapter = adapter,
                            .salt = (const uint8_t *)salt,
                            .salt_len = (uint32_t)strlen(salt)};
     struct bt_kv_key k;
@@ -93,10 +92,9 @@ static void root_keys_do_not_alias(void **state)
     (void)state;
     struct bt_kv_layout a = demo_layout(16), b = demo_layout(32);
     struct bt_kv_key k[] = {
-        root_with("L", "r", "", "", &a),  root_with("M", "r", "", "", &a),
-        root_with("L", "s", "", "", &a),  root_with("L", "r", "x", "", &a),
-        root_with("L", "r", "", "x", &a), root_with("L", "r", "", "", &b),
-        root_with("Lr", "", "", "", &a), /* the same bytes, cut elsewhere */
+        root_with("L", "r", "", &a), root_with("M", "r", "", &a),
+        root_with("L", "s", "", &a), root_with("L", "r", "x", &a),
+        root_with("L", "r", "", &b), root_with("Lr", "", "", &a), /* the bytes of the first */
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(k); i++) {
         for (size_t j = 0; j < i; j++) {
@@ -109,7 +107,7 @@ static void key_chain_is_sha256_of_parent_and_tokens(void **state)
 {
     (void)state;
     struct bt_kv_layout l = demo_layout(16);
-    struct bt_kv_key root = root_with("L", "r", "", "", &l), keys[2], want;
+    struct bt_kv_key root = root_with("L", "r", "", &l), keys[2], want;
     uint32_t tokens[40];
     for (uint32_t i = 0; i < 40; i++) {
         tokens[i] = i * 7;

@@ -220,7 +220,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     struct bt_model_config *c = &e->model.config;
     struct bt_engine_info info = {.size = sizeof(info),
                                   .abi = BT_ENGINE_ABI,
-                                  .caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_MASK,
+                                  .caps = BT_ENGINE_CAP_MIXED,
                                   .vocab = c->vocab,
                                   .max_model_len = c->max_model_len,
                                   .pages = 1, /* host memory for pages, which is not used */

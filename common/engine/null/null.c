@@ -290,7 +290,7 @@ static struct bt_host_ticket *find_forward(struct bt_engine *e, bt_engine_ticket
     return NULL;
 }
 
-/* There are no logits to mask: CAP_MASK is not among the capabilities. */
+/* No logits, so no mask. */
 static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
                                bt_engine_ticket_t *out_p)
 {
