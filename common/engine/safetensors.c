@@ -426,11 +426,6 @@ const struct bt_tensor *bt_weights_find(const struct bt_weights *w, const char *
     return w->n_tensors ? bsearch(&key, w->tensors, w->n_tensors, sizeof(key), by_name) : NULL;
 }
 
-uint32_t bt_weights_count(const struct bt_weights *w)
-{
-    return w->n_tensors;
-}
-
 static int file_by_name(const void *a, const void *b)
 {
     return strcmp(((const struct weight_file *)a)->name, ((const struct weight_file *)b)->name);

@@ -73,7 +73,6 @@ void bt_tensor_ahead(const struct bt_tensor *t);
  * threads where there are many. t: of a dtype that bt_weights_want lets through. */
 void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
                       void *out);
-uint32_t bt_weights_count(const struct bt_weights *w);
 #define BT_WEIGHTS_PIECE (16u << 20)
 /* SHA-256 over all files, by name: name, NUL, size as u64 little-endian, and the SHA-256 of each
  * piece of 16 MiB (the last one shorter), so that several threads can share the work. */

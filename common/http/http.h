@@ -101,7 +101,6 @@ size_t bt_http_unsent(const struct bt_http *h); /* bytes of output that wait for
 /* ---- the request; strings are valid until it is ended ---- */
 const char *bt_http_method(const struct bt_http_req *r); /* "GET" */
 const char *bt_http_path(const struct bt_http_req *r);   /* percent-decoded, without query */
-const char *bt_http_query(const struct bt_http_req *r);  /* raw, "" without */
 const char *bt_http_header(const struct bt_http_req *r, const char *name); /* NULL if absent */
 /* Does the header occur more than once, with different values? bt_http_header gives the first. */
 bool bt_http_header_ambiguous(const struct bt_http_req *r, const char *name);

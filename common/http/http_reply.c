@@ -306,11 +306,6 @@ const char *bt_http_path(const struct bt_http_req *r)
     return r->parser.head.data + r->parser.path;
 }
 
-const char *bt_http_query(const struct bt_http_req *r)
-{
-    return r->parser.head.data + r->parser.query;
-}
-
 const char *bt_http_header(const struct bt_http_req *r, const char *name)
 {
     return bt_http_parser_field(&r->parser, name);

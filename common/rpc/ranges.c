@@ -347,17 +347,7 @@ void *bt_message_copy(const ProtobufCMessage *m)
     }
 BT_RANGE_ROOTS(UNPACK)
 
-bt_status_t bt_local_check(const Baton__LocalMsg *m, char *text, size_t cap)
-{
-    return check(&m->base, text, cap);
-}
-
-bt_status_t bt_peer_check(const Baton__PeerMsg *m, char *text, size_t cap)
-{
-    return check(&m->base, text, cap);
-}
-
-bt_status_t bt_session_check(const ProtobufCMessage *m, char *text, size_t cap)
+bt_status_t bt_message_check(const ProtobufCMessage *m, char *text, size_t cap)
 {
     return check(m, text, cap);
 }

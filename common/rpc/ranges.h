@@ -100,10 +100,9 @@ ProtobufCMessage *bt_message_unpack(const ProtobufCMessageDescriptor *d, const v
  * way. */
 void *bt_message_copy(const ProtobufCMessage *m);
 
-/* Checks only the fields of an unpacked message: ERR_PEER_PROTOCOL with the text as above. */
-bt_status_t bt_local_check(const Baton__LocalMsg *m, char *text, size_t cap) BT_MUST_CHECK;
-bt_status_t bt_peer_check(const Baton__PeerMsg *m, char *text, size_t cap) BT_MUST_CHECK;
-bt_status_t bt_session_check(const ProtobufCMessage *m, char *text, size_t cap) BT_MUST_CHECK;
+/* Checks only the fields of an unpacked message: ERR_PEER_PROTOCOL with the text as above. For
+ * fuzzers and tests, which make messages by hand: a daemon cannot unpack without the check. */
+bt_status_t bt_message_check(const ProtobufCMessage *m, char *text, size_t cap) BT_MUST_CHECK;
 
 /* The entry of a field; NULL: none. For the test that every field has one. */
 const struct bt_range *bt_range_of(const ProtobufCMessageDescriptor *message, const char *field);

@@ -72,13 +72,14 @@ void bt_detok_flush(struct bt_detok *d,
  * ERR_NOT_FOUND: the model has none. */
 bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *err,
                              size_t err_cap) BT_MUST_CHECK;
+/* From text, as fuzzers and tests have it; daemons load files. */
 bt_status_t bt_template_compile(const char *source, struct bt_template **t_p, char *err,
                                 size_t err_cap) BT_MUST_CHECK;
 void bt_template_destroy(struct bt_template *t);
 /* Renders. context_json: an object with messages, add_generation_prompt, and anything else the
  * template reads (tools, ...); bos_token, eos_token... come from tokenizer_config.json when loaded
  * from DIR. ERR_INVALID with err: raise_exception() of the template or a type error, with the line.
- */
+ * For fuzzers and tests: daemons render objects (bt_template_render_object). */
 bt_status_t bt_template_render(const struct bt_template *t, const char *context_json,
                                struct bt_buf *out, char *err, size_t err_cap) BT_MUST_CHECK;
 

@@ -81,8 +81,7 @@ void bt_vocab_merges_init(struct bt_vocab *v, size_t n);
 void bt_vocab_merge_put(struct bt_vocab *v, uint32_t left, uint32_t right, uint32_t rank,
                         uint32_t id);
 const struct bt_merge *bt_vocab_merge_get(const struct bt_vocab *v, uint32_t left, uint32_t right);
-/* The byte-level alphabet: byte -> code point and back (-1: not of the alphabet). */
-uint32_t bt_byte_to_char(uint8_t byte);
+/* The byte of a code point of the byte-level alphabet; -1: not of the alphabet. */
 int bt_char_to_byte(uint32_t cp);
 
 /* ---- regex.c ---- */

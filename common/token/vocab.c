@@ -12,20 +12,6 @@ static bool byte_is_plain(unsigned b)
     return (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
 }
 
-uint32_t bt_byte_to_char(uint8_t byte)
-{
-    if (byte_is_plain(byte)) {
-        return byte;
-    }
-    if (byte <= 0x20) {
-        return 0x100u + byte;
-    }
-    if (byte <= 0xa0) {
-        return 0x100u + 33 + (byte - 0x7fu);
-    }
-    return 0x143; /* 0xad, the soft hyphen */
-}
-
 int bt_char_to_byte(uint32_t cp)
 {
     if (cp < 0x100) {

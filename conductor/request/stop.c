@@ -142,8 +142,3 @@ void bt_stop_flush(struct bt_stop *s, struct bt_buf *out)
         s->p[i].state = 0;
     }
 }
-
-size_t bt_stop_held(const struct bt_stop *s)
-{
-    return s->held.len;
-}

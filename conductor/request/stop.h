@@ -22,6 +22,5 @@ const char *bt_stop_feed(struct bt_stop *s, const char *text, size_t len, struct
 void bt_stop_pass(struct bt_stop *s, const char *text, size_t len, struct bt_buf *out);
 /* The text is over: appends what was held back. */
 void bt_stop_flush(struct bt_stop *s, struct bt_buf *out);
-size_t bt_stop_held(const struct bt_stop *s); /* bytes */
 
 #endif

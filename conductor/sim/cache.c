@@ -105,16 +105,6 @@ bool bt_sim_caches_has(const struct bt_sim_caches *c, uint32_t node, uint32_t bl
     return holders_of(c, block)[node / 64] >> (node % 64) & 1;
 }
 
-uint32_t bt_sim_caches_match_one(const struct bt_sim_caches *c, uint32_t node,
-                                 const uint32_t *blocks, uint32_t n)
-{
-    uint32_t k = 0;
-    while (k < n && bt_sim_caches_has(c, node, blocks[k])) {
-        k++;
-    }
-    return k;
-}
-
 void bt_sim_caches_match(const struct bt_sim_caches *c, const uint32_t *blocks, uint32_t n,
                          uint32_t *match)
 {

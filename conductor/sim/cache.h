@@ -20,8 +20,6 @@ void bt_sim_caches_destroy(struct bt_sim_caches *c);
  * without a gap from the first on. */
 void bt_sim_caches_match(const struct bt_sim_caches *c, const uint32_t *blocks, uint32_t n,
                          uint32_t *match);
-uint32_t bt_sim_caches_match_one(const struct bt_sim_caches *c, uint32_t node,
-                                 const uint32_t *blocks, uint32_t n);
 bool bt_sim_caches_has(const struct bt_sim_caches *c, uint32_t node, uint32_t block);
 /* Begins to read the cached part of the prefix of blocks[0, n) that lies only on the SSD. Returns
  * the time when all of it will be in memory; ms. */

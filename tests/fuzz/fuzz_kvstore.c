@@ -207,7 +207,7 @@ static void worker_send(void *conn, const Baton__LocalMsg *m)
     char why[256] = "";
     struct worker *w = conn;
     BT_ASSERT(w->w != NULL);
-    BT_ASSERT(bt_local_check(m, why, sizeof(why)) == BT_OK); /* a worker would refuse it */
+    BT_ASSERT(bt_message_check(&m->base, why, sizeof(why)) == BT_OK); /* a worker would refuse it */
 }
 
 static void worker_ring(void *conn)

@@ -23,13 +23,10 @@ static const struct {
     {&baton__blocks_credit__descriptor, (unpack_fn)bt_blocks_credit_unpack},
 };
 
-static bt_status_t check(size_t kind, const ProtobufCMessage *m)
+static bt_status_t check(const ProtobufCMessage *m)
 {
     char why[256] = "";
-    bt_status_t st =
-        kind == 0   ? bt_local_check((const Baton__LocalMsg *)(const void *)m, why, sizeof(why))
-        : kind == 1 ? bt_peer_check((const Baton__PeerMsg *)(const void *)m, why, sizeof(why))
-                    : bt_session_check(m, why, sizeof(why));
+    bt_status_t st = bt_message_check(m, why, sizeof(why));
     BT_ASSERT(st == BT_OK || why[0] != '\0');
     return st;
 }
@@ -42,7 +39,7 @@ static void try(size_t kind, const uint8_t *data, size_t len)
         BT_ASSERT(why[0] != '\0');
         return;
     }
-    bt_status_t st = check(kind, m);
+    bt_status_t st = check(m);
     BT_ASSERT(st == BT_OK);
     size_t n = protobuf_c_message_get_packed_size(m);
     uint8_t *again = bt_malloc(n + 1);
@@ -75,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t n = protobuf_c_message_get_packed_size(m);
     uint8_t *packed = bt_malloc(n + 1);
     protobuf_c_message_pack(m, packed);
-    (void)check(kind, m);
+    (void)check(m);
     try(kind, packed, n);
     free(packed);
     message_free(&a);

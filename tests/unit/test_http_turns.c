@@ -40,7 +40,7 @@ static void work(void *arg, struct bt_http_req *req)
         handler(arg, req);
         return;
     }
-    int who = atoi(bt_http_query(req)), least = REQUESTS;
+    int who = atoi(query_of(req)), least = REQUESTS;
     for (uint64_t until = cpu_ns() + WORK_NS; cpu_ns() < until;) {
     }
     n_served++;

@@ -419,7 +419,7 @@ static void test_good_tensors(void **state)
                     "a", "BF16", "[4]", 0, 8) "," T("s", "I64", "[]", 32, 40) "}   ",
                 40);
     assert_int_equal(open_weights(&w), BT_OK);
-    assert_int_equal(bt_weights_count(w), 3);
+    assert_non_null(bt_weights_find(w, "s"));
     const struct bt_tensor *b = bt_weights_find(w, "b");
     assert_non_null(b);
     assert_int_equal(b->n_dims, 2);
@@ -431,7 +431,6 @@ static void test_good_tensors(void **state)
     bt_weights_close(w);
     put_tensors("model.safetensors", "{}", 0); /* nothing: no undefined behaviour either */
     assert_int_equal(open_weights(&w), BT_OK);
-    assert_int_equal(bt_weights_count(w), 0);
     assert_null(bt_weights_find(w, "a"));
     bt_weights_close(w);
 }

@@ -71,25 +71,25 @@ static void a_refusal_names_field_value_and_range(void **state)
     m.m_case = BATON__LOCAL_MSG__M_PUT;
     m.put = &p;
     p.key = (ProtobufCBinaryData){.data = key, .len = 32};
-    assert_int_equal(bt_local_check(&m, text, sizeof(text)), BT_OK);
+    assert_int_equal(bt_message_check(&m.base, text, sizeof(text)), BT_OK);
     p.depth = UINT32_MAX;
-    assert_int_equal(bt_local_check(&m, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&m.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_string_equal(text, "LocalPut.depth is 4294967295, allowed are 0 to 16777216");
     p.depth = 0;
     p.key.len = 33;
-    assert_int_equal(bt_local_check(&m, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&m.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_non_null(strstr(text, "LocalPut.key has 33 bytes"));
 
     Baton__MixedSteps steps = BATON__MIXED_STEPS__INIT;
     steps.step_ms = 0.0 / 0.0;
-    assert_int_equal(bt_session_check(&steps.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&steps.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_non_null(strstr(text, "MixedSteps.step_ms"));
 
     Baton__LocalAttached a = BATON__LOCAL_ATTACHED__INIT;
     m.m_case = BATON__LOCAL_MSG__M_ATTACHED;
     m.attached = &a;
     a.status = -128;
-    assert_int_equal(bt_local_check(&m, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&m.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_string_equal(text, "LocalAttached.status is -128, allowed are -127 to 127");
 }
 
@@ -127,9 +127,9 @@ static void a_message_cannot_take_much_memory(void **state)
     m.lane_end = &e;
     e.flows = rows;
     e.n_flows = BT_RANGE_FLOWS_MAX;
-    assert_int_equal(bt_peer_check(&m, text, sizeof(text)), BT_OK);
+    assert_int_equal(bt_message_check(&m.base, text, sizeof(text)), BT_OK);
     e.n_flows++;
-    assert_int_equal(bt_peer_check(&m, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&m.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_non_null(strstr(text, "LaneEnd.flows has 4097 entries"));
 }
 
@@ -151,28 +151,28 @@ static void every_protocol_is_held_to_its_table(void **state)
     step.n_tokens = 1;
     step.tokens = all;
     t.logprob = -0.0F / 0.0F; /* of an engine with such logits: refused by nobody */
-    assert_int_equal(bt_session_check(&w.base, text, sizeof(text)), BT_OK);
+    assert_int_equal(bt_message_check(&w.base, text, sizeof(text)), BT_OK);
     t.finish = 4;
-    assert_int_equal(bt_session_check(&w.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&w.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_string_equal(text, "Token.finish is 4, allowed are 0 to 3");
 
     e.added = (ProtobufCBinaryData){.data = content, .len = sizeof(content) - 36};
-    assert_int_equal(bt_session_check(&e.base, text, sizeof(text)), BT_OK);
+    assert_int_equal(bt_message_check(&e.base, text, sizeof(text)), BT_OK);
     e.added.len += 36;
-    assert_int_equal(bt_session_check(&e.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&e.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_non_null(strstr(text, "BlockEvents.added has"));
     e.added.len = 37;
-    assert_int_equal(bt_session_check(&e.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&e.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
 
     pin.keys = (ProtobufCBinaryData){.data = content, .len = 32};
     pin.ttl_ms = 1;
-    assert_int_equal(bt_session_check(&pin.base, text, sizeof(text)), BT_OK);
+    assert_int_equal(bt_message_check(&pin.base, text, sizeof(text)), BT_OK);
     pin.ttl_ms = 0;
-    assert_int_equal(bt_session_check(&pin.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&pin.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     role.role = 4;
-    assert_int_equal(bt_session_check(&role.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&role.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     lease.ttl = -2;
-    assert_int_equal(bt_session_check(&lease.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
+    assert_int_equal(bt_message_check(&lease.base, text, sizeof(text)), BT_ERR_PEER_PROTOCOL);
     assert_non_null(strstr(text, "LeaseTimeToLiveResponse.TTL is -2"));
 }
 

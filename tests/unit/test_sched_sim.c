@@ -82,6 +82,17 @@ static void model_put(struct model *m, uint32_t node, const uint32_t *chain, uin
     }
 }
 
+/* As bt_sim_caches_match, block by block. */
+static uint32_t match_one(const struct bt_sim_caches *c, uint32_t node, const uint32_t *blocks,
+                          uint32_t n)
+{
+    uint32_t k = 0;
+    while (k < n && bt_sim_caches_has(c, node, blocks[k])) {
+        k++;
+    }
+    return k;
+}
+
 /* On each node a chain is in use while others come and go. */
 static void test_cache(void **state)
 {
@@ -102,7 +113,7 @@ static void test_cache(void **state)
             bt_sim_caches_match(c, chain, n, match);
             for (uint32_t d = 0; d < NODES; d++) {
                 assert_int_equal(match[d], model_match(&m, d, chain, n));
-                assert_int_equal(bt_sim_caches_match_one(c, d, chain, n), match[d]);
+                assert_int_equal(match_one(c, d, chain, n), match[d]);
             }
             if (n_open[node] != 0) { /* the one before ends, this one begins */
                 struct bt_sim_put put = {
