@@ -23,10 +23,12 @@
 #include "conductor/sched_conf.h"
 #include "conductor/view/view.h"
 
+/* After a request's last token: the numbers of `usage` come over other sessions, within a round
+ * trip or so. A client waits for them no longer than this. */
 #define SETTLE_MS     250
-#define FILES_BESIDE  256 /* a conductor's open files that are not clients */
-#define LEAVE_POLLS   20  /* polls of 10 ms: time for the lease's revocation to be sent */
-#define DRAIN_POLL_MS 50
+#define FILES_BESIDE  256 /* open files of a conductor that are no clients */
+#define LEAVE_POLLS   20  /* of 10 ms: the lease's revocation gets that long to leave */
+#define DRAIN_POLL_MS 50  /* between two looks whether the last request has ended */
 
 struct conductor {
     struct bt_conductor_conf conf;

@@ -8,13 +8,13 @@
 #include "common/log/log.h"
 #include "common/rpc/tls_priv.h"
 
-/* etcd rejects pings that come more often than every 5 s. */
-#define KEEPALIVE_MS         10000
-#define KEEPALIVE_TIMEOUT_MS 5000
-#define CONNECT_TIMEOUT_MS   2000
-#define BACKOFF_MIN_MS       100
-#define BACKOFF_MAX_MS       1000
-#define RESOLVE_MIN_MS       1000
+/* etcd refuses pings that come more often than every 5 s. */
+#define KEEPALIVE_MS         10000 /* twice etcd's least */
+#define KEEPALIVE_TIMEOUT_MS 5000  /* several repeats of a lost segment */
+#define CONNECT_TIMEOUT_MS   2000  /* as a session's SILENCE: who is silent in it is dead */
+#define BACKOFF_MIN_MS       100   /* as a conductor's first pause between dials */
+#define BACKOFF_MAX_MS       1000  /* sessions dial anew themselves; this is for etcd */
+#define RESOLVE_MIN_MS       1000  /* a name of a restarted machine may change its address */
 
 struct bt_rpc_channel {
     struct bt_rpc *rpc;

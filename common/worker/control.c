@@ -13,10 +13,12 @@
 #include "common/log/log.h"
 #include "common/loop/notify.h"
 
-#define DRAIN_MS    50
-#define ENDING_NS   2000000000ull /* for cancelled requests to end */
-#define FLUSH_TURNS 10
-#define HELD_NS     100000000ull
+#define DRAIN_MS    50 /* between two looks whether all is done; nobody waits for a look */
+#define ENDING_NS   2000000000ull /* for cancelled requests to become quiet */
+#define FLUSH_TURNS 10            /* of 5 ms: the last messages get that long to leave */
+/* For a conductor that is behind. Tokens for the others wait meanwhile: their clients see one slow
+ * step at most. */
+#define HELD_NS 100000000ull
 
 /* ---- tables ---- */
 

@@ -8,7 +8,11 @@
 #include "common/rpc/session_hello.h"
 #include "common/worker/control.h"
 
-#define KNOWN_MAX    8192
+/* Request ids whose epochs are remembered: older ones come back only if a message was delayed by
+ * thousands of requests, and 8192 take less than 1 MB. */
+#define KNOWN_MAX 8192
+/* Unread by a conductor; above it generation waits: some thousand tokens, so a conductor may pause
+ * for several steps of a full batch. */
 #define BEHIND_BYTES (256u << 10)
 /* With more unread bytes a conductor loses its session. Steps wait for unread tokens (BEHIND_BYTES)
  * but not for unread prompt logprobs, which have 2 MiB for 8,000 tokens with logprobs=20. The limit

@@ -8,6 +8,8 @@
 
 #include "conductor/request/machine_priv.h"
 
+/* Requests that are planned away in one tick from workers that drain or change their role: 80 a
+ * second, so that their prompts do not come to the other workers all at once. */
 #define MOVES_PER_TICK 4
 
 static struct bt_request *request_of(struct bt_list *l)

@@ -89,6 +89,7 @@ void bt_machine_stop(struct bt_machine *mc, uint64_t now_ns);
 
 /* Time has passed: 50 ms or so since the last call. wall_ns: the wall clock now. */
 void bt_machine_tick(struct bt_machine *mc, uint64_t now_ns, uint64_t wall_ns);
+/* Deadlines and retries are tens of ms or more: they come half a tick late on average. */
 #define BT_MACHINE_TICK_MS 50
 /* Frees one request that has ended and whose flights have ended. False: there is none. All actions
  * must have been taken. */

@@ -12,11 +12,11 @@
 
 #include "conductor/request/machine_priv.h"
 
-#define PROBE_FIRST_MS 50u
-#define PROBE_MAX_MS   500u
-#define RATE_NS        1000000000ull /* between two counts of ended requests */
-#define RATE_PART      0.3           /* weight of a count against those before */
-#define RETRY_MAX_S    60
+#define PROBE_FIRST_MS 50u           /* one or two decode steps: what can have ended by then */
+#define PROBE_MAX_MS   500u          /* freed room lies idle for no longer than that */
+#define RATE_NS        1000000000ull /* between two looks at how many have ended */
+#define RATE_PART      0.3           /* of a look, against those before: mean of about 3 s */
+#define RETRY_MAX_S    60            /* nobody knows the load of more than a minute ahead */
 
 static struct bt_sequence *queued_of(struct bt_list *l)
 {

@@ -12,15 +12,15 @@
 #include "common/rpc/session_hello.h"
 #include "conductor/view/view_priv.h"
 
-#define BACKOFF_FIRST_MS    100u
-#define BACKOFF_MAX_MS      2000u
-#define FLIGHTS_MS          5u  /* between two checks whether all plans know of the loss */
-#define BLOCKS_CREDIT       64u /* most BlockEvents under way */
-#define UNSWEPT_MAX         2u  /* a kvstore's forgotten contents that may wait for the sweep */
-#define BLOCK_ADDED_BYTES   36u
-#define BLOCK_REMOVED_BYTES 32u
-#define MIXED_TELL_NS       1000000000ull
-#define MIXED_ROUNDING_MS   0.01
+#define BACKOFF_FIRST_MS    100u  /* a dial that is refused costs little */
+#define BACKOFF_MAX_MS      2000u /* as SILENCE: a daemon is found as fast as it is lost */
+#define FLIGHTS_MS          5u    /* between two looks whether all plans know that it was lost */
+#define BLOCKS_CREDIT       64u   /* BlockEvents under way at most */
+#define UNSWEPT_MAX         2u    /* forgotten contents of a kvstore that may wait to be swept */
+#define BLOCK_ADDED_BYTES   36u   /* key and depth, see BlockEvents */
+#define BLOCK_REMOVED_BYTES 32u   /* key */
+#define MIXED_TELL_NS       1000000000ull /* two heartbeats: all workers have heard and answered */
+#define MIXED_ROUNDING_MS   0.01          /* a worker keeps nanoseconds */
 
 static struct bt_metric *up_gauge(const struct bt_session *s)
 {

@@ -45,6 +45,7 @@ enum {
     CLASS_COPY,
     CLASS_USED, /* used twice; then three times, four times or more */
 };
+/* About a system prompt, and about a long document or a conversation of many turns. */
 #define SHORT_TOKENS 1024u
 #define LONG_TOKENS  8192u
 

@@ -4,15 +4,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define OVERHEAD_MIN 0.1 /* ms: from nothing nothing grows */
-#define SLOW_MAX     16.0
-#define SPREAD_STEP  0.05
-#define LIFE_STEP    0.05
+#define OVERHEAD_MIN 0.1  /* ms: from nothing nothing grows */
+#define SLOW_MAX     16.0 /* a model that is wrong by more is not corrected by a factor */
+#define SPREAD_STEP  0.05 /* a quantile of the last tens: 5 % up or 0.5 % down a request */
+#define LIFE_STEP    0.05 /* mean of the last 20 or so */
 #define STALL_MIN    0.01 /* ms, as OVERHEAD_MIN */
 #define TAIL_MIN     1.0  /* the longest tenth of gaps is no shorter than their mean */
-#define FILL_STEP    0.05
-#define TAIL_MAX     50.0
-#define SPREAD_MAX   1.6 /* more is a machine that nobody can predict; refusing does not help it */
+#define FILL_STEP    0.05 /* as LIFE_STEP */
+#define TAIL_MAX     50.0 /* steps: a longer gap is a standstill, which steps do not explain */
+#define SPREAD_MAX   1.6  /* more is a machine that nobody can predict; refusing does not help it */
 
 /* Steps of this share of the value: about the median of the last tens of requests. The first few go
  * faster. */
