@@ -28,7 +28,7 @@ struct bt_wsession { /* one conductor */
     char *name; /* of the conductor, after its hello */
     uint64_t incarnation;
     struct bt_wmixed mixed; /* what it says */
-    struct bt_buf late;     /* tokens that wait for the message before them: packed Tokens */
+    struct bt_buf unsent;   /* tokens that wait for the message before them: packed Tokens */
 };
 
 struct bt_wknown { /* a request id that was seen: refuses what is older */

@@ -14,11 +14,11 @@
 /* Unread by a conductor; above it generation waits: some thousand tokens, so a conductor may pause
  * for several steps of a full batch. */
 #define BEHIND_BYTES (256u << 10)
-/* With more unread bytes a conductor loses its session. Steps wait for unread tokens (BEHIND_BYTES)
- * but not for unread prompt logprobs, which have 2 MiB for 8,000 tokens with logprobs=20. The limit
- * is enough for a burst of thirty such messages. */
-#define UNREAD_MAX ((size_t)64 << 20)
-#define LATE_BYTES (32u << 10) /* of tokens in one message */
+/* Above it a conductor that does not read loses its session. Steps wait for tokens that are not
+ * read (BEHIND_BYTES) but not for prompts' logprobs, which are 2 MiB for 8,000 tokens with
+ * logprobs=20: this holds a burst of thirty of them. */
+#define UNREAD_MAX   ((size_t)64 << 20)
+#define UNSENT_BYTES (32u << 10) /* of tokens in one message */
 
 static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
 {
@@ -32,27 +32,27 @@ static struct bt_wsession *session_find(struct bt_wctl *w, uint64_t id)
     return NULL;
 }
 
-/* Sends FromWorker with the tokens that wait. Concatenated packed messages of a repeated field are
- * again a valid packed message, so only the field's header must be added. */
-static void send_late(struct bt_wsession *s)
+/* FromWorker with the tokens that wait. A packed message of a repeated field is the packed messages
+ * of its parts one behind the other, so all that is missing is the field's head. */
+static void send_unsent(struct bt_wsession *s)
 {
     uint8_t head[1 + 10];
     size_t n = 0;
-    if (s->late.len == 0) {
+    if (s->unsent.len == 0) {
         return;
     }
     head[n++] = BATON__FROM_WORKER__M_TOKENS << 3 | 2;
-    for (size_t len = s->late.len; len > 0; len >>= 7) {
+    for (size_t len = s->unsent.len; len > 0; len >>= 7) {
         head[n++] = (uint8_t)((len & 0x7f) | (len > 0x7f ? 0x80 : 0));
     }
-    struct iovec iov[] = {{head, n}, {s->late.data, s->late.len}};
+    struct iovec iov[] = {{head, n}, {s->unsent.data, s->unsent.len}};
     (void)bt_rpc_session_send_iov(&s->rpc, iov, BT_ARRAY_LEN(iov));
-    bt_buf_clear(&s->late);
+    bt_buf_clear(&s->unsent);
 }
 
 static void session_send(struct bt_wsession *s, const Baton__FromWorker *m)
 {
-    send_late(s); /* a request's other messages follow its tokens */
+    send_unsent(s); /* what is said of a request comes behind its tokens */
     (void)bt_rpc_session_send(&s->rpc, &m->base);
 }
 
@@ -338,8 +338,8 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     cancel_all(w, s->id, "its conductor's session ended");
     bt_list_remove(&s->link);
     w->n_sessions--;
-    (void)bt_wmixed_apply(w); /* the next heartbeat tells the other conductors */
-    bt_buf_cleanup(&s->late);
+    (void)bt_wmixed_apply(w); /* the others hear of it with the next heartbeat */
+    bt_buf_cleanup(&s->unsent);
     free(s->name);
     free(s);
 }
@@ -348,7 +348,7 @@ static void on_sent(void *arg)
 {
     struct bt_wsession *s = arg;
     if (!bt_rpc_stream_sending(s->rpc.stream)) {
-        send_late(s);
+        send_unsent(s);
     }
 }
 
@@ -374,7 +374,7 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *stream)
     struct bt_wsession *s = bt_calloc(1, sizeof(*s));
     s->ctl = w;
     s->id = ++w->next_session;
-    bt_buf_init(&s->late);
+    bt_buf_init(&s->unsent);
     bt_list_insert_tail(&w->sessions, &s->link);
     w->n_sessions++;
     bt_rpc_session_init(&s->rpc, w->loop, false, &rules, &session_ops, s);
@@ -446,9 +446,9 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t)
             msg.n_tokens = n;
             msg.tokens = w->tok_ptr;
             size_t len = baton__tokens__get_packed_size(&msg);
-            s->late.len += baton__tokens__pack(&msg, (uint8_t *)bt_buf_reserve(&s->late, len));
-            if (!bt_rpc_stream_sending(s->rpc.stream) || s->late.len >= LATE_BYTES) {
-                send_late(s);
+            s->unsent.len += baton__tokens__pack(&msg, (uint8_t *)bt_buf_reserve(&s->unsent, len));
+            if (!bt_rpc_stream_sending(s->rpc.stream) || s->unsent.len >= UNSENT_BYTES) {
+                send_unsent(s);
             }
         }
     }
@@ -541,7 +541,7 @@ void bt_wsession_close_all(struct bt_wctl *w, const char *why)
     struct bt_list *it, *tmp;
     bt_list_for_each_safe (it, tmp, &w->sessions) {
         struct bt_wsession *s = BT_CONTAINER_OF(it, struct bt_wsession, link);
-        send_late(s);
+        send_unsent(s);
         bt_rpc_session_end(&s->rpc, BT_RPC_SESSION_STOPPED, BT_GRPC_UNAVAILABLE, why);
     }
 }
