@@ -52,7 +52,8 @@ static const struct bt_conf_row rows[] = {
      .min = 1,
      .max = 1000000,
      .doc = "Connections at once; more get 503. One API key (without keys: one client address) "
-            "may have as many as it leaves free; more get 429. At most a quarter may be without "
+            "may have as many as are free after it has taken its own, so at most half; more get "
+            "429. At most a quarter may be without "
             "an accepted request; beyond that the oldest of these is closed.",
      .when = "raise it, and the limit of open files, when more clients stay connected."},
     {.key = "conductor.http.answers_max",
@@ -110,7 +111,8 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 1000000,
      .doc = "Requests (each prompt is one) that may wait for one of conductor.max_running, or for "
-            "KV memory; more get 429. One tenant may have half of them, and not the last eighth.",
+            "KV memory; more get 429. One tenant may have at most half of them, and the last "
+            "eighth is kept for tenants that have none waiting.",
      .when = "lower it when clients would rather have 429 at once than wait."},
     {.key = "conductor.queue_timeout_ms",
      .type = BT_CONF_MS,
@@ -198,7 +200,8 @@ static const struct bt_conf_row rows[] = {
      .doc =
          "Which requests are refused because they would miss an objective. early: by the load at "
          "arrival. predict: by the load expected when the prefill will end. priced: as predict, "
-         "and the longer the queue is, the shorter a prefill must be. none: no request.",
+         "and while prefill workers have a queue, only shorter prefills are admitted: the longer "
+         "the queue, the shorter. none: no request.",
      .when = "set none when your clients prefer a late answer to 429."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,

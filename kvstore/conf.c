@@ -131,8 +131,9 @@ static const struct bt_conf_row kvstore_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(quota_default),
      .def = "1",
-     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: no "
-            "share; such tenants use what the others leave and give it up first. Requests without "
+     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: they "
+            "have no share of their own: they use what the others leave and give it up first. "
+            "Requests without "
             "an API key have none.",
      .when = "when you name only some tenants and the others need a share too."},
     {.key = "kvstore.ssd.path",

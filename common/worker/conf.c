@@ -57,7 +57,8 @@ static const struct bt_conf_row rows[] = {
      .def = "2048",
      .min = 1,
      .max = 1048576,
-     .doc = "Tokens of one engine step, prompt chunks and single tokens together. At least "
+     .doc = "Tokens (not sequences) of one engine step: those of prompt chunks and one of each "
+            "sequence that generates. At least "
             "kv.block_tokens and engine.max_slots.",
      .when = "raise it when prompts are long and the GPU is not busy; it costs memory for the "
              "step."},

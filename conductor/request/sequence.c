@@ -81,10 +81,12 @@ static void on_place(struct bt_sequence *sq, const struct bt_sequence_input *in)
 void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 {
     double p = rej->predicted_ms, o = rej->objective_ms;
-    int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* enough digits to show the difference */
-    if (p > 0) { /* p may be below the objective: admission gives rows only a share of it */
-        snprintf(why, cap, "%s: %.*f ms predicted%s, at most %.*f ms are asked for", rej->reason,
-                 digits, p, p <= o ? " without rows that come later" : "", digits, o);
+    int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* what differs shall look different */
+    /* A prediction below the objective is refused, too, where it leaves no room for rows that join
+     * later (sched.tbt_margin). */
+    if (p > 0) {
+        snprintf(why, cap, "%s: predicted %.*f ms%s, objective %.*f ms", rej->reason, digits, p,
+                 p <= o ? " (more once later requests join)" : "", digits, o);
     } else {
         snprintf(why, cap, "%s", rej->reason);
     }

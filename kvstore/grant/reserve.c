@@ -114,8 +114,8 @@ static bt_status_t grant_fill(struct bt_grant *g, char *why, size_t cap)
         if (g->res.receive && !g->res.keep) {
             bt_pool_transit_put(cache->pool, need);
         }
-        snprintf(why, cap, "%u slots are wanted, of %u there are %u free and %u leased or in use",
-                 need, n.total, n.free, n.total - n.free - cache->policy->evictable(cache->evict));
+        snprintf(why, cap, "%u slots needed; %u free, %u in use, %u in all", need, n.free,
+                 n.total - n.free - cache->policy->evictable(cache->evict), n.total);
     } else {
         g->blocks.n_transit = g->res.receive && !g->res.keep ? need : 0;
         g->flow.index = g->gs->flows.free[--g->gs->flows.n_free];

@@ -226,7 +226,8 @@ static void on_blocks_accept(void *arg, struct bt_rpc_stream *stream)
             return;
         }
     }
-    BT_WARN("blocks_refused", "why=%s", "no session of its connection");
+    BT_WARN("blocks_refused", "why=%s",
+            "its connection has no session, or one with a stream of block events already");
     bt_rpc_stream_close(
         stream, BT_GRPC_FAILED_PRECONDITION,
         "block events go to a session: say SessionHello on a Session stream of this "

@@ -215,7 +215,7 @@ static void bad_reservations(void **state)
     assert_int_equal(node_reserve(&node, SA, 1, 0, 1, 48, 0), BT_ERR_INVALID);
     assert_int_equal(node_reserve(&node, SA, 1, 1, 1, 0, 0), BT_ERR_INVALID);
     assert_int_equal(node_reserve(&node, SA, 1, 1, 1, 16 * 1000, 0), BT_ERR_EXHAUSTED);
-    assert_non_null(strstr(node.detail, "1000 slots are wanted"));
+    assert_non_null(strstr(node.detail, "1000 slots needed; "));
     assert_int_equal(node_reserve(&node, SA, 1, 1, 1, 16 * 30000, 0), BT_ERR_TOO_LARGE);
     r.request = 5;
     r.epoch = 1;
