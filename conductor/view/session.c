@@ -375,7 +375,7 @@ static const char *on_hello(void *arg, const void *hello, char *buf, size_t cap)
         return NULL;
     }
     const char *why = bt_rpc_hello_why(fault, &self, &h, s->member->incarnation, buf, cap);
-    bt_metric_add(s->view->m_mismatch, 1);
+    bt_metric_add(s->view->m.mismatch, 1);
     BT_WARN("session_refused", "kind=%s peer=%s why=%s", s->member->kind, s->member->name, why);
     return why;
 }

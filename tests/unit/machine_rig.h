@@ -198,7 +198,7 @@ static inline void turn(void)
     for (uint32_t i = 0; i < 10 && bt_machine_wants_round(T.mc); i++) {
         bt_machine_round(T.mc, T.now_ns);
         apply();
-        while (bt_machine_admit(T.mc, T.now_ns)) {
+        while (bt_machine_place(T.mc, T.now_ns)) {
             apply();
         }
         while (bt_machine_plan(T.mc, T.now_ns)) {
