@@ -103,8 +103,8 @@ static void opens_wait_for_their_reservation(void **state)
     assert_int_equal(node_reserve(&node, SA, 2, 1, 2, 1000 * NODE_BT, 0), BT_ERR_EXHAUSTED);
     assert_int_equal(TOLD(1, OPENED)->opened->request, 2);
     assert_int_equal(TOLD(1, OPENED)->opened->status, BT_ERR_EXHAUSTED);
-    assert_non_null(strstr(TOLD(1, OPENED)->opened->detail, "1000 slots are wanted"));
-    assert_non_null(strstr(HEARD(0, RESERVED)->reserved->detail, "1000 slots are wanted"));
+    assert_non_null(strstr(TOLD(1, OPENED)->opened->detail, "1000 slots needed"));
+    assert_non_null(strstr(HEARD(0, RESERVED)->reserved->detail, "1000 slots needed"));
     bt_grants_release(node.grants, SA, 1, 3);
     assert_int_equal(TOLD(0, OPENED)->opened->epoch, 3);
     assert_int_equal(TOLD(0, OPENED)->opened->status, BT_ERR_STALE);

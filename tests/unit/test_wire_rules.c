@@ -66,8 +66,8 @@ static void test_hellos(void **state)
     card[0].up = true;
     card[1].address = (ProtobufCBinaryData){8, address};
     static const char *const why[] = {
-        "protocol version 0", "cluster.name \"best\"", "is gone, here is",      "layout",
-        "root key",           "transport is ucx",      "KV address of 0 bytes", "malformed cards",
+        "session version 0", "cluster.name \"best\"", "asks for incarnation",  "layout",
+        "root key",          "transport is ucx",      "KV address of 0 bytes", "malformed cards",
         "malformed cards"};
     uint8_t other[32] = {1};
     for (uint32_t i = 0; i < BT_ARRAY_LEN(h); i++) {
@@ -116,7 +116,7 @@ static void test_hellos(void **state)
     say_hello(&r, &six);
     WAIT_FOR(&P, r.n[BATON__PEER_MSG__M_HELLO] == 1);
     say_hello(&r, &six); /* twice */
-    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "hello out of turn");
+    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "a second hello");
     assert_true(wp_metric(A, "baton_kv_peer_sessions") == 0);
     assert_true(wp_metric(A, "baton_kv_peer_sessions_lost_total") == 0);
 }
