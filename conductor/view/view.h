@@ -26,11 +26,6 @@ typedef enum {
     BT_SESSION_OTHER /* a member that is not dialled (another conductor) */
 } bt_session_kind_t;
 
-typedef enum {
-    BT_SESSION_IDLE, /* there is no session yet, or it was lost */
-    BT_SESSION_UP    /* from on_up to on_down */
-} bt_session_state_t;
-
 /* The contents of a kvstore, by its stream of block events. */
 struct bt_session_blocks {
     struct bt_rpc_stream *stream; /* NULL: none */
