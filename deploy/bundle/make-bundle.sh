@@ -43,6 +43,8 @@ if [ -n "$tests" ]; then
     cp "$build"/tests/gpu/{check,bench}_* tests/gpu/run "$stage/tests/gpu/"
     cp "$build/tests/golden/test_engine_golden" tests/golden/shakespeare-*.json "$stage/tests/golden/"
     cp -r deploy/models/shakespeare-draft-1m "$stage/share/baton/models/"
+    mkdir "$stage/deploy" # the checks look for models where the source tree has them
+    ln -s ../share/baton/models "$stage/deploy/models"
     programs=("$stage"/tests/gpu/{check,bench}_* "$stage/tests/golden/test_engine_golden")
 fi
 
