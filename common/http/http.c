@@ -1,7 +1,8 @@
-/* Listener, connections, limits and timeouts of common/http. Loop thread. Plain TCP: a TLS layer
- * would replace conn_recv and conn_send and nothing else. The parser is http_parse.c, responses are
- * http_reply.c. A connection is closed, and its handler is told, only in the loop's own callbacks,
- * never inside a bt_http_ call of a handler. */
+/* Listener, connections' output, limits and timeouts of common/http. Loop thread. Plain TCP: a TLS
+ * layer would replace bt_http_conn_recv and bt_http_conn_send and nothing else. What a connection
+ * reads is http_input.c, the parser is http_parse.c, responses are http_reply.c. A connection is
+ * closed, and its handler is told, only in the loop's own callbacks, never inside a bt_http_ call
+ * of a handler. */
 #include "common/http/http.h"
 
 #include <errno.h>
@@ -21,13 +22,7 @@
 #include "common/http/http_priv.h"
 #include "common/log/log.h"
 
-#define ACCEPTS_PER_TURN 32
-/* After accept failed because memory or descriptors were missing. */
-#define ACCEPT_PAUSE_MS 100
-/* At most one log line a minute; there may be ten failures a second. */
-#define ACCEPT_SAY_NS 60000000000ull
-#define READ_BYTES    (64 * 1024)
-#define LINGER_MS     1000
+#define LINGER_MS 1000
 /* A client must read a waiting answer at least at this rate, averaged over the idle timeout.
  * Otherwise the connection is closed: else a few clients that read a byte a minute would hold
  * memory for days. 64 kbit/s is less than every usual link has, and as much as an event stream of
@@ -35,19 +30,19 @@
 #define READ_BYTES_PER_S 8192
 #define LOOKS            2 /* checks during the idle timeout */
 #define PROBE_MS         500
-#define PROBES_MAX       2 /* the second one is for clients behind a proxy: see probe() */
-#define LINGER_BYTES     (16 * 1024 * 1024)
+#define PROBES_MAX       2 /* the second one is for clients behind a proxy: see bt_http_conn_probe */
+/* Time of a turn of the loop for output of handlers that answer later. Connections that get no time
+ * are served in the next turn, in order. */
+#define FLUSH_NS 4000000ull
+/* A pulled answer gives its next piece when less than this is unsent. */
+#define PULL_BELOW       (BT_HTTP_PIECE / 2)
+#define ACCEPTS_PER_TURN 32
+/* After accept failed because memory or descriptors were missing. */
+#define ACCEPT_PAUSE_MS 100
+/* At most one log line a minute; there may be ten failures a second. */
+#define ACCEPT_SAY_NS 60000000000ull
 /* Connections above conns_max that get a 503; further ones are closed at once. */
 #define REFUSED_CONNS_MAX 128
-/* Time of a turn of the loop for input, including its handlers, and for output of handlers that
- * answer later. Connections that get no time are served in the next turn, in order. */
-#define INPUT_NS 4000000ull
-#define FLUSH_NS 4000000ull
-#define VISIT_NS 200000ull /* for further requests of a connection that had to wait */
-/* With this much unsent no further pipelined request is read. */
-#define PIPELINE_OUT_BYTES (64 * 1024)
-/* A pulled answer gives its next piece when less than this is unsent. */
-#define PULL_BELOW (BT_HTTP_PIECE / 2)
 /* Limit of bytes that the kernel has taken and not sent: enough to write one piece while the
  * previous one is being sent. What a client does not read then waits in the answer's source, not in
  * the kernel. */
@@ -64,26 +59,30 @@ void bt_http_options_default(struct bt_http_options *o)
                                   .out_total = 128 * 1024 * 1024};
 }
 
+const char *bt_http_key_text(const struct bt_http *h, const char *name, char text[64])
+{
+    text[0] = '\0';
+    if (h->o.key_prefix != NULL) {
+        snprintf(text, 64, " (%s%s)", h->o.key_prefix, name);
+    }
+    return text;
+}
+
 /* ---- the place for TLS ---- */
 
-static ssize_t conn_recv(struct bt_http_conn *c, void *buf, size_t cap)
+ssize_t bt_http_conn_recv(struct bt_http_conn *c, void *buf, size_t cap)
 {
     return recv(c->fd, buf, cap, 0);
 }
 
-static ssize_t conn_send(struct bt_http_conn *c, const void *buf, size_t len)
+ssize_t bt_http_conn_send(struct bt_http_conn *c, const void *buf, size_t len)
 {
     return send(c->fd, buf, len, MSG_NOSIGNAL);
 }
 
-/* ---- the end of a connection ---- */
+/* ---- end, deadlines, epoll events ---- */
 
-static size_t out_pending(const struct bt_http_conn *c)
-{
-    return c->out.len - c->out_off;
-}
-
-static void conn_close(struct bt_http_conn *c)
+void bt_http_conn_close(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     struct bt_http_req *r = c->req;
@@ -115,11 +114,10 @@ static void conn_close(struct bt_http_conn *c)
     free(c);
 }
 
-/* The server closes the connection because of the client's behaviour. */
-static void conn_cut(struct bt_http_conn *c)
+void bt_http_conn_cut(struct bt_http_conn *c)
 {
     c->trace.cut = true;
-    conn_close(c);
+    bt_http_conn_close(c);
 }
 
 /* Output bytes that the client's machine has acknowledged. The part that the client has not read
@@ -139,7 +137,7 @@ static uint64_t taken(const struct bt_http_conn *c)
 static bool is_read(const struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
-    return out_pending(c) > 0 || (r != NULL && r->pull != NULL && !r->pull_waits);
+    return bt_http_conn_unsent(c) > 0 || (r != NULL && r->pull != NULL && !r->pull_waits);
 }
 
 /* Checks the rate again. False: the client has taken too little since the check before the last
@@ -148,7 +146,8 @@ static bool reads_on(struct bt_http_conn *c)
 {
     uint64_t now = taken(c), least = (uint64_t)READ_BYTES_PER_S * c->h->o.idle_timeout_ms / 1000;
     /* If nothing is unsent now, the client does not cause the delay. */
-    bool slow = c->looks == LOOKS && out_pending(c) > 0 && now - c->taken[LOOKS - 1] < least;
+    bool slow =
+        c->looks == LOOKS && bt_http_conn_unsent(c) > 0 && now - c->taken[LOOKS - 1] < least;
     c->taken[1] = c->taken[0];
     c->taken[0] = now;
     c->looks = (uint8_t)BT_MIN(c->looks + 1, LOOKS);
@@ -157,7 +156,7 @@ static bool reads_on(struct bt_http_conn *c)
 
 static void on_timeout(void *arg);
 
-static void set_timer(struct bt_http_conn *c, bt_http_timer_t kind, uint32_t ms)
+void bt_http_conn_timer(struct bt_http_conn *c, bt_http_timer_t kind, uint32_t ms)
 {
     if (c->timer_kind == kind) {
         return; /* the deadline counts from the beginning of the state */
@@ -170,13 +169,12 @@ static void set_timer(struct bt_http_conn *c, bt_http_timer_t kind, uint32_t ms)
     }
 }
 
-/* Sets the epoll events and the deadline by the connection's state. */
-static void conn_update(struct bt_http_conn *c)
+void bt_http_conn_update(struct bt_http_conn *c)
 {
     const struct bt_http_options *o = &c->h->o;
     /* It is already in the list of connections with work to do. */
     bool waits = !bt_list_empty(&c->turn);
-    uint32_t events = out_pending(c) > 0 && !waits ? EPOLLOUT : 0;
+    uint32_t events = bt_http_conn_unsent(c) > 0 && !waits ? EPOLLOUT : 0;
     bool reading = c->state == HTTP_READING && c->in.len == c->in_off;
     if ((reading || c->state == HTTP_LINGERING) && !waits) {
         events |= EPOLLIN;
@@ -193,183 +191,20 @@ static void conn_update(struct bt_http_conn *c)
             c->looks = 0;
             (void)reads_on(c);
         }
-        set_timer(c, HTTP_TIMER_WRITE, o->idle_timeout_ms / LOOKS);
+        bt_http_conn_timer(c, HTTP_TIMER_WRITE, o->idle_timeout_ms / LOOKS);
     } else if (c->state == HTTP_ANSWERING && c->half_closed && c->probes < PROBES_MAX) {
-        set_timer(c, HTTP_TIMER_PROBE, PROBE_MS);
+        bt_http_conn_timer(c, HTTP_TIMER_PROBE, PROBE_MS);
     } else if (c->state == HTTP_ANSWERING) {
-        set_timer(c, HTTP_TIMER_NONE, 0);
+        bt_http_conn_timer(c, HTTP_TIMER_NONE, 0);
     } else if (c->state == HTTP_LINGERING) {
-        set_timer(c, HTTP_TIMER_LINGER, LINGER_MS);
+        bt_http_conn_timer(c, HTTP_TIMER_LINGER, LINGER_MS);
     } else if (c->parser.phase == BT_HTTP_BODY) {
-        set_timer(c, HTTP_TIMER_BODY, o->body_timeout_ms);
+        bt_http_conn_timer(c, HTTP_TIMER_BODY, o->body_timeout_ms);
     } else if (bt_http_parser_started(&c->parser)) {
         bool stranger = o->strangers_max > 0 && !bt_list_empty(&c->stranger);
-        set_timer(c, HTTP_TIMER_HEADER, o->header_timeout_ms / (stranger ? 2 : 1));
+        bt_http_conn_timer(c, HTTP_TIMER_HEADER, o->header_timeout_ms / (stranger ? 2 : 1));
     } else {
-        set_timer(c, HTTP_TIMER_IDLE, o->idle_timeout_ms);
-    }
-}
-
-/* ---- requests ---- */
-
-/* Makes the connection's request; the parser has read at least its header. */
-static struct bt_http_req *req_create(struct bt_http_conn *c)
-{
-    struct bt_http_req *r = bt_calloc(1, sizeof(*r));
-    r->magic = HTTP_REQ_MAGIC;
-    r->conn = c;
-    r->parser = c->parser; /* moves: strings are offsets into heap buffers */
-    r->held = r->parser.body.len;
-    c->announced = 0;
-    r->received_ns = bt_mono_ns();
-    bt_http_parser_init(&c->parser, c->h->o.body_max);
-    r->head_only = strcmp(bt_http_method(r), "HEAD") == 0;
-    c->req = r;
-    c->state = HTTP_ANSWERING;
-    c->half_closed = false;
-    set_timer(c, HTTP_TIMER_NONE, 0);
-    return r;
-}
-
-static void dispatch(struct bt_http_conn *c)
-{
-    struct bt_http_req *r = req_create(c);
-    c->h->fn(c->h->arg, r);
-}
-
-/* Returns " (conductor.http.NAME)" if the limits are keys of a configuration. */
-static const char *key_text(const struct bt_http *h, const char *name, char text[64])
-{
-    text[0] = '\0';
-    if (h->o.key_prefix != NULL) {
-        snprintf(text, 64, " (%s%s)", h->o.key_prefix, name);
-    }
-    return text;
-}
-
-/* Would `more` bytes of bodies exceed the limit? Then the request is answered. */
-static bool no_room(struct bt_http_conn *c, uint64_t more)
-{
-    char why[192], key[64];
-    bt_http_room_t room = bt_http_share_room(c, more);
-    if (room == HTTP_ROOM) {
-        return false;
-    }
-    snprintf(why, sizeof(why),
-             room == HTTP_ROOM_NONE
-                 ? "the request bodies being read have reached their total of %llu bytes%s"
-                 : "your request bodies have reached your share of the total of %llu bytes%s",
-             (unsigned long long)c->h->o.body_total, key_text(c->h, "body_total", key));
-    bt_http_reply_error(c, room == HTTP_ROOM_NONE ? 503 : 429, why);
-    return true;
-}
-
-static bool too_many_conns(struct bt_http_conn *c, uint64_t owner)
-{
-    char why[192], key[64];
-    if (bt_http_share_own(c, owner)) {
-        return false;
-    }
-    snprintf(why, sizeof(why), "you have as many connections as one client may have of %u%s",
-             c->h->o.conns_max, key_text(c->h, "conns_max", key));
-    bt_http_reply_error(c, 429, why);
-    return true;
-}
-
-/* The header is complete: may the body come? False: the request was answered. */
-static bool ask(struct bt_http_conn *c)
-{
-    bool accepted = c->h->o.head == NULL;
-    uint64_t owner = 0;
-    if (c->h->o.head != NULL) {
-        struct bt_http_req *r = req_create(c);
-        if (!c->h->o.head(c->h->arg, r)) {
-            BT_ASSERT(c->req == NULL);
-            return false;
-        }
-        accepted = r->accepted;
-        owner = r->owner;
-        c->parser = r->parser;
-        r->parser = (struct bt_http_parser){0};
-        bt_http_req_free(r);
-        c->req = NULL;
-        c->state = HTTP_READING;
-    }
-    if (accepted && too_many_conns(c, owner)) {
-        return false;
-    }
-    uint64_t announced = bt_http_parser_announced(&c->parser);
-    if (announced > 0 && no_room(c, announced)) {
-        return false;
-    }
-    c->announced = (size_t)announced;
-    return true;
-}
-
-static void refuse(struct bt_http_conn *c, const struct bt_http_parser *p)
-{
-    char why[160], key[64];
-    BT_DEBUG("http_refused", "status=%d why=%s", p->status, p->why);
-    snprintf(why, sizeof(why), "%s", p->why);
-    if (p->status == 413) {
-        snprintf(why, sizeof(why), "the body is larger than %zu bytes%s", c->h->o.body_max,
-                 key_text(c->h, "body_max", key));
-    }
-    bt_http_reply_error(c, p->status, why);
-}
-
-/* Parses up to the end of a header or request; returns the number of bytes used. */
-static size_t conn_feed(struct bt_http_conn *c, const char *data, size_t len)
-{
-    struct bt_http_parser *p = &c->parser;
-    size_t used = 0;
-    if (len > 0 && p->phase == BT_HTTP_HEAD && !bt_http_parser_started(p)) {
-        c->first_byte_ns = bt_mono_ns();
-    }
-    if (p->phase == BT_HTTP_HEAD) {
-        used = bt_http_parse_head(p, data, len);
-        bool complete = p->phase == BT_HTTP_BODY || p->phase == BT_HTTP_DONE;
-        if (complete) {
-            bt_http_record_begin(c);
-        }
-        if (complete && !ask(c)) {
-            return c->state == HTTP_CLOSING ? len : used;
-        }
-        if (p->phase == BT_HTTP_BODY && p->expect_continue && !p->http10 && used == len) {
-            bt_buf_puts(&c->out, "HTTP/1.1 100 Continue\r\n\r\n");
-        }
-    }
-    if (p->phase == BT_HTTP_BODY) {
-        used += bt_http_parse(p, data + used, len - used);
-        bt_http_share_count(c);
-        if (!c->trace.answered) {
-            c->trace.bytes_in = p->body.len;
-        }
-        if (p->phase != BT_HTTP_REFUSE && !p->skip && c->announced == 0 && no_room(c, 0)) {
-            return len;
-        }
-    }
-    if (p->phase == BT_HTTP_REFUSE) {
-        refuse(c, p);
-        return len; /* the bytes after a bad request are not a request */
-    }
-    if (p->phase == BT_HTTP_DONE && p->skip) {
-        bt_http_parser_reset(p);
-        set_timer(c, HTTP_TIMER_NONE, 0);
-    }
-    return used;
-}
-
-/* Parses input from c->in, at most one request, and runs its handler. */
-static void conn_advance(struct bt_http_conn *c)
-{
-    c->in_off += conn_feed(c, c->in.data + c->in_off, c->in.len - c->in_off);
-    if (c->in_off == c->in.len) {
-        bt_buf_cleanup(&c->in);
-        c->in_off = 0;
-    }
-    if (c->state == HTTP_READING && c->parser.phase == BT_HTTP_DONE) {
-        dispatch(c);
+        bt_http_conn_timer(c, HTTP_TIMER_IDLE, o->idle_timeout_ms);
     }
 }
 
@@ -381,7 +216,7 @@ static void conn_advance(struct bt_http_conn *c)
  * 7.1: any number of digits is allowed). A proxy that forwards a FIN gets its client's reset after
  * the first bytes, and resets this connection after the second ones. HTTP/1.0 has no such bytes, so
  * there a FIN counts as gone. */
-static void probe(struct bt_http_conn *c)
+void bt_http_conn_probe(struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
     c->half_closed = true;
@@ -393,11 +228,13 @@ static void probe(struct bt_http_conn *c)
     bt_buf_puts(&c->out, r->started ? "0" : "HTTP/1.1 100 Continue\r\n\r\n");
 }
 
+/* ---- output ---- */
+
 /* Sends as much as it can. False: the client is gone. */
 static bool conn_flush(struct bt_http_conn *c)
 {
-    while (out_pending(c) > 0) {
-        ssize_t n = conn_send(c, c->out.data + c->out_off, out_pending(c));
+    while (bt_http_conn_unsent(c) > 0) {
+        ssize_t n = bt_http_conn_send(c, c->out.data + c->out_off, bt_http_conn_unsent(c));
         if (n < 0 && errno == EINTR) {
             continue;
         }
@@ -406,7 +243,7 @@ static bool conn_flush(struct bt_http_conn *c)
         }
         c->out_off += (size_t)n;
         bt_http_record_sent(c, (size_t)n);
-        if (c->out_off > READ_BYTES) {
+        if (c->out_off > HTTP_READ_BYTES) {
             bt_buf_consume(&c->out, c->out_off);
             c->out_off = 0;
         }
@@ -421,14 +258,12 @@ static bool conn_flush(struct bt_http_conn *c)
     return true;
 }
 
-/* ---- limits of output ---- */
-
 /* Updates h->unsent. False: all connections together have too much unsent, and this one has the
  * most. If another one has the most, that one is closed. */
 static bool count_unsent(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
-    size_t n = out_pending(c);
+    size_t n = bt_http_conn_unsent(c);
     h->unsent += n - c->counted;
     c->counted = n;
     if (h->unsent <= h->o.out_total) {
@@ -444,7 +279,7 @@ static bool count_unsent(struct bt_http_conn *c)
     if (most == c) {
         return false;
     }
-    conn_cut(most);
+    bt_http_conn_cut(most);
     return true;
 }
 
@@ -454,7 +289,7 @@ static void pull_some(void *arg);
 static bool wants_piece(const struct bt_http_conn *c)
 {
     const struct bt_http_req *r = c->req;
-    return r != NULL && r->pull != NULL && !r->pull_waits && out_pending(c) < PULL_BELOW;
+    return r != NULL && r->pull != NULL && !r->pull_waits && bt_http_conn_unsent(c) < PULL_BELOW;
 }
 
 static void queue_pull(struct bt_http_conn *c)
@@ -469,70 +304,18 @@ static void queue_pull(struct bt_http_conn *c)
     }
 }
 
-/* ---- turns ---- */
-
-static void serve_turns(void *arg);
-
-/* Is there time for input in this turn of the loop? The time begins with the first input. */
-static bool has_time(struct bt_http *h)
-{
-    uint64_t turn_ns = bt_loop_turn_ns(h->loop);
-    if (h->turn_ns != turn_ns) {
-        h->turn_ns = turn_ns;
-        h->until_ns = bt_loop_until(h->loop, INPUT_NS);
-    }
-    return bt_mono_ns() < h->until_ns;
-}
-
-/* ... and does no other connection wait longer? */
-static bool may_serve(struct bt_http *h)
-{
-    return bt_list_empty(&h->turns) && has_time(h);
-}
-
-/* May the connection that is being served have another request? */
-static bool may_go_on(struct bt_http *h)
-{
-    return may_serve(h) || (bt_mono_ns() < h->visit_ns && has_time(h));
-}
-
-static void wait_turn(struct bt_http_conn *c)
-{
-    struct bt_http *h = c->h;
-    if (bt_list_empty(&c->turn)) {
-        bt_list_insert_tail(&h->turns, &c->turn);
-    }
-    if (h->turns_timer.heap_pos == 0) {
-        bt_timer_start(h->loop, &h->turns_timer, 0, 0, serve_turns, h);
-    }
-}
-
-/* Does it have input that can be read now: a request, or part of one, sent before the last
- * answer? */
-static bool has_pipelined(const struct bt_http_conn *c)
-{
-    return c->state == HTTP_READING && c->in.len > c->in_off &&
-           out_pending(c) <= PIPELINE_OUT_BYTES;
-}
-
-/* Completes the work of a connection after any event: sends, continues with pipelined input while
- * there is time, closes it if it has ended. The connection may be freed afterwards. */
-static void conn_settle(struct bt_http_conn *c)
+void bt_http_conn_settle(struct bt_http_conn *c)
 {
     struct bt_http *h = c->h;
     h->current = c;
     bt_list_remove(&c->dirty);
     bool alive = conn_flush(c);
-    while (alive && has_pipelined(c) && may_go_on(h)) {
-        conn_advance(c);
+    while (alive && bt_http_input_next(c)) {
         alive = conn_flush(c);
     }
     h->current = NULL;
-    if (alive && has_pipelined(c)) {
-        wait_turn(c);
-    }
-    if (alive && c->req != NULL && c->req->started && out_pending(c) > h->o.out_max) {
-        BT_DEBUG("http_slow_reader", "unsent=%zu", out_pending(c));
+    if (alive && c->req != NULL && c->req->started && bt_http_conn_unsent(c) > h->o.out_max) {
+        BT_DEBUG("http_slow_reader", "unsent=%zu", bt_http_conn_unsent(c));
         c->trace.cut = true;
         alive = false;
     }
@@ -540,7 +323,7 @@ static void conn_settle(struct bt_http_conn *c)
         c->trace.cut = true;
         alive = false;
     }
-    if (alive && c->state == HTTP_CLOSING && out_pending(c) == 0) {
+    if (alive && c->state == HTTP_CLOSING && bt_http_conn_unsent(c) == 0) {
         alive = shutdown(c->fd, SHUT_WR) == 0;
         c->state = HTTP_LINGERING;
         bt_buf_cleanup(&c->in);
@@ -549,9 +332,9 @@ static void conn_settle(struct bt_http_conn *c)
     if (alive) {
         queue_pull(c);
         bt_http_share_count(c);
-        conn_update(c);
+        bt_http_conn_update(c);
     } else {
-        conn_close(c);
+        bt_http_conn_close(c);
     }
 }
 
@@ -568,7 +351,7 @@ static void pull_some(void *arg)
             bt_http_req_pull(c->req);
             h->current = NULL;
         }
-        conn_settle(c); /* adds it at the end of the list if it wants more */
+        bt_http_conn_settle(c); /* adds it at the end of the list if it wants more */
     }
     if (!bt_list_empty(&h->pulling)) {
         bt_timer_start(h->loop, &h->pull_timer, 0, 0, pull_some, h);
@@ -581,7 +364,7 @@ static void flush_all(void *arg)
     struct bt_http *h = arg;
     uint64_t until_ns = bt_loop_until(h->loop, FLUSH_NS);
     while (!bt_list_empty(&h->dirty) && bt_mono_ns() < until_ns) {
-        conn_settle(BT_CONTAINER_OF(h->dirty.next, struct bt_http_conn, dirty));
+        bt_http_conn_settle(BT_CONTAINER_OF(h->dirty.next, struct bt_http_conn, dirty));
     }
     if (!bt_list_empty(&h->dirty)) {
         bt_timer_start(h->loop, &h->flush_timer, 0, 0, flush_all, h);
@@ -606,12 +389,12 @@ static void on_timeout(void *arg)
     bt_http_timer_t kind = c->timer_kind;
     c->timer_kind = HTTP_TIMER_NONE;
     if (kind == HTTP_TIMER_WRITE && reads_on(c)) {
-        set_timer(c, kind, c->h->o.idle_timeout_ms / LOOKS);
+        bt_http_conn_timer(c, kind, c->h->o.idle_timeout_ms / LOOKS);
         return;
     }
     /* The client has sent input, and waits for this server. */
     if (kind != HTTP_TIMER_WRITE && !bt_list_empty(&c->turn)) {
-        conn_update(c);
+        bt_http_conn_update(c);
         return;
     }
     if (kind == HTTP_TIMER_HEADER) {
@@ -619,109 +402,12 @@ static void on_timeout(void *arg)
     } else if (kind == HTTP_TIMER_BODY && !c->parser.skip) {
         bt_http_reply_error(c, 408, "the body did not arrive in time");
     } else if (kind == HTTP_TIMER_PROBE) {
-        probe(c);
+        bt_http_conn_probe(c);
     } else {
-        conn_cut(c);
+        bt_http_conn_cut(c);
         return;
     }
-    conn_settle(c);
-}
-
-/* ---- reading ---- */
-
-/* False: close. */
-static bool conn_read(struct bt_http_conn *c)
-{
-    ssize_t n = conn_recv(c, c->h->scratch, READ_BYTES);
-    if (n < 0) {
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-    }
-    if (c->state == HTTP_LINGERING) {
-        c->discarded += (size_t)n;
-        return n > 0 && c->discarded <= LINGER_BYTES;
-    }
-    if (n == 0) {
-        if (out_pending(c) == 0) {
-            return false;
-        }
-        c->state = HTTP_CLOSING; /* the client may still read the last answer */
-        return true;
-    }
-    size_t used = conn_feed(c, c->h->scratch, (size_t)n);
-    if (used < (size_t)n) {
-        bt_buf_append(&c->in, c->h->scratch + used, (size_t)n - used);
-    }
-    if (c->state == HTTP_READING && c->parser.phase == BT_HTTP_DONE) {
-        dispatch(c);
-    }
-    return true;
-}
-
-/* Reads once, if there is input, and continues. The connection may be freed afterwards. */
-static void serve(struct bt_http_conn *c)
-{
-    bool reads = c->readable;
-    c->readable = false;
-    if (reads) {
-        c->h->current = c;
-        bool alive = conn_read(c);
-        c->h->current = NULL;
-        if (!alive) {
-            conn_close(c);
-            return;
-        }
-    }
-    conn_settle(c);
-}
-
-/* Serves the connection that waits longest: at least one request. If it has more, it goes to the
- * end of the list. */
-static void serve_first(struct bt_http *h)
-{
-    struct bt_http_conn *c = BT_CONTAINER_OF(h->turns.next, struct bt_http_conn, turn);
-    bt_list_remove(&c->turn);
-    h->visit_ns = bt_mono_ns() + VISIT_NS;
-    if (has_pipelined(c)) {
-        h->current = c;
-        conn_advance(c);
-        h->current = NULL;
-        conn_settle(c);
-    } else {
-        serve(c);
-    }
-    h->visit_ns = 0;
-}
-
-static void serve_turns(void *arg)
-{
-    struct bt_http *h = arg;
-    while (!bt_list_empty(&h->turns) && has_time(h)) {
-        serve_first(h);
-    }
-    if (!bt_list_empty(&h->turns)) {
-        bt_timer_start(h->loop, &h->turns_timer, 0, 0, serve_turns, h);
-    }
-}
-
-static void on_conn(void *arg, uint32_t events)
-{
-    struct bt_http_conn *c = arg;
-    bool half_closed = c->state == HTTP_ANSWERING && !c->half_closed && (events & EPOLLRDHUP) != 0;
-    if ((events & (EPOLLERR | EPOLLHUP)) != 0 || (half_closed && c->req->parser.http10)) {
-        conn_close(c);
-        return;
-    }
-    if (half_closed) {
-        c->probes = 0;
-        probe(c);
-    }
-    c->readable = c->readable || ((events & EPOLLIN) != 0 && (c->events & EPOLLIN) != 0);
-    if (may_serve(c->h)) {
-        serve(c);
-    } else {
-        wait_turn(c);
-        conn_update(c); /* epoll need not report it again */
-    }
+    bt_http_conn_settle(c);
 }
 
 /* ---- accepting ---- */
@@ -760,7 +446,7 @@ static struct bt_http_conn *conn_create(struct bt_http *h, int fd,
     bt_list_insert_tail(&h->conns, &c->link);
     bt_http_parser_init(&c->parser, h->o.body_max);
     c->events = EPOLLIN;
-    c->w = bt_loop_fd_add(h->loop, fd, EPOLLIN, on_conn, c);
+    c->w = bt_loop_fd_add(h->loop, fd, EPOLLIN, bt_http_input_event, c);
     h->n_conns++;
     return c;
 }
@@ -812,7 +498,7 @@ static void refuse_conn(struct bt_http_conn *c)
 {
     char why[128], key[64];
     snprintf(why, sizeof(why), "there are %u connections already%s", c->h->o.conns_max,
-             key_text(c->h, "conns_max", key));
+             bt_http_key_text(c->h, "conns_max", key));
     bt_http_reply_error(c, 503, why);
 }
 
@@ -823,11 +509,11 @@ static void evict(struct bt_http_conn *c)
     static const char answer[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n"
                                  "Retry-After: 1\r\nConnection: close\r\n\r\n";
     c->h->unheard++;
-    if (c->state == HTTP_READING && out_pending(c) == 0) {
-        ssize_t n = conn_send(c, answer, sizeof(answer) - 1);
+    if (c->state == HTTP_READING && bt_http_conn_unsent(c) == 0) {
+        ssize_t n = bt_http_conn_send(c, answer, sizeof(answer) - 1);
         (void)n; /* best effort */
     }
-    conn_close(c);
+    bt_http_conn_close(c);
 }
 
 static void on_accept(void *arg, uint32_t events)
@@ -864,7 +550,7 @@ static void on_accept(void *arg, uint32_t events)
         if (full) {
             refuse_conn(c);
         }
-        conn_settle(c);
+        bt_http_conn_settle(c);
     }
 }
 
@@ -956,7 +642,7 @@ bt_status_t bt_http_create(struct bt_loop *loop, const struct bt_http_options *o
     bt_list_init(&h->strangers);
     h->owners = bt_map_create(sizeof(uint64_t));
     bt_random(&h->seed, sizeof(h->seed));
-    h->scratch = bt_malloc(READ_BYTES);
+    h->scratch = bt_malloc(HTTP_READ_BYTES);
     h->listen_w = bt_loop_fd_add(loop, fd, EPOLLIN, on_accept, h);
     *h_p = h;
     if (port_p != NULL) {
@@ -989,9 +675,10 @@ void bt_http_drain(struct bt_http *h)
     bt_list_for_each_safe (pos, tmp, &h->conns) {
         struct bt_http_conn *c = BT_CONTAINER_OF(pos, struct bt_http_conn, link);
         bool idle = c->state == HTTP_READING && !bt_http_parser_started(&c->parser) &&
-                    c->in.len == c->in_off && out_pending(c) == 0 && bt_list_empty(&c->turn);
+                    c->in.len == c->in_off && bt_http_conn_unsent(c) == 0 &&
+                    bt_list_empty(&c->turn);
         if (idle && c != h->current) {
-            conn_close(c);
+            bt_http_conn_close(c);
         }
     }
 }
@@ -1005,7 +692,7 @@ void bt_http_destroy(struct bt_http *h)
     stop_listening(h);
     bt_timer_stop(h->loop, &h->flush_timer);
     while (!bt_list_empty(&h->conns)) {
-        conn_cut(BT_CONTAINER_OF(h->conns.next, struct bt_http_conn, link));
+        bt_http_conn_cut(BT_CONTAINER_OF(h->conns.next, struct bt_http_conn, link));
     }
     bt_timer_stop(h->loop, &h->flush_timer);
     bt_timer_stop(h->loop, &h->pull_timer);

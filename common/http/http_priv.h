@@ -1,6 +1,7 @@
-/* Within common/http: what http.c (listener, connections, timeouts) and http_reply.c (responses)
- * share. A connection reads one request at a time; while its handler owns the request, nothing
- * more is read, only the client's leaving is watched. Owned by the loop's thread. */
+/* Within common/http: what http.c (the server and its connections), http_input.c (their input) and
+ * http_reply.c (responses) share. A connection reads one request at a time; while its handler owns
+ * the request, nothing more is read, only the client's leaving is watched. Owned by the loop's
+ * thread. */
 #ifndef BT_HTTP_PRIV_H
 #define BT_HTTP_PRIV_H
 
@@ -16,6 +17,7 @@
 /* A refused request's body of at most this length is read to its end, so that the connection can be
  * used again: most refused clients ask again. */
 #define HTTP_SKIP_BYTES (64 * 1024)
+#define HTTP_READ_BYTES (64 * 1024) /* size of bt_http.scratch */
 
 typedef enum {
     HTTP_READING,   /* waits for, or reads, a request */
@@ -177,6 +179,37 @@ void bt_http_req_free(struct bt_http_req *r);
 void bt_http_req_pull(struct bt_http_req *r);
 
 /* http.c */
+/* Returns " (conductor.http.NAME)", written to text, if the limits are keys of a configuration;
+ * otherwise "". */
+const char *bt_http_key_text(const struct bt_http *h, const char *name, char text[64]);
+
+static inline size_t bt_http_conn_unsent(const struct bt_http_conn *c)
+{
+    return c->out.len - c->out_off;
+}
+/* As recv and send on the connection's socket: -1 and errno, or the number of bytes. */
+ssize_t bt_http_conn_recv(struct bt_http_conn *c, void *buf, size_t cap);
+ssize_t bt_http_conn_send(struct bt_http_conn *c, const void *buf, size_t len);
+/* Tells on_gone, ends the record, frees the connection. */
+void bt_http_conn_close(struct bt_http_conn *c);
+/* The same, because of the client's behaviour or the server's end: the record says so. */
+void bt_http_conn_cut(struct bt_http_conn *c);
+/* Starts the deadline of a state; no change while that state's deadline runs. */
+void bt_http_conn_timer(struct bt_http_conn *c, bt_http_timer_t kind, uint32_t ms);
+/* Sets the epoll events and the deadline by the connection's state. */
+void bt_http_conn_update(struct bt_http_conn *c);
+/* Completes the work of a connection after any event: sends, continues with pipelined input while
+ * there is time, closes it if it has ended. The connection may be freed afterwards. */
+void bt_http_conn_settle(struct bt_http_conn *c);
+/* Its output leaves at the end of the turn. */
 void bt_http_conn_dirty(struct bt_http_conn *c);
+/* The client has sent FIN: sends bytes that show whether it has gone. */
+void bt_http_conn_probe(struct bt_http_conn *c);
+
+/* http_input.c */
+/* An event of a connection's socket. arg: the connection, which may be freed afterwards. */
+void bt_http_input_event(void *arg, uint32_t events);
+/* Handles a request that was sent ahead. False: there is none, or it waits for its turn. */
+bool bt_http_input_next(struct bt_http_conn *c);
 
 #endif
