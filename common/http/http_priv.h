@@ -1,7 +1,7 @@
-/* Within common/http: what http.c (the server and its connections), http_input.c (their input) and
- * http_reply.c (responses) share. A connection reads one request at a time; while its handler owns
- * the request, nothing more is read, only the client's leaving is watched. Owned by the loop's
- * thread. */
+/* Within common/http: what http.c (the server), http_conn.c and http_input.c (a connection's two
+ * directions) and http_reply.c (responses) share. A connection reads one request at a time; while
+ * its handler owns the request, nothing more is read, only the client's leaving is watched. Owned
+ * by the loop's thread. */
 #ifndef BT_HTTP_PRIV_H
 #define BT_HTTP_PRIV_H
 
@@ -183,6 +183,7 @@ void bt_http_req_pull(struct bt_http_req *r);
  * otherwise "". */
 const char *bt_http_key_text(const struct bt_http *h, const char *name, char text[64]);
 
+/* http_conn.c */
 static inline size_t bt_http_conn_unsent(const struct bt_http_conn *c)
 {
     return c->out.len - c->out_off;
