@@ -1,7 +1,6 @@
-/* One session with a worker or a kvstore (common/rpc/session.h): its messages, loads and block
- * events, and when it is dialled. Loop thread. */
+/* One session with a worker or a kvstore (common/rpc/session.h): its life, its messages, and when
+ * it is dialled. Loop thread. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,302 +11,13 @@
 #include "common/rpc/session_hello.h"
 #include "conductor/view/view_priv.h"
 
-#define BACKOFF_FIRST_MS    100u  /* a dial that is refused costs little */
-#define BACKOFF_MAX_MS      2000u /* as SILENCE: a daemon is found as fast as it is lost */
-#define FLIGHTS_MS          5u    /* between two looks whether all plans know that it was lost */
-#define BLOCKS_CREDIT       64u   /* BlockEvents under way at most */
-#define UNSWEPT_MAX         2u    /* forgotten contents of a kvstore that may wait to be swept */
-#define BLOCK_ADDED_BYTES   36u   /* key and depth, see BlockEvents */
-#define BLOCK_REMOVED_BYTES 32u   /* key */
-#define MIXED_TELL_NS       1000000000ull /* two heartbeats: all workers have heard and answered */
-#define MIXED_ROUNDING_MS   0.01          /* a worker keeps nanoseconds */
+#define BACKOFF_FIRST_MS 100u  /* a dial that is refused costs little */
+#define BACKOFF_MAX_MS   2000u /* as SILENCE: a daemon is found as fast as it is lost */
+#define FLIGHTS_MS       5u    /* between two looks whether all plans know that it was lost */
 
 static struct bt_metric *up_gauge(const struct bt_session *s)
 {
     return s->view->m.up[s->kind == BT_SESSION_KVSTORE];
-}
-
-/* ---- block events ---- */
-
-static void blocks_credit(struct bt_session *s, uint32_t n)
-{
-    Baton__BlocksCredit c = BATON__BLOCKS_CREDIT__INIT;
-    c.messages = n;
-    if (bt_rpc_stream_send_pb(s->blocks.stream, &c.base) != BT_OK) {
-        bt_session_break(s, "the block event stream takes no more credit");
-    }
-}
-
-/* Gives credit back. Each time a kvstore's contents are forgotten, the index has to sweep once. A
- * kvstore that announces them again and again gets no more credit until the sweeps are over. */
-static void blocks_more(struct bt_session *s)
-{
-    if (s->blocks.stream != NULL && s->blocks.unacked >= BLOCKS_CREDIT / 2 &&
-        bt_holders_unswept(s->view->index, s->kv_id) <= UNSWEPT_MAX) {
-        blocks_credit(s, s->blocks.unacked);
-        s->blocks.unacked = 0;
-    }
-}
-
-static void forget_blocks(struct bt_session *s)
-{
-    bt_holders_forget(s->view->index, s->kv_id);
-    s->blocks.synced = false;
-    s->blocks.seq = 0;
-}
-
-static void forget_pins(struct bt_session *s)
-{
-    if (s->pins != NULL) {
-        baton__pin_states__free_unpacked(s->pins, NULL);
-        s->pins = NULL;
-    }
-}
-
-static void apply_events(struct bt_session *s, const Baton__BlockEvents *e)
-{
-    size_t n_added = e->added.len / BLOCK_ADDED_BYTES;
-    size_t n_removed = e->removed.len / BLOCK_REMOVED_BYTES;
-    if (e->reset) {
-        forget_blocks(s);
-        s->blocks.synced = true;
-    } else if (s->blocks.seq != 0 && e->seq != s->blocks.seq) {
-        /* Deltas were lost on the way, so the index may have blocks that are gone. An inventory
-         * follows. */
-        BT_INFO("blocks_gap", "kvstore=%s expected=%" PRIu64 " got=%" PRIu64, s->member->name,
-                s->blocks.seq, e->seq);
-        bt_metric_add(s->view->m.gaps, 1);
-        forget_blocks(s);
-    }
-    s->blocks.seq = e->seq + n_added + n_removed;
-    for (size_t i = 0; i < n_added; i++) {
-        const uint8_t *p = e->added.data + i * BLOCK_ADDED_BYTES;
-        struct bt_kv_key key;
-        memcpy(key.b, p, sizeof(key.b));
-        uint32_t depth =
-            p[32] | (uint32_t)p[33] << 8 | (uint32_t)p[34] << 16 | (uint32_t)p[35] << 24;
-        if ((depth + 1) % s->view->conf.extent_blocks != 0) {
-            continue; /* inside an extent: the extent's last block stands for it */
-        }
-        if (!bt_holders_add(s->view->index, &key, depth, s->kv_id)) {
-            bt_metric_add(s->view->m.index_full, 1);
-        }
-    }
-    for (size_t i = 0; i < n_removed; i++) {
-        struct bt_kv_key key;
-        memcpy(key.b, e->removed.data + i * BLOCK_REMOVED_BYTES, sizeof(key.b));
-        bt_holders_remove(s->view->index, &key, s->kv_id);
-    }
-    bt_metric_set(s->view->m.index_keys, (double)bt_holders_keys(s->view->index));
-}
-
-static void on_blocks_message(void *arg, struct bt_rpc_stream *st, const void *data, size_t len)
-{
-    struct bt_session *s = arg;
-    (void)st;
-    char why[256];
-    if (!bt_session_takes(s)) {
-        return;
-    }
-    if (s->blocks.unacked >= BLOCKS_CREDIT) {
-        bt_session_break(s, "more block events than it had credit for");
-        return;
-    }
-    Baton__BlockEvents *e = bt_block_events_unpack(data, len, why, sizeof(why));
-    if (e == NULL) {
-        bt_session_break(s, why);
-    } else if (e->incarnation != 0 && e->incarnation != s->member->incarnation) {
-        bt_session_break(s, "block events of another incarnation");
-    } else {
-        apply_events(s, e);
-        s->blocks.unacked++;
-        blocks_more(s);
-    }
-    if (e != NULL) {
-        baton__block_events__free_unpacked(e, NULL);
-    }
-}
-
-static void on_blocks_close(void *arg, struct bt_rpc_stream *st, int code, const char *detail)
-{
-    struct bt_session *s = arg;
-    (void)st;
-    s->blocks.stream = NULL;
-    forget_blocks(s);
-    if (code == BT_GRPC_UNIMPLEMENTED) { /* an older kvstore: its blocks are not in the index */
-        BT_WARN("blocks_unsupported", "kvstore=%s", s->member->name);
-        return;
-    }
-    if (bt_session_up(s)) {
-        BT_INFO("blocks_closed", "kvstore=%s code=%d detail=%s", s->member->name, code, detail);
-        bt_session_break(s, "its block event stream ended");
-    }
-}
-
-static const struct bt_rpc_stream_ops blocks_ops = {.on_message = on_blocks_message,
-                                                    .on_close = on_blocks_close};
-
-static void blocks_close(struct bt_session *s)
-{
-    if (s->blocks.stream != NULL) {
-        bt_rpc_stream_close(s->blocks.stream, BT_GRPC_CANCELLED, "session ended", false);
-        s->blocks.stream = NULL;
-    }
-    if (s->blocks.seq != 0 || s->blocks.synced) {
-        forget_blocks(s);
-    }
-}
-
-static void blocks_open(struct bt_session *s)
-{
-    s->blocks.unacked = 0;
-    s->blocks.seq = 0;
-    bt_status_t st = bt_rpc_stream_open(s->rpc.channel, "/baton.Kvstore/Blocks", false, &blocks_ops,
-                                        s, &s->blocks.stream);
-    if (st != BT_OK) {
-        s->blocks.stream = NULL;
-        bt_session_break(s, "its block event stream could not be opened");
-        return;
-    }
-    blocks_credit(s, BLOCKS_CREDIT);
-}
-
-/* ---- loads ---- */
-
-/* Takes a worker's step cost. A worker of another version may have fewer segments: the missing ones
- * get the last price. A cost that is not finite or is negative is ignored. */
-static void take_cost(struct bt_session *s, const Baton__StepCost *c)
-{
-    s->load.cost = NULL;
-    s->said.has_cost = false;
-    if (c == NULL || c->n_token_ns == 0) {
-        return;
-    }
-    struct bt_batch_cost x = {.base_ns = c->base_ns, .kv_ns = c->kv_ns, .attn_ns = c->attn_ns};
-    double sum = x.base_ns + x.kv_ns + x.attn_ns,
-           least = BT_MIN(BT_MIN(x.base_ns, x.kv_ns), x.attn_ns);
-    for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
-        x.token_ns[i] = c->token_ns[BT_MIN(i, c->n_token_ns - 1)];
-        sum += x.token_ns[i];
-        least = BT_MIN(least, x.token_ns[i]);
-    }
-    if (!isfinite(sum) || least < 0) {
-        return;
-    }
-    s->said.has_cost = true;
-    s->said.cost = x;
-    s->load_cost = *c;
-    s->load_cost.base.n_unknown_fields = 0;
-    s->load_cost.base.unknown_fields = NULL;
-    s->load_cost.n_token_ns = BT_BATCH_SEGMENTS;
-    s->load_cost.token_ns = s->said.cost.token_ns;
-    s->load.cost = &s->load_cost;
-}
-
-/* Takes the limits of mixed steps that are in force at the worker. A worker that reports none may
- * have any limit, or none: plans then do not rely on it. */
-static void take_mixed(struct bt_session *s, const Baton__MixedSteps *m)
-{
-    bool some = m != NULL && isfinite(m->step_ms) && m->step_ms > 0;
-    s->said.mixed_step_ms = some ? m->step_ms : -1;
-    s->said.mixed_gap_ms = some && isfinite(m->gap_ms) && m->gap_ms > 0 ? m->gap_ms : 0;
-    baton__mixed_steps__init(&s->load_mixed);
-    s->load_mixed.step_ms = some ? s->said.mixed_step_ms : 0;
-    s->load_mixed.gap_ms = s->said.mixed_gap_ms;
-    s->load.mixed = m != NULL ? &s->load_mixed : NULL;
-}
-
-/* Warns if a worker's mixed steps are shorter than this conductor asks for. Predictions use the
- * worker's own limits, but the operator probably did not want them. */
-static void note_mixed(struct bt_session *s, uint64_t now_ns)
-{
-    const struct bt_view *v = s->view;
-    bool is_short = v->mixed.step_ms > 0 && s->has_load && s->decode &&
-                    (s->said.mixed_step_ms < v->mixed.step_ms - MIXED_ROUNDING_MS ||
-                     s->said.mixed_gap_ms < v->mixed.gap_ms - MIXED_ROUNDING_MS);
-    if (now_ns - v->mixed.set_ns < MIXED_TELL_NS) {
-        return; /* it may not have heard yet */
-    }
-    double step = is_short ? s->said.mixed_step_ms : 0, gap = is_short ? s->said.mixed_gap_ms : 0;
-    if (is_short && (step != s->short_step_ms || gap != s->short_gap_ms)) {
-        BT_WARN("mixed_steps_short",
-                "worker=%s step_ms=%.1f gap_ms=%.1f asked_step_ms=%.1f asked_gap_ms=%.1f why=%s",
-                s->member->name, BT_MAX(step, 0), gap, v->mixed.step_ms, v->mixed.gap_ms,
-                s->load.mixed == NULL
-                    ? "it runs an older release, which takes no conductor's word: no "
-                      "prompts go beside its rows"
-                    : "its own engine.mixed_step_ms and engine.mixed_gap_ms are shorter, "
-                      "or the objective of another conductor");
-    }
-    s->short_step_ms = step;
-    s->short_gap_ms = gap;
-}
-
-/* Takes the load of each class. A worker reports at most as many classes as there are places. */
-static void take_classes(struct bt_session *s, const Baton__WorkerLoad *l)
-{
-    s->load.n_classes = 0;
-    s->load.classes = NULL;
-    s->said.classes = (struct bt_classes){0};
-    for (size_t i = 0; i < l->n_classes; i++) {
-        const Baton__ClassLoad *k = l->classes[i];
-        struct bt_class *to = bt_classes_at(&s->said.classes, k->priority);
-        to->queue_ns += k->queue_ms > 0 ? 1e6 * k->queue_ms : 0;
-        to->rows += k->rows;
-        to->pages += k->pages;
-        to->waiting += BT_MAX(k->waiting, k->landing);
-        to->landing += k->landing;
-    }
-}
-
-static void take_load(struct bt_session *s, const Baton__WorkerLoad *l)
-{
-    struct bt_sched_said *to = &s->said;
-    to->at_ns = bt_mono_ns();
-    to->running = l->running;
-    to->waiting = l->waiting;
-    to->landing = l->landing;
-    to->pages_total = l->pages_total;
-    to->pages_free = l->pages_free;
-    to->slots_total = l->slots_total;
-    to->max_model_len = l->max_model_len;
-    to->max_rows = l->max_rows;
-    to->chunk_tokens = l->chunk_tokens;
-    to->queued_prefill_tokens = l->queued_prefill_tokens;
-    to->kv_tokens = l->kv_tokens;
-    to->prefill_tokens_per_s = l->prefill_tokens_per_s;
-    to->step_ms = l->step_ms;
-    to->queue_ms = l->queue_ms;
-}
-
-static void on_heartbeat(void *arg, const void *heartbeat)
-{
-    struct bt_session *s = arg;
-    const Baton__Heartbeat *h = heartbeat;
-    if (h->load != NULL) {
-        s->load = *h->load;
-        s->load.base.n_unknown_fields = 0;
-        s->load.base.unknown_fields = NULL;
-        take_load(s, h->load);
-        take_cost(s, h->load->cost);
-        take_mixed(s, h->load->mixed);
-        take_classes(s, h->load);
-        s->has_load = true;
-    }
-    if (h->pool != NULL) {
-        s->pool = *h->pool;
-        s->pool.base.n_unknown_fields = 0;
-        s->pool.base.unknown_fields = NULL;
-        s->pool.n_links = 0;
-        s->pool.links = NULL;
-        s->has_pool = true;
-        s->n_links = (uint32_t)BT_MIN(h->pool->n_links, (size_t)BT_SCHED_LINKS_MAX);
-        for (uint32_t i = 0; i < s->n_links; i++) {
-            const Baton__LinkRate *l = h->pool->links[i];
-            s->links[i] =
-                (struct bt_sched_link){l->incarnation, l->slab_bytes_per_s, l->ssd_bytes_per_s};
-        }
-    }
 }
 
 /* ---- hellos and heartbeats ---- */
@@ -349,7 +59,7 @@ static void say_heartbeat(void *arg, uint64_t seq)
     Baton__MixedSteps mixed;
     h.seq = seq;
     if (s->kind == BT_SESSION_WORKER) {
-        note_mixed(s, bt_mono_ns());
+        bt_session_note_mixed(s, bt_mono_ns());
         h.mixed = fill_mixed(s->view, &mixed);
         Baton__ToWorker m = BATON__TO_WORKER__INIT;
         m.m_case = BATON__TO_WORKER__M_HEARTBEAT;
@@ -360,7 +70,7 @@ static void say_heartbeat(void *arg, uint64_t seq)
         m.m_case = BATON__TO_KVSTORE__M_HEARTBEAT;
         m.heartbeat = &h;
         (void)bt_session_send_kvstore(s, &m);
-        blocks_more(s);
+        bt_session_blocks_more(s);
     }
 }
 
@@ -387,7 +97,7 @@ static void on_up(void *arg)
     BT_INFO("session_up", "kind=%s peer=%s peer_node=%s incarnation=%016" PRIx64, s->member->kind,
             s->member->name, s->member->node, s->member->incarnation);
     if (s->kind == BT_SESSION_KVSTORE) {
-        blocks_open(s);
+        bt_session_blocks_open(s);
     }
     if (s->view->ops != NULL && bt_session_takes(s)) {
         s->view->ops->on_up(s->view->ops_arg, s);
@@ -395,6 +105,14 @@ static void on_up(void *arg)
 }
 
 /* ---- messages ---- */
+
+static void forget_pins(struct bt_session *s)
+{
+    if (s->pins != NULL) {
+        baton__pin_states__free_unpacked(s->pins, NULL);
+        s->pins = NULL;
+    }
+}
 
 static void on_worker(void *arg, ProtobufCMessage *msg)
 {
@@ -456,7 +174,7 @@ static void on_end(void *arg, const struct bt_rpc_session_end *e)
     s->n_links = 0;
     s->said.classes = (struct bt_classes){0};
     forget_pins(s);
-    blocks_close(s);
+    bt_session_blocks_close(s);
     if (!e->was_up && (e->cause == BT_RPC_SESSION_VIOLATION || e->cause == BT_RPC_SESSION_BROKEN)) {
         BT_WARN("session_down", "kind=%s peer=%s was_up=0 why=%s", s->member->kind, s->member->name,
                 why);
@@ -515,8 +233,8 @@ const struct bt_rpc_session_rules bt_session_rules = {
 #define SESSION_OPS(type, message)                                                                 \
     {                                                                                              \
         .incoming = &type, .say_hello = say_hello, .say_heartbeat = say_heartbeat,                 \
-        .on_hello = on_hello, .on_up = on_up, .on_heartbeat = on_heartbeat, .on_message = message, \
-        .on_fail = on_fail, .on_end = on_end, .on_redial = dial,                                   \
+        .on_hello = on_hello, .on_up = on_up, .on_heartbeat = bt_session_take_heartbeat,           \
+        .on_message = message, .on_fail = on_fail, .on_end = on_end, .on_redial = dial,            \
     }
 static const struct bt_rpc_session_ops worker_ops =
     SESSION_OPS(baton__from_worker__descriptor, on_worker);

@@ -1,4 +1,5 @@
-/* Inside view/: the view's own state, and the session's life (session.c). */
+/* Inside view/: the view's own state, and sessions (session.c, session_blocks.c, session_load.c).
+ */
 #ifndef BT_CONDUCTOR_VIEW_PRIV_H
 #define BT_CONDUCTOR_VIEW_PRIV_H
 
@@ -84,6 +85,22 @@ void bt_session_update(struct bt_session *s, const Baton__Member *m);
 void bt_session_beat(struct bt_session *s, uint64_t now_ns, bool asked);
 extern const struct bt_rpc_session_rules bt_session_rules; /* but for the times of tests */
 struct bt_rpc_identity bt_view_identity(const struct bt_view *v);
+
+/* session_blocks.c: the stream of a kvstore's block events. */
+/* Opens it; the session is up. */
+void bt_session_blocks_open(struct bt_session *s);
+/* Closes it, if it is open; the index forgets what the kvstore had. */
+void bt_session_blocks_close(struct bt_session *s);
+/* Gives credit back. Each time a kvstore's contents are forgotten, the index has to sweep once. A
+ * kvstore that announces them again and again gets no more credit until the sweeps are over. */
+void bt_session_blocks_more(struct bt_session *s);
+
+/* session_load.c */
+/* bt_rpc_session_ops.on_heartbeat of a session. */
+void bt_session_take_heartbeat(void *arg, const void *heartbeat);
+/* Warns if a worker's mixed steps are shorter than this conductor asks for. Predictions use the
+ * worker's own limits, but the operator probably did not want them. */
+void bt_session_note_mixed(struct bt_session *s, uint64_t now_ns);
 
 /* Does it take new requests: is it up, and its node not drained? */
 bool bt_session_serves(const struct bt_session *s);
