@@ -348,8 +348,9 @@ static const struct bt_gen_ops gen_ops = {
 
 /* ---- the beginning ---- */
 
-/* What its headers ask for, within what its key allows. Asked before its body is parsed, and again
- * when the body's priority is known. */
+/* What its headers ask for, within what its key allows. It runs twice: a request may be refused
+ * before its body is parsed, and the body may have the priority to which the key's bound applies.
+ */
 static void take_terms(struct bt_gen_spec *s, const struct bt_front_key_terms *t,
                        const struct bt_front_headers *h)
 {

@@ -13,7 +13,9 @@
 
 #define BACKOFF_FIRST_MS 100u  /* a dial that is refused costs little */
 #define BACKOFF_MAX_MS   2000u /* as SILENCE: a daemon is found as fast as it is lost */
-#define FLIGHTS_MS       5u    /* between two looks whether all plans know that it was lost */
+/* Between two looks whether all plans know that the daemon was lost: a look is one comparison, and
+ * it delays the dial by at most a twentieth of the shortest wait. */
+#define FLIGHTS_MS 5u
 
 static struct bt_metric *up_gauge(const struct bt_session *s)
 {

@@ -8,8 +8,12 @@
 #include "common/rpc/ranges.h"
 #include "conductor/view/view_priv.h"
 
-#define BLOCKS_CREDIT       64u /* BlockEvents under way at most */
-#define UNSWEPT_MAX         2u  /* forgotten contents of a kvstore that may wait to be swept */
+/* BlockEvents under way at most: 64 of 64 KiB are 4 MiB, half of what the stream queues at the
+ * kvstore (BT_RPC_QUEUE_MAX_BYTES), and each credit that comes back lets 54,000 blocks follow. */
+#define BLOCKS_CREDIT 64u
+/* Forgotten contents of a kvstore that may wait to be swept: its session may end once and it may
+ * fall behind once while one sweep runs (some seconds); more comes only from a fault. */
+#define UNSWEPT_MAX         2u
 #define BLOCK_ADDED_BYTES   36u /* key and depth, see BlockEvents */
 #define BLOCK_REMOVED_BYTES 32u /* key */
 
