@@ -73,17 +73,12 @@ static inline void unlease(uint32_t i, uint64_t id)
 /* Request `request`: a prompt whose blocks other nodes have, in runs 0 to 3 and 8 to 99. */
 static inline void begin_stream(uint64_t request)
 {
-    uint32_t first[] = {0, 8}, count[] = {4, UINT32_MAX};
-    Baton__Source src = BATON__SOURCE__INIT, *at = &src;
+    static const uint32_t runs[][2] = {{0, 4}, {8, UINT32_MAX}};
+    struct far far;
     Baton__Reserve r = BATON__RESERVE__INIT;
     struct bt_kv_key k;
     node_key((uint32_t)request, 0, &k);
-    src.peer = "kvstore-n9";
-    src.peer_rpc = "127.0.0.1:1";
-    src.peer_incarnation = 7;
-    src.first = first;
-    src.count = count;
-    src.n_first = src.n_count = 2;
+    far_init(&far, runs, BT_ARRAY_LEN(runs));
     cache_prompt(request + 1000, (uint32_t)request, 1); /* so that the grant need not wait */
     r.request = request;
     r.epoch = 1;
@@ -92,7 +87,7 @@ static inline void begin_stream(uint64_t request)
     r.keys.len = sizeof(k.b);
     r.streams = true;
     r.n_sources = 1;
-    r.sources = &at;
+    r.sources = &far.at;
     bt_grants_reserve(node.grants, SA, &r);
     assert_int_equal(node.reserved_status, BT_OK);
     assert_int_equal(node.resident, 1);

@@ -258,4 +258,27 @@ static inline void cache_prompt(uint64_t r, uint32_t chain, uint32_t n)
     bt_grants_release(node.grants, SA, r, 1);
 }
 
+/* Blocks that another kvstore has, in n runs. The message points into f. */
+struct far {
+    Baton__Source src, *at;
+    uint32_t first[2], count[2];
+};
+
+/* runs: [n][2], their first blocks and lengths. */
+static inline void far_init(struct far *f, const uint32_t (*runs)[2], size_t n)
+{
+    baton__source__init(&f->src);
+    f->at = &f->src;
+    f->src.peer = "kvstore-n9";
+    f->src.peer_rpc = "127.0.0.1:1";
+    f->src.peer_incarnation = 7;
+    f->src.first = f->first;
+    f->src.count = f->count;
+    f->src.n_first = f->src.n_count = n;
+    for (size_t i = 0; i < n; i++) {
+        f->first[i] = runs[i][0];
+        f->count[i] = runs[i][1];
+    }
+}
+
 #endif

@@ -5,15 +5,10 @@
 static void order(void *session, uint64_t id, uint32_t chain, uint32_t n, size_t spare_bytes)
 {
     struct bt_kv_key keys[64];
-    uint32_t first = 0, count = 1000;
-    Baton__Source src = BATON__SOURCE__INIT, *at = &src;
+    static const uint32_t all[1][2] = {{0, 1000}};
+    struct far far;
     Baton__Replicate m = BATON__REPLICATE__INIT;
-    src.peer = "kvstore-n9";
-    src.peer_rpc = "127.0.0.1:1";
-    src.peer_incarnation = 7;
-    src.n_first = src.n_count = 1;
-    src.first = &first;
-    src.count = &count;
+    far_init(&far, all, 1);
     for (uint32_t b = 0; b < n + 1; b++) {
         node_key(chain, b, &keys[b]);
     }
@@ -21,7 +16,7 @@ static void order(void *session, uint64_t id, uint32_t chain, uint32_t n, size_t
     m.keys.data = (uint8_t *)keys;
     m.keys.len = n * sizeof(keys[0]) + spare_bytes;
     m.n_sources = 1;
-    m.sources = &at;
+    m.sources = &far.at;
     bt_grants_replicate(node.grants, session, &m);
 }
 

@@ -329,15 +329,10 @@ static void waiting_beginnings_have_their_share(void **state)
     (void)state;
     uint32_t half = node_counts(&node).total / 2;
     struct bt_kv_key keys[64];
-    uint32_t first = 0, count = 1000;
-    Baton__Source src = BATON__SOURCE__INIT, *at = &src;
+    static const uint32_t all[1][2] = {{0, 1000}};
+    struct far far;
     Baton__Reserve r = BATON__RESERVE__INIT;
-    src.peer = "kvstore-n9";
-    src.peer_rpc = "127.0.0.1:1";
-    src.peer_incarnation = 7;
-    src.n_first = src.n_count = 1;
-    src.first = &first;
-    src.count = &count;
+    far_init(&far, all, 1);
     for (uint32_t b = 0; b < half; b++) {
         node_key(1, b, &keys[b]);
     }
@@ -348,7 +343,7 @@ static void waiting_beginnings_have_their_share(void **state)
     r.keys.len = half * sizeof(keys[0]);
     r.streams = true;
     r.n_sources = 1;
-    r.sources = &at;
+    r.sources = &far.at;
     bt_grants_reserve(node.grants, SA, &r);
     assert_int_equal(node.n_reserved, 0);
     assert_int_equal(stats().pending, 1);

@@ -326,11 +326,11 @@ static void test_answers_that_do_not_fit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_items_out_of_order, start, stop),
-        cmocka_unit_test_setup_teardown(test_segments_that_do_not_fit, start, stop),
-        cmocka_unit_test_setup_teardown(test_how_a_sender_ends, start, stop),
-        cmocka_unit_test_setup_teardown(test_offers, start, stop),
-        cmocka_unit_test_setup_teardown(test_answers_that_do_not_fit, start, stop),
+        cmocka_unit_test_setup_teardown(test_items_out_of_order, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_segments_that_do_not_fit, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_how_a_sender_ends, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_offers, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_answers_that_do_not_fit, wp_over_grpc, wp_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

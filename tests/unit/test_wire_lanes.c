@@ -13,8 +13,6 @@
 #include "kvstore/wire/wx_child.h"
 #include "wire_pair.h"
 
-static struct wp P;
-static struct wp_end *const A = &P.e[0], *const B = &P.e[1];
 static bool have_cards;
 
 static int ip(const char *args)

@@ -10,35 +10,6 @@
 #include "kvstore/wire/wx_child.h"
 #include "wire_pair.h"
 
-static struct wp P;
-static struct wp_end *const A = &P.e[0], *const B = &P.e[1];
-
-static void with(const struct wp_options *opt)
-{
-    wp_open(&P, opt);
-}
-
-static int over_grpc(void **state)
-{
-    (void)state;
-    with(&(struct wp_options){.over_grpc = true});
-    return 0;
-}
-
-static int over_ucx(void **state)
-{
-    (void)state;
-    with(&(struct wp_options){.secret = "a secret of at least 32 characters"});
-    return 0;
-}
-
-static int over(void **state)
-{
-    (void)state;
-    wp_close(&P);
-    return 0;
-}
-
 static void assert_done(const struct wp_sink *k, const struct wp_source *s)
 {
     uint32_t n = bt_flow_blocks(&k->shape);
@@ -444,21 +415,21 @@ static void test_fetch_ends(void **state)
 static int narrow(void **state)
 {
     (void)state;
-    with(&(struct wp_options){.over_grpc = true, .in_flight = 1});
+    wp_open(&P, &(struct wp_options){.over_grpc = true, .in_flight = 1});
     return 0;
 }
 
 static int narrow_ucx(void **state)
 {
     (void)state;
-    with(&(struct wp_options){.in_flight = 1, .no_crcs = true});
+    wp_open(&P, &(struct wp_options){.in_flight = 1, .no_crcs = true});
     return 0;
 }
 
 #define BOTH(f)                                                                                    \
-    {"grpc: " #f, f, over_grpc, over, NULL},                                                       \
+    {"grpc: " #f, f, wp_over_grpc, wp_over, NULL},                                                 \
     {                                                                                              \
-        "ucx: " #f, f, over_ucx, over, NULL                                                        \
+        "ucx: " #f, f, wp_over_ucx, wp_over, NULL                                                  \
     }
 
 int main(int argc, char **argv)
@@ -468,12 +439,12 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         BOTH(test_flows_of_every_shape),
         BOTH(test_items_follow_the_word),
-        cmocka_unit_test_setup_teardown(test_refusals, over_grpc, over),
+        cmocka_unit_test_setup_teardown(test_refusals, wp_over_grpc, wp_over),
         BOTH(test_ends),
         BOTH(test_deadline),
         BOTH(test_a_wrong_byte_is_never_committed),
-        cmocka_unit_test_setup_teardown(test_many_at_once, narrow, over),
-        cmocka_unit_test_setup_teardown(test_many_at_once, narrow_ucx, over),
+        cmocka_unit_test_setup_teardown(test_many_at_once, narrow, wp_over),
+        cmocka_unit_test_setup_teardown(test_many_at_once, narrow_ucx, wp_over),
         BOTH(test_fetch),
         BOTH(test_fetch_ends),
     };

@@ -361,14 +361,15 @@ static void test_messages_of_the_other_side(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_hellos, start, stop),
-        cmocka_unit_test_setup_teardown(test_the_older_session_goes, start, stop),
-        cmocka_unit_test_setup_teardown(test_strangers_among_segments, start, stop),
-        cmocka_unit_test_setup_teardown(test_flows_that_are_asked_for_wrongly, start, stop),
-        cmocka_unit_test_setup_teardown(test_classes_that_a_peer_may_name, start, stop),
-        cmocka_unit_test_setup_teardown(test_takes, start, stop),
-        cmocka_unit_test_setup_teardown(test_how_flows_are_closed, start, stop),
-        cmocka_unit_test_setup_teardown(test_messages_of_the_other_side, start, stop),
+        cmocka_unit_test_setup_teardown(test_hellos, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_the_older_session_goes, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_strangers_among_segments, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_flows_that_are_asked_for_wrongly, wp_over_grpc,
+                                        wp_over),
+        cmocka_unit_test_setup_teardown(test_classes_that_a_peer_may_name, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_takes, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_how_flows_are_closed, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_messages_of_the_other_side, wp_over_grpc, wp_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,35 +10,6 @@
 #include "kvstore/wire/wx_child.h"
 #include "wire_pair.h"
 
-static struct wp P;
-static struct wp_end *const A = &P.e[0], *const B = &P.e[1];
-
-static void with(const struct wp_options *opt)
-{
-    wp_open(&P, opt);
-}
-
-static int over_grpc(void **state)
-{
-    (void)state;
-    with(&(struct wp_options){.over_grpc = true});
-    return 0;
-}
-
-static int over_ucx(void **state)
-{
-    (void)state;
-    with(&(struct wp_options){.secret = "a secret of at least 32 characters"});
-    return 0;
-}
-
-static int over(void **state)
-{
-    (void)state;
-    wp_close(&P);
-    return 0;
-}
-
 /* The cluster says that a peer is gone: its flows end, others may be opened to it again. */
 static void test_a_peer_that_is_gone(void **state)
 {
@@ -136,7 +107,7 @@ static void test_idle_sessions_are_closed(void **state)
 static int idle_soon(void **state)
 {
     (void)state;
-    with(&(struct wp_options){.over_grpc = true, .idle_ms = 300});
+    wp_open(&P, &(struct wp_options){.over_grpc = true, .idle_ms = 300});
     return 0;
 }
 
@@ -205,7 +176,7 @@ static void test_nobody_serves_fetches(void **state)
 static int no_fetches(void **state)
 {
     (void)state;
-    with(&(struct wp_options){.over_grpc = true, .no_want = true});
+    wp_open(&P, &(struct wp_options){.over_grpc = true, .no_want = true});
     return 0;
 }
 
@@ -214,12 +185,12 @@ int main(int argc, char **argv)
     bt_wx_child_main_if_asked(argc, argv);
     setenv("UCX_LOG_LEVEL", "fatal", 0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_peer_that_is_gone, over_grpc, over),
-        {"grpc: a new incarnation", test_a_new_incarnation, over_grpc, over, NULL},
-        {"ucx: a new incarnation", test_a_new_incarnation, over_ucx, over, NULL},
-        cmocka_unit_test_setup_teardown(test_idle_sessions_are_closed, idle_soon, over),
-        cmocka_unit_test_setup_teardown(test_strangers_are_refused, over_grpc, over),
-        cmocka_unit_test_setup_teardown(test_nobody_serves_fetches, no_fetches, over),
+        cmocka_unit_test_setup_teardown(test_a_peer_that_is_gone, wp_over_grpc, wp_over),
+        {"grpc: a new incarnation", test_a_new_incarnation, wp_over_grpc, wp_over, NULL},
+        {"ucx: a new incarnation", test_a_new_incarnation, wp_over_ucx, wp_over, NULL},
+        cmocka_unit_test_setup_teardown(test_idle_sessions_are_closed, idle_soon, wp_over),
+        cmocka_unit_test_setup_teardown(test_strangers_are_refused, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_nobody_serves_fetches, no_fetches, wp_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,6 +93,10 @@ struct wp {
     struct wp_end e[2];
 };
 
+/* The pair of a program. */
+static struct wp P;
+static struct wp_end *const A = &P.e[0], *const B = &P.e[1];
+
 /* ---- contents ---- */
 
 static inline uint8_t *wp_segment(const struct wp *p, const struct wp_end *e, uint32_t slot,
@@ -456,6 +460,29 @@ static inline void wp_close(struct wp *p)
         bt_slab_crcs_destroy(p->e[i].crcs);
         bt_slab_unmap(p->e[i].slab);
     }
+}
+
+/* ---- set-ups of tests ---- */
+
+static inline int wp_over_grpc(void **state)
+{
+    (void)state;
+    wp_open(&P, &(struct wp_options){.over_grpc = true});
+    return 0;
+}
+
+static inline int wp_over_ucx(void **state)
+{
+    (void)state;
+    wp_open(&P, &(struct wp_options){.secret = "a secret of at least 32 characters"});
+    return 0;
+}
+
+static inline int wp_over(void **state)
+{
+    (void)state;
+    wp_close(&P);
+    return 0;
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* The other kvstore of a wire (kvstore/wire/wire.h), played message by message over gRPC. Include
- * after cmocka.h. */
+/* The other kvstore of a wire (kvstore/wire/wire.h), played message by message over gRPC; A
+ * of wire_pair.h is the wire that is tested. Include after cmocka.h. */
 #ifndef BT_TESTS_WIRE_RAW_H
 #define BT_TESTS_WIRE_RAW_H
 
@@ -12,8 +12,6 @@
 #define SESSION  "/baton.Peer/Session"
 #define SEGMENTS "/baton.Peer/Segments"
 
-static struct wp P;
-static struct wp_end *const A = &P.e[0]; /* the wire that is tested */
 /* The other side of one stream. */
 struct raw {
     struct bt_rpc_channel *channel; /* of a dialer */
@@ -159,20 +157,6 @@ static inline void say_close(struct raw *r, uint32_t stream, int32_t status, con
     c.status = status;
     c.detail = (char *)(uintptr_t)why;
     SAY(r, flow_close, FLOW_CLOSE, Baton__FlowClose, c);
-}
-
-static inline int start(void **state)
-{
-    (void)state;
-    wp_open(&P, &(struct wp_options){.over_grpc = true});
-    return 0;
-}
-
-static inline int stop(void **state)
-{
-    (void)state;
-    wp_close(&P);
-    return 0;
 }
 
 #endif
