@@ -112,14 +112,11 @@ static void accept_again(void *arg)
  * answer. Then the listener pauses, because epoll would report the next client at once. */
 static void accept_failed(struct bt_http *h, int error)
 {
-    uint64_t now = bt_mono_ns();
+    uint32_t times = bt_log_due(&h->accept_pace, bt_mono_ns(), ACCEPT_SAY_NS);
     h->unheard++;
-    h->accept_unsaid++;
-    if (h->accept_said_ns == 0 || now - h->accept_said_ns >= ACCEPT_SAY_NS) {
-        BT_WARN("http_accept_failed", "err=%s times=%u remedy=%s", strerror(error),
-                h->accept_unsaid, "raise LimitNOFILE or lower the connection limit");
-        h->accept_said_ns = now;
-        h->accept_unsaid = 0;
+    if (times > 0) {
+        BT_WARN("http_accept_failed", "err=%s times=%u remedy=%s", strerror(error), times,
+                "raise LimitNOFILE or lower the connection limit");
     }
     if (h->spare_fd >= 0) {
         close(h->spare_fd);

@@ -12,6 +12,7 @@
 #include "common/base/map.h"
 #include "common/http/http.h"
 #include "common/http/http_parse.h"
+#include "common/log/log.h"
 
 #define HTTP_REQ_MAGIC 0x48747071u
 /* A refused request's body of at most this length is read to its end, so that the connection can be
@@ -123,11 +124,10 @@ struct bt_http {
     uint64_t until_ns;    /* it serves input until then */
     uint64_t visit_ns;    /* the connection that is served (it had to wait) has until then */
     uint32_t n_conns;
-    uint64_t unheard;        /* connections closed for want of room, without a record */
-    size_t unsent;           /* bytes of output of all connections */
-    struct bt_buf piece;     /* scratch of a pull */
-    uint64_t accept_said_ns; /* of the last line about clients that no descriptor was left for */
-    uint32_t accept_unsaid;  /* such failures since */
+    uint64_t unheard;               /* connections closed for want of room, without a record */
+    size_t unsent;                  /* bytes of output of all connections */
+    struct bt_buf piece;            /* scratch of a pull */
+    struct bt_log_pace accept_pace; /* of lines about clients that no descriptor was left for */
     bool draining;
     bool winding_down;
     struct bt_http_conn *current; /* being settled: needs no flush timer */

@@ -244,3 +244,14 @@ void bt_log_line_write(struct bt_log_line *l)
         (void)ignored;
     }
 }
+
+uint32_t bt_log_due(struct bt_log_pace *p, uint64_t now_ns, uint64_t every_ns)
+{
+    uint32_t times = ++p->unsaid;
+    if (p->said_ns != 0 && now_ns - p->said_ns < every_ns) {
+        return 0;
+    }
+    p->said_ns = now_ns;
+    p->unsaid = 0;
+    return times;
+}

@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef enum {
     BT_LOG_ERROR = 3,
@@ -40,6 +41,16 @@ void bt_log_settings_set(const struct bt_log_settings *s);
  * contain. NULL for %s is written as "-". */
 void bt_log(bt_log_level_t level, const char *ev, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* For an event that may come thousands of times a second: a line from time to time, which says how
+ * often it came. All zero at the start; its user guards it. */
+struct bt_log_pace {
+    uint64_t said_ns;
+    uint32_t unsaid;
+};
+/* Counts the event. Returns how often it came since the last line, itself included, if the next
+ * line is due: the first one at once, the others at least every_ns apart. Otherwise 0. */
+uint32_t bt_log_due(struct bt_log_pace *p, uint64_t now_ns, uint64_t every_ns);
 
 /* A line made in advance: what composes lines may not be called in a signal handler. */
 struct bt_log_line {

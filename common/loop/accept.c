@@ -24,8 +24,7 @@
 static struct {
     pthread_mutex_t lock;
     int fd; /* -1: none */
-    uint64_t said_ns;
-    uint32_t unsaid;
+    struct bt_log_pace pace;
 } spare = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
 int bt_loop_accept(int fd, struct sockaddr *addr, socklen_t *len, int flags)
@@ -42,13 +41,10 @@ static void spare_take(void)
 
 static void say(int error)
 {
-    uint64_t now_ns = bt_mono_ns();
-    spare.unsaid++;
-    if (spare.said_ns == 0 || now_ns - spare.said_ns >= SAY_NS) {
-        BT_WARN("accept_failed", "err=%s times=%u remedy=%s", strerror(error), spare.unsaid,
+    uint32_t times = bt_log_due(&spare.pace, bt_mono_ns(), SAY_NS);
+    if (times > 0) {
+        BT_WARN("accept_failed", "err=%s times=%u remedy=%s", strerror(error), times,
                 "peers cannot connect until descriptors are free: raise LimitNOFILE");
-        spare.said_ns = now_ns;
-        spare.unsaid = 0;
     }
 }
 

@@ -53,8 +53,7 @@ struct bt_loop {
         void *arg;
         uint64_t last_ns, longest_ns; /* end of the last callback; duration of the longest one */
         uintptr_t longest_at;
-        uint64_t said_ns; /* time of the last line about a slow turn */
-        uint32_t unsaid;  /* slow turns since that line */
+        struct bt_log_pace pace; /* of lines about slow turns */
     } turn;
 };
 
@@ -176,13 +175,11 @@ static void turn_over(struct bt_loop *l, uint64_t cpu_ns)
     if (t.cpu_ns < BT_LOOP_SLOW_NS) {
         return;
     }
-    l->turn.unsaid++;
-    if (l->turn.said_ns == 0 || l->turn.last_ns - l->turn.said_ns > SLOW_SAY_NS) {
+    uint32_t times = bt_log_due(&l->turn.pace, l->turn.last_ns, SLOW_SAY_NS);
+    if (times > 0) {
         BT_WARN("slow_loop_tick", "ms=%.1f cpu_ms=%.1f longest_ms=%.1f at=%#zx times=%u",
                 (double)t.wall_ns / 1e6, (double)t.cpu_ns / 1e6, (double)l->turn.longest_ns / 1e6,
-                (size_t)(l->turn.longest_at - (uintptr_t)__executable_start), l->turn.unsaid);
-        l->turn.said_ns = l->turn.last_ns;
-        l->turn.unsaid = 0;
+                (size_t)(l->turn.longest_at - (uintptr_t)__executable_start), times);
     }
 }
 

@@ -39,7 +39,7 @@ static struct {
     struct newcomer ring[RING];
     uint64_t n;     /* number of all that ever came; the last is ring[(n - 1) % RING] */
     uint64_t first; /* all before this one are shut down or authorized */
-    uint64_t said_ns, unsaid;
+    struct bt_log_pace pace;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 uint32_t bt_newcomers_max(void)
@@ -159,14 +159,11 @@ static bool guarded(const struct sockaddr_storage *local)
 
 static void say(void)
 {
-    uint64_t now_ns = bt_mono_ns();
-    all.unsaid++;
-    if (all.said_ns == 0 || now_ns - all.said_ns >= SAY_NS) {
-        BT_WARN("strangers_ended", "times=%llu remedy=%s", (unsigned long long)all.unsaid,
+    uint32_t times = bt_log_due(&all.pace, bt_mono_ns(), SAY_NS);
+    if (times > 0) {
+        BT_WARN("strangers_ended", "times=%u remedy=%s", times,
                 "many connections come to this daemon's gRPC port and call nothing: look who opens "
                 "them, and let only the cluster's hosts reach the port");
-        all.said_ns = now_ns;
-        all.unsaid = 0;
     }
 }
 

@@ -28,7 +28,7 @@ static struct {
     uint32_t max;            /* 0: no limit */
     struct listener **by_fd; /* [n], NULL: not a listening socket */
     uint32_t n;
-    uint64_t said_ns, unsaid;
+    struct bt_log_pace pace;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void bt_one_peer_limit(uint32_t max)
@@ -74,14 +74,11 @@ static struct listener *listener_of(int fd)
 
 static void say(void)
 {
-    uint64_t now_ns = bt_mono_ns();
-    all.unsaid++;
-    if (all.said_ns == 0 || now_ns - all.said_ns >= SAY_NS) {
-        BT_WARN("strangers_refused", "times=%llu remedy=%s", (unsigned long long)all.unsaid,
+    uint32_t times = bt_log_due(&all.pace, bt_mono_ns(), SAY_NS);
+    if (times > 0) {
+        BT_WARN("strangers_refused", "times=%u remedy=%s", times,
                 "many connections come to this node's ports for KV and are no peer's: look who "
                 "opens them, and let only the cluster's nodes reach kvstore.wire.listen");
-        all.said_ns = now_ns;
-        all.unsaid = 0;
     }
 }
 

@@ -318,9 +318,24 @@ static void test_last_words(void **state)
     assert_non_null(strstr(last, "ev=out_of_memory why="));
 }
 
+/* The first event has a line at once; later ones wait, and the next line counts them. */
+static void test_pace(void **state)
+{
+    struct bt_log_pace p = {0};
+    (void)state;
+    assert_int_equal(bt_log_due(&p, 1000, 100), 1);
+    assert_int_equal(bt_log_due(&p, 1000, 100), 0);
+    assert_int_equal(bt_log_due(&p, 1099, 100), 0);
+    assert_int_equal(bt_log_due(&p, 1100, 100), 3);
+    assert_int_equal(bt_log_due(&p, 1199, 100), 0);
+    assert_int_equal(bt_log_due(&p, 5000, 100), 2);
+    assert_int_equal(bt_log_due(&p, 9000, 100), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pace),
         cmocka_unit_test_setup_teardown(test_lines, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_hostile_values, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_json_numbers, open_log, close_log),
