@@ -2,6 +2,7 @@
  * thread. */
 #include "common/log/log.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
@@ -26,6 +27,8 @@ static bt_log_level_t log_level = BT_LOG_INFO;
 static bool log_json, log_prefix;
 static pthread_mutex_t out_lock = PTHREAD_MUTEX_INITIALIZER; /* for stderr and out_lost */
 static unsigned long out_lost;                               /* lines lost since the last write */
+static int out_why;            /* errno of the last failed write; 0: the reader had no room */
+static bool out_torn;          /* the last write took a part of its line */
 static uint64_t out_waited_ns; /* end of the last failed wait; 0: none */
 
 static void say_last(const char *ev, const char *why)
@@ -141,6 +144,40 @@ static uint64_t mono_ns(void)
     return (uint64_t)ts.tv_sec * 1000000000ull + (uint64_t)ts.tv_nsec;
 }
 
+/* Writes a line as a whole. False: it is lost, for the reason in out_why. A full disk may take the
+ * beginning of a line; then the next line begins on a line of its own. */
+static bool write_line(const char *line, size_t n)
+{
+    if (out_torn && write(STDERR_FILENO, "\n", 1) != 1) {
+        return false;
+    }
+    out_torn = false;
+    for (size_t at = 0; at < n;) {
+        ssize_t got = write(STDERR_FILENO, line + at, n - at);
+        if (got > 0) {
+            at += (size_t)got;
+        } else if (got == 0 || errno != EINTR) {
+            out_torn = at > 0;
+            out_why = got == 0 ? EIO : errno;
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool say_lost(void)
+{
+    char line[PIPE_BUF], why[160];
+    if (out_why == 0) {
+        snprintf(why, sizeof(why), "the reader of stderr did not take them");
+    } else {
+        snprintf(why, sizeof(why), "stderr could not be written: %s%s", strerror(out_why),
+                 out_why == ENOSPC || out_why == EDQUOT ? "; free space on the log's disk" : "");
+    }
+    size_t n = compose_of(line, BT_LOG_WARN, "log_lost", "lines=%lu why=%s", out_lost, why);
+    return write_line(line, n);
+}
+
 /* A log that cannot be written (a full disk, a reader that is gone or hangs) must not stop the
  * daemon. Lines without room are lost and counted; the count is the first line that is written
  * later. */
@@ -153,19 +190,14 @@ static void put(const char *line, size_t n)
         room = has_room(READER_WAIT_MS);
         out_waited_ns = room ? out_waited_ns : mono_ns();
     }
-    if (room && out_lost > 0) {
-        char told[PIPE_BUF];
-        size_t len = compose_of(told, BT_LOG_WARN, "log_lost", "lines=%lu why=%s", out_lost,
-                                "the reader of stderr did not take them");
-        ssize_t ignored = write(STDERR_FILENO, told, len);
-        (void)ignored;
-        out_lost = 0;
-        room = has_room(0);
+    if (!room) {
+        out_why = 0;
+    } else if (out_lost > 0) {
+        bool said = say_lost();
+        out_lost = said ? 0 : out_lost;
+        room = said && has_room(0);
     }
-    if (room) {
-        ssize_t ignored = write(STDERR_FILENO, line, n);
-        (void)ignored;
-    } else {
+    if (!room || !write_line(line, n)) {
         out_lost++;
     }
     pthread_mutex_unlock(&out_lock);

@@ -1,8 +1,8 @@
 /* Structured log lines (logfmt, or JSON by configuration) on stderr. Every line has a level, ev=
  * (what happened, snake_case), the node, and fields. Any thread. The log escapes every value itself
  * (fields.h), so a caller passes names and texts from outside as they are. A line waits at most
- * 10 ms for the reader of stderr; lines that the reader does not take are lost and counted in
- * ev=log_lost when it reads again.
+ * 10 ms for the reader of stderr; lines that the reader does not take, or for which a file's disk
+ * has no room, are lost and counted in ev=log_lost later.
  * Secrets, prompts and generated text are never logged. */
 #ifndef BT_LOG_LOG_H
 #define BT_LOG_LOG_H

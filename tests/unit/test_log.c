@@ -257,6 +257,41 @@ static void test_reader_gone(void **state)
     assert_non_null(strstr(text, "ev=again a=1\n"));
 }
 
+/* stderr is a file whose disk is full, as a limit of its size plays it: lost lines are counted, and
+ * the count and the next line stand whole when there is room again. */
+static void test_full_disk(void **state)
+{
+    char path[] = "/tmp/baton-test-log.XXXXXX", text[4200];
+    struct rlimit was, now;
+    (void)state;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    unlink(path);
+    dup2(fd, STDERR_FILENO);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    now = was;
+    now.rlim_cur = 100; /* the first line's beginning */
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &now), 0);
+    for (unsigned i = 0; i < 20; i++) {
+        BT_INFO("no_room", "i=%u a=%s", i, "a text that makes the line longer than a hundred");
+    }
+    assert_int_equal(lseek(fd, 0, SEEK_END), 100);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    BT_INFO("again", "a=1");
+    BT_INFO("once_more", "a=1");
+    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+    close(fd);
+    assert_true(n > 101);
+    text[n] = '\0';
+    assert_int_equal(strncmp(text + 100, "\nts=", 4), 0); /* behind the torn line */
+    assert_non_null(strstr(text,
+                           " ev=log_lost lines=20 why=\"stderr could not be written: File too "
+                           "large\"\nts="));
+    assert_non_null(strstr(text, " ev=again a=1\nts="));
+    assert_non_null(strstr(text, " ev=once_more a=1\n"));
+}
+
 static void give_up(void)
 {
     errno = ENOMEM;
@@ -344,6 +379,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_nobody_reads, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_slow_reader, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_reader_gone, open_log, close_log),
+        cmocka_unit_test_setup_teardown(test_full_disk, open_log, close_log),
         cmocka_unit_test_setup_teardown(test_last_words, open_log, close_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
