@@ -1,6 +1,8 @@
 /* Texts of the status codes, generated from status.def. Any thread. */
 #include "common/base/status.h"
 
+#include <errno.h>
+
 const char *bt_status_text(bt_status_t status)
 {
     switch (status) {
@@ -23,4 +25,11 @@ const char *bt_status_name(bt_status_t status)
 #undef BT_STATUS
     }
     return "UNKNOWN";
+}
+
+const char *bt_file_remedy(int error, const char *usual)
+{
+    return error == ENOSPC || error == EDQUOT ? "Its file system or quota is full: make room there "
+                                                "(df, df -i), or give another path"
+                                              : usual;
 }

@@ -13,6 +13,10 @@ typedef enum {
 /* Returns a static English text for `status`, never NULL. */
 const char *bt_status_text(bt_status_t status);
 
+/* Returns what an operator does about `error` (an errno) of a file: on a full file system it is to
+ * make room, whatever the file is; otherwise the text `usual`. */
+const char *bt_file_remedy(int error, const char *usual);
+
 /* Returns the identifier of `status` ("ERR_STALE"), never NULL. */
 const char *bt_status_name(bt_status_t status);
 

@@ -135,10 +135,10 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
     for (int tries = 0; tries < 16; tries++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0660);
         if (fd < 0) {
-            slab_errf(err, cap,
-                      "cannot create the slab %s: %s. kvstore.slab_path is a file in a folder that "
-                      "is there and that the kvstore may write, best in memory as /dev/shm",
-                      path, strerror(errno));
+            slab_errf(err, cap, "cannot create the slab %s: %s. %s", path, strerror(errno),
+                      bt_file_remedy(errno,
+                                     "kvstore.slab_path is a file in a folder that is there and "
+                                     "that the kvstore may write, best in memory as /dev/shm"));
             return BT_ERR_IO;
         }
         struct flock lk = {

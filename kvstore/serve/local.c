@@ -503,8 +503,8 @@ static bt_status_t run_dir_lock(struct bt_serve_local *sl, char *err, size_t cap
     }
     sl->lock_fd = open(sl->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0660);
     if (sl->lock_fd < 0) {
-        snprintf(err, cap, "cannot create %s: %s (does run_dir exist, and may this user write it?)",
-                 sl->lock_path, strerror(errno));
+        snprintf(err, cap, "cannot create %s: %s. %s", sl->lock_path, strerror(errno),
+                 bt_file_remedy(errno, "Does run_dir exist, and may this user write it?"));
         return BT_ERR_IO;
     }
     struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -534,7 +534,9 @@ static bt_status_t sock_listen(struct bt_serve_local *sl, char *err, size_t cap)
     sl->sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (sl->sock < 0 || bind(sl->sock, (struct sockaddr *)&sa, sizeof(sa)) != 0 ||
         chmod(sl->path, 0660) != 0 || listen(sl->sock, 64) != 0) {
-        snprintf(err, cap, "cannot listen on %s: %s", sl->path, strerror(errno));
+        snprintf(
+            err, cap, "cannot listen on %s: %s. %s", sl->path, strerror(errno),
+            bt_file_remedy(errno, "run_dir is a folder of this host that this user may write"));
         return BT_ERR_IO;
     }
     sl->sock_w = bt_loop_fd_add(sl->c.loop, sl->sock, EPOLLIN, on_accept, sl);

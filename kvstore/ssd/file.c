@@ -90,10 +90,10 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
     }
     if (f->fd < 0) {
         return failed(
-            class_of(errno), err, cap,
-            "kvstore.ssd.path: cannot open %s: %s. It must be a folder on the SSD that the "
-            "kvstore's user may write",
-            path, strerror(errno));
+            class_of(errno), err, cap, "kvstore.ssd.path: cannot open %s: %s. %s", path,
+            strerror(errno),
+            bt_file_remedy(errno,
+                           "It must be a folder on the SSD that the kvstore's user may write"));
     }
     struct stat is;
     if (fstat(f->fd, &is) != 0 || !S_ISREG(is.st_mode) || is.st_uid != geteuid() ||
@@ -242,8 +242,11 @@ bt_status_t bt_ssd_file_open(const char *folder, uint64_t bytes, uint64_t slot_b
 {
     struct bt_ssd_file f = {.fd = -1, .slot_bytes = slot_bytes};
     if (mkdir(folder, 0700) != 0 && errno != EEXIST) {
-        return failed(class_of(errno), err, err_cap,
-                      "kvstore.ssd.path: cannot make the folder %s: %s", folder, strerror(errno));
+        return failed(
+            class_of(errno), err, err_cap, "kvstore.ssd.path: cannot make the folder %s: %s. %s",
+            folder, strerror(errno),
+            bt_file_remedy(errno,
+                           "The folder above it must be one that the kvstore's user may write"));
     }
     char why[512];
     bt_status_t st = bt_conf_dir_private(folder, why, sizeof(why));

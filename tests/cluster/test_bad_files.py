@@ -456,6 +456,31 @@ def test_run_dir(tmp_path):
     refuse(START, ["/proc/nothing"], "baton-kvstore", sets=sets)
 
 
+@pytest.fixture
+def full(tmp_path):
+    """A folder whose file system has no room for another file."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    p = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2,mode=0700", "tmpfs", folder],
+                       stderr=subprocess.PIPE, text=True)
+    if p.returncode != 0:
+        pytest.skip(f"no file system may be mounted here: {p.stderr.strip()}")
+    (folder / "run").mkdir()
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_full_file_systems(tmp_path, full):
+    """Where there is no room for a file, the kvstore says so, and not that the folder might be missing."""
+    words = [r"No space left on device", r"make room there"]
+    refuse(START, words + [str(full / "run")], "baton-kvstore", sets=base(tmp_path, "baton-kvstore", run_dir=full / "run"))
+    refuse(START, words + [str(full / "slab")], "baton-kvstore", sets=base(tmp_path, "baton-kvstore", kvstore__slab_path=full / "slab"))
+    (full / "run").rmdir()
+    refuse(START, [r"no room for the slab", r"Lower kvstore\.slab_bytes"], "baton-kvstore",
+           sets=base(tmp_path, "baton-kvstore", kvstore__slab_path=full / "slab"))
+    assert not list(full.iterdir())
+
+
 def test_directories_of_others_are_refused(tmp_path):
     """A kvstore trusts what lies in its directories, and removes what it does not know: they must be its own."""
     target, link, wide, foreign = (tmp_path / n for n in ("target", "link", "wide", "foreign"))
