@@ -261,8 +261,9 @@ static void test_bad_input(void **state)
     assert_non_null(strstr(c.why, "/baton/c3/settings"));
 }
 
-/* Writes a member as a process that we do not run would have left it. */
-static void plant(const char *cluster, const char *name, uint64_t incarnation, int64_t lease)
+/* Writes the kvstore `name` under a member's key ("kvstore/NAME"). */
+static void plant_at(const char *cluster, const char *at, const char *name, uint64_t incarnation,
+                     int64_t lease)
 {
     Baton__Member m = BATON__MEMBER__INIT;
     char key[128];
@@ -272,7 +273,7 @@ static void plant(const char *cluster, const char *name, uint64_t incarnation, i
     m.incarnation = incarnation;
     m.rpc = (char *)"127.0.0.1:2";
     Etcdserverpb__PutRequest req = ETCDSERVERPB__PUT_REQUEST__INIT;
-    snprintf(key, sizeof(key), "/baton/%s/members/kvstore/%s", cluster, name);
+    snprintf(key, sizeof(key), "/baton/%s/members/%s", cluster, at);
     req.key = etcd_text(key);
     req.value.len = baton__member__pack(&m, buf);
     req.value.data = buf;
@@ -281,6 +282,28 @@ static void plant(const char *cluster, const char *name, uint64_t incarnation, i
         etcd_ask(&etcd, "/etcdserverpb.KV/Put", &req.base, &etcdserverpb__put_response__descriptor);
     assert_non_null(r);
     protobuf_c_message_free_unpacked(&r->base, NULL);
+}
+
+/* Writes a member as a process that we do not run would have left it. */
+static void plant(const char *cluster, const char *name, uint64_t incarnation, int64_t lease)
+{
+    char at[64];
+    snprintf(at, sizeof(at), "kvstore/%s", name);
+    plant_at(cluster, at, name, incarnation, lease);
+}
+
+/* A value under the key of another kind or another name is nobody's. */
+static void test_values_of_other_keys(void **state)
+{
+    struct fixture *f = *state;
+    struct table t = {0};
+    plant_at("c20", "prefill/a", "a", 1, 0);
+    plant_at("c20", "kvstore/b", "c", 2, 0);
+    struct bt_member_table *table = bt_member_watch(f->e, "c20", NULL, &table_ops, &t);
+    plant_at("c20", "kvstore/d", "d", 3, 0);
+    WAIT_FOR(f, t.ups > 0 && t.incarnation == 3);
+    assert_string_equal(t.log, "+kvstore/d@127.0.0.1:2 ");
+    bt_member_unwatch(table);
 }
 
 static void test_crashed_predecessor(void **state)
@@ -492,6 +515,7 @@ int main(void)
         T(test_join_state_leave),
         T(test_settings_differ),
         T(test_bad_input),
+        T(test_values_of_other_keys),
         T(test_crashed_predecessor),
         T(test_live_namesake),
         T(test_lease_lost),

@@ -133,6 +133,18 @@ static void time_ends_it(void **state)
 }
 
 /* Serving goes on when more is pinned than may be: there is always room for new blocks. */
+/* ... also if nobody calls bt_pins_tick: the loop's timer does. */
+static void the_clock_ends_it(void **state)
+{
+    (void)state;
+    start(NULL, 0.5);
+    flood(1, 4);
+    pin(1, 4, 1, bt_mono_ns() + 1);
+    assert_int_equal(bt_pins_count(pins), 1);
+    NODE_UNTIL(&node, bt_pins_count(pins) == 0);
+    assert_int_equal(node_counts(&node).leases, 0);
+}
+
 static void never_all_of_it(void **state)
 {
     (void)state;
@@ -517,6 +529,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(outlives_a_flood, teardown),
         cmocka_unit_test_teardown(time_ends_it, teardown),
+        cmocka_unit_test_teardown(the_clock_ends_it, teardown),
         cmocka_unit_test_teardown(never_all_of_it, teardown),
         cmocka_unit_test_teardown(what_cannot_be_taken, teardown),
         cmocka_unit_test_teardown(what_is_said, teardown),

@@ -71,6 +71,28 @@ static void test_a_new_incarnation(void **state)
     assert_int_equal(k.n_done, 1);
 }
 
+/* A peer that does not listen yet is dialled again: a flow waits for it up to two seconds. */
+static void test_a_peer_that_starts_later(void **state)
+{
+    struct wp_sink k;
+    char at[64];
+    (void)state;
+    struct wp_source *s = wp_grant(&P, A, 1, 1, 96, 16);
+    struct bt_wire_config conf = wp_config(&P, A);
+    wp_end_stop(A);
+    wp_pull(&P, &k, s, 0);
+    for (uint64_t until_ns = bt_mono_ns() + 300000000ull; bt_mono_ns() < until_ns;) {
+        bt_loop_poll(P.loop, 10); /* it is dialled, in vain */
+    }
+    assert_int_equal(k.n_failed, 0);
+    snprintf(at, sizeof(at), "%s", A->target);
+    A->rpc_listen = at;
+    wp_end_start(&P, A, &conf);
+    wp_send_all(&P, s);
+    WAIT_FOR(&P, k.n_quiet == 1);
+    assert_int_equal(k.n_done, 1);
+}
+
 /* ... and made again when they are wanted. Meanwhile nobody answers a flow to a third kvstore: it
  * fails after two seconds. */
 static void test_idle_sessions_are_closed(void **state)
@@ -188,6 +210,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_a_peer_that_is_gone, wp_over_grpc, wp_over),
         {"grpc: a new incarnation", test_a_new_incarnation, wp_over_grpc, wp_over, NULL},
         {"ucx: a new incarnation", test_a_new_incarnation, wp_over_ucx, wp_over, NULL},
+        cmocka_unit_test_setup_teardown(test_a_peer_that_starts_later, wp_over_grpc, wp_over),
         cmocka_unit_test_setup_teardown(test_idle_sessions_are_closed, idle_soon, wp_over),
         cmocka_unit_test_setup_teardown(test_strangers_are_refused, wp_over_grpc, wp_over),
         cmocka_unit_test_setup_teardown(test_nobody_serves_fetches, no_fetches, wp_over),

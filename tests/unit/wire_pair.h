@@ -65,6 +65,7 @@ struct wp_want { /* a fetch that an end was asked for */
 
 struct wp_end {
     char name[32], target[64];
+    const char *rpc_listen; /* NULL: any port */
     uint64_t incarnation;
     struct bt_rpc_server *server;
     struct bt_slab *slab;
@@ -407,7 +408,10 @@ static inline void wp_end_start(struct wp *p, struct wp_end *e, const struct bt_
     int port;
     ops.want = p->opt.no_want ? NULL : ops.want;
     e->metrics = bt_metrics_create();
-    assert_int_equal(bt_rpc_server_create(p->rpc, "127.0.0.1:0", &e->server, &port), BT_OK);
+    assert_int_equal(bt_rpc_server_create(p->rpc,
+                                          e->rpc_listen != NULL ? e->rpc_listen : "127.0.0.1:0",
+                                          &e->server, &port),
+                     BT_OK);
     snprintf(e->target, sizeof(e->target), "127.0.0.1:%d", port);
     if (bt_wire_create(p->loop, p->rpc, e->server, e->slab, conf, &ops, e, e->metrics, &e->wire,
                        err, sizeof(err)) != BT_OK) {
