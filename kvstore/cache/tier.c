@@ -539,8 +539,7 @@ void bt_tier_destroy(struct bt_tier *t)
     }
     bt_timer_stop(t->c.loop, &t->retry);
     t->c.cache->lower = (struct bt_cache_lower){0};
-    memset(t->observers, 0, sizeof(t->observers));
-    bt_ssd_close(t->ssd); /* ends every write and read */
+    bt_ssd_close(t->ssd); /* ends every write and read; observers hear nothing of it */
     BT_ASSERT(bt_list_empty(&t->saves) && bt_map_count(t->fetches) == 0);
     bt_map_destroy(t->fetches);
     bt_recent_destroy(t->recent);

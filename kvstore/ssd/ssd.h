@@ -33,7 +33,8 @@ struct bt_ssd_config {
     const struct bt_ssd_sys *sys; /* NULL but in tests */
     /* ANY THREAD. CRC of a segment of a slab slot, stored in the slab's CRC row. */
     uint32_t (*segment_crc)(void *arg, uint32_t slot, uint32_t layer, const struct bt_kv_key *key);
-    /* A block can be found now, or cannot any more; pos: its slot in the file. May be NULL. */
+    /* A block can be found now, or cannot any more; pos: its slot in the file. May be NULL. Not
+     * called within bt_ssd_close. */
     void (*on_change)(void *arg, bool added, uint32_t pos, const struct bt_kv_key *key,
                       uint32_t depth);
     void *arg;
