@@ -1,5 +1,6 @@
 /* Pins over a real slab and a real SSD tier: what is protected against a plain model, what eviction
  * does with it, how it ends. */
+#include "kv_disk.h"
 #include "kv_node.h"
 
 #include "kvstore/cache/pins.h"
@@ -524,6 +525,26 @@ static void what_is_pinned_is_written(void **state)
     assert_int_equal(ssd().written, 5);
 }
 
+/* The SSD does not work when the pin comes. Its blocks are protected when it works again. */
+static void a_disk_that_comes_back(void **state)
+{
+    struct node_ssd conf = {
+        .path = folder, .slots = 80, .policy = BT_TIER_ALWAYS, .load_ms = 1000, .sys = &kv_disk};
+    (void)state;
+    start(&conf, 0.25);
+    flood(1, 5);
+    NODE_UNTIL(&node, ssd().written == 5);
+    read_errno = write_errno = EIO;
+    assert_true(compute(2, 0));
+    NODE_UNTIL(&node, !ssd().up);
+    uint64_t id = pin(1, 5, 1, UINT64_MAX);
+    assert_int_equal(state_of(id).protected[BT_PIN_SSD], 0);
+    read_errno = write_errno = 0;
+    NODE_UNTIL(&node, ssd().up);
+    bt_pins_tick(pins, 1);
+    assert_int_equal(state_of(id).protected[BT_PIN_SSD], 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -540,6 +561,7 @@ int main(void)
         cmocka_unit_test_teardown(ranks_decide, teardown),
         cmocka_unit_test_setup_teardown(both_tiers, setup_ssd, teardown_ssd),
         cmocka_unit_test_setup_teardown(what_is_pinned_is_written, setup_ssd, teardown_ssd),
+        cmocka_unit_test_setup_teardown(a_disk_that_comes_back, setup_ssd, teardown_ssd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

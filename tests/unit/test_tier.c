@@ -1,6 +1,7 @@
 /* The tier below the slab, by a clock that the test moves and a disk behind gates: how many blocks
  * are written at once, who waits, how long a read is waited for, and who is told. */
 #include "kv_clock.h"
+#include "kv_disk.h"
 #include "kv_node.h"
 
 #include <errno.h>
@@ -12,40 +13,11 @@
 static struct node node;
 static struct bt_tier *tier;
 static char folder[64];
-static pthread_mutex_t reads = PTHREAD_MUTEX_INITIALIZER; /* held: nothing is read */
-static pthread_mutex_t writes = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int read_errno, write_errno;
-
-static ssize_t disk_read(void *arg, int fd, void *buf, size_t len, off_t off)
-{
-    (void)arg;
-    pthread_mutex_lock(&reads);
-    pthread_mutex_unlock(&reads);
-    ssize_t n = read_errno != 0 ? -1 : pread(fd, buf, len, off);
-    return read_errno != 0 ? -read_errno : n < 0 ? -errno : n;
-}
-
-static ssize_t disk_write(void *arg, int fd, const void *buf, size_t len, off_t off)
-{
-    (void)arg;
-    pthread_mutex_lock(&writes);
-    pthread_mutex_unlock(&writes);
-    ssize_t n = write_errno != 0 ? -1 : pwrite(fd, buf, len, off);
-    return write_errno != 0 ? -write_errno : n < 0 ? -errno : n;
-}
-
-static int disk_flush(void *arg, int fd)
-{
-    (void)arg;
-    return fdatasync(fd) == 0 ? 0 : -errno;
-}
-
-static const struct bt_ssd_sys sys = {disk_read, disk_write, disk_flush, NULL};
 
 static void start(bt_tier_policy_t policy)
 {
     struct node_ssd ssd = {
-        .path = folder, .slots = 200, .policy = policy, .load_ms = 700, .sys = &sys};
+        .path = folder, .slots = 200, .policy = policy, .load_ms = 700, .sys = &kv_disk};
     strcpy(folder, "/tmp/baton-unit-tier-XXXXXX");
     assert_non_null(mkdtemp(folder));
     read_errno = write_errno = 0;
