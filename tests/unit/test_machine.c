@@ -203,6 +203,24 @@ static void test_what_is_no_request(void **state)
     assert_true(T.n_orders > 0);
 }
 
+/* A grant that fails ends the request only if the request is at fault; without a reason it does not
+ * count as a good one. */
+static void test_a_grant_that_fails(void **state)
+{
+    (void)state;
+    begin(5);
+    say_status(BT_EV_RESERVED, KV_P, BT_OK, NULL);
+    say_status(BT_EV_RESERVED, KV_D, BT_OK, NULL);
+    say_status(BT_EV_GRANT_FAILED, KV_P, BT_OK, NULL);
+    until_planned(2);
+    assert_int_equal(T.n_error, 0);
+    say_status(BT_EV_RESERVED, KV_P, BT_OK, NULL);
+    say_status(BT_EV_RESERVED, KV_D, BT_OK, NULL);
+    say_status(BT_EV_GRANT_FAILED, KV_D, BT_ERR_TOO_LARGE, "larger than the slab");
+    assert_int_equal(T.n_error, 1);
+    assert_int_equal(T.http, 400);
+}
+
 /* The answer is complete, but nothing was said of the prefill: the client waits for that so long.
  */
 static void test_numbers_that_do_not_come(void **state)
@@ -378,6 +396,7 @@ int main(void)
         T_(test_nobody_is_there),
         T_(test_the_time_limit_of_a_request),
         T_(test_what_is_no_request),
+        T_(test_a_grant_that_fails),
         T_(test_numbers_that_do_not_come),
         T_(test_a_worker_that_does_not_end),
         T_(test_a_worker_that_hangs),
