@@ -148,7 +148,8 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
     }
     const struct bt_tensor *more = st == BT_OK && w.w ? bt_weights_unused(w.w, c->layers) : NULL;
     if (more) { /* without this tensor the results would be wrong */
-        snprintf(err, err_cap, "%s/%s: tensor %s: %s has none with this config.json",
+        snprintf(err, err_cap,
+                 "%s/%s: tensor %s: architecture %s has no such tensor with this config.json",
                  conf->model_dir, more->file, more->name, c->architecture);
         st = BT_ERR_UNSUPPORTED;
     }
@@ -176,7 +177,7 @@ bt_status_t bt_engine_check_config(const struct bt_engine_config *c,
     } else if (c->page_tokens == 0) {
         snprintf(what, sizeof(what), "kv.block_tokens: must not be 0");
     } else if (c->ranks > 1) {
-        snprintf(what, sizeof(what), "runs a model on one rank");
+        snprintf(what, sizeof(what), "this engine runs a model on one rank only");
     } else if (c->load_format && strcmp(c->load_format, "auto") != 0 && !is_dummy(c)) {
         snprintf(what, sizeof(what), "model.load_format: auto or dummy");
     } else if (c->activations && strcmp(c->activations, "split") != 0 &&

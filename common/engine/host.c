@@ -29,8 +29,8 @@ bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, u
     }
     if (h->info.pages == 0) {
         snprintf(err, err_cap,
-                 "engine: memory for KV pages (%llu bytes) holds not one page of "
-                 "%llu bytes; raise the limit or set engine.pages",
+                 "engine: the %llu bytes for KV pages are less than one page of %llu bytes; raise "
+                 "engine.mem or set engine.pages",
                  (unsigned long long)mem_limit, (unsigned long long)page_bytes);
         return BT_ERR_CONFIG;
     }

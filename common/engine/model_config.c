@@ -432,8 +432,8 @@ static void read_rope(struct reader *r, struct bt_model_config *c)
         p.theta = has_theta ? p.theta : q.theta;
         if (older && !same_rope(&p, &q)) {
             fail(r, BT_ERR_INVALID,
-                 "rope_scaling: does not say the same as rope_parameters; remove the one that does "
-                 "not belong to these weights");
+                 "rope_scaling: contradicts rope_parameters; remove the one that does not belong "
+                 "to these weights");
         }
         p = q;
     }

@@ -331,7 +331,7 @@ static void on_range(void *arg, bt_status_t st, const void *data, size_t len)
     int64_t revision = 0;
     Etcdserverpb__RangeResponse *r = NULL;
     if (st == BT_OK) {
-        char why[256] = "it has no header";
+        char why[256] = "the answer has no header";
         r = bt_range_response_unpack(data, len, why, sizeof(why));
         if (r == NULL || r->header == NULL) {
             BT_WARN("etcd_bad_reply", "what=range len=%zu why=%s", len, why);
@@ -400,7 +400,7 @@ static void on_cas(void *arg, bt_status_t st, const void *data, size_t len)
     struct bt_etcd_kv cur = {0};
     Etcdserverpb__TxnResponse *r = NULL;
     if (st == BT_OK) {
-        char why[256] = "its parts are not what was asked for";
+        char why[256] = "its parts do not match the request";
         r = bt_txn_response_unpack(data, len, why, sizeof(why));
         st = read_cas(o, r, &cur);
         if (st != BT_OK) {

@@ -147,7 +147,7 @@ static int64_t granted(const void *data, size_t len, bt_status_t *st_p, uint64_t
     int64_t id = 0;
     *term_p = 0;
     if (*st_p == BT_OK) {
-        char why[256] = "it grants no lease";
+        char why[256] = "the answer grants no lease";
         Etcdserverpb__LeaseGrantResponse *r = bt_grant_response_unpack(data, len, why, sizeof(why));
         if (r == NULL || r->id == 0) {
             BT_WARN("etcd_bad_reply", "what=grant len=%zu why=%s", len, why);
@@ -236,7 +236,7 @@ static void on_time(void *arg, bt_status_t st, const void *data, size_t len)
     struct asked *a = arg;
     struct bt_etcd_lease_time t = {0};
     if (st == BT_OK) {
-        char why[256] = "it has more time than was granted";
+        char why[256] = "the answer gives the lease more time than was granted";
         Etcdserverpb__LeaseTimeToLiveResponse *r =
             bt_time_response_unpack(data, len, why, sizeof(why));
         if (r == NULL || r->header == NULL || r->grantedttl < r->ttl) {

@@ -40,7 +40,7 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
         BT_WARN("member_bad_key", "key=%s", kv->key);
         return;
     }
-    char why[256] = "its kind or name is not the key's";
+    char why[256] = "its kind or name differs from that in its key";
     Baton__Member *m = bt_member_unpack(kv->value, kv->value_len, why, sizeof(why));
     if (m == NULL || strcmp(m->kind, kind) != 0 || strcmp(m->name, name) != 0) {
         BT_WARN("member_bad_value", "key=%s why=%s", kv->key, why);

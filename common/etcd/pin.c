@@ -57,13 +57,13 @@ static const char *fault(const char *prefix, const char *key, const Baton__Pin *
     struct bt_kv_key last;
     memcpy(&last, m->keys.data + m->keys.len - sizeof(last), sizeof(last));
     if (!bt_pin_key_id(prefix, key, &id)) {
-        return "its key is no id of 16 hex digits";
+        return "its key is not an id of 16 hex digits";
     }
     if (m->id != id) {
-        return "its id is not that of its key";
+        return "its id differs from that in its key";
     }
     if (bt_pin_id(&last) != id) {
-        return "its blocks are not those of its id";
+        return "its blocks do not match its id";
     }
     return printable(m->label) && printable(m->tenant)
                ? NULL

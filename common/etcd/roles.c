@@ -77,7 +77,8 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     Baton__RoleTable *t = bt_role_table_unpack(kv->value, kv->value_len, why, sizeof(why));
     if (t == NULL) { /* the last table stays in use */
         BT_ERROR("roles_unreadable", "key=%s why=%s remedy=%s", kv->key, why,
-                 "written by another version or damaged; delete it and give roles anew");
+                 "it is damaged or of another version; delete this key from etcd and set the roles "
+                 "again");
         return;
     }
     w->told = true;

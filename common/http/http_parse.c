@@ -173,7 +173,7 @@ static bool take_version(struct bt_http_parser *p, const char *v)
         return refuse(p, 400, "malformed request line");
     }
     if (v[5] != '1' || v[7] > '1') {
-        return refuse(p, 505, "only HTTP/1.1 and HTTP/1.0 are spoken here");
+        return refuse(p, 505, "only HTTP/1.1 and HTTP/1.0 are supported");
     }
     p->http10 = v[7] == '0';
     p->keep_alive = !p->http10;
@@ -290,14 +290,14 @@ static bool take_framing_field(struct bt_http_parser *p, const char *name, const
     }
     if (coding) {
         if (p->te_fields++ > 0 || strcasecmp(value, "chunked") != 0) {
-            return refuse(p, 400, "the only Transfer-Encoding spoken here is \"chunked\"");
+            return refuse(p, 400, "the only supported Transfer-Encoding is \"chunked\"");
         }
         p->chunked = true;
     } else if (strcasecmp(name, "connection") == 0) {
         take_connection(p, value);
     } else if (strcasecmp(name, "expect") == 0) {
         if (strcasecmp(value, "100-continue") != 0) {
-            return refuse(p, 417, "the only expectation met here is \"100-continue\"");
+            return refuse(p, 417, "the only supported expectation is \"100-continue\"");
         }
         p->expect_continue = true;
     }
@@ -405,7 +405,7 @@ static size_t parse_head(struct bt_http_parser *p, const char *data, size_t len)
         char c = data[i++];
         if (p->head_used == 0 && c == TLS_HANDSHAKE) {
             refuse(p, 400,
-                   "this is TLS, and this port speaks plain HTTP: use http://, or a proxy that "
+                   "this is TLS, but this port serves plain HTTP: use http://, or a proxy that "
                    "ends TLS");
             return i;
         }

@@ -47,12 +47,12 @@ void bt_log_last_words(void)
     for (size_t i = 0; i < BT_ARRAY_LEN(signals); i++) {
         bt_log_line_prepare(&of_memory[i], BT_LOG_ERROR, "out_of_memory", "signal=%s why=%s",
                             signals[i].name,
-                            "a library ends the process: an allocation has failed. Give it more "
-                            "memory, or less to hold");
+                            "an allocation of memory failed in a library, so the process ends. "
+                            "Give it more memory, or lower the sizes in its configuration");
         bt_log_line_prepare(&other[i], BT_LOG_ERROR, "ended_by_signal", "signal=%s why=%s",
                             signals[i].name,
-                            "a bug, here or in a library, ends the process: the lines around this "
-                            "one and the core dump show where");
+                            "a bug, in this program or in a library, ends the process: the lines "
+                            "around this one and the core dump show where");
         struct sigaction sa = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
         sigemptyset(&sa.sa_mask);
         if (!installed) {

@@ -162,8 +162,8 @@ static void say(void)
     uint32_t times = bt_log_due(&all.pace, bt_mono_ns(), SAY_NS);
     if (times > 0) {
         BT_WARN("strangers_ended", "times=%u remedy=%s", times,
-                "many connections come to this daemon's gRPC port and call nothing: look who opens "
-                "them, and let only the cluster's hosts reach the port");
+                "many connections reach this daemon's gRPC port but make no call: find out which "
+                "hosts open them, and let only the cluster's hosts reach the port");
     }
 }
 

@@ -77,8 +77,8 @@ static void say(void)
     uint32_t times = bt_log_due(&all.pace, bt_mono_ns(), SAY_NS);
     if (times > 0) {
         BT_WARN("strangers_refused", "times=%u remedy=%s", times,
-                "many connections come to this node's ports for KV and are no peer's: look who "
-                "opens them, and let only the cluster's nodes reach kvstore.wire.listen");
+                "many connections reach this node's ports for KV, but no peer opened them: find "
+                "out which hosts do, and let only the cluster's nodes reach kvstore.wire.listen");
     }
 }
 

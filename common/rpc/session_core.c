@@ -202,9 +202,10 @@ uint32_t bt_rpc_session_step(struct bt_rpc_session_core *c, const struct bt_rpc_
     case BT_RPC_SESSION_EV_JOINED: return is_over(c) ? 0 : on_joined(c);
     case BT_RPC_SESSION_EV_SENT: c->sent_ns = now_ns; return 0;
     case BT_RPC_SESSION_EV_UNSENT:
-        return is_over(c) ? 0
-                          : fail(c, BT_RPC_SESSION_FULL, BT_GRPC_EXHAUSTED,
-                                 "the queue to the peer is full: it reads too slowly");
+        return is_over(c)
+                   ? 0
+                   : fail(c, BT_RPC_SESSION_FULL, BT_GRPC_EXHAUSTED,
+                          "the queue to the peer is full, because the peer reads too slowly");
     case BT_RPC_SESSION_EV_BEAT: return is_over(c) ? 0 : beat(c, now_ns);
     case BT_RPC_SESSION_EV_TICK: return is_over(c) ? 0 : on_tick(c, now_ns);
     case BT_RPC_SESSION_EV_FAIL: return is_over(c) ? 0 : fail(c, e->cause, e->code, e->why);

@@ -48,9 +48,9 @@ bool bt_tls_conf_start(struct bt_tls_conf *t, const struct bt_conf_common *c, co
         BT_INFO("tls", "cert=%s", cluster.cert);
     } else if (!bt_address_port_private(c->rpc_listen)) {
         BT_WARN("rpc_plaintext", "listen=%s why=%s remedy=%s", c->rpc_listen,
-                "whoever reaches this address may order what a conductor or batonctl may, "
-                "and read what is sent",
-                "give cluster.tls.ca, .cert and .key, or listen on a private address");
+                "gRPC here is neither encrypted nor authenticated: every host that reaches this "
+                "address can send the calls of a conductor or batonctl and read all traffic",
+                "set cluster.tls.ca, .cert and .key, or listen on a private address");
     }
     return !secure || make(&etcd, rpc, etcd.ca == cluster.ca ? NULL : metrics, &t->etcd);
 }

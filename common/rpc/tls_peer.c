@@ -86,7 +86,7 @@ static bool check_peer(const struct verifier *v,
 {
     const char *pem = r->peer_info.peer_cert;
     if (pem == NULL || pem[0] == '\0' || bt_cert_read(pem, c, why, cap) != BT_OK) {
-        snprintf(why, cap, "it shows no certificate");
+        snprintf(why, cap, "it sent no certificate");
         return false;
     }
     pthread_mutex_lock(&v->tls->lock); /* the CA may be replaced meanwhile */
@@ -99,7 +99,7 @@ static bool check_peer(const struct verifier *v,
         return false;
     }
     if (revoked) {
-        snprintf(why, cap, "it was revoked");
+        snprintf(why, cap, "its certificate was revoked");
         return false;
     }
     for (uint32_t i = 0; i < c->n_uris; i++) {
@@ -107,7 +107,7 @@ static bool check_peer(const struct verifier *v,
             return true;
         }
     }
-    snprintf(why, cap, "it does not name " BT_TLS_SCHEME "%s/%s", v->tls->cluster,
+    snprintf(why, cap, "its certificate does not name " BT_TLS_SCHEME "%s/%s", v->tls->cluster,
              v->who != NULL ? v->who : "...");
     return false;
 }
@@ -117,7 +117,7 @@ static int verify(void *arg, grpc_tls_custom_verification_check_request *r,
                   grpc_status_code *status, char **details)
 {
     const struct verifier *v = arg;
-    struct bt_cert c = {.subject = "nobody"};
+    struct bt_cert c = {.subject = "a peer without a certificate"};
     char why[300], text[700];
     (void)done;
     (void)done_arg; /* the result is given at once */
@@ -126,11 +126,11 @@ static int verify(void *arg, grpc_tls_custom_verification_check_request *r,
         return 1;
     }
     const char *name = c.n_uris > 0 ? c.uris[0] : c.subject;
-    snprintf(text, sizeof(text), "certificate of %s refused: %s", name, why);
+    snprintf(text, sizeof(text), "the connection of %s was refused: %s", name, why);
     if (note_refusal(v->tls, text)) {
         BT_WARN("tls_refused", "peer=%s dir=%s target=%s why=%s remedy=%s", name,
                 v->server ? "in" : "out", r->target_name != NULL ? r->target_name : "-", why,
-                "give it a certificate of this cluster's CA that names what it is "
+                "give that host a certificate of this cluster's CA that names its role and node "
                 "(docs/OPERATING.md)");
     }
     *status = GRPC_STATUS_UNAUTHENTICATED;
@@ -247,8 +247,9 @@ bool bt_tls_call_counts(struct bt_tls *t, grpc_call *call, char *text, size_t ca
     const char *name = c.n_uris > 0 ? c.uris[0] : c.subject;
     snprintf(text, cap, "the certificate of %s %s", name, revoked ? "was revoked" : "has expired");
     if (note_refusal(t, text)) {
-        BT_WARN("tls_refused", "peer=%s why=%s remedy=%s", name, text,
-                "its calls and streams are ended; give it a new certificate if it is to come back");
+        BT_WARN(
+            "tls_refused", "peer=%s why=%s remedy=%s", name, text,
+            "its calls and streams were ended; give it a new certificate if it may connect again");
     }
     return false;
 }
@@ -259,7 +260,7 @@ static void name_of(grpc_call *call, char *text, size_t cap)
     grpc_auth_property_iterator it =
         grpc_auth_context_find_properties_by_name(ctx, GRPC_PEER_URI_PROPERTY_NAME);
     const grpc_auth_property *p = grpc_auth_property_iterator_next(&it);
-    snprintf(text, cap, "%s", p != NULL ? p->value : "somebody without a name");
+    snprintf(text, cap, "%s", p != NULL ? p->value : "a peer without a name in its certificate");
     grpc_auth_context_release(ctx);
 }
 
@@ -274,8 +275,8 @@ bool bt_tls_may_call(struct bt_tls *t, grpc_call *call, const char *method, cons
         return true;
     }
     name_of(call, name, sizeof(name));
-    snprintf(text, cap, "%s may not call %s, which is for role %s", name, method,
-             role != NULL ? role : "any of this cluster");
+    snprintf(text, cap, "%s may not call %s; only %s may", name, method,
+             role != NULL ? role : "members of this cluster");
     if (note_refusal(t, text)) {
         char *peer = grpc_call_get_peer(call);
         BT_WARN("tls_refused", "peer=%s dir=in addr=%s why=%s", name, peer, text);
@@ -289,9 +290,10 @@ bool bt_tls_log(const char *file, const char *message)
     static _Atomic uint64_t told_ns[2];
     static const char *const known[][2] = {
         {"peer did not return a certificate",
-         "somebody called without a certificate: a daemon without cluster.tls.cert, or a stranger"},
+         "a peer connected without a certificate: a daemon without cluster.tls.cert, or a host "
+         "outside the cluster"},
         {"wrong version number",
-         "the other side does not speak TLS: set cluster.tls.* in all daemons, or in none"}};
+         "the other side does not use TLS: set cluster.tls.* in all daemons, or in none"}};
     if (strstr(file, "ssl_transport_security") == NULL) {
         return false;
     }

@@ -63,8 +63,8 @@ bt_status_t bt_tls_revoked_parse(const char *text, struct bt_tls_revoked **list_
                 snprintf(err, err_cap,
                          r->n == LINES_MAX
                              ? "line %u: more than 4096 certificates; make a new CA instead"
-                             : "line %u: sha256: and 64 hexadecimal digits, or serial: and digits, "
-                               "are wanted",
+                             : "line %u is neither sha256: with 64 hexadecimal digits nor serial: "
+                               "with digits",
                          number);
                 free(r);
                 return BT_ERR_INVALID;

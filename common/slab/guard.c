@@ -79,9 +79,9 @@ void bt_slab_guard_add(const void *at, size_t bytes, const char *path)
         if (atomic_load(&a->at) == 0) {
             bt_log_line_prepare(
                 &a->line, BT_LOG_ERROR, "slab_cut", "path=%s why=%s", path,
-                "the slab's file was cut while it is mapped: this process ends by "
-                "SIGBUS. Find who writes to the file or shortens it (only its kvstore "
-                "may), and start this daemon again: the kvstore makes a new slab");
+                "the slab's file became shorter while it is mapped, so this process ends by "
+                "SIGBUS. Find out which program writes to the file or shortens it (only its "
+                "kvstore may), and start this daemon again: the kvstore makes a new slab");
             atomic_store(&a->bytes, bytes);
             atomic_store_explicit(&a->at, (uintptr_t)at, memory_order_release);
             break;

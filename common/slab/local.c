@@ -200,7 +200,8 @@ static void on_attached_msg(struct bt_local *l, const Baton__LocalAttached *m, i
     }
     if (n_fds != 3) {
         close_fds(fds, n_fds);
-        local_refused(l, BT_ERR_PEER_PROTOCOL, "the kvstore passed no slab and doorbells");
+        local_refused(l, BT_ERR_PEER_PROTOCOL,
+                      "the kvstore did not pass the slab and the doorbells");
         return;
     }
     char err[512];

@@ -387,8 +387,8 @@ static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_byte
     }
     if (s->layout_id != layout->layout_id) {
         slab_errf(err, cap,
-                  "the slab holds KV of layout %016llx, this process uses %016llx: same model and "
-                  "kv.block_tokens everywhere?",
+                  "the slab holds KV of layout %016llx, this process uses %016llx: set the same "
+                  "model.path, model.kv_dtype and kv.block_tokens in all daemons",
                   (unsigned long long)s->layout_id, (unsigned long long)layout->layout_id);
         return BT_ERR_MISMATCH;
     }
@@ -532,7 +532,7 @@ static bool left_fits(int fd, const struct bt_slab_super *plan, const struct bt_
     }
     if ((uint64_t)st.st_blocks * 512 < plan->file_bytes ||
         memcmp(super.boot_id, boot, sizeof(boot)) != 0) {
-        slab_errf(err, cap, "it is not whole, or of an earlier boot");
+        slab_errf(err, cap, "it is incomplete, or from before the last boot");
         return false;
     }
     return true;
@@ -547,16 +547,16 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
     }
     int fd = open(spec->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
-        slab_errf(err, err_cap, "there is none");
+        slab_errf(err, err_cap, "there is no such file");
         return BT_ERR_NOT_FOUND;
     }
     struct flock lk = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_OWNER, .l_len = 1};
     struct bt_slab *s = bt_calloc(1, sizeof(*s));
     s->fd = fd;
     struct stat st;
-    const char *why = fstat(fd, &st) != 0    ? "it cannot be looked at"
+    const char *why = fstat(fd, &st) != 0    ? "its owner and mode cannot be read"
                       : foreign(&st) != NULL ? foreign(&st)
-                      : open_to_others(&st)  ? "everybody may open it"
+                      : open_to_others(&st)  ? "its mode lets other users open it"
                                              : NULL;
     if (why != NULL) {
         slab_errf(err, err_cap, "%s", why);
@@ -565,7 +565,7 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
     } else if (!left_fits(fd, &plan, spec->layout, spec->root, err, err_cap)) {
         /* logged already */
     } else if (!wait_unused(fd, wait_ms)) {
-        slab_errf(err, err_cap, "a worker of its time still maps it");
+        slab_errf(err, err_cap, "a worker of the previous kvstore still maps it");
     } else if (slab_mmap(s, &plan, true, err, err_cap) == BT_OK) {
         struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
         /* Not part of the checksum, so a kill here loses nothing. */
@@ -587,10 +587,10 @@ bt_status_t bt_slab_unlink(const struct bt_slab *s, const char *path, char *err,
     }
     if (st == BT_ERR_EXISTS) {
         slab_errf(err, err_cap,
-                  "this is not the slab's file any more: somebody replaced it while it was in use. "
-                  "It is left as it is; remove it if nobody needs it");
+                  "another program replaced the slab's file while it was in use; the new file is "
+                  "left as it is. Remove it if it is not needed");
     } else if (st == BT_ERR_NOT_FOUND) {
-        slab_errf(err, err_cap, "somebody removed the slab's file while it was in use");
+        slab_errf(err, err_cap, "another program removed the slab's file while it was in use");
     } else if (st != BT_OK) {
         slab_errf(err, err_cap, "the slab's file cannot be removed: %s", strerror(errno));
     }

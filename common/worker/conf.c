@@ -42,7 +42,7 @@ static const struct bt_conf_row rows[] = {
      .max = 1e15,
      .doc = "Memory for KV pages.",
      .when = "always on a GPU: what is free after the weights and about 4 GiB for steps; "
-             "docs/OPERATING.md has the sum."},
+             "docs/OPERATING.md has the calculation."},
     {.key = "engine.max_slots",
      .type = BT_CONF_INT,
      .offset = ROW(engine_max_slots),
@@ -68,10 +68,11 @@ static const struct bt_conf_row rows[] = {
      .def = "256",
      .min = 0,
      .max = 1048576,
-     .doc = "Most prompt tokens in a step that also generates, where no objective limits the time "
-            "of the step: bounds what a prompt adds to the gaps between tokens. 0: no bound.",
-     .when = "lower it for smoother output, raise it for an earlier first token, if the "
-             "conductors have no sched.tbt_objective_ms."},
+     .doc =
+         "Most prompt tokens in a step that also generates, where no objective limits the time of "
+         "the step. It limits how much a prompt delays the next tokens of others. 0: no limit.",
+     .when = "only without sched.tbt_objective_ms in the conductors: lower it for shorter gaps "
+             "between tokens, raise it for an earlier first token."},
     {.key = "engine.mixed_step_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_step_ms),
@@ -79,10 +80,11 @@ static const struct bt_conf_row rows[] = {
      .max = 60000,
      .reload = true,
      .hidden = true,
-     .doc = "This worker's own limit of the time of a step that also generates, by the cost that "
-            "it has fitted to its own steps; at least one block goes in. The smallest of this and "
-            "what conductors say is in force. 0: no limit of its own. Conductors derive it from "
-            "sched.tbt_objective_ms; tests set it without a conductor."},
+     .doc =
+         "This worker's own time limit for a step that computes prompts and also generates. The "
+         "worker predicts the time from its earlier steps; at least one block of a prompt goes in. "
+         "The smallest of this and the conductors' limits applies. 0: no limit of its own. "
+         "Conductors derive theirs from sched.tbt_objective_ms; tests set it without a conductor."},
     {.key = "engine.mixed_gap_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_gap_ms),
@@ -90,8 +92,9 @@ static const struct bt_conf_row rows[] = {
      .max = 60000,
      .reload = true,
      .hidden = true,
-     .doc = "Likewise the limit of a step that a row joins whose prompt was computed elsewhere, "
-            "together with what the row has waited. 0: no limit of its own."},
+     .doc =
+         "This worker's own time limit for a step that a row joins whose prompt was computed on "
+         "another worker, together with the time that the row has waited. 0: no limit of its own."},
     {.key = "engine.calibrate_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_calibrate_ms),
@@ -99,18 +102,17 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 60000,
      .hidden = true,
-     .doc =
-         "At start the engine computes some steps, for at most about this time: they warm it up, "
-         "and the conductor's predictions begin with what they took. 2 s is little beside the "
-         "loading of weights. 0, of tests with an engine of their own: none."},
+     .doc = "At start the engine computes some steps, for at most about this time. They warm it "
+            "up, and the conductor's first predictions use their durations. 2 s is little beside "
+            "the loading of weights. 0 computes none, for tests with an engine of their own."},
     {.key = "worker.index",
      .type = BT_CONF_INT,
      .offset = ROW(index),
      .def = "0",
      .min = 0,
      .max = 1023,
-     .doc = "Tells workers of the same role on one node apart. The worker's name in the cluster "
-            "is <role>-<node.id>-<worker.index>.",
+     .doc = "Number of this worker among the workers of its role on one node. The worker's name in "
+            "the cluster is <role>-<node.id>-<worker.index>.",
      .when = "when a node has two workers of a role: 0, 1, ..."},
     {.key = "worker.kvstore_user",
      .type = BT_CONF_STR,
@@ -135,7 +137,7 @@ static const struct bt_conf_row rows[] = {
      .def = "30s",
      .max = 86400000,
      .doc = "After SIGTERM running requests have this time to finish; then the conductor plans "
-            "them again elsewhere.",
+            "them again on other workers.",
      .when = "set it to the longest answer you want to finish in place; raise TimeoutStopSec= of "
              "the unit with it."},
     {.key = "worker.writeback",

@@ -62,12 +62,13 @@ void bt_wgrant_opened(struct bt_wcore *c, const struct bt_wcmd *cmd)
     if (!grant_fits(c, r, g)) {
         bt_wcore_end(c, r, BT_ERR_PEER_PROTOCOL,
                      "the kvstore's grant does not fit the submission: tokens %u/%u, slots %u, "
-                     "resident %u, chunk %u: do conductor and kvstore agree on kv.block_tokens?",
+                     "resident %u, chunk %u; set the same kv.block_tokens in conductor and kvstore",
                      g->n_tokens, r->sub->n, g->n_slots, g->resident_blocks, g->chunk_tokens);
         return;
     }
     if (!bt_wgrant_valid(r, 0, g->n_slots)) {
-        bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the grant has been given away");
+        bt_wcore_end(c, r, BT_ERR_STALE,
+                     "the kvstore has given a slot of the grant to another request");
         return;
     }
     r->oversized = g->n_tokens < r->sub->n && !r->sub->no_cache;
@@ -164,7 +165,7 @@ static void fail_grants(struct bt_wcore *c, const struct bt_list *head)
 {
     struct bt_wreq *r;
     while ((r = next_with_grant(head)) != NULL) {
-        bt_wcore_end(c, r, BT_ERR_PEER_LOST, "the kvstore of this node has gone");
+        bt_wcore_end(c, r, BT_ERR_PEER_LOST, "the kvstore of this node has ended");
     }
 }
 

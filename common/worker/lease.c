@@ -167,7 +167,7 @@ void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd)
     if (l != NULL && (l->n == 0 || l->n > r->lease.want || !slots_sealed(c->slab->slab, l))) {
         BT_WARN("lease_refused", "req=%016llx epoch=%u blocks=%u why=%s",
                 (unsigned long long)r->sub->request, r->sub->epoch, l->n,
-                "the kvstore's lease names other slots than were asked for");
+                "the kvstore's lease has other slots than the worker asked for");
         emit_unlease(c, r->lease.id, c->slab->attach);
         free(l);
         l = NULL;

@@ -11,8 +11,8 @@ static const double tokens_bounds[] = {1,   2,   4,   8,    16,   32,   64,
 static const double queue_bounds[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
 
 static const double error_bounds[] = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1, 2, 5};
-static const char error_help[] =
-    "Predicted against actual duration of engine steps: the difference over the actual one.";
+static const char error_help[] = "Error of the predicted duration of engine steps: the difference "
+                                 "from the actual duration, divided by it.";
 
 struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
 {
@@ -37,11 +37,11 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     s->generation_tokens =
         bt_metrics_counter(m, "baton_worker_generation_tokens_total", l, "Tokens sampled.");
     s->preemptions = bt_metrics_counter(m, "vllm:num_preemptions_total", l,
-                                        "Times a row lost its pages to an older one.");
+                                        "Preemptions: a row lost its pages to another row.");
     s->reloaded = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"reloaded\"",
-                                     "Tokens whose KV a row had lost with its pages.");
+                                     "Tokens of preempted rows, by how their KV came back.");
     s->recomputed = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"recomputed\"",
-                                       "Tokens whose KV a row had lost with its pages.");
+                                       "Tokens of preempted rows, by how their KV came back.");
     s->prefix_queries = bt_metrics_counter(m, "vllm:prefix_cache_queries_total", l,
                                            "Prompt tokens looked up in the pool.");
     s->prefix_hits = bt_metrics_counter(m, "vllm:prefix_cache_hits_total", l,
@@ -57,28 +57,32 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     s->iteration_tokens =
         bt_metrics_histogram(m, "vllm:iteration_tokens_total", l, "Tokens of one engine step.",
                              tokens_bounds, BT_ARRAY_LEN(tokens_bounds));
-    s->queue_time = bt_metrics_histogram(m, "baton_worker_queue_seconds", l,
-                                         "From submission to slot and pages.", queue_bounds,
-                                         BT_ARRAY_LEN(queue_bounds));
+    s->queue_time =
+        bt_metrics_histogram(m, "baton_worker_queue_seconds", l,
+                             "Time from the submission of a request until it has a slot and pages.",
+                             queue_bounds, BT_ARRAY_LEN(queue_bounds));
     s->steps = bt_metrics_counter(m, "baton_worker_steps_total", NULL, "Engine steps.");
     s->step_error[0] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"decode\"",
                                             error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
     s->step_error[1] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"prompt\"",
                                             error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
     s->pages_free = bt_metrics_gauge(m, "baton_worker_pages_free", NULL, "Free KV pages.");
-    s->wb_done = bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"done\"",
-                                    "Generated blocks offered to the pool.");
+    s->wb_done =
+        bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"done\"",
+                           "Generated blocks that were to go back to the pool, by result.");
     s->wb_skipped =
         bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"skipped\"",
-                           "Generated blocks offered to the pool.");
+                           "Generated blocks that were to go back to the pool, by result.");
     char *il = bt_sprintf("role=\"%s\",version=\"%s\"", kind, bt_version());
     bt_metric_set(bt_metrics_gauge(m, "baton_worker_info", il, "Role and version."), 1);
     free(il);
-    s->role[0] = bt_metrics_gauge(m, "baton_worker_role", "role=\"prefill\"", "Roles offered now.");
-    s->role[1] = bt_metrics_gauge(m, "baton_worker_role", "role=\"decode\"", "Roles offered now.");
+    s->role[0] = bt_metrics_gauge(m, "baton_worker_role", "role=\"prefill\"",
+                                  "1 while the worker offers this role.");
+    s->role[1] = bt_metrics_gauge(m, "baton_worker_role", "role=\"decode\"",
+                                  "1 while the worker offers this role.");
     static const char mixed_help[] =
-        "How long steps with prompts beside rows may be, and those that a row joins with what it "
-        "has waited. 0: engine.mixed_prompt_tokens bounds them.";
+        "Time limit of steps with prompts beside rows (of=step), and of steps that a row joins, "
+        "with its wait (of=gap). 0: engine.mixed_prompt_tokens limits them instead.";
     s->mixed[0] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"step\"", mixed_help);
     s->mixed[1] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"gap\"", mixed_help);
     free(l);

@@ -78,7 +78,7 @@ static void test_what_goes_through_the_slab(void **state)
     p = place(&bt_sched_baton);
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &X.c, &X.s, &X.req, &p, c, N), N + 1);
     assert_true(c[0].chosen && c[1].chosen && c[0].worker == c[1].worker);
-    assert_non_null(strstr(c[2].verdict, "the decode worker prefills this one itself"));
+    assert_non_null(strstr(c[2].verdict, "the decode worker computes this prompt itself"));
     assert_int_equal(bt_sched_explain(&bt_sched_baton, &X.c, &X.s, &X.req, NULL, c, N), N);
     for (uint32_t i = 0; i < N; i++) {
         assert_non_null(strstr(c[i].verdict, "too small"));

@@ -361,7 +361,7 @@ static void test_queue_full(void **state)
     /* The connection breaks as well before the turn: the first fault counts. */
     assert_true((fault(&c, BT_RPC_SESSION_EV_CLOSED, "reset", MS) & BT_RPC_SESSION_DO_END) != 0);
     assert_end(&c, BT_RPC_SESSION_FULL, BT_GRPC_EXHAUSTED,
-               "the queue to the peer is full: it reads too slowly", true);
+               "the queue to the peer is full, because the peer reads too slowly", true);
     assert_int_equal(fault(&c, BT_RPC_SESSION_EV_CLOSED, "reset", MS), 0);
     assert_int_equal(fault(&c, BT_RPC_SESSION_EV_END, "stop", MS), 0);
 }

@@ -352,7 +352,7 @@ static void only_an_own_slab_is_adopted(void **state)
     bt_slab_unmap(s);
     assert_int_equal(chmod(path, 0666), 0);
     assert_int_equal(adopt(&s), BT_ERR_NOT_FOUND);
-    assert_non_null(strstr(err, "everybody may open it"));
+    assert_non_null(strstr(err, "lets other users open it"));
     assert_int_equal(chmod(path, 0660), 0);
     assert_int_equal(link(path, other), 0);
     assert_int_equal(adopt(&s), BT_ERR_NOT_FOUND);

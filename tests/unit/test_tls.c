@@ -255,7 +255,7 @@ static void test_roles(void **state)
     assert_int_equal(call(f, NULL, "/t.T/Any", &r), BT_GRPC_OK);
     assert_int_equal(f->calls, 3);
     assert_int_equal(call(f, "kvstore/n1", "/t.T/Admin", &r), BT_GRPC_PERMISSION_DENIED);
-    assert_has(r.detail, "baton://t/conductor/n1 may not call /t.T/Admin, which is for role admin");
+    assert_has(r.detail, "baton://t/conductor/n1 may not call /t.T/Admin; only admin may");
     assert_int_equal(f->calls, 3);
     assert_true(metric(f, REFUSED) == 1);
     client_start(f, "main", "main/admin");
@@ -292,7 +292,7 @@ static void test_wrong_server(void **state)
     struct reply r;
     client_start(f, "main", "main/n1");
     assert_int_equal(call(f, "kvstore/n2", "/t.T/Any", &r), BT_GRPC_UNAVAILABLE);
-    assert_has(r.detail, "it does not name baton://t/kvstore/n2");
+    assert_has(r.detail, "its certificate does not name baton://t/kvstore/n2");
     assert_int_equal(call(f, "admin", "/t.T/Any", &r), BT_GRPC_UNAVAILABLE);
     client_start(f, "other", "other/n1"); /* believes another CA: says so itself, sends nothing */
     assert_int_equal(call(f, "kvstore/n1", "/t.T/Any", &r), BT_GRPC_UNAVAILABLE);
@@ -341,8 +341,9 @@ static void test_strangers(void **state)
         {"-cert other/n1.crt -key other/n1.key", "baton://t/conductor/n1", "another CA made it"},
         {"-cert main/late.crt -key main/late.key", "baton://t/conductor/late", "it expired at 20"},
         {"-cert main/alien.crt -key main/alien.key", "baton://elsewhere/conductor/alien",
-         "it does not name baton://t/..."},
-        {"-cert main/etcd.crt -key main/etcd.key", "CN=etcd", "it does not name baton://t/..."},
+         "its certificate does not name baton://t/..."},
+        {"-cert main/etcd.crt -key main/etcd.key", "CN=etcd",
+         "its certificate does not name baton://t/..."},
         {"", "unknown", "without a certificate"},
     };
     struct fixture *f = *state;
@@ -516,7 +517,7 @@ static void test_a_short_life(void **state)
     bt_tls_watch(f->client_tls, f->loop, NULL);
     char *log = log_of(until_closed, f, NULL);
     assert_has(log, "ev=tls_refused peer=baton://t/conductor/n2");
-    assert_has(log, "has expired\" remedy=\"its calls and streams are ended; give it a new");
+    assert_has(log, "has expired\" remedy=\"its calls and streams were ended; give it a new");
     assert_has(log, "ev=tls_expired file=");
     assert_has(log, "/main/short.crt hours_left=0 remedy=\"put a new certificate");
     free(log);
@@ -536,10 +537,10 @@ static void test_revoked_lists(void **state)
         const char *text, *err;
     } cases[] = {{"# nothing\\n\\n", NULL},
                  {"serial:00:aB:12 # comment\\n", NULL},
-                 {"sha256:12", "line 1: sha256: and 64"},
-                 {"# a\\nn1", "line 2: sha256: and 64"},
-                 {"serial:", "line 1: sha256: and 64"},
-                 {"serial:xyz", "line 1: sha256: and 64"}};
+                 {"sha256:12", "line 1 is neither sha256: with 64"},
+                 {"# a\\nn1", "line 2 is neither sha256: with 64"},
+                 {"serial:", "line 1 is neither sha256: with 64"},
+                 {"serial:xyz", "line 1 is neither sha256: with 64"}};
     (void)state;
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
         char line[200], err[700] = "";

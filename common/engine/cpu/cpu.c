@@ -48,7 +48,7 @@ static bt_status_t check_config(const struct bt_engine_config *c, char *err, siz
         .name = "cpu", .max_slots = 65536, .max_rows = 65536};
     bt_status_t st = bt_engine_check_config(c, &limits, err, err_cap);
     if (st == BT_OK && c->threads > 1024) {
-        snprintf(err, err_cap, "engine cpu: engine.threads: 0 to 1024");
+        snprintf(err, err_cap, "engine cpu: engine.threads must be 0 to 1024");
         st = BT_ERR_CONFIG;
     }
     return st;
@@ -106,7 +106,7 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     e->a = buffer(bt_cpu_act_bytes(e->k, rows, widest, 2), 1, 1);
     e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
     if (!e->rope || !e->x || !e->y || !(e->a2 || e->y2) || !e->a || !e->scratch) {
-        snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
+        snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower engine.max_rows",
                  conf->max_rows);
         return BT_ERR_NO_MEMORY;
     }
@@ -137,7 +137,8 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                                   .max_rows = conf->max_rows};
     st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
     if (st == BT_OK && info.layout.groups[0].dtype != BT_DT_F16) {
-        snprintf(err, err_cap, "engine cpu: model.kv_dtype: f16; %s is the cuda engine's",
+        snprintf(err, err_cap,
+                 "engine cpu: model.kv_dtype must be f16; only the cuda engine has %s",
                  conf->kv_dtype);
         return BT_ERR_UNSUPPORTED;
     }

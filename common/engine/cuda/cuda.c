@@ -62,7 +62,7 @@ static bt_status_t check_config(const struct bt_engine_config *c, char *err, siz
         .name = "cuda", .max_slots = 2048, .max_rows = 65536};
     bt_status_t st = bt_engine_check_config(c, &limits, err, err_cap);
     if (st == BT_OK && c->page_tokens != 16 && c->page_tokens != 32 && c->page_tokens != 64) {
-        snprintf(err, err_cap, "engine cuda: kv.block_tokens: 16, 32 or 64 on a GPU");
+        snprintf(err, err_cap, "engine cuda: kv.block_tokens must be 16, 32 or 64 on a GPU");
         st = BT_ERR_CONFIG;
     }
     return st;
@@ -74,16 +74,18 @@ static bt_status_t open_device(struct bt_engine *e, char *err, size_t err_cap)
     struct cudaDeviceProp p;
     cudaError_t ce = cudaGetDeviceCount(&n);
     if (ce != cudaSuccess || n == 0) {
-        snprintf(err, err_cap, "engine cuda: no GPU answers: %s; engine.device: cpu runs without",
-                 cudaGetErrorString(ce));
+        snprintf(
+            err, err_cap,
+            "engine cuda: there is no usable GPU: %s; set engine.device: cpu to run without one",
+            cudaGetErrorString(ce));
         return BT_ERR_DEVICE;
     }
     ce = cudaGetDevice(&e->device);
     ce = ce == cudaSuccess ? cudaGetDeviceProperties(&p, e->device) : ce;
     if (ce == cudaSuccess && p.major < 8) {
         snprintf(err, err_cap,
-                 "engine cuda: %s has compute capability %d.%d; the kernels are for 8.0 and newer; "
-                 "engine.device: cpu runs without",
+                 "engine cuda: %s has compute capability %d.%d, but the kernels need 8.0 or newer; "
+                 "set engine.device: cpu to run without a GPU",
                  p.name, p.major, p.minor);
         return BT_ERR_DEVICE;
     }

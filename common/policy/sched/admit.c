@@ -24,7 +24,7 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     bool never = plan->first.work_ms - plan->first.queue_ms > c->objective.ttft_ms;
     bt_sched_verdict_t v = bt_sched_refuse(
         r, BT_SCHED_OVERLOADED, never ? 0 : seconds(ttft_ms - c->objective.ttft_ms),
-        never ? "the time to first token would miss its objective without a queue, too"
+        never ? "the time to first token would miss its objective even without a queue"
               : "the time to first token would miss its objective");
     r->miss = BT_SCHED_MISS_TTFT;
     r->predicted_ms = ttft_ms;
@@ -59,7 +59,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
     double life = s->forecast != NULL ? s->forecast->life_ms : 0;
     bt_sched_verdict_t v = bt_sched_refuse(
         r, BT_SCHED_OVERLOADED, never ? 0 : seconds(life * log(tbt_ms / limit)),
-        never ? "the time between tokens would miss its objective without other rows, too"
+        never ? "the time between tokens would miss its objective even without other rows"
               : "the time between tokens would miss its objective");
     r->miss = BT_SCHED_MISS_TBT;
     r->by_decode = true;
@@ -199,8 +199,10 @@ static bt_sched_verdict_t too_dear(struct bt_sched_reject *r, const char *why, d
     return v;
 }
 
-static const char long_prefill[] = "its prefill is too long for a queue of this length";
-static const char large_row[] = "its KV is too large for decode workers as full as these";
+static const char long_prefill[] =
+    "its prefill is too long to be admitted while the queue has this length";
+static const char large_row[] =
+    "its KV is too large to be admitted while the decode workers are this full";
 
 static double count_prefill(const struct bt_sched_snapshot *s)
 {

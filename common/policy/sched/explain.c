@@ -30,7 +30,7 @@ static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_us
         return "too small: context, pages or slots of its kvstore";
     }
     if (w->avoid || j->s->kvstores[w->kvstore].avoid) {
-        return "it, or its kvstore, has failed this request or was full";
+        return "the worker or its kvstore has failed this request before or was full";
     }
     if (plan == NULL) {
         return "the request was rejected";
@@ -39,7 +39,7 @@ static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_us
     bool compared =
         plan->background || plan->reason == BT_SCHED_MIXED || plan->reason == BT_SCHED_SPARE;
     if (use == BT_SCHED_FOR_PREFILL && plan->at.both && !compared) {
-        return "the decode worker prefills this one itself";
+        return "the decode worker computes this prompt itself";
     }
     return use == BT_SCHED_FOR_PREFILL ? "no better: queue, prefill and hand-off"
                                        : "no better: load and pages";

@@ -425,18 +425,21 @@ static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, u
     bool apart = p != d;
     p = choose_late(j, p, d, &e);
     if (p == BT_SCHED_NONE) {
-        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "prefill workers have no time left");
+        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0,
+                               "no prefill worker has time to serve it late");
     }
     d = apart ? d : p;
     /* A late row lengthens the steps of others: it comes only where their room has no price. */
     struct bt_sched_params others = *j->c;
     others.objective.tbt_ms = bt_sched_late_tbt_ms(j->c, &j->s->workers[d]);
     if (bt_sched_pressure_then(&others, j->s, d, j->req, e.ttft_ms) > BT_SCHED_DECODE_FREE) {
-        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "decode workers have no room left");
+        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0,
+                               "no decode worker has room to serve it late");
     }
     finish_plan(j, p, d, &e, plan);
     if (e.queue_ms > 0 && too_much_late(j, plan->takes.compute_ms)) {
-        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0, "late prompts take all that is left");
+        return bt_sched_refuse(r, BT_SCHED_OVERLOADED, 0,
+                               "other requests that are served late already use all that is left");
     }
     plan->reason = BT_SCHED_BACKGROUND;
     plan->background = true;

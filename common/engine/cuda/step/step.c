@@ -107,8 +107,8 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     }
     if (ce != cudaSuccess) {
         snprintf(err, err_cap,
-                 "engine: memory for steps of %u tokens and %u sequences: %s; lower "
-                 "the step size or max_slots",
+                 "engine: no memory for steps of %u tokens and %u sequences: %s; lower "
+                 "engine.max_rows or engine.max_slots",
                  info->max_rows, info->max_slots, cudaGetErrorString(ce));
         return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
     }
