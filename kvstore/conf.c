@@ -21,7 +21,8 @@ static const struct bt_conf_row kvstore_rows[] = {
      .max = 0x1p46,
      .doc = "Bytes of shared memory for KV on this node. All of it is reserved and touched before "
             "the kvstore is ready.",
-     .when = "always: as much memory as the node can spare; docs/OPERATING.md has the sum."},
+     .when =
+         "always: as much memory as the node can spare; docs/OPERATING.md has the calculation."},
     {.key = "kvstore.slab_path",
      .type = BT_CONF_STR,
      .offset = ROW(slab_path),
@@ -59,7 +60,7 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "127.0.0.1",
      .one_is_list = true,
      .doc = "Addresses of the network cards that carry KV to other nodes, up to 8; loopback or "
-            "private networks, because UCX authenticates nobody.",
+            "private networks, because UCX does not check who connects.",
      .when = "set it as soon as the cluster has two nodes; one address for each card."},
     {.key = "kvstore.wire.allow_routable",
      .type = BT_CONF_BOOL,
@@ -67,7 +68,7 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "false",
      .doc = "Allow a kvstore.wire.listen that is neither loopback nor private. Anybody who "
             "reaches it may be able to read and write KV.",
-     .when = "only if a firewall admits nobody but the cluster's nodes."},
+     .when = "only if a firewall lets nothing but the cluster's nodes reach them."},
     {.key = "kvstore.wire.transport",
      .type = BT_CONF_STR,
      .offset = ROW(wire_transport),
@@ -109,8 +110,9 @@ static const struct bt_conf_row kvstore_rows[] = {
      .min = 1,
      .max = 60000,
      .hidden = true,
-     .doc = "A node that brings nothing for this time is replaced by another that has the blocks, "
-            "or they are computed. 1 s is four times the wait for room of a sender (250 ms)."},
+     .doc = "If a node sends no block for this time, the blocks are fetched from another node that "
+            "has them, or are computed. 1 s is four times the time that a sender waits for room "
+            "(250 ms)."},
     {.key = "kvstore.pin_max",
      .type = BT_CONF_FLOAT,
      .offset = ROW(pin_max),
@@ -131,10 +133,9 @@ static const struct bt_conf_row kvstore_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(quota_default),
      .def = "1",
-     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: they "
-            "have no share of their own: they use what the others leave and give it up first. "
-            "Requests without "
-            "an API key have none.",
+     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: such "
+            "a tenant has no share of its own; it uses what others leave and loses it first. "
+            "Requests without an API key have no share.",
      .when = "when you name only some tenants and the others need a share too."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,

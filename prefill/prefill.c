@@ -81,7 +81,7 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
         return st;
     }
     if (!bt_wgrant_valid(r, 0, g->n_slots)) {
-        snprintf(err, err_cap, "a slot of the grant has been given away");
+        snprintf(err, err_cap, "the kvstore has given a slot of the grant to another request");
         return BT_ERR_STALE;
     }
     /* The last prompt token is always computed: its logits choose the first token. */

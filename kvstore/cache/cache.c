@@ -260,7 +260,8 @@ void bt_cache_put(struct bt_cache *c, const uint32_t *slots, uint32_t n)
         if (bt_index_has_slot(c->index, slot) &&
             (c->copy[slot] == COPY_PASSING || (copy && c->copies > c->copies_max))) {
             drop_block(c, slot,
-                       copy ? "a copy beyond a quarter of the slots" : "it only passed through");
+                       copy ? "copies of other nodes' blocks had more than a quarter of the slots"
+                            : "its prompt is too large to stay in the slab");
         } else if (bt_index_has_slot(c->index, slot)) {
             now = now != 0 ? now : bt_mono_ns();
             bt_pool_used(c->pool, slot, now, false); /* it was in use until now */

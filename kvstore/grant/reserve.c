@@ -107,8 +107,10 @@ static bt_status_t grant_fill(struct bt_grant *g, char *why, size_t cap)
     if (g->gs->flows.n_free == 0) {
         snprintf(why, cap, "no flow word is free (%u grants are open)", g->gs->n_grants);
     } else if (g->res.receive && !g->res.keep && bt_pool_transit_get(cache->pool, need) != BT_OK) {
-        snprintf(why, cap, "%u more slots in transit would pass half of the slots (%u of %u are)",
-                 need, n.transit, n.total);
+        snprintf(
+            why, cap,
+            "hand-offs may take half of the slots: this one needs %u more, and %u of %u are taken",
+            need, n.transit, n.total);
     } else if (bt_cache_take(cache, g->res.group, need, g->blocks.slots + g->blocks.resident) !=
                BT_OK) {
         if (g->res.receive && !g->res.keep) {
@@ -231,7 +233,8 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
         uint32_t bt = gs->c.layout.page_tokens, want = BT_DIV_UP(r->n_tokens, bt),
                  n = bt_grant_window_beginning(gs, want);
         if (n == 0) {
-            snprintf(why, sizeof(why), "pass-through prompts hold three quarters of the slab");
+            snprintf(why, sizeof(why),
+                     "prompts that are too large for the slab use three quarters of it already");
             answer(gs, session, r, BT_ERR_EXHAUSTED, 0, why);
             bt_grant_worker_answer_waiting(gs, r->request, r->epoch, BT_ERR_EXHAUSTED, why);
             return;

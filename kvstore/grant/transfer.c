@@ -129,7 +129,7 @@ static void on_recv_done(void *arg, const struct bt_wire_trailer *t, uint64_t fi
     g->flow.trailer = *t;
     bt_grant_progress(g);
     if (!g->flow.done) {
-        bt_grant_fail(g, BT_ERR_INTERNAL, "the wire ended a flow before its word was complete");
+        bt_grant_fail(g, BT_ERR_INTERNAL, "the transfer ended before all blocks had arrived");
     } else {
         Baton__FromKvstore m = BATON__FROM_KVSTORE__INIT;
         Baton__FlowDone d = BATON__FLOW_DONE__INIT;
@@ -188,7 +188,7 @@ void bt_grant_transfer_receive(struct bt_grant *g, const Baton__Reserve *r)
         g->blocks.slots, g->blocks.names, g->flow.word, r->left_ms, &recv_ops, g);
     if (rv == NULL && g->transfer.receiving) {
         g->transfer.receiving = false;
-        bt_grant_fail(g, BT_ERR_UNAVAILABLE, "the wire cannot reach the peer");
+        bt_grant_fail(g, BT_ERR_UNAVAILABLE, "no connection to the peer's kvstore is possible");
     }
     g->transfer.recv =
         g->transfer.receiving ? rv : NULL; /* all callbacks may have come inside the call */

@@ -122,7 +122,7 @@ static void open_now(struct bt_grant_worker *w, struct bt_grant *g, Baton__Local
         why = "this grant is filled by a peer: it has no local writer";
     } else if (mode == BATON__LOCAL_MODE__WRITER && g->flow.has_writer) {
         st = BT_ERR_EXISTS;
-        why = "this grant has, or had, a writer";
+        why = "another worker writes this grant or has written it";
     } else if (open_find(w, g->req->id, g->epoch, mode) != NULL) {
         st = BT_ERR_EXISTS;
         why = "this worker has opened the grant already";
@@ -460,7 +460,8 @@ void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now)
             struct bt_grant_open_wait *q = BT_CONTAINER_OF(k, struct bt_grant_open_wait, in_worker);
             if (now >= q->deadline_ns && !bt_grant_pending_has(gs, q->request, q->epoch)) {
                 char why[64];
-                snprintf(why, sizeof(why), "no conductor has reserved this here within %d ms",
+                snprintf(why, sizeof(why),
+                         "no conductor has reserved slots for this request here within %d ms",
                          BT_GRANT_OPEN_WAIT_MS);
                 opened(w, q->request, q->epoch, q->mode, BT_ERR_NOT_FOUND, why, NULL);
                 wait_free(w, q);

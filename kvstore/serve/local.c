@@ -99,7 +99,7 @@ static void conn_end(struct conn *c, const char *why)
 
 static void conn_broken_now(void *arg)
 {
-    conn_end(arg, "its packets cannot be sent");
+    conn_end(arg, "the kvstore cannot send packets to it");
 }
 
 /* Called from inside the grants, so the session ends in a later turn of the loop. */
@@ -292,8 +292,8 @@ static bt_status_t attach_check(const struct conn *c, const Baton__LocalAttach *
     }
     if (a->layout_id != s->layout_id) {
         snprintf(why, cap,
-                 "the worker's KV layout is %016llx, the kvstore's %016llx: same model and "
-                 "kv.block_tokens on both?",
+                 "the worker's KV layout is %016llx, the kvstore's %016llx: set the same "
+                 "model.path, model.kv_dtype and kv.block_tokens in both",
                  (unsigned long long)a->layout_id, (unsigned long long)s->layout_id);
         return BT_ERR_MISMATCH;
     }

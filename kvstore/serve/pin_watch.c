@@ -22,7 +22,8 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     Baton__Pin *m = bt_pin_read(w->prefix, kv, why, sizeof(why));
     if (m == NULL) {
         BT_WARN("pin_malformed", "key=%s why=%s remedy=%s", kv->key, why,
-                "the pin is ignored; it is damaged or of another version: delete it and pin again");
+                "the pin is ignored; it is damaged or of another version: delete this key from "
+                "etcd and pin again");
         return;
     }
     struct bt_remain_term term = {

@@ -228,11 +228,10 @@ static void on_blocks_accept(void *arg, struct bt_rpc_stream *stream)
     }
     BT_WARN("blocks_refused", "why=%s",
             "its connection has no session, or one with a stream of block events already");
-    bt_rpc_stream_close(
-        stream, BT_GRPC_FAILED_PRECONDITION,
-        "block events go to a session: say SessionHello on a Session stream of this "
-        "connection first, and read one stream of events",
-        true);
+    bt_rpc_stream_close(stream, BT_GRPC_FAILED_PRECONDITION,
+                        "block events need a session: send SessionHello on a Session stream of "
+                        "this connection first, and read only one stream of events",
+                        true);
 }
 
 static void on_accept(void *arg, struct bt_rpc_stream *stream)

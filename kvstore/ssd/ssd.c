@@ -661,7 +661,7 @@ static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
     s->m.write_errors = bt_metrics_counter(ms, err, "what=\"write\"", errs);
     s->m.crc_errors = bt_metrics_counter(ms, err, "what=\"crc\"", errs);
     s->m.evicted = bt_metrics_counter(ms, "baton_ssd_blocks_evicted_total", NULL,
-                                      "Blocks given up on the SSD for others");
+                                      "Blocks removed from the SSD to make room for others");
     s->m.dropped =
         bt_metrics_counter(ms, "baton_ssd_blocks_dropped_total", NULL,
                            "Writes that had to wait, or were not made, because the backlog "

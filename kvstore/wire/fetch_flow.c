@@ -59,7 +59,8 @@ void bt_wire_fetch_offered(struct bt_wire_session *s, const Baton__FlowOffer *m)
         }
     }
     if (n == 0 || !known || r->offered) { /* a sender without any block refuses instead */
-        bt_wire_session_fail(s, "FlowOffer that does not fit what was asked for",
+        bt_wire_session_fail(s,
+                             "the peer's FlowOffer does not match the blocks that were asked for",
                              BT_GRPC_INVALID_ARGUMENT);
         return;
     }
@@ -91,7 +92,9 @@ void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
     struct bt_wire *w = s->w;
     size_t n = o->keys.len / sizeof(struct bt_kv_key);
     if (o->epoch == 0 || bt_wire_send_of(s, o->stream) != NULL) {
-        bt_wire_session_fail(s, "FlowOpen of a malformed fetch", BT_GRPC_INVALID_ARGUMENT);
+        bt_wire_session_fail(
+            s, "the peer's FlowOpen of a fetch has no epoch, or a stream number that is in use",
+            BT_GRPC_INVALID_ARGUMENT);
         return;
     }
     /* A copy, because the bytes in a message are not aligned. */
@@ -154,7 +157,9 @@ void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m)
         return; /* aborted, but the message was already on its way */
     }
     if (!snd->want || snd->offered_ns == 0 || snd->open) {
-        bt_wire_session_fail(s, "FlowTake of what was not offered", BT_GRPC_INVALID_ARGUMENT);
+        bt_wire_session_fail(
+            s, "the peer's FlowTake is for a transfer that was not offered or is already taken",
+            BT_GRPC_INVALID_ARGUMENT);
         return;
     }
     snd->open = true;

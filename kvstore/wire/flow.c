@@ -204,7 +204,7 @@ void bt_wire_recv_closed(struct bt_wire_session *s, const Baton__FlowClose *m)
     struct bt_wire_recv *r = bt_wire_recv_of(s, m->stream);
     if (r != NULL) {
         bt_wire_recv_fail(r, peer_status(m->status, BT_ERR_PEER_LOST),
-                          m->detail[0] != '\0' ? m->detail : "sender ended the flow");
+                          m->detail[0] != '\0' ? m->detail : "the sender ended the transfer");
     }
 }
 
@@ -267,7 +267,7 @@ void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
         return;
     }
     if (bt_wire_send_of(s, o->stream) != NULL) {
-        bt_wire_session_fail(s, "stream number used twice", BT_GRPC_INVALID_ARGUMENT);
+        bt_wire_session_fail(s, "the peer used a stream number twice", BT_GRPC_INVALID_ARGUMENT);
         return;
     }
     struct bt_wire_send *snd = bt_calloc(1, sizeof(*snd));
@@ -295,7 +295,10 @@ void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
         o->chunk_tokens != src->shape.chunk_tokens ||
         o->first_block > bt_flow_blocks(&src->shape)) {
         st = snd->ended ? snd->status : BT_ERR_MISMATCH;
-        bt_wire_refuse(s, o->stream, st, snd->ended ? snd->why : "shape of the flow differs");
+        bt_wire_refuse(s, o->stream, st,
+                       snd->ended ? snd->why
+                                  : "sender and receiver differ in the number of tokens, the chunk "
+                                    "size or the first block");
         w->ops.send_end(w->ops_arg, snd->grant, snd, st);
         free(snd);
         return;

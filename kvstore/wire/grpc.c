@@ -71,7 +71,7 @@ static void via_send_proof(struct bt_wx_via *v)
 {
     struct bt_wire_proof p = {BT_WIRE_PROOF_MAGIC, BT_WIRE_VERSION, v->path->nonce_peer};
     if (bt_rpc_stream_send(v->stream, &p, sizeof(p)) != BT_OK) {
-        bt_wx_path_kill(v->path, BT_ERR_PEER_LOST, "the stream takes no message");
+        bt_wx_path_kill(v->path, BT_ERR_PEER_LOST, "the KV stream accepts no more messages");
     }
 }
 
@@ -141,7 +141,8 @@ static void on_pieces(void *arg, struct bt_rpc_stream *s, const struct iovec *pi
     } else if (!l->proven && read_proof(pieces, n, len, &p) && p.nonce == l->nonce) {
         bt_wx_path_proven(l);
     } else {
-        violation(l, "a message out of turn");
+        violation(l, "the peer sent a message before its proof of the session, a wrong proof, or "
+                     "KV in the wrong direction");
     }
 }
 
@@ -212,7 +213,7 @@ static void post(struct bt_wx_out *o, size_t header_len)
     bt_status_t st = v->stream != NULL ? bt_rpc_stream_send_iov(v->stream, iov, o->hdr.n_segs + 1u)
                                        : BT_ERR_PEER_LOST;
     if (st != BT_OK) { /* via_close, called soon, releases the message */
-        bt_wx_path_kill(o->path, BT_ERR_PEER_LOST, "the KV stream takes no message: %s",
+        bt_wx_path_kill(o->path, BT_ERR_PEER_LOST, "the KV stream accepts no more messages: %s",
                         bt_status_name(st));
     }
 }
@@ -296,7 +297,8 @@ static void on_first(void *arg, struct bt_rpc_stream *stream, const struct iovec
     }
     const char *node = strchr(l->conn->who, '/');
     if (!bt_rpc_stream_peer_is(stream, ROLE, node != NULL ? node + 1 : NULL)) {
-        stranger_end(s, BT_GRPC_PERMISSION_DENIED, "your certificate is not the session's");
+        stranger_end(s, BT_GRPC_PERMISSION_DENIED,
+                     "this stream's certificate is not the one of its session");
         return;
     }
     l->via->stream = stream;
@@ -339,7 +341,7 @@ static void strangers_turn(struct bt_wx *x)
     bt_list_for_each_safe (i, tmp, &x->grpc->strangers) {
         struct stranger *s = BT_CONTAINER_OF(i, struct stranger, link);
         if (x->quit || x->now_ns > s->since_ns + PROOF_NS) {
-            stranger_end(s, BT_GRPC_DEADLINE, "no proof of a session");
+            stranger_end(s, BT_GRPC_DEADLINE, "the stream sent no proof of a session in time");
         }
     }
 }
@@ -433,8 +435,8 @@ static bt_status_t card_start(struct bt_wx *x, uint32_t card, bool wait, char *e
     bt_rpc_set_tls(t->rpc, x->conf.tls);
     bt_rpc_set_bulk(t->rpc);
     if (bt_rpc_server_create(t->rpc, listen, &t->server, &port) != BT_OK) {
-        snprintf(err, err_cap, "kvstore.wire.listen, kvstore.wire.port: %s cannot be listened on",
-                 listen);
+        snprintf(err, err_cap,
+                 "kvstore.wire.listen, kvstore.wire.port: this host cannot listen on %s", listen);
         destroy(x);
         return BT_ERR_CONFIG;
     }

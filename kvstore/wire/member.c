@@ -26,8 +26,8 @@ bt_status_t bt_wire_member_init(struct bt_wire *w, const struct bt_wire_config *
     }
     if (conf->secret_len != 0 && conf->secret_len < SECRET_MIN && !conf->over_grpc) {
         snprintf(err, err_cap,
-                 "kv.salt_file: %zu bytes are too few to tell members of the cluster by; write a "
-                 "new one with head -c 32 /dev/urandom | base64, the same on all hosts",
+                 "kv.salt_file: %zu bytes are too few to prove membership of the cluster; write a "
+                 "new file with head -c 32 /dev/urandom | base64, the same on all hosts",
                  conf->secret_len);
         return BT_ERR_CONFIG;
     }
@@ -39,12 +39,12 @@ bt_status_t bt_wire_member_init(struct bt_wire *w, const struct bt_wire_config *
     if (alone || conf->over_grpc || conf->tls != NULL || conf->allow_routable) {
         return BT_OK;
     }
-    snprintf(err, err_cap,
-             "kvstore.wire.listen: beyond loopback UCX needs proof that peers are members of the "
-             "cluster, for a malformed address can end all transfers of this node: give all "
-             "daemons the same "
-             "kv.salt_file (head -c 32 /dev/urandom | base64 > /etc/baton/salt), or cluster.tls.*, "
-             "or set kvstore.wire.allow_routable: true if the network keeps strangers out");
+    snprintf(
+        err, err_cap,
+        "kvstore.wire.listen: on this address UCX needs proof that peers belong to the cluster, "
+        "because a malformed address can end all transfers of this node. Give all daemons the same "
+        "kv.salt_file (head -c 32 /dev/urandom | base64 > /etc/baton/salt), or cluster.tls.*, or "
+        "set kvstore.wire.allow_routable: true if the network keeps strangers out");
     return BT_ERR_CONFIG;
 }
 

@@ -20,16 +20,16 @@ bt_status_t bt_wire_seg_parse(const void *p, size_t len, uint64_t nonce, struct 
 {
     struct bt_wire_seg_hdr got;
     if (len < sizeof(got)) {
-        *why_p = "header too short";
+        *why_p = "the header is too short";
         return BT_ERR_PEER_PROTOCOL;
     }
     memcpy(&got, p, sizeof(got));
     if (got.magic != BT_WIRE_SEG_MAGIC || got.version != BT_WIRE_VERSION) {
-        *why_p = "header magic or version";
+        *why_p = "wrong magic or version in the header";
         return BT_ERR_PEER_PROTOCOL;
     }
     if (got.n_segs == 0 || got.n_segs > BT_WIRE_SEGS_MAX || len != sizeof(got) + 4u * got.n_segs) {
-        *why_p = "number of segments";
+        *why_p = "wrong number of segments";
         return BT_ERR_PEER_PROTOCOL;
     }
     const uint8_t *crcs = (const uint8_t *)p + sizeof(got);
@@ -40,7 +40,7 @@ bt_status_t bt_wire_seg_parse(const void *p, size_t len, uint64_t nonce, struct 
         return BT_ERR_PEER_PROTOCOL;
     }
     if (got.nonce != nonce) {
-        *why_p = "nonce of another session";
+        *why_p = "it has the nonce of another session";
         return BT_ERR_PEER_PROTOCOL;
     }
     *h = got;
@@ -54,13 +54,13 @@ bt_status_t bt_wire_seg_check(const struct bt_wire_seg_hdr *h, const struct bt_f
 {
     uint32_t first, end;
     if (h->item >= bt_flow_items(shape)) {
-        *why_p = "item beyond the flow";
+        *why_p = "its item is beyond the end of the transfer";
         return BT_ERR_PEER_PROTOCOL;
     }
     bt_flow_item_blocks(shape, h->item, &first, &end);
     first = BT_MAX(first, first_block);
     if (h->first_block < first || h->first_block >= end || h->n_segs > end - h->first_block) {
-        *why_p = "blocks outside the item";
+        *why_p = "its blocks are outside its item";
         return BT_ERR_PEER_PROTOCOL;
     }
     if (h->seg_bytes != layer_bytes || payload != (size_t)h->n_segs * layer_bytes) {

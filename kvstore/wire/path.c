@@ -319,14 +319,14 @@ static const char *dialer_rails(struct bt_wire_session *s, const Baton__PeerHell
         }
     }
     return live_paths(s) > 0 ? NULL
-                             : "no card in kvstore.wire.listen here can reach one of the peer's: "
-                               "give addresses of a common network";
+                             : "no network card in kvstore.wire.listen can reach a card of the "
+                               "peer; give addresses of a common network";
 }
 
 const char *bt_wire_paths_hello(struct bt_wire_session *s, const Baton__PeerHello *h)
 {
     if (!take_cards(s, h)) {
-        return "hello with malformed cards";
+        return "the peer's hello has a malformed list of network cards";
     }
     if (s->dialer) {
         return dialer_rails(s, h);
@@ -362,7 +362,8 @@ void bt_wire_path_asked(struct bt_wire_session *s, const Baton__LaneOpen *o)
                               .address = o->ucx_address.data,
                               .address_len = o->ucx_address.len};
     if (!bt_wire_member_is(s, &way, &o->address_mac)) {
-        bt_wire_session_fail(s, "LaneOpen without proof of a member", BT_GRPC_PERMISSION_DENIED);
+        bt_wire_session_fail(s, "the peer's LaneOpen has no proof that it belongs to this cluster",
+                             BT_GRPC_PERMISSION_DENIED);
         return;
     }
     s->next_path = o->lane;
@@ -389,7 +390,9 @@ void bt_wire_path_answered(struct bt_wire_session *s, const Baton__LaneOpened *o
                               .address = o->ucx_address.data,
                               .address_len = o->ucx_address.len};
     if (!bt_wire_member_is(s, &way, &o->address_mac)) {
-        bt_wire_session_fail(s, "LaneOpened without proof of a member", BT_GRPC_PERMISSION_DENIED);
+        bt_wire_session_fail(s,
+                             "the peer's LaneOpened has no proof that it belongs to this cluster",
+                             BT_GRPC_PERMISSION_DENIED);
         return;
     }
     connect_path(l, &o->ucx_address, o->nonce);
@@ -440,7 +443,7 @@ void bt_wire_path_ended(struct bt_wire_session *s, const Baton__LaneEnd *e)
         l->x.has = h;
     }
     if (!l->stopped) {
-        path_failed(l, false, "peer has ended it", BT_GRPC_UNAVAILABLE);
+        path_failed(l, false, "the peer ended this path", BT_GRPC_UNAVAILABLE);
     } else {
         path_resend(l);
     }
@@ -524,7 +527,9 @@ static void on_stopped(struct bt_wire_path *l)
         bool told = send_path_end(l);
         path_free(l); /* before the session ends and frees its paths */
         if (!told) {
-            bt_wire_session_fail(s, "too much is under way to go on without a path",
+            bt_wire_session_fail(s,
+                                 "a path failed, and too many segments are under way to send them "
+                                 "again over another",
                                  BT_GRPC_UNAVAILABLE);
         }
         bt_wire_session_unref(s);
@@ -564,7 +569,7 @@ void bt_wire_paths_tick(struct bt_wire_session *s, uint64_t now_ns)
             continue;
         }
         if (l->x.number != 0 && l->x.peer_address == NULL && now_ns > l->begun_ns + ANSWER_NS) {
-            path_failed(l, true, "no answer to LaneOpen", BT_GRPC_UNAVAILABLE);
+            path_failed(l, true, "the peer did not answer LaneOpen in time", BT_GRPC_UNAVAILABLE);
         } else if (!link && s->w->n_cards > 1) {
             path_failed(l, true, "link is down", BT_GRPC_UNAVAILABLE);
         }

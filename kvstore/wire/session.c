@@ -266,21 +266,23 @@ static const char *hello_mismatch(const struct bt_wire_session *s, const Baton__
         return why;
     }
     if (s->dialer && strcmp(h->name, s->name) != 0) {
-        snprintf(text, cap, "dialed %s, \"%.40s\" answered", s->name, h->name);
+        snprintf(text, cap, "dialed %s, but \"%.40s\" answered", s->name, h->name);
         return text;
     }
     if (h->transport != w->transport) {
-        snprintf(text, cap, "kvstore.wire.transport is %s there, %s here: the same everywhere",
-                 transport_name(h->transport), transport_name(w->transport));
+        snprintf(
+            text, cap,
+            "kvstore.wire.transport is %s at the peer and %s here; set the same in all kvstores",
+            transport_name(h->transport), transport_name(w->transport));
         return text;
     }
     if (h->ucx_address.len == 0 && (!s->dialer || h->n_cards == 0)) {
-        return "KV address of 0 bytes";
+        return "the peer's hello has no KV address";
     }
     return bt_wire_member_is(s, &way, &h->address_mac)
                ? NULL
-               : "its KV address has no proof of a member of this cluster: the same kv.salt_file "
-                 "everywhere, and no older version";
+               : "the peer did not prove that it belongs to this cluster; give all daemons the "
+                 "same kv.salt_file and release";
 }
 
 /* The same process has dialed again, so it has given up the old session: ends that one. */
@@ -358,7 +360,8 @@ static void on_message(void *arg, ProtobufCMessage *msg)
     switch (m->m_case) {
     case BATON__PEER_MSG__M_FLOW_OPEN:
         if (!flows || s->dialer) {
-            violation(s, "FlowOpen out of turn");
+            violation(
+                s, "the peer sent FlowOpen before the session was up, or in the wrong direction");
             return;
         }
         bt_wire_send_open(s, m->flow_open);
@@ -392,7 +395,8 @@ static void on_message(void *arg, ProtobufCMessage *msg)
         return;
     case BATON__PEER_MSG__M_LANE_OPEN:
         if (!flows || s->dialer) {
-            violation(s, "LaneOpen out of turn");
+            violation(
+                s, "the peer sent LaneOpen before the session was up, or in the wrong direction");
             return;
         }
         bt_wire_path_asked(s, m->lane_open);

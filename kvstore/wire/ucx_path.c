@@ -323,7 +323,7 @@ static void path_watch(struct bt_wx_path *l)
         return;
     }
     if (silent(l)) {
-        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "nothing gets through while the peer is alive");
+        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "no KV gets through although the peer is alive");
     } else if (l->ucx->asked_ns == 0 && now - l->ucx->moved_ns > ASK_NS) {
         path_moved(l); /* until now it may have been idle */
         l->ucx->asked_ns = now;
@@ -335,7 +335,9 @@ void bt_ucx_path_step(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;
     if (l->connect_ns != 0 && !l->proven && now - l->connect_ns > BT_WX_PROOF_NS) {
-        bt_wx_path_kill(l, BT_ERR_PEER_LOST, "endpoint not proved within a second");
+        bt_wx_path_kill(
+            l, BT_ERR_PEER_LOST,
+            "the peer's end of the UCX connection did not prove its session within a second");
     }
     path_watch(l);
     if (bt_wx_path_ends(l) && !l->closing && !lingers(l)) {

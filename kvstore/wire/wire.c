@@ -109,7 +109,7 @@ void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation
         struct bt_wire_session *s = BT_CONTAINER_OF(i, struct bt_wire_session, link);
         if (!bt_wire_session_dead(s) && s->incarnation == incarnation &&
             strcmp(s->name, name) == 0) {
-            bt_wire_session_fail(s, "the cluster says that this kvstore is gone",
+            bt_wire_session_fail(s, "etcd says that this kvstore has left the cluster",
                                  BT_GRPC_UNAVAILABLE);
             tmp = w->sessions.next; /* callbacks may have changed the lists; s is DEAD now */
         }
@@ -117,7 +117,7 @@ void bt_wire_peer_down(struct bt_wire *w, const char *name, uint64_t incarnation
     bt_list_for_each (i, &w->peers) {
         struct bt_wire_peer *p = BT_CONTAINER_OF(i, struct bt_wire_peer, link);
         if (p->incarnation == incarnation && strcmp(p->name, name) == 0) {
-            bt_wire_peer_lost(p, false, true, "the cluster says that this kvstore is gone");
+            bt_wire_peer_lost(p, false, true, "etcd says that this kvstore has left the cluster");
             return;
         }
     }
@@ -234,10 +234,11 @@ static void card_metrics(struct bt_metrics *m, struct bt_wire_card_state *k, str
     x->recv_bytes = bt_metrics_counter(m, "baton_kv_card_bytes_total", received, bytes);
     x->sent_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", sent, segs);
     x->recv_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", received, segs);
-    k->up = bt_metrics_gauge(m, "baton_kv_card_up", name,
-                             "1: the card's link is up, and no session misses its way over it");
+    k->up = bt_metrics_gauge(
+        m, "baton_kv_card_up", name,
+        "1 while the card's link is up and every session that should use the card does");
     k->paths = bt_metrics_gauge(m, "baton_kv_card_lanes", name,
-                                "Ways to other kvstores over this card, either direction");
+                                "Paths to other kvstores over this card, in either direction");
     k->failures = bt_metrics_counter(m, "baton_kv_card_failures_total", name,
                                      "Times that the card was taken out of use");
     free(name);
@@ -322,7 +323,7 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
     static const double bounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
                                     0.2,   0.5,   1,     2,    5,    10};
     const char *segs = "KV segments moved between nodes",
-               *drops = "KV messages not used, by reason";
+               *drops = "KV messages that were dropped, by reason";
     x->sent_bytes =
         bt_metrics_counter(m, "baton_kv_sent_bytes_total", NULL, "KV bytes sent to other nodes");
     x->recv_bytes = bt_metrics_counter(m, "baton_kv_received_bytes_total", NULL,
@@ -334,7 +335,7 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
         "KV segments sent again over another network card, after one had failed");
     x->unordered = bt_metrics_counter(
         m, "baton_kv_unordered_messages_total", NULL,
-        "KV messages whose bytes came out of order, UCX using several connections for one");
+        "KV messages whose bytes came out of order, because UCX used several connections for one");
     x->crc_errors = bt_metrics_counter(m, "baton_kv_crc_errors_total", NULL,
                                        "Received KV segments with a wrong CRC");
     const char *name = "baton_kv_dropped_messages_total";
@@ -347,10 +348,11 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
     w->sessions_lost = bt_metrics_counter(m, "baton_kv_peer_sessions_lost_total", NULL,
                                           "Sessions with other kvstores that ended after being up");
     w->flows_failed = bt_metrics_counter(m, "baton_kv_flows_failed_total", NULL,
-                                         "Receiving flows that did not complete");
-    w->flow_seconds = bt_metrics_histogram(m, "baton_kv_transfer_seconds", NULL,
-                                           "First to last segment of a received flow", bounds,
-                                           BT_ARRAY_LEN(bounds));
+                                         "Incoming transfers that did not complete");
+    w->flow_seconds =
+        bt_metrics_histogram(m, "baton_kv_transfer_seconds", NULL,
+                             "Time from the first to the last segment of an incoming transfer",
+                             bounds, BT_ARRAY_LEN(bounds));
 }
 
 /* The host:port where KV over gRPC is received. */

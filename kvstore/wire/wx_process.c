@@ -308,7 +308,7 @@ static void on_ping(void *arg)
 static void describe(const siginfo_t *info, bool known, char *to, size_t cap)
 {
     if (!known) {
-        snprintf(to, cap, "somebody else reaped it");
+        snprintf(to, cap, "unknown: another part of the process collected its exit status");
     } else if (info->si_code == CLD_EXITED) {
         snprintf(to, cap, "exit status %d", info->si_status);
     } else {
@@ -338,8 +338,8 @@ static void log_loss(struct bt_wx_proxy *p, const char *how)
     struct bt_wx_process *c = &p->process;
     BT_ERROR("wire_process_lost", "pid=%d how=%s why=%s retry_ms=%u lost=%s remedy=%s", (int)c->pid,
              how, c->told ? c->why : "it ended by itself", c->backoff_ms,
-             "the transfers under way, which are planned again; the cache is whole",
-             "it is started again. If this repeats: look above for what UCX says and for a core "
+             "the transfers under way, which are planned again; the cache is intact",
+             "it is started again. If this repeats, look for UCX messages above and for a core "
              "file; kvstore.wire.transport: grpc carries KV without UCX");
 }
 

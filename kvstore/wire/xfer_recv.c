@@ -60,7 +60,7 @@ void bt_wx_recv_reap(struct bt_wx_conn *c)
             bt_wx_event(c->x, &r->obj, BT_WX_EV_STOPPED);
         } else if (c->x->now_ns - r->stop_ns > BT_WX_GRACE_NS) {
             /* ucp_request_cancel does not end the receive of an active message, but this does */
-            bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "%u receives of an ended flow do not finish",
+            bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "%u receives of an ended transfer do not finish",
                             r->outstanding);
         }
     }
@@ -259,7 +259,7 @@ bool bt_wx_land_begin(struct bt_wx_path *l, const void *header, size_t header_le
     if (bt_wire_seg_parse(header, header_len, l->nonce, &h, &crcs, &why) != BT_OK) {
         bt_metric_add(conf->m.drop_garbled, 1);
         if (ours) {
-            bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "message with a wrong %s", why);
+            bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "malformed KV message: %s", why);
         }
         return false;
     }
@@ -275,7 +275,7 @@ bool bt_wx_land_begin(struct bt_wx_path *l, const void *header, size_t header_le
     (void)bt_kv_segment(conf->layout, h.item % r->shape.n_layers, &layer_bytes);
     if (bt_wire_seg_check(&h, &r->shape, r->first_block, layer_bytes, payload, &why) != BT_OK) {
         bt_metric_add(conf->m.drop_garbled, 1);
-        bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "message with a wrong %s", why);
+        bt_wx_conn_kill(c, BT_ERR_PEER_PROTOCOL, "malformed KV message: %s", why);
         return false;
     }
     if (!recv_begin(r, &h)) {

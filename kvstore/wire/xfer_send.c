@@ -97,7 +97,8 @@ void bt_wx_send_reap(struct bt_wx_conn *c)
             free(s->again);
             bt_wx_event(c->x, &s->obj, BT_WX_EV_STOPPED);
         } else if (c->x->now_ns - s->stop_ns > BT_WX_GRACE_NS) {
-            bt_wx_conn_kill(c, BT_ERR_PEER_LOST, "peer does not take %u messages of an ended flow",
+            bt_wx_conn_kill(c, BT_ERR_PEER_LOST,
+                            "the peer does not take %u messages of an ended transfer",
                             s->outstanding);
         }
     }

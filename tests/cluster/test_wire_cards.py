@@ -235,7 +235,7 @@ def test_a_lane_is_lost_with_more_under_way_than_can_be_told(peers, machines):
     a.wait("lookup 2")
     machines[0].cut(1, machines[1])
     a.say(f"raise 2 {LAYERS}")
-    b.wait("failed 2 ERR_PEER_LOST a: too much is under way")
+    b.wait("failed 2 ERR_PEER_LOST a: a path failed, and too many segments")
     b.wait("quiet 2$")
     a.wait("send_end 2 ERR_PEER_LOST")
     b.say("forget 2")

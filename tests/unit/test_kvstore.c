@@ -505,7 +505,7 @@ static void transit_is_capped(void **state)
     uint32_t cap = node.slab->super->n_slots / 2;
     assert_int_equal(node_reserve(&node, SA, 1, 1, 1, (cap + 1) * NODE_BT, RES_RECEIVE),
                      BT_ERR_EXHAUSTED);
-    assert_non_null(strstr(node.detail, "would pass half of the slots"));
+    assert_non_null(strstr(node.detail, "hand-offs may take half of the slots"));
     assert_int_equal(node_reserve(&node, SA, 2, 1, 1, cap * NODE_BT, RES_RECEIVE), BT_OK);
     assert_int_equal(node_reserve(&node, SA, 3, 1, 2, NODE_BT, RES_RECEIVE), BT_ERR_EXHAUSTED);
     assert_int_equal(node_reserve(&node, SA, 4, 1, 2, NODE_BT, RES_RECEIVE | RES_KEEP), BT_OK);

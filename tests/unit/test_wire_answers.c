@@ -156,11 +156,11 @@ static void test_segments_that_do_not_fit(void **state)
         uint64_t nonce;
         uint32_t twice;
         const char *why;
-    } bad[] = {{0, 0, 2, 0, 1, 0, "message with a wrong nonce"},
-               {0, 1, 2, 0, 0, 0, "message with a wrong"}, /* beyond the chunk */
-               {6, 0, 1, 0, 0, 0, "message with a wrong"}, /* beyond the flow */
-               {0, 0, 2, 1, 0, 0, "message with a wrong"}, /* a byte too few */
-               {0, 0, 1, WP_SEG, 0, 0, "message with a wrong"},
+    } bad[] = {{0, 0, 2, 0, 1, 0, "malformed KV message: it has the nonce"},
+               {0, 1, 2, 0, 0, 0, "malformed KV message"}, /* beyond the chunk */
+               {6, 0, 1, 0, 0, 0, "malformed KV message"}, /* beyond the flow */
+               {0, 0, 2, 1, 0, 0, "malformed KV message"}, /* a byte too few */
+               {0, 0, 1, WP_SEG, 0, 0, "malformed KV message"},
                {0, 0, 2, 2 * WP_SEG + 4, 0, 0, "wrong number of segments"},
                {0, 0, 2, 2 * WP_SEG + 30, 0, 0, "wrong number of segments"},
                {1, 0, 2, 0, 0, 1, "segment sent twice"}};
@@ -199,8 +199,8 @@ static void test_how_a_sender_ends(void **state)
         bt_status_t told;
         const char *why;
     } ends[] = {{BT_ERR_STALE, "old", BT_ERR_STALE, "old"},
-                {BT_OK, "", BT_ERR_PEER_LOST, "sender ended the flow"},
-                {BT_ERR_CONFIG - 1, "", BT_ERR_PEER_LOST, "sender ended the flow"}};
+                {BT_OK, "", BT_ERR_PEER_LOST, "the sender ended the transfer"},
+                {BT_ERR_CONFIG - 1, "", BT_ERR_PEER_LOST, "the sender ended the transfer"}};
     for (uint32_t i = 0; i < 2 * BT_ARRAY_LEN(ends); i++) {
         struct host h;
         struct wp_sink k;
@@ -264,7 +264,7 @@ static void test_offers(void **state)
         }
         WAIT_FOR(&P, f.n_quiet == 1 && k.n_quiet == 1 && h.session.closed);
         assert_int_equal(f.failed, BT_ERR_PEER_LOST);
-        assert_non_null(strstr(f.why, "FlowOffer that does not fit"));
+        assert_non_null(strstr(f.why, "FlowOffer does not match"));
         assert_int_equal(f.n_offer, bad[i].times - 1);
         host_stop(&h);
     }
@@ -274,8 +274,9 @@ static void test_offers(void **state)
 static void test_answers_that_do_not_fit(void **state)
 {
     (void)state;
-    static const char *const why[] = {"dialed kvstore-x, \"kvstore-y\" answered", "answered",
-                                      "malformed cards", "no card in kvstore.wire.listen",
+    static const char *const why[] = {"dialed kvstore-x, but \"kvstore-y\" answered", "answered",
+                                      "malformed list of network cards",
+                                      "no network card in kvstore.wire.listen",
                                       "the KV stream echoes another nonce"};
     for (uint32_t i = 0; i < BT_ARRAY_LEN(why); i++) {
         struct host h;

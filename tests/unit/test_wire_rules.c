@@ -65,10 +65,15 @@ static void test_hellos(void **state)
     card[0].prefix = 8;
     card[0].up = true;
     card[1].address = (ProtobufCBinaryData){8, address};
-    static const char *const why[] = {
-        "session version 0", "cluster.name \"best\"", "asks for incarnation",  "layout",
-        "root key",          "transport is ucx",      "KV address of 0 bytes", "malformed cards",
-        "malformed cards"};
+    static const char *const why[] = {"session version 0",
+                                      "cluster.name \"best\"",
+                                      "asks for incarnation",
+                                      "layout",
+                                      "root key",
+                                      "transport is ucx",
+                                      "has no KV address",
+                                      "malformed list of network cards",
+                                      "malformed list of network cards"};
     uint8_t other[32] = {1};
     for (uint32_t i = 0; i < BT_ARRAY_LEN(h); i++) {
         h[i] = a_hello();
@@ -100,7 +105,7 @@ static void test_hellos(void **state)
         dial(&r, A->target, SESSION);
         say_hello(&r, &one);
         if (bits > 32) {
-            assert_ended(&r, BT_GRPC_FAILED_PRECONDITION, "malformed cards");
+            assert_ended(&r, BT_GRPC_FAILED_PRECONDITION, "malformed list of network cards");
         } else {
             WAIT_FOR(&P, r.n[BATON__PEER_MSG__M_HELLO] == 1);
             hang_up(&r);
@@ -177,7 +182,7 @@ static void test_strangers_among_segments(void **state)
     assert_false(r.closed || own.closed);
     /* a listener's end of segments is there to send: a message there is out of turn */
     assert_int_equal(bt_rpc_stream_send(own.stream, text, sizeof(text)), BT_OK);
-    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "a message out of turn");
+    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "a message before its proof of the session");
     hang_up(&own);
 }
 
@@ -203,7 +208,7 @@ static void test_flows_that_are_asked_for_wrongly(void **state)
     WAIT_FOR(&P, r.n[BATON__PEER_MSG__M_FLOW_TRAILER] == 1);
     assert_int_equal(segments.n_raw, 1); /* the proof alone */
     say_open(&r, &past);                 /* the number is in use */
-    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "stream number used twice");
+    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "used a stream number twice");
     WAIT_FOR(&P, s->n_ended == 2);
     assert_int_equal(s->ended, BT_ERR_PEER_LOST);
     hang_up(&segments);
@@ -212,13 +217,13 @@ static void test_flows_that_are_asked_for_wrongly(void **state)
     o.keys = (ProtobufCBinaryData){64, s->names[0].b};
     o.epoch = 0;
     say_open(&r, &o);
-    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "malformed fetch");
+    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "FlowOpen of a fetch");
     hang_up(&segments);
     join(&r, &segments);
     o.epoch = 1;
     say_open(&r, &o);
     say_open(&r, &o);
-    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "malformed fetch");
+    assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "FlowOpen of a fetch");
     WAIT_FOR(&P, A->want.n_ended == 1);
     assert_int_equal(A->want.ended, BT_ERR_PEER_LOST);
     hang_up(&segments);
@@ -266,7 +271,7 @@ static void test_takes(void **state)
             o.keys.len = 0;
             say_open(&r, &o);
             say_take(&r, 5);
-            assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "FlowTake of what was not offered");
+            assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "a transfer that was not offered");
             hang_up(&segments);
             continue;
         }
@@ -282,7 +287,7 @@ static void test_takes(void **state)
             WAIT_FOR(&P, segments.n_raw == 1 + WP_LAYERS);
         }
         say_take(&r, 5); /* not offered; or taken for the second time */
-        assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "FlowTake of what was not offered");
+        assert_ended(&r, BT_GRPC_INVALID_ARGUMENT, "a transfer that was not offered");
         WAIT_FOR(&P, A->want.n_ended == 1);
         hang_up(&segments);
     }
