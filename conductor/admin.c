@@ -298,13 +298,11 @@ static void on_explain(void *arg, struct bt_rpc_call *call, const void *data, si
     if (e != NULL) {
         reply_explanation(call, e);
     } else {
-        snprintf(
-            why, sizeof(why), "%.100s%s", q->id,
-            q->id[0] != '\0'
-                ? " is not among the last 128 requests that this conductor planned; the id is "
-                  "the \"id\" of the answer, or req= of a log line; of several conductors ask the "
-                  "one that answered"
-                : "this conductor has not planned any request yet");
+        snprintf(why, sizeof(why), "%.100s%s", q->id,
+                 q->id[0] != '\0' ? " is not among the last 128 requests that this conductor "
+                                    "planned; give the \"id\" of the answer or req= of a log line, "
+                                    "and name the conductor that served the request with --addr"
+                                  : "this conductor has not planned any request yet");
         bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
     }
     baton__admin_explain_request__free_unpacked(q, NULL);
@@ -343,7 +341,8 @@ static void on_drain_written(void *arg, bt_status_t st, const char *refused)
     } else if (st != BT_OK) {
         char why[256];
         snprintf(why, sizeof(why),
-                 "etcd did not take the mark of %.100s (%s): nothing has changed; is etcd running?",
+                 "etcd did not accept the change of node %.100s (%s), so nothing has changed; "
+                 "check that etcd runs",
                  d->node, bt_status_name(st));
         bt_rpc_call_reply(d->call, BT_GRPC_FAILED_PRECONDITION, why, NULL, 0);
     } else {

@@ -167,11 +167,11 @@ static void pin_request(struct pin_call *p)
     const struct bt_explanation *e = bt_requests_explain(p->a->c.requests, p->q->request);
     if (e == NULL) {
         char why[256];
-        snprintf(
-            why, sizeof(why),
-            "%.100s is not among the last 128 requests that this conductor planned; the id is "
-            "the \"id\" of the answer. Pin the prompt itself, or ask the conductor that had it",
-            p->q->request);
+        snprintf(why, sizeof(why),
+                 "%.100s is not among the last 128 requests that this conductor planned; give the "
+                 "\"id\" of the answer and name the conductor that served it with --addr, or pin "
+                 "the prompt itself",
+                 p->q->request);
         refuse(p->call, BT_GRPC_NOT_FOUND, why);
         call_free(p);
         return;
@@ -187,33 +187,33 @@ static const char *fault(const struct bt_admin_pins *a, const Baton__AdminPinReq
         return "a pin needs a time to live from 1s to 366d (--ttl); pin again to renew it";
     }
     if (strlen(q->label) > NAME_BYTES || strlen(q->tenant) > NAME_BYTES) {
-        snprintf(text, cap, "a label and a tenant may have %d bytes", NAME_BYTES);
+        snprintf(text, cap, "the label or the tenant is longer than %d bytes", NAME_BYTES);
         return text;
     }
     if (strlen(q->cache_salt) > BT_GEN_SALT_BYTES_MAX) {
-        snprintf(text, cap, "a cache salt may have %d bytes, as in requests (--cache-salt)",
+        snprintf(text, cap, "the cache salt is longer than %d bytes (--cache-salt)",
                  BT_GEN_SALT_BYTES_MAX);
         return text;
     }
     for (const char *c = q->label; *c != '\0'; c++) {
         if ((unsigned char)*c < 0x20 || *c == 0x7f) { /* labels are shown on terminals */
-            return "a label is one line of text: no control characters in it (--label)";
+            return "the label has a control character; give one line of text (--label)";
         }
     }
     if ((q->body.len == 0) == (q->request[0] == '\0')) {
         return "say what to pin: either a prompt or the id of a request";
     }
     if (q->request[0] != '\0' && (q->tenant[0] != '\0' || q->cache_salt[0] != '\0')) {
-        return "a request's tenant and cache salt are known: --request goes without them";
+        return "--request already determines the tenant and the cache salt; leave out --tenant, "
+               "--api-key-file and --cache-salt";
     }
     if (q->body.len != 0 && q->tenant[0] == '\0' && bt_front_has_keys(a->c.front)) {
-        return "this cluster keeps its tenants' caches apart (conductor.api_keys_file): say whose "
-               "prompt it is with --api-key-file or --tenant, or pin a --request";
+        return "this cluster keeps a separate cache for each tenant (conductor.api_keys_file); "
+               "name the tenant with --api-key-file or --tenant, or pin a --request";
     }
     if (q->tenant[0] != '\0' && bt_front_tenant(a->c.front, q->tenant) == NULL) {
-        return "no API key of this cluster belongs to that tenant: --tenant is the tenant= behind "
-               "a "
-               "key in conductor.api_keys_file";
+        return "no API key of this cluster belongs to that tenant; give a tenant= of "
+               "conductor.api_keys_file";
     }
     return NULL;
 }

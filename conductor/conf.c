@@ -43,7 +43,7 @@ static const struct bt_conf_row rows[] = {
      .max = 1e13,
      .doc = "Bytes of request bodies that are received and read at once, at least twice "
             "conductor.http.body_max; more gets 503. One API key (without keys: one client "
-            "address) may use as much as it leaves free; more gets 429.",
+            "address) may use half of what the others leave; more gets 429.",
      .when = "together with conductor.http.body_max, or when clients with large bodies see 503."},
     {.key = "conductor.http.conns_max",
      .type = BT_CONF_INT,
@@ -51,10 +51,9 @@ static const struct bt_conf_row rows[] = {
      .def = "4096",
      .min = 1,
      .max = 1000000,
-     .doc = "Connections at once; more get 503. One API key (without keys: one client address) "
-            "may have as many as are free after it has taken its own, so at most half; more get "
-            "429. At most a quarter may be without "
-            "an accepted request; beyond that the oldest of these is closed.",
+     .doc = "Connections at once; more get 503. One API key (without keys: one client address) may "
+            "have half of what the others leave; more get 429. At most a quarter may be without an "
+            "accepted request; beyond that the oldest of these is closed.",
      .when = "raise it, and the limit of open files, when more clients stay connected."},
     {.key = "conductor.http.answers_max",
      .type = BT_CONF_SIZE,
@@ -62,11 +61,11 @@ static const struct bt_conf_row rows[] = {
      .def = "512MiB",
      .min = 16 << 20,
      .max = 1ll << 40,
-     .doc = "Memory for answers until clients have read them: logprobs of prompts, generated "
-            "text, unsent output. A quarter is for unsent output; beyond it the slowest reader is "
-            "cut off. Of the rest, one answer (400) and all answers of one API key (503) may use "
-            "a quarter. Without keys, the clients of one address may use as much as they leave "
-            "free (503).",
+     .doc =
+         "Memory for answers until clients have read them: logprobs of prompts, generated text, "
+         "unsent output. A quarter is for unsent output; beyond it the slowest reader is cut off. "
+         "Of the rest, one answer (400) and all answers of one API key (503) may use a quarter. "
+         "Without keys, the clients of one address may use half of what the others leave (503).",
      .when = "raise it when clients ask for logprobs of long prompts; lower it on a host with "
              "less than 4 GiB."},
     {.key = "conductor.http.allowed_origins",
@@ -129,9 +128,9 @@ static const struct bt_conf_row rows[] = {
      .min = 100,
      .max = 86400000,
      .hidden = true,
-     .doc = "A worker that finishes nothing for this time, and longer than predicted, hangs: its "
-            "requests are planned again. 10 s is far above any step and below a client's "
-            "patience."},
+     .doc = "A worker that finishes nothing for this time, and for longer than predicted, counts "
+            "as hanging: its requests are planned again. 10 s is far above any step and below a "
+            "client's patience."},
     {.key = "conductor.request_timeout_ms",
      .type = BT_CONF_MS,
      .offset = ROW(request_timeout_ms),
@@ -162,8 +161,8 @@ static const struct bt_conf_row rows[] = {
      .def = "1048576",
      .min = 1024,
      .max = 1e9,
-     .doc = "Extents in the index of what kvstores hold, 32 bytes each. What does not fit is not "
-            "found as a prefix.",
+     .doc = "Size of the index of cached prefixes, in extents of 32 bytes each. A prefix that does "
+            "not fit into it is not found and is computed again.",
      .when = "raise it when baton_index_refused_total rises."},
     {.key = "conductor.index_extent_tokens",
      .type = BT_CONF_INT,
@@ -222,10 +221,10 @@ static const struct bt_conf_row rows[] = {
      .max = 1e6,
      .reload = true,
      .hidden = true,
-     .doc =
-         "With sched.policy kvcache: the prefill side fetches a prefix from the best holder if "
-         "that has so many times what its own node has (the paper's kvcache_balancing_threshold); "
-         "baton decides by predicted time. 0: nothing is fetched."},
+     .doc = "With sched.policy kvcache: the prefill worker's node fetches a prefix from the node "
+            "that has most of it, if that has at least this many times as many tokens of it "
+            "(kvcache_balancing_threshold of the paper). 0: nothing is fetched. Policy baton "
+            "decides by predicted time instead."},
     {.key = "sched.ttft_objective_ms",
      .type = BT_CONF_MS,
      .offset = ROW(ttft_objective_ms),
@@ -253,8 +252,9 @@ static const struct bt_conf_row rows[] = {
      .max = 1,
      .reload = true,
      .hidden = true,
-     .doc = "Admission asks for this share of sched.tbt_objective_ms: rows that come later make "
-            "the steps longer for those that are there."},
+     .doc = "Admission allows a predicted time between tokens of up to this share of "
+            "sched.tbt_objective_ms. The rest is kept for requests that join later and make steps "
+            "longer."},
     {.key = "sched.length_quantile",
      .type = BT_CONF_FLOAT,
      .offset = ROW(length_quantile),
@@ -262,8 +262,8 @@ static const struct bt_conf_row rows[] = {
      .min = 0.01,
      .max = 0.999,
      .hidden = true,
-     .doc = "An answer is expected to take as many pages as this share of the answers before it, "
-            "of its tenant and length of prompt."},
+     .doc = "Quantile of the lengths of earlier answers, of the same tenant and a similar length "
+            "of prompt, that is the expected length of a new answer when its pages are planned."},
     {.key = "sched.work_price",
      .type = BT_CONF_FLOAT,
      .offset = ROW(work_price),
@@ -272,8 +272,9 @@ static const struct bt_conf_row rows[] = {
      .max = 100,
      .reload = true,
      .hidden = true,
-     .doc = "Admission priced: of the time left to the objective a prefill may take (1 - queue / "
-            "objective) to this power; the first second of a queue does not count."},
+     .doc = "Admission priced: exponent that limits the length of a prefill. A prefill may take "
+            "the share (1 - queue / objective) to this power of the time that is left until the "
+            "objective. The first second of a queue does not count."},
     {.key = "sched.demand_price",
      .type = BT_CONF_FLOAT,
      .offset = ROW(demand_price),
@@ -282,11 +283,12 @@ static const struct bt_conf_row rows[] = {
      .max = 100,
      .reload = true,
      .hidden = true,
-     .doc = "Admission priced: of the prefill work asked for within about a minute the share (1 - "
-            "queue / TTFT objective) to the power of this comes in, the shortest prefills first; "
-            "a queue of less than a second is free. And of the decode workers' pages or places, "
-            "where more than 0.7 of them are expected in use, the share ((1 - used) / 0.3) to "
-            "this power, who takes the least of them first. 0: all of it."},
+     .doc = "Admission priced: exponent that limits the admitted work. Of the prefill work that "
+            "arrives within about a minute, the share (1 - queue / TTFT objective) to this power "
+            "is admitted, the shortest prefills first; the first second of a queue does not count. "
+            "Where more than 0.7 of the decode workers' pages or places are expected to be in use, "
+            "the share ((1 - used) / 0.3) to this power of the requests' KV is admitted, the "
+            "smallest first. 0: all is admitted."},
     {.key = "sched.work_weight",
      .type = BT_CONF_FLOAT,
      .offset = ROW(work_weight),
@@ -295,8 +297,8 @@ static const struct bt_conf_row rows[] = {
      .max = 1000,
      .reload = true,
      .hidden = true,
-     .doc = "Policy baton: weight of the time that a prefill takes from a worker beside the time "
-            "that its request waits."},
+     .doc = "Policy baton: weight of the time for which a prefill occupies its worker, against the "
+            "time for which its own request waits (weight 1)."},
     {.key = "sched.mixed_step_share",
      .type = BT_CONF_FLOAT,
      .offset = ROW(mixed_step_share),
@@ -304,10 +306,11 @@ static const struct bt_conf_row rows[] = {
      .max = 1,
      .reload = true,
      .hidden = true,
-     .doc = "Policy baton, where sched.tbt_objective_ms is set: decode workers compute prompts "
-            "beside their rows where that gives an earlier first token, in steps of at most this "
-            "share of the objective. They are told so; of several conductors' values, and a "
-            "worker's engine.mixed_step_ms, the smallest is in force there. 0: they do not."},
+     .doc = "Policy baton with sched.tbt_objective_ms: decode workers compute prompts beside their "
+            "rows where that gives an earlier first token, in steps of at most this share of the "
+            "objective. Conductors send this limit to the workers; the smallest of all conductors' "
+            "limits and the worker's engine.mixed_step_ms applies. 0: decode workers compute no "
+            "prompts."},
     {.key = "sched.mixed_gap_share",
      .type = BT_CONF_FLOAT,
      .offset = ROW(mixed_gap_share),
@@ -315,9 +318,9 @@ static const struct bt_conf_row rows[] = {
      .max = 1,
      .reload = true,
      .hidden = true,
-     .doc = "Likewise: the step that a row joins and what it has waited for it are together at "
-            "most this share. 0: such steps are as long as others (then half of the objective is a "
-            "good sched.mixed_step_share)."},
+     .doc = "Policy baton with sched.tbt_objective_ms: a step that a row joins, together with the "
+            "time that the row has waited for it, takes at most this share of the objective. 0: "
+            "such a step may be as long as others (then 0.5 is a good sched.mixed_step_share)."},
     {.key = "sched.pack_share",
      .type = BT_CONF_FLOAT,
      .offset = ROW(pack_share),
@@ -326,19 +329,18 @@ static const struct bt_conf_row rows[] = {
      .max = 1,
      .reload = true,
      .hidden = true,
-     .doc = "Policy baton, where decode workers take prompts (sched.mixed_step_share): rows "
-            "go to the fullest decode worker whose step stays within this share of the objective "
-            "(half of it while prefill workers are asked for less than half of their time), so "
-            "that other decode workers have none and compute prompts as prefill workers do. 0: "
-            "rows are spread evenly."},
+     .doc = "Policy baton with sched.mixed_step_share: rows go to the fullest decode worker whose "
+            "step stays within this share of the objective (half of this share while prefill "
+            "workers are less than half busy). The other decode workers then have no rows and "
+            "compute prompts. 0: rows are spread evenly."},
     {.key = "sched.replica_bytes_per_s",
      .type = BT_CONF_SIZE,
      .offset = ROW(replica_bytes_per_s),
      .def = "0",
      .max = 1e13,
-     .doc = "Bytes a second that this conductor may spend on copies of hot prefixes ahead of need: "
-            "one copy for each 16 uses within a minute. Copies take at most a quarter of the "
-            "slots. 0: none.",
+     .doc = "Bytes a second that this conductor may spend on copying hot prefixes to more nodes "
+            "before requests need them there: one copy for each 16 uses within a minute. Copies "
+            "take at most a quarter of the slots. 0: none.",
      .when = "when very many requests share few prefixes and the network has room."},
     {.key = "sched.replica_uses",
      .type = BT_CONF_INT,
@@ -347,14 +349,16 @@ static const struct bt_conf_row rows[] = {
      .min = 2,
      .max = 1000000,
      .hidden = true,
-     .doc = "Uses of a prefix within a minute that deserve a copy (sched.replica_bytes_per_s)."},
+     .doc = "Uses of a prefix within a minute for each copy that is made "
+            "(sched.replica_bytes_per_s)."},
     {.key = "sched.roles",
      .type = BT_CONF_STR,
      .offset = ROW(roles),
      .def = "fixed",
-     .doc = "fixed: workers keep their role, unless batonctl role changes it. auto: one conductor "
-            "changes the role of a worker where prefill or decode is short for minutes and the "
-            "other has enough without it. An operator's choice stays. The same on all conductors.",
+     .doc = "fixed: only batonctl role changes the role of a worker. auto: one conductor also "
+            "changes a worker's role when prefill or decode workers are short for minutes and the "
+            "other role has enough without that worker. It never changes a role that an operator "
+            "has set. The same on all conductors.",
      .when = "set auto when the share of prefill and decode work changes over the day."},
     {.key = "sched.roles_window_ms",
      .type = BT_CONF_MS,
@@ -363,16 +367,16 @@ static const struct bt_conf_row rows[] = {
      .min = 1000,
      .max = 86400000,
      .hidden = true,
-     .doc =
-         "Roles by policy: the load is averaged over so long; two such windows in a row decide."},
+     .doc = "sched.roles auto: the load is averaged over windows of this length; a role changes "
+            "after two such windows in a row."},
     {.key = "sched.role_move_ms",
      .type = BT_CONF_MS,
      .offset = ROW(role_move_ms),
      .def = "5s",
      .max = 86400000,
      .hidden = true,
-     .doc = "A worker that is given another role (batonctl role) may finish what it has for so "
-            "long; then it is planned on other workers, where they can take it."},
+     .doc = "A worker whose role changes has this time to finish its requests. The rest is then "
+            "planned again on other workers that can take it."},
     {.key = "sched.prior_prefill_tokens_per_s",
      .type = BT_CONF_FLOAT,
      .offset = ROW(prefill_tokens_per_s),

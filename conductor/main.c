@@ -225,8 +225,8 @@ static void on_tick(void *arg, const struct bt_loop_tick *t)
 static void watch_loop(struct conductor *c)
 {
     static const double bounds[] = {0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1};
-    static const char ticks[] = "Turns of the control loop, by what they took: nothing else "
-                                "happens meanwhile. clock=cpu is what the thread itself used.";
+    static const char ticks[] = "Duration of the control loop's turns; nothing else happens during "
+                                "a turn. clock=cpu is the CPU time of the thread.";
     static const char longest[] = "The longest turn of the control loop since the start.";
     static const char wall[] = "clock=\"wall\"", cpu[] = "clock=\"cpu\"";
     size_t n = BT_ARRAY_LEN(bounds);

@@ -80,13 +80,15 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     Baton__Pin *pin = bt_pin_read(p->prefix, kv, why, sizeof(why));
     if (pin == NULL) {
         BT_WARN("pin_malformed", "key=%s why=%s remedy=%s", kv->key, why,
-                "it is not listed; written by another version or damaged: delete it and pin again");
+                "this conductor ignores the pin: its entry in etcd is damaged or of another "
+                "version; delete this key from etcd and pin the prompt again");
         return;
     }
     size_t at = find(p, pin->id);
     if (at == p->n && p->n >= LISTED_MAX) {
         BT_WARN("pin_refused", "id=%016" PRIx64 " pins=%zu why=%s", pin->id, p->n,
-                "etcd has more pins than conductors make; it is not listed: delete what is none");
+                "this conductor ignores the pin: etcd has more pins than conductors write; delete "
+                "the keys that 'batonctl pin' did not write");
         baton__pin__free_unpacked(pin, NULL);
         return;
     }
@@ -190,7 +192,8 @@ static bool unknown(bt_status_t st)
 static void nothing_changed(struct call *c, bt_status_t st)
 {
     char why[160];
-    snprintf(why, sizeof(why), "etcd did not take it (%s): nothing has changed; is etcd running?",
+    snprintf(why, sizeof(why),
+             "etcd did not accept the change (%s), so nothing has changed; check that etcd runs",
              bt_status_name(st));
     finish(c, st, why);
 }
@@ -203,9 +206,8 @@ static void not_written(struct call *c, bt_status_t st)
         return;
     }
     snprintf(why, sizeof(why),
-             "etcd did not answer (%s): the change may or may not be stored; is etcd running? Once "
-             "it is, "
-             "'batonctl pins' shows which",
+             "etcd did not answer (%s), so the change may or may not be stored; check that etcd "
+             "runs, then look with 'batonctl pins'",
              bt_status_name(st));
     finish(c, st, why);
 }

@@ -61,19 +61,19 @@ void bt_sched_conf_describe(const void *conf, char *text, size_t cap)
     bt_buf_printf(&b, "\n");
     if (p.mixed.step_ms > 0) {
         bt_buf_printf(&b,
-                      "decode workers are told to take prompts beside their rows, in steps of "
-                      "at most %g ms",
+                      "decode workers compute prompts beside their rows, in steps of at most %g ms",
                       p.mixed.step_ms);
         if (p.mixed.gap_ms > 0) {
-            bt_buf_printf(&b, " (%g ms with what a row that joins has waited)", p.mixed.gap_ms);
+            bt_buf_printf(&b, " (%g ms for a step that a row joins, including the row's wait)",
+                          p.mixed.gap_ms);
         }
     } else {
-        bt_buf_printf(&b, "no prompts go beside rows");
+        bt_buf_printf(&b, "decode workers compute no prompts beside their rows");
     }
     bt_buf_printf(&b, "\n");
     if (mixes && strcmp(c->admission, "none") != 0) {
-        bt_buf_printf(&b, "who would miss an objective is served late where that delays nobody "
-                          "in time, and refused otherwise\n");
+        bt_buf_printf(&b, "a request that would miss an objective is served late if that delays no "
+                          "request that is in time; otherwise it is refused\n");
     }
     for (uint32_t i = 0; (note = bt_sched_conf_note(c, i)) != NULL; i++) {
         bt_buf_printf(&b, "note: %s\n", note);
@@ -91,15 +91,19 @@ const char *bt_sched_conf_note(const struct bt_conductor_conf *c, uint32_t i)
         const char *text;
     } notes[] = {
         {mixes && ttft && !tbt,
-         "sched.policy baton without sched.tbt_objective_ms: how long steps may be is "
-         "not known, so no prompts go beside rows and rows are not packed"},
+         "sched.policy baton without sched.tbt_objective_ms: the longest allowed step is not "
+         "known, so decode workers compute no prompts beside their rows, and rows are spread "
+         "evenly; set sched.tbt_objective_ms"},
         {mixes && tbt && !ttft,
-         "sched.policy baton without sched.ttft_objective_ms: nobody is refused or "
-         "served late for a first token, but by a request's own objective"},
+         "sched.policy baton without sched.ttft_objective_ms: only a request with an objective of "
+         "its own (x-slo-ttft-ms) is refused or served late for its first token; set "
+         "sched.ttft_objective_ms for all requests"},
         {strcmp(c->admission, "priced") == 0 && tbt && !ttft,
-         "sched.admission priced without sched.ttft_objective_ms: a queue has no price"},
+         "sched.admission priced without sched.ttft_objective_ms: a long queue refuses no request; "
+         "set sched.ttft_objective_ms"},
         {strcmp(c->admission, "none") == 0 && (ttft || tbt),
-         "sched.admission none: nobody is refused for an objective"},
+         "sched.admission none: no request is refused for an objective; set another "
+         "sched.admission to enforce objectives"},
     };
     for (size_t k = 0; k < BT_ARRAY_LEN(notes); k++) {
         if (notes[k].holds && i-- == 0) {

@@ -324,10 +324,10 @@ static void create_metrics(struct bt_front *f)
     f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
     f->m.unheard = bt_metrics_counter(
         m, "baton_http_connections_unheard_total", NULL,
-        "Connections closed for want of room before a request of theirs was read: no descriptor, "
-        "conductor.http.conns_max, or too many without an accepted request.");
-    static const char bytes[] = "Bytes of answers in memory: what generations keep until it is "
-                                "read, and output that waits for its client.";
+        "Connections closed before one of their requests was read, because no descriptor was free, "
+        "conductor.http.conns_max was reached, or too many connections had no accepted request.");
+    static const char bytes[] = "Bytes of memory for answers: text and logprobs that are kept "
+                                "until they are sent, and output that clients have not read.";
     f->m.held = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"generations\"", bytes);
     f->m.unsent = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"unsent\"", bytes);
 }

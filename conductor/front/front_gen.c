@@ -435,8 +435,8 @@ static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint
     if (names > ANSWER_NAMES_MAX) {
         return bt_front_fail(
             e, 400, NULL, NULL,
-            "this answer would repeat %llu million parts of its prompts' logprobs; "
-            "at most %llu million: lower 'n' or 'logprobs', or send fewer prompts",
+            "this answer would contain %llu million parts of prompt logprobs, but at most %llu "
+            "million are allowed; lower 'n' or 'logprobs', or send fewer prompts",
             (unsigned long long)names / 1000000, ANSWER_NAMES_MAX / 1000000);
     }
     size_t bytes = gen->prompts.n * (PROMPT_BYTES + (size_t)gen->opt.n * CHOICE_BYTES);

@@ -48,8 +48,8 @@ static bool busy(struct bt_front_error *e, const char *whose, size_t limit)
     e->retry_after_s = RETRY_S;
     return bt_front_fail(
         e, 503, NULL, NULL,
-        "%s would take more than the %.1f MiB of memory that they may have now, until clients "
-        "have read them (" LIMIT_KEY "); read answers faster, or ask for fewer "
+        "%s would need more than the %.1f MiB of memory that they may use now (" LIMIT_KEY
+        "). Memory becomes free when clients read their answers; read faster, or ask for fewer "
         "logprobs at once",
         whose, (double)limit / MIB);
 }
@@ -84,9 +84,9 @@ static bool fits(const struct bt_front_room *r, uint64_t owner, size_t more, siz
 static bool never(struct bt_front_error *e, const char *what, size_t bytes, size_t share)
 {
     return bt_front_fail(e, 400, NULL, NULL,
-                         "%s take %.1f MiB of memory, the logprobs of its prompts included; one "
-                         "answer may have %.1f MiB of " LIMIT_KEY ": send less at once, or ask for "
-                         "fewer logprobs",
+                         "%s %.1f MiB of memory, including the logprobs of its prompts, but one "
+                         "answer may use %.1f MiB of " LIMIT_KEY
+                         "; send less at once, or ask for fewer logprobs",
                          what, (double)bytes / MIB, (double)share / MIB);
 }
 
@@ -95,7 +95,7 @@ bool bt_front_room_fits(const struct bt_front_room *r, uint64_t owner, size_t by
 {
     size_t share = r->max / OF_ONE;
     if (bytes > share) {
-        return never(e, "this answer would", bytes, share);
+        return never(e, "this answer would need", bytes, share);
     }
     return fits(r, owner, bytes, limit_for(r, bytes, true), e);
 }
@@ -129,7 +129,7 @@ bool bt_front_room_grow(struct bt_front_room *r, struct bt_front_hold *h, size_t
     }
     size_t share = r->max / OF_ONE, more = bytes - h->bytes + BT_MIN((size_t)GRANULE, share / 64);
     if (bytes > share) {
-        return never(e, "what this answer has grown to would", bytes, share);
+        return never(e, "this answer has grown and now needs", bytes, share);
     }
     if (!fits(r, h->owner, more, limit_for(r, bytes, false), e)) {
         return false;

@@ -23,8 +23,8 @@ static struct bt_sequence *queued_of(struct bt_list *l)
     return BT_CONTAINER_OF(l, struct bt_sequence, queue);
 }
 
-const char bt_queue_full_text[] =
-    "too many requests are waiting already, in all or of this API key (conductor.max_waiting)";
+const char bt_queue_full_text[] = "too many requests wait already: the limit of all requests or of "
+                                  "this API key is reached (conductor.max_waiting)";
 
 static void refuse(struct bt_request *r)
 {
@@ -34,17 +34,16 @@ static void refuse(struct bt_request *r)
         return;
     case BT_REJECT_OVERLOADED:
         bt_request_fail(r, r->refuse, 429, bt_queue_retry_after_s(r->mc),
-                        "the time to first token would miss its objective: those who wait already "
-                        "would take longer");
+                        "the time to first token would miss its objective: the requests that wait "
+                        "already take longer than that");
         return;
     case BT_REJECT_DRAINING:
         bt_request_fail(r, r->refuse, 503, 1, "this conductor is being stopped");
         return;
     default:
-        bt_request_fail(
-            r, BT_REJECT_INVALID, 400, 0,
-            "the prompt has no token or one outside the vocabulary, no token is asked for, or "
-            "n is above 16");
+        bt_request_fail(r, BT_REJECT_INVALID, 400, 0,
+                        "the request is not valid: its prompt is empty or has a token outside the "
+                        "vocabulary, it asks for no token, or n is above 16");
         return;
     }
 }

@@ -187,7 +187,8 @@ void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, cons
         return;
     }
     if (sq->replans > mc->conf.max_replans) {
-        snprintf(text, sizeof(text), "failed %u times, the last time: %s", sq->replans, why);
+        snprintf(text, sizeof(text), "the request failed %u times; the last reason: %s",
+                 sq->replans, why);
         bt_request_fail(r, BT_REJECT_FAILED, 500, 0, text);
         return;
     }
@@ -213,7 +214,7 @@ void bt_sequence_move(struct bt_sequence *sq, uint64_t now_ns)
     mc->moves_left--;
     bt_metric_add(mc->m.moved, 1);
     snprintf(sq->r->usage.again, sizeof(sq->r->usage.again),
-             "a daemon of the plan was leaving, or gave its role up");
+             "a daemon of the plan is leaving or has given up its role");
     BT_INFO("request_move", "req=%016" PRIx64 " epoch=%u tokens=%u prefill=%s decode=%s", sq->id,
             epoch, sq->r->choices[sq->first].journal.n, before.prefill, before.decode);
     if (sq->flight == NULL) { /* each of its choices is decided for itself */

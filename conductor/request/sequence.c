@@ -86,7 +86,7 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
      * later (sched.tbt_margin). */
     if (p > 0) {
         snprintf(why, cap, "%s: predicted %.*f ms%s, objective %.*f ms", rej->reason, digits, p,
-                 p <= o ? " (more once later requests join)" : "", digits, o);
+                 p <= o ? " and longer when more requests join" : "", digits, o);
     } else {
         snprintf(why, cap, "%s", rej->reason);
     }
@@ -110,7 +110,7 @@ void bt_sequence_overloaded(struct bt_sequence *sq, const struct bt_sched_reject
 static void refuse_too_large(struct bt_sequence *sq, const struct bt_sched_reject *rej)
 {
     char why[256];
-    snprintf(why, sizeof(why), "%s (it has %u, %u fit)", rej->reason, sq->n_tokens,
+    snprintf(why, sizeof(why), "%s (it has %u tokens; at most %u fit)", rej->reason, sq->n_tokens,
              rej->fits_tokens);
     bt_request_fail(sq->r, BT_REJECT_TOO_LARGE, 400, 0, why);
 }
@@ -224,7 +224,8 @@ static void deliver_waiting(struct bt_sequence *sq, uint64_t now_ns)
         bt_request_deliver(sq, i, now_ns);
     }
     if (ended_short(sq)) {
-        bt_sequence_replan(sq, NULL, "the decode worker ended before the request's end", now_ns);
+        bt_sequence_replan(
+            sq, NULL, "the decode worker ended the request before all its tokens had come", now_ns);
     }
 }
 
@@ -248,8 +249,8 @@ static void on_token(struct bt_sequence *sq, const struct bt_sequence_input *in)
         bt_sequence_avoid(sq, in->peer);
         bt_sequence_replan(sq, NULL,
                            st == BT_ERR_INVALID
-                               ? "a worker sent a token that the tokenizer does not have"
-                               : "a worker's tokens ran ahead of one that is missing",
+                               ? "a worker sent a token id that the tokenizer does not have"
+                               : "a worker sent later tokens although an earlier one is missing",
                            in->now_ns);
         return;
     }
@@ -265,7 +266,8 @@ static void on_token(struct bt_sequence *sq, const struct bt_sequence_input *in)
     }
     bt_request_deliver(sq, ev->token.choice, in->now_ns);
     if (ended_short(sq)) {
-        bt_sequence_replan(sq, NULL, "the decode worker ended before the request's end",
+        bt_sequence_replan(sq, NULL,
+                           "the decode worker ended the request before all its tokens had come",
                            in->now_ns);
     }
 }
@@ -279,7 +281,8 @@ static void on_prompt(struct bt_sequence *sq, const struct bt_sequence_input *in
     }
     if (!bt_prompt_add(r->prompt, in->ev->prompt.at, in->ev->prompt.first, in->ev->prompt.n)) {
         bt_sequence_avoid(sq, in->peer);
-        bt_sequence_replan(sq, NULL, "a worker's prompt logprobs are not those of the prompt",
+        bt_sequence_replan(sq, NULL,
+                           "a worker sent prompt logprobs that do not belong to this prompt",
                            in->now_ns);
         return;
     }
@@ -443,13 +446,16 @@ static void on_ended(struct bt_sequence *sq, const struct bt_sequence_input *in)
     }
     if (in->peer == f->prefill && ((!f->both && !f->got_first) || sq->r->prompt != NULL)) {
         bt_sequence_avoid(sq, in->peer);
-        bt_sequence_replan(sq, NULL, "the prefill worker ended without what was asked for",
-                           in->now_ns);
+        bt_sequence_replan(
+            sq, NULL,
+            "the prefill worker ended the request without its first token or prompt logprobs",
+            in->now_ns);
         return;
     }
     if (ended_short(sq)) {
         bt_sequence_avoid(sq, in->peer);
-        bt_sequence_replan(sq, NULL, "the decode worker ended before the request's end",
+        bt_sequence_replan(sq, NULL,
+                           "the decode worker ended the request before all its tokens had come",
                            in->now_ns);
         return;
     }

@@ -55,11 +55,11 @@ static const char *why_stuck(struct bt_sequence *sq, const struct bt_peer_facts 
     uint64_t stall_ns = (uint64_t)sq->r->mc->conf.stall_ms * 1000000;
     uint64_t from_ns = BT_MAX(sq->progress_ns, sq->r->mc->awake_ns);
     if (p == NULL) {
-        return now_ns > from_ns + IDLE_STALLS * stall_ns ? "no worker has it" : NULL;
+        return now_ns > from_ns + IDLE_STALLS * stall_ns ? "no worker has the request" : NULL;
     }
     if (p->running + p->waiting == 0) {
         return p->load_ns > from_ns + IDLE_STALLS * stall_ns
-                   ? "its worker says that it has no request"
+                   ? "its worker reports no running or waiting request"
                    : NULL;
     }
     if (may_wait(sq, p)) {
@@ -69,7 +69,7 @@ static const char *why_stuck(struct bt_sequence *sq, const struct bt_peer_facts 
                       BUSY_PREDICTED * BT_MAX(sq->flight->plan.first.ms, 0);
     from_ns = BT_MAX(sq->progress_ns, sq->excused_ns);
     return now_ns > from_ns && (double)(now_ns - from_ns) / 1e6 > limit_ms
-               ? "its worker serves others but not it"
+               ? "its worker serves other requests but not this one"
                : NULL;
 }
 
@@ -113,15 +113,14 @@ bool bt_sequence_watch(struct bt_sequence *sq, uint64_t now_ns)
              r->choices[sq->first].journal.n, r->usage.prefill, r->usage.decode, why);
     if (sq->stuck) {
         snprintf(text, sizeof(text),
-                 "nothing came of this request for the second time, without any progress in "
-                 "between: %s (%s is missing)",
+                 "the request made no progress in two attempts in a row: %s; still missing: %s",
                  why, missing);
         bt_request_fail(r, BT_REJECT_FAILED, 500, 0, text);
         return true;
     }
     sq->stuck = true;
     bt_sequence_avoid(sq, p);
-    snprintf(text, sizeof(text), "it stood still: %s", why);
+    snprintf(text, sizeof(text), "the request made no progress: %s", why);
     bt_sequence_replan(sq, NULL, text, now_ns);
     return true;
 }

@@ -37,8 +37,8 @@ bool bt_session_leaving(const struct bt_session *s)
 }
 
 const char bt_all_drained_text[] =
-    "every worker that could take it is on a node that is being drained: 'batonctl undrain NODE', "
-    "or start a worker on another node";
+    "every worker that could take this request is on a node that is being drained; run 'batonctl "
+    "undrain NODE', or start a worker on another node";
 
 bool bt_session_serves(const struct bt_session *s)
 {
@@ -85,21 +85,18 @@ bool bt_view_drain_takes_last(const struct bt_view *v, const char *node, char *w
         return false;
     }
     int which = last[0] ? 0 : 1;
-    const char *verbs = last[0] && last[1] ? "prefills and the last one that decodes"
-                        : last[0]          ? "prefills"
-                                           : "decodes";
+    const char *stages = last[0] && last[1] ? "prefill and decode" : last[0] ? "prefill" : "decode";
     if (n.all_elsewhere == 0) {
         snprintf(why, cap,
-                 "%.64s has the last worker that %s (%.64s): no worker would be left, and new "
-                 "requests would get 503. Start workers on another node first; --force drains it "
-                 "all the same",
-                 node, verbs, n.name[which]);
+                 "draining %.64s would stop the last worker for %s (%.64s), and new requests would "
+                 "get 503. Start workers on another node first; --force drains it anyway",
+                 node, stages, n.name[which]);
     } else {
         snprintf(why, cap,
-                 "%.64s has the last worker that %s (%.64s): %u of the other role would be left to "
-                 "do all. Give one of them the role both ('batonctl role') or start another one "
-                 "first; --force drains it all the same",
-                 node, verbs, n.name[which], n.all_elsewhere);
+                 "draining %.64s would stop the last worker for %s (%.64s), and the other workers "
+                 "(%u) would have to do both. First give one of them the role both ('batonctl "
+                 "role'), or start another worker; --force drains it anyway",
+                 node, stages, n.name[which], n.all_elsewhere);
     }
     return true;
 }
@@ -274,7 +271,9 @@ static void on_written(void *arg, bt_status_t st, bool succeeded)
     if (st != BT_OK) {
         end_drain(d, st, NULL);
     } else if (++d->tries == TRIES) {
-        end_drain(d, BT_ERR_INVALID, "others drain nodes or change roles all the time; try again");
+        end_drain(d, BT_ERR_INVALID,
+                  "the change was not stored, because other drains or role changes came first at "
+                  "every attempt; try again");
     } else {
         bt_view_refresh(d->v, on_refreshed, d);
     }

@@ -146,7 +146,8 @@ static struct bt_session *find_worker(struct change *c)
         }
         if (found != NULL) {
             (void)refuse(c, BT_GRPC_INVALID_ARGUMENT,
-                         "two workers are called '%.100s': say prefill/%.100s or decode/%.100s",
+                         "two workers are called '%.100s'; name the one you mean: prefill/%.100s "
+                         "or decode/%.100s",
                          c->worker, c->worker, c->worker);
             return NULL;
         }
@@ -181,20 +182,20 @@ static bool others_take(struct change *c, const Baton__RoleTable *t, const struc
             longest = BT_MAX(longest, len != 0 ? len : UINT32_MAX);
         }
     }
-    const char *verb = role == BT_ROLES_PREFILL ? "prefills" : "decodes";
+    const char *stage = role == BT_ROLES_PREFILL ? "prefill" : "decode";
     if (others == 0) {
         return refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                      "%s is the last worker that %s: workers of the other role would have to do "
-                      "all. Give another one that role first, or this one the role both; --force "
-                      "changes it all the same",
-                      s->member->name, verb);
+                      "%s is the last worker for %s, and the workers of the other role would have "
+                      "to do both. First give another worker this role, or give this one the role "
+                      "both; --force changes it anyway",
+                      s->member->name, stage);
     }
     if (longest < n) {
-        return refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                      "%s takes requests of up to %u tokens, the others that would be left for its "
-                      "role only up to %u: raise model.max_len there, or give this one the role "
-                      "both",
-                      s->member->name, n, longest);
+        return refuse(
+            c, BT_GRPC_FAILED_PRECONDITION,
+            "%s serves requests of up to %u tokens, but the workers that would remain for its role "
+            "only up to %u; raise model.max_len of those, or give this worker the role both",
+            s->member->name, n, longest);
     }
     return true;
 }
@@ -205,23 +206,25 @@ static bool may_change(struct change *c, const Baton__RoleTable *t, const struct
     const char *name = s->member->name;
     if (c->wish.owner_epoch != 0 && c->wish.owner_epoch < t->owner_epoch) {
         return refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                      "a newer owner of the role policy has written");
+                      "another conductor has taken over the role policy");
     }
     if (c->wish.owner_epoch != 0 && e != NULL && strcmp(e->by, "operator") == 0) {
-        return refuse(c, BT_GRPC_FAILED_PRECONDITION, "an operator has chosen the role of %s",
+        return refuse(c, BT_GRPC_FAILED_PRECONDITION,
+                      "an operator has chosen the role of %s, so the policy does not change it",
                       name);
     }
     if (c->wish.incarnation != 0 && c->wish.incarnation != s->member->incarnation) {
-        return refuse(c, BT_GRPC_FAILED_PRECONDITION, "%s has been started anew meanwhile", name);
+        return refuse(c, BT_GRPC_FAILED_PRECONDITION, "%s has restarted in the meantime", name);
     }
     if (!bt_session_up(s) || !s->ready) {
-        return refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                      "%s is not serving: 'batonctl nodes' shows its state", name);
+        return refuse(
+            c, BT_GRPC_FAILED_PRECONDITION,
+            "%s is not serving, so its role cannot change; 'batonctl nodes' shows its state", name);
     }
     if (bt_session_leaving(s)) {
         return refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                      "%s is on node %s, which is being drained: 'batonctl undrain %s' first", name,
-                      s->member->node, s->member->node);
+                      "%s is on node %s, which is being drained; run 'batonctl undrain %s' first",
+                      name, s->member->node, s->member->node);
     }
     for (uint32_t role = BT_ROLES_PREFILL; role <= BT_ROLES_DECODE && !c->wish.force; role <<= 1) {
         if ((c->before & ~c->role & role) != 0 && !others_take(c, t, s, role)) {
@@ -260,12 +263,13 @@ static void on_refreshed(void *arg, bt_status_t st)
     }
     if (st == BT_ERR_PEER_PROTOCOL) {
         (void)refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                     "the role table in etcd is not readable: it was written by another version "
-                     "or damaged; delete it and give roles anew");
+                     "the role table in etcd cannot be read: it is damaged or of another version; "
+                     "delete it and set the roles again");
     } else {
-        (void)refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                     "etcd did not say what roles there are (%s): nothing has changed; is etcd up?",
-                     bt_status_name(st));
+        (void)refuse(
+            c, BT_GRPC_FAILED_PRECONDITION,
+            "etcd did not return the role table (%s), so nothing has changed; check that etcd runs",
+            bt_status_name(st));
     }
     free_change(c);
 }
@@ -276,8 +280,8 @@ static void on_written(void *arg, bt_status_t st, bool succeeded)
     struct bt_view *v = c->v;
     if (st != BT_OK) {
         (void)refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                     "etcd did not take the role of %.100s (%s): nothing is known to have changed; "
-                     "is etcd up?",
+                     "etcd did not confirm the new role of %.100s (%s), so it may or may not be "
+                     "stored; check that etcd runs, then look with 'batonctl nodes'",
                      c->name, bt_status_name(st));
         free_change(c);
         return;
@@ -299,7 +303,8 @@ static void on_written(void *arg, bt_status_t st, bool succeeded)
     if (s != NULL) {
         finish(c, s);
     } else {
-        (void)refuse(c, BT_GRPC_FAILED_PRECONDITION, "%s has left meanwhile", c->name);
+        (void)refuse(c, BT_GRPC_FAILED_PRECONDITION, "%s has left the cluster in the meantime",
+                     c->name);
     }
     free_change(c);
 }
@@ -348,7 +353,9 @@ static void attempt(struct change *c)
     struct bt_view *v = c->v;
     const Baton__RoleTable *t = v->roles.table != NULL ? v->roles.table : &none;
     if (c->tries++ == TRIES) {
-        (void)refuse(c, BT_GRPC_FAILED_PRECONDITION, "others change roles all the time; try again");
+        (void)refuse(c, BT_GRPC_FAILED_PRECONDITION,
+                     "the role was not stored, because other role changes came first at every "
+                     "attempt; try again");
         free_change(c);
         return;
     }
@@ -391,7 +398,7 @@ void bt_view_role_set(struct bt_view *v, const struct bt_view_role_wish *wish,
     c->arg = arg;
     if (v->etcd == NULL) {
         (void)refuse(c, BT_GRPC_FAILED_PRECONDITION,
-                     "this conductor has no etcd to write roles to");
+                     "this conductor has no etcd in which it could store roles");
         free_change(c);
         return;
     }

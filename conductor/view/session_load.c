@@ -66,10 +66,10 @@ void bt_session_note_mixed(struct bt_session *s, uint64_t now_ns)
                 "worker=%s step_ms=%.1f gap_ms=%.1f asked_step_ms=%.1f asked_gap_ms=%.1f why=%s",
                 s->member->name, BT_MAX(step, 0), gap, v->mixed.step_ms, v->mixed.gap_ms,
                 s->load.mixed == NULL
-                    ? "it runs an older release, which takes no conductor's word: no "
-                      "prompts go beside its rows"
-                    : "its own engine.mixed_step_ms and engine.mixed_gap_ms are shorter, "
-                      "or the objective of another conductor");
+                    ? "it runs an older release that takes no limit from conductors, so it gets no "
+                      "prompts beside its rows; update it"
+                    : "a shorter limit applies there: its own engine.mixed_step_ms or "
+                      "engine.mixed_gap_ms, or another conductor's objective");
     }
     s->short_step_ms = step;
     s->short_gap_ms = gap;

@@ -74,7 +74,7 @@ static void a_drain_under_way_outlives_the_view(void **state)
     f.etcd = NULL;
     WAIT_FOR(&f, a.calls == 1);
     assert_int_equal(a.code, BT_GRPC_FAILED_PRECONDITION);
-    assert_non_null(strstr(a.why, "etcd did not take the mark of n1"));
+    assert_non_null(strstr(a.why, "etcd did not accept the change of node n1"));
 
     bt_rpc_channel_destroy(ch);
     bt_rpc_server_destroy(server);

@@ -306,7 +306,7 @@ static void test_a_request_that_is_forgotten(void **state)
     }
     assert_int_equal(T.n_error, 1); /* the second time without progress */
     assert_int_equal(T.http, 500);
-    assert_non_null(strstr(T.text, "for the second time"));
+    assert_non_null(strstr(T.text, "in two attempts in a row"));
     assert_true(rejected("failed") == 1);
 }
 

@@ -165,14 +165,15 @@ static void test_drained_workers_get_nothing_new(void **state)
     assert_false(bt_view_drain_takes_last(x.f.view, "n2", text, sizeof(text)));
     bt_view_node_set(x.f.view, "n2", true);
     assert_true(bt_view_drain_takes_last(x.f.view, "n3", text, sizeof(text)));
-    assert_non_null(
-        strstr(text, "n3 has the last worker that decodes (d-n3): 1 of the other role"));
+    assert_non_null(strstr(
+        text,
+        "draining n3 would stop the last worker for decode (d-n3), and the other workers (1)"));
     assert_non_null(strstr(text, "--force"));
     assert_true(bt_view_drain_takes_last(x.f.view, "n1", text, sizeof(text)));
-    assert_non_null(strstr(text, "the last worker that prefills (p-n1)"));
+    assert_non_null(strstr(text, "the last worker for prefill (p-n1)"));
     bt_view_node_set(x.f.view, "n3", true);
     assert_true(bt_view_drain_takes_last(x.f.view, "n1", text, sizeof(text)));
-    assert_non_null(strstr(text, "no worker would be left"));
+    assert_non_null(strstr(text, "new requests would get 503"));
     struct client c[3];
     struct bt_gen_spec s = spec_of(40, 6);
     client_start(&x.f, &c[0], &s);

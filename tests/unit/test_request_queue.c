@@ -725,7 +725,7 @@ static void test_shares_of_the_queue(void **state)
     char why[192] = "";
     uint32_t after = 0;
     assert_true(bt_requests_turn_away(x.f.rs, &t, why, sizeof(why), &after));
-    assert_non_null(strstr(why, "of this API key (conductor.max_waiting)"));
+    assert_non_null(strstr(why, "of this API key is reached (conductor.max_waiting)"));
     assert_int_equal(bt_requests_prompts_max(x.f.rs, true), 1 + 8);
     assert_int_equal(bt_requests_prompts_max(x.f.rs, false), 1 + 16);
     for (uint32_t i = 0; i < N; i++) {

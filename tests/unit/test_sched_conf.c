@@ -58,7 +58,7 @@ static void test_notes(void **state)
         {"baton", "priced", 1000, 100, {NULL}},
         {"baton", "early", 1000, 0, {"without sched.tbt_objective_ms"}},
         {"baton", "priced", 0, 100, {"baton without sched.ttft_", "priced without sched.ttft_"}},
-        {"kvcache", "none", 0, 100, {"nobody is refused"}},
+        {"kvcache", "none", 0, 100, {"no request is refused"}},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(rows); i++) {
         struct bt_conductor_conf c =
