@@ -19,11 +19,12 @@ static void say_failure(const struct bt_ctl *c, int code, const char *detail)
     }
     const char *hint = "";
     if (code == BT_GRPC_UNAVAILABLE || code == BT_GRPC_DEADLINE) {
-        hint = c->tls == NULL
-                   ? "; is the conductor running, is this its gRPC address (not the HTTP one), and "
-                     "does it ask for certificates (--tls)?"
-                   : "; is the conductor running, is this its gRPC address (not the HTTP one), and "
-                     "does it believe this certificate (its log says why not)?";
+        hint =
+            c->tls == NULL
+                ? "; check that the conductor runs, that this is its gRPC address and not its HTTP "
+                  "address, and whether it needs a certificate (--tls)"
+                : "; check that the conductor runs, that this is its gRPC address and not its HTTP "
+                  "address, and that it accepts this certificate (if not, its log says why)";
     } else if (code == BT_GRPC_UNIMPLEMENTED) {
         hint = "; this is not a conductor's gRPC address";
     }
@@ -53,7 +54,9 @@ void *bt_ctl_ask(const struct bt_ctl *c, const char *method, const ProtobufCMess
     if (code != BT_GRPC_OK) {
         say_failure(c, code, detail);
     } else if ((reply = bt_message_unpack(reply_type, bytes, len, why, sizeof(why))) == NULL) {
-        fprintf(stderr, "batonctl: %s: the answer is malformed (%s); do the versions differ?\n",
+        fprintf(stderr,
+                "batonctl: %s: the answer is malformed (%s); check that batonctl and the conductor "
+                "have the same version\n",
                 c->addr, why);
     }
     free(bytes);

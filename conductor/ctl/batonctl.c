@@ -448,23 +448,23 @@ static int parse_option(struct bt_ctl *c, int argc, char **argv, int *i)
     if (bt_ctl_is_option(arg, "--addr")) {
         v = bt_ctl_option_value(argc, argv, i, "--addr");
         if (v == NULL || strchr(v, ':') == NULL || strlen(v) >= sizeof(c->addr)) {
-            return bt_ctl_usage("--addr wants HOST:PORT", v) + 1;
+            return bt_ctl_usage("--addr needs HOST:PORT", v) + 1;
         }
         snprintf(c->addr, sizeof(c->addr), "%s", v);
         return 0;
     }
     if (bt_ctl_is_option(arg, "--dir")) {
         c->state_dir = bt_ctl_option_value(argc, argv, i, "--dir");
-        return c->state_dir != NULL ? 0 : bt_ctl_usage("--dir wants a folder", NULL) + 1;
+        return c->state_dir != NULL ? 0 : bt_ctl_usage("--dir needs a folder", NULL) + 1;
     }
     if (bt_ctl_is_option(arg, "--tls")) {
         c->tls_dir = bt_ctl_option_value(argc, argv, i, "--tls");
-        return c->tls_dir != NULL ? 0 : bt_ctl_usage("--tls wants a folder", NULL) + 1;
+        return c->tls_dir != NULL ? 0 : bt_ctl_usage("--tls needs a folder", NULL) + 1;
     }
     if (bt_ctl_is_option(arg, "-o") || bt_ctl_is_option(arg, "--output")) {
         v = bt_ctl_option_value(argc, argv, i, arg[1] == 'o' ? "-o" : "--output");
         if (v == NULL || (strcmp(v, "json") != 0 && strcmp(v, "table") != 0)) {
-            return bt_ctl_usage("-o wants json or table", v) + 1;
+            return bt_ctl_usage("-o needs json or table", v) + 1;
         }
         c->json = strcmp(v, "json") == 0;
         return 0;
@@ -521,7 +521,7 @@ static int command(int argc, char **argv)
                 return leave - 1;
             }
         } else if (c.command != NULL && c.arg2 != NULL) {
-            return bt_ctl_usage("one command with its arguments only, then comes", argv[i]);
+            return bt_ctl_usage("unexpected argument after the command and its arguments", argv[i]);
         } else if (c.command != NULL && c.arg != NULL) {
             c.arg2 = argv[i];
         } else if (c.command != NULL) {
@@ -540,26 +540,27 @@ static int command(int argc, char **argv)
         }
         bool last = c.last && commands[i].run == bt_ctl_explain;
         if (c.arg != NULL && (commands[i].arg == NULL || last)) {
-            return bt_ctl_usage("one argument too many", c.arg);
+            return bt_ctl_usage("this command takes no such argument", c.arg);
         }
         if (c.arg2 != NULL && commands[i].arg2 == NULL) {
-            return bt_ctl_usage("one argument too many", c.arg2);
+            return bt_ctl_usage("this command takes no such argument", c.arg2);
         }
         if (c.last && !last) {
-            return bt_ctl_usage("--last belongs to explain, not to", c.command);
+            return bt_ctl_usage("--last is an option of explain, not of this command", c.command);
         }
         if (c.force && commands[i].run != bt_ctl_drain && commands[i].run != bt_ctl_role) {
-            return bt_ctl_usage("--force belongs to drain and role, not to", c.command);
+            return bt_ctl_usage("--force is an option of drain and role, not of this command",
+                                c.command);
         }
         if (c.pin.given != NULL && commands[i].run != bt_ctl_pin) {
-            return bt_ctl_usage("that option belongs to pin only", c.pin.given);
+            return bt_ctl_usage("this option works only with pin", c.pin.given);
         }
         bool empty = c.arg == NULL || c.arg[0] == '\0'; /* "$ID" in a script that has no id */
         if (empty && commands[i].arg != NULL && !last) {
-            return bt_ctl_usage("this command wants an argument", commands[i].arg);
+            return bt_ctl_usage("this command needs an argument", commands[i].arg);
         }
         if (c.arg2 == NULL && commands[i].arg2 != NULL) {
-            return bt_ctl_usage("this command wants a second argument", commands[i].arg2);
+            return bt_ctl_usage("this command needs a second argument", commands[i].arg2);
         }
         int rc = bt_ctl_find_conductor(&c) ? commands[i].run(&c) : 1;
         bt_tls_release(c.tls);

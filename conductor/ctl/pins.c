@@ -309,15 +309,16 @@ int bt_ctl_pin(const struct bt_ctl *c)
     Baton__AdminPinRequest q = BATON__ADMIN_PIN_REQUEST__INIT;
     char tenant[33] = "";
     if (sources(o) != 1) {
-        return bt_ctl_usage("pin wants one of --prompt, --prompt-file, --tokens-file, --chat-file, "
-                            "--request",
-                            NULL);
+        return bt_ctl_usage(
+            "pin needs one of --prompt, --prompt-file, --tokens-file, --chat-file, --request",
+            NULL);
     }
     if (o->ttl == NULL || (q.ttl_ms = parse_ttl(o->ttl)) == 0) {
-        return bt_ctl_usage("pin wants --ttl, a time as 90s, 30m, 1h, 7d", o->ttl);
+        return bt_ctl_usage("pin needs --ttl with a time such as 90s, 30m, 1h or 7d", o->ttl);
     }
     if (o->tenant != NULL && o->api_key_file != NULL) {
-        return bt_ctl_usage("--tenant and --api-key-file say the same; give one of them", NULL);
+        return bt_ctl_usage("--tenant and --api-key-file both name the tenant; give one of them",
+                            NULL);
     }
     if (o->api_key_file != NULL && !tenant_of_key(o->api_key_file, tenant)) {
         return 1;

@@ -179,14 +179,15 @@ static void explanation_text(const Baton__AdminExplanation *e)
     printf("tokens     %u, of them %u expected in the cache; %u choice%s\n", e->tokens,
            e->cached_tokens, e->choices, e->choices == 1 ? "" : "s");
     if (e->again[0] != '\0') {
-        printf("again      the plan before was given up: %s\n", e->again);
+        printf("again      the previous plan was given up: %s\n", e->again);
     }
     if (e->planned) {
         bool plain = !e->both && strcmp(e->reason, "apart") == 0;
         printf(
             "plan       %s%s%s%s\n", e->both ? "one worker for both" : "prefill and decode apart",
             plain ? "" : ": ", plain ? "" : e->reason,
-            e->draining ? "; on a node that is being drained, as nobody else could take it" : "");
+            e->draining ? "; on a node that is being drained, because no other worker could take it"
+                        : "");
         if (e->fetch_tokens != 0) {
             printf("fetch      %u tokens from", e->fetch_tokens);
             for (size_t i = 0; i < e->n_sources; i++) {
@@ -264,10 +265,9 @@ static void drain_text(const Baton__AdminDrain *d)
     }
     printf("\n");
     if (d->stays) {
-        printf(
-            "%u request%s of this conductor use it and stay there: no worker on another node could "
-            "take them. They move when one comes.\n",
-            d->requests, d->requests == 1 ? "" : "s");
+        printf("%u request%s of this conductor use it and stay there, because no worker on another "
+               "node can take them. They move when such a worker starts.\n",
+               d->requests, d->requests == 1 ? "" : "s");
     } else {
         printf(
             "%u request%s of this conductor use it and are moved; 'batonctl requests' shows them\n",

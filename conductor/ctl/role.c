@@ -13,8 +13,8 @@ static void role_text(const Baton__AdminRole *r)
     }
     printf("%s on %s changes from %s to %s (epoch %llu)\n", r->worker, r->node,
            bt_roles_name(r->before), bt_roles_name(r->role), (unsigned long long)r->epoch);
-    printf("%u request%s of this conductor use it: what is not of its new role ends there or is "
-           "planned elsewhere; 'batonctl nodes' shows when it is done\n",
+    printf("%u request%s of this conductor use it. Those that its new role does not serve end "
+           "there or are planned on other workers; 'batonctl nodes' shows when this is done\n",
            r->requests, r->requests == 1 ? "" : "s");
 }
 
@@ -23,8 +23,8 @@ int bt_ctl_role(const struct bt_ctl *c)
     Baton__AdminRoleRequest q = BATON__ADMIN_ROLE_REQUEST__INIT;
     if (!bt_roles_parse(c->arg2, &q.role)) {
         fprintf(stderr,
-                "batonctl: '%s' is no role: prefill, decode, both, or own for what the worker was "
-                "started for\n",
+                "batonctl: '%s' is not a role; use prefill, decode, both, or own (the role that "
+                "the worker was started with)\n",
                 c->arg2);
         return 2;
     }

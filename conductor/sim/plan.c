@@ -215,7 +215,8 @@ static void gain_text(double apart, double both, char out[40])
     if (both > 0) {
         snprintf(out, 40, "%+.0f %%", 100 * (apart / both - 1));
     } else {
-        snprintf(out, 40, "%s", apart > 0 ? "all doing both carry nothing" : "nothing is carried");
+        snprintf(out, 40, "%s",
+                 apart > 0 ? "without a split nothing is carried" : "nothing is carried");
     }
 }
 
@@ -255,7 +256,7 @@ static void print_sure(FILE *f, const struct planner *p, const struct split *all
     bool as_all = says[0] == verdict(best->capacity, best_of(all, n, false)->capacity);
     fprintf(f, "how sure       first half of the trace: %s, second half: %s; %s\n", text[0],
             text[1],
-            !agree    ? "they do not agree: the ratio depends on the hour"
+            !agree    ? "they do not agree: the best ratio changes over time"
             : !as_all ? "they agree, but not with the whole trace"
                       : "they agree");
 }
@@ -267,14 +268,14 @@ static void print_answer(FILE *f, const struct planner *p, const struct split *a
     double per_s = p->t->n / span_s, most = BT_MAX(best->capacity, both->capacity);
     if (most <= 0) {
         fprintf(f,
-                "answer         none: however slowly they come, fewer than %.0f %% of the requests "
-                "are within the objectives; give more --ttft or --tbt\n",
+                "answer         none: even at the lowest rate, fewer than %.0f %% of the requests "
+                "are within the objectives; raise --ttft or --tbt\n",
                 100 * GOOD_SHARE);
         return;
     }
     if (beyond(p, best) && beyond(p, both)) {
-        fprintf(f, "answer         not to be told: both ways carry more than 60 times this load; "
-                   "ask with fewer --gpus or a higher --rate\n");
+        fprintf(f, "answer         unknown: with and without a split, the instances carry more "
+                   "than 60 times this load; ask with fewer --gpus or a higher --rate\n");
         return;
     }
     static const char *const words[] = {"do not disaggregate", "it makes little difference",
@@ -282,8 +283,8 @@ static void print_answer(FILE *f, const struct planner *p, const struct split *a
     char gain[40];
     gain_text(best->capacity, both->capacity, gain);
     fprintf(f,
-            "answer         %s: %u:%u%s carries %s%.2f requests a second, all doing both %s%.2f "
-            "(%s)\n",
+            "answer         %s: %u:%u%s carries %s%.2f requests a second; if all instances do "
+            "both, %s%.2f (%s)\n",
             words[1 + verdict(best->capacity, both->capacity)], best->prefill, best->decode,
             best->mixed ? ", decode also prefills," : "", beyond(p, best) ? "more than " : "",
             best->capacity * per_s, beyond(p, both) ? "more than " : "", both->capacity * per_s,
@@ -292,7 +293,8 @@ static void print_answer(FILE *f, const struct planner *p, const struct split *a
     if (1e3 * span_s / most < p->o->sim.ttft_ms) {
         fprintf(f,
                 "but            at that rate the whole trace comes within %.1f s, less than the "
-                "objective for a first token: a burst and no load; give a longer trace\n",
+                "objective for a first token: that is a burst and not a steady load; give a longer "
+                "trace\n",
                 span_s / most);
     }
 }
@@ -445,12 +447,14 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
         return BT_ERR_INVALID;
     }
     if (o->sim.ttft_ms == 0 || o->sim.tbt_ms == 0) {
-        snprintf(err, cap, "--ttft and --tbt: a plan is for objectives, give both");
+        snprintf(err, cap, "--ttft and --tbt: a plan needs both objectives");
         return BT_ERR_INVALID;
     }
     double span_s = t->requests[t->n - 1].at_ms / 1e3;
     if (span_s <= 0) {
-        snprintf(err, cap, "--trace: all its requests come at once: that is no rate to plan for");
+        snprintf(
+            err, cap,
+            "--trace: all its requests come at the same time, so there is no rate to plan for");
         return BT_ERR_INVALID;
     }
     struct split all[SPLITS_MAX];
@@ -460,9 +464,9 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
     fprintf(out, "%u instances of %u GPU%s; %.2f requests a second, a prompt takes %.2f s\n",
             instances, per, per == 1 ? "" : "s", o->sim.rate * per_s, prefill_s);
     fprintf(out,
-            "interference   beta = lambda * TTFT = %.2f of an instance's time, were all to do "
-            "both%s\n\n",
-            beta, beta >= 1 ? ": more than there is, without a cache" : "");
+            "interference   beta = lambda * TTFT = %.2f of an instance's time, if all instances "
+            "did both%s\n\n",
+            beta, beta >= 1 ? ": more than it has, without a cache" : "");
     fprintf(out, "%-14s %11s  %8s  %9s  %9s  %9s\n", "prefill:decode", "carries", "good now",
             "TTFT p50", "TTFT p90", "TBT p99");
     for (uint32_t i = 0; i < n; i++) {
@@ -471,7 +475,7 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
     n = refine(&p, all, n, each, out, per_s);
     qsort(all, n, sizeof(*all), by_prefill);
     fprintf(out,
-            "\n(carries: the largest rate at which %.0f %% of the requests are within %u ms to the "
+            "\n(carries: the highest rate at which %.0f %% of the requests are within %u ms to the "
             "first token and %u ms between tokens)\n",
             100 * GOOD_SHARE, o->sim.ttft_ms, o->sim.tbt_ms);
     print_answer(out, &p, all, n, span_s);

@@ -536,9 +536,9 @@ def test_help_fits_a_terminal(command):
 def test_batonctl():
     refuse(USAGE, ["usage"], "batonctl")
     refuse(USAGE, ["unknown command: frob"], "batonctl", "frob")
-    refuse(USAGE, ["--addr wants HOST:PORT"], "batonctl", "status", "--addr")
-    refuse(USAGE, ["-o wants json"], "batonctl", "status", "-o", "xml")
-    refuse((1,), ["127.0.0.1:9", "is the conductor running"], "batonctl", "--addr", "127.0.0.1:9", "status")
+    refuse(USAGE, ["--addr needs HOST:PORT"], "batonctl", "status", "--addr")
+    refuse(USAGE, ["-o needs json"], "batonctl", "status", "-o", "xml")
+    refuse((1,), ["127.0.0.1:9", "check that the conductor runs"], "batonctl", "--addr", "127.0.0.1:9", "status")
 
 
 def test_local_usage(tmp_path):

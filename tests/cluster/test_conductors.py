@@ -345,11 +345,11 @@ def test_two_conductors_cannot_take_the_last_two():
         as_before()
         for _ in range(6):
             err = at_once(("drain", nodes[0]), ("drain", nodes[1]))
-            assert "has the last worker that" in err, err
+            assert "would stop the last worker for" in err, err
             as_before()
         for _ in range(3):  # the only other decode worker is to prefill
             err = at_once(("drain", nodes[0]), ("role", there[1], "prefill"))
-            assert "has the last worker that decodes" in err or "is the last worker that decodes" in err, err
+            assert "would stop the last worker for decode" in err or "is the last worker for decode" in err, err
             as_before()
     finally:
         if second is not None:

@@ -190,8 +190,8 @@ def test_what_no_trace_is(tmp_path):
 @pytest.mark.parametrize("options, says, not_says", [
     ((SMALL, "--gpus", 16, "--ttft", 1000, "--tbt", 50), "answer         disaggregate: ", "inf"),
     # Where there is nothing to compare, that is the answer.
-    ((SMALL, "--gpus", 2, "--ttft", 1, "--tbt", 1), "answer         none: however slowly they come", "how sure"),
-    ((SMALL, "--gpus", 20, "--ttft", 600000, "--tbt", 1000), "answer         not to be told: both ways carry more than",
+    ((SMALL, "--gpus", 2, "--ttft", 1, "--tbt", 1), "answer         none: even at the lowest rate", "how sure"),
+    ((SMALL, "--gpus", 20, "--ttft", 600000, "--tbt", 1000), "answer         unknown: with and without a split, the instances carry more than",
      "little difference"),
     ((SMALL, "--gpus", 2, "--ttft", 600000, "--tbt", 15), "but            at that rate the whole trace comes within", "inf"),
 ])
@@ -227,8 +227,8 @@ def test_what_cannot_be_planned(tmp_path):
     at_once = tmp_path / "t.jsonl"
     at_once.write_text(line(5, 600, [1, 2]))
     for options, says in (((SMALL, "--gpus", 1), "--gpus: 1 make 1 instance of 1; at least two"),
-                          ((at_once, "--gpus", 4), "all its requests come at once"),
-                          ((SMALL, "--gpus", 4, "--tbt", 0), "a plan is for objectives"),
+                          ((at_once, "--gpus", 4), "all its requests come at the same time"),
+                          ((SMALL, "--gpus", 4, "--tbt", 0), "a plan needs both objectives"),
                           ((SMALL, "--gpus", 1000000), "1000000 make 1000000 instances; at most 10000"),
                           ((SMALL, "--gpus", 4, "--gpu", "h100"), "--gpu: 'h100' is of no use with --config h200-8b")):
         rc, out, err = sim("plan", "--config", "h200-8b", "--trace", *options)

@@ -103,7 +103,7 @@ def test_batonctl_shows_its_certificate(secure):
     rc, out = ctl(secure, "--tls", tls_dir(secure), "status")
     assert rc == 0 and "serving    yes" in out, out
     rc, out = ctl(secure, "status")
-    assert rc == 1 and "does it ask for certificates (--tls)?" in out, out
+    assert rc == 1 and "whether it needs a certificate (--tls)" in out, out
     rc, out = ctl(secure, "--tls", os.path.join(secure.state_dir, "nowhere"), "status")
     assert rc == 1 and "ca.crt: it cannot be read: No such file" in out, out
 
