@@ -155,7 +155,8 @@ static void explain(X509_STORE_CTX *ctx, char *err, size_t cap)
 {
     int code = X509_STORE_CTX_get_error(ctx);
     X509 *at = X509_STORE_CTX_get_current_cert(ctx);
-    const char *whose = X509_STORE_CTX_get_error_depth(ctx) == 0 ? "it" : "a CA above it";
+    const char *whose =
+        X509_STORE_CTX_get_error_depth(ctx) == 0 ? "the certificate" : "a CA above the certificate";
     char when[40] = "?";
     if (at != NULL &&
         (code == X509_V_ERR_CERT_HAS_EXPIRED || code == X509_V_ERR_CERT_NOT_YET_VALID)) {
@@ -169,7 +170,7 @@ static void explain(X509_STORE_CTX *ctx, char *err, size_t cap)
                code == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ||
                code == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN ||
                code == X509_V_ERR_CERT_SIGNATURE_FAILURE) {
-        snprintf(err, cap, "another CA made it");
+        snprintf(err, cap, "another CA signed the certificate");
     } else {
         snprintf(err, cap, "%s", X509_verify_cert_error_string(code));
     }

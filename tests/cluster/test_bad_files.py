@@ -179,7 +179,7 @@ MODEL_CASES = {
     "weights-shape": (ENGINE, weights(shape_swapped), [r"down_proj", "shape"]),
     "weights-missing": (ENGINE, weights(lambda h, d: h.update({"model.other.weight": h.pop("model.norm.weight")})),
                         [r"model\.norm\.weight"]),
-    "weights-more": (ENGINE, weights(one_more), [r"layers\.1\.self_attn\.q_proj\.bias", "has none"]),
+    "weights-more": (ENGINE, weights(one_more), [r"layers\.1\.self_attn\.q_proj\.bias", "has no such tensor"]),
     "weights-overlap": (ENGINE, weights(overlap), ["overlap"]),
     "weights-overflow": (ENGINE, weights(lambda h, d: h[first(h)].update(shape=[1 << 62, 1 << 62])), ["overflow"]),
     "weights-nan-offset": (ENGINE, weights(lambda h, d: h[first(h)].update(data_offsets=[0, 1e308])), ["data_offsets"]),

@@ -29,7 +29,7 @@ def sim(*args, timeout=120):
     (("run", "--trace", SMALL), "--cluster is missing"),
     (("run", "--polcy", "lru", "--trace", SMALL), "there is no option '--polcy'"),
     (("run", "--trace"), "a value is missing behind --trace"),
-    (("run", "--trace", SMALL, "more"), "what is 'more'?"),
+    (("run", "--trace", SMALL, "more"), "'more' is not an option"),
     # What a command has no use for is not passed over in silence.
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--gpus", "4"), "--gpus is no option of run"),
     (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "4", "--policy", "lru"), "--policy is no option of plan"),

@@ -518,7 +518,7 @@ def refused(world, change, secret=SECRET):
     other += [proxy, d, a]
     a.grant(1, 1, 64, 32, 5)
     d.recv(proxy, 1, 1, 64, 32)
-    d.wait("failed 1 ERR_PEER_LOST .*no proof of a member")
+    d.wait("failed 1 ERR_PEER_LOST .*did not prove that it belongs")
     return a, d
 
 

@@ -296,7 +296,7 @@ static void test_wrong_server(void **state)
     assert_int_equal(call(f, "admin", "/t.T/Any", &r), BT_GRPC_UNAVAILABLE);
     client_start(f, "other", "other/n1"); /* believes another CA: says so itself, sends nothing */
     assert_int_equal(call(f, "kvstore/n1", "/t.T/Any", &r), BT_GRPC_UNAVAILABLE);
-    assert_has(r.detail, "another CA made it");
+    assert_has(r.detail, "another CA signed the certificate");
     assert_int_equal(f->calls, 0);
 }
 
@@ -338,8 +338,10 @@ static void test_strangers(void **state)
     static const struct {
         const char *options, *peer, *why;
     } cases[] = {
-        {"-cert other/n1.crt -key other/n1.key", "baton://t/conductor/n1", "another CA made it"},
-        {"-cert main/late.crt -key main/late.key", "baton://t/conductor/late", "it expired at 20"},
+        {"-cert other/n1.crt -key other/n1.key", "baton://t/conductor/n1",
+         "another CA signed the certificate"},
+        {"-cert main/late.crt -key main/late.key", "baton://t/conductor/late",
+         "the certificate expired at 20"},
         {"-cert main/alien.crt -key main/alien.key", "baton://elsewhere/conductor/alien",
          "its certificate does not name baton://t/..."},
         {"-cert main/etcd.crt -key main/etcd.key", "CN=etcd",
@@ -400,8 +402,8 @@ static void test_files(void **state)
         {"nowhere", "main/n1", "kvstore", "n1", "cluster.tls.ca: "},
         {"main", "main/mixed", "kvstore", "n1", "give the two that belong together"},
         {"main", "main/open", "kvstore", "n1", "is open to everybody (mode 0644): chmod 0600 it"},
-        {"main", "main/late", "kvstore", "late", "late.crt: it expired at 20"},
-        {"other", "main/n1", "kvstore", "n1", "n1.crt: another CA made it"},
+        {"main", "main/late", "kvstore", "late", "late.crt: the certificate expired at 20"},
+        {"other", "main/n1", "kvstore", "n1", "n1.crt: another CA signed the certificate"},
         {"main", "main/n1", "kvstore", "n2",
          "must have URI:baton://t/kvstore/n2 and has baton://t/"},
         {"main", "main/admin", "kvstore", "n1", "must have URI:baton://t/kvstore/n1"},
@@ -602,7 +604,7 @@ static void test_renewal(void **state)
                                     more */
     assert_int_equal(call(f, "kvstore/n1", "/t.T/Any", &r), BT_GRPC_OK);
     char *log = log_of(stranger, f, "-cert old/n2.crt -key old/n2.key");
-    assert_has(log, "another CA made it");
+    assert_has(log, "another CA signed the certificate");
     free(log);
     assert_int_equal(bt_rpc_stream_send(s, "three", 5), BT_OK);
     WAIT_FOR(f, strcmp(f->last, "three") == 0);
