@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define TRIES 44 /* of a price: they narrow a range of 1 to 10^9 to 1 % */
+#define TRIES 44 /* of a price: they narrow a range of 1 to 10^9 to a part in 10^7 */
 
 /* The least cost of a token, in steps of any size. */
 static double token_ns(const struct bt_batch_cost *c)

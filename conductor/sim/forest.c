@@ -226,7 +226,8 @@ static double sweep(struct bt_sim_forest *f, const struct bt_sim_node *v, double
         f->best[e] = others + (k->inner != NONE ? f->best[k->inner] : 0);
         all += offer(f, k, -prompt_price * (f->wants[k->id].prompt_ms - cached));
     }
-    for (; good < end && good->ms > -1e300; good++) { /* at the root, no request is before them */
+    for (; good < end && good->ms > -1e300;
+         good++) { /* of use at the root only: these may be the first of all */
         const struct entry *j = &f->entries[good->entry];
         const struct bt_sim_want *w = &f->wants[j->id];
         all += offer(f, j, 1 - prompt_price * (w->prompt_ms - cached) - row_price * w->rows_ms);

@@ -233,8 +233,9 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
         uint32_t bt = gs->c.layout.page_tokens, want = BT_DIV_UP(r->n_tokens, bt),
                  n = bt_grant_window_beginning(gs, want);
         if (n == 0) {
-            snprintf(why, sizeof(why),
-                     "prompts that are too large for the slab use three quarters of it already");
+            snprintf(
+                why, sizeof(why),
+                "prompts that are too large for the slab would use more than three quarters of it");
             answer(gs, session, r, BT_ERR_EXHAUSTED, 0, why);
             bt_grant_worker_answer_waiting(gs, r->request, r->epoch, BT_ERR_EXHAUSTED, why);
             return;

@@ -1,12 +1,12 @@
 /* Pass-through prompts, which are larger than the slab: how many slots they may use, so that
  * several of them make progress and other requests do too. Their beginnings (grants) may use half
- * of the slots. When that half is used up, further ones still get a quarter of it each, until all
- * together have half as much again. The blocks after the beginnings pass through one window in
- * each direction. A prompt that finds no room waits for another prompt, and that one needs no more
- * room to finish. Control thread. */
+ * of the slots. When less than a quarter of that half is left, further ones still get a quarter of
+ * it each, until all together have half as much again. The blocks after the beginnings pass through
+ * one window in each direction. A prompt that finds no room waits for one that has room, and that
+ * one needs no more to go on. Control thread. */
 #include "kvstore/grant/grant_priv.h"
 
-/* Slots of beginnings: granted, reserved by waiting reservations, or not yet written. */
+/* Slots of beginnings: granted, wanted by waiting reservations, or kept until the SSD has them. */
 static uint32_t beginnings(const struct bt_grants *gs)
 {
     uint32_t n =

@@ -1,12 +1,11 @@
-/* Attention of kernels.h on AMX tiles, with transposed scores: K (64 tokens; for each 16 tokens a
- * hi and a lo tile) x Q^T (16 queries) -> S^T, then V^T x P^T -> O^T. Each query has its own vector
- * lane, so softmax needs no sums across lanes, and the vector code writes P^T in the order that the
- * next product needs.
- * Queries, keys, values and probabilities are each split into two bf16 parts (exact for f16 KV). Of
- * the four products of parts the smallest is omitted, which leaves about 16 bits. Softmax is
- * computed online over tiles of 64 tokens that begin at absolute multiples of 64, and all
- * arithmetic is per lane, so a row's result does not depend on the block it is computed in. Pure;
- * called from OpenMP threads. */
+/* Attention of kernels.h on AMX tiles, with transposed scores: K (64 tokens; a hi and a lo tile for
+ * each 16 tokens and 32 dimensions) x Q^T (16 queries) -> S^T, then V^T x P^T -> O^T. Each query
+ * has its own vector lane, so softmax needs no sums across lanes, and the vector code writes P^T in
+ * the order that the next product needs. Queries, keys, values and probabilities are each split
+ * into two bf16 parts (exact for f16 KV). Of the four products of parts the smallest is omitted,
+ * which leaves about 16 bits. Softmax is computed online over tiles of 64 tokens that begin at
+ * absolute multiples of 64, and all arithmetic is per lane, so a row's result does not depend on
+ * the block it is computed in. Pure; called from OpenMP threads. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -21,8 +20,8 @@
 #define SCORES (TOKENS * LANES)
 #define HALF   (TOKENS / 4) /* pairs of tokens in half a tile */
 
-/* The running maximum changes only when a score exceeds it by 2^SLACK: so the output is rarely
- * rescaled, and probabilities stay far from the limits of f32. */
+/* Scores are base-2 exponents. The running maximum changes only when a score exceeds it by SLACK:
+ * so the output is rarely rescaled, and probabilities are at most 2^SLACK. */
 #define SLACK 8.0f
 
 #define ALWAYS __attribute__((always_inline))
@@ -200,8 +199,8 @@ struct soft {
     __m512 m, sum0, sum1;
 };
 
-/* Converts the next n pairs of tokens (t and 16 + t of 32) to tiles of P^T: hi replaces the first
- * 16 rows of scores, lo the other 16. */
+/* Converts the next n pairs of tokens (t and 16 + t of 32) to tiles of P^T: of these 32 rows of
+ * scores hi replaces the first 16, lo the other 16. */
 static inline ALWAYS void soft_some(const struct work *w, struct soft *f, bool masked, uint32_t n)
 {
     for (uint32_t end = BT_MIN(f->at + n, f->end); f->at < end; f->at++) {
@@ -221,13 +220,14 @@ static inline ALWAYS void soft_some(const struct work *w, struct soft *f, bool m
     }
 }
 
-/* Does a query of column c see a token of the tile's second half? If not, that half is skipped. */
+/* Can a query of column c see a token of the tile's second half? If not, that half is skipped. The
+ * window is left to the mask. */
 static inline bool two_halves(const struct work *w, uint32_t c, uint32_t t0)
 {
     return w->pos[(size_t)c * LANES + LANES - 1] >= t0 + TOKENS / 2;
 }
 
-/* Two accumulators (T, T + 1) += the row tiles x0, x1 times the column tile in 6 (hi) and 7 (lo):
+/* Two accumulators (T, U) += the row tiles x0, x1 times the column tile in 6 (hi) and 7 (lo):
  * hi hi, hi lo, lo hi. Softmax code runs between the products, so that tile and vector units work
  * at the same time. */
 #define GROUP(T, U, x0, x1)                                                                        \
@@ -295,7 +295,7 @@ static inline ALWAYS void values(const struct work *w, uint32_t c, struct soft *
     }
 }
 
-/* Sets the maxima for column c's probabilities; rescales its O^T if they have changed. */
+/* Sets the maxima for column c's probabilities; rescales its O^T and sums if they have changed. */
 static inline ALWAYS void soft_begin(struct work *w, uint32_t c, bool masked, struct soft *f)
 {
     const __m512 least = _mm512_set1_ps(-1e30f);

@@ -29,7 +29,7 @@ static __device__ __forceinline__ void clear_state(struct warp_state<D, ROWS> &w
     }
 }
 
-/* The reference m is at most 2^8 below the maximum. Raising it rescales the whole output and
+/* The reference m is at most 8 below the maximum. Raising it rescales the whole output and
  * exchanges values among eight threads, so it is raised only when a weight would exceed 2^8, which
  * is well inside f16. */
 #define RAISE_AT 8.0f
