@@ -52,7 +52,7 @@ bt_status_t bt_cert_ca_create(const char *pem, struct bt_cert_ca **ca_p, char *e
     ERR_clear_error(); /* OpenSSL reports the end of the text as an error */
     if (n == 0) {
         bt_cert_ca_destroy(ca);
-        return fail(BT_ERR_INVALID, err, err_cap, "there is no certificate in it (PEM is wanted)");
+        return fail(BT_ERR_INVALID, err, err_cap, "it contains no certificate in PEM form");
     }
     *ca_p = ca;
     return BT_OK;
@@ -128,7 +128,7 @@ bt_status_t bt_cert_read(const char *pem, struct bt_cert *c, char *err, size_t e
 {
     X509 *x = first_cert(pem);
     if (x == NULL) {
-        return fail(BT_ERR_INVALID, err, err_cap, "there is no certificate in it (PEM is wanted)");
+        return fail(BT_ERR_INVALID, err, err_cap, "it contains no certificate in PEM form");
     }
     *c = (struct bt_cert){.not_before_s = seconds_of(X509_get0_notBefore(x)),
                           .not_after_s = seconds_of(X509_get0_notAfter(x))};
@@ -181,7 +181,7 @@ bt_status_t bt_cert_verify(struct bt_cert_ca *ca, const char *pem, const char *m
 {
     X509 *x = first_cert(pem);
     if (x == NULL) {
-        return fail(BT_ERR_INVALID, err, err_cap, "there is no certificate in it (PEM is wanted)");
+        return fail(BT_ERR_INVALID, err, err_cap, "it contains no certificate in PEM form");
     }
     STACK_OF(X509) *chain = sk_X509_new_null();
     X509_STORE_CTX *ctx = X509_STORE_CTX_new();
@@ -225,7 +225,7 @@ bt_status_t bt_cert_key_fits(const char *pem, const char *key_pem, char *err, si
     BIO_free(bio);
     if (key == NULL) {
         return fail(BT_ERR_INVALID, err, err_cap,
-                    "there is no private key in it that can be read (PEM without a passphrase)");
+                    "it contains no private key in PEM form without a passphrase");
     }
     X509 *x = first_cert(pem);
     bool fits = x != NULL && X509_check_private_key(x, key) == 1;

@@ -55,7 +55,7 @@ bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap)
                  real != NULL ? real : "its target does not exist");
         free(real);
     } else if (!S_ISDIR(st.st_mode)) {
-        snprintf(why, cap, "it is no directory");
+        snprintf(why, cap, "it is not a directory");
     } else if (!is_ours(&st)) {
         snprintf(why, cap,
                  "it belongs to user %u, and this daemon runs as user %u: chown it, or name "

@@ -40,7 +40,7 @@ static const struct bt_engine_vtable *try_file(const char *path, char *err, size
     *(void **)&fn = dlsym(so, "bt_engine_plugin");
     const struct bt_engine_vtable *vt = fn ? fn(BT_ENGINE_ABI) : NULL;
     if (!vt) {
-        char *t = bt_sprintf("%s: is no engine of this version (ABI %d); rebuild it", path,
+        char *t = bt_sprintf("%s: is not an engine of this version (ABI %d); rebuild it", path,
                              BT_ENGINE_ABI);
         note(err, err_cap, t);
         free(t);

@@ -431,7 +431,7 @@ static void on_first_timeout(void *arg)
     struct bt_rpc_stream *s = arg;
     if (!s->ended) {
         grpc_call_cancel_with_status(s->call, GRPC_STATUS_DEADLINE_EXCEEDED,
-                                     "nothing was said on this stream within 5 s", NULL);
+                                     "the client sent nothing on this stream within 5 s", NULL);
     }
 }
 

@@ -62,7 +62,8 @@ static char *read_text(const struct bt_tls *t, const char *which, const char *fi
     text[n] = '\0';
     if ((n == 0 && !may_be_empty) || n == FILE_MAX || strlen(text) != n) {
         (void)fault(t, which, file, err, cap, "%s",
-                    may_be_empty ? "it is no text file of less than 1 MiB" : "it is no PEM file");
+                    may_be_empty ? "it is not a text file of less than 1 MiB"
+                                 : "it is not a PEM file");
         free(text);
         return NULL;
     }

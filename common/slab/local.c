@@ -335,7 +335,7 @@ static bool trusted(const struct bt_local *l, char *why, size_t cap)
     struct ucred cred = {0};
     socklen_t len = sizeof(cred);
     if (getsockopt(l->sock, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0) {
-        snprintf(why, cap, "%s: the kernel does not say whose it is: %s", l->path, strerror(errno));
+        snprintf(why, cap, "%s: the kernel does not name its owner: %s", l->path, strerror(errno));
         return false;
     }
     if (cred.uid == geteuid() || cred.uid == 0 ||

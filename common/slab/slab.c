@@ -97,7 +97,7 @@ static bool own_group(gid_t gid)
 static const char *foreign(const struct stat *st)
 {
     if (!S_ISREG(st->st_mode)) {
-        return "it is no regular file";
+        return "it is not a regular file";
     }
     if (st->st_uid != geteuid()) {
         return "it belongs to another user";
@@ -174,8 +174,8 @@ static bt_status_t slab_own(const char *path, int *fd_p, char *err, size_t cap)
         }
         if (by_fd.st_size != 0 && !was_slab(fd, &by_fd)) {
             slab_errf(err, cap,
-                      "%s is no slab of a kvstore and is left as it is: remove it, or give another "
-                      "kvstore.slab_path",
+                      "%s is not a slab of a kvstore and is left as it is: remove it, or give "
+                      "another kvstore.slab_path",
                       path);
             close(fd);
             return BT_ERR_CONFIG;
@@ -377,7 +377,7 @@ static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_byte
                                char *err, size_t cap)
 {
     if (s->magic != BT_SLAB_MAGIC || s->header_crc != super_crc(s)) {
-        slab_errf(err, cap, "this file is no (complete) slab of Baton: magic or checksum differ");
+        slab_errf(err, cap, "this file is not a complete slab of Baton: magic or checksum differ");
         return BT_ERR_MISMATCH;
     }
     if (s->version != BT_SLAB_VERSION) {

@@ -39,7 +39,7 @@ static bt_status_t set(const json_t *config, const char *flag, const char *key,
     uint32_t id = BT_TOKEN_NONE;
     if (json_is_true(on) && !bt_tokenizer_find(t, json_string_value(token), &id)) {
         return bt_token_fail(e, BT_ERR_INVALID,
-                             "%s is true, but %s \"%.80s\" is no token of tokenizer.json", flag,
+                             "%s is true, but %s \"%.80s\" is not a token of tokenizer.json", flag,
                              key, json_string_value(token));
     }
     around->n = 0;

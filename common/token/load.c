@@ -302,7 +302,7 @@ static bt_status_t template_piece(const json_t *piece, const json_t *specials,
         if (!json_is_integer(v) || n < 0 || n >= t->vocab.n ||
             (t->vocab.flags[n] & BT_TOK_PRESENT) == 0) {
             return bt_token_fail(e, BT_ERR_INVALID,
-                                 "post_processor: \"%.80s\" has an id that is no token", id);
+                                 "post_processor: \"%.80s\" has an id that is not a token", id);
         }
         bt_tokens_push(*seen ? &t->suffix : &t->prefix, (uint32_t)n);
     }
@@ -447,7 +447,7 @@ static bt_status_t finish_model(const json_t *model, struct bt_tokenizer *t,
     if (json_is_string(unk)) {
         b->unk_id = bt_vocab_find(&t->vocab, json_string_value(unk), json_string_length(unk));
         if (b->unk_id == BT_TOKEN_NONE) {
-            return bt_token_fail(e, BT_ERR_INVALID, "model.unk_token \"%.80s\" is no token",
+            return bt_token_fail(e, BT_ERR_INVALID, "model.unk_token \"%.80s\" is not a token",
                                  json_string_value(unk));
         }
     }

@@ -245,7 +245,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
     case BT_WCMD_CANCEL_CHOICE: bt_wcore_end_choice(c, r); break;
     case BT_WCMD_REVOKE:
         if (r->grant.open || r->stage == BT_WREQ_OPENING) {
-            bt_wcore_end(c, r, cmd->status, "the kvstore takes its grant back: %s", cmd->detail);
+            bt_wcore_end(c, r, cmd->status, "the kvstore has revoked its grant: %s", cmd->detail);
         }
         break;
     case BT_WCMD_ATTACHED: bt_wcore_attached(c, cmd->u.slab); break;

@@ -250,7 +250,7 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
     }
     st = bt_wnode_open(w, r);
     if (st != BT_OK) {
-        snprintf(err, cap, "the kvstore of this node takes no more messages");
+        snprintf(err, cap, "the kvstore of this node accepts no more messages");
         bt_wreq_free(r);
         return st == BT_AGAIN ? BT_ERR_UNAVAILABLE : st;
     }

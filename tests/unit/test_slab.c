@@ -215,7 +215,7 @@ static void what_is_no_slab_stays(void **state)
     assert_true(fputs("somebody's only copy of something", f) > 0);
     assert_int_equal(fclose(f), 0);
     assert_int_equal(try_create(path, 1u << 20, 1, &s), BT_ERR_CONFIG);
-    assert_non_null(strstr(err, "no slab"));
+    assert_non_null(strstr(err, "not a slab"));
     assert_non_null(strstr(err, "kvstore.slab_path"));
     f = fopen(path, "re");
     assert_non_null(f);

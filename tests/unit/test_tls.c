@@ -407,8 +407,8 @@ static void test_files(void **state)
         {"main", "main/n1", "kvstore", "n2",
          "must have URI:baton://t/kvstore/n2 and has baton://t/"},
         {"main", "main/admin", "kvstore", "n1", "must have URI:baton://t/kvstore/n1"},
-        {"main", "main/junk", "kvstore", "n1", "there is no certificate in it"},
-        {"main", "main/locked", "kvstore", "n1", "PEM without a passphrase"},
+        {"main", "main/junk", "kvstore", "n1", "it contains no certificate"},
+        {"main", "main/locked", "kvstore", "n1", "PEM form without a passphrase"},
     };
     (void)state;
     shell("cp main/n1.crt main/mixed.crt && cp main/n2.key main/mixed.key");

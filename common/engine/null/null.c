@@ -83,7 +83,7 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
     struct bt_engine *e = bt_calloc(1, sizeof(*e));
     bt_status_t st = bt_model_config_load(c->model_dir, &e->config, err, err_cap);
     if (st == BT_OK && !read_pace(e)) {
-        snprintf(err, err_cap, "BATON_NULL_PACE wants STEP_US,TOKEN_US");
+        snprintf(err, err_cap, "BATON_NULL_PACE must be STEP_US,TOKEN_US");
         st = BT_ERR_CONFIG;
     }
     if (st != BT_OK) {

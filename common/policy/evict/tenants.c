@@ -92,8 +92,8 @@ bt_status_t bt_tenants_create(char *const *rules, const char *otherwise, struct 
     t->n = 1;
     if (!parse_shares(otherwise, t->otherwise)) {
         snprintf(err, err_cap,
-                 "kvstore.quota.default: \"%.40s\" is no share: give a number above 0 up to 1, or "
-                 "two as 0.3/0.5 (shared memory/SSD)",
+                 "kvstore.quota.default: \"%.40s\" is not a share: give a number above 0 up to 1, "
+                 "or two such as 0.3/0.5 (shared memory/SSD)",
                  otherwise);
         bt_tenants_destroy(t);
         return BT_ERR_CONFIG;
