@@ -94,7 +94,7 @@ static const struct bt_conf_row rows[] = {
      .doc =
          "Which HTTP responses get a line ev=access in the log: off, all, or a random share above "
          "0 and below 1, with every response of status 5xx. The lines name client addresses.",
-     .when = "when you must be able to say later who sent what."},
+     .when = "when you must be able to find out later who sent which request."},
     {.key = "conductor.max_running",
      .type = BT_CONF_INT,
      .offset = ROW(max_running),
@@ -211,7 +211,7 @@ static const struct bt_conf_row rows[] = {
      .reload = true,
      .doc = "A decode worker computes a prompt itself if at most this many of its tokens are not "
             "cached. 0: prefill and decode are always apart while both roles are up.",
-     .when = "when there is no sched.tbt_objective_ms and short prompts shall not wait for a "
+     .when = "when there is no sched.tbt_objective_ms and short prompts should not wait for a "
              "hand-off."},
     {.key = "sched.fetch_ratio",
      .type = BT_CONF_FLOAT,

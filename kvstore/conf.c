@@ -126,8 +126,8 @@ static const struct bt_conf_row kvstore_rows[] = {
      .type = BT_CONF_LIST,
      .offset = ROW(quota_tenants),
      .doc = "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in shared memory "
-            "and on the SSD). A tenant may use more while nobody needs the room. NAME is the "
-            "tenant= of its API key; - stands for requests without a key.",
+            "and on the SSD). A tenant may use more while no other tenant needs the room. NAME is "
+            "the tenant= of its API key; - stands for requests without a key.",
      .when = "when one tenant's prompts push out those of another."},
     {.key = "kvstore.quota.default",
      .type = BT_CONF_STR,

@@ -30,10 +30,11 @@ static bool is_ours(const char *dir)
     }
     bool ours = S_ISDIR(st.st_mode) && st.st_uid == getuid() && (st.st_mode & 022) == 0;
     if (!ours) {
-        fprintf(stderr,
-                "batonctl: %s is not used: it must be a directory of yours, no link, and nobody "
-                "else may write to it; name another with --dir, or a conductor with --addr\n",
-                dir);
+        fprintf(
+            stderr,
+            "batonctl: %s is not used: it must be a directory that belongs to you, no link, and no "
+            "other user may write to it; name another with --dir, or a conductor with --addr\n",
+            dir);
     }
     return ours;
 }

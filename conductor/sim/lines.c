@@ -14,7 +14,7 @@ bool bt_sim_next_line(FILE *f, struct bt_buf *line, const char **wrong_p)
     errno = 0;
     while (c != '\n' && (c = getc_unlocked(f)) != EOF) {
         if (line->len == LINE_MAX_BYTES) {
-            *wrong_p = "a line of more than 16 MiB: that is no text";
+            *wrong_p = "a line is longer than 16 MiB, so this is not text";
             return false;
         }
         *bt_buf_reserve(line, 2) = (char)c;

@@ -417,10 +417,11 @@ static void print_unlike(FILE *f, const struct bt_sim_trace *t, const char *conf
                 n, t->n, m.max_model_len);
     }
     if (m.window != 0) {
-        fprintf(f,
-                "but            a token of this model sees %u tokens, and here all before it: with "
-                "longer contexts steps are shorter and KV is less than this plan says\n",
-                m.window);
+        fprintf(
+            f,
+            "but            a token of this model attends to %u tokens, and this plan assumes all "
+            "before it: with longer contexts, steps are shorter and KV is less than it says\n",
+            m.window);
     }
 }
 

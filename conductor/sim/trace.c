@@ -119,7 +119,7 @@ static bool read_line(struct reader *r, char *line, size_t len, uint32_t no)
         return false;
     }
     if (strlen(line) != len) {
-        r->what = "there is a zero byte in it: that is no text; was the file cut off?";
+        r->what = "it contains a zero byte, so it is not text; was the file cut off?";
         return false;
     }
     line += no == 1 && strncmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;

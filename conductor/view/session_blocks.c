@@ -22,7 +22,7 @@ static void blocks_credit(struct bt_session *s, uint32_t n)
     Baton__BlocksCredit c = BATON__BLOCKS_CREDIT__INIT;
     c.messages = n;
     if (bt_rpc_stream_send_pb(s->blocks.stream, &c.base) != BT_OK) {
-        bt_session_break(s, "the block event stream takes no more credit");
+        bt_session_break(s, "the block event stream accepts no more credit");
     }
 }
 

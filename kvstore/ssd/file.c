@@ -101,8 +101,8 @@ static bt_status_t open_locked(const char *path, struct bt_ssd_file *f, char *er
         close(f->fd);
         f->fd = -1;
         return failed(BT_ERR_CONFIG, err, cap,
-                      "kvstore.ssd.path: %s is no regular file of this user with one name (%s); "
-                      "remove it, or give another folder",
+                      "kvstore.ssd.path: %s is not a regular file that belongs to this user and "
+                      "has one name (%s); remove it, or give another folder",
                       path, "left as it is");
     }
     int why = lock(f->fd);
@@ -172,7 +172,7 @@ static bt_status_t allocate(const char *folder, const char *path, struct bt_ssd_
     if (want == 0) {
         return failed(BT_ERR_CONFIG, err, cap,
                       "kvstore.ssd.bytes = %llu is too small: a block of this model takes %llu "
-                      "bytes, behind %u of the file's own; give more than both",
+                      "bytes, and the file itself %u; give more than both",
                       (unsigned long long)bytes, (unsigned long long)f->slot_bytes,
                       BT_SSD_DATA_OFF);
     }

@@ -162,13 +162,13 @@ static bt_status_t read_address(const char *listen, bool allow_routable, int *fa
     }
     inet_ntop(family, bin, text_p, 64);
     if (!allow_routable && !bt_address_private(text_p)) {
-        return fail(err, err_cap,
-                    "kvstore.wire.listen: %s is a routable address, and UCX over TCP authenticates "
-                    "nobody; give a loopback or private address (10/8, 172.16/12, 192.168/16, "
-                    "169.254/16, fd00::/8), or set kvstore.wire.allow_routable: true if "
-                    "the network keeps strangers out, or use kvstore.wire.transport: grpc with "
-                    "cluster.tls.*",
-                    text_p);
+        return fail(
+            err, err_cap,
+            "kvstore.wire.listen: %s is a routable address, and UCX over TCP does not check who "
+            "connects; give a loopback or private address (10/8, 172.16/12, 192.168/16, "
+            "169.254/16, fd00::/8), or set kvstore.wire.allow_routable: true if the network keeps "
+            "strangers out, or use kvstore.wire.transport: grpc with cluster.tls.*",
+            text_p);
     }
     *family_p = family;
     return BT_OK;

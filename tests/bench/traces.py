@@ -103,7 +103,7 @@ def lines_of(f, path):
     for number in itertools.count(1):
         line = f.readline(LINE_MAX + 1)
         if len(line) > LINE_MAX:
-            raise Bad(f"{path}:{number}: a line of more than 16 MiB: that is no text")
+            raise Bad(f"{path}:{number}: a line is longer than 16 MiB, so this is not text")
         if not line:
             return
         yield number, line
@@ -127,7 +127,7 @@ def load(path):
                 continue
             try:
                 if "\0" in line:
-                    raise ValueError("there is a zero byte in it: that is no text; was the file cut off?")
+                    raise ValueError("it contains a zero byte, so it is not text; was the file cut off?")
                 q = read_json_line(line) if line.startswith("{") else rows.read(line, number)
                 if q is None:
                     continue

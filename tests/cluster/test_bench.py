@@ -394,7 +394,7 @@ GOOD = json.dumps({"timestamp": 1, "input_length": 600, "output_length": 1, "has
     (GOOD.replace('"timestamp": 1', '"timestamp": NaN'), ":2: timestamp is not a number of milliseconds"),
     ("TIMESTAMP,GeneratedTokens,Tokens", ":2: its columns are not TIMESTAMP, ContextTokens, GeneratedTokens and others"),
     (GOOD + GOOD, ":2: not JSON"),
-    (GOOD + "\0", ":2: there is a zero byte in it"),
+    (GOOD + "\0", ":2: it contains a zero byte"),
     (GOOD.replace("[1, 2]", "[1.0, 2.0]"), ":2: a hash id is 1.0, not a whole number below 2^64"),
     (GOOD.replace('"output_length": 1', '"output_length": 200000000'), ":2: output_length is 200000000, not a whole number from 0 to 100,000,000"),
     pytest.param('{"a": ' + 100000 * "[", ":2: not JSON", id="deep"),

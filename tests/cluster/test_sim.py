@@ -171,11 +171,11 @@ def test_what_no_text_is(tmp_path):
     for args, where in ((("--cluster", "h200-8b", "--trace", "/dev/zero"), "/dev/zero:1: "),
                         (("--cluster", "/dev/zero", "--trace", SMALL), "/dev/zero:1: ")):
         rc, out, err = sim("run", *args)
-        assert rc == 2 and where + "a line of more than 16 MiB" in err and not out, err
+        assert rc == 2 and where + "a line is longer than 16 MiB" in err and not out, err
     trace = tmp_path / "t.jsonl"
     trace.write_text(line(0, 600, [1, 2]) + "\0" + line(1, 600, [1, 2]))
     rc, out, err = sim("run", "--cluster", "h200-8b", "--trace", trace)
-    assert rc == 2 and ":2: there is a zero byte in it" in err and not out, err
+    assert rc == 2 and ":2: it contains a zero byte" in err and not out, err
 
 
 def test_what_no_trace_is(tmp_path):
@@ -220,7 +220,7 @@ def test_a_plan_says_what_the_model_cannot_hold():
 @pytest.mark.parametrize("model, window", [("tiny-mistral", True), ("tiny-llama31", False)])
 def test_a_plan_says_that_it_knows_no_window(model, window):
     rc, out, err = sim("plan", "--config", os.path.join(ROOT, "tests", "golden", "models", model), "--trace", SMALL, "--gpus", 2)
-    assert rc == 0 and ("a token of this model sees 48 tokens, and here all before it" in out) == window, out + err
+    assert rc == 0 and ("a token of this model attends to 48 tokens, and this plan assumes all before it" in out) == window, out + err
 
 
 def test_what_cannot_be_planned(tmp_path):
