@@ -197,9 +197,9 @@ class Run:
 def main(args):
     p = argparse.ArgumentParser(prog="baton-bench kv", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("mode", nargs="*", metavar="MODE", help=f"of {', '.join(MODES)}; default all")
+    p.add_argument("mode", nargs="*", metavar="MODE", help=f"one or more of {', '.join(MODES)}; default: all")
     p.add_argument("--rounds", type=int, default=2, help="repetitions, default 2")
-    p.add_argument("--seconds", type=float, default=5, help="of mixed, default 5")
+    p.add_argument("--seconds", type=float, default=5, help="duration of mode mixed, default 5")
     opts = p.parse_args(args)
     wrong = [m for m in opts.mode if m not in MODES]
     if wrong:

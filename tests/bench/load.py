@@ -550,31 +550,31 @@ def options(args):
     p.add_argument("--url", required=True, help="http://HOST:PORT, also with /v1")
     load = p.add_mutually_exclusive_group(required=True)
     load.add_argument("--rate", type=positive(float), metavar="R", help="requests per second, Poisson arrivals")
-    load.add_argument("--concurrency", type=positive(int), metavar="C", help="requests at once, always")
+    load.add_argument("--concurrency", type=positive(int), metavar="C", help="keeps this many requests running")
     load.add_argument("--trace", metavar="FILE", help="a Mooncake .jsonl or Azure .csv: its arrivals and lengths, and "
                       "prompts that share prefixes as its do")
-    p.add_argument("--input", type=positive(int), metavar="L", help="prompt tokens, about (not with --trace)")
+    p.add_argument("--input", type=positive(int), metavar="L", help="approximate prompt tokens (not with --trace)")
     p.add_argument("--output", type=positive(int), metavar="M", help="tokens to generate (not with --trace)")
     p.add_argument("--requests", type=positive(int), metavar="N", help="default: 30 s of --rate, 4 x --concurrency, or "
                    "all of the part of --trace")
     t = p.add_argument_group("replay of a trace")
-    t.add_argument("--speed", type=positive(float), default=1.0, metavar="X", help="X times as fast (1)")
+    t.add_argument("--speed", type=positive(float), default=1.0, metavar="X", help="replays X times as fast (1)")
     t.add_argument("--from", dest="start", type=share, default=0.0, metavar="X", help="part of the trace, as shares of "
                    "its requests (0)")
-    t.add_argument("--to", dest="end", type=share, default=1.0, metavar="X", help="(1)")
+    t.add_argument("--to", dest="end", type=share, default=1.0, metavar="X", help="end of that part (1)")
     t.add_argument("--length-scale", dest="input_scale", type=positive(float), default=1.0, metavar="X",
-                   help="prompt tokens for each of the trace's (1); a shared block of 512 becomes 512 X")
-    t.add_argument("--output-scale", type=positive(float), metavar="X", help="the same for answers (--length-scale)")
+                   help="multiplies the trace's prompt lengths (1); a shared block of 512 tokens gets 512 X")
+    t.add_argument("--output-scale", type=positive(float), metavar="X", help="multiplies the trace's answer lengths (default: --length-scale)")
     t.add_argument("--longest", type=positive(int), metavar="N", help="leaves out requests of more tokens, after scaling")
     t.add_argument("--ids", type=span, metavar="LOW:HIGH", help="prompts are token ids from this range, so lengths and "
                    "blocks are exact; default: words (not with --chat)")
     t.add_argument("--slo", action="store_true", help="sends --ttft and --tbt with each request (x-slo-ttft-ms, "
                    "x-slo-tbt-ms); a refusal (429) is counted, and is no failure")
-    p.add_argument("--seed", type=int, default=1, help="of prompts and arrivals")
+    p.add_argument("--seed", type=int, default=1, help="seed of prompts and arrivals")
     p.add_argument("--shared-prefix", type=int, default=0, metavar="W", help="words that all prompts begin with")
-    p.add_argument("--csv", metavar="FILE", help="one line a request")
-    p.add_argument("--svg", metavar="FILE", help="a plot: shares of requests by TTFT and TBT")
-    p.add_argument("--chat", action="store_true", help="/v1/chat/completions")
+    p.add_argument("--csv", metavar="FILE", help="writes one line for each request")
+    p.add_argument("--svg", metavar="FILE", help="plots shares of requests by TTFT and TBT")
+    p.add_argument("--chat", action="store_true", help="uses /v1/chat/completions")
     p.add_argument("--model", help="default: the first of /v1/models")
     p.add_argument("--key", help="API key")
     p.add_argument("--temperature", type=float, default=0.0)
@@ -582,7 +582,7 @@ def options(args):
                    help="for servers that do not know ignore_eos: answers may be shorter than --output")
     p.add_argument("--ttft", type=positive(float), metavar="MS", help="objective for goodput")
     p.add_argument("--tbt", type=positive(float), metavar="MS", help="objective for goodput")
-    p.add_argument("--timeout", type=positive(float), default=600.0, metavar="S", help="of one request")
+    p.add_argument("--timeout", type=positive(float), default=600.0, metavar="S", help="time limit of one request (600)")
     o = p.parse_args(args)
     if o.trace:
         o.output_scale = o.output_scale or o.input_scale
