@@ -166,9 +166,9 @@ void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m)
     bt_wx_command(s->w->x, &snd->x.obj, BT_WX_CMD_ADD);
 }
 
-/* Ends fetches that a peer asked for and then did not take, so that their blocks do not stay
- * leased. */
-void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns)
+/* Ends what a peer does not take part in any more, so that its blocks do not stay leased: fetches
+ * that it asked for and then did not take, and aborted flows that it does not close. */
+void bt_wire_sends_tick(struct bt_wire_session *s, uint64_t now_ns)
 {
     struct bt_list *i, *tmp;
     bt_list_for_each_safe (i, tmp, &s->sends) {
@@ -176,6 +176,8 @@ void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns)
         if (snd->want && !snd->open && snd->offered_ns != 0 && now_ns > snd->offered_ns &&
             now_ns - snd->offered_ns > BT_WIRE_TAKE_NS) {
             bt_wire_send_abort(snd, BT_ERR_TIMEOUT, "the receiver took nothing within 5 s");
+        } else {
+            bt_wire_send_tick(snd, now_ns);
         }
     }
 }

@@ -309,10 +309,14 @@ void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *o)
     bt_wx_command(w->x, &snd->x.obj, BT_WX_CMD_ADD);
 }
 
-static void send_quiet(struct bt_wire_send *snd)
+/* Calls the core, unless the flow still waits for STOPPED or for the receiver's FlowClose. */
+static void send_maybe_quiet(struct bt_wire_send *snd)
 {
     struct bt_wire_session *s = snd->session;
     const struct bt_wire *w = snd->w;
+    if (snd->closing || (snd->open && !snd->stopped)) {
+        return;
+    }
     if (snd->want) {
         w->ops.want_end(w->ops_arg, snd->grant, snd->status);
     } else {
@@ -322,8 +326,23 @@ static void send_quiet(struct bt_wire_send *snd)
     bt_wire_session_unref(s);
 }
 
+/* The receiver has said its last word about a flow that was aborted here, or will not say it. */
+static void send_heard(struct bt_wire_send *snd, bt_status_t st)
+{
+    snd->closing = false;
+    bt_list_remove(&snd->link);
+    if (st == BT_ERR_DATA_LOSS) { /* the receiver found it before it knew of the abort */
+        snd->status = st;
+    }
+    send_maybe_quiet(snd);
+}
+
 void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st)
 {
+    if (snd->closing) {
+        send_heard(snd, st);
+        return;
+    }
     if (snd->ended) {
         return;
     }
@@ -333,7 +352,7 @@ void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st)
     if (snd->open) {
         bt_wx_command(snd->w->x, &snd->x.obj, BT_WX_CMD_STOP);
     } else if (snd->want) {
-        send_quiet(snd); /* the receiver has not taken this fetch yet */
+        send_maybe_quiet(snd); /* the receiver has not taken this fetch yet */
     }
 }
 
@@ -355,7 +374,8 @@ void bt_wire_send_event(struct bt_wire_send *snd, uint32_t events)
         send_trailer_now(snd);
     }
     if (events & BT_WX_EV_STOPPED) {
-        send_quiet(snd);
+        snd->stopped = true;
+        send_maybe_quiet(snd);
     }
 }
 
@@ -371,9 +391,24 @@ void bt_wire_send_abort(struct bt_wire_send *snd, bt_status_t st, const char *wh
     if (snd->ended) {
         return;
     }
-    if ((snd->open || snd->want) && !bt_wire_session_dead(snd->session)) {
-        send_close(snd->session, snd->x.stream, st, why);
+    struct bt_wire_session *s = snd->session;
+    bool told = (snd->open || snd->want) && !bt_wire_session_dead(s);
+    if (told) {
+        send_close(s, snd->x.stream, st, why);
     }
     snprintf(snd->why, sizeof(snd->why), "%s", why);
+    bool waits = told && snd->open && !snd->ended;
     bt_wire_send_end(snd, st);
+    if (waits) { /* STOPPED comes later, so snd is still there */
+        snd->closing = true;
+        snd->closing_ns = bt_mono_ns();
+        bt_list_insert_tail(&s->sends, &snd->link);
+    }
+}
+
+void bt_wire_send_tick(struct bt_wire_send *snd, uint64_t now_ns)
+{
+    if (snd->closing && now_ns > snd->closing_ns && now_ns - snd->closing_ns > BT_WIRE_CLOSED_NS) {
+        send_heard(snd, snd->status);
+    }
 }

@@ -493,7 +493,7 @@ void bt_wire_session_tick(struct bt_wire_session *s, uint64_t now_ns)
     if (bt_wire_session_dead(s) || !bt_rpc_session_tick(&s->rpc, now_ns)) {
         return;
     }
-    bt_wire_want_tick(s, now_ns);
+    bt_wire_sends_tick(s, now_ns);
     bt_wire_paths_tick(s, now_ns);
     if (bt_wire_session_dead(s)) {
         return;

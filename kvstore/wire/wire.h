@@ -157,8 +157,9 @@ void bt_wire_fetch_take(struct bt_wire_recv *r, const uint32_t *slots);
 void bt_wire_kick(struct bt_wire *w);
 /* The local writer has finished: sends the trailer behind the last item. */
 void bt_wire_send_trailer(struct bt_wire_send *s, const struct bt_wire_trailer *t);
-/* Stops sending, because the grant is revoked. send_end follows once UCX no longer uses the slots.
- */
+/* Stops sending, because the grant is revoked. send_end follows once UCX no longer uses the slots
+ * and the receiver has answered, or 2 s later: what the receiver has found out about the bytes
+ * (DATA_LOSS) may be on its way, and is then the status. */
 void bt_wire_send_abort(struct bt_wire_send *s, bt_status_t st, const char *why);
 
 /* Answers `want`. have[n]: BT_WIRE_* of each key. src: a flow of the blocks that are here, as one

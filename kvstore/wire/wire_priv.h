@@ -20,6 +20,7 @@
 #define BT_WIRE_RETRY_MS    50
 #define BT_WIRE_BACKOFF_MS  50
 #define BT_WIRE_TAKE_NS     (5000ull * 1000000) /* from an offer to its FlowTake */
+#define BT_WIRE_CLOSED_NS   (2000ull * 1000000) /* from an abort to the receiver's FlowClose */
 #define BT_WIRE_BACKOFF_MAX 1000
 
 #define BT_WIRE_CARD_START_NS (10000ull * 1000000) /* between two tries of a card that was down */
@@ -142,12 +143,15 @@ struct bt_wire_recv {
 };
 
 struct bt_wire_send {
-    struct bt_list link; /* session->sends until ended */
+    struct bt_list link; /* session->sends until ended and not closing */
     struct bt_wire *w;
     struct bt_wire_session *session;
     struct bt_wx_send x;
     void *grant;
     bool open, ended, sent, has_trailer, trailer_sent;
+    bool stopped; /* the transfer thread has left it */
+    bool closing; /* aborted here since closing_ns: the receiver's FlowClose is still to come */
+    uint64_t closing_ns;
     bool want; /* a fetch */
     uint64_t offered_ns;
     uint32_t n_keys;
@@ -218,7 +222,10 @@ void bt_wire_recv_trailer(struct bt_wire_session *s, const Baton__FlowTrailer *m
 void bt_wire_recv_closed(struct bt_wire_session *s, const Baton__FlowClose *m);
 void bt_wire_send_open(struct bt_wire_session *s, const Baton__FlowOpen *m);
 void bt_wire_send_closed(struct bt_wire_session *s, const Baton__FlowClose *m);
+/* The flow has ended by itself, by the receiver, or with its session. */
 void bt_wire_send_end(struct bt_wire_send *snd, bt_status_t st);
+/* Ends the wait of an aborted flow whose receiver does not answer. May free snd. */
+void bt_wire_send_tick(struct bt_wire_send *snd, uint64_t now_ns);
 void bt_wire_send_event(struct bt_wire_send *snd, uint32_t events);
 struct bt_wire_recv *bt_wire_recv_of(struct bt_wire_session *s, uint32_t stream); /* or NULL */
 struct bt_wire_send *bt_wire_send_of(struct bt_wire_session *s, uint32_t stream);
@@ -228,7 +235,7 @@ void bt_wire_refuse(struct bt_wire_session *s, uint32_t stream, bt_status_t st, 
 void bt_wire_want_open(struct bt_wire_session *s, const Baton__FlowOpen *m);
 void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m);
 void bt_wire_fetch_offered(struct bt_wire_session *s, const Baton__FlowOffer *m);
-void bt_wire_want_tick(struct bt_wire_session *s, uint64_t now_ns);
+void bt_wire_sends_tick(struct bt_wire_session *s, uint64_t now_ns);
 
 /* wire.c */
 /* Joins the peer's session, or waits for one. */

@@ -105,7 +105,7 @@ def test_a_block_that_goes_bad_in_the_slab(pair):
     cb.release(2)
     for kv in (ka, kb):
         kv.wait_quiet()
-    ka.wait_log("ev=block_bad")  # it looks on a thread of its own
+    ka.wait_log("ev=block_bad")
     ra, _, done = hand_off(*pair, 3, k, tokens, seed=7)
     assert ra == 4 and done.segments == 11 * LAYERS
 

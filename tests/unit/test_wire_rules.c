@@ -326,6 +326,54 @@ static void test_how_flows_are_closed(void **state)
     hang_up(&segments);
 }
 
+/* A flow that the sender aborts waits for the receiver's close, which may tell of wrong bytes. The
+ * receiver that never closes it delays the end by 2 s, the one that hangs up not at all. */
+static void test_the_last_word_about_an_aborted_flow(void **state)
+{
+    struct raw r, segments;
+    (void)state;
+    static const struct {
+        int32_t said; /* 1: nothing */
+        bt_status_t told;
+    } ends[] = {{BT_ERR_DATA_LOSS, BT_ERR_DATA_LOSS},
+                {BT_ERR_PEER_LOST, BT_ERR_STALE},
+                {BT_OK, BT_ERR_STALE},
+                {1, BT_ERR_STALE}};
+    join(&r, &segments);
+    struct wp_source *s;
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(ends); i++) {
+        s = wp_grant(&P, A, 1 + i, 2, 32, 16);
+        Baton__FlowOpen o = an_open(40 + i, s);
+        say_open(&r, &o);
+        WAIT_FOR(&P, s->send != NULL);
+        uint64_t begun_ns = bt_mono_ns();
+        bt_wire_send_abort(s->send, BT_ERR_STALE, "taken back");
+        bt_wire_send_abort(s->send, BT_ERR_EXHAUSTED, "again");
+        WAIT_FOR(&P, r.n[BATON__PEER_MSG__M_FLOW_CLOSE] == i + 1);
+        assert_int_equal(s->n_ended, 0);
+        if (ends[i].said != 1) {
+            say_close(&r, 40 + i, ends[i].said, "");
+        }
+        while (s->n_ended == 0) { /* WAIT_FOR would let the session die of silence */
+            Baton__PeerHeartbeat beat = BATON__PEER_HEARTBEAT__INIT;
+            SAY(&r, heartbeat, HEARTBEAT, Baton__PeerHeartbeat, beat);
+            loop_run_for(P.loop, 100);
+        }
+        assert_int_equal(s->ended, ends[i].told);
+        assert_true(ends[i].said != 1 || bt_mono_ns() - begun_ns >= 2000 * 1000000ull);
+        say_close(&r, 40 + i, BT_ERR_DATA_LOSS, "too late"); /* of a flow that has ended */
+    }
+    s = wp_grant(&P, A, 9, 2, 32, 16);
+    Baton__FlowOpen o = an_open(50, s);
+    say_open(&r, &o);
+    WAIT_FOR(&P, s->send != NULL);
+    bt_wire_send_abort(s->send, BT_ERR_STALE, "taken back");
+    hang_up(&r);
+    WAIT_FOR(&P, s->n_ended == 1);
+    assert_int_equal(s->ended, BT_ERR_STALE);
+    hang_up(&segments);
+}
+
 /* What only a listener says is passed over from a dialer. */
 static void test_messages_of_the_other_side(void **state)
 {
@@ -374,6 +422,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_classes_that_a_peer_may_name, wp_over_grpc, wp_over),
         cmocka_unit_test_setup_teardown(test_takes, wp_over_grpc, wp_over),
         cmocka_unit_test_setup_teardown(test_how_flows_are_closed, wp_over_grpc, wp_over),
+        cmocka_unit_test_setup_teardown(test_the_last_word_about_an_aborted_flow, wp_over_grpc,
+                                        wp_over),
         cmocka_unit_test_setup_teardown(test_messages_of_the_other_side, wp_over_grpc, wp_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
