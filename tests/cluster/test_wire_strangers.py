@@ -253,7 +253,7 @@ def test_peer_stopped_before_wire_up(world):
         threading.Thread(target=beat, daemon=True).start()
         b.wait("failed 1 ERR_PEER_LOST")
         b.wait("quiet 1")
-        assert any("did not prove its session within a second" in x for x in b.err)
+        b.logged("did not prove its session within a second")
         assert b.usage()["cpu_s"] - before < 0.4
         p.signal(signal.SIGCONT)
         stop.set()
@@ -330,7 +330,7 @@ def test_silence_ends_the_session(world):
     b.wait("failed 1 ERR_PEER_LOST .*(nothing was heard|stream ended|UCX)")
     b.wait("quiet 1")
     a.wait("send_end 1 ERR_PEER_LOST")
-    assert any("nothing was heard for" in x for p in (a, b) for x in p.err)
+    wait_for(lambda: any("nothing was heard for" in x for p in (a, b) for x in p.err), "one of them says why")
 
 
 def test_broken_grpc_stream_closes_the_endpoint(world):
@@ -355,7 +355,7 @@ def test_garbage_on_the_session(world):
             yield b"\xff\xff\xff\xff garbage"
     a, b, proxy = through_proxy(world, hook)
     b.wait("failed 1 ERR_PEER_LOST")
-    assert any("PeerMsg of 12 bytes cannot be unpacked" in x for x in b.err)
+    b.logged("PeerMsg of 12 bytes cannot be unpacked")
     b.wait("quiet 1")
 
 
@@ -567,7 +567,7 @@ def test_who_connects_to_a_lanes_port_holds_little(world):
         s.close()
     wait_for(lambda: len(os.listdir(f"/proc/{wire}/fd")) <= fds + 16, "what they held is free")
     assert b.wire_pid() == wire
-    assert any("ev=strangers_refused" in line for line in b.err)
+    b.logged("ev=strangers_refused")
 
 
 def test_members_move_kv(world):

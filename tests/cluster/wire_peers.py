@@ -84,6 +84,19 @@ class Peer:
         with self.cond:
             return any(rx.search(x) for x in self.lines[after:])
 
+    def logged(self, *texts, times=1, timeout=30):
+        """Waits until so many lines of the log have all these texts: the log comes on a pipe of its own, later or earlier
+        than the events on stdout. Returns their number."""
+        end = time.monotonic() + timeout * PATIENCE
+        with self.cond:
+            while True:
+                n = sum(all(t in line for t in texts) for line in self.err)
+                left = end - time.monotonic()
+                if n >= times:
+                    return n
+                assert left > 0, f"{self.name}: {texts} is in {n} lines of the log, not {times}\n" + "\n".join(self.err[-40:])
+                self.cond.wait(min(left, 0.2))
+
     def say(self, text):
         self.p.stdin.write(text + "\n")
         self.p.stdin.flush()
