@@ -166,7 +166,7 @@ static void pin_request(struct pin_call *p)
 {
     const struct bt_explanation *e = bt_requests_explain(p->a->c.requests, p->q->request);
     if (e == NULL) {
-        char why[256];
+        char why[320];
         snprintf(why, sizeof(why),
                  "%.100s is not among the last 128 requests that this conductor planned; give the "
                  "\"id\" of the answer and name the conductor that served it with --addr, or pin "

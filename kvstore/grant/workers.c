@@ -459,7 +459,7 @@ void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now)
         bt_list_for_each_safe (k, tmp, &w->waits) {
             struct bt_grant_open_wait *q = BT_CONTAINER_OF(k, struct bt_grant_open_wait, in_worker);
             if (now >= q->deadline_ns && !bt_grant_pending_has(gs, q->request, q->epoch)) {
-                char why[64];
+                char why[96];
                 snprintf(why, sizeof(why),
                          "no conductor has reserved slots for this request here within %d ms",
                          BT_GRANT_OPEN_WAIT_MS);
