@@ -31,7 +31,7 @@ CUDA ?= /usr/local/cuda
 NVCC := $(wildcard $(CUDA)/bin/nvcc)
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
-WARN := -Wall -Wextra -Wshadow -Wmissing-prototypes -Wstrict-prototypes -Wswitch-enum
+WARN := -Wall -Wextra -Wshadow -Wmissing-prototypes -Wstrict-prototypes -Wswitch-enum -Werror=implicit-function-declaration
 OPT  ?= -O2
 # A report ends the process: a process that went on could pass a test.
 SAN  := $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all -fno-omit-frame-pointer)
