@@ -23,6 +23,8 @@ struct bt_grant_request {
     uint64_t id;
     uint32_t epoch_max; /* highest epoch of a Reserve or Release */
     uint32_t released;  /* this epoch and below are over */
+    uint32_t refused;   /* the Reserve of this epoch was refused with `refusal`; 0: none was */
+    bt_status_t refusal;
     struct bt_list grants;
     struct bt_list idle; /* in gs->requests.idle while it has no grant */
     uint64_t forget_ns;
@@ -217,6 +219,8 @@ void bt_grant_request_remove(struct bt_grant *g);
 struct bt_grant *bt_grant_find(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
 /* true: (request, epoch) is known to be over. */
 bool bt_grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
+/* The status that the last Reserve of (request, epoch) was refused with; OK: it was not refused. */
+bt_status_t bt_grant_refusal(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
 void bt_grant_requests_init(struct bt_grants *gs);
 /* Forgets requests whose grants ended GRANT_FORGET_MS ago. */
 void bt_grant_requests_tick(struct bt_grants *gs, uint64_t now);

@@ -65,6 +65,12 @@ bool bt_grant_is_stale(const struct bt_grants *gs, uint64_t request, uint32_t ep
     return r != NULL && (epoch < r->epoch_max || epoch <= r->released);
 }
 
+bt_status_t bt_grant_refusal(const struct bt_grants *gs, uint64_t request, uint32_t epoch)
+{
+    struct bt_grant_request *r = request_find(gs, request);
+    return r != NULL && r->refused == epoch ? r->refusal : BT_OK;
+}
+
 void bt_grant_request_add(struct bt_grant_request *r, struct bt_grant *g)
 {
     if (bt_list_empty(&r->grants)) {

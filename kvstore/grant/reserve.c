@@ -185,6 +185,16 @@ static struct bt_grant *grant_create(struct bt_grants *gs, void *session, const 
     return g;
 }
 
+/* Tells the conductor and the workers whose opens wait; later opens are told from what is kept. */
+static void refuse(struct bt_grants *gs, void *session, const Baton__Reserve *r,
+                   struct bt_grant_request *req, bt_status_t st, const char *why)
+{
+    req->refused = r->epoch;
+    req->refusal = st;
+    answer(gs, session, r, st, 0, why);
+    bt_grant_worker_answer_waiting(gs, r->request, r->epoch, st, why);
+}
+
 void bt_grant_make(struct bt_grants *gs, void *session, const Baton__Reserve *r)
 {
     char why[200] = "";
@@ -194,8 +204,7 @@ void bt_grant_make(struct bt_grants *gs, void *session, const Baton__Reserve *r)
     bt_status_t st = grant_fill(g, why, sizeof(why));
     if (st != BT_OK) {
         bt_grant_free(g);
-        answer(gs, session, r, st, 0, why);
-        bt_grant_worker_answer_waiting(gs, r->request, r->epoch, st, why);
+        refuse(gs, session, r, req, st, why);
         return;
     }
     bt_grant_request_add(req, g);
@@ -224,6 +233,7 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
     }
     struct bt_grant_request *req = bt_grant_request_get(gs, r->request);
     req->epoch_max = r->epoch;
+    req->refused = 0;
     if (r->epoch > 1) {
         bt_grant_pending_drop(gs, NULL, r->request, r->epoch - 1, "a newer epoch has begun");
         release_upto(req, r->epoch - 1, NULL, BT_ERR_STALE, "a newer epoch has begun");
@@ -236,8 +246,7 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
             snprintf(
                 why, sizeof(why),
                 "prompts that are too large for the slab would use more than three quarters of it");
-            answer(gs, session, r, BT_ERR_EXHAUSTED, 0, why);
-            bt_grant_worker_answer_waiting(gs, r->request, r->epoch, BT_ERR_EXHAUSTED, why);
+            refuse(gs, session, r, req, BT_ERR_EXHAUSTED, why);
             return;
         }
         if (n < want) {

@@ -161,6 +161,9 @@ static void on_open(struct bt_grant_worker *w, const Baton__LocalOpen *m)
         open_now(w, g, m->mode);
     } else if (bt_grant_is_stale(gs, m->request, m->epoch)) {
         opened(w, m->request, m->epoch, m->mode, BT_ERR_STALE, "this epoch is over", NULL);
+    } else if (bt_grant_refusal(gs, m->request, m->epoch) != BT_OK) {
+        opened(w, m->request, m->epoch, m->mode, bt_grant_refusal(gs, m->request, m->epoch),
+               "the conductor's reservation was refused", NULL);
     } else if (w->n_waits >= GRANT_WAITS_MAX) {
         opened(w, m->request, m->epoch, m->mode, BT_ERR_EXHAUSTED,
                "too many opens of this worker wait for their reservation", NULL);

@@ -105,6 +105,13 @@ static void opens_wait_for_their_reservation(void **state)
     assert_int_equal(TOLD(1, OPENED)->opened->status, BT_ERR_EXHAUSTED);
     assert_non_null(strstr(TOLD(1, OPENED)->opened->detail, "1000 slots needed"));
     assert_non_null(strstr(HEARD(0, RESERVED)->reserved->detail, "1000 slots needed"));
+    /* An open that comes after the refusal does not wait for what has been. */
+    assert_int_equal(open_grant(1, 2, 1, READER), BT_ERR_EXHAUSTED);
+    assert_int_equal(stats().waiting_opens, 1);
+    say_open(1, 2, 2, READER); /* of a later epoch: it waits */
+    assert_int_equal(stats().waiting_opens, 2);
+    bt_grants_release(node.grants, SA, 2, 2);
+    assert_int_equal(stats().waiting_opens, 1);
     bt_grants_release(node.grants, SA, 1, 3);
     assert_int_equal(TOLD(0, OPENED)->opened->epoch, 3);
     assert_int_equal(TOLD(0, OPENED)->opened->status, BT_ERR_STALE);
