@@ -275,6 +275,8 @@ def random_requests(c, rng, count):
 
     def finish():
         r, workers = runs.pop(0)
+        reserved = c.kv.wait(lambda: c.kv.find("reserved", r), "Reserved", 60)[0]
+        assert reserved.status == OK, reserved
         for w in workers:
             e = w.ended(r, seconds=60)
             assert e.status == OK, e
