@@ -1,6 +1,6 @@
-/* The tensors of a decoder model (Llama, Mistral, Qwen: what bt_model_config accepts), listed once
- * for all back ends: which there are, their names in a checkpoint, and which are joined into one
- * matrix. A back end only stores them. */
+/* The tensors of a decoder model (what bt_model_config accepts), listed once for all back ends:
+ * which there are, their names in a checkpoint, and which are joined into one matrix. A back end
+ * only stores them. */
 #ifndef BT_ENGINE_DECODER_H
 #define BT_ENGINE_DECODER_H
 
@@ -11,17 +11,37 @@
 #define BT_DECODER_PARTS_MAX 3
 
 typedef enum {
-    BT_DECODER_EMBED,     /* matrix [vocab, hidden] */
-    BT_DECODER_NORM_ATTN, /* vector [hidden] of a layer, like all up to DOWN */
-    BT_DECODER_NORM_MLP,  /* vector [hidden] */
-    BT_DECODER_QKV,       /* matrix [(heads + 2 kv_heads) * head_dim, hidden], Q first */
-    BT_DECODER_QKV_BIAS,  /* vector of as many */
-    BT_DECODER_Q_NORM,    /* vector [head_dim] */
-    BT_DECODER_K_NORM,    /* vector [head_dim] */
-    BT_DECODER_O,         /* matrix [hidden, heads * head_dim] */
-    BT_DECODER_GATE_UP,   /* matrix [2 * intermediate, hidden], gate first */
-    BT_DECODER_DOWN,      /* matrix [hidden, intermediate] */
-    BT_DECODER_NORM,      /* vector [hidden] */
+    BT_DECODER_EMBED,          /* matrix [vocab, hidden] */
+    BT_DECODER_NORM_ATTN,      /* vector [hidden] of a layer, like all up to DOWN */
+    BT_DECODER_NORM_MLP,       /* vector [hidden] */
+    BT_DECODER_NORM_ATTN_BIAS, /* vector [hidden]; GPT-2 only, like the other biases of norms */
+    BT_DECODER_NORM_MLP_BIAS,
+    BT_DECODER_QKV,            /* matrix [(heads + 2 kv_heads) * head_dim, hidden], Q first */
+    BT_DECODER_QKV_BIAS,       /* vector of as many */
+    BT_DECODER_Q_NORM,         /* vector [head_dim] */
+    BT_DECODER_K_NORM,         /* vector [head_dim] */
+    BT_DECODER_Q_A,            /* MLA with q_rank: matrix [q_rank, hidden] */
+    BT_DECODER_Q_A_NORM,       /* vector [q_rank] */
+    BT_DECODER_Q_B,            /* MLA: matrix [heads * head_dim, q_rank or hidden] */
+    BT_DECODER_KV_A,           /* MLA: matrix [kv_rank + rope, hidden] */
+    BT_DECODER_KV_A_NORM,      /* vector [kv_rank] */
+    BT_DECODER_KV_B,           /* MLA: matrix [heads * (nope + v), kv_rank] */
+    BT_DECODER_O,              /* matrix [hidden, heads * head_dim; MLA: heads * v] */
+    BT_DECODER_O_BIAS,         /* vector [hidden] */
+    BT_DECODER_GATE_UP,        /* matrix [2 * intermediate, hidden], gate first */
+    BT_DECODER_UP,             /* GPT-2, instead of gate and up: matrix [intermediate, hidden] */
+    BT_DECODER_UP_BIAS,        /* vector [intermediate] */
+    BT_DECODER_DOWN,           /* matrix [hidden, intermediate] */
+    BT_DECODER_DOWN_BIAS,      /* vector [hidden] */
+    BT_DECODER_ROUTER,         /* layers with experts: matrix [experts, hidden] */
+    BT_DECODER_ROUTER_BIAS,    /* vector [experts] */
+    BT_DECODER_EXPERT_GATE_UP, /* matrix [2 * experts.intermediate, hidden] of expert `expert` */
+    BT_DECODER_EXPERT_DOWN,    /* matrix [hidden, experts.intermediate] of expert `expert` */
+    BT_DECODER_SHARED_GATE_UP, /* matrix [2 * experts.shared, hidden] */
+    BT_DECODER_SHARED_DOWN,    /* matrix [hidden, experts.shared] */
+    BT_DECODER_NORM,           /* vector [hidden] */
+    BT_DECODER_NORM_BIAS,
+    BT_DECODER_POSITIONS, /* GPT-2: matrix [max_model_len, hidden] */
     BT_DECODER_HEAD,      /* matrix [vocab, hidden]; the embedding's tensor if they are tied */
     BT_DECODER_ITEMS
 } bt_decoder_item_t;
@@ -29,7 +49,8 @@ typedef enum {
 /* Tensors [rows_i, cols] to be joined below each other, or vectors [rows_i] where cols is 0. */
 struct bt_decoder_tensors {
     bt_decoder_item_t item;
-    uint32_t layer; /* 0 for those of no layer */
+    uint32_t layer;  /* 0 for those of no layer */
+    uint32_t expert; /* 0 for those of no expert */
     uint32_t cols;
     uint64_t rows; /* of all parts */
     uint32_t n_parts;
@@ -37,6 +58,7 @@ struct bt_decoder_tensors {
         char name[96];
         uint32_t rows;
         const struct bt_tensor *t; /* of the right shape; NULL: dummy weights are wanted */
+        bool transposed;           /* t is [cols, rows]: GPT-2 keeps its matrices so */
     } parts[BT_DECODER_PARTS_MAX];
 };
 

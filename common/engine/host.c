@@ -219,10 +219,10 @@ bt_status_t bt_host_page_copy(struct bt_host *h, uint32_t from, uint32_t to, uin
     for (uint32_t layer = 0; from != to && layer < l->n_layers; layer++) {
         const uint8_t *src = bt_host_segment(h, layer, from);
         uint8_t *dst = bt_host_segment(h, layer, to);
-        for (uint32_t p = 0; p < g->n_kv_heads * 2; p++) { /* [kv_head][K,V][token][dim] */
+        for (uint32_t p = 0; p < bt_kv_planes(g); p++) {
             memcpy(dst + p * row * l->page_tokens, src + p * row * l->page_tokens, row * toks);
         }
-        for (uint32_t p = 0; g->scale_off && p < g->n_kv_heads * 2; p++) {
+        for (uint32_t p = 0; g->scale_off && p < bt_kv_planes(g); p++) {
             size_t at = g->scale_off + (size_t)p * l->page_tokens;
             memcpy(dst + at, src + at, toks);
         }

@@ -81,11 +81,10 @@ static void copy_segment(const struct bt_host *h, const struct bt_engine_block *
         memcpy(dir == BT_ENGINE_LOAD ? page : slab, dir == BT_ENGINE_LOAD ? slab : page, bytes);
         return;
     }
-    /* [kv_head][K,V][token][dim]: behind the last token the page may hold KV of another
-     * sequence. */
+    /* Behind the last token the page may hold KV of another sequence. */
     size_t row = bt_kv_row_bytes(g), plane = row * l->page_tokens;
     memset(slab, 0, bytes);
-    for (uint32_t p = 0; p < g->n_kv_heads * 2; p++) {
+    for (uint32_t p = 0; p < bt_kv_planes(g); p++) {
         size_t scales = g->scale_off + (size_t)p * l->page_tokens;
         memcpy(slab + p * plane, page + p * plane, row * b->toks);
         memcpy(slab + scales, page + scales, g->scale_off ? b->toks : 0);

@@ -8,18 +8,62 @@
 #include "common/kv/key.h"
 #include "common/kv/layout.h"
 
-typedef enum { BT_ROPE_DEFAULT = 0, BT_ROPE_LINEAR = 1, BT_ROPE_LLAMA3 = 2 } bt_rope_kind_t;
+#define BT_MODEL_LAYERS_MAX 1024
+
+typedef enum {
+    BT_ROPE_DEFAULT = 0,
+    BT_ROPE_LINEAR = 1,
+    BT_ROPE_LLAMA3 = 2,
+    BT_ROPE_YARN = 3
+} bt_rope_kind_t;
+
+/* Multi-head latent attention (DeepSeek-V2, 2.1). A head's query has `nope` values without position
+ * and `rope` with; its value has `v`. Keys and values of all heads come from one latent of kv_rank
+ * values, and one key part of `rope` values is common to all heads. head_dim is nope + rope. */
+struct bt_model_mla {
+    uint32_t kv_rank; /* 0: the model has no MLA */
+    uint32_t q_rank;  /* of the queries' own latent; 0: one matrix makes them */
+    uint32_t nope, rope, v;
+};
+
+typedef enum { BT_ROUTER_SOFTMAX = 0, BT_ROUTER_SIGMOID = 1 } bt_router_t;
+
+/* Mixture of experts. A token's router scores are softmax or sigmoid of hidden x [experts]. They
+ * are compared with a bias added where there is one. First the `groups_used` best groups are
+ * chosen, by the sum of the `group_best` best scores of each, then the `used` best experts of
+ * those. An expert's weight is its score without bias, divided by the sum of the chosen ones if
+ * `normalise`, times scale. */
+struct bt_model_experts {
+    uint32_t n; /* 0: the model has none */
+    uint32_t used;
+    uint32_t intermediate; /* of one expert */
+    uint32_t shared;       /* intermediate of the expert that every token uses; 0: none */
+    uint32_t groups, groups_used, group_best; /* groups 1: no choice of groups */
+    bt_router_t router;
+    bool bias, normalise;
+    float scale;
+    uint8_t layers[BT_MODEL_LAYERS_MAX / 8]; /* bit: the layer has experts, not one MLP */
+};
 
 struct bt_model_config {
     char architecture[64];
     uint32_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, max_model_len;
+    struct bt_model_mla mla;
+    struct bt_model_experts experts;
+    bool gpt2; /* LayerNorm, learned positions, GELU, biases; otherwise RMSNorm, RoPE, SwiGLU */
     float norm_eps;
+    float attn_scale; /* of the scores: 1 / sqrt(head_dim), MLA with YaRN: more */
     double rope_theta;
     bt_rope_kind_t rope_kind;
-    double rope_factor, rope_low, rope_high, rope_original_len; /* LINEAR: factor; LLAMA3: all */
-    bool qkv_bias, qk_norm;                                     /* by architecture */
-    uint32_t window;     /* a token sees itself and the window - 1 before it; 0: all before it */
-    char rope_text[256]; /* canonical text of the RoPE parameters, for the root hash */
+    bool rope_pairs; /* values 2i and 2i + 1 turn together; otherwise i and i + dim / 2 */
+    double rope_factor, rope_low, rope_high,
+        rope_original_len;  /* LINEAR: factor; LLAMA3, YARN: all;
+                               YARN: beta_slow, beta_fast */
+    bool rope_truncate;     /* YARN: whole numbers as borders of its ramp */
+    float rope_scale;       /* of cosines and sines; YARN only, otherwise 1 */
+    bool qkv_bias, qk_norm; /* by architecture */
+    uint32_t window;        /* a token sees itself and the window - 1 before it; 0: all before it */
+    char rope_text[256];    /* canonical text of the RoPE parameters, for the root hash */
     bool tie_embeddings;
     uint32_t bos, n_eos,
         eos[16]; /* eos: generation_config's, else config's; bos UINT32_MAX: none */
@@ -47,9 +91,35 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
                               struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 
-/* Inverse frequencies of the model's RoPE, head_dim / 2 of them (Su et al., RoFormer). LLAMA3, as
- * published with Llama 3.1: wavelengths above original_len / low are stretched by factor, those
- * below original_len / high stay, the ones between are interpolated. */
+static inline bool bt_model_has_experts(const struct bt_model_config *c, uint32_t layer)
+{
+    return c->experts.n > 0 && c->experts.layers[layer / 8] >> layer % 8 & 1;
+}
+
+/* Values of a head that RoPE turns. */
+static inline uint32_t bt_model_rope_dim(const struct bt_model_config *c)
+{
+    return c->mla.kv_rank ? c->mla.rope : c->head_dim;
+}
+
+/* What a model is made of, for those who count memory and work. */
+struct bt_model_size {
+    uint64_t weights; /* parameters of all layers and the head; the embedding counts if it is the
+                         head */
+    uint64_t embed;   /* parameters that are only looked up */
+    uint64_t dense;   /* of `weights`, those that every token uses */
+    uint64_t expert;  /* parameters of one routed expert of one layer */
+    uint32_t expert_layers;
+    uint64_t pair; /* multiply-adds of attention for one pair of tokens, all layers and heads */
+};
+void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s);
+
+/* Inverse frequencies of the model's RoPE, bt_model_rope_dim / 2 of them (Su et al., RoFormer).
+ * LLAMA3, as published with Llama 3.1: wavelengths above original_len / low are stretched by
+ * factor, those below original_len / high stay, the ones between are interpolated. YARN (Peng et
+ * al. 2023, 3.2): dimensions that turn more than beta_fast times within original_len stay, those
+ * that turn less than beta_slow times are stretched, the ones between are interpolated by their
+ * index. */
 void bt_model_rope_inv_freq(const struct bt_model_config *c, float *inv_freq);
 
 #endif

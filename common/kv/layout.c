@@ -35,44 +35,58 @@ static uint64_t layout_hash(const struct bt_kv_layout *l)
     return id;
 }
 
-bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_kv_heads,
-                             uint32_t head_dim, bt_dtype_t dtype, uint32_t window,
+/* Completes a layout of one group, whose kind, dtype, heads, dim and window are set. */
+static bt_status_t one_group(uint32_t page_tokens, uint32_t layers, const struct bt_kv_group *group,
                              struct bt_kv_layout *layout_p)
 {
-    uint64_t seg, align = BT_KV_SEG_ALIGN, scale_off = 0;
-    if (page_tokens == 0 || layers == 0 || layers > UINT16_MAX || n_kv_heads == 0 ||
-        head_dim == 0 || bt_dtype_bytes(dtype) == 0 ||
-        __builtin_mul_overflow((uint64_t)page_tokens * n_kv_heads,
-                               (uint64_t)head_dim * 2 * bt_dtype_bytes(dtype), &seg) ||
+    struct bt_kv_group g = *group;
+    uint32_t row = bt_kv_row_bytes(&g), planes = bt_kv_planes(&g);
+    uint64_t seg, align = BT_KV_SEG_ALIGN;
+    if (page_tokens == 0 || layers == 0 || layers > UINT16_MAX || planes == 0 || row == 0 ||
+        __builtin_mul_overflow((uint64_t)page_tokens * planes, (uint64_t)row, &seg) ||
         seg > UINT32_MAX / 2) {
         return BT_ERR_INVALID;
     }
     /* Whole rows of values, because copy engines address them by row. */
-    if (dtype == BT_DT_FP8_E4M3) {
-        scale_off = seg;
-        seg += (uint64_t)page_tokens * n_kv_heads * 2;
-        align = head_dim % align == 0 ? head_dim : align;
+    if (g.dtype == BT_DT_FP8_E4M3) {
+        g.scale_off = (uint32_t)seg;
+        seg += (uint64_t)page_tokens * planes;
+        align = row % align == 0 ? row : align;
     }
     seg = BT_DIV_UP(seg, align) * align;
+    g.layers = (uint16_t)layers;
+    g.seg_bytes = (uint32_t)seg;
     struct bt_kv_layout l = {
-        .page_tokens = page_tokens,
-        .n_groups = 1,
-        .n_layers = layers,
-        .block_bytes = seg * layers,
-    };
-    l.groups[0] = (struct bt_kv_group){
-        .kind = BT_KV_GQA,
-        .dtype = (uint16_t)dtype,
-        .layers = (uint16_t)layers,
-        .n_kv_heads = n_kv_heads,
-        .head_dim = head_dim,
-        .window = window,
-        .seg_bytes = (uint32_t)seg,
-        .scale_off = (uint32_t)scale_off,
-    };
+        .page_tokens = page_tokens, .n_groups = 1, .n_layers = layers, .block_bytes = seg * layers};
+    l.groups[0] = g;
     l.layout_id = layout_hash(&l);
     *layout_p = l;
     return BT_OK;
+}
+
+bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_kv_heads,
+                             uint32_t head_dim, bt_dtype_t dtype, uint32_t window,
+                             struct bt_kv_layout *layout_p)
+{
+    const struct bt_kv_group g = {.kind = BT_KV_GQA,
+                                  .dtype = (uint16_t)dtype,
+                                  .n_kv_heads = n_kv_heads,
+                                  .head_dim = head_dim,
+                                  .window = window};
+    return n_kv_heads > UINT32_MAX / 2 || head_dim > UINT32_MAX / 4
+               ? BT_ERR_INVALID
+               : one_group(page_tokens, layers, &g, layout_p);
+}
+
+bt_status_t bt_kv_layout_mla(uint32_t page_tokens, uint32_t layers, uint32_t latent, uint32_t rope,
+                             bt_dtype_t dtype, struct bt_kv_layout *layout_p)
+{
+    const struct bt_kv_group g = {
+        .kind = BT_KV_MLA, .dtype = (uint16_t)dtype, .n_kv_heads = 1, .head_dim = latent + rope};
+    return latent == 0 || rope == 0 || latent > UINT16_MAX || rope > UINT16_MAX ||
+                   bt_dtype_bytes(dtype) != 2
+               ? BT_ERR_INVALID
+               : one_group(page_tokens, layers, &g, layout_p);
 }
 
 uint64_t bt_kv_segment(const struct bt_kv_layout *l, uint32_t layer, uint32_t *bytes_p)

@@ -134,7 +134,7 @@ static void add_tails(const struct bt_engine *e, const struct bt_engine_block *b
 {
     const struct bt_kv_layout *l = &e->host.info.layout;
     const struct bt_kv_group *g = &l->groups[0];
-    size_t row = bt_kv_row_bytes(g), planes = (size_t)g->n_kv_heads * 2;
+    size_t row = bt_kv_row_bytes(g), planes = bt_kv_planes(g);
     for (uint32_t layer = from; layer < to; layer++) {
         uint32_t bytes;
         uint8_t *at = (uint8_t *)b->mem + bt_kv_segment(l, layer, &bytes);
