@@ -1,0 +1,79 @@
+/* What a model's KV is bound to: its layout, the digest of its weights, the root key of both. Reads
+ * the model directory. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/buf.h"
+#include "common/base/sha256.h"
+#include "common/engine/model_config.h"
+#include "common/engine/safetensors.h"
+
+bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_dtype,
+                               uint32_t page_tokens, struct bt_kv_layout *l)
+{
+    bool fp8 = kv_dtype && strcmp(kv_dtype, "fp8") == 0;
+    if (kv_dtype && !fp8 && strcmp(kv_dtype, "f16") != 0) {
+        return BT_ERR_INVALID;
+    }
+    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim,
+                            fp8 ? BT_DT_FP8_E4M3 : BT_DT_F16, c->window, l);
+}
+
+bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
+                                    char *err, size_t err_cap)
+{
+    if (load_format && strcmp(load_format, "dummy") == 0) {
+        struct bt_model_config c;
+        bt_status_t st = bt_model_config_load(dir, &c, err, err_cap);
+        if (st != BT_OK) {
+            return st;
+        }
+        char *text =
+            bt_sprintf("dummy %s %u %u %u %u %u %u %u %d", c.architecture, c.vocab, c.hidden,
+                       c.intermediate, c.layers, c.heads, c.kv_heads, c.head_dim, c.tie_embeddings);
+        bt_sha256(text, strlen(text), out);
+        free(text);
+        return BT_OK;
+    }
+    struct bt_weights *w;
+    bt_status_t st = bt_weights_open(dir, &w, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    bt_weights_digest(w, out);
+    bt_weights_close(w);
+    return BT_OK;
+}
+
+bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
+                              const char *kv_dtype, uint32_t block_tokens,
+                              struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
+                              size_t err_cap)
+{
+    struct bt_model_config c;
+    struct bt_kv_layout layout;
+    struct bt_kv_root root = {0};
+    bt_status_t st = bt_model_config_load(dir, &c, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    st = bt_model_kv_layout(&c, kv_dtype, block_tokens, &layout);
+    if (st != BT_OK) {
+        snprintf(err, err_cap,
+                 "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model: %s",
+                 block_tokens, kv_dtype ? kv_dtype : "f16", bt_status_text(st));
+        return st;
+    }
+    st = bt_model_weights_digest(dir, load_format, root.weights_digest, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    root.architecture = c.architecture;
+    root.layout = &layout;
+    root.rope = c.rope_text;
+    root.rounds = activations && strcmp(activations, "split") == 0 ? "" : "bf16-mlp";
+    bt_kv_root_key(&root, root_p);
+    *layout_p = layout;
+    return BT_OK;
+}
