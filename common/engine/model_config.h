@@ -63,8 +63,10 @@ struct bt_model_config {
     float rope_scale;       /* of cosines and sines; YARN only, otherwise 1 */
     bool qkv_bias, qk_norm; /* by architecture */
     uint32_t window;        /* a token sees itself and the window - 1 before it; 0: all before it */
-    char rope_text[256];    /* canonical text of the RoPE parameters, for the root hash */
+    char rope_text[512]; /* canonical text of the parameters of RoPE, MLA and experts, for the root
+                            hash */
     bool tie_embeddings;
+    uint32_t n_mtp; /* layers behind the last that predict further tokens; not loaded */
     uint32_t bos, n_eos,
         eos[16]; /* eos: generation_config's, else config's; bos UINT32_MAX: none */
     /* sampling defaults of generation_config.json; negative: not given */
@@ -78,7 +80,8 @@ bt_status_t bt_model_config_load(const char *dir, struct bt_model_config *c, cha
                                  size_t err_cap) BT_MUST_CHECK;
 /* The KV layout of this model under model.kv_dtype: f16 (NULL: the same), as large as bf16 with
  * three more bits, since rounding keys to bf16 alone moved logprobs of long prompts by 0.2; or fp8
- * (e4m3, a scale for each token and head). ERR_INVALID for another one. */
+ * (e4m3, a scale for each token and head). ERR_INVALID for another one,
+ * ERR_UNSUPPORTED for fp8 with MLA. */
 bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_dtype,
                                uint32_t page_tokens, struct bt_kv_layout *l) BT_MUST_CHECK;
 /* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */
@@ -110,8 +113,10 @@ struct bt_model_size {
     uint64_t dense;   /* of `weights`, those that every token uses */
     uint64_t expert;  /* parameters of one routed expert of one layer */
     uint32_t expert_layers;
-    uint64_t pair; /* multiply-adds of attention for one pair of tokens, all layers and heads */
+    uint64_t pair; /* multiply-adds of attention for one pair of tokens, all layers and heads; MLA:
+                      with the keys and values of each head, not with the latent */
 };
+/* Norms and biases count, MTP layers do not: weights + embed is the model's published size. */
 void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s);
 
 /* Inverse frequencies of the model's RoPE, bt_model_rope_dim / 2 of them (Su et al., RoFormer).

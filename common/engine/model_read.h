@@ -15,6 +15,23 @@ struct bt_model_reader {
     size_t err_cap;
 };
 
+/* What an architecture adds to the common decoder (RMSNorm, RoPE, GQA, SwiGLU), and which keys of
+ * its own it has. */
+struct bt_model_arch {
+    const char *name;
+    bool qkv_bias, qk_norm;
+    bool window;          /* has sliding_window */
+    bool window_switched; /* the window applies only if use_sliding_window is true */
+    enum bt_model_family {
+        BT_FAMILY_DENSE = 0,
+        BT_FAMILY_DEEPSEEK_V2 = 1,
+        BT_FAMILY_DEEPSEEK_V3 = 2,
+        BT_FAMILY_QWEN_MOE = 3,
+        BT_FAMILY_MIXTRAL = 4,
+        BT_FAMILY_GPT2 = 5
+    } family;
+};
+
 /* Opens dir/name. A missing file is an error only if `required` is set; otherwise root stays
  * NULL. The reader writes its first error to err, of err_cap bytes, which stays the caller's. */
 void bt_model_reader_open(struct bt_model_reader *r, const char *dir, const char *name,
@@ -36,7 +53,13 @@ bool bt_model_bool(struct bt_model_reader *r, const char *name, bool def);
 const char *bt_model_str(struct bt_model_reader *r, const json_t *o, const char *name,
                          const char *def);
 
-/* Fills the fields of RoPE of c, whose sizes are set. */
-void bt_model_read_rope(struct bt_model_reader *r, struct bt_model_config *c);
+/* They fill their fields of c. read_shape has set its sizes before. */
+void bt_model_read_mla(struct bt_model_reader *r, struct bt_model_config *c,
+                       const struct bt_model_arch *a);
+void bt_model_read_experts(struct bt_model_reader *r, struct bt_model_config *c,
+                           const struct bt_model_arch *a);
+void bt_model_read_gpt2(struct bt_model_reader *r, struct bt_model_config *c);
+void bt_model_read_rope(struct bt_model_reader *r, struct bt_model_config *c,
+                        const struct bt_model_arch *a);
 
 #endif

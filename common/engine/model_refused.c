@@ -1,8 +1,9 @@
 /* The tables of model_refused.h. A new key of Hugging Face's config.json that changes results must
- * be added here, or be read in model_config.c. Pure. */
+ * be added here, or be read in the files that model_read.h names. Pure. */
 #include "common/engine/model_refused.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum neutral {
     NONE, /* null only */
@@ -14,6 +15,25 @@ enum neutral {
 struct key {
     const char *name;
     enum neutral neutral;
+};
+
+/* Keys of the tables below that some architectures follow. */
+static const struct owner {
+    const char *name;
+    enum bt_model_own own;
+} owners[] = {
+    {"kv_lora_rank", BT_MODEL_OWN_MLA},
+    {"q_lora_rank", BT_MODEL_OWN_MLA},
+    {"rope_interleave", BT_MODEL_OWN_MLA},
+    {"n_routed_experts", BT_MODEL_OWN_ROUTED},
+    {"n_shared_experts", BT_MODEL_OWN_ROUTED},
+    {"num_experts", BT_MODEL_OWN_EXPERTS},
+    {"num_local_experts", BT_MODEL_OWN_EXPERTS},
+    {"attention_factor", BT_MODEL_OWN_YARN},
+    {"mscale", BT_MODEL_OWN_YARN},
+    {"mscale_all_dim", BT_MODEL_OWN_YARN},
+    {"beta_fast", BT_MODEL_OWN_YARN},
+    {"beta_slow", BT_MODEL_OWN_YARN},
 };
 
 static const struct key config_keys[] = {
@@ -50,15 +70,19 @@ static const struct key config_keys[] = {
     {"num_experts", OFF},
     {"num_local_experts", OFF},
     {"n_routed_experts", OFF},
+    {"n_shared_experts", OFF},
+    {"shared_expert_intermediate_size", OFF},
     /* weights in other forms */
+    {"pruned_heads", OFF},
     {"quantization", OFF},
     {"compression_config", OFF},
 };
 
 static const struct key rope_keys[] = {
-    {"attention_factor", NONE}, {"mscale", NONE},       {"mscale_all_dim", NONE},
-    {"beta_fast", NONE},        {"beta_slow", NONE},    {"short_factor", NONE},
-    {"long_factor", NONE},      {"mrope_section", OFF}, {"mrope_interleaved", OFF},
+    {"attention_factor", NONE},    {"mscale", NONE},           {"mscale_all_dim", NONE},
+    {"beta_fast", NONE},           {"beta_slow", NONE},        {"attn_factor", ONE},
+    {"extrapolation_factor", ONE}, {"short_factor", NONE},     {"long_factor", NONE},
+    {"mrope_section", OFF},        {"mrope_interleaved", OFF},
 };
 
 static const struct key generation_keys[] = {
@@ -93,6 +117,16 @@ static const struct {
               [BT_MODEL_ROPE] = {rope_keys, BT_ARRAY_LEN(rope_keys)},
               [BT_MODEL_GENERATION] = {generation_keys, BT_ARRAY_LEN(generation_keys)}};
 
+static bool is_own(const char *name, uint32_t own)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(owners); i++) {
+        if ((owners[i].own & own) && strcmp(owners[i].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool is_neutral(const json_t *v, enum neutral n)
 {
     switch (n) {
@@ -108,14 +142,15 @@ static bool is_neutral(const json_t *v, enum neutral n)
     return false;
 }
 
-bool bt_model_follows(const json_t *o, enum bt_model_object kind, char *text, size_t cap)
+bool bt_model_follows(const json_t *o, enum bt_model_object kind, uint32_t own, char *text,
+                      size_t cap)
 {
     static const char *const accepted[] = {
         [NONE] = "null", [OFF] = "null, false, 0 or empty", [ONE] = "null or 1", [ON] = "true"};
     for (size_t i = 0; i < tables[kind].n; i++) {
         const struct key *k = &tables[kind].keys[i];
         const json_t *v = json_object_get(o, k->name);
-        if (v != NULL && !json_is_null(v) && !is_neutral(v, k->neutral)) {
+        if (v != NULL && !json_is_null(v) && !is_neutral(v, k->neutral) && !is_own(k->name, own)) {
             snprintf(text, cap, "%s: is not supported; accepted is %s", k->name,
                      accepted[k->neutral]);
             return false;

@@ -9,8 +9,18 @@
 
 enum bt_model_object { BT_MODEL_CONFIG, BT_MODEL_ROPE, BT_MODEL_GENERATION };
 
+/* Keys that an architecture has itself and that its reader follows. */
+enum bt_model_own {
+    BT_MODEL_OWN_MLA = 1,
+    BT_MODEL_OWN_ROUTED = 2,  /* DeepSeek's names of its experts */
+    BT_MODEL_OWN_EXPERTS = 4, /* Qwen's and Mixtral's */
+    BT_MODEL_OWN_YARN = 8
+};
+
 /* True if no such key is set to more than its neutral value. False: text names the key and what is
- * accepted. Keys in no table are ignored: most do not affect the forward pass. */
-bool bt_model_follows(const json_t *o, enum bt_model_object kind, char *text, size_t cap);
+ * accepted. Keys in no table are ignored: most do not affect the forward pass. own: bits of
+ * bt_model_own, whose keys are not refused. */
+bool bt_model_follows(const json_t *o, enum bt_model_object kind, uint32_t own, char *text,
+                      size_t cap);
 
 #endif

@@ -1,7 +1,6 @@
 /* What a model's KV is bound to: its layout, the digest of its weights, the root key of both. Reads
  * the model directory. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/buf.h"
@@ -16,8 +15,39 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_d
     if (kv_dtype && !fp8 && strcmp(kv_dtype, "f16") != 0) {
         return BT_ERR_INVALID;
     }
+    if (c->mla.kv_rank) {
+        return fp8 ? BT_ERR_UNSUPPORTED
+                   : bt_kv_layout_mla(page_tokens, c->layers, c->mla.kv_rank, c->mla.rope,
+                                      BT_DT_F16, l);
+    }
     return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim,
                             fp8 ? BT_DT_FP8_E4M3 : BT_DT_F16, c->window, l);
+}
+
+/* Of the shape that random weights have. */
+static void dummy_digest(const struct bt_model_config *c, uint8_t out[32])
+{
+    const struct bt_model_mla *m = &c->mla;
+    const struct bt_model_experts *e = &c->experts;
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bt_buf_printf(&text, "dummy %s %u %u %u %u %u %u %u %d", c->architecture, c->vocab, c->hidden,
+                  c->intermediate, c->layers, c->heads, c->kv_heads, c->head_dim,
+                  c->tie_embeddings);
+    if (m->kv_rank) {
+        bt_buf_printf(&text, " mla %u %u %u %u %u", m->kv_rank, m->q_rank, m->nope, m->rope, m->v);
+    }
+    if (e->n) {
+        bt_buf_printf(&text, " experts %u %u %u %d ", e->n, e->intermediate, e->shared, e->bias);
+        for (uint32_t i = 0; i < c->layers; i++) {
+            bt_buf_puts(&text, bt_model_has_experts(c, i) ? "1" : "0");
+        }
+    }
+    if (c->gpt2) {
+        bt_buf_printf(&text, " positions %u", c->max_model_len);
+    }
+    bt_sha256(text.data, text.len, out);
+    bt_buf_cleanup(&text);
 }
 
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
@@ -29,11 +59,7 @@ bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, ui
         if (st != BT_OK) {
             return st;
         }
-        char *text =
-            bt_sprintf("dummy %s %u %u %u %u %u %u %u %d", c.architecture, c.vocab, c.hidden,
-                       c.intermediate, c.layers, c.heads, c.kv_heads, c.head_dim, c.tie_embeddings);
-        bt_sha256(text, strlen(text), out);
-        free(text);
+        dummy_digest(&c, out);
         return BT_OK;
     }
     struct bt_weights *w;
@@ -59,6 +85,11 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
         return st;
     }
     st = bt_model_kv_layout(&c, kv_dtype, block_tokens, &layout);
+    if (st == BT_ERR_UNSUPPORTED) {
+        snprintf(err, err_cap, "model.kv_dtype: %s is not supported for %s; supported is f16",
+                 kv_dtype, c.architecture);
+        return st;
+    }
     if (st != BT_OK) {
         snprintf(err, err_cap,
                  "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model: %s",
