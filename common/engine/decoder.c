@@ -9,6 +9,7 @@ struct walk {
     const struct bt_engine_config *conf;
     const struct bt_model_config *c;
     struct bt_weights *w; /* NULL: dummy */
+    const char *base;     /* of GPT-2's names */
     bt_decoder_sink_fn sink;
     void *arg;
     char *err;
@@ -22,24 +23,29 @@ struct part { /* one tensor of an item: its name after the layer's prefix */
 
 #define IN_NO_LAYER UINT32_MAX
 
-static bt_status_t give(const struct walk *w, bt_decoder_item_t item, uint32_t layer, uint32_t cols,
-                        const struct part *parts, uint32_t n)
+static bt_status_t give_expert(const struct walk *w, bt_decoder_item_t item, uint32_t layer,
+                               uint32_t expert, uint32_t cols, const struct part *parts, uint32_t n)
 {
-    struct bt_decoder_tensors d = {.item = item, .cols = cols, .n_parts = n};
+    struct bt_decoder_tensors d = {.item = item, .expert = expert, .cols = cols, .n_parts = n};
     char prefix[32] = "";
     if (layer != IN_NO_LAYER) {
         d.layer = layer;
-        snprintf(prefix, sizeof(prefix), "model.layers.%u.", layer);
+        snprintf(prefix, sizeof(prefix), w->c->gpt2 ? "%sh.%u." : "%slayers.%u.",
+                 w->c->gpt2 ? w->base : "model.", layer);
     }
     for (uint32_t i = 0; i < n; i++) {
         struct bt_decoder_part *p = &d.parts[i];
         snprintf(p->name, sizeof(p->name), "%s%s", prefix, parts[i].name);
         p->rows = parts[i].rows;
+        /* The tables of tokens and positions are looked up by row, so they are not turned. */
+        p->transposed = w->c->gpt2 && cols != 0 && layer != IN_NO_LAYER;
         d.rows += p->rows;
         if (w->w != NULL) {
             struct bt_weights_wish wish = {.name = p->name,
-                                           .rows = cols ? p->rows : 0,
-                                           .cols = cols ? cols : p->rows,
+                                           .rows = p->transposed ? cols
+                                                   : cols        ? p->rows
+                                                                 : 0,
+                                           .cols = p->transposed || !cols ? p->rows : cols,
                                            .dir = w->conf->model_dir,
                                            .architecture = w->c->architecture,
                                            .layers = w->c->layers};
@@ -57,6 +63,12 @@ static bt_status_t give(const struct walk *w, bt_decoder_item_t item, uint32_t l
         return BT_ERR_TOO_LARGE;
     }
     return w->sink(w->arg, &d);
+}
+
+static bt_status_t give(const struct walk *w, bt_decoder_item_t item, uint32_t layer, uint32_t cols,
+                        const struct part *parts, uint32_t n)
+{
+    return give_expert(w, item, layer, 0, cols, parts, n);
 }
 
 static bt_status_t matrix(const struct walk *w, bt_decoder_item_t item, uint32_t layer,
@@ -93,43 +105,190 @@ static bt_status_t attention(const struct walk *w, uint32_t i)
     return st == BT_OK ? matrix(w, BT_DECODER_O, i, "self_attn.o_proj.weight", c->hidden, q) : st;
 }
 
+/* Multi-head latent attention. */
+static bt_status_t latent_attention(const struct walk *w, uint32_t i)
+{
+    const struct bt_model_config *c = w->c;
+    const struct bt_model_mla *m = &c->mla;
+    uint32_t q = c->heads * c->head_dim;
+    bt_status_t st = BT_OK;
+    if (m->q_rank != 0) {
+        st = matrix(w, BT_DECODER_Q_A, i, "self_attn.q_a_proj.weight", m->q_rank, c->hidden);
+        if (st == BT_OK) {
+            st = vector(w, BT_DECODER_Q_A_NORM, i, "self_attn.q_a_layernorm.weight", m->q_rank);
+        }
+    }
+    if (st == BT_OK) {
+        st = m->q_rank != 0
+                 ? matrix(w, BT_DECODER_Q_B, i, "self_attn.q_b_proj.weight", q, m->q_rank)
+                 : matrix(w, BT_DECODER_Q_B, i, "self_attn.q_proj.weight", q, c->hidden);
+    }
+    if (st == BT_OK) {
+        st = matrix(w, BT_DECODER_KV_A, i, "self_attn.kv_a_proj_with_mqa.weight",
+                    m->kv_rank + m->rope, c->hidden);
+    }
+    if (st == BT_OK) {
+        st = vector(w, BT_DECODER_KV_A_NORM, i, "self_attn.kv_a_layernorm.weight", m->kv_rank);
+    }
+    if (st == BT_OK) {
+        st = matrix(w, BT_DECODER_KV_B, i, "self_attn.kv_b_proj.weight",
+                    c->heads * (m->nope + m->v), m->kv_rank);
+    }
+    return st == BT_OK
+               ? matrix(w, BT_DECODER_O, i, "self_attn.o_proj.weight", c->hidden, c->heads * m->v)
+               : st;
+}
+
+/* Two matrices below each other and one: an MLP whose tensors begin with `prefix`. */
+struct mlp {
+    bt_decoder_item_t gate_up, down;
+    const char *prefix, *gate, *up, *last;
+    uint32_t intermediate;
+};
+
+static bt_status_t mlp(const struct walk *w, uint32_t i, uint32_t expert, const struct mlp *m)
+{
+    char gate[64], up[64], down[64];
+    snprintf(gate, sizeof(gate), "%s%s.weight", m->prefix, m->gate);
+    snprintf(up, sizeof(up), "%s%s.weight", m->prefix, m->up);
+    snprintf(down, sizeof(down), "%s%s.weight", m->prefix, m->last);
+    const struct part gate_up[] = {{gate, m->intermediate}, {up, m->intermediate}};
+    bt_status_t st = give_expert(w, m->gate_up, i, expert, w->c->hidden, gate_up, 2);
+    return st == BT_OK ? give_expert(w, m->down, i, expert, m->intermediate,
+                                     &(struct part){down, w->c->hidden}, 1)
+                       : st;
+}
+
+static bt_status_t experts(const struct walk *w, uint32_t i)
+{
+    const struct bt_model_experts *e = &w->c->experts;
+    bool mixtral = strcmp(w->c->architecture, "MixtralForCausalLM") == 0;
+    const char *root = mixtral ? "block_sparse_moe." : "mlp.";
+    char name[64];
+    snprintf(name, sizeof(name), "%sgate.weight", root);
+    bt_status_t st = matrix(w, BT_DECODER_ROUTER, i, name, e->n, w->c->hidden);
+    if (st == BT_OK && e->bias) {
+        st = vector(w, BT_DECODER_ROUTER_BIAS, i, "mlp.gate.e_score_correction_bias", e->n);
+    }
+    for (uint32_t x = 0; st == BT_OK && x < e->n; x++) {
+        snprintf(name, sizeof(name), "%sexperts.%u.", root, x);
+        const struct mlp m = {.gate_up = BT_DECODER_EXPERT_GATE_UP,
+                              .down = BT_DECODER_EXPERT_DOWN,
+                              .prefix = name,
+                              .gate = mixtral ? "w1" : "gate_proj",
+                              .up = mixtral ? "w3" : "up_proj",
+                              .last = mixtral ? "w2" : "down_proj",
+                              .intermediate = e->intermediate};
+        st = mlp(w, i, x, &m);
+    }
+    const struct mlp shared = {.gate_up = BT_DECODER_SHARED_GATE_UP,
+                               .down = BT_DECODER_SHARED_DOWN,
+                               .prefix = "mlp.shared_experts.",
+                               .gate = "gate_proj",
+                               .up = "up_proj",
+                               .last = "down_proj",
+                               .intermediate = e->shared};
+    return st == BT_OK && e->shared ? mlp(w, i, 0, &shared) : st;
+}
+
 static bt_status_t layer(const struct walk *w, uint32_t i)
 {
     const struct bt_model_config *c = w->c;
-    const struct part gate_up[] = {{"mlp.gate_proj.weight", c->intermediate},
-                                   {"mlp.up_proj.weight", c->intermediate}};
+    const struct mlp dense = {.gate_up = BT_DECODER_GATE_UP,
+                              .down = BT_DECODER_DOWN,
+                              .prefix = "mlp.",
+                              .gate = "gate_proj",
+                              .up = "up_proj",
+                              .last = "down_proj",
+                              .intermediate = c->intermediate};
     bt_status_t st = vector(w, BT_DECODER_NORM_ATTN, i, "input_layernorm.weight", c->hidden);
     if (st == BT_OK) {
         st = vector(w, BT_DECODER_NORM_MLP, i, "post_attention_layernorm.weight", c->hidden);
     }
     if (st == BT_OK) {
-        st = attention(w, i);
+        st = c->mla.kv_rank ? latent_attention(w, i) : attention(w, i);
     }
-    if (st == BT_OK) {
-        st = give(w, BT_DECODER_GATE_UP, i, c->hidden, gate_up, 2);
+    if (st != BT_OK) {
+        return st;
+    }
+    return bt_model_has_experts(c, i) ? experts(w, i) : mlp(w, i, 0, &dense);
+}
+
+static bt_status_t gpt2_layer(const struct walk *w, uint32_t i)
+{
+    const struct bt_model_config *c = w->c;
+    const uint32_t h = c->hidden, wide = c->intermediate;
+    const struct {
+        bt_decoder_item_t item;
+        const char *name;
+        uint32_t rows, cols;
+    } t[] = {
+        {BT_DECODER_NORM_ATTN, "ln_1.weight", h, 0},
+        {BT_DECODER_NORM_ATTN_BIAS, "ln_1.bias", h, 0},
+        {BT_DECODER_NORM_MLP, "ln_2.weight", h, 0},
+        {BT_DECODER_NORM_MLP_BIAS, "ln_2.bias", h, 0},
+        {BT_DECODER_QKV, "attn.c_attn.weight", 3 * h, h},
+        {BT_DECODER_QKV_BIAS, "attn.c_attn.bias", 3 * h, 0},
+        {BT_DECODER_O, "attn.c_proj.weight", h, h},
+        {BT_DECODER_O_BIAS, "attn.c_proj.bias", h, 0},
+        {BT_DECODER_UP, "mlp.c_fc.weight", wide, h},
+        {BT_DECODER_UP_BIAS, "mlp.c_fc.bias", wide, 0},
+        {BT_DECODER_DOWN, "mlp.c_proj.weight", h, wide},
+        {BT_DECODER_DOWN_BIAS, "mlp.c_proj.bias", h, 0},
+    };
+    bt_status_t st = BT_OK;
+    for (size_t k = 0; st == BT_OK && k < BT_ARRAY_LEN(t); k++) {
+        st = matrix(w, t[k].item, i, t[k].name, t[k].rows, t[k].cols);
+    }
+    return st;
+}
+
+/* The names of tensors of no layer. */
+struct names {
+    char embed[48], norm[48], norm_bias[48], positions[48];
+};
+
+static bt_status_t before_layers(const struct walk *w, const struct names *n)
+{
+    const struct bt_model_config *c = w->c;
+    bt_status_t st = matrix(w, BT_DECODER_EMBED, IN_NO_LAYER, n->embed, c->vocab, c->hidden);
+    return st == BT_OK && c->gpt2 ? matrix(w, BT_DECODER_POSITIONS, IN_NO_LAYER, n->positions,
+                                           c->max_model_len, c->hidden)
+                                  : st;
+}
+
+static bt_status_t behind_layers(const struct walk *w, const struct names *n)
+{
+    const struct bt_model_config *c = w->c;
+    bt_status_t st = vector(w, BT_DECODER_NORM, IN_NO_LAYER, n->norm, c->hidden);
+    if (st == BT_OK && c->gpt2) {
+        st = vector(w, BT_DECODER_NORM_BIAS, IN_NO_LAYER, n->norm_bias, c->hidden);
     }
     return st == BT_OK
-               ? matrix(w, BT_DECODER_DOWN, i, "mlp.down_proj.weight", c->hidden, c->intermediate)
+               ? matrix(w, BT_DECODER_HEAD, IN_NO_LAYER,
+                        c->tie_embeddings ? n->embed : "lm_head.weight", c->vocab, c->hidden)
                : st;
 }
 
-static bt_status_t model(const struct walk *w)
+static bt_status_t model(struct walk *w)
 {
     const struct bt_model_config *c = w->c;
-    static const char embed[] = "model.embed_tokens.weight";
-    bt_status_t st = matrix(w, BT_DECODER_EMBED, IN_NO_LAYER, embed, c->vocab, c->hidden);
+    struct names n = {"model.embed_tokens.weight", "model.norm.weight", "", ""};
+    if (c->gpt2) { /* files from before the head was part of the model have no prefix */
+        w->base = w->w && bt_weights_find(w->w, "wte.weight") ? "" : "transformer.";
+        snprintf(n.embed, sizeof(n.embed), "%swte.weight", w->base);
+        snprintf(n.positions, sizeof(n.positions), "%swpe.weight", w->base);
+        snprintf(n.norm, sizeof(n.norm), "%sln_f.weight", w->base);
+        snprintf(n.norm_bias, sizeof(n.norm_bias), "%sln_f.bias", w->base);
+    }
+    bt_status_t st = before_layers(w, &n);
     for (uint32_t i = 0; st == BT_OK && i < c->layers; i++) {
-        st = layer(w, i);
+        st = c->gpt2 ? gpt2_layer(w, i) : layer(w, i);
         if (st == BT_OK && w->conf->progress) {
             w->conf->progress(w->conf->progress_arg, "weights", (double)(i + 1) / c->layers);
         }
     }
-    if (st == BT_OK) {
-        st = vector(w, BT_DECODER_NORM, IN_NO_LAYER, "model.norm.weight", c->hidden);
-    }
-    return st == BT_OK ? matrix(w, BT_DECODER_HEAD, IN_NO_LAYER,
-                                c->tie_embeddings ? embed : "lm_head.weight", c->vocab, c->hidden)
-                       : st;
+    return st == BT_OK ? behind_layers(w, &n) : st;
 }
 
 static bool is_dummy(const struct bt_engine_config *c)

@@ -517,13 +517,29 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
+/* The number of the layer that a tensor's name begins with, in the names of Llama and of GPT-2;
+ * UINT32_MAX: none. */
+static uint32_t layer_of(const char *name)
+{
+    unsigned layer;
+    return sscanf(name, "model.layers.%u.", &layer) == 1 || sscanf(name, "h.%u.", &layer) == 1 ||
+                   sscanf(name, "transformer.h.%u.", &layer) == 1
+               ? layer
+               : UINT32_MAX;
+}
+
+/* GPT-2's files may have the causal mask and its value. */
+static bool is_mask(const char *name)
+{
+    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+}
+
 const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers)
 {
     for (uint32_t i = 0; i < w->n_tensors; i++) {
         const struct bt_tensor *t = &w->tensors[i];
-        unsigned layer;
-        if (!t->used && sscanf(t->name, "model.layers.%u.", &layer) == 1 && layer < layers &&
-            (ends_with(t->name, ".weight") || ends_with(t->name, ".bias"))) {
+        if (!t->used && layer_of(t->name) < layers && !is_mask(t->name) &&
+            (ends_with(t->name, ".weight") || ends_with(t->name, "bias"))) {
             return t;
         }
     }

@@ -65,7 +65,7 @@ struct bt_weights_wish { /* a tensor that a model's configuration asks for */
 bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
                             const struct bt_tensor **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
 /* The name of a weight or bias of the first `layers` layers that was not asked for; NULL: there is
- * none. */
+ * none. Tensors that GPT-2 derives from its shape do not count. */
 const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers);
 /* Asks the kernel to read all of t ahead of its use. */
 void bt_tensor_ahead(const struct bt_tensor *t);
