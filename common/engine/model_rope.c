@@ -67,6 +67,7 @@ static double magnitude(double factor, double m)
 static void read_yarn(struct bt_model_reader *r, const char *where, const json_t *o,
                       const struct bt_model_config *c, struct rope *p)
 {
+    p->kind = BT_ROPE_YARN;
     p->factor = bt_model_num(r, o, "factor", 1.0, 1e6, true, 1.0);
     p->high = bt_model_num(r, o, "beta_fast", 1e-6, 1e6, false, 32);
     p->low = bt_model_num(r, o, "beta_slow", 1e-6, 1e6, false, 1);
