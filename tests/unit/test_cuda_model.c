@@ -1,50 +1,23 @@
 /* Models that the cuda engine cannot run are refused at once, by name and remedy: also where there
- * is no GPU, so this needs none. Skipped where the plugin was not built. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include <cmocka.h>
+ * is no GPU, so this needs none. It runs the engine's host code over tests/cuda_host. */
+#include "tests/unit/model_dir.h"
 
 #include "common/engine/engine.h"
 
 static const struct bt_engine_vtable *vt;
-static char dir[64], path[128], err[1024];
+static char err[1024];
 
 static int setup(void **state)
 {
-    (void)state;
-    if (bt_engine_load("cuda", &vt, err, sizeof(err)) != BT_OK) {
-        printf("# %s\n", err);
-        vt = NULL;
-    }
-    strcpy(dir, "/tmp/baton-test-cuda-XXXXXX");
-    return mkdtemp(dir) ? 0 : -1;
-}
-static int teardown(void **state)
-{
-    (void)state;
-    unlink(path);
-    return rmdir(dir);
+    vt = bt_engine_plugin(BT_ENGINE_ABI);
+    return vt ? model_setup(state) : -1;
 }
 
-static bt_status_t open_shape(const char *shape)
+/* Opens the model that the directory's config.json describes. */
+static bt_status_t open_dir(void)
 {
-    snprintf(path, sizeof(path), "%s/config.json", dir);
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    fprintf(f,
-            "{\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":100,\"num_hidden_layers\":2,"
-            "\"max_position_embeddings\":512,%s}",
-            shape);
-    assert_int_equal(fclose(f), 0);
     const struct bt_engine_config c = {.size = sizeof(c),
-                                       .model_dir = dir,
+                                       .model_dir = model_dir,
                                        .load_format = "dummy",
                                        .page_tokens = 64,
                                        .pages = 16,
@@ -59,6 +32,26 @@ static bt_status_t open_shape(const char *shape)
         vt->close(e);
     }
     return st;
+}
+
+static bt_status_t open_shape(const char *shape)
+{
+    char text[1024];
+    int n = snprintf(
+        text, sizeof(text),
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":100,\"num_hidden_layers\":2,"
+        "\"max_position_embeddings\":512,%s}",
+        shape);
+    model_put("config.json", text, (size_t)n);
+    return open_dir();
+}
+
+static void expect_refused(bt_status_t st, const char *what)
+{
+    if (st != BT_ERR_UNSUPPORTED || !strstr(err, what) || !strstr(err, model_dir) ||
+        !strstr(err, "engine.device: cpu")) {
+        fail_msg("%s: %s", bt_status_name(st), err);
+    }
 }
 
 static void test_refused(void **state)
@@ -77,37 +70,49 @@ static void test_refused(void **state)
          "\"num_key_value_heads\":1,\"head_dim\":64",
          "32 heads over 1 KV heads"},
     };
-    if (!vt) {
-        skip();
-    }
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
-        bt_status_t st = open_shape(cases[i].shape);
-        if (st != BT_ERR_UNSUPPORTED || !strstr(err, cases[i].what) || !strstr(err, path) ||
-            !strstr(err, "engine.device: cpu")) {
-            fail_msg("%s: %s", bt_status_name(st), err);
-        }
+        expect_refused(open_shape(cases[i].shape), cases[i].what);
+    }
+}
+
+static void test_architectures(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *changes, *what, *lacks;
+    } cases[] = {
+        {deepseek_v3, "{}", "DeepseekV3ForCausalLM", "latent attention"},
+        {deepseek_v2_lite, "{}", "DeepseekV2ForCausalLM", "latent attention"},
+        {qwen3_moe, "{}", "Qwen3MoeForCausalLM", "experts"},
+        {mixtral, "{}", "MixtralForCausalLM", "experts"},
+        {gpt2, "{}", "GPT2LMHeadModel", "GPT-2"},
+        {mixtral,
+         "{\"architectures\":[\"MistralForCausalLM\"],\"num_local_experts\":null,"
+         "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":4}}",
+         "MistralForCausalLM", "yarn"},
+    };
+    struct bt_model_config c;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        assert_int_equal(model_load(cases[i].config, cases[i].changes, &c), BT_OK);
+        expect_refused(open_dir(), cases[i].what);
+        assert_non_null(strstr(err, cases[i].lacks));
     }
 }
 
 static void test_taken(void **state)
 {
     (void)state;
-    if (!vt) {
-        skip();
-    }
-    /* A good shape gets as far as the device: it opens, or no GPU answers. */
-    bt_status_t st = open_shape("\"hidden_size\":256,\"intermediate_size\":128,"
-                                "\"num_attention_heads\":4,\"num_key_value_heads\":2");
-    if (st != BT_OK && (st != BT_ERR_DEVICE || !strstr(err, "GPU"))) {
-        fail_msg("%s: %s", bt_status_name(st), err);
-    }
+    assert_int_equal(open_shape("\"hidden_size\":256,\"intermediate_size\":128,"
+                                "\"num_attention_heads\":4,\"num_key_value_heads\":2"),
+                     BT_OK);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_architectures),
         cmocka_unit_test(test_taken),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, model_teardown);
 }

@@ -199,6 +199,18 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
 static bt_status_t check_model(const struct bt_engine_config *conf, const struct bt_model_config *c,
                                char *err, size_t err_cap)
 {
+    const char *lacks = c->mla.kv_rank                 ? "latent attention"
+                        : c->experts.n                 ? "experts"
+                        : c->gpt2                      ? "GPT-2's layers"
+                        : c->rope_kind == BT_ROPE_YARN ? "rope_type yarn"
+                                                       : NULL;
+    if (lacks) {
+        snprintf(err, err_cap,
+                 "%s/config.json: %s: the cuda engine has no kernels for %s; engine.device: cpu "
+                 "runs this model",
+                 conf->model_dir, c->architecture, lacks);
+        return BT_ERR_UNSUPPORTED;
+    }
     if (c->head_dim != 64 && c->head_dim != 128 && c->head_dim != 256) {
         snprintf(err, err_cap,
                  "%s/config.json: head_dim is %u: the cuda engine has attention for 64, 128 and "
