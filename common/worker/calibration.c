@@ -21,13 +21,13 @@ void bt_wcost_prior(struct bt_wcore *c)
 {
     struct bt_model_config m;
     char err[256];
-    double weights = 1e6, pair = 1e3; /* parameters read in a step; attention's operations for a
-                                         pair of tokens */
+    double weights = 1e6, pair = 1e3; /* parameters that one token uses; attention's operations for
+                                         a pair of tokens */
     if (bt_model_config_load(c->conf->common.model_path, &m, err, sizeof(err)) == BT_OK) {
-        double q = (double)m.heads * m.head_dim, kv = (double)m.kv_heads * m.head_dim;
-        weights = m.layers * m.hidden * (2 * q + 2 * kv + 3.0 * m.intermediate) +
-                  (double)m.vocab * m.hidden;
-        pair = 4 * q * m.layers;
+        struct bt_model_size s;
+        bt_model_count(&m, &s);
+        weights = (double)s.dense + (double)s.expert * m.experts.used * s.expert_layers;
+        pair = 2 * (double)s.pair;
     }
     const struct bt_wmachine *x = strncmp(c->info->device, "cpu", 3) == 0 ? &cpu : &gpu;
     double kv_token = (double)c->layout.block_bytes / c->layout.page_tokens;

@@ -34,25 +34,33 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
     if (st != BT_OK) {
         return st;
     }
-    double q = (double)m.heads * m.head_dim, kv = (double)m.kv_heads * m.head_dim;
-    double layer = m.hidden * (2 * q + 2 * kv + 3.0 * m.intermediate);
-    double params = m.layers * layer + (m.tie_embeddings ? 1.0 : 2.0) * m.vocab * m.hidden;
-    double token_bytes = 2.0 * m.layers * kv * 2, pair = 4 * q * m.layers;
+    struct bt_model_size size;
+    struct bt_kv_layout layout;
+    bt_model_count(&m, &size);
+    st = bt_model_kv_layout(&m, NULL, BT_SIM_BLOCK_TOKENS, &layout);
+    if (st != BT_OK) {
+        snprintf(err, cap, "%s: no KV layout for this model: %s", dir, bt_status_text(st));
+        return st;
+    }
+    double params = (double)(size.weights + size.embed), pair = 2 * (double)size.pair;
+    double used = (double)size.dense + (double)size.expert * m.experts.used * size.expert_layers;
+    double token_bytes = (double)layout.block_bytes / BT_SIM_BLOCK_TOKENS;
     uint32_t tp = 1;
     while (tp < 64 && 2 * params > 0.7 * g->memory * tp) { /* the weights must leave room for KV */
         tp *= 2;
     }
     /* Prefill at half of the peak and decode at three quarters of the bandwidth, as in the presets.
-     * With more than one GPU, two all-reduces a layer of 60 us each. */
+     * With more than one GPU, two all-reduces a layer of 60 us each. A step reads all experts, as
+     * those of many rows do. */
     double flops = 0.5 * g->flops * tp, bytes = 0.75 * g->bytes_per_s * tp;
     double reduce = tp > 1 ? 2.0 * m.layers * 60e3 : 0;
     *c = (struct bt_sim_cluster){
         .prefill = {.base_ns = 1e6 + reduce,
-                    .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * params / flops),
+                    .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / flops),
                     .attn_ns = 1e9 * pair / flops},
-        .decode = {.base_ns = 5e5 + reduce + 1e9 * 2 * params / bytes,
+        .decode = {.base_ns = 5e5 + reduce + 1e9 * 2 * (double)size.weights / bytes,
                    .kv_ns = 1e9 * token_bytes / bytes,
-                   .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * params / flops)},
+                   .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / flops)},
         .chunk_tokens = 8192,
         .token_bytes = token_bytes,
         .layers = m.layers,

@@ -101,8 +101,9 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
                                   .device = "null"};
     st = bt_model_kv_layout(&e->config, c->kv_dtype, c->page_tokens, &info.layout);
     if (st != BT_OK) {
-        snprintf(err, err_cap, "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model",
-                 c->page_tokens, c->kv_dtype ? c->kv_dtype : "f16");
+        snprintf(err, err_cap,
+                 "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model: %s",
+                 c->page_tokens, c->kv_dtype ? c->kv_dtype : "f16", bt_status_text(st));
     } else {
         st =
             bt_host_init(&e->host, &info, c->mem_limit ? c->mem_limit : KV_BYTES_DEF, err, err_cap);
