@@ -53,6 +53,7 @@ void bt_model_read_gpt2(struct bt_model_reader *r, struct bt_model_config *c)
     }
     c->head_dim = c->hidden / c->heads;
     c->gpt2 = true;
+    c->rope_theta = 10000; /* unused, but its frequencies are finite */
     c->rope_scale = 1;
     snprintf(c->rope_text, sizeof(c->rope_text), "none");
 }

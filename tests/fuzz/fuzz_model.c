@@ -7,8 +7,29 @@
 #include "common/engine/model_config.h"
 #include "tests/fuzz/rig.h"
 
+static void check_experts(const struct bt_model_config *c)
+{
+    const struct bt_model_experts *e = &c->experts;
+    struct bt_model_size s;
+    bt_model_count(c, &s);
+    BT_ASSERT(s.weights >= s.dense && s.expert_layers <= c->layers);
+    if (e->n == 0) {
+        BT_ASSERT(s.weights == s.dense && s.expert_layers == 0);
+        return;
+    }
+    BT_ASSERT(e->n <= 1024 && e->used > 0 && e->used <= 32 && e->intermediate > 0);
+    BT_ASSERT(e->groups > 0 && e->n % e->groups == 0 && e->groups_used <= e->groups);
+    BT_ASSERT(e->used <= e->n / e->groups * e->groups_used);
+    BT_ASSERT(e->groups == 1 || e->n / e->groups >= e->group_best);
+    BT_ASSERT(isfinite(e->scale) && e->scale > 0);
+}
+
 static void check(const struct bt_model_config *c)
 {
+    check_experts(c);
+    BT_ASSERT(isfinite(c->attn_scale) && c->attn_scale > 0);
+    BT_ASSERT(isfinite(c->rope_scale) && c->rope_scale > 0);
+    BT_ASSERT(!c->mla.kv_rank || (c->mla.nope + c->mla.rope == c->head_dim && c->mla.v > 0));
     BT_ASSERT(c->vocab > 0 && c->hidden > 0 && c->intermediate > 0 && c->layers > 0);
     BT_ASSERT(c->heads > 0 && c->kv_heads > 0 && c->heads % c->kv_heads == 0);
     BT_ASSERT(c->head_dim > 0 && c->head_dim % 2 == 0 && c->max_model_len > 0);
@@ -21,9 +42,10 @@ static void check(const struct bt_model_config *c)
     BT_ASSERT(c->bos == UINT32_MAX || c->bos < c->vocab);
     BT_ASSERT(c->temperature < 0 || isfinite(c->temperature));
     BT_ASSERT(c->top_p <= 1 && c->min_p <= 1);
-    float *freq = bt_malloc((c->head_dim / 2) * sizeof(float));
+    uint32_t half = bt_model_rope_dim(c) / 2;
+    float *freq = bt_malloc(half * sizeof(float));
     bt_model_rope_inv_freq(c, freq);
-    for (uint32_t i = 0; i < c->head_dim / 2; i++) {
+    for (uint32_t i = 0; i < half; i++) {
         BT_ASSERT(isfinite(freq[i]) && freq[i] >= 0);
     }
     free(freq);

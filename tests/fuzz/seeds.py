@@ -80,6 +80,21 @@ def model(root):
                   "original_max_position_embeddings": 64}, {"type": "linear", "factor": 2.0}, {"rope_type": "default"}]:
         out += [json.dumps({**base, "rope_scaling": rope}).encode(),
                 json.dumps({**base, "rope_parameters": {**rope, "rope_theta": 10000.0}}).encode()]
+    common = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "num_key_value_heads": 4, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "num_experts_per_tok": 2}
+    yarn = {"type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0, "truncate": False}
+    latent = {**common, "kv_lora_rank": 32, "q_lora_rank": 16, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+              "n_routed_experts": 8, "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4,
+              "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "rope_scaling": yarn}
+    for name, config in [
+            ("DeepseekV3ForCausalLM", {**latent, "num_nextn_predict_layers": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
+            ("DeepseekV2ForCausalLM", {**latent, "topk_method": "group_limited_greedy"}),
+            ("Qwen3MoeForCausalLM", {**common, "num_experts": 8, "moe_intermediate_size": 32, "norm_topk_prob": True,
+                                     "decoder_sparse_step": 2, "mlp_only_layers": [1]}),
+            ("MixtralForCausalLM", {**common, "num_local_experts": 8, "rope_theta": 1e6, "rope_scaling": {**yarn, "attention_factor": 1.5}}),
+            ("GPT2LMHeadModel", {"vocab_size": 256, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 1024, "n_inner": None,
+                                 "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5})]:
+        out.append(json.dumps({"architectures": [name], **config}).encode())
     return out
 
 
