@@ -182,6 +182,7 @@ static void print_phases(const struct bench *b)
         [BT_CPU_PHASE_NORM] = "norm",     [BT_CPU_PHASE_QKV] = "qkv",
         [BT_CPU_PHASE_SCATTER] = "rope",  [BT_CPU_PHASE_ATTN] = "attention",
         [BT_CPU_PHASE_O] = "o",           [BT_CPU_PHASE_GATE_UP] = "gate_up",
+        [BT_CPU_PHASE_ROUTER] = "router", [BT_CPU_PHASE_EXPERTS] = "experts",
         [BT_CPU_PHASE_DOWN] = "down",     [BT_CPU_PHASE_HEAD] = "head"};
     for (int k = 0; k < 2; k++) {
         printf("prompt of %u, ms by phase:", k ? LONG : SHORT);

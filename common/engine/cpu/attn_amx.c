@@ -33,38 +33,38 @@
 
 struct work {
     const struct bt_cpu_attn *a;
-    uint32_t d, rows, cols; /* cols: tiles of 16 queries */
-    uint16_t *q;            /* [cols][d / 32] hi-lo pairs; a tile row holds two dimensions */
-    uint16_t *k;            /* [tokens / 16][d / 32] pairs */
-    uint16_t *v;            /* [d / 16][tokens / 32] pairs */
-    float *s;               /* [cols][tokens][16 queries]; P^T overwrites it */
-    float *o;               /* [cols][d][16] */
-    float *m, *l;           /* [cols][16] */
-    uint32_t *pos;          /* [cols][16] */
-    uint16_t *zero;         /* [d] */
+    uint32_t d, vd, rows, cols; /* d: of K, vd: of V; cols: tiles of 16 queries */
+    uint16_t *q;                /* [cols][d / 32] hi-lo pairs; a tile row holds two dimensions */
+    uint16_t *k;                /* [tokens / 16][d / 32] pairs */
+    uint16_t *v;                /* [vd / 16][tokens / 32] pairs */
+    float *s;                   /* [cols][tokens][16 queries]; P^T overwrites it */
+    float *o;                   /* [cols][vd][16] */
+    float *m, *l;               /* [cols][16] */
+    uint32_t *pos;              /* [cols][16] */
+    uint16_t *zero;             /* [d] */
 };
 
-size_t bt_cpu_attn_amx_scratch(uint32_t d)
+size_t bt_cpu_attn_amx_scratch(uint32_t d, uint32_t vd)
 {
-    size_t pairs = (size_t)ROWS / LANES * (d / 32) + TOKENS / 16 * (d / 32) + d / 16 * STEPS;
-    size_t floats = (size_t)ROWS * (TOKENS + d) + (size_t)3 * ROWS;
+    size_t pairs = (size_t)ROWS / LANES * (d / 32) + TOKENS / 16 * (d / 32) + vd / 16 * STEPS;
+    size_t floats = (size_t)ROWS * (TOKENS + vd) + (size_t)3 * ROWS;
     return pairs * PAIR * sizeof(uint16_t) + floats * sizeof(float) + d * sizeof(uint16_t) + 64;
 }
 
 static void carve(struct work *w, const struct bt_cpu_attn *a)
 {
-    uint32_t d = a->head_dim;
-    *w = (struct work){.a = a, .d = d, .rows = a->n * a->group};
+    uint32_t d = a->head_dim, vd = a->v_dim;
+    *w = (struct work){.a = a, .d = d, .vd = vd, .rows = a->n * a->group};
     w->cols = BT_DIV_UP(w->rows, (uint32_t)LANES);
     w->k = a->scratch;
     w->v = w->k + (size_t)TOKENS / 16 * (d / 32) * PAIR;
-    w->s = (float *)(w->v + (size_t)d / 16 * STEPS * PAIR);
+    w->s = (float *)(w->v + (size_t)vd / 16 * STEPS * PAIR);
     w->m = w->s + (size_t)ROWS * TOKENS;
     w->l = w->m + ROWS;
     w->pos = (uint32_t *)(w->l + ROWS);
     w->q = (uint16_t *)(w->pos + ROWS);
     w->o = (float *)(w->q + (size_t)ROWS / LANES * (d / 32) * PAIR);
-    w->zero = (uint16_t *)(w->o + (size_t)ROWS * d);
+    w->zero = (uint16_t *)(w->o + (size_t)ROWS * vd);
     memset(w->zero, 0, d * sizeof(*w->zero));
 }
 
@@ -121,8 +121,8 @@ static void pack_q(struct work *w, float scale)
     }
 }
 
-/* Pointers to the rows of a tile of K (or of V, which follows K); rows behind the last token point
- * to zeros. */
+/* Pointers to the rows of a tile of K or V, which begins `plane` bytes behind a segment; rows
+ * behind the last token point to zeros. */
 static void tile_rows(const struct work *w, uint32_t t0, uint32_t valid, size_t plane,
                       const uint16_t **rows)
 {
@@ -130,8 +130,8 @@ static void tile_rows(const struct work *w, uint32_t t0, uint32_t valid, size_t 
     uint32_t page = t0 / a->page_tokens, off = t0 % a->page_tokens;
     for (uint32_t t = 0; t < valid; page++, off = 0) {
         const uint8_t *seg = a->kv + (size_t)(a->pages[page] - 1) * a->seg_bytes;
-        const uint16_t *at = (const uint16_t *)(seg + a->head_off + plane) + (size_t)off * w->d;
-        for (; t < valid && off < a->page_tokens; t++, off++, at += w->d) {
+        const uint16_t *at = (const uint16_t *)(seg + plane) + (size_t)off * a->row;
+        for (; t < valid && off < a->page_tokens; t++, off++, at += a->row) {
             rows[t] = at;
         }
     }
@@ -160,7 +160,7 @@ static void pack_k(struct work *w, const uint16_t *const *rows)
 static void pack_v(struct work *w, const uint16_t *const *rows)
 {
     for (uint32_t step = 0; step < STEPS; step++) {
-        for (uint32_t c = 0; c < w->d / 16; c++) {
+        for (uint32_t c = 0; c < w->vd / 16; c++) {
             uint16_t *to = w->v + ((size_t)c * STEPS + step) * PAIR;
             __m512i hi[16], lo[16];
             for (uint32_t j = 0; j < 16; j++) {
@@ -280,9 +280,9 @@ static inline ALWAYS void values(const struct work *w, uint32_t c, struct soft *
                                  uint32_t per)
 {
     const uint16_t *p = (const uint16_t *)(w->s + (size_t)c * SCORES), *v = w->v;
-    float *o = w->o + (size_t)c * w->d * LANES;
+    float *o = w->o + (size_t)c * w->vd * LANES;
     uint32_t steps = two_halves(w, c, f->t0) ? STEPS : 1;
-    for (uint32_t i = 0; i < w->d; i += 32, o += 32 * LANES, v += 2 * STEPS * PAIR) {
+    for (uint32_t i = 0; i < w->vd; i += 32, o += 32 * LANES, v += 2 * STEPS * PAIR) {
         _tile_loadd(0, o, 64);
         _tile_loadd(1, o + 16 * LANES, 64);
         for (uint32_t step = 0; step < steps; step++) {
@@ -315,10 +315,10 @@ static inline ALWAYS void soft_begin(struct work *w, uint32_t c, bool masked, st
     f->m = _mm512_mask_mov_ps(old, above, top);
     if (above) {
         __m512 alpha = bt_exp2(_mm512_sub_ps(old, f->m));
-        float *o = w->o + (size_t)c * w->d * LANES, *l = w->l + (size_t)c * LANES;
+        float *o = w->o + (size_t)c * w->vd * LANES, *l = w->l + (size_t)c * LANES;
         _mm512_store_ps(l, _mm512_mul_ps(_mm512_load_ps(l), alpha));
         _mm512_store_ps(w->m + (size_t)c * LANES, f->m);
-        for (uint32_t i = 0; i < w->d; i++, o += LANES) {
+        for (uint32_t i = 0; i < w->vd; i++, o += LANES) {
             _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), alpha));
         }
     }
@@ -376,13 +376,13 @@ static void attend(struct work *w, uint32_t t0)
     uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)TOKENS);
     uint32_t first = (t0 > a->pos ? t0 - a->pos : 0) * a->group / LANES;
     struct soft none = {.t0 = t0};
-    tile_rows(w, t0, valid, 0, rows);
+    tile_rows(w, t0, valid, a->k_off, rows);
     pack_k(w, rows);
     scores(w, first, &none, false, 0);
     for (uint32_t c = first; c < w->cols; c++) {
         column(w, c, first, t0, false);
     }
-    tile_rows(w, t0, valid, (size_t)a->page_tokens * w->d * 2, rows);
+    tile_rows(w, t0, valid, a->v_off, rows);
     pack_v(w, rows);
     for (uint32_t c = first; c < w->cols; c++) {
         column(w, c, first, t0, true);
@@ -395,17 +395,18 @@ static void finish(const struct work *w)
 {
     const struct bt_cpu_attn *a = w->a;
     for (uint32_t c = 0; c < w->cols; c++) {
-        const float *o = w->o + (size_t)c * w->d * LANES;
+        const float *o = w->o + (size_t)c * w->vd * LANES;
         __m512 inv = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_load_ps(w->l + (size_t)c * LANES));
-        for (uint32_t i = 0; i < w->d; i += 16, o += 16 * LANES) {
+        for (uint32_t i = 0; i < w->vd; i += 16, o += 16 * LANES) {
             __m512i x[16];
             for (uint32_t j = 0; j < 16; j++) {
                 x[j] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(o + j * LANES), inv));
             }
             bt_transpose16(x);
             for (uint32_t j = 0; j < BT_MIN(w->rows - c * LANES, (uint32_t)LANES); j++) {
-                uint32_t r = c * LANES + j, col = a->out_col + r % a->group * w->d + i;
-                uint16_t *to = (uint16_t *)a->out +
+                uint32_t r = c * LANES + j, head = r % a->group;
+                uint32_t col = a->out_col + head * a->out_step + i;
+                uint16_t *to = a->out + head * a->out_next +
                                bt_act_row(a->out_row + r / a->group, a->out_width, 2) +
                                bt_act_col(col, 2);
                 __m512 v = _mm512_castsi512_ps(x[j]);
@@ -423,7 +424,7 @@ void bt_cpu_attn_amx(const struct bt_cpu_attn *a)
     struct work w;
     carve(&w, a);
     bt_packed_tile_config();
-    memset(w.o, 0, (size_t)w.cols * LANES * w.d * sizeof(*w.o));
+    memset(w.o, 0, (size_t)w.cols * LANES * w.vd * sizeof(*w.o));
     for (uint32_t r = 0; r < w.cols * LANES; r++) {
         w.m[r] = -1e30f;
         w.l[r] = 0;

@@ -12,6 +12,9 @@
 #include "common/engine/host_calls.h"
 
 #define KV_BYTES_DEF (1ull << 30)
+/* Rows of one attention item of MLA: with them, queries and results of 576 and 512 columns take
+ * about 1 MB, which stays in the second-level cache. */
+#define MLA_ROWS 192
 
 static uint32_t usable_cores(void)
 {
@@ -37,6 +40,14 @@ static void cpu_close(struct bt_engine *e)
     free(e->y2);
     free(e->a);
     free(e->a2);
+    free(e->ae);
+    free(e->q);
+    free(e->head_out);
+    free(e->head_act);
+    free(e->uses);
+    free(e->by_expert);
+    free(e->first_use);
+    free(e->sum);
     free(e->scratch);
     free(e->logits);
     free(e);
@@ -77,40 +88,124 @@ static void *buffer(size_t rows, size_t cols, size_t item)
     return p;
 }
 
+/* Heads of one attention item: those of a KV head. MLA has one KV head for all, so they are
+ * divided: the largest divisor of their number up to `most`. */
+static uint32_t attn_group(const struct bt_model_config *c, uint32_t most)
+{
+    uint32_t group = c->mla.kv_rank ? BT_MIN(c->heads, most) : c->heads / c->kv_heads;
+    while (c->heads % group != 0) {
+        group--;
+    }
+    return group;
+}
+
+static bool open_attention(struct bt_engine *e, size_t rows)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_model_mla *m = &c->mla;
+    bool mla = m->kv_rank != 0;
+    uint32_t d = mla ? m->kv_rank + m->rope : c->head_dim, vd = mla ? m->kv_rank : d;
+    bool amx = bt_gemm_isa() == BT_ISA_AMX && d % 32 == 0 && vd % 32 == 0;
+    e->attn = amx ? bt_cpu_attn_amx : e->k->attn;
+    e->attn_rows = !amx ? BT_CPU_ROWS_MAX : mla ? MLA_ROWS : BT_CPU_AMX_ROWS;
+    e->attn_group = attn_group(c, BT_CPU_ROWS_MAX);
+    e->scratch_bytes =
+        BT_ALIGN_UP(amx ? bt_cpu_attn_amx_scratch(d, vd) : bt_cpu_attn_scratch(d, vd), (size_t)64);
+    e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
+    if (mla) {
+        size_t act = bt_cpu_act_bytes(e->k, rows, BT_MAX(m->kv_rank, m->nope), 2);
+        e->head_act_elems = act / 2;
+        e->head_act = buffer(c->heads, act, 1);
+        e->head_out_floats = rows * BT_MAX(m->kv_rank, m->v);
+        e->head_out = buffer((size_t)e->threads, e->head_out_floats, 4);
+        e->q = buffer(rows, (size_t)c->heads * d, 4);
+    }
+    uint32_t rope = bt_model_rope_dim(c);
+    e->inv_freq = bt_malloc(rope / 2 * sizeof(float));
+    e->rope = malloc(c->gpt2 ? 1 : (size_t)c->max_model_len * rope * sizeof(float));
+    if (!c->gpt2) {
+        bt_model_rope_inv_freq(c, e->inv_freq);
+    }
+    return e->scratch && e->rope && (!mla || (e->head_act && e->head_out && e->q));
+}
+
+static bool open_experts(struct bt_engine *e, size_t rows)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_model_experts *x = &c->experts;
+    if (x->n == 0) {
+        return true;
+    }
+    e->uses = bt_calloc(rows * x->used, sizeof(*e->uses));
+    e->by_expert = bt_calloc(rows * x->used, sizeof(*e->by_expert));
+    e->first_use = bt_calloc(x->n + 1, sizeof(*e->first_use));
+    e->sum = buffer(rows, c->hidden, 4);
+    return e->sum != NULL;
+}
+
+/* Columns of the widest product that is kept in f32. */
+static size_t widest_product(const struct bt_engine *e)
+{
+    const struct bt_model_config *c = &e->model.config;
+    const struct bt_model_experts *x = &c->experts;
+    size_t q = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
+    size_t in = BT_MAX(BT_MAX(c->intermediate, x->intermediate), x->shared);
+    size_t most = c->mla.kv_rank ? BT_MAX(BT_MAX(q, (size_t)c->mla.q_rank),
+                                          (size_t)c->mla.kv_rank + c->mla.rope)
+                                 : q + 2 * kv;
+    most = BT_MAX(most, (size_t)x->n);
+    most = BT_MAX(most, x->n ? (size_t)c->hidden : 0);
+    most = BT_MAX(most, c->gpt2 ? in : 0);
+    return bt_gemm_fuses(e->gemm) ? most : BT_MAX(most, 2 * in);
+}
+
 static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                                 size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
     size_t rows = bt_gemm_rows(conf->max_rows);
-    size_t q = (size_t)c->heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
-    bool amx = bt_gemm_isa() == BT_ISA_AMX && c->head_dim % 32 == 0;
-    e->attn = amx ? bt_cpu_attn_amx : e->k->attn;
-    e->attn_rows = amx ? BT_CPU_AMX_ROWS : BT_CPU_ROWS_MAX;
-    e->scratch_bytes = BT_ALIGN_UP(
-        amx ? bt_cpu_attn_amx_scratch(c->head_dim) : bt_cpu_attn_scratch(c->head_dim), (size_t)64);
-    e->inv_freq = bt_malloc(c->head_dim / 2 * sizeof(float));
-    bt_model_rope_inv_freq(c, e->inv_freq);
-    e->rope = malloc((size_t)c->max_model_len * c->head_dim * sizeof(float));
+    uint32_t in = BT_MAX(BT_MAX(c->intermediate, c->experts.intermediate), c->experts.shared);
+    uint32_t o = c->heads * (c->mla.kv_rank ? c->mla.v : c->head_dim);
+    bool fuses = bt_gemm_fuses(e->gemm), ok = open_attention(e, rows) && open_experts(e, rows);
     e->tokens = bt_calloc(conf->max_rows, sizeof(*e->tokens));
     e->items = bt_calloc(conf->max_rows, sizeof(*e->items));
     e->kept = bt_calloc(conf->max_rows, sizeof(*e->kept));
     e->x = buffer(rows, c->hidden, 4);
-    bool fuses = bt_gemm_fuses(e->gemm);
-    e->y = buffer(rows, fuses ? q + 2 * kv : BT_MAX(q + 2 * kv, (size_t)2 * c->intermediate), 4);
-    if (fuses) {
-        e->a2 = buffer(bt_cpu_act_bytes(e->k, rows, c->intermediate, e->mlp_acts), 1, 1);
-    } else {
-        e->y2 = buffer(rows, c->hidden, 4);
-    }
-    uint32_t widest = BT_MAX((uint32_t)q, BT_MAX(c->intermediate, c->hidden));
-    e->a = buffer(bt_cpu_act_bytes(e->k, rows, widest, 2), 1, 1);
-    e->scratch = buffer((size_t)e->threads, e->scratch_bytes, 1);
-    if (!e->rope || !e->x || !e->y || !(e->a2 || e->y2) || !e->a || !e->scratch) {
-        snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower engine.max_rows",
+    e->y = buffer(rows, widest_product(e), 4);
+    e->y2 = fuses ? NULL : buffer(rows, c->hidden, 4);
+    e->a = buffer(bt_cpu_act_bytes(e->k, rows, BT_MAX(o, c->hidden), 2), 1, 1);
+    e->a2 = buffer(bt_cpu_act_bytes(e->k, rows, in, e->mlp_acts), 1, 1);
+    uint32_t other = BT_MAX(c->experts.n ? c->hidden : 0, c->mla.q_rank);
+    e->ae = other ? buffer(bt_cpu_act_bytes(e->k, rows, other, 2), 1, 1) : NULL;
+    if (!ok || !e->x || !e->y || !(fuses || e->y2) || !e->a || !e->a2 || (other && !e->ae)) {
+        snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
                  conf->max_rows);
         return BT_ERR_NO_MEMORY;
     }
     return BT_OK;
+}
+
+/* What the kernels take. */
+static bt_status_t check_model(const struct bt_model_config *c, const char *dir, char *err,
+                               size_t err_cap)
+{
+    const struct bt_model_mla *m = &c->mla;
+    char what[128] = "";
+    if (m->kv_rank == 0 && c->heads / c->kv_heads > BT_CPU_ROWS_MAX) {
+        snprintf(what, sizeof(what),
+                 "num_key_value_heads: more than %d query heads for one KV head", BT_CPU_ROWS_MAX);
+    } else if (m->kv_rank && (m->kv_rank % 16 || m->nope % 16 || m->v % 16 || m->rope % 16)) {
+        snprintf(what, sizeof(what),
+                 "kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim that are not "
+                 "multiples of 16");
+    } else if (c->experts.n > BT_CPU_EXPERTS_MAX) {
+        snprintf(what, sizeof(what), "more than %d experts", BT_CPU_EXPERTS_MAX);
+    }
+    if (what[0] == 0) {
+        return BT_OK;
+    }
+    snprintf(err, err_cap, "%s/config.json: the cpu engine does not support %s", dir, what);
+    return BT_ERR_UNSUPPORTED;
 }
 
 static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
@@ -121,12 +216,9 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     if (st != BT_OK) {
         return st;
     }
-    if (c->heads / c->kv_heads > BT_CPU_ROWS_MAX) {
-        snprintf(err, err_cap,
-                 "%s/config.json: num_key_value_heads: more than %d query heads for "
-                 "one KV head are not supported by the cpu engine",
-                 conf->model_dir, BT_CPU_ROWS_MAX);
-        return BT_ERR_UNSUPPORTED;
+    st = check_model(c, conf->model_dir, err, err_cap);
+    if (st != BT_OK) {
+        return st;
     }
     struct bt_engine_info info = {.size = sizeof(info),
                                   .abi = BT_ENGINE_ABI,

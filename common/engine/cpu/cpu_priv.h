@@ -1,4 +1,5 @@
-/* The CPU engine's inside: shared by cpu.c (calls), weights.c (loading), forward.c (the step). */
+/* The CPU engine's inside: shared by cpu.c (calls), weights.c (loading), forward.c (the step) with
+ * attention.c and mlp.c (its two halves of a layer). */
 #ifndef BT_ENGINE_CPU_PRIV_H
 #define BT_ENGINE_CPU_PRIV_H
 
@@ -9,23 +10,48 @@
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"
 
-/* One decoder layer; what an architecture lacks is NULL. */
+/* Of an MLP or of one expert; `in` is gate and up, or GPT-2's single first matrix. */
+struct bt_cpu_mlp {
+    struct bt_linear *in;   /* hidden -> 2 * intermediate, or intermediate */
+    struct bt_linear *down; /* intermediate -> hidden */
+};
+
+/* Multi-head latent attention, in its absorbed form (attention.c). */
+struct bt_cpu_mla {
+    struct bt_linear *q_a;   /* hidden -> q_rank; NULL: q_b takes the hidden state */
+    float *q_a_norm;         /* [q_rank] */
+    struct bt_linear *q_b;   /* q_rank or hidden -> heads * head_dim */
+    struct bt_linear *kv_a;  /* hidden -> kv_rank + rope */
+    float *kv_a_norm;        /* [kv_rank] */
+    struct bt_linear **k_up; /* [heads] nope -> kv_rank */
+    struct bt_linear **v_up; /* [heads] kv_rank -> v */
+};
+
+/* One decoder layer; what an architecture or layer lacks is NULL. */
 struct bt_cpu_layer {
-    float *norm_attn, *norm_mlp; /* [hidden] */
-    struct bt_linear *qkv;       /* hidden -> (heads + 2 kv_heads) * head_dim */
-    float *qkv_bias;             /* [(heads + 2 kv_heads) * head_dim] */
-    float *q_norm, *k_norm;      /* [head_dim] */
-    struct bt_linear *o;         /* heads * head_dim -> hidden */
-    struct bt_linear *gate_up;   /* hidden -> 2 * intermediate */
-    struct bt_linear *down;      /* intermediate -> hidden */
+    float *norm_attn, *norm_mlp;           /* [hidden] */
+    float *norm_attn_bias, *norm_mlp_bias; /* [hidden] */
+    struct bt_linear *qkv;                 /* hidden -> (heads + 2 kv_heads) * head_dim */
+    float *qkv_bias;                       /* [(heads + 2 kv_heads) * head_dim] */
+    float *q_norm, *k_norm;                /* [head_dim] */
+    struct bt_cpu_mla mla;
+    struct bt_linear *o; /* heads * head_dim (MLA: heads * v) -> hidden */
+    float *o_bias;       /* [hidden] */
+    struct bt_cpu_mlp mlp;
+    float *up_bias, *down_bias; /* [intermediate], [hidden] */
+    struct bt_linear *router;   /* hidden -> experts */
+    float *router_bias;         /* [experts] */
+    struct bt_cpu_mlp *experts; /* [experts] */
+    struct bt_cpu_mlp shared;   /* the expert that every token uses */
 };
 
 struct bt_cpu_model {
     struct bt_model_config config;
     uint16_t *embed;    /* [vocab, hidden] bf16 */
     uint16_t *embed_lo; /* what bf16 could not hold of it, or NULL */
+    float *positions;   /* [max_model_len, hidden], or NULL */
     struct bt_cpu_layer *layers;
-    float *norm; /* [hidden] */
+    float *norm, *norm_bias; /* [hidden] */
     struct bt_linear *lm_head;
 };
 
@@ -44,7 +70,17 @@ struct bt_cpu_kept { /* what the logits of a row are for */
     uint32_t sample; /* a sample: index + 1; 0: none */
 };
 
+#define BT_CPU_EXPERTS_MAX 1024
+
+/* A token's use of an expert. */
+struct bt_cpu_use {
+    uint32_t expert;
+    float weight;
+};
+
 #define BT_CPU_LOGIT_ROWS 64 /* rows of logits at a time for prompt logprobs */
+/* Light loops use other threads from about this many floats on. */
+#define BT_CPU_PARALLEL_FLOATS 32768u
 
 struct bt_engine {
     struct bt_host host;
@@ -52,10 +88,11 @@ struct bt_engine {
     const struct bt_cpu_kernels *k;
     void (*attn)(const struct bt_cpu_attn *a); /* k's, or the one on AMX */
     uint32_t attn_rows;                        /* rows (token, head) of one attention item */
+    uint32_t attn_group;                       /* heads of one attention item */
     struct bt_gemm *gemm;
     int threads;
-    float *inv_freq; /* [head_dim / 2] */
-    float *rope;     /* [max_model_len][head_dim]: cosines, sines; filled below rope_n */
+    float *inv_freq; /* [rope_dim / 2] */
+    float *rope;     /* [max_model_len][rope_dim]: cosines, sines; filled below rope_n */
     uint32_t rope_n;
     struct bt_cpu_token *tokens; /* [max_rows] */
     struct bt_cpu_item *items;   /* [max_rows] */
@@ -64,14 +101,70 @@ struct bt_engine {
     float *y;                    /* [rows, widest product], f32 */
     uint32_t mlp_acts;           /* parts of act in gate, up and down; 2 elsewhere */
     void *a;                     /* act [rows, widest input] */
-    void *a2;                    /* act [rows, intermediate], if products fuse SwiGLU */
-    float *y2;                   /* [rows, hidden], if they do not */
-    float *logits;    /* [BT_CPU_LOGIT_ROWS, vocab], once prompt logprobs are asked for */
-    uint8_t *scratch; /* [threads] attention */
+    void *a2;                    /* act [rows, widest intermediate] */
+    float *y2;                   /* [rows, hidden]: a product that was not added to x */
+    /* MLA */
+    float *q;           /* [rows][heads][kv_rank + rope]: queries against latents */
+    float *head_out;    /* [threads or 1][rows][widest product of a head] */
+    uint16_t *head_act; /* [heads] acts of [rows, kv_rank] */
+    size_t head_act_elems, head_out_floats;
+    /* experts */
+    struct bt_cpu_use *uses; /* [rows][used] */
+    uint32_t *by_expert;     /* [rows * used]: indices into uses, expert by expert */
+    uint32_t *first_use;     /* [experts + 1]: where an expert's begin */
+    float *sum;              /* [rows, hidden]: of the experts */
+    void *ae;                /* act [rows, hidden or q_rank]: input of one expert; MLA: of q_b */
+    float *logits;           /* [BT_CPU_LOGIT_ROWS, vocab], once prompt logprobs are asked for */
+    uint8_t *scratch;        /* [threads] attention */
     size_t scratch_bytes;
     uint64_t phase_ns[BT_CPU_PHASES], phase_at; /* ended phases; when the current one began */
     bool failed;                                /* oneDNN reported an error: sticky */
 };
+
+/* One call of forward on its way. */
+struct bt_cpu_step {
+    struct bt_engine *e;
+    const struct bt_engine_batch *b;
+    uint32_t n;       /* rows of the matrices */
+    uint32_t n_items; /* attention blocks */
+    uint32_t n_prompt_out;
+    uint64_t attn_work;
+};
+
+static inline int bt_cpu_threads(const struct bt_engine *e, uint64_t floats)
+{
+    return floats < BT_CPU_PARALLEL_FLOATS ? 1 : e->threads;
+}
+
+/* What norm must still add to x: the result of the last product, unless that product added it
+ * itself. */
+static inline const float *bt_cpu_residual(const struct bt_engine *e)
+{
+    return bt_gemm_fuses(e->gemm) ? NULL : e->y2;
+}
+
+/* forward.c. Ends a phase. A step reads the clock some hundred times, which takes microseconds of
+ * its milliseconds. */
+void bt_cpu_phase(struct bt_engine *e, enum bt_cpu_phase ended);
+/* x += add (NULL: nothing); a = act(norm(x)) of `parts` parts, all rows. bias: LayerNorm's; NULL:
+ * RMSNorm. */
+void bt_cpu_norm_rows(struct bt_cpu_step *s, const float *add, const float *w, const float *bias,
+                      uint32_t parts);
+/* x += the product of act (all rows), or y2 = it where products do not add; then bias, or NULL. */
+bt_status_t bt_cpu_project(struct bt_cpu_step *s, struct bt_linear *l, const void *act,
+                           const float *bias) BT_MUST_CHECK;
+
+/* attention.c. Divides n query tokens of a sequence into blocks for threads: rows from `first` of
+ * the step, from `out` of the result. */
+void bt_cpu_attn_items(struct bt_cpu_step *s, uint32_t first, uint32_t out, uint32_t n,
+                       uint32_t pos, uint32_t slot);
+/* a = norm(x) -> queries, and the layer's K and V (MLA: latents) in their pages. ERR_DEVICE. */
+bt_status_t bt_cpu_attn_inputs(struct bt_cpu_step *s, uint32_t layer) BT_MUST_CHECK;
+/* Attention over the pages of `layer`, and its output product: x += . ERR_DEVICE. */
+bt_status_t bt_cpu_attn_outputs(struct bt_cpu_step *s, uint32_t layer) BT_MUST_CHECK;
+
+/* mlp.c. x += MLP or experts of norm(x). ERR_DEVICE. */
+bt_status_t bt_cpu_mlp(struct bt_cpu_step *s, uint32_t layer) BT_MUST_CHECK;
 
 /* mlp_acts: parts of act in gate, up and down. */
 bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g, uint32_t mlp_acts,

@@ -179,6 +179,31 @@ static void N(norm)(float *x, const float *add, const float *w, void *out, uint3
     N(act_tail)(o, parts, n, rest);
 }
 
+static void N(layer_norm)(float *x, const float *add, const float *w, const float *bias, void *out,
+                          uint32_t parts, uint32_t n, float eps)
+{
+    float sum = 0, squares = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] += add ? add[i] : 0.0f;
+        sum += x[i];
+    }
+    float mean = sum / (float)n;
+    for (uint32_t i = 0; i < n; i++) {
+        squares += (x[i] - mean) * (x[i] - mean);
+    }
+    float s = 1.0f / sqrtf(squares / (float)n + eps);
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        vf v = (V_LOAD(x + i) - V_SET(mean)) * V_SET(s) * V_LOAD(w + i) + V_LOAD(bias + i);
+        N(act_store)(out, parts, i, v);
+    }
+    float rest[VL] = {0};
+    for (uint32_t j = i; j < n; j++) {
+        rest[j - i] = (x[j] - mean) * s * w[j] + bias[j];
+    }
+    N(act_tail)(out, parts, n, rest);
+}
+
 /* d is a multiple of 16, so d / 2 is one of 8: the two halves go by 8 or fewer lanes. */
 static void N(head)(float *h, const float *bias, const float *w, const float *cs, uint32_t d,
                     float eps)
@@ -199,12 +224,7 @@ static void N(head)(float *h, const float *bias, const float *w, const float *cs
         }
     }
     if (cs) {
-        uint32_t half = d / 2;
-        for (uint32_t i = 0; i < half; i++) {
-            float a = h[i], b = h[half + i];
-            h[i] = a * cs[i] - b * cs[half + i];
-            h[half + i] = b * cs[i] + a * cs[half + i];
-        }
+        bt_cpu_rope(h, cs, d, false);
     }
 }
 
@@ -232,13 +252,41 @@ static void N(swiglu)(const float *gu, void *out, uint32_t n)
     N(act_tail)(o, 2, n, rest);
 }
 
+static void N(to_act)(const float *x, void *row, uint32_t col, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += VL) {
+        N(act_store)(row, 2, col + i, V_LOAD(x + i));
+    }
+}
+
+/* x (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3) */
+static inline vf N(v_gelu)(vf x)
+{
+    vf u = x * V_SET(0.7978845608f) * (V_SET(1.0f) + V_SET(0.044715f) * x * x);
+    return x / (V_SET(1.0f) + N(v_exp2)(u * V_SET(-2.0f * 1.44269504f)));
+}
+
+static void N(gelu)(const float *x, const float *bias, void *out, uint32_t parts, uint32_t n)
+{
+    uint32_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        N(act_store)(out, parts, i, N(v_gelu)(V_LOAD(x + i) + V_LOAD(bias + i)));
+    }
+    float rest[VL] = {0};
+    for (uint32_t j = i; j < n; j++) {
+        rest[j - i] = x[j] + bias[j];
+    }
+    V_STORE(rest, N(v_gelu)(V_LOAD(rest)));
+    N(act_tail)(out, parts, n, rest);
+}
+
 /* ---- attention ---- */
 
 /* Pointers to the K (or V) rows of the tile's tokens; behind the last valid one a row of zeros. */
 static inline void N(tile_rows)(const struct bt_cpu_attn *a, uint32_t t0, uint32_t valid,
                                 size_t plane_off, const uint16_t *zero, const uint16_t **rows)
 {
-    uint32_t d = a->head_dim, t = 0;
+    uint32_t d = a->row, t = 0;
     while (t < valid) {
         uint32_t page = (t0 + t) / a->page_tokens, off = (t0 + t) % a->page_tokens;
         uint32_t run = BT_MIN(a->page_tokens - off, valid - t);
@@ -427,18 +475,18 @@ static inline void softmax_row(float *s, uint32_t from, uint32_t valid, float sc
 
 static void N(attn)(const struct bt_cpu_attn *a)
 {
-    uint32_t d = a->head_dim, rows = a->n * a->group;
-    float *o = a->scratch;                         /* [rows][d] */
-    float *m = o + (size_t)BT_CPU_ROWS_MAX * d;    /* [rows] */
+    uint32_t d = a->head_dim, vd = a->v_dim, rows = a->n * a->group;
+    float *o = a->scratch;                         /* [rows][vd] */
+    float *m = o + (size_t)BT_CPU_ROWS_MAX * vd;   /* [rows] */
     float *l = m + BT_CPU_ROWS_MAX;                /* [rows] */
     float *s = l + BT_CPU_ROWS_MAX;                /* [rows][64] */
     float *kt = s + BT_CPU_ROWS_MAX * BT_CPU_TILE; /* tiles */
     float *vt = kt + (size_t)d * BT_CPU_TILE;
-    uint16_t *zero = (uint16_t *)(vt + (size_t)d * BT_CPU_TILE);
+    uint16_t *zero = (uint16_t *)(vt + (size_t)vd * BT_CPU_TILE);
     const uint16_t *ptr[BT_CPU_TILE];
     const float scale = a->scale * 1.44269504f;
 
-    memset(o, 0, (size_t)rows * d * sizeof(*o));
+    memset(o, 0, (size_t)rows * vd * sizeof(*o));
     memset(zero, 0, d * sizeof(*zero));
     for (uint32_t r = 0; r < rows; r++) {
         m[r] = -1e30f;
@@ -450,10 +498,10 @@ static void N(attn)(const struct bt_cpu_attn *a)
     for (uint32_t t0 = start / BT_CPU_TILE * BT_CPU_TILE; t0 < a->pos + a->n; t0 += BT_CPU_TILE) {
         uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)BT_CPU_TILE);
         uint32_t first = t0 > a->pos ? t0 - a->pos : 0; /* tokens before see none of the tile */
-        N(tile_rows)(a, t0, valid, a->head_off, zero, ptr);
+        N(tile_rows)(a, t0, valid, a->k_off, zero, ptr);
         N(pack_k)(ptr, d, kt);
-        N(tile_rows)(a, t0, valid, a->head_off + (size_t)a->page_tokens * d * 2, zero, ptr);
-        N(pack_v)(ptr, d, vt);
+        N(tile_rows)(a, t0, valid, a->v_off, zero, ptr);
+        N(pack_v)(ptr, vd, vt);
         uint32_t r0 = first * a->group;
         memset(s + (size_t)r0 * BT_CPU_TILE, 0, (size_t)(rows - r0) * BT_CPU_TILE * sizeof(*s));
         for (uint32_t i = first; i < a->n; i++) {
@@ -465,21 +513,23 @@ static void N(attn)(const struct bt_cpu_attn *a)
             uint32_t see = BT_MIN(q + 1 - t0, (uint32_t)BT_CPU_TILE);
             uint32_t from = a->window && q + 1 > a->window + t0 ? q + 1 - a->window - t0 : 0;
             softmax_row(s + (size_t)r * BT_CPU_TILE, from, see, scale, &m[r], &l[r],
-                        o + (size_t)r * d, d);
+                        o + (size_t)r * vd, vd);
         }
-        tile_matmul(s + (size_t)r0 * BT_CPU_TILE, BT_CPU_TILE, vt, d, BT_CPU_TILE,
-                    o + (size_t)r0 * d, rows - r0);
+        tile_matmul(s + (size_t)r0 * BT_CPU_TILE, BT_CPU_TILE, vt, vd, BT_CPU_TILE,
+                    o + (size_t)r0 * vd, rows - r0);
     }
     for (uint32_t r = 0; r < rows; r++) {
-        uint32_t row = a->out_row + r / a->group, col = a->out_col + r % a->group * d;
+        uint32_t row = a->out_row + r / a->group, head = r % a->group;
+        uint32_t col = a->out_col + head * a->out_step;
+        bt_act_t *out = (bt_act_t *)(a->out + head * a->out_next);
 #if BF16
-        bt_act_t *out = (bt_act_t *)a->out + bt_act_row(row, a->out_width, 2);
+        out += bt_act_row(row, a->out_width, 2);
 #else
-        bt_act_t *out = (bt_act_t *)a->out + (size_t)row * a->out_width;
+        out += (size_t)row * a->out_width;
 #endif
         vf inv = V_SET(1.0f / l[r]);
-        for (uint32_t i = 0; i < d; i += VL) {
-            N(act_store)(out, 2, col + i, V_LOAD(o + (size_t)r * d + i) * inv);
+        for (uint32_t i = 0; i < vd; i += VL) {
+            N(act_store)(out, 2, col + i, V_LOAD(o + (size_t)r * vd + i) * inv);
         }
     }
 }
@@ -488,9 +538,12 @@ const struct bt_cpu_kernels N(bt_cpu_kernels) = {
     .name = BT_CPU_STR(SET),
     .bf16 = BF16,
     .norm = N(norm),
+    .layer_norm = N(layer_norm),
     .head = N(head),
+    .to_act = N(to_act),
     .to_f16 = N(to_f16),
     .swiglu = N(swiglu),
+    .gelu = N(gelu),
     .attn = N(attn),
 };
 

@@ -15,6 +15,8 @@ enum bt_cpu_phase {
     BT_CPU_PHASE_O,
     BT_CPU_PHASE_GATE_UP, /* with SwiGLU */
     BT_CPU_PHASE_DOWN,
+    BT_CPU_PHASE_ROUTER,
+    BT_CPU_PHASE_EXPERTS,
     BT_CPU_PHASE_HEAD,
     BT_CPU_PHASES
 };

@@ -26,6 +26,19 @@ static float dummy_value(struct loader *l, uint32_t cols)
     return bt_f32_of_bf16(bt_bf16_of_f32(v));
 }
 
+/* [cols, rows] becomes [rows, cols]. */
+static void turn(float *w, uint32_t rows, uint32_t cols)
+{
+    float *old = bt_malloc((size_t)rows * cols * sizeof(*old));
+    memcpy(old, w, (size_t)rows * cols * sizeof(*old));
+    for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t c = 0; c < cols; c++) {
+            w[(size_t)r * cols + c] = old[(size_t)c * rows + r];
+        }
+    }
+    free(old);
+}
+
 /* All parts one below the other, in f32; the caller frees. */
 static bt_status_t join(struct loader *l, const struct bt_decoder_tensors *d, float **out)
 {
@@ -40,6 +53,9 @@ static bt_status_t join(struct loader *l, const struct bt_decoder_tensors *d, fl
         size_t n = d->parts[i].rows * width;
         if (d->parts[i].t) {
             bt_tensor_values(d->parts[i].t, 0, n, BT_TENSOR_F32, all + at);
+        }
+        if (d->parts[i].t && d->parts[i].transposed) {
+            turn(all + at, d->parts[i].rows, d->cols);
         }
         for (size_t j = 0; !d->parts[i].t && j < n; j++) {
             all[at + j] = dummy_value(l, d->cols);
@@ -72,39 +88,117 @@ static bt_status_t place_embedding(struct loader *l, const float *all, size_t n)
     return BT_OK;
 }
 
+/* Packs a matrix [n, k]. */
+static bt_status_t pack(struct loader *l, const float *w_nk, uint32_t k, uint32_t n, uint32_t acts,
+                        bool swiglu, struct bt_linear **to)
+{
+    const struct bt_linear_spec spec = {.k = k, .n = n, .acts = acts, .swiglu = swiglu};
+    return bt_linear_create(l->g, &spec, w_nk, to, l->err, l->err_cap);
+}
+
+/* MLA's matrix [heads * (nope + v), kv_rank]: a head's first rows make keys from latents; their
+ * transpose takes queries to latents. Its other rows make values. */
+static bt_status_t place_kv_b(struct loader *l, struct bt_cpu_mla *m, const float *all)
+{
+    const struct bt_model_config *c = &l->m->config;
+    uint32_t nope = c->mla.nope, v = c->mla.v, rank = c->mla.kv_rank;
+    float *turned = bt_malloc((size_t)nope * rank * sizeof(*turned));
+    m->k_up = bt_calloc(c->heads, sizeof(*m->k_up));
+    m->v_up = bt_calloc(c->heads, sizeof(*m->v_up));
+    bt_status_t st = BT_OK;
+    for (uint32_t h = 0; st == BT_OK && h < c->heads; h++) {
+        const float *k = all + (size_t)h * (nope + v) * rank;
+        for (uint32_t i = 0; i < nope; i++) {
+            for (uint32_t j = 0; j < rank; j++) {
+                turned[(size_t)j * nope + i] = k[(size_t)i * rank + j];
+            }
+        }
+        st = pack(l, turned, nope, rank, 2, false, &m->k_up[h]);
+        st = st == BT_OK ? pack(l, k + (size_t)nope * rank, rank, v, 2, false, &m->v_up[h]) : st;
+    }
+    free(turned);
+    return st;
+}
+
+/* Where a vector goes; NULL: the item is a matrix. */
+static float **vector_of(struct bt_cpu_model *m, const struct bt_decoder_tensors *d)
+{
+    struct bt_cpu_layer *y = &m->layers[d->layer];
+    float **const vectors[BT_DECODER_ITEMS] = {
+        [BT_DECODER_NORM_ATTN] = &y->norm_attn,
+        [BT_DECODER_NORM_ATTN_BIAS] = &y->norm_attn_bias,
+        [BT_DECODER_NORM_MLP] = &y->norm_mlp,
+        [BT_DECODER_NORM_MLP_BIAS] = &y->norm_mlp_bias,
+        [BT_DECODER_QKV_BIAS] = &y->qkv_bias,
+        [BT_DECODER_Q_NORM] = &y->q_norm,
+        [BT_DECODER_K_NORM] = &y->k_norm,
+        [BT_DECODER_Q_A_NORM] = &y->mla.q_a_norm,
+        [BT_DECODER_KV_A_NORM] = &y->mla.kv_a_norm,
+        [BT_DECODER_O_BIAS] = &y->o_bias,
+        [BT_DECODER_UP_BIAS] = &y->up_bias,
+        [BT_DECODER_DOWN_BIAS] = &y->down_bias,
+        [BT_DECODER_ROUTER_BIAS] = &y->router_bias,
+        [BT_DECODER_NORM] = &m->norm,
+        [BT_DECODER_NORM_BIAS] = &m->norm_bias,
+        [BT_DECODER_POSITIONS] = &m->positions,
+    };
+    return vectors[d->item];
+}
+
+/* Where a product goes; *mlp_p: it is part of an MLP, *swiglu_p: gate and up. */
+static struct bt_linear **product_of(struct bt_cpu_model *m, const struct bt_decoder_tensors *d,
+                                     bool *mlp_p, bool *swiglu_p)
+{
+    struct bt_cpu_layer *y = &m->layers[d->layer];
+    bool routed = d->item == BT_DECODER_EXPERT_GATE_UP || d->item == BT_DECODER_EXPERT_DOWN;
+    if (routed && !y->experts) {
+        y->experts = bt_calloc(m->config.experts.n, sizeof(*y->experts));
+    }
+    struct bt_cpu_mlp *x = routed ? &y->experts[d->expert] : &y->mlp;
+    struct bt_linear **const products[BT_DECODER_ITEMS] = {
+        [BT_DECODER_QKV] = &y->qkv,
+        [BT_DECODER_Q_A] = &y->mla.q_a,
+        [BT_DECODER_Q_B] = &y->mla.q_b,
+        [BT_DECODER_KV_A] = &y->mla.kv_a,
+        [BT_DECODER_O] = &y->o,
+        [BT_DECODER_ROUTER] = &y->router,
+        [BT_DECODER_HEAD] = &m->lm_head,
+        [BT_DECODER_GATE_UP] = &x->in,
+        [BT_DECODER_UP] = &x->in,
+        [BT_DECODER_DOWN] = &x->down,
+        [BT_DECODER_EXPERT_GATE_UP] = &x->in,
+        [BT_DECODER_EXPERT_DOWN] = &x->down,
+        [BT_DECODER_SHARED_GATE_UP] = &y->shared.in,
+        [BT_DECODER_SHARED_DOWN] = &y->shared.down,
+    };
+    *swiglu_p = d->item == BT_DECODER_GATE_UP || d->item == BT_DECODER_EXPERT_GATE_UP ||
+                d->item == BT_DECODER_SHARED_GATE_UP;
+    *mlp_p = *swiglu_p || d->item == BT_DECODER_UP || d->item == BT_DECODER_DOWN ||
+             d->item == BT_DECODER_EXPERT_DOWN || d->item == BT_DECODER_SHARED_DOWN;
+    return products[d->item];
+}
+
 static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
 {
     struct loader *l = arg;
     struct bt_cpu_model *m = l->m;
-    struct bt_cpu_layer *y = &m->layers[d->layer];
-    struct bt_linear **const products[BT_DECODER_ITEMS] = {
-        [BT_DECODER_QKV] = &y->qkv,         [BT_DECODER_O] = &y->o,
-        [BT_DECODER_GATE_UP] = &y->gate_up, [BT_DECODER_DOWN] = &y->down,
-        [BT_DECODER_HEAD] = &m->lm_head,
-    };
-    float **const vectors[BT_DECODER_ITEMS] = {
-        [BT_DECODER_NORM_ATTN] = &y->norm_attn, [BT_DECODER_NORM_MLP] = &y->norm_mlp,
-        [BT_DECODER_QKV_BIAS] = &y->qkv_bias,   [BT_DECODER_Q_NORM] = &y->q_norm,
-        [BT_DECODER_K_NORM] = &y->k_norm,       [BT_DECODER_NORM] = &m->norm,
-    };
-    float *all;
+    float *all, **vector = vector_of(m, d);
     bt_status_t st = join(l, d, &all);
     if (st != BT_OK) {
         return st;
     }
-    if (vectors[d->item]) {
-        *vectors[d->item] = all;
+    if (vector) {
+        *vector = all;
         return BT_OK;
     }
+    bool mlp, swiglu;
+    struct bt_linear **product = product_of(m, d, &mlp, &swiglu);
     if (d->item == BT_DECODER_EMBED) {
         st = place_embedding(l, all, (size_t)d->rows * d->cols);
+    } else if (d->item == BT_DECODER_KV_B) {
+        st = place_kv_b(l, &m->layers[d->layer].mla, all);
     } else {
-        bool mlp = d->item == BT_DECODER_GATE_UP || d->item == BT_DECODER_DOWN;
-        const struct bt_linear_spec spec = {.k = d->cols,
-                                            .n = (uint32_t)d->rows,
-                                            .acts = mlp ? l->mlp_acts : 2,
-                                            .swiglu = d->item == BT_DECODER_GATE_UP};
-        st = bt_linear_create(l->g, &spec, all, products[d->item], l->err, l->err_cap);
+        st = pack(l, all, d->cols, (uint32_t)d->rows, mlp ? l->mlp_acts : 2, swiglu, product);
     }
     free(all);
     return st;
@@ -124,23 +218,58 @@ bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g, uint32_
     return bt_decoder_load(conf, &m->config, place, &l, err, err_cap);
 }
 
+static void mlp_cleanup(struct bt_cpu_mlp *m)
+{
+    bt_linear_destroy(m->in);
+    bt_linear_destroy(m->down);
+}
+
+static void mla_cleanup(struct bt_cpu_mla *m, uint32_t heads)
+{
+    bt_linear_destroy(m->q_a);
+    free(m->q_a_norm);
+    bt_linear_destroy(m->q_b);
+    bt_linear_destroy(m->kv_a);
+    free(m->kv_a_norm);
+    for (uint32_t h = 0; m->k_up && h < heads; h++) {
+        bt_linear_destroy(m->k_up[h]);
+        bt_linear_destroy(m->v_up[h]);
+    }
+    free(m->k_up);
+    free(m->v_up);
+}
+
 void bt_cpu_model_cleanup(struct bt_cpu_model *m)
 {
     for (uint32_t i = 0; m->layers && i < m->config.layers; i++) {
         struct bt_cpu_layer *y = &m->layers[i];
         free(y->norm_attn);
+        free(y->norm_attn_bias);
         free(y->norm_mlp);
+        free(y->norm_mlp_bias);
+        bt_linear_destroy(y->qkv);
         free(y->qkv_bias);
         free(y->q_norm);
         free(y->k_norm);
-        bt_linear_destroy(y->qkv);
+        mla_cleanup(&y->mla, m->config.heads);
         bt_linear_destroy(y->o);
-        bt_linear_destroy(y->gate_up);
-        bt_linear_destroy(y->down);
+        free(y->o_bias);
+        mlp_cleanup(&y->mlp);
+        free(y->up_bias);
+        free(y->down_bias);
+        bt_linear_destroy(y->router);
+        free(y->router_bias);
+        for (uint32_t x = 0; y->experts && x < m->config.experts.n; x++) {
+            mlp_cleanup(&y->experts[x]);
+        }
+        free(y->experts);
+        mlp_cleanup(&y->shared);
     }
     free(m->layers);
     free(m->embed);
     free(m->embed_lo);
+    free(m->positions);
     free(m->norm);
+    free(m->norm_bias);
     bt_linear_destroy(m->lm_head);
 }
