@@ -11,6 +11,7 @@ import shutil
 import sys
 import tarfile
 
+import safetensors.torch
 import torch
 import transformers
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
@@ -30,11 +31,15 @@ def save(model, path, cfg, dtype, **kw):
     with torch.no_grad():
         for n, p in model.named_parameters():
             if p.dim() == 1:  # norms and biases: not the identity that they are initialised to
-                p.copy_(torch.randn_like(p) * 0.3 + (1.0 if "norm" in n else 0.0))
-            elif "embed" in n or "lm_head" in n:
+                scale = ("norm" in n or ".ln_" in n) and n.endswith("weight")
+                p.copy_(torch.randn_like(p) * 0.3 + (1.0 if scale else 0.0))
+            elif "embed" in n or "lm_head" in n or "wte" in n or "wpe" in n:
                 p.copy_(torch.randn_like(p) * 0.5)
-            else:
-                p.copy_(torch.randn_like(p) / p.shape[1] ** 0.5)
+            else:  # GPT-2's matrices are [in, out], all others [out, in] or [experts, out, in]
+                p.copy_(torch.randn_like(p) / p.shape[0 if "transformer.h." in n else -1] ** 0.5)
+        for n, b in model.named_buffers():
+            if "e_score_correction_bias" in n:
+                b.copy_(torch.randn_like(b) * 0.2)
     model.to(dtype)
     model.save_pretrained(path, **kw)
     # One spelling of RoPE in some, the other in others, as checkpoints in the field have them.
@@ -47,8 +52,11 @@ def save(model, path, cfg, dtype, **kw):
         json.dump(c, f, indent=1)
 
 
-def references(path):
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+def opened(path):
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def references(model):
     vocab = model.config.vocab_size
     g = torch.Generator().manual_seed(7)
     rows = []
@@ -88,15 +96,118 @@ def checkpoints(out):
         "tiny-qwen3": (T.Qwen3ForCausalLM, T.Qwen3Config(**base, head_dim=64, tie_word_embeddings=False), torch.bfloat16,
                        {}, {"max_shard_size": "300KB"}),
     }
+    moe = dict(vocab_size=512, hidden_size=128, num_hidden_layers=3, max_position_embeddings=1024, bos_token_id=1,
+               eos_token_id=2, tie_word_embeddings=False)
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+            "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}
+    mla = dict(num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16,
+               v_head_dim=48, intermediate_size=256, moe_intermediate_size=48, rms_norm_eps=1e-5)
+    todo |= {
+        "tiny-deepseek-v2": (T.DeepseekV2ForCausalLM, T.DeepseekV2Config(
+            **moe, **mla, q_lora_rank=None, n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2, n_group=1,
+            topk_group=1, topk_method="greedy", norm_topk_prob=False, routed_scaling_factor=1.0, first_k_dense_replace=1),
+            torch.bfloat16, {}, {}),
+        "tiny-deepseek-v2-groups": (T.DeepseekV2ForCausalLM, T.DeepseekV2Config(
+            **moe, **mla, q_lora_rank=40, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3, n_group=4,
+            topk_group=2, topk_method="group_limited_greedy", norm_topk_prob=False, routed_scaling_factor=4.0,
+            first_k_dense_replace=0), torch.bfloat16, {}, {}),
+        "tiny-deepseek-v3": (T.DeepseekV3ForCausalLM, T.DeepseekV3Config(
+            **moe, **mla, q_lora_rank=48, n_routed_experts=12, n_shared_experts=1, num_experts_per_tok=3, n_group=4,
+            topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, first_k_dense_replace=1, rope_parameters=yarn),
+            torch.bfloat16, {}, {}),
+        "tiny-qwen3-moe": (T.Qwen3MoeForCausalLM, T.Qwen3MoeConfig(
+            **moe, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=192,
+            moe_intermediate_size=48, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, decoder_sparse_step=1,
+            mlp_only_layers=[1], rms_norm_eps=1e-6), torch.bfloat16, {}, {"max_shard_size": "300KB"}),
+        "tiny-mixtral": (T.MixtralForCausalLM, T.MixtralConfig(
+            **moe, num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=96, num_local_experts=5,
+            num_experts_per_tok=2, rms_norm_eps=1e-5, sliding_window=None), torch.bfloat16, {}, {}),
+        "tiny-gpt2": (T.GPT2LMHeadModel, T.GPT2Config(vocab_size=509, n_positions=1024, n_embd=128, n_layer=3, n_head=4,
+                      bos_token_id=1, eos_token_id=2), torch.float32, {}, {}),
+        "tiny-qwen3-yarn": (T.Qwen3ForCausalLM, T.Qwen3Config(
+            **{**base, "head_dim": 32}, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+            "original_max_position_embeddings": 128}, tie_word_embeddings=True), torch.bfloat16, {}, {}),
+    }
     for name, (cls, cfg, dtype, edit, kw) in todo.items():
         path = os.path.join(out, name)
         save(cls(cfg), path, edit, dtype, **kw)
         with open(os.path.join(out, name + ".json"), "w") as f:
-            json.dump(references(path), f)
+            json.dump(references(opened(path)), f)
         print(name, sorted(os.listdir(path)), sum(os.path.getsize(os.path.join(path, x)) for x in os.listdir(path)))
         print("  config", json.load(open(os.path.join(path, "config.json"))))
         rows = json.load(open(os.path.join(out, name + ".json")))
         print("  smallest gaps", [min(r["greedy_top2_gap"]) for r in rows])
+    for name, like, scheme in (("tiny-fp8-blocks", "tiny-deepseek-v3", "blocks"), ("tiny-fp8-tensor", "tiny-llama31", "tensor"),
+                               ("tiny-fp8-channel", "tiny-qwen3", "channel")):
+        fp8(out, name, like, scheme)
+
+
+# Kept in 16 bits by those who publish fp8 checkpoints: everything that is no matrix of a layer, and routers.
+def is_fp8(name, w):
+    return w.dim() == 2 and ".layers." in name and "norm" not in name and not name.endswith(".mlp.gate.weight")
+
+
+def fp8(out, name, like, scheme):
+    """A checkpoint of fp8 weights, made of another one, and the reference outputs of their f32 values: activations are
+    not rounded to fp8."""
+    src, path = os.path.join(out, like), os.path.join(out, name)
+    shutil.copytree(src, path)
+    tensors, values = {}, {}
+    for f in sorted(os.listdir(src)):
+        if f.endswith(".safetensors"):
+            tensors |= safetensors.torch.load_file(os.path.join(src, f))
+            os.remove(os.path.join(path, f))
+        if f.endswith(".index.json"):
+            os.remove(os.path.join(path, f))
+    for n, w in list(tensors.items()):
+        if not is_fp8(n, w):
+            continue
+        w, (rows, cols) = w.float(), w.shape
+        block = {"blocks": (128, 128), "tensor": (rows, cols), "channel": (1, cols)}[scheme]
+        padded = torch.zeros(-(-rows // block[0]) * block[0], -(-cols // block[1]) * block[1])
+        padded[:rows, :cols] = w
+        tiles = padded.view(padded.shape[0] // block[0], block[0], padded.shape[1] // block[1], block[1])
+        scale = tiles.abs().amax((1, 3)).clamp(min=1e-12) / 448.0
+        if scheme == "channel":
+            scale = scale.bfloat16().float()
+        q = (tiles / scale[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+        back = (q.float() * scale[:, None, :, None]).reshape(padded.shape)[:rows, :cols]
+        tensors[n] = q.reshape(padded.shape)[:rows, :cols].contiguous()
+        values[n] = back.contiguous()
+        base = n[:-len(".weight")]
+        if scheme == "blocks":
+            tensors[base + ".weight_scale_inv"] = scale.contiguous()
+        elif scheme == "tensor":
+            tensors[base + ".weight_scale"] = scale.reshape(())
+            tensors[base + ".input_scale"] = torch.tensor(1.0)
+        else:
+            tensors[base + ".weight_scale"] = scale.bfloat16().contiguous()
+    safetensors.torch.save_file(tensors, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
+    plain = os.path.join(out, ".plain")
+    shutil.copytree(src, plain)
+    for f in os.listdir(plain):
+        if "safetensors" in f:
+            os.remove(os.path.join(plain, f))
+    safetensors.torch.save_file({n: values.get(n, t).float() for n, t in tensors.items() if "_scale" not in n},
+                                os.path.join(plain, "model.safetensors"), metadata={"format": "pt"})
+    rows = references(opened(plain))
+    shutil.rmtree(plain)
+    with open(os.path.join(out, name + ".json"), "w") as f:
+        json.dump(rows, f)
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "channel"}
+    quant = {"blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+                        "weight_block_size": [128, 128], "modules_to_not_convert": None},
+             "tensor": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+             "channel": {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+                         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": {
+                             "num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}}},
+                         "kv_cache_scheme": None, "quantization_status": "compressed"}}[scheme]
+    config = os.path.join(path, "config.json")
+    c = json.load(open(config))
+    c["quantization_config"] = quant
+    with open(config, "w") as f:
+        json.dump(c, f, indent=1)
+    print(name, "smallest gaps", [min(r["greedy_top2_gap"]) for r in rows])
 
 
 QWEN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
