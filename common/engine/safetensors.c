@@ -42,11 +42,11 @@ static const struct {
     uint32_t bytes;
     bt_tensor_dtype_t dtype;
 } dtypes[] = {
-    {"BF16", 2, BT_TENSOR_BF16},  {"F32", 4, BT_TENSOR_F32},       {"F16", 2, BT_TENSOR_F16},
-    {"F64", 8, BT_TENSOR_OTHER},  {"I64", 8, BT_TENSOR_OTHER},     {"I32", 4, BT_TENSOR_OTHER},
-    {"I16", 2, BT_TENSOR_OTHER},  {"I8", 1, BT_TENSOR_OTHER},      {"U64", 8, BT_TENSOR_OTHER},
-    {"U32", 4, BT_TENSOR_OTHER},  {"U16", 2, BT_TENSOR_OTHER},     {"U8", 1, BT_TENSOR_OTHER},
-    {"BOOL", 1, BT_TENSOR_OTHER}, {"F8_E4M3", 1, BT_TENSOR_OTHER}, {"F8_E5M2", 1, BT_TENSOR_OTHER},
+    {"BF16", 2, BT_TENSOR_BF16},  {"F32", 4, BT_TENSOR_F32},    {"F16", 2, BT_TENSOR_F16},
+    {"F64", 8, BT_TENSOR_OTHER},  {"I64", 8, BT_TENSOR_OTHER},  {"I32", 4, BT_TENSOR_OTHER},
+    {"I16", 2, BT_TENSOR_OTHER},  {"I8", 1, BT_TENSOR_OTHER},   {"U64", 8, BT_TENSOR_OTHER},
+    {"U32", 4, BT_TENSOR_OTHER},  {"U16", 2, BT_TENSOR_OTHER},  {"U8", 1, BT_TENSOR_OTHER},
+    {"BOOL", 1, BT_TENSOR_OTHER}, {"F8_E4M3", 1, BT_TENSOR_F8}, {"F8_E5M2", 1, BT_TENSOR_OTHER},
 };
 
 static bt_status_t fail(struct bt_weights *w, bt_status_t status, const char *file, const char *fmt,
@@ -477,6 +477,68 @@ void bt_weights_digest(const struct bt_weights *w, uint8_t out[32])
     free(sorted);
 }
 
+static float value_16(const struct bt_tensor *t, uint64_t i)
+{
+    uint16_t b;
+    memcpy(&b, t->data + i * 2, 2); /* data may be at an odd address */
+    if (t->dtype == BT_TENSOR_BF16) {
+        return bt_f32_of_bf16(b);
+    }
+    _Float16 h;
+    memcpy(&h, &b, 2);
+    return (float)h;
+}
+
+/* Value i of a tensor of 16 or 32 bits. */
+static float value(const struct bt_tensor *t, uint64_t i)
+{
+    if (t->dtype != BT_TENSOR_F32) {
+        return value_16(t, i);
+    }
+    float f;
+    memcpy(&f, t->data + i * 4, 4);
+    return f;
+}
+
+/* The scales of an F8 matrix: `<name>_scale_inv` or `<name>_scale`, both to be multiplied with. */
+static bt_status_t want_scale(const struct bt_weights *w, const struct bt_weights_wish *wish,
+                              struct bt_tensor *t, char *err, size_t err_cap)
+{
+    char name[160];
+    const struct bt_tensor *s = NULL;
+    static const char *const ends[] = {"_scale_inv", "_scale"};
+    for (size_t i = 0; !s && i < BT_ARRAY_LEN(ends); i++) {
+        snprintf(name, sizeof(name), "%s%s", wish->name, ends[i]);
+        s = bt_weights_find(w, name);
+    }
+    t->block_rows = BT_MIN(wish->fp8->block_rows, wish->rows);
+    t->block_cols = BT_MIN(wish->fp8->block_cols, wish->cols);
+    uint64_t rows = BT_DIV_UP(wish->rows, t->block_rows),
+             cols = BT_DIV_UP(wish->cols, t->block_cols), n = 1;
+    for (uint32_t i = 0; s && i < s->n_dims; i++) {
+        n *= s->dims[i];
+    }
+    /* One scale may stand in a list or alone, those of rows in a list or a column. */
+    bool fits = s && n == rows * cols && (cols == 1 || (s->n_dims == 2 && s->dims[0] == rows));
+    if (!fits || s->dtype == BT_TENSOR_OTHER || s->dtype == BT_TENSOR_F8) {
+        snprintf(err, err_cap,
+                 "%s/%s: tensor %s is F8_E4M3: %s_scale_inv or %s_scale of BF16, F16 or F32 must "
+                 "have %llu x %llu scales, one for each %u x %u block",
+                 wish->dir, t->file, wish->name, wish->name, wish->name, (unsigned long long)rows,
+                 (unsigned long long)cols, t->block_rows, t->block_cols);
+        return BT_ERR_INVALID;
+    }
+    for (uint64_t i = 0; i < n; i++) {
+        if (!__builtin_isfinite(value(s, i))) {
+            snprintf(err, err_cap, "%s/%s: tensor %s: scale %llu is not a finite number", wish->dir,
+                     s->file, s->name, (unsigned long long)i);
+            return BT_ERR_INVALID;
+        }
+    }
+    t->scale = s;
+    return BT_OK;
+}
+
 bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
                             const struct bt_tensor **t_p, char *err, size_t err_cap)
 {
@@ -502,13 +564,25 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_
     }
     if (t->dtype == BT_TENSOR_OTHER) {
         snprintf(err, err_cap,
-                 "%s/%s: tensor %s: dtype %s is not supported; supported are BF16, F16, F32", dir,
-                 t->file, name, t->dtype_name);
+                 "%s/%s: tensor %s: dtype %s is not supported; supported are BF16, F16, F32 and, "
+                 "with scales, F8_E4M3",
+                 dir, t->file, name, t->dtype_name);
         return BT_ERR_UNSUPPORTED;
     }
-    w->tensors[t - w->tensors].used = true;
-    *t_p = t;
-    return BT_OK;
+    if ((t->dtype == BT_TENSOR_F8) != (wish->fp8 != NULL)) {
+        snprintf(err, err_cap,
+                 "%s/%s: tensor %s: dtype %s, but quantization_config of config.json says that it "
+                 "is %sfp8; correct the list of modules that are not converted",
+                 dir, t->file, name, t->dtype_name, wish->fp8 ? "" : "not ");
+        return BT_ERR_UNSUPPORTED;
+    }
+    struct bt_tensor *found = &w->tensors[t - w->tensors];
+    bt_status_t st = wish->fp8 ? want_scale(w, wish, found, err, err_cap) : BT_OK;
+    if (st == BT_OK) {
+        found->used = true;
+        *t_p = t;
+    }
+    return st;
 }
 
 static bool ends_with(const char *s, const char *end)
@@ -546,16 +620,38 @@ const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t l
     return NULL;
 }
 
-static float value(const struct bt_tensor *t, uint64_t i)
+/* e4m3 (OCP 8-bit floating point): sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f is not
+ * a number. */
+static float f32_of_e4m3(uint8_t b)
 {
-    uint16_t b;
-    memcpy(&b, t->data + i * 2, 2); /* data may be at an odd address */
-    if (t->dtype == BT_TENSOR_BF16) {
-        return bt_f32_of_bf16(b);
+    int e = b >> 3 & 15, m = b & 7;
+    float v = e == 0 ? (float)m * 0x1p-9f : __builtin_ldexpf((float)(8 + m), e - 10);
+    v = (b & 0x7f) == 0x7f ? __builtin_nanf("") : v;
+    return b & 0x80 ? -v : v;
+}
+
+/* Values [from, from + n) of an F8 matrix, run by run of those that share a scale. */
+static void convert_f8(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
+                       void *out)
+{
+    uint64_t cols = t->dims[1], across = BT_DIV_UP(cols, t->block_cols);
+    float table[256];
+    for (int i = 0; i < 256; i++) {
+        table[i] = f32_of_e4m3((uint8_t)i);
     }
-    _Float16 h;
-    memcpy(&h, &b, 2);
-    return (float)h;
+    for (size_t i = 0; i < n;) {
+        uint64_t row = (from + i) / cols, col = (from + i) % cols, block = col / t->block_cols;
+        uint64_t end = BT_MIN((block + 1) * t->block_cols, cols);
+        float scale = value(t->scale, row / t->block_rows * across + block);
+        for (; col < end && i < n; col++, i++) {
+            float f = table[t->data[from + i]] * scale;
+            if (as == BT_TENSOR_F32) {
+                ((float *)out)[i] = f;
+            } else {
+                ((uint16_t *)out)[i] = bt_bf16_of_f32(f);
+            }
+        }
+    }
 }
 
 static void convert(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
@@ -566,13 +662,12 @@ static void convert(const struct bt_tensor *t, uint64_t from, size_t n, bt_tenso
         memcpy(out, t->data + from * item, n * item);
         return;
     }
+    if (t->dtype == BT_TENSOR_F8) {
+        convert_f8(t, from, n, as, out);
+        return;
+    }
     for (size_t i = 0; i < n; i++) {
-        float f;
-        if (t->dtype == BT_TENSOR_F32) {
-            memcpy(&f, t->data + (from + i) * 4, 4);
-        } else {
-            f = value(t, from + i);
-        }
+        float f = value(t, from + i);
         if (as == BT_TENSOR_F32) {
             ((float *)out)[i] = f;
         } else {

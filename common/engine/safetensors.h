@@ -5,6 +5,7 @@
 #define BT_ENGINE_SAFETENSORS_H
 
 #include "common/base/base.h"
+#include "common/engine/model_fp8.h"
 
 #define BT_TENSOR_MAX_DIMS 8
 
@@ -12,7 +13,8 @@ typedef enum {
     BT_TENSOR_BF16 = 0,
     BT_TENSOR_F32 = 1,
     BT_TENSOR_F16 = 2,
-    BT_TENSOR_OTHER = 3
+    BT_TENSOR_F8 = 3, /* e4m3, with scales */
+    BT_TENSOR_OTHER = 4
 } bt_tensor_dtype_t;
 
 struct bt_tensor {
@@ -26,6 +28,10 @@ struct bt_tensor {
     uint64_t bytes;
     uint64_t begin; /* in the file's data area */
     bool used;      /* bt_weights_want has found it */
+    /* Of an F8 matrix that bt_weights_want has found: its scales, one for each block, row of blocks
+     * by row of blocks. */
+    const struct bt_tensor *scale;
+    uint32_t block_rows, block_cols;
 };
 
 struct bt_weights;
@@ -56,12 +62,14 @@ void bt_weights_close(struct bt_weights *w);
 const struct bt_tensor *bt_weights_find(const struct bt_weights *w, const char *name);
 struct bt_weights_wish { /* a tensor that a model's configuration asks for */
     const char *name;
-    uint32_t rows, cols;            /* [rows, cols], or [cols] where rows is 0 */
+    uint32_t rows, cols;           /* [rows, cols], or [cols] where rows is 0 */
+    const struct bt_fp8_form *fp8; /* it must be F8 with scales of this form; NULL: 16 or 32 bits */
     const char *dir, *architecture; /* of the model, for the message; so are its layers */
     uint32_t layers;
 };
-/* Finds it; valid until close. ERR_INVALID: it is missing or of another shape; ERR_UNSUPPORTED: its
- * dtype is none of ours; err names directory or file, tensor and what was wanted. */
+/* Finds it, and its scales if it is F8; valid until close. ERR_INVALID: it is missing or of another
+ * shape, or a scale is not finite; ERR_UNSUPPORTED: its dtype is none of ours or not what the wish
+ * says; err names directory or file, tensor and what was wanted. */
 bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
                             const struct bt_tensor **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
 /* The name of a weight or bias of the first `layers` layers that was not asked for; NULL: there is
