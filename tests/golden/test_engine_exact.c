@@ -5,10 +5,10 @@
 
 #include <unistd.h>
 
-#define MODEL    "deploy/models/shakespeare-llama-6m"
 #define N_PROMPT 611
 #define N_NEW    24
 
+static const char *model = "deploy/models/shakespeare-llama-6m";
 static struct drive d;
 static uint32_t prompt[8][N_PROMPT];
 static struct bt_engine_out expect[N_NEW]; /* one chunk, alone */
@@ -26,11 +26,11 @@ static void same(const struct bt_engine_out *a, const struct bt_engine_out *b, u
 static void open_and_expect(const char *activations)
 {
     uint32_t x = 7;
-    drive_open_with(&d, "cpu", MODEL, "auto", 16, activations);
+    drive_open_with(&d, "cpu", model, "auto", 16, activations);
     for (int s = 0; s < 8; s++) {
         for (int i = 0; i < N_PROMPT; i++) {
             x = x * 1664525u + 1013904223u;
-            prompt[s][i] = (x >> 8) % 2000;
+            prompt[s][i] = (x >> 8) % BT_MIN(2000u, d.info->vocab);
         }
     }
     const struct bt_engine_params p = drive_greedy(20);
@@ -337,7 +337,7 @@ static void test_page_size(void **state)
     need_exact();
     struct drive keep = d;
     const struct bt_engine_params p = drive_greedy(20);
-    drive_open(&d, "cpu", MODEL, 64);
+    drive_open(&d, "cpu", model, 64);
     drive_slot(&d, 0, &p, prompt[0], N_PROMPT, N_NEW);
     struct bt_engine_out o = drive_prefill(&d, 0, prompt[0], 0, N_PROMPT, 2048);
     decode_and_compare(0, &o);
@@ -642,7 +642,7 @@ static void test_null_engine(void **state)
 {
     (void)state;
     struct drive n;
-    drive_open(&n, "null", MODEL, 16);
+    drive_open(&n, "null", model, 16);
     const struct bt_engine_params p = drive_greedy(0);
     uint32_t got[2][8];
     for (int r = 0; r < 2; r++) {
@@ -673,6 +673,56 @@ static void test_bf16_mlp(void **state)
     d = split;
 }
 
+/* Latents, experts, and both; the last tests, for they leave other expectations. */
+static void all_of(const char *path, void **state)
+{
+    need_exact();
+    if (access(path, R_OK) != 0) {
+        skip(); /* beside a checkout only */
+    }
+    struct drive other = d;
+    const char *before = model;
+    model = path;
+    open_and_expect("bf16-mlp");
+    assert_true((d.info->caps & BT_ENGINE_CAP_EXACT) != 0);
+    test_chunks(state);
+    test_neighbours(state);
+    test_mixed(state);
+    test_hand_off(state);
+    test_prefix(state);
+    test_partial_block(state);
+    test_page_size(state);
+    test_fork(state);
+    drive_close(&d);
+    d = other;
+    model = before;
+}
+
+static void test_deepseek(void **state)
+{
+    all_of("../shared/models/shakespeare-deepseek-8m", state);
+}
+
+static void test_deepseek_v2(void **state)
+{
+    all_of("tests/golden/models/tiny-deepseek-v2-groups", state);
+}
+
+static void test_deepseek_v3(void **state)
+{
+    all_of("tests/golden/models/tiny-deepseek-v3", state);
+}
+
+static void test_qwen3_moe(void **state)
+{
+    all_of("tests/golden/models/tiny-qwen3-moe", state);
+}
+
+static void test_gpt2(void **state)
+{
+    all_of("tests/golden/models/tiny-gpt2", state);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -691,6 +741,11 @@ int main(void)
         cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_null_engine),
         cmocka_unit_test(test_bf16_mlp),
+        cmocka_unit_test(test_deepseek),
+        cmocka_unit_test(test_deepseek_v2),
+        cmocka_unit_test(test_deepseek_v3),
+        cmocka_unit_test(test_qwen3_moe),
+        cmocka_unit_test(test_gpt2),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <unistd.h>
 
 #include "common/conf/conf.h"
 
@@ -147,6 +148,14 @@ static void check_model(const char *model, const char *ref)
     json_decref(cases);
 }
 
+static void check_tiny(const char *name)
+{
+    char model[128], ref[128];
+    snprintf(model, sizeof(model), "tests/golden/models/tiny-%s", name);
+    snprintf(ref, sizeof(ref), "%s.json", model);
+    check_model(model, ref);
+}
+
 static void test_llama(void **state)
 {
     (void)state;
@@ -185,6 +194,61 @@ static void test_qwen3(void **state)
     check_model("tests/golden/models/tiny-qwen3", "tests/golden/models/tiny-qwen3.json");
 }
 
+/* MLA: queries by one matrix, softmax router and two shared experts; queries by two, groups of
+ * experts; sigmoid router with bias, groups, YaRN. */
+static void test_deepseek_v2(void **state)
+{
+    (void)state;
+    check_tiny("deepseek-v2");
+    check_tiny("deepseek-v2-groups");
+}
+
+static void test_deepseek_v3(void **state)
+{
+    (void)state;
+    check_tiny("deepseek-v3");
+}
+
+/* Experts beside an MLP layer; experts everywhere. */
+static void test_experts(void **state)
+{
+    (void)state;
+    check_tiny("qwen3-moe");
+    check_tiny("mixtral");
+}
+
+static void test_gpt2(void **state)
+{
+    (void)state;
+    check_tiny("gpt2");
+}
+
+static void test_yarn(void **state)
+{
+    (void)state;
+    check_tiny("qwen3-yarn");
+}
+
+/* Blocks of 128 x 128 with ragged edges, one scale a matrix, one a row. */
+static void test_fp8_weights(void **state)
+{
+    (void)state;
+    check_tiny("fp8-blocks");
+    check_tiny("fp8-tensor");
+    check_tiny("fp8-channel");
+}
+
+/* A trained model with MLA and experts, which lies beside a checkout only. */
+static void test_deepseek(void **state)
+{
+    (void)state;
+    static const char ref[] = "../shared/reference/shakespeare-deepseek-8m.json";
+    if (access(ref, R_OK) != 0) {
+        skip();
+    }
+    check_model("../shared/models/shakespeare-deepseek-8m", ref);
+}
+
 static void test_bf16_mlp(void **state)
 {
     if (bt_conf_env("BT_GOLDEN_ENGINE")) {
@@ -197,6 +261,9 @@ static void test_bf16_mlp(void **state)
     test_llama31(state);
     test_qwen2(state);
     test_qwen3(state);
+    test_deepseek_v3(state);
+    test_experts(state);
+    test_gpt2(state);
     bf16_mlp = false;
 }
 
@@ -212,10 +279,13 @@ static void test_named(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),    cmocka_unit_test(test_draft),
-        cmocka_unit_test(test_mistral),  cmocka_unit_test(test_llama31),
-        cmocka_unit_test(test_qwen2),    cmocka_unit_test(test_qwen3),
-        cmocka_unit_test(test_bf16_mlp),
+        cmocka_unit_test(test_llama),       cmocka_unit_test(test_draft),
+        cmocka_unit_test(test_mistral),     cmocka_unit_test(test_llama31),
+        cmocka_unit_test(test_qwen2),       cmocka_unit_test(test_qwen3),
+        cmocka_unit_test(test_deepseek_v2), cmocka_unit_test(test_deepseek_v3),
+        cmocka_unit_test(test_experts),     cmocka_unit_test(test_gpt2),
+        cmocka_unit_test(test_yarn),        cmocka_unit_test(test_fp8_weights),
+        cmocka_unit_test(test_deepseek),    cmocka_unit_test(test_bf16_mlp),
     };
     const struct CMUnitTest named[] = {cmocka_unit_test(test_named)};
     if (bt_conf_env("BT_GOLDEN_MODEL")) {
