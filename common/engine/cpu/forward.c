@@ -102,7 +102,9 @@ static void gather(struct bt_cpu_step *s)
         }
         end = BT_MAX(end, pos + row->n);
     }
-    rope_fill(e, end);
+    if (!e->model.config.gpt2) {
+        rope_fill(e, end);
+    }
     uint32_t hidden = e->model.config.hidden;
     for (uint32_t t = 0; t < s->n; t++) {
         size_t at = (size_t)e->tokens[t].id * hidden;
