@@ -8,8 +8,9 @@
 struct walk {
     const struct bt_engine_config *conf;
     const struct bt_model_config *c;
-    struct bt_weights *w; /* NULL: dummy */
-    const char *base;     /* of GPT-2's names */
+    struct bt_weights *w;     /* NULL: dummy */
+    struct bt_model_fp8 *fp8; /* NULL: no matrix is fp8 */
+    const char *base;         /* of GPT-2's names */
     bt_decoder_sink_fn sink;
     void *arg;
     char *err;
@@ -22,6 +23,19 @@ struct part { /* one tensor of an item: its name after the layer's prefix */
 };
 
 #define IN_NO_LAYER UINT32_MAX
+
+static bt_fp8_role_t fp8_role(const struct bt_model_config *c, bt_decoder_item_t item,
+                              uint32_t cols)
+{
+    bool looked_up = item == BT_DECODER_EMBED || item == BT_DECODER_POSITIONS ||
+                     (item == BT_DECODER_HEAD && c->tie_embeddings);
+    if (cols == 0 || looked_up) {
+        return BT_FP8_OF_NONE;
+    }
+    return item == BT_DECODER_HEAD     ? BT_FP8_OF_HEAD
+           : item == BT_DECODER_ROUTER ? BT_FP8_OF_ROUTER
+                                       : BT_FP8_OF_LAYER;
+}
 
 static bt_status_t give_expert(const struct walk *w, bt_decoder_item_t item, uint32_t layer,
                                uint32_t expert, uint32_t cols, const struct part *parts, uint32_t n)
@@ -41,14 +55,16 @@ static bt_status_t give_expert(const struct walk *w, bt_decoder_item_t item, uin
         p->transposed = w->c->gpt2 && cols != 0 && layer != IN_NO_LAYER;
         d.rows += p->rows;
         if (w->w != NULL) {
-            struct bt_weights_wish wish = {.name = p->name,
-                                           .rows = p->transposed ? cols
-                                                   : cols        ? p->rows
-                                                                 : 0,
-                                           .cols = p->transposed || !cols ? p->rows : cols,
-                                           .dir = w->conf->model_dir,
-                                           .architecture = w->c->architecture,
-                                           .layers = w->c->layers};
+            struct bt_weights_wish wish = {
+                .name = p->name,
+                .rows = p->transposed ? cols
+                        : cols        ? p->rows
+                                      : 0,
+                .cols = p->transposed || !cols ? p->rows : cols,
+                .fp8 = bt_model_fp8_form(w->fp8, p->name, fp8_role(w->c, item, cols)),
+                .dir = w->conf->model_dir,
+                .architecture = w->c->architecture,
+                .layers = w->c->layers};
             bt_status_t st = bt_weights_want(w->w, &wish, &p->t, w->err, w->err_cap);
             if (st != BT_OK) {
                 return st;
@@ -301,7 +317,10 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
 {
     struct walk w = {
         .conf = conf, .c = c, .sink = sink, .arg = arg, .err = err, .err_cap = err_cap};
-    bt_status_t st = is_dummy(conf) ? BT_OK : bt_weights_open(conf->model_dir, &w.w, err, err_cap);
+    bt_status_t st = bt_model_fp8_load(conf->model_dir, &w.fp8, err, err_cap);
+    if (st == BT_OK && !is_dummy(conf)) {
+        st = bt_weights_open(conf->model_dir, &w.w, err, err_cap);
+    }
     if (st == BT_OK) {
         st = model(&w);
     }
@@ -313,6 +332,7 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
         st = BT_ERR_UNSUPPORTED;
     }
     bt_weights_close(w.w);
+    bt_model_fp8_destroy(w.fp8);
     return st;
 }
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/engine/model_fp8.h"
 #include "common/engine/model_read.h"
 #include "common/engine/model_refused.h"
 
@@ -189,11 +190,6 @@ static void read_restrictions(struct bt_model_reader *r, const struct bt_model_c
     if (bt_model_bool(r, "mlp_bias", false)) {
         bt_model_fail(r, BT_ERR_UNSUPPORTED, "mlp_bias: only false is supported");
     }
-    if (bt_model_field(r->root, "quantization_config")) {
-        bt_model_fail(r, BT_ERR_UNSUPPORTED,
-                      "quantization_config: quantized weights are not supported; "
-                      "use the bf16 model");
-    }
     const json_t *types = bt_model_field(r->root, "layer_types");
     if (types && json_array_size(types) != c->layers) {
         bt_model_fail(r, BT_ERR_INVALID,
@@ -332,7 +328,13 @@ bt_status_t bt_model_config_load(const char *dir, struct bt_model_config *c_p, c
     if (r.status != BT_OK) {
         return r.status;
     }
-    bt_status_t st = read_generation(dir, &c, err, err_cap);
+    struct bt_model_fp8 *fp8 =
+        NULL; /* read for its errors; the decoder needs it, loading weights */
+    bt_status_t st = bt_model_fp8_load(dir, &fp8, err, err_cap);
+    bt_model_fp8_destroy(fp8);
+    if (st == BT_OK) {
+        st = read_generation(dir, &c, err, err_cap);
+    }
     if (st == BT_OK) {
         *c_p = c;
     }

@@ -168,8 +168,8 @@ void bt_model_read_rope(struct bt_model_reader *r, struct bt_model_config *c,
         if (older && !same_rope(&p, &q)) {
             bt_model_fail(
                 r, BT_ERR_INVALID,
-                "rope_scaling: does not say the same as rope_parameters; remove the one that does "
-                "not belong to these weights");
+                "rope_scaling: contradicts rope_parameters; remove the one that does not belong "
+                "to these weights");
         }
         p = q;
     }

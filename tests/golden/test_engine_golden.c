@@ -150,7 +150,7 @@ static void check_model(const char *model, const char *ref)
 
 static void check_tiny(const char *name)
 {
-    char model[128], ref[128];
+    char model[128], ref[160];
     snprintf(model, sizeof(model), "tests/golden/models/tiny-%s", name);
     snprintf(ref, sizeof(ref), "%s.json", model);
     check_model(model, ref);

@@ -271,7 +271,7 @@ static void test_refused(void **state)
         {deepseek_v3, "{\"rope_interleave\":1}", BT_ERR_INVALID, "rope_interleave"},
         {deepseek_v3, "{\"attention_bias\":true}", BT_ERR_UNSUPPORTED, "attention_bias"},
         {deepseek_v3, "{\"num_nextn_predict_layers\":-1}", BT_ERR_INVALID, "num_nextn"},
-        {deepseek_v3, "{\"quantization_config\":{\"quant_method\":\"fp8\"}}", BT_ERR_UNSUPPORTED,
+        {deepseek_v3, "{\"quantization_config\":{\"quant_method\":\"awq\"}}", BT_ERR_UNSUPPORTED,
          "quantization_config"},
         {deepseek_v3, "{\"sliding_window\":4096}", BT_ERR_UNSUPPORTED, "sliding_window"},
         {deepseek_v2_lite, "{\"rope_interleave\":false}", BT_ERR_UNSUPPORTED, "rope_interleave"},

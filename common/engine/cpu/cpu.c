@@ -178,7 +178,7 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     uint32_t other = BT_MAX(c->experts.n ? c->hidden : 0, c->mla.q_rank);
     e->ae = other ? buffer(bt_cpu_act_bytes(e->k, rows, other, 2), 1, 1) : NULL;
     if (!ok || !e->x || !e->y || !(fuses || e->y2) || !e->a || !e->a2 || (other && !e->ae)) {
-        snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower the step size",
+        snprintf(err, err_cap, "engine: no memory for steps of %u tokens; lower engine.max_rows",
                  conf->max_rows);
         return BT_ERR_NO_MEMORY;
     }
