@@ -71,11 +71,13 @@ def greedy(model, ids):
 def steady(model, seq):
     """False if a router is near a tie somewhere: then the last bits of a sum decide between experts, and another
     implementation may go on with other numbers."""
-    embed = model.get_input_embeddings()
+    x = model.get_input_embeddings()(seq)
     a = torch.log_softmax(model(seq).logits[0], -1)
-    x = embed(seq)
-    b = torch.log_softmax(model(inputs_embeds=x * (1 + 1e-3 * torch.randn_like(x))).logits[0], -1)
-    return float((a - b).abs().max()) < 0.1
+    worst = 0
+    for _ in range(8):
+        noise = 1 + 3e-3 * torch.randn_like(x)
+        worst = max(worst, float((a - torch.log_softmax(model(inputs_embeds=x * noise).logits[0], -1)).abs().max()))
+    return worst < 0.1
 
 
 def references(model):
@@ -158,7 +160,7 @@ def checkpoints(out):
         rows = json.load(open(os.path.join(out, name + ".json")))
         print("  smallest gaps", [min(r["greedy_top2_gap"]) for r in rows])
     for name, like, scheme in (("tiny-fp8-blocks", "tiny-deepseek-v3", "blocks"), ("tiny-fp8-tensor", "tiny-qwen3-yarn", "tensor"),
-                               ("tiny-fp8-channel", "tiny-mixtral", "channel")):
+                               ("tiny-fp8-channel", "tiny-qwen3", "channel")):
         fp8(out, name, like, scheme)
 
 
