@@ -20,7 +20,7 @@ void bt_expect_init(struct bt_machine *mc, uint64_t now_ns)
     bt_sched_expected_init(&mc->expect.stages, BUCKET_MS, LIFE_MS, ms_of(now_ns));
 }
 
-void bt_expect_show(const struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s)
+void bt_expect_show(struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s)
 {
     bt_sched_expected_show(&mc->expect.stages, ms_of(now_ns), s);
 }

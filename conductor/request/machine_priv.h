@@ -461,7 +461,7 @@ void bt_flight_destroy(struct bt_flight *f);
 /* ---- expect.c: lengths and the decode pool's load to come ---- */
 void bt_expect_init(struct bt_machine *mc, uint64_t now_ns);
 /* Fills the snapshot's clock, forecasts and demand. */
-void bt_expect_show(const struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s);
+void bt_expect_show(struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s);
 /* Counts what the sequence asks for, once, planned or refused: compute_ms of a prefill worker,
  * decode_work of a decode worker. let_in: prefill workers would take it, so that it also asks for
  * decode workers. */

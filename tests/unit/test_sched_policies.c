@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "common/policy/sched/expected.h"
 #include "common/policy/sched/sched.h"
 
 #define N_P 4 /* prefill workers 0..3 on nodes 0..3, decode workers 4 and 5 on nodes 4 and 5 */
@@ -464,6 +465,35 @@ static void test_forecast(void **state)
             /* who is left of a hundred is drawn */
             assert_float_equal(l.rows_var, 100 * stay * (1 - stay), 0.5);
         }
+    }
+}
+
+/* Requests that came in a burst are expected to go on coming for some seconds only, also if nobody
+ * notes another row: late rows are refused by what is expected, so none might ever be noted. */
+static void test_forecast_forgets(void **state)
+{
+    (void)state;
+    static struct bt_sched_expected e;
+    struct bt_sched_snapshot s = {0};
+    bt_sched_expected_init(&e, 250, 10000, 0);
+    for (int late = 0; late < 2; late++) {
+        for (uint32_t i = 0; i < 20; i++) {
+            bt_sched_expected_row(&e, late, 100.0 * i, 100.0 * i + 5000, 1000, 10000, 1);
+            bt_sched_expected_row(&e, late, 100.0 * i, 100.0 * i + 5000, 1000, 10000, -1);
+        }
+    }
+    bt_sched_expected_show(&e, 2000, &s);
+    const struct bt_sched_forecast *of[] = {s.forecast, s.late_forecast};
+    for (size_t i = 0; i < BT_ARRAY_LEN(of); i++) {
+        struct bt_sched_load l = {0};
+        bt_sched_forecast_at(of[i], &no_limit, s.now_ms + 20000, 1, &l);
+        assert_true(l.rows > 5);
+    }
+    bt_sched_expected_show(&e, 300000, &s);
+    for (size_t i = 0; i < BT_ARRAY_LEN(of); i++) {
+        struct bt_sched_load l = {0};
+        bt_sched_forecast_at(of[i], &no_limit, s.now_ms + 20000, 1, &l);
+        assert_true(l.rows < 0.01);
     }
 }
 
@@ -1079,6 +1109,7 @@ int main(void)
         cmocka_unit_test(test_admissions),
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_forecast),
+        cmocka_unit_test(test_forecast_forgets),
         cmocka_unit_test(test_forecast_lives),
         cmocka_unit_test(test_forecast_overtaken),
         cmocka_unit_test(test_mixed),

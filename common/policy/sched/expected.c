@@ -14,9 +14,10 @@ void bt_sched_expected_init(struct bt_sched_expected *e, double bucket_ms, doubl
     bt_sched_demand_init(&e->late_demand, DEMAND_MS);
 }
 
-void bt_sched_expected_show(const struct bt_sched_expected *e, double now_ms,
-                            struct bt_sched_snapshot *s)
+void bt_sched_expected_show(struct bt_sched_expected *e, double now_ms, struct bt_sched_snapshot *s)
 {
+    bt_sched_forecast_pass(&e->forecast, now_ms);
+    bt_sched_forecast_pass(&e->late_forecast, now_ms);
     s->now_ms = now_ms;
     s->forecast = &e->forecast;
     s->late_forecast = &e->late_forecast;

@@ -19,8 +19,8 @@ struct bt_sched_expected {
  * caller writes what it has seen into forecast. */
 void bt_sched_expected_init(struct bt_sched_expected *e, double bucket_ms, double life_ms,
                             double now_ms);
-/* Fills the snapshot's clock, forecasts and demand; e outlives its use. */
-void bt_sched_expected_show(const struct bt_sched_expected *e, double now_ms,
+/* It is now_ms: fills the snapshot's clock, forecasts and demand; e outlives its use. */
+void bt_sched_expected_show(struct bt_sched_expected *e, double now_ms,
                             struct bt_sched_snapshot *s);
 /* A row, as of bt_sched_forecast_note. Late rows make way for all others, so those are not told to
  * expect them. */

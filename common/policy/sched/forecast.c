@@ -48,16 +48,26 @@ static void advance(struct bt_sched_forecast *f, double now_ms)
     f->first = BT_MAX(f->first, to);
 }
 
+void bt_sched_forecast_pass(struct bt_sched_forecast *f, double now_ms)
+{
+    double old = exp(BT_MIN(f->rates_ms - now_ms, 0) / RATE_MS);
+    advance(f, now_ms);
+    f->rows_per_ms *= old;
+    f->kv_per_ms *= old;
+    f->time_per_ms *= old;
+    f->kv_time_per_ms *= old;
+    f->square_per_ms *= old;
+    f->rates_ms = BT_MAX(f->rates_ms, now_ms);
+}
+
 static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, uint32_t kv_tokens,
                   double life_ms)
 {
-    double old = exp((f->admitted_ms - now_ms) / RATE_MS);
-    f->rows_per_ms = f->rows_per_ms * old + 1 / RATE_MS;
-    f->kv_per_ms = f->kv_per_ms * old + kv_tokens / RATE_MS;
-    f->time_per_ms = f->time_per_ms * old + life_ms / RATE_MS;
-    f->kv_time_per_ms = f->kv_time_per_ms * old + life_ms * kv_tokens / RATE_MS;
-    f->square_per_ms = f->square_per_ms * old + (double)kv_tokens * kv_tokens / RATE_MS;
-    f->admitted_ms = now_ms;
+    f->rows_per_ms += 1 / RATE_MS;
+    f->kv_per_ms += kv_tokens / RATE_MS;
+    f->time_per_ms += life_ms / RATE_MS;
+    f->kv_time_per_ms += life_ms * kv_tokens / RATE_MS;
+    f->square_per_ms += (double)kv_tokens * kv_tokens / RATE_MS;
     /* Later ones weigh more: all the others fade. */
     double lead = BT_MAX((ready_ms - now_ms) / f->bucket_ms, 0);
     f->lead[(int)BT_MIN(lead, (double)MASK)] += f->lead_weight;
@@ -76,7 +86,7 @@ void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double r
                             uint32_t kv_tokens, double life_ms, int sign)
 {
     life_ms = sane_ms(life_ms);
-    advance(f, now_ms);
+    bt_sched_forecast_pass(f, now_ms);
     if (sign > 0) {
         learn(f, now_ms, ready_ms, kv_tokens, life_ms);
     }

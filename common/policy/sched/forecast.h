@@ -17,8 +17,9 @@ struct bt_sched_forecast {
     double kv_life_ms; /* ... and a token of their context stays: long rows may end sooner */
     bool one_life;     /* those to come have the same: what is told of each is passed over */
     /* Of requests that have not arrived yet some will be out of prefill first: as many as are
-     * admitted, as far as it took less than the time in question until others were out. */
-    double admitted_ms, rows_per_ms, kv_per_ms, square_per_ms, time_per_ms, kv_time_per_ms;
+     * admitted, as far as it took less than the time in question until others were out. The rates
+     * are those of rates_ms. */
+    double rates_ms, rows_per_ms, kv_per_ms, square_per_ms, time_per_ms, kv_time_per_ms;
     double lead_weight, leads;         /* of the next one, of all */
     double lead[BT_FORECAST_BUCKETS];  /* came out within so many buckets; faded */
     int64_t first;                     /* number of the bucket that begins next to now */
@@ -38,6 +39,9 @@ void bt_sched_forecast_init(struct bt_sched_forecast *f, double bucket_ms, doubl
  * never be). */
 void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double ready_ms,
                             uint32_t kv_tokens, double life_ms, int sign);
+/* Time has passed until now_ms: rows that were to come by then are due, and the rates fade. Without
+ * it a forecast that nobody notes rows in would stay as it was. */
+void bt_sched_forecast_pass(struct bt_sched_forecast *f, double now_ms);
 /* What decode workers hold, all together. */
 struct bt_sched_room {
     double places, kv; /* rows; tokens of context; 0: not known */
