@@ -38,6 +38,9 @@ static void test_prior(void **state)
     bt_survival_init(&s);
     struct bt_survival_key k = bt_survival_key(7, 100);
     near(bt_survival_mean(&s, k, 0, 1000000), 256, 0.05);
+    for (uint32_t n = 256; n <= 1u << 17; n *= 2) { /* however long it is already, the widest too */
+        near(bt_survival_mean(&s, k, n, 1000000), 256, 0.05);
+    }
     near(bt_survival_mean(&s, k, 0, 10), 10, 0.05); /* the limit is what counts */
     near(bt_survival_quantile(&s, k, 0, 1000000, 0.5), 177, 0.05);
     assert_int_equal(bt_survival_quantile(&s, k, 0, 5, 0.9), 5);

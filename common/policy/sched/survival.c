@@ -113,9 +113,12 @@ static double hazard(const struct bt_sched_survival *s, struct bt_survival_key k
 static double within(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t b,
                      double len, double *stay_p, double *ends_p)
 {
-    double ends = BT_MIN(hazard(s, k, b), 0.999999), width = width_of(b);
-    *stay_p = pow(1 - ends, 1 / width);
-    *ends_p = len == width ? ends : 1 - pow(*stay_p, len); /* a pow saved: nearly all are whole */
+    double width = width_of(b), stays = 1 - hazard(s, k, b);
+    if (stays < 1e-6) { /* all end in it: of each token that says nothing, the prior does */
+        stays = BT_MAX(stays, BT_MIN(exp(-width * PRIOR_RATE), 1e-6));
+    }
+    *stay_p = pow(stays, 1 / width);
+    *ends_p = 1 - (len == width ? stays : pow(*stay_p, len)); /* mostly the first: it saves a pow */
     return *stay_p < 1 ? *ends_p / (1 - *stay_p) : len;
 }
 
