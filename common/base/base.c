@@ -102,10 +102,11 @@ void bt_random(void *buf, size_t len)
 
 int bt_end_of_output(const char *program, int rc)
 {
-    errno = EIO; /* for an earlier write that failed, if this one has nothing to do */
+    errno = 0; /* it stays 0 where an earlier write failed and this one has nothing to do */
     if (fflush(stdout) == 0 && !ferror(stdout)) {
         return rc;
     }
-    fprintf(stderr, "%s: standard output: %s\n", program, strerror(errno));
+    fprintf(stderr, "%s: standard output: %s\n", program,
+            errno != 0 ? strerror(errno) : "not all of it could be written; is the disk full?");
     return rc != 0 ? rc : 1;
 }

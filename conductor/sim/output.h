@@ -15,13 +15,17 @@ bt_status_t bt_sim_output_check(const char *path, char *err, size_t err_cap);
  * why not. */
 bt_status_t bt_sim_output_check_folder(const char *folder, char *err, size_t err_cap);
 
+/* All of it is kept in memory until it is closed. stdio forgets why an earlier write failed, so a
+ * full disk would look like a broken one. */
 struct bt_sim_output {
-    FILE *f;
-    char *path;
+    FILE *f; /* to write to */
+    char *path, *text;
+    size_t len; /* of text */
+    int fd;
 };
 
-/* Opens folder/name for writing and makes the folder; folder NULL: name. BT_ERR_INVALID: err says
- * why not, nothing is open. */
+/* Opens folder/name for writing and makes the folder; folder NULL: name. o stays where it is until
+ * it is closed. BT_ERR_INVALID: err says why not, nothing is open. */
 bt_status_t bt_sim_output_open(struct bt_sim_output *o, const char *folder, const char *name,
                                char *err, size_t err_cap);
 /* Closes it. BT_ERR_INVALID: not all of it was written (a full disk); it is removed, err says why.
