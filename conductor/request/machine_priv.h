@@ -118,6 +118,7 @@ struct bt_sequence {
     bool demanded;      /* it is in mc->expect.demand */
     bool let_in;        /* ... and in mc->expect.let_in and mc->expect.decodes */
     bool late_demanded; /* counted in mc->expect.late_demand */
+    bool follows; /* it waits for a prefix that another request computes, and counts as late */
     bool starved; /* a daemon had no room for it; it is in mc->queues.starved unless it is the probe
                    */
     uint32_t charged; /* tokens that the tenant was charged for the plan; given back if it finds no
@@ -373,7 +374,13 @@ void bt_request_flow_done(struct bt_request *r, const struct bt_event *ev);
 void bt_request_settled(struct bt_request *r, uint64_t now_ns);
 
 /* ---- plan.c: one plan and its submission ---- */
-typedef enum { BT_PLAN_SUBMITTED, BT_PLAN_WAIT, BT_PLAN_NO_ROOM, BT_PLAN_REFUSED } bt_plan_result_t;
+typedef enum {
+    BT_PLAN_SUBMITTED,
+    BT_PLAN_WAIT,   /* for a worker */
+    BT_PLAN_FOLLOW, /* for its prefix, until plan_at_ns */
+    BT_PLAN_NO_ROOM,
+    BT_PLAN_REFUSED
+} bt_plan_result_t;
 /* Plans and submits the next epoch. WAIT: no worker can take it now. NO_ROOM: every worker or
  * kvstore that could take it is full; the sequence would still meet its objective behind those that
  * wait for room. REFUSED: rej says why. */

@@ -262,6 +262,69 @@ static struct bt_sched_request request_of(const struct bt_sequence *sq, uint64_t
     return req;
 }
 
+/* ---- a prefix that another request is computing ---- */
+
+/* A prompt's blocks can be found once they are sealed, some seconds behind its first token. */
+#define SEAL_MS 5000.0
+
+/* Of two chains of keys: a key stands for all blocks before it. */
+static uint32_t common_blocks(const struct bt_sequence *a, const struct bt_sequence *b)
+{
+    uint32_t lo = 0, hi = BT_MIN(a->n_keys, b->n_keys);
+    if (hi == 0 || memcmp(&a->keys[0], &b->keys[0], sizeof(a->keys[0])) != 0) {
+        return 0;
+    }
+    while (lo < hi) { /* the first at which they differ */
+        uint32_t mid = (lo + hi) / 2;
+        if (memcmp(&a->keys[mid], &b->keys[mid], sizeof(a->keys[mid])) == 0) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo;
+}
+
+static bool is_computing(const struct bt_sequence *sq, uint64_t now_ns)
+{
+    const struct bt_flight *f = sq->flight;
+    if (f == NULL || sq->r->spec.no_cache) {
+        return false;
+    }
+    double ms = (double)(now_ns - f->planned_ns) / 1e6;
+    return sq->state == BT_SEQ_PREFILLING ||
+           (f->first_token_ms > 0 && ms < f->first_token_ms + SEAL_MS);
+}
+
+static void find_coming(void *arg, struct bt_sched_coming *coming_p)
+{
+    const struct bt_sequence *sq = arg;
+    const struct bt_machine *mc = sq->r->mc;
+    double now_ms = (double)mc->now_ns / 1e6;
+    const struct bt_list *l, *k;
+    bt_list_for_each (l, &mc->all) {
+        const struct bt_request *r = BT_CONTAINER_OF(l, struct bt_request, link);
+        bt_list_for_each (k, &r->sequences) {
+            const struct bt_sequence *other = BT_CONTAINER_OF(k, struct bt_sequence, link);
+            uint32_t n = is_computing(other, mc->now_ns) ? common_blocks(sq, other) : 0;
+            if (n > coming_p->blocks) {
+                coming_p->blocks = n;
+                coming_p->ready_ms = BT_MAX(other->flight->expect_ready_ms - now_ms, 0);
+            }
+        }
+    }
+}
+
+/* While it waits for a prefix a request has a place among those that run, as a late one does. */
+static void count_follower(struct bt_sequence *sq, bool follows)
+{
+    struct bt_request *r = sq->r;
+    if (sq->follows != follows) {
+        sq->follows = r->late = follows;
+        r->mc->queues.n_late += follows ? 1 : -1u;
+    }
+}
+
 /* One attempt: the snapshot and the policy's answer. Valid until the next snapshot. */
 struct attempt {
     struct bt_view_snapshot v;
@@ -270,7 +333,8 @@ struct attempt {
     struct bt_sched_plan plan; /* PLANNED */
     struct bt_sched_reject rej;
     bt_sched_verdict_t verdict;
-    bool full; /* the snapshot avoids a daemon that had no room a moment ago */
+    bool full;    /* the snapshot avoids a daemon that had no room a moment ago */
+    bool follows; /* it waits for a prefix that another request is computing */
 };
 
 /* Counts the demand for both stages, once a request. Late requests count as refused. Requests that
@@ -287,6 +351,19 @@ static void note_demand(struct bt_sequence *sq, const struct attempt *a, uint64_
     if (refused || late) {
         bt_expect_late(sq, now_ns, a->rej.compute_ms);
     }
+}
+
+/* The probe does not wait: others wait for it. */
+static bool follows(struct bt_sequence *sq, const struct attempt *a)
+{
+    const struct bt_request *r = sq->r;
+    bool late = a->verdict == BT_SCHED_PLANNED && a->plan.background;
+    if ((!late && a->verdict != BT_SCHED_OVERLOADED) || sq->epoch != 0 || r->spec.no_cache ||
+        r->prompt != NULL || r->mc->queues.probe == sq) {
+        return false;
+    }
+    return bt_sched_follows(r->mc->conf.policy, &a->params, &a->v.snap, &a->req,
+                            late ? &a->plan : NULL, &a->rej, find_coming, sq);
 }
 
 /* Takes the snapshot and asks the policy, for the sequence as it is now, or as if it had waited
@@ -315,7 +392,10 @@ static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, 
         a->rej = (struct bt_sched_reject){
             .verdict = a->verdict, .retry_after_s = 1, .reason = bt_all_drained_text};
     }
-    note_demand(sq, a, now_ns);
+    a->follows = wait_ms <= 0 && follows(sq, a);
+    if (!a->follows) {
+        note_demand(sq, a, now_ns);
+    }
 }
 
 /* A request that would only just meet its objective will probably miss it, because every forecast
@@ -443,7 +523,13 @@ bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
 {
     struct bt_machine *mc = sq->r->mc;
     struct attempt a;
+    count_follower(sq, false);
     ask_policy(sq, now_ns, 0, &a);
+    if (a.follows) {
+        count_follower(sq, true);
+        sq->plan_at_ns = now_ns + BT_SCHED_FOLLOW_MS * 1000000ull;
+        return BT_PLAN_FOLLOW;
+    }
     bool planned = a.verdict == BT_SCHED_PLANNED;
     bt_explain_note(sq, &a.v, &a.params, &a.req, planned ? &a.plan : NULL, &a.rej);
     *rej = a.rej;

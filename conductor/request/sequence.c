@@ -132,6 +132,7 @@ static void on_plan(struct bt_sequence *sq, const struct bt_sequence_input *in)
         }
         return;
     case BT_PLAN_NO_ROOM: bt_queue_starve(sq, in->now_ns); return;
+    case BT_PLAN_FOLLOW: return;
     case BT_PLAN_WAIT:
         if (mc->queues.probe == sq) {
             bt_queue_plan(sq);

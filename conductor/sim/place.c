@@ -76,7 +76,7 @@ static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
     struct bt_sched_pace pace = bt_sim_pace(s, rec->prefill);
     bt_sched_own_prompt(&s->nodes[rec->prefill].own, &l->prompt, &pace, bt_sim_now_ns(s));
     l->placed_ms = s->now_ms;
-    l->ready_ms = s->now_ms + plan->first.ms;
+    l->ready_ms = s->now_ms + plan->first.ms - plan->first.waited_ms;
     l->row_ms = plan->takes.row_ms;
     bt_sim_row_placed(s, id);
     l->read_end_ms = bt_sim_caches_read(s->caches, plan->at.prefill, bt_sim_blocks_of(s, id),
@@ -97,13 +97,47 @@ static void note_demand(struct bt_sim *s, double compute_ms, double decode_work,
     }
 }
 
+/* The prompt of a node's queue that has most of the request's blocks in front. The conductor finds
+ * it by its keys (conductor/request/plan.c). */
+struct follower {
+    const struct bt_sim *s;
+    uint32_t id;
+};
+
+static void find_coming(void *arg, struct bt_sched_coming *coming_p)
+{
+    const struct follower *f = arg;
+    const struct bt_sim *s = f->s;
+    const uint32_t *blocks = bt_sim_blocks_of(s, f->id);
+    struct bt_list *l;
+    for (uint32_t i = 0; i < s->n; i++) {
+        bt_list_for_each (l, &s->nodes[i].own.backlog.prompts) {
+            const struct bt_sim_live *o = BT_CONTAINER_OF(l, struct bt_sim_live, prompt.link);
+            uint32_t id = (uint32_t)(o - s->live), n = 0;
+            uint32_t most = BT_MIN(bt_sim_full_blocks(s, f->id), bt_sim_full_blocks(s, id));
+            while (n < most && blocks[n] == bt_sim_blocks_of(s, id)[n]) {
+                n++;
+            }
+            if (n > coming_p->blocks) {
+                coming_p->blocks = n;
+                coming_p->ready_ms = BT_MAX(o->ready_ms - s->now_ms, 0);
+            }
+        }
+    }
+}
+
 void bt_sim_arrive(struct bt_sim *s, uint32_t id)
+{
+    s->sample.arrived++;
+    bt_sim_decide(s, id);
+}
+
+void bt_sim_decide(struct bt_sim *s, uint32_t id)
 {
     struct bt_sim_record *rec = &s->r->records[id];
     struct bt_sched_request want = bt_sim_show_request(s, id);
     struct bt_sched_plan plan;
     struct bt_sched_reject rej = {0};
-    s->sample.arrived++;
     if (!place(s, &want, &plan, &rej)) {
         finish(s, id, BT_SIM_REFUSED_OTHER);
         return;
@@ -112,10 +146,16 @@ void bt_sim_arrive(struct bt_sim *s, uint32_t id)
     rec->plan_tbt_ms = plan.gaps.ms;
     bool in = s->o->admission->admit(&s->params, &s->snap, &want, &plan, &rej) == BT_SCHED_PLANNED;
     double compute_ms = plan.takes.compute_ms, decode_work = plan.takes.decode_work;
+    bool late = !in && bt_sched_late(s->o->policy, &s->params, &s->snap, &want, &plan);
     if (!in) {
+        rej.compute_ms = compute_ms;
+        if (bt_sched_follows(s->o->policy, &s->params, &s->snap, &want, late ? &plan : NULL, &rej,
+                             find_coming, &(struct follower){s, id})) {
+            bt_sim_push(s, s->now_ms + BT_SCHED_FOLLOW_MS, EV_AGAIN, id, 0);
+            return;
+        }
         bt_sched_demand_note(&s->stages.late_demand, s->now_ms, compute_ms);
     }
-    bool late = !in && bt_sched_late(s->o->policy, &s->params, &s->snap, &want, &plan);
     if (!late || compute_ms <= s->o->ttft_ms) {
         note_demand(s, compute_ms, decode_work, in || rej.by_decode);
     }

@@ -124,6 +124,7 @@ struct bt_sched_request bt_sim_ask(const struct bt_sim *s, uint32_t id)
                                      .max_new = BT_SIM_MAX_NEW,
                                      .mean_new = bt_sim_lengths_mean(s, id),
                                      .n_choices = 1,
+                                     .waited_ms = s->now_ms - s->r->records[id].at_ms,
                                      .block_tokens = BT_SIM_BLOCK_TOKENS,
                                      .token_bytes = (uint32_t)s->c->token_bytes,
                                      .random = (s->o->seed + id + 1) * 0x9e3779b97f4a7c15ull,

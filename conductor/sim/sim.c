@@ -73,6 +73,7 @@ static void step(struct bt_sim *s)
     case EV_FAIL: bt_sim_node_fail(s, &s->o->failures[e.id]); break;
     case EV_BACK: bt_sim_node_back(s, e.id); break;
     case EV_REPLAN: bt_sim_replan(s, e.id); break;
+    case EV_AGAIN: bt_sim_decide(s, e.id); break;
     case EV_LOOK: bt_sim_nodes_look_at_roles(s); break;
     case EV_COPY: bt_sim_copy_end(s); break;
     }

@@ -28,6 +28,7 @@ typedef enum {
     EV_FAIL,
     EV_BACK,
     EV_REPLAN,
+    EV_AGAIN,
     EV_LOOK,
     EV_COPY
 } bt_sim_event_t;
@@ -199,6 +200,8 @@ void bt_sim_lengths_look_alike(struct bt_sim *s, double rows);
 
 /* ---- from arrival to end: place.c ---- */
 void bt_sim_arrive(struct bt_sim *s, uint32_t id);
+/* It is there, or has waited for its prefix: it is placed, refused, or waits. */
+void bt_sim_decide(struct bt_sim *s, uint32_t id);
 /* Its node failed: any node that can take it gets it, without regard to objectives. */
 void bt_sim_replan(struct bt_sim *s, uint32_t id);
 /* It leaves the node where it was placed, and is planned again once the failure of `node` is

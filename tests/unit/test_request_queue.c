@@ -695,6 +695,71 @@ static void test_late_is_not_never(void **state)
     }
 }
 
+/* A late request whose prefix another one is computing waits for that: it is not computed twice.
+ * One with another prompt does not wait, nor does one that reads no cache. It counts as late. */
+static void test_follows(void **state)
+{
+    (void)state;
+    enum { FIRST, FOLLOWER, OTHER, NO_CACHE, N };
+    struct pair x;
+    fixture_init(&x.f);
+    x.f.rc.policy = &bt_sched_baton;
+    x.f.rc.sched.objective.ttft_ms = 1000;
+    x.f.rc.sched.late.wait_ms = 60000;
+    pair_start(&x);
+    x.p->load.prefill_tokens_per_s = 10;
+    until(&x.f, session_of_fake(x.p)->load.prefill_tokens_per_s == 10);
+    struct client c[N];
+    for (int i = 0; i < N; i++) {
+        struct bt_gen_spec s = spec_of(i == FOLLOWER ? 41 : 40 + 10u * (i > FOLLOWER) + i, 1);
+        s.prompt.ids[0] += i == OTHER;
+        s.no_cache = i == NO_CACHE;
+        client_start(&x.f, &c[i], &s);
+        pass(&x.f, 300);
+        assert_int_equal(x.p->submits, i < FOLLOWER ? 1 : i);
+        assert_true(x.p->submit[x.p->submits - 1].late);
+    }
+    serve_one(&x, 40, &c[FIRST]);
+    until(&x.f, x.p->submits == N && placed(&x));
+    assert_int_equal(x.p->submit[N - 1].n_tokens, 41);
+    serve_one(&x, 41, &c[FOLLOWER]);
+    serve_one(&x, 50 + OTHER, &c[OTHER]);
+    serve_one(&x, 50 + NO_CACHE, &c[NO_CACHE]);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(c[i].errors, 0);
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
+/* A client that leaves while its request waits for a prefix takes nothing with it. */
+static void test_follower_leaves(void **state)
+{
+    (void)state;
+    struct pair x;
+    fixture_init(&x.f);
+    x.f.rc.policy = &bt_sched_baton;
+    x.f.rc.sched.objective.ttft_ms = 1000;
+    x.f.rc.sched.late.wait_ms = 60000;
+    pair_start(&x);
+    x.p->load.prefill_tokens_per_s = 10;
+    until(&x.f, session_of_fake(x.p)->load.prefill_tokens_per_s == 10);
+    struct client c[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        struct bt_gen_spec s = spec_of(40 + i, 1);
+        s.timeout_ms = i != 0 ? 500 : 0;
+        client_start(&x.f, &c[i], &s);
+        until(&x.f, x.p->submits == 1);
+    }
+    until(&x.f, c[1].errors == 1);
+    assert_int_equal(x.p->submits, 1);
+    serve_one(&x, 40, &c[0]);
+    for (int i = 0; i < 2; i++) {
+        client_cleanup(&c[i]);
+    }
+    fixture_cleanup(&x.f);
+}
+
 /* One tenant has half of the waiting places and not the last eighth: others find some. */
 static void test_shares_of_the_queue(void **state)
 {
@@ -841,6 +906,8 @@ int main(void)
         cmocka_unit_test(test_refused_ones_are_no_progress),
         cmocka_unit_test(test_late_is_not_never),
         cmocka_unit_test(test_no_priority_is_late),
+        cmocka_unit_test(test_follows),
+        cmocka_unit_test(test_follower_leaves),
         cmocka_unit_test(test_shares_of_the_queue),
         cmocka_unit_test(test_a_full_queue_turns_away),
     };

@@ -269,6 +269,62 @@ static void test_late_both(void **state)
     assert_true(plan.background && plan.at.both && plan.at.decode == 1);
 }
 
+struct told {
+    struct bt_sched_coming coming;
+    int calls;
+};
+
+static void tell(void *arg, struct bt_sched_coming *coming_p)
+{
+    struct told *t = arg;
+    *coming_p = t->coming;
+    t->calls++;
+}
+
+/* Who waits for a prefix that another request is computing: 30 s late by itself, 1 s with 290 of
+ * 300 blocks. */
+static void test_follows(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *what;
+        const struct bt_sched_policy *policy;
+        uint32_t blocks;
+        double ready_ms, waited_ms, compute_ms, late_ms; /* late_ms < 0: it has no late plan */
+        bool by_decode, follows;
+        int calls;
+    } rows[] = {
+        {"sooner", &bt_sched_baton, 290, 20000, 0, 30000, 30000, false, true, 1},
+        {"it should be there by now", &bt_sched_baton, 290, 0, 0, 30000, 30000, false, true, 1},
+        {"refused otherwise", &bt_sched_baton, 290, 50000, 0, 30000, -1, false, true, 1},
+        {"computing is sooner", &bt_sched_baton, 290, 29500, 0, 30000, 30000, false, false, 1},
+        {"waited before", &bt_sched_baton, 290, 19500, 10000, 30000, 30000, false, false, 1},
+        {"nobody computes it", &bt_sched_baton, 0, 0, 0, 30000, 30000, false, false, 1},
+        {"saves little", &bt_sched_baton, 5, 0, 0, 30000, -1, false, false, 1},
+        {"for too long", &bt_sched_baton, 290, 50000, 9500, 30000, -1, false, false, 1},
+        {"short by itself", &bt_sched_baton, 290, 0, 0, 900, -1, false, false, 0},
+        {"no place to decode", &bt_sched_baton, 290, 0, 0, 30000, -1, true, false, 0},
+        {"no late class", &bt_sched_kvcache, 290, 0, 0, 30000, -1, false, false, 0},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(rows); i++) {
+        struct world x;
+        world_init(&x);
+        x.c.late.wait_ms = 60000;
+        x.w[4].speed.prompt_cost = x.w[5].speed.prompt_cost = &prefill_cost;
+        x.req.n_tokens = 30000;
+        x.req.waited_ms = rows[i].waited_ms;
+        struct told t = {.coming = {rows[i].blocks, rows[i].ready_ms}};
+        struct bt_sched_plan late = {.background = true, .first.ms = rows[i].late_ms};
+        struct bt_sched_reject rej = {.compute_ms = rows[i].compute_ms,
+                                      .by_decode = rows[i].by_decode};
+        bool follows = bt_sched_follows(rows[i].policy, &x.c, &x.s, &x.req,
+                                        rows[i].late_ms < 0 ? NULL : &late, &rej, tell, &t);
+        if (follows != rows[i].follows || t.calls != rows[i].calls) {
+            fail_msg("%s: %d, %d calls", rows[i].what, follows, t.calls);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -277,6 +333,7 @@ int main(void)
         cmocka_unit_test(test_late_rows_refuse_nobody),
         cmocka_unit_test(test_an_objective_out_of_reach),
         cmocka_unit_test(test_late_demand),
+        cmocka_unit_test(test_follows),
         cmocka_unit_test(test_late_both),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

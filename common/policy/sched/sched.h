@@ -364,6 +364,23 @@ bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
 bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
                    const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
                    struct bt_sched_plan *plan_p);
+/* The longest prefix of a request that another one is computing. */
+struct bt_sched_coming {
+    uint32_t blocks; /* full blocks; 0: none */
+    double ready_ms; /* from now on, as that one's plan has it; 0: it should be there by now */
+};
+typedef void (*bt_sched_coming_fn)(void *arg, struct bt_sched_coming *coming_p);
+/* Admission has refused the request; late: its late plan, NULL: it has none; reject: of
+ * bt_sched_decide. If another request is computing its prefix, computing that again takes a
+ * worker's time from all others. So it waits where that has its first token out earlier than the
+ * late plan, saves computing, and takes less than params->late.wait_ms in all. True: it waits, and
+ * is to be planned again every BT_SCHED_FOLLOW_MS, as predictions are seldom right to the second.
+ * coming is called at most once, and not for short prompts. */
+#define BT_SCHED_FOLLOW_MS 200
+bool bt_sched_follows(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
+                      const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
+                      const struct bt_sched_plan *late, const struct bt_sched_reject *reject,
+                      bt_sched_coming_fn coming, void *arg);
 /* place, then admit, then late. Outputs as of place; of a request that is planned late *reject_p
  * says why it was refused. */
 bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
