@@ -1,0 +1,67 @@
+/* Implements experts.h: sizes, and which kernels compute a step. */
+#include "common/engine/cuda/experts/experts_priv.h"
+
+#include "common/engine/cuda/device.h"
+
+static size_t up256(size_t n)
+{
+    return (n + 255) / 256 * 256;
+}
+
+/* Takes bytes from the scratch memory. base NULL: only counts. */
+static void *take(void *base, size_t *at, size_t bytes)
+{
+    void *p = base ? (uint8_t *)base + *at : NULL;
+    *at += up256(bytes);
+    return p;
+}
+
+struct bt_cu_experts_plan bt_cu_experts_plan(const struct bt_cu_experts *x, uint32_t rows,
+                                             void *scratch)
+{
+    struct bt_cu_experts_plan p = {0};
+    bool few = rows <= BT_CU_EXPERTS_FEW;
+    size_t uses = (size_t)rows * x->used, at = 0;
+    size_t chunks = (rows + BT_CU_EXPERTS_CHUNK - 1) / BT_CU_EXPERTS_CHUNK;
+    size_t hit = uses < x->n ? uses : x->n;
+    p.most_parts =
+        (uint32_t)(hit + uses / (few ? BT_CU_EXPERTS_FEW_PART : BT_CU_EXPERTS_MANY_PART));
+    p.state = take(scratch, &at, sizeof(*p.state));
+    p.first = take(scratch, &at, (x->n + 1) * sizeof(*p.first));
+    p.expert = take(scratch, &at, uses * sizeof(*p.expert));
+    p.weight = take(scratch, &at, uses * sizeof(*p.weight));
+    p.uses = take(scratch, &at, uses * sizeof(*p.uses));
+    p.parts = take(scratch, &at, p.most_parts * sizeof(*p.parts));
+    p.done = take(scratch, &at, p.most_parts * sizeof(*p.done));
+    p.counts = take(scratch, &at, chunks * x->n * sizeof(*p.counts));
+    p.h = take(scratch, &at, uses * x->inter * 2);
+    p.y = take(scratch, &at, uses * x->hidden * (few ? 4 : 2));
+    p.bytes = at;
+    return p;
+}
+
+size_t bt_cu_experts_scratch(const struct bt_cu_experts *x, uint32_t rows)
+{
+    /* The most rows of either kind: results of few rows are wider. */
+    size_t few =
+        bt_cu_experts_plan(x, rows < BT_CU_EXPERTS_FEW ? rows : BT_CU_EXPERTS_FEW, NULL).bytes;
+    size_t all = bt_cu_experts_plan(x, rows, NULL).bytes;
+    return few > all ? few : all;
+}
+
+bool bt_cu_experts_fits(const struct bt_cu_experts *x)
+{
+    return bt_cu_hopper() && x->n > 0 && x->n <= BT_CU_EXPERTS_MAX && x->used > 0 &&
+           x->used <= BT_CU_EXPERTS_USED_MAX && x->groups > 0 &&
+           x->groups <= BT_CU_EXPERTS_GROUPS_MAX && x->n % x->groups == 0 && x->groups_used > 0 &&
+           x->groups_used <= x->groups && x->n / x->groups * x->groups_used >= x->used &&
+           x->hidden % 16 == 0 && x->inter % 8 == 0 && x->hidden > 256 && x->inter > 256;
+}
+
+struct bt_cu_experts_routes bt_cu_experts_routes(const struct bt_cu_experts *x, uint32_t rows,
+                                                 void *scratch)
+{
+    struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);
+    return (struct bt_cu_experts_routes){
+        .expert = p.expert, .first = p.first, .uses = p.uses, .weight = p.weight};
+}

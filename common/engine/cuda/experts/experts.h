@@ -1,0 +1,68 @@
+/* A layer's experts on the device: which experts each row uses, and the sum of what they compute.
+ * A row's result is the sum over its experts, by rising number, of weight * down(silu(gate) * up).
+ * All pointers are device memory; every launch is asynchronous on its stream and reads nothing on
+ * the host, so that CUDA graphs can hold it. Needs a Hopper device. */
+#ifndef BT_CUDA_EXPERTS_H
+#define BT_CUDA_EXPERTS_H
+
+#include <cuda_runtime.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BT_CU_EXPERTS_MAX        1024u
+#define BT_CU_EXPERTS_USED_MAX   32u
+#define BT_CU_EXPERTS_GROUPS_MAX 32u
+/* Up to as many rows go through one kernel that is bound by reading weights. */
+#define BT_CU_EXPERTS_FEW 128u
+
+/* Routing is what struct bt_model_experts defines, with the same names. */
+struct bt_cu_experts {
+    uint32_t n, used;
+    uint32_t hidden, inter;                   /* of a row; of one expert */
+    uint32_t groups, groups_used, group_best; /* groups 1: no choice of groups */
+    bool sigmoid;                             /* else softmax */
+    bool normalise;
+    float scale;
+};
+
+/* Hopper; n, used and groups within the limits above, enough experts in the groups that are used,
+ * hidden a multiple of 16 and inter of 8, both more than 256. */
+bool bt_cu_experts_fits(const struct bt_cu_experts *x);
+/* Bytes of scratch memory for steps of up to `rows` rows; a multiple of 256, as its address must
+ * be. Its first 256 bytes are zero before the first use, and stay with the kernels. */
+size_t bt_cu_experts_scratch(const struct bt_cu_experts *x, uint32_t rows);
+
+/* Chooses the experts of each row and sorts the rows by expert, into scratch. scores: [rows][n]
+ * f32, the router's product; bias [n] f32 or NULL. slots [rows]: -1 marks a padding row, which uses
+ * no expert; NULL: there is none. cudaErrorInvalidValue: it does not fit. */
+cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const float *scores,
+                                const float *bias, const int32_t *slots, uint32_t rows,
+                                void *scratch, cudaStream_t s);
+/* Computes the experts of rows that route has put into scratch: once after each route. gate_up
+ * [n][2 inter][hidden] (an expert's gate rows, then its up rows), down [n][hidden][inter] and a
+ * [rows][hidden] in bf16. out [rows][hidden] f32: set, or added to if `add` (a padding row's: set
+ * to zero, or kept). cudaErrorInvalidValue: it does not fit. */
+cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
+                              const void *a, uint32_t rows, void *scratch, float *out, bool add,
+                              cudaStream_t s);
+
+/* What route has written for `rows` rows, for tests. expert, weight: [rows][used] by rising expert,
+ * ~0: a padding row's. first [n + 1]: where an expert's uses begin in `uses`, whose values are row
+ * * used + k, by rising row. */
+struct bt_cu_experts_routes {
+    const uint32_t *expert, *first, *uses;
+    const float *weight;
+};
+struct bt_cu_experts_routes bt_cu_experts_routes(const struct bt_cu_experts *x, uint32_t rows,
+                                                 void *scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

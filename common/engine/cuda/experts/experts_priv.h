@@ -1,0 +1,58 @@
+/* Inside experts/: the scratch memory of a step, and the kernels' launchers. */
+#ifndef BT_CUDA_EXPERTS_PRIV_H
+#define BT_CUDA_EXPERTS_PRIV_H
+
+#include "common/engine/cuda/experts/experts.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BT_CU_EXPERTS_FEW_PART  64u  /* rows of an expert that one item computes, few rows */
+#define BT_CU_EXPERTS_MANY_PART 128u /* ... many rows */
+#define BT_CU_EXPERTS_SMALL     8u   /* rows up to which an item has fewer rows of weights */
+#define BT_CU_EXPERTS_CHUNK     128u /* rows that one block sorts */
+
+/* Rows of one expert that are computed together: places [first, first + rows) of `uses`. */
+struct bt_cu_experts_part {
+    uint32_t expert, first, rows, zero;
+};
+
+struct bt_cu_experts_state {
+    uint32_t ticket; /* blocks of the router that are done; the last one sets it to 0 again */
+    uint32_t parts;
+    uint32_t next;  /* the work items that blocks have taken */
+    uint32_t ready; /* items of the first product that are done */
+};
+
+struct bt_cu_experts_plan { /* device memory */
+    struct bt_cu_experts_state *state;
+    uint32_t *first;                  /* [n + 1] */
+    uint32_t *expert, *uses;          /* [rows * used] */
+    float *weight;                    /* [rows * used] */
+    struct bt_cu_experts_part *parts; /* [most_parts] */
+    uint32_t *done;                   /* [most_parts]: items of the first product */
+    uint32_t *counts;                 /* [chunks][n] */
+    void *h;                          /* [place][inter] bf16: SwiGLU's result */
+    void *y;                          /* [use][hidden]: few rows f32, many rows bf16 */
+    uint32_t most_parts;
+    size_t bytes;
+};
+struct bt_cu_experts_plan bt_cu_experts_plan(const struct bt_cu_experts *x, uint32_t rows,
+                                             void *scratch);
+
+struct bt_cu_experts_product {
+    const void *gate_up, *down, *a;
+    uint32_t rows;
+};
+cudaError_t bt_cu_experts_few(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
+                              const struct bt_cu_experts_product *w, cudaStream_t s);
+/* The weighted sums of y, and what `add` says. */
+cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
+                                  uint32_t rows, float *out, bool add, cudaStream_t s);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
