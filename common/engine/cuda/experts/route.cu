@@ -1,0 +1,454 @@
+/* The router (a warp for each row), the order of rows by expert, and the weighted sum at the end.
+ *
+ * A chunk of 128 rows is sorted in shared memory: each expert has a mask of the rows that use it,
+ * so a row's place among them is the number of bits below its own. That order is by rising row,
+ * whatever the order of the atomic operations that set the bits. With more rows a first kernel
+ * counts each chunk's uses, and each block of a second one begins where the chunks before it end.
+ */
+#include "common/engine/cuda/experts/experts_priv.h"
+#include "common/engine/cuda/mma.cuh"
+
+#define WARPS   8
+#define THREADS (WARPS * 32)
+#define NONE    0xffffffffu
+#define PER     (BT_CU_EXPERTS_MAX / THREADS) /* experts of a thread of a sorting block */
+#define WORDS   (BT_CU_EXPERTS_CHUNK / 32)
+
+struct route_args {
+    struct bt_cu_experts x;
+    struct bt_cu_experts_plan p;
+    const float *scores, *bias;
+    const int32_t *slots;
+    uint32_t rows, chunks, part;
+};
+
+/* ---- the router ---- */
+
+/* Floats in their order as numbers, all above 0. NaN is none. */
+static __device__ __forceinline__ uint32_t ordered(float v)
+{
+    uint32_t u = __float_as_uint(v);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+static __device__ __forceinline__ float warp_max(float v)
+{
+    for (int d = 16; d > 0; d /= 2) {
+        v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+    }
+    return v;
+}
+static __device__ __forceinline__ float warp_sum(float v)
+{
+    for (int d = 16; d > 0; d /= 2) {
+        v += __shfl_xor_sync(~0u, v, d);
+    }
+    return v;
+}
+
+/* A bit for each group that experts may be chosen from. choice: [n] in shared memory. Lane g knows
+ * group g. */
+static __device__ __forceinline__ uint32_t open_groups(const struct bt_cu_experts &x,
+                                                       const float *choice)
+{
+    const uint32_t lane = threadIdx.x % 32, size = x.n / x.groups;
+    uint32_t open = 0, key = 0;
+    if (lane < x.groups) {
+        float first = -INFINITY, second = -INFINITY;
+        for (uint32_t i = lane * size; i < (lane + 1) * size; i++) {
+            float v = choice[i];
+            second = v > first ? first : fmaxf(second, v);
+            first = fmaxf(first, v);
+        }
+        key = ordered(x.group_best == 2 ? first + second : first);
+    }
+    for (uint32_t k = 0; k < x.groups_used; k++) {
+        uint32_t best = __reduce_max_sync(~0u, key);
+        uint32_t at = __ffs((int)__ballot_sync(~0u, key == best)) - 1;
+        open |= 1u << at;
+        key = lane == at ? 0 : key;
+    }
+    return open;
+}
+
+/* Routes one row. N: values of a lane, numbers lane + 32 i. */
+template <int N>
+static __device__ __forceinline__ void route_row(const struct route_args &a, uint32_t row,
+                                                 float *choice_smem)
+{
+    const struct bt_cu_experts &x = a.x;
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t *expert = a.p.expert + (size_t)row * x.used;
+    float *weight = a.p.weight + (size_t)row * x.used;
+    if (a.slots && a.slots[row] < 0) {
+        for (uint32_t k = lane; k < x.used; k += 32) {
+            expert[k] = NONE;
+            weight[k] = 0;
+        }
+        return;
+    }
+    const float *from = a.scores + (size_t)row * x.n;
+    float score[N], choice[N];
+    uint32_t key[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        score[i] = lane + i * 32 < x.n ? from[lane + i * 32] : -INFINITY;
+    }
+    if (x.sigmoid) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            score[i] = 1.0f / (1.0f + expf(-score[i]));
+        }
+    } else {
+        float most = -INFINITY, sum = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            most = fmaxf(most, score[i]); /* ignores NaN */
+        }
+        most = warp_max(most);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            bool in = lane + i * 32 < x.n;
+            score[i] = in ? expf(score[i] - most) : 0;
+            sum += score[i];
+        }
+        sum = warp_sum(sum);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            score[i] /= sum;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        uint32_t e = lane + i * 32;
+        choice[i] = score[i] + (a.bias && e < x.n ? a.bias[e] : 0.0f);
+        choice[i] = choice[i] == choice[i] ? choice[i] : -INFINITY;
+        if (x.groups > 1 && e < x.n) {
+            choice_smem[e] = choice[i];
+        }
+    }
+    uint32_t open = 1, size = x.n / x.groups;
+    if (x.groups > 1) {
+        __syncwarp();
+        open = open_groups(x, choice_smem);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) { /* 0: cannot be chosen */
+        uint32_t e = lane + i * 32;
+        key[i] = e < x.n && open >> e / size & 1 ? ordered(choice[i]) : 0;
+    }
+    uint32_t taken = 0; /* bit i: the lane's value i */
+    float sum = 0;
+    for (uint32_t k = 0; k < x.used; k++) {
+        uint32_t best = 0, at = 0;
+        float its = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) { /* the first of equals */
+            at = key[i] > best ? i : at;
+            its = key[i] > best ? score[i] : its;
+            best = key[i] > best ? key[i] : best;
+        }
+        uint32_t most = __reduce_max_sync(~0u, best), e = lane + at * 32;
+        uint32_t least = __reduce_min_sync(~0u, best == most ? e : NONE);
+        sum += __shfl_sync(~0u, its, (int)(least % 32));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            if (least == lane + i * 32) {
+                key[i] = 0;
+                taken |= 1u << i;
+            }
+        }
+    }
+    float factor = x.normalise ? x.scale / (sum + 1e-20f) : x.scale;
+    uint32_t before = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        uint32_t mask = __ballot_sync(~0u, taken >> i & 1);
+        if (taken >> i & 1) {
+            uint32_t k = before + __popc(mask & ((1u << lane) - 1));
+            expert[k] = lane + i * 32;
+            weight[k] = score[i] * factor;
+        }
+        before += __popc(mask);
+    }
+}
+
+/* ---- the order ---- */
+
+struct sorting {
+    uint32_t rows[BT_CU_EXPERTS_MAX][WORDS]; /* a bit for each row of the chunk */
+    uint32_t at[BT_CU_EXPERTS_MAX];          /* where the chunk's uses of an expert begin */
+    uint64_t warp[WARPS];
+};
+
+/* Sets the masks of a chunk. Reads from the L2 cache, as other blocks of the kernel wrote it. */
+static __device__ __forceinline__ void mark(const struct route_args &a, uint32_t chunk,
+                                            struct sorting *s)
+{
+    const uint32_t row0 = chunk * BT_CU_EXPERTS_CHUNK;
+    const uint32_t uses = min(BT_CU_EXPERTS_CHUNK, a.rows - row0) * a.x.used;
+    for (uint32_t i = threadIdx.x; i < a.x.n * WORDS; i += THREADS) {
+        (&s->rows[0][0])[i] = 0;
+    }
+    __syncthreads();
+    for (uint32_t u = threadIdx.x; u < uses; u += THREADS) {
+        uint32_t e = __ldcg(a.p.expert + (size_t)row0 * a.x.used + u), row = u / a.x.used;
+        if (e < a.x.n) {
+            atomicOr(&s->rows[e][row / 32], 1u << row % 32);
+        }
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ uint32_t marked(const struct sorting *s, uint32_t e)
+{
+    uint32_t n = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < WORDS; i++) {
+        n += __popc(s->rows[e][i]);
+    }
+    return n;
+}
+
+/* The sum of the values of all threads before this one. */
+static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting *s)
+{
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint64_t sum = v, before = 0;
+    for (uint32_t d = 1; d < 32; d *= 2) {
+        uint64_t u = __shfl_up_sync(~0u, (unsigned long long)sum, d);
+        sum += lane >= d ? u : 0;
+    }
+    if (lane == 31) {
+        s->warp[warp] = sum;
+    }
+    __syncthreads();
+    for (uint32_t i = 0; i < warp; i++) {
+        before += s->warp[i];
+    }
+    return before + sum - v;
+}
+
+/* Writes the places of a chunk's uses; the first chunk's block also what does not depend on the
+ * chunk. */
+static __device__ __forceinline__ void place(const struct route_args &a, uint32_t chunk,
+                                             struct sorting *s)
+{
+    const uint32_t n = a.x.n, row0 = chunk * BT_CU_EXPERTS_CHUNK;
+    const uint32_t uses = min(BT_CU_EXPERTS_CHUNK, a.rows - row0) * a.x.used;
+    uint32_t total[PER], before[PER];
+    uint64_t mine = 0;
+    mark(a, chunk, s);
+#pragma unroll
+    for (uint32_t i = 0; i < PER; i++) { /* neighbouring experts */
+        uint32_t e = threadIdx.x * PER + i;
+        total[i] = before[i] = 0;
+        if (e < n && a.chunks == 1) {
+            total[i] = marked(s, e);
+        } else if (e < n) {
+            for (uint32_t c = 0; c < a.chunks; c++) {
+                uint32_t count = a.p.counts[(size_t)c * n + e];
+                total[i] += count;
+                before[i] += c < chunk ? count : 0;
+            }
+        }
+        mine += (uint64_t)((total[i] + a.part - 1) / a.part) << 32 | total[i];
+    }
+    uint64_t at = sum_before(mine, s); /* parts, uses */
+#pragma unroll
+    for (uint32_t i = 0; i < PER; i++) {
+        uint32_t e = threadIdx.x * PER + i, first = (uint32_t)at, part = (uint32_t)(at >> 32);
+        uint32_t parts = (total[i] + a.part - 1) / a.part;
+        if (e >= n) {
+            break;
+        }
+        s->at[e] = first + before[i];
+        for (uint32_t k = 0; k < parts && chunk == 0; k++) {
+            a.p.parts[part + k] = {e, first + k * a.part, min(a.part, total[i] - k * a.part), 0};
+            a.p.done[part + k] = 0;
+        }
+        at += (uint64_t)parts << 32 | total[i];
+        if (chunk == 0) {
+            a.p.first[e] = first;
+        }
+        if (chunk == 0 && e == n - 1) {
+            a.p.first[n] = (uint32_t)at;
+            a.p.state->parts = (uint32_t)(at >> 32);
+            a.p.state->next = 0;
+            a.p.state->ready = 0;
+        }
+    }
+    __syncthreads();
+    for (uint32_t u = threadIdx.x; u < uses; u += THREADS) {
+        uint32_t e = __ldcg(a.p.expert + (size_t)row0 * a.x.used + u), row = u / a.x.used;
+        if (e >= n) {
+            continue;
+        }
+        uint32_t to = s->at[e];
+#pragma unroll
+        for (uint32_t i = 0; i < WORDS; i++) {
+            uint32_t below = i < row / 32 ? ~0u : i == row / 32 ? (1u << row % 32) - 1 : 0;
+            to += __popc(s->rows[e][i] & below);
+        }
+        a.p.uses[to] = row0 * a.x.used + u;
+    }
+}
+
+/* ---- kernels ---- */
+
+/* With one chunk, the last block to finish its rows sorts all of them. */
+template <int N>
+static __global__ void __launch_bounds__(THREADS)
+    route_kernel(const __grid_constant__ struct route_args a)
+{
+    __shared__ union {
+        float choice[WARPS][N * 32];
+        struct sorting sorting;
+    } s;
+    __shared__ bool last;
+    const uint32_t warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
+    early_next();
+    early_wait();
+    if (row < a.rows) {
+        route_row<N>(a, row, s.choice[warp]);
+    }
+    if (a.chunks > 1) {
+        return;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(&a.p.state->ticket, gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (last) {
+        place(a, 0, &s.sorting);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    count_kernel(const __grid_constant__ struct route_args a)
+{
+    __shared__ struct sorting s;
+    early_next();
+    early_wait();
+    mark(a, blockIdx.x, &s);
+    for (uint32_t e = threadIdx.x; e < a.x.n; e += THREADS) {
+        a.p.counts[(size_t)blockIdx.x * a.x.n + e] = marked(&s, e);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    place_kernel(const __grid_constant__ struct route_args a)
+{
+    __shared__ struct sorting s;
+    early_next();
+    early_wait();
+    place(a, blockIdx.x, &s);
+}
+
+static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
+{
+    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
+}
+
+struct combine_args {
+    const uint32_t *expert;
+    const float *weight;
+    const void *y;
+    float *out;
+    uint32_t rows, used, hidden;
+    bool add;
+};
+
+/* A thread sums 8 columns of a row. F32: of y. */
+template <bool F32>
+static __global__ void __launch_bounds__(THREADS)
+    combine_kernel(const __grid_constant__ struct combine_args a)
+{
+    const uint32_t per = a.hidden / 8;
+    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    const size_t row = i / per, piece = i % per;
+    float sum[8] = {};
+    early_next();
+    early_wait();
+    if (row >= a.rows) {
+        return;
+    }
+    const uint32_t used = a.expert[row * a.used] == NONE ? 0 : a.used;
+    if (used == 0 && a.add) {
+        return;
+    }
+#pragma unroll 4
+    for (uint32_t k = 0; k < used; k++) {
+        float w = a.weight[row * a.used + k];
+        float v[8];
+        if constexpr (F32) {
+            const float4 *y =
+                (const float4 *)((const float *)a.y + (row * a.used + k) * a.hidden) + piece * 2;
+            float4 lo = y[0], hi = y[1];
+            v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
+            v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
+        } else {
+            uint4 y =
+                ((const uint4 *)((const uint16_t *)a.y + (row * a.used + k) * a.hidden))[piece];
+            float2 p[4] = {bf16_pair(y.x), bf16_pair(y.y), bf16_pair(y.z), bf16_pair(y.w)};
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                v[j] = j % 2 ? p[j / 2].y : p[j / 2].x;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sum[j] += w * v[j];
+        }
+    }
+    float4 *to = (float4 *)(a.out + row * a.hidden) + piece * 2;
+    float4 lo = a.add ? to[0] : make_float4(0, 0, 0, 0),
+           hi = a.add ? to[1] : make_float4(0, 0, 0, 0);
+    to[0] = make_float4(lo.x + sum[0], lo.y + sum[1], lo.z + sum[2], lo.w + sum[3]);
+    to[1] = make_float4(hi.x + sum[4], hi.y + sum[5], hi.z + sum[6], hi.w + sum[7]);
+}
+
+/* ---- launches ---- */
+
+extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const float *scores,
+                                           const float *bias, const int32_t *slots, uint32_t rows,
+                                           void *scratch, cudaStream_t s)
+{
+    if (!bt_cu_experts_fits(x) || rows == 0) {
+        return cudaErrorInvalidValue;
+    }
+    const bool few = rows <= BT_CU_EXPERTS_FEW;
+    struct route_args a = {};
+    a.x = *x;
+    a.p = bt_cu_experts_plan(x, rows, scratch);
+    a.scores = scores;
+    a.bias = bias;
+    a.slots = slots;
+    a.rows = rows;
+    a.chunks = (rows + BT_CU_EXPERTS_CHUNK - 1) / BT_CU_EXPERTS_CHUNK;
+    a.part = few ? BT_CU_EXPERTS_FEW_PART : BT_CU_EXPERTS_MANY_PART;
+    void (*kernel)(struct route_args) = x->n <= 64    ? route_kernel<2>
+                                        : x->n <= 128 ? route_kernel<4>
+                                        : x->n <= 256 ? route_kernel<8>
+                                        : x->n <= 512 ? route_kernel<16>
+                                                      : route_kernel<32>;
+    cudaError_t e = launch_early(kernel, (rows + WARPS - 1) / WARPS, THREADS, 0, s, a);
+    if (e == cudaSuccess && a.chunks > 1) {
+        e = launch_early(count_kernel, a.chunks, THREADS, 0, s, a);
+        e = e == cudaSuccess ? launch_early(place_kernel, a.chunks, THREADS, 0, s, a) : e;
+    }
+    return e;
+}
+
+extern "C" cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x,
+                                             const struct bt_cu_experts_plan *p, uint32_t rows,
+                                             float *out, bool add, cudaStream_t s)
+{
+    const struct combine_args a = {p->expert, p->weight, p->y, out, rows, x->used, x->hidden, add};
+    const size_t pieces = (size_t)rows * (x->hidden / 8);
+    return launch_early(rows <= BT_CU_EXPERTS_FEW ? combine_kernel<true> : combine_kernel<false>,
+                        (uint32_t)((pieces + THREADS - 1) / THREADS), THREADS, 0, s, a);
+}
