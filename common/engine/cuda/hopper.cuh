@@ -58,6 +58,16 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t dst, const CUtensorM
                  : "memory");
 }
 
+static __device__ __forceinline__ void tma_load_5d(uint32_t dst, const CUtensorMap *map,
+                                                   uint32_t bar, int x, int y, int z, int w, int v,
+                                                   uint64_t hint)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst),
+                 "l"((uint64_t)map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(hint)
+                 : "memory");
+}
+
 /* Copies the same bytes to the same place in both blocks of a cluster of two; signals the barrier
  * at the place of `bar` in each block. */
 static __device__ __forceinline__ void tma_load_2d_both(uint32_t dst, const CUtensorMap *map,

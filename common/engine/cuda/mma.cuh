@@ -129,6 +129,23 @@ static cudaError_t launch_early(void (*kernel)(P...), uint32_t grid, uint32_t bl
     return cudaLaunchKernelEx(&c, kernel, static_cast<P>(args)...);
 }
 
+/* Loads what other blocks of the same kernel wrote: never from the cache of constant data, and
+ * after the flag that says so. */
+static __device__ __forceinline__ uint4 load_written(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
+{
+    uint32_t v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
 static __device__ __forceinline__ float ex2(float x)
 {
     float y;

@@ -65,3 +65,16 @@ struct bt_cu_experts_routes bt_cu_experts_routes(const struct bt_cu_experts *x, 
     return (struct bt_cu_experts_routes){
         .expert = p.expert, .first = p.first, .uses = p.uses, .weight = p.weight};
 }
+
+cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
+                              const void *a, uint32_t rows, void *scratch, float *out, bool add,
+                              cudaStream_t s)
+{
+    if (!bt_cu_experts_fits(x) || rows == 0 || rows > BT_CU_EXPERTS_FEW) {
+        return cudaErrorInvalidValue;
+    }
+    struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);
+    struct bt_cu_experts_product w = {.gate_up = gate_up, .down = down, .a = a, .rows = rows};
+    cudaError_t e = bt_cu_experts_few(x, &p, &w, s);
+    return e == cudaSuccess ? bt_cu_experts_combine(x, &p, rows, out, add, s) : e;
+}
