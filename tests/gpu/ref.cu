@@ -219,6 +219,74 @@ extern "C" void ref_attn(const struct bt_attn_pool *p, uint32_t layer_row, const
     CHECK(cudaGetLastError());
 }
 
+/* The product of two rows of k values, by a warp. */
+static __device__ double warp_dot(const __nv_bfloat16 *x, const __nv_bfloat16 *y, uint32_t k)
+{
+    double sum = 0;
+    for (uint32_t i = threadIdx.x % 32; i < k; i += 32) {
+        sum += (double)__bfloat162float(x[i]) * (double)__bfloat162float(y[i]);
+    }
+    for (int d = 16; d > 0; d /= 2) {
+        sum += __shfl_xor_sync(~0u, sum, d);
+    }
+    return sum;
+}
+
+static __global__ void experts_up_kernel(const __nv_bfloat16 *w, const __nv_bfloat16 *a,
+                                         const uint32_t *expert, size_t uses, uint32_t used,
+                                         uint32_t hidden, uint32_t inter, __nv_bfloat16 *h)
+{
+    size_t warps = (size_t)gridDim.x * blockDim.x / 32;
+    for (size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) / 32; i < uses * inter;
+         i += warps) {
+        size_t use = i / inter, at = i % inter, e = expert[use];
+        if (e == 0xffffffffu) {
+            continue;
+        }
+        const __nv_bfloat16 *x = a + use / used * hidden, *row = w + (e * 2 * inter + at) * hidden;
+        double gate = warp_dot(row, x, hidden),
+               up = warp_dot(row + inter * (size_t)hidden, x, hidden);
+        if (threadIdx.x % 32 == 0) {
+            h[i] = __float2bfloat16((float)(gate / (1 + exp(-gate)) * up));
+        }
+    }
+}
+
+static __global__ void experts_down_kernel(const __nv_bfloat16 *w, const __nv_bfloat16 *h,
+                                           const uint32_t *expert, const float *weight,
+                                           uint32_t rows, uint32_t used, uint32_t hidden,
+                                           uint32_t inter, float *out)
+{
+    size_t warps = (size_t)gridDim.x * blockDim.x / 32;
+    for (size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) / 32; i < (size_t)rows * hidden;
+         i += warps) {
+        size_t row = i / hidden, at = i % hidden;
+        double sum = 0;
+        for (size_t use = row * used; use < (row + 1) * used; use++) {
+            size_t e = expert[use];
+            if (e != 0xffffffffu) {
+                sum +=
+                    weight[use] * warp_dot(w + (e * hidden + at) * inter, h + use * inter, inter);
+            }
+        }
+        if (threadIdx.x % 32 == 0) {
+            out[i] = (float)sum;
+        }
+    }
+}
+
+extern "C" void ref_experts(const void *gate_up, const void *down, const void *a,
+                            const uint32_t *expert, const float *weight, uint32_t rows,
+                            uint32_t used, uint32_t hidden, uint32_t inter, void *h, float *out)
+{
+    experts_up_kernel<<<4096, 256>>>((const __nv_bfloat16 *)gate_up, (const __nv_bfloat16 *)a,
+                                     expert, (size_t)rows * used, used, hidden, inter,
+                                     (__nv_bfloat16 *)h);
+    experts_down_kernel<<<4096, 256>>>((const __nv_bfloat16 *)down, (const __nv_bfloat16 *)h,
+                                       expert, weight, rows, used, hidden, inter, out);
+    CHECK(cudaGetLastError());
+}
+
 static __global__ void worst_kernel(const void *out, uint32_t out_stride, int type,
                                     const float *ref, uint32_t heads, uint32_t dim, float *worst)
 {

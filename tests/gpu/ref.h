@@ -30,6 +30,12 @@ void ref_attn(const struct bt_attn_pool *p, uint32_t layer_row, const void *q, u
 /* Largest |out - ref| / |ref| of any (row, head): NaN counts as 1e9. All on the device. */
 float ref_worst(const void *out, uint32_t out_stride, int type, const float *ref, uint32_t rows,
                 uint32_t heads, uint32_t dim);
+/* out[row][hidden] = the sum over the row's uses of weight * down(silu(gate) * up), as in
+ * experts.h, sums in double; h: room for [rows * used][inter] bf16. expert ~0: not used. All on the
+ * device. */
+void ref_experts(const void *gate_up, const void *down, const void *a, const uint32_t *expert,
+                 const float *weight, uint32_t rows, uint32_t used, uint32_t hidden, uint32_t inter,
+                 void *h, float *out);
 /* Read bandwidth over 4 GiB, GB/s: the best of some grids. */
 float ref_read_gbs(cudaStream_t s);
 

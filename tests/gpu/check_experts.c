@@ -1,0 +1,511 @@
+/* make check-gpu: experts/ on ragged loads. The router against its definition in C (ties, groups,
+ * numbers that are none), the order of rows exactly, the experts' sums against double precision:
+ * all values on the GPU, some of them on the CPU too. Fresh inputs, poisoned outputs; a graph must
+ * give the same bits as calls. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/engine/cuda/experts/experts.h"
+#include "tests/gpu/ref.h"
+
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        cudaError_t e_ = (x);                                                                      \
+        if (e_ != cudaSuccess) {                                                                   \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define NONE   0xffffffffu
+#define BEHIND 4096 /* bytes behind an output that must stay as they are */
+
+static double bf16(uint16_t v)
+{
+    uint32_t u = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static void *fetch(const void *d, size_t bytes)
+{
+    void *h = malloc(bytes);
+    CHECK(cudaMemcpy(h, d, bytes, cudaMemcpyDeviceToHost));
+    return h;
+}
+static void *device(const void *h, size_t bytes)
+{
+    void *d;
+    CHECK(cudaMalloc(&d, bytes));
+    if (h) {
+        CHECK(cudaMemcpy(d, h, bytes, cudaMemcpyHostToDevice));
+    }
+    return d;
+}
+static float uniform(void) /* -1 to 1 */
+{
+    return (float)rand() / (float)RAND_MAX * 2 - 1;
+}
+
+/* ---- the router ---- */
+
+enum load {
+    EVEN,   /* every expert is as likely */
+    TIES,   /* few different scores */
+    NUMBERS /* some scores are NaN or infinite */
+};
+
+/* Whether one row's choice is what route() of cpu/mlp.c defines. Scores that differ by less than
+ * rounding may be in either order; equal ones not. */
+struct chosen {
+    const struct bt_cu_experts *x;
+    const float *raw, *bias;
+    float score[BT_CU_EXPERTS_MAX], choice[BT_CU_EXPERTS_MAX];
+    bool open[BT_CU_EXPERTS_GROUPS_MAX];
+    bool near; /* two groups differ by rounding alone */
+};
+
+/* A sum of a score and a bias can be small and have the rounding of both. */
+static bool close_to(const struct chosen *c, float a, float b)
+{
+    return a != b && fabsf(a - b) <= 1e-6f * fmaxf(fabsf(a), fabsf(b)) + (c->bias ? 1e-6f : 0.0f);
+}
+
+static void score_row(struct chosen *c)
+{
+    const struct bt_cu_experts *x = c->x;
+    float most = -INFINITY, sum = 0;
+    for (uint32_t i = 0; i < x->n; i++) {
+        most = fmaxf(most, c->raw[i]);
+    }
+    for (uint32_t i = 0; i < x->n; i++) {
+        c->score[i] = x->sigmoid ? 1.0f / (1.0f + expf(-c->raw[i])) : expf(c->raw[i] - most);
+        sum += c->score[i];
+    }
+    for (uint32_t i = 0; i < x->n; i++) {
+        c->score[i] = x->sigmoid ? c->score[i] : c->score[i] / sum;
+        c->choice[i] = c->score[i] + (c->bias ? c->bias[i] : 0.0f);
+        c->choice[i] = isnan(c->choice[i]) ? -INFINITY : c->choice[i];
+    }
+}
+
+static void open_groups(struct chosen *c)
+{
+    const struct bt_cu_experts *x = c->x;
+    uint32_t size = x->n / x->groups;
+    float best[BT_CU_EXPERTS_GROUPS_MAX];
+    for (uint32_t g = 0; g < x->groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (uint32_t i = g * size; i < (g + 1) * size; i++) {
+            if (c->choice[i] > first) {
+                second = first;
+                first = c->choice[i];
+            } else if (c->choice[i] > second) {
+                second = c->choice[i];
+            }
+        }
+        best[g] = x->group_best == 2 ? first + second : first;
+        c->open[g] = x->groups == 1;
+    }
+    c->near = false;
+    for (uint32_t k = 0; k < x->groups_used && x->groups > 1; k++) {
+        uint32_t at = NONE;
+        for (uint32_t g = 0; g < x->groups; g++) {
+            if (!c->open[g] && (at == NONE || best[g] > best[at])) {
+                at = g;
+            }
+        }
+        c->open[at] = true;
+    }
+    for (uint32_t g = 0; g < x->groups * x->groups; g++) {
+        uint32_t a = g / x->groups, b = g % x->groups;
+        c->near |= c->open[a] && !c->open[b] && close_to(c, best[a], best[b]);
+    }
+}
+
+static uint32_t bad_row(struct chosen *c, const uint32_t *expert, const float *weight)
+{
+    const struct bt_cu_experts *x = c->x;
+    uint32_t bad = 0, size = x->n / x->groups;
+    bool taken[BT_CU_EXPERTS_MAX] = {false};
+    double sum = 0;
+    score_row(c);
+    open_groups(c);
+    if (c->near) {
+        return 0;
+    }
+    for (uint32_t k = 0; k < x->used; k++) {
+        if (expert[k] >= x->n || (k && expert[k] <= expert[k - 1]) || !c->open[expert[k] / size]) {
+            return 1;
+        }
+        taken[expert[k]] = true;
+        sum += c->score[expert[k]];
+    }
+    for (uint32_t k = 0; k < x->used; k++) {
+        uint32_t e = expert[k];
+        for (uint32_t i = 0; i < x->n; i++) {
+            bool same = c->raw[i] == c->raw[e] && (!c->bias || c->bias[i] == c->bias[e]);
+            bool none = isinf(c->choice[i]) && isinf(c->choice[e]);
+            bool after = same || none ? i > e
+                                      : c->choice[i] < c->choice[e] ||
+                                            close_to(c, c->choice[i], c->choice[e]) ||
+                                            c->choice[i] == c->choice[e];
+            bad += !taken[i] && c->open[i / size] && !after;
+        }
+        double want = c->score[e] * (x->normalise ? x->scale / (sum + 1e-20) : x->scale);
+        bad += isnan(want) ? !isnan(weight[k]) : !(fabs(weight[k] - want) <= 1e-5 * fabs(want));
+    }
+    return bad;
+}
+
+/* Checks what route wrote: choices, and the order of rows. */
+static uint32_t bad_routes(const struct bt_cu_experts *x, const float *scores, const float *bias,
+                           const int32_t *slots, uint32_t rows, void *scratch)
+{
+    struct bt_cu_experts_routes r = bt_cu_experts_routes(x, rows, scratch);
+    uint32_t uses = rows * x->used, bad = 0;
+    uint32_t *expert = fetch(r.expert, uses * 4), *first = fetch(r.first, (x->n + 1) * 4),
+             *sorted = fetch(r.uses, uses * 4);
+    float *weight = fetch(r.weight, uses * 4);
+    struct chosen *c = malloc(sizeof(*c));
+    for (uint32_t t = 0; t < rows; t++) {
+        *c = (struct chosen){.x = x, .raw = scores + (size_t)t * x->n, .bias = bias};
+        if (!slots || slots[t] >= 0) {
+            bad += bad_row(c, expert + (size_t)t * x->used, weight + (size_t)t * x->used);
+            continue;
+        }
+        for (uint32_t k = 0; k < x->used; k++) {
+            bad += expert[t * x->used + k] != NONE || weight[t * x->used + k] != 0;
+        }
+    }
+    uint32_t at = 0;
+    for (uint32_t e = 0; e < x->n; e++) {
+        bad += first[e] != at;
+        for (uint32_t u = 0; u < uses; u++) {
+            if (expert[u] == e) {
+                bad += sorted[at++] != u;
+            }
+        }
+    }
+    bad += first[x->n] != at;
+    free(expert);
+    free(first);
+    free(sorted);
+    free(weight);
+    free(c);
+    return bad;
+}
+
+static float *make_scores(const struct bt_cu_experts *x, uint32_t rows, enum load load)
+{
+    float *s = malloc((size_t)rows * x->n * 4);
+    for (size_t i = 0; i < (size_t)rows * x->n; i++) {
+        s[i] = uniform() * 4;
+        if (load == TIES) {
+            s[i] = (float)(rand() % 5) * 0.5f - 1;
+        } else if (load == NUMBERS && i / x->n % 4 && rand() % 9 == 0) {
+            s[i] = i / x->n % 4 == 1 ? NAN : i / x->n % 4 == 2 ? -INFINITY : -200;
+        }
+    }
+    for (uint32_t i = 0; load == NUMBERS && i < x->n; i++) {
+        s[i] = NAN; /* the first row: none is a number */
+    }
+    return s;
+}
+
+static int check_router(struct bt_cu_experts x, uint32_t rows, enum load load, bool biased)
+{
+    static const char *const names[] = {"any scores", "ties", "NaN and infinity"};
+    float *scores = make_scores(&x, rows, load), *bias = make_scores(&x, 1, load == TIES);
+    void *d = device(scores, (size_t)rows * x.n * 4), *b = device(bias, x.n * 4);
+    size_t bytes = bt_cu_experts_scratch(&x, rows);
+    void *scratch = device(NULL, bytes);
+    CHECK(cudaMemset(scratch, 0xff, bytes));
+    CHECK(cudaMemset(scratch, 0, 256));
+    uint32_t bad = 0;
+    for (int i = 0; i < 2; i++) { /* the second call finds what the first left */
+        CHECK(bt_cu_experts_route(&x, d, biased ? b : NULL, NULL, rows, scratch, 0));
+        CHECK(cudaDeviceSynchronize());
+        bad += bad_routes(&x, scores, biased ? bias : NULL, NULL, rows, scratch);
+    }
+    printf("%s router %u of %u, groups %u of %u, %s%s, %u rows, %s: %u wrong\n",
+           bad ? "FAIL" : "ok  ", x.used, x.n, x.groups_used, x.groups,
+           x.sigmoid ? "sigmoid" : "softmax", biased ? " and bias" : "", rows, names[load], bad);
+    cudaFree(d);
+    cudaFree(b);
+    cudaFree(scratch);
+    free(scores);
+    free(bias);
+    return bad == 0;
+}
+
+/* ---- the experts ---- */
+
+struct weights {
+    struct bt_cu_experts x;
+    const char *name;
+    void *gate_up, *down;
+};
+
+static struct weights weights_open(const char *name, struct bt_cu_experts x, uint32_t seed)
+{
+    struct weights w = {.x = x, .name = name};
+    size_t each = (size_t)x.n * x.hidden * x.inter;
+    CHECK(cudaMalloc(&w.gate_up, each * 4));
+    CHECK(cudaMalloc(&w.down, each * 2));
+    ref_fill(w.gate_up, each * 2, BT_CU_BF16, 1 / sqrtf((float)x.hidden), seed);
+    ref_fill(w.down, each, BT_CU_BF16, 1 / sqrtf((float)x.inter), seed + 1);
+    CHECK(cudaDeviceSynchronize());
+    return w;
+}
+static void weights_close(struct weights *w)
+{
+    cudaFree(w->gate_up);
+    cudaFree(w->down);
+}
+
+/* Whether the reference is right itself: some values of one row in plain C. */
+static uint32_t bad_reference(const struct weights *w, const void *a, const uint32_t *expert,
+                              const float *weight, const float *want)
+{
+    const struct bt_cu_experts *x = &w->x;
+    uint16_t *ha = fetch(a, x->hidden * 2);
+    double sum[4] = {0};
+    uint32_t bad = 0;
+    for (uint32_t k = 0; k < x->used; k++) {
+        size_t each = (size_t)x->hidden * x->inter * 2, e = expert[k];
+        uint16_t *up = fetch((uint8_t *)w->gate_up + e * 2 * each, 2 * each);
+        uint16_t *down = fetch((uint8_t *)w->down + e * each, each);
+        for (uint32_t i = 0; i < x->inter; i++) {
+            double v[2] = {0, 0};
+            for (uint32_t c = 0; c < x->hidden; c++) {
+                v[0] += bf16(ha[c]) * bf16(up[(size_t)i * x->hidden + c]);
+                v[1] += bf16(ha[c]) * bf16(up[(size_t)(x->inter + i) * x->hidden + c]);
+            }
+            double h = v[0] / (1 + exp(-v[0])) * v[1];
+            for (uint32_t j = 0; j < 4; j++) {
+                uint32_t col = j * (x->hidden / 4) + j;
+                sum[j] += weight[k] * h * bf16(down[(size_t)col * x->inter + i]);
+            }
+        }
+        free(up);
+        free(down);
+    }
+    for (uint32_t j = 0; j < 4; j++) { /* h is not rounded here */
+        bad += !(fabs(sum[j] - want[j * (x->hidden / 4) + j]) < 0.02);
+    }
+    free(ha);
+    return bad;
+}
+
+struct run {
+    const struct weights *w;
+    uint32_t rows;
+    void *scores, *bias, *slots, *a, *scratch;
+    uint8_t *out;
+    bool add;
+    cudaStream_t s;
+};
+
+static void run_once(const struct run *r)
+{
+    CHECK(bt_cu_experts_route(&r->w->x, r->scores, r->bias, r->slots, r->rows, r->scratch, r->s));
+    CHECK(bt_cu_experts_run(&r->w->x, r->w->gate_up, r->w->down, r->a, r->rows, r->scratch,
+                            (float *)r->out, r->add, r->s));
+}
+
+static void run_graph(const struct run *r)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t e;
+    CHECK(cudaStreamBeginCapture(r->s, cudaStreamCaptureModeThreadLocal));
+    run_once(r);
+    CHECK(cudaStreamEndCapture(r->s, &graph));
+    CHECK(cudaGraphInstantiate(&e, graph, 0));
+    CHECK(cudaGraphLaunch(e, r->s));
+    CHECK(cudaStreamSynchronize(r->s));
+    CHECK(cudaGraphExecDestroy(e));
+    CHECK(cudaGraphDestroy(graph));
+}
+
+/* Biases that steer rows. EVENLY: none; ONE: all rows to one expert; FEW: half of the experts get
+ * none; SKEWED: some get many. */
+enum steer { EVENLY, ONE, HALF, SKEWED, STEERS };
+static const char *const steers[] = {"even", "one has all", "half have none", "skewed"};
+
+static float *make_bias(const struct bt_cu_experts *x, enum steer steer)
+{
+    float *b = calloc(x->n, 4);
+    uint32_t one = (uint32_t)rand() % x->n;
+    for (uint32_t i = 0; i < x->n; i++) {
+        b[i] = steer == ONE      ? i == one ? 9 : 0
+               : steer == HALF   ? i % 2 && x->n >= 2 * x->used ? -9 : 0
+               : steer == SKEWED ? 2.0f / (float)(1 + (i * 7 + one) % x->n)
+                                 : 0;
+    }
+    return b;
+}
+
+/* Largest relative error of a row. */
+static double worst_row(const float *got, const float *want, uint32_t rows, uint32_t hidden,
+                        const int32_t *slots, float base)
+{
+    double worst = 0;
+    for (uint32_t t = 0; t < rows; t++) {
+        double diff = 0, norm = 0;
+        for (size_t i = (size_t)t * hidden; i < (size_t)(t + 1) * hidden; i++) {
+            double v = got[i] - base;
+            diff += (v - want[i]) * (v - want[i]);
+            norm += (double)want[i] * want[i];
+        }
+        bool padding = slots && slots[t] < 0;
+        double e = padding ? diff : sqrt(diff / norm);
+        worst = e <= worst ? worst : e; /* NaN becomes the worst and stays */
+        if (isnan(worst)) {
+            return worst;
+        }
+    }
+    return worst;
+}
+
+static int check_experts(const struct weights *w, uint32_t rows, enum steer steer, bool padded,
+                         bool add, bool prove, uint32_t seed)
+{
+    const struct bt_cu_experts *x = &w->x;
+    const size_t values = (size_t)rows * x->hidden, bytes = values * 4 + BEHIND;
+    float *scores = make_scores(x, rows, EVEN), *bias = make_bias(x, steer), *want;
+    int32_t *slots = malloc(rows * 4);
+    uint8_t *got[2], *base = malloc(bytes);
+    void *h;
+    for (uint32_t i = 0; i < rows; i++) {
+        slots[i] = i % 5 == 3 ? -1 : (int32_t)i;
+    }
+    memset(base, add ? 0x3e : 0xff, bytes); /* 0.186 or NaN */
+    float old = 0;
+    if (add) {
+        memcpy(&old, base, 4);
+    }
+    size_t room = bt_cu_experts_scratch(x, rows);
+    struct run r = {.w = w, .rows = rows, .add = add};
+    r.scores = device(scores, (size_t)rows * x->n * 4);
+    r.bias = device(bias, x->n * 4);
+    r.slots = padded ? device(slots, rows * 4) : NULL;
+    r.a = device(NULL, (size_t)rows * x->hidden * 2);
+    r.scratch = device(NULL, room + BEHIND);
+    r.out = device(NULL, bytes);
+    CHECK(cudaStreamCreateWithFlags(&r.s, cudaStreamNonBlocking));
+    ref_fill(r.a, (size_t)rows * x->hidden, BT_CU_BF16, 1, seed);
+    CHECK(cudaMemset(r.scratch, 0xff, room + BEHIND));
+    CHECK(cudaMemset(r.scratch, 0, 256));
+    for (int i = 0; i < 2; i++) {
+        CHECK(cudaMemcpy(r.out, base, bytes, cudaMemcpyHostToDevice));
+        CHECK(cudaDeviceSynchronize());
+        if (i == 0) {
+            run_once(&r);
+        } else {
+            run_graph(&r);
+        }
+        CHECK(cudaStreamSynchronize(r.s));
+        got[i] = fetch(r.out, bytes);
+    }
+    uint32_t bad = bad_routes(x, scores, bias, padded ? slots : NULL, rows, r.scratch);
+    uint32_t same = memcmp(got[0], got[1], bytes) == 0;
+    struct bt_cu_experts_routes routes = bt_cu_experts_routes(x, rows, r.scratch);
+    CHECK(cudaMalloc((void **)&want, values * 4));
+    CHECK(cudaMalloc(&h, (size_t)rows * x->used * x->inter * 2));
+    ref_experts(w->gate_up, w->down, r.a, routes.expert, routes.weight, rows, x->used, x->hidden,
+                x->inter, h, want);
+    CHECK(cudaDeviceSynchronize());
+    float *hwant = fetch(want, values * 4);
+    uint8_t *tail = fetch((uint8_t *)r.scratch + room, BEHIND);
+    for (uint32_t i = 0; i < BEHIND; i++) {
+        bad += got[0][values * 4 + i] != base[i] || tail[i] != 0xff;
+    }
+    if (prove) {
+        uint32_t *expert = fetch(routes.expert, x->used * 4);
+        float *weight = fetch(routes.weight, x->used * 4);
+        bad += bad_reference(w, r.a, expert, weight, hwant);
+        free(expert);
+        free(weight);
+    }
+    double e = worst_row((float *)got[0], hwant, rows, x->hidden, padded ? slots : NULL, old);
+    int ok = e < (rows <= BT_CU_EXPERTS_FEW ? 3e-3 : 6e-3) && bad == 0 && same;
+    printf("%s experts %-8s %4u rows, %s%s%s: %.1e, %u wrong%s\n", ok ? "ok  " : "FAIL", w->name,
+           rows, steers[steer], padded ? ", padding" : "", add ? ", add" : "", e, bad,
+           same ? "" : ", not the same again");
+    void *mine[] = {scores, bias, slots, got[0], got[1], base, hwant, tail};
+    for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++) {
+        free(mine[i]);
+    }
+    void *theirs[] = {r.scores, r.bias, r.slots, r.a, r.scratch, r.out, want, h};
+    for (size_t i = 0; i < sizeof(theirs) / sizeof(theirs[0]); i++) {
+        cudaFree(theirs[i]);
+    }
+    CHECK(cudaStreamDestroy(r.s));
+    return ok;
+}
+
+int main(void)
+{
+    static const struct {
+        const char *name;
+        struct bt_cu_experts x;
+        uint32_t most; /* rows; 0: as many as any */
+    } shapes[] = {
+        {"small", {8, 2, 272, 264, 1, 1, 1, true, true, 1}, 0},
+        {"odd", {24, 3, 336, 328, 4, 2, 2, true, true, 2.5f}, 0},
+        {"V2-Lite", {64, 6, 2048, 1408, 1, 1, 1, true, true, 1}, 0},
+        {"Qwen3", {128, 8, 2048, 768, 1, 1, 1, true, true, 1}, 0},
+        {"V3", {32, 8, 7168, 2048, 4, 3, 2, true, true, 2.5f}, 300},
+        {"Mixtral", {8, 2, 4096, 14336, 1, 1, 1, true, true, 1}, 128},
+    };
+    static const struct bt_cu_experts routers[] = {
+        {64, 6, 512, 512, 1, 1, 1, false, false, 1},
+        {128, 8, 512, 512, 1, 1, 1, false, true, 1},
+        {256, 8, 512, 512, 8, 4, 2, true, true, 2.5f},
+        {160, 6, 512, 512, 8, 3, 1, false, false, 16},
+        {384, 8, 512, 512, 1, 1, 2, true, true, 2.8f},
+        {8, 2, 512, 512, 1, 1, 1, false, true, 1},
+        {1024, 32, 512, 512, 32, 9, 2, true, true, 1},
+        {3, 3, 512, 512, 1, 1, 1, false, true, 1},
+        {520, 10, 512, 512, 10, 5, 1, false, false, 1},
+        {1, 1, 512, 512, 1, 1, 1, true, false, 1},
+    };
+    static const uint32_t sizes[] = {1, 2, 7, 8, 9, 33, 64, 127, 128};
+    uint32_t seed = (uint32_t)time(NULL), failed = 0, n = 0;
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("1..0 # SKIP no GPU\n");
+        return 0;
+    }
+    if (!bt_cu_experts_fits(&shapes[0].x)) {
+        printf("1..0 # SKIP no Hopper GPU\n");
+        return 0;
+    }
+    srand(seed);
+    for (size_t i = 0; i < sizeof(routers) / sizeof(routers[0]); i++) {
+        for (enum load l = EVEN; l <= NUMBERS; l++, n += 2) {
+            failed += !check_router(routers[i], 1 + (uint32_t)rand() % 128, l, routers[i].sigmoid);
+            failed += !check_router(routers[i], 129 + (uint32_t)rand() % 900, l, i % 2);
+        }
+    }
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct weights w = weights_open(shapes[i].name, shapes[i].x, seed + n * 3);
+        for (size_t r = 0; r < sizeof(sizes) / sizeof(sizes[0]); r++, n++) {
+            if (shapes[i].most == 0 || sizes[r] <= shapes[i].most) {
+                failed += !check_experts(&w, sizes[r], (enum steer)((r + i) % STEERS), r % 3 == 1,
+                                         r % 2, r == 0, seed + n * 3);
+            }
+        }
+        for (enum steer s = EVENLY; s < STEERS && i < 3; s++, n++) {
+            failed += !check_experts(&w, 100, s, false, true, false, seed + n * 3);
+        }
+        weights_close(&w);
+    }
+    printf("%u failed\n", failed);
+    return failed != 0;
+}
