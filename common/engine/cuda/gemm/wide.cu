@@ -13,23 +13,10 @@
 #include "common/engine/cuda/gemm/wide.h"
 
 #include "common/engine/cuda/device.h"
-#include "common/engine/cuda/hopper.cuh"
-#include "common/engine/cuda/mma.cuh"
+#include "common/engine/cuda/gemm/wide_tile.cuh"
 #include "common/engine/cuda/tensor_map.h"
 #include "common/engine/cuda/value.h"
 
-#define BM      128
-#define BN      256
-#define BK      64
-#define STAGES  4
-#define GROUPS  2 /* computing warpgroups */
-#define WARPS   (GROUPS * 4)
-#define THREADS ((GROUPS + 1) * 128)
-#define X_BYTES (BM * BK * 2)
-#define W_BYTES (BN * BK * 2)
-#define STAGE   (X_BYTES + W_BYTES)
-#define STAGED  4096 /* a warp's 16 rows of 128 values before they are written */
-#define SMEM    (STAGES * STAGE + WARPS * STAGED + 1024)
 #ifndef BAND
 #define BAND 8 /* pairs of tiles below each other in a band */
 #endif
@@ -48,10 +35,6 @@ struct wide_args {
     uint32_t rows_per_col; /* w's rows from one column of tiles to the next */
     void *y;
     struct bt_cu_append append;
-};
-
-struct wide_bars {
-    uint64_t full[STAGES], empty[STAGES];
 };
 
 /* This block's tile in turn t of the cluster: the first row of x, and the column of tiles. */
@@ -89,49 +72,7 @@ static __device__ __forceinline__ void produce(const struct wide_args &a, const 
 
 /* ---- the computing warpgroups ---- */
 
-/* Each warp releases separately, in both blocks. */
-static __device__ __forceinline__ void release(uint32_t bar)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 < 2) {
-        cluster_arrive(bar, threadIdx.x % 32);
-    }
-}
-
-/* A warpgroup's position in the ring, and the stage whose products may still be running. */
-struct place {
-    struct ring r;
-    uint32_t before;
-};
-
-/* Starts the products of 64 columns. When it returns, those of the step before have ended. */
-static __device__ __forceinline__ void begin(struct wide_bars *b, uint32_t smem,
-                                             const struct place &c, float (&acc)[128], bool first)
-{
-    uint32_t at = smem + c.r.at * STAGE;
-    uint64_t x = wgmma_desc(at + (threadIdx.x / 128 - 1) * (64 * 128), 0, 1024);
-    uint64_t w = wgmma_desc(at + X_BYTES, 0, 1024);
-    bar_wait(smem_addr(&b->full[c.r.at]), c.r.phase);
-    wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < BK / 16; j++) { /* 16 columns are 32 bytes */
-        wgmma_ss_bf16(acc, x + j * 2, w + j * 2, !first || j > 0);
-    }
-    wgmma_commit();
-}
-static __device__ __forceinline__ void settle(struct wide_bars *b, struct place &c, bool first)
-{
-    if (!first) {
-        wgmma_wait<1>();
-        release(c.before);
-    }
-    c.before = smem_addr(&b->empty[c.r.at]);
-    c.r.next(STAGES);
-}
-
-/* ---- endings ----
- * A thread holds rows lane / 4 and + 8 of its warp's 16, columns 8 i + lane % 4 * 2 and the next:
- * acc[4 i + 2 (row) + (column)]. */
+/* ---- endings ---- */
 
 /* A tile that is being written. */
 struct leaving {
@@ -141,48 +82,12 @@ struct leaving {
     bool any;
 };
 
-/* The place in shared memory where this warp writes 128 columns of 16-bit values: 16 rows of 16
- * pieces of 16 bytes. The pieces are permuted by row, so that neither writing nor reading has bank
- * conflicts. */
-static __device__ __forceinline__ uint32_t *staged(uint8_t *stage, uint32_t row, uint32_t piece)
-{
-    return (uint32_t *)(stage + row * 256 + (piece ^ row % 8) * 16);
-}
-
-static __device__ __forceinline__ float swiglu(float gate, float up)
-{
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
-}
-
-static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
-{
-    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
-}
-
-/* v[4 i + 2 (row)] is gate; up follows it. */
-static __device__ __forceinline__ void take_swiglu(struct leaving &out, const float (&acc)[128])
-{
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-        out.v[i * 2] = pack2<__nv_bfloat16>(acc[i * 2], acc[i * 2 + 1]);
-        out.v[i * 2 + 1] = pack2<__nv_bfloat16>(acc[i * 2 + 64], acc[i * 2 + 65]);
-    }
-}
-
 static __device__ __forceinline__ void
 leave_swiglu(const struct wide_args &a, const struct leaving &out, uint8_t *stage, int part)
 {
     const uint32_t lane = threadIdx.x % 32, wide = a.n / 2, col = out.col * 128 + lane % 16 * 8;
     if (part < 4) {
-#pragma unroll
-        for (int i = part * 4; i < part * 4 + 4; i++) {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float2 g = bf16_pair(out.v[i * 4 + r * 2]), u = bf16_pair(out.v[i * 4 + r * 2 + 1]);
-                staged(stage, lane / 4 + r * 8, i)[lane % 4] =
-                    pack2<__nv_bfloat16>(swiglu(g.x, u.x), swiglu(g.y, u.y));
-            }
-        }
+        stage_swiglu(out.v, stage, part);
         return;
     }
     __syncwarp();
@@ -390,7 +295,7 @@ static __device__ __forceinline__ void consume(const struct wide_args &a, struct
             wgmma_wait<0>();
             wgmma_hold(acc);
             release(c.before);
-            take_swiglu(out, acc);
+            pack_swiglu(out.v, acc);
         }
     }
 #pragma unroll
