@@ -21,6 +21,16 @@ static __device__ __forceinline__ void async_arrive(uint32_t bar)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 }
 
+/* Ends a group of this thread's copies; waits until all groups but the last N are done. */
+static __device__ __forceinline__ void async_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> static __device__ __forceinline__ void async_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 /* The place of 16-byte piece c of row r, for rows of ROW bytes (128 or 64) from a multiple of 1,024
  * on. The pieces of a row are permuted as in the copy engine's 128- and 64-byte swizzles, so that
  * pieces c of eight rows are in different banks. */

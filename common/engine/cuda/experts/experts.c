@@ -34,6 +34,11 @@ struct bt_cu_experts_plan bt_cu_experts_plan(const struct bt_cu_experts *x, uint
     p.parts = take(scratch, &at, p.most_parts * sizeof(*p.parts));
     p.done = take(scratch, &at, p.most_parts * sizeof(*p.done));
     p.counts = take(scratch, &at, chunks * x->n * sizeof(*p.counts));
+    p.cols[0] = (x->inter + 127) / 128;
+    p.cols[1] = (x->hidden + 255) / 256;
+    for (int i = 0; i < 2 && !few; i++) {
+        p.items[i] = take(scratch, &at, (size_t)p.most_parts * p.cols[i] * sizeof(*p.items[i]));
+    }
     p.h = take(scratch, &at, uses * x->inter * 2);
     p.y = take(scratch, &at, uses * x->hidden * (few ? 4 : 2));
     p.bytes = at;
@@ -70,11 +75,12 @@ cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up
                               const void *a, uint32_t rows, void *scratch, float *out, bool add,
                               cudaStream_t s)
 {
-    if (!bt_cu_experts_fits(x) || rows == 0 || rows > BT_CU_EXPERTS_FEW) {
+    if (!bt_cu_experts_fits(x) || rows == 0) {
         return cudaErrorInvalidValue;
     }
     struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);
     struct bt_cu_experts_product w = {.gate_up = gate_up, .down = down, .a = a, .rows = rows};
-    cudaError_t e = bt_cu_experts_few(x, &p, &w, s);
+    cudaError_t e = rows <= BT_CU_EXPERTS_FEW ? bt_cu_experts_few(x, &p, &w, s)
+                                              : bt_cu_experts_many(x, &p, &w, s);
     return e == cudaSuccess ? bt_cu_experts_combine(x, &p, rows, out, add, s) : e;
 }

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 #define BT_CU_EXPERTS_FEW_PART  64u  /* rows of an expert that one item computes, few rows */
-#define BT_CU_EXPERTS_MANY_PART 128u /* ... many rows */
+#define BT_CU_EXPERTS_MANY_PART 256u /* ... many rows */
 #define BT_CU_EXPERTS_SMALL     8u   /* rows up to which an item has fewer rows of weights */
 #define BT_CU_EXPERTS_CHUNK     128u /* rows that one block sorts */
 
@@ -21,8 +21,9 @@ struct bt_cu_experts_part {
 struct bt_cu_experts_state {
     uint32_t ticket; /* blocks of the router that are done; the last one sets it to 0 again */
     uint32_t parts;
-    uint32_t next;  /* the work items that blocks have taken */
-    uint32_t ready; /* items of the first product that are done */
+    uint32_t next;     /* the work items that blocks have taken */
+    uint32_t ready;    /* items of the first product that are done */
+    uint32_t items[2]; /* many rows: of either product */
 };
 
 struct bt_cu_experts_plan { /* device memory */
@@ -35,6 +36,10 @@ struct bt_cu_experts_plan { /* device memory */
     uint32_t *counts;                 /* [chunks][n] */
     void *h;                          /* [place][inter] bf16: SwiGLU's result */
     void *y;                          /* [use][hidden]: few rows f32, many rows bf16 */
+    /* Many rows: the items of either product, each a part's number and, from bit 16 on, its column
+     * of tiles or, in parts of up to 128 rows, pair of columns. */
+    uint32_t *items[2];
+    uint32_t cols[2]; /* of tiles: 128 of inter, 256 of hidden */
     uint32_t most_parts;
     size_t bytes;
 };
@@ -47,6 +52,8 @@ struct bt_cu_experts_product {
 };
 cudaError_t bt_cu_experts_few(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
                               const struct bt_cu_experts_product *w, cudaStream_t s);
+cudaError_t bt_cu_experts_many(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
+                               const struct bt_cu_experts_product *w, cudaStream_t s);
 /* The weighted sums of y, and what `add` says. */
 cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
                                   uint32_t rows, float *out, bool add, cudaStream_t s);

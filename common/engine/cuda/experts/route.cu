@@ -215,6 +215,7 @@ static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint64_t sum = v, before = 0;
+    __syncthreads(); /* the sums before this one have been read */
     for (uint32_t d = 1; d < 32; d *= 2) {
         uint64_t u = __shfl_up_sync(~0u, (unsigned long long)sum, d);
         sum += lane >= d ? u : 0;
@@ -227,6 +228,40 @@ static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting
         before += s->warp[i];
     }
     return before + sum - v;
+}
+
+/* The items of a part: with up to 128 rows, one for two columns of tiles. */
+static __device__ __forceinline__ uint32_t items_of(uint32_t rows, uint32_t cols)
+{
+    return rows > BT_CU_EXPERTS_MANY_PART / 2 ? cols : rows > 0 ? (cols + 1) / 2 : 0;
+}
+
+/* Lists the items of both products of many rows, from what the thread's experts use in all and
+ * where their parts begin. */
+static __device__ __forceinline__ void list_items(const struct route_args &a, uint32_t part,
+                                                  const uint32_t (&total)[PER], struct sorting *s)
+{
+    for (uint32_t p = 0; p < 2; p++) {
+        const uint32_t cols = a.p.cols[p];
+        uint32_t mine = 0, k = part;
+#pragma unroll
+        for (uint32_t i = 0; i < PER; i++) {
+            mine += total[i] / a.part * cols + items_of(total[i] % a.part, cols);
+        }
+        uint32_t at = (uint32_t)sum_before(mine, s);
+#pragma unroll
+        for (uint32_t i = 0; i < PER; i++) {
+            for (uint32_t left = total[i]; left > 0; left -= min(left, a.part), k++) {
+                uint32_t n = items_of(min(left, a.part), cols);
+                for (uint32_t col = 0; col < n; col++) {
+                    a.p.items[p][at++] = k | col << 16;
+                }
+            }
+        }
+        if (threadIdx.x == THREADS - 1) {
+            a.p.state->items[p] = at;
+        }
+    }
 }
 
 /* Writes the places of a chunk's uses; the first chunk's block also what does not depend on the
@@ -255,6 +290,9 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
         mine += (uint64_t)((total[i] + a.part - 1) / a.part) << 32 | total[i];
     }
     uint64_t at = sum_before(mine, s); /* parts, uses */
+    if (chunk == 0 && a.chunks > 1) {
+        list_items(a, (uint32_t)(at >> 32), total, s);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < PER; i++) {
         uint32_t e = threadIdx.x * PER + i, first = (uint32_t)at, part = (uint32_t)(at >> 32);

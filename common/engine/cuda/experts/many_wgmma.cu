@@ -1,0 +1,315 @@
+/* Experts of many rows on Hopper: two grouped products with wide_tile.cuh's main loop, bound by the
+ * tensor cores. A part is up to 256 rows of one expert, and blocks run in pairs:
+ *   - with more than 128 rows, the blocks of a pair compute the two halves of a part's rows times
+ * the same 256 rows of weights. Each fetches half of those for both;
+ *   - with up to 128 rows, they compute the same rows times neighbouring 256 rows of weights. So no
+ *     block is idle where an expert has an odd number of tiles;
+ *   - four warps copy the rows of x by cp.async from wherever they are (the first product's are
+ *     scattered), while TMA fetches the weights. So no pass over x puts its rows in order;
+ *   - a warpgroup whose 64 rows lie beyond the part leaves its products out;
+ *   - the list of items (part, column) is made with the order of rows; a pair takes every n-th.
+ * The second product's rows are scattered to their uses in bf16; combine adds them in their order.
+ */
+#include "common/engine/cuda/copy_async.cuh"
+#include "common/engine/cuda/experts/experts_priv.h"
+#include "common/engine/cuda/gemm/wide_tile.cuh"
+#include "common/engine/cuda/tensor_map.h"
+#include "common/engine/cuda/value.h"
+
+#define NONE 0xffffffffu
+#define LATE 2 /* stages whose copies of x may be on their way */
+
+enum product { UP, DOWN };
+
+/* The number of parts of a tile's ending; each part runs during one step of the next tile. */
+template <enum product P> struct parts {
+    static constexpr int n = P == UP ? 5 : 4;
+};
+
+struct many_args {
+    struct bt_cu_experts_plan p;
+    const uint16_t *x; /* rows of k values */
+    uint32_t k, used, hidden, inter;
+};
+
+/* One block's tile. */
+struct tile {
+    uint32_t expert, first, rows; /* its places of `uses` */
+    uint32_t col;
+    bool shared; /* weights, with the other block */
+};
+template <enum product P>
+static __device__ __forceinline__ struct tile tile_at(const struct many_args &a, uint32_t i)
+{
+    const uint32_t item = a.p.items[P][i], rank = cluster_rank();
+    const struct bt_cu_experts_part part = a.p.parts[item & 0xffff];
+    const uint32_t col = item >> 16;
+    if (part.rows > BM) {
+        return {part.expert, part.first + rank * BM, rank ? part.rows - BM : BM, col, true};
+    }
+    return {part.expert, part.first, part.rows, col * 2 + rank, false};
+}
+
+/* ---- the copying warps ---- */
+
+/* Signals the stage whose copies of x were begun LATE stages ago. The tensor cores read them
+ * through another proxy, hence the fence. */
+static __device__ __forceinline__ void signal(struct wide_bars *b, struct ring &r)
+{
+    fence_async_shared();
+    bar_arrive(smem_addr(&b->full[r.at]));
+    r.next(STAGES);
+}
+
+/* Weights of one stage: 128 gate rows and 128 up rows, or 256 rows. */
+template <enum product P>
+static __device__ __forceinline__ void copy_weights(const struct many_args &a,
+                                                    const CUtensorMap *map, const struct tile &t,
+                                                    uint32_t at, uint32_t bar, uint32_t step)
+{
+    const uint32_t row = t.col * (P == UP ? BN / 2 : BN), half = P == UP ? a.inter : BN / 2;
+    const int col = (int)(step * BK), e = (int)t.expert;
+    bar_expect(bar, W_BYTES);
+    if (t.shared) {
+        const uint32_t rank = cluster_rank();
+        tma_load_3d_both(at + rank * (W_BYTES / 2), map, bar, col, (int)(row + rank * half), e);
+    } else {
+        tma_load_3d(at, map, bar, col, (int)row, e);
+        tma_load_3d(at + W_BYTES / 2, map, bar, col, (int)(row + half), e);
+    }
+}
+
+template <enum product P>
+static __device__ __forceinline__ void produce(const struct many_args &a, const CUtensorMap *map,
+                                               struct wide_bars *b, uint32_t smem)
+{
+    constexpr int ROWS = BM / 16; /* of a thread: every 16th */
+    const uint32_t piece = threadIdx.x % 8, row0 = threadIdx.x / 8;
+    const uint32_t pieces = a.k / 8, steps = (a.k + BK - 1) / BK, items = a.p.state->items[P];
+    const uint4 *x = (const uint4 *)a.x;
+    struct ring r = {0, 1}, late = {0, 0};
+    uint32_t begun = 0;
+    for (uint32_t i = blockIdx.x / 2; i < items; i += gridDim.x / 2) {
+        const struct tile t = tile_at<P>(a, i);
+        uint32_t from[ROWS];
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            uint32_t row = row0 + j * 16, at = t.first + row;
+            from[j] = NONE;
+            if (row < t.rows) {
+                from[j] = (P == UP ? a.p.uses[at] / a.used : at) * pieces + piece;
+            }
+        }
+        for (uint32_t s = 0; s < steps; s++) {
+            const uint32_t at = smem + r.at * STAGE;
+            const bool in = s * 8 + piece < pieces;
+            bar_wait(smem_addr(&b->empty[r.at]), r.phase); /* of both blocks */
+            if (threadIdx.x == 0) {
+                copy_weights<P>(a, map, t, at + X_BYTES, smem_addr(&b->full[r.at]), s);
+            }
+#pragma unroll
+            for (int j = 0; j < ROWS; j++) {
+                uint32_t to = at + swizzled<128>(row0 + j * 16, piece);
+                if (in && from[j] != NONE) {
+                    async_load(to, x + from[j] + s * 8);
+                } else {
+                    async_zero(to, x);
+                }
+            }
+            async_commit();
+            if (begun++ >= LATE) {
+                async_wait<LATE>();
+                signal(b, late);
+            }
+            r.next(STAGES);
+        }
+    }
+    async_wait<0>();
+    for (uint32_t i = 0; i < LATE && i < begun; i++) {
+        signal(b, late);
+    }
+}
+
+/* ---- endings ---- */
+
+/* A tile that is being written. */
+struct leaving {
+    uint32_t v[64]; /* each: two columns */
+    uint32_t to;    /* UP: the warp's first place; DOWN: lane l's use of row l % 16, or NONE */
+    uint32_t rows;  /* of the warp */
+    uint32_t col;
+    bool any;
+};
+
+static __device__ __forceinline__ void leave_up(const struct many_args &a,
+                                                const struct leaving &out, uint8_t *stage, int part)
+{
+    const uint32_t lane = threadIdx.x % 32, col = out.col * (BN / 2) + lane % 16 * 8;
+    if (part < 4) {
+        stage_swiglu(out.v, stage, part);
+        return;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t row = i * 2 + lane / 16;
+        uint4 v = *(const uint4 *)staged(stage, row, lane % 16);
+        if (row < out.rows && col < a.inter) {
+            *(uint4 *)((uint16_t *)a.p.h + (size_t)(out.to + row) * a.inter + col) = v;
+        }
+    }
+    __syncwarp();
+}
+
+/* 128 columns in two parts. */
+static __device__ __forceinline__ void
+leave_down(const struct many_args &a, const struct leaving &out, uint8_t *stage, int part)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const int half = part / 2;
+    if (part % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            staged(stage, lane / 4 + i % 2 * 8, i / 2)[lane % 4] = out.v[half * 32 + i];
+        }
+        __syncwarp();
+        return;
+    }
+    const uint32_t col = out.col * BN + half * 128 + lane % 16 * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t row = i * 2 + lane / 16, use = __shfl_sync(~0u, out.to, row);
+        uint4 v = *(const uint4 *)staged(stage, row, lane % 16);
+        if (use != NONE && col < a.hidden) {
+            *(uint4 *)((uint16_t *)a.p.y + (size_t)use * a.hidden + col) = v;
+        }
+    }
+    __syncwarp();
+}
+
+template <enum product P>
+static __device__ __forceinline__ void take(const struct many_args &a, struct leaving &out,
+                                            const struct tile &t, uint32_t warp,
+                                            const float (&acc)[128])
+{
+    const uint32_t row0 = warp * 16, lane = threadIdx.x % 32;
+    out.any = true;
+    out.col = t.col;
+    out.rows = t.rows > row0 ? t.rows - row0 : 0;
+    if constexpr (P == UP) {
+        out.to = t.first + row0;
+        pack_swiglu(out.v, acc);
+    } else {
+        out.to = lane % 16 < out.rows ? a.p.uses[t.first + row0 + lane % 16] : NONE;
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            out.v[i] = pack2<__nv_bfloat16>(acc[i * 2], acc[i * 2 + 1]);
+        }
+    }
+}
+
+/* ---- the computing warpgroups ---- */
+
+template <enum product P>
+static __device__ __forceinline__ void consume(const struct many_args &a, struct wide_bars *b,
+                                               uint8_t *smem)
+{
+    constexpr int PARTS = parts<P>::n;
+    const uint32_t warp = threadIdx.x / 32 - 4, base = smem_addr(smem);
+    const uint32_t steps = (a.k + BK - 1) / BK, items = a.p.state->items[P];
+    uint8_t *stage = smem + STAGES * STAGE + warp * STAGED;
+    struct place c = {{0, 0}, 0};
+    struct leaving out;
+    out.any = false;
+    for (uint32_t i = blockIdx.x / 2; i < items; i += gridDim.x / 2) {
+        const struct tile t = tile_at<P>(a, i);
+        const bool active = warp / 4 * 64 < t.rows;
+        float acc[128];
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            begin(b, base, c, acc, part == 0, active);
+            if (out.any) {
+                P == UP ? leave_up(a, out, stage, part) : leave_down(a, out, stage, part);
+            }
+            settle(b, c, part == 0);
+        }
+        for (uint32_t s = PARTS; s < steps; s++) {
+            begin(b, base, c, acc, false, active);
+            settle(b, c, false);
+        }
+        wgmma_wait<0>();
+        wgmma_hold(acc);
+        release(c.before);
+        take<P>(a, out, t, warp, acc);
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS && out.any; part++) {
+        P == UP ? leave_up(a, out, stage, part) : leave_down(a, out, stage, part);
+    }
+}
+
+template <enum product P>
+static __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
+    many_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ struct many_args a)
+{
+    extern __shared__ uint8_t raw[];
+    __shared__ struct wide_bars b;
+    uint8_t *smem = raw + (1024 - smem_addr(raw) % 1024) % 1024;
+    early_next();
+    if (threadIdx.x == 0) {
+        tma_prefetch(&map);
+        for (int i = 0; i < STAGES; i++) {
+            bar_init(smem_addr(&b.full[i]), 1 + 128);
+            bar_init(smem_addr(&b.empty[i]), 2 * WARPS);
+        }
+        bar_init_fence();
+    }
+    __syncthreads();
+    cluster_sync(); /* the other block has initialized its barriers */
+    early_wait();
+    if (threadIdx.x < 128) {
+        regs_give<40>();
+        produce<P>(a, &map, &b, smem_addr(smem));
+        __syncwarp();
+    } else {
+        regs_take<232>();
+        consume<P>(a, &b, smem);
+    }
+    cluster_sync(); /* neither block ends while the other copies to it or arrives at its barriers */
+}
+
+/* ---- launches ---- */
+
+template <enum product P>
+static cudaError_t launch(const void *w, uint32_t n, uint32_t rows, const struct many_args &a,
+                          cudaStream_t s)
+{
+    const uint64_t dims[3] = {a.k, rows, n}, strides[2] = {a.k * 2ull, a.k * 2ull * rows};
+    const uint32_t box[3] = {BK, 128, 1};
+    CUtensorMap map;
+    cudaError_t e = bt_cu_tensor_map(&map, BT_CU_BF16, w, 3, dims, strides, box);
+    if (e == cudaSuccess) {
+        e = cudaFuncSetAttribute(many_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    return launch_early(many_kernel<P>, multiprocessors() / 2 * 2, THREADS, SMEM, s, map, a);
+}
+
+extern "C" cudaError_t bt_cu_experts_many(const struct bt_cu_experts *x,
+                                          const struct bt_cu_experts_plan *p,
+                                          const struct bt_cu_experts_product *w, cudaStream_t s)
+{
+    struct many_args a = {};
+    a.p = *p;
+    a.x = (const uint16_t *)w->a;
+    a.k = x->hidden;
+    a.used = x->used;
+    a.hidden = x->hidden;
+    a.inter = x->inter;
+    cudaError_t e = launch<UP>(w->gate_up, x->n, 2 * x->inter, a, s);
+    a.x = (const uint16_t *)p->h;
+    a.k = x->inter;
+    return e == cudaSuccess ? launch<DOWN>(w->down, x->n, x->hidden, a, s) : e;
+}
