@@ -433,7 +433,8 @@ static int check_experts(const struct weights *w, uint32_t rows, enum steer stee
         free(weight);
     }
     double e = worst_row((float *)got[0], hwant, rows, x->hidden, padded ? slots : NULL, old);
-    int ok = e < (rows <= BT_CU_EXPERTS_FEW ? 3e-3 : 6e-3) && bad == 0 && same;
+    /* Many rows: gate, up and each expert's result are rounded to bf16 too. */
+    int ok = e < (rows <= BT_CU_EXPERTS_FEW ? 3e-3 : 8e-3) && bad == 0 && same;
     printf("%s experts %-8s %4u rows, %s%s%s: %.1e, %u wrong%s\n", ok ? "ok  " : "FAIL", w->name,
            rows, steers[steer], padded ? ", padding" : "", add ? ", add" : "", e, bad,
            same ? "" : ", not the same again");
@@ -475,7 +476,7 @@ int main(void)
         {520, 10, 512, 512, 10, 5, 1, false, false, 1},
         {1, 1, 512, 512, 1, 1, 1, true, false, 1},
     };
-    static const uint32_t sizes[] = {1, 2, 7, 8, 9, 33, 64, 127, 128};
+    static const uint32_t sizes[] = {1, 2, 7, 8, 9, 33, 64, 127, 128, 129, 300, 1000};
     uint32_t seed = (uint32_t)time(NULL), failed = 0, n = 0;
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -503,6 +504,10 @@ int main(void)
         }
         for (enum steer s = EVENLY; s < STEERS && i < 3; s++, n++) {
             failed += !check_experts(&w, 100, s, false, true, false, seed + n * 3);
+            failed += !check_experts(&w, 500, s, true, false, false, seed + n * 3);
+        }
+        if (i == 2 || i == 3) {
+            failed += !check_experts(&w, 8192, EVENLY, false, true, false, seed + n++ * 3);
         }
         weights_close(&w);
     }
