@@ -31,6 +31,7 @@ struct bt_cu_experts_plan bt_cu_experts_plan(const struct bt_cu_experts *x, uint
     p.expert = take(scratch, &at, uses * sizeof(*p.expert));
     p.weight = take(scratch, &at, uses * sizeof(*p.weight));
     p.uses = take(scratch, &at, uses * sizeof(*p.uses));
+    p.places = take(scratch, &at, uses * sizeof(*p.places));
     p.parts = take(scratch, &at, p.most_parts * sizeof(*p.parts));
     p.done = take(scratch, &at, p.most_parts * sizeof(*p.done));
     p.counts = take(scratch, &at, chunks * x->n * sizeof(*p.counts));

@@ -10,7 +10,7 @@ extern "C" {
 
 #define BT_CU_EXPERTS_FEW_PART  64u  /* rows of an expert that one item computes, few rows */
 #define BT_CU_EXPERTS_MANY_PART 256u /* ... many rows */
-#define BT_CU_EXPERTS_SMALL     8u   /* rows up to which an item has fewer rows of weights */
+#define BT_CU_EXPERTS_SMALL     4u   /* rows up to which an item has fewer rows of weights */
 #define BT_CU_EXPERTS_CHUNK     128u /* rows that one block sorts */
 
 /* Rows of one expert that are computed together: places [first, first + rows) of `uses`. */
@@ -30,12 +30,13 @@ struct bt_cu_experts_plan { /* device memory */
     struct bt_cu_experts_state *state;
     uint32_t *first;                  /* [n + 1] */
     uint32_t *expert, *uses;          /* [rows * used] */
+    uint32_t *places;                 /* [rows * used]: of each use in `uses`; ~0: padding */
     float *weight;                    /* [rows * used] */
     struct bt_cu_experts_part *parts; /* [most_parts] */
     uint32_t *done;                   /* [most_parts]: items of the first product */
     uint32_t *counts;                 /* [chunks][n] */
     void *h;                          /* [place][inter] bf16: SwiGLU's result */
-    void *y;                          /* [use][hidden]: few rows f32, many rows bf16 */
+    void *y;                          /* [place][hidden]: few rows f32, many rows bf16 */
     /* Many rows: the items of either product, each a part's number and, from bit 16 on, its column
      * of tiles or, in parts of up to 128 rows, pair of columns. */
     uint32_t *items[2];

@@ -283,9 +283,9 @@ static __device__ __forceinline__ void put(const struct few_args &a, const struc
                 }
                 continue;
             }
-            const uint32_t use = a.p.uses[it.part.first + j], at = block * 16 + row;
+            const uint32_t at = block * 16 + row;
             if (at < a.hidden) { /* a multiple of 16 */
-                float *y = (float *)a.p.y + (size_t)use * a.hidden + at;
+                float *y = (float *)a.p.y + (size_t)(it.part.first + j) * a.hidden + at;
                 y[0] = acc[n][c];
                 y[8] = acc[n][c + 2];
             }

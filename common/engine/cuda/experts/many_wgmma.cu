@@ -135,7 +135,7 @@ static __device__ __forceinline__ void produce(const struct many_args &a, const 
 /* A tile that is being written. */
 struct leaving {
     uint32_t v[64]; /* each: two columns */
-    uint32_t to;    /* UP: the warp's first place; DOWN: lane l's use of row l % 16, or NONE */
+    uint32_t to;    /* the warp's first place */
     uint32_t rows;  /* of the warp */
     uint32_t col;
     bool any;
@@ -178,29 +178,27 @@ leave_down(const struct many_args &a, const struct leaving &out, uint8_t *stage,
     const uint32_t col = out.col * BN + half * 128 + lane % 16 * 8;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        uint32_t row = i * 2 + lane / 16, use = __shfl_sync(~0u, out.to, row);
+        uint32_t row = i * 2 + lane / 16;
         uint4 v = *(const uint4 *)staged(stage, row, lane % 16);
-        if (use != NONE && col < a.hidden) {
-            *(uint4 *)((uint16_t *)a.p.y + (size_t)use * a.hidden + col) = v;
+        if (row < out.rows && col < a.hidden) {
+            *(uint4 *)((uint16_t *)a.p.y + (size_t)(out.to + row) * a.hidden + col) = v;
         }
     }
     __syncwarp();
 }
 
 template <enum product P>
-static __device__ __forceinline__ void take(const struct many_args &a, struct leaving &out,
-                                            const struct tile &t, uint32_t warp,
-                                            const float (&acc)[128])
+static __device__ __forceinline__ void take(struct leaving &out, const struct tile &t,
+                                            uint32_t warp, const float (&acc)[128])
 {
-    const uint32_t row0 = warp * 16, lane = threadIdx.x % 32;
+    const uint32_t row0 = warp * 16;
     out.any = true;
     out.col = t.col;
+    out.to = t.first + row0;
     out.rows = t.rows > row0 ? t.rows - row0 : 0;
     if constexpr (P == UP) {
-        out.to = t.first + row0;
         pack_swiglu(out.v, acc);
     } else {
-        out.to = lane % 16 < out.rows ? a.p.uses[t.first + row0 + lane % 16] : NONE;
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             out.v[i] = pack2<__nv_bfloat16>(acc[i * 2], acc[i * 2 + 1]);
@@ -240,7 +238,7 @@ static __device__ __forceinline__ void consume(const struct many_args &a, struct
         wgmma_wait<0>();
         wgmma_hold(acc);
         release(c.before);
-        take<P>(a, out, t, warp, acc);
+        take<P>(out, t, warp, acc);
     }
 #pragma unroll
     for (int part = 0; part < PARTS && out.any; part++) {

@@ -319,7 +319,9 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
     __syncthreads();
     for (uint32_t u = threadIdx.x; u < uses; u += THREADS) {
         uint32_t e = __ldcg(a.p.expert + (size_t)row0 * a.x.used + u), row = u / a.x.used;
+        uint32_t *mine = a.p.places + (size_t)row0 * a.x.used + u;
         if (e >= n) {
+            *mine = NONE;
             continue;
         }
         uint32_t to = s->at[e];
@@ -329,6 +331,7 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
             to += __popc(s->rows[e][i] & below);
         }
         a.p.uses[to] = row0 * a.x.used + u;
+        *mine = to;
     }
 }
 
@@ -392,7 +395,7 @@ static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
 }
 
 struct combine_args {
-    const uint32_t *expert;
+    const uint32_t *places;
     const float *weight;
     const void *y;
     float *out;
@@ -414,23 +417,22 @@ static __global__ void __launch_bounds__(THREADS)
     if (row >= a.rows) {
         return;
     }
-    const uint32_t used = a.expert[row * a.used] == NONE ? 0 : a.used;
+    const uint32_t used = a.places[row * a.used] == NONE ? 0 : a.used;
     if (used == 0 && a.add) {
         return;
     }
 #pragma unroll 4
     for (uint32_t k = 0; k < used; k++) {
+        const size_t at = (size_t)a.places[row * a.used + k] * a.hidden;
         float w = a.weight[row * a.used + k];
         float v[8];
         if constexpr (F32) {
-            const float4 *y =
-                (const float4 *)((const float *)a.y + (row * a.used + k) * a.hidden) + piece * 2;
+            const float4 *y = (const float4 *)((const float *)a.y + at) + piece * 2;
             float4 lo = y[0], hi = y[1];
             v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
             v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
         } else {
-            uint4 y =
-                ((const uint4 *)((const uint16_t *)a.y + (row * a.used + k) * a.hidden))[piece];
+            uint4 y = ((const uint4 *)((const uint16_t *)a.y + at))[piece];
             float2 p[4] = {bf16_pair(y.x), bf16_pair(y.y), bf16_pair(y.z), bf16_pair(y.w)};
 #pragma unroll
             for (int j = 0; j < 8; j++) {
@@ -485,7 +487,7 @@ extern "C" cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x,
                                              const struct bt_cu_experts_plan *p, uint32_t rows,
                                              float *out, bool add, cudaStream_t s)
 {
-    const struct combine_args a = {p->expert, p->weight, p->y, out, rows, x->used, x->hidden, add};
+    const struct combine_args a = {p->places, p->weight, p->y, out, rows, x->used, x->hidden, add};
     const size_t pieces = (size_t)rows * (x->hidden / 8);
     return launch_early(rows <= BT_CU_EXPERTS_FEW ? combine_kernel<true> : combine_kernel<false>,
                         (uint32_t)((pieces + THREADS - 1) / THREADS), THREADS, 0, s, a);
