@@ -39,8 +39,12 @@ struct tile {
     bool shared; /* weights, with the other block */
 };
 template <enum product P>
-static __device__ __forceinline__ struct tile tile_at(const struct many_args &a, uint32_t i)
+static __device__ __forceinline__ struct tile tile_at(const struct many_args &a, uint32_t i,
+                                                      uint32_t items)
 {
+    if (i >= items) {
+        return {};
+    }
     const uint32_t item = a.p.items[P][i], rank = cluster_rank();
     const struct bt_cu_experts_part part = a.p.parts[item & 0xffff];
     const uint32_t col = item >> 16;
@@ -89,8 +93,9 @@ static __device__ __forceinline__ void produce(const struct many_args &a, const 
     const uint4 *x = (const uint4 *)a.x;
     struct ring r = {0, 1}, late = {0, 0};
     uint32_t begun = 0;
+    struct tile next = tile_at<P>(a, blockIdx.x / 2, items);
     for (uint32_t i = blockIdx.x / 2; i < items; i += gridDim.x / 2) {
-        const struct tile t = tile_at<P>(a, i);
+        const struct tile t = next;
         uint32_t from[ROWS];
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
@@ -117,6 +122,9 @@ static __device__ __forceinline__ void produce(const struct many_args &a, const 
                 }
             }
             async_commit();
+            if (s == 0) {
+                next = tile_at<P>(a, i + gridDim.x / 2, items);
+            }
             if (begun++ >= LATE) {
                 async_wait<LATE>();
                 signal(b, late);
@@ -218,9 +226,10 @@ static __device__ __forceinline__ void consume(const struct many_args &a, struct
     uint8_t *stage = smem + STAGES * STAGE + warp * STAGED;
     struct place c = {{0, 0}, 0};
     struct leaving out;
+    struct tile next = tile_at<P>(a, blockIdx.x / 2, items);
     out.any = false;
     for (uint32_t i = blockIdx.x / 2; i < items; i += gridDim.x / 2) {
-        const struct tile t = tile_at<P>(a, i);
+        const struct tile t = next;
         const bool active = warp / 4 * 64 < t.rows;
         float acc[128];
 #pragma unroll
@@ -228,6 +237,9 @@ static __device__ __forceinline__ void consume(const struct many_args &a, struct
             begin(b, base, c, acc, part == 0, active);
             if (out.any) {
                 P == UP ? leave_up(a, out, stage, part) : leave_down(a, out, stage, part);
+            }
+            if (part == PARTS - 1) { /* the loads' time passes while products run */
+                next = tile_at<P>(a, i + gridDim.x / 2, items);
             }
             settle(b, c, part == 0);
         }
