@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "common/engine/cuda/experts/experts.h"
+#include "common/engine/cuda/experts/experts_priv.h"
 #include "tests/gpu/ref.h"
 
 #define CHECK(x)                                                                                   \
@@ -32,7 +32,7 @@ struct bench {
     float *scores, *out; /* scores: of REPEATS times all rows */
 };
 
-enum what { ALL, ROUTES };
+enum what { ALL, ROUTES, SMALL_ITEMS, LARGE_ITEMS };
 
 static void enqueue(const struct bench *b, uint32_t rows, int i, enum what what)
 {
@@ -42,6 +42,11 @@ static void enqueue(const struct bench *b, uint32_t rows, int i, enum what what)
     if (what == ALL) {
         CHECK(bt_cu_experts_run(x, b->gate_up[i % LAYERS], b->down[i % LAYERS], b->a, rows,
                                 b->scratch, b->out, true, b->s));
+    } else if (what != ROUTES) {
+        struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, b->scratch);
+        struct bt_cu_experts_product w = {b->gate_up[i % LAYERS], b->down[i % LAYERS], b->a, rows};
+        CHECK(bt_cu_experts_few(x, &p, &w, what == SMALL_ITEMS, b->s));
+        CHECK(bt_cu_experts_combine(x, &p, rows, b->out, true, b->s));
     }
 }
 
@@ -160,6 +165,10 @@ int main(void)
                    own, own / shapes[i].torch[r]);
             printf("bench,experts_%s_b%u_with_routing,%.1f,us,floor,%.3f\n", shapes[i].name,
                    sizes[r], all, all / floor);
+            if (sizes[r] <= BT_CU_EXPERTS_FEW) {
+                printf("        with routing, items of 32 weight rows: %7.1f us, of 64: %7.1f us\n",
+                       replay(&b, sizes[r], SMALL_ITEMS), replay(&b, sizes[r], LARGE_ITEMS));
+            }
             fflush(stdout);
         }
         for (int l = 0; l < LAYERS; l++) {

@@ -81,7 +81,8 @@ cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up
     }
     struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);
     struct bt_cu_experts_product w = {.gate_up = gate_up, .down = down, .a = a, .rows = rows};
-    cudaError_t e = rows <= BT_CU_EXPERTS_FEW ? bt_cu_experts_few(x, &p, &w, s)
-                                              : bt_cu_experts_many(x, &p, &w, s);
+    cudaError_t e = rows <= BT_CU_EXPERTS_FEW
+                        ? bt_cu_experts_few(x, &p, &w, rows <= BT_CU_EXPERTS_SMALL, s)
+                        : bt_cu_experts_many(x, &p, &w, s);
     return e == cudaSuccess ? bt_cu_experts_combine(x, &p, rows, out, add, s) : e;
 }

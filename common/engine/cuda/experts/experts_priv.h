@@ -51,8 +51,10 @@ struct bt_cu_experts_product {
     const void *gate_up, *down, *a;
     uint32_t rows;
 };
+/* small: items of 32 weight rows, which keep all multiprocessors busy to the end where there are
+ * few of them; else of 64, which read activations less. */
 cudaError_t bt_cu_experts_few(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
-                              const struct bt_cu_experts_product *w, cudaStream_t s);
+                              const struct bt_cu_experts_product *w, bool small, cudaStream_t s);
 cudaError_t bt_cu_experts_many(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
                                const struct bt_cu_experts_product *w, cudaStream_t s);
 /* The weighted sums of y, and what `add` says. */

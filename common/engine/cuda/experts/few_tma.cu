@@ -463,7 +463,8 @@ static cudaError_t launch(const struct bt_cu_experts *x, struct few_args &a,
 
 extern "C" cudaError_t bt_cu_experts_few(const struct bt_cu_experts *x,
                                          const struct bt_cu_experts_plan *p,
-                                         const struct bt_cu_experts_product *w, cudaStream_t s)
+                                         const struct bt_cu_experts_product *w, bool small,
+                                         cudaStream_t s)
 {
     struct few_args a = {};
     a.p = *p;
@@ -471,6 +472,5 @@ extern "C" cudaError_t bt_cu_experts_few(const struct bt_cu_experts *x,
     a.used = x->used;
     a.hidden = x->hidden;
     a.inter = x->inter;
-    /* Small items keep all multiprocessors busy to the end; large ones read activations less. */
-    return w->rows <= BT_CU_EXPERTS_SMALL ? launch<2>(x, a, w, s) : launch<4>(x, a, w, s);
+    return small ? launch<2>(x, a, w, s) : launch<4>(x, a, w, s);
 }
