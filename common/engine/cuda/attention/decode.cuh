@@ -28,6 +28,7 @@
 
 #include "common/engine/cuda/attention/attention_priv.h"
 #include "common/engine/cuda/attention/decode_e4m3.cuh"
+#include "common/engine/cuda/attention/runs.cuh"
 #include "common/engine/cuda/mma.cuh"
 #include "common/engine/cuda/ring.cuh"
 
@@ -64,68 +65,6 @@ struct decode_args {
     float *part_o, *part_ml;
 };
 
-/* ---- the runs of a block ---- */
-
-/* Which of `runs` even cuts of the list has tile x, and where a cut begins. */
-static __device__ __forceinline__ int run_of(int x, int total, int runs)
-{
-    int base = total / runs, more = total % runs, wide = more * (base + 1);
-    return x < wide ? x / (base + 1) : more + (x - wide) / base;
-}
-static __device__ __forceinline__ int run_begin(int i, int total, int runs)
-{
-    return i * (total / runs) + min(i, total % runs);
-}
-
-/* Reads what kernels have written, bypassing the L1 cache: before early_wait() the L1 cache may
- * still have the values of an earlier step. */
-static __device__ __forceinline__ struct bt_cu_decode_run run_at(const struct bt_cu_decode_run *p)
-{
-    int4 v = __ldcg((const int4 *)p);
-    return {v.x, v.y, v.z, v.w};
-}
-static __device__ __forceinline__ struct bt_cu_decode_seq seq_at(const struct bt_cu_decode_seq *p)
-{
-    int4 v = __ldcg((const int4 *)p);
-    return {v.x, v.y, v.z, v.w};
-}
-
-/* The walk through a run, piece by piece. A piece is tiles of one sequence and head. */
-struct walk {
-    int seq, head, tile, left; /* tile: counted from the sequence's tile0 */
-    int n;                     /* tiles of this piece */
-    int slot;
-    struct bt_cu_decode_seq s;
-};
-static __device__ __forceinline__ void walk_seq(const struct decode_args &a, struct walk &w)
-{
-    w.s = seq_at(a.seqs + w.seq);
-    w.slot = a.slots ? __ldcg(a.slots + w.seq) : w.seq;
-}
-static __device__ __forceinline__ bool walk_piece(const struct decode_args &a, struct walk &w)
-{
-    if (w.left == 0) {
-        return false;
-    }
-    w.n = min(w.left, w.s.tiles - w.tile);
-    return true;
-}
-static __device__ __forceinline__ void walk_next(const struct decode_args &a, struct walk &w)
-{
-    w.left -= w.n;
-    w.tile += w.n;
-    if (w.tile == w.s.tiles) {
-        w.tile = 0;
-        if (++w.head == (int)a.kv_heads && w.left > 0) {
-            w.head = 0;
-            do { /* skips sequences of length 0, which have no tiles */
-                w.seq++;
-                walk_seq(a, w);
-            } while (w.s.tiles == 0);
-        }
-    }
-}
-
 /* ---- the copying warps ---- */
 
 /* If it may start early (attention.h), it waits for the previous kernel before the first tile that
@@ -140,7 +79,7 @@ static __device__ void produce(const struct decode_args &a, const CUtensorMap *m
     int lane = threadIdx.x % 32;
     bool waited = false;
     struct ring r = {0, 1}; /* all stages are free at first */
-    for (; walk_piece(a, w); walk_next(a, w)) {
+    for (; walk_piece(w); walk_next(a, w)) {
         const int32_t *table = a.table + (size_t)w.slot * a.table_stride;
         int last = (w.s.len - 1) / (int)pt, page0 = (w.s.tile0 + w.tile) * (int)per_tile, ids = 0;
         for (int t = 0; t < w.n; t++) {
@@ -410,7 +349,7 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint8
     uint32_t row = token0 / pt * (2 * pt) + token0 % pt; /* of K; V's row is pt behind */
     uint32_t k_off = row * tile::row, v_off = k_off + pt * tile::row;
     struct ring r = {0, 0}; /* an even number of stages where there are two teams */
-    bool first = true, more = walk_piece(a, w);
+    bool first = true, more = walk_piece(w);
     struct warp_state<D, ROWS> st;
     uint32_t q[D / 16][ROWS / 8][2];
     if (more) {
@@ -443,7 +382,7 @@ static __device__ void consume(const struct decode_args &a, struct walk w, uint8
             r.next(a.stages);
         }
         walk_next(a, w);
-        more = walk_piece(a, w);
+        more = walk_piece(w);
         if (more) { /* loads the next query while this piece ends */
             load_q<E4M3, T, D, ROWS>(a, w, q);
         }

@@ -66,16 +66,25 @@ static __global__ void __launch_bounds__(1024)
 /* A run has at least this many tiles: starting a block costs as much as reading them. */
 #define DECODE_RUN_MIN 2
 
+extern "C" cudaError_t bt_cu_plan_runs(const int32_t *lens, uint32_t batch, uint32_t kv_heads,
+                                       uint32_t window, uint32_t blocks,
+                                       struct bt_cu_decode_plan *plan,
+                                       struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
+                                       cudaStream_t s)
+{
+    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)kv_heads, (int)window, (int)blocks,
+                                          DECODE_RUN_MIN, plan, seqs, runs);
+    return cudaGetLastError();
+}
+
 extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
                                            cudaStream_t s)
 {
     if (batch == 0 || batch > a->max_batch) {
         return cudaErrorInvalidValue;
     }
-    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)a->pool.kv_heads,
-                                          (int)a->pool.window, (int)a->blocks, DECODE_RUN_MIN,
-                                          a->plan, a->seqs, a->decode_runs);
-    return cudaGetLastError();
+    return bt_cu_plan_runs(lens, batch, a->pool.kv_heads, a->pool.window, a->blocks, a->plan,
+                           a->seqs, a->decode_runs, s);
 }
 
 template <int D> static bool fits(const struct bt_attn *a)
