@@ -98,6 +98,13 @@ static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, 
                  : "memory");
 }
 
+/* Asks for bytes in the L2 cache; the size and the address are multiples of 16. */
+static __device__ __forceinline__ void bulk_prefetch(const void *src, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((uint64_t)src), "r"(bytes)
+                 : "memory");
+}
+
 /* ---- clusters: blocks that run at once and read each other's shared memory ---- */
 
 static __device__ __forceinline__ uint32_t cluster_rank(void)
@@ -144,6 +151,16 @@ static __device__ __forceinline__ float4 cluster_load4(uint32_t addr, uint32_t r
 static __device__ __forceinline__ void fence_async_shared(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Stores four 8 x 8 matrices of 16-bit values transposed. A thread has two values of row lane / 4
+ * of each; lane l gives the address of column l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void stmatrix4_t(uint32_t addr, const uint32_t (&r)[4])
+{
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+        : "memory");
 }
 
 /* ---- WGMMA ---- */
@@ -201,14 +218,15 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
 #define WG_F64(d, i)  WG_F32(d, i), WG_F32(d, i + 32)
 #define WG_F128(d, i) WG_F64(d, i), WG_F64(d, i + 64)
 
-/* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory; in both the dimension 16 is
- * contiguous. */
-#define WG_SS(N, TYPE, REGS, FREGS, A, B, P)                                                       \
+/* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory; in B the dimension 16 is contiguous, in A
+ * too (M_RUNS 0) or M is (M_RUNS 1). */
+#define WG_SS_AS(N, TYPE, M_RUNS, REGS, FREGS, A, B, P)                                            \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n"                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
-                 "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}"                                          \
+                 "}, %" #A ", %" #B ", p, 1, 1, " #M_RUNS ", 0;\n}"                                \
                  : FREGS(d, 0)                                                                     \
                  : "l"(a), "l"(b), "r"(accumulate))
+#define WG_SS(N, TYPE, REGS, FREGS, A, B, P) WG_SS_AS(N, TYPE, 0, REGS, FREGS, A, B, P)
 /* D[64 x N] += A[64 x 16] in registers * B[16 x N] in shared memory, N contiguous. */
 #define WG_RS(N, TYPE, REGS, FREGS, A0, A1, A2, A3, B)                                             \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
@@ -269,6 +287,39 @@ static __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint
         WG_SS(64, "f16", WG_REGS32, WG_F32, 32, 33, 34);
     }
 }
+static __device__ __forceinline__ void wgmma_ss_f16(float (&d)[8], uint64_t a, uint64_t b,
+                                                    int accumulate)
+{
+    WG_SS(16, "f16", WG_REGS8, WG_F8, 8, 9, 10);
+}
+static __device__ __forceinline__ void wgmma_ss_f16(float (&d)[16], uint64_t a, uint64_t b,
+                                                    int accumulate)
+{
+    WG_SS(32, "f16", WG_REGS16, WG_F16, 16, 17, 18);
+}
+static __device__ __forceinline__ void wgmma_ss_f16(float (&d)[32], uint64_t a, uint64_t b,
+                                                    int accumulate)
+{
+    WG_SS(64, "f16", WG_REGS32, WG_F32, 32, 33, 34);
+}
+
+/* The same with A transposed in memory: M is contiguous. */
+static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[8], uint64_t a, uint64_t b,
+                                                    int accumulate)
+{
+    WG_SS_AS(16, "f16", 1, WG_REGS8, WG_F8, 8, 9, 10);
+}
+static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[16], uint64_t a, uint64_t b,
+                                                    int accumulate)
+{
+    WG_SS_AS(32, "f16", 1, WG_REGS16, WG_F16, 16, 17, 18);
+}
+static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[32], uint64_t a, uint64_t b,
+                                                    int accumulate)
+{
+    WG_SS_AS(64, "f16", 1, WG_REGS32, WG_F32, 32, 33, 34);
+}
+
 template <class T>
 static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b)
 {

@@ -58,5 +58,20 @@ static __device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+/* The same; returns whether any of the threads has v. */
+static __device__ __forceinline__ bool named_any(uint32_t id, uint32_t threads, bool v)
+{
+    uint32_t any;
+    asm volatile("{\n"
+                 ".reg .pred p, q;\n"
+                 "setp.ne.u32 p, %3, 0;\n"
+                 "bar.red.or.pred q, %1, %2, p;\n"
+                 "selp.u32 %0, 1, 0, q;\n"
+                 "}"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"((uint32_t)v)
+                 : "memory");
+    return any != 0;
+}
 
 #endif
