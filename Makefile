@@ -176,7 +176,7 @@ CFLAGS_tests_gpu_ := -isystem $(CUDA)/include
 $(B)/obj/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCCFLAGS) $(NVCCARCH) -MMD -MP -c -o $@ $<
-$(B)/libcuda-kernels.a: $(filter %/attention.o %/gemm.o %/experts.o %/device.o %/tensor_map.o %.cu.o,$(CUDA_O))
+$(B)/libcuda-kernels.a: $(filter %/attention.o %/mla.o %/gemm.o %/experts.o %/device.o %/tensor_map.o %.cu.o,$(CUDA_O))
 	$(archive)
 $(B)/lib/baton-engine-cuda.so: $(CUDA_O) $(B)/libbaton.a
 	$(link)

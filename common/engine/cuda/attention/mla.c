@@ -1,0 +1,129 @@
+/* Latent attention: checks shapes, makes scratch memory and the tensor map, once per engine. */
+#include "common/engine/cuda/attention/mla_priv.h"
+#include "common/engine/cuda/device.h"
+
+#include <stdlib.h>
+
+#define MAX_COLUMNS 64
+#define LOG2_E      1.44269504f
+
+/* Two blocks share KV if they can: then the L2 cache gives it out only once. */
+static struct bt_mla_shape shape_of(const struct bt_mla *m, uint32_t queries)
+{
+    uint32_t rows = m->pool.heads * queries;
+    uint32_t columns = rows <= 16 ? 16 : rows <= 32 ? 32 : MAX_COLUMNS;
+    uint32_t groups = (rows + columns - 1) / columns, blocks = groups % 2 == 0 ? 2 : 1;
+    return (struct bt_mla_shape){columns, groups / blocks, blocks};
+}
+
+static int pool_ok(const struct bt_mla_pool *p)
+{
+    return (p->heads == 16 || p->heads == 32 || p->heads == 64 || p->heads == 128) &&
+           p->rows >= BT_MLA_PAGE_TOKENS && p->rows <= INT32_MAX && p->scale > 0 &&
+           (uintptr_t)p->kv % 16 == 0;
+}
+
+static cudaError_t take_memory(struct bt_mla *m)
+{
+    size_t groups = (m->pool.heads * BT_MLA_MAX_QUERIES + MAX_COLUMNS - 1) / MAX_COLUMNS;
+    size_t pieces = (size_t)m->blocks * 2 * MAX_COLUMNS;
+    size_t sizes[] = {sizeof(struct bt_cu_decode_plan),
+                      m->max_batch * sizeof(struct bt_cu_decode_seq),
+                      m->blocks * sizeof(struct bt_cu_decode_run),
+                      m->max_batch * groups * sizeof(uint32_t),
+                      pieces * BT_MLA_LATENT * sizeof(float),
+                      pieces * 2 * sizeof(float)};
+    void **places[] = {(void **)&m->plan,    (void **)&m->seqs,   (void **)&m->runs,
+                       (void **)&m->arrived, (void **)&m->part_o, (void **)&m->part_ml};
+    const int n = sizeof(sizes) / sizeof(sizes[0]);
+    size_t total = 0;
+    for (int i = 0; i < n; i++) {
+        total += (sizes[i] + 255) & ~(size_t)255;
+    }
+    cudaError_t e = cudaMalloc(&m->memory, total);
+    if (e == cudaSuccess) {
+        /* Counters begin at 0, and each launch returns them to 0. */
+        e = cudaMemset(m->memory, 0, total);
+    }
+    char *at = m->memory;
+    for (int i = 0; i < n; i++) {
+        *places[i] = at;
+        at += (sizes[i] + 255) & ~(size_t)255;
+    }
+    return e;
+}
+
+cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p)
+{
+    if (!pool_ok(pool) || max_batch == 0) {
+        return cudaErrorInvalidValue;
+    }
+    if (!bt_cu_hopper()) {
+        return cudaErrorNotSupported;
+    }
+    struct bt_mla *m = aligned_alloc(64, (sizeof(*m) + 63) & ~(size_t)63);
+    if (!m) {
+        return cudaErrorMemoryAllocation;
+    }
+    *m = (struct bt_mla){
+        .pool = *pool, .max_batch = max_batch, .ahead = 1, .scale_log2 = pool->scale * LOG2_E};
+    int device = 0, sms = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess) {
+        e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    }
+    m->blocks = (uint32_t)sms;
+    const uint64_t dims[2] = {BT_MLA_ROW, pool->rows}, strides[1] = {BT_MLA_ROW * 2};
+    const uint32_t box[2] = {64, BT_MLA_PAGE_TOKENS};
+    if (e == cudaSuccess) {
+        e = bt_cu_tensor_map(&m->kv, BT_CU_F16, pool->kv, 2, dims, strides, box);
+    }
+    if (e == cudaSuccess) {
+        e = take_memory(m);
+    }
+    if (e != cudaSuccess) {
+        bt_mla_destroy(m);
+        return e;
+    }
+    *m_p = m;
+    return cudaSuccess;
+}
+
+void bt_mla_destroy(struct bt_mla *m)
+{
+    if (m) {
+        cudaFree(m->memory);
+        free(m);
+    }
+}
+
+void bt_mla_set_ahead(struct bt_mla *m, uint32_t tiles)
+{
+    m->ahead = tiles < 32 ? tiles : 31;
+}
+
+static int step_ok(const struct bt_mla *m, uint32_t batch, uint32_t queries)
+{
+    return batch > 0 && batch <= m->max_batch && queries > 0 && queries <= BT_MLA_MAX_QUERIES;
+}
+
+cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
+                               uint32_t queries, cudaStream_t s)
+{
+    if (!step_ok(m, batch, queries)) {
+        return cudaErrorInvalidValue;
+    }
+    struct bt_mla_shape shape = shape_of(m, queries);
+    return bt_cu_plan_runs(lens, batch, shape.sets, 0, m->blocks / shape.blocks, m->plan, m->seqs,
+                           m->runs, s);
+}
+
+cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
+                          cudaStream_t s)
+{
+    if (!step_ok(m, d->batch, d->queries)) {
+        return cudaErrorInvalidValue;
+    }
+    struct bt_mla_shape shape = shape_of(m, d->queries);
+    return bt_mla_decode_wgmma(m, d, &shape, layer_row, s);
+}

@@ -1,0 +1,69 @@
+/* Decode attention of models with latent attention (MLA; DeepSeek-V2, 2.1), on Hopper. The pages
+ * have one row of 576 f16 values for each token: the latent (512), then the key part with RoPE
+ * (64), see common/kv/layout.h. The queries are absorbed, that is multiplied by the key half of
+ * kv_b_proj, so that all heads share the row as their key and the latent as their value. The result
+ * is a mix of latents; the value half of kv_b_proj makes the heads' outputs of it. It is f16, as
+ * that product reads it.
+ * Row 0 of a page's segment: layer_row + page * page_rows. All pointers are device memory unless
+ * they say host. Every launch is asynchronous on its stream. */
+#ifndef BT_CUDA_MLA_H
+#define BT_CUDA_MLA_H
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BT_MLA_LATENT      512
+#define BT_MLA_ROW         576 /* values: latent and RoPE part */
+#define BT_MLA_PAGE_TOKENS 64
+#define BT_MLA_MAX_QUERIES 8 /* query tokens of a sequence in one step */
+
+struct bt_mla_pool {
+    const void *kv;     /* aligned to 16 bytes */
+    uint64_t rows;      /* of the whole pool, 576 f16 values each; below 2^31 */
+    uint32_t page_rows; /* from a segment to the same layer's segment of the next page */
+    uint32_t heads;     /* query heads: 16, 32, 64 or 128 */
+    float scale;        /* of the scores, above 0. It does not follow from the row: the heads that
+                           the model was trained with have 192 dimensions, and YaRN adds a factor */
+};
+
+struct bt_mla; /* tensor map, plan and scratch for one pool */
+
+/* max_batch: sequences of a step. cudaErrorInvalidValue: a shape that the kernel lacks;
+ * cudaErrorNotSupported: the device is not a Hopper GPU. */
+cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p);
+void bt_mla_destroy(struct bt_mla *m);
+
+struct bt_mla_decode {
+    const void *q; /* [batch][queries][heads][576] f16 */
+    void *out;     /* [batch][queries][heads][512] f16 */
+    uint32_t batch;
+    uint32_t queries;    /* tokens of a sequence, 1 to 8: as in the plan */
+    const int32_t *lens; /* [batch] tokens in the pages, the queries' own included. Query j sees the
+                            first lens - queries + j + 1 of them; zeros if it sees none. 0: the
+                            sequence is left out */
+    const int32_t *slots; /* [batch] rows of table; NULL: row i for i */
+    const int32_t *table; /* page ids, table_stride of them in a row */
+    uint32_t table_stride;
+};
+
+/* Splits the step's KV over the multiprocessors by tokens, from lens; once per step, before the
+ * decodes of all its layers, with their batch and queries. */
+cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
+                               uint32_t queries, cudaStream_t s);
+/* The tokens' rows must be in the pages already. */
+cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
+                          cudaStream_t s);
+
+/* Tiles (64 tokens) that a block asks for in the L2 cache before it has room for them, 0 to 31.
+ * For measurements. */
+void bt_mla_set_ahead(struct bt_mla *m, uint32_t tiles);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
