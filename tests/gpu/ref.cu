@@ -154,7 +154,7 @@ extern "C" void ref_fill_kv(const struct bt_attn_pool *p, uint32_t layer_row,
 
 static __device__ float block_reduce(float v, bool max)
 {
-    __shared__ float s[8];
+    __shared__ float s[16];
     for (int d = 16; d > 0; d /= 2) {
         float o = __shfl_xor_sync(~0u, v, d);
         v = max ? fmaxf(v, o) : v + o;
@@ -284,6 +284,78 @@ extern "C" void ref_experts(const void *gate_up, const void *down, const void *a
                                      (__nv_bfloat16 *)h);
     experts_down_kernel<<<4096, 256>>>((const __nv_bfloat16 *)down, (const __nv_bfloat16 *)h,
                                        expert, weight, rows, used, hidden, inter, out);
+    CHECK(cudaGetLastError());
+}
+
+static __device__ const __half *mla_row(const struct bt_mla_pool &p, uint32_t layer_row,
+                                        const int32_t *table, int token)
+{
+    size_t page = (size_t)table[token / BT_MLA_PAGE_TOKENS];
+    return (const __half *)p.kv +
+           (page * p.page_rows + layer_row + token % BT_MLA_PAGE_TOKENS) * BT_MLA_ROW;
+}
+
+static __global__ void fill_mla_kernel(struct bt_mla_pool p, uint32_t layer_row,
+                                       const int32_t *table, uint32_t seed)
+{
+    int token = blockIdx.x;
+    float sigma = hash(seed, token) % 16 ? 1.0f : 1.0f + (float)(token % 4096) / 800.0f;
+    for (int i = threadIdx.x; i < BT_MLA_ROW; i += blockDim.x) {
+        ((__half *)mla_row(p, layer_row, table, token))[i] =
+            __float2half(normal(seed + token, i) * sigma);
+    }
+}
+
+extern "C" void ref_fill_mla(const struct bt_mla_pool *p, uint32_t layer_row,
+                             const int32_t *table_row, int len, uint32_t seed)
+{
+    if (len > 0) {
+        fill_mla_kernel<<<len, 192>>>(*p, layer_row, table_row, seed);
+        CHECK(cudaGetLastError());
+    }
+}
+
+static __global__ void mla_kernel(struct bt_mla_pool p, uint32_t layer_row, const __half *q,
+                                  const struct ref_row *rows, const int32_t *table,
+                                  uint32_t table_stride, float *out)
+{
+    extern __shared__ float score[];
+    int row = blockIdx.x, head = blockIdx.y, n = rows[row].pos + 1;
+    const int32_t *t = table + (size_t)rows[row].slot * table_stride;
+    q += ((size_t)row * p.heads + head) * BT_MLA_ROW;
+    float mx = -INFINITY, sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const __half *k = mla_row(p, layer_row, t, i);
+        float s = 0;
+        for (int d = 0; d < BT_MLA_ROW; d++) {
+            s += __half2float(q[d]) * __half2float(k[d]);
+        }
+        score[i] = s * p.scale;
+        mx = fmaxf(mx, score[i]);
+    }
+    mx = block_reduce(mx, true);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        score[i] = expf(score[i] - mx);
+        sum += score[i];
+    }
+    sum = block_reduce(sum, false);
+    for (int d = threadIdx.x; d < BT_MLA_LATENT; d += blockDim.x) {
+        float o = 0;
+        for (int i = 0; i < n; i++) {
+            o += score[i] * __half2float(mla_row(p, layer_row, t, i)[d]);
+        }
+        out[((size_t)row * p.heads + head) * BT_MLA_LATENT + d] = sum > 0 ? o / sum : 0.0f;
+    }
+}
+
+extern "C" void ref_mla(const struct bt_mla_pool *p, uint32_t layer_row, const void *q,
+                        const struct ref_row *rows, uint32_t n_rows, const int32_t *table,
+                        uint32_t table_stride, float *out)
+{
+    const int bytes = 200 * 1024; /* the scores of 50k tokens */
+    CHECK(cudaFuncSetAttribute(mla_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    mla_kernel<<<dim3(n_rows, p->heads), 512, bytes>>>(*p, layer_row, (const __half *)q, rows,
+                                                       table, table_stride, out);
     CHECK(cudaGetLastError());
 }
 

@@ -3,6 +3,7 @@
 #define BT_TESTS_GPU_REF_H
 
 #include "common/engine/cuda/attention/attention.h"
+#include "common/engine/cuda/attention/mla.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -36,6 +37,16 @@ float ref_worst(const void *out, uint32_t out_stride, int type, const float *ref
 void ref_experts(const void *gate_up, const void *down, const void *a, const uint32_t *expert,
                  const float *weight, uint32_t rows, uint32_t used, uint32_t hidden, uint32_t inter,
                  void *h, float *out);
+
+/* Latent rows of tokens [0, len) of one sequence, in its pages of one layer. Some rows are larger
+ * than others, the more the later they are. */
+void ref_fill_mla(const struct bt_mla_pool *p, uint32_t layer_row, const int32_t *table_row,
+                  int len, uint32_t seed);
+/* out[row][head][512] in f32 for q[row][head][576]; rows, table on the device. A row that sees no
+ * token is 0. */
+void ref_mla(const struct bt_mla_pool *p, uint32_t layer_row, const void *q,
+             const struct ref_row *rows, uint32_t n_rows, const int32_t *table,
+             uint32_t table_stride, float *out);
 /* Read bandwidth over 4 GiB, GB/s: the best of some grids. */
 float ref_read_gbs(cudaStream_t s);
 

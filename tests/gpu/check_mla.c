@@ -1,0 +1,310 @@
+/* make check-gpu: decode attention over latent KV against a slow kernel, over random ragged
+ * batches: 16 to 128 heads, 1 to 8 query tokens of a sequence, lengths 0 to 32k, page edges, both
+ * orders of the pool. What the kernel may not read is NaN, what it must write is NaN before. Every
+ * step runs twice and must give the same bits. Some results are checked against double precision
+ * on the CPU, so that a common mistake of both kernels would show. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/gpu/ref.h"
+
+#define CHECK(x)                                                                                   \
+    do {                                                                                           \
+        cudaError_t e_ = (x);                                                                      \
+        if (e_ != cudaSuccess) {                                                                   \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define LAYERS    3
+#define LAYER     1
+#define PAGE      BT_MLA_PAGE_TOKENS
+#define MAX_BATCH 320
+#define MAX_LEN   32768
+#define MAX_ROWS  (MAX_BATCH * BT_MLA_MAX_QUERIES)
+#define WORST     4e-3 /* P and the result are f16 */
+
+static uint64_t rng;
+static uint32_t rnd(uint32_t n)
+{
+    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((rng >> 33) % n);
+}
+
+struct setup {
+    struct bt_mla_pool pool;
+    uint32_t layer_row, batch, queries, table_stride;
+    int len[MAX_BATCH];
+    int32_t *table;      /* device */
+    int32_t *host_table; /* [batch][table_stride] */
+    void *kv;
+};
+
+static int random_len(void)
+{
+    switch (rnd(6)) {
+    case 0: return 1 + (int)rnd(9);
+    case 1: return (int)(PAGE * (1 + rnd(6)) - 3 + rnd(7)); /* around page edges */
+    case 2: return 1 + (int)rnd(300);
+    case 3: return 1 + (int)rnd(2000);
+    case 4: return 1 + (int)rnd(8000);
+    default: return rnd(8) ? 1 + (int)rnd(1000) : 1 + (int)rnd(MAX_LEN);
+    }
+}
+
+/* Pages in random order; everything that is not a token of a sequence is NaN. */
+static void make_pool(struct setup *s)
+{
+    struct bt_mla_pool *p = &s->pool;
+    uint32_t pages = 3, by_page = rnd(2);
+    s->table_stride = MAX_LEN / PAGE;
+    for (uint32_t i = 0; i < s->batch; i++) {
+        pages += (uint32_t)(s->len[i] + PAGE - 1) / PAGE;
+    }
+    p->rows = (uint64_t)pages * PAGE * LAYERS;
+    p->page_rows = by_page ? PAGE * LAYERS : PAGE;
+    s->layer_row = by_page ? PAGE * LAYER : pages * PAGE * LAYER;
+    uint32_t *perm = malloc(pages * sizeof(*perm));
+    for (uint32_t i = 0; i < pages; i++) {
+        perm[i] = i;
+    }
+    for (uint32_t i = pages - 1; i > 0; i--) {
+        uint32_t j = rnd(i + 1), t = perm[i];
+        perm[i] = perm[j];
+        perm[j] = t;
+    }
+    size_t table_n = (size_t)s->batch * s->table_stride;
+    s->host_table = malloc(table_n * 4);
+    memset(s->host_table, 0x7f, table_n * 4); /* page ids that do not exist */
+    for (uint32_t i = 0, next = 0; i < s->batch; i++) {
+        for (int t = 0; t < s->len[i]; t += PAGE) {
+            s->host_table[i * s->table_stride + (uint32_t)t / PAGE] = (int32_t)perm[next++];
+        }
+    }
+    free(perm);
+    CHECK(cudaMalloc((void **)&s->table, table_n * 4));
+    CHECK(cudaMemcpy(s->table, s->host_table, table_n * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMalloc(&s->kv, p->rows * BT_MLA_ROW * 2));
+    CHECK(cudaMemset(s->kv, 0xff, p->rows * BT_MLA_ROW * 2));
+    p->kv = s->kv;
+    for (uint32_t i = 0; i < s->batch; i++) {
+        ref_fill_mla(p, s->layer_row, s->table + i * s->table_stride, s->len[i], rnd(1u << 30));
+    }
+}
+
+static void free_pool(struct setup *s)
+{
+    cudaFree(s->kv);
+    cudaFree(s->table);
+    free(s->host_table);
+}
+
+static double from_f16(uint16_t v)
+{
+    int e = v >> 10 & 31, m = v & 1023;
+    double f = e == 31 ? (m ? NAN : INFINITY) : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+    return v >> 15 ? -f : f;
+}
+
+/* |out - ref| / |ref| of one query row and head, in double on the CPU. */
+static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t *out, int slot,
+                        int pos)
+{
+    static uint16_t page[PAGE * BT_MLA_ROW];
+    double m = -INFINITY, l = 0, o[BT_MLA_LATENT] = {0}, qd[BT_MLA_ROW], k[BT_MLA_ROW];
+    for (int d = 0; d < BT_MLA_ROW; d++) {
+        qd[d] = from_f16(q[d]);
+    }
+    for (int i = 0; i <= pos; i++) {
+        if (i % PAGE == 0) {
+            int32_t id = s->host_table[(size_t)slot * s->table_stride + (uint32_t)(i / PAGE)];
+            size_t row = (size_t)id * s->pool.page_rows + s->layer_row;
+            CHECK(cudaMemcpy(page, (uint8_t *)s->kv + row * BT_MLA_ROW * 2, sizeof(page),
+                             cudaMemcpyDeviceToHost));
+        }
+        double x = 0;
+        for (int d = 0; d < BT_MLA_ROW; d++) {
+            k[d] = from_f16(page[(i % PAGE) * BT_MLA_ROW + d]);
+            x += qd[d] * k[d];
+        }
+        x *= (double)s->pool.scale;
+        double top = fmax(m, x), f = exp(m - top), w = exp(x - top);
+        l = l * f + w;
+        for (int d = 0; d < BT_MLA_LATENT; d++) {
+            o[d] = o[d] * f + w * k[d];
+        }
+        m = top;
+    }
+    double diff = 0, norm = 0;
+    for (int d = 0; d < BT_MLA_LATENT; d++) {
+        double r = l > 0 ? o[d] / l : 0, e = from_f16(out[d]) - r;
+        diff += e * e;
+        norm += r * r;
+    }
+    return diff == 0 ? 0 : diff == diff && norm > 0 ? sqrt(diff / norm) : 1e9;
+}
+
+/* Samples of the result against the CPU. */
+static double cpu_samples(const struct setup *s, const void *q, const void *out,
+                          const struct ref_row *rows, uint32_t n_rows, int samples)
+{
+    double worst = 0;
+    uint16_t hq[BT_MLA_ROW], ho[BT_MLA_LATENT];
+    for (int i = 0; i < samples; i++) {
+        uint32_t r = rnd(n_rows);
+        size_t at = (size_t)r * s->pool.heads + rnd(s->pool.heads);
+        if (s->len[rows[r].slot] == 0) {
+            continue; /* left out */
+        }
+        CHECK(cudaMemcpy(hq, (const uint16_t *)q + at * BT_MLA_ROW, sizeof(hq),
+                         cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(ho, (const uint16_t *)out + at * BT_MLA_LATENT, sizeof(ho),
+                         cudaMemcpyDeviceToHost));
+        worst = fmax(worst, cpu_error(s, hq, ho, rows[r].slot, rows[r].pos));
+    }
+    return worst;
+}
+
+/* The batch's lengths: random; or all the same, which cuts no or every sequence. */
+static void random_shape(struct setup *s, int i)
+{
+    static const uint32_t heads[] = {16, 128, 64, 32}, batches[] = {0, 0, 0, 132, 0, 1, 257};
+    s->pool.heads = heads[i % 4];
+    s->pool.scale = i % 3 == 0 ? 0.0722f : 0.135f;
+    s->queries = i % 8 < 4 ? 1 : 1 + rnd(BT_MLA_MAX_QUERIES);
+    s->batch = batches[i % 7] ? batches[i % 7] : 1 + rnd(40);
+    int same = i % 5 == 4 ? 1 + (int)rnd(1000) : 0;
+    for (uint32_t b = 0; b < s->batch; b++) {
+        s->len[b] = same ? same : s->batch > 40 ? 1 + (int)rnd(400) : random_len();
+        s->len[b] = s->batch > 1 && rnd(12) == 0 ? 0 : s->len[b];
+    }
+    if (i % 7 == 5) { /* one sequence, cut many times */
+        s->len[0] = i % 2 ? MAX_LEN : 1 + (int)rnd(MAX_LEN);
+    }
+}
+
+static int check(int i)
+{
+    struct setup s = {0};
+    random_shape(&s, i);
+    make_pool(&s);
+    const uint32_t heads = s.pool.heads, n_rows = s.batch * s.queries;
+    const size_t q_n = (size_t)n_rows * heads * BT_MLA_ROW;
+    const size_t out_bytes = (size_t)n_rows * heads * BT_MLA_LATENT * 2;
+    static struct ref_row host_rows[MAX_ROWS];
+    int32_t len[MAX_BATCH], slot[MAX_BATCH];
+    void *q, *out;
+    float *ref;
+    int32_t *lens, *slots;
+    struct ref_row *rows;
+    CHECK(cudaMalloc(&q, q_n * 2));
+    CHECK(cudaMalloc(&out, out_bytes));
+    CHECK(cudaMalloc((void **)&ref, out_bytes * 2));
+    CHECK(cudaMalloc((void **)&lens, sizeof(len)));
+    CHECK(cudaMalloc((void **)&slots, sizeof(slot)));
+    CHECK(cudaMalloc((void **)&rows, sizeof(host_rows)));
+    for (uint32_t b = 0; b < s.batch; b++) { /* batch rows in another order than slots */
+        slot[b] = s.batch % 7 == 0 ? (int)b : (int)((b * 7 + 3) % s.batch);
+        len[b] = s.len[slot[b]];
+        for (uint32_t j = 0; j < s.queries; j++) {
+            host_rows[b * s.queries + j] =
+                (struct ref_row){slot[b], len[b] - (int)s.queries + (int)j};
+        }
+    }
+    CHECK(cudaMemcpy(lens, len, s.batch * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(slots, slot, s.batch * 4, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(rows, host_rows, n_rows * sizeof(*rows), cudaMemcpyHostToDevice));
+    ref_fill(q, q_n, BT_CU_F16, 1.0f, rnd(1u << 30));
+    ref_mla(&s.pool, s.layer_row, q, rows, n_rows, s.table, s.table_stride, ref);
+    struct bt_mla *m;
+    CHECK(bt_mla_create(&s.pool, MAX_BATCH, &m));
+    struct bt_mla_decode d = {q, out, s.batch, s.queries, lens, slots, s.table, s.table_stride};
+    uint8_t *first = malloc(out_bytes), *again = malloc(out_bytes);
+    for (int run = 0; run < 2; run++) {
+        bt_mla_set_ahead(m, run ? rnd(6) : 0);
+        CHECK(cudaMemset(out, 0xff, out_bytes));
+        CHECK(bt_mla_decode_plan(m, lens, s.batch, s.queries, 0));
+        CHECK(bt_mla_decode(m, &d, s.layer_row, 0));
+        CHECK(cudaMemcpy(run ? again : first, out, out_bytes, cudaMemcpyDeviceToHost));
+    }
+    float worst = 0;
+    const size_t per_seq = (size_t)s.queries * heads * BT_MLA_LATENT;
+    for (uint32_t b = 0; b < s.batch; b++) { /* sequences of length 0 are left as they were */
+        if (len[b] == 0) {
+            for (size_t k = 0; k < per_seq * 2; k++) {
+                worst = first[b * per_seq * 2 + k] == 0xff ? worst : 1e9f;
+            }
+        } else {
+            worst = fmaxf(worst,
+                          ref_worst((uint16_t *)out + b * per_seq, heads * BT_MLA_LATENT, BT_CU_F16,
+                                    ref + b * per_seq, s.queries, heads, BT_MLA_LATENT));
+        }
+    }
+    double cpu = cpu_samples(&s, q, out, host_rows, n_rows, 3);
+    int same = memcmp(first, again, out_bytes) == 0, ok = worst < WORST && cpu < WORST && same;
+    int longest = 0;
+    for (uint32_t b = 0; b < s.batch; b++) {
+        longest = s.len[b] > longest ? s.len[b] : longest;
+    }
+    printf("%s %3u heads %u queries batch %3u longest %5d: worst %.1e cpu %.1e%s\n",
+           ok ? "ok  " : "FAIL", heads, s.queries, s.batch, longest, worst, cpu,
+           same ? "" : " NOT REPEATABLE");
+    fflush(stdout);
+    bt_mla_destroy(m);
+    free(first);
+    free(again);
+    void *all[] = {q, out, ref, lens, slots, rows};
+    for (int k = 0; k < 6; k++) {
+        cudaFree(all[k]);
+    }
+    free_pool(&s);
+    return ok;
+}
+
+/* Shapes that the kernel lacks are refused. */
+static int check_refusals(void)
+{
+    struct bt_mla *m = NULL;
+    void *kv;
+    CHECK(cudaMalloc(&kv, 1 << 20));
+    const struct bt_mla_pool good = {kv, 128, 64, 16, 0.1f};
+    struct bt_mla_pool heads = good, scale = good, rows = good;
+    heads.heads = 24;
+    scale.scale = 0;
+    rows.rows = 1ull << 31;
+    struct bt_mla_decode d = {.queries = 9, .batch = 1}, wide = {.queries = 1, .batch = 5};
+    int ok = bt_mla_create(&heads, 4, &m) == cudaErrorInvalidValue &&
+             bt_mla_create(&scale, 4, &m) == cudaErrorInvalidValue &&
+             bt_mla_create(&rows, 4, &m) == cudaErrorInvalidValue &&
+             bt_mla_create(&good, 0, &m) == cudaErrorInvalidValue && !m;
+    CHECK(bt_mla_create(&good, 4, &m));
+    ok = ok && bt_mla_decode(m, &d, 0, 0) == cudaErrorInvalidValue &&
+         bt_mla_decode(m, &wide, 0, 0) == cudaErrorInvalidValue;
+    bt_mla_destroy(m);
+    cudaFree(kv);
+    printf("%s refusals\n", ok ? "ok  " : "FAIL");
+    return ok;
+}
+
+/* [CASES [SEED]] */
+int main(int argc, char **argv)
+{
+    int n = argc > 1 ? atoi(argv[1]) : 56, devices = 0;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("1..0 # SKIP no GPU\n");
+        return 0;
+    }
+    printf("# seed %llu\n", (unsigned long long)seed);
+    int failed = !check_refusals();
+    for (int i = 0; i < n; i++) {
+        rng = seed + (uint64_t)i;
+        failed += !check(i);
+    }
+    printf("%d passed, %d failed\n", n + 1 - failed, failed);
+    return failed != 0;
+}
