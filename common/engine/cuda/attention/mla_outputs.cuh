@@ -78,19 +78,19 @@ static __device__ __forceinline__ float sum_of(const struct mla_shared *b, uint3
     return b->l[stage][0][c] + b->l[stage][1][c] + b->l[stage][2][c] + b->l[stage][3][c];
 }
 
-/* Writes columns [n * 8, n * 8 + 8) of the result, each 8 x 8 values transposed: pairs of threads
- * exchange halves, so that four threads write 32 bytes of a row. scale: of the thread's columns. */
-template <int N>
-static __device__ __forceinline__ void store_columns(const struct out_state<N> &t, __half *out,
-                                                     int n, float scale0, float scale1, bool valid)
+/* Writes eight columns of the result, each 8 x 8 values transposed: pairs of threads exchange
+ * halves, so that four threads write 32 bytes of a row. o(i): the thread's four values of rows
+ * i * 64 + ...; f: what its columns are multiplied by. */
+template <class O>
+static __device__ __forceinline__ void store_columns(O o, __half *out, float2 f, bool valid)
 {
     const int lane = threadIdx.x % 32, odd = lane % 2;
     __half *to = out + (threadIdx.x % 128 / 32) * 16 + odd * 8 + lane % 4 / 2 * 4;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float *o = t.o[i] + n * 4;
-        uint32_t lo = transpose8(pack2<__half>(o[0] * scale0, o[1] * scale1));
-        uint32_t hi = transpose8(pack2<__half>(o[2] * scale0, o[3] * scale1));
+        const float *v = o(i);
+        uint32_t lo = transpose8(pack2<__half>(v[0] * f.x, v[1] * f.y));
+        uint32_t hi = transpose8(pack2<__half>(v[2] * f.x, v[3] * f.y));
         uint32_t got = __shfl_xor_sync(~0u, odd ? lo : hi, 1);
         if (valid) {
             *(uint2 *)(to + i * 64) = odd ? make_uint2(got, hi) : make_uint2(lo, got);
@@ -126,86 +126,6 @@ static __device__ __forceinline__ size_t part_at(size_t part, int half, int n, i
     return ((((part * 2 + half) * (N / 8) + n) * 4 + i) * 128 + threadIdx.x % 128) * 4;
 }
 
-/* A thread's part of the sum over a sequence's pieces: columns [n * 8, n * 8 + 8). */
-struct total {
-    float o[4][4], m[2], l[2];
-    __device__ __forceinline__ void add(int i, const float4 &v, float f0, float f1)
-    {
-        o[i][0] = fmaf(v.x, f0, o[i][0]);
-        o[i][1] = fmaf(v.y, f1, o[i][1]);
-        o[i][2] = fmaf(v.z, f0, o[i][2]);
-        o[i][3] = fmaf(v.w, f1, o[i][3]);
-    }
-};
-
-/* Adds the pieces of runs [from, to). */
-template <int N, int C>
-static __device__ __forceinline__ void add_pieces(const struct mla_args &a, struct total &t,
-                                                  const struct pieces &p, int from, int to,
-                                                  int half, int n)
-{
-    constexpr int PIECES = N == 64 ? 1 : 4; /* loaded at a time: what registers allow */
-    const int column = n * 8 + threadIdx.x % 4 * 2;
-#pragma unroll 1
-    for (; from < to; from += PIECES) {
-        float4 ml[PIECES], v[PIECES][4];
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            size_t part = part_of<C>(p, min(from + k, to - 1));
-            ml[k] = __ldcg((const float4 *)(a.part_ml + (part * N + column) * 2));
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                v[k][i] = __ldcg((const float4 *)(a.part_o + part_at<N>(part, half, n, i)));
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            float f0 = from + k < to ? ex2(ml[k].x - t.m[0]) : 0.0f;
-            float f1 = from + k < to ? ex2(ml[k].z - t.m[1]) : 0.0f;
-            t.l[0] = fmaf(ml[k].y, f0, t.l[0]);
-            t.l[1] = fmaf(ml[k].w, f1, t.l[1]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                t.add(i, v[k][i], f0, f1);
-            }
-        }
-    }
-}
-
-/* Replaces the outputs of this block's piece (run `own`) by the sum over all pieces, in their
- * order. Returns the columns' sums of weights. */
-template <int N, int C>
-static __device__ __forceinline__ float2 combine(const struct mla_args &a, struct out_state<N> &t,
-                                                 const struct pieces &p, int own, int half, int n)
-{
-    const float *ml_at = a.part_ml + (n * 8 + threadIdx.x % 4 * 2) * 2;
-    struct total sum = {{}, {-INFINITY, -INFINITY}, {0, 0}};
-#pragma unroll 1
-    for (int run = p.first; run <= p.last; run++) {
-        float4 ml = __ldcg((const float4 *)(ml_at + part_of<C>(p, run) * N * 2));
-        sum.m[0] = fmaxf(sum.m[0], ml.x);
-        sum.m[1] = fmaxf(sum.m[1], ml.z);
-    }
-    sum.m[0] = sum.m[0] == -INFINITY ? 0.0f : sum.m[0];
-    sum.m[1] = sum.m[1] == -INFINITY ? 0.0f : sum.m[1];
-    add_pieces<N, C>(a, sum, p, p.first, own, half, n);
-    float4 ml = __ldcg((const float4 *)(ml_at + part_of<C>(p, own) * N * 2));
-    float f0 = ex2(ml.x - sum.m[0]), f1 = ex2(ml.z - sum.m[1]);
-    sum.l[0] = fmaf(ml.y, f0, sum.l[0]);
-    sum.l[1] = fmaf(ml.w, f1, sum.l[1]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float *o = t.o[i] + n * 4;
-        sum.add(i, make_float4(o[0], o[1], o[2], o[3]), f0, f1);
-    }
-    add_pieces<N, C>(a, sum, p, own + 1, p.last + 1, half, n);
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        t.o[i / 4][n * 4 + i % 4] = sum.o[i / 4][i % 4];
-    }
-    return make_float2(sum.l[0], sum.l[1]);
-}
-
 /* Writes the part of a cut sequence; returns whether it was the last one. stage: of the piece's
  * last tile. */
 template <int N, int C>
@@ -238,6 +158,85 @@ store_part(const struct mla_args &a, const struct walk &w, const struct out_stat
     return *(volatile int *)&b->last;
 }
 
+/* Computes the columns' references and inverse sums over all pieces, one column a thread. */
+template <int N, int C>
+static __device__ __forceinline__ void total_sums(const struct mla_args &a, const struct pieces &p,
+                                                  struct mla_shared *b)
+{
+    constexpr int PIECES = 8;
+    const int column = threadIdx.x - 128 * WG_OUT;
+    if (column < N) {
+        float m = -INFINITY, l = 0;
+        for (int from = p.first; from <= p.last; from += PIECES) {
+            float2 ml[PIECES];
+            float top = m;
+#pragma unroll
+            for (int k = 0; k < PIECES; k++) {
+                size_t part = part_of<C>(p, min(from + k, p.last));
+                ml[k] = __ldcg((const float2 *)(a.part_ml + (part * N + column) * 2));
+                ml[k].y = from + k <= p.last ? ml[k].y : 0.0f;
+                top = fmaxf(top, ml[k].x);
+            }
+            float base = top == -INFINITY ? 0.0f : top;
+            l *= ex2(m - base);
+#pragma unroll
+            for (int k = 0; k < PIECES; k++) {
+                l = fmaf(ml[k].y, ex2(ml[k].x - base), l);
+            }
+            m = top;
+        }
+        b->total_m[column] = m == -INFINITY ? 0.0f : m;
+        b->total_f[column] = inverse(l);
+    }
+    named_sync(NAMED_O, 256);
+}
+
+/* Writes the result of a cut sequence: the sum of all pieces, in their order. They are read back
+ * from memory, this block's too, so that the registers hold many loads at a time. */
+template <int N, int C>
+static __device__ __forceinline__ void combine(const struct mla_args &a, const struct pieces &p,
+                                               struct mla_shared *b, __half *out, int half,
+                                               int rows)
+{
+    constexpr int PIECES = N == 64 ? 6 : 4; /* what registers allow */
+    total_sums<N, C>(a, p, b);
+#pragma unroll 1
+    for (int n = 0; n < N / 8; n++) {
+        const int column = n * 8 + threadIdx.x % 4 * 2;
+        const float2 m = *(const float2 *)(b->total_m + column);
+        float acc[4][4] = {};
+#pragma unroll 1
+        for (int from = p.first; from <= p.last; from += PIECES) {
+            float4 ml[PIECES], v[PIECES][4];
+#pragma unroll
+            for (int k = 0; k < PIECES; k++) {
+                size_t part = part_of<C>(p, min(from + k, p.last));
+                ml[k] = __ldcg((const float4 *)(a.part_ml + (part * N + column) * 2));
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    v[k][i] = make_float4(0, 0, 0, 0);
+                    if (from + k <= p.last) {
+                        v[k][i] = __ldcg((const float4 *)(a.part_o + part_at<N>(part, half, n, i)));
+                    }
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < PIECES; k++) {
+                float f0 = ex2(ml[k].x - m.x), f1 = ex2(ml[k].z - m.y);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    acc[i][0] = fmaf(v[k][i].x, f0, acc[i][0]);
+                    acc[i][1] = fmaf(v[k][i].y, f1, acc[i][1]);
+                    acc[i][2] = fmaf(v[k][i].z, f0, acc[i][2]);
+                    acc[i][3] = fmaf(v[k][i].w, f1, acc[i][3]);
+                }
+            }
+        }
+        store_columns([&](int i) { return acc[i]; }, out + (size_t)n * 8 * BT_MLA_LATENT,
+                      *(const float2 *)(b->total_f + column), n * 8 < rows);
+    }
+}
+
 template <int N, int C>
 static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk w, uint32_t smem,
                                            struct mla_shared *b)
@@ -266,7 +265,7 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
                 if (whole) {
 #pragma unroll
                     for (int c = 0; c < N / 4; c++) {
-                        l[c] = sum_of(b, r.at, c / 2 * 8 + lane % 4 * 2 + c % 2);
+                        l[c] = inverse(sum_of(b, r.at, c / 2 * 8 + lane % 4 * 2 + c % 2));
                     }
                 } else if (half == 0 && thread < N) {
                     const struct pieces p = pieces_of<C>(a, w);
@@ -279,24 +278,20 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
             release<C>(b, r.at, half);
             r.next(STAGES);
         }
-        if (!whole) {
-            const struct pieces p = pieces_of<C>(a, w);
-            if (!store_part<N, C>(a, w, t, p, b, half)) {
-                continue;
-            }
-#pragma unroll
-            for (int n = 0; n < N / 8; n++) {
-                float2 sums = combine<N, C>(a, t, p, (int)blockIdx.x / C, half, n);
-                l[n * 2] = sums.x;
-                l[n * 2 + 1] = sums.y;
-            }
-        }
         const int row = group_of<C>(w) * N + lane / 4;
         __half *out = a.out + ((size_t)w.seq * a.rows + row) * BT_MLA_LATENT + half * 256;
+        if (!whole) {
+            const struct pieces p = pieces_of<C>(a, w);
+            if (store_part<N, C>(a, w, t, p, b, half)) {
+                combine<N, C>(a, p, b, out, half, (int)a.rows - row);
+            }
+            continue;
+        }
 #pragma unroll
         for (int n = 0; n < N / 8; n++) {
-            store_columns(t, out + (size_t)n * 8 * BT_MLA_LATENT, n, inverse(l[n * 2]),
-                          inverse(l[n * 2 + 1]), row + n * 8 < (int)a.rows);
+            store_columns([&](int i) { return t.o[i] + n * 4; },
+                          out + (size_t)n * 8 * BT_MLA_LATENT, make_float2(l[n * 2], l[n * 2 + 1]),
+                          row + n * 8 < (int)a.rows);
         }
     }
 }

@@ -50,13 +50,17 @@ struct mla_shared {
     float l[STAGES][4][64];
     int raised[STAGES];
     float top[4][64]; /* largest score of the warps' tokens */
-    int last;         /* this block combines */
+    int last;         /* this block combines: the columns' references and inverse sums */
+    float total_m[64], total_f[64];
 };
 
 /* N columns of query rows, C blocks in a cluster. */
 template <int N, int C> struct shape {
     static constexpr uint32_t q_bytes = N * BT_MLA_ROW * 2, q_stages = N == 64 ? 1 : 2;
     static constexpr uint32_t q_at = STAGES * TILE, bytes = q_at + q_stages * q_bytes;
+    /* Registers of the roles; together 512. */
+    static constexpr int copy_regs = N == 64 ? 32 : 88, score_regs = N == 64 ? 96 : 136;
+    static constexpr int sum_regs = N == 64 ? 192 : 144;
     static_assert(bytes + sizeof(struct mla_shared) + 1024 <= SMEM_MAX, "tiles do not fit");
 };
 

@@ -137,15 +137,19 @@ static __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(THREADS, 1)
     struct walk w = {run.seq, run.head, run.tile, run.n, 0, 0, {}};
     walk_seq(a, w);
     if (threadIdx.x < 128) {
-        regs_give<40>();
+        regs_give<shape<N, C>::copy_regs>();
         if (threadIdx.x < 32) {
             produce<N, C>(a, &q_map, &kv_map, w, smem_addr(smem), &b);
         }
     } else if (threadIdx.x < 128 * WG_OUT) {
-        regs_give<104>();
+        if constexpr (N == 64) {
+            regs_give<shape<N, C>::score_regs>();
+        } else {
+            regs_take<shape<N, C>::score_regs>();
+        }
         score<N, C>(a, w, smem, &b);
     } else {
-        regs_take<184>();
+        regs_take<shape<N, C>::sum_regs>();
         sum<N, C>(a, w, smem_addr(smem), &b);
     }
     if (C > 1) {
