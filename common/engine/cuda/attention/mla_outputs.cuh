@@ -11,8 +11,26 @@ template <int N> struct out_state {
     float o[4][N / 2];
 };
 
-template <int N>
-static __device__ __forceinline__ void outputs(struct out_state<N> &t, uint64_t v, uint64_t p)
+/* Lets a part of the tile be overwritten, once all who read it have called this. */
+template <int C>
+static __device__ __forceinline__ void release(struct mla_shared *b, uint32_t stage, int part)
+{
+    uint32_t bar = smem_addr(&b->empty[stage][part]);
+    __syncwarp();
+    if (C == 1) {
+        if (threadIdx.x % 32 == 0) {
+            bar_arrive(bar);
+        }
+    } else if (threadIdx.x % 32 < C) {
+        cluster_arrive(bar, threadIdx.x % 32);
+    }
+}
+
+/* Adds a tile to the outputs, 64 rows after 64 rows in two groups, and releases the first one's
+ * part while the second one is still computed. */
+template <int N, int C>
+static __device__ __forceinline__ void outputs(struct out_state<N> &t, struct mla_shared *b,
+                                               uint32_t stage, int half, uint64_t v, uint64_t p)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -20,14 +38,19 @@ static __device__ __forceinline__ void outputs(struct out_state<N> &t, uint64_t 
     }
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < TOKENS / 16; k++) { /* 16 tokens: 16 rows of V, 32 bytes of P */
+    for (int g = 0; g < 4; g += 2) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            wgmma_ts_f16(t.o[i], v + (uint64_t)(i * BOX + k * 2048) / 16,
-                         p + (uint64_t)(k * 32) / 16, 1);
+        for (int k = 0; k < TOKENS / 16; k++) { /* 16 tokens: 16 rows of V, 32 bytes of P */
+#pragma unroll
+            for (int i = g; i < g + 2; i++) {
+                wgmma_ts_f16(t.o[i], v + (uint64_t)(i * BOX + k * 2048) / 16,
+                             p + (uint64_t)(k * 32) / 16, 1);
+            }
         }
+        wgmma_commit();
     }
-    wgmma_commit();
+    wgmma_wait<1>();
+    release<C>(b, stage, half * 2);
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -48,23 +71,6 @@ static __device__ __forceinline__ void rescale(struct out_state<N> &t, const flo
             t.o[i][n * 4 + 2] *= f.x;
             t.o[i][n * 4 + 3] *= f.y;
         }
-    }
-}
-
-/* Lets the tile's half, and with the other warpgroup its weights, be overwritten. */
-template <int C>
-static __device__ __forceinline__ void release(struct mla_shared *b, uint32_t stage, int half)
-{
-    uint32_t mine = smem_addr(&b->empty[stage][half]), p = smem_addr(&b->empty[stage][2]);
-    __syncwarp();
-    if (C == 1) {
-        if (threadIdx.x % 32 == 0) {
-            bar_arrive(mine);
-            bar_arrive(p);
-        }
-    } else if (threadIdx.x % 32 < C) {
-        cluster_arrive(mine, threadIdx.x % 32);
-        cluster_arrive(p, threadIdx.x % 32);
     }
 }
 
@@ -254,13 +260,14 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
         }
         for (int i = 0; i < w.n; i++) {
             const uint32_t tile = smem + r.at * TILE;
-            bar_wait(smem_addr(&b->full[r.at][half]), r.phase);
+            bar_wait(smem_addr(&b->full[r.at][half * 2]), r.phase);
+            bar_wait(smem_addr(&b->full[r.at][half * 2 + 1]), r.phase);
             bar_wait(smem_addr(&b->weighed[r.at]), r.phase);
             if (*(volatile int *)&b->raised[r.at]) {
                 rescale(t, b->factor[r.at]);
             }
-            outputs(t, wgmma_desc(tile + half * 4 * BOX, BOX, 1024),
-                    wgmma_desc(tile + P_BOX * BOX, 0, 1024));
+            outputs<N, C>(t, b, r.at, half, wgmma_desc(tile + half * 4 * BOX, BOX, 1024),
+                          wgmma_desc(tile + P_BOX * BOX, 0, 1024));
             if (i == w.n - 1) {
                 if (whole) {
 #pragma unroll
@@ -275,7 +282,8 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
                            make_float2(sum > 0 ? b->m[r.at][thread] : -INFINITY, sum));
                 }
             }
-            release<C>(b, r.at, half);
+            release<C>(b, r.at, half * 2 + 1);
+            release<C>(b, r.at, PARTS - 1);
             r.next(STAGES);
         }
         const int row = group_of<C>(w) * N + lane / 4;

@@ -17,7 +17,7 @@
 #define TILE     (BOXES * BOX)
 #define P_BOX    (BOXES - 1)
 #define STAGES   2
-#define PARTS    3 /* of a tile: latent values of warpgroup 2, of warpgroup 3, RoPE */
+#define PARTS    5 /* of a tile: two boxes each, and RoPE; two parts for each outputs' warpgroup */
 #define THREADS  512
 #define WG_OUT   2  /* first warpgroup that sums outputs */
 #define NAMED_S  1  /* barriers: of the scores' warpgroup, */

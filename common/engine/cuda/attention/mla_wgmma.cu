@@ -12,8 +12,8 @@
  *   2  the first 256 rows of O^T, in registers
  *   3  the others
  * While 1 computes the weights of a tile, 2 and 3 sum the outputs of the one before. There are two
- * tiles in shared memory; a further one waits in the L2 cache. Each half of a tile's latent values
- * is copied anew as soon as its warpgroup has summed it.
+ * tiles in shared memory; a further one waits in the L2 cache. Each quarter of a tile's latent
+ * values is copied anew as soon as its warpgroup has summed it.
  *
  * Softmax: the weights of a column are relative to a reference, which is its largest score in the
  * piece's first tile. The reference rises only if a weight would leave the range of f16. So most
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
                 for (int part = 0; part < PARTS; part++) {
                     bar_wait(smem_addr(&b->empty[r.at][part]), r.phase);
                     copy_boxes<C>(a, kv_map, to, smem_addr(&b->full[r.at][part]), rank, row,
-                                  part * 4, part < 2 ? 4 : 1);
+                                  part * 2, part < PARTS - 1 ? 2 : 1);
                 }
                 if (t == 0) { /* behind the first tile, which need not wait for the last piece */
                     uint32_t bar = smem_addr(&b->q_full[qr.at]);
@@ -119,7 +119,7 @@ static __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(THREADS, 1)
         for (int i = 0; i < STAGES; i++) {
             for (int part = 0; part < PARTS; part++) {
                 bar_init(smem_addr(&b.full[i][part]), 1);
-                bar_init(smem_addr(&b.empty[i][part]), (part < 2 ? 4 : 8) * C);
+                bar_init(smem_addr(&b.empty[i][part]), (part < PARTS - 1 ? 4 : 8) * C);
             }
             bar_init(smem_addr(&b.weighed[i]), 4);
             bar_init(smem_addr(&b.q_full[i]), 1);
