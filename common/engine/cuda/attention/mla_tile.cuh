@@ -6,6 +6,7 @@
 #include "common/engine/cuda/attention/mla_priv.h"
 
 #include <math.h>
+#include <stddef.h>
 
 #include "common/engine/cuda/attention/runs.cuh"
 #include "common/engine/cuda/hopper.cuh"
@@ -48,11 +49,17 @@ struct mla_shared {
     float factor[STAGES][64]; /* of earlier outputs, if raised */
     float m[STAGES][64];      /* piece's last tile: reference, and the warps' sums of weights */
     float l[STAGES][4][64];
+    float top[4][64];               /* largest score of the warps' tokens */
+    float total_m[64], total_f[64]; /* of a block that combines: references and inverse sums */
     int raised[STAGES];
-    float top[4][64]; /* largest score of the warps' tokens */
-    int last;         /* this block combines: the columns' references and inverse sums */
-    float total_m[64], total_f[64];
+    int last; /* this block combines */
 };
+/* Threads read two columns of these at once. */
+static_assert(offsetof(struct mla_shared, factor) % sizeof(float2) == 0 &&
+                  offsetof(struct mla_shared, total_m) % sizeof(float2) == 0 &&
+                  offsetof(struct mla_shared, total_f) % sizeof(float2) == 0 &&
+                  alignof(struct mla_shared) % sizeof(float2) == 0,
+              "pairs of columns are not aligned");
 
 /* N columns of query rows, C blocks in a cluster. */
 template <int N, int C> struct shape {
