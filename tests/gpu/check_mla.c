@@ -265,7 +265,7 @@ static int check(int i)
     return ok;
 }
 
-/* Shapes that the kernel lacks are refused. */
+/* Shapes that the kernel lacks and tensors that are not aligned are refused. */
 static int check_refusals(void)
 {
     struct bt_mla *m = NULL;
@@ -276,14 +276,18 @@ static int check_refusals(void)
     heads.heads = 24;
     scale.scale = 0;
     rows.rows = 1ull << 31;
-    struct bt_mla_decode d = {.queries = 9, .batch = 1}, wide = {.queries = 1, .batch = 5};
+    struct bt_mla_decode d = {.queries = 9, .batch = 1}, wide = {.queries = 1, .batch = 5},
+                         odd_q = {.q = (char *)kv + 8, .queries = 1, .batch = 1},
+                         odd_out = {.q = kv, .out = (char *)kv + 4, .queries = 1, .batch = 1};
     int ok = bt_mla_create(&heads, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&scale, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&rows, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&good, 0, &m) == cudaErrorInvalidValue && !m;
     CHECK(bt_mla_create(&good, 4, &m));
     ok = ok && bt_mla_decode(m, &d, 0, 0) == cudaErrorInvalidValue &&
-         bt_mla_decode(m, &wide, 0, 0) == cudaErrorInvalidValue;
+         bt_mla_decode(m, &wide, 0, 0) == cudaErrorInvalidValue &&
+         bt_mla_decode(m, &odd_q, 0, 0) == cudaErrorInvalidValue &&
+         bt_mla_decode(m, &odd_out, 0, 0) == cudaErrorInvalidValue;
     bt_mla_destroy(m);
     cudaFree(kv);
     printf("%s refusals\n", ok ? "ok  " : "FAIL");

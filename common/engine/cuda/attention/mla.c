@@ -124,7 +124,8 @@ cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t b
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
                           cudaStream_t s)
 {
-    if (!step_ok(m, d->batch, d->queries)) {
+    if (!step_ok(m, d->batch, d->queries) || (uintptr_t)d->q % 16 != 0 ||
+        (uintptr_t)d->out % 16 != 0) {
         return cudaErrorInvalidValue;
     }
     struct bt_mla_shape shape = shape_of(m, d->queries);

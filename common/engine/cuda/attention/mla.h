@@ -38,8 +38,8 @@ cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, st
 void bt_mla_destroy(struct bt_mla *m);
 
 struct bt_mla_decode {
-    const void *q; /* [batch][queries][heads][576] f16 */
-    void *out;     /* [batch][queries][heads][512] f16 */
+    const void *q; /* [batch][queries][heads][576] f16, aligned to 16 bytes */
+    void *out;     /* [batch][queries][heads][512] f16, aligned to 16 bytes */
     uint32_t batch;
     uint32_t queries;    /* tokens of a sequence, 1 to 8: as in the plan */
     const int32_t *lens; /* [batch] tokens in the pages, the queries' own included. Query j sees the
@@ -54,7 +54,8 @@ struct bt_mla_decode {
  * decodes of all its layers, with their batch and queries. */
 cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
                                uint32_t queries, cudaStream_t s);
-/* The tokens' rows must be in the pages already. */
+/* The tokens' rows must be in the pages already. cudaErrorInvalidValue: batch or queries that are
+ * out of range, or q or out is not aligned. */
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
                           cudaStream_t s);
 
