@@ -20,8 +20,6 @@ static __device__ __forceinline__ void scores(struct score_state<N> &t, struct m
     for (int i = 0; i < BOXES; i++) {
         if (i % 2 == 0) {
             bar_wait(smem_addr(&b->full[r.at][i / 2]), r.phase);
-        }
-        if (i == 0) {
             wgmma_fence();
         }
 #pragma unroll
