@@ -56,7 +56,7 @@ bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, u
 
 static void ticket_free(struct bt_list *head)
 {
-    while (!bt_list_empty(head)) {
+    while (head->next && !bt_list_empty(head)) { /* NULL: bt_host_init was not called */
         struct bt_host_ticket *t = BT_CONTAINER_OF(head->next, struct bt_host_ticket, link);
         bt_list_remove(&t->link);
         free(t->out);

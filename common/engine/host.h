@@ -75,6 +75,7 @@ struct bt_host {
  * ERR_NO_MEMORY if the pages cannot be mapped; err says how many bytes. */
 bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, uint64_t mem_limit,
                          char *err, size_t err_cap) BT_MUST_CHECK;
+/* Also of a zeroed host, which bt_host_init has not filled. */
 void bt_host_cleanup(struct bt_host *h);
 
 /* A layer's segment of a page. */
