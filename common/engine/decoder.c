@@ -341,6 +341,23 @@ float bt_decoder_dummy_width(uint32_t cols)
     return 1.7f / __builtin_sqrtf((float)cols);
 }
 
+bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
+                                 const struct bt_model_config *c, uint64_t free_bytes,
+                                 const char *where, char *err, size_t err_cap)
+{
+    struct bt_model_size size;
+    bt_model_count(c, &size);
+    double need = 2.0 * ((double)size.weights + (double)size.embed), have = (double)free_bytes;
+    if (need <= have) {
+        return BT_OK;
+    }
+    snprintf(err, err_cap,
+             "%s: the weights take %.1f GB in 16 bits, and the %s has %.1f GB free: %.1f GB are "
+             "missing; take a smaller model or a larger %s",
+             conf->model_dir, need / 1e9, where, have / 1e9, (need - have) / 1e9, where);
+    return BT_ERR_TOO_LARGE;
+}
+
 bt_status_t bt_engine_check_config(const struct bt_engine_config *c,
                                    const struct bt_engine_limits *limits, char *err, size_t err_cap)
 {

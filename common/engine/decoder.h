@@ -77,6 +77,12 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
  * have: about the size of trained ones, so that activations neither vanish nor overflow. */
 float bt_decoder_dummy_width(uint32_t cols);
 
+/* Whether the model's weights fit into free_bytes of `where` ("GPU", "machine"), before any is
+ * read. Both engines keep at least 16 bits of each. ERR_TOO_LARGE: err says how much is missing. */
+bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
+                                 const struct bt_model_config *c, uint64_t free_bytes,
+                                 const char *where, char *err, size_t err_cap) BT_MUST_CHECK;
+
 /* Checks the part of a configuration that every back end checks; a back end checks its own limits.
  * ERR_CONFIG: err names the key and the allowed values. */
 struct bt_engine_limits {

@@ -264,6 +264,33 @@ static void test_dummy(void **state)
     assert_true(kinds > 0);
 }
 
+/* 27 TB of weights: said before any is made. */
+static void test_too_large(void **state)
+{
+    (void)state;
+    clear();
+    put_json("config.json",
+             json_pack("{s:[s], s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f}", "architectures",
+                       "LlamaForCausalLM", "vocab_size", 100, "hidden_size", 65536,
+                       "intermediate_size", 65536, "num_hidden_layers", 1000, "num_attention_heads",
+                       64, "head_dim", 16, "max_position_embeddings", 512, "rms_norm_eps", 1e-5));
+    const struct bt_engine_vtable *vt;
+    struct bt_engine *e;
+    const struct bt_engine_info *info;
+    char err[1024];
+    assert_int_equal(bt_engine_load("cpu", &vt, err, sizeof(err)), BT_OK);
+    const struct bt_engine_config c = {.size = sizeof(c),
+                                       .model_dir = dir,
+                                       .load_format = "dummy",
+                                       .page_tokens = 16,
+                                       .max_slots = 1,
+                                       .max_rows = 16,
+                                       .ranks = 1};
+    assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_TOO_LARGE);
+    assert_non_null(strstr(err, "the weights take 26307.0 GB in 16 bits"));
+    assert_non_null(strstr(err, "GB are missing"));
+}
+
 /* Sizes that fill no tile: hidden 72, 3 heads of 16, intermediate 200, 77 tokens. */
 static void put_odd_config(void)
 {
@@ -337,9 +364,10 @@ int main(int argc, char **argv)
         return fwrite(out, sizeof(out[0]), 90, stdout) == 90 ? 0 : 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),    cmocka_unit_test(test_f16),
-        cmocka_unit_test(test_shards), cmocka_unit_test(test_separate_head),
-        cmocka_unit_test(test_dummy),  cmocka_unit_test(test_odd_sizes),
+        cmocka_unit_test(test_f32),       cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_shards),    cmocka_unit_test(test_separate_head),
+        cmocka_unit_test(test_dummy),     cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_odd_sizes),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -185,6 +185,22 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
     return BT_OK;
 }
 
+/* Memory that the kernel could give without swapping; UINT64_MAX: unknown. */
+static uint64_t free_memory(void)
+{
+    FILE *f = fopen("/proc/meminfo", "r");
+    unsigned long long kb = 0;
+    char line[256];
+    bool found = false;
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        found = sscanf(line, "MemAvailable: %llu kB", &kb) == 1;
+    }
+    if (f) {
+        fclose(f);
+    }
+    return found ? (uint64_t)kb * 1024 : UINT64_MAX;
+}
+
 /* What the kernels take. */
 static bt_status_t check_model(const struct bt_model_config *c, const char *dir, char *err,
                                size_t err_cap)
@@ -217,6 +233,9 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         return st;
     }
     st = check_model(c, conf->model_dir, err, err_cap);
+    if (st == BT_OK) {
+        st = bt_engine_check_fits(conf, c, free_memory(), "machine", err, err_cap);
+    }
     if (st != BT_OK) {
         return st;
     }

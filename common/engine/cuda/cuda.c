@@ -261,7 +261,11 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         snprintf(err, err_cap, "engine cuda: cuBLASLt or memory for results: %s", e->fault);
         return BT_ERR_DEVICE;
     }
-    st = bt_cu_model_load(e, conf, err, err_cap);
+    size_t free_bytes = 0, total;
+    if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) {
+        st = bt_engine_check_fits(conf, &e->model.config, free_bytes, "GPU", err, err_cap);
+    }
+    st = st == BT_OK ? bt_cu_model_load(e, conf, err, err_cap) : st;
     st = st == BT_OK ? bt_cu_step_open(e, err, err_cap) : st;
     if (st == BT_OK && bt_cu_draw_check(e) != BT_OK) {
         snprintf(err, err_cap, "engine cuda: trial of the sampler: %s", e->fault);
