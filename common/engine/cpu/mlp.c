@@ -9,14 +9,12 @@
 
 #include "common/engine/cpu/cpu_priv.h"
 
-/* Rows of `act`, times in and the activation -> e->a2 where products fuse it, else e->a; *act_p is
- * that. `width` is of the activation. */
+/* a2 = the activation of m's first product of n rows of act; `width` columns. */
 static bt_status_t swiglu(struct bt_engine *e, const struct bt_cpu_mlp *m, const void *act,
-                          uint32_t n, uint32_t width, const void **act_p)
+                          uint32_t n, uint32_t width)
 {
     if (bt_gemm_fuses(e->gemm)) {
         bt_linear_swiglu(m->in, act, n, e->a2);
-        *act_p = e->a2;
         return BT_OK;
     }
     bt_status_t st = bt_linear_run(m->in, act, n, e->y);
@@ -27,11 +25,10 @@ static bt_status_t swiglu(struct bt_engine *e, const struct bt_cpu_mlp *m, const
     for (uint32_t t = 0; t < n; t++) {
         e->k->swiglu(e->y + (size_t)t * 2 * width, bt_cpu_act_row(e->k, e->a2, t, width, 2), width);
     }
-    *act_p = e->a2;
     return BT_OK;
 }
 
-/* GPT-2: gelu(in x a + bias) -> a2. */
+/* The same of GPT-2: a2 = gelu(the product + bias), of all rows of a. */
 static bt_status_t gelu(struct bt_cpu_step *s, const struct bt_cpu_layer *y)
 {
     struct bt_engine *e = s->e;
@@ -51,12 +48,11 @@ static bt_status_t gelu(struct bt_cpu_step *s, const struct bt_cpu_layer *y)
 static bt_status_t dense(struct bt_cpu_step *s, const struct bt_cpu_layer *y)
 {
     struct bt_engine *e = s->e;
-    const void *act = e->a2;
     bt_status_t st = e->model.config.gpt2
                          ? gelu(s, y)
-                         : swiglu(e, &y->mlp, e->a, s->n, e->model.config.intermediate, &act);
+                         : swiglu(e, &y->mlp, e->a, s->n, e->model.config.intermediate);
     bt_cpu_phase(e, BT_CPU_PHASE_GATE_UP);
-    st = st == BT_OK ? bt_cpu_project(s, y->mlp.down, act, y->down_bias) : st;
+    st = st == BT_OK ? bt_cpu_project(s, y->mlp.down, e->a2, y->down_bias) : st;
     bt_cpu_phase(e, BT_CPU_PHASE_DOWN);
     return st;
 }
@@ -196,15 +192,14 @@ static bt_status_t one_expert(struct bt_engine *e, const struct bt_cpu_mlp *m, u
     const struct bt_model_config *c = &e->model.config;
     uint32_t used = c->experts.used, n = e->first_use[expert + 1] - e->first_use[expert];
     const uint32_t *mine = e->by_expert + e->first_use[expert];
-    const void *act;
     if (n == 0) {
         return BT_OK;
     }
     for (uint32_t i = 0; i < n; i++) {
         copy_row(e, mine[i] / used, i, c->hidden);
     }
-    bt_status_t st = swiglu(e, m, e->ae, n, c->experts.intermediate, &act);
-    st = st == BT_OK ? bt_linear_run(m->down, act, n, e->y) : st;
+    bt_status_t st = swiglu(e, m, e->ae, n, c->experts.intermediate);
+    st = st == BT_OK ? bt_linear_run(m->down, e->a2, n, e->y) : st;
     for (uint32_t i = 0; st == BT_OK && i < n; i++) {
         float w = e->uses[mine[i]].weight, *to = e->sum + (size_t)(mine[i] / used) * c->hidden;
         const float *from = e->y + (size_t)i * c->hidden;
@@ -231,10 +226,9 @@ static bt_status_t experts(struct bt_cpu_step *s, const struct bt_cpu_layer *y)
         st = one_expert(e, &y->experts[i], i);
     }
     bt_cpu_phase(e, BT_CPU_PHASE_EXPERTS);
-    const void *act;
     if (st == BT_OK && c->experts.shared) {
-        st = swiglu(e, &y->shared, e->a, s->n, c->experts.shared, &act);
-        st = st == BT_OK ? bt_cpu_project(s, y->shared.down, act, NULL) : st;
+        st = swiglu(e, &y->shared, e->a, s->n, c->experts.shared);
+        st = st == BT_OK ? bt_cpu_project(s, y->shared.down, e->a2, NULL) : st;
     } else if (!adds) {
         memset(e->y2, 0, all * sizeof(*e->y2));
     }
