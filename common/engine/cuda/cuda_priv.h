@@ -24,16 +24,48 @@
 /* Products that wide.h may take from cuBLASLt. */
 enum bt_cu_wide { BT_CU_WIDE_QKV, BT_CU_WIDE_GATE_UP, BT_CU_WIDES };
 
+/* A matrix [rows][cols] of weights in device memory. */
+struct bt_cu_weight {
+    void *w; /* bf16; NULL: the layer has no such matrix */
+};
+
+/* Of an MLP, or of a shared expert. */
+struct bt_cu_mlp_weights {
+    struct bt_cu_weight in;   /* gate's rows, then up's; GPT-2: up's alone */
+    struct bt_cu_weight down; /* [hidden][intermediate] */
+};
+
+struct bt_cu_latent_weights { /* multi-head latent attention, as in decoder.h */
+    struct bt_cu_weight q_a, q_b, kv_a, kv_b;
+    float *q_a_norm, *kv_a_norm;
+};
+
+struct bt_cu_expert_weights {
+    struct bt_cu_weight router; /* [n][hidden]; NULL: the layer has one MLP */
+    float *bias;                /* [n] of the router, or NULL */
+    struct bt_cu_weight in;     /* [n][2 intermediate][hidden]: experts one behind the other */
+    struct bt_cu_weight down;   /* [n][hidden][intermediate] */
+    struct bt_cu_mlp_weights shared;
+};
+
+struct bt_cu_gpt2_weights { /* biases that only GPT-2 has */
+    float *norm_attn, *norm_mlp, *o, *up, *down;
+};
+
 struct bt_cu_layer { /* device memory; what an architecture lacks is NULL */
-    void *qkv, *o, *gate_up, *down;
     float *norm_attn, *norm_mlp, *qkv_bias, *q_norm, *k_norm;
+    struct bt_cu_weight qkv, o;
+    struct bt_cu_mlp_weights mlp;
+    struct bt_cu_latent_weights latent;
+    struct bt_cu_expert_weights experts;
+    struct bt_cu_gpt2_weights bias;
 };
 
 struct bt_cu_model {
     struct bt_model_config config;
     struct bt_cu_layer *layers;
-    void *embed, *lm_head;
-    float *norm;
+    struct bt_cu_weight embed, positions, lm_head;
+    float *norm, *norm_bias;
     void **memory; /* all of the above, to be freed */
     uint32_t n_memory, cap_memory;
     size_t bytes;

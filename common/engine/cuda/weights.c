@@ -87,24 +87,69 @@ static bt_status_t fill_dummy(struct loader *l, const struct bt_decoder_tensors 
     return e == cudaSuccess ? BT_OK : device_error(l, e, d->rows * sizeof(*ones));
 }
 
-static void **home(struct bt_cu_model *m, const struct bt_decoder_tensors *d)
+/* Where a matrix is kept; NULL: the item is a vector. */
+static struct bt_cu_weight *matrix_home(struct bt_cu_model *m, const struct bt_decoder_tensors *d)
 {
     struct bt_cu_layer *y = &m->layers[d->layer];
-    void **const homes[BT_DECODER_ITEMS] = {
+    struct bt_cu_weight *const homes[BT_DECODER_ITEMS] = {
         [BT_DECODER_EMBED] = &m->embed,
-        [BT_DECODER_NORM_ATTN] = (void **)&y->norm_attn,
-        [BT_DECODER_NORM_MLP] = (void **)&y->norm_mlp,
+        [BT_DECODER_POSITIONS] = &m->positions,
         [BT_DECODER_QKV] = &y->qkv,
-        [BT_DECODER_QKV_BIAS] = (void **)&y->qkv_bias,
-        [BT_DECODER_Q_NORM] = (void **)&y->q_norm,
-        [BT_DECODER_K_NORM] = (void **)&y->k_norm,
+        [BT_DECODER_Q_A] = &y->latent.q_a,
+        [BT_DECODER_Q_B] = &y->latent.q_b,
+        [BT_DECODER_KV_A] = &y->latent.kv_a,
+        [BT_DECODER_KV_B] = &y->latent.kv_b,
         [BT_DECODER_O] = &y->o,
-        [BT_DECODER_GATE_UP] = &y->gate_up,
-        [BT_DECODER_DOWN] = &y->down,
-        [BT_DECODER_NORM] = (void **)&m->norm,
+        [BT_DECODER_GATE_UP] = &y->mlp.in,
+        [BT_DECODER_UP] = &y->mlp.in,
+        [BT_DECODER_DOWN] = &y->mlp.down,
+        [BT_DECODER_ROUTER] = &y->experts.router,
+        [BT_DECODER_EXPERT_GATE_UP] = &y->experts.in,
+        [BT_DECODER_EXPERT_DOWN] = &y->experts.down,
+        [BT_DECODER_SHARED_GATE_UP] = &y->experts.shared.in,
+        [BT_DECODER_SHARED_DOWN] = &y->experts.shared.down,
         [BT_DECODER_HEAD] = &m->lm_head,
     };
     return homes[d->item];
+}
+
+static float **vector_home(struct bt_cu_model *m, const struct bt_decoder_tensors *d)
+{
+    struct bt_cu_layer *y = &m->layers[d->layer];
+    float **const homes[BT_DECODER_ITEMS] = {
+        [BT_DECODER_NORM_ATTN] = &y->norm_attn,
+        [BT_DECODER_NORM_MLP] = &y->norm_mlp,
+        [BT_DECODER_NORM_ATTN_BIAS] = &y->bias.norm_attn,
+        [BT_DECODER_NORM_MLP_BIAS] = &y->bias.norm_mlp,
+        [BT_DECODER_QKV_BIAS] = &y->qkv_bias,
+        [BT_DECODER_Q_NORM] = &y->q_norm,
+        [BT_DECODER_K_NORM] = &y->k_norm,
+        [BT_DECODER_Q_A_NORM] = &y->latent.q_a_norm,
+        [BT_DECODER_KV_A_NORM] = &y->latent.kv_a_norm,
+        [BT_DECODER_O_BIAS] = &y->bias.o,
+        [BT_DECODER_UP_BIAS] = &y->bias.up,
+        [BT_DECODER_DOWN_BIAS] = &y->bias.down,
+        [BT_DECODER_ROUTER_BIAS] = &y->experts.bias,
+        [BT_DECODER_NORM] = &m->norm,
+        [BT_DECODER_NORM_BIAS] = &m->norm_bias,
+    };
+    return homes[d->item];
+}
+
+/* Memory for an item. All experts of a layer share one piece, which the first of them takes. */
+static bt_status_t memory_of(struct loader *l, const struct bt_decoder_tensors *d, size_t bytes,
+                             uint8_t **to_p)
+{
+    struct bt_cu_model *m = &l->e->model;
+    struct bt_cu_weight *w = matrix_home(m, d);
+    bool of_expert = d->item == BT_DECODER_EXPERT_GATE_UP || d->item == BT_DECODER_EXPERT_DOWN;
+    void **home = w ? &w->w : (void **)vector_home(m, d);
+    bt_status_t st = BT_OK;
+    if (!of_expert || d->expert == 0) {
+        st = take(l, bytes * (of_expert ? m->config.experts.n : 1), home);
+    }
+    *to_p = st == BT_OK ? (uint8_t *)*home + d->expert * bytes : NULL;
+    return st;
 }
 
 static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
@@ -117,14 +162,14 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
     }
     bool vector = d->cols == 0;
     size_t width = vector ? 1 : d->cols, item = vector ? 4 : 2, at = 0;
-    void **to = home(m, d);
-    bt_status_t st = take(l, d->rows * width * item, to);
+    uint8_t *to;
+    bt_status_t st = memory_of(l, d, d->rows * width * item, &to);
     if (st == BT_OK && !d->parts[0].t) {
-        return fill_dummy(l, d, *to);
+        return fill_dummy(l, d, to);
     }
     for (uint32_t i = 0; st == BT_OK && i < d->n_parts; i++) {
         size_t n = d->parts[i].rows * width;
-        st = upload(l, d->parts[i].t, n, vector, (uint8_t *)*to + at * item);
+        st = upload(l, d->parts[i].t, n, vector, to + at * item);
         at += n;
     }
     return st;

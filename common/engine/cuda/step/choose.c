@@ -31,7 +31,7 @@ static bt_status_t tune_layer(struct bt_engine *e, const struct tuning *t, uint3
 static bt_status_t tune_head(struct bt_engine *e, uint32_t m)
 {
     const struct bt_model_config *c = &e->model.config;
-    const void *head = e->model.lm_head;
+    const void *head = e->model.lm_head.w;
     if (!bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
         BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->act.a, e->act.logits, m, c->vocab,
                                      c->hidden, false, false, BT_CU_GEMM_PROPOSALS, e->compute));
@@ -49,7 +49,7 @@ static bt_status_t tune(struct bt_engine *e)
     struct tuning t = {.of = bt_cu_layer_products(e), .layers = BT_MIN(c->layers, 8u)};
     for (uint32_t i = 0; i < t.layers; i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
-        const void *of_layer[4] = {y->qkv, y->o, y->gate_up, y->down};
+        const void *of_layer[4] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w};
         for (int p = 0; p < 4; p++) {
             t.w[p][i] = of_layer[p];
         }
@@ -78,7 +78,7 @@ static bt_status_t meet(struct bt_engine *e)
     const struct bt_model_config *c = &e->model.config;
     const struct bt_cu_products l = bt_cu_layer_products(e);
     const struct bt_cu_layer *y = &e->model.layers[0];
-    const void *w[4] = {y->qkv, y->o, y->gate_up, y->down};
+    const void *w[4] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w};
     for (uint32_t m = 1; m <= e->host.info.max_rows; m = bt_cu_gemm_bucket(m + 1)) {
         for (int p = 0; p < 4; p++) {
             if (bt_cu_gemv_fits(m, l.n[p], l.k[p])) {
@@ -88,7 +88,7 @@ static bt_status_t meet(struct bt_engine *e)
                                         p % 2 == 1, e->compute));
         }
         if (m <= e->max_batch && !bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
-            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head, e->act.a, e->act.logits, m,
+            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head.w, e->act.a, e->act.logits, m,
                                         c->vocab, c->hidden, false, false, e->compute));
         }
     }
@@ -110,11 +110,11 @@ static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
         for (int p = 0; p < 3; p++) {
             BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, norm[p], m, c->hidden, c->norm_eps, e->act.a,
                                     e->compute));
-            bt_status_t st = p == 0   ? bt_cu_product(e, y->qkv, e->act.a, e->act.qkv, m, l.n[0],
+            bt_status_t st = p == 0   ? bt_cu_product(e, &y->qkv, e->act.a, e->act.qkv, m, l.n[0],
                                                       l.k[0], false, false)
-                             : p == 1 ? bt_cu_product(e, y->o, e->act.o, e->act.x, m, l.n[1],
+                             : p == 1 ? bt_cu_product(e, &y->o, e->act.o, e->act.x, m, l.n[1],
                                                       l.k[1], false, true)
-                                      : bt_cu_mlp(e, y, m);
+                                      : bt_cu_mlp_dense(e, &y->mlp, m);
             if (st != BT_OK) {
                 return st;
             }
@@ -272,7 +272,7 @@ static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
         const struct bt_cu_layer *y = &e->model.layers[i];
         BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->act.a,
                                 e->compute));
-        st = bt_cu_mlp(e, y, m);
+        st = bt_cu_mlp_dense(e, &y->mlp, m);
     }
     return st;
 }

@@ -13,22 +13,22 @@ struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e)
         .y = {e->act.qkv, e->act.x, e->act.gu, e->act.x}};
 }
 
-bt_status_t bt_cu_product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
-                          uint32_t n, uint32_t k, bool bf16, bool add)
+bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
+                          uint32_t m, uint32_t n, uint32_t k, bool bf16, bool add)
 {
     enum bt_cu_skinny_end end = add ? BT_CU_SKINNY_ADD : BT_CU_SKINNY_F32;
     int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, end);
     if (way >= 0) {
-        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, w, a, y, m, n, k, end, e->compute));
+        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, w->w, a, y, m, n, k, end, e->compute));
     } else if (!bf16 && bt_cu_gemv_fits(m, n, k)) {
-        BT_CU_TRY(e, bt_cu_gemv(w, a, y, m, n, k, add, e->compute));
+        BT_CU_TRY(e, bt_cu_gemv(w->w, a, y, m, n, k, add, e->compute));
     } else {
-        BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w, a, y, m, n, k, bf16, add, e->compute));
+        BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w->w, a, y, m, n, k, bf16, add, e->compute));
     }
     return BT_OK;
 }
 
-static bool takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t n)
+bool bt_cu_takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t n)
 {
     return n <= BT_CU_CLOSE_ROWS ? e->wide_at[what][BT_DIV_UP(n, BT_CU_CLOSE_STEP)]
                                  : n >= e->wide_from[what];
@@ -60,12 +60,12 @@ bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
                                    .page_tokens = e->host.info.layout.page_tokens,
                                    .table_stride = e->host.max_pages_of_slot,
                                    .eps = c->norm_eps};
-    if (takes_wide(e, BT_CU_WIDE_QKV, n)) {
-        BT_CU_TRY(e, bt_cu_wide_append(y->qkv, e->act.a, c->hidden, &a, e->compute));
+    if (bt_cu_takes_wide(e, BT_CU_WIDE_QKV, n)) {
+        BT_CU_TRY(e, bt_cu_wide_append(y->qkv.w, e->act.a, c->hidden, &a, e->compute));
         return BT_OK;
     }
     bt_status_t st =
-        bt_cu_product(e, y->qkv, e->act.a, e->act.qkv, n,
+        bt_cu_product(e, &y->qkv, e->act.a, e->act.qkv, n,
                       (c->heads + 2 * c->kv_heads) * c->head_dim, c->hidden, false, false);
     if (st == BT_OK) {
         BT_CU_TRY(e, bt_cu_append(&a, e->compute));
@@ -73,39 +73,11 @@ bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
     return st;
 }
 
-/* x += down(silu(gate(a)) * up(a)) */
-bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
-{
-    const struct bt_model_config *c = &e->model.config;
-    uint32_t wide = 2 * c->intermediate;
-    int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, BT_CU_SKINNY_SWIGLU);
-    void *h = e->act.a;
-    if (takes_wide(e, BT_CU_WIDE_GATE_UP, n)) {
-        h = e->act.gu;
-        BT_CU_TRY(e, bt_cu_wide_swiglu(y->gate_up, e->act.a, h, n, wide, c->hidden, e->compute));
-    } else if (way >= 0) {
-        h = e->act.gu;
-        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, y->gate_up, e->act.a, h, n, wide, c->hidden,
-                                  BT_CU_SKINNY_SWIGLU, e->compute));
-    } else if (bt_cu_gemv_fits(n, wide, c->hidden)) {
-        h = e->act.gu;
-        BT_CU_TRY(e, bt_cu_gemv_swiglu(y->gate_up, e->act.a, h, n, wide, c->hidden, e->compute));
-    } else {
-        bt_status_t st =
-            bt_cu_product(e, y->gate_up, e->act.a, e->act.gu, n, wide, c->hidden, true, false);
-        if (st != BT_OK) {
-            return st;
-        }
-        BT_CU_TRY(e, bt_cu_swiglu(e->act.gu, n, c->intermediate, h, e->compute));
-    }
-    return bt_cu_product(e, y->down, h, e->act.x, n, c->hidden, c->intermediate, false, true);
-}
-
 bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n)
 {
     const struct bt_model_config *c = &e->model.config;
     BT_CU_TRY(e, bt_cu_norm(e->act.x, rows, e->model.norm, n, c->hidden, c->norm_eps, e->act.a,
                             e->compute));
-    return bt_cu_product(e, e->model.lm_head, e->act.a, e->act.logits, n, c->vocab, c->hidden,
+    return bt_cu_product(e, &e->model.lm_head, e->act.a, e->act.logits, n, c->vocab, c->hidden,
                          false, false);
 }

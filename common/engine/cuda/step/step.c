@@ -119,69 +119,14 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     return BT_OK;
 }
 
-/* ---- a layer ---- */
-
-static bt_status_t attention(struct bt_engine *e, const struct bt_cu_layout *l,
-                             const struct bt_cu_inputs *in, uint32_t layer_row)
-{
-    const struct bt_model_config *c = &e->model.config;
-    uint32_t q = c->heads * c->head_dim, stride = e->host.max_pages_of_slot;
-    if (l->singles) {
-        const struct bt_attn_decode d = {e->act.q, e->act.o,  q,        q,      l->singles,
-                                         in->lens, in->slots, e->table, stride, true};
-        BT_CU_TRY(e, bt_attn_decode(e->attn, &d, layer_row, e->compute));
-    }
-    for (uint32_t i = 0; l->items && i < e->n_groups; i++) {
-        const struct bt_cu_group *g = &e->groups[i];
-        struct bt_attn_prefill f = {.q = e->act.q,
-                                    .out = e->act.o,
-                                    .q_stride = q,
-                                    .out_stride = q,
-                                    .rows = l->tokens,
-                                    .items = in->items + g->item,
-                                    .n_items = g->n_items,
-                                    .table = e->table,
-                                    .table_stride = stride};
-        if (!e->e4m3) {
-            BT_CU_TRY(e, bt_attn_prefill(e->attn, &f, layer_row, e->compute));
-            continue;
-        }
-        BT_CU_TRY(e, bt_attn_expand(e->attn, layer_row, e->wide, in->spans + g->span, g->n_spans,
-                                    g->pages, e->table, stride, e->compute));
-        f.table = e->wide_table;
-        f.table_stride = 1;
-        BT_CU_TRY(e, bt_attn_prefill(e->wide_attn, &f, 0, e->compute));
-    }
-    return BT_OK;
-}
-
 /* b: NULL if there are no flows (in a graph). */
 static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *b,
                              const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
                              uint32_t layer)
 {
-    const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_layer *y = &e->model.layers[layer];
-    uint32_t n = l->tokens, q = c->heads * c->head_dim, bytes;
-    uint32_t kv_row = (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) /
-                                 bt_kv_row_bytes(&e->host.info.layout.groups[0]));
     bt_status_t st = b ? bt_cu_layer_wait(e, b, layer) : BT_OK;
-    if (st != BT_OK) {
-        return st;
-    }
-    BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, n, c->hidden, c->norm_eps, e->act.a,
-                            e->compute));
-    st = bt_cu_qkv(e, y, n, in, kv_row);
-    st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
-    st = st == BT_OK ? attention(e, l, in, kv_row) : st;
-    st =
-        st == BT_OK ? bt_cu_product(e, y->o, e->act.o, e->act.x, n, c->hidden, q, false, true) : st;
-    if (st != BT_OK) {
-        return st;
-    }
-    BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_mlp, n, c->hidden, c->norm_eps, e->act.a,
-                            e->compute));
-    return bt_cu_mlp(e, y, n);
+    st = st == BT_OK ? bt_cu_attention(e, b, l, in, layer) : st;
+    return st == BT_OK ? bt_cu_mlp(e, l, layer) : st;
 }
 
 static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *b,
@@ -196,7 +141,7 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
     if (l->singles) {
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
-    BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed, l->tokens,
+    BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed.w, l->tokens,
                              c->hidden, e->act.x, e->compute));
     for (uint32_t i = 0; i < c->layers; i++) {
         bt_cu_range_push("layer", i);

@@ -1,5 +1,6 @@
-/* Between a step's parts: inputs.c (what its rows are), products.c (its matrix products), choose.c
- * (what takes them), step.c (the rest of the model, and when). */
+/* Between a step's parts: inputs.c (what its rows are), attention.c and mlp.c (the halves of a
+ * layer), products.c (matrix products), choose.c (what takes them), step.c (the rest of the model,
+ * and when). */
 #ifndef BT_CUDA_STEP_PRIV_H
 #define BT_CUDA_STEP_PRIV_H
 
@@ -42,15 +43,32 @@ void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *i
 
 struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e);
 /* y[m][n] (+)= a[m][k] * w[n][k]^T; y f32, or bf16 if so said. */
-bt_status_t bt_cu_product(struct bt_engine *e, const void *w, const void *a, void *y, uint32_t m,
-                          uint32_t n, uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
+bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
+                          uint32_t m, uint32_t n, uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
+/* Whether wide.h takes this product of n rows. */
+bool bt_cu_takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t n);
 /* e->act.a -> queries in e->act.q, keys and values in their pages */
 bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n,
                       const struct bt_cu_inputs *in, uint32_t layer_row) BT_MUST_CHECK;
-/* e->act.x += down(silu(gate(e->act.a)) * up(e->act.a)) */
-bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n) BT_MUST_CHECK;
 /* e->act.logits of rows (NULL: the first n) of e->act.x */
 bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n) BT_MUST_CHECK;
+
+/* ---- attention.c ---- */
+
+/* e->act.x += attention(norm(e->act.x)): writes the rows' keys and values to the layer's pages, and
+ * fires b's flows between that and attention. b: NULL if there are no flows. */
+bt_status_t bt_cu_attention(struct bt_engine *e, const struct bt_engine_batch *b,
+                            const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
+                            uint32_t layer) BT_MUST_CHECK;
+
+/* ---- mlp.c ---- */
+
+/* e->act.x += MLP(norm(e->act.x)) */
+bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layout *l,
+                      uint32_t layer) BT_MUST_CHECK;
+/* e->act.x += down(silu(gate(e->act.a)) * up(e->act.a)) */
+bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_mlp_weights *w,
+                            uint32_t n) BT_MUST_CHECK;
 
 /* ---- choose.c: once, in this order ---- */
 
