@@ -113,7 +113,7 @@ static __device__ void produce(const struct prefill_args &a, struct mma_bars *b,
         named_sync(1, COPIERS); /* all copying threads have read it */
     }
     if (leader) {
-        end_tickets(a);
+        end_tickets(a.tickets);
     }
 }
 

@@ -49,9 +49,7 @@ template <class T, int D, int BN> struct tile_state {
 };
 
 template <class T, int D, int BN>
-static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
-                                                  struct tile_state<T, D, BN> &t,
-                                                  const struct bt_attn_item &it, int row)
+static __device__ __forceinline__ void clear_state(struct tile_state<T, D, BN> &t)
 {
 #pragma unroll
     for (int i = 0; i < D / 2; i++) {
@@ -59,10 +57,21 @@ static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int token = (row + r * 8) / (int)a.group;
         t.m[r] = -INFINITY;
         t.base[r] = INFINITY;
         t.l[r] = 0;
+    }
+}
+
+template <class T, int D, int BN>
+static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
+                                                  struct tile_state<T, D, BN> &t,
+                                                  const struct bt_attn_item &it, int row)
+{
+    clear_state(t);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int token = (row + r * 8) / (int)a.group;
         /* Rows without a token hold a copy of another query. They see no token and must not affect
          * the maximum. */
         t.limit[r] = token < it.n && token < BM / (int)a.group ? it.pos + token + 1 : 0;
@@ -165,6 +174,27 @@ static __device__ __forceinline__ void rescale(struct tile_state<T, D, BN> &t)
     }
 }
 
+/* Writes row lane / 4 (r 0) or lane / 4 + 8 (1), of which `out` is the first value; NULL: no
+ * row. */
+template <class T, int D, int BN>
+static __device__ __forceinline__ void store_row(const struct tile_state<T, D, BN> &t, int r,
+                                                 uint16_t *out, bool bf16)
+{
+    float l = t.l[r];
+    l += __shfl_xor_sync(~0u, l, 1);
+    l += __shfl_xor_sync(~0u, l, 2);
+    float f = l > 0 ? 1.0f / l : 0.0f;
+    if (!out) {
+        return;
+    }
+    out += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+        *(uint32_t *)(out + i * 8) =
+            pack2_as(bf16, t.o[i * 4 + r * 2] * f, t.o[i * 4 + r * 2 + 1] * f);
+    }
+}
+
 template <class T, int D, int BN>
 static __device__ __forceinline__ void store(const struct prefill_args &a,
                                              const struct tile_state<T, D, BN> &t,
@@ -172,32 +202,22 @@ static __device__ __forceinline__ void store(const struct prefill_args &a,
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float l = t.l[r];
-        l += __shfl_xor_sync(~0u, l, 1);
-        l += __shfl_xor_sync(~0u, l, 2);
-        float f = l > 0 ? 1.0f / l : 0.0f;
         int token = (row + r * 8) / (int)a.group, h = (row + r * 8) % (int)a.group;
-        if (token >= it.n || token >= BM / (int)a.group) {
-            continue;
-        }
+        bool any = token < it.n && token < BM / (int)a.group;
         uint16_t *out = (uint16_t *)a.out + (size_t)(it.row + token) * a.out_stride +
-                        (size_t)(head * (int)a.group + h) * D + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            *(uint32_t *)(out + i * 8) =
-                pack2_as(a.out_bf16, t.o[i * 4 + r * 2] * f, t.o[i * 4 + r * 2 + 1] * f);
-        }
+                        (size_t)(head * (int)a.group + h) * D;
+        store_row(t, r, any ? out : NULL, a.out_bf16);
     }
 }
 
 /* Called by one thread of a block that takes no more tiles. The last block resets the counters for
  * the next launch. */
-static __device__ __forceinline__ void end_tickets(const struct prefill_args &a)
+static __device__ __forceinline__ void end_tickets(uint32_t *tickets)
 {
     __threadfence();
-    if (atomicAdd(a.tickets + 1, 1) == gridDim.x - 1) {
-        a.tickets[0] = 0;
-        a.tickets[1] = 0;
+    if (atomicAdd(tickets + 1, 1) == gridDim.x - 1) {
+        tickets[0] = 0;
+        tickets[1] = 0;
     }
 }
 

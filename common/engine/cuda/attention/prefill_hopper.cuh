@@ -1,0 +1,322 @@
+/* What prefill attention kernels on Hopper share, whatever their keys and values are. The tensor
+ * cores limit the speed, so the design keeps them busy:
+ *   - a tile is 128 rows against KV tiles of BN tokens. Both products are WGMMA, and the scores'
+ *     16-bit copy stays in registers;
+ *   - one warp copies through TMA for two warpgroups of 64 rows, some KV tiles ahead, so that the
+ *     softmax of one warpgroup can run during the products of the other;
+ *   - within a warpgroup the scores of the next KV tile are computed while the last tile's output
+ *     is summed;
+ *   - blocks are persistent and take tiles from a counter.
+ * The kernels differ in their Work, a class with
+ *   take(tile)           begins a tile: for the copying warp and, apart, for the computing warps
+ *   load_q(to, bar)      by one thread of the copying warp
+ *   load_k, load_v(to, bar, n, i)   by all its threads: KV tile n, the i-th of this tile
+ *   kv, clear, edge      KV tiles [kv.first, kv.end); those from clear on and those below edge need
+ *                        a mask
+ *   end                  tokens from here on are not tokens of the sequence
+ *   start(state, row), store(state, row)   the rows' limits; their results
+ * Device code only. */
+#ifndef BT_CUDA_ATTN_PREFILL_HOPPER_CUH
+#define BT_CUDA_ATTN_PREFILL_HOPPER_CUH
+
+#include "common/engine/cuda/attention/prefill_tile.cuh"
+#include "common/engine/cuda/hopper.cuh"
+
+#define GROUPS     2 /* computing warpgroups */
+#define THREADS    ((GROUPS + 1) * 128)
+#define MAX_STAGES 3       /* of K and of V */
+#define SMEM_MAX   232448u /* of a block, sm_90 */
+#define NAMED_WG0  1       /* + warpgroup */
+
+/* Queries and keys of DK dimensions, values of DV; the places of their tiles in shared memory, each
+ * [dimensions / 64][rows] rows of 128 bytes. */
+template <class T_, int DK_, int DV_, int BN_, int STAGES_> struct prefill_shape {
+    typedef T_ T;
+    static constexpr int DK = DK_, DV = DV_, BN = BN_, STAGES = STAGES_;
+    static constexpr uint32_t q = BM * DK * 2, k = BN * DK * 2, v = BN * DV * 2;
+    static constexpr uint32_t k_at = q, v_at = q + STAGES * k, bytes = q + STAGES * (k + v);
+    typedef tile_state<T, DV, BN> state;
+};
+
+struct prefill_bars {
+    uint64_t q_full, q_empty, tile_full, tile_empty;
+    uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
+    int tile;
+};
+
+static __device__ __forceinline__ void init_bars(struct prefill_bars *b)
+{
+    bar_init(smem_addr(&b->q_full), 1);
+    bar_init(smem_addr(&b->q_empty), GROUPS * 4);
+    bar_init(smem_addr(&b->tile_full), 1);
+    bar_init(smem_addr(&b->tile_empty), GROUPS * 4);
+    for (int i = 0; i < MAX_STAGES; i++) {
+        bar_init(smem_addr(&b->k_full[i]), 1);
+        bar_init(smem_addr(&b->k_empty[i]), GROUPS * 4);
+        bar_init(smem_addr(&b->v_full[i]), 1);
+        bar_init(smem_addr(&b->v_empty[i]), GROUPS * 4);
+    }
+    bar_init_fence();
+}
+
+/* ---- the copying warp ---- */
+
+template <class S, class Work>
+static __device__ __forceinline__ void produce(Work &w, struct prefill_bars *b, uint32_t smem,
+                                               uint32_t tiles, uint32_t *tickets)
+{
+    const int lane = threadIdx.x % 32;
+    struct ring r = {0, 1};
+    uint32_t phase = 1;
+    for (uint32_t tile = blockIdx.x;;) {
+        if (lane == 0) {
+            bar_wait(smem_addr(&b->tile_empty), phase);
+            b->tile = tile < tiles ? (int)tile : -1;
+            bar_arrive(smem_addr(&b->tile_full));
+        }
+        if (tile >= tiles) {
+            break;
+        }
+        w.take((int)tile);
+        if (lane == 0) {
+            bar_wait(smem_addr(&b->q_empty), phase);
+            w.load_q(smem, smem_addr(&b->q_full));
+        }
+        /* From the last KV tile to the first, so that all masked tiles come first. */
+        for (int n = w.kv.end - 1, i = 0; n >= w.kv.first; n--, i++) {
+            if (lane == 0) {
+                bar_wait(smem_addr(&b->k_empty[r.at]), r.phase);
+                bar_expect(smem_addr(&b->k_full[r.at]), S::k);
+            }
+            w.load_k(smem + S::k_at + r.at * S::k, smem_addr(&b->k_full[r.at]), n, i);
+            if (lane == 0) {
+                bar_wait(smem_addr(&b->v_empty[r.at]), r.phase);
+                bar_expect(smem_addr(&b->v_full[r.at]), S::v);
+            }
+            w.load_v(smem + S::v_at + r.at * S::v, smem_addr(&b->v_full[r.at]), n, i);
+            r.next(S::STAGES);
+        }
+        if (lane == 0) {
+            tile = gridDim.x + atomicAdd(tickets, 1);
+        }
+        tile = __shfl_sync(~0u, tile, 0);
+        phase ^= 1;
+    }
+    if (lane == 0) {
+        end_tickets(tickets);
+    }
+}
+
+/* ---- the computing warpgroups ---- */
+
+template <class S>
+static __device__ __forceinline__ void scores(typename S::state &t, uint64_t q, uint64_t k)
+{
+#pragma unroll
+    for (int i = 0; i < S::DK / 16; i++) { /* 16 columns are 32 bytes; 64 fill a row of 128 bytes */
+        uint64_t qi = q + (uint64_t)(i / 4 * (BM * 128) + i % 4 * 32) / 16;
+        uint64_t ki = k + (uint64_t)(i / 4 * (S::BN * 128) + i % 4 * 32) / 16;
+        wgmma_ss<typename S::T>(t.s, qi, ki, i > 0);
+    }
+    wgmma_commit();
+}
+template <class S> static __device__ __forceinline__ void outputs(typename S::state &t, uint64_t v)
+{
+#pragma unroll
+    for (int i = 0; i < S::BN / 16; i++) { /* 16 tokens are 16 rows of 128 bytes */
+        wgmma_rs<typename S::T>(t.o, t.p + i * 4, v + (uint64_t)(i * 16 * 128) / 16);
+    }
+    wgmma_commit();
+}
+
+/* Clears rows of V behind the sequence: they may be NaN, and 0 * NaN is not 0. Both warpgroups do
+ * this; they write the same values. */
+template <class S> static __device__ __forceinline__ void clear_tail(uint8_t *v, int from)
+{
+    for (int i = threadIdx.x % 128; i < (S::BN - from) * 8 * (S::DV / 64); i += 128) {
+        int h = i / ((S::BN - from) * 8), j = i % ((S::BN - from) * 8);
+        *(uint4 *)(v + h * (S::BN * 128) + from * 128 + j * 16) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_shared();
+}
+
+/* Computes the scores of this warp's rows again, with instructions that need only this warp. q and
+ * k must be unchanged. */
+template <class S>
+static __device__ __forceinline__ void scores_again(typename S::state &t, uint32_t q, uint32_t k)
+{
+    const uint32_t lane = threadIdx.x % 32, q_row = lane % 16, k_row = lane % 8 + lane / 16 * 8;
+#pragma unroll
+    for (int i = 0; i < S::BN / 2; i++) {
+        t.s[i] = 0;
+    }
+#pragma unroll 1
+    /* Rows of 128 bytes; their 16-byte pieces are permuted by row. */
+    for (uint32_t c = 0; c < S::DK / 16; c++) {
+        uint32_t a[4], b[4], piece = c % 4 * 2;
+        ldmatrix4(a, q + c / 4 * (BM * 128) + q_row * 128 + ((piece + lane / 16) ^ q_row % 8) * 16);
+#pragma unroll
+        for (int n = 0; n < S::BN / 16; n++) {
+            ldmatrix4(b, k + c / 4 * (S::BN * 128) + (n * 16 + k_row) * 128 +
+                             ((piece + lane / 8 % 2) ^ k_row % 8) * 16);
+            mma16816<typename S::T>(*(float(*)[4])(t.s + n * 8), a, b[0], b[1]);
+            mma16816<typename S::T>(*(float(*)[4])(t.s + n * 8 + 4), a, b[2], b[3]);
+        }
+    }
+}
+
+/* A warpgroup's state, kept over all its tiles. */
+struct consumer {
+    struct prefill_bars *b;
+    uint32_t smem, group_bar; /* named barrier of this warpgroup */
+    uint32_t q_warp;          /* this warp's rows of Q */
+    uint64_t q;
+    struct ring k, v;
+    float scale;
+};
+
+/* Computes the scores of KV tile n while the output of the previous tile is summed, then the
+ * softmax of n. In a tile without mask every row has a base already, and no maximum is searched.
+ * Only if a row's weights have so large a sum that one of them may exceed the range of f16, the
+ * tile is computed again. */
+template <bool MASK, class S>
+static __device__ __forceinline__ void step(struct consumer &c, typename S::state &t, int n)
+{
+    const uint32_t k = c.smem + S::k_at + c.k.at * S::k;
+    bar_wait(smem_addr(&c.b->k_full[c.k.at]), c.k.phase);
+    wgmma_hold(t.s);
+    wgmma_hold(t.o);
+    wgmma_fence();
+    scores<S>(t, c.q, wgmma_desc(k, 0, 1024));
+    bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
+    wgmma_fence();
+    outputs<S>(t, wgmma_desc(c.smem + S::v_at + c.v.at * S::v, S::BN * 128, 1024));
+    wgmma_wait<1>();
+    wgmma_hold(t.s);
+    if (MASK) {
+        release(smem_addr(&c.b->k_empty[c.k.at]));
+        mask(t, n * S::BN);
+        softmax(t, c.scale);
+    } else {
+        float sum[2];
+        weigh(t, c.scale, sum);
+        t.moved = __any_sync(~0u, sum[0] >= 0x1p15f || sum[1] >= 0x1p15f);
+        if (t.moved) {
+            scores_again<S>(t, c.q_warp, k);
+            softmax(t, c.scale);
+        } else {
+            t.l[0] += sum[0];
+            t.l[1] += sum[1];
+        }
+        release(smem_addr(&c.b->k_empty[c.k.at]));
+    }
+    c.k.next(S::STAGES);
+    wgmma_wait<0>();
+    wgmma_hold(t.o);
+    release(smem_addr(&c.b->v_empty[c.v.at]));
+    c.v.next(S::STAGES);
+    rescale(t);
+    to_weights(t);
+}
+
+/* The first KV tile, which is the last that the rows see: there is no earlier output to sum. */
+template <class S>
+static __device__ __forceinline__ void first_step(struct consumer &c, typename S::state &t, int n,
+                                                  int end, uint8_t *smem)
+{
+    bar_wait(smem_addr(&c.b->k_full[c.k.at]), c.k.phase);
+    wgmma_hold(t.s);
+    wgmma_fence();
+    scores<S>(t, c.q, wgmma_desc(c.smem + S::k_at + c.k.at * S::k, 0, 1024));
+    wgmma_wait<0>();
+    wgmma_hold(t.s);
+    release(smem_addr(&c.b->k_empty[c.k.at]));
+    c.k.next(S::STAGES);
+    mask(t, n * S::BN);
+    softmax(t, c.scale);
+    to_weights(t);
+    if (end < (n + 1) * S::BN) {
+        bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
+        clear_tail<S>(smem + S::v_at + c.v.at * S::v, end - n * S::BN);
+        named_sync(c.group_bar, 128);
+    }
+}
+
+template <class S>
+static __device__ __forceinline__ void last_step(struct consumer &c, typename S::state &t)
+{
+    release(smem_addr(&c.b->q_empty));
+    bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
+    wgmma_hold(t.o);
+    wgmma_fence();
+    outputs<S>(t, wgmma_desc(c.smem + S::v_at + c.v.at * S::v, S::BN * 128, 1024));
+    wgmma_wait<0>();
+    wgmma_hold(t.o);
+    release(smem_addr(&c.b->v_empty[c.v.at]));
+    c.v.next(S::STAGES);
+}
+
+template <class S, class Work>
+static __device__ __forceinline__ void consume(Work &w, struct prefill_bars *b, uint8_t *smem,
+                                               float scale_log2)
+{
+    const int wg = threadIdx.x / 128 - 1;
+    const int row = wg * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    struct consumer c = {b,
+                         smem_addr(smem),
+                         (uint32_t)(NAMED_WG0 + wg),
+                         smem_addr(smem) + (threadIdx.x / 32 - 4) * (16 * 128),
+                         wgmma_desc(smem_addr(smem) + wg * (64 * 128), 0, 1024),
+                         {0, 0},
+                         {0, 0},
+                         scale_log2};
+    for (uint32_t phase = 0;; phase ^= 1) {
+        bar_wait(smem_addr(&b->tile_full), phase);
+        int tile = *(volatile int *)&b->tile;
+        release(smem_addr(&b->tile_empty));
+        if (tile < 0) {
+            return;
+        }
+        w.take(tile);
+        typename S::state t;
+        w.start(t, row);
+        bar_wait(smem_addr(&b->q_full), phase);
+        int n = w.kv.end - 1;
+        first_step<S>(c, t, n, w.end, smem);
+        for (n--; n >= max(w.kv.first, w.clear); n--) {
+            step<true, S>(c, t, n);
+        }
+        for (; n >= max(w.kv.first, w.edge); n--) {
+            step<false, S>(c, t, n);
+        }
+        for (; n >= w.kv.first; n--) { /* tiles that the window cuts */
+            step<true, S>(c, t, n);
+        }
+        last_step<S>(c, t);
+        w.store(t, row);
+    }
+}
+
+/* The body of a kernel of THREADS threads, one block a multiprocessor. */
+template <class S, class Work>
+static __device__ __forceinline__ void prefill(Work &w, uint8_t *smem, uint32_t tiles,
+                                               uint32_t *tickets, float scale_log2)
+{
+    static_assert(S::bytes + 2048 <= SMEM_MAX, "tile does not fit");
+    __shared__ struct prefill_bars b;
+    if (threadIdx.x == 0) {
+        init_bars(&b);
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        regs_give<40>();
+        if (threadIdx.x < 32) {
+            produce<S>(w, &b, smem_addr(smem), tiles, tickets);
+        }
+    } else {
+        regs_take<232>();
+        consume<S>(w, &b, smem, scale_log2);
+    }
+}
+
+#endif
