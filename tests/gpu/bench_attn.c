@@ -1,32 +1,14 @@
 /* make bench-gpu: attention kernels at the shape of Llama-3-8B (32 query heads, 8 KV heads, 128),
  * pages of 64 in random order. Decode runs inside CUDA graphs over layers that together exceed the
  * L2 cache; medians of replays. The floor is bytes of KV over the read bandwidth measured first. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define HEADS    32
 #define KV_HEADS 8
 #define DIM      128
 #define PAGE     64
 #define SEG      (KV_HEADS * 2 * PAGE) /* rows */
-
-static int by_value(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
 
 struct bed { /* a pool and tensors for one shape */
     struct bt_attn_pool pool;
@@ -55,23 +37,12 @@ static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t q_row
     CHECK(cudaMalloc(&b->q, (size_t)q_rows * b->stride * 2));
     CHECK(cudaMalloc(&b->out, (size_t)q_rows * b->stride * 2));
     ref_fill(b->q, (size_t)q_rows * b->stride, q_type, 1.0f, 2);
-    int32_t *t = malloc(b->pages * 4), *l = malloc(batch * 4);
-    for (uint32_t i = 0; i < b->pages; i++) {
-        t[i] = (int32_t)i;
-    }
-    for (uint32_t i = b->pages - 1; i > 0; i--) {
-        uint32_t j = (uint32_t)(rand() % (int)(i + 1));
-        int32_t x = t[i];
-        t[i] = t[j];
-        t[j] = x;
-    }
+    int32_t *t = random_order(b->pages), *l = malloc(batch * 4);
     for (uint32_t i = 0; i < batch; i++) {
         l[i] = (int32_t)len;
     }
-    CHECK(cudaMalloc((void **)&b->table, b->pages * 4));
-    CHECK(cudaMalloc((void **)&b->lens, batch * 4));
-    CHECK(cudaMemcpy(b->table, t, b->pages * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(b->lens, l, batch * 4, cudaMemcpyHostToDevice));
+    b->table = device_memory(t, b->pages * 4);
+    b->lens = device_memory(l, batch * 4);
     free(t);
     free(l);
     b->pool = (struct bt_attn_pool){.kv = b->kv,
@@ -163,49 +134,35 @@ static void bench_decode(cudaStream_t s, uint32_t batch, uint32_t len, float fa3
     bed_close(&b);
 }
 
+struct prefill_run {
+    struct bt_attn *attn;
+    struct bt_attn_prefill f;
+};
+static void launch_prefill(void *arg, cudaStream_t s)
+{
+    const struct prefill_run *r = arg;
+    CHECK(bt_attn_prefill(r->attn, &r->f, 0, s));
+}
+
 static void bench_prefill(cudaStream_t s, uint32_t len, float fa3, float cudnn, float aim, int type)
 {
     struct bed b;
     bed_open(&b, 1, len, len, type, 0);
     int tokens = (int)bt_attn_prefill_tokens(b.attn), n = 0;
-    struct bt_attn_item *items = calloc(len, sizeof(*items)), *d_items;
+    struct bt_attn_item *items = calloc(len, sizeof(*items));
     for (int t = (int)len - tokens; t >= 0; t -= tokens) {
         items[n++] = (struct bt_attn_item){t, tokens, t, 0, (int)len, {0}};
     }
-    CHECK(cudaMalloc((void **)&d_items, (size_t)n * sizeof(*items)));
-    CHECK(cudaMemcpy(d_items, items, (size_t)n * sizeof(*items), cudaMemcpyHostToDevice));
-    struct bt_attn_prefill f = {b.q,     b.out,       b.stride, b.stride,      len,
-                                d_items, (uint32_t)n, b.table,  b.table_stride};
-    cudaEvent_t t0, t1;
-    float v[9];
-    CHECK(cudaEventCreate(&t0));
-    CHECK(cudaEventCreate(&t1));
-    for (int i = -2; i < 9; i++) {
-        CHECK(cudaEventRecord(t0, s));
-        CHECK(bt_attn_prefill(b.attn, &f, 0, s));
-        CHECK(cudaEventRecord(t1, s));
-        CHECK(cudaEventSynchronize(t1));
-        if (i >= 0) {
-            CHECK(cudaEventElapsedTime(&v[i], t0, t1));
-        }
-    }
-    qsort(v, 9, sizeof(v[0]), by_value);
-    double flop = 2.0 * len * len * DIM * HEADS, tf = flop / v[4] / 1e9;
-    int some = (int)(400 / v[4]) + 1; /* until the clock is what power leaves */
-    for (int i = 0; i < 2 * some; i++) {
-        if (i == some) {
-            CHECK(cudaEventRecord(t0, s));
-        }
-        CHECK(bt_attn_prefill(b.attn, &f, 0, s));
-    }
-    float hot;
-    CHECK(cudaEventRecord(t1, s));
-    CHECK(cudaEventSynchronize(t1));
-    CHECK(cudaEventElapsedTime(&hot, t0, t1));
-    hot /= (float)some;
+    void *d_items = device_memory(items, (size_t)n * sizeof(*items));
+    struct prefill_run r = {
+        b.attn,
+        {b.q, b.out, b.stride, b.stride, len, d_items, (uint32_t)n, b.table, b.table_stride}};
+    struct launch_times ms = time_launches(launch_prefill, &r, 0.4f, s);
+    double flop = 2.0 * len * len * DIM * HEADS, tf = flop / ms.median / 1e9;
     printf("prefill %s %-6u %8.3f ms %6.0f TFLOP/s, %.0f after 0.4 s  aim %.0f  FA3 %.0f cuDNN "
            "%.0f\n",
-           type == BT_CU_F16 ? "f16 " : "bf16", len, v[4], tf, flop / hot / 1e9, aim, fa3, cudnn);
+           type == BT_CU_F16 ? "f16 " : "bf16", len, ms.median, tf, flop / ms.hot / 1e9, aim, fa3,
+           cudnn);
     printf("bench,prefill_attention_%s_%u,%.0f,TFLOP/s,FA3 on the same kind of card,%.2f\n",
            type == BT_CU_F16 ? "f16" : "bf16", len, tf, tf / fa3);
     fflush(stdout);
@@ -240,7 +197,9 @@ int main(int argc, char **argv)
              {64, 8192, 503.5f, 473.9f, 480},
              {256, 1024, 317, 243.9f, 250},
              {256, 8192, 1997, 1877.8f, 1900}};
-    /* Arguments "BATCH LENGTH": that decode alone, for a profiler; "prefill": no decode. */
+    /* Arguments "BATCH LENGTH": that decode alone, for a profiler; "prefill [LENGTH]": no decode.
+     */
+    const int prefill = argc > 1 && strcmp(argv[1], "prefill") == 0;
     uint32_t only[2] = {0, 0};
     for (int i = 1; i < argc && i <= 2; i++) {
         only[i - 1] = (uint32_t)strtoul(argv[i], NULL, 10);
@@ -259,7 +218,10 @@ int main(int argc, char **argv)
              {8192, 716, 587, 640},
              {16384, 758, 649, 680},
              {32768, 686, 590, 640}};
-    for (size_t i = 0; i < sizeof(f) / sizeof(f[0]) && argc <= 2; i++) {
+    for (size_t i = 0; i < sizeof(f) / sizeof(f[0]); i++) {
+        if ((argc > 1 && !prefill) || (argc > 2 && f[i].len != only[1])) {
+            continue;
+        }
         bench_prefill(s, f[i].len, f[i].fa3, f[i].cudnn, f[i].aim, BT_CU_BF16);
         bench_prefill(s, f[i].len, f[i].fa3, f[i].cudnn, f[i].aim, BT_CU_F16);
     }

@@ -3,34 +3,15 @@
  * 16-bit and e4m3 pages. What a kernel may not read is NaN, what it must write is NaN before; a
  * second decode begins before its rows' last tokens are in the pages. Some results are checked
  * against double precision on the CPU, so that a common mistake of both kernels would show. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define LAYERS    3
 #define LAYER     1
 #define MAX_BATCH 320
 #define MAX_LEN   32768
-
-static uint64_t rng;
-static uint32_t rnd(uint32_t n)
-{
-    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
-    return (uint32_t)((rng >> 33) % n);
-}
 
 struct setup {
     struct bt_attn_pool pool;
@@ -71,22 +52,13 @@ static void make_pool(struct setup *s)
     p->rows = (uint64_t)pages * seg * LAYERS;
     p->page_rows = by_page ? seg * LAYERS : seg;
     s->layer_row = by_page ? seg * LAYER : pages * seg * LAYER;
-    uint32_t *perm = malloc(pages * sizeof(*perm));
-    for (uint32_t i = 0; i < pages; i++) {
-        perm[i] = i;
-    }
-    for (uint32_t i = pages - 1; i > 0; i--) {
-        uint32_t j = rnd(i + 1), t = perm[i];
-        perm[i] = perm[j];
-        perm[j] = t;
-    }
+    int32_t *perm = random_order(pages);
     size_t table_n = (size_t)s->batch * s->table_stride;
     s->host_table = malloc(table_n * 4);
     memset(s->host_table, 0x7f, table_n * 4); /* page ids that do not exist */
     for (uint32_t i = 0, next = 0; i < s->batch; i++) {
         for (int t = 0; t < s->len[i]; t += (int)p->page_tokens) {
-            s->host_table[i * s->table_stride + (uint32_t)t / p->page_tokens] =
-                (int32_t)perm[next++];
+            s->host_table[i * s->table_stride + (uint32_t)t / p->page_tokens] = perm[next++];
         }
     }
     free(perm);
@@ -105,23 +77,6 @@ static void free_pool(struct setup *s)
     cudaFree(s->kv);
     cudaFree(s->table);
     free(s->host_table);
-}
-
-static float to_float(uint16_t v, int type)
-{
-    uint32_t u;
-    if (type == BT_CU_BF16) {
-        u = (uint32_t)v << 16;
-    } else {
-        uint32_t e = v >> 10 & 31, m = v & 1023;
-        if (e == 0) {
-            return ldexpf((float)m, -24) * (v >> 15 ? -1.0f : 1.0f);
-        }
-        u = (uint32_t)(v >> 15) << 31 | (e == 31 ? 255u : e + 112) << 23 | m << 13;
-    }
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
 }
 
 static double from_e4m3(uint8_t v)
@@ -369,8 +324,7 @@ static int32_t *identity(uint32_t n)
     for (uint32_t i = 0; i < n; i++) {
         h[i] = (int32_t)i;
     }
-    CHECK(cudaMalloc((void **)&d, n * 4));
-    CHECK(cudaMemcpy(d, h, n * 4, cudaMemcpyHostToDevice));
+    d = device_memory(h, n * 4);
     free(h);
     return d;
 }
