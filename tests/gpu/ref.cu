@@ -359,6 +359,52 @@ extern "C" void ref_mla(const struct bt_mla_pool *p, uint32_t layer_row, const v
     CHECK(cudaGetLastError());
 }
 
+static __global__ void mla_prefill_kernel(struct bt_mla_prefill f, const struct ref_row *rows,
+                                          const int32_t *at, float *out)
+{
+    extern __shared__ float score[];
+    const int head = blockIdx.y, n = rows[blockIdx.x].pos + 1;
+    const size_t first = (size_t)rows[blockIdx.x].slot;
+    const __half *q = (const __half *)f.q + at[blockIdx.x] * f.q_stride + head * BT_MLA_HEAD_Q;
+    const __half *kv = (const __half *)f.kv + first * f.kv_stride + head * BT_MLA_HEAD_KV;
+    const __half *rope = (const __half *)f.k_rope + first * f.rope_stride;
+    float mx = -INFINITY, sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        float s = 0;
+        for (int d = 0; d < BT_MLA_HEAD_NOPE; d++) {
+            s += __half2float(q[d]) * __half2float(kv[i * f.kv_stride + d]);
+        }
+        for (int d = 0; d < BT_MLA_HEAD_ROPE; d++) {
+            s += __half2float(q[BT_MLA_HEAD_NOPE + d]) * __half2float(rope[i * f.rope_stride + d]);
+        }
+        score[i] = s * f.scale;
+        mx = fmaxf(mx, score[i]);
+    }
+    mx = block_reduce(mx, true);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        score[i] = expf(score[i] - mx);
+        sum += score[i];
+    }
+    sum = block_reduce(sum, false);
+    for (int d = threadIdx.x; d < BT_MLA_HEAD_VALUE; d += blockDim.x) {
+        float o = 0;
+        for (int i = 0; i < n; i++) {
+            o += score[i] * __half2float(kv[i * f.kv_stride + BT_MLA_HEAD_NOPE + d]);
+        }
+        out[((size_t)blockIdx.x * f.heads + head) * BT_MLA_HEAD_VALUE + d] = o / sum;
+    }
+}
+
+extern "C" void ref_mla_prefill(const struct bt_mla_prefill *f, const struct ref_row *rows,
+                                const int32_t *at, uint32_t n_rows, float *out)
+{
+    const int bytes = 200 * 1024; /* the scores of 50k tokens */
+    CHECK(cudaFuncSetAttribute(mla_prefill_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               bytes));
+    mla_prefill_kernel<<<dim3(n_rows, f->heads), 256, bytes>>>(*f, rows, at, out);
+    CHECK(cudaGetLastError());
+}
+
 static __global__ void worst_kernel(const void *out, uint32_t out_stride, int type,
                                     const float *ref, uint32_t heads, uint32_t dim, float *worst)
 {

@@ -4,6 +4,7 @@
 
 #include "common/engine/cuda/attention/attention.h"
 #include "common/engine/cuda/attention/mla.h"
+#include "common/engine/cuda/attention/mla_prefill.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,6 +48,10 @@ void ref_fill_mla(const struct bt_mla_pool *p, uint32_t layer_row, const int32_t
 void ref_mla(const struct bt_mla_pool *p, uint32_t layer_row, const void *q,
              const struct ref_row *rows, uint32_t n_rows, const int32_t *table,
              uint32_t table_stride, float *out);
+/* out[i][head][128] in f32 of query token at[i] of f, which sees pos + 1 rows of the KV from slot
+ * on (not of its item); rows, at on the device. */
+void ref_mla_prefill(const struct bt_mla_prefill *f, const struct ref_row *rows, const int32_t *at,
+                     uint32_t n_rows, float *out);
 /* Read bandwidth over 4 GiB, GB/s: the best of some grids. */
 float ref_read_gbs(cudaStream_t s);
 
