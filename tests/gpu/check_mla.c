@@ -1,5 +1,5 @@
 /* make check-gpu: decode attention over latent KV against a slow kernel, over random ragged
- * batches: 16 to 128 heads, 1 to 8 query tokens of a sequence, lengths 0 to 32k, page edges, both
+ * batches: 1 to 128 heads, 1 to 8 query tokens of a sequence, lengths 0 to 32k, page edges, both
  * orders of the pool. What the kernel may not read is NaN, what it must write is NaN before. Every
  * step runs twice and must give the same bits. Some results are checked against double precision
  * on the CPU, so that a common mistake of both kernels would show. */
@@ -26,7 +26,8 @@
 #define MAX_BATCH 320
 #define MAX_LEN   32768
 #define MAX_ROWS  (MAX_BATCH * BT_MLA_MAX_QUERIES)
-#define WORST     4e-3 /* P and the result are f16 */
+#define BEHIND    ((size_t)64 * BT_MLA_LATENT * 2) /* bytes; a group of query rows */
+#define WORST     4e-3                             /* P and the result are f16 */
 
 static uint64_t rng;
 static uint32_t rnd(uint32_t n)
@@ -173,7 +174,7 @@ static double cpu_samples(const struct setup *s, const void *q, const void *out,
 static void random_shape(struct setup *s, int i)
 {
     static const uint32_t heads[] = {16, 128, 64, 32}, batches[] = {0, 0, 0, 132, 0, 1, 257};
-    s->pool.heads = heads[i % 4];
+    s->pool.heads = i % 9 < 5 ? heads[i % 4] : 1 + rnd(rnd(2) ? 17 : BT_MLA_MAX_HEADS);
     s->pool.scale = i % 3 == 0 ? 0.0722f : 0.135f;
     s->queries = i % 8 < 4 ? 1 : 1 + rnd(BT_MLA_MAX_QUERIES);
     s->batch = batches[i % 7] ? batches[i % 7] : 1 + rnd(40);
@@ -185,6 +186,29 @@ static void random_shape(struct setup *s, int i)
     if (i % 7 == 5) { /* one sequence, cut many times */
         s->len[0] = i % 2 ? MAX_LEN : 1 + (int)rnd(MAX_LEN);
     }
+}
+
+/* Largest error of the result, of which `host` is a copy with the bytes behind it. 1e9 if bytes
+ * changed that must not: those behind it, and sequences of length 0. */
+static float worst_of(const struct setup *s, const int32_t *len, const uint8_t *host,
+                      const void *out, const float *ref)
+{
+    const uint32_t heads = s->pool.heads;
+    const size_t per_seq = (size_t)s->queries * heads * BT_MLA_LATENT;
+    float worst = 0;
+    for (uint32_t b = 0; b <= s->batch; b++) {
+        size_t n = b < s->batch ? per_seq * 2 : BEHIND;
+        if (b < s->batch && len[b] > 0) {
+            worst = fmaxf(worst, ref_worst((const uint16_t *)out + b * per_seq,
+                                           heads * BT_MLA_LATENT, BT_CU_F16, ref + b * per_seq,
+                                           s->queries, heads, BT_MLA_LATENT));
+            continue;
+        }
+        for (size_t k = 0; k < n; k++) {
+            worst = host[b * per_seq * 2 + k] == 0xff ? worst : 1e9f;
+        }
+    }
+    return worst;
 }
 
 static int check(int i)
@@ -202,7 +226,7 @@ static int check(int i)
     int32_t *lens, *slots;
     struct ref_row *rows;
     CHECK(cudaMalloc(&q, q_n * 2));
-    CHECK(cudaMalloc(&out, out_bytes));
+    CHECK(cudaMalloc(&out, out_bytes + BEHIND));
     CHECK(cudaMalloc((void **)&ref, out_bytes * 2));
     CHECK(cudaMalloc((void **)&lens, sizeof(len)));
     CHECK(cudaMalloc((void **)&slots, sizeof(slot)));
@@ -223,27 +247,15 @@ static int check(int i)
     struct bt_mla *m;
     CHECK(bt_mla_create(&s.pool, MAX_BATCH, &m));
     struct bt_mla_decode d = {q, out, s.batch, s.queries, lens, slots, s.table, s.table_stride};
-    uint8_t *first = malloc(out_bytes), *again = malloc(out_bytes);
+    uint8_t *first = malloc(out_bytes + BEHIND), *again = malloc(out_bytes + BEHIND);
     for (int run = 0; run < 2; run++) {
         bt_mla_set_ahead(m, run ? rnd(6) : 0);
-        CHECK(cudaMemset(out, 0xff, out_bytes));
+        CHECK(cudaMemset(out, 0xff, out_bytes + BEHIND));
         CHECK(bt_mla_decode_plan(m, lens, s.batch, s.queries, 0));
         CHECK(bt_mla_decode(m, &d, s.layer_row, 0));
-        CHECK(cudaMemcpy(run ? again : first, out, out_bytes, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(run ? again : first, out, out_bytes + BEHIND, cudaMemcpyDeviceToHost));
     }
-    float worst = 0;
-    const size_t per_seq = (size_t)s.queries * heads * BT_MLA_LATENT;
-    for (uint32_t b = 0; b < s.batch; b++) { /* sequences of length 0 are left as they were */
-        if (len[b] == 0) {
-            for (size_t k = 0; k < per_seq * 2; k++) {
-                worst = first[b * per_seq * 2 + k] == 0xff ? worst : 1e9f;
-            }
-        } else {
-            worst = fmaxf(worst,
-                          ref_worst((uint16_t *)out + b * per_seq, heads * BT_MLA_LATENT, BT_CU_F16,
-                                    ref + b * per_seq, s.queries, heads, BT_MLA_LATENT));
-        }
-    }
+    float worst = worst_of(&s, len, first, out, ref);
     double cpu = cpu_samples(&s, q, out, host_rows, n_rows, 3);
     int same = memcmp(first, again, out_bytes) == 0, ok = worst < WORST && cpu < WORST && same;
     int longest = 0;
@@ -272,14 +284,16 @@ static int check_refusals(void)
     void *kv;
     CHECK(cudaMalloc(&kv, 1 << 20));
     const struct bt_mla_pool good = {kv, 128, 64, 16, 0.1f};
-    struct bt_mla_pool heads = good, scale = good, rows = good;
-    heads.heads = 24;
+    struct bt_mla_pool heads = good, none = good, scale = good, rows = good;
+    heads.heads = BT_MLA_MAX_HEADS + 1;
+    none.heads = 0;
     scale.scale = 0;
     rows.rows = 1ull << 31;
     struct bt_mla_decode d = {.queries = 9, .batch = 1}, wide = {.queries = 1, .batch = 5},
                          odd_q = {.q = (char *)kv + 8, .queries = 1, .batch = 1},
                          odd_out = {.q = kv, .out = (char *)kv + 4, .queries = 1, .batch = 1};
     int ok = bt_mla_create(&heads, 4, &m) == cudaErrorInvalidValue &&
+             bt_mla_create(&none, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&scale, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&rows, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&good, 0, &m) == cudaErrorInvalidValue && !m;

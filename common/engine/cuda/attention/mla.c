@@ -21,9 +21,8 @@ static struct bt_mla_shape shape_of(const struct bt_mla *m, uint32_t queries)
 
 static int pool_ok(const struct bt_mla_pool *p)
 {
-    return (p->heads == 16 || p->heads == 32 || p->heads == 64 || p->heads == 128) &&
-           p->rows >= BT_MLA_PAGE_TOKENS && p->rows <= INT32_MAX && p->scale > 0 &&
-           (uintptr_t)p->kv % 16 == 0;
+    return p->heads > 0 && p->heads <= BT_MLA_MAX_HEADS && p->rows >= BT_MLA_PAGE_TOKENS &&
+           p->rows <= INT32_MAX && p->scale > 0 && (uintptr_t)p->kv % 16 == 0;
 }
 
 static cudaError_t take_memory(struct bt_mla *m)

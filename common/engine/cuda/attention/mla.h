@@ -19,13 +19,14 @@ extern "C" {
 #define BT_MLA_LATENT      512
 #define BT_MLA_ROW         576 /* values: latent and RoPE part */
 #define BT_MLA_PAGE_TOKENS 64
+#define BT_MLA_MAX_HEADS   128
 #define BT_MLA_MAX_QUERIES 8 /* query tokens of a sequence in one step */
 
 struct bt_mla_pool {
     const void *kv;     /* aligned to 16 bytes */
     uint64_t rows;      /* of the whole pool, 576 f16 values each; below 2^31 */
     uint32_t page_rows; /* from a segment to the same layer's segment of the next page */
-    uint32_t heads;     /* query heads: 16, 32, 64 or 128 */
+    uint32_t heads;     /* query heads, 1 to 128 */
     float scale;        /* of the scores, above 0. It does not follow from the row: the heads that
                            the model was trained with have 192 dimensions, and YaRN adds a factor */
 };

@@ -40,12 +40,13 @@ static __device__ __forceinline__ void mask(struct score_state<N> &t, const stru
 {
     const int token = base + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int n = 0; n < N / 8; n++) { /* eight query rows are of one query */
-        int query = (first_row + n * 8) / (int)a.heads;
-        int seen = min(len - (int)a.queries + 1 + query, len);
+    for (int c = 0; c < N / 4; c++) {
+        int row = first_row + c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
+        int seen = min(len - (int)a.queries + 1 + row / (int)a.heads, len);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            t.s[n * 4 + i] = token + i / 2 * 8 < seen ? t.s[n * 4 + i] : -INFINITY;
+        for (int i = c % 2; i < 4; i += 2) {
+            float *s = t.s + c / 2 * 4 + i;
+            *s = token + i / 2 * 8 < seen ? *s : -INFINITY;
         }
     }
 }

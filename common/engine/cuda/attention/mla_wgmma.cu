@@ -86,9 +86,8 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
                     bar_expect(bar, at::q_bytes);
 #pragma unroll 1
                     for (int i = 0; i < BOXES; i++) {
-                        tma_load_2d(smem + at::q_at + qr.at * at::q_bytes + i * (N * 128), q_map,
-                                    bar, i * 64, w.seq * (int)a.rows + group_of<C>(w) * N,
-                                    TMA_EVICT_NORMAL);
+                        tma_load_3d(smem + at::q_at + qr.at * at::q_bytes + i * (N * 128), q_map,
+                                    bar, i * 64, group_of<C>(w) * N, w.seq);
                     }
                 }
                 if (a.ahead && rank == 0 && t + (int)a.ahead < w.n) {
@@ -162,11 +161,12 @@ template <int N, int C>
 static cudaError_t launch(struct bt_mla *m, const struct bt_mla_decode *d,
                           const struct mla_args &args, cudaStream_t s)
 {
-    const uint64_t dims[2] = {BT_MLA_ROW, (uint64_t)d->batch * args.rows};
-    const uint64_t strides[1] = {BT_MLA_ROW * 2};
-    const uint32_t box[2] = {64, N};
+    /* A box that has more rows than the sequence gets zeros for them. */
+    const uint64_t dims[3] = {BT_MLA_ROW, args.rows, d->batch};
+    const uint64_t strides[2] = {BT_MLA_ROW * 2, (uint64_t)args.rows * BT_MLA_ROW * 2};
+    const uint32_t box[3] = {64, N, 1};
     CUtensorMap q_map;
-    cudaError_t e = bt_cu_tensor_map(&q_map, BT_CU_F16, d->q, 2, dims, strides, box);
+    cudaError_t e = bt_cu_tensor_map(&q_map, BT_CU_F16, d->q, 3, dims, strides, box);
     if (e == cudaSuccess) {
         e = cudaFuncSetAttribute(mla_kernel<N, C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)shape<N, C>::bytes);
