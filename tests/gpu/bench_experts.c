@@ -1,12 +1,13 @@
-/* make bench-gpu: one layer's experts with uniform routing, in CUDA graphs over several layers'
- * weights, so that none is in the L2 cache. Two figures for each number of rows: all of it (router,
- * order, both products, weighted sum), and the same less a graph of the router alone. The second
- * stands beside torch's grouped products with SwiGLU, measured on an H200 (2026-11-23); torch's
- * rows were in order already, and nothing was summed. The floor is the larger of the bytes of the
- * experts that were hit at 4.3 TB/s and the work at 790 TFLOP/s. */
+/* make bench-gpu, or bench_experts MODEL ROWS: one layer's experts with uniform routing, in CUDA
+ * graphs over several layers' weights, so that none is in the L2 cache. Two figures for each number
+ * of rows: all of it (router, order, both products, weighted sum), and the same less a graph of the
+ * router alone. The second stands beside torch's grouped products with SwiGLU, measured on an H200
+ * (2026-11-23); torch's rows were in order already, and nothing was summed. The floor is the larger
+ * of the bytes of the experts that were hit at 4.3 TB/s and the work at 790 TFLOP/s. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/engine/cuda/experts/experts_priv.h"
 #include "tests/gpu/ref.h"
@@ -116,8 +117,10 @@ static void fill_scores(struct bench *b)
     free(h);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    const char *only = argc > 1 ? argv[1] : "";
+    uint32_t only_rows = argc > 2 ? (uint32_t)atoi(argv[2]) : 0;
     static const uint32_t sizes[SIZES] = {1, 8, 32, 128, MOST};
     static const struct {
         const char *name;
@@ -136,6 +139,9 @@ int main(void)
     }
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         const struct bt_cu_experts *x = &shapes[i].x;
+        if (!strstr(shapes[i].name, only)) {
+            continue;
+        }
         size_t each = (size_t)x->n * x->hidden * x->inter, room = bt_cu_experts_scratch(x, MOST);
         b.x = *x;
         fill_scores(&b);
@@ -153,6 +159,9 @@ int main(void)
         ref_fill(b.a, (size_t)MOST * x->hidden, BT_CU_BF16, 1, 77);
         CHECK(cudaDeviceSynchronize());
         for (int r = 0; r < SIZES; r++) {
+            if (only_rows > 0 && sizes[r] != only_rows) {
+                continue;
+            }
             double n = hit(&b, sizes[r]), bytes = n * 6 * x->hidden * x->inter;
             double flop = 6.0 * sizes[r] * x->used * x->hidden * x->inter;
             double floor = fmax(bytes / 4.3e6, flop / 790e6);
