@@ -36,7 +36,8 @@ struct bt_cu_experts_plan { /* device memory */
     uint32_t *done;                   /* [most_parts]: items of the first product */
     uint32_t *counts;                 /* [chunks][n] */
     void *h;                          /* [place][inter] bf16: SwiGLU's result */
-    void *y;                          /* [place][hidden]: few rows f32, many rows bf16 */
+    /* [place][hidden]: few rows f32, many rows bf16, and the rows of x before that. */
+    void *y;
     /* Many rows: the items of either product, each a part's number and, from bit 16 on, its column
      * of tiles or, in parts of up to 128 rows, pair of columns. */
     uint32_t *items[2];
