@@ -19,7 +19,7 @@ uint32_t bt_dtype_bytes(bt_dtype_t dt)
 /* The id covers every number that determines the place of a byte, in a fixed order and width. */
 static uint64_t layout_hash(const struct bt_kv_layout *l)
 {
-    uint64_t v[4 + BT_KV_MAX_GROUPS * 10] = {1, l->page_tokens, l->n_groups, l->n_layers};
+    uint64_t v[4 + BT_KV_MAX_GROUPS * 11] = {1, l->page_tokens, l->n_groups, l->n_layers};
     size_t n = 4;
     for (uint32_t g = 0; g < l->n_groups; g++) {
         const struct bt_kv_group *k = &l->groups[g];
@@ -27,6 +27,9 @@ static uint64_t layout_hash(const struct bt_kv_layout *l)
                           k->head_dim, k->window, k->seg_bytes, k->scale_off, k->block_off};
         memcpy(v + n, row, sizeof(row));
         n += BT_ARRAY_LEN(row);
+        if (k->rope) { /* ids of layouts without it are older than the field */
+            v[n++] = k->rope;
+        }
     }
     uint8_t d[BT_SHA256_LEN];
     bt_sha256(v, n * sizeof(v[0]), d);
@@ -48,7 +51,7 @@ static bt_status_t one_group(uint32_t page_tokens, uint32_t layers, const struct
         return BT_ERR_INVALID;
     }
     /* Whole rows of values, because copy engines address them by row. */
-    if (g.dtype == BT_DT_FP8_E4M3) {
+    if (g.kind == BT_KV_GQA && g.dtype == BT_DT_FP8_E4M3) {
         g.scale_off = (uint32_t)seg;
         seg += (uint64_t)page_tokens * planes;
         align = row % align == 0 ? row : align;
@@ -81,12 +84,17 @@ bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_k
 bt_status_t bt_kv_layout_mla(uint32_t page_tokens, uint32_t layers, uint32_t latent, uint32_t rope,
                              bt_dtype_t dtype, struct bt_kv_layout *layout_p)
 {
-    const struct bt_kv_group g = {
-        .kind = BT_KV_MLA, .dtype = (uint16_t)dtype, .n_kv_heads = 1, .head_dim = latent + rope};
-    return latent == 0 || rope == 0 || latent > UINT16_MAX || rope > UINT16_MAX ||
-                   bt_dtype_bytes(dtype) != 2
-               ? BT_ERR_INVALID
-               : one_group(page_tokens, layers, &g, layout_p);
+    bool fp8 = dtype == BT_DT_FP8_E4M3;
+    const struct bt_kv_group g = {.kind = BT_KV_MLA,
+                                  .dtype = (uint16_t)dtype,
+                                  .n_kv_heads = 1,
+                                  .head_dim = latent + rope,
+                                  .rope = fp8 ? rope : 0};
+    if (latent == 0 || rope == 0 || latent > UINT16_MAX || rope > UINT16_MAX ||
+        (fp8 ? latent % 16 || rope % 16 : bt_dtype_bytes(dtype) != 2)) {
+        return BT_ERR_INVALID;
+    }
+    return one_group(page_tokens, layers, &g, layout_p);
 }
 
 uint64_t bt_kv_segment(const struct bt_kv_layout *l, uint32_t layer, uint32_t *bytes_p)

@@ -10,6 +10,8 @@
  *
  * MLA (DeepSeek-V2, 2.1): one plane. A row is the token's latent, after its norm, then the key part
  * that all heads share, after RoPE: head_dim = kv_lora_rank + qk_rope_head_dim values (512 + 64).
+ * FP8_E4M3 (latent.h): the row is the latent in e4m3, its scales, one f32 for each 128 values, and
+ * the key part in bf16; 512 + 16 + 128 = 656 bytes, the row of FlashMLA's fp8 cache.
  *
  * A block is its groups' segments one after another, layer by layer, each segment aligned to 128
  * bytes (GQA in FP8_E4M3: and to head_dim). Pure. */
@@ -33,6 +35,7 @@ struct bt_kv_group {
     uint32_t window;               /* sliding window in tokens, 0: full */
     uint32_t seg_bytes;            /* of one layer of one block, scales included; aligned */
     uint32_t scale_off;            /* offset of scales inside a segment, 0: none */
+    uint32_t rope;                 /* MLA in FP8_E4M3: values of a row's key part; otherwise 0 */
     uint64_t block_off;            /* offset of the group's first segment inside a block */
 };
 
@@ -51,8 +54,9 @@ bt_status_t bt_kv_layout_gqa(uint32_t page_tokens, uint32_t layers, uint32_t n_k
                              uint32_t head_dim, bt_dtype_t dtype, uint32_t window,
                              struct bt_kv_layout *layout_p) BT_MUST_CHECK;
 
-/* Builds a layout of one MLA group whose rows have `latent` + `rope` values; ERR_INVALID if a
- * number is 0, if a size overflows, or if dtype is not a 16-bit one. */
+/* Builds a layout of one MLA group whose rows have `latent` + `rope` values, in 16 bits or in
+ * FP8_E4M3 with scales; ERR_INVALID if a number is 0, if a size overflows, for F32, or in FP8_E4M3
+ * if one of both is not a multiple of 16. */
 bt_status_t bt_kv_layout_mla(uint32_t page_tokens, uint32_t layers, uint32_t latent, uint32_t rope,
                              bt_dtype_t dtype, struct bt_kv_layout *layout_p) BT_MUST_CHECK;
 
@@ -67,9 +71,31 @@ static inline uint32_t bt_kv_planes(const struct bt_kv_group *g)
     return g->kind == BT_KV_MLA ? 1 : g->n_kv_heads * 2;
 }
 
+/* Values that share a scale in a row of MLA in FP8_E4M3. */
+#define BT_KV_LATENT_GROUP 128
+
+/* A row of MLA in FP8_E4M3: its latent values, and the bytes where its scales and its key part
+ * begin. */
+static inline uint32_t bt_kv_latent(const struct bt_kv_group *g)
+{
+    return g->head_dim - g->rope;
+}
+static inline uint32_t bt_kv_latent_scales(const struct bt_kv_group *g)
+{
+    return bt_kv_latent(g);
+}
+static inline uint32_t bt_kv_latent_rope(const struct bt_kv_group *g)
+{
+    uint32_t latent = bt_kv_latent(g);
+    return latent + BT_DIV_UP(latent, BT_KV_LATENT_GROUP) * (uint32_t)sizeof(float);
+}
+
 /* Bytes of one token in one plane. */
 static inline uint32_t bt_kv_row_bytes(const struct bt_kv_group *g)
 {
+    if (g->rope) { /* loads of 16 bytes stay aligned in every row */
+        return BT_ALIGN_UP(bt_kv_latent_rope(g) + g->rope * 2, 16u);
+    }
     return g->head_dim * bt_dtype_bytes((bt_dtype_t)g->dtype);
 }
 

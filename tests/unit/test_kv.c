@@ -1,4 +1,5 @@
 /* common/kv: layout arithmetic, key chains that must not alias, flow arithmetic, page pool. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -9,8 +10,10 @@
 #include "common/base/sha256.h"
 #include "common/kv/flow.h"
 #include "common/kv/key.h"
+#include "common/kv/latent.h"
 #include "common/kv/layout.h"
 #include "common/kv/page_pool.h"
+#include "tests/unit/latent_row.h"
 
 static struct bt_kv_layout demo_layout(uint32_t page_tokens)
 {
@@ -44,6 +47,130 @@ static void fp8_has_a_scale_for_each_token_and_head(void **state)
     assert_int_equal(bt_kv_layout_gqa(16, 6, 2, 96, BT_DT_FP8_E4M3, 0, &l), BT_OK);
     assert_int_equal(l.groups[0].seg_bytes % BT_KV_SEG_ALIGN, 0);
     assert_int_equal(demo_layout(16).groups[0].scale_off, 0);
+}
+
+static struct bt_kv_layout latents(uint32_t latent, uint32_t rope)
+{
+    struct bt_kv_layout l;
+    assert_int_equal(bt_kv_layout_mla(64, 27, latent, rope, BT_DT_FP8_E4M3, &l), BT_OK);
+    return l;
+}
+
+static void fp8_latents_have_the_published_row(void **state)
+{
+    (void)state;
+    struct bt_kv_layout l = latents(512, 64), f16;
+    const struct bt_kv_group *g = &l.groups[0];
+    assert_int_equal(bt_kv_latent(g), 512);
+    assert_int_equal(bt_kv_latent_scales(g), 512);
+    assert_int_equal(bt_kv_latent_rope(g), 528);
+    assert_int_equal(bt_kv_row_bytes(g), 656);
+    assert_int_equal(bt_kv_planes(g), 1);
+    assert_int_equal(g->seg_bytes, 656 * 64);
+    assert_int_equal(g->scale_off, 0); /* scales are inside the rows */
+    assert_int_equal(l.block_bytes, 27 * 656 * 64);
+    /* A last scale for fewer values; rows end at multiples of 16. */
+    l = latents(192, 16);
+    assert_int_equal(bt_kv_latent_rope(&l.groups[0]), 192 + 8);
+    assert_int_equal(bt_kv_row_bytes(&l.groups[0]), 240);
+    uint64_t ids[] = {latents(512, 64).layout_id, latents(448, 128).layout_id,
+                      latents(528, 48).layout_id, latents(544, 32).layout_id};
+    for (size_t i = 0; i < BT_ARRAY_LEN(ids); i++) {
+        for (size_t j = 0; j < i; j++) {
+            assert_int_not_equal(ids[i], ids[j]);
+        }
+    }
+    /* What lies on SSDs stays valid: ids of other layouts do not change. */
+    assert_int_equal(bt_kv_layout_mla(64, 27, 512, 64, BT_DT_F16, &f16), BT_OK);
+    assert_int_equal(f16.layout_id, 0xfbbbb3502f875b3a);
+    assert_int_equal(demo_layout(16).layout_id, 0x22bafa9fefd008e6);
+    assert_int_equal(bt_kv_layout_gqa(16, 6, 2, 64, BT_DT_FP8_E4M3, 0, &l), BT_OK);
+    assert_int_equal(l.layout_id, 0x6139ce5f56af036c);
+    assert_int_equal(bt_kv_layout_mla(64, 27, 520, 64, BT_DT_FP8_E4M3, &l), BT_ERR_INVALID);
+    assert_int_equal(bt_kv_layout_mla(64, 27, 512, 8, BT_DT_FP8_E4M3, &l), BT_ERR_INVALID);
+    assert_int_equal(bt_kv_layout_mla(64, 27, 512, 64, BT_DT_F32, &l), BT_ERR_INVALID);
+}
+
+static void fp8_latents_round_to_the_nearest(void **state)
+{
+    (void)state;
+    struct bt_kv_layout l = latents(512, 64);
+    const struct bt_kv_group *g = &l.groups[0];
+    uint8_t row[656], again[656];
+    float x[576], y[576], scale[4];
+    uint32_t r = 1;
+    for (int turn = 0; turn < 200; turn++) {
+        for (int i = 0; i < 576; i++) {
+            r = r * 1664525u + 1013904223u;
+            /* groups of different sizes, values over 20 powers of two inside each */
+            x[i] = ldexpf((float)(int32_t)r / 2147483648.0f,
+                          -(int)(r % 20) + 3 * (i / 128) + turn % 7 - 8);
+        }
+        bt_kv_latent_store(g, x, row);
+        latent_row_read(g, row, y);
+        memcpy(scale, row + 512, sizeof(scale));
+        for (int i = 0; i < 512; i++) {
+            float s = scale[i / 128], step = fmaxf(ldexpf(s, -9), ldexpf(fabsf(x[i]), -3));
+            int k;
+            assert_true(frexpf(s, &k) == 0.5f && k - 1 >= -15 && k - 1 <= 7);
+            assert_true(fabsf(y[i] - x[i]) <= step / 2);
+            assert_true((float)(_Float16)y[i] == y[i]);
+        }
+        for (int i = 512; i < 576; i++) {
+            assert_true(fabsf(y[i] - x[i]) <= ldexpf(fabsf(x[i]), -8));
+        }
+        bt_kv_latent_store(g, y, again); /* values that fit stay */
+        float z[576];
+        latent_row_read(g, again, z);
+        assert_memory_equal(y, z, sizeof(y));
+    }
+}
+
+/* Ties, the ends of the range, zeros, NaN. */
+static void fp8_latents_at_the_edges(void **state)
+{
+    (void)state;
+    struct bt_kv_layout l = latents(512, 64);
+    const struct bt_kv_group *g = &l.groups[0];
+    static const struct {
+        float top, in, out; /* a group's largest value, another one, what becomes of it */
+    } cases[] = {
+        {448, 17, 16},
+        {448, 19, 20},
+        {448, -17, -16},
+        {448, 0x1p-10f, 0},
+        {448, 0x1.8p-9f, 0x1p-8f},
+        {448, 0x1.ffp-7f, 0x1p-6f},
+        {449, 17, 16},
+        {449, 0x1p-9f, 0},
+        {57344, 57344, 57344},
+        {1e9f, 60000, 57344},
+        {1e9f, -INFINITY, -57344},
+        {0, 0, 0},
+        {0x1p-30f, 0x1p-24f, 0x1p-24f},
+        {0x1p-30f, 0x1p-25f, 0},
+        {0x1p-30f, 0x1.8p-24f, 0x1p-23f},
+    };
+    uint8_t row[656];
+    float x[576], y[576];
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        memset(x, 0, sizeof(x));
+        x[128] = cases[i].top;
+        x[255] = cases[i].in;
+        bt_kv_latent_store(g, x, row);
+        latent_row_read(g, row, y);
+        if (y[255] != cases[i].out || y[0] != 0 || y[256] != 0) {
+            fail_msg("%g beside %g: %g instead of %g", (double)cases[i].in, (double)cases[i].top,
+                     (double)y[255], (double)cases[i].out);
+        }
+    }
+    x[130] = NAN;
+    x[570] = NAN;
+    bt_kv_latent_store(g, x, row);
+    latent_row_read(g, row, y);
+    for (int i = 0; i < 576; i++) {
+        assert_int_equal(isnan(y[i]) != 0, (i >= 128 && i < 256) || i == 570);
+    }
 }
 
 static void layout_ids_differ_when_any_number_does(void **state)
@@ -186,6 +313,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layout_has_the_documented_sizes),
         cmocka_unit_test(fp8_has_a_scale_for_each_token_and_head),
+        cmocka_unit_test(fp8_latents_have_the_published_row),
+        cmocka_unit_test(fp8_latents_round_to_the_nearest),
+        cmocka_unit_test(fp8_latents_at_the_edges),
         cmocka_unit_test(layout_ids_differ_when_any_number_does),
         cmocka_unit_test(layout_refuses_zero_and_overflow),
         cmocka_unit_test(root_keys_do_not_alias),
