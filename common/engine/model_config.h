@@ -80,8 +80,8 @@ bt_status_t bt_model_config_load(const char *dir, struct bt_model_config *c, cha
                                  size_t err_cap) BT_MUST_CHECK;
 /* The KV layout of this model under model.kv_dtype: f16 (NULL: the same), as large as bf16 with
  * three more bits, since rounding keys to bf16 alone moved logprobs of long prompts by 0.2; or fp8
- * (e4m3, a scale for each token and head). ERR_INVALID for another one,
- * ERR_UNSUPPORTED for fp8 with MLA. */
+ * (e4m3, a scale for each token and head; MLA: as in common/kv/latent.h). ERR_INVALID for another
+ * one. */
 bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_dtype,
                                uint32_t page_tokens, struct bt_kv_layout *l) BT_MUST_CHECK;
 /* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */

@@ -15,13 +15,11 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_d
     if (kv_dtype && !fp8 && strcmp(kv_dtype, "f16") != 0) {
         return BT_ERR_INVALID;
     }
+    bt_dtype_t dtype = fp8 ? BT_DT_FP8_E4M3 : BT_DT_F16;
     if (c->mla.kv_rank) {
-        return fp8 ? BT_ERR_UNSUPPORTED
-                   : bt_kv_layout_mla(page_tokens, c->layers, c->mla.kv_rank, c->mla.rope,
-                                      BT_DT_F16, l);
+        return bt_kv_layout_mla(page_tokens, c->layers, c->mla.kv_rank, c->mla.rope, dtype, l);
     }
-    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim,
-                            fp8 ? BT_DT_FP8_E4M3 : BT_DT_F16, c->window, l);
+    return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, dtype, c->window, l);
 }
 
 /* Of the shape that random weights have. */
@@ -85,11 +83,6 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
         return st;
     }
     st = bt_model_kv_layout(&c, kv_dtype, block_tokens, &layout);
-    if (st == BT_ERR_UNSUPPORTED) {
-        snprintf(err, err_cap, "model.kv_dtype: %s is not supported for %s; supported is f16",
-                 kv_dtype, c.architecture);
-        return st;
-    }
     if (st != BT_OK) {
         snprintf(err, err_cap,
                  "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model: %s",

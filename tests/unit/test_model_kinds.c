@@ -377,7 +377,9 @@ static void test_layout(void **state)
     assert_int_equal(l.groups[0].kind, BT_KV_MLA);
     assert_int_equal(bt_kv_row_bytes(&l.groups[0]), 1152);
     assert_int_equal(bt_kv_planes(&l.groups[0]), 1);
-    assert_int_equal(bt_model_kv_layout(&c, "fp8", 64, &l), BT_ERR_UNSUPPORTED);
+    assert_int_equal(bt_model_kv_layout(&c, "fp8", 64, &l), BT_OK);
+    assert_int_equal(l.block_bytes, 656ull * 64 * 61);
+    assert_int_equal(bt_model_kv_layout(&c, "fp4", 64, &l), BT_ERR_INVALID);
     assert_int_equal(model_load(gpt2, "{}", &c), BT_OK);
     assert_int_equal(bt_model_kv_layout(&c, NULL, 64, &l), BT_OK);
     assert_int_equal(l.block_bytes, 12ull * 64 * 12 * 64 * 2 * 2);
@@ -433,10 +435,13 @@ static void test_root_key(void **state)
         }
     }
     assert_int_equal(model_load(deepseek_v3, "{}", &c), BT_OK);
-    assert_int_equal(bt_model_root_key(model_dir, "dummy", NULL, "fp8", 64, &l, &a, model_err,
+    assert_int_equal(bt_model_root_key(model_dir, "dummy", NULL, "f16", 64, &l, &a, model_err,
                                        sizeof(model_err)),
-                     BT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(model_err, "model.kv_dtype: fp8 is not supported"));
+                     BT_OK);
+    assert_int_equal(bt_model_root_key(model_dir, "dummy", NULL, "fp8", 64, &l, &b, model_err,
+                                       sizeof(model_err)),
+                     BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
 }
 
 /* KV on SSDs stays valid only if the text of dense models never changes. */

@@ -44,13 +44,13 @@ static void clear_tail(struct bt_cpu_step *s, uint32_t width)
 }
 
 /* The first plane of a token's page in `layer`, at the token. */
-static uint16_t *kv_row(const struct bt_engine *e, uint32_t layer, const struct bt_cpu_token *tok,
-                        uint32_t row)
+static void *kv_row(const struct bt_engine *e, uint32_t layer, const struct bt_cpu_token *tok)
 {
     const struct bt_host *h = &e->host;
-    uint32_t page_tokens = h->info.layout.page_tokens;
-    uint32_t page = h->slots[tok->slot].pages[tok->pos / page_tokens] - 1;
-    return (uint16_t *)bt_host_segment(h, layer, page) + (size_t)(tok->pos % page_tokens) * row;
+    const struct bt_kv_layout *l = &h->info.layout;
+    uint32_t page = h->slots[tok->slot].pages[tok->pos / l->page_tokens] - 1;
+    return bt_host_segment(h, layer, page) +
+           (size_t)(tok->pos % l->page_tokens) * bt_kv_row_bytes(&l->groups[0]);
 }
 
 /* Runs the step's items, each with `groups` groups of heads. For group g, kind's k_off and v_off
@@ -96,7 +96,7 @@ static void scatter_row(struct bt_engine *e, const struct bt_cpu_layer *y, uint3
         e->k->head(row + (size_t)i * d, bias ? bias + (size_t)i * d : NULL, y->q_norm, cs, d,
                    c->norm_eps);
     }
-    uint16_t *plane = kv_row(e, layer, tok, d);
+    uint16_t *plane = kv_row(e, layer, tok);
     for (uint32_t i = 0; i < c->kv_heads; i++) {
         float *k = row + (size_t)(c->heads + i) * d, *v = k + (size_t)c->kv_heads * d;
         const float *bk = bias ? bias + (size_t)(c->heads + i) * d : NULL;
@@ -144,7 +144,7 @@ static void gqa_attention(struct bt_cpu_step *s, uint32_t layer)
         .group = e->attn_group,
         .head_dim = d,
         .v_dim = d,
-        .row = d,
+        .row_bytes = bt_kv_row_bytes(&l->groups[0]),
         .window = c->window,
         .kv = bt_host_segment(&e->host, layer, 0),
         .seg_bytes = l->groups[0].seg_bytes,
@@ -168,11 +168,17 @@ static void latent_row(struct bt_engine *e, const struct bt_cpu_mla *m, uint32_t
 {
     const struct bt_model_config *c = &e->model.config;
     const struct bt_cpu_token *tok = &e->tokens[t];
+    const struct bt_kv_group *g = &e->host.info.layout.groups[0];
     uint32_t rank = c->mla.kv_rank, rope = c->mla.rope, width = rank + rope;
     float *row = e->y + (size_t)t * width;
+    void *to = kv_row(e, layer, tok);
     e->k->head(row, NULL, m->kv_a_norm, NULL, rank, c->norm_eps);
     bt_cpu_rope(row + rank, e->rope + (size_t)tok->pos * rope, rope, c->rope_pairs);
-    e->k->to_f16(row, kv_row(e, layer, tok, width), width);
+    if (g->dtype == BT_DT_FP8_E4M3) {
+        bt_kv_latent_store(g, row, to);
+    } else {
+        e->k->to_f16(row, to, width);
+    }
 }
 
 /* One row of the query product: a head's part without position becomes a row of the head's act, the
@@ -294,7 +300,9 @@ static bt_status_t mla_attention(struct bt_cpu_step *s, const struct bt_cpu_mla 
         .group = e->attn_group,
         .head_dim = width,
         .v_dim = c->mla.kv_rank,
-        .row = width,
+        .row_bytes = bt_kv_row_bytes(&l->groups[0]),
+        .latents = l->groups[0].dtype == BT_DT_FP8_E4M3 ? &l->groups[0] : NULL,
+        .latent = e->k->latent,
         .kv = bt_host_segment(&e->host, layer, 0),
         .seg_bytes = l->groups[0].seg_bytes,
         .page_tokens = l->page_tokens,

@@ -42,13 +42,15 @@ struct work {
     float *m, *l;               /* [cols][16] */
     uint32_t *pos;              /* [cols][16] */
     uint16_t *zero;             /* [d] */
+    uint16_t *wide;             /* [tokens][d]: latents as f16 */
 };
 
 size_t bt_cpu_attn_amx_scratch(uint32_t d, uint32_t vd)
 {
     size_t pairs = (size_t)ROWS / LANES * (d / 32) + TOKENS / 16 * (d / 32) + vd / 16 * STEPS;
     size_t floats = (size_t)ROWS * (TOKENS + vd) + (size_t)3 * ROWS;
-    return pairs * PAIR * sizeof(uint16_t) + floats * sizeof(float) + d * sizeof(uint16_t) + 64;
+    return pairs * PAIR * sizeof(uint16_t) + floats * sizeof(float) +
+           (size_t)(1 + TOKENS) * d * sizeof(uint16_t) + 64;
 }
 
 static void carve(struct work *w, const struct bt_cpu_attn *a)
@@ -65,6 +67,7 @@ static void carve(struct work *w, const struct bt_cpu_attn *a)
     w->q = (uint16_t *)(w->pos + ROWS);
     w->o = (float *)(w->q + (size_t)ROWS / LANES * (d / 32) * PAIR);
     w->zero = (uint16_t *)(w->o + (size_t)ROWS * vd);
+    w->wide = w->zero + d;
     memset(w->zero, 0, d * sizeof(*w->zero));
 }
 
@@ -118,25 +121,6 @@ static void pack_q(struct work *w, float scale)
                 store_parts(to + j * 32, (struct parts){.hi = hi[j], .lo = lo[j]});
             }
         }
-    }
-}
-
-/* Pointers to the rows of a tile of K or V, which begins `plane` bytes behind a segment; rows
- * behind the last token point to zeros. */
-static void tile_rows(const struct work *w, uint32_t t0, uint32_t valid, size_t plane,
-                      const uint16_t **rows)
-{
-    const struct bt_cpu_attn *a = w->a;
-    uint32_t page = t0 / a->page_tokens, off = t0 % a->page_tokens;
-    for (uint32_t t = 0; t < valid; page++, off = 0) {
-        const uint8_t *seg = a->kv + (size_t)(a->pages[page] - 1) * a->seg_bytes;
-        const uint16_t *at = (const uint16_t *)(seg + plane) + (size_t)off * a->row;
-        for (; t < valid && off < a->page_tokens; t++, off++, at += a->row) {
-            rows[t] = at;
-        }
-    }
-    for (uint32_t t = valid; t < TOKENS; t++) {
-        rows[t] = w->zero;
     }
 }
 
@@ -376,13 +360,15 @@ static void attend(struct work *w, uint32_t t0)
     uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)TOKENS);
     uint32_t first = (t0 > a->pos ? t0 - a->pos : 0) * a->group / LANES;
     struct soft none = {.t0 = t0};
-    tile_rows(w, t0, valid, a->k_off, rows);
+    bt_cpu_tile_rows(a, t0, valid, a->k_off, w->zero, w->wide, rows);
     pack_k(w, rows);
     scores(w, first, &none, false, 0);
     for (uint32_t c = first; c < w->cols; c++) {
         column(w, c, first, t0, false);
     }
-    tile_rows(w, t0, valid, a->v_off, rows);
+    if (a->v_off != a->k_off) {
+        bt_cpu_tile_rows(a, t0, valid, a->v_off, w->zero, w->wide, rows);
+    }
     pack_v(w, rows);
     for (uint32_t c = first; c < w->cols; c++) {
         column(w, c, first, t0, true);

@@ -247,10 +247,11 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                                   .max_slots = conf->max_slots,
                                   .max_rows = conf->max_rows};
     st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
-    if (st == BT_OK && info.layout.groups[0].dtype != BT_DT_F16) {
+    if (st == BT_OK && info.layout.groups[0].scale_off) {
         snprintf(err, err_cap,
-                 "engine cpu: model.kv_dtype must be f16; only the cuda engine has %s",
-                 conf->kv_dtype);
+                 "engine cpu: model.kv_dtype must be f16 for %s; only the cuda engine has %s for "
+                 "it",
+                 c->architecture, conf->kv_dtype);
         return BT_ERR_UNSUPPORTED;
     }
     if (st != BT_OK) {

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "common/engine/cpu/packed.h"
+#include "common/kv/latent.h"
 
 #define BT_CPU_TILE     64 /* KV tokens of one softmax step, at absolute multiples */
 #define BT_CPU_ROWS_MAX 64 /* query rows (token, head) of one attention item */
@@ -25,7 +26,11 @@ struct bt_cpu_attn {
     uint32_t out_row, out_col, out_step, out_width;
     uint32_t n, pos; /* query tokens, position of the first */
     uint32_t group, head_dim, v_dim;
-    uint32_t row;      /* values from one token's K (V) to the next one's */
+    uint32_t row_bytes; /* from one token's K (V) to the next one's */
+    /* NULL: rows are f16 values. Otherwise they are latents of this group in e4m3, which `latent`,
+     * of the kernel set, makes f16 of. */
+    const struct bt_kv_group *latents;
+    void (*latent)(const struct bt_kv_group *g, const uint8_t *row, uint16_t *out);
     uint32_t window;   /* a token sees itself and the window - 1 before it; 0: all before it */
     const uint8_t *kv; /* segments of this layer: page p at kv + p * seg_bytes */
     size_t seg_bytes;
@@ -53,6 +58,8 @@ struct bt_cpu_kernels {
     /* Columns col .. col + n - 1 of an act row of two parts; both multiples of 16. */
     void (*to_act)(const float *x, void *row, uint32_t col, uint32_t n);
     void (*to_f16)(const float *x, uint16_t *out, uint32_t n); /* n: multiple of 16 */
+    /* A row of latent.h -> f16 [head_dim]; exact for latents, and for key parts that f16 holds. */
+    void (*latent)(const struct bt_kv_group *g, const uint8_t *row, uint16_t *out);
     /* out[n] = act(silu(gate_up[i]) * gate_up[n + i]), of two parts */
     void (*swiglu)(const float *gate_up, void *out, uint32_t n);
     /* out[n] = act(gelu(x + bias)), of `parts` parts; gelu by tanh (Hendrycks and Gimpel 2016) */
@@ -84,9 +91,34 @@ size_t bt_cpu_attn_amx_scratch(uint32_t head_dim, uint32_t v_dim); /* bytes */
 
 static inline size_t bt_cpu_attn_scratch(uint32_t head_dim, uint32_t v_dim)
 {
-    /* K and V tiles as f32 at most, the output rows, scores, a zero row */
+    /* K and V tiles as f32 at most, the output rows, scores, a zero row, latents as f16 */
     return ((size_t)head_dim + v_dim) * BT_CPU_TILE * 4 + (size_t)BT_CPU_ROWS_MAX * v_dim * 4 +
-           BT_CPU_ROWS_MAX * 8 + BT_CPU_ROWS_MAX * BT_CPU_TILE * 4 + (size_t)head_dim * 4 + 1024;
+           BT_CPU_ROWS_MAX * 8 + BT_CPU_ROWS_MAX * BT_CPU_TILE * 4 + (size_t)head_dim * 4 +
+           (size_t)head_dim * BT_CPU_TILE * 2 + 1024;
+}
+
+/* Pointers to the K (or V) rows of the tile's `valid` tokens from t0 on, `plane_off` bytes behind
+ * their segments; behind the last one a row of zeros. wide: [BT_CPU_TILE][head_dim], where latents
+ * become f16. */
+static inline void bt_cpu_tile_rows(const struct bt_cpu_attn *a, uint32_t t0, uint32_t valid,
+                                    size_t plane_off, const uint16_t *zero, uint16_t *wide,
+                                    const uint16_t **rows)
+{
+    uint32_t page = t0 / a->page_tokens, off = t0 % a->page_tokens;
+    for (uint32_t t = 0; t < valid; page++, off = 0) {
+        const uint8_t *at = a->kv + (size_t)(a->pages[page] - 1) * a->seg_bytes + plane_off +
+                            (size_t)off * a->row_bytes;
+        for (; t < valid && off < a->page_tokens; t++, off++, at += a->row_bytes) {
+            rows[t] = (const uint16_t *)at;
+            if (a->latents) {
+                rows[t] = wide + (size_t)t * a->head_dim;
+                a->latent(a->latents, at, wide + (size_t)t * a->head_dim);
+            }
+        }
+    }
+    for (uint32_t t = valid; t < BT_CPU_TILE; t++) {
+        rows[t] = zero;
+    }
 }
 
 /* Turns values by their position, cs as in `head`: values i and i + d / 2 together, or, if `pairs`,

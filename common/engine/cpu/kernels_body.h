@@ -282,24 +282,29 @@ static void N(gelu)(const float *x, const float *bias, void *out, uint32_t parts
 
 /* ---- attention ---- */
 
-/* Pointers to the K (or V) rows of the tile's tokens; behind the last valid one a row of zeros. */
-static inline void N(tile_rows)(const struct bt_cpu_attn *a, uint32_t t0, uint32_t valid,
-                                size_t plane_off, const uint16_t *zero, const uint16_t **rows)
+/* e4m3's bits, moved to f16's places, mean value / 2^8, also for subnormals. */
+static void N(latent)(const struct bt_kv_group *g, const uint8_t *row, uint16_t *out)
 {
-    uint32_t d = a->row, t = 0;
-    while (t < valid) {
-        uint32_t page = (t0 + t) / a->page_tokens, off = (t0 + t) % a->page_tokens;
-        uint32_t run = BT_MIN(a->page_tokens - off, valid - t);
-        const uint16_t *p =
-            (const uint16_t *)(a->kv + (size_t)(a->pages[page] - 1) * a->seg_bytes + plane_off) +
-            (size_t)off * d;
-        for (uint32_t i = 0; i < run; i++) {
-            rows[t + i] = p + (size_t)i * d;
+    uint32_t latent = bt_kv_latent(g);
+    const uint8_t *scales = row + bt_kv_latent_scales(g);
+    const uint16_t *rope = (const uint16_t *)(row + bt_kv_latent_rope(g));
+    for (uint32_t i = 0; i < latent; i += 16) {
+        float scale;
+        memcpy(&scale, scales + i / BT_KV_LATENT_GROUP * sizeof(scale), sizeof(scale));
+        uint16_t bits[16];
+        for (uint32_t j = 0; j < 16; j++) {
+            bits[j] = (uint16_t)((row[i + j] & 0x80) << 8 | (row[i + j] & 0x7f) << 7);
         }
-        t += run;
+        for (uint32_t j = 0; j < 16; j += VL) {
+            N(f16_store)(out + i + j, N(f16_load)(bits + j) * V_SET(scale * 256.0f));
+        }
     }
-    for (; t < BT_CPU_TILE; t++) {
-        rows[t] = zero;
+    for (uint32_t i = 0; i < g->rope; i += VL) {
+        vi bits;
+        for (uint32_t j = 0; j < VL; j++) {
+            bits[j] = (int32_t)((uint32_t)rope[i + j] << 16);
+        }
+        N(f16_store)(out + latent + i, (vf)bits);
     }
 }
 
@@ -483,6 +488,7 @@ static void N(attn)(const struct bt_cpu_attn *a)
     float *kt = s + BT_CPU_ROWS_MAX * BT_CPU_TILE; /* tiles */
     float *vt = kt + (size_t)d * BT_CPU_TILE;
     uint16_t *zero = (uint16_t *)(vt + (size_t)vd * BT_CPU_TILE);
+    uint16_t *wide = zero + d; /* [64][d] */
     const uint16_t *ptr[BT_CPU_TILE];
     const float scale = a->scale * 1.44269504f;
 
@@ -498,9 +504,11 @@ static void N(attn)(const struct bt_cpu_attn *a)
     for (uint32_t t0 = start / BT_CPU_TILE * BT_CPU_TILE; t0 < a->pos + a->n; t0 += BT_CPU_TILE) {
         uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)BT_CPU_TILE);
         uint32_t first = t0 > a->pos ? t0 - a->pos : 0; /* tokens before see none of the tile */
-        N(tile_rows)(a, t0, valid, a->k_off, zero, ptr);
+        bt_cpu_tile_rows(a, t0, valid, a->k_off, zero, wide, ptr);
         N(pack_k)(ptr, d, kt);
-        N(tile_rows)(a, t0, valid, a->v_off, zero, ptr);
+        if (a->v_off != a->k_off) {
+            bt_cpu_tile_rows(a, t0, valid, a->v_off, zero, wide, ptr);
+        }
         N(pack_v)(ptr, vd, vt);
         uint32_t r0 = first * a->group;
         memset(s + (size_t)r0 * BT_CPU_TILE, 0, (size_t)(rows - r0) * BT_CPU_TILE * sizeof(*s));
@@ -542,6 +550,7 @@ const struct bt_cpu_kernels N(bt_cpu_kernels) = {
     .head = N(head),
     .to_act = N(to_act),
     .to_f16 = N(to_f16),
+    .latent = N(latent),
     .swiglu = N(swiglu),
     .gelu = N(gelu),
     .attn = N(attn),

@@ -248,6 +248,13 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         return st != BT_OK ? st : BT_ERR_UNSUPPORTED;
     }
     e->e4m3 = info.layout.groups[0].dtype == BT_DT_FP8_E4M3;
+    if (e->e4m3 && c->mla.kv_rank) {
+        snprintf(err, err_cap,
+                 "%s: model.kv_dtype fp8: the cuda engine has no kernels for fp8 latents; set f16, "
+                 "or engine.device: cpu",
+                 conf->model_dir);
+        return BT_ERR_UNSUPPORTED;
+    }
     st = bt_host_init(&e->host, &info, 0, err, err_cap);
     if (st == BT_OK) {
         st = bt_ids_load(conf->model_dir, info.vocab, &e->host.ids, err, err_cap);
