@@ -11,9 +11,13 @@
 #define OWN       8    /* products that may use skinny.h */
 #define WIDTHS    8    /* rows 1, 2, up to 4, 8, ... 128 */
 
+/* Types of a product: a and w, then y. */
+enum form { BF16_F32, BF16_BF16, F16_F16 };
+
 struct shape {
     uint32_t m, n, k;
-    bool bf16, add, used;
+    enum form form;
+    bool add, used;
     cublasLtMatmulAlgo_t algo;
 };
 
@@ -100,18 +104,24 @@ static void plan_close(struct plan *p)
     }
 }
 
-static bool plan_open(struct plan *p, uint32_t m, uint32_t n, uint32_t k, bool bf16)
+static enum form form_of(bool bf16)
 {
+    return bf16 ? BF16_BF16 : BF16_F32;
+}
+
+static bool plan_open(struct plan *p, uint32_t m, uint32_t n, uint32_t k, enum form form)
+{
+    const cudaDataType in = form == F16_F16 ? CUDA_R_16F : CUDA_R_16BF;
+    const cudaDataType out = form == BF16_F32 ? CUDA_R_32F : in;
     const cublasOperation_t t = CUBLAS_OP_T;
     *p = (struct plan){0};
     bool ok =
         cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
         cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof(t)) ==
             CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->w, CUDA_R_16BF, k, n, k) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->a, CUDA_R_16BF, k, m, k) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->y, bf16 ? CUDA_R_16BF : CUDA_R_32F, n, m, n) ==
-            CUBLAS_STATUS_SUCCESS;
+        cublasLtMatrixLayoutCreate(&p->w, in, k, n, k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->a, in, k, m, k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->y, out, n, m, n) == CUBLAS_STATUS_SUCCESS;
     if (!ok) {
         plan_close(p);
     }
@@ -119,14 +129,14 @@ static bool plan_open(struct plan *p, uint32_t m, uint32_t n, uint32_t k, bool b
 }
 
 /* The shape's entry, or a free one for it. A full table is emptied. */
-static struct shape *find(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k, bool bf16,
+static struct shape *find(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k, enum form form,
                           bool add)
 {
-    uint32_t h = (m * 2654435761u ^ n * 40503u ^ k * 2246822519u) + bf16 * 2u + add;
+    uint32_t h = (m * 2654435761u ^ n * 40503u ^ k * 2246822519u) + form * 2u + add;
     struct shape *s = NULL;
     for (uint32_t i = 0; i < 16; i++) {
         s = &g->shapes[(h + i) % SHAPES];
-        if (!s->used || (s->m == m && s->n == n && s->k == k && s->bf16 == bf16 && s->add == add)) {
+        if (!s->used || (s->m == m && s->n == n && s->k == k && s->form == form && s->add == add)) {
             return s;
         }
     }
@@ -155,15 +165,15 @@ uint32_t bt_cu_gemm_bucket(uint32_t m)
 }
 
 /* The shape with an algorithm; NULL: cuBLASLt has none. */
-static struct shape *algo_for(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k, bool bf16,
-                              bool add)
+static struct shape *algo_for(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
+                              enum form form, bool add)
 {
-    struct shape *sh = find(g, m, n, k, bf16, add);
+    struct shape *sh = find(g, m, n, k, form, add);
     struct plan p;
     if (sh->used) {
         return sh;
     }
-    if (!plan_open(&p, m, n, k, bf16)) {
+    if (!plan_open(&p, m, n, k, form)) {
         return NULL;
     }
     cublasLtMatmulHeuristicResult_t best;
@@ -171,29 +181,41 @@ static struct shape *algo_for(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint
     if (cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, 1, &best,
                                        &found) == CUBLAS_STATUS_SUCCESS &&
         found > 0) {
-        *sh = (struct shape){m, n, k, bf16, add, true, best.algo};
+        *sh = (struct shape){m, n, k, form, add, true, best.algo};
     }
     plan_close(&p);
     return sh->used ? sh : NULL;
 }
 
-cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
-                           uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
+static cudaError_t run_form(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
+                            uint32_t n, uint32_t k, enum form form, bool add, cudaStream_t s)
 {
     struct plan p;
     /* The timed algorithm; the bucket's after a refusal. */
-    struct shape *sh = find(g, m, n, k, bf16, add);
-    sh = sh->used ? sh : algo_for(g, bt_cu_gemm_bucket(m), n, k, bf16, add);
-    if (!plan_open(&p, m, n, k, bf16)) {
+    struct shape *sh = find(g, m, n, k, form, add);
+    sh = sh->used ? sh : algo_for(g, bt_cu_gemm_bucket(m), n, k, form, add);
+    if (!plan_open(&p, m, n, k, form)) {
         return cudaErrorUnknown;
     }
     cublasStatus_t st = sh ? run(g, &p, w, a, y, add, &sh->algo, s) : CUBLAS_STATUS_NOT_SUPPORTED;
     if (st != CUBLAS_STATUS_SUCCESS) {
-        sh = algo_for(g, m, n, k, bf16, add);
+        sh = algo_for(g, m, n, k, form, add);
         st = sh ? run(g, &p, w, a, y, add, &sh->algo, s) : st;
     }
     plan_close(&p);
     return st == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
+}
+
+cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
+                           uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
+{
+    return run_form(g, w, a, y, m, n, k, form_of(bf16), add, s);
+}
+
+cudaError_t bt_cu_gemm_run_f16(struct bt_cu_gemm *g, const void *w, const void *a, void *y,
+                               uint32_t m, uint32_t n, uint32_t k, cudaStream_t s)
+{
+    return run_form(g, w, a, y, m, n, k, F16_F16, false, s);
 }
 
 /* Time in ms of some runs of one algorithm; negative: it does not run. */
@@ -252,7 +274,7 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
     const struct tuned t = {w, layers, a, y, add};
     cudaEvent_t ev[2];
     int found = 0;
-    if (!plan_open(&p, m, n, k, bf16)) {
+    if (!plan_open(&p, m, n, k, form_of(bf16))) {
         return cudaErrorUnknown;
     }
     if (cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, (int)proposals,
@@ -264,8 +286,8 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
     cudaError_t e = cudaEventCreate(&ev[1]);
     int best = e == cudaSuccess ? fastest(g, &p, &t, proposed, found, ev, s) : -1;
     if (best >= 0) {
-        *find(g, m, n, k, bf16, add) =
-            (struct shape){m, n, k, bf16, add, true, proposed[best].algo};
+        *find(g, m, n, k, form_of(bf16), add) =
+            (struct shape){m, n, k, form_of(bf16), add, true, proposed[best].algo};
     }
     cudaEventDestroy(ev[0]);
     if (e == cudaSuccess) {

@@ -24,6 +24,9 @@ void bt_cu_gemm_destroy(struct bt_cu_gemm *g);
 /* y is f32, or bf16 if so said. add: y += (f32 only). cudaErrorUnknown: cuBLASLt refused. */
 cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
                            uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s);
+/* The same with w, a and y in f16, for values that bf16 would round more. */
+cudaError_t bt_cu_gemm_run_f16(struct bt_cu_gemm *g, const void *w, const void *a, void *y,
+                               uint32_t m, uint32_t n, uint32_t k, cudaStream_t s);
 /* The least number of rows, m or more, whose algorithm m rows take where theirs was not timed. */
 uint32_t bt_cu_gemm_bucket(uint32_t m);
 /* Times cuBLASLt's first `proposals` (at most BT_CU_GEMM_PROPOSALS) for this shape on the device
