@@ -13,22 +13,7 @@
 #include "common/engine/cuda/rows/rows.h"
 #include "common/engine/cuda/sample/sample.h"
 #include "common/engine/sampler.h"
-
-typedef _Float16 half;
-
-static float from_bf16(uint16_t v)
-{
-    uint32_t u = (uint32_t)v << 16;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-static uint16_t to_bf16(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
+#include "tests/cuda_host/values.h"
 
 /* e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7f is NaN, 448 the largest. Each value
  * once: attention reads every key and value again for each row. */
@@ -54,22 +39,6 @@ static uint8_t to_e4m3(float f)
     return v >= 448 ? sign | 0x7e : (uint8_t)(sign | BT_MIN(bits, 0x7e));
 }
 
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define FAST                                                                                       \
-    __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "fast-math")))
-#else
-#define FAST __attribute__((optimize("O3", "fast-math")))
-#endif
-
-FAST static float dot(const float *x, const float *y, uint32_t n)
-{
-    float sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += x[i] * y[i];
-    }
-    return sum;
-}
-
 /* y[r] = x . rows[r] for four rows of n: what is read of x serves all. */
 FAST static void dot4(const float *x, const float *rows, size_t n, float *y)
 {
@@ -82,26 +51,6 @@ FAST static void dot4(const float *x, const float *rows, size_t n, float *y)
         d += x[i] * r3[i];
     }
     y[0] = a, y[1] = b, y[2] = c, y[3] = d;
-}
-
-FAST static void add_scaled(float *to, float by, const float *v, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        to[i] += by * v[i];
-    }
-}
-
-/* n finite f16 values as f32: without the processor's instruction a cast is a slow call. */
-FAST static void from_half(const half *v, uint32_t n, float *to)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        uint16_t h;
-        memcpy(&h, &v[i], 2);
-        uint32_t u = (h & 0x7fffu) << 13;
-        float f;
-        memcpy(&f, &u, 4);
-        to[i] = (h & 0x8000 ? -0x1p112f : 0x1p112f) * f;
-    }
 }
 
 /* ---- products ---- */
@@ -509,6 +458,25 @@ cudaError_t bt_cu_dummy_bf16(void *w, size_t n, float sigma, uint32_t seed, cuda
 {
     const struct dummy p = {w, n, sigma, seed};
     cuda_host_launch(s, run_dummy, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+struct f16 {
+    uint16_t *w;
+    size_t n;
+};
+static void run_f16(const void *args)
+{
+    const struct f16 *p = args;
+    for (size_t i = 0; i < p->n; i++) {
+        half h = (half)from_bf16(p->w[i]);
+        memcpy(&p->w[i], &h, 2);
+    }
+}
+cudaError_t bt_cu_bf16_to_f16(void *w, size_t n, cudaStream_t s)
+{
+    const struct f16 p = {w, n};
+    cuda_host_launch(s, run_f16, &p, sizeof(p));
     return cudaSuccess;
 }
 

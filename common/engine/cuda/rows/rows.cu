@@ -284,3 +284,18 @@ extern "C" cudaError_t bt_cu_dummy_bf16(void *w, size_t n, float sigma, uint32_t
     dummy_kernel<<<1024, 256, 0, s>>>((uint32_t *)w, n / 2, sigma, seed);
     return cudaGetLastError();
 }
+
+static __global__ void f16_kernel(uint32_t *w, size_t n2)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n2;
+         i += (size_t)gridDim.x * blockDim.x) {
+        float2 v = bf16_pair(w[i]);
+        w[i] = pack2<__half>(v.x, v.y);
+    }
+}
+
+extern "C" cudaError_t bt_cu_bf16_to_f16(void *w, size_t n, cudaStream_t s)
+{
+    f16_kernel<<<1024, 256, 0, s>>>((uint32_t *)w, n / 2);
+    return cudaGetLastError();
+}

@@ -53,6 +53,8 @@ cudaError_t bt_cu_gemv(const void *w, const void *x, float *y, uint32_t m, uint3
 cudaError_t bt_cu_gemv_swiglu(const void *w, const void *x, void *y, uint32_t m, uint32_t n,
                               uint32_t k, cudaStream_t s);
 
+/* Makes n (even) bf16 values f16 in their place. */
+cudaError_t bt_cu_bf16_to_f16(void *w, size_t n, cudaStream_t s);
 /* Random values of about the size that trained weights have. */
 cudaError_t bt_cu_dummy_bf16(void *w, size_t n, float sigma, uint32_t seed, cudaStream_t s);
 

@@ -1,0 +1,349 @@
+/* The kernels of latent attention in plain C on host memory: what latent.h, mla.h and
+ * mla_prefill.h of cuda/attention say, slowly. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "common/engine/cuda/attention/latent.h"
+#include "common/engine/cuda/attention/mla.h"
+#include "common/engine/cuda/attention/mla_prefill.h"
+#include "common/engine/cuda/device.h"
+#include "common/engine/cuda/gemm/gemm.h"
+#include "tests/cuda_host/values.h"
+
+#define KV_HEAD ((size_t)(BT_LATENT_NOPE + BT_LATENT_V))
+
+bool bt_cu_hopper(void)
+{
+    return true;
+}
+
+static void to_half(const float *v, uint32_t n, half *to)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        to[i] = (half)v[i];
+    }
+}
+
+static void turn(const struct bt_cu_rope *r, uint32_t t, const float *in, half *out)
+{
+    const float *cs = r->table + (size_t)r->pos[t] * BT_LATENT_ROPE;
+    for (uint32_t k = 0; k < BT_LATENT_ROPE / 2; k++) {
+        uint32_t i = r->pairs ? 2 * k : k, j = r->pairs ? i + 1 : i + BT_LATENT_ROPE / 2;
+        float c = cs[k], s = cs[BT_LATENT_ROPE / 2 + k], lo = in[i], hi = in[j];
+        out[i] = (half)(lo * c - hi * s);
+        out[j] = (half)(hi * c + lo * s);
+    }
+}
+
+static void norm(const float *in, const float *w, uint32_t n, float eps, float *out)
+{
+    float f = 1 / sqrtf(dot(in, in, n) / (float)n + eps);
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = in[i] * f * w[i];
+    }
+}
+
+static void run_append(const void *args)
+{
+    const struct bt_cu_latent_append *a = args;
+    float *v = malloc((a->in_stride + BT_LATENT_ROW) * sizeof(*v));
+    for (uint32_t t = 0; t < a->n; t++) {
+        const float *in = a->in + (size_t)t * a->in_stride;
+        if (a->q_rank) {
+            norm(in, a->q_norm, a->q_rank, a->eps, v);
+        }
+        for (uint32_t i = 0; i < a->q_rank; i++) {
+            ((uint16_t *)a->q)[(size_t)t * a->q_rank + i] = to_bf16(v[i]);
+        }
+        if (a->slots[t] < 0) {
+            continue;
+        }
+        uint32_t pos = (uint32_t)a->rope.pos[t];
+        size_t page =
+            (size_t)a->table[(size_t)a->slots[t] * a->table_stride + pos / a->page_tokens];
+        size_t row = page * a->page_rows + a->layer_row + pos % a->page_tokens;
+        half *out = (half *)a->pool + row * BT_LATENT_ROW;
+        in += a->in_stride - BT_LATENT_ROW;
+        norm(in, a->latent_norm, BT_LATENT, a->eps, v);
+        to_half(v, BT_LATENT, out);
+        turn(&a->rope, t, in + BT_LATENT, out + BT_LATENT);
+    }
+    free(v);
+}
+cudaError_t bt_cu_latent_append(const struct bt_cu_latent_append *a, cudaStream_t s)
+{
+    cuda_host_launch(s, run_append, a, sizeof(*a));
+    return cudaSuccess;
+}
+
+/* ---- queries and values ---- */
+
+static void run_queries(const void *args)
+{
+    const struct bt_cu_latent_queries *a = args;
+    for (uint32_t i = 0; i < a->n * a->heads; i++) {
+        const float *in =
+            a->in + (size_t)(i / a->heads) * a->in_stride + i % a->heads * BT_LATENT_HEAD;
+        half *out = (half *)a->out + (size_t)i * BT_LATENT_HEAD;
+        to_half(in, BT_LATENT_NOPE, out);
+        turn(&a->rope, i / a->heads, in + BT_LATENT_NOPE, out + BT_LATENT_NOPE);
+    }
+}
+cudaError_t bt_cu_latent_queries(const struct bt_cu_latent_queries *a, cudaStream_t s)
+{
+    cuda_host_launch(s, run_queries, a, sizeof(*a));
+    return cudaSuccess;
+}
+
+static void run_absorb(const void *args)
+{
+    const struct bt_cu_latent_queries *a = args;
+    float w[BT_LATENT], sum[BT_LATENT];
+    for (uint32_t i = 0; i < a->n * a->heads; i++) {
+        uint32_t head = i % a->heads;
+        const float *in = a->in + (size_t)(i / a->heads) * a->in_stride + head * BT_LATENT_HEAD;
+        const half *kv_b = (const half *)a->kv_b + head * KV_HEAD * BT_LATENT;
+        half *out = (half *)a->out + (size_t)i * BT_LATENT_ROW;
+        memset(sum, 0, sizeof(sum));
+        for (uint32_t k = 0; k < BT_LATENT_NOPE; k++) {
+            from_half(kv_b + (size_t)k * BT_LATENT, BT_LATENT, w);
+            add_scaled(sum, in[k], w, BT_LATENT);
+        }
+        to_half(sum, BT_LATENT, out);
+        turn(&a->rope, i / a->heads, in + BT_LATENT_NOPE, out + BT_LATENT);
+    }
+}
+cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a, cudaStream_t s)
+{
+    cuda_host_launch(s, run_absorb, a, sizeof(*a));
+    return cudaSuccess;
+}
+
+struct values {
+    const half *mix, *kv_b;
+    uint16_t *out;
+    uint32_t n, heads;
+};
+static void run_values(const void *args)
+{
+    const struct values *a = args;
+    float mix[BT_LATENT], w[BT_LATENT];
+    for (uint32_t i = 0; i < a->n * a->heads; i++) {
+        const half *kv_b = a->kv_b + (i % a->heads * KV_HEAD + BT_LATENT_NOPE) * BT_LATENT;
+        from_half(a->mix + (size_t)i * BT_LATENT, BT_LATENT, mix);
+        for (uint32_t d = 0; d < BT_LATENT_V; d++) {
+            from_half(kv_b + (size_t)d * BT_LATENT, BT_LATENT, w);
+            a->out[(size_t)i * BT_LATENT_V + d] = to_bf16(dot(mix, w, BT_LATENT));
+        }
+    }
+}
+cudaError_t bt_cu_latent_values(const void *mix, const void *kv_b, uint32_t n, uint32_t heads,
+                                void *out, cudaStream_t s)
+{
+    const struct values a = {mix, kv_b, out, n, heads};
+    cuda_host_launch(s, run_values, &a, sizeof(a));
+    return cudaSuccess;
+}
+
+/* ---- keys and values of prompts ---- */
+
+static void run_gather(const void *args)
+{
+    const struct bt_cu_latent_gather *a = args;
+    for (uint32_t r = 0, at = 0; r < a->rows; r++) {
+        at += at + 1 < a->n_spans && a->spans[at + 1].first <= (int32_t)r;
+        const struct bt_attn_span *s = &a->spans[at];
+        uint32_t pos = r - (uint32_t)s->first;
+        size_t page = (size_t)a->table[(size_t)s->slot * a->table_stride + pos / a->page_tokens];
+        const half *from =
+            (const half *)a->pool +
+            (page * a->page_rows + a->layer_row + pos % a->page_tokens) * BT_LATENT_ROW;
+        memcpy((half *)a->latent + (size_t)r * BT_LATENT, from, BT_LATENT * sizeof(half));
+        memcpy((half *)a->k_rope + (size_t)r * BT_LATENT_ROPE, from + BT_LATENT,
+               BT_LATENT_ROPE * sizeof(half));
+    }
+}
+cudaError_t bt_cu_latent_gather(const struct bt_cu_latent_gather *a, cudaStream_t s)
+{
+    cuda_host_launch(s, run_gather, a, sizeof(*a));
+    return cudaSuccess;
+}
+
+struct product {
+    const half *w, *a;
+    half *y;
+    uint32_t m, n, k;
+};
+static void run_product(const void *args)
+{
+    const struct product *p = args;
+    float *a = malloc((size_t)p->m * p->k * sizeof(*a)), *w = malloc(p->k * sizeof(*w));
+    from_half(p->a, p->m * p->k, a);
+    for (uint32_t j = 0; j < p->n; j++) {
+        from_half(p->w + (size_t)j * p->k, p->k, w);
+        for (uint32_t i = 0; i < p->m; i++) {
+            p->y[(size_t)i * p->n + j] = (half)dot(a + (size_t)i * p->k, w, p->k);
+        }
+    }
+    free(a);
+    free(w);
+}
+cudaError_t bt_cu_gemm_run_f16(struct bt_cu_gemm *g, const void *w, const void *a, void *y,
+                               uint32_t m, uint32_t n, uint32_t k, cudaStream_t s)
+{
+    (void)g;
+    const struct product p = {w, a, y, m, n, k};
+    cuda_host_launch(s, run_product, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+/* ---- attention ---- */
+
+/* One head's query over keys of two parts, and values. */
+struct seen {
+    const half *key, *rope, *value; /* strides in values from token to token */
+    size_t key_stride, rope_stride, value_stride;
+    uint32_t key_n, value_n, n;
+    const int32_t *table; /* NULL: tokens lie side by side */
+    size_t page_rows;
+    float scale;
+};
+
+static size_t token_at(const struct seen *s, uint32_t t)
+{
+    return s->table
+               ? (size_t)s->table[t / BT_MLA_PAGE_TOKENS] * s->page_rows + t % BT_MLA_PAGE_TOKENS
+               : t;
+}
+
+static void attend(const struct seen *s, const half *q, float *out)
+{
+    float query[BT_LATENT_ROW], v[BT_LATENT_ROW], top = -INFINITY, sum = 0;
+    float *score = malloc((s->n + 1) * sizeof(*score));
+    from_half(q, s->key_n + BT_LATENT_ROPE, query);
+    memset(out, 0, s->value_n * sizeof(*out));
+    for (uint32_t t = 0; t < s->n; t++) {
+        size_t at = token_at(s, t);
+        from_half(s->key + at * s->key_stride, s->key_n, v);
+        from_half(s->rope + at * s->rope_stride, BT_LATENT_ROPE, v + s->key_n);
+        score[t] = s->scale * dot(query, v, s->key_n + BT_LATENT_ROPE);
+        top = fmaxf(top, score[t]);
+    }
+    for (uint32_t t = 0; t < s->n; t++) {
+        float e = expf(score[t] - top);
+        sum += e;
+        from_half(s->value + token_at(s, t) * s->value_stride, s->value_n, v);
+        add_scaled(out, e, v, s->value_n);
+    }
+    for (uint32_t i = 0; i < s->value_n && s->n; i++) {
+        out[i] /= sum;
+    }
+    free(score);
+}
+
+struct bt_mla {
+    struct bt_mla_pool pool;
+};
+cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p)
+{
+    (void)max_batch;
+    *m_p = malloc(sizeof(**m_p));
+    (*m_p)->pool = *pool;
+    return cudaSuccess;
+}
+void bt_mla_destroy(struct bt_mla *m)
+{
+    free(m);
+}
+cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
+                               uint32_t queries, cudaStream_t s)
+{
+    (void)m;
+    (void)lens;
+    (void)batch;
+    (void)queries;
+    (void)s;
+    return cudaSuccess;
+}
+
+struct decode {
+    struct bt_mla_pool pool;
+    struct bt_mla_decode d;
+    uint32_t layer_row;
+};
+static void run_decode(const void *args)
+{
+    const struct decode *p = args;
+    const half *kv = (const half *)p->pool.kv + (size_t)p->layer_row * BT_LATENT_ROW;
+    float out[BT_LATENT];
+    for (uint32_t i = 0; i < p->d.batch * p->d.queries * p->pool.heads; i++) {
+        uint32_t row = i / p->pool.heads, b = row / p->d.queries, j = row % p->d.queries;
+        uint32_t slot = (uint32_t)(p->d.slots ? p->d.slots[b] : (int32_t)b);
+        int32_t n = p->d.lens[b] - (int32_t)(p->d.queries - j - 1);
+        if (p->d.lens[b] == 0) {
+            continue;
+        }
+        const struct seen s = {kv,
+                               kv + BT_LATENT,
+                               kv,
+                               BT_LATENT_ROW,
+                               BT_LATENT_ROW,
+                               BT_LATENT_ROW,
+                               BT_LATENT,
+                               BT_LATENT,
+                               n > 0 ? (uint32_t)n : 0,
+                               p->d.table + (size_t)slot * p->d.table_stride,
+                               p->pool.page_rows,
+                               p->pool.scale};
+        attend(&s, (const half *)p->d.q + (size_t)i * BT_LATENT_ROW, out);
+        to_half(out, BT_LATENT, (half *)p->d.out + (size_t)i * BT_LATENT);
+    }
+}
+cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
+                          cudaStream_t s)
+{
+    const struct decode p = {m->pool, *d, layer_row};
+    cuda_host_launch(s, run_decode, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+uint32_t bt_mla_prefill_tokens(void)
+{
+    return 24;
+}
+static void run_prefill(const void *args)
+{
+    const struct bt_mla_prefill *f = args;
+    float out[BT_LATENT_V];
+    for (uint32_t i = 0; i < f->n_items; i++) {
+        const struct bt_mla_prefill_item *it = &f->items[i];
+        for (uint32_t k = 0; k < (uint32_t)it->n * f->heads; k++) {
+            size_t row = (size_t)it->row + k / f->heads, head = k % f->heads,
+                   at = (size_t)it->first;
+            const half *kv = (const half *)f->kv + at * f->kv_stride + head * KV_HEAD;
+            const struct seen s = {kv,
+                                   (const half *)f->k_rope + at * f->rope_stride,
+                                   kv + BT_LATENT_NOPE,
+                                   f->kv_stride,
+                                   f->rope_stride,
+                                   f->kv_stride,
+                                   BT_LATENT_NOPE,
+                                   BT_LATENT_V,
+                                   (uint32_t)it->pos + k / f->heads + 1,
+                                   NULL,
+                                   0,
+                                   f->scale};
+            attend(&s, (const half *)f->q + row * f->q_stride + head * BT_LATENT_HEAD, out);
+            for (uint32_t d = 0; d < BT_LATENT_V; d++) {
+                ((uint16_t *)f->out)[row * f->out_stride + head * BT_LATENT_V + d] =
+                    to_bf16(out[d]);
+            }
+        }
+    }
+}
+cudaError_t bt_mla_prefill(const struct bt_mla_prefill *f, cudaStream_t s)
+{
+    cuda_host_launch(s, run_prefill, f, sizeof(*f));
+    return cudaSuccess;
+}

@@ -1,0 +1,60 @@
+/* Values of 16 bits as the device has them, and sums over them, for the kernels in plain C. */
+#ifndef BT_TESTS_CUDA_HOST_VALUES_H
+#define BT_TESTS_CUDA_HOST_VALUES_H
+
+#include <stdint.h>
+#include <string.h>
+
+typedef _Float16 half;
+
+static inline float from_bf16(uint16_t v)
+{
+    uint32_t u = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+static inline uint16_t to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FAST                                                                                       \
+    __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "fast-math")))
+#else
+#define FAST __attribute__((optimize("O3", "fast-math")))
+#endif
+
+FAST static inline float dot(const float *x, const float *y, uint32_t n)
+{
+    float sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        sum += x[i] * y[i];
+    }
+    return sum;
+}
+
+FAST static inline void add_scaled(float *to, float by, const float *v, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        to[i] += by * v[i];
+    }
+}
+
+/* n finite f16 values as f32: without the processor's instruction a cast is a slow call. */
+FAST static inline void from_half(const half *v, uint32_t n, float *to)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t h;
+        memcpy(&h, &v[i], 2);
+        uint32_t u = (h & 0x7fffu) << 13;
+        float f;
+        memcpy(&f, &u, 4);
+        to[i] = (h & 0x8000 ? -0x1p112f : 0x1p112f) * f;
+    }
+}
+
+#endif
