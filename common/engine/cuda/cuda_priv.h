@@ -35,8 +35,11 @@ struct bt_cu_mlp_weights {
     struct bt_cu_weight down; /* [hidden][intermediate] */
 };
 
-struct bt_cu_latent_weights { /* multi-head latent attention, as in decoder.h */
-    struct bt_cu_weight q_a, q_b, kv_a, kv_b;
+/* Multi-head latent attention, as in decoder.h. The matrices that read the norm of the residual
+ * stream (q_a, or q_b where there is none, and kv_a) are one, in the layer's qkv. */
+struct bt_cu_latent_weights {
+    struct bt_cu_weight q_b;
+    struct bt_cu_weight kv_b; /* f16, as it is multiplied with latents of pages */
     float *q_a_norm, *kv_a_norm;
 };
 
@@ -80,8 +83,8 @@ struct bt_cu_staging { /* one step's small inputs on their way to the device */
 /* Prompt chunks of a step whose attention is one launch. */
 struct bt_cu_group {
     uint32_t item, n_items; /* of the step's items */
-    uint32_t span, n_spans; /* of its spans: where KV is e4m3 */
-    uint32_t pages;         /* of all its spans */
+    uint32_t span, n_spans; /* of its spans: where KV is e4m3 or latents */
+    uint32_t pages;         /* of all its spans; tokens where KV is latents */
 };
 
 enum bt_cu_kind { BT_CU_FORWARD, BT_CU_DRAW, BT_CU_HOST_SAMPLE, BT_CU_QUIET };
@@ -154,9 +157,10 @@ struct bt_engine {
     uint32_t wide_pages;      /* at least those of the longest sequence */
     int32_t *wide_table;      /* device: page i is page i */
     struct bt_attn *wide_attn;
-    struct bt_cu_group *groups; /* of the step that is being enqueued: [max_rows] */
-    uint32_t n_groups;
-    int32_t *table; /* [max_slots][max_pages_of_slot] */
+    struct bt_cu_latent *latent;   /* step/latent.c; NULL: keys and values of KV heads */
+    struct bt_cu_group *groups;    /* of the step that is being enqueued: [max_rows] */
+    uint32_t n_groups, group_room; /* group_room: most pages of a group; 0: no limit */
+    int32_t *table;                /* [max_slots][max_pages_of_slot] */
     int32_t *last_token;
     struct bt_cu_act act;
     struct bt_cu_step_buffers inputs;

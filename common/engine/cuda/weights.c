@@ -95,9 +95,9 @@ static struct bt_cu_weight *matrix_home(struct bt_cu_model *m, const struct bt_d
         [BT_DECODER_EMBED] = &m->embed,
         [BT_DECODER_POSITIONS] = &m->positions,
         [BT_DECODER_QKV] = &y->qkv,
-        [BT_DECODER_Q_A] = &y->latent.q_a,
-        [BT_DECODER_Q_B] = &y->latent.q_b,
-        [BT_DECODER_KV_A] = &y->latent.kv_a,
+        [BT_DECODER_Q_A] = &y->qkv,
+        [BT_DECODER_Q_B] = m->config.mla.q_rank ? &y->latent.q_b : &y->qkv,
+        [BT_DECODER_KV_A] = &y->qkv,
         [BT_DECODER_KV_B] = &y->latent.kv_b,
         [BT_DECODER_O] = &y->o,
         [BT_DECODER_GATE_UP] = &y->mlp.in,
@@ -136,7 +136,20 @@ static float **vector_home(struct bt_cu_model *m, const struct bt_decoder_tensor
     return homes[d->item];
 }
 
-/* Memory for an item. All experts of a layer share one piece, which the first of them takes. */
+/* Rows of the matrix that an item is part of, and those before it. The latter are with MLA: a
+ * layer's first product has queries (or what they come from), then latents. */
+static uint64_t matrix_rows(const struct bt_model_config *c, const struct bt_decoder_tensors *d,
+                            uint64_t *before_p)
+{
+    uint64_t latents = c->mla.kv_rank + c->mla.rope;
+    uint64_t queries = c->mla.q_rank ? c->mla.q_rank : (uint64_t)c->heads * c->head_dim;
+    bool first = d->item == BT_DECODER_Q_A || (d->item == BT_DECODER_Q_B && !c->mla.q_rank);
+    *before_p = d->item == BT_DECODER_KV_A ? queries : 0;
+    return first || d->item == BT_DECODER_KV_A ? queries + latents : d->rows;
+}
+
+/* Memory for an item of `bytes`. All experts of a layer share one piece, which the first of them
+ * takes; so do the parts of a layer's first product. */
 static bt_status_t memory_of(struct loader *l, const struct bt_decoder_tensors *d, size_t bytes,
                              uint8_t **to_p)
 {
@@ -144,12 +157,19 @@ static bt_status_t memory_of(struct loader *l, const struct bt_decoder_tensors *
     struct bt_cu_weight *w = matrix_home(m, d);
     bool of_expert = d->item == BT_DECODER_EXPERT_GATE_UP || d->item == BT_DECODER_EXPERT_DOWN;
     void **home = w ? &w->w : (void **)vector_home(m, d);
+    uint64_t before, rows = matrix_rows(&m->config, d, &before);
     bt_status_t st = BT_OK;
-    if (!of_expert || d->expert == 0) {
-        st = take(l, bytes * (of_expert ? m->config.experts.n : 1), home);
+    if (*home == NULL) {
+        st = take(l, bytes / d->rows * rows * (of_expert ? m->config.experts.n : 1), home);
     }
-    *to_p = st == BT_OK ? (uint8_t *)*home + d->expert * bytes : NULL;
+    *to_p = st == BT_OK ? (uint8_t *)*home + d->expert * bytes + bytes / d->rows * before : NULL;
     return st;
+}
+
+static bt_status_t make_f16(struct loader *l, const struct bt_decoder_tensors *d, void *w)
+{
+    cudaError_t e = bt_cu_bf16_to_f16(w, d->rows * d->cols, l->e->load);
+    return e == cudaSuccess ? BT_OK : device_error(l, e, d->rows * d->cols * 2);
 }
 
 static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
@@ -165,14 +185,15 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
     uint8_t *to;
     bt_status_t st = memory_of(l, d, d->rows * width * item, &to);
     if (st == BT_OK && !d->parts[0].t) {
-        return fill_dummy(l, d, to);
+        st = fill_dummy(l, d, to);
+        return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;
     }
     for (uint32_t i = 0; st == BT_OK && i < d->n_parts; i++) {
         size_t n = d->parts[i].rows * width;
         st = upload(l, d->parts[i].t, n, vector, to + at * item);
         at += n;
     }
-    return st;
+    return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;
 }
 
 bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
