@@ -197,7 +197,7 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
 # The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
-CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights copy slab step/step step/inputs step/attention step/mlp step/products step/choose sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
+CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights copy slab step/step step/inputs step/attention step/latent step/mlp step/products step/choose sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
 $(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
 	@mkdir -p $(@D)

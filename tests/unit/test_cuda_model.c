@@ -81,8 +81,15 @@ static void test_architectures(void **state)
     static const struct {
         const char *config, *changes, *what, *lacks;
     } cases[] = {
-        {deepseek_v3, "{}", "DeepseekV3ForCausalLM", "latent attention"},
-        {deepseek_v2_lite, "{}", "DeepseekV2ForCausalLM", "latent attention"},
+        {deepseek_v3, "{}", "DeepseekV3ForCausalLM", "experts"},
+        {deepseek_v2_lite, "{}", "DeepseekV2ForCausalLM", "experts"},
+        {deepseek_v3, "{\"first_k_dense_replace\":61,\"kv_lora_rank\":256}", "kv_lora_rank 256",
+         "latent attention for 512, 64, 128, 128"},
+        {deepseek_v3, "{\"first_k_dense_replace\":61,\"qk_nope_head_dim\":64,\"qk_head_dim\":128}",
+         "qk_nope_head_dim 64", "latent attention"},
+        {deepseek_v3,
+         "{\"first_k_dense_replace\":61,\"num_attention_heads\":192,\"num_key_value_heads\":192}",
+         "192 heads", "up to 128 heads"},
         {qwen3_moe, "{}", "Qwen3MoeForCausalLM", "experts"},
         {mixtral, "{}", "MixtralForCausalLM", "experts"},
         {gpt2, "{}", "GPT2LMHeadModel", "GPT-2"},

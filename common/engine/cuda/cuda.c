@@ -8,7 +8,8 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/engine/cuda/step/step_priv.h"
+#include "common/engine/cuda/device.h"
+#include "common/engine/cuda/step/latent.h"
 #include "common/engine/decoder.h"
 #include "common/log/log.h"
 
@@ -99,6 +100,14 @@ static bt_status_t open_device(struct bt_engine *e, char *err, size_t err_cap)
         snprintf(err, err_cap, "engine cuda: %s", cudaGetErrorString(ce));
         return BT_ERR_DEVICE;
     }
+    if (e->model.config.mla.kv_rank && !bt_cu_hopper()) {
+        snprintf(err, err_cap,
+                 "engine cuda: latent attention has kernels for compute capability 9.0 alone (and "
+                 "not with BATON_CUDA_PORTABLE=1), and %s has %d.%d; engine.device: cpu runs this "
+                 "model",
+                 p.name, p.major, p.minor);
+        return BT_ERR_UNSUPPORTED;
+    }
     return BT_OK;
 }
 
@@ -178,7 +187,9 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
                                     .scale_row = (uint32_t)(g->scale_off / row),
                                     .out_type = BT_CU_BF16,
                                     .window = c->window};
-    ce = ce == cudaSuccess ? bt_attn_create(&e->pool, e->max_batch, &e->attn) : ce;
+    ce = ce != cudaSuccess ? ce
+         : e->latent       ? bt_cu_latent_open_pages(e)
+                           : bt_attn_create(&e->pool, e->max_batch, &e->attn);
     if (ce == cudaErrorInvalidValue) {
         snprintf(err, err_cap,
                  "%s/config.json: %u heads over %u KV heads of %u: the cuda engine has attention "
@@ -199,17 +210,23 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
 static bt_status_t check_model(const struct bt_engine_config *conf, const struct bt_model_config *c,
                                char *err, size_t err_cap)
 {
-    const char *lacks = c->mla.kv_rank                 ? "latent attention"
-                        : c->experts.n                 ? "experts"
-                        : c->gpt2                      ? "GPT-2's layers"
-                        : c->rope_kind == BT_ROPE_YARN ? "rope_type yarn"
-                                                       : NULL;
+    bool experts = false;
+    for (uint32_t i = 0; i < c->layers; i++) {
+        experts = experts || bt_model_has_experts(c, i);
+    }
+    const char *lacks = experts                                           ? "experts"
+                        : c->gpt2                                         ? "GPT-2's layers"
+                        : c->rope_kind == BT_ROPE_YARN && !c->mla.kv_rank ? "rope_type yarn"
+                                                                          : NULL;
     if (lacks) {
         snprintf(err, err_cap,
                  "%s/config.json: %s: the cuda engine has no kernels for %s; engine.device: cpu "
                  "runs this model",
                  conf->model_dir, c->architecture, lacks);
         return BT_ERR_UNSUPPORTED;
+    }
+    if (c->mla.kv_rank) {
+        return bt_cu_latent_check(conf, c, err, err_cap);
     }
     if (c->head_dim != 64 && c->head_dim != 128 && c->head_dim != 256) {
         snprintf(err, err_cap,
@@ -279,6 +296,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         return BT_ERR_DEVICE;
     }
     st = st == BT_OK && e->e4m3 ? open_wide(e, err, err_cap) : st;
+    e->group_room = e->latent ? bt_cu_latent_room(e) : e->wide_pages;
     st = st == BT_OK ? open_pages(e, conf, err, err_cap) : st;
     st = st == BT_OK ? bt_cu_choose_wide(e, err, err_cap) : st;
     if (st == BT_OK && conf->slab && bt_cu_slab_pin(e, conf->slab, conf->slab_bytes) != BT_OK) {

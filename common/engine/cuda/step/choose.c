@@ -5,22 +5,29 @@
 #include <stdlib.h>
 
 #include "common/engine/cuda/gemm/wide.h"
-#include "common/engine/cuda/step/step_priv.h"
+#include "common/engine/cuda/step/latent.h"
 
 /* ---- cuBLASLt ---- */
 
+/* Whether a layer has this product, and there is room for its result of m rows. */
+static bool has_product(const struct bt_engine *e, const struct bt_cu_products *l, int p,
+                        uint32_t m)
+{
+    return l->n[p] && (p < 4 || bt_cu_latent_sums_fit(e, m));
+}
+
 struct tuning {
     struct bt_cu_products of;
-    const void *w[4][8]; /* weights of some layers */
+    const void *w[BT_CU_PRODUCTS][8]; /* weights of some layers */
     uint32_t layers;
 };
 
 static bt_status_t tune_layer(struct bt_engine *e, const struct tuning *t, uint32_t m,
                               uint32_t proposals)
 {
-    for (int p = 0; p < 4; p++) {
+    for (int p = 0; p < BT_CU_PRODUCTS; p++) {
         uint32_t n = t->of.n[p], k = t->of.k[p];
-        if (!bt_cu_gemv_fits(m, n, k)) {
+        if (has_product(e, &t->of, p, m) && !bt_cu_gemv_fits(m, n, k)) {
             BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, t->w[p], t->layers, e->act.a, t->of.y[p], m, n, k,
                                          p == 2, p % 2 == 1, proposals, e->compute));
         }
@@ -49,8 +56,8 @@ static bt_status_t tune(struct bt_engine *e)
     struct tuning t = {.of = bt_cu_layer_products(e), .layers = BT_MIN(c->layers, 8u)};
     for (uint32_t i = 0; i < t.layers; i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
-        const void *of_layer[4] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w};
-        for (int p = 0; p < 4; p++) {
+        const void *of_layer[] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w, y->latent.q_b.w};
+        for (int p = 0; p < BT_CU_PRODUCTS; p++) {
             t.w[p][i] = of_layer[p];
         }
     }
@@ -78,10 +85,10 @@ static bt_status_t meet(struct bt_engine *e)
     const struct bt_model_config *c = &e->model.config;
     const struct bt_cu_products l = bt_cu_layer_products(e);
     const struct bt_cu_layer *y = &e->model.layers[0];
-    const void *w[4] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w};
+    const void *w[] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w, y->latent.q_b.w};
     for (uint32_t m = 1; m <= e->host.info.max_rows; m = bt_cu_gemm_bucket(m + 1)) {
-        for (int p = 0; p < 4; p++) {
-            if (bt_cu_gemv_fits(m, l.n[p], l.k[p])) {
+        for (int p = 0; p < BT_CU_PRODUCTS; p++) {
+            if (!has_product(e, &l, p, m) || bt_cu_gemv_fits(m, l.n[p], l.k[p])) {
                 continue;
             }
             BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[p], e->act.a, l.y[p], m, l.n[p], l.k[p], p == 2,
@@ -115,6 +122,10 @@ static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
                              : p == 1 ? bt_cu_product(e, &y->o, e->act.o, e->act.x, m, l.n[1],
                                                       l.k[1], false, true)
                                       : bt_cu_mlp_dense(e, &y->mlp, m);
+            if (st == BT_OK && p == 0 && has_product(e, &l, 4, m)) {
+                st = bt_cu_product(e, &y->latent.q_b, e->act.o, l.y[4], m, l.n[4], l.k[4], false,
+                                   false);
+            }
             if (st != BT_OK) {
                 return st;
             }
@@ -217,8 +228,9 @@ static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint
  * chosen. */
 static bt_status_t choose_ways(struct bt_engine *e)
 {
-    static const enum bt_cu_skinny_end ends[4] = {BT_CU_SKINNY_F32, BT_CU_SKINNY_ADD,
-                                                  BT_CU_SKINNY_SWIGLU, BT_CU_SKINNY_ADD};
+    static const enum bt_cu_skinny_end ends[BT_CU_PRODUCTS] = {BT_CU_SKINNY_F32, BT_CU_SKINNY_ADD,
+                                                               BT_CU_SKINNY_SWIGLU,
+                                                               BT_CU_SKINNY_ADD, BT_CU_SKINNY_F32};
     const struct bt_model_config *c = &e->model.config;
     const struct bt_cu_products l = bt_cu_layer_products(e);
     uint32_t most = BT_MIN(e->max_batch, (uint32_t)BT_CU_SKINNY_ROWS);
@@ -231,9 +243,11 @@ static bt_status_t choose_ways(struct bt_engine *e)
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event");
     for (uint32_t m = 1; st == BT_OK && m <= most; m *= 2) {
         /* Two rounds: each depends on its neighbours. */
-        for (int i = 0; st == BT_OK && i < 8; i++) {
-            int p = 3 - i % 4;
-            st = try_product(e, m, l.n[p], l.k[p], ends[p], trial_layers, ev);
+        for (int i = 0; st == BT_OK && i < 2 * BT_CU_PRODUCTS; i++) {
+            int p = BT_CU_PRODUCTS - 1 - i % BT_CU_PRODUCTS;
+            if (has_product(e, &l, p, m)) {
+                st = try_product(e, m, l.n[p], l.k[p], ends[p], trial_layers, ev);
+            }
         }
         st = st == BT_OK ? try_product(e, m, c->vocab, c->hidden, BT_CU_SKINNY_F32, trial_head, ev)
                          : st;
@@ -358,7 +372,7 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "inputs");
     for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
         trial_fn *trial = i == BT_CU_WIDE_QKV ? trial_qkv : trial_mlp;
-        if (i != BT_CU_WIDE_QKV || !e->e4m3) {
+        if (i != BT_CU_WIDE_QKV || !(e->e4m3 || e->latent)) {
             st = find_wide_from(e, (enum bt_cu_wide)i, trial, ev);
             st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trial, ev) : st;
         }

@@ -35,6 +35,7 @@ struct bt_cu_inputs bt_cu_inputs_at(const struct bt_cu_layout *l, uint8_t *p)
                                  (int32_t *)(p + l->lens),
                                  (int32_t *)(p + l->rows),
                                  (struct bt_attn_item *)(p + l->item),
+                                 (struct bt_mla_prefill_item *)(p + l->item),
                                  (struct bt_attn_span *)(p + l->span)};
 }
 
@@ -42,6 +43,28 @@ static int longest_first(const void *a, const void *b)
 {
     const struct bt_attn_item *x = a, *y = b;
     return (y->pos > x->pos) - (y->pos < x->pos);
+}
+
+static int latent_longest_first(const void *a, const void *b)
+{
+    const struct bt_mla_prefill_item *x = a, *y = b;
+    return (y->pos > x->pos) - (y->pos < x->pos);
+}
+
+static void sort_items(const struct bt_engine *e, const struct bt_cu_group *g,
+                       const struct bt_cu_inputs *in)
+{
+    if (e->latent) {
+        qsort(in->latent_items + g->item, g->n_items, sizeof(*in->latent_items),
+              latent_longest_first);
+    } else {
+        qsort(in->items + g->item, g->n_items, sizeof(*in->items), longest_first);
+    }
+}
+
+uint32_t bt_cu_item_tokens(const struct bt_engine *e)
+{
+    return e->latent ? bt_mla_prefill_tokens() : bt_attn_prefill_tokens(e->attn);
 }
 
 static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
@@ -57,12 +80,12 @@ static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uin
     in->lens[at] = (int32_t)pos + 1;
 }
 
-/* The group of a chunk with this many pages. e4m3 pages are expanded to f16 side by side; a group
- * has as many pages as there is room for. */
+/* The group of a chunk with this many pages. Pages of e4m3 or latents are expanded side by side; a
+ * group has as many as there is room for. */
 static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32_t n_items)
 {
     struct bt_cu_group *g = e->n_groups ? &e->groups[e->n_groups - 1] : NULL;
-    if (!g || (e->e4m3 && g->pages + pages > e->wide_pages)) {
+    if (!g || (e->group_room && g->pages + pages > e->group_room)) {
         uint32_t span = g ? g->span + g->n_spans : 0;
         g = &e->groups[e->n_groups++];
         *g = (struct bt_cu_group){.item = n_items, .span = span};
@@ -73,11 +96,12 @@ static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32
 static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
                       const struct bt_cu_inputs *in, uint32_t *n_items)
 {
-    uint32_t pos = bt_host_row_pos(&e->host, row), per = bt_attn_prefill_tokens(e->attn);
-    uint32_t pages = BT_DIV_UP(pos + row->n, e->host.info.layout.page_tokens);
+    uint32_t pos = bt_host_row_pos(&e->host, row), per = bt_cu_item_tokens(e);
+    uint32_t pages =
+        e->latent ? pos + row->n : BT_DIV_UP(pos + row->n, e->host.info.layout.page_tokens);
     struct bt_cu_group *g = group_for(e, pages, *n_items);
     int32_t slot = (int32_t)row->slot;
-    if (e->e4m3) { /* all slots share the wide pages' table; a slot is named by its first page */
+    if (e->group_room) { /* what is expanded has no slots; a sequence is named by its first page */
         in->spans[g->span + g->n_spans++] = (struct bt_attn_span){slot, (int32_t)g->pages};
         slot = (int32_t)g->pages;
         g->pages += pages;
@@ -89,11 +113,14 @@ static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint
         in->slots[at + i] = (int32_t)row->slot;
     }
     for (uint32_t i = 0; i < row->n; i += per) {
-        in->items[(*n_items)++] = (struct bt_attn_item){.row = (int32_t)(at + i),
-                                                        .n = (int32_t)BT_MIN(per, row->n - i),
-                                                        .pos = (int32_t)(pos + i),
-                                                        .slot = slot,
-                                                        .len = (int32_t)(pos + row->n)};
+        int32_t n = (int32_t)BT_MIN(per, row->n - i), first = (int32_t)(at + i);
+        int32_t begin = (int32_t)(pos + i), index = (int32_t)(*n_items)++;
+        if (e->latent) {
+            in->latent_items[index] = (struct bt_mla_prefill_item){first, n, begin, slot};
+        } else {
+            in->items[index] = (struct bt_attn_item){
+                .row = first, .n = n, .pos = begin, .slot = slot, .len = (int32_t)(pos + row->n)};
+        }
     }
 }
 
@@ -124,8 +151,7 @@ void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
     }
     t->n_rows = sample;
     for (uint32_t i = 0; i < e->n_groups; i++) {
-        const struct bt_cu_group *g = &e->groups[i];
-        qsort(in->items + g->item, g->n_items, sizeof(*in->items), longest_first);
+        sort_items(e, &e->groups[i], in);
     }
 }
 

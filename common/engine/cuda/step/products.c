@@ -1,16 +1,24 @@
 /* A layer's products and the model's head. choose.c has chosen the implementation for each number
  * of rows. Asynchronous on the compute stream; owner thread: the engine's. */
 #include "common/engine/cuda/gemm/wide.h"
-#include "common/engine/cuda/step/step_priv.h"
+#include "common/engine/cuda/step/latent.h"
 
 struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t q = c->heads * c->head_dim;
-    return (struct bt_cu_products){
+    struct bt_cu_products p = {
         .n = {q + 2 * c->kv_heads * c->head_dim, c->hidden, 2 * c->intermediate, c->hidden},
         .k = {c->hidden, q, c->hidden, c->intermediate},
         .y = {e->act.qkv, e->act.x, e->act.gu, e->act.x}};
+    if (e->latent) {
+        p.n[0] = bt_cu_latent_first_rows(c);
+        p.k[1] = c->heads * c->mla.v;
+        p.n[4] = c->mla.q_rank ? q : 0;
+        p.k[4] = c->mla.q_rank;
+        p.y[4] = bt_cu_latent_sums(e);
+    }
+    return p;
 }
 
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "common/engine/cuda/ranges.h"
-#include "common/engine/cuda/step/step_priv.h"
+#include "common/engine/cuda/step/latent.h"
 
 #define FETCH_MAX 16384u /* bytes of inputs that a kernel fetches */
 
@@ -25,15 +25,15 @@ static void *take(size_t bytes, cudaError_t *e)
 static cudaError_t fill_rope(struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
-    uint32_t d = c->head_dim, half = d / 2;
+    uint32_t d = bt_model_rope_dim(c), half = d / 2;
     float *inv = bt_malloc(half * sizeof(*inv));
     float *cs = bt_malloc((size_t)c->max_model_len * d * sizeof(*cs));
     bt_model_rope_inv_freq(c, inv);
     for (uint32_t p = 0; p < c->max_model_len; p++) {
         for (uint32_t i = 0; i < half; i++) {
             float angle = (float)p * inv[i];
-            cs[(size_t)p * d + i] = (float)cos((double)angle);
-            cs[(size_t)p * d + half + i] = (float)sin((double)angle);
+            cs[(size_t)p * d + i] = (float)cos((double)angle) * c->rope_scale;
+            cs[(size_t)p * d + half + i] = (float)sin((double)angle) * c->rope_scale;
         }
     }
     cudaError_t err =
@@ -52,6 +52,7 @@ void bt_cu_step_close(struct bt_engine *e)
         cudaFree(all[i]);
     }
     free(e->groups);
+    bt_cu_latent_close(e);
     for (int i = 0; i < BT_CU_STAGING; i++) {
         cudaFreeHost(e->inputs.staging[i].host);
         if (e->inputs.staging[i].sent) {
@@ -72,7 +73,8 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     const struct bt_model_config *c = &e->model.config;
     const struct bt_engine_info *info = &e->host.info;
     size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
-    size_t qkv = q + (size_t)2 * c->kv_heads * c->head_dim;
+    size_t qkv =
+        c->mla.kv_rank ? bt_cu_latent_first_rows(c) : q + (size_t)2 * c->kv_heads * c->head_dim;
     struct bt_cu_layout all = bt_cu_lay_out((uint32_t)rows, e->max_batch, info->max_slots,
                                             info->max_rows + info->max_slots, info->max_rows);
     cudaError_t ce = cudaSuccess;
@@ -82,7 +84,7 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     e->inputs.step_bytes = all.bytes;
     e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
     e->inputs.step = take(all.bytes, &ce);
-    e->act.rope = take((size_t)c->max_model_len * c->head_dim * 4, &ce);
+    e->act.rope = take((size_t)c->max_model_len * bt_model_rope_dim(c) * 4, &ce);
     e->act.x = take(rows * c->hidden * 4, &ce);
     e->act.qkv = take(rows * qkv * 4, &ce);
     e->act.q = take(rows * q * 2, &ce);
@@ -98,6 +100,9 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     }
     if (ce == cudaSuccess) {
         ce = fill_rope(e);
+    }
+    if (ce == cudaSuccess && c->mla.kv_rank) {
+        ce = bt_cu_latent_open(e, rows);
     }
     for (int i = 0; ce == cudaSuccess && i < BT_CU_STAGING; i++) {
         ce = cudaMallocHost((void **)&e->inputs.staging[i].host, all.bytes);
@@ -125,7 +130,9 @@ static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *
                              uint32_t layer)
 {
     bt_status_t st = b ? bt_cu_layer_wait(e, b, layer) : BT_OK;
-    st = st == BT_OK ? bt_cu_attention(e, b, l, in, layer) : st;
+    st = st != BT_OK ? st
+         : e->latent ? bt_cu_latent_attention(e, b, l, in, layer)
+                     : bt_cu_attention(e, b, l, in, layer);
     return st == BT_OK ? bt_cu_mlp(e, l, layer) : st;
 }
 
@@ -138,7 +145,12 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
      * (mma.cuh), but not before the kernel in front of it has begun. So decode attention may read
      * all these before it waits (attention.h). For the same reason a flow's wait comes before its
      * layer's first kernel. */
-    if (l->singles) {
+    if (l->singles && e->latent) {
+        bt_status_t st = bt_cu_latent_plan(e, l, in);
+        if (st != BT_OK) {
+            return st;
+        }
+    } else if (l->singles) {
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
     BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed.w, l->tokens,
@@ -272,14 +284,14 @@ static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch
 static struct bt_cu_layout batch_layout(const struct bt_engine *e, const struct bt_engine_batch *b,
                                         uint32_t n_tokens)
 {
-    uint32_t singles = 0, wanted = 0, items = 0, chunks = 0, per = bt_attn_prefill_tokens(e->attn);
+    uint32_t singles = 0, wanted = 0, items = 0, chunks = 0, per = bt_cu_item_tokens(e);
     for (uint32_t r = 0; r < b->n_rows; r++) {
         singles += b->rows[r].n == 1;
         wanted += b->rows[r].flags & BT_ROW_SAMPLE ? 1 : 0;
         items += b->rows[r].n == 1 ? 0 : BT_DIV_UP(b->rows[r].n, per);
         chunks += b->rows[r].n > 1;
     }
-    return bt_cu_lay_out(n_tokens, singles, wanted, items, e->e4m3 ? chunks : 0);
+    return bt_cu_lay_out(n_tokens, singles, wanted, items, e->group_room ? chunks : 0);
 }
 
 static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,

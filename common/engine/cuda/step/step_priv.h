@@ -4,6 +4,7 @@
 #ifndef BT_CUDA_STEP_PRIV_H
 #define BT_CUDA_STEP_PRIV_H
 
+#include "common/engine/cuda/attention/mla_prefill.h"
 #include "common/engine/cuda/cuda_priv.h"
 
 /* A step's small inputs, in one piece of memory laid out by its sizes: a graph's pointers depend on
@@ -15,13 +16,16 @@ struct bt_cu_layout {
 struct bt_cu_inputs { /* the same on the host or on the device */
     int32_t *ids, *pos, *slots, *lens, *rows;
     struct bt_attn_item *items;
+    struct bt_mla_prefill_item *latent_items; /* with latent attention, in items' place */
     struct bt_attn_span *spans;
 };
 
-/* A layer's products: QKV, o, gate and up, down. */
+/* A layer's products: QKV, o, gate and up, down; the queries' second product, or n 0. With latent
+ * attention, QKV stands for the layer's first product. */
+#define BT_CU_PRODUCTS 5
 struct bt_cu_products {
-    uint32_t n[4], k[4];
-    void *y[4];
+    uint32_t n[BT_CU_PRODUCTS], k[BT_CU_PRODUCTS];
+    void *y[BT_CU_PRODUCTS];
 };
 
 /* ---- inputs.c ---- */
@@ -30,6 +34,8 @@ struct bt_cu_products {
  * and spans: of attention.h. */
 struct bt_cu_layout bt_cu_lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted,
                                   uint32_t items, uint32_t spans);
+/* Query tokens that fit an item. */
+uint32_t bt_cu_item_tokens(const struct bt_engine *e);
 struct bt_cu_inputs bt_cu_inputs_at(const struct bt_cu_layout *l, uint8_t *p);
 /* What b's rows are, in l's places; t learns which rows are sampled. */
 void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
