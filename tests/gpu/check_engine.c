@@ -1,21 +1,59 @@
 /* make check-gpu: the CUDA engine through engine.h: batches against single sequences, chunks
- * against whole prompts, draws with masks and ahead of the host, KV through slab and back; with fp8
- * KV too. Logits of different batch sizes may differ in their last bits, so tokens are compared up
- * to near-ties. */
+ * against whole prompts, prompts and single tokens in one step, draws with masks and ahead of the
+ * host, KV through slab and back; for each kind of model that the engine computes differently.
+ * Logits of different batch sizes may differ in their last bits, so tokens are compared up to
+ * near-ties. */
 #include "tests/golden/drive.h"
 
 #include <math.h>
-
-#define MODEL  "deploy/models/shakespeare-llama-6m"
-#define LAYERS 6
-#define PAGE   16
+#include <unistd.h>
 
 /* Leaves the long ones out, where each step is slow. */
 #ifndef BRIEF
 #define BRIEF 0
 #endif
 
+/* A kind of model: trained (text NULL, files in dir) or with random weights. The latter lead by
+ * less, so their texts go apart at more near-ties. */
+struct kind {
+    const char *name, *dir, *text, *kv_dtype;
+    uint32_t page_tokens;
+};
+
+#define DEEPSEEK                                                                                   \
+    "\"vocab_size\":2048,\"hidden_size\":256,\"intermediate_size\":512,\"moe_intermediate_size\":" \
+    "128,\"n_routed_experts\":8,\"num_experts_per_tok\":2,\"n_shared_experts\":1,"                 \
+    "\"num_hidden_layers\":2,\"max_position_embeddings\":768,\"kv_lora_rank\":512,"                \
+    "\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128,\"rms_norm_eps\":1e-6,"   \
+    "\"bos_token_id\":0,\"eos_token_id\":1,\"hidden_act\":\"silu\","
+
+static const struct kind llama = {
+    .name = "llama", .dir = "deploy/models/shakespeare-llama-6m", .page_tokens = 16};
+static const struct kind llama_fp8 = {.name = "llama, fp8 KV",
+                                      .dir = "deploy/models/shakespeare-llama-6m",
+                                      .kv_dtype = "fp8",
+                                      .page_tokens = 16};
+/* Latent attention, queries by two matrices, an odd number of heads. */
+static const struct kind latent = {
+    .name = "latent attention",
+    .text = "{\"architectures\":[\"DeepseekV3ForCausalLM\"]," DEEPSEEK
+            "\"num_attention_heads\":3,\"q_lora_rank\":192,\"first_k_dense_replace\":2,"
+            "\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true,"
+            "\"routed_scaling_factor\":1.0}",
+    .page_tokens = 64};
+/* The same with queries by one matrix and YaRN. */
+static const struct kind latent_yarn = {
+    .name = "latent attention, YaRN",
+    .text =
+        "{\"architectures\":[\"DeepseekV2ForCausalLM\"]," DEEPSEEK
+        "\"num_attention_heads\":16,\"q_lora_rank\":null,\"first_k_dense_replace\":2,"
+        "\"topk_method\":\"greedy\",\"norm_topk_prob\":false,\"rope_scaling\":{\"type\":\"yarn\","
+        "\"factor\":40,\"mscale\":0.707,\"mscale_all_dim\":0.707,"
+        "\"original_max_position_embeddings\":64}}",
+    .page_tokens = 64};
+
 static struct drive d;
+static const struct kind *kind;
 
 static void fill(uint32_t *t, uint32_t n, uint32_t seed)
 {
@@ -49,7 +87,7 @@ static uint32_t same(const uint32_t *a, const uint32_t *b, const float *gap, uin
 {
     for (uint32_t i = 0; i < n; i++) {
         if (a[i] != b[i]) {
-            if (gap[i] > (drive_kv_dtype ? 1.5f : 0.3f)) {
+            if (gap[i] > (kind->kv_dtype ? 1.5f : 0.3f)) {
                 fail_msg("token %u: %u and %u, gap %f", i, a[i], b[i], gap[i]);
             }
             return i;
@@ -75,6 +113,57 @@ static void test_chunks(void **state)
     alone(prompt, 40, 2048, whole, gap, STEPS);
     alone(prompt, 40, 1, tiny, other, STEPS); /* single tokens: the decode kernel alone */
     same(whole, tiny, gap, STEPS);
+}
+
+/* Three prompts and single tokens in one step: the same as alone. Together the prompts are longer
+ * than a sequence may be. */
+static void test_mixed(void **state)
+{
+    (void)state;
+    enum { SEQS = 6, PROMPTS = 3, LEN = 300, STEPS = 8 };
+    static uint32_t prompt[SEQS][LEN], want[SEQS][STEPS];
+    static float gap[SEQS][STEPS];
+    struct bt_engine_row rows[SEQS];
+    struct bt_engine_out out[SEQS];
+    const struct bt_engine_params p = drive_greedy(2);
+    for (uint32_t s = 0; s < SEQS; s++) {
+        d.next_page = 0;
+        fill(prompt[s], LEN, s + 70);
+        alone(prompt[s], LEN - s * 11, 2048, want[s], gap[s], STEPS);
+    }
+    d.next_page = 0;
+    for (uint32_t s = 0; s < SEQS; s++) { /* prompts stand between the single tokens */
+        uint32_t n = LEN - s * 11;
+        bool whole = s % 2 == 0;
+        drive_slot(&d, s, &p, prompt[s], n, STEPS);
+        if (!whole) {
+            drive_prefill(&d, s, prompt[s], 0, n - 1, 2048);
+        }
+        rows[s] = (struct bt_engine_row){.slot = s,
+                                         .pos = whole ? 0 : n - 1,
+                                         .n = whole ? n : 1,
+                                         .tokens = whole ? prompt[s] : &prompt[s][n - 1],
+                                         .flags = BT_ROW_SAMPLE};
+    }
+    for (uint32_t i = 0; i < STEPS; i++) {
+        assert_int_equal(drive_step(&d, rows, SEQS, out), SEQS);
+        for (uint32_t s = 0; s < SEQS; s++) {
+            assert_false(out[s].bad);
+            if (out[s].token != want[s][i] && gap[s][i] > (kind->kv_dtype ? 1.5f : 0.3f)) {
+                fail_msg("sequence %u, token %u: %u and %u, gap %f", s, i, out[s].token, want[s][i],
+                         gap[s][i]);
+            }
+            assert_int_equal(d.vt->slot_accept(d.e, s, want[s][i]), BT_OK);
+            rows[s] = (struct bt_engine_row){.slot = s,
+                                             .pos = LEN - s * 11 + i,
+                                             .n = 1,
+                                             .tokens = &want[s][i],
+                                             .flags = BT_ROW_SAMPLE};
+        }
+    }
+    for (uint32_t s = 0; s < SEQS; s++) {
+        drive_slot_close(&d, s);
+    }
 }
 
 /* Steps of many sequences of different lengths, drawn on the device, launched ahead of results. */
@@ -147,13 +236,13 @@ static void test_batch(void **state)
     }
     printf("# logprobs alone and in a batch differ by at most %.3f, in the mean %.4f\n", worst,
            sum / (float)n);
-    assert_true(worst < (drive_kv_dtype ? 1.5f : 0.25f));
-    assert_true(sum / (float)n < (drive_kv_dtype ? 0.1f : 0.03f));
+    assert_true(worst < (kind->kv_dtype ? 1.5f : 0.25f));
+    assert_true(sum / (float)n < (kind->kv_dtype ? 0.1f : 0.03f));
     for (uint32_t s = 0; s < SEQS; s++) {
         together += same(want[s], got[s], gap[s], STEPS);
     }
     printf("# %u of %u tokens before near-ties\n", together, SEQS * STEPS);
-    assert_true(together > SEQS * STEPS * (drive_kv_dtype ? 1 : 3) / 4);
+    assert_true(together > SEQS * STEPS * (kind->kv_dtype || kind->text ? 1 : 3) / 4);
 }
 
 /* A mask that allows all changes nothing, whoever the neighbours are. */
@@ -301,17 +390,19 @@ static void ring(void *arg)
 static void test_flow(void **state)
 {
     (void)state;
-    enum { N = 203, STEPS = 16, CHUNK = 64, BLOCKS = (N + PAGE - 1) / PAGE };
+    enum { N = 203, STEPS = 16, CHUNK = 64, BLOCKS_MAX = (N + 15) / 16 };
     const struct bt_engine_params p = drive_greedy(2);
+    const uint32_t page = d.info->layout.page_tokens, layers = d.info->layout.n_layers;
+    const uint32_t n_blocks = BT_DIV_UP(N, page);
     uint32_t prompt[N], want[STEPS], got[STEPS];
     float gap[STEPS];
     size_t bytes = d.info->layout.block_bytes;
-    uint8_t *slab = aligned_alloc(4096, BT_ALIGN_UP(bytes * BLOCKS, (size_t)4096));
-    memset(slab, 0xff, bytes * BLOCKS);
+    uint8_t *slab = aligned_alloc(4096, BT_ALIGN_UP(bytes * n_blocks, (size_t)4096));
+    memset(slab, 0xff, bytes * n_blocks);
     bells = 0;
-    d.vt->slab_open(d.e, slab, bytes * BLOCKS); /* copies begin before all of it is pinned */
+    d.vt->slab_open(d.e, slab, bytes * n_blocks); /* copies begin before all of it is pinned */
     bt_flow_word_t word = 0;
-    struct bt_engine_block blocks[BLOCKS];
+    struct bt_engine_block blocks[BLOCKS_MAX];
     uint32_t flow, load;
     fill(prompt, N, 5);
     d.next_page = 0;
@@ -319,14 +410,14 @@ static void test_flow(void **state)
     assert_int_equal(
         d.vt->flow_open(d.e, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND, &word, 7, ring, NULL, &flow),
         BT_OK);
-    uint32_t pages = BT_DIV_UP(N + STEPS, PAGE), items = BT_DIV_UP(N, CHUNK) * LAYERS;
-    for (uint32_t i = 0; i < BLOCKS; i++) {
+    uint32_t pages = BT_DIV_UP(N + STEPS, page), items = BT_DIV_UP(N, CHUNK) * layers;
+    for (uint32_t i = 0; i < n_blocks; i++) {
         blocks[i] = (struct bt_engine_block){.mem = slab + i * bytes,
                                              .page = pages - 1 - i, /* as drive_slot hands out */
-                                             .toks = BT_MIN(PAGE, N - i * PAGE),
-                                             .seq = i * PAGE / CHUNK * LAYERS};
+                                             .toks = BT_MIN(page, N - i * page),
+                                             .seq = i * page / CHUNK * layers};
     }
-    assert_int_equal(d.vt->flow_add(d.e, flow, blocks, BLOCKS), BT_OK);
+    assert_int_equal(d.vt->flow_add(d.e, flow, blocks, n_blocks), BT_OK);
     struct bt_engine_out o = {0};
     for (uint32_t at = 0, c = 0; at < N; at += CHUNK, c++) {
         const struct bt_engine_row row = {.slot = 0,
@@ -334,7 +425,7 @@ static void test_flow(void **state)
                                           .n = BT_MIN(CHUNK, N - at),
                                           .tokens = prompt + at,
                                           .flags = at + CHUNK >= N ? BT_ROW_SAMPLE : 0,
-                                          .fire = {flow, c * LAYERS}};
+                                          .fire = {flow, c * layers}};
         drive_step(&d, &row, 1, &o);
     }
     bt_engine_ticket_t t;
@@ -342,14 +433,14 @@ static void test_flow(void **state)
     wait_ok(t);
     assert_int_equal(bt_flow_read(&word, 7), items);
     assert_int_equal(bells, items);
-    uint8_t *tail = slab + (BLOCKS - 1) * bytes;
+    uint8_t *tail = slab + (n_blocks - 1) * bytes;
     const struct bt_kv_group *g = &d.info->layout.groups[0];
     uint32_t row = bt_kv_row_bytes(g);
-    for (uint32_t i = N % PAGE * row; i < PAGE * row; i++) { /* K of head 0, behind the text */
+    for (uint32_t i = N % page * row; i < page * row; i++) { /* K of head 0, behind the text */
         assert_int_equal(tail[i], 0);
     }
-    for (uint32_t i = 0; g->scale_off && i < PAGE; i++) { /* and its scales */
-        assert_true((tail[g->scale_off + i] == 0) == (i >= N % PAGE));
+    for (uint32_t i = 0; g->scale_off && i < page; i++) { /* and its scales */
+        assert_true((tail[g->scale_off + i] == 0) == (i >= N % page));
     }
     want[0] = o.token;
     gap[0] = o.top_logprob[0] - o.top_logprob[1];
@@ -361,17 +452,17 @@ static void test_flow(void **state)
     /* The other side: the word lets items through one after another. */
     uint32_t first = d.next_page;
     drive_slot(&d, 1, &p, prompt, N, STEPS);
-    for (uint32_t i = 0; i < BLOCKS; i++) {
+    for (uint32_t i = 0; i < n_blocks; i++) {
         blocks[i].page = first + pages - 1 - i;
-        blocks[i].toks = PAGE;
+        blocks[i].toks = page;
     }
-    bt_flow_word_t open_word = bt_flow_pack(3, LAYERS);
+    bt_flow_word_t open_word = bt_flow_pack(3, layers);
     assert_int_equal(
         d.vt->flow_open(d.e, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, &open_word, 3, NULL, NULL, &load),
         BT_OK);
-    assert_int_equal(d.vt->flow_add(d.e, load, blocks, BLOCKS), BT_OK);
+    assert_int_equal(d.vt->flow_add(d.e, load, blocks, n_blocks), BT_OK);
     bt_engine_ticket_t part;
-    assert_int_equal(d.vt->flow_release(d.e, load, LAYERS, &part), BT_OK);
+    assert_int_equal(d.vt->flow_release(d.e, load, layers, &part), BT_OK);
     assert_int_equal(d.vt->flow_release(d.e, load, items, &t), BT_OK);
     wait_ok(part);
     struct bt_engine_event none;
@@ -385,7 +476,7 @@ static void test_flow(void **state)
                                            .pos = N + i - 1,
                                            .n = 1,
                                            .flags = BT_ROW_SAMPLE,
-                                           .wait = {load, items - LAYERS}};
+                                           .wait = {load, items - layers}};
         assert_int_equal(drive_step(&d, &next, 1, &o), 1);
         got[i] = o.token;
     }
@@ -400,15 +491,23 @@ static void test_flow(void **state)
 
 static int setup(void **state)
 {
+    char dir[] = "/tmp/baton-kind-XXXXXX", path[64];
     (void)state;
-    drive_open(&d, "cuda", MODEL, PAGE);
-    printf("# %s\n", d.info->device);
+    drive_kv_dtype = kind->kv_dtype;
+    if (kind->text) {
+        assert_non_null(mkdtemp(dir));
+        snprintf(path, sizeof(path), "%s/config.json", dir);
+        FILE *f = fopen(path, "w");
+        assert_true(f && fputs(kind->text, f) >= 0 && fclose(f) == 0);
+    }
+    drive_open_as(&d, "cuda", kind->text ? dir : kind->dir, kind->text ? "dummy" : "auto",
+                  kind->page_tokens);
+    if (kind->text) {
+        unlink(path);
+        rmdir(dir);
+    }
+    printf("# %s on %s\n", kind->name, d.info->device);
     return 0;
-}
-static int setup_fp8(void **state)
-{
-    drive_kv_dtype = "fp8";
-    return setup(state);
 }
 static int teardown(void **state)
 {
@@ -417,17 +516,30 @@ static int teardown(void **state)
     return 0;
 }
 
-int main(void)
+static int run(const struct kind *k)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks), cmocka_unit_test(test_batch), cmocka_unit_test(test_draws),
-        cmocka_unit_test(test_ahead),  cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_chunks), cmocka_unit_test(test_batch), cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_draws),  cmocka_unit_test(test_ahead), cmocka_unit_test(test_flow),
     };
-    const struct CMUnitTest fp8[] = {
+    const struct CMUnitTest kv[] = {
+        /* what the form of KV decides */
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_mixed),
         cmocka_unit_test(test_flow),
     };
-    int failed = cmocka_run_group_tests(tests, setup, teardown);
-    return failed ? failed : cmocka_run_group_tests(fp8, setup_fp8, teardown);
+    kind = k;
+    return k == &llama ? cmocka_run_group_tests_name(k->name, tests, setup, teardown)
+                       : cmocka_run_group_tests_name(k->name, kv, setup, teardown);
+}
+
+int main(void)
+{
+    static const struct kind *const kinds[] = {&llama, &llama_fp8, &latent, &latent_yarn};
+    int failed = 0;
+    for (size_t i = 0; i < BT_ARRAY_LEN(kinds); i++) {
+        failed += run(kinds[i]);
+    }
+    return failed;
 }
