@@ -5,9 +5,14 @@
 
 const uint32_t bt_batch_segment_end[BT_BATCH_SEGMENTS] = {8, 64, 256, UINT32_MAX};
 
+double bt_batch_experts_ns(const struct bt_batch_cost *c, double tokens)
+{
+    return c->experts_ns > 0 ? c->experts_ns * (1 - pow(c->missed, tokens)) : 0;
+}
+
 static double tokens_ns(const struct bt_batch_cost *c, double tokens)
 {
-    double ns = c->base_ns, from = 0;
+    double ns = c->base_ns + bt_batch_experts_ns(c, tokens), from = 0;
     for (uint32_t s = 0; s < BT_BATCH_SEGMENTS && tokens > from; s++) {
         double end = BT_MIN((double)bt_batch_segment_end[s], tokens);
         ns += c->token_ns[s] * (end - from);

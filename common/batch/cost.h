@@ -12,15 +12,18 @@
 #define BT_BATCH_SEGMENTS 4
 extern const uint32_t bt_batch_segment_end[BT_BATCH_SEGMENTS]; /* last token of each */
 
-/* Time of a step: a[bucket] + b KV + c sum(n) + d sum(n (h + n/2)), in ns, over prompts of n tokens
- * behind h cached ones. a[bucket]
+/* Time of a step: a[bucket] + b KV + c sum(n) + d sum(n (h + n/2)) + experts, in ns, over prompts
+ * of n tokens behind h cached ones. a[bucket]
  * and c are one curve here, piecewise linear in sum(n): base plus token_ns[s] for each token of
- * segment s. */
+ * segment s. A mixture of experts reads the experts that the step's N = sum(n) tokens hit: of all
+ * of them a share of 1 - missed^N, if routing is uniform and tokens are routed on their own. */
 struct bt_batch_cost {
     double base_ns;
     double token_ns[BT_BATCH_SEGMENTS];
-    double kv_ns;   /* each token of context that a decode row reads */
-    double attn_ns; /* each pair of a prompt token and one before it */
+    double kv_ns;      /* each token of context that a decode row reads */
+    double attn_ns;    /* each pair of a prompt token and one before it */
+    double experts_ns; /* reading all experts of all layers; 0: the model has none */
+    double missed;     /* share of the experts that one token does not use, [0, 1); not fitted */
 };
 /* The same price for every token of a step. */
 #define BT_BATCH_TOKEN_NS(x)                                                                       \
@@ -35,6 +38,8 @@ struct bt_batch_work { /* of one step */
     bool prompt;       /* has a prompt row */
 };
 
+/* The experts' part of a step of so many tokens. */
+double bt_batch_experts_ns(const struct bt_batch_cost *c, double tokens);
 /* 0 for a step without tokens. */
 double bt_batch_work_ns(const struct bt_batch_cost *c, const struct bt_batch_work *w);
 /* A prompt's tokens [from, to) alone, in steps that end at multiples of chunk (0: all in one); ns.

@@ -1,4 +1,4 @@
-/* Non-negative recursive least squares over seven features of a step. Pure: see fit.h. */
+/* Non-negative recursive least squares over eight features of a step. Pure: see fit.h. */
 #include "common/batch/fit.h"
 
 #include <math.h>
@@ -13,9 +13,10 @@
 #define FIRST_ROUNDS 8  /* until what steps say and the pull have settled */
 #define SCALE_N      16 /* first steps that scale the prior */
 
-enum { BASE, TOKENS, KV = TOKENS + BT_BATCH_SEGMENTS, ATTN };
+enum { BASE, TOKENS, KV = TOKENS + BT_BATCH_SEGMENTS, ATTN, EXPERTS };
 
-static void features(const struct bt_batch_work *w, double x[N])
+/* missed: of the cost, which is known and not fitted. */
+static void features(const struct bt_batch_work *w, double missed, double x[N])
 {
     double from = 0;
     memset(x, 0, N * sizeof(x[0]));
@@ -27,6 +28,7 @@ static void features(const struct bt_batch_work *w, double x[N])
     }
     x[KV] = w->kv;
     x[ATTN] = w->attn;
+    x[EXPERTS] = 1 - pow(missed, w->tokens);
 }
 
 static void to_vector(const struct bt_batch_cost *c, double v[N])
@@ -35,6 +37,7 @@ static void to_vector(const struct bt_batch_cost *c, double v[N])
     memcpy(v + TOKENS, c->token_ns, sizeof(c->token_ns));
     v[KV] = c->kv_ns;
     v[ATTN] = c->attn_ns;
+    v[EXPERTS] = c->experts_ns;
 }
 
 static void from_vector(const double v[N], struct bt_batch_cost *c)
@@ -43,6 +46,7 @@ static void from_vector(const double v[N], struct bt_batch_cost *c)
     memcpy(c->token_ns, v + TOKENS, sizeof(c->token_ns));
     c->kv_ns = v[KV];
     c->attn_ns = v[ATTN];
+    c->experts_ns = v[EXPERTS];
 }
 
 void bt_batch_fit_init(struct bt_batch_fit *f, const struct bt_batch_cost *prior)
@@ -51,7 +55,7 @@ void bt_batch_fit_init(struct bt_batch_fit *f, const struct bt_batch_cost *prior
     f->cost = *prior;
     to_vector(prior, f->prior);
     for (int i = 0; i < N; i++) {
-        BT_ASSERT(f->prior[i] > 0);
+        BT_ASSERT(f->prior[i] > 0 || i == EXPERTS);
     }
 }
 
@@ -163,6 +167,7 @@ static void solve(const struct bt_batch_fit *f, double v[N])
     for (int round = 0; round < rounds; round++) {
         for (int i = 0; i < N; i++) {
             unit[i] = BT_MAX(BT_MAX(f->prior[i] * scale, v[i]), seen_unit(f, i));
+            unit[i] = unit[i] > 0 ? unit[i] : 1; /* no experts: nothing is seen of them */
         }
         for (int i = 0; i < N; i++) {
             for (int k = 0; k < N; k++) {
@@ -185,7 +190,7 @@ static void solve(const struct bt_batch_fit *f, double v[N])
 static void extend(const struct bt_batch_fit *f, double v[N])
 {
     double x[N], ns = 0;
-    features(&(struct bt_batch_work){.tokens = f->most_tokens}, x);
+    features(&(struct bt_batch_work){.tokens = f->most_tokens}, 1, x);
     for (int i = TOKENS; i < KV; i++) {
         ns += x[i] * v[i];
         if (x[i] == 0) {
@@ -198,7 +203,7 @@ static void extend(const struct bt_batch_fit *f, double v[N])
  * back what its coefficients are pulled to for as long as it is remembered. */
 static void scale_prior(struct bt_batch_fit *f, const struct bt_batch_work *w, double ns)
 {
-    struct bt_batch_cost prior;
+    struct bt_batch_cost prior = {.missed = f->cost.missed};
     if (f->n_scale == SCALE_N) {
         return;
     }
@@ -213,7 +218,7 @@ double bt_batch_fit_step(struct bt_batch_fit *f, const struct bt_batch_work *w, 
         return 0;
     }
     double x[N], v[N], predicted = bt_batch_work_ns(&f->cost, w);
-    features(w, x);
+    features(w, f->prior[EXPERTS] > 0 ? f->cost.missed : 1, x);
     to_vector(&f->cost, v);
     scale_prior(f, w, ns);
     int kind = w->prompt ? 1 : 0;

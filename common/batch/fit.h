@@ -9,7 +9,7 @@
 
 #include "common/batch/cost.h"
 
-#define BT_BATCH_FIT_N (1 + BT_BATCH_SEGMENTS + 2)
+#define BT_BATCH_FIT_N (1 + BT_BATCH_SEGMENTS + 3)
 
 struct bt_batch_fit {
     struct bt_batch_cost cost; /* what is believed now */
@@ -24,9 +24,9 @@ struct bt_batch_fit {
     double most_tokens; /* of any step seen */
 };
 
-/* prior: each coefficient > 0. Once steps were seen only its ratios count, because the first steps
- * set its scale. The prior weighs a hundredth of a step, and decides only what the steps leave
- * open. */
+/* prior: each coefficient > 0; experts_ns 0: the model has no experts, and it stays 0. Once steps
+ * were seen only its ratios count, because the first steps set its scale. The prior weighs a
+ * hundredth of a step, and decides only what the steps leave open. */
 void bt_batch_fit_init(struct bt_batch_fit *f, const struct bt_batch_cost *prior);
 /* Records that a step took ns. Returns the relative error of the prediction: predicted / ns - 1. ns
  * or tokens <= 0: ignored, returns 0. */
