@@ -114,7 +114,8 @@ struct bt_model_size {
     uint64_t expert;  /* parameters of one routed expert of one layer */
     uint32_t expert_layers;
     uint64_t pair; /* multiply-adds of attention for one pair of tokens, all layers and heads; MLA:
-                      with the keys and values of each head, not with the latent */
+                      with the keys and values of each head, as a prompt may be computed */
+    uint64_t latent_pair; /* the same with the latent, as single tokens are; without MLA: pair */
 };
 /* Norms and biases count, MTP layers do not: weights + embed is the model's published size. */
 void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s);

@@ -31,10 +31,13 @@ static uint64_t mlp(const struct bt_model_config *c, bool experts)
 void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s)
 {
     uint64_t hidden = c->hidden, norm = c->gpt2 ? 2 * hidden : hidden;
-    uint64_t of_pair = c->mla.kv_rank ? c->head_dim + c->mla.v : 2 * c->head_dim;
+    const struct bt_model_mla *m = &c->mla;
+    uint64_t of_pair = m->kv_rank ? c->head_dim + m->v : 2 * c->head_dim;
+    uint64_t of_latent = m->kv_rank ? 2 * (uint64_t)m->kv_rank + m->rope : of_pair;
     *s = (struct bt_model_size){.dense = c->vocab * hidden + norm,
                                 .expert = 3 * hidden * c->experts.intermediate,
-                                .pair = c->layers * c->heads * of_pair};
+                                .pair = c->layers * c->heads * of_pair,
+                                .latent_pair = c->layers * c->heads * of_latent};
     for (uint32_t i = 0; i < c->layers; i++) {
         bool experts = bt_model_has_experts(c, i);
         s->dense += attention(c) + mlp(c, experts) + 2 * norm;

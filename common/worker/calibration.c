@@ -21,21 +21,29 @@ void bt_wcost_prior(struct bt_wcore *c)
 {
     struct bt_model_config m;
     char err[256];
-    double weights = 1e6, pair = 1e3; /* parameters that one token uses; attention's operations for
-                                         a pair of tokens */
+    const struct bt_wmachine *x = strncmp(c->info->device, "cpu", 3) == 0 ? &cpu : &gpu;
+    /* Parameters that every token uses, that one token uses, and of all experts; attention's
+     * operations for a pair of tokens, of a prompt and of a single token. */
+    double dense = 1e6, used = 1e6, experts = 0, missed = 0, pair = 1e3, single = 1e3;
     if (bt_model_config_load(c->conf->common.model_path, &m, err, sizeof(err)) == BT_OK) {
         struct bt_model_size s;
         bt_model_count(&m, &s);
-        weights = (double)s.dense + (double)s.expert * m.experts.used * s.expert_layers;
-        pair = 2 * (double)s.pair;
+        dense = (double)s.dense;
+        used = dense + (double)s.expert * m.experts.used * s.expert_layers;
+        experts = (double)s.expert * m.experts.n * s.expert_layers;
+        missed = m.experts.n ? 1 - (double)m.experts.used / m.experts.n : 0;
+        single = 2 * (double)s.latent_pair;
+        /* The CPU engine computes prompts with latents, too (common/engine/README.md). */
+        pair = x == &cpu ? single : 2 * (double)s.pair;
     }
-    const struct bt_wmachine *x = strncmp(c->info->device, "cpu", 3) == 0 ? &cpu : &gpu;
     double kv_token = (double)c->layout.block_bytes / c->layout.page_tokens;
     struct bt_batch_cost prior = {
-        .base_ns = 1e5 + 1e9 * 2 * weights / x->bytes_per_s,
-        .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * weights / x->flops),
-        .kv_ns = 1e9 * kv_token / x->bytes_per_s,
+        .base_ns = 1e5 + 1e9 * 2 * dense / x->bytes_per_s,
+        .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / x->flops),
+        .kv_ns = 1e9 * BT_MAX(kv_token / x->bytes_per_s, single / x->flops),
         .attn_ns = 1e9 * pair / x->flops,
+        .experts_ns = 1e9 * 2 * experts / x->bytes_per_s,
+        .missed = missed,
     };
     bt_batch_fit_init(&c->speed.fit, &prior);
 }
@@ -185,12 +193,13 @@ void bt_wcost_calibrate(struct bt_wcore *c)
               try_shape(&t, 1, BT_MAX(deep, 1u) - 1, 1);
     if (ok) {
         BT_INFO("calibrated",
-                "ms=%.0f steps=%llu base_us=%.1f token_us=%.2f kv_ns=%.3f attn_ns=%.4f",
+                "ms=%.0f steps=%llu base_us=%.1f token_us=%.2f kv_ns=%.3f attn_ns=%.4f "
+                "experts_us=%.1f",
                 (double)(bt_mono_ns() - start) / 1e6,
                 (unsigned long long)(c->speed.fit.seen[0].steps + c->speed.fit.seen[1].steps),
                 c->speed.fit.cost.base_ns / 1e3,
                 c->speed.fit.cost.token_ns[BT_BATCH_SEGMENTS - 1] / 1e3, c->speed.fit.cost.kv_ns,
-                c->speed.fit.cost.attn_ns);
+                c->speed.fit.cost.attn_ns, c->speed.fit.cost.experts_ns / 1e3);
     } else {
         BT_WARN("calibration_failed", "engine=%s", c->vt->name);
     }

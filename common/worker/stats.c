@@ -120,12 +120,14 @@ void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *devic
 
 void bt_wstats_cost(struct bt_wstats *s, const struct bt_batch_cost *c, uint64_t steps)
 {
-    const double v[] = {c->base_ns, c->kv_ns, c->attn_ns};
+    const double v[] = {c->base_ns, c->kv_ns, c->attn_ns, c->experts_ns, c->missed};
+    _Static_assert(BT_ARRAY_LEN(v) == BT_WLOAD_COSTS, "the segments' prices lie behind them");
     for (size_t i = 0; i < BT_ARRAY_LEN(v); i++) {
         atomic_store_explicit(&s->load.cost[i], v[i], memory_order_relaxed);
     }
     for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
-        atomic_store_explicit(&s->load.cost[3 + i], c->token_ns[i], memory_order_relaxed);
+        atomic_store_explicit(&s->load.cost[BT_WLOAD_COSTS + i], c->token_ns[i],
+                              memory_order_relaxed);
     }
     atomic_store(&s->load.cost_steps, steps);
 }
@@ -142,8 +144,10 @@ static void load_cost(const struct bt_wstats *s, struct bt_wload *l)
     l->cost.base_ns = atomic_load(&s->load.cost[0]);
     l->cost.kv_ns = atomic_load(&s->load.cost[1]);
     l->cost.attn_ns = atomic_load(&s->load.cost[2]);
+    l->cost.experts_ns = atomic_load(&s->load.cost[3]);
+    l->cost.missed = atomic_load(&s->load.cost[4]);
     for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
-        l->token_ns[i] = atomic_load(&s->load.cost[3 + i]);
+        l->token_ns[i] = atomic_load(&s->load.cost[BT_WLOAD_COSTS + i]);
     }
     l->cost.token_ns = l->token_ns;
     l->cost.n_token_ns = BT_BATCH_SEGMENTS;

@@ -20,6 +20,8 @@ enum {
     BT_REASONS
 };
 
+#define BT_WLOAD_COSTS 5 /* prices of a step beside those of its tokens */
+
 /* What heartbeats say of the load: written by the engine thread, read by the control thread. */
 struct bt_wload_shared {
     _Atomic uint32_t running, waiting, pages_total, pages_free, slots_total, slots_free;
@@ -28,7 +30,7 @@ struct bt_wload_shared {
     _Atomic uint64_t queue_end_ns; /* bt_mono_ns at which the prompts are computed, as predicted */
     _Atomic uint32_t chunk_tokens, landing;
     _Atomic uint64_t cost_steps; /* 0: cost is not known yet */
-    _Atomic double cost[3 + BT_BATCH_SEGMENTS];
+    _Atomic double cost[BT_WLOAD_COSTS + BT_BATCH_SEGMENTS];
     struct {
         _Atomic uint32_t turn; /* odd: is being written */
         _Atomic uint32_t n;

@@ -74,7 +74,7 @@ uint32_t bt_sim_bound(const struct bt_sim_cluster *c, const struct bt_sim_trace 
     struct bt_sim_due_job *jobs = bt_malloc(BT_MAX(last - first, 1u) * sizeof(*jobs));
     bool *seen = bt_calloc(BT_MAX(t->n_unique, 1u), sizeof(*seen));
     struct bt_batch_cost cost = c->prefill;
-    cost.base_ns = 0;
+    cost.base_ns = cost.experts_ns = 0; /* prompts may share steps */
     for (uint32_t i = first; i < last; i++) {
         const struct bt_sim_request *q = &t->requests[i];
         const uint32_t *blocks = t->blocks + q->first;

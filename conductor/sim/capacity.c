@@ -28,6 +28,12 @@ static double own_ms(const struct bt_sim_cluster *c, double input, double n)
     return 1e-6 * n * (token_ns(&c->decode) + c->decode.kv_ns * (input + (n + 1) / 2));
 }
 
+/* What every decode step takes: at least one row's experts. */
+static double base_ms(const struct bt_sim_cluster *c)
+{
+    return 1e-6 * (c->decode.base_ns + bt_batch_experts_ns(&c->decode, 1));
+}
+
 /* Why the share by TBT is a lower bound: let b be the base and T the objective. Let W be the time
  * that a step's rows would take together if each were at its first step. The step's length D is at
  * least b + W. The rows' shares of the base sum to
@@ -38,7 +44,7 @@ static double own_ms(const struct bt_sim_cluster *c, double input, double n)
 double bt_sim_rows_ms(const struct bt_sim_cluster *c, uint32_t input, uint32_t n, double tbt_ms,
                       bt_sim_share_t share)
 {
-    double base = 1e-6 * c->decode.base_ns, part = 0;
+    double base = base_ms(c), part = 0;
     switch (share) {
     case BT_SIM_BY_PLACE: part = n / c->rows_max; break;
     case BT_SIM_BY_CONTEXT: part = n * (input + (n + 1) / 2.0) / c->kv_tokens; break;
@@ -117,7 +123,7 @@ uint32_t bt_sim_capacity(const struct bt_sim_cluster *c, const struct bt_sim_tra
     const struct bt_sim_request *q = t->requests + first;
     struct bt_sim_want *wants = bt_calloc(BT_MAX(n, 1u), sizeof(*wants));
     double span = n != 0 ? (q[n - 1].at_ms - q[0].at_ms) / o->rate : 0, end = span + o->ttft_ms;
-    double base = 1e-6 * c->decode.base_ns;
+    double base = base_ms(c);
     for (uint32_t i = 0; i < n; i++) {
         uint32_t steps = o->one_token ? 0 : q[i].output - 1;
         double alone = own_ms(c, q[i].input, steps) + steps * base;

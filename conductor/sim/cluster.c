@@ -80,12 +80,17 @@ static const struct {
     WHOLE("decode_nodes", decode_nodes, 1, 1e4, "nodes that decode"),
     KEY("prefill_base_ns", prefill.base_ns, 0, 1e15, "fixed time of a prefill step"),
     KEY("prefill_token_ns", prefill.token_ns[0], 0, 1e15, "time for each token of a prefill step"),
+    KEY("prefill_experts_ns", prefill.experts_ns, 0, 1e15,
+        "time to read all experts in a prefill step"),
     KEY("prefill_attn_ns", prefill.attn_ns, 0, 1e15,
         "time for each pair of a prompt token and an earlier token"),
     KEY("decode_base_ns", decode.base_ns, 1, 1e15, "fixed time of a decode step"),
     KEY("decode_kv_ns", decode.kv_ns, 0, 1e15,
         "time for each token of the rows' context in a decode step"),
     KEY("decode_token_ns", decode.token_ns[0], 0, 1e15, "time for each row of a decode step"),
+    KEY("decode_experts_ns", decode.experts_ns, 0, 1e15,
+        "time to read all experts in a decode step"),
+    KEY("experts_missed", decode.missed, 0, 1, "share of the experts that one token does not use"),
     WHOLE("chunk_tokens", chunk_tokens, 1, 1e9, "most prompt tokens of a prefill step"),
     KEY("token_bytes", token_bytes, 1, 4e9, "KV of a token, all layers"),
     WHOLE("layers", layers, 1, 1e6,
@@ -152,6 +157,7 @@ static bt_status_t set(struct bt_sim_cluster *c, const char *key, size_t len, co
             return BT_ERR_INVALID;
         }
         *(double *)((char *)c + keys[i].offset) = v;
+        c->prefill.missed = c->decode.missed;
         /* one price for all of a step's tokens */
         for (uint32_t k = 1; k < BT_BATCH_SEGMENTS; k++) {
             c->prefill.token_ns[k] = c->prefill.token_ns[0];

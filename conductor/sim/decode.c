@@ -365,6 +365,8 @@ void bt_sim_decode_mix(struct bt_sim_decode *d, const struct bt_batch_cost *prom
     d->mixed_cost = *prompt;
     d->mixed_cost.base_ns = d->cost.base_ns;
     d->mixed_cost.kv_ns = d->cost.kv_ns;
+    d->mixed_cost.experts_ns = d->cost.experts_ns;
+    d->mixed_cost.missed = d->cost.missed;
     d->mixed_ms = mixed_ms;
     d->gap_ms = gap_ms;
     d->chunk_max = chunk_max;

@@ -42,25 +42,29 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
         snprintf(err, cap, "%s: no KV layout for this model: %s", dir, bt_status_text(st));
         return st;
     }
-    double params = (double)(size.weights + size.embed), pair = 2 * (double)size.pair;
-    double used = (double)size.dense + (double)size.expert * m.experts.used * size.expert_layers;
+    double params = (double)(size.weights + size.embed), dense = (double)size.dense;
+    double used = dense + (double)size.expert * m.experts.used * size.expert_layers;
+    double missed = m.experts.n ? 1 - (double)m.experts.used / m.experts.n : 0;
     double token_bytes = (double)layout.block_bytes / BT_SIM_BLOCK_TOKENS;
     uint32_t tp = 1;
     while (tp < 64 && 2 * params > 0.7 * g->memory * tp) { /* the weights must leave room for KV */
         tp *= 2;
     }
     /* Prefill at half of the peak and decode at three quarters of the bandwidth, as in the presets.
-     * With more than one GPU, two all-reduces a layer of 60 us each. A step reads all experts, as
-     * those of many rows do. */
+     * With more than one GPU, two all-reduces a layer of 60 us each. A row with latents reads few
+     * bytes and computes much: what takes longer counts. Prefill reads its weights while it
+     * computes. */
     double flops = 0.5 * g->flops * tp, bytes = 0.75 * g->bytes_per_s * tp;
     double reduce = tp > 1 ? 2.0 * m.layers * 60e3 : 0;
     *c = (struct bt_sim_cluster){
         .prefill = {.base_ns = 1e6 + reduce,
                     .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / flops),
-                    .attn_ns = 1e9 * pair / flops},
-        .decode = {.base_ns = 5e5 + reduce + 1e9 * 2 * (double)size.weights / bytes,
-                   .kv_ns = 1e9 * token_bytes / bytes,
-                   .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / flops)},
+                    .attn_ns = 1e9 * 2 * (double)size.pair / flops},
+        .decode = {.base_ns = 5e5 + reduce + 1e9 * 2 * dense / bytes,
+                   .kv_ns = 1e9 * BT_MAX(token_bytes / bytes, 2 * (double)size.latent_pair / flops),
+                   .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / flops),
+                   .experts_ns = 1e9 * 2 * ((double)size.weights - dense) / bytes,
+                   .missed = missed},
         .chunk_tokens = 8192,
         .token_bytes = token_bytes,
         .layers = m.layers,

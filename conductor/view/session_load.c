@@ -17,9 +17,17 @@ static void take_cost(struct bt_session *s, const Baton__StepCost *c)
     if (c == NULL || c->n_token_ns == 0) {
         return;
     }
-    struct bt_batch_cost x = {.base_ns = c->base_ns, .kv_ns = c->kv_ns, .attn_ns = c->attn_ns};
-    double sum = x.base_ns + x.kv_ns + x.attn_ns,
-           least = BT_MIN(BT_MIN(x.base_ns, x.kv_ns), x.attn_ns);
+    struct bt_batch_cost x = {.base_ns = c->base_ns,
+                              .kv_ns = c->kv_ns,
+                              .attn_ns = c->attn_ns,
+                              .experts_ns = c->experts_ns,
+                              .missed = c->missed};
+    const double more[] = {x.base_ns, x.kv_ns, x.attn_ns, x.experts_ns, x.missed};
+    double sum = 0, least = 0;
+    for (size_t i = 0; i < BT_ARRAY_LEN(more); i++) {
+        sum += more[i];
+        least = BT_MIN(least, more[i]);
+    }
     for (size_t i = 0; i < BT_BATCH_SEGMENTS; i++) {
         x.token_ns[i] = c->token_ns[BT_MIN(i, c->n_token_ns - 1)];
         sum += x.token_ns[i];

@@ -6,15 +6,16 @@
 
 static const struct {
     const char *config;
-    uint64_t parameters; /* published, without MTP */
-    uint64_t pair;       /* multiply-adds: layers x heads x (key + value) */
+    uint64_t parameters;  /* published, without MTP */
+    uint64_t pair;        /* multiply-adds: layers x heads x (key + value) */
+    uint64_t latent_pair; /* layers x heads x (latent + rope + latent) */
     uint32_t expert_layers;
 } models[] = {
-    {deepseek_v3, 671026419200, 61ull * 128 * (192 + 128), 58},
-    {deepseek_v2_lite, 15706484224, 27ull * 16 * (192 + 128), 26},
-    {qwen3_moe, 30532122624, 48ull * 32 * 256, 48},
-    {mixtral, 46702792704, 32ull * 32 * 256, 32},
-    {gpt2, 124439808, 12ull * 12 * 128, 0},
+    {deepseek_v3, 671026419200, 61ull * 128 * (192 + 128), 61ull * 128 * 1088, 58},
+    {deepseek_v2_lite, 15706484224, 27ull * 16 * (192 + 128), 27ull * 16 * 1088, 26},
+    {qwen3_moe, 30532122624, 48ull * 32 * 256, 48ull * 32 * 256, 48},
+    {mixtral, 46702792704, 32ull * 32 * 256, 32ull * 32 * 256, 32},
+    {gpt2, 124439808, 12ull * 12 * 128, 12ull * 12 * 128, 0},
 };
 
 static void test_count(void **state)
@@ -27,6 +28,7 @@ static void test_count(void **state)
         bt_model_count(&c, &s);
         assert_int_equal(s.weights + s.embed, models[i].parameters);
         assert_int_equal(s.pair, models[i].pair);
+        assert_int_equal(s.latent_pair, models[i].latent_pair);
         assert_int_equal(s.expert_layers, models[i].expert_layers);
         assert_int_equal(s.weights, s.dense + (uint64_t)c.experts.n * s.expert * s.expert_layers);
     }

@@ -91,6 +91,8 @@ static void test_queue(void **state)
     cost.token_ns = token_ns;
     cost.n_token_ns = BT_ARRAY_LEN(token_ns);
     cost.steps = 1;
+    cost.experts_ns = 2;
+    cost.missed = 0.75;
     p->load.cost = &cost;
     p->load.chunk_tokens = 512;
     p->load.max_rows = 2048;
@@ -100,6 +102,7 @@ static void test_queue(void **state)
     struct bt_sched_prompt x[3];
     struct bt_sched_pace pace = bt_session_pace(s);
     assert_true(pace.cost != NULL && pace.max_rows == 2048 && pace.chunk_tokens == 512);
+    assert_true(pace.cost->experts_ns == 2 && pace.cost->missed == 0.75);
     for (int i = 0; i < 3; i++) {
         x[i] = (struct bt_sched_prompt){.len = 100, .alone_ms = 1e6};
         bt_sched_own_prompt(&s->peer.own, &x[i], &pace, bt_mono_ns());

@@ -200,6 +200,9 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
         bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
         double base =
             1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->speed.cost, &work) : k->base_ns);
+        /* Prompt tokens hit the experts that the rows leave alone. */
+        const struct bt_batch_cost *x = work.tokens > 0 ? w->speed.cost : k;
+        base += 1e-6 * (x->experts_ns - bt_batch_experts_ns(x, work.tokens));
         room = BT_MIN(room, step - base - lost);
         if (room <= 0 || !has_pages(w, work.kv + n, req->block_tokens) ||
             (w->capacity.slots != 0 && work.tokens + 1 > w->capacity.slots)) {
