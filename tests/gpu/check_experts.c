@@ -1,7 +1,7 @@
-/* make check-gpu: experts/ on ragged loads. The router against its definition in C (ties, groups,
- * numbers that are none), the order of rows exactly, the experts' sums against double precision:
- * all values on the GPU, some of them on the CPU too. Fresh inputs, poisoned outputs; a graph must
- * give the same bits as calls. */
+/* make check-gpu: experts/ on ragged loads. The norm and the router's product against double
+ * precision, the router against its definition in C (ties, groups, numbers that are none), the
+ * order of rows exactly, the experts' sums against double precision: all values on the GPU, some of
+ * them on the CPU too. Fresh inputs, poisoned outputs; a graph must give the same bits as calls. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,18 +75,24 @@ static bool close_to(const struct chosen *c, float a, float b)
     return a != b && fabsf(a - b) <= 1e-6f * fmaxf(fabsf(a), fabsf(b)) + (c->bias ? 1e-6f : 0.0f);
 }
 
+/* Experts that the router knows. */
+static uint32_t routed(const struct bt_cu_experts *x)
+{
+    return x->n - x->always;
+}
+
 static void score_row(struct chosen *c)
 {
     const struct bt_cu_experts *x = c->x;
     float most = -INFINITY, sum = 0;
-    for (uint32_t i = 0; i < x->n; i++) {
+    for (uint32_t i = 0; i < routed(x); i++) {
         most = fmaxf(most, c->raw[i]);
     }
-    for (uint32_t i = 0; i < x->n; i++) {
+    for (uint32_t i = 0; i < routed(x); i++) {
         c->score[i] = x->sigmoid ? 1.0f / (1.0f + expf(-c->raw[i])) : expf(c->raw[i] - most);
         sum += c->score[i];
     }
-    for (uint32_t i = 0; i < x->n; i++) {
+    for (uint32_t i = 0; i < routed(x); i++) {
         c->score[i] = x->sigmoid ? c->score[i] : c->score[i] / sum;
         c->choice[i] = c->score[i] + (c->bias ? c->bias[i] : 0.0f);
         c->choice[i] = isnan(c->choice[i]) ? -INFINITY : c->choice[i];
@@ -96,7 +102,7 @@ static void score_row(struct chosen *c)
 static void open_groups(struct chosen *c)
 {
     const struct bt_cu_experts *x = c->x;
-    uint32_t size = x->n / x->groups;
+    uint32_t size = routed(x) / x->groups;
     float best[BT_CU_EXPERTS_GROUPS_MAX];
     for (uint32_t g = 0; g < x->groups; g++) {
         float first = -INFINITY, second = -INFINITY;
@@ -130,7 +136,7 @@ static void open_groups(struct chosen *c)
 static uint32_t bad_row(struct chosen *c, const uint32_t *expert, const float *weight)
 {
     const struct bt_cu_experts *x = c->x;
-    uint32_t bad = 0, size = x->n / x->groups;
+    uint32_t bad = 0, used = x->used - x->always, size = routed(x) / x->groups;
     bool taken[BT_CU_EXPERTS_MAX] = {false};
     double sum = 0;
     score_row(c);
@@ -138,16 +144,20 @@ static uint32_t bad_row(struct chosen *c, const uint32_t *expert, const float *w
     if (c->near) {
         return 0;
     }
-    for (uint32_t k = 0; k < x->used; k++) {
-        if (expert[k] >= x->n || (k && expert[k] <= expert[k - 1]) || !c->open[expert[k] / size]) {
+    for (uint32_t k = 0; k < used; k++) {
+        if (expert[k] >= routed(x) || (k && expert[k] <= expert[k - 1]) ||
+            !c->open[expert[k] / size]) {
             return 1;
         }
         taken[expert[k]] = true;
         sum += c->score[expert[k]];
     }
-    for (uint32_t k = 0; k < x->used; k++) {
+    for (uint32_t k = used; k < x->used; k++) {
+        bad += expert[k] != routed(x) + k - used || weight[k] != 1;
+    }
+    for (uint32_t k = 0; k < used; k++) {
         uint32_t e = expert[k];
-        for (uint32_t i = 0; i < x->n; i++) {
+        for (uint32_t i = 0; i < routed(x); i++) {
             bool same = c->raw[i] == c->raw[e] && (!c->bias || c->bias[i] == c->bias[e]);
             bool none = isinf(c->choice[i]) && isinf(c->choice[e]);
             bool after = same || none ? i > e
@@ -173,7 +183,7 @@ static uint32_t bad_routes(const struct bt_cu_experts *x, const float *scores, c
     float *weight = fetch(r.weight, uses * 4);
     struct chosen *c = malloc(sizeof(*c));
     for (uint32_t t = 0; t < rows; t++) {
-        *c = (struct chosen){.x = x, .raw = scores + (size_t)t * x->n, .bias = bias};
+        *c = (struct chosen){.x = x, .raw = scores + (size_t)t * routed(x), .bias = bias};
         if (!slots || slots[t] >= 0) {
             bad += bad_row(c, expert + (size_t)t * x->used, weight + (size_t)t * x->used);
             continue;
@@ -202,16 +212,16 @@ static uint32_t bad_routes(const struct bt_cu_experts *x, const float *scores, c
 
 static float *make_scores(const struct bt_cu_experts *x, uint32_t rows, enum load load)
 {
-    float *s = malloc((size_t)rows * x->n * 4);
-    for (size_t i = 0; i < (size_t)rows * x->n; i++) {
+    float *s = malloc((size_t)rows * routed(x) * 4);
+    for (size_t i = 0; i < (size_t)rows * routed(x); i++) {
         s[i] = uniform() * 4;
         if (load == TIES) {
             s[i] = (float)(rand() % 5) * 0.5f - 1;
-        } else if (load == NUMBERS && i / x->n % 4 && rand() % 9 == 0) {
-            s[i] = i / x->n % 4 == 1 ? NAN : i / x->n % 4 == 2 ? -INFINITY : -200;
+        } else if (load == NUMBERS && i / routed(x) % 4 && rand() % 9 == 0) {
+            s[i] = i / routed(x) % 4 == 1 ? NAN : i / routed(x) % 4 == 2 ? -INFINITY : -200;
         }
     }
-    for (uint32_t i = 0; load == NUMBERS && i < x->n; i++) {
+    for (uint32_t i = 0; load == NUMBERS && i < routed(x); i++) {
         s[i] = NAN; /* the first row: none is a number */
     }
     return s;
@@ -221,7 +231,7 @@ static int check_router(struct bt_cu_experts x, uint32_t rows, enum load load, b
 {
     static const char *const names[] = {"any scores", "ties", "NaN and infinity"};
     float *scores = make_scores(&x, rows, load), *bias = make_scores(&x, 1, load == TIES);
-    void *d = device(scores, (size_t)rows * x.n * 4), *b = device(bias, x.n * 4);
+    void *d = device(scores, (size_t)rows * routed(&x) * 4), *b = device(bias, routed(&x) * 4);
     size_t bytes = bt_cu_experts_scratch(&x, rows);
     void *scratch = device(NULL, bytes);
     CHECK(cudaMemset(scratch, 0xff, bytes));
@@ -241,6 +251,73 @@ static int check_router(struct bt_cu_experts x, uint32_t rows, enum load load, b
     free(scores);
     free(bias);
     return bad == 0;
+}
+
+/* ---- the norm and the router's product ---- */
+
+static float *floats(size_t n, float by)
+{
+    float *v = malloc(n * 4);
+    for (size_t i = 0; i < n; i++) {
+        v[i] = uniform() * by;
+    }
+    return v;
+}
+
+/* Every value of some rows against double precision. Scores: within what 16 bits of each activation
+ * allow. */
+static int check_scores(struct bt_cu_experts x, uint32_t rows, uint32_t seed)
+{
+    enum { CHECKED = 24 };
+    const size_t all = (size_t)rows * x.hidden, n = routed(&x);
+    float *hx = floats(all, 3), *hw = floats(x.hidden, 1);
+    float *dx = device(hx, all * 4), *dw = device(hw, x.hidden * 4), *scores;
+    void *router = device(NULL, n * x.hidden * 2), *a = device(NULL, all * 2 + BEHIND);
+    ref_fill(router, n * x.hidden, BT_CU_BF16, 1 / sqrtf((float)x.hidden), seed);
+    scores = device(NULL, rows * n * 4 + BEHIND);
+    CHECK(cudaMemset(a, 0xff, all * 2 + BEHIND));
+    CHECK(cudaMemset(scores, 0xff, rows * n * 4 + BEHIND));
+    const struct bt_cu_experts_norm norm = {dx, dw, 1e-5f};
+    CHECK(bt_cu_experts_scores(&x, &norm, router, rows, a, scores, 0));
+    CHECK(cudaDeviceSynchronize());
+    uint16_t *ha = fetch(a, all * 2 + BEHIND), *hr = fetch(router, n * x.hidden * 2);
+    float *hs = fetch(scores, rows * n * 4 + BEHIND);
+    uint32_t bad = 0;
+    double worst = 0;
+    for (uint32_t i = 0; i < BEHIND; i++) {
+        bad += ((uint8_t *)ha)[all * 2 + i] != 0xff || ((uint8_t *)hs)[rows * n * 4 + i] != 0xff;
+    }
+    for (uint32_t r = 0; r<rows; r += rows> CHECKED ? rows / CHECKED : 1) {
+        const float *v = hx + (size_t)r * x.hidden;
+        double sum = 0, length = 0;
+        for (uint32_t i = 0; i < x.hidden; i++) {
+            sum += (double)v[i] * v[i];
+        }
+        double f = 1 / sqrt(sum / x.hidden + 1e-5);
+        for (uint32_t i = 0; i < x.hidden; i++) {
+            double want = v[i] * f * hw[i];
+            length += want * want;
+            bad +=
+                !(fabs(bf16(ha[(size_t)r * x.hidden + i]) - want) <= fabs(want) * 0x1p-8 + 1e-30);
+        }
+        for (uint32_t e = 0; e < n; e++) {
+            double want = 0;
+            for (uint32_t i = 0; i < x.hidden; i++) {
+                want += v[i] * f * hw[i] * bf16(hr[(size_t)e * x.hidden + i]);
+            }
+            double off = fabs(hs[(size_t)r * n + e] - want) / sqrt(length / x.hidden);
+            worst = off <= worst ? worst : off;
+        }
+    }
+    int ok = bad == 0 && worst < 3e-5;
+    printf("%s scores %u x %zu, %u rows: largest error %.1e, %u wrong\n", ok ? "ok  " : "FAIL",
+           x.hidden, n, rows, worst, bad);
+    void *mine[] = {hx, hw, ha, hr, hs}, *theirs[] = {dx, dw, router, a, scores};
+    for (int i = 0; i < 5; i++) {
+        free(mine[i]);
+        cudaFree(theirs[i]);
+    }
+    return ok;
 }
 
 /* ---- the experts ---- */
@@ -339,12 +416,12 @@ static const char *const steers[] = {"even", "one has all", "half have none", "s
 
 static float *make_bias(const struct bt_cu_experts *x, enum steer steer)
 {
-    float *b = calloc(x->n, 4);
-    uint32_t one = (uint32_t)rand() % x->n;
-    for (uint32_t i = 0; i < x->n; i++) {
+    float *b = calloc(routed(x), 4);
+    uint32_t one = (uint32_t)rand() % routed(x);
+    for (uint32_t i = 0; i < routed(x); i++) {
         b[i] = steer == ONE      ? i == one ? 9 : 0
-               : steer == HALF   ? i % 2 && x->n >= 2 * x->used ? -9 : 0
-               : steer == SKEWED ? 2.0f / (float)(1 + (i * 7 + one) % x->n)
+               : steer == HALF   ? i % 2 && routed(x) >= 2 * x->used ? -9 : 0
+               : steer == SKEWED ? 2.0f / (float)(1 + (i * 7 + one) % routed(x))
                                  : 0;
     }
     return b;
@@ -391,8 +468,8 @@ static int check_experts(const struct weights *w, uint32_t rows, enum steer stee
     }
     size_t room = bt_cu_experts_scratch(x, rows);
     struct run r = {.w = w, .rows = rows, .add = add};
-    r.scores = device(scores, (size_t)rows * x->n * 4);
-    r.bias = device(bias, x->n * 4);
+    r.scores = device(scores, (size_t)rows * routed(x) * 4);
+    r.bias = device(bias, routed(x) * 4);
     r.slots = padded ? device(slots, rows * 4) : NULL;
     r.a = device(NULL, (size_t)rows * x->hidden * 2);
     r.scratch = device(NULL, room + BEHIND);
@@ -457,24 +534,29 @@ int main(void)
         struct bt_cu_experts x;
         uint32_t most; /* rows; 0: as many as any */
     } shapes[] = {
-        {"small", {8, 2, 272, 264, 1, 1, 1, true, true, 1}, 0},
-        {"odd", {24, 3, 336, 328, 4, 2, 2, true, true, 2.5f}, 0},
-        {"V2-Lite", {64, 6, 2048, 1408, 1, 1, 1, true, true, 1}, 0},
-        {"Qwen3", {128, 8, 2048, 768, 1, 1, 1, true, true, 1}, 0},
-        {"V3", {32, 8, 7168, 2048, 4, 3, 2, true, true, 2.5f}, 300},
-        {"Mixtral", {8, 2, 4096, 14336, 1, 1, 1, true, true, 1}, 128},
+        {"small", {8, 2, 272, 264, 1, 1, 1, true, true, 1, 0}, 0},
+        {"odd", {24, 3, 336, 328, 4, 2, 2, true, true, 2.5f, 0}, 0},
+        {"V2-Lite", {64, 6, 2048, 1408, 1, 1, 1, true, true, 1, 0}, 0},
+        {"Qwen3", {128, 8, 2048, 768, 1, 1, 1, true, true, 1, 0}, 0},
+        {"V3", {32, 8, 7168, 2048, 4, 3, 2, true, true, 2.5f, 0}, 300},
+        {"Mixtral", {8, 2, 4096, 14336, 1, 1, 1, true, true, 1, 0}, 128},
+        {"shared", {66, 8, 2048, 1408, 1, 1, 1, false, false, 1, 2}, 0},
+        {"narrow", {9, 3, 256, 128, 4, 2, 2, true, true, 1.5f, 1}, 128},
+        {"least", {8, 3, 64, 48, 1, 1, 1, false, true, 1, 0}, 128},
     };
     static const struct bt_cu_experts routers[] = {
-        {64, 6, 512, 512, 1, 1, 1, false, false, 1},
-        {128, 8, 512, 512, 1, 1, 1, false, true, 1},
-        {256, 8, 512, 512, 8, 4, 2, true, true, 2.5f},
-        {160, 6, 512, 512, 8, 3, 1, false, false, 16},
-        {384, 8, 512, 512, 1, 1, 2, true, true, 2.8f},
-        {8, 2, 512, 512, 1, 1, 1, false, true, 1},
-        {1024, 32, 512, 512, 32, 9, 2, true, true, 1},
-        {3, 3, 512, 512, 1, 1, 1, false, true, 1},
-        {520, 10, 512, 512, 10, 5, 1, false, false, 1},
-        {1, 1, 512, 512, 1, 1, 1, true, false, 1},
+        {64, 6, 512, 512, 1, 1, 1, false, false, 1, 0},
+        {128, 8, 512, 512, 1, 1, 1, false, true, 1, 0},
+        {256, 8, 512, 512, 8, 4, 2, true, true, 2.5f, 0},
+        {160, 6, 512, 512, 8, 3, 1, false, false, 16, 0},
+        {384, 8, 512, 512, 1, 1, 2, true, true, 2.8f, 0},
+        {8, 2, 512, 512, 1, 1, 1, false, true, 1, 0},
+        {1024, 32, 512, 512, 32, 9, 2, true, true, 1, 0},
+        {3, 3, 512, 512, 1, 1, 1, false, true, 1, 0},
+        {520, 10, 512, 512, 10, 5, 1, false, false, 1, 0},
+        {1, 1, 512, 512, 1, 1, 1, true, false, 1, 0},
+        {257, 9, 512, 512, 8, 4, 2, true, true, 2.5f, 1},
+        {66, 8, 512, 512, 1, 1, 1, false, false, 1, 2},
     };
     static const uint32_t sizes[] = {1, 2, 7, 8, 9, 33, 64, 127, 128, 129, 300, 1000};
     uint32_t seed = (uint32_t)time(NULL), failed = 0, n = 0;
@@ -492,6 +574,12 @@ int main(void)
         for (enum load l = EVEN; l <= NUMBERS; l++, n += 2) {
             failed += !check_router(routers[i], 1 + (uint32_t)rand() % 128, l, routers[i].sigmoid);
             failed += !check_router(routers[i], 129 + (uint32_t)rand() % 900, l, i % 2);
+        }
+    }
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        static const uint32_t rows[] = {1, 8, 17, 128, 129, 1000};
+        for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++, n++) {
+            failed += !check_scores(shapes[i].x, rows[r], seed + n * 3);
         }
     }
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {

@@ -57,11 +57,21 @@ size_t bt_cu_experts_scratch(const struct bt_cu_experts *x, uint32_t rows)
 
 bool bt_cu_experts_fits(const struct bt_cu_experts *x)
 {
-    return bt_cu_hopper() && x->n > 0 && x->n <= BT_CU_EXPERTS_MAX && x->used > 0 &&
-           x->used <= BT_CU_EXPERTS_USED_MAX && x->groups > 0 &&
-           x->groups <= BT_CU_EXPERTS_GROUPS_MAX && x->n % x->groups == 0 && x->groups_used > 0 &&
-           x->groups_used <= x->groups && x->n / x->groups * x->groups_used >= x->used &&
-           x->hidden % 16 == 0 && x->inter % 8 == 0 && x->hidden > 256 && x->inter > 256;
+    if (x->always >= x->n || x->always >= x->used || x->groups == 0) {
+        return false;
+    }
+    uint32_t n = x->n - x->always, used = x->used - x->always;
+    return bt_cu_hopper() && x->n <= BT_CU_EXPERTS_MAX && x->used <= BT_CU_EXPERTS_USED_MAX &&
+           x->groups <= BT_CU_EXPERTS_GROUPS_MAX && n % x->groups == 0 && x->groups_used > 0 &&
+           x->groups_used <= x->groups && n / x->groups * x->groups_used >= used &&
+           x->hidden % 16 == 0 && x->inter % 8 == 0 && x->hidden > 0 && x->inter > 0;
+}
+
+uint32_t bt_cu_experts_rows(const struct bt_cu_experts *x)
+{
+    /* The kernels of many rows write a tile during the first five steps of 64 columns of the next.
+     */
+    return x->hidden > 256 && x->inter > 256 ? UINT32_MAX : BT_CU_EXPERTS_FEW;
 }
 
 struct bt_cu_experts_routes bt_cu_experts_routes(const struct bt_cu_experts *x, uint32_t rows,
@@ -76,7 +86,7 @@ cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up
                               const void *a, uint32_t rows, void *scratch, float *out, bool add,
                               cudaStream_t s)
 {
-    if (!bt_cu_experts_fits(x) || rows == 0) {
+    if (!bt_cu_experts_fits(x) || rows == 0 || rows > bt_cu_experts_rows(x)) {
         return cudaErrorInvalidValue;
     }
     struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);

@@ -20,7 +20,9 @@ extern "C" {
 /* Up to as many rows go through one kernel that is bound by reading weights. */
 #define BT_CU_EXPERTS_FEW 128u
 
-/* Routing is what struct bt_model_experts defines, with the same names. */
+/* Routing is what struct bt_model_experts defines, with the same names. A model's shared expert is
+ * the last `always` of n and of used: each row uses them with weight 1, and the router does not
+ * know them. */
 struct bt_cu_experts {
     uint32_t n, used;
     uint32_t hidden, inter;                   /* of a row; of one expert */
@@ -28,18 +30,33 @@ struct bt_cu_experts {
     bool sigmoid;                             /* else softmax */
     bool normalise;
     float scale;
+    uint32_t always;
 };
 
 /* Hopper; n, used and groups within the limits above, enough experts in the groups that are used,
- * hidden a multiple of 16 and inter of 8, both more than 256. */
+ * hidden a multiple of 16 and inter of 8. */
 bool bt_cu_experts_fits(const struct bt_cu_experts *x);
+/* The most rows of a call: BT_CU_EXPERTS_FEW where hidden or inter is not more than 256, otherwise
+ * any number. */
+uint32_t bt_cu_experts_rows(const struct bt_cu_experts *x);
 /* Bytes of scratch memory for steps of up to `rows` rows; a multiple of 256, as its address must
  * be. Its first 256 bytes are zero before the first use, and stay with the kernels. */
 size_t bt_cu_experts_scratch(const struct bt_cu_experts *x, uint32_t rows);
 
-/* Chooses the experts of each row and sorts the rows by expert, into scratch. scores: [rows][n]
- * f32, the router's product; bias [n] f32 or NULL. slots [rows]: -1 marks a padding row, which uses
- * no expert; NULL: there is none. cudaErrorInvalidValue: it does not fit. */
+/* x [rows][hidden] f32 is the residual stream, w [hidden] and eps are RMSNorm's. */
+struct bt_cu_experts_norm {
+    const float *x, *w;
+    float eps;
+};
+/* a [rows][hidden] = norm(x) in bf16, and scores [rows][n - always] = its product with the router
+ * [n - always][hidden] bf16. The product reads 16 bits of each activation, not a's 8. */
+cudaError_t bt_cu_experts_scores(const struct bt_cu_experts *x,
+                                 const struct bt_cu_experts_norm *norm, const void *router,
+                                 uint32_t rows, void *a, float *scores, cudaStream_t s);
+/* Chooses the experts of each row and sorts the rows by expert, into scratch. scores: [rows][n -
+ * always] f32, the router's product; bias [n - always] f32 or NULL. slots [rows]: -1 marks a
+ * padding row, which uses no expert; NULL: there is none. cudaErrorInvalidValue: it does not fit.
+ */
 cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const float *scores,
                                 const float *bias, const int32_t *slots, uint32_t rows,
                                 void *scratch, cudaStream_t s);

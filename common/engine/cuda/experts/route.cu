@@ -51,7 +51,7 @@ static __device__ __forceinline__ float warp_sum(float v)
 static __device__ __forceinline__ uint32_t open_groups(const struct bt_cu_experts &x,
                                                        const float *choice)
 {
-    const uint32_t lane = threadIdx.x % 32, size = x.n / x.groups;
+    const uint32_t lane = threadIdx.x % 32, size = (x.n - x.always) / x.groups;
     uint32_t open = 0, key = 0;
     if (lane < x.groups) {
         float first = -INFINITY, second = -INFINITY;
@@ -77,7 +77,7 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
                                                  float *choice_smem)
 {
     const struct bt_cu_experts &x = a.x;
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, n = x.n - x.always, used = x.used - x.always;
     uint32_t *expert = a.p.expert + (size_t)row * x.used;
     float *weight = a.p.weight + (size_t)row * x.used;
     if (a.slots && a.slots[row] < 0) {
@@ -87,12 +87,12 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
         }
         return;
     }
-    const float *from = a.scores + (size_t)row * x.n;
+    const float *from = a.scores + (size_t)row * n;
     float score[N], choice[N];
     uint32_t key[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        score[i] = lane + i * 32 < x.n ? from[lane + i * 32] : -INFINITY;
+        score[i] = lane + i * 32 < n ? from[lane + i * 32] : -INFINITY;
     }
     if (x.sigmoid) {
 #pragma unroll
@@ -108,7 +108,7 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
         most = warp_max(most);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            bool in = lane + i * 32 < x.n;
+            bool in = lane + i * 32 < n;
             score[i] = in ? expf(score[i] - most) : 0;
             sum += score[i];
         }
@@ -121,13 +121,13 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t e = lane + i * 32;
-        choice[i] = score[i] + (a.bias && e < x.n ? a.bias[e] : 0.0f);
+        choice[i] = score[i] + (a.bias && e < n ? a.bias[e] : 0.0f);
         choice[i] = choice[i] == choice[i] ? choice[i] : -INFINITY;
-        if (x.groups > 1 && e < x.n) {
+        if (x.groups > 1 && e < n) {
             choice_smem[e] = choice[i];
         }
     }
-    uint32_t open = 1, size = x.n / x.groups;
+    uint32_t open = 1, size = n / x.groups;
     if (x.groups > 1) {
         __syncwarp();
         open = open_groups(x, choice_smem);
@@ -135,11 +135,11 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
 #pragma unroll
     for (int i = 0; i < N; i++) { /* 0: cannot be chosen */
         uint32_t e = lane + i * 32;
-        key[i] = e < x.n && open >> e / size & 1 ? ordered(choice[i]) : 0;
+        key[i] = e < n && open >> e / size & 1 ? ordered(choice[i]) : 0;
     }
     uint32_t taken = 0; /* bit i: the lane's value i */
     float sum = 0;
-    for (uint32_t k = 0; k < x.used; k++) {
+    for (uint32_t k = 0; k < used; k++) {
         uint32_t best = 0, at = 0;
         float its = 0;
 #pragma unroll
@@ -170,6 +170,10 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
             weight[k] = score[i] * factor;
         }
         before += __popc(mask);
+    }
+    if (lane < x.always) {
+        expert[used + lane] = n + lane;
+        weight[used + lane] = 1;
     }
 }
 
@@ -457,7 +461,7 @@ extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const 
                                            const float *bias, const int32_t *slots, uint32_t rows,
                                            void *scratch, cudaStream_t s)
 {
-    if (!bt_cu_experts_fits(x) || rows == 0) {
+    if (!bt_cu_experts_fits(x) || rows == 0 || rows > bt_cu_experts_rows(x)) {
         return cudaErrorInvalidValue;
     }
     const bool few = rows <= BT_CU_EXPERTS_FEW;
