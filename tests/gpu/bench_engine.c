@@ -1,8 +1,10 @@
-/* make bench-gpu: the CUDA engine at the shape of Llama-3-8B with random weights, through engine.h:
+/* make bench-gpu: the CUDA engine at the shape of Llama-3-8B, or of a config.json, with random
+ * weights, through engine.h:
  * decode steps (host to host, drawn on the device, launched one ahead of the results), prompts with
  * and without their KV streaming to the slab, many prompts at once cut as the prefill worker cuts
  * them, decode steps with prompt tokens among them. Floors: bytes of weights and KV over 4.3 TB/s,
  * products at 790 TFLOP/s. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,17 +14,12 @@
 #include "common/base/clock.h"
 #include "common/batch/batch.h"
 #include "common/engine/engine.h"
+#include "common/engine/model_config.h"
 
-#define PAGE         64
-#define LAYERS       32
-#define VOCAB        128256
-#define CHUNK        8192
-#define SLOTS        400
-#define FLOW         512      /* tokens of a flow's chunk: kv.flow_chunk_tokens */
-#define WEIGHTS      15.01e9  /* bytes a step reads */
-#define PARAMS       7.505e9  /* that a generated token meets */
-#define LAYER_PARAMS 6.980e9  /* that a prompt's token meets */
-#define KV           131072.0 /* bytes of a token */
+#define PAGE  64
+#define CHUNK 8192
+#define SLOTS 400
+#define FLOW  512 /* tokens of a flow's chunk: kv.flow_chunk_tokens */
 
 static const char config[] =
     "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":4096,"
@@ -36,9 +33,12 @@ static const struct bt_engine_vtable *vt;
 static struct bt_engine *e;
 static const struct bt_engine_info *info;
 static const char *engine_name = "cuda", *model_dir; /* NULL: the shape above, random weights */
+static const char *config_file;                      /* NULL: the shape above */
+static struct bt_model_config model;
+static struct bt_model_size size;
 static uint32_t n_pages = 10000;
 static const char *kv_dtype = "f16";
-static double kv_token = KV; /* bytes of a token */
+static double kv_token; /* bytes of a token */
 static uint8_t *slab;
 static size_t slab_bytes;
 
@@ -50,19 +50,49 @@ static void must(bool ok, const char *what)
     }
 }
 
-static void open_engine(void)
+/* A directory with the config.json that random weights are for. */
+static void put_config(char *dir)
 {
-    char dir[] = "/tmp/baton-bench-XXXXXX", path[64], err[512];
+    char path[64], text[16384];
+    size_t n = sizeof(config) - 1;
     must(mkdtemp(dir) != NULL, "mkdtemp");
     snprintf(path, sizeof(path), "%s/config.json", dir);
+    memcpy(text, config, n);
+    if (config_file) {
+        FILE *in = fopen(config_file, "r");
+        must(in != NULL, config_file);
+        n = fread(text, 1, sizeof(text), in);
+        must(n < sizeof(text) && fclose(in) == 0, config_file);
+    }
     FILE *f = fopen(path, "w");
-    must(f && fputs(config, f) >= 0 && fclose(f) == 0, path);
+    must(f && fwrite(text, 1, n, f) == n && fclose(f) == 0, path);
+}
+
+static void remove_config(const char *dir)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    unlink(path);
+    rmdir(dir);
+}
+
+static void open_engine(void)
+{
+    char dir[] = "/tmp/baton-bench-XXXXXX", err[1024];
+    put_config(dir);
+    if (bt_model_config_load(model_dir ? model_dir : dir, &model, err, sizeof(err)) != BT_OK) {
+        fprintf(stderr, "%s\n", err);
+        exit(1);
+    }
+    bt_model_count(&model, &size);
+    struct bt_kv_layout layout;
+    must(bt_model_kv_layout(&model, kv_dtype, PAGE, &layout) == BT_OK, "--kv");
+    kv_token = (double)layout.block_bytes / PAGE;
     if (bt_engine_load(engine_name, &vt, err, sizeof(err)) != BT_OK) {
         fprintf(stderr, "%s\n", err);
         exit(1);
     }
-    kv_token = strcmp(kv_dtype, "fp8") == 0 ? KV / 2 * 129 / 128 : KV;
-    slab_bytes = BT_MIN((size_t)10 << 30, n_pages * (size_t)(PAGE * KV)); /* 64 prompts of 1,000 */
+    slab_bytes = BT_MIN((size_t)10 << 30, n_pages * layout.block_bytes); /* 64 prompts of 1,000 */
     slab = mmap(NULL, slab_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE,
                 -1, 0);
     must(slab != MAP_FAILED, "mmap of the slab");
@@ -83,8 +113,7 @@ static void open_engine(void)
         exit(1);
     }
     printf("%s: open %.1f s\n", info->device, (double)(bt_mono_ns() - t0) * 1e-9);
-    unlink(path);
-    rmdir(dir);
+    remove_config(dir);
 }
 
 static struct bt_engine_event wait_for(bt_engine_ticket_t t)
@@ -127,7 +156,7 @@ static double prefill(uint32_t slot, uint32_t len, uint32_t flow)
 {
     uint32_t *tokens = malloc(len * sizeof(*tokens));
     for (uint32_t i = 0; i < len; i++) {
-        tokens[i] = (i * 7919u + 13u) % VOCAB;
+        tokens[i] = ((i + slot * 7907u) * 7919u + 13u) % model.vocab;
     }
     bt_engine_ticket_t f = 0, s = 0;
     uint64_t t0 = bt_mono_ns();
@@ -138,7 +167,7 @@ static double prefill(uint32_t slot, uint32_t len, uint32_t flow)
                                           .n = n,
                                           .tokens = tokens + at,
                                           .flags = at + n == len ? BT_ROW_SAMPLE : 0,
-                                          .fire = {flow, c * LAYERS}};
+                                          .fire = {flow, c * model.layers}};
         const struct bt_engine_batch b = {.n_rows = 1, .rows = &row};
         must(vt->forward(e, &b, &f) == BT_OK, "forward");
     }
@@ -172,6 +201,21 @@ static double copy_all(int way, const struct bt_engine_block *b, uint32_t n, uin
     return s;
 }
 
+/* Multiply-adds of a token's weights; in a prompt the head does not count. */
+static double params_of(bool prompt)
+{
+    double head = prompt ? (double)model.vocab * model.hidden : 0;
+    return (double)size.dense - head +
+           (double)size.expert * model.experts.used * size.expert_layers;
+}
+
+/* What a prompt cannot be faster than, in ms: products, and attention to half of its pairs. */
+static double prompt_floor(uint32_t len)
+{
+    double pairs = (double)len * len / 2;
+    return (2 * params_of(true) * len + 2 * pairs * (double)size.pair) / 790e12 * 1e3;
+}
+
 static void bench_prefill(uint32_t len, double torch_ms)
 {
     double plain[5], with[5], exposed[5], bytes = (double)len * kv_token;
@@ -190,7 +234,7 @@ static void bench_prefill(uint32_t len, double torch_ms)
             b[k] = (struct bt_engine_block){.mem = slab + k * info->layout.block_bytes,
                                             .page = k,
                                             .toks = PAGE,
-                                            .seq = k * PAGE / CHUNK * LAYERS};
+                                            .seq = k * PAGE / CHUNK * model.layers};
         }
         must(vt->flow_open(e, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND, &word, 1, NULL, NULL, &flow) ==
                      BT_OK &&
@@ -198,15 +242,15 @@ static void bench_prefill(uint32_t len, double torch_ms)
              "flow");
         with[i] = prefill(0, len, flow);
         uint64_t t0 = bt_mono_ns();
-        while (bt_flow_read(&word, 1) < len / CHUNK * LAYERS) {
+        while (bt_flow_read(&word, 1) < len / CHUNK * model.layers) {
         }
         exposed[i] = (double)(bt_mono_ns() - t0) * 1e-9;
         must(vt->flow_close(e, flow, false, &t) == BT_OK, "flow_close");
         wait_for(t);
         close_slot(0);
     }
-    double store = copy_all(BT_ENGINE_STORE, b, blocks, len / CHUNK * LAYERS);
-    double load = copy_all(BT_ENGINE_LOAD, b, blocks, len / CHUNK * LAYERS); /* as a prefix */
+    double store = copy_all(BT_ENGINE_STORE, b, blocks, len / CHUNK * model.layers);
+    double load = copy_all(BT_ENGINE_LOAD, b, blocks, len / CHUNK * model.layers); /* as a prefix */
     qsort(plain, 5, sizeof(double), by_value);
     qsort(with, 5, sizeof(double), by_value);
     qsort(exposed, 5, sizeof(double), by_value);
@@ -215,8 +259,14 @@ static void bench_prefill(uint32_t len, double torch_ms)
         "ms; copies alone: store %.1f GB/s, load %.1f; compiled torch without streaming %.1f ms\n",
         len, plain[2] * 1e3, with[2] * 1e3, (with[2] / plain[2] - 1) * 100, exposed[2] * 1e3,
         bytes / store * 1e-9, bytes / load * 1e-9, torch_ms);
-    printf("bench,prefill_%u_streaming,%.1f,ms,compiled torch with cuDNN and no streaming,%.2f\n",
-           len, with[2] * 1e3, with[2] * 1e3 / torch_ms);
+    double floor = prompt_floor(len);
+    printf("bench,prefill_%u,%.1f,ms,floor %.1f,%.2f\n", len, plain[2] * 1e3, floor,
+           plain[2] * 1e3 / floor);
+    if (torch_ms > 0) {
+        printf("bench,prefill_%u_streaming,%.1f,ms,compiled torch with cuDNN and no streaming,"
+               "%.2f\n",
+               len, with[2] * 1e3, with[2] * 1e3 / torch_ms);
+    }
     printf("bench,kv_store_%u,%.1f,GB/s,PCIe 55 GB/s,%.2f\n", len, bytes / store * 1e-9,
            bytes / store * 1e-9 / 55);
     printf("bench,prefix_load_%u,%.1f,GB/s,PCIe 55 GB/s,%.2f\n", len, bytes / load * 1e-9,
@@ -225,14 +275,15 @@ static void bench_prefill(uint32_t len, double torch_ms)
     free(b);
 }
 
-/* `batch` sequences of len tokens, the same text in pages of their own. */
+/* `batch` sequences of len tokens in pages of their own: the same text, or texts of their own where
+ * there are experts, as equal rows would use equal experts. */
 static void open_batch(uint32_t batch, uint32_t len, uint32_t per)
 {
     must(batch <= SLOTS && batch * per <= n_pages, "room for that many sequences (--pages)");
     for (uint32_t s = 0; s < batch; s++) {
         open_slot(s, s * per, per * PAGE);
-        if (s == 0) {
-            prefill(0, len, 0);
+        if (s == 0 || model.experts.n) {
+            prefill(s, len, 0);
         } else {
             for (uint32_t p = 0; p < per; p++) {
                 must(vt->page_copy(e, p, s * per + p, PAGE) == BT_OK, "page_copy");
@@ -259,12 +310,15 @@ static double time_steps(uint32_t batch, uint32_t len, uint32_t prompt)
     for (uint32_t s = 0; s < batch; s++) {
         rows[s] = (struct bt_engine_row){.slot = s, .n = 1, .flags = BT_ROW_SAMPLE};
     }
-    static const uint32_t one = 11;
+    uint32_t first[SLOTS];
+    for (uint32_t s = 0; s < batch; s++) {
+        first[s] = (11 + s * 4999) % model.vocab;
+    }
     bt_engine_ticket_t f, before = 0, t = 0;
     uint64_t t0 = bt_mono_ns();
     for (uint32_t i = 0; i < STEPS; i++) {
         for (uint32_t s = 0; s < batch; s++) {
-            rows[s].tokens = i ? NULL : &one;
+            rows[s].tokens = i ? NULL : &first[s];
             rows[s].pos = len + i;
         }
         rows[batch].pos = i % PROMPT_CHUNKS * prompt; /* the same prompt over and over */
@@ -289,11 +343,14 @@ static double time_steps(uint32_t batch, uint32_t len, uint32_t prompt)
     return v[4 + (STEPS - 4) / 2];
 }
 
-/* What a step cannot be faster than, in ms. */
+/* What a step cannot be faster than, in ms. Rows choose experts evenly and independently. */
 static double step_floor(uint32_t batch, uint32_t len, uint32_t prompt)
 {
-    double flops = 2 * (PARAMS * batch + LAYER_PARAMS * prompt);
-    double weights = BT_MAX(WEIGHTS / 4.3e12, flops / 790e12);
+    double flops = 2 * (params_of(false) * batch + params_of(true) * prompt);
+    double miss = model.experts.n ? 1 - (double)model.experts.used / model.experts.n : 1;
+    double hit = model.experts.n * (1 - pow(miss, batch + prompt));
+    double bytes = 2 * ((double)size.dense + hit * (double)size.expert * size.expert_layers);
+    double weights = BT_MAX(bytes / 4.3e12, flops / 790e12);
     return (weights + (double)batch * len * kv_token / 4.3e12) * 1e3;
 }
 
@@ -349,7 +406,7 @@ static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
              (size_t)n * blocks * info->layout.block_bytes <= slab_bytes,
          "room for that many prompts, steps of 64 to 8192 tokens");
     for (uint32_t i = 0; i < len; i++) {
-        tokens[i] = (i * 7919u + 13u) % VOCAB;
+        tokens[i] = (i * 7919u + 13u) % model.vocab;
     }
     for (uint32_t s = 0; s < n; s++) {
         open_slot(s, s * per, len + 1);
@@ -358,7 +415,7 @@ static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
                                                               info->layout.block_bytes,
                                             .page = s * per + k,
                                             .toks = BT_MIN(PAGE, len - k * PAGE),
-                                            .seq = k * PAGE / FLOW * LAYERS};
+                                            .seq = k * PAGE / FLOW * model.layers};
         }
         must(vt->flow_open(e, BT_ENGINE_STORE, BT_ENGINE_PRIO_LAND, &words[s], 1, NULL, NULL,
                            &flows[s]) == BT_OK &&
@@ -379,7 +436,7 @@ static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
                                              .tokens = tokens + cut[i].pos,
                                              .flags = cut[i].last ? BT_ROW_SAMPLE : 0};
             if (cut[i].chunk_end) {
-                rows[i].fire = (struct bt_engine_at){flows[s], cut[i].pos / FLOW * LAYERS};
+                rows[i].fire = (struct bt_engine_at){flows[s], cut[i].pos / FLOW * model.layers};
             }
             sample |= cut[i].last;
         }
@@ -400,7 +457,7 @@ static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
         must(vt->flow_close(e, flows[s], false, &t) == BT_OK, "flow_close");
         wait_for(t);
         vt->release(e, t);
-        must(bt_flow_read(&words[s], 1) >= BT_DIV_UP(len, FLOW) * LAYERS, "a flow's word");
+        must(bt_flow_read(&words[s], 1) >= BT_DIV_UP(len, FLOW) * model.layers, "a flow's word");
         close_slot(s);
     }
     free(tokens);
@@ -409,25 +466,29 @@ static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
         "burst of %u prompts of %u, steps of %u: %.0f ms in %u steps, %.1f ms of them launching\n",
         n, len, step, secs * 1e3, steps, launch);
     printf("bench,burst_%u_%u_%u,%.0f,tokens/s,one prompt at 790 TFLOP/s,%.2f\n", n, len, step,
-           rate, rate * 2 * LAYER_PARAMS / 790e12);
+           rate, rate * 2 * params_of(true) / 790e12);
     fflush(stdout);
 }
 
 static const char usage[] =
-    "usage: bench_engine [--engine NAME] [--kv f16|fp8] [--model DIR] [--pages N] [WHAT...]\n\n"
+    "usage: bench_engine [--engine NAME] [--kv f16|fp8] [--model DIR | --config FILE] [--pages N] "
+    "[WHAT...]\n\n"
     "The engine at the shape of Llama-3-8B with random weights. WHAT, by default a table of each:\n"
     "  decode:B:LEN        a step of B sequences of LEN tokens\n"
     "  sampled:B:LEN       the same with temperature, top_p, a penalty and logprobs\n"
     "  mixed:B:LEN:PROMPT  a step with PROMPT tokens of a prompt besides\n"
     "  prefill:LEN         one prompt, without and with its KV streaming to the slab\n"
     "  burst:N:LEN:STEP    N prompts at once in steps of STEP tokens, streaming\n"
-    "--model: a model of that shape (any number of layers) from files: the engine says how fast "
-    "they\n"
-    "came. --engine null tries this program without a GPU, with few --pages (of 8 MiB; default "
+    "--model: a model from files: the engine says how fast they came. --config: the shape of this\n"
+    "config.json with random weights. --engine null tries this program without a GPU, with few "
+    "--pages (of 8 MiB; default "
     "10000).\n";
 
 static double torch_of(uint32_t batch, uint32_t len)
 {
+    if (model_dir || config_file) {
+        return 0;
+    }
     static const struct {
         uint32_t batch, len;
         double ms;
@@ -477,6 +538,8 @@ int main(int argc, char **argv)
             engine_name = argv[at + 1];
         } else if (at + 1 < argc && strcmp(argv[at], "--model") == 0) {
             model_dir = argv[at + 1];
+        } else if (at + 1 < argc && strcmp(argv[at], "--config") == 0) {
+            config_file = argv[at + 1];
         } else if (at + 1 < argc && strcmp(argv[at], "--kv") == 0) {
             kv_dtype = argv[at + 1];
         } else if (at + 1 < argc && strcmp(argv[at], "--pages") == 0 && atoi(argv[at + 1]) > 0) {
