@@ -262,29 +262,23 @@ cudaError_t bt_cu_skinny(uint32_t way, const void *w, const void *x, void *y, ui
 
 /* ---- rows ---- */
 
-struct embed {
-    const int32_t *ids, *slots, *last_token;
-    const uint16_t *embed;
-    float *x;
-    uint32_t n, hidden;
-};
 static void run_embed(const void *args)
 {
-    const struct embed *p = args;
+    const struct bt_cu_embed *p = args;
+    const uint16_t *embed = p->embed, *positions = p->positions;
     for (uint32_t t = 0; t < p->n; t++) {
         int32_t slot = p->slots[t], id = slot < 0 ? 0 : p->ids[t];
         id = id == BT_CU_ID_LAST ? p->last_token[slot] : id;
         for (uint32_t i = 0; i < p->hidden; i++) {
-            p->x[(size_t)t * p->hidden + i] =
-                slot < 0 ? 0 : from_bf16(p->embed[(size_t)id * p->hidden + i]);
+            float v = from_bf16(embed[(size_t)id * p->hidden + i]);
+            v += positions ? from_bf16(positions[(size_t)p->pos[t] * p->hidden + i]) : 0;
+            p->x[(size_t)t * p->hidden + i] = slot < 0 ? 0 : v;
         }
     }
 }
-cudaError_t bt_cu_embed(const int32_t *ids, const int32_t *slots, const int32_t *last_token,
-                        const void *embed, uint32_t n, uint32_t hidden, float *x, cudaStream_t s)
+cudaError_t bt_cu_embed(const struct bt_cu_embed *a, cudaStream_t s)
 {
-    const struct embed p = {ids, slots, last_token, embed, x, n, hidden};
-    cuda_host_launch(s, run_embed, &p, sizeof(p));
+    cuda_host_launch(s, run_embed, a, sizeof(*a));
     return cudaSuccess;
 }
 
@@ -328,6 +322,55 @@ cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const float *w, uint
 {
     const struct norm p = {x, w, rows, a, n, hidden, eps};
     cuda_host_launch(s, run_norm, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+static void run_layer_norm(const void *args)
+{
+    const struct bt_cu_layer_norm *p = args;
+    float *v = malloc(p->hidden * sizeof(*v));
+    for (uint32_t t = 0; t < p->n; t++) {
+        float *x = p->x + (size_t)(p->rows ? (uint32_t)p->rows[t] : t) * p->hidden;
+        double mean = 0, square = 0;
+        for (uint32_t i = 0; i < p->hidden; i++) {
+            v[i] = x[i] + (p->add ? p->add[i] : 0);
+            x[i] = p->keep ? v[i] : x[i];
+            mean += v[i] / p->hidden;
+        }
+        for (uint32_t i = 0; i < p->hidden; i++) {
+            square += (v[i] - mean) * (v[i] - mean) / p->hidden;
+        }
+        for (uint32_t i = 0; i < p->hidden; i++) {
+            double a = (v[i] - mean) / sqrt(square + p->eps) * p->w[i] + p->bias[i];
+            ((uint16_t *)p->a)[(size_t)t * p->hidden + i] = to_bf16((float)a);
+        }
+    }
+    free(v);
+}
+cudaError_t bt_cu_layer_norm(const struct bt_cu_layer_norm *a, cudaStream_t s)
+{
+    cuda_host_launch(s, run_layer_norm, a, sizeof(*a));
+    return a->keep && a->rows ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+struct gelu {
+    const float *y, *bias;
+    uint16_t *a;
+    uint32_t n, width;
+};
+static void run_gelu(const void *args)
+{
+    const struct gelu *p = args;
+    for (size_t i = 0; i < (size_t)p->n * p->width; i++) {
+        float v = p->y[i] + p->bias[i % p->width];
+        p->a[i] = to_bf16(0.5f * v * (1 + tanhf(0.7978846f * (v + 0.044715f * v * v * v))));
+    }
+}
+cudaError_t bt_cu_gelu(const float *y, const float *bias, uint32_t n, uint32_t width, void *a,
+                       cudaStream_t s)
+{
+    const struct gelu p = {y, bias, a, n, width};
+    cuda_host_launch(s, run_gelu, &p, sizeof(p));
     return cudaSuccess;
 }
 

@@ -138,6 +138,7 @@ static bt_status_t open_wide(struct bt_engine *e, char *err, size_t err_cap)
                                       .head_dim = c->head_dim,
                                       .type = BT_CU_F16,
                                       .out_type = BT_CU_BF16,
+                                      .scale = c->attn_scale,
                                       .window = c->window};
     ce = ce == cudaSuccess ? bt_attn_create(&pool, 1, &e->wide_attn) : ce;
     if (ce != cudaSuccess) {
@@ -186,6 +187,7 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
                                     .type = e->e4m3 ? BT_CU_E4M3 : BT_CU_F16,
                                     .scale_row = (uint32_t)(g->scale_off / row),
                                     .out_type = BT_CU_BF16,
+                                    .scale = c->attn_scale,
                                     .window = c->window};
     ce = ce != cudaSuccess ? ce
          : e->latent       ? bt_cu_latent_open_pages(e)
@@ -210,21 +212,6 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
 static bt_status_t check_model(const struct bt_engine_config *conf, const struct bt_model_config *c,
                                char *err, size_t err_cap)
 {
-    bool experts = false;
-    for (uint32_t i = 0; i < c->layers; i++) {
-        experts = experts || bt_model_has_experts(c, i);
-    }
-    const char *lacks = experts                                           ? "experts"
-                        : c->gpt2                                         ? "GPT-2's layers"
-                        : c->rope_kind == BT_ROPE_YARN && !c->mla.kv_rank ? "rope_type yarn"
-                                                                          : NULL;
-    if (lacks) {
-        snprintf(err, err_cap,
-                 "%s/config.json: %s: the cuda engine has no kernels for %s; engine.device: cpu "
-                 "runs this model",
-                 conf->model_dir, c->architecture, lacks);
-        return BT_ERR_UNSUPPORTED;
-    }
     if (c->mla.kv_rank) {
         return bt_cu_latent_check(conf, c, err, err_cap);
     }
@@ -243,6 +230,27 @@ static bt_status_t check_model(const struct bt_engine_config *conf, const struct
         return BT_ERR_UNSUPPORTED;
     }
     return BT_OK;
+}
+
+/* Checks what the experts' kernels support, on this device. */
+static bt_status_t check_experts(const struct bt_engine_config *conf,
+                                 const struct bt_model_config *c, char *err, size_t err_cap)
+{
+    const struct bt_cu_experts x = bt_cu_experts_of(c);
+    if (!bt_cu_has_experts(c) ||
+        (x.always * x.inter == c->experts.shared && bt_cu_experts_fits(&x))) {
+        return BT_OK;
+    }
+    snprintf(
+        err, err_cap,
+        "%s/config.json: %u experts of %u x %u, %u of them used, in %u groups, and a shared one "
+        "of %u: on a Hopper GPU the cuda engine has kernels for up to %u experts with a "
+        "hidden_size that is a multiple of 16, up to %u used (with the shared one), %u groups, "
+        "and shared experts that are a whole number of experts wide; engine.device: cpu runs "
+        "this model",
+        conf->model_dir, c->experts.n, c->hidden, x.inter, c->experts.used, x.groups,
+        c->experts.shared, BT_CU_EXPERTS_MAX, BT_CU_EXPERTS_USED_MAX, BT_CU_EXPERTS_GROUPS_MAX);
+    return BT_ERR_UNSUPPORTED;
 }
 
 static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
@@ -324,6 +332,7 @@ static bt_status_t cuda_open(const struct bt_engine_config *conf, struct bt_engi
     st = bt_model_config_load(conf->model_dir, &e->model.config, err, err_cap);
     st = st == BT_OK ? check_model(conf, &e->model.config, err, err_cap) : st;
     st = st == BT_OK ? open_device(e, err, err_cap) : st;
+    st = st == BT_OK ? check_experts(conf, &e->model.config, err, err_cap) : st;
     st = st == BT_OK ? open_model(e, conf, err, err_cap) : st;
     if (st != BT_OK) {
         cuda_close(e);

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "common/engine/cuda/attention/attention.h"
+#include "common/engine/cuda/experts/experts.h"
 #include "common/engine/cuda/gemm/gemm.h"
 #include "common/engine/cuda/rows/rows.h"
 #include "common/engine/cuda/sample/sample.h"
@@ -29,7 +30,6 @@ struct bt_cu_weight {
     void *w; /* bf16; NULL: the layer has no such matrix */
 };
 
-/* Of an MLP, or of a shared expert. */
 struct bt_cu_mlp_weights {
     struct bt_cu_weight in;   /* gate's rows, then up's; GPT-2: up's alone */
     struct bt_cu_weight down; /* [hidden][intermediate] */
@@ -43,12 +43,13 @@ struct bt_cu_latent_weights {
     float *q_a_norm, *kv_a_norm;
 };
 
+/* Experts one behind the other: the router's n, then the shared expert as `always` more of them
+ * (experts/experts.h). */
 struct bt_cu_expert_weights {
     struct bt_cu_weight router; /* [n][hidden]; NULL: the layer has one MLP */
     float *bias;                /* [n] of the router, or NULL */
-    struct bt_cu_weight in;     /* [n][2 intermediate][hidden]: experts one behind the other */
-    struct bt_cu_weight down;   /* [n][hidden][intermediate] */
-    struct bt_cu_mlp_weights shared;
+    struct bt_cu_weight in;     /* [n + always][2 intermediate][hidden] */
+    struct bt_cu_weight down;   /* [n + always][hidden][intermediate] */
 };
 
 struct bt_cu_gpt2_weights { /* biases that only GPT-2 has */
@@ -101,10 +102,18 @@ struct bt_cu_work { /* a ticket that waits for the device */
     uint32_t *mask_copy;
 };
 
+/* What steps need for experts; not used where the model has none. */
+struct bt_cu_routing {
+    struct bt_cu_experts x;
+    void *scratch;
+    float *scores; /* [rows][experts of the router] */
+};
+
 /* Activations of a step, on the device. */
 struct bt_cu_act {
     float *rope, *x, *qkv, *logits;
     void *a, *q, *o, *gu; /* a: norm's output and SwiGLU's */
+    struct bt_cu_routing experts;
 };
 
 /* Inputs of the running step, and the buffers that they are written to first. */
@@ -177,6 +186,24 @@ struct bt_engine {
     char fault[160];
 };
 
+static inline bool bt_cu_has_experts(const struct bt_model_config *c)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < c->layers; i++) {
+        any = any || bt_model_has_experts(c, i);
+    }
+    return any;
+}
+/* Columns between the products of an MLP; 0: all layers have experts. */
+static inline uint32_t bt_cu_mlp_width(const struct bt_model_config *c)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < c->layers; i++) {
+        any = any || !bt_model_has_experts(c, i);
+    }
+    return any ? c->intermediate : 0;
+}
+
 /* Notes a failed call; the engine is out of service from then on. */
 bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what);
 #define BT_CU_TRY(e, call)                                                                         \
@@ -191,6 +218,8 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
                              size_t err_cap) BT_MUST_CHECK;
 void bt_cu_model_cleanup(struct bt_cu_model *m);
 
+/* The model's experts as the kernels see them. */
+struct bt_cu_experts bt_cu_experts_of(const struct bt_model_config *c);
 bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap) BT_MUST_CHECK;
 void bt_cu_step_close(struct bt_engine *e);
 /* Enqueues a checked batch; t learns its samples. */

@@ -45,29 +45,66 @@ static bt_status_t take(struct loader *l, size_t bytes, void **p)
     return BT_OK;
 }
 
-/* Copies through two pinned buffers: while one is sent, several threads fill the other. */
-static bt_status_t upload(struct loader *l, const struct bt_tensor *t, size_t n, bool f32,
-                          uint8_t *to)
+/* Part of a tensor: rows of `width` values, `stride` values apart. */
+struct view {
+    const struct bt_tensor *t;
+    size_t from, rows, width, stride;
+    bool turned; /* t is the matrix [width, rows], and is to become [rows, width] */
+};
+
+/* Values of rows [row, row + n) of a view as F32 or BF16. */
+static void read_rows(const struct view *v, size_t row, size_t n, bool f32, uint8_t *out)
 {
-    size_t item = f32 ? 4 : 2, per = STAGE_BYTES / item;
-    bt_tensor_ahead(t);
-    for (size_t at = 0; at < n; at += per) {
-        size_t m = BT_MIN(per, n - at);
-        int i = l->turn ^= 1;
-        cudaError_t e = cudaEventSynchronize(l->sent[i]);
-        if (e == cudaSuccess) {
-            bt_tensor_values(t, at, m, f32 ? BT_TENSOR_F32 : BT_TENSOR_BF16, l->stage[i]);
-            e = cudaMemcpyAsync(to + at * item, l->stage[i], m * item, cudaMemcpyHostToDevice,
-                                l->e->load);
-        }
-        if (e == cudaSuccess) {
-            e = cudaEventRecord(l->sent[i], l->e->load);
-        }
-        if (e != cudaSuccess) {
-            return device_error(l, e, m * item);
+    bt_tensor_dtype_t as = f32 ? BT_TENSOR_F32 : BT_TENSOR_BF16;
+    size_t item = f32 ? 4 : 2;
+    if (v->stride == v->width) {
+        bt_tensor_values(v->t, v->from + row * v->stride, n * v->width, as, out);
+        return;
+    }
+    for (size_t r = 0; r < n; r++) {
+        bt_tensor_values(v->t, v->from + (row + r) * v->stride, v->width, as,
+                         out + r * v->width * item);
+    }
+}
+
+/* The same of a matrix that lies turned, in bf16. all: its values. */
+static void turn_rows(const struct view *v, const uint16_t *all, size_t row, size_t n,
+                      uint16_t *out)
+{
+    for (size_t c = 0; c < v->width; c++) {
+        for (size_t r = 0; r < n; r++) {
+            out[r * v->width + c] = all[c * v->rows + row + r];
         }
     }
-    return BT_OK;
+}
+
+/* Copies through two pinned buffers: while one is sent, several threads fill the other. */
+static bt_status_t upload(struct loader *l, const struct view *v, bool f32, uint8_t *to)
+{
+    size_t item = f32 ? 4 : 2, per = BT_MAX(STAGE_BYTES / item / v->width, (size_t)1);
+    uint16_t *all = v->turned ? bt_malloc(v->rows * v->width * sizeof(*all)) : NULL;
+    cudaError_t e = cudaSuccess;
+    bt_tensor_ahead(v->t);
+    if (all) {
+        bt_tensor_values(v->t, 0, v->rows * v->width, BT_TENSOR_BF16, all);
+    }
+    for (size_t at = 0, m; e == cudaSuccess && at < v->rows; at += m) {
+        m = BT_MIN(per, v->rows - at);
+        int i = l->turn ^= 1;
+        e = cudaEventSynchronize(l->sent[i]);
+        if (e == cudaSuccess && all) {
+            turn_rows(v, all, at, m, (uint16_t *)l->stage[i]);
+        } else if (e == cudaSuccess) {
+            read_rows(v, at, m, f32, l->stage[i]);
+        }
+        if (e == cudaSuccess) {
+            e = cudaMemcpyAsync(to + at * v->width * item, l->stage[i], m * v->width * item,
+                                cudaMemcpyHostToDevice, l->e->load);
+        }
+        e = e == cudaSuccess ? cudaEventRecord(l->sent[i], l->e->load) : e;
+    }
+    free(all);
+    return e == cudaSuccess ? BT_OK : device_error(l, e, v->rows * v->width * item);
 }
 
 static bt_status_t fill_dummy(struct loader *l, const struct bt_decoder_tensors *d, void *to)
@@ -106,8 +143,8 @@ static struct bt_cu_weight *matrix_home(struct bt_cu_model *m, const struct bt_d
         [BT_DECODER_ROUTER] = &y->experts.router,
         [BT_DECODER_EXPERT_GATE_UP] = &y->experts.in,
         [BT_DECODER_EXPERT_DOWN] = &y->experts.down,
-        [BT_DECODER_SHARED_GATE_UP] = &y->experts.shared.in,
-        [BT_DECODER_SHARED_DOWN] = &y->experts.shared.down,
+        [BT_DECODER_SHARED_GATE_UP] = &y->experts.in,
+        [BT_DECODER_SHARED_DOWN] = &y->experts.down,
         [BT_DECODER_HEAD] = &m->lm_head,
     };
     return homes[d->item];
@@ -136,6 +173,15 @@ static float **vector_home(struct bt_cu_model *m, const struct bt_decoder_tensor
     return homes[d->item];
 }
 
+static bool is_expert(const struct bt_decoder_tensors *d)
+{
+    return d->item == BT_DECODER_EXPERT_GATE_UP || d->item == BT_DECODER_EXPERT_DOWN;
+}
+static bool is_shared(const struct bt_decoder_tensors *d)
+{
+    return d->item == BT_DECODER_SHARED_GATE_UP || d->item == BT_DECODER_SHARED_DOWN;
+}
+
 /* Rows of the matrix that an item is part of, and those before it. The latter are with MLA: a
  * layer's first product has queries (or what they come from), then latents. */
 static uint64_t matrix_rows(const struct bt_model_config *c, const struct bt_decoder_tensors *d,
@@ -149,20 +195,41 @@ static uint64_t matrix_rows(const struct bt_model_config *c, const struct bt_dec
 }
 
 /* Memory for an item of `bytes`. All experts of a layer share one piece, which the first of them
- * takes; so do the parts of a layer's first product. */
+ * takes, with the shared expert behind them; so do the parts of a layer's first product. */
 static bt_status_t memory_of(struct loader *l, const struct bt_decoder_tensors *d, size_t bytes,
                              uint8_t **to_p)
 {
     struct bt_cu_model *m = &l->e->model;
+    const struct bt_cu_experts x = bt_cu_experts_of(&m->config);
     struct bt_cu_weight *w = matrix_home(m, d);
-    bool of_expert = d->item == BT_DECODER_EXPERT_GATE_UP || d->item == BT_DECODER_EXPERT_DOWN;
     void **home = w ? &w->w : (void **)vector_home(m, d);
     uint64_t before, rows = matrix_rows(&m->config, d, &before);
+    size_t row = bytes / d->rows, each = is_shared(d) ? bytes / x.always : bytes;
     bt_status_t st = BT_OK;
     if (*home == NULL) {
-        st = take(l, bytes / d->rows * rows * (of_expert ? m->config.experts.n : 1), home);
+        st = take(l, row * rows * (is_expert(d) ? x.n : 1), home);
     }
-    *to_p = st == BT_OK ? (uint8_t *)*home + d->expert * bytes + bytes / d->rows * before : NULL;
+    if (st == BT_OK) {
+        size_t at = is_shared(d) ? m->config.experts.n : d->expert;
+        *to_p = (uint8_t *)*home + at * each + row * before;
+    }
+    return st;
+}
+
+/* A shared expert that is `always` times as wide as a routed one is as many of them: their results
+ * add up to its own. */
+static bt_status_t place_shared(struct loader *l, const struct bt_decoder_tensors *d, uint8_t *to)
+{
+    const struct bt_model_config *c = &l->e->model.config;
+    size_t inter = c->experts.intermediate, hidden = c->hidden, each = inter * hidden;
+    bt_status_t st = BT_OK;
+    for (uint32_t i = 0; st == BT_OK && i < c->experts.shared / inter * d->n_parts; i++) {
+        uint32_t expert = i / d->n_parts;
+        const struct bt_tensor *t = d->parts[i % d->n_parts].t;
+        const struct view up = {t, expert * each, inter, hidden, hidden, false};
+        const struct view down = {t, expert * inter, hidden, inter, c->experts.shared, false};
+        st = upload(l, d->item == BT_DECODER_SHARED_DOWN ? &down : &up, false, to + i * each * 2);
+    }
     return st;
 }
 
@@ -180,18 +247,23 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
         m->lm_head = m->embed;
         return BT_OK;
     }
-    bool vector = d->cols == 0;
-    size_t width = vector ? 1 : d->cols, item = vector ? 4 : 2, at = 0;
-    uint8_t *to;
+    bool vector = matrix_home(m, d) == NULL;
+    size_t width = vector ? 1 : d->cols, item = vector ? 4 : 2;
+    uint8_t *to = NULL;
     bt_status_t st = memory_of(l, d, d->rows * width * item, &to);
     if (st == BT_OK && !d->parts[0].t) {
         st = fill_dummy(l, d, to);
         return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;
     }
+    if (st == BT_OK && is_shared(d)) {
+        return place_shared(l, d, to);
+    }
+    size_t at = 0;
     for (uint32_t i = 0; st == BT_OK && i < d->n_parts; i++) {
-        size_t n = d->parts[i].rows * width;
-        st = upload(l, d->parts[i].t, n, vector, to + at * item);
-        at += n;
+        const struct bt_decoder_part *p = &d->parts[i];
+        const struct view v = {p->t, 0, p->rows, width, width, p->transposed};
+        st = upload(l, &v, vector, to + at);
+        at += p->rows * width * item;
     }
     return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;
 }

@@ -49,25 +49,26 @@ extern "C" cudaError_t bt_cu_fetch(const void *pinned, void *to, size_t bytes, c
     return cudaGetLastError();
 }
 
-static __global__ void embed_kernel(const int32_t *ids, const int32_t *slots,
-                                    const int32_t *last_token, const uint32_t *embed,
-                                    uint32_t hidden, float2 *x)
+static __global__ void embed_kernel(const __grid_constant__ struct bt_cu_embed a)
 {
-    size_t t = blockIdx.x;
-    int slot = slots[t], id = slot < 0 ? 0 : ids[t];
-    id = id == BT_CU_ID_LAST ? last_token[slot] : id;
-    for (uint32_t i = threadIdx.x; i < hidden / 2; i += blockDim.x) {
-        float2 v = bf16_pair(embed[(size_t)id * (hidden / 2) + i]);
-        x[t * (hidden / 2) + i] = slot < 0 ? make_float2(0, 0) : v;
+    const size_t t = blockIdx.x, pairs = a.hidden / 2;
+    const uint32_t *embed = (const uint32_t *)a.embed, *positions = (const uint32_t *)a.positions;
+    float2 *x = (float2 *)a.x + t * pairs;
+    int slot = a.slots[t], id = slot < 0 ? 0 : a.ids[t];
+    id = id == BT_CU_ID_LAST ? a.last_token[slot] : id;
+    for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+        float2 v = bf16_pair(embed[(size_t)id * pairs + i]);
+        if (positions) {
+            float2 p = bf16_pair(positions[(size_t)a.pos[t] * pairs + i]);
+            v = make_float2(v.x + p.x, v.y + p.y);
+        }
+        x[i] = slot < 0 ? make_float2(0, 0) : v;
     }
 }
 
-extern "C" cudaError_t bt_cu_embed(const int32_t *ids, const int32_t *slots,
-                                   const int32_t *last_token, const void *embed, uint32_t n,
-                                   uint32_t hidden, float *x, cudaStream_t s)
+extern "C" cudaError_t bt_cu_embed(const struct bt_cu_embed *a, cudaStream_t s)
 {
-    embed_kernel<<<n, 256, 0, s>>>(ids, slots, last_token, (const uint32_t *)embed, hidden,
-                                   (float2 *)x);
+    embed_kernel<<<a->n, 256, 0, s>>>(*a);
     return cudaGetLastError();
 }
 
@@ -125,6 +126,60 @@ extern "C" cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const flo
 {
     return launch_early(norm_kernel, n, hidden >= 4096 ? 512 : 128, 0, s, x, rows, w, hidden, eps,
                         (uint2 *)a);
+}
+
+/* Mean and variance in two passes, as the mean may be much larger than the deviations. */
+static __global__ void layer_norm_kernel(const __grid_constant__ struct bt_cu_layer_norm a)
+{
+    early_next();
+    early_wait();
+    const size_t t = blockIdx.x, from = a.rows ? (size_t)a.rows[t] : t;
+    float *x = a.x + from * a.hidden;
+    float sum = 0, square = 0;
+    for (uint32_t i = threadIdx.x; i < a.hidden; i += blockDim.x) {
+        float v = x[i] + (a.add ? a.add[i] : 0.0f);
+        if (a.keep) {
+            x[i] = v;
+        }
+        sum += v;
+    }
+    float mean = block_sum(sum) / (float)a.hidden;
+    __syncthreads(); /* block_sum's memory is used again */
+    for (uint32_t i = threadIdx.x; i < a.hidden; i += blockDim.x) {
+        float v = x[i] + (a.add && !a.keep ? a.add[i] : 0.0f) - mean;
+        square += v * v;
+    }
+    float f = rsqrtf(block_sum(square) / (float)a.hidden + a.eps);
+    for (uint32_t i = threadIdx.x; i < a.hidden; i += blockDim.x) {
+        float v = x[i] + (a.add && !a.keep ? a.add[i] : 0.0f) - mean;
+        ((__nv_bfloat16 *)a.a)[t * a.hidden + i] = __float2bfloat16(v * f * a.w[i] + a.bias[i]);
+    }
+}
+
+extern "C" cudaError_t bt_cu_layer_norm(const struct bt_cu_layer_norm *a, cudaStream_t s)
+{
+    return launch_early(layer_norm_kernel, a->n, 256, 0, s, *a);
+}
+
+static __global__ void gelu_kernel(const float *y, const float *bias, size_t n, uint32_t width,
+                                   __nv_bfloat16 *a)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    early_next();
+    early_wait();
+    if (i < n) {
+        float v = y[i] + bias[i % width];
+        float t = tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v));
+        a[i] = __float2bfloat16(0.5f * v * (1.0f + t));
+    }
+}
+
+extern "C" cudaError_t bt_cu_gelu(const float *y, const float *bias, uint32_t n, uint32_t width,
+                                  void *a, cudaStream_t s)
+{
+    const size_t all = (size_t)n * width;
+    return launch_early(gelu_kernel, (uint32_t)((all + 255) / 256), 256, 0, s, y, bias, all, width,
+                        (__nv_bfloat16 *)a);
 }
 
 static __device__ __forceinline__ uint32_t silu_mul(uint32_t gate, uint32_t up)

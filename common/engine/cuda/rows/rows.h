@@ -18,12 +18,34 @@ extern "C" {
 /* Copies bytes, a multiple of 16 as both addresses, from the host's pinned memory. One block: for
  * a few KB. */
 cudaError_t bt_cu_fetch(const void *pinned, void *to, size_t bytes, cudaStream_t s);
-/* x[t] = embed[id of t]; slot -1: the row is padding, zeros. */
-cudaError_t bt_cu_embed(const int32_t *ids, const int32_t *slots, const int32_t *last_token,
-                        const void *embed, uint32_t n, uint32_t hidden, float *x, cudaStream_t s);
+struct bt_cu_embed {
+    const int32_t *ids, *slots, *pos; /* [n]; slot -1: the row is padding, zeros */
+    const int32_t *last_token;        /* of each slot, for BT_CU_ID_LAST */
+    const void *embed, *positions;    /* [ids][hidden] and [positions][hidden] bf16, or NULL */
+    uint32_t n, hidden;
+    float *x; /* [n][hidden] */
+};
+/* x[t] = embed[id of t] + positions[position of t] */
+cudaError_t bt_cu_embed(const struct bt_cu_embed *a, cudaStream_t s);
 /* a[t] = norm(x[rows ? rows[t] : t]) * w in bf16. */
 cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const float *w, uint32_t n,
                        uint32_t hidden, float eps, void *a, cudaStream_t s);
+struct bt_cu_layer_norm {
+    float *x;            /* [n][hidden], or more rows where `rows` chooses some */
+    const int32_t *rows; /* NULL: all */
+    const float *add;    /* [hidden], or NULL: the bias of the product that x was added to */
+    bool keep;           /* x += add; not with rows */
+    const float *w, *bias;
+    uint32_t n, hidden;
+    float eps;
+    void *a;
+};
+/* a[t] = (x + add - mean) / sqrt(variance + eps) * w + bias in bf16 (Ba et al. 2016), of rows[t].
+ */
+cudaError_t bt_cu_layer_norm(const struct bt_cu_layer_norm *a, cudaStream_t s);
+/* a = gelu(y + bias) in bf16, by the tanh form (Hendrycks and Gimpel 2016); y [n][width] f32. */
+cudaError_t bt_cu_gelu(const float *y, const float *bias, uint32_t n, uint32_t width, void *a,
+                       cudaStream_t s);
 /* a = silu(gate) * up; gu [n][2 * inter] bf16, a [n][inter] bf16. */
 cudaError_t bt_cu_swiglu(const void *gu, uint32_t n, uint32_t inter, void *a, cudaStream_t s);
 

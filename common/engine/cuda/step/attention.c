@@ -47,9 +47,10 @@ bt_status_t bt_cu_attention(struct bt_engine *e, const struct bt_engine_batch *b
     uint32_t n = l->tokens, q = c->heads * c->head_dim, bytes;
     uint32_t kv_row = (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) /
                                  bt_kv_row_bytes(&e->host.info.layout.groups[0]));
-    BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, n, c->hidden, c->norm_eps, e->act.a,
-                            e->compute));
-    bt_status_t st = bt_cu_qkv(e, y, n, in, kv_row);
+    const struct bt_cu_norm_of norm = {y->norm_attn, y->bias.norm_attn,
+                                       layer ? y[-1].bias.down : NULL};
+    bt_status_t st = bt_cu_norm_rows(e, &norm, NULL, n);
+    st = st == BT_OK ? bt_cu_qkv(e, y, n, in, kv_row) : st;
     st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
     st = st == BT_OK ? attend(e, l, in, kv_row) : st;
     return st == BT_OK ? bt_cu_product(e, &y->o, e->act.o, e->act.x, n, c->hidden, q, false, true)

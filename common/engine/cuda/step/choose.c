@@ -1,6 +1,7 @@
 /* Chooses each product's implementation by timing at the start: cuBLASLt's algorithms, the ways of
  * products of few rows, wide.h for prompts. Runs once in open, and waits for the device. */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,27 +10,44 @@
 
 /* ---- cuBLASLt ---- */
 
-/* Whether a layer has this product, and there is room for its result of m rows. */
-static bool has_product(const struct bt_engine *e, const struct bt_cu_products *l, int p,
-                        uint32_t m)
+#define TUNE_LAYERS 8u
+
+static bool is_bf16(const struct bt_cu_layer_product *p)
 {
-    return l->n[p] && (p < 4 || bt_cu_latent_sums_fit(e, m));
+    return p->end == BT_CU_SKINNY_SWIGLU;
+}
+static bool is_added(const struct bt_cu_layer_product *p)
+{
+    return p->end == BT_CU_SKINNY_ADD;
 }
 
-struct tuning {
-    struct bt_cu_products of;
-    const void *w[BT_CU_PRODUCTS][8]; /* weights of some layers */
-    uint32_t layers;
-};
-
-static bt_status_t tune_layer(struct bt_engine *e, const struct tuning *t, uint32_t m,
-                              uint32_t proposals)
+/* The weights of p in the first layers that have it; returns their number. 0 also where there is no
+ * room for its result of m rows. */
+static uint32_t weights_of(const struct bt_engine *e, const struct bt_cu_layer_product *p,
+                           uint32_t m, const void *w[TUNE_LAYERS])
 {
-    for (int p = 0; p < BT_CU_PRODUCTS; p++) {
-        uint32_t n = t->of.n[p], k = t->of.k[p];
-        if (has_product(e, &t->of, p, m) && !bt_cu_gemv_fits(m, n, k)) {
-            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, t->w[p], t->layers, e->act.a, t->of.y[p], m, n, k,
-                                         p == 2, p % 2 == 1, proposals, e->compute));
+    uint32_t n = 0;
+    if (p->weight == offsetof(struct bt_cu_layer, latent.q_b) && !bt_cu_latent_sums_fit(e, m)) {
+        return 0;
+    }
+    for (uint32_t i = 0; n < TUNE_LAYERS && i < e->model.config.layers; i++) {
+        w[n] = bt_cu_weight_of(&e->model.layers[i], p)->w;
+        n += w[n] != NULL;
+    }
+    return n;
+}
+
+static bt_status_t tune_layer(struct bt_engine *e, uint32_t m, uint32_t proposals)
+{
+    struct bt_cu_layer_product of[BT_CU_LAYER_PRODUCTS_MAX];
+    uint32_t n = bt_cu_layer_products(e, of);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct bt_cu_layer_product *p = &of[i];
+        const void *w[TUNE_LAYERS];
+        uint32_t layers = weights_of(e, p, m, w);
+        if (layers && !bt_cu_gemv_fits(m, p->n, p->k)) {
+            BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, w, layers, e->act.a, p->y, m, p->n, p->k,
+                                         is_bf16(p), is_added(p), proposals, e->compute));
         }
     }
     return BT_OK;
@@ -53,29 +71,21 @@ static bt_status_t tune(struct bt_engine *e)
 {
     enum { FEW = 8 };
     const struct bt_model_config *c = &e->model.config;
-    struct tuning t = {.of = bt_cu_layer_products(e), .layers = BT_MIN(c->layers, 8u)};
-    for (uint32_t i = 0; i < t.layers; i++) {
-        const struct bt_cu_layer *y = &e->model.layers[i];
-        const void *of_layer[] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w, y->latent.q_b.w};
-        for (int p = 0; p < BT_CU_PRODUCTS; p++) {
-            t.w[p][i] = of_layer[p];
-        }
-    }
     uint32_t most = e->host.info.max_rows, rows = BT_MAX(most, e->max_batch);
     uint32_t graphs = BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
-    size_t in = (size_t)rows * BT_MAX(c->hidden, c->intermediate);
+    size_t in = (size_t)rows * BT_MAX(c->hidden, bt_cu_mlp_width(c));
     BT_CU_TRY(e, bt_cu_dummy_bf16(e->act.a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
     bt_status_t st = BT_OK;
     for (uint32_t m = 1; st == BT_OK && m <= graphs; m *= 2) {
-        st = tune_layer(e, &t, m, BT_CU_GEMM_PROPOSALS);
+        st = tune_layer(e, m, BT_CU_GEMM_PROPOSALS);
         st = st == BT_OK ? tune_head(e, m) : st;
     }
     for (uint32_t m = BT_CU_SKINNY_ROWS + BT_CU_CLOSE_STEP;
          st == BT_OK && m <= BT_MIN(rows, BT_CU_CLOSE_ROWS); m += BT_CU_CLOSE_STEP) {
         bool done = m <= graphs && (m & (m - 1)) == 0;
-        st = done ? BT_OK : tune_layer(e, &t, m, FEW);
+        st = done ? BT_OK : tune_layer(e, m, FEW);
     }
-    return st == BT_OK ? tune_layer(e, &t, most, BT_CU_GEMM_PROPOSALS) : st;
+    return st == BT_OK ? tune_layer(e, most, BT_CU_GEMM_PROPOSALS) : st;
 }
 
 /* Runs each product once for each number of rows that has its own algorithm, so that no step has to
@@ -83,16 +93,16 @@ static bt_status_t tune(struct bt_engine *e)
 static bt_status_t meet(struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_products l = bt_cu_layer_products(e);
-    const struct bt_cu_layer *y = &e->model.layers[0];
-    const void *w[] = {y->qkv.w, y->o.w, y->mlp.in.w, y->mlp.down.w, y->latent.q_b.w};
+    struct bt_cu_layer_product of[BT_CU_LAYER_PRODUCTS_MAX];
+    uint32_t n = bt_cu_layer_products(e, of);
     for (uint32_t m = 1; m <= e->host.info.max_rows; m = bt_cu_gemm_bucket(m + 1)) {
-        for (int p = 0; p < BT_CU_PRODUCTS; p++) {
-            if (!has_product(e, &l, p, m) || bt_cu_gemv_fits(m, l.n[p], l.k[p])) {
-                continue;
+        for (uint32_t i = 0; i < n; i++) {
+            const struct bt_cu_layer_product *p = &of[i];
+            const void *w[TUNE_LAYERS];
+            if (!bt_cu_gemv_fits(m, p->n, p->k) && weights_of(e, p, m, w)) {
+                BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[0], e->act.a, p->y, m, p->n, p->k,
+                                            is_bf16(p), is_added(p), e->compute));
             }
-            BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[p], e->act.a, l.y[p], m, l.n[p], l.k[p], p == 2,
-                                        p % 2 == 1, e->compute));
         }
         if (m <= e->max_batch && !bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
             BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head.w, e->act.a, e->act.logits, m,
@@ -110,22 +120,24 @@ static bt_status_t meet(struct bt_engine *e)
 static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
 {
     const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_products l = bt_cu_layer_products(e);
+    struct bt_cu_layer_product of[BT_CU_LAYER_PRODUCTS_MAX];
+    uint32_t n = bt_cu_layer_products(e, of);
     for (uint32_t i = 0; i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
-        const float *norm[3] = {y->norm_attn, y->norm_attn, y->norm_mlp};
-        for (int p = 0; p < 3; p++) {
-            BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, norm[p], m, c->hidden, c->norm_eps, e->act.a,
-                                    e->compute));
-            bt_status_t st = p == 0   ? bt_cu_product(e, &y->qkv, e->act.a, e->act.qkv, m, l.n[0],
-                                                      l.k[0], false, false)
-                             : p == 1 ? bt_cu_product(e, &y->o, e->act.o, e->act.x, m, l.n[1],
-                                                      l.k[1], false, true)
-                                      : bt_cu_mlp_dense(e, &y->mlp, m);
-            if (st == BT_OK && p == 0 && has_product(e, &l, 4, m)) {
-                st = bt_cu_product(e, &y->latent.q_b, e->act.o, l.y[4], m, l.n[4], l.k[4], false,
-                                   false);
+        for (uint32_t k = 0; k < n; k++) {
+            const struct bt_cu_layer_product *p = &of[k];
+            const void *w[TUNE_LAYERS];
+            bool first = p->weight == offsetof(struct bt_cu_layer, mlp.in);
+            if (!bt_cu_weight_of(y, p)->w || !weights_of(e, p, m, w) ||
+                p->weight == offsetof(struct bt_cu_layer, mlp.down)) {
+                continue;
             }
+            BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, first ? y->norm_mlp : y->norm_attn, m,
+                                    c->hidden, c->norm_eps, e->act.a, e->compute));
+            const void *a = is_added(p) || p->k != c->hidden ? e->act.o : e->act.a;
+            bt_status_t st = first ? bt_cu_mlp_dense(e, y, m)
+                                   : bt_cu_product(e, bt_cu_weight_of(y, p), a, p->y, m, p->n, p->k,
+                                                   false, is_added(p));
             if (st != BT_OK) {
                 return st;
             }
@@ -228,12 +240,9 @@ static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint
  * chosen. */
 static bt_status_t choose_ways(struct bt_engine *e)
 {
-    static const enum bt_cu_skinny_end ends[BT_CU_PRODUCTS] = {BT_CU_SKINNY_F32, BT_CU_SKINNY_ADD,
-                                                               BT_CU_SKINNY_SWIGLU,
-                                                               BT_CU_SKINNY_ADD, BT_CU_SKINNY_F32};
     const struct bt_model_config *c = &e->model.config;
-    const struct bt_cu_products l = bt_cu_layer_products(e);
-    uint32_t most = BT_MIN(e->max_batch, (uint32_t)BT_CU_SKINNY_ROWS);
+    struct bt_cu_layer_product of[BT_CU_LAYER_PRODUCTS_MAX];
+    uint32_t n = bt_cu_layer_products(e, of), most = BT_MIN(e->max_batch, BT_CU_SKINNY_ROWS);
     cudaEvent_t ev[2] = {0};
     BT_CU_TRY(e, bt_cu_dummy_bf16(e->act.x, (size_t)most * c->hidden * 2, 1.0f, 2, e->compute));
     BT_CU_TRY(
@@ -243,11 +252,13 @@ static bt_status_t choose_ways(struct bt_engine *e)
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "event");
     for (uint32_t m = 1; st == BT_OK && m <= most; m *= 2) {
         /* Two rounds: each depends on its neighbours. */
-        for (int i = 0; st == BT_OK && i < 2 * BT_CU_PRODUCTS; i++) {
-            int p = BT_CU_PRODUCTS - 1 - i % BT_CU_PRODUCTS;
-            if (has_product(e, &l, p, m)) {
-                st = try_product(e, m, l.n[p], l.k[p], ends[p], trial_layers, ev);
+        for (uint32_t i = 0; st == BT_OK && i < 2 * n; i++) {
+            const struct bt_cu_layer_product *p = &of[n - 1 - i % n];
+            const void *w[TUNE_LAYERS];
+            if (!weights_of(e, p, m, w)) {
+                continue;
             }
+            st = try_product(e, m, p->n, p->k, p->end, trial_layers, ev);
         }
         st = st == BT_OK ? try_product(e, m, c->vocab, c->hidden, BT_CU_SKINNY_F32, trial_head, ev)
                          : st;
@@ -282,20 +293,25 @@ static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
 {
     bt_status_t st = BT_OK;
     const struct bt_model_config *c = &e->model.config;
-    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
+    for (uint32_t i = 0, n = 0; st == BT_OK && n < TRIAL_LAYERS && i < c->layers; i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
+        if (!y->mlp.in.w) {
+            continue;
+        }
+        n++;
         BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->act.a,
                                 e->compute));
-        st = bt_cu_mlp_dense(e, &y->mlp, m);
+        st = bt_cu_mlp_dense(e, y, m);
     }
     return st;
 }
 
 static bool wide_fits(const struct bt_engine *e, enum bt_cu_wide what, uint32_t m)
 {
-    const struct bt_cu_products p = bt_cu_layer_products(e);
-    int is = what == BT_CU_WIDE_QKV ? 0 : 2;
-    return bt_cu_wide_fits(m, p.n[is], p.k[is]);
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t qkv = (c->heads + 2 * c->kv_heads) * c->head_dim, wide = bt_cu_mlp_width(c);
+    return what == BT_CU_WIDE_QKV ? bt_cu_wide_fits(m, qkv, c->hidden)
+                                  : wide && bt_cu_wide_fits(m, 2 * wide, c->hidden);
 }
 
 /* Many rows: halves their number as long as wide.h is not slower. */
@@ -355,7 +371,7 @@ static cudaError_t trial_inputs(struct bt_engine *e)
     cudaError_t ce = cudaMemset(in.slots, 0, rows * 4);
     ce = ce == cudaSuccess ? cudaMemcpy(in.pos, pos, rows * 4, cudaMemcpyHostToDevice) : ce;
     free(pos);
-    size_t wide = BT_MAX(c->hidden, c->intermediate);
+    size_t wide = BT_MAX(c->hidden, bt_cu_mlp_width(c));
     ce = ce == cudaSuccess
              ? bt_cu_dummy_bf16(e->act.x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
              : ce;
@@ -364,6 +380,7 @@ static cudaError_t trial_inputs(struct bt_engine *e)
 
 bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
 {
+    const struct bt_model_config *c = &e->model.config;
     cudaEvent_t ev[2] = {0};
     cudaError_t ce = trial_inputs(e);
     for (int i = 0; ce == cudaSuccess && i < 2; i++) {
@@ -372,7 +389,8 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "inputs");
     for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
         trial_fn *trial = i == BT_CU_WIDE_QKV ? trial_qkv : trial_mlp;
-        if (i != BT_CU_WIDE_QKV || !(e->e4m3 || e->latent)) {
+        bool has = i == BT_CU_WIDE_QKV ? !(e->e4m3 || e->latent) : bt_cu_mlp_width(c) && !c->gpt2;
+        if (has) {
             st = find_wide_from(e, (enum bt_cu_wide)i, trial, ev);
             st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trial, ev) : st;
         }

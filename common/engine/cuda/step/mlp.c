@@ -1,12 +1,29 @@
-/* The second half of a layer: an MLP whose result is added to the residual stream. choose.c has
- * chosen the implementation for each number of rows. Asynchronous on the compute stream; owner
- * thread: the engine's. */
+/* The second half of a layer: an MLP, or the experts that a router chooses for each row. Its result
+ * is added to the residual stream. choose.c has chosen what takes an MLP's products. Asynchronous
+ * on the compute stream; owner thread: the engine's. */
 #include "common/engine/cuda/gemm/wide.h"
 #include "common/engine/cuda/step/step_priv.h"
 
-bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_mlp_weights *w, uint32_t n)
+static bt_status_t gelu(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
 {
     const struct bt_model_config *c = &e->model.config;
+    uint32_t wide = c->intermediate;
+    bt_status_t st =
+        bt_cu_product(e, &y->mlp.in, e->act.a, e->act.gu, n, wide, c->hidden, false, false);
+    if (st != BT_OK) {
+        return st;
+    }
+    BT_CU_TRY(e, bt_cu_gelu(e->act.gu, y->bias.up, n, wide, e->act.a, e->compute));
+    return bt_cu_product(e, &y->mlp.down, e->act.a, e->act.x, n, c->hidden, wide, false, true);
+}
+
+bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
+{
+    const struct bt_cu_mlp_weights *w = &y->mlp;
+    const struct bt_model_config *c = &e->model.config;
+    if (c->gpt2) {
+        return gelu(e, y, n);
+    }
     uint32_t wide = 2 * c->intermediate;
     int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, BT_CU_SKINNY_SWIGLU);
     void *h = e->act.a;
@@ -31,11 +48,77 @@ bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_mlp_weights 
     return bt_cu_product(e, &w->down, h, e->act.x, n, c->hidden, c->intermediate, false, true);
 }
 
-bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layout *l, uint32_t layer)
+/* x += the layer's experts of norm(x), the shared expert among them (weights.c) */
+static bt_status_t routed(struct bt_engine *e, const struct bt_cu_layout *l,
+                          const struct bt_cu_inputs *in, const struct bt_cu_layer *y)
+{
+    const struct bt_cu_experts *x = &e->act.experts.x;
+    const struct bt_cu_expert_weights *w = &y->experts;
+    const struct bt_cu_experts_norm norm = {e->act.x, y->norm_mlp, e->model.config.norm_eps};
+    uint32_t most = bt_cu_experts_rows(x), n = l->tokens;
+    BT_CU_TRY(e, bt_cu_experts_scores(x, &norm, w->router.w, n, e->act.a, e->act.experts.scores,
+                                      e->compute));
+    for (uint32_t at = 0, m; at < n; at += m) {
+        m = BT_MIN(n - at, most);
+        BT_CU_TRY(e, bt_cu_experts_route(x, e->act.experts.scores + (size_t)at * (x->n - x->always),
+                                         w->bias, in->slots + at, m, e->act.experts.scratch,
+                                         e->compute));
+        BT_CU_TRY(e, bt_cu_experts_run(x, w->in.w, w->down.w,
+                                       (uint16_t *)e->act.a + (size_t)at * x->hidden, m,
+                                       e->act.experts.scratch, e->act.x + (size_t)at * x->hidden,
+                                       true, e->compute));
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layout *l,
+                      const struct bt_cu_inputs *in, uint32_t layer)
 {
     const struct bt_model_config *c = &e->model.config;
     const struct bt_cu_layer *y = &e->model.layers[layer];
-    BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_mlp, l->tokens, c->hidden, c->norm_eps,
-                            e->act.a, e->compute));
-    return bt_cu_mlp_dense(e, &y->mlp, l->tokens);
+    if (bt_model_has_experts(c, layer)) {
+        return routed(e, l, in, y);
+    }
+    const struct bt_cu_norm_of norm = {y->norm_mlp, y->bias.norm_mlp, y->bias.o};
+    bt_status_t st = bt_cu_norm_rows(e, &norm, NULL, l->tokens);
+    return st == BT_OK ? bt_cu_mlp_dense(e, y, l->tokens) : st;
+}
+
+/* ---- open ---- */
+
+struct bt_cu_experts bt_cu_experts_of(const struct bt_model_config *c)
+{
+    const struct bt_model_experts *e = &c->experts;
+    uint32_t always = e->intermediate ? e->shared / e->intermediate : 0;
+    return (struct bt_cu_experts){.n = e->n + always,
+                                  .used = e->used + always,
+                                  .hidden = c->hidden,
+                                  .inter = e->intermediate,
+                                  .groups = e->groups,
+                                  .groups_used = e->groups > 1 ? e->groups_used : 1,
+                                  .group_best = e->group_best,
+                                  .sigmoid = e->router == BT_ROUTER_SIGMOID,
+                                  .normalise = e->normalise,
+                                  .scale = e->scale,
+                                  .always = always};
+}
+
+cudaError_t bt_cu_experts_open(struct bt_engine *e, uint32_t rows)
+{
+    e->act.experts.x = bt_cu_experts_of(&e->model.config);
+    const struct bt_cu_experts *x = &e->act.experts.x;
+    uint32_t most = BT_MIN(rows, bt_cu_experts_rows(x));
+    size_t bytes = bt_cu_experts_scratch(x, most);
+    cudaError_t ce = cudaMalloc(&e->act.experts.scratch, bytes);
+    ce =
+        ce == cudaSuccess ? cudaMemset(e->act.experts.scratch, 0, 256) : ce; /* as experts.h says */
+    return ce == cudaSuccess ? cudaMalloc((void **)&e->act.experts.scores,
+                                          (size_t)rows * (x->n - x->always) * sizeof(float))
+                             : ce;
+}
+
+void bt_cu_experts_close(struct bt_engine *e)
+{
+    cudaFree(e->act.experts.scratch);
+    cudaFree(e->act.experts.scores);
 }

@@ -1,24 +1,36 @@
 /* A layer's products and the model's head. choose.c has chosen the implementation for each number
  * of rows. Asynchronous on the compute stream; owner thread: the engine's. */
+#include <stddef.h>
+
 #include "common/engine/cuda/gemm/wide.h"
 #include "common/engine/cuda/step/latent.h"
 
-struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e)
+uint32_t bt_cu_layer_products(const struct bt_engine *e,
+                              struct bt_cu_layer_product p[BT_CU_LAYER_PRODUCTS_MAX])
 {
     const struct bt_model_config *c = &e->model.config;
-    uint32_t q = c->heads * c->head_dim;
-    struct bt_cu_products p = {
-        .n = {q + 2 * c->kv_heads * c->head_dim, c->hidden, 2 * c->intermediate, c->hidden},
-        .k = {c->hidden, q, c->hidden, c->intermediate},
-        .y = {e->act.qkv, e->act.x, e->act.gu, e->act.x}};
-    if (e->latent) {
-        p.n[0] = bt_cu_latent_first_rows(c);
-        p.k[1] = c->heads * c->mla.v;
-        p.n[4] = c->mla.q_rank ? q : 0;
-        p.k[4] = c->mla.q_rank;
-        p.y[4] = bt_cu_latent_sums(e);
+    uint32_t q = c->heads * c->head_dim, qkv = q + 2 * c->kv_heads * c->head_dim, n = 0;
+    uint32_t out = e->latent ? c->heads * c->mla.v : q, wide = bt_cu_mlp_width(c);
+    qkv = e->latent ? bt_cu_latent_first_rows(c) : qkv;
+    p[n++] = (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, qkv), qkv, c->hidden,
+                                          e->act.qkv, BT_CU_SKINNY_F32};
+    p[n++] = (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, o), c->hidden, out, e->act.x,
+                                          BT_CU_SKINNY_ADD};
+    if (e->latent && c->mla.q_rank) {
+        p[n++] =
+            (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, latent.q_b), q, c->mla.q_rank,
+                                         bt_cu_latent_sums(e), BT_CU_SKINNY_F32};
     }
-    return p;
+    if (wide) {
+        p[n++] = c->gpt2
+                     ? (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, mlp.in), wide,
+                                                    c->hidden, e->act.gu, BT_CU_SKINNY_F32}
+                     : (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, mlp.in), 2 * wide,
+                                                    c->hidden, e->act.gu, BT_CU_SKINNY_SWIGLU};
+        p[n++] = (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, mlp.down), c->hidden,
+                                              wide, e->act.x, BT_CU_SKINNY_ADD};
+    }
+    return n;
 }
 
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
@@ -81,11 +93,36 @@ bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
     return st;
 }
 
+bt_status_t bt_cu_norm_rows(struct bt_engine *e, const struct bt_cu_norm_of *norm,
+                            const int32_t *rows, uint32_t n)
+{
+    const struct bt_model_config *c = &e->model.config;
+    if (!norm->bias) {
+        BT_CU_TRY(e, bt_cu_norm(e->act.x, rows, norm->w, n, c->hidden, c->norm_eps, e->act.a,
+                                e->compute));
+        return BT_OK;
+    }
+    const struct bt_cu_layer_norm a = {.x = e->act.x,
+                                       .rows = rows,
+                                       .add = norm->add,
+                                       .keep = !rows && norm->add,
+                                       .w = norm->w,
+                                       .bias = norm->bias,
+                                       .n = n,
+                                       .hidden = c->hidden,
+                                       .eps = c->norm_eps,
+                                       .a = e->act.a};
+    BT_CU_TRY(e, bt_cu_layer_norm(&a, e->compute));
+    return BT_OK;
+}
+
 bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n)
 {
     const struct bt_model_config *c = &e->model.config;
-    BT_CU_TRY(e, bt_cu_norm(e->act.x, rows, e->model.norm, n, c->hidden, c->norm_eps, e->act.a,
-                            e->compute));
-    return bt_cu_product(e, &e->model.lm_head, e->act.a, e->act.logits, n, c->vocab, c->hidden,
-                         false, false);
+    const struct bt_cu_norm_of norm = {e->model.norm, e->model.norm_bias,
+                                       e->model.layers[c->layers - 1].bias.down};
+    bt_status_t st = bt_cu_norm_rows(e, &norm, rows, n);
+    return st == BT_OK ? bt_cu_product(e, &e->model.lm_head, e->act.a, e->act.logits, n, c->vocab,
+                                       c->hidden, false, false)
+                       : st;
 }

@@ -13,10 +13,11 @@
 
 #define FETCH_MAX 16384u /* bytes of inputs that a kernel fetches */
 
+/* bytes 0: NULL. */
 static void *take(size_t bytes, cudaError_t *e)
 {
     void *p = NULL;
-    if (*e == cudaSuccess) {
+    if (*e == cudaSuccess && bytes) {
         *e = cudaMalloc(&p, bytes);
     }
     return p;
@@ -31,7 +32,7 @@ static cudaError_t fill_rope(struct bt_engine *e)
     bt_model_rope_inv_freq(c, inv);
     for (uint32_t p = 0; p < c->max_model_len; p++) {
         for (uint32_t i = 0; i < half; i++) {
-            float angle = (float)p * inv[i];
+            float angle = c->gpt2 ? 0 : (float)p * inv[i]; /* GPT-2 turns nothing */
             cs[(size_t)p * d + i] = (float)cos((double)angle) * c->rope_scale;
             cs[(size_t)p * d + half + i] = (float)sin((double)angle) * c->rope_scale;
         }
@@ -51,6 +52,7 @@ void bt_cu_step_close(struct bt_engine *e)
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         cudaFree(all[i]);
     }
+    bt_cu_experts_close(e);
     free(e->groups);
     bt_cu_latent_close(e);
     for (int i = 0; i < BT_CU_STAGING; i++) {
@@ -72,6 +74,7 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
     const struct bt_engine_info *info = &e->host.info;
+    size_t wide = bt_cu_mlp_width(c);
     size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
     size_t qkv =
         c->mla.kv_rank ? bt_cu_latent_first_rows(c) : q + (size_t)2 * c->kv_heads * c->head_dim;
@@ -89,12 +92,15 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     e->act.qkv = take(rows * qkv * 4, &ce);
     e->act.q = take(rows * q * 2, &ce);
     e->act.o = take(rows * q * 2, &ce);
-    e->act.a = take(rows * BT_MAX(c->hidden, c->intermediate) * 2, &ce);
-    e->act.gu = take(rows * 2 * c->intermediate * 2, &ce);
+    e->act.a = take(rows * BT_MAX(c->hidden, wide) * 2, &ce);
+    e->act.gu = take(rows * 2 * wide * 2, &ce);
     e->act.logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
     e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
     e->last_token = take(info->max_slots * 4, &ce);
     e->results.prompt_rows = take(e->max_batch * 4, &ce);
+    if (ce == cudaSuccess && bt_cu_has_experts(c)) {
+        ce = bt_cu_experts_open(e, (uint32_t)rows);
+    }
     if (ce == cudaSuccess) {
         ce = cudaMemset(e->table, 0, (size_t)info->max_slots * e->host.max_pages_of_slot * 4);
     }
@@ -133,7 +139,7 @@ static bt_status_t run_layer(struct bt_engine *e, const struct bt_engine_batch *
     st = st != BT_OK ? st
          : e->latent ? bt_cu_latent_attention(e, b, l, in, layer)
                      : bt_cu_attention(e, b, l, in, layer);
-    return st == BT_OK ? bt_cu_mlp(e, l, layer) : st;
+    return st == BT_OK ? bt_cu_mlp(e, l, in, layer) : st;
 }
 
 static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *b,
@@ -153,8 +159,16 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
     } else if (l->singles) {
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
-    BT_CU_TRY(e, bt_cu_embed(in->ids, in->slots, e->last_token, e->model.embed.w, l->tokens,
-                             c->hidden, e->act.x, e->compute));
+    const struct bt_cu_embed embed = {.ids = in->ids,
+                                      .slots = in->slots,
+                                      .pos = in->pos,
+                                      .last_token = e->last_token,
+                                      .embed = e->model.embed.w,
+                                      .positions = e->model.positions.w,
+                                      .n = l->tokens,
+                                      .hidden = c->hidden,
+                                      .x = e->act.x};
+    BT_CU_TRY(e, bt_cu_embed(&embed, e->compute));
     for (uint32_t i = 0; i < c->layers; i++) {
         bt_cu_range_push("layer", i);
         bt_status_t st = run_layer(e, b, l, in, i);

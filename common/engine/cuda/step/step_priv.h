@@ -20,13 +20,14 @@ struct bt_cu_inputs { /* the same on the host or on the device */
     struct bt_attn_span *spans;
 };
 
-/* A layer's products: QKV, o, gate and up, down; the queries' second product, or n 0. With latent
- * attention, QKV stands for the layer's first product. */
-#define BT_CU_PRODUCTS 5
-struct bt_cu_products {
-    uint32_t n[BT_CU_PRODUCTS], k[BT_CU_PRODUCTS];
-    void *y[BT_CU_PRODUCTS];
+/* A product that layers have, for choose.c. */
+struct bt_cu_layer_product {
+    size_t weight; /* where struct bt_cu_layer has its struct bt_cu_weight; some layers lack it */
+    uint32_t n, k;
+    void *y;
+    enum bt_cu_skinny_end end;
 };
+#define BT_CU_LAYER_PRODUCTS_MAX 8
 
 /* ---- inputs.c ---- */
 
@@ -47,10 +48,26 @@ void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *i
 
 /* ---- products.c: ERR_DEVICE as everywhere ---- */
 
-struct bt_cu_products bt_cu_layer_products(const struct bt_engine *e);
+/* All products of layers but those of experts; returns their number. */
+uint32_t bt_cu_layer_products(const struct bt_engine *e,
+                              struct bt_cu_layer_product p[BT_CU_LAYER_PRODUCTS_MAX]);
+/* A layer's matrix of p; its w is NULL where the layer has none. */
+static inline const struct bt_cu_weight *bt_cu_weight_of(const struct bt_cu_layer *y,
+                                                         const struct bt_cu_layer_product *p)
+{
+    return (const struct bt_cu_weight *)((const uint8_t *)y + p->weight);
+}
 /* y[m][n] (+)= a[m][k] * w[n][k]^T; y f32, or bf16 if so said. */
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
                           uint32_t m, uint32_t n, uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
+/* A layer's or the model's norm. */
+struct bt_cu_norm_of {
+    const float *w, *bias; /* bias: LayerNorm's; NULL: RMSNorm */
+    const float *add;      /* to e->act.x first: the bias of the product before; or NULL */
+};
+/* e->act.a = norm of rows (NULL: the first n, which keep what is added) of e->act.x, in bf16. */
+bt_status_t bt_cu_norm_rows(struct bt_engine *e, const struct bt_cu_norm_of *norm,
+                            const int32_t *rows, uint32_t n) BT_MUST_CHECK;
 /* Whether wide.h takes this product of n rows. */
 bool bt_cu_takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t n);
 /* e->act.a -> queries in e->act.q, keys and values in their pages */
@@ -69,12 +86,17 @@ bt_status_t bt_cu_attention(struct bt_engine *e, const struct bt_engine_batch *b
 
 /* ---- mlp.c ---- */
 
-/* e->act.x += MLP(norm(e->act.x)) */
+/* e->act.x += MLP or experts of norm(e->act.x) */
 bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layout *l,
-                      uint32_t layer) BT_MUST_CHECK;
-/* e->act.x += down(silu(gate(e->act.a)) * up(e->act.a)) */
-bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_mlp_weights *w,
+                      const struct bt_cu_inputs *in, uint32_t layer) BT_MUST_CHECK;
+/* e->act.x += down(silu(gate(e->act.a)) * up(e->act.a)); GPT-2: down(gelu(up)) without down's bias,
+ * which the next norm adds */
+bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y,
                             uint32_t n) BT_MUST_CHECK;
+
+/* Memory for experts of steps of up to `rows` rows. */
+cudaError_t bt_cu_experts_open(struct bt_engine *e, uint32_t rows) BT_MUST_CHECK;
+void bt_cu_experts_close(struct bt_engine *e);
 
 /* ---- choose.c: once, in this order ---- */
 
