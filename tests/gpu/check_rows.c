@@ -1,6 +1,6 @@
 /* make check-gpu: the kernels for few rows against double precision on the CPU: products of 1 to 8
- * rows with and without addition, fused SwiGLU, all ways of skinny.h for up to 128 rows, norms, K
- * and V as they go to pages. Fresh inputs, poisoned outputs. */
+ * rows with and without addition, fused SwiGLU, all ways of skinny.h for up to 128 rows, norms,
+ * GELU, embeddings, K and V as they go to pages. Fresh inputs, poisoned outputs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -206,6 +206,145 @@ static int check_norm(uint32_t n, uint32_t hidden, uint32_t seed)
     return ok;
 }
 
+static float *random_floats(size_t n, float by, float plus, uint32_t *seed)
+{
+    float *v = malloc(n * 4);
+    for (size_t i = 0; i < n; i++) {
+        *seed = *seed * 1664525u + 1013904223u;
+        v[i] = (float)(int32_t)*seed * 0x1p-31f * by + plus;
+    }
+    return v;
+}
+static void *on_device(const void *h, size_t bytes)
+{
+    void *d;
+    CHECK(cudaMalloc(&d, bytes));
+    CHECK(cudaMemcpy(d, h, bytes, cudaMemcpyHostToDevice));
+    return d;
+}
+
+/* All rows with a bias to be added and kept, then two of them chosen, whose x must stay. The mean
+ * is much larger than the deviations. */
+static int check_layer_norm(uint32_t n, uint32_t hidden, uint32_t seed)
+{
+    const size_t all = (size_t)n * hidden;
+    float *hx = random_floats(all, 1, 30, &seed), *hadd = random_floats(hidden, 1, 0, &seed);
+    float *hw = random_floats(hidden, 1, 0, &seed), *hb = random_floats(hidden, 1, 0, &seed);
+    const int32_t chosen[2] = {(int32_t)n - 1, 0};
+    float *x = on_device(hx, all * 4), *add = on_device(hadd, hidden * 4);
+    float *w = on_device(hw, hidden * 4), *b = on_device(hb, hidden * 4);
+    int32_t *rows = on_device(chosen, sizeof(chosen));
+    void *a = on_device(hx, all * 2), *a2 = on_device(hx, all * 4);
+    struct bt_cu_layer_norm p = {.x = x, .add = add, .keep = true, .w = w, .bias = b};
+    p.n = n;
+    p.hidden = hidden;
+    p.eps = 1e-5f;
+    p.a = a;
+    CHECK(bt_cu_layer_norm(&p, 0));
+    p.rows = rows;
+    p.keep = false;
+    p.n = 2;
+    p.a = a2;
+    CHECK(bt_cu_layer_norm(&p, 0)); /* x has got the bias twice then */
+    CHECK(cudaDeviceSynchronize());
+    uint16_t *ha = fetch(a, all * 2), *ha2 = fetch(a2, 2 * hidden * 2);
+    float *kept = fetch(x, all * 4);
+    double diff = 0, norm = 0;
+    for (uint32_t t = 0; t < n + 2; t++) {
+        size_t row = t < n ? t : (size_t)chosen[t - n], at = row * hidden;
+        double mean = 0, square = 0, times = t < n ? 1 : 2;
+        for (uint32_t i = 0; i < hidden; i++) {
+            mean += (hx[at + i] + times * hadd[i]) / hidden;
+            diff += pow(kept[at + i] - (hx[at + i] + hadd[i]), 2) * 1e6; /* f32 */
+        }
+        for (uint32_t i = 0; i < hidden; i++) {
+            square += pow(hx[at + i] + times * hadd[i] - mean, 2) / hidden;
+        }
+        for (uint32_t i = 0; i < hidden; i++) {
+            double v = (hx[at + i] + times * hadd[i] - mean) / sqrt(square + 1e-5) * hw[i] + hb[i];
+            diff += pow(bf16(t < n ? ha[at + i] : ha2[(t - n) * hidden + i]) - v, 2);
+            norm += v * v;
+        }
+    }
+    int ok = report("layer norm", n, hidden, 1, diff, norm, 4e-3);
+    void *device[] = {x, add, w, b, rows, a, a2}, *host[] = {hx, hadd, hw, hb, ha, ha2, kept};
+    for (int i = 0; i < 7; i++) {
+        cudaFree(device[i]);
+        free(host[i]);
+    }
+    return ok;
+}
+
+static int check_gelu(uint32_t n, uint32_t width, uint32_t seed)
+{
+    const size_t all = (size_t)n * width;
+    float *hy = random_floats(all, 6, 0, &seed), *hb = random_floats(width, 1, 0, &seed);
+    float *y = on_device(hy, all * 4), *b = on_device(hb, width * 4);
+    void *a = on_device(hy, all * 2);
+    CHECK(bt_cu_gelu(y, b, n, width, a, 0));
+    CHECK(cudaDeviceSynchronize());
+    uint16_t *ha = fetch(a, all * 2);
+    double diff = 0, norm = 0;
+    for (size_t i = 0; i < all; i++) {
+        double v = hy[i] + hb[i % width];
+        double want = 0.5 * v * (1 + tanh(sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
+        diff += pow(bf16(ha[i]) - want, 2);
+        norm += want * want;
+    }
+    int ok = report("gelu", n, width, 1, diff, norm, 4e-3);
+    void *device[] = {y, b, a}, *host[] = {hy, hb, ha};
+    for (int i = 0; i < 3; i++) {
+        cudaFree(device[i]);
+        free(host[i]);
+    }
+    return ok;
+}
+
+/* Tokens' rows with and without those of positions, exactly; padding and last tokens. */
+static int check_embed(uint32_t hidden, uint32_t seed)
+{
+    enum { N = 5, VOCAB = 40 };
+    static const int32_t ids[N] = {3, BT_CU_ID_LAST, 39, 0, 7}, slots[N] = {0, 2, 1, -1, 0},
+                         pos[N] = {9, 0, 3, 0, 39}, last[3] = {1, 2, 21};
+    const size_t table = (size_t)VOCAB * hidden;
+    void *embed, *positions;
+    int32_t *ints[4] = {on_device(ids, sizeof(ids)), on_device(slots, sizeof(slots)),
+                        on_device(pos, sizeof(pos)), on_device(last, sizeof(last))};
+    float *x;
+    uint32_t bad = 0;
+    CHECK(cudaMalloc(&embed, table * 2));
+    CHECK(cudaMalloc(&positions, table * 2));
+    CHECK(cudaMalloc((void **)&x, N * hidden * 4));
+    ref_fill(embed, table, BT_CU_BF16, 1, seed);
+    ref_fill(positions, table, BT_CU_BF16, 1, seed + 1);
+    uint16_t *he = fetch(embed, table * 2), *hp = fetch(positions, table * 2);
+    for (int with = 0; with < 2; with++) {
+        const struct bt_cu_embed a = {
+            ints[0], ints[1], ints[2], ints[3], embed, with ? positions : NULL, N, hidden, x};
+        CHECK(cudaMemset(x, 0xff, N * hidden * 4));
+        CHECK(bt_cu_embed(&a, 0));
+        CHECK(cudaDeviceSynchronize());
+        float *got = fetch(x, N * hidden * 4);
+        for (uint32_t i = 0; i < N * hidden; i++) {
+            uint32_t t = i / hidden, id = (uint32_t)(t == 1 ? last[2] : ids[t]);
+            double want = bf16(he[id * hidden + i % hidden]);
+            want += with ? bf16(hp[(uint32_t)pos[t] * hidden + i % hidden]) : 0;
+            bad += got[i] != (slots[t] < 0 ? 0 : (float)want);
+        }
+        free(got);
+    }
+    printf("%s embed    hidden %u: %u values off\n", bad ? "FAIL" : "ok  ", hidden, bad);
+    for (int i = 0; i < 4; i++) {
+        cudaFree(ints[i]);
+    }
+    cudaFree(embed);
+    cudaFree(positions);
+    cudaFree(x);
+    free(he);
+    free(hp);
+    return bad == 0;
+}
+
 /* One head's row of f16 or e4m3 pages as doubles. */
 static void row_of(const uint8_t *kv, const struct bt_cu_append *a, uint32_t page, uint32_t row,
                    double *to)
@@ -344,6 +483,11 @@ int main(void)
     }
     for (uint32_t hidden = 64; hidden <= 12288; hidden = hidden * 5 / 4 / 4 * 4, n++) {
         failed += !check_norm(3, hidden, seed + n);
+    }
+    for (uint32_t hidden = 64; hidden <= 2048; hidden = hidden * 3 / 2, n += 3) {
+        failed += !check_layer_norm(2 + hidden % 5, hidden, seed + n);
+        failed += !check_gelu(3, hidden, seed + n);
+        failed += !check_embed(hidden / 2 * 2, seed + n);
     }
     for (uint32_t d = 64; d <= 256; d *= 2, n++) {
         failed += !check_append(d, seed + n);
