@@ -55,11 +55,126 @@ static const struct bt_sim_cluster h200_8b = {
     .rows_max = 256,
 };
 
+/* 16 nodes of one H200, Qwen3-30B-A3B in bf16. Costs are fitted to steps of Baton's GPU engine
+ * measured on one H200 (2026-11-24): 1, 8 and 64 rows at 1k 3.47, 8.62, 18.10 ms; a prompt of 8k
+ * 138 ms, of it attention 44 ms. Reading all experts is what makes the difference between the three
+ * steps (48 layers x 300 us; experts alone measured 303 us a layer at 128 rows). Context: 98,304
+ * bytes a token at 4.2 TB/s. KV: what 90 % of 141 GB leave beside 61 GB of weights. The rest as for
+ * h200-8b, 131 GB of DRAM. */
+static const struct bt_sim_cluster h200_qwen3_30b = {
+    .prefill_nodes = 8,
+    .decode_nodes = 8,
+    .prefill = {.base_ns = 2.54e6,
+                .token_ns = BT_BATCH_TOKEN_NS(9380),
+                .attn_ns = 1.317,
+                .experts_ns = 14.4e6,
+                .missed = 1 - 8.0 / 128},
+    .decode = {.base_ns = 2.54e6,
+               .kv_ns = 23.4,
+               .token_ns = BT_BATCH_TOKEN_NS(0),
+               .experts_ns = 14.4e6,
+               .missed = 1 - 8.0 / 128},
+    .chunk_tokens = 8192,
+    .token_bytes = 98304,
+    .layers = 48,
+    .link_bytes_per_s = 48e9,
+    .load_bytes_per_s = 55e9,
+    .cache_tokens = 1.33e6,
+    .ssd_read_bytes_per_s = 6e9,
+    .ssd_write_bytes_per_s = 3e9,
+    .kv_tokens = 670e3,
+    .rows_max = 256,
+};
+
+/* 16 nodes of one H200, DeepSeek-V2-Lite in bf16. Put together from measured layers (H200,
+ * 2026-11-24), not from measured steps. Experts: 33.5, 153, 262 us a layer for 1, 8, 32 rows, so
+ * 270 us x 26 layers for all of them; 8,192 rows 1,558 us. Base: 2.2 GB of other weights at 4.3
+ * TB/s, and the 40 us a layer by which steps of the same shape without experts exceed their floor.
+ * Context: MLA decode with 16 heads, 64 rows at 8k, 146 us a layer. Prompt of 8k: experts 40.5 ms,
+ * attention 506 us x 27 layers, everything else 28 ms. KV as for h200-qwen3-30b. */
+static const struct bt_sim_cluster h200_v2_lite = {
+    .prefill_nodes = 8,
+    .decode_nodes = 8,
+    .prefill = {.base_ns = 1.6e6,
+                .token_ns = BT_BATCH_TOKEN_NS(7290),
+                .attn_ns = 0.407,
+                .experts_ns = 7.02e6,
+                .missed = 1 - 6.0 / 64},
+    .decode = {.base_ns = 1.6e6,
+               .kv_ns = 7.5,
+               .token_ns = BT_BATCH_TOKEN_NS(0),
+               .experts_ns = 7.02e6,
+               .missed = 1 - 6.0 / 64},
+    .chunk_tokens = 8192,
+    .token_bytes = 31104,
+    .layers = 27,
+    .link_bytes_per_s = 48e9,
+    .load_bytes_per_s = 55e9,
+    .cache_tokens = 4.2e6,
+    .ssd_read_bytes_per_s = 6e9,
+    .ssd_write_bytes_per_s = 3e9,
+    .kv_tokens = 3.07e6,
+    .rows_max = 256,
+};
+
+/* 16 nodes of 8 H200, DeepSeek-V3 in fp8, f16 latents; 32 experts of each layer and an eighth of
+ * the rows on each GPU. Computed: Baton runs no model on several GPUs yet. Measured parts: 32 of
+ * V3's experts in bf16, 663 us a layer (32 rows; fp8 is taken as half), MLA decode with 128 heads,
+ * 128 rows at 8k, 601 us; MLA prefill, 8k, 3,765 us; 40 us a layer of launches and small kernels.
+ * Base: these, 14.9 GB of other weights at 4.1 TB/s on each GPU (attention, shared experts), and 50
+ * us a layer for two exchanges between the GPUs, a guess. Tokens: 74 GFLOP at 900 TFLOP/s a GPU, a
+ * guess from fp8 products of 1,083 to 1,318, and 10 MB of exchange at 394 GB/s a GPU; rows, at 1
+ * PFLOP/s. KV: what 90 % of 141 GB leave beside 98 GB of weights, on eight GPUs. */
+static const struct bt_sim_cluster h200x8_v3 = {
+    .prefill_nodes = 8,
+    .decode_nodes = 8,
+    .prefill = {.base_ns = 8.9e6,
+                .token_ns = BT_BATCH_TOKEN_NS(13500),
+                .attn_ns = 0.856,
+                .experts_ns = 19.2e6,
+                .missed = 1 - 8.0 / 256},
+    .decode = {.base_ns = 8.9e6,
+               .kv_ns = 4.4,
+               .token_ns = BT_BATCH_TOKEN_NS(9250),
+               .experts_ns = 19.2e6,
+               .missed = 1 - 8.0 / 256},
+    .chunk_tokens = 16384,
+    .token_bytes = 70272,
+    .layers = 61,
+    .link_bytes_per_s = 384e9,
+    .load_bytes_per_s = 440e9,
+    .cache_tokens = 14.9e6,
+    .ssd_read_bytes_per_s = 12e9,
+    .ssd_write_bytes_per_s = 6e9,
+    .kv_tokens = 3.29e6,
+    .rows_max = 1024,
+};
+
 static const struct {
     const char *name;
+    uint32_t gpus; /* of a node */
     const struct bt_sim_cluster *c;
-} presets[] = {{"a800-70b", &a800_70b}, {"h200-8b", &h200_8b}};
-const char bt_sim_cluster_names[] = "a800-70b or h200-8b";
+} presets[] = {{"a800-70b", 8, &a800_70b},
+               {"h200-8b", 1, &h200_8b},
+               {"h200-qwen3-30b", 1, &h200_qwen3_30b},
+               {"h200-v2-lite", 1, &h200_v2_lite},
+               {"h200x8-v3", 8, &h200x8_v3}};
+const char bt_sim_cluster_names[] = "a800-70b, h200-8b, h200-qwen3-30b, h200-v2-lite or h200x8-v3";
+
+const char *bt_sim_cluster_preset(uint32_t i)
+{
+    return i < BT_ARRAY_LEN(presets) ? presets[i].name : NULL;
+}
+
+uint32_t bt_sim_cluster_gpus(const char *name)
+{
+    for (size_t i = 0; i < BT_ARRAY_LEN(presets); i++) {
+        if (strcmp(presets[i].name, name) == 0) {
+            return presets[i].gpus;
+        }
+    }
+    return 1;
+}
 
 #define KEY(k, m, lo, hi, doc)                                                                     \
     {                                                                                              \

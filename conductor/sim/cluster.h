@@ -28,6 +28,10 @@ bt_status_t bt_sim_cluster_load(const char *name, struct bt_sim_cluster *c, char
 bt_status_t bt_sim_cluster_set(struct bt_sim_cluster *c, const char *assignment, char *err,
                                size_t err_cap) BT_MUST_CHECK;
 extern const char bt_sim_cluster_names[];
+/* The name of preset number i; NULL behind the last one. */
+const char *bt_sim_cluster_preset(uint32_t i);
+/* GPUs of a node of this preset; 1 for a file, whose costs may be of anything. */
+uint32_t bt_sim_cluster_gpus(const char *name);
 /* Key number i with its value and meaning; false behind the last one. */
 bool bt_sim_cluster_key(const struct bt_sim_cluster *c, uint32_t i, const char **key_p,
                         double *value_p, const char **doc_p);

@@ -571,16 +571,15 @@ static int plan(struct args *a)
 
 static int clusters(void)
 {
-    static const char *const names[] = {"a800-70b", "h200-8b"};
-    for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
+    for (uint32_t i = 0; bt_sim_cluster_preset(i) != NULL; i++) {
         struct bt_sim_cluster c;
         char err[256];
         const char *key, *doc;
         double value;
-        if (bt_sim_cluster_load(names[i], &c, err, sizeof(err)) != BT_OK) {
+        if (bt_sim_cluster_load(bt_sim_cluster_preset(i), &c, err, sizeof(err)) != BT_OK) {
             return fail(err);
         }
-        printf("# %s\n", names[i]);
+        printf("# %s\n", bt_sim_cluster_preset(i));
         for (uint32_t k = 0; bt_sim_cluster_key(&c, k, &key, &value, &doc); k++) {
             printf("%s: %.10g  # %s\n", key, value, doc);
         }

@@ -97,7 +97,7 @@ bt_status_t bt_sim_plan_instance(const char *config, const char *gpu, struct bt_
                      gpu, config);
             return BT_ERR_INVALID;
         }
-        *gpus_p = strcmp(config, "a800-70b") == 0 ? 8 : 1;
+        *gpus_p = bt_sim_cluster_gpus(config);
         return bt_sim_cluster_load(config, c, err, cap);
     }
     for (size_t i = 0; i < BT_ARRAY_LEN(gpus); i++) {
