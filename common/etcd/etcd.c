@@ -12,6 +12,8 @@
 #define GOODBYE_MS 500
 /* Interval of a repeated log line: an operator who looks at the end of the log sees the cause. */
 #define SAY_AGAIN_NS 10000000000ull
+/* More than gRPC's longest pause between two attempts to connect (client.c): these come first. */
+#define DIAL_AGAIN_NS 2000000000ull
 
 /* ---- endpoints ---- */
 
@@ -131,7 +133,7 @@ void bt_etcd_note(struct bt_etcd *e, size_t ep, bool failed, const char *why)
     uint64_t now = bt_mono_ns();
     if (failed && e->reachable) {
         BT_WARN("etcd_unreachable", "endpoint=%s why=%s", e->eps[ep].target, why);
-        e->lost_ns = e->said_ns = now;
+        e->lost_ns = e->said_ns = e->dialed_ns = now;
     } else if (failed && now - e->said_ns >= SAY_AGAIN_NS) {
         BT_WARN("etcd_waiting", "seconds=%u endpoint=%s endpoints=%zu why=%s remedy=%s",
                 (unsigned)((now - e->lost_ns) / 1000000000u), e->eps[ep].target, e->n_eps, why,
@@ -141,6 +143,12 @@ void bt_etcd_note(struct bt_etcd *e, size_t ep, bool failed, const char *why)
         BT_INFO("etcd_reachable", "endpoint=%s", e->eps[ep].target);
     }
     e->reachable = !failed;
+    if (failed && now - e->dialed_ns >= DIAL_AGAIN_NS) {
+        for (size_t i = 0; i < e->n_eps; i++) {
+            bt_rpc_channel_dial_again(e->eps[i].ch);
+        }
+        e->dialed_ns = now;
+    }
     if (failed && ep == e->cur) {
         e->cur = (e->cur + 1) % e->n_eps;
     }

@@ -26,6 +26,7 @@ struct bt_etcd {
     size_t n_eps, cur;
     bool dying, reachable;
     uint64_t lost_ns, said_ns; /* when etcd became unreachable, and when that was last logged */
+    uint64_t dialed_ns;        /* when a pause of gRPC was last ended, or etcd became unreachable */
     struct bt_list leases, watches;
     /* Leases being revoked: bt_etcd_destroy waits a moment for these. */
     int64_t goodbyes[BT_ETCD_GOODBYES_MAX];

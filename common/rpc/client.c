@@ -36,8 +36,10 @@ struct unary_call {
 
 struct unary {
     struct bt_list link; /* ch->unaries, until done was called */
+    struct bt_rpc *rpc;
     struct bt_rpc_op op;
     struct unary_call u;
+    struct bt_timer deadline; /* gRPC's own timers stop when the wall clock is set back */
     bt_rpc_reply_fn done;
     void *arg;
 };
@@ -140,6 +142,7 @@ void bt_rpc_channel_end(struct bt_rpc_channel *ch, bool notify)
     while (!bt_list_empty(&ch->unaries)) {
         struct unary *u = BT_CONTAINER_OF(ch->unaries.next, struct unary, link);
         bt_list_remove(&u->link); /* freed when its op has completed */
+        bt_timer_stop(ch->rpc->loop, &u->deadline);
         bt_rpc_reply_fn done = u->done;
         u->done = NULL;
         grpc_call_cancel(u->u.call, NULL);
@@ -156,6 +159,11 @@ void bt_rpc_channel_destroy(struct bt_rpc_channel *ch)
     if (ch != NULL) {
         bt_rpc_channel_end(ch, true);
     }
+}
+
+void bt_rpc_channel_dial_again(struct bt_rpc_channel *ch)
+{
+    grpc_channel_reset_connect_backoff(ch->channel);
 }
 
 /* ---- unary calls ---- */
@@ -222,6 +230,7 @@ static void on_unary(void *owner, bool success)
     struct unary *u = owner;
     (void)success; /* the status has this information */
     bt_list_remove(&u->link);
+    bt_timer_stop(u->rpc->loop, &u->deadline);
     if (u->done != NULL) {
         struct bt_rpc_bytes b = {.data = ""};
         int code = (int)u->u.status;
@@ -241,6 +250,13 @@ static void on_unary(void *owner, bool success)
     free(u);
 }
 
+static void on_deadline(void *arg)
+{
+    struct unary *u = arg;
+    grpc_call_cancel_with_status(u->u.call, GRPC_STATUS_DEADLINE_EXCEEDED, "no answer in time",
+                                 NULL);
+}
+
 void bt_rpc_unary(struct bt_rpc_channel *ch, const char *method, const void *data, size_t len,
                   uint64_t deadline_ms, bt_rpc_reply_fn done, void *arg)
 {
@@ -249,8 +265,12 @@ void bt_rpc_unary(struct bt_rpc_channel *ch, const char *method, const void *dat
         return;
     }
     struct unary *u = bt_calloc(1, sizeof(*u));
+    u->rpc = ch->rpc;
     u->done = done;
     u->arg = arg;
+    if (deadline_ms != 0) {
+        bt_timer_start(ch->rpc->loop, &u->deadline, deadline_ms, 0, on_deadline, u);
+    }
     bt_rpc_op_init(&u->op, on_unary, u);
     unary_call_init(&u->u, make_call(ch->channel, ch->rpc->cq, method, deadline_in(deadline_ms)),
                     data, len);

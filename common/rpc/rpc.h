@@ -122,8 +122,13 @@ bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, st
 /* Streams and calls on it are cancelled: each is told (on_close, done with CANCELLED) before this
  * returns, and nothing comes afterwards. */
 void bt_rpc_channel_destroy(struct bt_rpc_channel *ch);
+/* Ends the pause after a failed attempt to connect, so that the next attempt begins now; nothing
+ * happens if there is no such pause. For an owner that does not rely on gRPC's timers: they stand
+ * still after this host's wall clock was set back, until it shows the old time again. */
+void bt_rpc_channel_dial_again(struct bt_rpc_channel *ch);
 /* Unary call; data is copied. done is called exactly once (code, detail, reply bytes valid during
- * the call), later unless the channel is being destroyed: then at once, with CANCELLED. */
+ * the call), later unless the channel is being destroyed: then at once, with CANCELLED. After
+ * deadline_ms (0: never) its code is DEADLINE. */
 typedef void (*bt_rpc_reply_fn)(void *arg, int code, const char *detail, const void *data,
                                 size_t len);
 void bt_rpc_unary(struct bt_rpc_channel *ch, const char *method, const void *data, size_t len,
