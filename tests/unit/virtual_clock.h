@@ -18,7 +18,8 @@
 #include "common/loop/loop.h"
 
 static atomic_uint_fast64_t clock_ahead_ns;
-static atomic_uint_fast64_t clock_stopped_ns; /* the machine's time when it stopped; 0: it runs */
+static atomic_int_fast64_t clock_wall_ahead_s; /* of the wall clock, which a test may set */
+static atomic_uint_fast64_t clock_stopped_ns;  /* the machine's time when it stopped; 0: it runs */
 
 static inline uint64_t clock_machine_ns(void)
 {
@@ -31,7 +32,9 @@ static inline uint64_t clock_machine_ns(void)
 __attribute__((visibility("hidden"))) int clock_gettime(clockid_t id, struct timespec *t)
 {
     if (id != CLOCK_MONOTONIC) {
-        return (int)syscall(SYS_clock_gettime, id, t);
+        int rc = (int)syscall(SYS_clock_gettime, id, t);
+        t->tv_sec += rc == 0 && id == CLOCK_REALTIME ? (time_t)atomic_load(&clock_wall_ahead_s) : 0;
+        return rc;
     }
     uint64_t stopped_ns = atomic_load(&clock_stopped_ns);
     uint64_t ns =
