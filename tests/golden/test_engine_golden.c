@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/conf/conf.h"
+#include "common/engine/model_config.h"
 
 /* Engines that round products to bf16 come as near as that allows. */
 #define TOLERANCE                                                                                  \
@@ -123,6 +124,17 @@ static uint32_t check_greedy(struct drive *d, const json_t *c, const struct bt_e
     return ties;
 }
 
+/* The cuda engine keeps latents in pages of 64 tokens only. */
+static uint32_t page_tokens(const char *engine, const char *model)
+{
+    struct bt_model_config c;
+    char err[1024];
+    if (bt_model_config_load(model, &c, err, sizeof(err)) != BT_OK) {
+        fail_msg("%s", err);
+    }
+    return engine && strcmp(engine, "cuda") == 0 && c.mla.kv_rank ? 64 : 16;
+}
+
 static void check_model(const char *model, const char *ref)
 {
     json_error_t je;
@@ -134,7 +146,7 @@ static void check_model(const char *model, const char *ref)
     const char *engine = bt_conf_env("BT_GOLDEN_ENGINE");
     const char *kv = bt_conf_env("BT_GOLDEN_KV");
     drive_kv_dtype = fp8_latents ? "fp8" : kv && strcmp(kv, "f16") != 0 ? kv : NULL;
-    drive_open_with(&d, engine ? engine : "cpu", model, "auto", 16,
+    drive_open_with(&d, engine ? engine : "cpu", model, "auto", page_tokens(engine, model),
                     bf16_mlp ? "bf16-mlp" : "split");
     const struct bt_engine_params p = drive_greedy(BT_ENGINE_MAX_TOP);
     struct differences diffs = {0};
