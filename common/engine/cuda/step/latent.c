@@ -14,9 +14,10 @@
 #include "common/engine/cuda/attention/mla.h"
 #include "common/engine/cuda/attention/mla_prefill.h"
 
-#define KV_HEAD   (BT_LATENT_NOPE + BT_LATENT_V)
-#define KV_BYTES  (1ull << 30)   /* of keys and values of prompts, unless one head needs more */
-#define SUM_BYTES (512ull << 20) /* of sums of queries, unless single tokens need more */
+#define KV_HEAD (BT_LATENT_NOPE + BT_LATENT_V)
+#ifndef BT_CU_LATENT_BYTES
+#define BT_CU_LATENT_BYTES (1ull << 30) /* of keys and values of prompts, and of their queries */
+#endif
 
 struct bt_cu_latent {
     struct bt_mla *decode;
@@ -81,10 +82,11 @@ cudaError_t bt_cu_latent_open(struct bt_engine *e, size_t rows)
     const struct bt_model_config *c = &e->model.config;
     struct bt_cu_latent *m = e->latent = bt_calloc(1, sizeof(*m));
     size_t singles = e->max_batch, heads = c->heads, wide = BT_LATENT_HEAD * sizeof(float);
-    /* The longest sequence fits. */
+    /* One head of the longest sequence fits, and so do all heads of all single tokens. */
     m->room = c->max_model_len;
-    size_t kv = BT_MAX(BT_MIN(heads * m->room * KV_HEAD * 2, KV_BYTES), m->room * KV_HEAD * 2);
-    size_t sums = BT_MAX(BT_MIN(heads * rows * wide, SUM_BYTES), heads * singles * wide);
+    size_t kv_head = (size_t)m->room * KV_HEAD * 2;
+    size_t kv = BT_MAX(BT_MIN(heads * kv_head, BT_CU_LATENT_BYTES), kv_head);
+    size_t sums = BT_MAX(BT_MIN(heads * rows * wide, BT_CU_LATENT_BYTES), heads * singles * wide);
     sums = c->mla.q_rank ? BT_MAX(sums, rows * wide) : 0;
     m->kv_values = kv / 2;
     m->sum_values = sums / sizeof(float);
