@@ -114,10 +114,11 @@ static void run_absorb(const void *args)
         turn(&a->rope, i / a->heads, in + BT_LATENT_NOPE, out + BT_LATENT);
     }
 }
-cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a, cudaStream_t s)
+cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a,
+                                const struct bt_cu_latent_append *append, cudaStream_t s)
 {
     cuda_host_launch(s, run_absorb, a, sizeof(*a));
-    return cudaSuccess;
+    return append ? bt_cu_latent_append(append, s) : cudaSuccess;
 }
 
 struct values {

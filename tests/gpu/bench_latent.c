@@ -23,7 +23,7 @@ static void launch(const struct bench *b, int what, const void *kv_b)
                                            .n = b->n,
                                            .heads = b->heads};
     if (what == 0) {
-        CHECK(bt_cu_latent_absorb(&p, b->s));
+        CHECK(bt_cu_latent_absorb(&p, NULL, b->s));
     } else {
         CHECK(bt_cu_latent_values(b->mix, kv_b, b->n, b->heads, b->out, b->s));
     }

@@ -126,6 +126,27 @@ static double normed(const float *in, const float *w, uint32_t n, uint32_t i)
     return in[i] / sqrt(sum / n + EPS) * w[i];
 }
 
+/* Queries of no interest, absorbed in the same launch as `a`. */
+static void append_beside(const struct bt_cu_latent_append *a)
+{
+    enum { HEADS = 2, N = 20 };
+    struct array w = random_f16((size_t)HEADS * 256 * BT_LATENT, 1),
+                 in = random_f32((size_t)N * HEADS * BT_LATENT_HEAD),
+                 out = array((size_t)N * HEADS * BT_LATENT_ROW * 2), pos = array(N * 4);
+    CHECK(cudaMemset(pos.d, 0, pos.bytes));
+    const struct bt_cu_latent_queries q = {.in = in.d,
+                                           .kv_b = w.d,
+                                           .out = out.d,
+                                           .rope = {a->rope.table, pos.d, true},
+                                           .in_stride = HEADS * BT_LATENT_HEAD,
+                                           .n = N,
+                                           .heads = HEADS};
+    CHECK(bt_cu_latent_absorb(&q, a, 0));
+    CHECK(cudaDeviceSynchronize());
+    struct array all[] = {w, in, out, pos};
+    drop(all, 4);
+}
+
 static void check_append(uint32_t n, uint32_t q_rank, uint32_t page, bool pairs)
 {
     enum { PAGES = 8, LAYERS = 3, LAYER = 1 };
@@ -161,7 +182,11 @@ static void check_append(uint32_t n, uint32_t q_rank, uint32_t page, bool pairs)
                                           .page_tokens = page,
                                           .table_stride = PAGES,
                                           .eps = EPS};
-    CHECK(bt_cu_latent_append(&p, 0));
+    if (q_rank) {
+        CHECK(bt_cu_latent_append(&p, 0));
+    } else {
+        append_beside(&p);
+    }
     fetch(&a[4]);
     fetch(&a[5]);
     struct sum latent = {0}, q = {0};
@@ -225,7 +250,7 @@ static void check_queries(uint32_t n, uint32_t heads, bool pairs)
                                      .heads = heads};
     CHECK(bt_cu_latent_queries(&p, 0));
     p.out = a[5].d;
-    CHECK(bt_cu_latent_absorb(&p, 0));
+    CHECK(bt_cu_latent_absorb(&p, NULL, 0));
     fetch(&a[4]);
     fetch(&a[5]);
     struct sum plain = {0}, absorbed = {0};

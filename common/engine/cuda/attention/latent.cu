@@ -80,11 +80,9 @@ static __device__ void append_q(const struct bt_cu_latent_append &a, uint32_t t,
     }
 }
 
-static __global__ void append_kernel(const __grid_constant__ struct bt_cu_latent_append a)
+static __device__ __forceinline__ void append(const struct bt_cu_latent_append &a, uint32_t block)
 {
-    uint32_t warp = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    early_next();
-    early_wait();
+    uint32_t warp = block * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp < a.n) {
         if (a.slots[warp] >= 0) {
             append_latent(a, warp, lane);
@@ -93,11 +91,21 @@ static __global__ void append_kernel(const __grid_constant__ struct bt_cu_latent
         append_q(a, warp - a.n, lane);
     }
 }
+static uint32_t append_blocks(const struct bt_cu_latent_append *a)
+{
+    return ((a->q_rank ? 2 * a->n : a->n) + WARPS - 1) / WARPS;
+}
+
+static __global__ void append_kernel(const __grid_constant__ struct bt_cu_latent_append a)
+{
+    early_next();
+    early_wait();
+    append(a, blockIdx.x);
+}
 
 extern "C" cudaError_t bt_cu_latent_append(const struct bt_cu_latent_append *a, cudaStream_t s)
 {
-    uint32_t warps = a->q_rank ? 2 * a->n : a->n;
-    return launch_early(append_kernel, (warps + WARPS - 1) / WARPS, WARPS * 32, 0, s, *a);
+    return launch_early(append_kernel, append_blocks(a), WARPS * 32, 0, s, *a);
 }
 
 /* ---- queries of prompts: a warp writes one head of one token ---- */
@@ -158,7 +166,9 @@ static __device__ __forceinline__ void load_queries(uint8_t *to, const float *in
 
 struct absorb_args {
     struct bt_cu_latent_queries q;
-    uint32_t rows; /* of a block */
+    struct bt_cu_latent_append append;
+    uint32_t rows;   /* of a block */
+    uint32_t blocks; /* those behind these append */
 };
 
 /* 16 values of 8 tokens' queries. f: the warp's part of the key rows, for all k. */
@@ -202,6 +212,11 @@ static __global__ void __launch_bounds__(WARPS * 32)
     const float *in = a.in + (size_t)first * a.in_stride + head * BT_LATENT_HEAD;
     __half *out = (__half *)a.out + (size_t)first * out_stride + head * BT_LATENT_ROW;
     early_next();
+    if (blockIdx.x >= args.blocks) {
+        early_wait();
+        append(args.append, blockIdx.x - args.blocks);
+        return;
+    }
     for (uint32_t i = threadIdx.x; j < TILES && i < BT_LATENT_NOPE * PIECES; i += WARPS * 32) {
         uint32_t row = i / PIECES, piece = i % PIECES;
         async_load(base + swizzled<TILE * 2>(row, piece), w + (size_t)row * BT_LATENT + piece * 8);
@@ -230,11 +245,17 @@ static __global__ void __launch_bounds__(WARPS * 32)
     }
 }
 
-extern "C" cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a, cudaStream_t s)
+extern "C" cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a,
+                                           const struct bt_cu_latent_append *append, cudaStream_t s)
 {
-    const struct absorb_args args = {*a, rows_of_block(a->n, a->heads)};
-    uint32_t grid = (BT_LATENT / TILE + 1) * a->heads * ((a->n + args.rows - 1) / args.rows);
-    return launch_early(absorb_kernel, grid, WARPS * 32, 0, s, args);
+    uint32_t rows = rows_of_block(a->n, a->heads);
+    struct absorb_args args = {*a, {}, rows, 0};
+    args.blocks = (BT_LATENT / TILE + 1) * a->heads * ((a->n + rows - 1) / rows);
+    uint32_t more = append ? append_blocks(append) : 0;
+    if (append) {
+        args.append = *append;
+    }
+    return launch_early(absorb_kernel, args.blocks + more, WARPS * 32, 0, s, args);
 }
 
 /* ---- values ---- */

@@ -60,8 +60,10 @@ struct bt_cu_latent_queries {
 /* out [n][heads][192] f16: queries of prompts. in_stride is a multiple of 4. */
 cudaError_t bt_cu_latent_queries(const struct bt_cu_latent_queries *a, cudaStream_t s);
 /* out [n][heads][576] f16: queries of single tokens, multiplied by their head's key rows, so that
- * they are compared with the latents themselves. */
-cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a, cudaStream_t s);
+ * they are compared with the latents themselves. append: NULL, or what the same launch does, too;
+ * neither needs the other's results. */
+cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a,
+                                const struct bt_cu_latent_append *append, cudaStream_t s);
 /* mix [n][heads][512] f16, out [n][heads][128] bf16: the heads' outputs from mixes of latents. */
 cudaError_t bt_cu_latent_values(const void *mix, const void *kv_b, uint32_t n, uint32_t heads,
                                 void *out, cudaStream_t s);

@@ -142,7 +142,8 @@ struct part { /* of a step: one layer's attention */
     const struct bt_cu_inputs *in;
     const struct bt_cu_layer *y;
     uint32_t layer_row;
-    bool whole; /* all queries of all tokens are made at once */
+    bool whole;    /* all queries of all tokens are made at once */
+    bool together; /* latents go to their pages while queries are multiplied */
 };
 
 /* f32 queries of `heads` heads from `head` on, of `n` tokens from `row` on. */
@@ -180,30 +181,35 @@ static bt_status_t queries_of(struct bt_engine *e, const struct part *p, uint32_
     return st;
 }
 
-/* e->act.a -> latents in their pages, and what queries are made of. */
+static struct bt_cu_latent_append append_of(const struct bt_engine *e, const struct part *p)
+{
+    const struct bt_model_config *c = &e->model.config;
+    return (struct bt_cu_latent_append){.in = e->act.qkv,
+                                        .in_stride = bt_cu_latent_first_rows(c),
+                                        .latent_norm = p->y->latent.kv_a_norm,
+                                        .q_norm = p->y->latent.q_a_norm,
+                                        .q = e->latent->q_low,
+                                        .q_rank = c->mla.q_rank,
+                                        .rope = {e->act.rope, p->in->pos, c->rope_pairs},
+                                        .slots = p->in->slots,
+                                        .table = e->table,
+                                        .pool = e->kv,
+                                        .page_rows = e->page_rows,
+                                        .layer_row = p->layer_row,
+                                        .n = p->l->tokens,
+                                        .page_tokens = e->host.info.layout.page_tokens,
+                                        .table_stride = e->host.max_pages_of_slot,
+                                        .eps = c->norm_eps};
+}
+
+/* e->act.a -> what queries and latents are made of; latents in their pages. */
 static bt_status_t inputs(struct bt_engine *e, const struct part *p)
 {
     const struct bt_model_config *c = &e->model.config;
-    uint32_t n = p->l->tokens, first = bt_cu_latent_first_rows(c);
-    const struct bt_cu_latent_append a = {.in = e->act.qkv,
-                                          .in_stride = first,
-                                          .latent_norm = p->y->latent.kv_a_norm,
-                                          .q_norm = p->y->latent.q_a_norm,
-                                          .q = e->latent->q_low,
-                                          .q_rank = c->mla.q_rank,
-                                          .rope = {e->act.rope, p->in->pos, c->rope_pairs},
-                                          .slots = p->in->slots,
-                                          .table = e->table,
-                                          .pool = e->kv,
-                                          .page_rows = e->page_rows,
-                                          .layer_row = p->layer_row,
-                                          .n = n,
-                                          .page_tokens = e->host.info.layout.page_tokens,
-                                          .table_stride = e->host.max_pages_of_slot,
-                                          .eps = c->norm_eps};
-    bt_status_t st =
-        bt_cu_product(e, &p->y->qkv, e->act.a, e->act.qkv, n, first, c->hidden, false, false);
-    if (st == BT_OK) {
+    const struct bt_cu_latent_append a = append_of(e, p);
+    bt_status_t st = bt_cu_product(e, &p->y->qkv, e->act.a, e->act.qkv, p->l->tokens, a.in_stride,
+                                   c->hidden, false, false);
+    if (st == BT_OK && !p->together) {
         BT_CU_TRY(e, bt_cu_latent_append(&a, e->compute));
     }
     return st;
@@ -234,7 +240,8 @@ static bt_status_t decode(struct bt_engine *e, const struct part *p)
                                     .slots = p->in->slots,
                                     .table = e->table,
                                     .table_stride = e->host.max_pages_of_slot};
-    BT_CU_TRY(e, bt_cu_latent_absorb(&a, e->compute));
+    const struct bt_cu_latent_append append = append_of(e, p);
+    BT_CU_TRY(e, bt_cu_latent_absorb(&a, p->together ? &append : NULL, e->compute));
     BT_CU_TRY(e, bt_mla_decode(e->latent->decode, &d, p->layer_row, e->compute));
     BT_CU_TRY(e, bt_cu_latent_values(e->latent->mix, p->y->latent.kv_b.w, n, c->heads, e->act.o,
                                      e->compute));
@@ -342,7 +349,8 @@ bt_status_t bt_cu_latent_attention(struct bt_engine *e, const struct bt_engine_b
                      .y = y,
                      .layer_row = (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) /
                                              (BT_LATENT_ROW * 2)),
-                     .whole = bt_cu_latent_sums_fit(e, l->tokens)};
+                     .whole = bt_cu_latent_sums_fit(e, l->tokens),
+                     .together = !b && c->mla.q_rank == 0};
     BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, l->tokens, c->hidden, c->norm_eps,
                             e->act.a, e->compute));
     bt_status_t st = inputs(e, &p);
