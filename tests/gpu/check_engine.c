@@ -12,6 +12,10 @@
 #ifndef BRIEF
 #define BRIEF 0
 #endif
+/* Leaves the large model out. */
+#ifndef ON_HOST
+#define ON_HOST 0
+#endif
 
 /* A kind of model: trained (text NULL, files in dir) or with random weights. The latter lead by
  * less, so their texts go apart at more near-ties. */
@@ -51,6 +55,13 @@ static const struct kind latent_yarn = {
         "\"factor\":40,\"mscale\":0.707,\"mscale_all_dim\":0.707,"
         "\"original_max_position_embeddings\":64}}",
     .page_tokens = 64};
+
+/* Latent attention and experts: a trained model that lies beside the repository. With random
+ * weights there is no telling: a rounding sends a token to another expert, and its text goes apart.
+ */
+static const struct kind deepseek = {.name = "latent attention, experts",
+                                     .dir = "../shared/models/shakespeare-deepseek-8m",
+                                     .page_tokens = 64};
 
 static struct drive d;
 static const struct kind *kind;
@@ -536,10 +547,16 @@ static int run(const struct kind *k)
 
 int main(void)
 {
-    static const struct kind *const kinds[] = {&llama, &llama_fp8, &latent, &latent_yarn};
+    static const struct kind *const kinds[] = {&llama, &llama_fp8, &latent, &latent_yarn,
+                                               &deepseek};
     int failed = 0;
     for (size_t i = 0; i < BT_ARRAY_LEN(kinds); i++) {
-        failed += run(kinds[i]);
+        bool there = kinds[i]->text || access(kinds[i]->dir, F_OK) == 0;
+        if (there && !(ON_HOST && kinds[i] == &deepseek)) {
+            failed += run(kinds[i]);
+        } else {
+            printf("# left out: %s\n", kinds[i]->name);
+        }
     }
     return failed;
 }

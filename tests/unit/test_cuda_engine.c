@@ -14,6 +14,7 @@ static inline bt_status_t load_here(const char *name, const struct bt_engine_vta
     return *vt_p ? BT_OK : BT_ERR_INTERNAL;
 }
 #define bt_engine_load load_here
+#define ON_HOST        1
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define BRIEF 1
