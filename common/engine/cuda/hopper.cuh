@@ -133,6 +133,21 @@ static __device__ __forceinline__ void cluster_arrive(uint32_t bar, uint32_t ran
                  "r"(rank)
                  : "memory");
 }
+/* Writes 16 bytes into block `rank`, at the place that is `addr` in this block, and completes as
+ * many bytes at its barrier. */
+static __device__ __forceinline__ void cluster_store4(uint32_t addr, uint32_t bar, uint32_t rank,
+                                                      const uint32_t (&v)[4])
+{
+    asm volatile("{\n"
+                 ".reg .b32 to, there;\n"
+                 "mapa.shared::cluster.u32 to, %0, %2;\n"
+                 "mapa.shared::cluster.u32 there, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [to], "
+                 "{%3, %4, %5, %6}, [there];\n"
+                 "}" ::"r"(addr),
+                 "r"(bar), "r"(rank), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
+}
 /* Reads 16 bytes of block `rank`, from the place that is `addr` in this block. */
 static __device__ __forceinline__ float4 cluster_load4(uint32_t addr, uint32_t rank)
 {
@@ -151,6 +166,12 @@ static __device__ __forceinline__ float4 cluster_load4(uint32_t addr, uint32_t r
 static __device__ __forceinline__ void fence_async_shared(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Orders normal accesses of all memory before later ones by the copy engine, or the reverse. */
+static __device__ __forceinline__ void fence_async(void)
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 /* Stores four 8 x 8 matrices of 16-bit values transposed. A thread has two values of row lane / 4
@@ -201,21 +222,27 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
 #define WG_REGS32                                                                                  \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WG_REGS48 WG_REGS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define WG_REGS64                                                                                  \
     WG_REGS32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                  \
               "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WG_REGS80 WG_REGS64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define WG_REGS96 WG_REGS80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define WG_REGS112                                                                                 \
+    WG_REGS96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define WG_REGS128                                                                                 \
-    WG_REGS64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                  \
-              "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                   \
-              "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"       \
-              "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+    WG_REGS112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WG_F8(d, i)                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WG_F4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WG_F16(d, i)  WG_F8(d, i), WG_F8(d, i + 8)
 #define WG_F32(d, i)  WG_F8(d, i), WG_F8(d, i + 8), WG_F8(d, i + 16), WG_F8(d, i + 24)
+#define WG_F48(d, i)  WG_F32(d, i), WG_F16(d, i + 32)
 #define WG_F64(d, i)  WG_F32(d, i), WG_F32(d, i + 32)
+#define WG_F80(d, i)  WG_F64(d, i), WG_F16(d, i + 64)
+#define WG_F96(d, i)  WG_F64(d, i), WG_F32(d, i + 64)
+#define WG_F112(d, i) WG_F96(d, i), WG_F16(d, i + 96)
 #define WG_F128(d, i) WG_F64(d, i), WG_F64(d, i + 64)
 
 /* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory; in B the dimension 16 is contiguous, in A
@@ -265,6 +292,31 @@ static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[128], uint64_t a
                                                      int accumulate)
 {
     WG_SS(256, "bf16", WG_REGS128, WG_F128, 128, 129, 130);
+}
+
+/* N columns, in the first N / 2 values of d. */
+template <int N>
+static __device__ __forceinline__ void wgmma_part_bf16(float (&d)[128], uint64_t a, uint64_t b,
+                                                       int accumulate)
+{
+    static_assert(N % 32 == 0 && N <= 256, "not made");
+    if constexpr (N == 32) {
+        WG_SS(32, "bf16", WG_REGS16, WG_F16, 16, 17, 18);
+    } else if constexpr (N == 64) {
+        WG_SS(64, "bf16", WG_REGS32, WG_F32, 32, 33, 34);
+    } else if constexpr (N == 96) {
+        WG_SS(96, "bf16", WG_REGS48, WG_F48, 48, 49, 50);
+    } else if constexpr (N == 128) {
+        WG_SS(128, "bf16", WG_REGS64, WG_F64, 64, 65, 66);
+    } else if constexpr (N == 160) {
+        WG_SS(160, "bf16", WG_REGS80, WG_F80, 80, 81, 82);
+    } else if constexpr (N == 192) {
+        WG_SS(192, "bf16", WG_REGS96, WG_F96, 96, 97, 98);
+    } else if constexpr (N == 224) {
+        WG_SS(224, "bf16", WG_REGS112, WG_F112, 112, 113, 114);
+    } else {
+        WG_SS(256, "bf16", WG_REGS128, WG_F128, 128, 129, 130);
+    }
 }
 
 template <class T>
