@@ -174,7 +174,7 @@ int main(int argc, char **argv)
                    own, own / shapes[i].torch[r]);
             printf("bench,experts_%s_b%u_with_routing,%.1f,us,floor,%.3f\n", shapes[i].name,
                    sizes[r], all, all / floor);
-            if (sizes[r] <= BT_CU_EXPERTS_FEW) {
+            if (bt_cu_experts_few_rows(x, sizes[r])) {
                 printf("        with routing, items of 32 weight rows: %7.1f us, of 64: %7.1f us\n",
                        replay(&b, sizes[r], SMALL_ITEMS), replay(&b, sizes[r], LARGE_ITEMS));
             }

@@ -79,15 +79,6 @@ static __device__ __forceinline__ void tma_load_2d_both(uint32_t dst, const CUte
                  : "memory");
 }
 
-static __device__ __forceinline__ void tma_load_3d_both(uint32_t dst, const CUtensorMap *map,
-                                                        uint32_t bar, int x, int y, int z)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
-                 "l"((uint64_t)map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"((uint16_t)3)
-                 : "memory");
-}
-
 /* Copies `bytes` in one piece; the size and both addresses are multiples of 16. */
 static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
                                                  uint32_t bar)

@@ -2,6 +2,20 @@
 #include "common/engine/cuda/experts/experts_priv.h"
 
 #include "common/engine/cuda/device.h"
+#include "common/engine/cuda/tensor_map.h"
+#include "common/engine/cuda/value.h"
+
+cudaError_t bt_cu_experts_weights_map(CUtensorMap *map, const struct bt_cu_experts *x,
+                                      const void *w, bool down, uint32_t blocks)
+{
+    const uint64_t k = down ? x->inter : x->hidden, row = k * 2;
+    const uint64_t rows = down ? x->hidden : 2ull * x->inter;
+    const uint64_t dims[5] = {k, 8, 2, rows / 16, x->n};
+    const uint64_t strides[4] = {row, down ? row * 8 : row * x->inter, down ? row * 16 : row * 8,
+                                 row * rows};
+    const uint32_t box[5] = {64, 8, 2, blocks, 1};
+    return bt_cu_tensor_map(map, BT_CU_BF16, w, 5, dims, strides, box);
+}
 
 static size_t up256(size_t n)
 {
@@ -16,11 +30,24 @@ static void *take(void *base, size_t *at, size_t bytes)
     return p;
 }
 
+/* Whether the kernel of many rows can compute such experts: it writes a tile during the first five
+ * steps of 64 columns of the next. */
+static bool large(const struct bt_cu_experts *x)
+{
+    return x->hidden > 256 && x->inter > 256;
+}
+
+bool bt_cu_experts_few_rows(const struct bt_cu_experts *x, uint32_t rows)
+{
+    return rows <= BT_CU_EXPERTS_FEW &&
+           (rows * x->used <= x->n * BT_CU_EXPERTS_FEW_EACH || !large(x));
+}
+
 struct bt_cu_experts_plan bt_cu_experts_plan(const struct bt_cu_experts *x, uint32_t rows,
                                              void *scratch)
 {
     struct bt_cu_experts_plan p = {0};
-    bool few = rows <= BT_CU_EXPERTS_FEW;
+    bool few = bt_cu_experts_few_rows(x, rows);
     size_t uses = (size_t)rows * x->used, at = 0;
     size_t chunks = (rows + BT_CU_EXPERTS_CHUNK - 1) / BT_CU_EXPERTS_CHUNK;
     size_t hit = uses < x->n ? uses : x->n;
@@ -35,11 +62,6 @@ struct bt_cu_experts_plan bt_cu_experts_plan(const struct bt_cu_experts *x, uint
     p.parts = take(scratch, &at, p.most_parts * sizeof(*p.parts));
     p.done = take(scratch, &at, p.most_parts * sizeof(*p.done));
     p.counts = take(scratch, &at, chunks * x->n * sizeof(*p.counts));
-    p.cols[0] = (x->inter + 127) / 128;
-    p.cols[1] = (x->hidden + 255) / 256;
-    for (int i = 0; i < 2 && !few; i++) {
-        p.items[i] = take(scratch, &at, (size_t)p.most_parts * p.cols[i] * sizeof(*p.items[i]));
-    }
     p.h = take(scratch, &at, uses * x->inter * 2);
     p.y = take(scratch, &at, uses * x->hidden * (few ? 4 : 2));
     p.bytes = at;
@@ -49,8 +71,12 @@ struct bt_cu_experts_plan bt_cu_experts_plan(const struct bt_cu_experts *x, uint
 size_t bt_cu_experts_scratch(const struct bt_cu_experts *x, uint32_t rows)
 {
     /* The most rows of either kind: results of few rows are wider. */
-    size_t few =
-        bt_cu_experts_plan(x, rows < BT_CU_EXPERTS_FEW ? rows : BT_CU_EXPERTS_FEW, NULL).bytes;
+    uint32_t most = rows;
+    if (!bt_cu_experts_few_rows(x, rows)) {
+        most = x->n * BT_CU_EXPERTS_FEW_EACH / x->used;
+        most = most < BT_CU_EXPERTS_FEW && large(x) ? most : BT_CU_EXPERTS_FEW;
+    }
+    size_t few = bt_cu_experts_plan(x, most, NULL).bytes;
     size_t all = bt_cu_experts_plan(x, rows, NULL).bytes;
     return few > all ? few : all;
 }
@@ -69,9 +95,7 @@ bool bt_cu_experts_fits(const struct bt_cu_experts *x)
 
 uint32_t bt_cu_experts_rows(const struct bt_cu_experts *x)
 {
-    /* The kernels of many rows write a tile during the first five steps of 64 columns of the next.
-     */
-    return x->hidden > 256 && x->inter > 256 ? UINT32_MAX : BT_CU_EXPERTS_FEW;
+    return large(x) ? UINT32_MAX : BT_CU_EXPERTS_FEW;
 }
 
 struct bt_cu_experts_routes bt_cu_experts_routes(const struct bt_cu_experts *x, uint32_t rows,
@@ -91,7 +115,7 @@ cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up
     }
     struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);
     struct bt_cu_experts_product w = {.gate_up = gate_up, .down = down, .a = a, .rows = rows};
-    cudaError_t e = rows <= BT_CU_EXPERTS_FEW
+    cudaError_t e = bt_cu_experts_few_rows(x, rows)
                         ? bt_cu_experts_few(x, &p, &w, rows <= BT_CU_EXPERTS_SMALL, s)
                         : bt_cu_experts_many(x, &p, &w, s);
     return e == cudaSuccess ? bt_cu_experts_combine(x, &p, rows, out, add, s) : e;

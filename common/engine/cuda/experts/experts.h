@@ -17,7 +17,8 @@ extern "C" {
 #define BT_CU_EXPERTS_MAX        1024u
 #define BT_CU_EXPERTS_USED_MAX   32u
 #define BT_CU_EXPERTS_GROUPS_MAX 32u
-/* Up to as many rows go through one kernel that is bound by reading weights. */
+/* More rows go through other kernels, where gate, up and each expert's result are rounded to bf16;
+ * fewer ones too if they are many for each expert. */
 #define BT_CU_EXPERTS_FEW 128u
 
 /* Routing is what struct bt_model_experts defines, with the same names. A model's shared expert is

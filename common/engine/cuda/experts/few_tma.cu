@@ -18,8 +18,6 @@
 #include "common/engine/cuda/experts/experts_priv.h"
 #include "common/engine/cuda/hopper.cuh"
 #include "common/engine/cuda/mma.cuh"
-#include "common/engine/cuda/tensor_map.h"
-#include "common/engine/cuda/value.h"
 
 #define WARPS   8 /* that compute */
 #define THREADS ((WARPS + 1) * 32)
@@ -428,27 +426,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- host ---- */
 
-/* Rows r of an expert's matrix as (r % 8, r / 8 % 2, r / 16), or of the first product as (r % 8,
- * gate or up, r / 8), so that a box has 16 of them side by side. */
-static cudaError_t weights_map(CUtensorMap *map, const struct bt_cu_experts *x, const void *w,
-                               bool down, uint32_t wm)
-{
-    const uint64_t k = down ? x->inter : x->hidden, row = k * 2;
-    const uint64_t rows = down ? x->hidden : 2ull * x->inter;
-    const uint64_t dims[5] = {k, 8, 2, rows / 16, x->n};
-    const uint64_t strides[4] = {row, down ? row * 8 : row * x->inter, down ? row * 16 : row * 8,
-                                 row * rows};
-    const uint32_t box[5] = {64, 8, 2, wm, 1};
-    return bt_cu_tensor_map(map, BT_CU_BF16, w, 5, dims, strides, box);
-}
-
 template <int WM>
 static cudaError_t launch(const struct bt_cu_experts *x, struct few_args &a,
                           const struct bt_cu_experts_product *w, cudaStream_t s)
 {
     CUtensorMap up, down;
-    cudaError_t e = weights_map(&up, x, w->gate_up, false, WM);
-    e = e == cudaSuccess ? weights_map(&down, x, w->down, true, WM) : e;
+    cudaError_t e = bt_cu_experts_weights_map(&up, x, w->gate_up, false, WM);
+    e = e == cudaSuccess ? bt_cu_experts_weights_map(&down, x, w->down, true, WM) : e;
     if (e == cudaSuccess) {
         e = cudaFuncSetAttribute(few_kernel<WM>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  cut<WM>::smem);

@@ -19,7 +19,7 @@ struct route_args {
     struct bt_cu_experts_plan p;
     const float *scores, *bias;
     const int32_t *slots;
-    uint32_t rows, chunks, part;
+    uint32_t rows, chunks, part, granule;
 };
 
 /* ---- the router ---- */
@@ -234,40 +234,6 @@ static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting
     return before + sum - v;
 }
 
-/* The items of a part: with up to 128 rows, one for two columns of tiles. */
-static __device__ __forceinline__ uint32_t items_of(uint32_t rows, uint32_t cols)
-{
-    return rows > BT_CU_EXPERTS_MANY_PART / 2 ? cols : rows > 0 ? (cols + 1) / 2 : 0;
-}
-
-/* Lists the items of both products of many rows, from what the thread's experts use in all and
- * where their parts begin. */
-static __device__ __forceinline__ void list_items(const struct route_args &a, uint32_t part,
-                                                  const uint32_t (&total)[PER], struct sorting *s)
-{
-    for (uint32_t p = 0; p < 2; p++) {
-        const uint32_t cols = a.p.cols[p];
-        uint32_t mine = 0, k = part;
-#pragma unroll
-        for (uint32_t i = 0; i < PER; i++) {
-            mine += total[i] / a.part * cols + items_of(total[i] % a.part, cols);
-        }
-        uint32_t at = (uint32_t)sum_before(mine, s);
-#pragma unroll
-        for (uint32_t i = 0; i < PER; i++) {
-            for (uint32_t left = total[i]; left > 0; left -= min(left, a.part), k++) {
-                uint32_t n = items_of(min(left, a.part), cols);
-                for (uint32_t col = 0; col < n; col++) {
-                    a.p.items[p][at++] = k | col << 16;
-                }
-            }
-        }
-        if (threadIdx.x == THREADS - 1) {
-            a.p.state->items[p] = at;
-        }
-    }
-}
-
 /* Writes the places of a chunk's uses; the first chunk's block also what does not depend on the
  * chunk. */
 static __device__ __forceinline__ void place(const struct route_args &a, uint32_t chunk,
@@ -294,9 +260,6 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
         mine += (uint64_t)((total[i] + a.part - 1) / a.part) << 32 | total[i];
     }
     uint64_t at = sum_before(mine, s); /* parts, uses */
-    if (chunk == 0 && a.chunks > 1) {
-        list_items(a, (uint32_t)(at >> 32), total, s);
-    }
 #pragma unroll
     for (uint32_t i = 0; i < PER; i++) {
         uint32_t e = threadIdx.x * PER + i, first = (uint32_t)at, part = (uint32_t)(at >> 32);
@@ -305,8 +268,11 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
             break;
         }
         s->at[e] = first + before[i];
-        for (uint32_t k = 0; k < parts && chunk == 0; k++) {
-            a.p.parts[part + k] = {e, first + k * a.part, min(a.part, total[i] - k * a.part), 0};
+        const uint32_t granules = (total[i] + a.granule - 1) / a.granule;
+        for (uint32_t k = 0; k < parts && chunk == 0; k++) { /* equal ones */
+            uint32_t from = granules * k / parts * a.granule;
+            uint32_t to = min(granules * (k + 1) / parts * a.granule, total[i]);
+            a.p.parts[part + k] = {e, first + from, to - from, 0};
             a.p.done[part + k] = 0;
         }
         at += (uint64_t)parts << 32 | total[i];
@@ -464,7 +430,7 @@ extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const 
     if (!bt_cu_experts_fits(x) || rows == 0 || rows > bt_cu_experts_rows(x)) {
         return cudaErrorInvalidValue;
     }
-    const bool few = rows <= BT_CU_EXPERTS_FEW;
+    const bool few = bt_cu_experts_few_rows(x, rows);
     struct route_args a = {};
     a.x = *x;
     a.p = bt_cu_experts_plan(x, rows, scratch);
@@ -474,6 +440,7 @@ extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const 
     a.rows = rows;
     a.chunks = (rows + BT_CU_EXPERTS_CHUNK - 1) / BT_CU_EXPERTS_CHUNK;
     a.part = few ? BT_CU_EXPERTS_FEW_PART : BT_CU_EXPERTS_MANY_PART;
+    a.granule = few ? BT_CU_EXPERTS_FEW_PART : BT_CU_EXPERTS_GRANULE;
     void (*kernel)(struct route_args) = x->n <= 64    ? route_kernel<2>
                                         : x->n <= 128 ? route_kernel<4>
                                         : x->n <= 256 ? route_kernel<8>
@@ -493,6 +460,7 @@ extern "C" cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x,
 {
     const struct combine_args a = {p->places, p->weight, p->y, out, rows, x->used, x->hidden, add};
     const size_t pieces = (size_t)rows * (x->hidden / 8);
-    return launch_early(rows <= BT_CU_EXPERTS_FEW ? combine_kernel<true> : combine_kernel<false>,
+    return launch_early(bt_cu_experts_few_rows(x, rows) ? combine_kernel<true>
+                                                        : combine_kernel<false>,
                         (uint32_t)((pieces + THREADS - 1) / THREADS), THREADS, 0, s, a);
 }
