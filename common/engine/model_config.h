@@ -113,6 +113,8 @@ struct bt_model_size {
     uint64_t dense;   /* of `weights`, those that every token uses */
     uint64_t expert;  /* parameters of one routed expert of one layer */
     uint32_t expert_layers;
+    uint64_t wide; /* of weights and embed, those that stay in 16 bits where the others are fp8:
+                      embedding, head, norms, biases, routers */
     uint64_t pair; /* multiply-adds of attention for one pair of tokens, all layers and heads; MLA:
                       with the keys and values of each head, as a prompt may be computed */
     uint64_t latent_pair; /* the same with the latent, as single tokens are; without MLA: pair */

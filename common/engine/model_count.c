@@ -28,6 +28,23 @@ static uint64_t mlp(const struct bt_model_config *c, bool experts)
                    : 3 * hidden * c->intermediate;
 }
 
+/* Norms and biases inside a layer's attention. */
+static uint64_t attention_wide(const struct bt_model_config *c)
+{
+    uint64_t qkv = (uint64_t)(c->heads + 2 * c->kv_heads) * c->head_dim;
+    return c->mla.kv_rank ? c->mla.q_rank + c->mla.kv_rank
+                          : (c->qkv_bias ? qkv : 0) + (c->qk_norm ? 2 * c->head_dim : 0) +
+                                (c->gpt2 ? c->hidden : 0);
+}
+
+static uint64_t mlp_wide(const struct bt_model_config *c, bool experts)
+{
+    const struct bt_model_experts *e = &c->experts;
+    return c->gpt2   ? (uint64_t)c->intermediate + c->hidden
+           : experts ? e->n * ((uint64_t)c->hidden + e->bias)
+                     : 0;
+}
+
 void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s)
 {
     uint64_t hidden = c->hidden, norm = c->gpt2 ? 2 * hidden : hidden;
@@ -41,9 +58,11 @@ void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s)
     for (uint32_t i = 0; i < c->layers; i++) {
         bool experts = bt_model_has_experts(c, i);
         s->dense += attention(c) + mlp(c, experts) + 2 * norm;
+        s->wide += attention_wide(c) + mlp_wide(c, experts) + 2 * norm;
         s->expert_layers += experts;
     }
     s->weights = s->dense + s->expert * c->experts.n * s->expert_layers;
     s->embed =
         (c->tie_embeddings ? 0 : c->vocab * hidden) + (c->gpt2 ? c->max_model_len * hidden : 0);
+    s->wide += c->vocab * hidden + norm + s->embed;
 }

@@ -446,6 +446,41 @@ static void test_root_key(void **state)
     assert_memory_not_equal(&a, &b, sizeof(a));
 }
 
+/* deploy/shapes: what `baton-sim size` and docs/MODELS.md count from. */
+static void test_shapes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        uint64_t parameters; /* published, without MTP */
+    } shapes[] = {
+        {"Llama-3.1-8B", 8030261248},   {"Llama-3.1-70B", 70553706496},
+        {"Qwen3-8B", 8190735360},       {"Qwen3-32B", 32762123264},
+        {"Qwen3-30B-A3B", 30532122624}, {"Qwen3-235B-A22B", 235093634560},
+        {"Mixtral-8x7B", 46702792704},  {"DeepSeek-V2-Lite", 15706484224},
+        {"DeepSeek-V2", 235741434880},  {"DeepSeek-V3", 671026419200},
+        {"Kimi-K2", 1026408232448},     {"GPT-2", 124439808},
+    };
+    struct bt_model_config c;
+    struct bt_model_size s;
+    for (size_t i = 0; i < BT_ARRAY_LEN(shapes); i++) {
+        char dir[128];
+        snprintf(dir, sizeof(dir), "deploy/shapes/%s", shapes[i].name);
+        assert_int_equal(bt_model_config_load(dir, &c, model_err, sizeof(model_err)), BT_OK);
+        bt_model_count(&c, &s);
+        if (s.weights + s.embed != shapes[i].parameters) {
+            fail_msg("%s: %llu parameters, published are %llu", shapes[i].name,
+                     (unsigned long long)(s.weights + s.embed),
+                     (unsigned long long)shapes[i].parameters);
+        }
+        assert_true(s.wide >= 2 * s.embed - (c.gpt2 ? s.embed : 0) && s.wide < s.weights);
+    }
+    /* Mixtral: embedding, head, a norm of the end, and of each layer two norms and a router. */
+    assert_int_equal(model_load(mixtral, "{}", &c), BT_OK);
+    bt_model_count(&c, &s);
+    assert_int_equal(s.wide, 2ull * 32000 * 4096 + 65 * 4096 + 32 * 8 * 4096);
+}
+
 /* KV on SSDs stays valid only if the text of dense models never changes. */
 static void test_text_stays(void **state)
 {
@@ -485,15 +520,11 @@ static void test_text_stays(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_count),
-        cmocka_unit_test(test_deepseek),
-        cmocka_unit_test(test_qwen_and_mixtral),
-        cmocka_unit_test(test_gpt2),
-        cmocka_unit_test(test_yarn),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_root_key),
-        cmocka_unit_test(test_text_stays),
+        cmocka_unit_test(test_count),    cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_deepseek), cmocka_unit_test(test_qwen_and_mixtral),
+        cmocka_unit_test(test_gpt2),     cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_root_key), cmocka_unit_test(test_text_stays),
     };
     return cmocka_run_group_tests(tests, model_setup, model_teardown);
 }
