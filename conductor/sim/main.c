@@ -11,6 +11,7 @@
 
 #include "conductor/sim/bound.h"
 #include "conductor/sim/command_cache.h"
+#include "conductor/sim/command_size.h"
 #include "conductor/sim/output.h"
 #include "conductor/sim/plan.h"
 #include "conductor/sim/report.h"
@@ -79,6 +80,8 @@ static const char usage[] =
     "                      the cache\n"
     "  --cluster P|FILE    cost of a prefill (h200-8b)\n"
     "  --plot DIR          hits.svg, saved.svg\n"
+    "baton-sim size DIR...  weights and KV of models by their config.json, and the\n"
+    "                      tokens of KV that fit on 1 and 8 GPUs\n"
     "baton-sim clusters    presets and their keys\n";
 
 #define SAMPLES_MIN 100    /* a short trace gets so many samples, if 100 ms lie between them */
@@ -621,10 +624,13 @@ static int command(int argc, char **argv)
     if (strcmp(name, "clusters") == 0) {
         return clusters();
     }
+    if (strcmp(name, "size") == 0) {
+        return bt_sim_size_command(argv + 2, argc - 2);
+    }
     bool is_run = strcmp(name, "run") == 0;
     bool is_plan = strcmp(name, "plan") == 0;
     if (!is_run && !is_plan && strcmp(name, "cache") != 0) {
-        return fail("the first argument is run, plan, cache, clusters or help");
+        return fail("the first argument is run, plan, cache, size, clusters or help");
     }
     if (!parse(argc - 1, argv + 1, is_run ? RUN : is_plan ? PLAN : CACHE, &a)) {
         return 2;
