@@ -275,6 +275,7 @@ lint:
 docs: all
 	@deploy/local/gen-config-doc.sh > docs/CONFIG.md
 	@deploy/local/gen-api-doc.sh > docs/API.md
+	@deploy/local/gen-models-doc.sh > docs/MODELS.md
 install: all install-files install-system
 # Also of a bundle, which is an installation under PREFIX= with its libraries beside it.
 install-files:
