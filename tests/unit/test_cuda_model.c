@@ -13,13 +13,15 @@ static int setup(void **state)
     return vt ? model_setup(state) : -1;
 }
 
+static uint32_t page_tokens = 64;
+
 /* Opens the model that the directory's config.json describes. */
 static bt_status_t open_dir(void)
 {
     const struct bt_engine_config c = {.size = sizeof(c),
                                        .model_dir = model_dir,
                                        .load_format = "dummy",
-                                       .page_tokens = 64,
+                                       .page_tokens = page_tokens,
                                        .pages = 16,
                                        .max_slots = 4,
                                        .max_rows = 64,
@@ -128,6 +130,18 @@ static void test_small(void **state)
     }
 }
 
+/* Latents lie in pages of 64 tokens only. */
+static void test_latent_pages(void **state)
+{
+    (void)state;
+    struct bt_model_config c;
+    assert_int_equal(model_load(deepseek_v2_lite, "{}", &c), BT_OK);
+    page_tokens = 16;
+    assert_int_equal(open_dir(), BT_ERR_CONFIG);
+    assert_non_null(strstr(err, "kv.block_tokens must be 64"));
+    page_tokens = 64;
+}
+
 static void test_taken(void **state)
 {
     (void)state;
@@ -139,9 +153,8 @@ static void test_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_taken),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_latent_pages), cmocka_unit_test(test_taken),
         cmocka_unit_test(test_small),
     };
     return cmocka_run_group_tests(tests, setup, model_teardown);
