@@ -391,7 +391,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __shared__ struct few_bars<WM> bars;
     uint8_t *smem = raw + (1024 - smem_addr(raw) % 1024) % 1024;
     const uint32_t warp = threadIdx.x / 32;
-    early_next();
     if (threadIdx.x == 0) {
         tma_prefetch(&up_map);
         tma_prefetch(&down_map);
@@ -407,6 +406,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     early_wait();
+    early_next(); /* combine_kernel relies on this order */
     if (warp == WARPS) {
         if (threadIdx.x % 32 == 0) {
             copy_items<WM>(a, &up_map, &down_map, &bars, smem_addr(smem));

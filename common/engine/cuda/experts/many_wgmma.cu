@@ -386,7 +386,6 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS
     extern __shared__ uint8_t raw[];
     __shared__ struct many_bars b;
     uint8_t *smem = raw + (1024 - smem_addr(raw) % 1024) % 1024;
-    early_next();
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
             tma_prefetch(&maps.x[i]);
@@ -403,6 +402,7 @@ static __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS
     __syncthreads();
     cluster_sync(); /* the other block has initialized its barriers */
     early_wait();
+    early_next(); /* combine_kernel relies on this order */
     if (threadIdx.x < 128) {
         regs_give<40>();
         if (threadIdx.x == 0) {

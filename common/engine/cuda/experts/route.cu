@@ -71,6 +71,24 @@ static __device__ __forceinline__ uint32_t open_groups(const struct bt_cu_expert
     return open;
 }
 
+/* The order of a single row, which needs no sorting: expert e, above `below` experts that the row
+ * uses. */
+static __device__ __forceinline__ void order_one(const struct route_args &a, uint32_t e,
+                                                 uint32_t below, bool used)
+{
+    a.p.first[e] = below;
+    if (used) {
+        a.p.uses[below] = a.p.places[below] = below;
+        a.p.parts[below] = {e, below, 1, 0};
+        a.p.done[below] = 0;
+    }
+}
+static __device__ __forceinline__ void end_one(const struct route_args &a, uint32_t uses)
+{
+    a.p.first[a.x.n] = a.p.state->parts = uses;
+    a.p.state->next = a.p.state->ready = 0;
+}
+
 /* Routes one row. N: values of a lane, numbers lane + 32 i. */
 template <int N>
 static __device__ __forceinline__ void route_row(const struct route_args &a, uint32_t row,
@@ -84,6 +102,13 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
         for (uint32_t k = lane; k < x.used; k += 32) {
             expert[k] = NONE;
             weight[k] = 0;
+            a.p.places[(size_t)row * x.used + k] = NONE;
+        }
+        for (uint32_t e = lane; e < x.n && a.rows == 1; e += 32) {
+            a.p.first[e] = 0;
+        }
+        if (a.rows == 1 && lane == 0) {
+            end_one(a, 0);
         }
         return;
     }
@@ -164,16 +189,25 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t mask = __ballot_sync(~0u, taken >> i & 1);
+        uint32_t k = before + __popc(mask & ((1u << lane) - 1));
         if (taken >> i & 1) {
-            uint32_t k = before + __popc(mask & ((1u << lane) - 1));
             expert[k] = lane + i * 32;
             weight[k] = score[i] * factor;
+        }
+        if (a.rows == 1 && lane + i * 32 < n) {
+            order_one(a, lane + i * 32, k, taken >> i & 1);
         }
         before += __popc(mask);
     }
     if (lane < x.always) {
         expert[used + lane] = n + lane;
         weight[used + lane] = 1;
+        if (a.rows == 1) {
+            order_one(a, n + lane, used + lane, true);
+        }
+    }
+    if (a.rows == 1 && lane == 0) {
+        end_one(a, x.used);
     }
 }
 
@@ -323,14 +357,17 @@ static __global__ void __launch_bounds__(THREADS)
     if (row < a.rows) {
         route_row<N>(a, row, s.choice[warp]);
     }
-    if (a.chunks > 1) {
+    if (a.chunks > 1 || a.rows == 1) {
         return;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicInc(&a.p.state->ticket, gridDim.x - 1) == gridDim.x - 1;
-        __threadfence();
+        last = true;
+        if (gridDim.x > 1) {
+            __threadfence();
+            last = atomicInc(&a.p.state->ticket, gridDim.x - 1) == gridDim.x - 1;
+            __threadfence();
+        }
     }
     __syncthreads();
     if (last) {
@@ -373,50 +410,73 @@ struct combine_args {
     bool add;
 };
 
-/* A thread sums 8 columns of a row. F32: of y. */
+/* Adds w times 8 columns of the result at a place. F32: of y. */
+template <bool F32>
+static __device__ __forceinline__ void add_place(const struct combine_args &a, uint32_t place,
+                                                 size_t piece, float w, float (&sum)[8])
+{
+    const size_t at = (size_t)place * a.hidden;
+    float v[8];
+    if constexpr (F32) {
+        const float4 *y = (const float4 *)((const float *)a.y + at) + piece * 2;
+        float4 lo = y[0], hi = y[1];
+        v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
+        v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
+    } else {
+        uint4 y = ((const uint4 *)((const uint16_t *)a.y + at))[piece];
+        float2 p[4] = {bf16_pair(y.x), bf16_pair(y.y), bf16_pair(y.z), bf16_pair(y.w)};
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            v[j] = j % 2 ? p[j / 2].y : p[j / 2].x;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        sum[j] += w * v[j];
+    }
+}
+
+/* A thread sums 8 columns of a row. It runs after the experts' kernel, which lets it begin only
+ * once the kernels before that one have ended. So it may read what they wrote (places, weights,
+ * out) before it waits. */
 template <bool F32>
 static __global__ void __launch_bounds__(THREADS)
     combine_kernel(const __grid_constant__ struct combine_args a)
 {
+    constexpr uint32_t EARLY = 8;
     const uint32_t per = a.hidden / 8;
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     const size_t row = i / per, piece = i % per;
-    float sum[8] = {};
     early_next();
-    early_wait();
     if (row >= a.rows) {
         return;
     }
-    const uint32_t used = a.places[row * a.used] == NONE ? 0 : a.used;
-    if (used == 0 && a.add) {
-        return;
-    }
-#pragma unroll 4
-    for (uint32_t k = 0; k < used; k++) {
-        const size_t at = (size_t)a.places[row * a.used + k] * a.hidden;
-        float w = a.weight[row * a.used + k];
-        float v[8];
-        if constexpr (F32) {
-            const float4 *y = (const float4 *)((const float *)a.y + at) + piece * 2;
-            float4 lo = y[0], hi = y[1];
-            v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
-            v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
-        } else {
-            uint4 y = ((const uint4 *)((const uint16_t *)a.y + at))[piece];
-            float2 p[4] = {bf16_pair(y.x), bf16_pair(y.y), bf16_pair(y.z), bf16_pair(y.w)};
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                v[j] = j % 2 ? p[j / 2].y : p[j / 2].x;
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            sum[j] += w * v[j];
-        }
-    }
+    const uint32_t *places = a.places + row * a.used;
+    const float *weight = a.weight + row * a.used;
     float4 *to = (float4 *)(a.out + row * a.hidden) + piece * 2;
     float4 lo = a.add ? to[0] : make_float4(0, 0, 0, 0),
            hi = a.add ? to[1] : make_float4(0, 0, 0, 0);
+    const uint32_t used = places[0] == NONE ? 0 : a.used;
+    uint32_t at[EARLY];
+    float w[EARLY], sum[8] = {};
+#pragma unroll
+    for (uint32_t k = 0; k < EARLY; k++) {
+        at[k] = k < used ? places[k] : 0;
+        w[k] = k < used ? weight[k] : 0;
+    }
+    early_wait();
+    if (used == 0 && a.add) {
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < EARLY; k++) {
+        if (k < used) {
+            add_place<F32>(a, at[k], piece, w[k], sum);
+        }
+    }
+    for (uint32_t k = EARLY; k < used; k++) {
+        add_place<F32>(a, places[k], piece, weight[k], sum);
+    }
     to[0] = make_float4(lo.x + sum[0], lo.y + sum[1], lo.z + sum[2], lo.w + sum[3]);
     to[1] = make_float4(hi.x + sum[4], hi.y + sum[5], hi.z + sum[6], hi.w + sum[7]);
 }
@@ -446,7 +506,8 @@ extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const 
                                         : x->n <= 256 ? route_kernel<8>
                                         : x->n <= 512 ? route_kernel<16>
                                                       : route_kernel<32>;
-    cudaError_t e = launch_early(kernel, (rows + WARPS - 1) / WARPS, THREADS, 0, s, a);
+    cudaError_t e =
+        launch_early(kernel, (rows + WARPS - 1) / WARPS, rows == 1 ? 32 : THREADS, 0, s, a);
     if (e == cudaSuccess && a.chunks > 1) {
         e = launch_early(count_kernel, a.chunks, THREADS, 0, s, a);
         e = e == cudaSuccess ? launch_early(place_kernel, a.chunks, THREADS, 0, s, a) : e;
