@@ -11,6 +11,19 @@
 
 #include "common/engine/cuda/ring.cuh"
 
+/* True in one thread of a warp, all threads of which run this together. */
+static __device__ __forceinline__ bool elect_one(void)
+{
+    uint32_t one;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "elect.sync _|p, 0xffffffff;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(one));
+    return one != 0;
+}
+
 /* ---- TMA ---- */
 
 /* Makes inits visible to the copy engine. */

@@ -26,22 +26,18 @@ struct mla_maps {
 struct mla_work {
     const struct mla_args &a;
     const struct mla_maps &maps;
-    struct bt_mla_prefill_item it;
-    int head, clear, edge, end;
-    struct span kv;
+    const struct prefill_work *tile;
 
     __device__ mla_work(const struct mla_args &args, const struct mla_maps &m) : a(args), maps(m)
     {
     }
 
-    __device__ __forceinline__ void take(int tile)
+    __device__ __forceinline__ struct prefill_work make(int i) const
     {
-        head = tile / (int)a.n_items;
-        it = a.items[tile % (int)a.n_items];
-        clear = it.pos / shape::BN; /* all rows see the KV tiles below this one */
-        edge = 0;
-        end = it.pos + it.n;
-        kv = {0, (end + shape::BN - 1) / shape::BN};
+        const struct bt_mla_prefill_item it = a.items[i % (int)a.n_items];
+        const int end = it.pos + it.n;
+        return {i / (int)a.n_items, it.row, it.n, it.pos,  0, (end - 1) / shape::BN,
+                it.pos / shape::BN, 0,      end,  it.first};
     }
 
     __device__ __forceinline__ void load_q(uint32_t to, uint32_t bar) const
@@ -49,24 +45,25 @@ struct mla_work {
         bar_expect(bar, shape::q);
 #pragma unroll
         for (int h = 0; h < shape::DK / 64; h++) {
-            tma_load_3d(to + h * (BM * 128), &maps.q, bar, h * 64, head, it.row);
+            tma_load_3d(to + h * (BM * 128), &maps.q, bar, h * 64, tile->head, tile->row);
         }
     }
-    __device__ __forceinline__ void load_k(uint32_t to, uint32_t bar, int n, int) const
+    __device__ __forceinline__ void load_k(uint32_t to, uint32_t bar, int n, int, bool one) const
     {
-        if (threadIdx.x % 32 == 0) {
-            const int row = it.first + n * shape::BN;
-            tma_load_3d(to, &maps.kv, bar, 0, head, row);
-            tma_load_3d(to + shape::BN * 128, &maps.kv, bar, 64, head, row);
+        if (one) {
+            const int row = tile->place + n * shape::BN;
+            tma_load_3d(to, &maps.kv, bar, 0, tile->head, row);
+            tma_load_3d(to + shape::BN * 128, &maps.kv, bar, 64, tile->head, row);
             tma_load_2d(to + 2 * shape::BN * 128, &maps.rope, bar, 0, row, TMA_EVICT_NORMAL);
         }
     }
-    __device__ __forceinline__ void load_v(uint32_t to, uint32_t bar, int n, int) const
+    __device__ __forceinline__ void load_v(uint32_t to, uint32_t bar, int n, int, bool one) const
     {
-        if (threadIdx.x % 32 == 0) {
-            const int row = it.first + n * shape::BN;
-            tma_load_3d(to, &maps.kv, bar, BT_MLA_HEAD_NOPE, head, row);
-            tma_load_3d(to + shape::BN * 128, &maps.kv, bar, BT_MLA_HEAD_NOPE + 64, head, row);
+        if (one) {
+            const int row = tile->place + n * shape::BN;
+            tma_load_3d(to, &maps.kv, bar, BT_MLA_HEAD_NOPE, tile->head, row);
+            tma_load_3d(to + shape::BN * 128, &maps.kv, bar, BT_MLA_HEAD_NOPE + 64, tile->head,
+                        row);
         }
     }
 
@@ -76,7 +73,7 @@ struct mla_work {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int token = row + r * 8;
-            t.limit[r] = token < it.n ? it.pos + token + 1 : 0;
+            t.limit[r] = token < tile->n ? tile->pos + token + 1 : 0;
             t.from[r] = 0;
         }
     }
@@ -85,8 +82,9 @@ struct mla_work {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int token = row + r * 8;
-            uint16_t *out = a.out + (size_t)(it.row + token) * a.out_stride + head * shape::DV;
-            store_row(t, r, token < it.n ? out : NULL, true);
+            uint16_t *out =
+                a.out + (size_t)(tile->row + token) * a.out_stride + tile->head * shape::DV;
+            store_row(t, r, token < tile->n ? out : NULL, true);
         }
     }
 };

@@ -2,18 +2,20 @@
  * cores limit the speed, so the design keeps them busy:
  *   - a tile is 128 rows against KV tiles of BN tokens. Both products are WGMMA, and the scores'
  *     16-bit copy stays in registers;
- *   - one warp copies through TMA for two warpgroups of 64 rows, some KV tiles ahead, so that the
- *     softmax of one warpgroup can run during the products of the other;
+ *   - a warp copies keys and another one values through TMA, some KV tiles ahead, for two
+ *     warpgroups of 64 rows, so that the softmax of one can run during the products of the other
+ *     (named barriers that make them alternate cost 1 to 2 %). The copying warps must do little
+ *     else: with one warp for both and divisions in its loop, a tile's keys came 260 cycles late;
  *   - within a warpgroup the scores of the next KV tile are computed while the last tile's output
  *     is summed;
+ *   - in KV tiles without a mask no maximum is searched: that would cost 10 %;
  *   - blocks are persistent and take tiles from a counter.
- * The kernels differ in their Work, a class with
- *   take(tile)           begins a tile: for the copying warp and, apart, for the computing warps
- *   load_q(to, bar)      by one thread of the copying warp
- *   load_k, load_v(to, bar, n, i)   by all its threads: KV tile n, the i-th of this tile
- *   kv, clear, edge      KV tiles [kv.first, kv.end); those from clear on and those below edge need
- *                        a mask
- *   end                  tokens from here on are not tokens of the sequence
+ * The kernels differ in their Work, a class of which each thread has one, with
+ *   make(i)              the i-th tile
+ *   tile                 the tile that the thread works on
+ *   load_q(to, bar)      by one thread
+ *   load_k, load_v(to, bar, n, i, one)   by a warp: KV tile n, the i-th of this tile; thread `one`
+ *                        copies
  *   start(state, row), store(state, row)   the rows' limits; their results
  * Device code only. */
 #ifndef BT_CUDA_ATTN_PREFILL_HOPPER_CUH
@@ -38,10 +40,22 @@ template <class T_, int DK_, int DV_, int BN_, int STAGES_> struct prefill_shape
     typedef tile_state<T, DV, BN> state;
 };
 
+/* A tile of queries: rows of one head against KV tiles [first, last], from the last to the first.
+ */
+struct prefill_work {
+    int head; /* negative: no more tiles */
+    int row, n, pos;
+    int first, last;
+    int clear, edge; /* KV tiles from clear on and those below edge need a mask; below clear all
+                        rows have a base */
+    int end;         /* positions from here on are not the sequence's */
+    int place;       /* slot of a page table, or first row of the KV */
+};
+
 struct prefill_bars {
     uint64_t q_full, q_empty, tile_full, tile_empty;
     uint64_t k_full[MAX_STAGES], k_empty[MAX_STAGES], v_full[MAX_STAGES], v_empty[MAX_STAGES];
-    int tile;
+    struct prefill_work tiles[2]; /* this one and the next */
 };
 
 static __device__ __forceinline__ void init_bars(struct prefill_bars *b)
@@ -49,7 +63,7 @@ static __device__ __forceinline__ void init_bars(struct prefill_bars *b)
     bar_init(smem_addr(&b->q_full), 1);
     bar_init(smem_addr(&b->q_empty), GROUPS * 4);
     bar_init(smem_addr(&b->tile_full), 1);
-    bar_init(smem_addr(&b->tile_empty), GROUPS * 4);
+    bar_init(smem_addr(&b->tile_empty), GROUPS * 4 + 1); /* and the warp that copies values */
     for (int i = 0; i < MAX_STAGES; i++) {
         bar_init(smem_addr(&b->k_full[i]), 1);
         bar_init(smem_addr(&b->k_empty[i]), GROUPS * 4);
@@ -59,51 +73,88 @@ static __device__ __forceinline__ void init_bars(struct prefill_bars *b)
     bar_init_fence();
 }
 
-/* ---- the copying warp ---- */
-
-template <class S, class Work>
-static __device__ __forceinline__ void produce(Work &w, struct prefill_bars *b, uint32_t smem,
-                                               uint32_t tiles, uint32_t *tickets)
+/* The block's next tile. Its place is written again only when all warps have begun the tile after
+ * it. */
+static __device__ __forceinline__ const struct prefill_work *next_tile(struct prefill_bars *b,
+                                                                       uint32_t phase)
 {
-    const int lane = threadIdx.x % 32;
+    bar_wait(smem_addr(&b->tile_full), phase);
+    release(smem_addr(&b->tile_empty));
+    return &b->tiles[phase];
+}
+
+/* ---- the copying warps ---- */
+
+/* Keys and queries; this warp takes the tiles. From the last KV tile to the first, so that all
+ * masked tiles come first. */
+template <class S, class Work>
+static __device__ __forceinline__ void copy_keys(Work &w, struct prefill_bars *b, uint32_t smem,
+                                                 uint32_t tiles, uint32_t *tickets)
+{
+    const bool one = elect_one();
     struct ring r = {0, 1};
-    uint32_t phase = 1;
-    for (uint32_t tile = blockIdx.x;;) {
-        if (lane == 0) {
-            bar_wait(smem_addr(&b->tile_empty), phase);
-            b->tile = tile < tiles ? (int)tile : -1;
+    uint32_t tile = blockIdx.x;
+    for (uint32_t phase = 1;; phase ^= 1) {
+        struct prefill_work next = {-1};
+        if (tile < tiles) {
+            next = w.make((int)tile);
+        }
+        bar_wait(smem_addr(&b->tile_empty), phase);
+        w.tile = &b->tiles[phase ^ 1];
+        if (one) {
+            b->tiles[phase ^ 1] = next;
             bar_arrive(smem_addr(&b->tile_full));
         }
         if (tile >= tiles) {
             break;
         }
-        w.take((int)tile);
-        if (lane == 0) {
-            bar_wait(smem_addr(&b->q_empty), phase);
-            w.load_q(smem, smem_addr(&b->q_full));
-        }
-        /* From the last KV tile to the first, so that all masked tiles come first. */
-        for (int n = w.kv.end - 1, i = 0; n >= w.kv.first; n--, i++) {
-            if (lane == 0) {
-                bar_wait(smem_addr(&b->k_empty[r.at]), r.phase);
-                bar_expect(smem_addr(&b->k_full[r.at]), S::k);
+        __syncwarp();
+        const int first = w.tile->first;
+        for (int n = w.tile->last, i = 0; n >= first; n--, i++) {
+            const uint32_t bar = smem_addr(&b->k_full[r.at]);
+            bar_wait(smem_addr(&b->k_empty[r.at]), r.phase);
+            if (one) {
+                bar_expect(bar, S::k);
             }
-            w.load_k(smem + S::k_at + r.at * S::k, smem_addr(&b->k_full[r.at]), n, i);
-            if (lane == 0) {
-                bar_wait(smem_addr(&b->v_empty[r.at]), r.phase);
-                bar_expect(smem_addr(&b->v_full[r.at]), S::v);
-            }
-            w.load_v(smem + S::v_at + r.at * S::v, smem_addr(&b->v_full[r.at]), n, i);
+            w.load_k(smem + S::k_at + r.at * S::k, bar, n, i, one);
             r.next(S::STAGES);
+            if (i == 0) { /* the first keys need not wait for the end of the last tile */
+                bar_wait(smem_addr(&b->q_empty), phase);
+                if (one) {
+                    w.load_q(smem, smem_addr(&b->q_full));
+                }
+            }
         }
-        if (lane == 0) {
+        if (threadIdx.x % 32 == 0) {
             tile = gridDim.x + atomicAdd(tickets, 1);
         }
         tile = __shfl_sync(~0u, tile, 0);
-        phase ^= 1;
     }
-    if (lane == 0) {
+    if (one) {
         end_tickets(tickets);
+    }
+}
+
+template <class S, class Work>
+static __device__ __forceinline__ void copy_values(Work &w, struct prefill_bars *b, uint32_t smem)
+{
+    const bool one = elect_one();
+    struct ring r = {0, 1};
+    for (uint32_t phase = 0;; phase ^= 1) {
+        w.tile = next_tile(b, phase);
+        if (w.tile->head < 0) {
+            break;
+        }
+        const int first = w.tile->first;
+        for (int n = w.tile->last, i = 0; n >= first; n--, i++) {
+            const uint32_t bar = smem_addr(&b->v_full[r.at]);
+            bar_wait(smem_addr(&b->v_empty[r.at]), r.phase);
+            if (one) {
+                bar_expect(bar, S::v);
+            }
+            w.load_v(smem + S::v_at + r.at * S::v, bar, n, i, one);
+            r.next(S::STAGES);
+        }
     }
 }
 
@@ -271,25 +322,24 @@ static __device__ __forceinline__ void consume(Work &w, struct prefill_bars *b, 
                          {0, 0},
                          scale_log2};
     for (uint32_t phase = 0;; phase ^= 1) {
-        bar_wait(smem_addr(&b->tile_full), phase);
-        int tile = *(volatile int *)&b->tile;
-        release(smem_addr(&b->tile_empty));
-        if (tile < 0) {
+        w.tile = next_tile(b, phase);
+        if (w.tile->head < 0) {
             return;
         }
-        w.take(tile);
         typename S::state t;
         w.start(t, row);
         bar_wait(smem_addr(&b->q_full), phase);
-        int n = w.kv.end - 1;
-        first_step<S>(c, t, n, w.end, smem);
-        for (n--; n >= max(w.kv.first, w.clear); n--) {
+        const int first = w.tile->first, clear = max(first, w.tile->clear);
+        const int edge = max(first, w.tile->edge);
+        int n = w.tile->last;
+        first_step<S>(c, t, n, w.tile->end, smem);
+        for (n--; n >= clear; n--) {
             step<true, S>(c, t, n);
         }
-        for (; n >= max(w.kv.first, w.edge); n--) {
+        for (; n >= edge; n--) {
             step<false, S>(c, t, n);
         }
-        for (; n >= w.kv.first; n--) { /* tiles that the window cuts */
+        for (; n >= first; n--) { /* tiles that the window cuts */
             step<true, S>(c, t, n);
         }
         last_step<S>(c, t);
@@ -311,7 +361,9 @@ static __device__ __forceinline__ void prefill(Work &w, uint8_t *smem, uint32_t 
     if (threadIdx.x < 128) {
         regs_give<40>();
         if (threadIdx.x < 32) {
-            produce<S>(w, &b, smem_addr(smem), tiles, tickets);
+            copy_keys<S>(w, &b, smem_addr(smem), tiles, tickets);
+        } else if (threadIdx.x < 64) {
+            copy_values<S>(w, &b, smem_addr(smem));
         }
     } else {
         regs_take<232>();

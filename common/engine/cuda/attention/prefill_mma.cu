@@ -183,7 +183,7 @@ static __device__ void consume(const struct prefill_args &a, struct mma_bars *b,
         int clear = (it.pos + 1) / BN; /* tiles below this one need no causal mask */
         int edge = a.window ? max(it.pos + it.n - (int)a.window + BN - 1, 0) / BN : 0;
         struct tile_state<T, D, BN> t;
-        start_tile(a, t, it, row);
+        start_tile(a, t, it.n, it.pos, row);
         bar_wait(smem_addr(&b->q_full), phase);
         for (int n = kv.end - 1; n >= kv.first; n--) {
             bar_wait(smem_addr(&b->k_full[r.at]), r.phase);
@@ -201,7 +201,7 @@ static __device__ void consume(const struct prefill_args &a, struct mma_bars *b,
             r.next(stages);
         }
         release(smem_addr(&b->q_empty));
-        store(a, t, it, tile / (int)a.n_items, row);
+        store(a, t, it.row, it.n, tile / (int)a.n_items, row);
     }
 }
 

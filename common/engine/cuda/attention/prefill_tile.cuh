@@ -64,9 +64,8 @@ static __device__ __forceinline__ void clear_state(struct tile_state<T, D, BN> &
 }
 
 template <class T, int D, int BN>
-static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
-                                                  struct tile_state<T, D, BN> &t,
-                                                  const struct bt_attn_item &it, int row)
+static __device__ __forceinline__ void
+start_tile(const struct prefill_args &a, struct tile_state<T, D, BN> &t, int n, int pos, int row)
 {
     clear_state(t);
 #pragma unroll
@@ -74,8 +73,8 @@ static __device__ __forceinline__ void start_tile(const struct prefill_args &a,
         int token = (row + r * 8) / (int)a.group;
         /* Rows without a token hold a copy of another query. They see no token and must not affect
          * the maximum. */
-        t.limit[r] = token < it.n && token < BM / (int)a.group ? it.pos + token + 1 : 0;
-        t.from[r] = a.window ? max(it.pos + token + 1 - (int)a.window, 0) : 0;
+        t.limit[r] = token < n && token < BM / (int)a.group ? pos + token + 1 : 0;
+        t.from[r] = a.window ? max(pos + token + 1 - (int)a.window, 0) : 0;
     }
 }
 
@@ -197,14 +196,14 @@ static __device__ __forceinline__ void store_row(const struct tile_state<T, D, B
 
 template <class T, int D, int BN>
 static __device__ __forceinline__ void store(const struct prefill_args &a,
-                                             const struct tile_state<T, D, BN> &t,
-                                             const struct bt_attn_item &it, int head, int row)
+                                             const struct tile_state<T, D, BN> &t, int first_row,
+                                             int n, int head, int row)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int token = (row + r * 8) / (int)a.group, h = (row + r * 8) % (int)a.group;
-        bool any = token < it.n && token < BM / (int)a.group;
-        uint16_t *out = (uint16_t *)a.out + (size_t)(it.row + token) * a.out_stride +
+        bool any = token < n && token < BM / (int)a.group;
+        uint16_t *out = (uint16_t *)a.out + (size_t)(first_row + token) * a.out_stride +
                         (size_t)(head * (int)a.group + h) * D;
         store_row(t, r, any ? out : NULL, a.out_bf16);
     }

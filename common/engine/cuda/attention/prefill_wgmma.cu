@@ -8,25 +8,23 @@
 template <class S> struct paged_work {
     const struct prefill_args &a;
     const CUtensorMap *q_map, *kv_map;
-    struct bt_attn_item it;
-    int head, clear, edge, end;
-    struct span kv;
-    int ids; /* lane l of the copying warp: of page l % per_tile of KV tile n - l / per_tile */
+    const struct prefill_work *tile;
+    int pages_log2; /* of a KV tile */
+    int ids;
 
     __device__ paged_work(const struct prefill_args &args, const CUtensorMap *q,
                           const CUtensorMap *kv)
-        : a(args), q_map(q), kv_map(kv)
+        : a(args), q_map(q), kv_map(kv), pages_log2(31 - __clz(S::BN / (int)args.page_tokens))
     {
     }
 
-    __device__ __forceinline__ void take(int tile)
+    __device__ __forceinline__ struct prefill_work make(int i) const
     {
-        head = tile / (int)a.n_items;
-        it = a.items[tile % (int)a.n_items];
-        kv = kv_span<S::BN>(it, a.window);
-        clear = it.pos / S::BN; /* all rows see the KV tiles below this one, and then have a base */
-        edge = a.window ? max(it.pos + it.n - (int)a.window + S::BN - 1, 0) / S::BN : 0;
-        end = it.len;
+        const struct bt_attn_item it = a.items[i % (int)a.n_items];
+        const struct span kv = kv_span<S::BN>(it, a.window);
+        int edge = a.window ? max(it.pos + it.n - (int)a.window + S::BN - 1, 0) / S::BN : 0;
+        return {i / (int)a.n_items, it.row,         it.n, it.pos, kv.first,
+                kv.end - 1,         it.pos / S::BN, edge, it.len, it.slot};
     }
 
     __device__ __forceinline__ void load_q(uint32_t to, uint32_t bar) const
@@ -34,49 +32,49 @@ template <class S> struct paged_work {
         bar_expect(bar, BM / a.group * a.group * S::DK * 2);
 #pragma unroll
         for (int h = 0; h < S::DK / 64; h++) {
-            tma_load_3d(to + h * (BM * 128), q_map, bar, h * 64, head * (int)a.group, it.row);
+            tma_load_3d(to + h * (BM * 128), q_map, bar, h * 64, tile->head * (int)a.group,
+                        tile->row);
         }
     }
 
-    /* K (plane 0) or V (1) of BN tokens. */
-    __device__ __forceinline__ void load(uint32_t to, uint32_t bar, int i, int plane) const
+    /* K (plane 0) or V (1) of BN tokens. Page ids are read 32 at a time. */
+    __device__ __forceinline__ void load(uint32_t to, uint32_t bar, int n, int i, int plane,
+                                         bool one)
     {
-        const int pt = a.page_tokens, per_tile = S::BN / pt;
-        const int row0 = (int)a.layer_row + (head * 2 + plane) * pt;
-        for (int p = 0; p < per_tile; p++) {
-            int page = __shfl_sync(~0u, ids, i * per_tile % 32 + p);
-            if (threadIdx.x % 32 == 0) {
+        const int pt = a.page_tokens, at = i << pages_log2, lane = threadIdx.x % 32;
+        const int pages = 1 << pages_log2, head_row = (int)a.layer_row + tile->head * 2 * pt;
+        if (at % 32 == 0) { /* lane l: of page l % pages of KV tile n - l / pages */
+            int page = ((n - (lane >> pages_log2)) << pages_log2) + (lane & (pages - 1));
+            int last = (tile->end - 1) >> (31 - __clz(pt));
+            ids = a.table[(size_t)tile->place * a.table_stride + min(max(page, 0), last)];
+        }
+        for (int p = 0; p < pages; p++) {
+            int row = __shfl_sync(~0u, ids, at % 32 + p) * (int)a.page_rows + head_row + plane * pt;
+            if (one) {
 #pragma unroll
                 for (int h = 0; h < S::DK / 64; h++) {
-                    tma_load_2d(to + h * (S::BN * 128) + p * pt * 128, kv_map, bar, h * 64,
-                                page * (int)a.page_rows + row0, TMA_EVICT_NORMAL);
+                    tma_load_2d(to + h * (S::BN * 128) + p * pt * 128, kv_map, bar, h * 64, row,
+                                TMA_EVICT_NORMAL);
                 }
             }
         }
     }
-    /* Page ids are read 32 at a time. */
-    __device__ __forceinline__ void load_k(uint32_t to, uint32_t bar, int n, int i)
+    __device__ __forceinline__ void load_k(uint32_t to, uint32_t bar, int n, int i, bool one)
     {
-        const int pt = a.page_tokens, per_tile = S::BN / pt, lane = threadIdx.x % 32;
-        if (i * per_tile % 32 == 0) {
-            int page = (n - lane / per_tile) * per_tile + lane % per_tile;
-            const int32_t *table = a.table + (size_t)it.slot * a.table_stride;
-            ids = table[min(max(page, 0), (it.len - 1) / pt)];
-        }
-        load(to, bar, i, 0);
+        load(to, bar, n, i, 0, one);
     }
-    __device__ __forceinline__ void load_v(uint32_t to, uint32_t bar, int, int i) const
+    __device__ __forceinline__ void load_v(uint32_t to, uint32_t bar, int n, int i, bool one)
     {
-        load(to, bar, i, 1);
+        load(to, bar, n, i, 1, one);
     }
 
     __device__ __forceinline__ void start(typename S::state &t, int row) const
     {
-        start_tile(a, t, it, row);
+        start_tile(a, t, tile->n, tile->pos, row);
     }
     __device__ __forceinline__ void store(const typename S::state &t, int row) const
     {
-        ::store(a, t, it, head, row);
+        ::store(a, t, tile->row, tile->n, tile->head, row);
     }
 };
 
