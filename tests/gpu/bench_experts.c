@@ -4,22 +4,9 @@
  * router alone. The second stands beside torch's grouped products with SwiGLU, measured on an H200
  * (2026-11-23); torch's rows were in order already, and nothing was summed. The floor is the larger
  * of the bytes of the experts that were hit at 4.3 TB/s and the work at 790 TFLOP/s. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "common/engine/cuda/experts/experts_priv.h"
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define LAYERS  3
 #define REPEATS 12 /* in a graph */

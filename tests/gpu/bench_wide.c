@@ -1,21 +1,10 @@
 /* make bench-gpu: products of a prompt at the shapes of Llama-3-8B with what follows them: wide.cu
  * beside cuBLASLt's fastest algorithm and a pass over its rows. Each side runs for a second, in
  * turns, since what counts is the speed at the clock that power leaves; weights rotate. */
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "common/engine/cuda/gemm/gemm.h"
 #include "common/engine/cuda/gemm/wide.h"
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define COPIES   4
 #define HEADS    32

@@ -1,40 +1,13 @@
 /* make check-gpu: wide.cu on ragged sizes, SwiGLU against double precision on the CPU,
  * queries and pages against that product and bt_cu_append one after the other. Fresh inputs,
  * poisoned outputs, twice the same bits. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "common/engine/cuda/gemm/wide.h"
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
 
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
 #define BEHIND 4096 /* bytes behind an output that must stay as they are */
-
-static double bf16(uint16_t v)
-{
-    uint32_t u = (uint32_t)v << 16;
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-static void *fetch(const void *d, size_t bytes)
-{
-    void *h = malloc(bytes);
-    CHECK(cudaMemcpy(h, d, bytes, cudaMemcpyDeviceToHost));
-    return h;
-}
 
 struct product {
     uint32_t m, n, k;
@@ -49,8 +22,8 @@ static struct product product_open(uint32_t m, uint32_t n, uint32_t k, uint32_t 
     CHECK(cudaMalloc(&p.x, (size_t)m * k * 2));
     ref_fill(p.w, (size_t)n * k, BT_CU_BF16, 1 / sqrtf((float)k), seed);
     ref_fill(p.x, (size_t)m * k, BT_CU_BF16, 1, seed + 1);
-    p.hw = fetch(p.w, (size_t)n * k * 2);
-    p.hx = fetch(p.x, (size_t)m * k * 2);
+    p.hw = host_copy(p.w, (size_t)n * k * 2);
+    p.hx = host_copy(p.x, (size_t)m * k * 2);
     return p;
 }
 static void product_close(struct product *p)
@@ -64,7 +37,8 @@ static double value(const struct product *p, uint32_t row, uint32_t col)
 {
     double sum = 0;
     for (uint32_t c = 0; c < p->k; c++) {
-        sum += bf16(p->hw[(size_t)col * p->k + c]) * bf16(p->hx[(size_t)row * p->k + c]);
+        sum += (double)to_float(p->hw[(size_t)col * p->k + c], BT_CU_BF16) *
+               to_float(p->hx[(size_t)row * p->k + c], BT_CU_BF16);
     }
     return sum;
 }
@@ -83,12 +57,12 @@ static int check_swiglu(uint32_t m, uint32_t n, uint32_t k, uint32_t seed)
         CHECK(cudaMemset(y, 0xff, bytes)); /* NaN */
         CHECK(bt_cu_wide_swiglu(p.w, p.x, y, m, n, k, 0));
         CHECK(cudaDeviceSynchronize());
-        got[i] = fetch(y, bytes);
+        got[i] = host_copy(y, bytes);
     }
     for (size_t t = 0; t < tries; t++) {
         size_t at = tries == values ? t : ((size_t)rand() << 16 ^ (size_t)rand()) % values;
         uint32_t row = (uint32_t)(at / wide), col = (uint32_t)(at % wide);
-        double gate = value(&p, row, col), v = bf16(((uint16_t *)got[0])[at]);
+        double gate = value(&p, row, col), v = to_float(((uint16_t *)got[0])[at], BT_CU_BF16);
         double want = gate / (1 + exp(-gate)) * value(&p, row, wide + col);
         diff += (v - want) * (v - want);
         norm += want * want;
@@ -180,7 +154,7 @@ static int check_append(uint32_t head_dim, uint32_t n, bool extras, uint32_t see
         CHECK(cudaMemset(out, 0x7f, q_bytes + kv_bytes));
         CHECK(i ? bt_cu_wide_append(p.w, p.x, K, &a, 0) : bt_cu_append(&a, 0));
         CHECK(cudaDeviceSynchronize());
-        got[i] = fetch(out, q_bytes + kv_bytes);
+        got[i] = host_copy(out, q_bytes + kv_bytes);
     }
     uint32_t bad = 0, written = 0;
     for (size_t i = 0; i < (q_bytes + kv_bytes) / 2; i++) {

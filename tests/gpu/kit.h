@@ -74,6 +74,14 @@ static inline void *device_memory(const void *from, size_t bytes)
     return p;
 }
 
+/* A copy of device memory on the host; the caller frees it. */
+static inline void *host_copy(const void *from, size_t bytes)
+{
+    void *h = malloc(bytes);
+    CHECK(cudaMemcpy(h, from, bytes, cudaMemcpyDeviceToHost));
+    return h;
+}
+
 static inline int by_value(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
