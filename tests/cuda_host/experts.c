@@ -165,6 +165,16 @@ cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const float *scor
     return rows <= bt_cu_experts_rows(x) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
+                                 const struct bt_cu_experts_norm *norm,
+                                 const struct bt_cu_experts_router *router, const int32_t *slots,
+                                 uint32_t rows, void *a, float *scores, void *scratch,
+                                 cudaStream_t s)
+{
+    bt_cu_experts_scores(x, norm, router->w, rows, a, scores, s);
+    return bt_cu_experts_route(x, scores, router->bias, slots, rows, scratch, s);
+}
+
 struct run {
     struct bt_cu_experts x;
     const uint16_t *gate_up, *down, *a;

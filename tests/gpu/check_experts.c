@@ -265,8 +265,8 @@ static float *floats(size_t n, float by)
 }
 
 /* Every value of some rows against double precision. Scores: within what 16 bits of each activation
- * allow. */
-static int check_scores(struct bt_cu_experts x, uint32_t rows, uint32_t seed)
+ * allow. choose: with the routes, which must be those of the scores. */
+static int check_scores(struct bt_cu_experts x, uint32_t rows, bool choose, uint32_t seed)
 {
     enum { CHECKED = 24 };
     const size_t all = (size_t)rows * x.hidden, n = routed(&x);
@@ -278,11 +278,21 @@ static int check_scores(struct bt_cu_experts x, uint32_t rows, uint32_t seed)
     CHECK(cudaMemset(a, 0xff, all * 2 + BEHIND));
     CHECK(cudaMemset(scores, 0xff, rows * n * 4 + BEHIND));
     const struct bt_cu_experts_norm norm = {dx, dw, 1e-5f};
-    CHECK(bt_cu_experts_scores(&x, &norm, router, rows, a, scores, 0));
+    const struct bt_cu_experts_router route = {router, NULL};
+    size_t room = bt_cu_experts_scratch(&x, rows);
+    void *scratch = device(NULL, room);
+    CHECK(cudaMemset(scratch, 0xff, room));
+    CHECK(cudaMemset(scratch, 0, 256));
+    for (int i = 0; i < 2 && choose; i++) { /* the second call finds what the first left */
+        CHECK(bt_cu_experts_choose(&x, &norm, &route, NULL, rows, a, scores, scratch, 0));
+    }
+    if (!choose) {
+        CHECK(bt_cu_experts_scores(&x, &norm, router, rows, a, scores, 0));
+    }
     CHECK(cudaDeviceSynchronize());
     uint16_t *ha = fetch(a, all * 2 + BEHIND), *hr = fetch(router, n * x.hidden * 2);
     float *hs = fetch(scores, rows * n * 4 + BEHIND);
-    uint32_t bad = 0;
+    uint32_t bad = choose ? bad_routes(&x, hs, NULL, NULL, rows, scratch) : 0;
     double worst = 0;
     for (uint32_t i = 0; i < BEHIND; i++) {
         bad += ((uint8_t *)ha)[all * 2 + i] != 0xff || ((uint8_t *)hs)[rows * n * 4 + i] != 0xff;
@@ -310,13 +320,14 @@ static int check_scores(struct bt_cu_experts x, uint32_t rows, uint32_t seed)
         }
     }
     int ok = bad == 0 && worst < 3e-5;
-    printf("%s scores %u x %zu, %u rows: largest error %.1e, %u wrong\n", ok ? "ok  " : "FAIL",
-           x.hidden, n, rows, worst, bad);
+    printf("%s scores%s %u x %zu, %u rows: largest error %.1e, %u wrong\n", ok ? "ok  " : "FAIL",
+           choose ? " and routes" : "", x.hidden, n, rows, worst, bad);
     void *mine[] = {hx, hw, ha, hr, hs}, *theirs[] = {dx, dw, router, a, scores};
     for (int i = 0; i < 5; i++) {
         free(mine[i]);
         cudaFree(theirs[i]);
     }
+    cudaFree(scratch);
     return ok;
 }
 
@@ -579,7 +590,10 @@ int main(void)
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         static const uint32_t rows[] = {1, 8, 17, 128, 129, 1000};
         for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++, n++) {
-            failed += !check_scores(shapes[i].x, rows[r], seed + n * 3);
+            failed += !check_scores(shapes[i].x, rows[r], false, seed + n * 3);
+            if (rows[r] <= bt_cu_experts_rows(&shapes[i].x)) {
+                failed += !check_scores(shapes[i].x, rows[r], true, seed + n * 3);
+            }
         }
     }
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {

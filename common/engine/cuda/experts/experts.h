@@ -61,10 +61,21 @@ cudaError_t bt_cu_experts_scores(const struct bt_cu_experts *x,
 cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const float *scores,
                                 const float *bias, const int32_t *slots, uint32_t rows,
                                 void *scratch, cudaStream_t s);
-/* Computes the experts of rows that route has put into scratch: once after each route. gate_up
- * [n][2 inter][hidden] (an expert's gate rows, then its up rows), down [n][hidden][inter] and a
- * [rows][hidden] in bf16. out [rows][hidden] f32: set, or added to if `add` (a padding row's: set
- * to zero, or kept). cudaErrorInvalidValue: it does not fit. */
+struct bt_cu_experts_router {
+    const void *w;     /* [n - always][hidden] bf16 */
+    const float *bias; /* [n - always], or NULL */
+};
+/* Both in as few launches as possible: the norm in a, the scores, and what route puts into scratch.
+ */
+cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
+                                 const struct bt_cu_experts_norm *norm,
+                                 const struct bt_cu_experts_router *router, const int32_t *slots,
+                                 uint32_t rows, void *a, float *scores, void *scratch,
+                                 cudaStream_t s);
+/* Computes the experts of rows that route has put into scratch: once after each route or choose.
+ * gate_up [n][2 inter][hidden] (an expert's gate rows, then its up rows), down [n][hidden][inter]
+ * and a [rows][hidden] in bf16. out [rows][hidden] f32: set, or added to if `add` (a padding row's:
+ * set to zero, or kept). cudaErrorInvalidValue: it does not fit. */
 cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
                               const void *a, uint32_t rows, void *scratch, float *out, bool add,
                               cudaStream_t s);

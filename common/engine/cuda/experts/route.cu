@@ -5,10 +5,9 @@
  * whatever the order of the atomic operations that set the bits. With more rows a first kernel
  * counts each chunk's uses, and each block of a second one begins where the chunks before it end.
  */
-#include "common/engine/cuda/experts/experts_priv.h"
-#include "common/engine/cuda/mma.cuh"
+#include "common/engine/cuda/experts/scores.cuh"
 
-#define WARPS   8
+#define WARPS   8 /* of a routing block */
 #define THREADS (WARPS * 32)
 #define NONE    0xffffffffu
 #define PER     (BT_CU_EXPERTS_MAX / THREADS) /* experts of a thread of a sorting block */
@@ -117,7 +116,7 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
     uint32_t key[N];
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        score[i] = lane + i * 32 < n ? from[lane + i * 32] : -INFINITY;
+        score[i] = lane + i * 32 < n ? __ldcg(from + lane + i * 32) : -INFINITY;
     }
     if (x.sigmoid) {
 #pragma unroll
@@ -216,6 +215,8 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
 struct sorting {
     uint32_t rows[BT_CU_EXPERTS_MAX][WORDS]; /* a bit for each row of the chunk */
     uint32_t at[BT_CU_EXPERTS_MAX];          /* where the chunk's uses of an expert begin */
+    uint32_t all[BT_CU_EXPERTS_MAX];         /* uses of an expert, of all chunks, */
+    uint32_t before[BT_CU_EXPERTS_MAX];      /* and of the chunks before this one */
     uint64_t warp[WARPS];
 };
 
@@ -268,6 +269,29 @@ static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting
     return before + sum - v;
 }
 
+/* Adds up the chunks' counts: each thread some chunks of one expert, many loads at a time. */
+static __device__ __forceinline__ void add_chunks(const struct route_args &a, uint32_t chunk,
+                                                  struct sorting *s)
+{
+    const uint32_t n = a.x.n, wide = min(n, (uint32_t)THREADS), step = THREADS / wide;
+    for (uint32_t e = threadIdx.x; e < n; e += THREADS) {
+        s->all[e] = s->before[e] = 0;
+    }
+    __syncthreads();
+    for (uint32_t e = threadIdx.x % wide; e < n && threadIdx.x < step * wide; e += wide) {
+        uint32_t all = 0, before = 0;
+#pragma unroll 8
+        for (uint32_t c = threadIdx.x / wide; c < a.chunks; c += step) {
+            uint32_t count = a.p.counts[(size_t)c * n + e];
+            all += count;
+            before += c < chunk ? count : 0;
+        }
+        atomicAdd(&s->all[e], all);
+        atomicAdd(&s->before[e], before);
+    }
+    __syncthreads();
+}
+
 /* Writes the places of a chunk's uses; the first chunk's block also what does not depend on the
  * chunk. */
 static __device__ __forceinline__ void place(const struct route_args &a, uint32_t chunk,
@@ -278,6 +302,9 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
     uint32_t total[PER], before[PER];
     uint64_t mine = 0;
     mark(a, chunk, s);
+    if (a.chunks > 1) {
+        add_chunks(a, chunk, s);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < PER; i++) { /* neighbouring experts */
         uint32_t e = threadIdx.x * PER + i;
@@ -285,11 +312,8 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
         if (e < n && a.chunks == 1) {
             total[i] = marked(s, e);
         } else if (e < n) {
-            for (uint32_t c = 0; c < a.chunks; c++) {
-                uint32_t count = a.p.counts[(size_t)c * n + e];
-                total[i] += count;
-                before[i] += c < chunk ? count : 0;
-            }
+            total[i] = s->all[e];
+            before[i] = s->before[e];
         }
         mine += (uint64_t)((total[i] + a.part - 1) / a.part) << 32 | total[i];
     }
@@ -375,6 +399,40 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* Up to 8 rows: the scores, and in the block that is last with them, the rest. */
+template <int N>
+static __global__ void __launch_bounds__(THREADS)
+    choose_kernel(const __grid_constant__ struct scores_args c,
+                  const __grid_constant__ struct route_args a)
+{
+    extern __shared__ __align__(16) uint8_t raw[];
+    __shared__ union {
+        float choice[WARPS][N * 32];
+        struct sorting sorting;
+    } s;
+    __shared__ bool last;
+    const uint32_t warp = threadIdx.x / 32;
+    early_next();
+    scores_block<least_cut>(c, raw);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(&a.p.state->ticket, gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) {
+        return;
+    }
+    if (warp < a.rows) {
+        route_row<N>(a, warp, s.choice[warp]);
+    }
+    if (a.rows > 1) { /* one row is in order */
+        __syncthreads();
+        place(a, 0, &s.sorting);
+    }
+}
+
 static __global__ void __launch_bounds__(THREADS)
     count_kernel(const __grid_constant__ struct route_args a)
 {
@@ -410,55 +468,59 @@ struct combine_args {
     bool add;
 };
 
-/* Adds w times 8 columns of the result at a place. F32: of y. */
+/* A thread sums some columns of a row. F32: of y, with few rows. Then the sums are spread over many
+ * small blocks. */
+template <bool F32> struct combining {
+    static constexpr int cols = F32 ? 4 : 8, threads = F32 ? 64 : THREADS;
+};
+
+/* Adds w times the thread's columns, from `col` on, of the result at a place. */
 template <bool F32>
 static __device__ __forceinline__ void add_place(const struct combine_args &a, uint32_t place,
-                                                 size_t piece, float w, float (&sum)[8])
+                                                 size_t col, float w,
+                                                 float (&sum)[combining<F32>::cols])
 {
-    const size_t at = (size_t)place * a.hidden;
-    float v[8];
+    const size_t at = (size_t)place * a.hidden + col;
     if constexpr (F32) {
-        const float4 *y = (const float4 *)((const float *)a.y + at) + piece * 2;
-        float4 lo = y[0], hi = y[1];
-        v[0] = lo.x, v[1] = lo.y, v[2] = lo.z, v[3] = lo.w;
-        v[4] = hi.x, v[5] = hi.y, v[6] = hi.z, v[7] = hi.w;
+        float4 y = *(const float4 *)((const float *)a.y + at);
+        sum[0] += w * y.x;
+        sum[1] += w * y.y;
+        sum[2] += w * y.z;
+        sum[3] += w * y.w;
     } else {
-        uint4 y = ((const uint4 *)((const uint16_t *)a.y + at))[piece];
+        uint4 y = *(const uint4 *)((const uint16_t *)a.y + at);
         float2 p[4] = {bf16_pair(y.x), bf16_pair(y.y), bf16_pair(y.z), bf16_pair(y.w)};
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            v[j] = j % 2 ? p[j / 2].y : p[j / 2].x;
+            sum[j] += w * (j % 2 ? p[j / 2].y : p[j / 2].x);
         }
-    }
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        sum[j] += w * v[j];
     }
 }
 
-/* A thread sums 8 columns of a row. It runs after the experts' kernel, which lets it begin only
- * once the kernels before that one have ended. So it may read what they wrote (places, weights,
- * out) before it waits. */
+/* It runs after the experts' kernel, which lets it begin only once the kernels before that one have
+ * ended. So it may read what they wrote (places, weights, out) before it waits. */
 template <bool F32>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(combining<F32>::threads)
     combine_kernel(const __grid_constant__ struct combine_args a)
 {
-    constexpr uint32_t EARLY = 8;
-    const uint32_t per = a.hidden / 8;
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    const size_t row = i / per, piece = i % per;
+    constexpr uint32_t EARLY = 8, COLS = combining<F32>::cols;
+    const uint32_t per = a.hidden / COLS;
+    const size_t i = (size_t)blockIdx.x * combining<F32>::threads + threadIdx.x;
+    const size_t row = i / per, col = i % per * COLS;
     early_next();
     if (row >= a.rows) {
         return;
     }
     const uint32_t *places = a.places + row * a.used;
     const float *weight = a.weight + row * a.used;
-    float4 *to = (float4 *)(a.out + row * a.hidden) + piece * 2;
-    float4 lo = a.add ? to[0] : make_float4(0, 0, 0, 0),
-           hi = a.add ? to[1] : make_float4(0, 0, 0, 0);
+    float4 *to = (float4 *)(a.out + row * a.hidden + col), old[COLS / 4];
+#pragma unroll
+    for (uint32_t j = 0; j < COLS / 4; j++) {
+        old[j] = a.add ? to[j] : make_float4(0, 0, 0, 0);
+    }
     const uint32_t used = places[0] == NONE ? 0 : a.used;
     uint32_t at[EARLY];
-    float w[EARLY], sum[8] = {};
+    float w[EARLY], sum[COLS] = {};
 #pragma unroll
     for (uint32_t k = 0; k < EARLY; k++) {
         at[k] = k < used ? places[k] : 0;
@@ -471,25 +533,25 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (uint32_t k = 0; k < EARLY; k++) {
         if (k < used) {
-            add_place<F32>(a, at[k], piece, w[k], sum);
+            add_place<F32>(a, at[k], col, w[k], sum);
         }
     }
     for (uint32_t k = EARLY; k < used; k++) {
-        add_place<F32>(a, places[k], piece, weight[k], sum);
+        add_place<F32>(a, places[k], col, weight[k], sum);
     }
-    to[0] = make_float4(lo.x + sum[0], lo.y + sum[1], lo.z + sum[2], lo.w + sum[3]);
-    to[1] = make_float4(hi.x + sum[4], hi.y + sum[5], hi.z + sum[6], hi.w + sum[7]);
+#pragma unroll
+    for (uint32_t j = 0; j < COLS / 4; j++) {
+        to[j] = make_float4(old[j].x + sum[j * 4], old[j].y + sum[j * 4 + 1],
+                            old[j].z + sum[j * 4 + 2], old[j].w + sum[j * 4 + 3]);
+    }
 }
 
 /* ---- launches ---- */
 
-extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const float *scores,
-                                           const float *bias, const int32_t *slots, uint32_t rows,
-                                           void *scratch, cudaStream_t s)
+static struct route_args route_args_of(const struct bt_cu_experts *x, const float *scores,
+                                       const float *bias, const int32_t *slots, uint32_t rows,
+                                       void *scratch)
 {
-    if (!bt_cu_experts_fits(x) || rows == 0 || rows > bt_cu_experts_rows(x)) {
-        return cudaErrorInvalidValue;
-    }
     const bool few = bt_cu_experts_few_rows(x, rows);
     struct route_args a = {};
     a.x = *x;
@@ -501,6 +563,17 @@ extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const 
     a.chunks = (rows + BT_CU_EXPERTS_CHUNK - 1) / BT_CU_EXPERTS_CHUNK;
     a.part = few ? BT_CU_EXPERTS_FEW_PART : BT_CU_EXPERTS_MANY_PART;
     a.granule = few ? BT_CU_EXPERTS_FEW_PART : BT_CU_EXPERTS_GRANULE;
+    return a;
+}
+
+extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const float *scores,
+                                           const float *bias, const int32_t *slots, uint32_t rows,
+                                           void *scratch, cudaStream_t s)
+{
+    if (!bt_cu_experts_fits(x) || rows == 0 || rows > bt_cu_experts_rows(x)) {
+        return cudaErrorInvalidValue;
+    }
+    const struct route_args a = route_args_of(x, scores, bias, slots, rows, scratch);
     void (*kernel)(struct route_args) = x->n <= 64    ? route_kernel<2>
                                         : x->n <= 128 ? route_kernel<4>
                                         : x->n <= 256 ? route_kernel<8>
@@ -515,13 +588,40 @@ extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const 
     return e;
 }
 
+extern "C" cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
+                                            const struct bt_cu_experts_norm *norm,
+                                            const struct bt_cu_experts_router *router,
+                                            const int32_t *slots, uint32_t rows, void *a,
+                                            float *scores, void *scratch, cudaStream_t s)
+{
+    if (rows > WARPS) {
+        cudaError_t e = bt_cu_experts_scores(x, norm, router->w, rows, a, scores, s);
+        return e == cudaSuccess
+                   ? bt_cu_experts_route(x, scores, router->bias, slots, rows, scratch, s)
+                   : e;
+    }
+    if (!bt_cu_experts_fits(x) || rows == 0) {
+        return cudaErrorInvalidValue;
+    }
+    struct scores_args c = scores_args_of(x, norm, router->w, rows, a, scores);
+    c.tiles = scores_tiles<least_cut>(c.n);
+    void (*kernel)(struct scores_args, struct route_args) = x->n <= 64    ? choose_kernel<2>
+                                                            : x->n <= 128 ? choose_kernel<4>
+                                                            : x->n <= 256 ? choose_kernel<8>
+                                                            : x->n <= 512 ? choose_kernel<16>
+                                                                          : choose_kernel<32>;
+    return launch_early(kernel, c.tiles, THREADS, scores_smem<least_cut>(), s, c,
+                        route_args_of(x, scores, router->bias, slots, rows, scratch));
+}
+
 extern "C" cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x,
                                              const struct bt_cu_experts_plan *p, uint32_t rows,
                                              float *out, bool add, cudaStream_t s)
 {
     const struct combine_args a = {p->places, p->weight, p->y, out, rows, x->used, x->hidden, add};
-    const size_t pieces = (size_t)rows * (x->hidden / 8);
-    return launch_early(bt_cu_experts_few_rows(x, rows) ? combine_kernel<true>
-                                                        : combine_kernel<false>,
-                        (uint32_t)((pieces + THREADS - 1) / THREADS), THREADS, 0, s, a);
+    const bool few = bt_cu_experts_few_rows(x, rows);
+    const size_t threads = few ? combining<true>::threads : combining<false>::threads;
+    const size_t pieces = (size_t)rows * x->hidden / (few ? 4 : 8);
+    return launch_early(few ? combine_kernel<true> : combine_kernel<false>,
+                        (uint32_t)((pieces + threads - 1) / threads), (uint32_t)threads, 0, s, a);
 }

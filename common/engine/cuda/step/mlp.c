@@ -54,19 +54,17 @@ static bt_status_t routed(struct bt_engine *e, const struct bt_cu_layout *l,
 {
     const struct bt_cu_experts *x = &e->act.experts.x;
     const struct bt_cu_expert_weights *w = &y->experts;
-    const struct bt_cu_experts_norm norm = {e->act.x, y->norm_mlp, e->model.config.norm_eps};
+    const struct bt_cu_experts_router router = {w->router.w, w->bias};
     uint32_t most = bt_cu_experts_rows(x), n = l->tokens;
-    BT_CU_TRY(e, bt_cu_experts_scores(x, &norm, w->router.w, n, e->act.a, e->act.experts.scores,
-                                      e->compute));
     for (uint32_t at = 0, m; at < n; at += m) {
         m = BT_MIN(n - at, most);
-        BT_CU_TRY(e, bt_cu_experts_route(x, e->act.experts.scores + (size_t)at * (x->n - x->always),
-                                         w->bias, in->slots + at, m, e->act.experts.scratch,
-                                         e->compute));
-        BT_CU_TRY(e, bt_cu_experts_run(x, w->in.w, w->down.w,
-                                       (uint16_t *)e->act.a + (size_t)at * x->hidden, m,
-                                       e->act.experts.scratch, e->act.x + (size_t)at * x->hidden,
-                                       true, e->compute));
+        float *rows = e->act.x + (size_t)at * x->hidden;
+        const struct bt_cu_experts_norm norm = {rows, y->norm_mlp, e->model.config.norm_eps};
+        BT_CU_TRY(e,
+                  bt_cu_experts_choose(x, &norm, &router, in->slots + at, m, e->act.a,
+                                       e->act.experts.scores, e->act.experts.scratch, e->compute));
+        BT_CU_TRY(e, bt_cu_experts_run(x, w->in.w, w->down.w, e->act.a, m, e->act.experts.scratch,
+                                       rows, true, e->compute));
     }
     return BT_OK;
 }
