@@ -42,6 +42,8 @@ if [ -n "$tests" ]; then
     mkdir -p "$stage/tests/gpu" "$stage/tests/golden"
     cp "$build"/tests/gpu/{check,bench}_* tests/gpu/run "$stage/tests/gpu/"
     cp "$build/tests/golden/test_engine_golden" tests/golden/shakespeare-*.json "$stage/tests/golden/"
+    mkdir "$stage/tests/golden/models"
+    cp -r tests/golden/models/{tiny-gpt2,gpu-}* "$stage/tests/golden/models/"
     cp -r deploy/models/shakespeare-draft-1m "$stage/share/baton/models/"
     mkdir "$stage/deploy" # the checks look for models where the source tree has them
     ln -s ../share/baton/models "$stage/deploy/models"

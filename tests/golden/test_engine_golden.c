@@ -162,12 +162,18 @@ static void check_model(const char *model, const char *ref)
     json_decref(cases);
 }
 
-static void check_tiny(const char *name)
+static void check_small(const char *name)
 {
     char model[128], ref[160];
-    snprintf(model, sizeof(model), "tests/golden/models/tiny-%s", name);
+    snprintf(model, sizeof(model), "tests/golden/models/%s", name);
     snprintf(ref, sizeof(ref), "%s.json", model);
     check_model(model, ref);
+}
+static void check_tiny(const char *name)
+{
+    char model[96];
+    snprintf(model, sizeof(model), "tiny-%s", name);
+    check_small(model);
 }
 
 static void test_llama(void **state)
@@ -229,6 +235,8 @@ static void test_experts(void **state)
     (void)state;
     check_tiny("qwen3-moe");
     check_tiny("mixtral");
+    check_small("gpu-qwen3-moe");
+    check_small("gpu-mixtral");
 }
 
 static void test_gpt2(void **state)
@@ -241,6 +249,7 @@ static void test_yarn(void **state)
 {
     (void)state;
     check_tiny("qwen3-yarn");
+    check_small("gpu-yarn");
 }
 
 /* Blocks of 128 x 128 with ragged edges, one scale a matrix, one a row. */
