@@ -282,11 +282,8 @@ def test_a_trace_is_replayed_with_its_sharing(tmp_path, ids):
     assert rc == 0, out + err
     sent = log if ids else log[2:]  # two short questions tell how many tokens a word has
     assert len(sent) == 4, out
-    # Two at once, the next after 0.6 s, the last 0.9 s later; the first may be seen late. None is sent early: start_s below.
-    first = min(at for at, _ in sent)
-    sent.sort(key=lambda e: (round(e[0] - first, 1), e[1]["max_tokens"]))
-    after = [at - first for at, _ in sent]
-    assert after[2] > 0.3 and after[3] > after[2] + 0.5
+    # In the trace's order, whenever they came: none is sent early (start_s below), any may be late on a busy machine.
+    sent.sort(key=lambda e: (-len(e[1]["prompt"] if ids else e[1]["prompt"].split()), e[1]["max_tokens"]))
     # An eighth of the prompts' and half of the answers' tokens; blocks of 64, shared as hash_ids are.
     prompts = [b["prompt"] if ids else b["prompt"].split() for _, b in sent]
     assert [len(p) for p in prompts] == [138, 138, 75, 64]
