@@ -210,6 +210,21 @@ static void beat_passes(struct client *c)
     clock_go_on();
 }
 
+/* What was said before on any session of the connection has arrived: messages keep their order, and
+ * this one is answered. */
+static void all_is_heard(struct client *other)
+{
+    static uint64_t request = 1000;
+    Baton__ToKvstore m = BATON__TO_KVSTORE__INIT;
+    Baton__Release r = BATON__RELEASE__INIT;
+    reserve(other, ++request);
+    r.request = request;
+    r.epoch = 1;
+    m.m_case = BATON__TO_KVSTORE__M_RELEASE;
+    m.release = &r;
+    say(other, &m);
+}
+
 static void session_owns_reservations(void **state)
 {
     static struct client a, b;
@@ -240,13 +255,16 @@ static void session_owns_reservations(void **state)
 
 static void heartbeats_keep_a_session(void **state)
 {
-    static struct client a;
+    static struct client a, other;
     (void)state;
     dial(&a, false);
+    dial(&other, false);
     hello(&a);
+    hello(&other);
     reserve(&a, 1);
     for (int i = 0; i < 6; i++) { /* three seconds */
         say_heartbeat(&a);
+        all_is_heard(&other);
         beat_passes(&a);
     }
     assert_false(a.closed);
@@ -344,13 +362,16 @@ static void blocks_need_the_session_of_their_connection(void **state)
 /* Who says nothing on a stream is not kept, nor who gives no credit. */
 static void silent_streams_end(void **state)
 {
-    static struct client s, c;
+    static struct client s, c, other;
     (void)state;
     dial(&s, false);
+    dial(&other, false);
     hello(&s);
+    hello(&other);
     dial(&c, true);
     for (int i = 0; i < 40 && !c.closed; i++) { /* twenty seconds */
         say_heartbeat(&s);
+        all_is_heard(&other);
         beat_passes(&s);
     }
     assert_int_equal(c.code, BT_GRPC_DEADLINE);
@@ -359,10 +380,12 @@ static void silent_streams_end(void **state)
 
 static void blocks_follow_credit(void **state)
 {
-    static struct client s, c;
+    static struct client s, c, other;
     (void)state;
     dial(&s, false);
+    dial(&other, false);
     hello(&s);
+    hello(&other);
     for (uint32_t b = 0; b < 10; b++) {
         cache_block(b);
     }
@@ -389,10 +412,12 @@ static void blocks_follow_credit(void **state)
 
 static void blocks_overflow_resyncs(void **state)
 {
-    static struct client s, c;
+    static struct client s, c, other;
     (void)state;
     dial(&s, false);
+    dial(&other, false);
     hello(&s);
+    hello(&other);
     dial(&c, true);
     credit(&c, 1);
     NODE_UNTIL(&node, c.n_messages == 1); /* the empty inventory */
