@@ -1,5 +1,5 @@
 /* Flows and fetches between two wires, over gRPC and over UCX: what arrives, what each side is
- * told, and how often. */
+ * told, and how often. Over UCX also with segments so large that messages go by rendezvous. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@ static void assert_done(const struct wp_sink *k, const struct wp_source *s)
     }
     assert_int_equal(k->n_offer, 0);
     assert_int_equal(k->segments, segments);
-    assert_int_equal(k->bytes, segments * WP_SEG);
+    assert_int_equal(k->bytes, segments * P.seg);
     assert_memory_equal(&k->trailer, &wp_trailer, sizeof(wp_trailer));
     assert_true(k->first_ns <= k->last_ns && (k->first_ns != 0) == (segments != 0));
     assert_int_equal(bt_flow_read((bt_flow_word_t *)&k->word, k->epoch), bt_flow_items(&k->shape));
@@ -57,12 +57,12 @@ static void test_flows_of_every_shape(void **state)
     assert_true(wp_metric(A, "baton_kv_sent_bytes_total") == sent + (double)bytes);
     assert_true(wp_metric(B, "baton_kv_received_bytes_total") == sent + (double)bytes);
     double segs = wp_metric(A, "baton_kv_segments_total{dir=\"sent\"}");
-    assert_true(segs == (sent + (double)bytes) / WP_SEG);
+    assert_true(segs == (sent + (double)bytes) / P.seg);
     assert_true(wp_metric(B, "baton_kv_segments_total{dir=\"received\"}") == segs);
     assert_true(wp_metric(A, "baton_kv_card_bytes_total{interface=\"lo\",dir=\"sent\"}") ==
-                segs * WP_SEG);
+                segs * P.seg);
     assert_true(wp_metric(B, "baton_kv_card_bytes_total{interface=\"lo\",dir=\"received\"}") ==
-                segs * WP_SEG);
+                segs * P.seg);
     assert_true(wp_metric(A, "baton_kv_card_segments_total{interface=\"lo\",dir=\"sent\"}") ==
                 segs);
     assert_true(wp_metric(B, "baton_kv_card_segments_total{interface=\"lo\",dir=\"received\"}") ==
@@ -246,7 +246,7 @@ static void test_a_wrong_byte_is_never_committed(void **state)
     for (uint32_t l = 0; l < WP_LAYERS; l++) {
         (void)bt_slab_crcs_get(A->crcs, s->slots[3], l, &s->names[3]);
     }
-    wp_segment(&P, A, s->slots[3], 1)[WP_SEG - 1] ^= 4; /* item 4: chunk 1, layer 1 */
+    wp_segment(&P, A, s->slots[3], 1)[P.seg - 1] ^= 4; /* item 4: chunk 1, layer 1 */
     wp_send_all(&P, s);
     wp_pull(&P, &k, s, 0);
     WAIT_FOR(&P, k.n_quiet == 1 && s->n_ended == 1);
@@ -343,14 +343,14 @@ static void test_fetch(void **state)
         assert_int_equal(k.n_done, 1);
         assert_int_equal(k.n_failed, 0);
         assert_int_equal(k.segments, 3 * WP_LAYERS);
-        assert_int_equal(k.bytes, 3 * WP_LAYERS * WP_SEG);
+        assert_int_equal(k.bytes, 3 * WP_LAYERS * P.seg);
         assert_int_equal(k.trailer.first_token, 0);
         assert_int_equal(A->want.ended, BT_OK);
         assert_int_equal(A->want.n_seen, class - BT_WIRE_FETCH + 1 - (class - BT_WIRE_FETCH));
         for (uint32_t l = 0; l < WP_LAYERS; l++) {
             static const uint32_t block[] = {0, 2, 5};
             for (uint32_t b = 0; b < 3; b++) {
-                for (uint32_t i = 0; i < WP_SEG; i++) {
+                for (uint32_t i = 0; i < P.seg; i++) {
                     assert_int_equal(wp_segment(&P, B, k.slots[b], l)[i],
                                      wp_byte(1, block[b], l, i));
                 }
@@ -426,6 +426,18 @@ static int narrow_ucx(void **state)
     return 0;
 }
 
+/* Some segments of this size are more than UCX sends without being asked (EAGER_MAX_TCP). */
+static int large(void **state)
+{
+    (void)state;
+    wp_open(&P, &(struct wp_options){.seg = 32 << 10});
+    return 0;
+}
+
+#define LARGE(f)                                                                                   \
+    {                                                                                              \
+        "large: " #f, f, large, wp_over, NULL                                                      \
+    }
 #define BOTH(f)                                                                                    \
     {"grpc: " #f, f, wp_over_grpc, wp_over, NULL},                                                 \
     {                                                                                              \
@@ -447,6 +459,13 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_many_at_once, narrow_ucx, wp_over),
         BOTH(test_fetch),
         BOTH(test_fetch_ends),
+        LARGE(test_flows_of_every_shape),
+        LARGE(test_items_follow_the_word),
+        LARGE(test_ends),
+        LARGE(test_a_wrong_byte_is_never_committed),
+        LARGE(test_many_at_once),
+        LARGE(test_fetch),
+        LARGE(test_fetch_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@
 
 #define WP_PAGE    16u /* tokens of a block */
 #define WP_LAYERS  3u
-#define WP_SEG     2048u /* bytes of a segment */
+#define WP_SEG     2048u /* bytes of a segment, if the options do not say */
 #define WP_BLOCKS  64u   /* of a flow, at most */
 #define WP_SLOTS   400u
 #define WP_SOURCES 16
@@ -83,6 +83,7 @@ struct wp_options { /* of both ends; zero: usual */
     const char *const *listen;
     const char *secret;
     uint64_t in_flight, idle_ms;
+    uint32_t seg; /* bytes of a segment */
 };
 
 struct wp {
@@ -91,6 +92,7 @@ struct wp {
     struct bt_kv_layout layout;
     struct bt_kv_key root;
     struct wp_options opt;
+    uint32_t seg; /* bytes of a segment */
     struct wp_end e[2];
 };
 
@@ -105,7 +107,7 @@ static inline uint8_t *wp_segment(const struct wp *p, const struct wp_end *e, ui
 {
     uint32_t bytes;
     uint64_t off = bt_kv_segment(&p->layout, layer, &bytes);
-    assert_int_equal(bytes, WP_SEG);
+    assert_int_equal(bytes, p->seg);
     return (uint8_t *)bt_slab_data(e->slab, slot) + off;
 }
 
@@ -139,7 +141,7 @@ static inline struct wp_source *wp_grant(struct wp *p, struct wp_end *e, uint64_
         bt_slab_crcs_forget(e->crcs, s->slots[b]);
         for (uint32_t l = 0; l < WP_LAYERS; l++) {
             uint8_t *at = wp_segment(p, e, s->slots[b], l);
-            for (uint32_t i = 0; i < WP_SEG; i++) {
+            for (uint32_t i = 0; i < p->seg; i++) {
                 at[i] = wp_byte(request, b, l, i);
             }
         }
@@ -332,13 +334,13 @@ static inline void wp_check(const struct wp *p, const struct wp_end *e, const st
     for (uint32_t b = 0; b < n; b++) {
         for (uint32_t l = 0; l < WP_LAYERS; l++) {
             const uint8_t *at = wp_segment(p, e, k->slots[b], l);
-            for (uint32_t i = 0; i < WP_SEG; i++) {
+            for (uint32_t i = 0; i < p->seg; i++) {
                 if (at[i] != (b < first ? 0xee : wp_byte(request, b, l, i))) {
                     fail_msg("request %llu: block %u layer %u byte %u is %02x",
                              (unsigned long long)request, b, l, i, at[i]);
                 }
             }
-            uint32_t crc = bt_slab_segment_crc(&k->names[b], l, p->layout.layout_id, at, WP_SEG);
+            uint32_t crc = bt_slab_segment_crc(&k->names[b], l, p->layout.layout_id, at, p->seg);
             if (b >= first) {
                 assert_int_equal(e->slab->crcs[k->slots[b] * WP_LAYERS + l], crc);
             }
@@ -435,10 +437,11 @@ static inline void wp_open(struct wp *p, const struct wp_options *opt)
 {
     memset(p, 0, sizeof(*p));
     p->opt = *opt;
+    p->seg = opt->seg != 0 ? opt->seg : WP_SEG;
     bt_log_init("test", "wire", BT_LOG_ERROR, false);
     assert_int_equal(bt_loop_create(&p->loop), BT_OK);
     assert_int_equal(bt_rpc_create(p->loop, &p->rpc), BT_OK);
-    assert_int_equal(bt_kv_layout_gqa(WP_PAGE, WP_LAYERS, 4, WP_SEG / (4 * 4 * WP_PAGE), BT_DT_BF16,
+    assert_int_equal(bt_kv_layout_gqa(WP_PAGE, WP_LAYERS, 4, p->seg / (4 * 4 * WP_PAGE), BT_DT_BF16,
                                       0, &p->layout),
                      BT_OK);
     memset(&p->root, 7, sizeof(p->root));
