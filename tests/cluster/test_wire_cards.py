@@ -95,6 +95,11 @@ def until(what, timeout=30):
         time.sleep(0.05)
 
 
+def lanes_up(a, b, cards):
+    """A session's first path carries flows before the others are there."""
+    until(lambda: all(of_card(p, "lanes", k) == 1 for p in (a, b) for k in cards))
+
+
 def lines(p, event, card):
     return sum(f"ev={event} " in x and f"interface=card{card} " in x for x in p.err)
 
@@ -122,6 +127,7 @@ def test_one_flow_takes_both_cards(peers, machines):
     for p, q in ((a, b), (c, d)):  # sessions
         start(p, q, 100, 8)
         finish(p, q, 100)
+    lanes_up(a, b, (1, 2))
     tries = []
     while len(tries) < 4 and not (tries and tries[-1] > 1.7):
         both = seconds(a, b, len(tries) + 1, 48)
@@ -176,6 +182,7 @@ def test_cards_of_one_network_find_each_other(peers, mine, theirs):
     a, b = peers("a", 0, mine), peers("b", 1, theirs)
     start(a, b, 1, 32)
     finish(a, b, 1)
+    lanes_up(a, b, set(mine) & set(theirs))
     for k in set(mine) | set(theirs):
         for p, own in ((a, mine), (b, theirs)):
             if k in own:
