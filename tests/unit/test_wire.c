@@ -150,6 +150,36 @@ static void test_cards_of_the_listen_addresses(void **state)
     refused(LIST("::1"), true, "::1");
 }
 
+/* What can be said of a list on another machine. */
+static void test_lists_are_checked_without_interfaces(void **state)
+{
+    const struct {
+        const char *const *list;
+        bool allow_routable;
+        const char *says; /* NULL: nothing */
+    } cases[] = {{LIST("10.1.2.3"), false, NULL},
+                 {LIST("192.168.1.1", "fd00::1"), false, NULL},
+                 {LIST("8.8.8.8"), true, NULL},
+                 {LIST("10.1.2.3", "8.8.8.8"), false, "8.8.8.8 is a routable address"},
+                 {LIST("8.8.8.8", "10.1.2.3"), false, "8.8.8.8 is a routable address"},
+                 {LIST("2001:DB8:0::1"), false, "2001:db8::1 is a routable address"},
+                 {LIST("10.1.2.3", "eth0"), true, "\"eth0\" is not a numeric address"},
+                 {LIST("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6",
+                       "10.0.0.7", "10.0.0.8"),
+                  false, NULL},
+                 {LIST(NULL), true, "0 addresses"}};
+    (void)state;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        char err[512] = "";
+        bt_status_t st =
+            bt_wire_listen_check(cases[i].list, cases[i].allow_routable, err, sizeof(err));
+        assert_int_equal(st, cases[i].says == NULL ? BT_OK : BT_ERR_CONFIG);
+        if (strstr(err, cases[i].says == NULL ? "" : cases[i].says) == NULL) {
+            fail_msg("\"%s\" does not say \"%s\"", err, cases[i].says);
+        }
+    }
+}
+
 static void test_memory_has_a_node(void **state)
 {
     char here[1] = {0};
@@ -165,6 +195,7 @@ int main(void)
         cmocka_unit_test(test_every_flipped_bit_and_every_cut_is_noticed),
         cmocka_unit_test(test_blocks_must_be_the_items),
         cmocka_unit_test(test_cards_of_the_listen_addresses),
+        cmocka_unit_test(test_lists_are_checked_without_interfaces),
         cmocka_unit_test(test_memory_has_a_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "kvstore/wire/cards.h"
 #include "kvstore/wire/wx_child.h"
 #include "wire_pair.h"
 
@@ -226,6 +227,42 @@ static void test_wires_that_do_not_start(void **state)
     assert_refused(&conf, "on this address UCX needs proof");
 }
 
+static void assert_cards(const char *a, const char *b, const char *says)
+{
+    struct bt_wire_card cards[BT_NICS_MAX];
+    const char *const list[] = {a, b, NULL};
+    char err[512] = "";
+    uint32_t n = 0;
+    bt_status_t st = bt_wire_cards(list, false, cards, &n, err, sizeof(err));
+    assert_int_equal(st, says == NULL ? BT_OK : BT_ERR_CONFIG);
+    if (strstr(err, says == NULL ? "" : says) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", err, says);
+    }
+}
+
+/* Which interfaces may be named: those that are up, one of them at least, by their first address.
+ */
+static void test_interfaces_that_can_be_named(void **state)
+{
+    (void)state;
+    NEED_CARDS();
+    assert_cards("10.231.1.1", "10.231.2.1", NULL);
+    assert_int_equal(ip("addr add 10.231.1.2/24 dev card1"), 0);
+    assert_int_equal(ip("-6 addr add fd00:231::1/64 dev card1"), 0);
+    assert_cards("10.231.1.1", NULL, NULL);
+    assert_cards("fd00:231::1", NULL, NULL); /* the first one that is not link-local */
+    assert_cards("10.231.1.2", NULL, "which is 10.231.1.1 and not 10.231.1.2");
+    assert_int_equal(ip("-6 addr del fd00:231::1/64 dev card1"), 0);
+    assert_int_equal(ip("addr del 10.231.1.2/24 dev card1"), 0);
+    assert_int_equal(ip("link set card1 down"), 0);
+    assert_cards("10.231.1.1", NULL, "interface card1 of 10.231.1.1 is down");
+    assert_cards("10.231.1.1", "10.231.2.1", NULL); /* it may come up later */
+    assert_int_equal(ip("link set card2 down"), 0);
+    assert_cards("10.231.1.1", "10.231.2.1", "all its interfaces are down (card1 and 1 more)");
+    assert_int_equal(ip("link set card1 up"), 0);
+    assert_int_equal(ip("link set card2 up"), 0);
+}
+
 int main(int argc, char **argv)
 {
     bt_wx_child_main_if_asked(argc, argv);
@@ -236,6 +273,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_a_card_goes_and_comes_back, start, stop),
         cmocka_unit_test_setup_teardown(test_a_card_that_is_down_at_first, start, stop),
         cmocka_unit_test_setup_teardown(test_wires_that_do_not_start, start, stop),
+        cmocka_unit_test(test_interfaces_that_can_be_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -287,6 +287,8 @@ static void lies_end_the_process(void **state)
         part((uint32_t)(LAST + i));
         wait_for_process(pid);
         pid = K.x->proxy->process.pid;
+        /* It is told at once which cards the one before it had. */
+        assert_true(K.x->proxy->cards[0].asked || K.x->proxy->cards[0].started);
         uint64_t end = bt_mono_ns() + 20000000000ull;
         while (!K.x->proxy->cards[0].started) { /* it has read its part */
             bt_loop_poll(K.loop, 10);
