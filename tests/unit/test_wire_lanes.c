@@ -3,6 +3,7 @@
  * itself; where that is not allowed nothing is tested. */
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +12,9 @@
 #include <cmocka.h>
 
 #include "kvstore/wire/cards.h"
+#include "kvstore/wire/wire_priv.h"
 #include "kvstore/wire/wx_child.h"
+#include "kvstore/wire/wx_priv.h"
 #include "wire_pair.h"
 
 static bool have_cards;
@@ -37,19 +40,30 @@ static bool make_cards(void)
            ip("link set card2 up") == 0;
 }
 
-static int start(void **state)
+static int start_with(uint32_t seg)
 {
     static const char *const cards[] = {"10.231.1.1", "10.231.2.1", NULL};
-    (void)state;
     if (!have_cards) {
         return 0;
     }
     while (ip("link show card1 | grep -q 'state UP'") != 0 ||
            ip("link show card2 | grep -q 'state UP'") != 0) {
     }
-    wp_open(&P,
-            &(struct wp_options){.listen = cards, .secret = "a secret of at least 32 characters"});
+    wp_open(&P, &(struct wp_options){
+                    .listen = cards, .secret = "a secret of at least 32 characters", .seg = seg});
     return 0;
+}
+
+static int start(void **state)
+{
+    (void)state;
+    return start_with(0);
+}
+
+static int start_large(void **state)
+{
+    (void)state;
+    return start_with(32 << 10);
 }
 
 static int stop(void **state)
@@ -163,6 +177,36 @@ static void test_a_card_goes_and_comes_back(void **state)
     }
 }
 
+/* Messages that were on their way over a card when it went down go again over the other one. The
+ * receiver's wire process stands still meanwhile, so that they are on their way for long enough. */
+static void test_what_a_card_loses_goes_again(void **state)
+{
+    static const char resent[] = "baton_kv_resent_segments_total";
+    (void)state;
+    NEED_CARDS();
+    /* Nothing tells when the sender's process has begun, so a busy machine may need more tries. */
+    for (uint32_t i = 1; i <= 8 && wp_metric(A, resent) == 0; i++) {
+        struct wp_sink k;
+        A->next_slot = B->next_slot = 0;
+        struct wp_source *s = begun(&k, i, 2);
+        WAIT_FOR(&P, both(A, "lanes", "") == 2 && both(B, "lanes", "") == 2);
+        pid_t pid = B->wire->x->proxy->process.pid;
+        assert_int_equal(kill(pid, SIGSTOP), 0);
+        wp_send_all(&P, s);
+        loop_run_for(P.loop, 100);
+        assert_int_equal(ip("link set far1 down"), 0);
+        WAIT_FOR(&P, of_card(A, "up", 1) == 0 && of_card(B, "up", 1) == 0);
+        assert_int_equal(kill(pid, SIGCONT), 0);
+        WAIT_FOR(&P, k.n_quiet == 1 && s->n_ended == 1);
+        assert_whole(&k, s);
+        assert_true(wp_metric(B, "baton_kv_dropped_messages_total{reason=\"duplicate\"}") == 0);
+        assert_true(wp_metric(B, "baton_kv_wire_process_losses_total") == 0);
+        assert_true(wp_metric(B, "baton_kv_peer_sessions_lost_total") == 0);
+        assert_int_equal(ip("link set far1 up"), 0);
+    }
+    assert_true(wp_metric(A, resent) > 0);
+}
+
 /* A card that is down when the wire starts is used once it is up; with no card at all a session is
  * none. */
 static void test_a_card_that_is_down_at_first(void **state)
@@ -271,6 +315,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_each_card_has_a_way, start, stop),
         cmocka_unit_test_setup_teardown(test_a_card_goes_and_comes_back, start, stop),
+        cmocka_unit_test_setup_teardown(test_what_a_card_loses_goes_again, start_large, stop),
         cmocka_unit_test_setup_teardown(test_a_card_that_is_down_at_first, start, stop),
         cmocka_unit_test_setup_teardown(test_wires_that_do_not_start, start, stop),
         cmocka_unit_test(test_interfaces_that_can_be_named),
