@@ -178,7 +178,15 @@ static __device__ __forceinline__ void fence_async(void)
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-/* Stores four 8 x 8 matrices of 16-bit values transposed. A thread has two values of row lane / 4
+/* Stores four 8 x 8 matrices of 16-bit values. A thread has two values of row lane / 4 of each;
+ * lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void stmatrix4(uint32_t addr, const uint32_t (&r)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+/* The same, each transposed. A thread has two values of row lane / 4
  * of each; lane l gives the address of column l % 8 of matrix l / 8. */
 static __device__ __forceinline__ void stmatrix4_t(uint32_t addr, const uint32_t (&r)[4])
 {
@@ -249,15 +257,15 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
 #define WG_F112(d, i) WG_F96(d, i), WG_F16(d, i + 96)
 #define WG_F128(d, i) WG_F64(d, i), WG_F64(d, i + 64)
 
-/* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory; in B the dimension 16 is contiguous, in A
- * too (M_RUNS 0) or M is (M_RUNS 1). */
-#define WG_SS_AS(N, TYPE, M_RUNS, REGS, FREGS, A, B, P)                                            \
+/* D[64 x N] (+)= A[64 x 16] * B[16 x N] in shared memory; in A the dimension 16 is contiguous
+ * (M_RUNS 0) or M is (M_RUNS 1), in B the dimension 16 (N_RUNS 0) or N (N_RUNS 1). */
+#define WG_SS_AS(N, TYPE, M_RUNS, N_RUNS, REGS, FREGS, A, B, P)                                    \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n"                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
-                 "}, %" #A ", %" #B ", p, 1, 1, " #M_RUNS ", 0;\n}"                                \
+                 "}, %" #A ", %" #B ", p, 1, 1, " #M_RUNS ", " #N_RUNS ";\n}"                      \
                  : FREGS(d, 0)                                                                     \
                  : "l"(a), "l"(b), "r"(accumulate))
-#define WG_SS(N, TYPE, REGS, FREGS, A, B, P) WG_SS_AS(N, TYPE, 0, REGS, FREGS, A, B, P)
+#define WG_SS(N, TYPE, REGS, FREGS, A, B, P) WG_SS_AS(N, TYPE, 0, 0, REGS, FREGS, A, B, P)
 /* D[64 x N] += A[64 x 16] in registers * B[16 x N] in shared memory, N contiguous. */
 #define WG_RS(N, TYPE, REGS, FREGS, A0, A1, A2, A3, B)                                             \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
@@ -359,21 +367,39 @@ static __device__ __forceinline__ void wgmma_ss_f16(float (&d)[32], uint64_t a, 
     WG_SS(64, "f16", WG_REGS32, WG_F32, 32, 33, 34);
 }
 
+/* The same with B transposed in memory: N is contiguous. */
+static __device__ __forceinline__ void wgmma_st_f16(float (&d)[64], uint64_t a, uint64_t b,
+                                                    int accumulate)
+{
+    WG_SS_AS(128, "f16", 0, 1, WG_REGS64, WG_F64, 64, 65, 66);
+}
+
 /* The same with A transposed in memory: M is contiguous. */
 static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[8], uint64_t a, uint64_t b,
                                                     int accumulate)
 {
-    WG_SS_AS(16, "f16", 1, WG_REGS8, WG_F8, 8, 9, 10);
+    WG_SS_AS(16, "f16", 1, 0, WG_REGS8, WG_F8, 8, 9, 10);
 }
 static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[16], uint64_t a, uint64_t b,
                                                     int accumulate)
 {
-    WG_SS_AS(32, "f16", 1, WG_REGS16, WG_F16, 16, 17, 18);
+    WG_SS_AS(32, "f16", 1, 0, WG_REGS16, WG_F16, 16, 17, 18);
 }
 static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[32], uint64_t a, uint64_t b,
                                                     int accumulate)
 {
-    WG_SS_AS(64, "f16", 1, WG_REGS32, WG_F32, 32, 33, 34);
+    WG_SS_AS(64, "f16", 1, 0, WG_REGS32, WG_F32, 32, 33, 34);
+}
+
+/* The same with A in registers; in B the dimension 16 is contiguous. */
+static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[32], const uint32_t *a, uint64_t b,
+                                                    int accumulate)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" WG_REGS32
+                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
+                 : WG_F32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
 template <class T>
