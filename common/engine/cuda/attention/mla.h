@@ -20,6 +20,7 @@ extern "C" {
 #define BT_MLA_ROW         576 /* values: latent and RoPE part */
 #define BT_MLA_PAGE_TOKENS 64
 #define BT_MLA_MAX_HEADS   128
+#define BT_MLA_MAX_BATCH   8192
 #define BT_MLA_MAX_QUERIES 8 /* query tokens of a sequence in one step */
 
 struct bt_mla_pool {

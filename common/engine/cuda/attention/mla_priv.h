@@ -8,22 +8,32 @@
 /* How the query rows of a sequence (queries x heads) are computed: `sets` times by a cluster of
  * `blocks` blocks that read the same KV, each for `columns` of the rows. */
 struct bt_mla_shape {
-    uint32_t columns; /* 16, 32 or 64: the product's N */
+    uint32_t columns; /* 16 or 32: mla_wgmma.cu; 64: mla_rows_wgmma.cu */
     uint32_t sets;
     uint32_t blocks; /* 1 or 2 */
+};
+
+/* Which runs (attention_priv.h) have pieces of a sequence and set. If these are several, each
+ * leaves a part of the result. */
+struct bt_mla_cut {
+    int32_t first, last;
+    int32_t slot; /* of the part of run `first`: 1 if the run has pieces before it. Others: 0 */
+    int32_t pad;
 };
 
 struct bt_mla {
     struct bt_mla_pool pool;
     uint32_t max_batch, blocks, ahead;
+    uint32_t clusters; /* of two blocks that fit on the device at once */
     float scale_log2;
     CUtensorMap kv; /* box: 64 columns of a page */
     struct bt_cu_decode_plan *plan;
     struct bt_cu_decode_seq *seqs;
     struct bt_cu_decode_run *runs;
-    uint32_t *arrived; /* [max_batch][groups of columns] pieces of the combine */
-    float *part_o;     /* [blocks][2][columns x 512], in the order of the products' registers */
-    float *part_ml;    /* [blocks][2][columns][2] */
+    struct bt_mla_cut *cuts; /* [max_batch][sets] */
+    uint32_t *arrived;       /* [max_batch][groups of rows][2]: counts of parts */
+    float *part_o;  /* [blocks][2][columns x 512], in the order of the products' registers */
+    float *part_ml; /* [blocks][2][columns][2] */
     void *memory;
 };
 
@@ -31,9 +41,18 @@ struct bt_mla {
 extern "C" {
 #endif
 
+/* Makes the plan of a step: seqs, runs and cuts. pieces: about how many a sequence may have. */
+cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
+                        const struct bt_mla_shape *shape, uint32_t pieces, cudaStream_t s);
+/* How many clusters of two blocks of bt_mla_decode_rows run at once on a device of `blocks`
+ * multiprocessors. */
+cudaError_t bt_mla_rows_clusters(uint32_t blocks, uint32_t *clusters_p);
 cudaError_t bt_mla_decode_wgmma(struct bt_mla *m, const struct bt_mla_decode *d,
                                 const struct bt_mla_shape *shape, uint32_t layer_row,
                                 cudaStream_t s);
+cudaError_t bt_mla_decode_rows(struct bt_mla *m, const struct bt_mla_decode *d,
+                               const struct bt_mla_shape *shape, uint32_t layer_row,
+                               cudaStream_t s);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,120 @@
+/* Divides a decode step's latent KV over the blocks (mla_priv.h): once for all layers, and on the
+ * device, so that the step's graph never changes.
+ * A sequence that is cut costs more than its tiles: its parts go through memory, and one block adds
+ * them up. So a block takes a whole sequence if that exceeds an even share by little. The cost of a
+ * block's run counts this, and the plan has the smallest limit for which one pass over all
+ * sequences needs no more blocks than there are. Thirty-two limits are tried at once, one by each
+ * thread of a warp; then one thread writes the plan. */
+#include "common/engine/cuda/attention/mla_priv.h"
+
+/* In tiles: what a piece of a sequence costs beside its tiles (queries, result), what it costs more
+ * if the sequence is cut, and the smallest piece of a cut. */
+#define PIECE    1
+#define CUT      2
+#define SMALLEST 2
+
+struct planned {
+    int32_t tiles[BT_MLA_MAX_BATCH];
+    int32_t total, longest, sequences;
+};
+
+/* Where the runs are written; NULL: only counted. */
+struct plan_out {
+    struct bt_cu_decode_run *runs;
+    struct bt_mla_cut *cuts;
+};
+
+/* Gives the sequences, `sets` times each, to runs that cost at most `limit`; returns how many. It
+ * stops when they are more than `most`. */
+static __device__ int divide(const struct planned &p, int batch, int sets, int limit, int most,
+                             const struct plan_out *out)
+{
+    struct bt_cu_decode_run run = {0, 0, 0, 0};
+    int r = 0, room = limit;
+    for (int item = 0; item < batch * sets && r < most + 1; item++) {
+        const int seq = item / sets, tiles = p.tiles[seq];
+        int at = 0, first = 0, slot = 0;
+        while (at < tiles) {
+            const int rest = tiles - at, whole = rest + PIECE + (at > 0 ? CUT : 0);
+            const int take = whole <= room ? rest : room - PIECE - CUT;
+            if (take < SMALLEST && take < rest) { /* no room */
+                if (out) {
+                    out->runs[r] = run;
+                }
+                run.n = 0;
+                r++;
+                room = limit;
+                continue;
+            }
+            if (at == 0) {
+                first = r;
+                slot = run.n > 0;
+            }
+            if (run.n == 0) {
+                run = {seq, item % sets, at, 0};
+            }
+            run.n += take;
+            at += take;
+            room -= take == rest ? whole : room;
+        }
+        if (out && tiles > 0) {
+            out->cuts[item] = {first, r, slot, 0};
+        }
+    }
+    if (out && run.n > 0) {
+        out->runs[r] = run;
+    }
+    return r + (run.n > 0);
+}
+
+static __global__ void __launch_bounds__(1024)
+    mla_plan_kernel(const int32_t *lens, int batch, int sets, int blocks, int pieces,
+                    struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
+                    struct bt_mla_cut *cuts)
+{
+    __shared__ struct planned p;
+    if (threadIdx.x == 0) {
+        p.total = p.longest = p.sequences = 0;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < batch; i += 1024) {
+        const int len = lens[i], tiles = (len + BT_MLA_PAGE_TOKENS - 1) / BT_MLA_PAGE_TOKENS;
+        seqs[i] = {0, tiles, 0, len};
+        p.tiles[i] = tiles;
+        atomicAdd(&p.total, tiles);
+        atomicMax(&p.longest, tiles);
+        atomicAdd(&p.sequences, tiles > 0);
+    }
+    for (int i = threadIdx.x; i < blocks; i += 1024) {
+        runs[i] = {0, 0, 0, 0};
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) {
+        return;
+    }
+    int limit = ((p.total + p.sequences * PIECE) * sets + blocks - 1) / blocks;
+    limit = max(limit, (p.longest + pieces - 1) / pieces + PIECE + CUT);
+    limit = max(limit, SMALLEST + PIECE + CUT);
+    uint32_t fit = 0;
+    for (;; limit += 32) {
+        const int lane = threadIdx.x;
+        fit = __ballot_sync(~0u, divide(p, batch, sets, limit + lane, blocks, NULL) <= blocks);
+        if (fit) {
+            break;
+        }
+    }
+    if (threadIdx.x == 0) {
+        const struct plan_out out = {runs, cuts};
+        divide(p, batch, sets, limit + __ffs((int)fit) - 1, blocks, &out);
+    }
+}
+
+extern "C" cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
+                                   const struct bt_mla_shape *shape, uint32_t pieces,
+                                   cudaStream_t s)
+{
+    mla_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)shape->sets,
+                                       (int)(shape->blocks == 2 ? m->clusters : m->blocks),
+                                       (int)pieces, m->seqs, m->runs, m->cuts);
+    return cudaGetLastError();
+}
