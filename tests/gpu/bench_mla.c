@@ -127,23 +127,15 @@ static void bench(cudaStream_t s, const struct row *r, float read_gbs)
     CHECK(bt_mla_decode_plan(b.mla, b.lens, r->batch, r->queries, s));
     double tokens = (double)r->batch * r->len, bytes = tokens * BT_MLA_ROW * 2;
     double flop = tokens * r->heads * r->queries * 2 * (BT_MLA_ROW + BT_MLA_LATENT);
-    float us[3];
-    for (uint32_t ahead = 0; ahead < 3; ahead++) {
-        if (ahead != 1) {
-            bt_mla_set_ahead(b.mla, ahead);
-            us[ahead] = time_decode(&b, s);
-        }
-    }
-    bt_mla_set_ahead(b.mla, 1); /* as it is set by default */
-    us[1] = time_decode(&b, s);
+    float us = time_decode(&b, s);
     double floor_us = bytes / read_gbs / 1e3, products = flop / 989e6;
     floor_us = products > floor_us ? products : floor_us;
     printf("mla decode h%-3u s%u b%-3u %-5u %8.1f us %5.0f GB/s %4.0f TFLOP/s  floor %.1f us (%.0f "
-           "%%)  aim %.0f  other %.0f  (ahead 0: %.1f, 2: %.1f)\n",
-           r->heads, r->queries, r->batch, r->len, us[1], bytes / us[1] / 1e3, flop / us[1] / 1e6,
-           floor_us, floor_us / us[1] * 100, r->aim, r->other, us[0], us[2]);
+           "%%)  aim %.0f  other %.0f\n",
+           r->heads, r->queries, r->batch, r->len, us, bytes / us / 1e3, flop / us / 1e6, floor_us,
+           floor_us / us * 100, r->aim, r->other);
     printf("bench,mla_decode_h%u_s%u_b%u_%u,%.1f,us,%s,%.2f\n", r->heads, r->queries, r->batch,
-           r->len, us[1], r->other > 0 ? r->of : "-", r->other > 0 ? us[1] / r->other : 0);
+           r->len, us, r->other > 0 ? r->of : "-", r->other > 0 ? us / r->other : 0);
     fflush(stdout);
     bed_close(&b);
 }

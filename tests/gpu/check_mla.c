@@ -249,7 +249,6 @@ static int check(int i)
     struct bt_mla_decode d = {q, out, s.batch, s.queries, lens, slots, s.table, s.table_stride};
     uint8_t *first = malloc(out_bytes + BEHIND), *again = malloc(out_bytes + BEHIND);
     for (int run = 0; run < 2; run++) {
-        bt_mla_set_ahead(m, run ? rnd(6) : 0);
         CHECK(cudaMemset(out, 0xff, out_bytes + BEHIND));
         CHECK(bt_mla_decode_plan(m, lens, s.batch, s.queries, 0));
         CHECK(bt_mla_decode(m, &d, s.layer_row, 0));

@@ -102,13 +102,6 @@ static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, 
                  : "memory");
 }
 
-/* Asks for bytes in the L2 cache; the size and the address are multiples of 16. */
-static __device__ __forceinline__ void bulk_prefetch(const void *src, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((uint64_t)src), "r"(bytes)
-                 : "memory");
-}
-
 /* ---- clusters: blocks that run at once and read each other's shared memory ---- */
 
 static __device__ __forceinline__ uint32_t cluster_rank(void)
@@ -385,12 +378,6 @@ static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[16], uint64_t a, 
 {
     WG_SS_AS(32, "f16", 1, 0, WG_REGS16, WG_F16, 16, 17, 18);
 }
-static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[32], uint64_t a, uint64_t b,
-                                                    int accumulate)
-{
-    WG_SS_AS(64, "f16", 1, 0, WG_REGS32, WG_F32, 32, 33, 34);
-}
-
 /* The same with A in registers; in B the dimension 16 is contiguous. */
 static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[32], const uint32_t *a, uint64_t b,
                                                     int accumulate)

@@ -56,13 +56,6 @@ cudaError_t bt_attn_prefill_tma(struct bt_attn *a, const struct bt_attn_prefill 
                                 uint32_t layer_row, cudaStream_t s);
 cudaError_t bt_attn_prefill_mma(struct bt_attn *a, const struct bt_attn_prefill *f,
                                 uint32_t layer_row, cudaStream_t s);
-/* Makes a plan: the work of `batch` sequences of lens[i] tokens, `kv_heads` times each, for at most
- * `blocks` runs, so long that they cut no sequence into more than about `pieces` (1 to 2^20). seqs
- * has place for `batch`, runs for `blocks`. */
-cudaError_t bt_cu_plan_runs(const int32_t *lens, uint32_t batch, uint32_t kv_heads, uint32_t window,
-                            uint32_t blocks, uint32_t pieces, struct bt_cu_decode_plan *plan,
-                            struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
-                            cudaStream_t s);
 /* Whether shared memory holds what a decode of this shape needs. */
 bool bt_attn_decode_fits(const struct bt_attn *a);
 

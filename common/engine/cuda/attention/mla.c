@@ -29,13 +29,13 @@ static cudaError_t take_memory(struct bt_mla *m)
 {
     size_t groups = (m->pool.heads * BT_MLA_MAX_QUERIES + MAX_COLUMNS - 1) / MAX_COLUMNS;
     size_t pieces = (size_t)m->blocks * 2 * MAX_COLUMNS;
-    size_t sizes[] = {sizeof(struct bt_cu_decode_plan),
-                      m->max_batch * sizeof(struct bt_cu_decode_seq),
+    size_t sizes[] = {m->max_batch * sizeof(struct bt_cu_decode_seq),
+                      m->max_batch * groups * sizeof(struct bt_mla_cut),
                       m->blocks * sizeof(struct bt_cu_decode_run),
-                      m->max_batch * groups * sizeof(uint32_t),
+                      m->max_batch * groups * 2 * sizeof(uint32_t),
                       pieces * BT_MLA_LATENT * sizeof(float),
                       pieces * 2 * sizeof(float)};
-    void **places[] = {(void **)&m->plan,    (void **)&m->seqs,   (void **)&m->runs,
+    void **places[] = {(void **)&m->seqs,    (void **)&m->cuts,   (void **)&m->runs,
                        (void **)&m->arrived, (void **)&m->part_o, (void **)&m->part_ml};
     const int n = sizeof(sizes) / sizeof(sizes[0]);
     size_t total = 0;
@@ -57,7 +57,7 @@ static cudaError_t take_memory(struct bt_mla *m)
 
 cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p)
 {
-    if (!pool_ok(pool) || max_batch == 0) {
+    if (!pool_ok(pool) || max_batch == 0 || max_batch > BT_MLA_MAX_BATCH) {
         return cudaErrorInvalidValue;
     }
     if (!bt_cu_hopper()) {
@@ -67,14 +67,16 @@ cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, st
     if (!m) {
         return cudaErrorMemoryAllocation;
     }
-    *m = (struct bt_mla){
-        .pool = *pool, .max_batch = max_batch, .ahead = 1, .scale_log2 = pool->scale * LOG2_E};
+    *m = (struct bt_mla){.pool = *pool, .max_batch = max_batch, .scale_log2 = pool->scale * LOG2_E};
     int device = 0, sms = 0;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) {
         e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     }
     m->blocks = (uint32_t)sms;
+    if (e == cudaSuccess) {
+        e = bt_mla_rows_clusters(m->blocks, &m->clusters);
+    }
     const uint64_t dims[2] = {BT_MLA_ROW, pool->rows}, strides[1] = {BT_MLA_ROW * 2};
     const uint32_t box[2] = {64, BT_MLA_PAGE_TOKENS};
     if (e == cudaSuccess) {
@@ -99,11 +101,6 @@ void bt_mla_destroy(struct bt_mla *m)
     }
 }
 
-void bt_mla_set_ahead(struct bt_mla *m, uint32_t tiles)
-{
-    m->ahead = tiles < 32 ? tiles : 31;
-}
-
 static int step_ok(const struct bt_mla *m, uint32_t batch, uint32_t queries)
 {
     return batch > 0 && batch <= m->max_batch && queries > 0 && queries <= BT_MLA_MAX_QUERIES;
@@ -116,8 +113,7 @@ cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t b
         return cudaErrorInvalidValue;
     }
     struct bt_mla_shape shape = shape_of(m, queries);
-    return bt_cu_plan_runs(lens, batch, shape.sets, 0, m->blocks / shape.blocks, PIECES, m->plan,
-                           m->seqs, m->runs, s);
+    return bt_mla_plan(m, lens, batch, &shape, PIECES, s);
 }
 
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
@@ -128,5 +124,6 @@ cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint3
         return cudaErrorInvalidValue;
     }
     struct bt_mla_shape shape = shape_of(m, d->queries);
-    return bt_mla_decode_wgmma(m, d, &shape, layer_row, s);
+    return shape.columns == MAX_COLUMNS ? bt_mla_decode_rows(m, d, &shape, layer_row, s)
+                                        : bt_mla_decode_wgmma(m, d, &shape, layer_row, s);
 }

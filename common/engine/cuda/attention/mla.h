@@ -34,8 +34,8 @@ struct bt_mla_pool {
 
 struct bt_mla; /* tensor map, plan and scratch for one pool */
 
-/* max_batch: sequences of a step. cudaErrorInvalidValue: a shape that the kernel lacks;
- * cudaErrorNotSupported: the device is not a Hopper GPU. */
+/* max_batch: sequences of a step, at most BT_MLA_MAX_BATCH. cudaErrorInvalidValue: a shape that the
+ * kernel lacks; cudaErrorNotSupported: the device is not a Hopper GPU. */
 cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p);
 void bt_mla_destroy(struct bt_mla *m);
 
@@ -60,10 +60,6 @@ cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t b
  * out of range, or q or out is not aligned. */
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
                           cudaStream_t s);
-
-/* Tiles (64 tokens) that a block asks for in the L2 cache before it has room for them, 0 to 31.
- * For measurements. */
-void bt_mla_set_ahead(struct bt_mla *m, uint32_t tiles);
 
 #ifdef __cplusplus
 }

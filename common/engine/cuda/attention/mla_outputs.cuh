@@ -3,7 +3,7 @@
 #ifndef BT_CUDA_MLA_OUTPUTS_CUH
 #define BT_CUDA_MLA_OUTPUTS_CUH
 
-#include "common/engine/cuda/attention/mla_tile.cuh"
+#include "common/engine/cuda/attention/mla_pieces.cuh"
 
 /* o[i][n * 4 + ...]: rows i * 64 + warp * 16 + lane / 4 (+ 8) of the warpgroup's 256, columns as in
  * score_state. */
@@ -11,24 +11,9 @@ template <int N> struct out_state {
     float o[4][N / 2];
 };
 
-/* Lets a part of the tile be overwritten, once all who read it have called this. */
-template <int C>
-static __device__ __forceinline__ void release(struct mla_shared *b, uint32_t stage, int part)
-{
-    uint32_t bar = smem_addr(&b->empty[stage][part]);
-    __syncwarp();
-    if (C == 1) {
-        if (threadIdx.x % 32 == 0) {
-            bar_arrive(bar);
-        }
-    } else if (threadIdx.x % 32 < C) {
-        cluster_arrive(bar, threadIdx.x % 32);
-    }
-}
-
 /* Adds a tile to the outputs, 64 rows after 64 rows in two groups, and releases the first one's
  * part while the second one is still computed. */
-template <int N, int C>
+template <int N>
 static __device__ __forceinline__ void outputs(struct out_state<N> &t, struct mla_shared *b,
                                                uint32_t stage, int half, uint64_t v, uint64_t p)
 {
@@ -50,7 +35,7 @@ static __device__ __forceinline__ void outputs(struct out_state<N> &t, struct ml
         wgmma_commit();
     }
     wgmma_wait<1>();
-    release<C>(b, stage, half * 2);
+    release<1>(&b->empty[stage][half * 2]);
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -74,176 +59,64 @@ static __device__ __forceinline__ void rescale(struct out_state<N> &t, const flo
     }
 }
 
-/* 1 / sum of a column's weights; 0 if the query sees no token. */
-static __device__ __forceinline__ float inverse(float l)
-{
-    return l > 0 ? 1.0f / l : 0.0f;
-}
 static __device__ __forceinline__ float sum_of(const struct mla_shared *b, uint32_t stage, int c)
 {
     return b->l[stage][0][c] + b->l[stage][1][c] + b->l[stage][2][c] + b->l[stage][3][c];
 }
 
-/* Writes eight columns of the result, each 8 x 8 values transposed: pairs of threads exchange
- * halves, so that four threads write 32 bytes of a row. o(i): the thread's four values of rows
- * i * 64 + ...; f: what its columns are multiplied by. */
-template <class O>
-static __device__ __forceinline__ void store_columns(O o, __half *out, float2 f, bool valid)
-{
-    const int lane = threadIdx.x % 32, odd = lane % 2;
-    __half *to = out + (threadIdx.x % 128 / 32) * 16 + odd * 8 + lane % 4 / 2 * 4;
+/* Where a thread's results go. */
+template <int N> struct out_columns {
+    /* A unit: 64 rows of O^T and eight columns. Values 0 and 2 of four are of a column, 1 and 3 of
+     * the next one. */
+    static constexpr int UNITS = N / 2, GROUP = 4, FIRST = 1, NEXT = 1;
+    __half *to; /* of the sequence and the warpgroup's half: first query row */
+    int rows;   /* of the sequence */
+
+    __device__ __forceinline__ int query(int unit) const
+    {
+        return unit / 4 * 8 + threadIdx.x % 4 * 2;
+    }
+    /* Each 8 x 8 values are transposed, and pairs of threads exchange halves: so four threads write
+     * 32 bytes of a row. v: K units from `unit` on; f: what the columns are multiplied by. */
+    template <int K>
+    __device__ __forceinline__ void store(int unit, const float (&v)[K][4], float f0,
+                                          float f1) const
+    {
+        const int lane = threadIdx.x % 32, odd = lane % 2, row = unit / 4 * 8 + lane / 4;
+        __half *at = to + (size_t)row * BT_MLA_LATENT + unit % 4 * 64 +
+                     threadIdx.x % 128 / 32 * 16 + odd * 8 + lane % 4 / 2 * 4;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float *v = o(i);
-        uint32_t lo = transpose8(pack2<__half>(v[0] * f.x, v[1] * f.y));
-        uint32_t hi = transpose8(pack2<__half>(v[2] * f.x, v[3] * f.y));
-        uint32_t got = __shfl_xor_sync(~0u, odd ? lo : hi, 1);
-        if (valid) {
-            *(uint2 *)(to + i * 64) = odd ? make_uint2(got, hi) : make_uint2(lo, got);
+        for (int i = 0; i < K; i++) {
+            uint32_t lo = transpose8(pack2<__half>(v[i][0] * f0, v[i][1] * f1));
+            uint32_t hi = transpose8(pack2<__half>(v[i][2] * f0, v[i][3] * f1));
+            uint32_t got = __shfl_xor_sync(~0u, odd ? lo : hi, 1);
+            if (row < rows) {
+                *(uint2 *)(at + i * 64) = odd ? make_uint2(got, hi) : make_uint2(lo, got);
+            }
         }
     }
-}
-
-/* Where the pieces of a sequence's cut rows are. */
-struct pieces {
-    int first, last; /* runs */
-    int first_slot;  /* of run `first`: 0 if this is its first piece */
 };
-template <int C>
-static __device__ __forceinline__ struct pieces pieces_of(const struct mla_args &a,
-                                                          const struct walk &w)
-{
-    int total = __ldcg(&a.plan->total), runs = __ldcg(&a.plan->runs);
-    int begin = w.s.first * (int)a.kv_heads + w.head * w.s.tiles;
-    int first = run_of(begin, total, runs);
-    return {first, run_of(begin + w.s.tiles - 1, total, runs),
-            run_begin(first, total, runs) != begin};
-}
-
-/* Index of a run's part. The blocks of a cluster have the same runs. */
-template <int C> static __device__ __forceinline__ size_t part_of(const struct pieces &p, int run)
-{
-    size_t block = C == 1 ? (size_t)run : (size_t)run * C + cluster_rank();
-    return block * 2 + (run == p.first ? p.first_slot : 0);
-}
 template <int N>
-static __device__ __forceinline__ size_t part_at(size_t part, int half, int n, int i)
-{
-    return ((((part * 2 + half) * (N / 8) + n) * 4 + i) * 128 + threadIdx.x % 128) * 4;
+static __device__ __forceinline__ struct out_columns<N> out_of(const struct mla_args &a,
+                                                               const struct walk &w, int half) {
+    return {a.out + (size_t)w.seq * a.rows * BT_MLA_LATENT + half * 256, (int)a.rows};
 }
 
-/* Writes the part of a cut sequence; returns whether it was the last one. stage: of the piece's
- * last tile. */
-template <int N, int C>
-static __device__ __forceinline__ bool
-store_part(const struct mla_args &a, const struct walk &w, const struct out_state<N> &t,
-           const struct pieces &p, struct mla_shared *b, int half)
+/* Writes the part of a cut sequence. */
+template <int N>
+static __device__ __forceinline__ void store_part(const struct mla_args &a, const struct walk &w,
+                                                  const struct out_state<N> &t, int half)
 {
-    const size_t part = part_of<C>(p, (int)blockIdx.x / C);
+    const size_t part = part_of<1>(cut_of(a, w), (int)blockIdx.x);
 #pragma unroll
-    for (int n = 0; n < N / 8; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float *o = t.o[i] + n * 4;
-            __stcg((float4 *)(a.part_o + part_at<N>(part, half, n, i)),
-                   make_float4(o[0], o[1], o[2], o[3]));
-        }
+    for (int u = 0; u < N / 2; u++) {
+        const float *o = t.o[u % 4] + u / 4 * 4;
+        __stcg(part_at<N / 2>(a, part, half, u), make_float4(o[0], o[1], o[2], o[3]));
     }
-    named_sync(NAMED_O, 256);
-    if (half == 0 && threadIdx.x % 128 == 0) {
-        uint32_t *n = a.arrived + (size_t)w.seq * (a.kv_heads * C) + group_of<C>(w);
-        __threadfence(); /* also for the block's other threads, which passed the barrier before */
-        bool done = atomicAdd(n, 1) == (uint32_t)(p.last - p.first);
-        if (done) {
-            *n = 0; /* for the next launch */
-        }
-        __threadfence();
-        b->last = done;
-    }
-    named_sync(NAMED_O, 256);
-    return *(volatile int *)&b->last;
+    part_written<1>(a, w);
 }
 
-/* Computes the columns' references and inverse sums over all pieces, one column a thread. */
-template <int N, int C>
-static __device__ __forceinline__ void total_sums(const struct mla_args &a, const struct pieces &p,
-                                                  struct mla_shared *b)
-{
-    constexpr int PIECES = 8;
-    const int column = threadIdx.x - 128 * WG_OUT;
-    if (column < N) {
-        float m = -INFINITY, l = 0;
-        for (int from = p.first; from <= p.last; from += PIECES) {
-            float2 ml[PIECES];
-            float top = m;
-#pragma unroll
-            for (int k = 0; k < PIECES; k++) {
-                size_t part = part_of<C>(p, min(from + k, p.last));
-                ml[k] = __ldcg((const float2 *)(a.part_ml + (part * N + column) * 2));
-                ml[k].y = from + k <= p.last ? ml[k].y : 0.0f;
-                top = fmaxf(top, ml[k].x);
-            }
-            float base = top == -INFINITY ? 0.0f : top;
-            l *= ex2(m - base);
-#pragma unroll
-            for (int k = 0; k < PIECES; k++) {
-                l = fmaf(ml[k].y, ex2(ml[k].x - base), l);
-            }
-            m = top;
-        }
-        b->total_m[column] = m == -INFINITY ? 0.0f : m;
-        b->total_f[column] = inverse(l);
-    }
-    named_sync(NAMED_O, 256);
-}
-
-/* Writes the result of a cut sequence: the sum of all pieces, in their order. They are read back
- * from memory, this block's too, so that the registers hold many loads at a time. */
-template <int N, int C>
-static __device__ __forceinline__ void combine(const struct mla_args &a, const struct pieces &p,
-                                               struct mla_shared *b, __half *out, int half,
-                                               int rows)
-{
-    constexpr int PIECES = N == 64 ? 6 : 4; /* what registers allow */
-    total_sums<N, C>(a, p, b);
-#pragma unroll 1
-    for (int n = 0; n < N / 8; n++) {
-        const int column = n * 8 + threadIdx.x % 4 * 2;
-        const float2 m = *(const float2 *)(b->total_m + column);
-        float acc[4][4] = {};
-#pragma unroll 1
-        for (int from = p.first; from <= p.last; from += PIECES) {
-            float4 ml[PIECES], v[PIECES][4];
-#pragma unroll
-            for (int k = 0; k < PIECES; k++) {
-                size_t part = part_of<C>(p, min(from + k, p.last));
-                ml[k] = __ldcg((const float4 *)(a.part_ml + (part * N + column) * 2));
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    v[k][i] = make_float4(0, 0, 0, 0);
-                    if (from + k <= p.last) {
-                        v[k][i] = __ldcg((const float4 *)(a.part_o + part_at<N>(part, half, n, i)));
-                    }
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < PIECES; k++) {
-                float f0 = ex2(ml[k].x - m.x), f1 = ex2(ml[k].z - m.y);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    acc[i][0] = fmaf(v[k][i].x, f0, acc[i][0]);
-                    acc[i][1] = fmaf(v[k][i].y, f1, acc[i][1]);
-                    acc[i][2] = fmaf(v[k][i].z, f0, acc[i][2]);
-                    acc[i][3] = fmaf(v[k][i].w, f1, acc[i][3]);
-                }
-            }
-        }
-        store_columns([&](int i) { return acc[i]; }, out + (size_t)n * 8 * BT_MLA_LATENT,
-                      *(const float2 *)(b->total_f + column), n * 8 < rows);
-    }
-}
-
-template <int N, int C>
+template <int N>
 static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk w, uint32_t smem,
                                            struct mla_shared *b)
 {
@@ -266,8 +139,8 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
             if (*(volatile int *)&b->raised[r.at]) {
                 rescale(t, b->factor[r.at]);
             }
-            outputs<N, C>(t, b, r.at, half, wgmma_desc(tile + half * 4 * BOX, BOX, 1024),
-                          wgmma_desc(tile + P_BOX * BOX, 0, 1024));
+            outputs(t, b, r.at, half, wgmma_desc(tile + half * 4 * BOX, BOX, 1024),
+                    wgmma_desc(tile + P_BOX * BOX, 0, 1024));
             if (i == w.n - 1) {
                 if (whole) {
 #pragma unroll
@@ -275,31 +148,35 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
                         l[c] = inverse(sum_of(b, r.at, c / 2 * 8 + lane % 4 * 2 + c % 2));
                     }
                 } else if (half == 0 && thread < N) {
-                    const struct pieces p = pieces_of<C>(a, w);
-                    size_t part = part_of<C>(p, (int)blockIdx.x / C);
+                    const struct bt_mla_cut cut = cut_of(a, w);
+                    size_t part = part_of<1>(cut, (int)blockIdx.x);
                     float sum = sum_of(b, r.at, thread);
                     __stcg((float2 *)(a.part_ml + (part * N + thread) * 2),
                            make_float2(sum > 0 ? b->m[r.at][thread] : -INFINITY, sum));
                 }
             }
-            release<C>(b, r.at, half * 2 + 1);
-            release<C>(b, r.at, PARTS - 1);
+            release<1>(&b->empty[r.at][half * 2 + 1]);
+            release<1>(&b->empty[r.at][PARTS - 1]);
             r.next(STAGES);
         }
-        const int row = group_of<C>(w) * N + lane / 4;
-        __half *out = a.out + ((size_t)w.seq * a.rows + row) * BT_MLA_LATENT + half * 256;
         if (!whole) {
-            const struct pieces p = pieces_of<C>(a, w);
-            if (store_part<N, C>(a, w, t, p, b, half)) {
-                combine<N, C>(a, p, b, out, half, (int)a.rows - row);
-            }
+            store_part(a, w, t, half);
             continue;
         }
+        const struct out_columns<N> to = out_of<N>(a, w, half);
 #pragma unroll
         for (int n = 0; n < N / 8; n++) {
-            store_columns([&](int i) { return t.o[i] + n * 4; },
-                          out + (size_t)n * 8 * BT_MLA_LATENT, make_float2(l[n * 2], l[n * 2 + 1]),
-                          row + n * 8 < (int)a.rows);
+            float v[4][4];
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                v[i / 4][i % 4] = t.o[i / 4][n * 4 + i % 4];
+            }
+            to.store(n * 4, v, l[n * 2], l[n * 2 + 1]);
+        }
+    }
+    for (w = run_walk<1>(a); walk_piece(w); walk_next(a, w)) {
+        if (w.n < w.s.tiles) {
+            combine<N, 1>(a, w, &b->total, out_of<N>(a, w, half), half);
         }
     }
 }

@@ -23,11 +23,10 @@ struct bt_mla_cut {
 
 struct bt_mla {
     struct bt_mla_pool pool;
-    uint32_t max_batch, blocks, ahead;
+    uint32_t max_batch, blocks;
     uint32_t clusters; /* of two blocks that fit on the device at once */
     float scale_log2;
     CUtensorMap kv; /* box: 64 columns of a page */
-    struct bt_cu_decode_plan *plan;
     struct bt_cu_decode_seq *seqs;
     struct bt_cu_decode_run *runs;
     struct bt_mla_cut *cuts; /* [max_batch][sets] */

@@ -36,12 +36,12 @@ static __device__ __forceinline__ void scores(struct score_state<N> &t, struct m
 /* Hides tokens that a query may not see. base: first token of the tile. */
 template <int N>
 static __device__ __forceinline__ void mask(struct score_state<N> &t, const struct mla_args &a,
-                                            int base, int len, int first_row)
+                                            int base, int len)
 {
     const int token = base + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int c = 0; c < N / 4; c++) {
-        int row = first_row + c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
+        int row = c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
         int seen = min(len - (int)a.queries + 1 + row / (int)a.heads, len);
 #pragma unroll
         for (int i = c % 2; i < 4; i += 2) {
@@ -138,18 +138,17 @@ static __device__ __forceinline__ void store_sums(struct score_state<N> &t, stru
     }
 }
 
-template <int N, int C>
+template <int N>
 static __device__ __forceinline__ void score(const struct mla_args &a, struct walk w, uint8_t *smem,
                                              struct mla_shared *b)
 {
-    typedef shape<N, C> at;
+    typedef shape<N> at;
     const uint32_t smem_at = smem_addr(smem);
     const bool leader = threadIdx.x % 32 == 0;
     struct ring r = {0, 0}, qr = {0, 0};
     struct score_state<N> t;
     for (; walk_piece(w); walk_next(a, w)) {
         const uint64_t q = wgmma_desc(smem_at + at::q_at + qr.at * at::q_bytes, 0, 1024);
-        const int first_row = group_of<C>(w) * N;
 #pragma unroll
         for (int c = 0; c < N / 4; c++) {
             t.m[c] = 0;
@@ -164,7 +163,7 @@ static __device__ __forceinline__ void score(const struct mla_args &a, struct wa
                 bar_arrive(smem_addr(&b->q_empty[qr.at]));
             }
             if (base + TOKENS > w.s.len - (int)a.queries + 1) {
-                mask(t, a, base, w.s.len, first_row);
+                mask(t, a, base, w.s.len);
             }
             bool over = i == 0;
 #pragma unroll

@@ -28,48 +28,99 @@
 #define SMEM_MAX 232448
 
 struct mla_args {
+    const __half *q;
     __half *out;
-    const uint8_t *kv;
     const int32_t *slots, *table;
     uint32_t table_stride, page_rows, layer_row;
-    uint32_t kv_heads;                    /* sets */
-    uint32_t heads, rows, queries, ahead; /* rows: queries x heads */
+    uint32_t kv_heads;             /* sets */
+    uint32_t heads, rows, queries; /* rows: queries x heads */
     float scale_log2;
     uint64_t evict;
-    const struct bt_cu_decode_plan *plan;
     const struct bt_cu_decode_seq *seqs;
     const struct bt_cu_decode_run *runs;
+    const struct bt_mla_cut *cuts;
     uint32_t *arrived;
     float *part_o, *part_ml;
+};
+
+/* Of the sequence whose pieces the block adds up. */
+struct mla_totals {
+    float m[64], f[64]; /* of the query rows: references and inverse sums */
 };
 
 struct mla_shared {
     uint64_t full[STAGES][PARTS], empty[STAGES][PARTS], weighed[STAGES], q_full[2], q_empty[2];
     /* Of the tile in a stage, valid from `weighed` until the outputs' warpgroups release it. */
-    float factor[STAGES][64]; /* of earlier outputs, if raised */
-    float m[STAGES][64];      /* piece's last tile: reference, and the warps' sums of weights */
-    float l[STAGES][4][64];
-    float top[4][64];               /* largest score of the warps' tokens */
-    float total_m[64], total_f[64]; /* of a block that combines: references and inverse sums */
+    float factor[STAGES][32]; /* of earlier outputs, if raised */
+    float m[STAGES][32];      /* piece's last tile: reference, and the warps' sums of weights */
+    float l[STAGES][4][32];
+    float top[4][32]; /* largest score of the warps' tokens */
+    struct mla_totals total;
     int raised[STAGES];
-    int last; /* this block combines */
 };
 /* Threads read two columns of these at once. */
 static_assert(offsetof(struct mla_shared, factor) % sizeof(float2) == 0 &&
-                  offsetof(struct mla_shared, total_m) % sizeof(float2) == 0 &&
-                  offsetof(struct mla_shared, total_f) % sizeof(float2) == 0 &&
+                  offsetof(struct mla_shared, total) % sizeof(float2) == 0 &&
                   alignof(struct mla_shared) % sizeof(float2) == 0,
               "pairs of columns are not aligned");
 
-/* N columns of query rows, C blocks in a cluster. */
-template <int N, int C> struct shape {
-    static constexpr uint32_t q_bytes = N * BT_MLA_ROW * 2, q_stages = N == 64 ? 1 : 2;
+/* N columns of query rows. */
+template <int N> struct shape {
+    static constexpr uint32_t q_bytes = N * BT_MLA_ROW * 2, q_stages = 2;
     static constexpr uint32_t q_at = STAGES * TILE, bytes = q_at + q_stages * q_bytes;
-    /* Registers of the roles; together 512. */
-    static constexpr int copy_regs = N == 64 ? 32 : 88, score_regs = N == 64 ? 96 : 136;
-    static constexpr int sum_regs = N == 64 ? 192 : 144;
     static_assert(bytes + sizeof(struct mla_shared) + 1024 <= SMEM_MAX, "tiles do not fit");
 };
+
+static inline struct mla_args mla_args_of(const struct bt_mla *m, const struct bt_mla_decode *d,
+                                          const struct bt_mla_shape *shape, uint32_t layer_row)
+{
+    struct mla_args a = {};
+    a.q = (const __half *)d->q;
+    a.out = (__half *)d->out;
+    a.slots = d->slots;
+    a.table = d->table;
+    a.table_stride = d->table_stride;
+    a.page_rows = m->pool.page_rows;
+    a.layer_row = layer_row;
+    a.kv_heads = shape->sets;
+    a.heads = m->pool.heads;
+    a.rows = m->pool.heads * d->queries;
+    a.queries = d->queries;
+    a.scale_log2 = m->scale_log2;
+    a.evict = shape->sets == 1 ? TMA_EVICT_FIRST : TMA_EVICT_NORMAL;
+    a.seqs = m->seqs;
+    a.runs = m->runs;
+    a.cuts = m->cuts;
+    a.arrived = m->arrived;
+    a.part_o = m->part_o;
+    a.part_ml = m->part_ml;
+    return a;
+}
+
+/* The tensor map of the queries; its box: 64 columns of `rows` query rows of a sequence. A box that
+ * has more rows than the sequence gets zeros for them. */
+static inline cudaError_t mla_q_map(CUtensorMap *map, const struct bt_mla_decode *d,
+                                    const struct mla_args &a, uint32_t rows)
+{
+    const uint64_t dims[3] = {BT_MLA_ROW, a.rows, d->batch};
+    const uint64_t strides[2] = {BT_MLA_ROW * 2, (uint64_t)a.rows * BT_MLA_ROW * 2};
+    const uint32_t box[3] = {64, rows, 1};
+    return bt_cu_tensor_map(map, BT_CU_F16, d->q, 3, dims, strides, box);
+}
+
+/* A warp's arrival at a barrier, in all C blocks of a cluster: all its threads have done what the
+ * waiting ones rely on. */
+template <int C> static __device__ __forceinline__ void release(uint64_t *barrier)
+{
+    __syncwarp();
+    if (C == 1) {
+        if (threadIdx.x % 32 == 0) {
+            bar_arrive(smem_addr(barrier));
+        }
+    } else if (threadIdx.x % 32 < C) {
+        cluster_arrive(smem_addr(barrier), threadIdx.x % 32);
+    }
+}
 
 /* The query rows of this block: [group * N, ...) of the sequence. */
 template <int C> static __device__ __forceinline__ int group_of(const struct walk &w)

@@ -4,20 +4,18 @@
 
 /* A run has at least this many tiles: starting a block costs as much as reading them. */
 #define DECODE_RUN_MIN 2
-#define MANY           (1 << 20) /* pieces of a sequence: no limit */
 
 /* One block computes the tiles of each sequence, their running sum, and the beginning of every
  * run. */
 static __global__ void __launch_bounds__(1024)
     decode_plan_kernel(const int32_t *lens, int batch, int kv_heads, int window, int blocks,
-                       int pieces, struct bt_cu_decode_plan *plan, struct bt_cu_decode_seq *seqs,
+                       struct bt_cu_decode_plan *plan, struct bt_cu_decode_seq *seqs,
                        struct bt_cu_decode_run *runs)
 {
-    __shared__ int warp_sum[32], carry, longest;
+    __shared__ int warp_sum[32], carry;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
         carry = 0;
-        longest = 0;
     }
     __syncthreads();
     for (int at = 0; at < batch; at += 1024) {
@@ -38,7 +36,6 @@ static __global__ void __launch_bounds__(1024)
         }
         if (i < batch) {
             seqs[i] = {before + sum - tiles, tiles, tile0, len};
-            atomicMax(&longest, tiles);
         }
         __syncthreads();
         if (threadIdx.x == 1023) {
@@ -46,8 +43,8 @@ static __global__ void __launch_bounds__(1024)
         }
         __syncthreads();
     }
-    int total = carry * kv_heads, run_min = max(DECODE_RUN_MIN, (longest + pieces - 1) / pieces);
-    int n = min(blocks, (total + run_min - 1) / run_min);
+    int total = carry * kv_heads;
+    int n = min(blocks, (total + DECODE_RUN_MIN - 1) / DECODE_RUN_MIN);
     if (threadIdx.x == 0) {
         *plan = {total, n, {0, 0}};
     }
@@ -70,25 +67,16 @@ static __global__ void __launch_bounds__(1024)
     }
 }
 
-extern "C" cudaError_t bt_cu_plan_runs(const int32_t *lens, uint32_t batch, uint32_t kv_heads,
-                                       uint32_t window, uint32_t blocks, uint32_t pieces,
-                                       struct bt_cu_decode_plan *plan,
-                                       struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
-                                       cudaStream_t s)
-{
-    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)kv_heads, (int)window, (int)blocks,
-                                          (int)pieces, plan, seqs, runs);
-    return cudaGetLastError();
-}
-
 extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
                                            cudaStream_t s)
 {
     if (batch == 0 || batch > a->max_batch) {
         return cudaErrorInvalidValue;
     }
-    return bt_cu_plan_runs(lens, batch, a->pool.kv_heads, a->pool.window, a->blocks, MANY, a->plan,
-                           a->seqs, a->decode_runs, s);
+    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)a->pool.kv_heads,
+                                          (int)a->pool.window, (int)a->blocks, a->plan, a->seqs,
+                                          a->decode_runs);
+    return cudaGetLastError();
 }
 
 template <int D> static bool fits(const struct bt_attn *a)
