@@ -94,8 +94,8 @@ static bool load_model(struct conductor *c)
     BT_INFO("loading", "what=model path=%s", m->model_path);
     if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
         bt_model_root_key(m->model_path, m->model_load_format, m->model_activations,
-                          m->model_kv_dtype, (uint32_t)m->kv_block_tokens, &c->layout, &c->root,
-                          err, sizeof(err)) != BT_OK ||
+                          m->model_quantize, m->model_kv_dtype, (uint32_t)m->kv_block_tokens,
+                          &c->layout, &c->root, err, sizeof(err)) != BT_OK ||
         bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err)) != BT_OK) {
         return refuse(c, "model.path", err);
     }

@@ -258,8 +258,8 @@ static bool start_memory(struct daemon *d)
     char err[512];
     int shown = 0;
     if (bt_model_root_key(c->model_path, c->model_load_format, c->model_activations,
-                          c->model_kv_dtype, (uint32_t)c->kv_block_tokens, &d->layout, &d->root,
-                          err, sizeof(err)) != BT_OK) {
+                          c->model_quantize, c->model_kv_dtype, (uint32_t)c->kv_block_tokens,
+                          &d->layout, &d->root, err, sizeof(err)) != BT_OK) {
         BT_ERROR("config", "key=model.path why=%s", err);
         d->exit_code = BT_EXIT_REFUSED;
         return false;

@@ -321,6 +321,10 @@ static bool check_common(const struct bt_conf_common *c)
         bt_conf_say("model.activations: \"%s\" is not split or bf16-mlp", c->model_activations);
         ok = false;
     }
+    if (strcmp(c->model_quantize, "none") != 0 && strcmp(c->model_quantize, "fp8") != 0) {
+        bt_conf_say("model.quantize: \"%s\" is not none or fp8", c->model_quantize);
+        ok = false;
+    }
     if (strcmp(c->model_kv_dtype, "f16") != 0 && strcmp(c->model_kv_dtype, "fp8") != 0) {
         bt_conf_say("model.kv_dtype: \"%s\" is not f16 or fp8", c->model_kv_dtype);
         ok = false;

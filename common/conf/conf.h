@@ -75,6 +75,7 @@ struct bt_conf_common {
     char *model_served_name;                          /* model.served_name or NULL */
     char *model_load_format;                          /* model.load_format: auto|dummy */
     char *model_activations;                          /* model.activations: split|bf16-mlp */
+    char *model_quantize;                             /* model.quantize: none|fp8 */
     char *model_kv_dtype;                             /* model.kv_dtype: f16|fp8 */
     int64_t kv_block_tokens;                          /* kv.block_tokens */
     int64_t kv_flow_chunk_tokens; /* kv.flow_chunk_tokens: tokens of one (chunk, layer) flow item */

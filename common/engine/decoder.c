@@ -10,6 +10,7 @@ struct walk {
     const struct bt_model_config *c;
     struct bt_weights *w;     /* NULL: dummy */
     struct bt_model_fp8 *fp8; /* NULL: no matrix is fp8 */
+    bool quantize;            /* model.quantize is fp8 */
     const char *base;         /* of GPT-2's names */
     bt_decoder_sink_fn sink;
     void *arg;
@@ -54,17 +55,19 @@ static bt_status_t give_expert(const struct walk *w, bt_decoder_item_t item, uin
         /* The tables of tokens and positions are looked up by row, so they are not turned. */
         p->transposed = w->c->gpt2 && cols != 0 && layer != IN_NO_LAYER;
         d.rows += p->rows;
+        const bt_fp8_role_t role = fp8_role(w->c, item, cols);
+        const struct bt_fp8_form *form = bt_model_fp8_form(w->fp8, p->name, role);
+        d.quantize = (w->quantize && role == BT_FP8_OF_LAYER) || (w->w == NULL && form != NULL);
         if (w->w != NULL) {
-            struct bt_weights_wish wish = {
-                .name = p->name,
-                .rows = p->transposed ? cols
-                        : cols        ? p->rows
-                                      : 0,
-                .cols = p->transposed || !cols ? p->rows : cols,
-                .fp8 = bt_model_fp8_form(w->fp8, p->name, fp8_role(w->c, item, cols)),
-                .dir = w->conf->model_dir,
-                .architecture = w->c->architecture,
-                .layers = w->c->layers};
+            struct bt_weights_wish wish = {.name = p->name,
+                                           .rows = p->transposed ? cols
+                                                   : cols        ? p->rows
+                                                                 : 0,
+                                           .cols = p->transposed || !cols ? p->rows : cols,
+                                           .fp8 = form,
+                                           .dir = w->conf->model_dir,
+                                           .architecture = w->c->architecture,
+                                           .layers = w->c->layers};
             bt_status_t st = bt_weights_want(w->w, &wish, &p->t, w->err, w->err_cap);
             if (st != BT_OK) {
                 return st;
@@ -317,7 +320,12 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
 {
     struct walk w = {
         .conf = conf, .c = c, .sink = sink, .arg = arg, .err = err, .err_cap = err_cap};
-    bt_status_t st = bt_model_fp8_load(conf->model_dir, &w.fp8, err, err_cap);
+    bt_status_t st = BT_OK;
+    w.quantize = conf->quantize && strcmp(conf->quantize, "fp8") == 0;
+    if (w.quantize) {
+        st = bt_model_fp8_check_quantize(conf->model_dir, err, err_cap);
+    }
+    st = st == BT_OK ? bt_model_fp8_load(conf->model_dir, &w.fp8, err, err_cap) : st;
     if (st == BT_OK && !is_dummy(conf)) {
         st = bt_weights_open(conf->model_dir, &w.w, err, err_cap);
     }
@@ -342,19 +350,22 @@ float bt_decoder_dummy_width(uint32_t cols)
 }
 
 bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
-                                 const struct bt_model_config *c, uint64_t free_bytes,
+                                 const struct bt_model_config *c, bool fp8, uint64_t free_bytes,
                                  const char *where, char *err, size_t err_cap)
 {
     struct bt_model_size size;
     bt_model_count(c, &size);
+    fp8 = fp8 && bt_model_is_fp8(conf->model_dir, conf->quantize);
     double need = 2.0 * ((double)size.weights + (double)size.embed), have = (double)free_bytes;
+    need -= fp8 ? (double)(size.weights + size.embed - size.wide) : 0;
     if (need <= have) {
         return BT_OK;
     }
     snprintf(err, err_cap,
-             "%s: the weights take %.1f GB in 16 bits, and the %s has %.1f GB free: %.1f GB are "
+             "%s: the weights take %.1f GB in %s, and the %s has %.1f GB free: %.1f GB are "
              "missing; take a smaller model or a larger %s",
-             conf->model_dir, need / 1e9, where, have / 1e9, (need - have) / 1e9, where);
+             conf->model_dir, need / 1e9, fp8 ? "8 and 16 bits" : "16 bits", where, have / 1e9,
+             (need - have) / 1e9, where);
     return BT_ERR_TOO_LARGE;
 }
 
@@ -379,6 +390,8 @@ bt_status_t bt_engine_check_config(const struct bt_engine_config *c,
     } else if (c->activations && strcmp(c->activations, "split") != 0 &&
                strcmp(c->activations, "bf16-mlp") != 0) {
         snprintf(what, sizeof(what), "model.activations: split or bf16-mlp");
+    } else if (c->quantize && strcmp(c->quantize, "none") != 0 && strcmp(c->quantize, "fp8") != 0) {
+        snprintf(what, sizeof(what), "model.quantize: none or fp8");
     }
     if (what[0]) {
         snprintf(err, err_cap, "engine %s: %s", limits->name, what);

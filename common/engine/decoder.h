@@ -53,6 +53,9 @@ struct bt_decoder_tensors {
     uint32_t expert; /* 0 for those of no expert */
     uint32_t cols;
     uint64_t rows; /* of all parts */
+    /* model.quantize is fp8 and this is a matrix that it converts (bt_fp8_quantize in fp8.h, part
+     * by part), or random weights are wanted for a matrix that is fp8 in the checkpoint. */
+    bool quantize;
     uint32_t n_parts;
     struct bt_decoder_part {
         char name[96];
@@ -78,9 +81,10 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
 float bt_decoder_dummy_width(uint32_t cols);
 
 /* Whether the model's weights fit into free_bytes of `where` ("GPU", "machine"), before any is
- * read. Both engines keep at least 16 bits of each. ERR_TOO_LARGE: err says how much is missing. */
+ * read. fp8: the engine keeps weights that are fp8, in the checkpoint or by model.quantize, in 8
+ * bits; it keeps at least 16 of all others. ERR_TOO_LARGE: err says how much is missing. */
 bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
-                                 const struct bt_model_config *c, uint64_t free_bytes,
+                                 const struct bt_model_config *c, bool fp8, uint64_t free_bytes,
                                  const char *where, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* Checks the part of a configuration that every back end checks; a back end checks its own limits.

@@ -12,7 +12,7 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI 5
+#define BT_ENGINE_ABI 6
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
@@ -40,6 +40,9 @@ struct bt_engine_config {
     /* CPU: what its bf16 products read of an activation. "split": two bf16, 16 bits;
      * "bf16-mlp" (NULL): gate, up and down read one, half their work. Part of the KV root key. */
     const char *activations;
+    /* "none" (NULL), or "fp8": matrices of 16-bit checkpoints become e4m3 (decoder.h). Part of the
+     * KV root key. */
+    const char *quantize;
     const char *kv_dtype; /* "f16" (NULL) or "fp8": what KV is kept as, see model_config.h */
 };
 

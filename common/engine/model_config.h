@@ -88,9 +88,10 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_d
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
                                     char *err, size_t err_cap) BT_MUST_CHECK;
 /* The shared (saltless) root key of this model directory under model.activations (NULL:
- * bf16-mlp), model.kv_dtype and block_tokens. Calls the three above. */
+ * bf16-mlp), model.quantize (NULL: none), model.kv_dtype and block_tokens. Calls the three above.
+ * ERR_UNSUPPORTED, too, if model.quantize is not for this checkpoint. */
 bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
-                              const char *kv_dtype, uint32_t block_tokens,
+                              const char *quantize, const char *kv_dtype, uint32_t block_tokens,
                               struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 

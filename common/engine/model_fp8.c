@@ -283,6 +283,31 @@ void bt_model_fp8_destroy(struct bt_model_fp8 *q)
     free(q);
 }
 
+bt_status_t bt_model_fp8_check_quantize(const char *dir, char *err, size_t err_cap)
+{
+    struct bt_model_fp8 *q;
+    bt_status_t st = bt_model_fp8_load(dir, &q, err, err_cap);
+    if (st == BT_OK && q) {
+        snprintf(err, err_cap,
+                 "%.300s/config.json: model.quantize is fp8, but quantization_config says that the "
+                 "weights are fp8 already; remove model.quantize in all daemons",
+                 dir);
+        st = BT_ERR_UNSUPPORTED;
+    }
+    bt_model_fp8_destroy(q);
+    return st;
+}
+
+bool bt_model_is_fp8(const char *dir, const char *quantize)
+{
+    struct bt_model_fp8 *q = NULL;
+    char err[64];
+    bool is = (quantize && strcmp(quantize, "fp8") == 0) ||
+              (bt_model_fp8_load(dir, &q, err, sizeof(err)) == BT_OK && q);
+    bt_model_fp8_destroy(q);
+    return is;
+}
+
 /* Is `part` all of the module's name, or what stands before or after one of its dots? */
 static bool names(const char *part, const char *module, size_t n)
 {

@@ -21,6 +21,11 @@ struct bt_model_fp8;
 bt_status_t bt_model_fp8_load(const char *dir, struct bt_model_fp8 **q_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 void bt_model_fp8_destroy(struct bt_model_fp8 *q);
+/* ERR_UNSUPPORTED if model.quantize is not for this model: its weights are fp8 already. Errors of
+ * load, too. */
+bt_status_t bt_model_fp8_check_quantize(const char *dir, char *err, size_t err_cap) BT_MUST_CHECK;
+/* Whether most weights of this model are fp8: in its files, or by model.quantize (may be NULL). */
+bool bt_model_is_fp8(const char *dir, const char *quantize);
 
 /* What a matrix is for: a checkpoint's lm_head and routers are linear layers for compressed-tensors
  * only, embeddings never. */

@@ -6,6 +6,7 @@
 #include "common/base/buf.h"
 #include "common/base/sha256.h"
 #include "common/engine/model_config.h"
+#include "common/engine/model_fp8.h"
 #include "common/engine/safetensors.h"
 
 bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_dtype,
@@ -70,15 +71,24 @@ bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, ui
     return BT_OK;
 }
 
+static bool is_fp8(const char *quantize)
+{
+    return quantize && strcmp(quantize, "fp8") == 0;
+}
+
 bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
-                              const char *kv_dtype, uint32_t block_tokens,
+                              const char *quantize, const char *kv_dtype, uint32_t block_tokens,
                               struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
                               size_t err_cap)
 {
     struct bt_model_config c;
     struct bt_kv_layout layout;
     struct bt_kv_root root = {0};
+    const bool split = activations && strcmp(activations, "split") == 0, fp8 = is_fp8(quantize);
     bt_status_t st = bt_model_config_load(dir, &c, err, err_cap);
+    if (st == BT_OK && fp8) {
+        st = bt_model_fp8_check_quantize(dir, err, err_cap);
+    }
     if (st != BT_OK) {
         return st;
     }
@@ -96,7 +106,7 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
     root.architecture = c.architecture;
     root.layout = &layout;
     root.rope = c.rope_text;
-    root.rounds = activations && strcmp(activations, "split") == 0 ? "" : "bf16-mlp";
+    root.rounds = split ? (fp8 ? "fp8-weights" : "") : fp8 ? "bf16-mlp fp8-weights" : "bf16-mlp";
     bt_kv_root_key(&root, root_p);
     *layout_p = layout;
     return BT_OK;

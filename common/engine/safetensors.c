@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/sha256.h"
+#include "common/engine/fp8.h"
 #include "common/engine/parallel.h"
 
 #define HEADER_BYTES_MAX 100000000u
@@ -620,16 +621,6 @@ const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t l
     return NULL;
 }
 
-/* e4m3 (OCP 8-bit floating point): sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f is not
- * a number. */
-static float f32_of_e4m3(uint8_t b)
-{
-    int e = b >> 3 & 15, m = b & 7;
-    float v = e == 0 ? (float)m * 0x1p-9f : __builtin_ldexpf((float)(8 + m), e - 10);
-    v = (b & 0x7f) == 0x7f ? __builtin_nanf("") : v;
-    return b & 0x80 ? -v : v;
-}
-
 /* Values [from, from + n) of an F8 matrix, run by run of those that share a scale. */
 static void convert_f8(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
                        void *out)
@@ -637,7 +628,7 @@ static void convert_f8(const struct bt_tensor *t, uint64_t from, size_t n, bt_te
     uint64_t cols = t->dims[1], across = BT_DIV_UP(cols, t->block_cols);
     float table[256];
     for (int i = 0; i < 256; i++) {
-        table[i] = f32_of_e4m3((uint8_t)i);
+        table[i] = bt_f32_of_e4m3((uint8_t)i);
     }
     for (size_t i = 0; i < n;) {
         uint64_t row = (from + i) / cols, col = (from + i) % cols, block = col / t->block_cols;
@@ -654,10 +645,15 @@ static void convert_f8(const struct bt_tensor *t, uint64_t from, size_t n, bt_te
     }
 }
 
+static size_t item_bytes(bt_tensor_dtype_t type)
+{
+    return type == BT_TENSOR_F32 ? 4 : type == BT_TENSOR_F8 ? 1 : 2;
+}
+
 static void convert(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
                     void *out)
 {
-    size_t item = t->dtype == BT_TENSOR_F32 ? 4 : 2;
+    size_t item = item_bytes(t->dtype);
     if (t->dtype == as) {
         memcpy(out, t->data + from * item, n * item);
         return;
@@ -687,14 +683,15 @@ struct values {
 static void convert_part(void *arg, uint32_t i)
 {
     const struct values *v = arg;
-    size_t at = i * VALUES_PART, item = v->as == BT_TENSOR_F32 ? 4 : 2;
+    size_t at = i * VALUES_PART, item = item_bytes(v->as);
     convert(v->t, v->from + at, BT_MIN(v->n - at, VALUES_PART), v->as, v->out + at * item);
 }
 
 void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
                       void *out)
 {
-    BT_ASSERT(t->dtype != BT_TENSOR_OTHER && (as == BT_TENSOR_F32 || as == BT_TENSOR_BF16));
+    BT_ASSERT(t->dtype != BT_TENSOR_OTHER &&
+              (as == BT_TENSOR_F32 || as == BT_TENSOR_BF16 || as == t->dtype));
     struct values v = {.t = t, .from = from, .n = n, .as = as, .out = out};
     bt_parallel((uint32_t)BT_DIV_UP(n, VALUES_PART), convert_part, &v);
 }

@@ -77,8 +77,9 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_
 const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers);
 /* Asks the kernel to read all of t ahead of its use. */
 void bt_tensor_ahead(const struct bt_tensor *t);
-/* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), to out, on several
- * threads where there are many. t: of a dtype that bt_weights_want lets through. */
+/* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), or as its own dtype (F8:
+ * the numbers without their scales), to out, on several threads where there are many. t: of a dtype
+ * that bt_weights_want lets through. */
 void bt_tensor_values(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
                       void *out);
 #define BT_WEIGHTS_PIECE (16u << 20)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/engine/model_config.h"
+#include "common/engine/model_fp8.h"
 #include "common/log/log.h"
 #include "common/worker/core.h"
 
@@ -24,11 +25,16 @@ void bt_wcost_prior(struct bt_wcore *c)
     const struct bt_wmachine *x = strncmp(c->info->device, "cpu", 3) == 0 ? &cpu : &gpu;
     /* Parameters that every token uses, that one token uses, and of all experts; attention's
      * operations for a pair of tokens, of a prompt and of a single token. */
-    double dense = 1e6, used = 1e6, experts = 0, missed = 0, pair = 1e3, single = 1e3;
-    if (bt_model_config_load(c->conf->common.model_path, &m, err, sizeof(err)) == BT_OK) {
+    const char *path = c->conf->common.model_path;
+    double each = 2, dense = 1e6, used = 1e6, experts = 0, missed = 0, pair = 1e3, single = 1e3;
+    if (bt_model_config_load(path, &m, err, sizeof(err)) == BT_OK) {
         struct bt_model_size s;
         bt_model_count(&m, &s);
         dense = (double)s.dense;
+        /* Bytes of a parameter. A GPU keeps fp8 weights in one. */
+        each -= x == &gpu && bt_model_is_fp8(path, c->conf->common.model_quantize)
+                    ? (double)(s.weights + s.embed - s.wide) / (double)s.weights
+                    : 0;
         used = dense + (double)s.expert * m.experts.used * s.expert_layers;
         experts = (double)s.expert * m.experts.n * s.expert_layers;
         missed = m.experts.n ? 1 - (double)m.experts.used / m.experts.n : 0;
@@ -38,11 +44,11 @@ void bt_wcost_prior(struct bt_wcore *c)
     }
     double kv_token = (double)c->layout.block_bytes / c->layout.page_tokens;
     struct bt_batch_cost prior = {
-        .base_ns = 1e5 + 1e9 * 2 * dense / x->bytes_per_s,
+        .base_ns = 1e5 + 1e9 * each * dense / x->bytes_per_s,
         .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / x->flops),
         .kv_ns = 1e9 * BT_MAX(kv_token / x->bytes_per_s, single / x->flops),
         .attn_ns = 1e9 * pair / x->flops,
-        .experts_ns = 1e9 * 2 * experts / x->bytes_per_s,
+        .experts_ns = 1e9 * each * experts / x->bytes_per_s,
         .missed = missed,
     };
     bt_batch_fit_init(&c->speed.fit, &prior);

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "common/engine/model_config.h"
+#include "common/engine/model_fp8.h"
 #include "conductor/sim/output.h"
 #include "conductor/sim/report.h"
 
@@ -42,12 +43,16 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
         snprintf(err, cap, "%s: no KV layout for this model: %s", dir, bt_status_text(st));
         return st;
     }
-    double params = (double)(size.weights + size.embed), dense = (double)size.dense;
+    /* Bytes of a parameter: most of an fp8 checkpoint's are one. */
+    double each = bt_model_is_fp8(dir, NULL)
+                      ? 2 - (double)(size.weights + size.embed - size.wide) / (double)size.weights
+                      : 2;
+    double all = each * (double)size.weights + 2 * (double)size.embed, dense = (double)size.dense;
     double used = dense + (double)size.expert * m.experts.used * size.expert_layers;
     double missed = m.experts.n ? 1 - (double)m.experts.used / m.experts.n : 0;
     double token_bytes = (double)layout.block_bytes / BT_SIM_BLOCK_TOKENS;
     uint32_t tp = 1;
-    while (tp < 64 && 2 * params > 0.7 * g->memory * tp) { /* the weights must leave room for KV */
+    while (tp < 64 && all > 0.7 * g->memory * tp) { /* the weights must leave room for KV */
         tp *= 2;
     }
     /* Prefill at half of the peak and decode at three quarters of the bandwidth, as in the presets.
@@ -60,10 +65,10 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
         .prefill = {.base_ns = 1e6 + reduce,
                     .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / flops),
                     .attn_ns = 1e9 * 2 * (double)size.pair / flops},
-        .decode = {.base_ns = 5e5 + reduce + 1e9 * 2 * dense / bytes,
+        .decode = {.base_ns = 5e5 + reduce + 1e9 * each * dense / bytes,
                    .kv_ns = 1e9 * BT_MAX(token_bytes / bytes, 2 * (double)size.latent_pair / flops),
                    .token_ns = BT_BATCH_TOKEN_NS(1e9 * 2 * used / flops),
-                   .experts_ns = 1e9 * 2 * ((double)size.weights - dense) / bytes,
+                   .experts_ns = 1e9 * each * ((double)size.weights - dense) / bytes,
                    .missed = missed},
         .chunk_tokens = 8192,
         .token_bytes = token_bytes,
@@ -71,14 +76,14 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
         .link_bytes_per_s = g->link * tp,
         .load_bytes_per_s = g->host * tp,
         .cache_tokens = 100e9 * tp / token_bytes,
-        .kv_tokens = (0.9 * g->memory * tp - 2 * params) / token_bytes,
+        .kv_tokens = (0.9 * g->memory * tp - all) / token_bytes,
         .rows_max = 256,
     };
     if (c->kv_tokens < BT_SIM_BLOCK_TOKENS) {
         snprintf(err, cap,
                  "%s: its weights, %.0f GB, leave no room for KV on %u GPUs of %.0f GB; larger "
                  "instances are not planned",
-                 dir, 2e-9 * params, tp, 1e-9 * g->memory);
+                 dir, 1e-9 * all, tp, 1e-9 * g->memory);
         return BT_ERR_INVALID;
     }
     *gpus_p = tp;

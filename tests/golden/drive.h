@@ -37,6 +37,7 @@ static inline struct bt_engine_params drive_greedy(int32_t logprobs)
         .top_p = 1.0f, .repetition_penalty = 1.0f, .logprobs = logprobs};
 }
 
+static const char *drive_quantize; /* model.quantize of engines to come; NULL: none */
 static const char *drive_kv_dtype; /* model.kv_dtype of engines to come; NULL: f16 */
 
 static inline void drive_open_with(struct drive *d, const char *name, const char *model,
@@ -58,6 +59,7 @@ static inline void drive_open_with(struct drive *d, const char *name, const char
                                        .max_rows = 2048,
                                        .ranks = 1,
                                        .activations = activations,
+                                       .quantize = drive_quantize,
                                        .kv_dtype = drive_kv_dtype};
     if (d->vt->open(&c, &d->e, &d->info, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);

@@ -1,10 +1,14 @@
 /* The same model in other files gives the same logprobs: f32 and f16 tensors, shards, a head of its
- * own; random weights of a shape ("dummy"). The files are made from the shipped draft model. */
+ * own, fp8 beside model.quantize; random weights of a shape ("dummy"). The files are made from the
+ * shipped draft model. */
 #include "tests/golden/drive.h"
 
 #include <jansson.h>
 #include <math.h>
 #include <unistd.h>
+
+#include "common/engine/fp8.h"
+#include "common/engine/model_config.h"
 
 #define MODEL "deploy/models/shakespeare-draft-1m"
 #define N_NEW 12
@@ -16,7 +20,7 @@ static size_t data_bytes;
 static struct bt_engine_out expect[N_NEW];
 static const uint32_t prompt[] = {5, 99, 1023, 17, 256, 31, 31, 8, 700, 1500, 2, 64, 900};
 
-enum form { AS_IS, AS_F32, AS_F16 };
+enum form { AS_IS, AS_F32, AS_F16, AS_FP8 }; /* FP8: matrices of layers, in blocks of 128 x 128 */
 
 static void read_file(const char *path, uint8_t **p, size_t *n)
 {
@@ -59,7 +63,8 @@ static void put_config(const char *name, json_t *value)
 
 static size_t convert(const uint8_t *from, size_t bytes, enum form form, uint8_t *to)
 {
-    for (size_t i = 0; form != AS_IS && i < bytes / 2; i++) {
+    bool same = form == AS_IS || form == AS_FP8;
+    for (size_t i = 0; !same && i < bytes / 2; i++) {
         uint32_t u = ((uint32_t)from[2 * i] | (uint32_t)from[2 * i + 1] << 8) << 16;
         float f;
         memcpy(&f, &u, 4);
@@ -67,10 +72,50 @@ static size_t convert(const uint8_t *from, size_t bytes, enum form form, uint8_t
         memcpy(to + i * (form == AS_F32 ? 4 : 2), form == AS_F32 ? (void *)&u : (void *)&h,
                form == AS_F32 ? 4 : 2);
     }
-    if (form == AS_IS) {
+    if (same) {
         memcpy(to, from, bytes);
     }
     return form == AS_F32 ? bytes * 2 : bytes;
+}
+
+static float bf16_value(const uint8_t *from)
+{
+    uint32_t u = ((uint32_t)from[0] | (uint32_t)from[1] << 8) << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static void add_tensor(json_t *out, const char *name, const char *dtype, uint32_t rows,
+                       uint32_t cols, size_t at, size_t bytes)
+{
+    json_object_set_new(out, name,
+                        json_pack("{s:s, s:[i,i], s:[I,I]}", "dtype", dtype, "shape", (int)rows,
+                                  (int)cols, "data_offsets", (json_int_t)at,
+                                  (json_int_t)(at + bytes)));
+}
+
+/* A matrix of bf16 as e4m3, and its scales; returns the bytes of both. */
+static size_t put_fp8(json_t *out, const char *name, const json_t *shape, const uint8_t *from,
+                      uint8_t *to, size_t at)
+{
+    uint32_t rows = (uint32_t)json_integer_value(json_array_get(shape, 0));
+    uint32_t cols = (uint32_t)json_integer_value(json_array_get(shape, 1));
+    uint32_t down = BT_DIV_UP(rows, 128), across = BT_DIV_UP(cols, 128);
+    size_t n = (size_t)rows * cols, scales = (size_t)down * across * 4;
+    float *w = malloc(n * sizeof(*w)), *scale = malloc(scales);
+    char scale_name[160];
+    for (size_t i = 0; i < n; i++) {
+        w[i] = bf16_value(from + 2 * i);
+    }
+    assert_true(bt_fp8_quantize(w, rows, cols, to, scale));
+    memcpy(to + n, scale, scales);
+    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
+    add_tensor(out, name, "F8_E4M3", rows, cols, at, n);
+    add_tensor(out, scale_name, "F32", down, across, at + n, scales);
+    free(w);
+    free(scale);
+    return n + scales;
 }
 
 /* Writes the tensors whose number is `part` modulo `parts`, and, if asked, the embedding again as
@@ -93,6 +138,10 @@ static void put_weights(const char *name, enum form form, int part, int parts, b
         size_t from = (size_t)json_integer_value(json_array_get(offs, 0));
         size_t n = (size_t)json_integer_value(json_array_get(offs, 1)) - from;
         bool twice = head && strcmp(key, "model.embed_tokens.weight") == 0;
+        if (form == AS_FP8 && strstr(key, "_proj.weight")) {
+            at += put_fp8(out, key, json_object_get(t, "shape"), data + from, bytes + at, at);
+            continue;
+        }
         for (int k = 0; k <= twice; k++) {
             size_t size = convert(data + from, n, form, bytes + at);
             json_t *e = json_pack("{s:s, s:O, s:[I,I]}", "dtype",
@@ -204,6 +253,49 @@ static void test_f16(void **state)
     put_config("dtype", json_string("float16"));
     put_weights("model.safetensors", AS_F16, 0, 1, false, NULL);
     check(1e-3f); /* f16 rounds the smallest weights */
+}
+
+/* model.quantize makes the numbers and scales of an fp8 checkpoint, and is refused for one. */
+static void test_quantize(void **state)
+{
+    (void)state;
+    struct bt_engine_out quantized[N_NEW], got[N_NEW];
+    drive_quantize = "fp8";
+    generate(MODEL, "auto", quantized);
+    drive_quantize = NULL;
+    clear();
+    put_config("quantization_config", json_pack("{s:s, s:s, s:[i,i]}", "quant_method", "fp8", "fmt",
+                                                "e4m3", "weight_block_size", 128, 128));
+    put_weights("model.safetensors", AS_FP8, 0, 1, false, NULL);
+    generate(dir, "auto", got);
+    uint32_t moved = 0;
+    for (int i = 0; i < N_NEW; i++) {
+        assert_false(got[i].bad);
+        assert_int_equal(got[i].token, quantized[i].token);
+        assert_true(got[i].logprob == quantized[i].logprob);
+        moved += got[i].token != expect[i].token || got[i].logprob != expect[i].logprob;
+    }
+    assert_true(moved > 0);
+    const struct bt_engine_vtable *vt;
+    struct bt_engine *e;
+    const struct bt_engine_info *info;
+    struct bt_kv_layout layout;
+    struct bt_kv_key key;
+    char err[1024];
+    assert_int_equal(bt_engine_load("cpu", &vt, err, sizeof(err)), BT_OK);
+    const struct bt_engine_config c = {.size = sizeof(c),
+                                       .model_dir = dir,
+                                       .page_tokens = 16,
+                                       .max_slots = 1,
+                                       .max_rows = 16,
+                                       .ranks = 1,
+                                       .quantize = "fp8"};
+    assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err, "the weights are fp8 already; remove model.quantize"));
+    assert_int_equal(
+        bt_model_root_key(dir, "auto", NULL, "fp8", NULL, 16, &layout, &key, err, sizeof(err)),
+        BT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err, "remove model.quantize"));
 }
 
 static void test_shards(void **state)
@@ -364,10 +456,10 @@ int main(int argc, char **argv)
         return fwrite(out, sizeof(out[0]), 90, stdout) == 90 ? 0 : 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),       cmocka_unit_test(test_f16),
-        cmocka_unit_test(test_shards),    cmocka_unit_test(test_separate_head),
-        cmocka_unit_test(test_dummy),     cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_odd_sizes),
+        cmocka_unit_test(test_f32),           cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_quantize),      cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_separate_head), cmocka_unit_test(test_dummy),
+        cmocka_unit_test(test_too_large),     cmocka_unit_test(test_odd_sizes),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

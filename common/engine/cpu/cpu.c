@@ -234,7 +234,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     }
     st = check_model(c, conf->model_dir, err, err_cap);
     if (st == BT_OK) {
-        st = bt_engine_check_fits(conf, c, free_memory(), "machine", err, err_cap);
+        st = bt_engine_check_fits(conf, c, false, free_memory(), "machine", err, err_cap);
     }
     if (st != BT_OK) {
         return st;

@@ -6,6 +6,7 @@
 
 #include "common/engine/cpu/cpu_priv.h"
 #include "common/engine/decoder.h"
+#include "common/engine/fp8.h"
 
 struct loader {
     struct bt_cpu_model *m;
@@ -59,6 +60,14 @@ static bt_status_t join(struct loader *l, const struct bt_decoder_tensors *d, fl
         }
         for (size_t j = 0; !d->parts[i].t && j < n; j++) {
             all[at + j] = dummy_value(l, d->cols);
+        }
+        if (d->quantize && !bt_fp8_quantize(all + at, d->parts[i].rows, d->cols, NULL, NULL)) {
+            snprintf(l->err, l->err_cap,
+                     "%s: tensor %s has a value that is not finite; model.quantize cannot convert "
+                     "it",
+                     l->dir, d->parts[i].name);
+            free(all);
+            return BT_ERR_INVALID;
         }
         at += n;
     }
