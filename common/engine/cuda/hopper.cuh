@@ -266,6 +266,41 @@ static __device__ __forceinline__ uint64_t wgmma_desc(uint32_t addr, uint32_t le
                  : FREGS(d, 0)                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
+/* D[64 x N] (+)= A[64 x 16] in registers * B[16 x N] in shared memory, the dimension 16 contiguous.
+ */
+#define WG_RS_K(N, TYPE, REGS, FREGS, A0, A1, A2, A3, B, P)                                        \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\n"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS         \
+                 "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", p, 1, 1, 0;\n}"               \
+                 : FREGS(d, 0)                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate))
+
+static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[4], const uint32_t (&a)[4],
+                                                    uint64_t b, int accumulate)
+{
+    WG_RS_K(8, "f16", WG_REGS4, WG_F4, 4, 5, 6, 7, 8, 9);
+}
+static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[8], const uint32_t (&a)[4],
+                                                    uint64_t b, int accumulate)
+{
+    WG_RS_K(16, "f16", WG_REGS8, WG_F8, 8, 9, 10, 11, 12, 13);
+}
+static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[16], const uint32_t (&a)[4],
+                                                    uint64_t b, int accumulate)
+{
+    WG_RS_K(32, "f16", WG_REGS16, WG_F16, 16, 17, 18, 19, 20, 21);
+}
+static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[32], const uint32_t (&a)[4],
+                                                    uint64_t b, int accumulate)
+{
+    WG_RS_K(64, "f16", WG_REGS32, WG_F32, 32, 33, 34, 35, 36, 37);
+}
+static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[64], const uint32_t (&a)[4],
+                                                    uint64_t b, int accumulate)
+{
+    WG_RS_K(128, "f16", WG_REGS64, WG_F64, 64, 65, 66, 67, 68, 69);
+}
+
 /* The widths of the products in this project, only for bf16. */
 static __device__ __forceinline__ void wgmma_ss_bf16(float (&d)[4], uint64_t a, uint64_t b,
                                                      int accumulate)

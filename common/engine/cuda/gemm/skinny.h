@@ -1,13 +1,15 @@
 /* Products of up to 128 rows of activations, bound by reading the weights once: y = x * w^T with x
- * [m][k], w [n][k] in bf16, sums in f32 and in an order that depends on the way and the shape
- * alone. A way is one cutting of the work; which is fastest depends on the shape, and is to be
- * timed. */
+ * [m][k], w [n][k] in bf16, or x in f16 and w in e4m3, sums in f32 and in an order that depends on
+ * the way and the shape alone. A way is one cutting of the work; which is fastest depends on the
+ * shape, and is to be timed. */
 #ifndef BT_CUDA_SKINNY_H
 #define BT_CUDA_SKINNY_H
 
 #include <cuda_runtime.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "common/engine/cuda/weight.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,16 +20,17 @@ extern "C" {
 enum bt_cu_skinny_end {
     BT_CU_SKINNY_F32,   /* y[m][n] f32 */
     BT_CU_SKINNY_ADD,   /* y += */
-    BT_CU_SKINNY_SWIGLU /* w: gate's n / 2 rows, then up's; y[m][n / 2] = silu(gate) * up in bf16 */
+    BT_CU_SKINNY_SWIGLU /* w: gate's n / 2 rows, then up's; y[m][n / 2] = silu(gate) * up, as x */
 };
 
 /* Ways are 0 to this - 1. */
 uint32_t bt_cu_skinny_ways(void);
-/* Whether a way is for this product: a Hopper device, at most 128 rows, n a multiple of 16, k of 8,
- * and no more clusters than run at once. */
-bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k);
+/* Whether a way is for this product: a Hopper device, at most 128 rows, n a multiple of 16, k of 8
+ * (e4m3: 16), and no more clusters than run at once; some are not for many rows and e4m3. */
+bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k,
+                       enum bt_cu_weight_kind kind);
 /* y not in x's place. cudaErrorInvalidValue: it does not fit. */
-cudaError_t bt_cu_skinny(uint32_t way, const void *w, const void *x, void *y, uint32_t m,
+cudaError_t bt_cu_skinny(uint32_t way, struct bt_cu_weight w, const void *x, void *y, uint32_t m,
                          uint32_t n, uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s);
 
 #ifdef __cplusplus

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/engine/cuda/weight.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -46,6 +48,9 @@ cudaError_t bt_cu_layer_norm(const struct bt_cu_layer_norm *a, cudaStream_t s);
 /* a = gelu(y + bias) in bf16, by the tanh form (Hendrycks and Gimpel 2016); y [n][width] f32. */
 cudaError_t bt_cu_gelu(const float *y, const float *bias, uint32_t n, uint32_t width, void *a,
                        cudaStream_t s);
+/* bt_cu_norm in f16, limited to its range. */
+cudaError_t bt_cu_norm_f16(const float *x, const int32_t *rows, const float *w, uint32_t n,
+                           uint32_t hidden, float eps, void *a, cudaStream_t s);
 /* a = silu(gate) * up; gu [n][2 * inter] bf16, a [n][inter] bf16. */
 cudaError_t bt_cu_swiglu(const void *gu, uint32_t n, uint32_t inter, void *a, cudaStream_t s);
 
@@ -67,12 +72,12 @@ cudaError_t bt_cu_append(const struct bt_cu_append *a, cudaStream_t s);
 
 /* Whether gemv.cu is for products of m rows with weights [n][k]: m up to 8, and not so long a k
  * that cuBLASLt was measured faster. */
-bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k);
-/* y[m][n] (+)= x[m][k] * w[n][k]^T; x and w bf16. */
-cudaError_t bt_cu_gemv(const void *w, const void *x, float *y, uint32_t m, uint32_t n, uint32_t k,
-                       bool add, cudaStream_t s);
-/* w: gate's n / 2 rows, then up's. y[m][n / 2] = silu(gate) * up in bf16; not in x's place. */
-cudaError_t bt_cu_gemv_swiglu(const void *w, const void *x, void *y, uint32_t m, uint32_t n,
+bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k, enum bt_cu_weight_kind kind);
+/* y[m][n] (+)= x[m][k] * w[n][k]^T; x bf16, or f16 if w is e4m3. */
+cudaError_t bt_cu_gemv(struct bt_cu_weight w, const void *x, float *y, uint32_t m, uint32_t n,
+                       uint32_t k, bool add, cudaStream_t s);
+/* w: gate's n / 2 rows, then up's. y[m][n / 2] = silu(gate) * up, as x; not in x's place. */
+cudaError_t bt_cu_gemv_swiglu(struct bt_cu_weight w, const void *x, void *y, uint32_t m, uint32_t n,
                               uint32_t k, cudaStream_t s);
 
 /* Makes n (even) bf16 values f16 in their place. */
