@@ -6,23 +6,36 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/engine/cuda/device.h"
+
 #define WORKSPACE (64u << 20)
 #define SHAPES    4096 /* hash table with open addressing; about 80 row counts for each product */
-#define OWN       8    /* products that may use skinny.h */
+#define OWN       16   /* products that may use skinny.h */
 #define WIDTHS    8    /* rows 1, 2, up to 4, 8, ... 128 */
 
-/* Types of a product: a and w, then y. */
-enum form { BF16_F32, BF16_BF16, F16_F16 };
+struct form { /* of a product, but for its rows */
+    uint32_t n, k;
+    enum bt_cu_weight_kind kind;
+    bool f16, half, add; /* a and w f16 instead of bf16; y of 16 bits; y += */
+};
 
 struct shape {
-    uint32_t m, n, k;
-    enum form form;
-    bool add, used;
+    uint32_t m;
+    struct form of;
+    bool used;
     cublasLtMatmulAlgo_t algo;
+};
+
+struct operands {
+    struct bt_cu_weight w;
+    const void *a;
+    const float *scale; /* of e4m3 activations */
+    void *y;
 };
 
 struct own {
     uint32_t n, k;
+    enum bt_cu_weight_kind kind;
     enum bt_cu_skinny_end end;
     int way[WIDTHS]; /* index of the way + 1; 0: none */
 };
@@ -34,14 +47,6 @@ struct bt_cu_gemm {
     struct shape *shapes;
     struct own own[OWN];
     uint32_t n_own;
-};
-
-struct tuned { /* the product with which algorithms are timed */
-    const void *const *w;
-    uint32_t layers;
-    const void *a;
-    void *y;
-    bool add;
 };
 
 struct plan { /* cuBLASLt descriptors of one product */
@@ -104,39 +109,59 @@ static void plan_close(struct plan *p)
     }
 }
 
-static enum form form_of(bool bf16)
+static bool set(struct plan *p, cublasLtMatmulDescAttributes_t what, const void *v, size_t bytes)
 {
-    return bf16 ? BF16_BF16 : BF16_F32;
+    return cublasLtMatmulDescSetAttribute(p->op, what, v, bytes) == CUBLAS_STATUS_SUCCESS;
 }
 
-static bool plan_open(struct plan *p, uint32_t m, uint32_t n, uint32_t k, enum form form)
+/* A scale for each 128 columns of a row of activations and of a block or row of weights. some: any
+ * aligned address, without which cuBLASLt proposes nothing. */
+static bool set_scales(struct plan *p, enum bt_cu_weight_kind kind, const void *some)
 {
-    const cudaDataType in = form == F16_F16 ? CUDA_R_16F : CUDA_R_16BF;
-    const cudaDataType out = form == BF16_F32 ? CUDA_R_32F : in;
+    const int32_t a = kind == BT_CU_WEIGHT_BLOCKS ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+                                                  : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    const int32_t b = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    return set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof(a)) &&
+           set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b, sizeof(b)) &&
+           set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &some, sizeof(some)) &&
+           set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &some, sizeof(some));
+}
+
+static bool plan_open(struct bt_cu_gemm *g, struct plan *p, uint32_t m, const struct form *f)
+{
     const cublasOperation_t t = CUBLAS_OP_T;
+    const bool e4m3 = f->kind != BT_CU_WEIGHT_BF16;
+    const cudaDataType_t of_16 = f->f16 ? CUDA_R_16F : CUDA_R_16BF;
+    const cudaDataType_t in = e4m3 ? CUDA_R_8F_E4M3 : of_16, out = f->half ? of_16 : CUDA_R_32F;
     *p = (struct plan){0};
     bool ok =
         cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof(t)) ==
-            CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->w, in, k, n, k) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->a, in, k, m, k) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatrixLayoutCreate(&p->y, out, n, m, n) == CUBLAS_STATUS_SUCCESS;
+        set(p, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof(t)) &&
+        (!e4m3 || set_scales(p, f->kind, g->workspace)) &&
+        cublasLtMatrixLayoutCreate(&p->w, in, f->k, f->n, f->k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->a, in, f->k, m, f->k) == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatrixLayoutCreate(&p->y, out, f->n, m, f->n) == CUBLAS_STATUS_SUCCESS;
     if (!ok) {
         plan_close(p);
     }
     return ok;
 }
 
-/* The shape's entry, or a free one for it. A full table is emptied. */
-static struct shape *find(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k, enum form form,
-                          bool add)
+static bool same(const struct form *x, const struct form *y)
 {
-    uint32_t h = (m * 2654435761u ^ n * 40503u ^ k * 2246822519u) + form * 2u + add;
+    return x->n == y->n && x->k == y->k && x->kind == y->kind && x->f16 == y->f16 &&
+           x->half == y->half && x->add == y->add;
+}
+
+/* The shape's entry, or a free one for it. A full table is emptied. */
+static struct shape *find(struct bt_cu_gemm *g, uint32_t m, const struct form *f)
+{
+    uint32_t h = (m * 2654435761u ^ f->n * 40503u ^ f->k * 2246822519u) + f->kind * 16u +
+                 f->f16 * 8u + f->half * 2u + f->add;
     struct shape *s = NULL;
     for (uint32_t i = 0; i < 16; i++) {
         s = &g->shapes[(h + i) % SHAPES];
-        if (!s->used || (s->m == m && s->n == n && s->k == k && s->form == form && s->add == add)) {
+        if (!s->used || (s->m == m && same(&s->of, f))) {
             return s;
         }
     }
@@ -144,12 +169,16 @@ static struct shape *find(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t
     return s;
 }
 
-static cublasStatus_t run(struct bt_cu_gemm *g, const struct plan *p, const void *w, const void *a,
-                          void *y, bool add, const cublasLtMatmulAlgo_t *algo, cudaStream_t s)
+static cublasStatus_t run(struct bt_cu_gemm *g, struct plan *p, const struct operands *o, bool add,
+                          const cublasLtMatmulAlgo_t *algo, cudaStream_t s)
 {
     const float one = 1, beta = add ? 1 : 0;
-    return cublasLtMatmul(g->lt, p->op, &one, w, p->w, a, p->a, &beta, y, p->y, y, p->y, algo,
-                          g->workspace, WORKSPACE, s);
+    if (o->scale && !(set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &o->w.scale, sizeof(float *)) &&
+                      set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &o->scale, sizeof(float *)))) {
+        return CUBLAS_STATUS_INTERNAL_ERROR;
+    }
+    return cublasLtMatmul(g->lt, p->op, &one, o->w.w, p->w, o->a, p->a, &beta, o->y, p->y, o->y,
+                          p->y, algo, g->workspace, WORKSPACE, s);
 }
 
 /* The number of rows whose algorithm is used for m rows. Almost every step has another number of
@@ -165,15 +194,14 @@ uint32_t bt_cu_gemm_bucket(uint32_t m)
 }
 
 /* The shape with an algorithm; NULL: cuBLASLt has none. */
-static struct shape *algo_for(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
-                              enum form form, bool add)
+static struct shape *algo_for(struct bt_cu_gemm *g, uint32_t m, const struct form *f)
 {
-    struct shape *sh = find(g, m, n, k, form, add);
+    struct shape *sh = find(g, m, f);
     struct plan p;
     if (sh->used) {
         return sh;
     }
-    if (!plan_open(&p, m, n, k, form)) {
+    if (!plan_open(g, &p, m, f)) {
         return NULL;
     }
     cublasLtMatmulHeuristicResult_t best;
@@ -181,26 +209,26 @@ static struct shape *algo_for(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint
     if (cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, 1, &best,
                                        &found) == CUBLAS_STATUS_SUCCESS &&
         found > 0) {
-        *sh = (struct shape){m, n, k, form, add, true, best.algo};
+        *sh = (struct shape){m, *f, true, best.algo};
     }
     plan_close(&p);
     return sh->used ? sh : NULL;
 }
 
-static cudaError_t run_form(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
-                            uint32_t n, uint32_t k, enum form form, bool add, cudaStream_t s)
+static cudaError_t run_form(struct bt_cu_gemm *g, uint32_t m, const struct form *f,
+                            const struct operands *o, cudaStream_t s)
 {
     struct plan p;
     /* The timed algorithm; the bucket's after a refusal. */
-    struct shape *sh = find(g, m, n, k, form, add);
-    sh = sh->used ? sh : algo_for(g, bt_cu_gemm_bucket(m), n, k, form, add);
-    if (!plan_open(&p, m, n, k, form)) {
+    struct shape *sh = find(g, m, f);
+    sh = sh->used ? sh : algo_for(g, bt_cu_gemm_bucket(m), f);
+    if (!plan_open(g, &p, m, f)) {
         return cudaErrorUnknown;
     }
-    cublasStatus_t st = sh ? run(g, &p, w, a, y, add, &sh->algo, s) : CUBLAS_STATUS_NOT_SUPPORTED;
+    cublasStatus_t st = sh ? run(g, &p, o, f->add, &sh->algo, s) : CUBLAS_STATUS_NOT_SUPPORTED;
     if (st != CUBLAS_STATUS_SUCCESS) {
-        sh = algo_for(g, m, n, k, form, add);
-        st = sh ? run(g, &p, w, a, y, add, &sh->algo, s) : st;
+        sh = algo_for(g, m, f);
+        st = sh ? run(g, &p, o, f->add, &sh->algo, s) : st;
     }
     plan_close(&p);
     return st == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
@@ -209,26 +237,41 @@ static cudaError_t run_form(struct bt_cu_gemm *g, const void *w, const void *a, 
 cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
                            uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
 {
-    return run_form(g, w, a, y, m, n, k, form_of(bf16), add, s);
+    const struct form f = {n, k, BT_CU_WEIGHT_BF16, false, bf16, add};
+    const struct operands o = {bt_cu_bf16(w), a, NULL, y};
+    return run_form(g, m, &f, &o, s);
 }
 
 cudaError_t bt_cu_gemm_run_f16(struct bt_cu_gemm *g, const void *w, const void *a, void *y,
                                uint32_t m, uint32_t n, uint32_t k, cudaStream_t s)
 {
-    return run_form(g, w, a, y, m, n, k, F16_F16, false, s);
+    const struct form f = {n, k, BT_CU_WEIGHT_BF16, true, true, false};
+    const struct operands o = {bt_cu_bf16(w), a, NULL, y};
+    return run_form(g, m, &f, &o, s);
 }
 
+/* ---- timing ---- */
+
+struct tuned { /* the product with which algorithms are timed */
+    const struct bt_cu_weight *w;
+    uint32_t layers;
+    struct operands o;
+    bool add;
+};
+
 /* Time in ms of some runs of one algorithm; negative: it does not run. */
-static float time_algo(struct bt_cu_gemm *g, const struct plan *p, const struct tuned *t,
+static float time_algo(struct bt_cu_gemm *g, struct plan *p, const struct tuned *t,
                        const cublasLtMatmulAlgo_t *algo, cudaEvent_t *ev, cudaStream_t s)
 {
     enum { ROUNDS = 8 };
+    struct operands o = t->o;
     float ms = -1;
     for (uint32_t i = 0; i <= ROUNDS; i++) {
         if (i == 1 && cudaEventRecord(ev[0], s) != cudaSuccess) {
             return -1;
         }
-        if (run(g, p, t->w[i % t->layers], t->a, t->y, t->add, algo, s) != CUBLAS_STATUS_SUCCESS) {
+        o.w = t->w[i % t->layers];
+        if (run(g, p, &o, t->add, algo, s) != CUBLAS_STATUS_SUCCESS) {
             return -1;
         }
     }
@@ -242,7 +285,7 @@ static float time_algo(struct bt_cu_gemm *g, const struct plan *p, const struct 
 /* Times all proposals until the GPU's clock has settled, and returns the fastest of the last round;
  * -1: none runs. Long products draw so much power that the clock falls within 0.2 s: without this,
  * the proposal that is timed first would win by up to 10 %. */
-static int fastest(struct bt_cu_gemm *g, const struct plan *p, const struct tuned *t,
+static int fastest(struct bt_cu_gemm *g, struct plan *p, const struct tuned *t,
                    const cublasLtMatmulHeuristicResult_t *proposals, int n, cudaEvent_t *ev,
                    cudaStream_t s)
 {
@@ -265,16 +308,14 @@ static int fastest(struct bt_cu_gemm *g, const struct plan *p, const struct tune
     }
 }
 
-cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
-                            const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
-                            bool add, uint32_t proposals, cudaStream_t s)
+static cudaError_t tune_form(struct bt_cu_gemm *g, uint32_t m, const struct form *f,
+                             const struct tuned *t, uint32_t proposals, cudaStream_t s)
 {
     struct plan p;
     cublasLtMatmulHeuristicResult_t proposed[BT_CU_GEMM_PROPOSALS];
-    const struct tuned t = {w, layers, a, y, add};
     cudaEvent_t ev[2];
     int found = 0;
-    if (!plan_open(&p, m, n, k, form_of(bf16))) {
+    if (!plan_open(g, &p, m, f)) {
         return cudaErrorUnknown;
     }
     if (cublasLtMatmulAlgoGetHeuristic(g->lt, p.op, p.w, p.a, p.y, p.y, g->pref, (int)proposals,
@@ -284,10 +325,9 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
         return cudaErrorUnknown;
     }
     cudaError_t e = cudaEventCreate(&ev[1]);
-    int best = e == cudaSuccess ? fastest(g, &p, &t, proposed, found, ev, s) : -1;
+    int best = e == cudaSuccess ? fastest(g, &p, t, proposed, found, ev, s) : -1;
     if (best >= 0) {
-        *find(g, m, n, k, form_of(bf16), add) =
-            (struct shape){m, n, k, form_of(bf16), add, true, proposed[best].algo};
+        *find(g, m, f) = (struct shape){m, *f, true, proposed[best].algo};
     }
     cudaEventDestroy(ev[0]);
     if (e == cudaSuccess) {
@@ -295,6 +335,50 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
     }
     plan_close(&p);
     return best >= 0 ? cudaSuccess : cudaErrorUnknown;
+}
+
+cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
+                            const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
+                            bool add, uint32_t proposals, cudaStream_t s)
+{
+    enum { MOST = 8 };
+    const struct form f = {n, k, BT_CU_WEIGHT_BF16, false, bf16, add};
+    struct bt_cu_weight of[MOST];
+    layers = layers < MOST ? layers : MOST;
+    for (uint32_t i = 0; i < layers; i++) {
+        of[i] = bt_cu_bf16(w[i]);
+    }
+    const struct tuned t = {of, layers, {.a = a, .y = y}, add};
+    return tune_form(g, m, &f, &t, proposals, s);
+}
+
+/* ---- e4m3 ---- */
+
+bool bt_cu_gemm_e4m3_fits(uint32_t n, uint32_t k)
+{
+    return bt_cu_hopper() && n % 16 == 0 && k % BT_CU_WEIGHT_BLOCK == 0;
+}
+
+static struct form form_of(const struct bt_cu_e4m3_product *p, enum bt_cu_weight_kind kind)
+{
+    return (struct form){p->n, p->k, kind, false, p->bf16, p->add};
+}
+
+cudaError_t bt_cu_gemm_e4m3_run(struct bt_cu_gemm *g, const struct bt_cu_e4m3_product *p,
+                                cudaStream_t s)
+{
+    const struct form f = form_of(p, p->w.kind);
+    const struct operands o = {p->w, p->a.v, p->a.scale, p->y};
+    return run_form(g, bt_cu_e4m3_stride(p->m), &f, &o, s);
+}
+
+cudaError_t bt_cu_gemm_e4m3_tune(struct bt_cu_gemm *g, const struct bt_cu_e4m3_product *p,
+                                 const struct bt_cu_weight *w, uint32_t layers, uint32_t proposals,
+                                 cudaStream_t s)
+{
+    const struct form f = form_of(p, w[0].kind);
+    const struct tuned t = {w, layers, {.a = p->a.v, .scale = p->a.scale, .y = p->y}, p->add};
+    return tune_form(g, bt_cu_e4m3_stride(p->m), &f, &t, proposals, s);
 }
 
 /* ---- ways ---- */
@@ -309,31 +393,35 @@ static uint32_t width_of(uint32_t m)
 }
 
 static uint32_t own_at(const struct bt_cu_gemm *g, uint32_t n, uint32_t k,
-                       enum bt_cu_skinny_end end)
+                       enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end)
 {
     uint32_t i = 0;
-    while (i < g->n_own && (g->own[i].n != n || g->own[i].k != k || g->own[i].end != end)) {
+    while (i < g->n_own && (g->own[i].n != n || g->own[i].k != k || g->own[i].kind != kind ||
+                            g->own[i].end != end)) {
         i++;
     }
     return i;
 }
 
 int bt_cu_gemm_way(const struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
-                   enum bt_cu_skinny_end end)
+                   enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end)
 {
-    uint32_t i = own_at(g, n, k, end);
-    return m <= BT_CU_SKINNY_ROWS && i < g->n_own ? g->own[i].way[width_of(m)] - 1 : -1;
+    uint32_t i = own_at(g, n, k, kind, end);
+    int way = m <= BT_CU_SKINNY_ROWS && i < g->n_own ? g->own[i].way[width_of(m)] - 1 : -1;
+    /* cuBLASLt has no product of f16 and e4m3. gemv.cu has those of up to 8 rows. */
+    bool needed = kind != BT_CU_WEIGHT_BF16 && m > 8 && m <= BT_CU_SKINNY_ROWS;
+    return way < 0 && needed ? 0 : way;
 }
 
 void bt_cu_gemm_set_way(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
-                        enum bt_cu_skinny_end end, int way)
+                        enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end, int way)
 {
-    uint32_t i = own_at(g, n, k, end);
+    uint32_t i = own_at(g, n, k, kind, end);
     if (m > BT_CU_SKINNY_ROWS || i >= OWN) {
         return;
     }
     if (i == g->n_own) {
-        g->own[g->n_own++] = (struct own){n, k, end, {0}};
+        g->own[g->n_own++] = (struct own){n, k, kind, end, {0}};
     }
     g->own[i].way[width_of(m)] = way + 1;
 }

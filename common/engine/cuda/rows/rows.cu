@@ -6,30 +6,9 @@
 #include <math.h>
 
 #include "common/engine/cuda/e4m3.cuh"
+#include "common/engine/cuda/fp8.cuh"
 #include "common/engine/cuda/mma.cuh"
-
-static __device__ __forceinline__ float block_sum(float v)
-{
-    __shared__ float s[33];
-    for (int d = 16; d > 0; d /= 2) {
-        v += __shfl_xor_sync(~0u, v, d);
-    }
-    if (threadIdx.x % 32 == 0) {
-        s[threadIdx.x / 32] = v;
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        float w = threadIdx.x < blockDim.x / 32 ? s[threadIdx.x] : 0;
-        for (int d = 16; d > 0; d /= 2) {
-            w += __shfl_xor_sync(~0u, w, d);
-        }
-        if (threadIdx.x == 0) {
-            s[32] = w;
-        }
-    }
-    __syncthreads();
-    return s[32];
-}
+#include "common/engine/cuda/rows/block_sum.cuh"
 
 static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
 {
@@ -76,12 +55,21 @@ static __device__ __forceinline__ float square4(const float4 &v)
 {
     return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
+template <class T>
 static __device__ __forceinline__ uint2 scaled4(const float4 &v, float f, const float4 &w)
 {
-    return make_uint2(pack2<__nv_bfloat16>(v.x * f * w.x, v.y * f * w.y),
-                      pack2<__nv_bfloat16>(v.z * f * w.z, v.w * f * w.w));
+    const auto limit = [](float u) {
+        if constexpr (__is_same(T, __half)) {
+            return f16_range(u);
+        } else {
+            return u;
+        }
+    };
+    return make_uint2(pack2<T>(limit(v.x * f * w.x), limit(v.y * f * w.y)),
+                      pack2<T>(limit(v.z * f * w.z), limit(v.w * f * w.w)));
 }
 
+template <class T>
 static __global__ void norm_kernel(const float *x, const int32_t *rows, const float *w,
                                    uint32_t hidden, float eps, uint2 *a)
 {
@@ -113,19 +101,27 @@ static __global__ void norm_kernel(const float *x, const int32_t *rows, const fl
     for (int k = 0; k < KEPT; k++) {
         uint32_t i = threadIdx.x + k * blockDim.x;
         if (i < quads) {
-            a[t * quads + i] = scaled4(v[k], f, u[k]);
+            a[t * quads + i] = scaled4<T>(v[k], f, u[k]);
         }
     }
     for (uint32_t i = rest; i < quads; i += blockDim.x) { /* the cache still has these values */
-        a[t * quads + i] = scaled4(in[i], f, wt[i]);
+        a[t * quads + i] = scaled4<T>(in[i], f, wt[i]);
     }
 }
 
 extern "C" cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const float *w, uint32_t n,
                                   uint32_t hidden, float eps, void *a, cudaStream_t s)
 {
-    return launch_early(norm_kernel, n, hidden >= 4096 ? 512 : 128, 0, s, x, rows, w, hidden, eps,
-                        (uint2 *)a);
+    return launch_early(norm_kernel<__nv_bfloat16>, n, hidden >= 4096 ? 512 : 128, 0, s, x, rows, w,
+                        hidden, eps, (uint2 *)a);
+}
+
+extern "C" cudaError_t bt_cu_norm_f16(const float *x, const int32_t *rows, const float *w,
+                                      uint32_t n, uint32_t hidden, float eps, void *a,
+                                      cudaStream_t s)
+{
+    return launch_early(norm_kernel<__half>, n, hidden >= 4096 ? 512 : 128, 0, s, x, rows, w,
+                        hidden, eps, (uint2 *)a);
 }
 
 /* Mean and variance in two passes, as the mean may be much larger than the deviations. */
