@@ -71,7 +71,7 @@ PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 ifneq ($(and $(NVCC),$(CUDA_SRC),$(if $(SANITIZE),,1)),)
 PLUGINS += $(B)/lib/baton-engine-cuda.so
 endif
-GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_mla check_mla_prefill check_rows check_latent check_wide check_experts check_sample bench_attn bench_mla bench_mla_prefill bench_latent bench_gemv bench_wide bench_experts bench_sample check_engine bench_engine)
+GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_mla check_mla_prefill check_rows check_latent check_wide check_fp8 check_experts check_sample bench_attn bench_mla bench_mla_prefill bench_latent bench_gemv bench_fp8 bench_wide bench_experts bench_sample check_engine check_fp8_engine bench_engine)
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C)) $(B)/tests/tools/fail_nth.so
 
@@ -165,7 +165,7 @@ $(B)/lib/baton-engine-null.so: $(call obj,$(NULL_C)) $(B)/libbaton.a
 # capability 8.0, and as PTX for what is newer. No C++ runtime is used.
 HOPPER := -gencode=arch=compute_90a,code=sm_90a
 PORTABLE := -gencode=arch=compute_80,code=[sm_80,compute_80]
-NVCCARCH = $(if $(filter %_mma,$(*F)),,$(HOPPER)) $(if $(filter %_tma %_wgmma skinny wide,$(*F)),,$(PORTABLE))
+NVCCARCH = $(if $(filter %_mma,$(*F)),,$(HOPPER)) $(if $(filter %_tma %_wgmma skinny% wide%,$(*F)),,$(PORTABLE))
 NVCCFLAGS := -ccbin $(CC) -O3 -std=c++17 -I. \
              -Xcompiler -fPIC,-fno-threadsafe-statics,-fno-exceptions,-Wall
 CUDA_O := $(patsubst %.c,$(B)/obj/%.o,$(patsubst %.cu,$(B)/obj/%.cu.o,$(CUDA_SRC)))
@@ -197,12 +197,12 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
 # The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
-CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights copy slab step/step step/inputs step/attention step/latent step/mlp step/products step/choose sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
+CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights weights_fp8 copy slab step/step step/inputs step/attention step/latent step/mlp step/products step/choose sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
 $(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) -Itests/cuda_host -DBT_CU_SLAB_PIECE=4096 -DBT_CU_LATENT_BYTES=600000 $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
-$(patsubst %,$(B)/tests/unit/test_cuda_%,engine golden model): $(CUDA_HOST_O)
+$(patsubst %,$(B)/tests/unit/test_cuda_%,engine fp8 golden model): $(CUDA_HOST_O)
 -include $(CUDA_HOST_O:.o=.d)
 # Fuzz targets: tests/fuzz/run builds them, with clang, in a build directory of their own. rig.c stands in for the clock,
 # the kernel's random numbers and the log; FUZZ_WRAP_TARGET names what else a target replaces.

@@ -56,7 +56,9 @@ FAST static void dot4(const float *x, const float *rows, size_t n, float *y)
 /* ---- products ---- */
 
 struct product {
-    const uint16_t *w, *a;
+    struct bt_cu_weight w;
+    const uint16_t *a; /* bf16; e: instead of it */
+    struct bt_cu_e4m3_rows e;
     void *y;
     uint32_t m, n, k;
     bool bf16, add;
@@ -65,12 +67,36 @@ struct product {
 /* Weights in f32, converted at their first use and kept while the engine is open. */
 static struct weights {
     struct weights *next;
-    const uint16_t *w;
+    const void *w;
     float values[];
 } * known;
 
-static const float *weights_of(const uint16_t *w, size_t n)
+/* The column of a place in a row of e4m3 (weight.h). */
+static uint32_t column_of(uint32_t at)
 {
+    uint32_t in = at % 16;
+    return at / 16 * 16 + in / 4 * 2 + in % 2 + in % 4 / 2 * 8;
+}
+
+/* Values of e4m3 [n][k]. */
+static void from_e4m3(const struct bt_cu_weight *w, uint32_t n, uint32_t k, float *to)
+{
+    const bool blocks = w->kind == BT_CU_WEIGHT_BLOCKS;
+    const uint8_t *v = w->w;
+    for (uint32_t r = 0; r < n; r++) {
+        for (uint32_t i = 0; i < k; i++) {
+            uint32_t c = column_of(i);
+            float scale = blocks ? w->scale[r / 128 * bt_cu_scale_stride(k) + c / 128]
+                                 : w->scale[(size_t)c / 128 * n + r];
+            to[(size_t)r * k + c] = e4m3[v[(size_t)r * k + i]] * scale;
+        }
+    }
+}
+
+static const float *weights_of(const struct bt_cu_weight *of, uint32_t rows, uint32_t k)
+{
+    const uint16_t *w = of->w;
+    const size_t n = (size_t)rows * k;
     struct weights *x = known;
     for (; x; x = x->next) {
         if (x->w == w) {
@@ -80,8 +106,11 @@ static const float *weights_of(const uint16_t *w, size_t n)
     x = malloc(sizeof(*x) + n * sizeof(float));
     x->next = known;
     x->w = w;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; of->kind == BT_CU_WEIGHT_BF16 && i < n; i++) {
         x->values[i] = from_bf16(w[i]);
+    }
+    if (of->kind != BT_CU_WEIGHT_BF16) {
+        from_e4m3(of, rows, k, x->values);
     }
     known = x;
     return x->values;
@@ -99,10 +128,17 @@ static void put(const struct product *p, size_t at, float v)
 static void run_product(const void *args)
 {
     const struct product *p = args;
-    const float *w = weights_of(p->w, (size_t)p->n * p->k);
+    const float *w = weights_of(&p->w, p->n, p->k);
     float *a = malloc((size_t)p->m * p->k * 4);
-    for (size_t i = 0; i < (size_t)p->m * p->k; i++) {
+    if (!p->e.v && p->w.kind != BT_CU_WEIGHT_BF16) {
+        from_half((const half *)p->a, p->m * p->k, a);
+    }
+    for (size_t i = 0; !p->e.v && p->w.kind == BT_CU_WEIGHT_BF16 && i < (size_t)p->m * p->k; i++) {
         a[i] = from_bf16(p->a[i]);
+    }
+    for (size_t i = 0; p->e.v && i < (size_t)p->m * p->k; i++) {
+        size_t row = i / p->k, c = column_of((uint32_t)(i % p->k));
+        a[row * p->k + c] = e4m3[p->e.v[i]] * p->e.scale[c / 128 * bt_cu_e4m3_stride(p->m) + row];
     }
     for (uint32_t r = 0; r < p->m;
          r += 4) { /* four rows stay in the cache while the weights pass */
@@ -142,9 +178,33 @@ cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, v
                            uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
 {
     (void)g;
-    const struct product p = {w, a, y, m, n, k, bf16, add};
+    const struct product p = {bt_cu_bf16(w), a, {0}, y, m, n, k, bf16, add};
     cuda_host_launch(s, run_product, &p, sizeof(p));
     return cudaSuccess;
+}
+cudaError_t bt_cu_gemm_e4m3_run(struct bt_cu_gemm *g, const struct bt_cu_e4m3_product *q,
+                                cudaStream_t s)
+{
+    (void)g;
+    const struct product p = {q->w, NULL, q->a, q->y, q->m, q->n, q->k, q->bf16, q->add};
+    cuda_host_launch(s, run_product, &p, sizeof(p));
+    return cudaSuccess;
+}
+cudaError_t bt_cu_gemm_e4m3_tune(struct bt_cu_gemm *g, const struct bt_cu_e4m3_product *p,
+                                 const struct bt_cu_weight *w, uint32_t layers, uint32_t proposals,
+                                 cudaStream_t s)
+{
+    (void)g;
+    (void)p;
+    (void)w;
+    (void)layers;
+    (void)proposals;
+    (void)s;
+    return cudaSuccess;
+}
+bool bt_cu_gemm_e4m3_fits(uint32_t n, uint32_t k)
+{
+    return n % 16 == 0 && k % 128 == 0;
 }
 cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t layers,
                             const void *a, void *y, uint32_t m, uint32_t n, uint32_t k, bool bf16,
@@ -156,17 +216,21 @@ cudaError_t bt_cu_gemm_tune(struct bt_cu_gemm *g, const void *const *w, uint32_t
 }
 
 int bt_cu_gemm_way(const struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
-                   enum bt_cu_skinny_end end)
+                   enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end)
 {
     (void)g;
     (void)n;
     (void)k;
     (void)end;
+    if (kind != BT_CU_WEIGHT_BF16 && m > 2 && m <= BT_CU_SKINNY_ROWS) {
+        return 0;
+    }
     return m == 3 || m == 4 ? 0 : -1; /* so that all three ways through the model are taken */
 }
 void bt_cu_gemm_set_way(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
-                        enum bt_cu_skinny_end end, int way)
+                        enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end, int way)
 {
+    (void)kind;
     (void)g;
     (void)m;
     (void)n;
@@ -178,9 +242,11 @@ uint32_t bt_cu_skinny_ways(void)
 {
     return 1;
 }
-bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
+bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k,
+                       enum bt_cu_weight_kind kind)
 {
     (void)way;
+    (void)kind;
     (void)n;
     (void)k;
     return m == 1; /* trials run once */
@@ -191,16 +257,19 @@ uint32_t bt_cu_gemm_bucket(uint32_t m)
     return m <= 1 ? m : UINT32_MAX; /* nothing to be met ahead */
 }
 
-bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k)
+bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k, enum bt_cu_weight_kind kind)
 {
     (void)n;
     (void)k;
+    (void)kind;
     return m <= 2;
 }
-cudaError_t bt_cu_gemv(const void *w, const void *x, float *y, uint32_t m, uint32_t n, uint32_t k,
-                       bool add, cudaStream_t s)
+cudaError_t bt_cu_gemv(struct bt_cu_weight w, const void *x, float *y, uint32_t m, uint32_t n,
+                       uint32_t k, bool add, cudaStream_t s)
 {
-    return bt_cu_gemm_run(NULL, w, x, y, m, n, k, false, add, s);
+    const struct product p = {w, x, {0}, y, m, n, k, false, add};
+    cuda_host_launch(s, run_product, &p, sizeof(p));
+    return cudaSuccess;
 }
 
 struct swiglu {
@@ -239,25 +308,26 @@ static void run_gemv_swiglu(const void *args)
     for (uint32_t r = 0; r < p.m; r++) {
         for (uint32_t i = 0; i < p.n / 2; i++) {
             const float *row = y + (size_t)r * p.n;
-            a[(size_t)r * (p.n / 2) + i] = silu_mul(row[i], row[p.n / 2 + i]);
+            float g = row[i], h = g / (1 + expf(-g)) * row[p.n / 2 + i];
+            a[(size_t)r * (p.n / 2) + i] =
+                p.w.kind == BT_CU_WEIGHT_BF16 ? to_bf16(h) : half_bits(h);
         }
     }
     free(y);
 }
-cudaError_t bt_cu_gemv_swiglu(const void *w, const void *x, void *y, uint32_t m, uint32_t n,
+cudaError_t bt_cu_gemv_swiglu(struct bt_cu_weight w, const void *x, void *y, uint32_t m, uint32_t n,
                               uint32_t k, cudaStream_t s)
 {
-    const struct product p = {w, x, y, m, n, k, false, false};
+    const struct product p = {w, x, {0}, y, m, n, k, false, false};
     cuda_host_launch(s, run_gemv_swiglu, &p, sizeof(p));
     return cudaSuccess;
 }
-cudaError_t bt_cu_skinny(uint32_t way, const void *w, const void *x, void *y, uint32_t m,
+cudaError_t bt_cu_skinny(uint32_t way, struct bt_cu_weight w, const void *x, void *y, uint32_t m,
                          uint32_t n, uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s)
 {
     (void)way;
-    return end == BT_CU_SKINNY_SWIGLU
-               ? bt_cu_gemv_swiglu(w, x, y, m, n, k, s)
-               : bt_cu_gemm_run(NULL, w, x, y, m, n, k, false, end == BT_CU_SKINNY_ADD, s);
+    return end == BT_CU_SKINNY_SWIGLU ? bt_cu_gemv_swiglu(w, x, y, m, n, k, s)
+                                      : bt_cu_gemv(w, x, y, m, n, k, end == BT_CU_SKINNY_ADD, s);
 }
 
 /* ---- rows ---- */
@@ -305,6 +375,7 @@ struct norm {
     uint16_t *a;
     uint32_t n, hidden;
     float eps;
+    bool f16;
 };
 static void run_norm(const void *args)
 {
@@ -313,14 +384,22 @@ static void run_norm(const void *args)
         const float *x = p->x + (size_t)(p->rows ? (uint32_t)p->rows[t] : t) * p->hidden;
         float f = 1 / sqrtf(dot(x, x, p->hidden) / (float)p->hidden + p->eps);
         for (uint32_t i = 0; i < p->hidden; i++) {
-            p->a[(size_t)t * p->hidden + i] = to_bf16(x[i] * f * p->w[i]);
+            float v = x[i] * f * p->w[i];
+            p->a[(size_t)t * p->hidden + i] = p->f16 ? half_bits(v) : to_bf16(v);
         }
     }
 }
 cudaError_t bt_cu_norm(const float *x, const int32_t *rows, const float *w, uint32_t n,
                        uint32_t hidden, float eps, void *a, cudaStream_t s)
 {
-    const struct norm p = {x, w, rows, a, n, hidden, eps};
+    const struct norm p = {x, w, rows, a, n, hidden, eps, false};
+    cuda_host_launch(s, run_norm, &p, sizeof(p));
+    return cudaSuccess;
+}
+cudaError_t bt_cu_norm_f16(const float *x, const int32_t *rows, const float *w, uint32_t n,
+                           uint32_t hidden, float eps, void *a, cudaStream_t s)
+{
+    const struct norm p = {x, w, rows, a, n, hidden, eps, true};
     cuda_host_launch(s, run_norm, &p, sizeof(p));
     return cudaSuccess;
 }
@@ -456,7 +535,7 @@ bool bt_cu_wide_fits(uint32_t m, uint32_t n, uint32_t k)
 cudaError_t bt_cu_wide_swiglu(const void *w, const void *x, void *y, uint32_t m, uint32_t n,
                               uint32_t k, cudaStream_t s)
 {
-    return bt_cu_gemv_swiglu(w, x, y, m, n, k, s);
+    return bt_cu_gemv_swiglu(bt_cu_bf16(w), x, y, m, n, k, s);
 }
 
 struct wide_append {
@@ -476,8 +555,16 @@ static void run_wide_append(const void *args)
 cudaError_t bt_cu_wide_append(const void *w, const void *x, uint32_t k,
                               const struct bt_cu_append *a, cudaStream_t s)
 {
-    const struct wide_append p = {
-        {w, x, NULL, a->n, (a->heads + 2 * a->kv_heads) * a->head_dim, k, false, false}, *a};
+    const struct wide_append p = {{bt_cu_bf16(w),
+                                   x,
+                                   {0},
+                                   NULL,
+                                   a->n,
+                                   (a->heads + 2 * a->kv_heads) * a->head_dim,
+                                   k,
+                                   false,
+                                   false},
+                                  *a};
     cuda_host_launch(s, run_wide_append, &p, sizeof(p));
     return a->e4m3 ? cudaErrorInvalidValue : cudaSuccess;
 }
@@ -604,7 +691,8 @@ static void attend(const struct bt_attn_pool *p, uint32_t layer_row, const half 
             }
         }
         for (uint32_t i = 0; i < group * d; i++) {
-            out[k * group * d + i] = to_bf16(mean[i / d][i % d] / sum[i / d]);
+            float v = mean[i / d][i % d] / sum[i / d];
+            out[k * group * d + i] = p->out_type == BT_CU_F16 ? half_bits(v) : to_bf16(v);
         }
     }
     free(score);

@@ -21,6 +21,14 @@ static inline uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+static inline uint16_t half_bits(float f)
+{
+    half h = (half)(f > 65504 ? 65504 : f < -65504 ? -65504 : f);
+    uint16_t v;
+    memcpy(&v, &h, 2);
+    return v;
+}
+
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FAST                                                                                       \
     __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3", "fast-math")))

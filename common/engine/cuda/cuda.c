@@ -137,7 +137,7 @@ static bt_status_t open_wide(struct bt_engine *e, char *err, size_t err_cap)
                                       .kv_heads = c->kv_heads,
                                       .head_dim = c->head_dim,
                                       .type = BT_CU_F16,
-                                      .out_type = BT_CU_BF16,
+                                      .out_type = e->model.e4m3 ? BT_CU_F16 : BT_CU_BF16,
                                       .scale = c->attn_scale,
                                       .window = c->window};
     ce = ce == cudaSuccess ? bt_attn_create(&pool, 1, &e->wide_attn) : ce;
@@ -186,7 +186,7 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
                                     .head_dim = c->head_dim,
                                     .type = e->e4m3 ? BT_CU_E4M3 : BT_CU_F16,
                                     .scale_row = (uint32_t)(g->scale_off / row),
-                                    .out_type = BT_CU_BF16,
+                                    .out_type = e->model.e4m3 ? BT_CU_F16 : BT_CU_BF16,
                                     .scale = c->attn_scale,
                                     .window = c->window};
     ce = ce != cudaSuccess ? ce
@@ -294,8 +294,11 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         return BT_ERR_DEVICE;
     }
     size_t free_bytes = 0, total;
+    /* Latent attention, experts and GPT-2 have no kernels for e4m3 yet. */
+    bool fp8 = bt_cu_gemm_e4m3_fits(16, BT_CU_WEIGHT_BLOCK) && !c->experts.n && !c->mla.kv_rank &&
+               !c->gpt2;
     if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) {
-        st = bt_engine_check_fits(conf, &e->model.config, free_bytes, "GPU", err, err_cap);
+        st = bt_engine_check_fits(conf, &e->model.config, fp8, free_bytes, "GPU", err, err_cap);
     }
     st = st == BT_OK ? bt_cu_model_load(e, conf, err, err_cap) : st;
     st = st == BT_OK ? bt_cu_step_open(e, err, err_cap) : st;

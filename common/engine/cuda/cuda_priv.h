@@ -10,6 +10,7 @@
 #include "common/engine/cuda/attention/attention.h"
 #include "common/engine/cuda/experts/experts.h"
 #include "common/engine/cuda/gemm/gemm.h"
+#include "common/engine/cuda/rows/quant.h"
 #include "common/engine/cuda/rows/rows.h"
 #include "common/engine/cuda/sample/sample.h"
 #include "common/engine/engine.h"
@@ -24,11 +25,6 @@
 
 /* Products that wide.h may take from cuBLASLt. */
 enum bt_cu_wide { BT_CU_WIDE_QKV, BT_CU_WIDE_GATE_UP, BT_CU_WIDES };
-
-/* A matrix [rows][cols] of weights in device memory. */
-struct bt_cu_weight {
-    void *w; /* bf16; NULL: the layer has no such matrix */
-};
 
 struct bt_cu_mlp_weights {
     struct bt_cu_weight in;   /* gate's rows, then up's; GPT-2: up's alone */
@@ -73,6 +69,7 @@ struct bt_cu_model {
     void **memory; /* all of the above, to be freed */
     uint32_t n_memory, cap_memory;
     size_t bytes;
+    bool e4m3; /* all matrices of layers are */
 };
 
 struct bt_cu_staging { /* one step's small inputs on their way to the device */
@@ -112,7 +109,8 @@ struct bt_cu_routing {
 /* Activations of a step, on the device. */
 struct bt_cu_act {
     float *rope, *x, *qkv, *logits;
-    void *a, *q, *o, *gu; /* a: norm's output and SwiGLU's */
+    void *a, *q, *o, *gu;        /* a: norm's output and SwiGLU's */
+    struct bt_cu_e4m3_rows e4m3; /* rounded: of norm, attention or SwiGLU; none: NULL */
     struct bt_cu_routing experts;
 };
 

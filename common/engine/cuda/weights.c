@@ -1,40 +1,28 @@
-/* Places a decoder model on the device: products and the embedding in bf16, vectors in f32. Runs
- * once in open. */
+/* Places a decoder model on the device: products and the embedding in bf16 (e4m3: weights_fp8.c),
+ * vectors in f32. Runs once in open. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/engine/cuda/cuda_priv.h"
-#include "common/engine/decoder.h"
+#include "common/engine/cuda/weights_priv.h"
 #include "common/log/log.h"
 
 #define STAGE_BYTES (64u << 20)
 
-struct loader {
-    struct bt_engine *e;
-    const char *dir;
-    uint32_t seed;     /* of dummy weights */
-    uint8_t *stage[2]; /* pinned, used in turn */
-    cudaEvent_t sent[2];
-    int turn;
-    char *err;
-    size_t err_cap;
-};
-
-static bt_status_t device_error(struct loader *l, cudaError_t e, size_t bytes)
+bt_status_t bt_cu_loader_error(struct bt_cu_loader *l, cudaError_t e, size_t bytes)
 {
     snprintf(l->err, l->err_cap, "%s: %zu bytes of weights: %s", l->dir, bytes,
              cudaGetErrorString(e));
     return e == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
 }
 
-static bt_status_t take(struct loader *l, size_t bytes, void **p)
+bt_status_t bt_cu_loader_take(struct bt_cu_loader *l, size_t bytes, void **p)
 {
     struct bt_cu_model *m = &l->e->model;
     cudaError_t e = cudaMalloc(p, bytes);
     if (e != cudaSuccess) {
-        return device_error(l, e, bytes);
+        return bt_cu_loader_error(l, e, bytes);
     }
     if (m->n_memory == m->cap_memory) {
         m->cap_memory = BT_MAX(64u, m->cap_memory * 2);
@@ -45,18 +33,16 @@ static bt_status_t take(struct loader *l, size_t bytes, void **p)
     return BT_OK;
 }
 
-/* Part of a tensor: rows of `width` values, `stride` values apart. */
-struct view {
-    const struct bt_tensor *t;
-    size_t from, rows, width, stride;
-    bool turned; /* t is the matrix [width, rows], and is to become [rows, width] */
-};
-
-/* Values of rows [row, row + n) of a view as F32 or BF16. */
-static void read_rows(const struct view *v, size_t row, size_t n, bool f32, uint8_t *out)
+static size_t item_of(bt_tensor_dtype_t as)
 {
-    bt_tensor_dtype_t as = f32 ? BT_TENSOR_F32 : BT_TENSOR_BF16;
-    size_t item = f32 ? 4 : 2;
+    return as == BT_TENSOR_F32 ? 4 : as == BT_TENSOR_F8 ? 1 : 2;
+}
+
+/* Values of rows [row, row + n) of a view. */
+static void read_rows(const struct bt_cu_view *v, size_t row, size_t n, bt_tensor_dtype_t as,
+                      uint8_t *out)
+{
+    size_t item = item_of(as);
     if (v->stride == v->width) {
         bt_tensor_values(v->t, v->from + row * v->stride, n * v->width, as, out);
         return;
@@ -68,7 +54,7 @@ static void read_rows(const struct view *v, size_t row, size_t n, bool f32, uint
 }
 
 /* The same of a matrix that lies turned, in bf16. all: its values. */
-static void turn_rows(const struct view *v, const uint16_t *all, size_t row, size_t n,
+static void turn_rows(const struct bt_cu_view *v, const uint16_t *all, size_t row, size_t n,
                       uint16_t *out)
 {
     for (size_t c = 0; c < v->width; c++) {
@@ -79,9 +65,10 @@ static void turn_rows(const struct view *v, const uint16_t *all, size_t row, siz
 }
 
 /* Copies through two pinned buffers: while one is sent, several threads fill the other. */
-static bt_status_t upload(struct loader *l, const struct view *v, bool f32, uint8_t *to)
+bt_status_t bt_cu_loader_upload(struct bt_cu_loader *l, const struct bt_cu_view *v,
+                                bt_tensor_dtype_t as, uint8_t *to)
 {
-    size_t item = f32 ? 4 : 2, per = BT_MAX(STAGE_BYTES / item / v->width, (size_t)1);
+    size_t item = item_of(as), per = BT_MAX(STAGE_BYTES / item / v->width, (size_t)1);
     uint16_t *all = v->turned ? bt_malloc(v->rows * v->width * sizeof(*all)) : NULL;
     cudaError_t e = cudaSuccess;
     bt_tensor_ahead(v->t);
@@ -95,7 +82,7 @@ static bt_status_t upload(struct loader *l, const struct view *v, bool f32, uint
         if (e == cudaSuccess && all) {
             turn_rows(v, all, at, m, (uint16_t *)l->stage[i]);
         } else if (e == cudaSuccess) {
-            read_rows(v, at, m, f32, l->stage[i]);
+            read_rows(v, at, m, as, l->stage[i]);
         }
         if (e == cudaSuccess) {
             e = cudaMemcpyAsync(to + at * v->width * item, l->stage[i], m * v->width * item,
@@ -104,16 +91,16 @@ static bt_status_t upload(struct loader *l, const struct view *v, bool f32, uint
         e = e == cudaSuccess ? cudaEventRecord(l->sent[i], l->e->load) : e;
     }
     free(all);
-    return e == cudaSuccess ? BT_OK : device_error(l, e, v->rows * v->width * item);
+    return e == cudaSuccess ? BT_OK : bt_cu_loader_error(l, e, v->rows * v->width * item);
 }
 
-static bt_status_t fill_dummy(struct loader *l, const struct bt_decoder_tensors *d, void *to)
+bt_status_t bt_cu_loader_dummy(struct bt_cu_loader *l, const struct bt_decoder_tensors *d, void *to)
 {
     cudaError_t e;
     if (d->cols) {
         e = bt_cu_dummy_bf16(to, d->rows * d->cols, bt_decoder_dummy_width(d->cols), ++l->seed,
                              l->e->load);
-        return e == cudaSuccess ? BT_OK : device_error(l, e, d->rows * d->cols * 2);
+        return e == cudaSuccess ? BT_OK : bt_cu_loader_error(l, e, d->rows * d->cols * 2);
     }
     float *ones = bt_malloc(d->rows * sizeof(*ones));
     for (size_t i = 0; i < d->rows; i++) {
@@ -121,7 +108,7 @@ static bt_status_t fill_dummy(struct loader *l, const struct bt_decoder_tensors 
     }
     e = cudaMemcpy(to, ones, d->rows * sizeof(*ones), cudaMemcpyHostToDevice);
     free(ones);
-    return e == cudaSuccess ? BT_OK : device_error(l, e, d->rows * sizeof(*ones));
+    return e == cudaSuccess ? BT_OK : bt_cu_loader_error(l, e, d->rows * sizeof(*ones));
 }
 
 /* Where a matrix is kept; NULL: the item is a vector. */
@@ -196,8 +183,8 @@ static uint64_t matrix_rows(const struct bt_model_config *c, const struct bt_dec
 
 /* Memory for an item of `bytes`. All experts of a layer share one piece, which the first of them
  * takes, with the shared expert behind them; so do the parts of a layer's first product. */
-static bt_status_t memory_of(struct loader *l, const struct bt_decoder_tensors *d, size_t bytes,
-                             uint8_t **to_p)
+static bt_status_t memory_of(struct bt_cu_loader *l, const struct bt_decoder_tensors *d,
+                             size_t bytes, uint8_t **to_p)
 {
     struct bt_cu_model *m = &l->e->model;
     const struct bt_cu_experts x = bt_cu_experts_of(&m->config);
@@ -207,7 +194,7 @@ static bt_status_t memory_of(struct loader *l, const struct bt_decoder_tensors *
     size_t row = bytes / d->rows, each = is_shared(d) ? bytes / x.always : bytes;
     bt_status_t st = BT_OK;
     if (*home == NULL) {
-        st = take(l, row * rows * (is_expert(d) ? x.n : 1), home);
+        st = bt_cu_loader_take(l, row * rows * (is_expert(d) ? x.n : 1), home);
     }
     if (st == BT_OK) {
         size_t at = is_shared(d) ? m->config.experts.n : d->expert;
@@ -218,7 +205,8 @@ static bt_status_t memory_of(struct loader *l, const struct bt_decoder_tensors *
 
 /* A shared expert that is `always` times as wide as a routed one is as many of them: their results
  * add up to its own. */
-static bt_status_t place_shared(struct loader *l, const struct bt_decoder_tensors *d, uint8_t *to)
+static bt_status_t place_shared(struct bt_cu_loader *l, const struct bt_decoder_tensors *d,
+                                uint8_t *to)
 {
     const struct bt_model_config *c = &l->e->model.config;
     size_t inter = c->experts.intermediate, hidden = c->hidden, each = inter * hidden;
@@ -226,33 +214,37 @@ static bt_status_t place_shared(struct loader *l, const struct bt_decoder_tensor
     for (uint32_t i = 0; st == BT_OK && i < c->experts.shared / inter * d->n_parts; i++) {
         uint32_t expert = i / d->n_parts;
         const struct bt_tensor *t = d->parts[i % d->n_parts].t;
-        const struct view up = {t, expert * each, inter, hidden, hidden, false};
-        const struct view down = {t, expert * inter, hidden, inter, c->experts.shared, false};
-        st = upload(l, d->item == BT_DECODER_SHARED_DOWN ? &down : &up, false, to + i * each * 2);
+        const struct bt_cu_view up = {t, expert * each, inter, hidden, hidden, false};
+        const struct bt_cu_view down = {t, expert * inter, hidden, inter, c->experts.shared, false};
+        st = bt_cu_loader_upload(l, d->item == BT_DECODER_SHARED_DOWN ? &down : &up, BT_TENSOR_BF16,
+                                 to + i * each * 2);
     }
     return st;
 }
 
-static bt_status_t make_f16(struct loader *l, const struct bt_decoder_tensors *d, void *w)
+static bt_status_t make_f16(struct bt_cu_loader *l, const struct bt_decoder_tensors *d, void *w)
 {
     cudaError_t e = bt_cu_bf16_to_f16(w, d->rows * d->cols, l->e->load);
-    return e == cudaSuccess ? BT_OK : device_error(l, e, d->rows * d->cols * 2);
+    return e == cudaSuccess ? BT_OK : bt_cu_loader_error(l, e, d->rows * d->cols * 2);
 }
 
 static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
 {
-    struct loader *l = arg;
+    struct bt_cu_loader *l = arg;
     struct bt_cu_model *m = &l->e->model;
     if (d->item == BT_DECODER_HEAD && m->config.tie_embeddings) {
         m->lm_head = m->embed;
         return BT_OK;
+    }
+    if (bt_cu_fp8_kind(l, d) != BT_CU_WEIGHT_BF16) {
+        return bt_cu_fp8_place(l, d, matrix_home(m, d));
     }
     bool vector = matrix_home(m, d) == NULL;
     size_t width = vector ? 1 : d->cols, item = vector ? 4 : 2;
     uint8_t *to = NULL;
     bt_status_t st = memory_of(l, d, d->rows * width * item, &to);
     if (st == BT_OK && !d->parts[0].t) {
-        st = fill_dummy(l, d, to);
+        st = bt_cu_loader_dummy(l, d, to);
         return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;
     }
     if (st == BT_OK && is_shared(d)) {
@@ -261,8 +253,10 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
     size_t at = 0;
     for (uint32_t i = 0; st == BT_OK && i < d->n_parts; i++) {
         const struct bt_decoder_part *p = &d->parts[i];
-        const struct view v = {p->t, 0, p->rows, width, width, p->transposed};
-        st = upload(l, &v, vector, to + at);
+        const struct bt_cu_view v = {p->t, 0, p->rows, width, width, p->transposed};
+        st = d->quantize
+                 ? bt_cu_fp8_rounded(l, p, d->cols, to + at)
+                 : bt_cu_loader_upload(l, &v, vector ? BT_TENSOR_F32 : BT_TENSOR_BF16, to + at);
         at += p->rows * width * item;
     }
     return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;
@@ -271,7 +265,7 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
 bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                              size_t err_cap)
 {
-    struct loader l = {.e = e, .dir = conf->model_dir, .err = err, .err_cap = err_cap};
+    struct bt_cu_loader l = {.e = e, .dir = conf->model_dir, .err = err, .err_cap = err_cap};
     bt_status_t st = BT_OK;
     uint64_t t0 = bt_mono_ns();
     e->model.layers = bt_calloc(e->model.config.layers, sizeof(*e->model.layers));
@@ -280,15 +274,19 @@ bt_status_t bt_cu_model_load(struct bt_engine *e, const struct bt_engine_config 
         if (ce == cudaSuccess) {
             ce = cudaEventCreateWithFlags(&l.sent[i], cudaEventDisableTiming);
         }
-        st = ce == cudaSuccess ? BT_OK : device_error(&l, ce, STAGE_BYTES);
+        st = ce == cudaSuccess ? BT_OK : bt_cu_loader_error(&l, ce, STAGE_BYTES);
     }
+    st = st == BT_OK ? bt_cu_fp8_open(&l) : st;
+    st = st == BT_OK ? bt_cu_fp8_look(&l, conf) : st;
     if (st == BT_OK) {
         st = bt_decoder_load(conf, &e->model.config, place, &l, err, err_cap);
     }
     cudaError_t ce = cudaStreamSynchronize(e->load);
     if (st == BT_OK && ce != cudaSuccess) {
-        st = device_error(&l, ce, e->model.bytes);
+        st = bt_cu_loader_error(&l, ce, e->model.bytes);
     }
+    st = st == BT_OK ? bt_cu_fp8_check(&l) : st;
+    bt_cu_fp8_close(&l);
     if (st == BT_OK) {
         double s = (double)(bt_mono_ns() - t0) * 1e-9, gb = (double)e->model.bytes * 1e-9;
         BT_INFO("engine_weights", "engine=cuda gb=%.1f seconds=%.2f gb_per_s=%.1f", gb, s, gb / s);

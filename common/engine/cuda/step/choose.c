@@ -21,6 +21,13 @@ static bool is_added(const struct bt_cu_layer_product *p)
     return p->end == BT_CU_SKINNY_ADD;
 }
 
+/* Of p's weights: those of all layers are of one kind, but for the form of scales. */
+static enum bt_cu_weight_kind kind_of(const struct bt_engine *e,
+                                      const struct bt_cu_layer_product *p)
+{
+    return bt_cu_weight_of(&e->model.layers[0], p)->kind;
+}
+
 /* The weights of p in the first layers that have it; returns their number. 0 also where there is no
  * room for its result of m rows. */
 static uint32_t weights_of(const struct bt_engine *e, const struct bt_cu_layer_product *p,
@@ -37,6 +44,28 @@ static uint32_t weights_of(const struct bt_engine *e, const struct bt_cu_layer_p
     return n;
 }
 
+/* Of a model whose layers are e4m3. Fewer rows do not use cuBLASLt. */
+static bt_status_t tune_e4m3(struct bt_engine *e, const struct bt_cu_layer_product *p, uint32_t m,
+                             uint32_t proposals)
+{
+    const struct bt_cu_e4m3_product q = {.a = e->act.e4m3,
+                                         .y = p->y,
+                                         .m = m,
+                                         .n = p->n,
+                                         .k = p->k,
+                                         .bf16 = is_bf16(p),
+                                         .add = is_added(p)};
+    struct bt_cu_weight w[TUNE_LAYERS];
+    uint32_t n = 0;
+    for (uint32_t i = 0; n < TUNE_LAYERS && i < e->model.config.layers; i++) {
+        w[n] = *bt_cu_weight_of(&e->model.layers[i], p);
+        n += w[n].kind == kind_of(e, p);
+    }
+    BT_CU_TRY(e, bt_cu_rows_e4m3(e->act.a, m, p->k, &e->act.e4m3, e->compute));
+    BT_CU_TRY(e, bt_cu_gemm_e4m3_tune(e->gemm, &q, w, n, proposals, e->compute));
+    return BT_OK;
+}
+
 static bt_status_t tune_layer(struct bt_engine *e, uint32_t m, uint32_t proposals)
 {
     struct bt_cu_layer_product of[BT_CU_LAYER_PRODUCTS_MAX];
@@ -45,7 +74,12 @@ static bt_status_t tune_layer(struct bt_engine *e, uint32_t m, uint32_t proposal
         const struct bt_cu_layer_product *p = &of[i];
         const void *w[TUNE_LAYERS];
         uint32_t layers = weights_of(e, p, m, w);
-        if (layers && !bt_cu_gemv_fits(m, p->n, p->k)) {
+        if (kind_of(e, p) != BT_CU_WEIGHT_BF16) {
+            bt_status_t st = m > BT_CU_SKINNY_ROWS ? tune_e4m3(e, p, m, proposals) : BT_OK;
+            if (st != BT_OK) {
+                return st;
+            }
+        } else if (layers && !bt_cu_gemv_fits(m, p->n, p->k, BT_CU_WEIGHT_BF16)) {
             BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, w, layers, e->act.a, p->y, m, p->n, p->k,
                                          is_bf16(p), is_added(p), proposals, e->compute));
         }
@@ -57,7 +91,7 @@ static bt_status_t tune_head(struct bt_engine *e, uint32_t m)
 {
     const struct bt_model_config *c = &e->model.config;
     const void *head = e->model.lm_head.w;
-    if (!bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
+    if (!bt_cu_gemv_fits(m, c->vocab, c->hidden, BT_CU_WEIGHT_BF16)) {
         BT_CU_TRY(e, bt_cu_gemm_tune(e->gemm, &head, 1, e->act.a, e->act.logits, m, c->vocab,
                                      c->hidden, false, false, BT_CU_GEMM_PROPOSALS, e->compute));
     }
@@ -99,12 +133,22 @@ static bt_status_t meet(struct bt_engine *e)
         for (uint32_t i = 0; i < n; i++) {
             const struct bt_cu_layer_product *p = &of[i];
             const void *w[TUNE_LAYERS];
-            if (!bt_cu_gemv_fits(m, p->n, p->k) && weights_of(e, p, m, w)) {
+            if (kind_of(e, p) != BT_CU_WEIGHT_BF16) {
+                const struct bt_cu_weight *first = bt_cu_weight_of(&e->model.layers[0], p);
+                bt_status_t st = m > BT_CU_SKINNY_ROWS
+                                     ? bt_cu_product(e, first, NULL, p->y, m, p->n, p->k,
+                                                     is_bf16(p), is_added(p))
+                                     : BT_OK;
+                if (st != BT_OK) {
+                    return st;
+                }
+            } else if (!bt_cu_gemv_fits(m, p->n, p->k, BT_CU_WEIGHT_BF16) &&
+                       weights_of(e, p, m, w)) {
                 BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w[0], e->act.a, p->y, m, p->n, p->k,
                                             is_bf16(p), is_added(p), e->compute));
             }
         }
-        if (m <= e->max_batch && !bt_cu_gemv_fits(m, c->vocab, c->hidden)) {
+        if (m <= e->max_batch && !bt_cu_gemv_fits(m, c->vocab, c->hidden, BT_CU_WEIGHT_BF16)) {
             BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, e->model.lm_head.w, e->act.a, e->act.logits, m,
                                         c->vocab, c->hidden, false, false, e->compute));
         }
@@ -132,12 +176,15 @@ static bt_status_t trial_layers(struct bt_engine *e, uint32_t m)
                 p->weight == offsetof(struct bt_cu_layer, mlp.down)) {
                 continue;
             }
-            BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, first ? y->norm_mlp : y->norm_attn, m,
-                                    c->hidden, c->norm_eps, e->act.a, e->compute));
+            const struct bt_cu_norm_of norm = {.w = first ? y->norm_mlp : y->norm_attn};
+            bt_status_t st = bt_cu_norm_for(e, bt_cu_weight_of(y, p), &norm, m);
+            if (st != BT_OK) {
+                return st;
+            }
             const void *a = is_added(p) || p->k != c->hidden ? e->act.o : e->act.a;
-            bt_status_t st = first ? bt_cu_mlp_dense(e, y, m)
-                                   : bt_cu_product(e, bt_cu_weight_of(y, p), a, p->y, m, p->n, p->k,
-                                                   false, is_added(p));
+            st = first ? bt_cu_mlp_dense(e, y, m)
+                       : bt_cu_product(e, bt_cu_weight_of(y, p), a, p->y, m, p->n, p->k, false,
+                                       is_added(p));
             if (st != BT_OK) {
                 return st;
             }
@@ -208,30 +255,31 @@ static bt_status_t time_hot(struct bt_engine *e, trial_fn *trial, uint32_t m, fl
 /* Tries all ways of one product while the other products stay unchanged, and keeps the fastest. A
  * way must be faster by half a percent; a smaller difference is noise. */
 static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint32_t k,
-                               enum bt_cu_skinny_end end, trial_fn *trial, cudaEvent_t *ev)
+                               enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end,
+                               trial_fn *trial, cudaEvent_t *ev)
 {
-    int best = bt_cu_gemm_way(e->gemm, m, n, k, end), now = best;
+    int best = bt_cu_gemm_way(e->gemm, m, n, k, kind, end), now = best;
     float least, ms;
     bool any = false;
     for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
-        any |= bt_cu_skinny_fits(way, m, n, k);
+        any |= bt_cu_skinny_fits(way, m, n, k, kind);
     }
     if (!any) {
         return BT_OK;
     }
     bt_status_t st = time_trial(e, trial, m, ev, &least);
     for (int way = -1; st == BT_OK && way < (int)bt_cu_skinny_ways(); way++) {
-        if (way == now || (way >= 0 && !bt_cu_skinny_fits((uint32_t)way, m, n, k))) {
+        if (way == now || (way >= 0 && !bt_cu_skinny_fits((uint32_t)way, m, n, k, kind))) {
             continue;
         }
-        bt_cu_gemm_set_way(e->gemm, m, n, k, end, way);
+        bt_cu_gemm_set_way(e->gemm, m, n, k, kind, end, way);
         st = time_trial(e, trial, m, ev, &ms);
         if (st == BT_OK && ms < least * 0.995f) {
             least = ms;
             best = way;
         }
     }
-    bt_cu_gemm_set_way(e->gemm, m, n, k, end, best);
+    bt_cu_gemm_set_way(e->gemm, m, n, k, kind, end, best);
     return st;
 }
 
@@ -258,9 +306,10 @@ static bt_status_t choose_ways(struct bt_engine *e)
             if (!weights_of(e, p, m, w)) {
                 continue;
             }
-            st = try_product(e, m, p->n, p->k, p->end, trial_layers, ev);
+            st = try_product(e, m, p->n, p->k, kind_of(e, p), p->end, trial_layers, ev);
         }
-        st = st == BT_OK ? try_product(e, m, c->vocab, c->hidden, BT_CU_SKINNY_F32, trial_head, ev)
+        st = st == BT_OK ? try_product(e, m, c->vocab, c->hidden, BT_CU_WEIGHT_BF16,
+                                       BT_CU_SKINNY_F32, trial_head, ev)
                          : st;
     }
     cudaEventDestroy(ev[0]);
@@ -299,9 +348,9 @@ static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
             continue;
         }
         n++;
-        BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_mlp, m, c->hidden, c->norm_eps, e->act.a,
-                                e->compute));
-        st = bt_cu_mlp_dense(e, y, m);
+        const struct bt_cu_norm_of norm = {.w = y->norm_mlp};
+        st = bt_cu_norm_for(e, &y->mlp.in, &norm, m);
+        st = st == BT_OK ? bt_cu_mlp_dense(e, y, m) : st;
     }
     return st;
 }
@@ -310,6 +359,9 @@ static bool wide_fits(const struct bt_engine *e, enum bt_cu_wide what, uint32_t 
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t qkv = (c->heads + 2 * c->kv_heads) * c->head_dim, wide = bt_cu_mlp_width(c);
+    if (e->model.e4m3) { /* wide.h reads bf16 */
+        return false;
+    }
     return what == BT_CU_WIDE_QKV ? bt_cu_wide_fits(m, qkv, c->hidden)
                                   : wide && bt_cu_wide_fits(m, 2 * wide, c->hidden);
 }

@@ -25,18 +25,24 @@ bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y, ui
         return gelu(e, y, n);
     }
     uint32_t wide = 2 * c->intermediate;
-    int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, BT_CU_SKINNY_SWIGLU);
+    int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, w->in.kind, BT_CU_SKINNY_SWIGLU);
     void *h = e->act.a;
-    if (bt_cu_takes_wide(e, BT_CU_WIDE_GATE_UP, n)) {
+    if (bt_cu_takes_e4m3(&w->in, n)) {
+        bt_status_t st = bt_cu_product(e, &w->in, NULL, e->act.gu, n, wide, c->hidden, true, false);
+        if (st != BT_OK) {
+            return st;
+        }
+        BT_CU_TRY(e, bt_cu_swiglu_e4m3(e->act.gu, n, c->intermediate, &e->act.e4m3, e->compute));
+    } else if (bt_cu_takes_wide(e, BT_CU_WIDE_GATE_UP, n)) {
         h = e->act.gu;
         BT_CU_TRY(e, bt_cu_wide_swiglu(w->in.w, e->act.a, h, n, wide, c->hidden, e->compute));
     } else if (way >= 0) {
         h = e->act.gu;
-        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, w->in.w, e->act.a, h, n, wide, c->hidden,
+        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, w->in, e->act.a, h, n, wide, c->hidden,
                                   BT_CU_SKINNY_SWIGLU, e->compute));
-    } else if (bt_cu_gemv_fits(n, wide, c->hidden)) {
+    } else if (bt_cu_gemv_fits(n, wide, c->hidden, w->in.kind)) {
         h = e->act.gu;
-        BT_CU_TRY(e, bt_cu_gemv_swiglu(w->in.w, e->act.a, h, n, wide, c->hidden, e->compute));
+        BT_CU_TRY(e, bt_cu_gemv_swiglu(w->in, e->act.a, h, n, wide, c->hidden, e->compute));
     } else {
         bt_status_t st =
             bt_cu_product(e, &w->in, e->act.a, e->act.gu, n, wide, c->hidden, true, false);
@@ -78,7 +84,7 @@ bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layout *l,
         return routed(e, l, in, y);
     }
     const struct bt_cu_norm_of norm = {y->norm_mlp, y->bias.norm_mlp, y->bias.o};
-    bt_status_t st = bt_cu_norm_rows(e, &norm, NULL, l->tokens);
+    bt_status_t st = bt_cu_norm_for(e, &y->mlp.in, &norm, l->tokens);
     return st == BT_OK ? bt_cu_mlp_dense(e, y, l->tokens) : st;
 }
 

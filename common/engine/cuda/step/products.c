@@ -33,15 +33,23 @@ uint32_t bt_cu_layer_products(const struct bt_engine *e,
     return n;
 }
 
+bool bt_cu_takes_e4m3(const struct bt_cu_weight *w, uint32_t m)
+{
+    return w->kind != BT_CU_WEIGHT_BF16 && m > BT_CU_SKINNY_ROWS;
+}
+
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
                           uint32_t m, uint32_t n, uint32_t k, bool bf16, bool add)
 {
     enum bt_cu_skinny_end end = add ? BT_CU_SKINNY_ADD : BT_CU_SKINNY_F32;
-    int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, end);
-    if (way >= 0) {
-        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, w->w, a, y, m, n, k, end, e->compute));
-    } else if (!bf16 && bt_cu_gemv_fits(m, n, k)) {
-        BT_CU_TRY(e, bt_cu_gemv(w->w, a, y, m, n, k, add, e->compute));
+    int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, w->kind, end);
+    if (bt_cu_takes_e4m3(w, m)) {
+        const struct bt_cu_e4m3_product p = {*w, e->act.e4m3, y, m, n, k, bf16, add};
+        BT_CU_TRY(e, bt_cu_gemm_e4m3_run(e->gemm, &p, e->compute));
+    } else if (way >= 0) {
+        BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, *w, a, y, m, n, k, end, e->compute));
+    } else if (!bf16 && bt_cu_gemv_fits(m, n, k, w->kind)) {
+        BT_CU_TRY(e, bt_cu_gemv(*w, a, y, m, n, k, add, e->compute));
     } else {
         BT_CU_TRY(e, bt_cu_gemm_run(e->gemm, w->w, a, y, m, n, k, bf16, add, e->compute));
     }
@@ -113,6 +121,23 @@ bt_status_t bt_cu_norm_rows(struct bt_engine *e, const struct bt_cu_norm_of *nor
                                        .eps = c->norm_eps,
                                        .a = e->act.a};
     BT_CU_TRY(e, bt_cu_layer_norm(&a, e->compute));
+    return BT_OK;
+}
+
+bt_status_t bt_cu_norm_for(struct bt_engine *e, const struct bt_cu_weight *w,
+                           const struct bt_cu_norm_of *norm, uint32_t n)
+{
+    const struct bt_model_config *c = &e->model.config;
+    if (w->kind == BT_CU_WEIGHT_BF16) {
+        return bt_cu_norm_rows(e, norm, NULL, n);
+    }
+    if (bt_cu_takes_e4m3(w, n)) {
+        BT_CU_TRY(e, bt_cu_norm_e4m3(e->act.x, norm->w, n, c->hidden, c->norm_eps, &e->act.e4m3,
+                                     e->compute));
+    } else {
+        BT_CU_TRY(e, bt_cu_norm_f16(e->act.x, NULL, norm->w, n, c->hidden, c->norm_eps, e->act.a,
+                                    e->compute));
+    }
     return BT_OK;
 }
 

@@ -46,9 +46,13 @@ static cudaError_t fill_rope(struct bt_engine *e)
 
 void bt_cu_step_close(struct bt_engine *e)
 {
-    void *all[] = {e->inputs.step, e->act.rope, e->act.x,      e->act.qkv,
-                   e->act.q,       e->act.o,    e->act.a,      e->act.gu,
-                   e->act.logits,  e->table,    e->last_token, e->results.prompt_rows};
+    void *all[] = {e->inputs.step,    e->act.rope,
+                   e->act.x,          e->act.qkv,
+                   e->act.q,          e->act.o,
+                   e->act.a,          e->act.gu,
+                   e->act.logits,     e->act.e4m3.v,
+                   e->act.e4m3.scale, e->table,
+                   e->last_token,     e->results.prompt_rows};
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         cudaFree(all[i]);
     }
@@ -75,7 +79,9 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     const struct bt_model_config *c = &e->model.config;
     const struct bt_engine_info *info = &e->host.info;
     size_t wide = bt_cu_mlp_width(c);
-    size_t rows = BT_MAX(info->max_rows, e->max_batch), q = (size_t)c->heads * c->head_dim;
+    /* A multiple of four: bt_cu_e4m3_stride. */
+    size_t rows = BT_DIV_UP(BT_MAX(info->max_rows, e->max_batch), 4u) * 4,
+           q = (size_t)c->heads * c->head_dim;
     size_t qkv =
         c->mla.kv_rank ? bt_cu_latent_first_rows(c) : q + (size_t)2 * c->kv_heads * c->head_dim;
     struct bt_cu_layout all = bt_cu_lay_out((uint32_t)rows, e->max_batch, info->max_slots,
@@ -94,6 +100,11 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     e->act.o = take(rows * q * 2, &ce);
     e->act.a = take(rows * BT_MAX(c->hidden, wide) * 2, &ce);
     e->act.gu = take(rows * 2 * wide * 2, &ce);
+    if (e->model.e4m3) {
+        size_t most = BT_MAX(BT_MAX((size_t)c->hidden, (size_t)c->intermediate), q);
+        e->act.e4m3.v = take(rows * most, &ce);
+        e->act.e4m3.scale = take(rows * BT_DIV_UP(most, BT_CU_WEIGHT_BLOCK) * 4, &ce);
+    }
     e->act.logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
     e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
     e->last_token = take(info->max_slots * 4, &ce);

@@ -57,7 +57,10 @@ static inline const struct bt_cu_weight *bt_cu_weight_of(const struct bt_cu_laye
 {
     return (const struct bt_cu_weight *)((const uint8_t *)y + p->weight);
 }
-/* y[m][n] (+)= a[m][k] * w[n][k]^T; y f32, or bf16 if so said. */
+/* Whether a product of m rows reads e->act.e4m3, as w is e4m3 and there are many rows. */
+bool bt_cu_takes_e4m3(const struct bt_cu_weight *w, uint32_t m);
+/* y[m][n] (+)= a[m][k] * w[n][k]^T; y f32, or bf16 if so said. a is bf16, or f16 if w is e4m3;
+ * where bt_cu_takes_e4m3, e->act.e4m3 is read instead. */
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
                           uint32_t m, uint32_t n, uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
 /* A layer's or the model's norm. */
@@ -68,6 +71,9 @@ struct bt_cu_norm_of {
 /* e->act.a = norm of rows (NULL: the first n, which keep what is added) of e->act.x, in bf16. */
 bt_status_t bt_cu_norm_rows(struct bt_engine *e, const struct bt_cu_norm_of *norm,
                             const int32_t *rows, uint32_t n) BT_MUST_CHECK;
+/* The norm of the first n rows as the product with w reads it. */
+bt_status_t bt_cu_norm_for(struct bt_engine *e, const struct bt_cu_weight *w,
+                           const struct bt_cu_norm_of *norm, uint32_t n) BT_MUST_CHECK;
 /* Whether wide.h takes this product of n rows. */
 bool bt_cu_takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t n);
 /* e->act.a -> queries in e->act.q, keys and values in their pages */

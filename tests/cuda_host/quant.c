@@ -1,0 +1,166 @@
+/* rows/quant.h in plain C on host memory: the same results as the kernels up to rounding. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/engine/cuda/rows/quant.h"
+#include "common/engine/fp8.h"
+#include "tests/cuda_host/values.h"
+
+/* The place of a column in a row of e4m3 (weight.h). */
+static uint32_t place_of(uint32_t column)
+{
+    uint32_t in = column % 16;
+    return column / 16 * 16 + in % 8 / 2 * 4 + in / 8 * 2 + in % 2;
+}
+
+/* One row, rounded with a scale for each 128 columns. */
+static void put_row(const struct bt_cu_e4m3_rows *to, uint32_t m, uint32_t row, const float *v,
+                    uint32_t k)
+{
+    for (uint32_t b = 0; b * 128 < k; b++) {
+        uint32_t end = BT_MIN(k, (b + 1) * 128);
+        float top = 0;
+        for (uint32_t i = b * 128; i < end; i++) {
+            top = fmaxf(top, fabsf(v[i]));
+        }
+        float f = top > 0 ? fminf(448 / top, 0x1p126f) : 0;
+        for (uint32_t i = b * 128; i < end; i++) {
+            to->v[(size_t)row * k + place_of(i)] = bt_e4m3_of_f32(v[i] * f);
+        }
+        to->scale[(size_t)b * bt_cu_e4m3_stride(m) + row] = f > 0 ? 1 / f : 0;
+    }
+}
+
+struct rows {
+    const void *in;
+    const float *w;
+    uint32_t m, k;
+    float eps;
+    struct bt_cu_e4m3_rows to;
+};
+
+static void run_norm(const void *args)
+{
+    const struct rows *p = args;
+    float *v = malloc(p->k * sizeof(*v));
+    for (uint32_t r = 0; r < p->m; r++) {
+        const float *x = (const float *)p->in + (size_t)r * p->k;
+        float sum = 0;
+        for (uint32_t i = 0; i < p->k; i++) {
+            sum += x[i] * x[i];
+        }
+        float f = 1 / sqrtf(sum / (float)p->k + p->eps);
+        for (uint32_t i = 0; i < p->k; i++) {
+            v[i] = x[i] * f * p->w[i];
+        }
+        put_row(&p->to, p->m, r, v, p->k);
+    }
+    free(v);
+}
+cudaError_t bt_cu_norm_e4m3(const float *x, const float *w, uint32_t m, uint32_t hidden, float eps,
+                            const struct bt_cu_e4m3_rows *to, cudaStream_t s)
+{
+    const struct rows p = {x, w, m, hidden, eps, *to};
+    cuda_host_launch(s, run_norm, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+static void run_swiglu(const void *args)
+{
+    const struct rows *p = args;
+    float *v = malloc(p->k * sizeof(*v));
+    for (uint32_t r = 0; r < p->m; r++) {
+        const uint16_t *gate = (const uint16_t *)p->in + (size_t)r * 2 * p->k, *up = gate + p->k;
+        for (uint32_t i = 0; i < p->k; i++) {
+            float g = from_bf16(gate[i]);
+            v[i] = g / (1 + expf(-g)) * from_bf16(up[i]);
+        }
+        put_row(&p->to, p->m, r, v, p->k);
+    }
+    free(v);
+}
+cudaError_t bt_cu_swiglu_e4m3(const void *gu, uint32_t m, uint32_t inter,
+                              const struct bt_cu_e4m3_rows *to, cudaStream_t s)
+{
+    const struct rows p = {gu, NULL, m, inter, 0, *to};
+    cuda_host_launch(s, run_swiglu, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+static void run_rows(const void *args)
+{
+    const struct rows *p = args;
+    float *v = malloc(p->k * sizeof(*v));
+    for (uint32_t r = 0; r < p->m; r++) {
+        for (uint32_t i = 0; i < p->k; i++) {
+            _Float16 h;
+            memcpy(&h, (const uint16_t *)p->in + (size_t)r * p->k + i, sizeof(h));
+            v[i] = (float)h;
+        }
+        put_row(&p->to, p->m, r, v, p->k);
+    }
+    free(v);
+}
+cudaError_t bt_cu_rows_e4m3(const void *a, uint32_t m, uint32_t k, const struct bt_cu_e4m3_rows *to,
+                            cudaStream_t s)
+{
+    const struct rows p = {a, NULL, m, k, 0, *to};
+    cuda_host_launch(s, run_rows, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+struct weights {
+    const void *from;
+    uint32_t n, k;
+    uint8_t *w;
+    float *scale;
+    uint32_t *bad;
+};
+
+static void run_quantize(const void *args)
+{
+    const struct weights *p = args;
+    size_t values = (size_t)p->n * p->k;
+    uint32_t across = BT_DIV_UP(p->k, 128), down = BT_DIV_UP(p->n, 128);
+    float *v = bt_calloc(values, sizeof(*v)),
+          *scale = malloc((size_t)across * down * sizeof(*scale));
+    uint8_t *e = malloc(values);
+    for (size_t i = 0; i < values; i++) {
+        v[i] = from_bf16(((const uint16_t *)p->from)[i]);
+    }
+    *p->bad |= !bt_fp8_quantize(v, p->n, p->k, e, scale);
+    for (size_t i = 0; i < values; i++) {
+        p->w[i / p->k * p->k + place_of((uint32_t)(i % p->k))] = e[i];
+    }
+    for (uint32_t i = 0; i < across * down; i++) {
+        p->scale[i / across * bt_cu_scale_stride(p->k) + i % across] = scale[i];
+    }
+    free(v);
+    free(scale);
+    free(e);
+}
+cudaError_t bt_cu_quantize(const void *from, uint32_t n, uint32_t k, uint8_t *w, float *scale,
+                           uint32_t *bad, cudaStream_t s)
+{
+    const struct weights p = {from, n, k, w, scale, bad};
+    cuda_host_launch(s, run_quantize, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+static void run_order(const void *args)
+{
+    const struct weights *p = args;
+    const uint8_t *from = p->from;
+    for (size_t i = 0; i < (size_t)p->n * p->k; i++) {
+        p->w[i / p->k * p->k + place_of((uint32_t)(i % p->k))] = from[i];
+        *p->bad |= (from[i] & 0x7f) == 0x7f;
+    }
+}
+cudaError_t bt_cu_order(const uint8_t *from, uint32_t n, uint32_t k, uint8_t *w, uint32_t *bad,
+                        cudaStream_t s)
+{
+    const struct weights p = {from, n, k, w, NULL, bad};
+    cuda_host_launch(s, run_order, &p, sizeof(p));
+    return cudaSuccess;
+}
