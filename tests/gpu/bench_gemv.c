@@ -38,10 +38,10 @@ static float replay(const struct bench *b, int way)
     for (int i = 0; i < 2 * COPIES; i++) {
         const void *w = b->w[i % COPIES];
         if (way >= 0) {
-            CHECK(
-                bt_cu_skinny((uint32_t)way, w, b->x, b->y, b->m, b->n, b->k, BT_CU_SKINNY_F32, s));
-        } else if (bt_cu_gemv_fits(b->m, b->n, b->k)) {
-            CHECK(bt_cu_gemv(w, b->x, b->y, b->m, b->n, b->k, false, s));
+            CHECK(bt_cu_skinny((uint32_t)way, bt_cu_bf16(w), b->x, b->y, b->m, b->n, b->k,
+                               BT_CU_SKINNY_F32, s));
+        } else if (bt_cu_gemv_fits(b->m, b->n, b->k, BT_CU_WEIGHT_BF16)) {
+            CHECK(bt_cu_gemv(bt_cu_bf16(w), b->x, b->y, b->m, b->n, b->k, false, s));
         } else {
             CHECK(bt_cu_gemm_run(b->g, w, b->x, b->y, b->m, b->n, b->k, false, false, s));
         }
@@ -94,7 +94,9 @@ int main(void)
                                   false, false, BT_CU_GEMM_PROPOSALS, b.s));
             float other = replay(&b, -1), own = 1e9f;
             for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
-                float us = bt_cu_skinny_fits(way, b.m, b.n, b.k) ? replay(&b, (int)way) : own;
+                float us = bt_cu_skinny_fits(way, b.m, b.n, b.k, BT_CU_WEIGHT_BF16)
+                               ? replay(&b, (int)way)
+                               : own;
                 own = us < own ? us : own;
             }
             double bytes = (double)b.n * b.k * 2;

@@ -57,9 +57,9 @@ static int check_product(uint32_t m, uint32_t n, uint32_t k, uint32_t seed)
     ref_fill(x, (size_t)m * k, BT_CU_BF16, 1, seed + 1);
     CHECK(cudaMemset(y, 0xff, (size_t)m * n * 4));
     CHECK(cudaMemset(h, 0xff, (size_t)m * n));
-    CHECK(bt_cu_gemv(w, x, y, m, n, k, false, 0));
-    CHECK(bt_cu_gemv(w, x, y, m, n, k, true, 0)); /* twice the product */
-    CHECK(bt_cu_gemv_swiglu(w, x, h, m, n, k, 0));
+    CHECK(bt_cu_gemv(bt_cu_bf16(w), x, y, m, n, k, false, 0));
+    CHECK(bt_cu_gemv(bt_cu_bf16(w), x, y, m, n, k, true, 0)); /* twice the product */
+    CHECK(bt_cu_gemv_swiglu(bt_cu_bf16(w), x, h, m, n, k, 0));
     CHECK(cudaDeviceSynchronize());
     uint16_t *hw = fetch(w, (size_t)n * k * 2), *hx = fetch(x, (size_t)m * k * 2),
              *hh = fetch(h, (size_t)m * n);
@@ -122,12 +122,12 @@ static uint32_t check_skinny(uint32_t m, uint32_t n, uint32_t k, uint32_t seed)
         uint32_t way = i / 3;
         enum bt_cu_skinny_end end = i % 3;
         uint8_t poison = end == BT_CU_SKINNY_ADD ? 0x3e : 0xff; /* 0.186 or NaN */
-        if (!bt_cu_skinny_fits(way, m, n, k)) {
+        if (!bt_cu_skinny_fits(way, m, n, k, BT_CU_WEIGHT_BF16)) {
             continue;
         }
         size_t wide = end == BT_CU_SKINNY_SWIGLU ? n / 2 : n, item = wide == n ? 4 : 2, off = 0;
         CHECK(cudaMemset(y, poison, bytes));
-        CHECK(bt_cu_skinny(way, w, x, y, m, n, k, end, 0));
+        CHECK(bt_cu_skinny(way, bt_cu_bf16(w), x, y, m, n, k, end, 0));
         CHECK(cudaDeviceSynchronize());
         uint8_t *got = fetch(y, bytes);
         double diff = 0, norm = 0;
