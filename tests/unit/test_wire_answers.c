@@ -161,6 +161,8 @@ static void test_segments_that_do_not_fit(void **state)
                {6, 0, 1, 0, 0, 0, "malformed KV message"}, /* beyond the flow */
                {0, 0, 2, 1, 0, 0, "malformed KV message"}, /* a byte too few */
                {0, 0, 1, WP_SEG, 0, 0, "malformed KV message"},
+               {0, 0, 0, 0, 0, 0, "malformed KV message"}, /* nothing but a whole header */
+               {0, 0, 0, 1, 0, 0, "wrong number of segments"},
                {0, 0, 2, 2 * WP_SEG + 4, 0, 0, "wrong number of segments"},
                {0, 0, 2, 2 * WP_SEG + 30, 0, 0, "wrong number of segments"},
                {1, 0, 2, 0, 0, 1, "segment sent twice"}};
