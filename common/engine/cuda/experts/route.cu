@@ -88,32 +88,13 @@ static __device__ __forceinline__ void end_one(const struct route_args &a, uint3
     a.p.state->next = a.p.state->ready = 0;
 }
 
-/* Routes one row. N: values of a lane, numbers lane + 32 i. */
+/* A row's scores as the router defines them: sigmoid or softmax of the product's n values. N:
+ * values of a lane, numbers lane + 32 i. */
 template <int N>
-static __device__ __forceinline__ void route_row(const struct route_args &a, uint32_t row,
-                                                 float *choice_smem)
+static __device__ __forceinline__ void score_row(const struct bt_cu_experts &x, const float *from,
+                                                 uint32_t n, float (&score)[N])
 {
-    const struct bt_cu_experts &x = a.x;
-    const uint32_t lane = threadIdx.x % 32, n = x.n - x.always, used = x.used - x.always;
-    uint32_t *expert = a.p.expert + (size_t)row * x.used;
-    float *weight = a.p.weight + (size_t)row * x.used;
-    if (a.slots && a.slots[row] < 0) {
-        for (uint32_t k = lane; k < x.used; k += 32) {
-            expert[k] = NONE;
-            weight[k] = 0;
-            a.p.places[(size_t)row * x.used + k] = NONE;
-        }
-        for (uint32_t e = lane; e < x.n && a.rows == 1; e += 32) {
-            a.p.first[e] = 0;
-        }
-        if (a.rows == 1 && lane == 0) {
-            end_one(a, 0);
-        }
-        return;
-    }
-    const float *from = a.scores + (size_t)row * n;
-    float score[N], choice[N];
-    uint32_t key[N];
+    const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         score[i] = lane + i * 32 < n ? __ldcg(from + lane + i * 32) : -INFINITY;
@@ -142,6 +123,35 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
             score[i] /= sum;
         }
     }
+}
+
+/* Routes one row. N: values of a lane, numbers lane + 32 i. */
+template <int N>
+static __device__ __forceinline__ void route_row(const struct route_args &a, uint32_t row,
+                                                 float *choice_smem)
+{
+    const struct bt_cu_experts &x = a.x;
+    const uint32_t lane = threadIdx.x % 32, n = x.n - x.always, used = x.used - x.always;
+    uint32_t *expert = a.p.expert + (size_t)row * x.used;
+    float *weight = a.p.weight + (size_t)row * x.used;
+    if (a.slots && a.slots[row] < 0) {
+        for (uint32_t k = lane; k < x.used; k += 32) {
+            expert[k] = NONE;
+            weight[k] = 0;
+            a.p.places[(size_t)row * x.used + k] = NONE;
+        }
+        for (uint32_t e = lane; e < x.n && a.rows == 1; e += 32) {
+            a.p.first[e] = 0;
+        }
+        if (a.rows == 1 && lane == 0) {
+            end_one(a, 0);
+        }
+        return;
+    }
+    const float *from = a.scores + (size_t)row * n;
+    float score[N], choice[N];
+    uint32_t key[N];
+    score_row<N>(x, from, n, score);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t e = lane + i * 32;
