@@ -47,6 +47,7 @@ if [ -n "$tests" ]; then
     cp -r deploy/models/shakespeare-draft-1m "$stage/share/baton/models/"
     mkdir "$stage/deploy" # the checks look for models where the source tree has them
     ln -s ../share/baton/models "$stage/deploy/models"
+    cp -r deploy/shapes "$stage/deploy/"
     programs=("$stage"/tests/gpu/{check,bench}_* "$stage/tests/golden/test_engine_golden")
 fi
 
