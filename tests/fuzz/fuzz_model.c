@@ -13,6 +13,8 @@ static void check_experts(const struct bt_model_config *c)
     struct bt_model_size s;
     bt_model_count(c, &s);
     BT_ASSERT(s.weights >= s.dense && s.expert_layers <= c->layers);
+    BT_ASSERT(s.wide > 0 && s.wide <= s.dense + s.embed && s.embed <= s.wide);
+    BT_ASSERT(s.pair > 0 && s.latent_pair > 0 && (c->mla.kv_rank || s.latent_pair == s.pair));
     if (e->n == 0) {
         BT_ASSERT(s.weights == s.dense && s.expert_layers == 0);
         return;
@@ -55,7 +57,10 @@ static void check(const struct bt_model_config *c)
         if (bt_model_kv_layout(c, kinds[i], 16, &l) == BT_OK) {
             uint32_t bytes;
             uint64_t at = bt_kv_segment(&l, l.n_layers - 1, &bytes);
+            const struct bt_kv_group *g = &l.groups[0];
             BT_ASSERT(at + bytes <= l.block_bytes && l.n_layers == c->layers);
+            BT_ASSERT((uint64_t)bt_kv_planes(g) * bt_kv_row_bytes(g) * l.page_tokens <= bytes);
+            BT_ASSERT(!g->rope || (g->rope == c->mla.rope && bt_kv_latent(g) == c->mla.kv_rank));
         }
     }
 }

@@ -71,7 +71,7 @@ def cert(_root):
 
 def model(root):
     out = []
-    for path in glob.glob(f"{root}/deploy/models/*") + glob.glob(f"{root}/tests/golden/models/*/"):
+    for path in glob.glob(f"{root}/deploy/models/*") + glob.glob(f"{root}/tests/golden/models/*/") + glob.glob(f"{root}/deploy/shapes/*"):
         generation = os.path.join(path, "generation_config.json")
         out.append(read(os.path.join(path, "config.json")) + b"\0" + (read(generation) if os.path.exists(generation) else b""))
     base = json.loads(read(f"{root}/deploy/models/shakespeare-llama-6m/config.json"))
