@@ -5,7 +5,9 @@
  * is a mix of latents; the value half of kv_b_proj makes the heads' outputs of it. It is f16, as
  * that product reads it.
  * Row 0 of a page's segment: layer_row + page * page_rows. All pointers are device memory unless
- * they say host. Every launch is asynchronous on its stream. */
+ * they say host. Every launch is asynchronous on its stream. The blocks of a decode wait for each
+ * other, so two decodes must not run at once on a device (streams, or processes under MPS): each
+ * could hold the multiprocessors that the other one waits for. */
 #ifndef BT_CUDA_MLA_H
 #define BT_CUDA_MLA_H
 
