@@ -75,7 +75,8 @@ static bt_status_t tune_layer(struct bt_engine *e, uint32_t m, uint32_t proposal
         const void *w[TUNE_LAYERS];
         uint32_t layers = weights_of(e, p, m, w);
         if (kind_of(e, p) != BT_CU_WEIGHT_BF16) {
-            bt_status_t st = m > BT_CU_SKINNY_ROWS ? tune_e4m3(e, p, m, proposals) : BT_OK;
+            bool many = bt_cu_takes_e4m3(bt_cu_weight_of(&e->model.layers[0], p), m);
+            bt_status_t st = many ? tune_e4m3(e, p, m, proposals) : BT_OK;
             if (st != BT_OK) {
                 return st;
             }
@@ -135,7 +136,7 @@ static bt_status_t meet(struct bt_engine *e)
             const void *w[TUNE_LAYERS];
             if (kind_of(e, p) != BT_CU_WEIGHT_BF16) {
                 const struct bt_cu_weight *first = bt_cu_weight_of(&e->model.layers[0], p);
-                bt_status_t st = m > BT_CU_SKINNY_ROWS
+                bt_status_t st = bt_cu_takes_e4m3(first, m)
                                      ? bt_cu_product(e, first, NULL, p->y, m, p->n, p->k,
                                                      is_bf16(p), is_added(p))
                                      : BT_OK;
@@ -303,7 +304,8 @@ static bt_status_t choose_ways(struct bt_engine *e)
         for (uint32_t i = 0; st == BT_OK && i < 2 * n; i++) {
             const struct bt_cu_layer_product *p = &of[n - 1 - i % n];
             const void *w[TUNE_LAYERS];
-            if (!weights_of(e, p, m, w)) {
+            if (!weights_of(e, p, m, w) ||
+                bt_cu_takes_e4m3(bt_cu_weight_of(&e->model.layers[0], p), m)) {
                 continue;
             }
             st = try_product(e, m, p->n, p->k, kind_of(e, p), p->end, trial_layers, ev);

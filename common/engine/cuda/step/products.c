@@ -35,7 +35,8 @@ uint32_t bt_cu_layer_products(const struct bt_engine *e,
 
 bool bt_cu_takes_e4m3(const struct bt_cu_weight *w, uint32_t m)
 {
-    return w->kind != BT_CU_WEIGHT_BF16 && m > BT_CU_SKINNY_ROWS;
+    /* skinny.cu takes twice cuBLASLt's time for 128 rows of e4m3, and about its time for 64. */
+    return w->kind != BT_CU_WEIGHT_BF16 && m > 64;
 }
 
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
