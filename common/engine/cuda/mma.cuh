@@ -153,4 +153,10 @@ static __device__ __forceinline__ float ex2(float x)
     return y;
 }
 
+/* silu(gate) * up. Deterministic engines need one definition for all kernels. */
+static __device__ __forceinline__ float swiglu_fast(float gate, float up)
+{
+    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
 #endif

@@ -228,7 +228,7 @@ static __device__ __forceinline__ void put_up(const struct leaving &out, uint32_
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float2 g = bf16_pair(out.v[(i + j) * 2]), u = bf16_pair(out.v[(i + j) * 2 + 1]);
-            r[j] = pack2<__nv_bfloat16>(swiglu(g.x, u.x), swiglu(g.y, u.y));
+            r[j] = pack2<__nv_bfloat16>(swiglu_fast(g.x, u.x), swiglu_fast(g.y, u.y));
         }
         stmatrix4_t(stage + swizzled<64>(i * 8 + lane, piece), r);
     }

@@ -23,12 +23,18 @@
 
 static const struct way {
     uint32_t groups, cluster, depth;
-} ways[] = {{2, 1, 4}, {2, 1, 2}, {3, 1, 4}, {4, 1, 4}, {2, 2, 4}, {2, 2, 8}, {3, 2, 4},
-            {2, 3, 4}, {2, 3, 8}, {3, 3, 4}, {3, 4, 4}, {4, 4, 4}, {3, 5, 4}, {4, 6, 4}};
+} ways[] = {{2, 1, 4}, {2, 1, 2}, {1, 1, 4}, {1, 1, 8}, {1, 2, 4}, {1, 2, 8}, {1, 4, 4},
+            {3, 1, 4}, {4, 1, 4}, {2, 2, 4}, {2, 2, 8}, {3, 2, 4}, {2, 3, 4}, {2, 3, 8},
+            {3, 3, 4}, {3, 4, 4}, {4, 4, 4}, {3, 5, 4}, {4, 6, 4}};
 
 extern "C" uint32_t bt_cu_skinny_ways(void)
 {
     return sizeof(ways) / sizeof(ways[0]);
+}
+
+extern "C" uint32_t bt_cu_skinny_parts(uint32_t way)
+{
+    return ways[way].cluster;
 }
 
 static uint32_t tiles_of(const struct way *y, uint32_t n)
@@ -72,7 +78,7 @@ extern "C" bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t
         return false;
     }
     const struct way *y = &ways[way];
-    if (e4m3 && m > SKINNY_E4M3_TOKENS(y->groups)) {
+    if (e4m3 && (y->groups == 1 || m > SKINNY_E4M3_TOKENS(y->groups))) {
         return false;
     }
     return y->cluster == 1 ||
@@ -102,6 +108,8 @@ extern "C" cudaError_t bt_cu_skinny(uint32_t way, struct bt_cu_weight w, const v
     if (!bt_cu_skinny_fits(way, m, n, k, w.kind)) {
         return cudaErrorInvalidValue;
     }
+    const bool rounded = end == BT_CU_SKINNY_SWIGLU_ROUNDED;
+    end = rounded ? BT_CU_SKINNY_SWIGLU : end;
     const struct way *how = &ways[way];
     const bool blocks = w.kind == BT_CU_WEIGHT_BLOCKS, e4m3 = w.kind != BT_CU_WEIGHT_BF16;
     const uint32_t tokens = m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 128;
@@ -122,6 +130,7 @@ extern "C" cudaError_t bt_cu_skinny(uint32_t way, struct bt_cu_weight w, const v
     a.depth = how->depth;
     a.cluster = how->cluster;
     a.end = end;
+    a.rounded = rounded;
     a.scale = w.scale;
     a.scale_shift = blocks ? 7 : 0;
     a.scale_stride = blocks ? bt_cu_scale_stride(k) : 1;

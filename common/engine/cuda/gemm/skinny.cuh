@@ -230,8 +230,13 @@ static __device__ __forceinline__ void sum_tile_e4m3(const struct bt_cu_skinny_a
     }
 }
 
-static __device__ __forceinline__ float swiglu(float gate, float up)
+static __device__ __forceinline__ float swiglu(const struct bt_cu_skinny_args &a, float gate,
+                                               float up)
 {
+    if (a.rounded) {
+        return swiglu_fast(__bfloat162float(__float2bfloat16(gate)),
+                           __bfloat162float(__float2bfloat16(up)));
+    }
     return gate / (1.0f + __expf(-gate)) * up;
 }
 
@@ -265,7 +270,7 @@ static __device__ __forceinline__ void put(const struct bt_cu_skinny_args &a, ui
             const float *gate = stage + token * PITCH + quad / 16 * 16 + quad % 16 / 2;
             if (t < a.m && col < a.n / 2) {
                 *(uint32_t *)((uint16_t *)a.y + (size_t)t * (a.n / 2) + col) =
-                    pack_swiglu(a, swiglu(gate[0], gate[8]), swiglu(gate[1], gate[9]));
+                    pack_swiglu(a, swiglu(a, gate[0], gate[8]), swiglu(a, gate[1], gate[9]));
             }
         } else if (t < a.m && row0 + quad < a.n) {
             float4 *y = (float4 *)((float *)a.y + (size_t)t * a.n + row0 + quad);
@@ -297,9 +302,9 @@ static __device__ __forceinline__ void share(float *sum, uint32_t group, const f
     }
 }
 
-static __device__ __forceinline__ float4 gather(const float *at, uint32_t cluster)
+static __device__ __forceinline__ float4 gather(const float *at, uint32_t cluster,
+                                                float4 v = make_float4(0, 0, 0, 0))
 {
-    float4 v = make_float4(0, 0, 0, 0);
     for (uint32_t c = 0; c < cluster; c++) {
         float4 u = cluster_load4(smem_addr(at), c);
         v = make_float4(v.x + u.x, v.y + u.y, v.z + u.z, v.w + u.w);
@@ -326,14 +331,13 @@ static __device__ __forceinline__ void put_shared(const struct bt_cu_skinny_args
             const float *gate = sum + t * pitch + q / 8 * 16 + q % 8;
             float4 g = gather(gate, a.cluster), u = gather(gate + 8, a.cluster);
             *(uint2 *)((uint16_t *)a.y + (size_t)t * wide + at) =
-                make_uint2(pack_swiglu(a, swiglu(g.x, u.x), swiglu(g.y, u.y)),
-                           pack_swiglu(a, swiglu(g.z, u.z), swiglu(g.w, u.w)));
+                make_uint2(pack_swiglu(a, swiglu(a, g.x, u.x), swiglu(a, g.y, u.y)),
+                           pack_swiglu(a, swiglu(a, g.z, u.z), swiglu(a, g.w, u.w)));
             continue;
         }
         float4 *y = (float4 *)((float *)a.y + (size_t)t * wide + at);
         float4 old = a.end == BT_CU_SKINNY_ADD ? *y : make_float4(0, 0, 0, 0);
-        float4 v = gather(sum + t * pitch + q, a.cluster);
-        *y = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
+        *y = gather(sum + t * pitch + q, a.cluster, old);
     }
 }
 
@@ -447,6 +451,11 @@ template <int NT, bool E4M3>
 static cudaError_t launch_groups(const CUtensorMap &w_map, const CUtensorMap &x_map,
                                  struct bt_cu_skinny_args &a, uint32_t groups, cudaStream_t s)
 {
+    if constexpr (!E4M3) {
+        if (groups == 1) {
+            return launch<NT, 1, E4M3>(w_map, x_map, a, s);
+        }
+    }
     if constexpr (!E4M3 || NT <= SKINNY_E4M3_TOKENS(3)) {
         if (groups == 3) {
             return launch<NT, 3, E4M3>(w_map, x_map, a, s);

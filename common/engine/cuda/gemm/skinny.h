@@ -20,7 +20,9 @@ extern "C" {
 enum bt_cu_skinny_end {
     BT_CU_SKINNY_F32,   /* y[m][n] f32 */
     BT_CU_SKINNY_ADD,   /* y += */
-    BT_CU_SKINNY_SWIGLU /* w: gate's n / 2 rows, then up's; y[m][n / 2] = silu(gate) * up, as x */
+    /* w: gate's n / 2 rows, then up's; y[m][n / 2] = silu(gate) * up, as x */
+    BT_CU_SKINNY_SWIGLU,
+    BT_CU_SKINNY_SWIGLU_ROUNDED /* gate and up are rounded to bf16 before, as in wide.h */
 };
 
 /* Ways are 0 to this - 1. */
@@ -29,6 +31,10 @@ uint32_t bt_cu_skinny_ways(void);
  * (e4m3: 16), and no more clusters than run at once; some are not for many rows and e4m3. */
 bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k,
                        enum bt_cu_weight_kind kind);
+/* The parts into which a way divides k: part i of p begins at step `steps` * i / p of 64 columns.
+ * Each is summed from its beginning to its end, then they are added in their order, to y first with
+ * ADD. Ways of equal parts give the same bits, for any m. */
+uint32_t bt_cu_skinny_parts(uint32_t way);
 /* y not in x's place. cudaErrorInvalidValue: it does not fit. */
 cudaError_t bt_cu_skinny(uint32_t way, struct bt_cu_weight w, const void *x, void *y, uint32_t m,
                          uint32_t n, uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s);

@@ -16,6 +16,7 @@ struct bt_cu_skinny_args {
     uint32_t m, n, tiles, steps;             /* steps: k in units of 128 bytes of weights */
     uint32_t depth, slots, x_slots, cluster; /* slots: of each warpgroup */
     enum bt_cu_skinny_end end;
+    bool rounded; /* SWIGLU_ROUNDED, whose end is SWIGLU here */
     /* The scale of row r and step i: scale[(r >> shift) * stride + i * step]. */
     const float *scale;
     uint32_t scale_shift, scale_stride, scale_step;

@@ -21,19 +21,21 @@
 #define BAND 8 /* pairs of tiles below each other in a band */
 #endif
 
-enum wide_end { SWIGLU, APPEND };
+enum wide_end { SWIGLU, APPEND, SUM };
 
 /* The number of parts of a tile's ending; each part runs during one step of the next tile. */
 template <enum wide_end END> struct parts {
-    static constexpr int n = END == SWIGLU ? 5 : 4;
+    static constexpr int n = END == SWIGLU ? 5 : END == APPEND ? 4 : 1;
 };
 
 struct wide_args {
-    uint32_t m, n, steps;  /* steps: k in units of 64 columns */
+    uint32_t m, n, steps;  /* steps: k, or its part, in units of 64 columns */
+    uint32_t from;         /* first step of the part */
     uint32_t pairs, cols;  /* numbers of tiles: pairs of them down, columns across */
     uint32_t half_row;     /* from w's first row of a tile to the row of its second 128 */
     uint32_t rows_per_col; /* w's rows from one column of tiles to the next */
     void *y;
+    bool add; /* SUM: y += */
     struct bt_cu_append append;
 };
 
@@ -63,8 +65,9 @@ static __device__ __forceinline__ void produce(const struct wide_args &a, const 
             uint32_t x = smem + r.at * STAGE, bar = smem_addr(&b->full[r.at]);
             bar_wait(smem_addr(&b->empty[r.at]), r.phase); /* of both blocks */
             bar_expect(bar, STAGE);
-            tma_load_2d(x, x_map, bar, (int)(i * BK), (int)at.row, TMA_EVICT_NORMAL);
-            tma_load_2d_both(x + X_BYTES + rank * (W_BYTES / 2), w_map, bar, (int)(i * BK), w_row);
+            const int col = (int)((a.from + i) * BK);
+            tma_load_2d(x, x_map, bar, col, (int)at.row, TMA_EVICT_NORMAL);
+            tma_load_2d_both(x + X_BYTES + rank * (W_BYTES / 2), w_map, bar, col, w_row);
             r.next(STAGES);
         }
     }
@@ -121,7 +124,7 @@ static __device__ __forceinline__ void stage_swiglu(const uint32_t (&v)[64], uin
         for (int r = 0; r < 2; r++) {
             float2 g = bf16_pair(v[i * 4 + r * 2]), u = bf16_pair(v[i * 4 + r * 2 + 1]);
             staged(stage, lane / 4 + r * 8, i)[lane % 4] =
-                pack2<__nv_bfloat16>(swiglu(g.x, u.x), swiglu(g.y, u.y));
+                pack2<__nv_bfloat16>(swiglu_fast(g.x, u.x), swiglu_fast(g.y, u.y));
         }
     }
 }
@@ -292,13 +295,30 @@ leave_append(const struct wide_args &w, const struct leaving &out, uint8_t *stag
     __syncwarp();
 }
 
+/* Writes a tile's sums at once, since they must not be rounded: a thread's two columns of a row are
+ * 8 bytes, four threads' a sector of memory. */
+static __device__ __forceinline__ void leave_sum(const struct wide_args &a, uint32_t row0,
+                                                 uint32_t col, const float (&acc)[128])
+{
+    const uint32_t lane = threadIdx.x % 32, first = col * BN + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        uint32_t row = row0 + lane / 4 + i % 2 * 8, c = first + i / 2 * 8;
+        if (row < a.m && c < a.n) {
+            float2 *y = (float2 *)((float *)a.y + (size_t)row * a.n + c);
+            float2 old = a.add ? *y : make_float2(0, 0);
+            *y = make_float2(old.x + acc[i * 2], old.y + acc[i * 2 + 1]);
+        }
+    }
+}
+
 template <enum wide_end END, int D>
 static __device__ __forceinline__ void leave(const struct wide_args &a, const struct leaving &out,
                                              uint8_t *stage, int part)
 {
     if constexpr (END == SWIGLU) {
         leave_swiglu(a, out, stage, part);
-    } else {
+    } else if constexpr (END == APPEND) {
         leave_append<D>(a, out, stage, part);
     }
 }
@@ -327,7 +347,7 @@ static __device__ __forceinline__ void consume(const struct wide_args &a, struct
         }
         out.row0 = at.row + warp * 16;
         out.col = at.col;
-        out.any = true;
+        out.any = END != SUM;
         if constexpr (END == APPEND) {
             out.place = place_of(a.append, out.row0, &pos);
         }
@@ -343,6 +363,11 @@ static __device__ __forceinline__ void consume(const struct wide_args &a, struct
             release(c.before);
             turn<D>(a.append, at.col * (BN / D), cs, acc);
             take_append(out, acc);
+        } else if constexpr (END == SUM) {
+            wgmma_wait<0>();
+            wgmma_hold(acc);
+            release(c.before);
+            leave_sum(a, out.row0, out.col, acc);
         } else {
             wgmma_wait<0>();
             wgmma_hold(acc);
@@ -409,7 +434,7 @@ static cudaError_t launch(const void *w, const void *x, struct wide_args &a, uin
     if (e != cudaSuccess) {
         return e;
     }
-    a.steps = (k + BK - 1) / BK;
+    a.steps = END == SUM ? a.steps : (k + BK - 1) / BK;
     a.rows_per_col = END == SWIGLU ? BN / 2 : BN;
     a.half_row = END == SWIGLU ? a.n / 2 : BN / 2;
     a.pairs = (a.m + 2 * BM - 1) / (2 * BM);
@@ -432,6 +457,22 @@ extern "C" cudaError_t bt_cu_wide_swiglu(const void *w, const void *x, void *y, 
     a.n = n;
     a.y = y;
     return bt_cu_wide_fits(m, n, k) ? launch<SWIGLU, 0>(w, x, a, k, s) : cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t bt_cu_wide_sum(const void *w, const void *x, float *y, uint32_t m,
+                                      uint32_t n, uint32_t k, struct bt_cu_wide_part part, bool add,
+                                      cudaStream_t s)
+{
+    struct wide_args a = {};
+    a.m = m;
+    a.n = n;
+    a.y = y;
+    a.add = add;
+    a.from = part.first;
+    a.steps = part.end - part.first;
+    return bt_cu_wide_fits(m, n, k) && part.first < part.end && part.end <= (k + BK - 1) / BK
+               ? launch<SUM, 0>(w, x, a, k, s)
+               : cudaErrorInvalidValue;
 }
 
 extern "C" cudaError_t bt_cu_wide_append(const void *w, const void *x, uint32_t k,

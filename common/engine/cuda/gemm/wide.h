@@ -23,6 +23,14 @@ cudaError_t bt_cu_wide_swiglu(const void *w, const void *x, void *y, uint32_t m,
  * f32 is not needed (a->qkv is not read); pages in f16 alone. */
 cudaError_t bt_cu_wide_append(const void *w, const void *x, uint32_t k,
                               const struct bt_cu_append *a, cudaStream_t s);
+/* y[m][n] f32 (+)= the product over a part of k: steps [first, end) of 64 columns. The sums have
+ * the same bits as those of skinny.h over the same columns. */
+struct bt_cu_wide_part {
+    uint32_t first, end;
+};
+cudaError_t bt_cu_wide_sum(const void *w, const void *x, float *y, uint32_t m, uint32_t n,
+                           uint32_t k, struct bt_cu_wide_part part, bool add, cudaStream_t s);
+
 #ifdef __cplusplus
 }
 #endif

@@ -50,11 +50,6 @@ static __device__ __forceinline__ void settle(struct wide_bars *b, struct place 
     c.r.next(STAGES);
 }
 
-static __device__ __forceinline__ float swiglu(float gate, float up)
-{
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
-}
-
 static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
 {
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
