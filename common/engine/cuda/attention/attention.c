@@ -125,6 +125,9 @@ cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *f, 
     if (f->n_items == 0) {
         return cudaSuccess;
     }
+    if (f->invariant && !a->hopper) {
+        return cudaErrorNotSupported;
+    }
     return a->hopper ? bt_attn_prefill_tma(a, f, layer_row, s)
                      : bt_attn_prefill_mma(a, f, layer_row, s);
 }

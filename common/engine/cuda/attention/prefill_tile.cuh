@@ -21,7 +21,7 @@ struct prefill_args {
     uint32_t table_stride;
     uint32_t group, page_tokens, page_rows, layer_row, window;
     float scale_log2;
-    bool out_bf16;
+    bool out_bf16, invariant;
     uint32_t *tickets;
 };
 
@@ -45,6 +45,7 @@ template <class T, int D, int BN> struct tile_state {
                                  multiplied by */
     float base[2];            /* m, scaled; infinite for rows without a token */
     bool moved;               /* fix must be applied */
+    bool invariant;           /* a row's reference does not depend on the warp's other rows */
     int limit[2], from[2];    /* tokens a row sees: [from, limit) */
 };
 
@@ -61,6 +62,7 @@ static __device__ __forceinline__ void clear_state(struct tile_state<T, D, BN> &
         t.base[r] = INFINITY;
         t.l[r] = 0;
     }
+    t.invariant = false;
 }
 
 template <class T, int D, int BN>
@@ -68,6 +70,7 @@ static __device__ __forceinline__ void
 start_tile(const struct prefill_args &a, struct tile_state<T, D, BN> &t, int n, int pos, int row)
 {
     clear_state(t);
+    t.invariant = a.invariant;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int token = (row + r * 8) / (int)a.group;
@@ -135,12 +138,17 @@ static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, f
         top[0] = fmaxf(top[0], __shfl_xor_sync(~0u, top[0], d));
         top[1] = fmaxf(top[1], __shfl_xor_sync(~0u, top[1], d));
     }
-    bool far = ((top[0] - t.m[0]) * scale > 8.0f && t.limit[0] > 0) ||
-               ((top[1] - t.m[1]) * scale > 8.0f && t.limit[1] > 0);
-    t.moved = __any_sync(~0u, far); /* also if no score was seen before: inf > 8 */
+    const bool far[2] = {(top[0] - t.m[0]) * scale > 8.0f && t.limit[0] > 0,
+                         (top[1] - t.m[1]) * scale > 8.0f && t.limit[1] > 0};
+    /* Also if no score was seen before: inf > 8. */
+    t.moved = __any_sync(~0u, far[0] || far[1]);
     if (t.moved) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
+            if (t.invariant && !far[r]) {
+                t.fix[r] = 1;
+                continue;
+            }
             float mx = fmaxf(t.m[r], top[r]), base = mx == -INFINITY ? 0.0f : mx * scale;
             t.fix[r] = ex2(t.m[r] * scale - base);
             t.base[r] = t.limit[r] > 0 ? base : INFINITY;
@@ -251,6 +259,7 @@ prefill_args_of(const struct bt_attn *a, const struct bt_attn_prefill *f, uint32
     args.window = p->window;
     args.scale_log2 = a->scale_log2;
     args.out_bf16 = p->out_type == BT_CU_BF16;
+    args.invariant = f->invariant;
     args.tickets = a->tickets;
     return args;
 }

@@ -22,9 +22,13 @@ template <class S> struct paged_work {
     {
         const struct bt_attn_item it = a.items[i % (int)a.n_items];
         const struct span kv = kv_span<S::BN>(it, a.window);
+        /* A tile that is computed again because one row's weights are too large would change the
+         * other rows. So where that matters every tile counts as masked: its maximum is searched.
+         */
+        int clear = a.invariant ? 0 : it.pos / S::BN;
         int edge = a.window ? max(it.pos + it.n - (int)a.window + S::BN - 1, 0) / S::BN : 0;
-        return {i / (int)a.n_items, it.row,         it.n, it.pos, kv.first,
-                kv.end - 1,         it.pos / S::BN, edge, it.len, it.slot};
+        return {i / (int)a.n_items, it.row, it.n, it.pos, kv.first,
+                kv.end - 1,         clear,  edge, it.len, it.slot};
     }
 
     __device__ __forceinline__ void load_q(uint32_t to, uint32_t bar) const
