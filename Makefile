@@ -197,7 +197,7 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
 # The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
-CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights weights_fp8 copy slab step/step step/inputs step/attention step/latent step/mlp step/products step/choose sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
+CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights weights_fp8 copy slab step/step step/inputs step/attention step/latent step/mlp step/products step/choose step/invariant sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
 $(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
 	@mkdir -p $(@D)
@@ -253,7 +253,7 @@ ifeq ($(NVCC),)
 check-gpu bench-gpu gpu-programs:
 	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
 else
-gpu-programs: $(GPU_BINS) $(B)/tests/golden/test_engine_golden
+gpu-programs: $(GPU_BINS) $(B)/tests/golden/test_engine_golden $(B)/tests/golden/test_engine_exact
 check-gpu: gpu-programs
 	@tests/gpu/run check $(B)
 bench-gpu: gpu-programs

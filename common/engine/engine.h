@@ -43,6 +43,9 @@ struct bt_engine_config {
     /* "none" (NULL), or "fp8": matrices of 16-bit checkpoints become e4m3 (decoder.h). Part of the
      * KV root key. */
     const char *quantize;
+    /* A row's result depends on neither the other rows, chunks, cache nor worker, as
+     * BT_ENGINE_CAP_EXACT says; a back end that cannot do that refuses. Part of the KV root key. */
+    bool deterministic;
     const char *kv_dtype; /* "f16" (NULL) or "fp8": what KV is kept as, see model_config.h */
 };
 

@@ -240,7 +240,11 @@ void bt_cu_gemm_set_way(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k
 }
 uint32_t bt_cu_skinny_ways(void)
 {
-    return 1;
+    return 3;
+}
+uint32_t bt_cu_skinny_parts(uint32_t way)
+{
+    return 1u << way;
 }
 bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k,
                        enum bt_cu_weight_kind kind)
@@ -249,7 +253,7 @@ bool bt_cu_skinny_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k,
     (void)kind;
     (void)n;
     (void)k;
-    return m == 1; /* trials run once */
+    return m == 1 || m == BT_CU_SKINNY_ROWS; /* trials run once */
 }
 
 uint32_t bt_cu_gemm_bucket(uint32_t m)
@@ -326,8 +330,9 @@ cudaError_t bt_cu_skinny(uint32_t way, struct bt_cu_weight w, const void *x, voi
                          uint32_t n, uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s)
 {
     (void)way;
-    return end == BT_CU_SKINNY_SWIGLU ? bt_cu_gemv_swiglu(w, x, y, m, n, k, s)
-                                      : bt_cu_gemv(w, x, y, m, n, k, end == BT_CU_SKINNY_ADD, s);
+    return end == BT_CU_SKINNY_SWIGLU || end == BT_CU_SKINNY_SWIGLU_ROUNDED
+               ? bt_cu_gemv_swiglu(w, x, y, m, n, k, s)
+               : bt_cu_gemv(w, x, y, m, n, k, end == BT_CU_SKINNY_ADD, s);
 }
 
 /* ---- rows ---- */
@@ -536,6 +541,13 @@ cudaError_t bt_cu_wide_swiglu(const void *w, const void *x, void *y, uint32_t m,
                               uint32_t k, cudaStream_t s)
 {
     return bt_cu_gemv_swiglu(bt_cu_bf16(w), x, y, m, n, k, s);
+}
+
+cudaError_t bt_cu_wide_sum(const void *w, const void *x, float *y, uint32_t m, uint32_t n,
+                           uint32_t k, struct bt_cu_wide_part part, bool add, cudaStream_t s)
+{
+    bool whole = part.first == 0 && part.end == (k + 63) / 64;
+    return whole ? bt_cu_gemm_run(NULL, w, x, y, m, n, k, false, add, s) : cudaErrorInvalidValue;
 }
 
 struct wide_append {

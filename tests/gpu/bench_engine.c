@@ -38,6 +38,7 @@ static struct bt_model_config model;
 static struct bt_model_size size;
 static uint32_t n_pages = 10000;
 static const char *kv_dtype = "f16", *quantize = "none";
+static bool deterministic;
 static double kv_token; /* bytes of a token */
 static uint8_t *slab;
 static size_t slab_bytes;
@@ -107,6 +108,7 @@ static void open_engine(void)
                                        .slab = slab,
                                        .slab_bytes = slab_bytes,
                                        .quantize = quantize,
+                                       .deterministic = deterministic,
                                        .kv_dtype = kv_dtype};
     uint64_t t0 = bt_mono_ns();
     if (vt->open(&c, &e, &info, err, sizeof(err)) != BT_OK) {
@@ -483,7 +485,7 @@ static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
 
 static const char usage[] =
     "usage: bench_engine [--engine NAME] [--kv f16|fp8] [--quantize none|fp8] [--model DIR | "
-    "--config FILE] [--pages N] "
+    "--config FILE] [--pages N] [--deterministic true] "
     "[WHAT...]\n\n"
     "The engine at the shape of Llama-3-8B with random weights. WHAT, by default a table of each:\n"
     "  decode:B:LEN        a step of B sequences of LEN tokens\n"
@@ -556,6 +558,8 @@ int main(int argc, char **argv)
             kv_dtype = argv[at + 1];
         } else if (at + 1 < argc && strcmp(argv[at], "--quantize") == 0) {
             quantize = argv[at + 1];
+        } else if (at + 1 < argc && strcmp(argv[at], "--deterministic") == 0) {
+            deterministic = strcmp(argv[at + 1], "true") == 0;
         } else if (at + 1 < argc && strcmp(argv[at], "--pages") == 0 && atoi(argv[at + 1]) > 0) {
             n_pages = (uint32_t)atoi(argv[at + 1]);
         } else {

@@ -25,6 +25,7 @@ struct kind {
     const char *name, *dir, *text, *kv_dtype;
     uint32_t page_tokens;
     bool hopper; /* there are kernels for Hopper alone */
+    bool deterministic;
 };
 
 #define DEEPSEEK                                                                                   \
@@ -40,6 +41,12 @@ static const struct kind llama_fp8 = {.name = "llama, fp8 KV",
                                       .dir = "deploy/models/shakespeare-llama-6m",
                                       .kv_dtype = "fp8",
                                       .page_tokens = 16};
+/* Here every token must be the same; test_engine_exact compares bits. */
+static const struct kind llama_deterministic = {.name = "llama, deterministic",
+                                                .dir = "deploy/models/shakespeare-llama-6m",
+                                                .page_tokens = 16,
+                                                .hopper = true,
+                                                .deterministic = true};
 /* Latent attention, queries by two matrices, an odd number of heads. */
 static const struct kind latent = {
     .name = "latent attention",
@@ -104,7 +111,7 @@ static uint32_t same(const uint32_t *a, const uint32_t *b, const float *gap, uin
 {
     for (uint32_t i = 0; i < n; i++) {
         if (a[i] != b[i]) {
-            if (gap[i] > (kind->kv_dtype ? 1.5f : 0.3f)) {
+            if (gap[i] > (kind->kv_dtype ? 1.5f : 0.3f) || kind->deterministic) {
                 fail_msg("token %u: %u and %u, gap %f", i, a[i], b[i], gap[i]);
             }
             return i;
@@ -511,6 +518,7 @@ static int setup(void **state)
     char dir[] = "/tmp/baton-kind-XXXXXX", path[64];
     (void)state;
     drive_kv_dtype = kind->kv_dtype;
+    drive_deterministic = kind->deterministic;
     if (kind->text) {
         assert_non_null(mkdtemp(dir));
         snprintf(path, sizeof(path), "%s/config.json", dir);
@@ -553,8 +561,8 @@ static int run(const struct kind *k)
 
 int main(void)
 {
-    static const struct kind *const kinds[] = {&llama, &llama_fp8, &latent, &latent_yarn,
-                                               &deepseek};
+    static const struct kind *const kinds[] = {&llama,  &llama_fp8,   &llama_deterministic,
+                                               &latent, &latent_yarn, &deepseek};
     const char *ask = bt_conf_env("BATON_CUDA_PORTABLE");
     bool portable = ask && strcmp(ask, "1") == 0;
     int failed = 0;

@@ -280,7 +280,10 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                  conf->model_dir);
         return BT_ERR_UNSUPPORTED;
     }
-    st = bt_host_init(&e->host, &info, 0, err, err_cap);
+    e->deterministic = conf->deterministic;
+    info.caps |= e->deterministic ? BT_ENGINE_CAP_EXACT : 0u;
+    st = e->deterministic ? bt_cu_check_invariant(e, err, err_cap) : BT_OK;
+    st = st == BT_OK ? bt_host_init(&e->host, &info, 0, err, err_cap) : st;
     if (st == BT_OK) {
         st = bt_ids_load(conf->model_dir, info.vocab, &e->host.ids, err, err_cap);
     }

@@ -159,6 +159,7 @@ struct bt_engine {
     void *kv; /* [page][layer] segments: a page's bytes are its slab block's */
     uint32_t page_rows, max_batch;
     _Atomic uint64_t used_ns; /* a slot, flow or step was asked for; pinning threads give way */
+    bool deterministic;       /* results do not depend on the other rows of a step */
     bool e4m3;                /* pages; chunks then attend to pages of `wide`: */
     void *wide;               /* one layer of wide_pages f16 pages, written anew for each group */
     uint32_t wide_pages;      /* at least those of the longest sequence */

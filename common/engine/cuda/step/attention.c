@@ -9,6 +9,20 @@ static bt_status_t attend(struct bt_engine *e, const struct bt_cu_layout *l,
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t q = c->heads * c->head_dim, stride = e->host.max_pages_of_slot;
+    if (e->deterministic) { /* the kernel of chunks computes single tokens, too */
+        const struct bt_attn_prefill all = {.q = e->act.q,
+                                            .out = e->act.o,
+                                            .q_stride = q,
+                                            .out_stride = q,
+                                            .rows = l->tokens,
+                                            .items = in->items,
+                                            .n_items = l->items,
+                                            .table = e->table,
+                                            .table_stride = stride,
+                                            .invariant = true};
+        BT_CU_TRY(e, bt_attn_prefill(e->attn, &all, layer_row, e->compute));
+        return BT_OK;
+    }
     if (l->singles) {
         const struct bt_attn_decode d = {e->act.q, e->act.o,  q,        q,      l->singles,
                                          in->lens, in->slots, e->table, stride, true};

@@ -16,6 +16,10 @@ static bool is_bf16(const struct bt_cu_layer_product *p)
 {
     return p->end == BT_CU_SKINNY_SWIGLU;
 }
+static enum bt_cu_skinny_end end_of(const struct bt_engine *e, const struct bt_cu_layer_product *p)
+{
+    return e->deterministic && p->end == BT_CU_SKINNY_SWIGLU ? BT_CU_SKINNY_SWIGLU_ROUNDED : p->end;
+}
 static bool is_added(const struct bt_cu_layer_product *p)
 {
     return p->end == BT_CU_SKINNY_ADD;
@@ -253,6 +257,16 @@ static bt_status_t time_hot(struct bt_engine *e, trial_fn *trial, uint32_t m, fl
     return st;
 }
 
+/* -1: cuBLASLt or gemv.cu. */
+static bool way_allowed(const struct bt_engine *e, int way, uint32_t m, uint32_t n, uint32_t k,
+                        enum bt_cu_weight_kind kind)
+{
+    if (e->deterministic) {
+        return way >= 0 && bt_cu_invariant_way((uint32_t)way, m, n, k);
+    }
+    return way < 0 || bt_cu_skinny_fits((uint32_t)way, m, n, k, kind);
+}
+
 /* Tries all ways of one product while the other products stay unchanged, and keeps the fastest. A
  * way must be faster by half a percent; a smaller difference is noise. */
 static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint32_t k,
@@ -263,14 +277,14 @@ static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint
     float least, ms;
     bool any = false;
     for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
-        any |= bt_cu_skinny_fits(way, m, n, k, kind);
+        any |= way_allowed(e, (int)way, m, n, k, kind);
     }
     if (!any) {
         return BT_OK;
     }
     bt_status_t st = time_trial(e, trial, m, ev, &least);
     for (int way = -1; st == BT_OK && way < (int)bt_cu_skinny_ways(); way++) {
-        if (way == now || (way >= 0 && !bt_cu_skinny_fits((uint32_t)way, m, n, k, kind))) {
+        if (way == now || !way_allowed(e, way, m, n, k, kind)) {
             continue;
         }
         bt_cu_gemm_set_way(e->gemm, m, n, k, kind, end, way);
@@ -291,7 +305,9 @@ static bt_status_t choose_ways(struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
     struct bt_cu_layer_product of[BT_CU_LAYER_PRODUCTS_MAX];
-    uint32_t n = bt_cu_layer_products(e, of), most = BT_MIN(e->max_batch, BT_CU_SKINNY_ROWS);
+    uint32_t n = bt_cu_layer_products(e, of);
+    uint32_t most = BT_MIN(e->deterministic ? e->host.info.max_rows : e->max_batch,
+                           (uint32_t)BT_CU_SKINNY_ROWS);
     cudaEvent_t ev[2] = {0};
     BT_CU_TRY(e, bt_cu_dummy_bf16(e->act.x, (size_t)most * c->hidden * 2, 1.0f, 2, e->compute));
     BT_CU_TRY(
@@ -308,11 +324,12 @@ static bt_status_t choose_ways(struct bt_engine *e)
                 bt_cu_takes_e4m3(bt_cu_weight_of(&e->model.layers[0], p), m)) {
                 continue;
             }
-            st = try_product(e, m, p->n, p->k, kind_of(e, p), p->end, trial_layers, ev);
+            st = try_product(e, m, p->n, p->k, kind_of(e, p), end_of(e, p), trial_layers, ev);
         }
-        st = st == BT_OK ? try_product(e, m, c->vocab, c->hidden, BT_CU_WEIGHT_BF16,
-                                       BT_CU_SKINNY_F32, trial_head, ev)
-                         : st;
+        if (st == BT_OK && m <= e->max_batch) {
+            st = try_product(e, m, c->vocab, c->hidden, BT_CU_WEIGHT_BF16, BT_CU_SKINNY_F32,
+                             trial_head, ev);
+        }
     }
     cudaEventDestroy(ev[0]);
     if (ev[1]) {
@@ -323,8 +340,8 @@ static bt_status_t choose_ways(struct bt_engine *e)
 
 bt_status_t bt_cu_choose_products(struct bt_engine *e)
 {
-    bt_status_t st = tune(e);
-    st = st == BT_OK ? meet(e) : st;
+    bt_status_t st = e->deterministic ? BT_OK : tune(e);
+    st = st == BT_OK && !e->deterministic ? meet(e) : st;
     return st == BT_OK ? choose_ways(e) : st;
 }
 
@@ -436,6 +453,9 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
     cudaEvent_t ev[2] = {0};
+    if (e->deterministic) {
+        return BT_OK;
+    }
     cudaError_t ce = trial_inputs(e);
     for (int i = 0; ce == cudaSuccess && i < 2; i++) {
         ce = cudaEventCreate(&ev[i]);

@@ -67,19 +67,6 @@ uint32_t bt_cu_item_tokens(const struct bt_engine *e)
     return e->latent ? bt_mla_prefill_tokens() : bt_attn_prefill_tokens(e->attn);
 }
 
-static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
-                       const struct bt_cu_inputs *in)
-{
-    const struct bt_host_slot *s = &e->host.slots[row->slot];
-    uint32_t pos = bt_host_row_pos(&e->host, row);
-    in->ids[at] = row->tokens                     ? (int32_t)row->tokens[0]
-                  : e->sampler.pending[row->slot] ? BT_CU_ID_LAST
-                                                  : (int32_t)s->tokens[s->n_tokens - 1];
-    in->pos[at] = (int32_t)pos;
-    in->slots[at] = (int32_t)row->slot;
-    in->lens[at] = (int32_t)pos + 1;
-}
-
 /* The group of a chunk with this many pages. Pages of e4m3 or latents are expanded side by side; a
  * group has as many as there is room for. */
 static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32_t n_items)
@@ -91,6 +78,27 @@ static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32
         *g = (struct bt_cu_group){.item = n_items, .span = span};
     }
     return g;
+}
+
+static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
+                       const struct bt_cu_inputs *in, uint32_t *n_items)
+{
+    const struct bt_host_slot *s = &e->host.slots[row->slot];
+    uint32_t pos = bt_host_row_pos(&e->host, row);
+    in->ids[at] = row->tokens                     ? (int32_t)row->tokens[0]
+                  : e->sampler.pending[row->slot] ? BT_CU_ID_LAST
+                                                  : (int32_t)s->tokens[s->n_tokens - 1];
+    in->pos[at] = (int32_t)pos;
+    in->slots[at] = (int32_t)row->slot;
+    in->lens[at] = (int32_t)pos + 1;
+    if (e->deterministic) {
+        group_for(e, 0, *n_items)->n_items++;
+        in->items[(*n_items)++] = (struct bt_attn_item){.row = (int32_t)at,
+                                                        .n = 1,
+                                                        .pos = (int32_t)pos,
+                                                        .slot = (int32_t)row->slot,
+                                                        .len = (int32_t)pos + 1};
+    }
 }
 
 static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
@@ -136,7 +144,7 @@ void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
         uint32_t last;
         if (row->n == 1) {
             last = single++;
-            put_single(e, row, last, in);
+            put_single(e, row, last, in, &n_items);
         } else {
             put_chunk(e, row, chunk, in, &n_items);
             chunk += row->n;
@@ -162,6 +170,9 @@ void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *i
     for (uint32_t i = from; i < l->singles; i++) {
         in->ids[i] = in->pos[i] = in->lens[i] = 0;
         in->slots[i] = -1;
+        if (l->items) { /* deterministic: the first token of slot 0's first page, whatever it is */
+            in->items[i] = (struct bt_attn_item){.row = (int32_t)i, .n = 1, .len = 1};
+        }
     }
     for (uint32_t i = wanted; i < l->wanted; i++) {
         in->rows[i] = 0;

@@ -27,7 +27,14 @@ bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y, ui
     uint32_t wide = 2 * c->intermediate;
     int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, w->in.kind, BT_CU_SKINNY_SWIGLU);
     void *h = e->act.a;
-    if (bt_cu_takes_e4m3(&w->in, n)) {
+    if (e->deterministic) {
+        h = e->act.gu;
+        bt_status_t st = bt_cu_product_invariant(e, &w->in, e->act.a, h, n, wide, c->hidden,
+                                                 BT_CU_SKINNY_SWIGLU_ROUNDED);
+        if (st != BT_OK) {
+            return st;
+        }
+    } else if (bt_cu_takes_e4m3(&w->in, n)) {
         bt_status_t st = bt_cu_product(e, &w->in, NULL, e->act.gu, n, wide, c->hidden, true, false);
         if (st != BT_OK) {
             return st;

@@ -43,6 +43,9 @@ bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, con
                           uint32_t m, uint32_t n, uint32_t k, bool bf16, bool add)
 {
     enum bt_cu_skinny_end end = add ? BT_CU_SKINNY_ADD : BT_CU_SKINNY_F32;
+    if (e->deterministic) {
+        return bt_cu_product_invariant(e, w, a, y, m, n, k, end);
+    }
     int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, w->kind, end);
     if (bt_cu_takes_e4m3(w, m)) {
         const struct bt_cu_e4m3_product p = {*w, e->act.e4m3, y, m, n, k, bf16, add};

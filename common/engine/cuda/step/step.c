@@ -167,7 +167,7 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
         if (st != BT_OK) {
             return st;
         }
-    } else if (l->singles) {
+    } else if (l->singles && !e->deterministic) {
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
     const struct bt_cu_embed embed = {.ids = in->ids,
@@ -259,7 +259,7 @@ static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
     if (e->graphs[index]) {
         return BT_OK;
     }
-    struct bt_cu_layout l = bt_cu_lay_out(bucket, bucket, bucket, 0, 0);
+    struct bt_cu_layout l = bt_cu_lay_out(bucket, bucket, bucket, e->deterministic ? bucket : 0, 0);
     struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
     cudaGraph_t g = NULL;
     BT_CU_TRY(e, cudaStreamBeginCapture(e->compute, cudaStreamCaptureModeThreadLocal));
@@ -294,7 +294,7 @@ static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch
     }
     struct bt_cu_inputs in = bt_cu_inputs_at(l, s->host);
     bt_cu_inputs_fill(e, b, l, &in, t);
-    bt_cu_inputs_pad(l, &in, l->items ? l->singles : b->n_rows, t->n_rows);
+    bt_cu_inputs_pad(l, &in, BT_MIN(l->singles, b->n_rows), t->n_rows);
     if (l->bytes <= FETCH_MAX) { /* a copy between two kernels would take 10 us longer */
         BT_CU_TRY(e, bt_cu_fetch(s->host, e->inputs.step, l->bytes, e->compute));
     } else {
@@ -313,7 +313,7 @@ static struct bt_cu_layout batch_layout(const struct bt_engine *e, const struct 
     for (uint32_t r = 0; r < b->n_rows; r++) {
         singles += b->rows[r].n == 1;
         wanted += b->rows[r].flags & BT_ROW_SAMPLE ? 1 : 0;
-        items += b->rows[r].n == 1 ? 0 : BT_DIV_UP(b->rows[r].n, per);
+        items += b->rows[r].n == 1 && !e->deterministic ? 0 : BT_DIV_UP(b->rows[r].n, per);
         chunks += b->rows[r].n > 1;
     }
     return bt_cu_lay_out(n_tokens, singles, wanted, items, e->group_room ? chunks : 0);
@@ -327,7 +327,7 @@ static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b,
     if (decode_only(e, b)) {
         int index;
         uint32_t bucket = BT_MIN(bucket_of(b->n_rows, &index), e->max_batch);
-        l = bt_cu_lay_out(bucket, bucket, bucket, 0, 0);
+        l = bt_cu_lay_out(bucket, bucket, bucket, e->deterministic ? bucket : 0, 0);
         st = graph_for(e, bucket, index);
         st = st == BT_OK ? send_inputs(e, b, &l, t) : st;
         if (st == BT_OK) {

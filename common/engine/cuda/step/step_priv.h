@@ -82,6 +82,21 @@ bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
 /* e->act.logits of rows (NULL: the first n) of e->act.x */
 bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n) BT_MUST_CHECK;
 
+/* ---- invariant.c: for deterministic engines ---- */
+
+/* bt_cu_product, or gate and up with their SwiGLU (end BT_CU_SKINNY_SWIGLU_ROUNDED, y in bf16): a
+ * row's result does not depend on m. */
+bt_status_t bt_cu_product_invariant(struct bt_engine *e, const struct bt_cu_weight *w,
+                                    const void *a, void *y, uint32_t m, uint32_t n, uint32_t k,
+                                    enum bt_cu_skinny_end end) BT_MUST_CHECK;
+/* Into how many parts k is cut. */
+uint32_t bt_cu_invariant_parts(uint32_t n, uint32_t k);
+/* Whether a way of skinny.h may take such a product. */
+bool bt_cu_invariant_way(uint32_t way, uint32_t m, uint32_t n, uint32_t k);
+/* ERR_UNSUPPORTED: err says which kernels are missing for this model or device. */
+bt_status_t bt_cu_check_invariant(const struct bt_engine *e, char *err,
+                                  size_t err_cap) BT_MUST_CHECK;
+
 /* ---- attention.c ---- */
 
 /* e->act.x += attention(norm(e->act.x)): writes the rows' keys and values to the layer's pages, and
