@@ -26,6 +26,13 @@
 /* Products that wide.h may take from cuBLASLt. */
 enum bt_cu_wide { BT_CU_WIDE_QKV, BT_CU_WIDE_GATE_UP, BT_CU_WIDES };
 
+/* What wide.h takes: by rows in steps of BT_CU_CLOSE_STEP up to BT_CU_CLOSE_ROWS, and beyond from
+ * how many rows on (UINT32_MAX: none). */
+struct bt_cu_wides {
+    bool at[BT_CU_WIDES][BT_CU_CLOSE_ROWS / BT_CU_CLOSE_STEP + 1];
+    uint32_t from[BT_CU_WIDES];
+};
+
 struct bt_cu_mlp_weights {
     struct bt_cu_weight in;   /* gate's rows, then up's; GPT-2: up's alone */
     struct bt_cu_weight down; /* [hidden][intermediate] */
@@ -149,10 +156,7 @@ struct bt_engine {
     struct bt_cu_model model;
     int device;
     struct bt_cu_gemm *gemm;
-    /* What wide.h takes: by rows in steps of BT_CU_CLOSE_STEP up to BT_CU_CLOSE_ROWS, and beyond
-     * from how many rows on (UINT32_MAX: none). */
-    bool wide_at[BT_CU_WIDES][BT_CU_CLOSE_ROWS / BT_CU_CLOSE_STEP + 1];
-    uint32_t wide_from[BT_CU_WIDES];
+    struct bt_cu_wides wides;
     struct bt_attn *attn;
     struct bt_attn_pool pool;
     cudaStream_t compute, store, load;

@@ -396,7 +396,7 @@ static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, tri
             continue;
         }
         for (int own = 0; own < 2; own++) {
-            e->wide_from[what] = own ? 1 : UINT32_MAX;
+            e->wides.from[what] = own ? 1 : UINT32_MAX;
             bt_status_t st = time_hot(e, trial, m, heat, ev, &ms[own]);
             if (st != BT_OK) {
                 return st;
@@ -405,7 +405,7 @@ static bt_status_t find_wide_from(struct bt_engine *e, enum bt_cu_wide what, tri
         best = ms[1] <= ms[0] ? m : best;
         heat = 60; /* the GPU is hot by now */
     }
-    e->wide_from[what] = best;
+    e->wides.from[what] = best;
     return BT_OK;
 }
 
@@ -415,7 +415,7 @@ static bt_status_t find_wide_at(struct bt_engine *e, enum bt_cu_wide what, trial
 {
     uint32_t most = BT_MIN(e->host.info.max_rows, BT_CU_CLOSE_ROWS);
     for (uint32_t m = BT_CU_SKINNY_ROWS + BT_CU_CLOSE_STEP; m <= most; m += BT_CU_CLOSE_STEP) {
-        bool *at = &e->wide_at[what][m / BT_CU_CLOSE_STEP];
+        bool *at = &e->wides.at[what][m / BT_CU_CLOSE_STEP];
         float ms[2] = {0, 0};
         for (int own = 0; own < 2 && wide_fits(e, what, m); own++) {
             *at = own;

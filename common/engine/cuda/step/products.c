@@ -62,8 +62,8 @@ bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, con
 
 bool bt_cu_takes_wide(const struct bt_engine *e, enum bt_cu_wide what, uint32_t n)
 {
-    return n <= BT_CU_CLOSE_ROWS ? e->wide_at[what][BT_DIV_UP(n, BT_CU_CLOSE_STEP)]
-                                 : n >= e->wide_from[what];
+    return n <= BT_CU_CLOSE_ROWS ? e->wides.at[what][BT_DIV_UP(n, BT_CU_CLOSE_STEP)]
+                                 : n >= e->wides.from[what];
 }
 
 /* a -> queries in e->act.q, keys and values in their pages */

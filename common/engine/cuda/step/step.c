@@ -88,7 +88,7 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
                                             info->max_rows + info->max_slots, info->max_rows);
     cudaError_t ce = cudaSuccess;
     for (int i = 0; i < BT_CU_WIDES; i++) {
-        e->wide_from[i] = UINT32_MAX;
+        e->wides.from[i] = UINT32_MAX;
     }
     e->inputs.step_bytes = all.bytes;
     e->groups = bt_calloc(info->max_rows, sizeof(*e->groups));
