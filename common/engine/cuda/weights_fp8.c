@@ -122,7 +122,8 @@ static bt_status_t look(void *arg, const struct bt_decoder_tensors *d)
 bt_status_t bt_cu_fp8_look(struct bt_cu_loader *l, const struct bt_engine_config *conf)
 {
     const struct bt_model_config *c = &l->e->model.config;
-    bool all = !c->mla.kv_rank && !c->experts.n && !c->gpt2 &&
+    /* invariant.c has bf16 alone. */
+    bool all = !l->e->deterministic && !c->mla.kv_rank && !c->experts.n && !c->gpt2 &&
                bt_model_is_fp8(conf->model_dir, conf->quantize);
     struct bt_engine_config quiet = *conf;
     quiet.progress = NULL;
