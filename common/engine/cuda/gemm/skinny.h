@@ -18,8 +18,8 @@ extern "C" {
 #define BT_CU_SKINNY_ROWS 128
 
 enum bt_cu_skinny_end {
-    BT_CU_SKINNY_F32,   /* y[m][n] f32 */
-    BT_CU_SKINNY_ADD,   /* y += */
+    BT_CU_SKINNY_F32, /* y[m][n] f32 */
+    BT_CU_SKINNY_ADD, /* y += */
     /* w: gate's n / 2 rows, then up's; y[m][n / 2] = silu(gate) * up, as x */
     BT_CU_SKINNY_SWIGLU,
     BT_CU_SKINNY_SWIGLU_ROUNDED /* gate and up are rounded to bf16 before, as in wide.h */
