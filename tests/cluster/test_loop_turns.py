@@ -132,7 +132,10 @@ def test_pipelined(idle, shape):
     flood = Flood(c, SHAPES[shape])
     try:
         flood.run(LOAD_S)
-        assert flood.bytes_in > 0
+        end = time.monotonic() + 30 * sanitizer.PATIENCE
+        while flood.bytes_in == 0:  # on a busy machine the first answers take longer
+            assert time.monotonic() < end
+            flood.run(0.1)
         pid = os.fork()
         if pid == 0:  # the flood goes on beside the other client
             flood.run(60 * sanitizer.PATIENCE)
