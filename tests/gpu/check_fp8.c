@@ -55,11 +55,13 @@ static double worst_of(const uint8_t *got, const struct want *w, uint32_t m, uin
     for (size_t i = 0; i < m * wide; i++) {
         size_t at = i / wide * n + i % wide;
         double to = w->sum[at], all = w->all[at], v;
-        if (pairs) { /* the scale: of a value that bf16 rounds, and of errors that up multiplies */
+        if (pairs) { /* the scale: of a value that f16 rounds, and of errors that up multiplies */
             double up = w->sum[at + n / 2], s = to / (1 + exp(-to));
-            v = fp8_bf16(((const uint16_t *)got)[i]);
-            all = fabs(s * up) * 0x1p-8 / 1e-5 + (all + 1) * (w->all[at + n / 2] + 1);
-            to = s * up;
+            _Float16 h;
+            memcpy(&h, (const uint16_t *)got + i, 2);
+            v = (double)h;
+            to = fmin(fmax(s * up, -65504), 65504); /* f16 has no more */
+            all = fabs(to) * 0x1p-11 / 1e-5 + (all + 1) * (w->all[at + n / 2] + 1);
         } else {
             v = ((const float *)got)[i];
             all += end == BT_CU_SKINNY_ADD ? fabs((double)old) : 0;
@@ -159,7 +161,7 @@ static void check_many(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
 {
     struct fp8_weights f = fp8_weights_open(n, k, kind, false, seed);
     void *dx;
-    float *x = random_rows(m, k, BT_CU_BF16, &dx, seed + 1), old;
+    float *x = random_rows(m, k, BT_CU_F16, &dx, seed + 1), old;
     struct bt_cu_e4m3_rows r = rows_open(m, k);
     size_t item = bf16 ? 2 : 4, bytes = (size_t)bt_cu_e4m3_stride(m) * n * item;
     uint8_t *y;
@@ -227,7 +229,7 @@ static double rounding(const struct bt_cu_e4m3_rows *r, const double *want, uint
 static void check_rows(uint32_t m, uint32_t k, uint32_t seed)
 {
     void *da, *dgu;
-    float *a = random_rows(m, k, BT_CU_BF16, &da, seed),
+    float *a = random_rows(m, k, BT_CU_F16, &da, seed),
           *gu = random_rows(m, 2 * k, BT_CU_BF16, &dgu, seed + 1);
     double *want = malloc((size_t)m * k * sizeof(*want));
     struct bt_cu_e4m3_rows r = rows_open(m, k);
