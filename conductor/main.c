@@ -93,8 +93,13 @@ static bool load_model(struct conductor *c)
     bt_notify_status("loading the tokenizer of %s", c->model_id);
     BT_INFO("loading", "what=model path=%s", m->model_path);
     if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
-        bt_model_root_key(m->model_path, m->model_load_format, m->model_activations,
-                          m->model_quantize, m->model_kv_dtype, (uint32_t)m->kv_block_tokens,
+        bt_model_root_key(m->model_path,
+                          &(struct bt_model_settings){.load_format = m->model_load_format,
+                                                      .activations = m->model_activations,
+                                                      .quantize = m->model_quantize,
+                                                      .kv_dtype = m->model_kv_dtype,
+                                                      .deterministic = m->engine_deterministic,
+                                                      .block_tokens = (uint32_t)m->kv_block_tokens},
                           &c->layout, &c->root, err, sizeof(err)) != BT_OK ||
         bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err)) != BT_OK) {
         return refuse(c, "model.path", err);

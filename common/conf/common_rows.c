@@ -113,6 +113,17 @@ const struct bt_conf_row bt_conf_common_rows[] = {
             "half the time; the CPU engine computes with the same values in 16 bits. The same in "
             "all daemons.",
      .when = "when a 16-bit model is too large or too slow and tolerates fp8."},
+    {.key = "engine.deterministic",
+     .type = BT_CONF_BOOL,
+     .offset = ROW(engine_deterministic),
+     .def = "false",
+     .doc = "Whether a token's result must have the same bits whatever else the engine computes at "
+            "the time, whatever was cached and whichever worker computes it: then outputs repeat, "
+            "also after a failure. The CPU engine always does so where the processor has AVX512. "
+            "On a Hopper GPU steps and prompts take 1.1 to 1.25 times as long, long texts of few "
+            "requests up to twice; dense models with f16 KV only. An engine that cannot do it "
+            "refuses. The same in all daemons.",
+     .when = "when outputs of a GPU must repeat bit for bit, for tests or for training."},
     {.key = "model.kv_dtype",
      .type = BT_CONF_STR,
      .offset = ROW(model_kv_dtype),

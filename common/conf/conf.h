@@ -75,6 +75,7 @@ struct bt_conf_common {
     char *model_served_name;                          /* model.served_name or NULL */
     char *model_load_format;                          /* model.load_format: auto|dummy */
     char *model_activations;                          /* model.activations: split|bf16-mlp */
+    bool engine_deterministic;                        /* engine.deterministic */
     char *model_quantize;                             /* model.quantize: none|fp8 */
     char *model_kv_dtype;                             /* model.kv_dtype: f16|fp8 */
     int64_t kv_block_tokens;                          /* kv.block_tokens */

@@ -87,11 +87,15 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_d
 /* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
                                     char *err, size_t err_cap) BT_MUST_CHECK;
-/* The shared (saltless) root key of this model directory under model.activations (NULL:
- * bf16-mlp), model.quantize (NULL: none), model.kv_dtype and block_tokens. Calls the three above.
- * ERR_UNSUPPORTED, too, if model.quantize is not for this checkpoint. */
-bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
-                              const char *quantize, const char *kv_dtype, uint32_t block_tokens,
+/* The keys of the configuration that decide what a model's KV is; all daemons have the same. */
+struct bt_model_settings {
+    const char *load_format, *activations, *quantize, *kv_dtype; /* model.*; NULL: the default */
+    bool deterministic;                                          /* engine.deterministic */
+    uint32_t block_tokens;                                       /* kv.block_tokens */
+};
+/* The shared (saltless) root key of this model directory. Calls the three above. ERR_UNSUPPORTED,
+ * too, if model.quantize is not for this checkpoint. */
+bt_status_t bt_model_root_key(const char *dir, const struct bt_model_settings *s,
                               struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 

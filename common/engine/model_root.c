@@ -76,15 +76,16 @@ static bool is_fp8(const char *quantize)
     return quantize && strcmp(quantize, "fp8") == 0;
 }
 
-bt_status_t bt_model_root_key(const char *dir, const char *load_format, const char *activations,
-                              const char *quantize, const char *kv_dtype, uint32_t block_tokens,
+bt_status_t bt_model_root_key(const char *dir, const struct bt_model_settings *s,
                               struct bt_kv_layout *layout_p, struct bt_kv_key *root_p, char *err,
                               size_t err_cap)
 {
     struct bt_model_config c;
     struct bt_kv_layout layout;
     struct bt_kv_root root = {0};
-    const bool split = activations && strcmp(activations, "split") == 0, fp8 = is_fp8(quantize);
+    const bool split = s->activations && strcmp(s->activations, "split") == 0;
+    const bool fp8 = is_fp8(s->quantize);
+    char rounds[64];
     bt_status_t st = bt_model_config_load(dir, &c, err, err_cap);
     if (st == BT_OK && fp8) {
         st = bt_model_fp8_check_quantize(dir, err, err_cap);
@@ -92,21 +93,26 @@ bt_status_t bt_model_root_key(const char *dir, const char *load_format, const ch
     if (st != BT_OK) {
         return st;
     }
-    st = bt_model_kv_layout(&c, kv_dtype, block_tokens, &layout);
+    st = bt_model_kv_layout(&c, s->kv_dtype, s->block_tokens, &layout);
     if (st != BT_OK) {
         snprintf(err, err_cap,
                  "kv.block_tokens %u, model.kv_dtype %s: no KV layout for this model: %s",
-                 block_tokens, kv_dtype ? kv_dtype : "f16", bt_status_text(st));
+                 s->block_tokens, s->kv_dtype ? s->kv_dtype : "f16", bt_status_text(st));
         return st;
     }
-    st = bt_model_weights_digest(dir, load_format, root.weights_digest, err, err_cap);
+    st = bt_model_weights_digest(dir, s->load_format, root.weights_digest, err, err_cap);
     if (st != BT_OK) {
         return st;
     }
     root.architecture = c.architecture;
     root.layout = &layout;
     root.rope = c.rope_text;
-    root.rounds = split ? (fp8 ? "fp8-weights" : "") : fp8 ? "bf16-mlp fp8-weights" : "bf16-mlp";
+    /* Parts are joined by spaces; without deterministic the texts are those of older versions. */
+    snprintf(rounds, sizeof(rounds), "%s%s%s%s%s", split ? "" : "bf16-mlp",
+             !split && fp8 ? " " : "", fp8 ? "fp8-weights" : "",
+             s->deterministic && (!split || fp8) ? " " : "",
+             s->deterministic ? "deterministic" : "");
+    root.rounds = rounds;
     bt_kv_root_key(&root, root_p);
     *layout_p = layout;
     return BT_OK;

@@ -138,7 +138,9 @@ static char *differences(const Baton__ClusterSettings *ours, const Baton__Cluste
 {
     struct bt_buf b;
     bt_buf_init(&b);
-    differ_bytes(&b, "root_key: model weights, architecture, RoPE, layout or block_tokens differ",
+    differ_bytes(&b,
+                 "root_key: model weights or settings (model.*, kv.block_tokens, "
+                 "engine.deterministic) differ",
                  ours->root_key, theirs->root_key);
     differ_u64(&b, "layout_id differs", ours->layout_id, theirs->layout_id, true);
     differ_u64(&b, "block_tokens differs", ours->block_tokens, theirs->block_tokens, false);

@@ -87,7 +87,7 @@ const char *bt_rpc_hello_why(bt_hello_fault_t fault, const struct bt_rpc_identit
         /* Its bytes stay out of the text: it comes from kv.salt_file, and a stranger may ask. */
         snprintf(buf, cap,
                  "the root keys of " NAME " and " NAME
-                 " differ: use the same weights, model.activations and kv.salt_file",
+                 " differ: use the same weights, model.*, engine.deterministic and kv.salt_file",
                  h->name, self->name);
         return buf;
     }

@@ -398,7 +398,7 @@ static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_byte
         bt_hex(root->b, 8, b);
         slab_errf(err, cap,
                   "the slab belongs to root key %s..., this process has %s...: the model's weights "
-                  "or settings (model.activations) differ",
+                  "or settings (model.*, engine.deterministic) differ",
                   a, b);
         return BT_ERR_MISMATCH;
     }

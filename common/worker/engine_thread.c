@@ -59,8 +59,14 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
     const struct bt_worker_conf *conf = c->conf;
     const struct bt_conf_common *cc = &conf->common;
     bt_status_t st = bt_model_root_key(
-        cc->model_path, cc->model_load_format, cc->model_activations, cc->model_quantize,
-        cc->model_kv_dtype, (uint32_t)cc->kv_block_tokens, &c->layout, &c->root, err, cap);
+        cc->model_path,
+        &(struct bt_model_settings){.load_format = cc->model_load_format,
+                                    .activations = cc->model_activations,
+                                    .quantize = cc->model_quantize,
+                                    .kv_dtype = cc->model_kv_dtype,
+                                    .deterministic = cc->engine_deterministic,
+                                    .block_tokens = (uint32_t)cc->kv_block_tokens},
+        &c->layout, &c->root, err, cap);
     if (st != BT_OK) {
         return st;
     }
@@ -70,6 +76,7 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
         .load_format = cc->model_load_format,
         .activations = cc->model_activations,
         .quantize = cc->model_quantize,
+        .deterministic = cc->engine_deterministic,
         .kv_dtype = cc->model_kv_dtype,
         .threads = (uint32_t)conf->engine_threads,
         .page_tokens = (uint32_t)cc->kv_block_tokens,

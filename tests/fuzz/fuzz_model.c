@@ -78,8 +78,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check(&c);
         struct bt_kv_layout l;
         struct bt_kv_key root;
-        bt_status_t st = bt_model_root_key(rig_dir(), "dummy", "split", NULL, "f16", 16, &l, &root,
-                                           err, sizeof(err));
+        bt_status_t st = bt_model_root_key(rig_dir(),
+                                           &(struct bt_model_settings){.load_format = "dummy",
+                                                                       .activations = "split",
+                                                                       .kv_dtype = "f16",
+                                                                       .block_tokens = 16},
+                                           &l, &root, err, sizeof(err));
         BT_ASSERT(st == BT_OK || err[0] != '\0');
     } else {
         BT_ASSERT(err[0] != '\0');

@@ -292,9 +292,12 @@ static void test_quantize(void **state)
                                        .quantize = "fp8"};
     assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_UNSUPPORTED);
     assert_non_null(strstr(err, "the weights are fp8 already; remove model.quantize"));
-    assert_int_equal(
-        bt_model_root_key(dir, "auto", NULL, "fp8", NULL, 16, &layout, &key, err, sizeof(err)),
-        BT_ERR_UNSUPPORTED);
+    assert_int_equal(bt_model_root_key(dir,
+                                       &(struct bt_model_settings){.load_format = "auto",
+                                                                   .quantize = "fp8",
+                                                                   .block_tokens = 16},
+                                       &layout, &key, err, sizeof(err)),
+                     BT_ERR_UNSUPPORTED);
     assert_non_null(strstr(err, "remove model.quantize"));
 }
 

@@ -479,8 +479,9 @@ int main(int argc, char **argv)
     const char *model = opt(argc, argv, "model", NULL);
     bt_status_t st;
     if (model != NULL) {
-        st = bt_model_root_key(model, "auto", NULL, NULL, NULL, tokens, &w.layout, &w.root, err,
-                               sizeof(err));
+        st = bt_model_root_key(
+            model, &(struct bt_model_settings){.load_format = "auto", .block_tokens = tokens},
+            &w.layout, &w.root, err, sizeof(err));
     } else {
         st = bt_kv_layout_gqa(tokens, (uint32_t)atoi(opt(argc, argv, "layers", "2")),
                               (uint32_t)atoi(opt(argc, argv, "heads", "1")),

@@ -16,7 +16,7 @@
 #include "kvstore/conf.h"
 #include "tests/unit/conf_rig.h"
 
-#define KEYS_MAX   71 /* of all daemons together */
+#define KEYS_MAX   72 /* of all daemons together */
 #define HIDDEN_MAX 32 /* set by tests and benchmarks only */
 
 static union {
@@ -140,6 +140,7 @@ static const struct {
     {"model.load_format", "gguf", "is not auto or dummy"},
     {"model.activations", "f8", "is not split or bf16-mlp"},
     {"model.quantize", "int4", "is not none or fp8"},
+    {"engine.deterministic", "maybe", "is not true or false"},
     {"model.kv_dtype", "fp4", "is not f16 or fp8"},
     {"kv.salt_file", "/nonexistent", "cannot be read"},
     {"log.level", "loud", "is not error"},

@@ -207,8 +207,8 @@ static void test_settings_differ(void **state)
     struct one a = {0};
     join(f, &a, "c2", "kv-1", 21, NULL);
     WAIT_FOR(f, a.joined == 1);
-    static const char *const names[] = {"root_key: model weights, architecture, RoPE, layout or "
-                                        "block_tokens differ",
+    static const char *const names[] = {"root_key: model weights or settings (model.*, "
+                                        "kv.block_tokens, engine.deterministic) differ",
                                         "layout_id", "block_tokens", "flow_chunk_tokens",
                                         "salt_id"};
     for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {

@@ -582,38 +582,75 @@ static void test_root_key(void **state)
     struct bt_kv_layout l;
     struct bt_kv_key a, b;
     assert_int_equal(
-        bt_model_root_key(MODEL, "auto", NULL, NULL, NULL, 16, &l, &a, err, sizeof(err)), BT_OK);
+        bt_model_root_key(MODEL,
+                          &(struct bt_model_settings){.load_format = "auto", .block_tokens = 16},
+                          &l, &a, err, sizeof(err)),
+        BT_OK);
     assert_int_equal(l.groups[0].seg_bytes, 8192);
     assert_int_equal(l.block_bytes, 6 * 8192);
     assert_int_equal(
-        bt_model_root_key(MODEL, "auto", NULL, NULL, NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
-    assert_memory_equal(&a, &b, sizeof(a));
-    assert_int_equal(
-        bt_model_root_key(MODEL, "auto", NULL, NULL, NULL, 64, &l, &b, err, sizeof(err)), BT_OK);
-    assert_memory_not_equal(&a, &b, sizeof(a));
-    assert_int_equal(
-        bt_model_root_key(MODEL, "dummy", NULL, NULL, NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
-    assert_memory_not_equal(&a, &b, sizeof(a));
-    assert_int_equal(
-        bt_model_root_key(MODEL, "auto", "bf16-mlp", NULL, NULL, 16, &l, &b, err, sizeof(err)),
+        bt_model_root_key(MODEL,
+                          &(struct bt_model_settings){.load_format = "auto", .block_tokens = 16},
+                          &l, &b, err, sizeof(err)),
         BT_OK);
     assert_memory_equal(&a, &b, sizeof(a));
     assert_int_equal(
-        bt_model_root_key(MODEL, "auto", "split", NULL, NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
+        bt_model_root_key(MODEL,
+                          &(struct bt_model_settings){.load_format = "auto", .block_tokens = 64},
+                          &l, &b, err, sizeof(err)),
+        BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(
+        bt_model_root_key(MODEL,
+                          &(struct bt_model_settings){.load_format = "dummy", .block_tokens = 16},
+                          &l, &b, err, sizeof(err)),
+        BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL,
+                                       &(struct bt_model_settings){.load_format = "auto",
+                                                                   .activations = "bf16-mlp",
+                                                                   .block_tokens = 16},
+                                       &l, &b, err, sizeof(err)),
+                     BT_OK);
+    assert_memory_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL,
+                                       &(struct bt_model_settings){.load_format = "auto",
+                                                                   .activations = "split",
+                                                                   .block_tokens = 16},
+                                       &l, &b, err, sizeof(err)),
+                     BT_OK);
+    assert_memory_not_equal(&a, &b, sizeof(a));
+    assert_int_equal(bt_model_root_key(MODEL,
+                                       &(struct bt_model_settings){.load_format = "auto",
+                                                                   .deterministic = true,
+                                                                   .block_tokens = 16},
+                                       &l, &b, err, sizeof(err)),
+                     BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
     const struct bt_kv_key split = b;
     for (int i = 0; i < 2; i++) { /* rounded weights make other KV */
-        assert_int_equal(bt_model_root_key(MODEL, "auto", i ? "split" : NULL, "fp8", NULL, 16, &l,
-                                           &b, err, sizeof(err)),
-                         BT_OK);
+        assert_int_equal(
+            bt_model_root_key(MODEL,
+                              &(struct bt_model_settings){.load_format = "auto",
+                                                          .activations = i ? "split" : NULL,
+                                                          .quantize = "fp8",
+                                                          .block_tokens = 16},
+                              &l, &b, err, sizeof(err)),
+            BT_OK);
         assert_memory_not_equal(&a, &b, sizeof(a));
         assert_memory_not_equal(&split, &b, sizeof(b));
     }
-    assert_int_equal(
-        bt_model_root_key(MODEL, "auto", NULL, "none", NULL, 16, &l, &b, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_model_root_key(MODEL,
+                                       &(struct bt_model_settings){.load_format = "auto",
+                                                                   .quantize = "none",
+                                                                   .block_tokens = 16},
+                                       &l, &b, err, sizeof(err)),
+                     BT_OK);
     assert_memory_equal(&a, &b, sizeof(a));
     assert_int_equal(
-        bt_model_root_key(MODEL, "auto", NULL, NULL, NULL, 0, &l, &b, err, sizeof(err)),
+        bt_model_root_key(MODEL,
+                          &(struct bt_model_settings){.load_format = "auto", .block_tokens = 0}, &l,
+                          &b, err, sizeof(err)),
         BT_ERR_INVALID);
 
     /* one weight or one RoPE parameter more */
@@ -621,11 +658,17 @@ static void test_root_key(void **state)
     const char *header = "{" T("a", "BF16", "[4]", 0, 8) "}";
     assert_int_equal(load("{" BASE "}", &c), BT_OK);
     put_tensors("model.safetensors", header, 8);
-    assert_int_equal(bt_model_root_key(dir, "auto", NULL, NULL, NULL, 16, &l, &a, err, sizeof(err)),
-                     BT_OK);
+    assert_int_equal(
+        bt_model_root_key(dir,
+                          &(struct bt_model_settings){.load_format = "auto", .block_tokens = 16},
+                          &l, &a, err, sizeof(err)),
+        BT_OK);
     assert_int_equal(load("{" BASE ",\"rope_theta\":10001}", &c), BT_OK);
-    assert_int_equal(bt_model_root_key(dir, "auto", NULL, NULL, NULL, 16, &l, &b, err, sizeof(err)),
-                     BT_OK);
+    assert_int_equal(
+        bt_model_root_key(dir,
+                          &(struct bt_model_settings){.load_format = "auto", .block_tokens = 16},
+                          &l, &b, err, sizeof(err)),
+        BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
     assert_int_equal(load("{" BASE "}", &c), BT_OK);
     char file[256];
@@ -635,8 +678,11 @@ static void test_root_key(void **state)
     memcpy(file + 8, header, h);
     file[8 + h + 3] = 1;
     put("model.safetensors", file, 8 + h + 8);
-    assert_int_equal(bt_model_root_key(dir, "auto", NULL, NULL, NULL, 16, &l, &b, err, sizeof(err)),
-                     BT_OK);
+    assert_int_equal(
+        bt_model_root_key(dir,
+                          &(struct bt_model_settings){.load_format = "auto", .block_tokens = 16},
+                          &l, &b, err, sizeof(err)),
+        BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
     drop("model.safetensors");
 }

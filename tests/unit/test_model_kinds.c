@@ -424,12 +424,16 @@ static void test_root_key(void **state)
     struct bt_kv_key a, b;
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
         assert_int_equal(model_load(cases[i].base, "{}", &c), BT_OK);
-        assert_int_equal(bt_model_root_key(model_dir, "dummy", NULL, NULL, NULL, 64, &l, &a,
-                                           model_err, sizeof(model_err)),
+        assert_int_equal(bt_model_root_key(model_dir,
+                                           &(struct bt_model_settings){.load_format = "dummy",
+                                                                       .block_tokens = 64},
+                                           &l, &a, model_err, sizeof(model_err)),
                          BT_OK);
         assert_int_equal(model_load(cases[i].base, cases[i].changes, &c), BT_OK);
-        assert_int_equal(bt_model_root_key(model_dir, "dummy", NULL, NULL, NULL, 64, &l, &b,
-                                           model_err, sizeof(model_err)),
+        assert_int_equal(bt_model_root_key(model_dir,
+                                           &(struct bt_model_settings){.load_format = "dummy",
+                                                                       .block_tokens = 64},
+                                           &l, &b, model_err, sizeof(model_err)),
                          BT_OK);
         if ((memcmp(&a, &b, sizeof(a)) == 0) != cases[i].same) {
             fail_msg("%s: the root key %s", cases[i].changes,
@@ -437,11 +441,17 @@ static void test_root_key(void **state)
         }
     }
     assert_int_equal(model_load(deepseek_v3, "{}", &c), BT_OK);
-    assert_int_equal(bt_model_root_key(model_dir, "dummy", NULL, NULL, "f16", 64, &l, &a, model_err,
-                                       sizeof(model_err)),
+    assert_int_equal(bt_model_root_key(model_dir,
+                                       &(struct bt_model_settings){.load_format = "dummy",
+                                                                   .kv_dtype = "f16",
+                                                                   .block_tokens = 64},
+                                       &l, &a, model_err, sizeof(model_err)),
                      BT_OK);
-    assert_int_equal(bt_model_root_key(model_dir, "dummy", NULL, NULL, "fp8", 64, &l, &b, model_err,
-                                       sizeof(model_err)),
+    assert_int_equal(bt_model_root_key(model_dir,
+                                       &(struct bt_model_settings){.load_format = "dummy",
+                                                                   .kv_dtype = "fp8",
+                                                                   .block_tokens = 64},
+                                       &l, &b, model_err, sizeof(model_err)),
                      BT_OK);
     assert_memory_not_equal(&a, &b, sizeof(a));
 }

@@ -225,7 +225,7 @@ static void test_why(void **state)
         {BT_HELLO_INCARNATION, {"incarnation 0000000000000007", "0000000000000006", "wait"}},
         {BT_HELLO_LAYOUT,
          {"layout 000000000000004e", "000000000000004d", "kv.block_tokens", "model.kv_dtype"}},
-        {BT_HELLO_ROOT, {"root keys", "model.activations", "kv.salt_file"}},
+        {BT_HELLO_ROOT, {"root keys", "engine.deterministic", "kv.salt_file"}},
     };
     struct bt_kv_key root = {{7}}, other = {{8}};
     const struct bt_rpc_identity me = {

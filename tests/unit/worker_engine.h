@@ -100,8 +100,9 @@ static bt_status_t fe_open(const struct bt_engine_config *c, struct bt_engine **
 {
     struct bt_engine *e = bt_calloc(1, sizeof(*e));
     struct bt_kv_key root;
-    bt_status_t st = bt_model_root_key(FE_MODEL, "dummy", NULL, NULL, NULL, FE_BLOCK,
-                                       &e->info.layout, &root, err, cap);
+    bt_status_t st = bt_model_root_key(
+        FE_MODEL, &(struct bt_model_settings){.load_format = "dummy", .block_tokens = FE_BLOCK},
+        &e->info.layout, &root, err, cap);
     BT_ASSERT(st == BT_OK);
     c->progress(c->progress_arg, "nothing", 1);
     e->info.caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_EXACT;

@@ -132,8 +132,10 @@ static void start(struct rig *g, uint64_t seed)
     g->core.vt = &fe_vtable;
     assert_int_equal(bt_ring_init(&g->core.in, 8192, sizeof(struct bt_wcmd)), BT_OK);
     assert_int_equal(bt_ring_init(&g->core.out, 64, sizeof(struct bt_wout)), BT_OK);
-    assert_int_equal(bt_model_root_key(FE_MODEL, "dummy", NULL, NULL, NULL, FE_BLOCK, &g->layout,
-                                       &g->root, err, sizeof(err)),
+    assert_int_equal(bt_model_root_key(FE_MODEL,
+                                       &(struct bt_model_settings){.load_format = "dummy",
+                                                                   .block_tokens = FE_BLOCK},
+                                       &g->layout, &g->root, err, sizeof(err)),
                      BT_OK);
     snprintf(g->path, sizeof(g->path), "/tmp/baton-test-core-%d", (int)getpid());
     unlink(g->path);

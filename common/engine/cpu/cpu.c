@@ -290,6 +290,13 @@ static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engin
         cpu_close(e);
         return st;
     }
+    if (conf->deterministic && !bt_gemm_exact(e->gemm)) {
+        snprintf(err, err_cap,
+                 "engine.deterministic: the cpu engine is deterministic on processors with AVX512 "
+                 "only; set it to false, or use another host");
+        cpu_close(e);
+        return BT_ERR_UNSUPPORTED;
+    }
     struct bt_engine_info *info = &e->host.info;
     info->caps = BT_ENGINE_CAP_MIXED | (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u);
     snprintf(info->device, sizeof(info->device), "cpu %s %s %d thread%s", e->k->name,
