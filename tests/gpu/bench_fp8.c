@@ -152,7 +152,7 @@ static void bench_many(struct bench *b, const char *name, bool bf16)
 
 static void weights_open(struct bench *b)
 {
-    uint32_t zero = 0, *bad = fp8_send(&zero, 4);
+    uint32_t zero = 0, *bad = device_memory(&zero, 4);
     size_t values = (size_t)b->n * b->k;
     for (int c = 0; c < COPIES; c++) {
         void *w, *v, *scale;

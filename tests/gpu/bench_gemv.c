@@ -6,16 +6,8 @@
 
 #include "common/engine/cuda/gemm/gemm.h"
 #include "common/engine/cuda/rows/rows.h"
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define COPIES 8
 

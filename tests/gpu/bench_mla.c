@@ -6,25 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define PAGE   BT_MLA_PAGE_TOKENS
 #define ROTATE ((size_t)400 << 20) /* bytes of KV between two uses of a layer */
-
-static int by_value(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
 
 struct bed { /* a pool and tensors for one shape */
     struct bt_mla *mla;

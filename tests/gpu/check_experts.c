@@ -9,16 +9,8 @@
 #include <time.h>
 
 #include "common/engine/cuda/experts/experts_priv.h"
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define NONE   0xffffffffu
 #define BEHIND 4096 /* bytes behind an output that must stay as they are */

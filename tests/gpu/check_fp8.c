@@ -34,7 +34,7 @@ static float *random_rows(uint32_t m, uint32_t k, int type, void **device, uint3
     CHECK(cudaMalloc(device, (size_t)m * k * 2));
     ref_fill(*device, (size_t)m * k, type, 1, seed);
     CHECK(cudaDeviceSynchronize());
-    uint16_t *h = fp8_fetch(*device, (size_t)m * k * 2);
+    uint16_t *h = host_copy(*device, (size_t)m * k * 2);
     float *x = malloc((size_t)m * k * sizeof(*x));
     for (size_t i = 0; i < (size_t)m * k; i++) {
         _Float16 f;
@@ -92,7 +92,7 @@ static double try_way(int way, const struct fp8_weights *f, const void *x, const
         CHECK(bt_cu_gemv(f->w, x, (float *)y, m, f->n, f->k, end == BT_CU_SKINNY_ADD, 0));
     }
     CHECK(cudaDeviceSynchronize());
-    uint8_t *got = fp8_fetch(y, bytes);
+    uint8_t *got = host_copy(y, bytes);
     double worst = worst_of(got, w, m, f->n, end, old);
     for (size_t i = used; i < bytes; i++) {
         worst = got[i] == poison ? worst : INFINITY;
@@ -179,7 +179,7 @@ static void check_many(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
         report(false, name, m, n, k, INFINITY);
     } else {
         CHECK(cudaDeviceSynchronize());
-        uint8_t *got = fp8_fetch(y, bytes);
+        uint8_t *got = host_copy(y, bytes);
         float *rounded = fp8_rows_values(&r, m, k);
         double worst = 0, squares = 0, tries = 0;
         for (uint32_t t = 0; t < 4000; t++) {
@@ -258,7 +258,7 @@ static void check_rows(uint32_t m, uint32_t k, uint32_t seed)
     for (uint32_t c = 0; c < k; c++) {
         w[c] = ldexpf(1, (int)(c % 7) - 3);
     }
-    float *dw = fp8_send(w, k * 4), *dx = fp8_send(a, (size_t)m * k * 4);
+    float *dw = device_memory(w, k * 4), *dx = device_memory(a, (size_t)m * k * 4);
     CHECK(bt_cu_norm_e4m3(dx, dw, m, k, 1e-5f, &r, 0));
     CHECK(cudaDeviceSynchronize());
     for (uint32_t i = 0; i < m; i++) {
@@ -298,7 +298,7 @@ static void check_quantize(uint32_t n, uint32_t k, uint32_t seed)
     }
     uint8_t *want = malloc((size_t)n * k), *v;
     float *scale = malloc((size_t)down * across * 4), *dscale;
-    uint32_t zero = 0, *bad = fp8_send(&zero, 4), wrong = 0;
+    uint32_t zero = 0, *bad = device_memory(&zero, 4), wrong = 0;
     if (!bt_fp8_quantize(w, n, k, want, scale)) {
         report(false, "quantize on the host", 0, n, k, INFINITY);
     }
@@ -307,8 +307,8 @@ static void check_quantize(uint32_t n, uint32_t k, uint32_t seed)
     CHECK(cudaMalloc((void **)&dscale, (size_t)down * stride * 4));
     CHECK(bt_cu_quantize(d, n, k, v, dscale, bad, 0));
     CHECK(cudaDeviceSynchronize());
-    uint8_t *got = fp8_fetch(v, (size_t)n * k);
-    float *gots = fp8_fetch(dscale, (size_t)down * stride * 4);
+    uint8_t *got = host_copy(v, (size_t)n * k);
+    float *gots = host_copy(dscale, (size_t)down * stride * 4);
     for (size_t i = 0; i < (size_t)n * k; i++) {
         wrong += got[i] != want[i / k * k + fp8_column(i % k)];
     }

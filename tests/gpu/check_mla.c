@@ -9,16 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 #define LAYERS    3
 #define LAYER     1
@@ -28,13 +20,6 @@
 #define MAX_ROWS  (MAX_BATCH * BT_MLA_MAX_QUERIES)
 #define BEHIND    ((size_t)64 * BT_MLA_LATENT * 2) /* bytes; a group of query rows */
 #define WORST     4e-3                             /* P and the result are f16 */
-
-static uint64_t rng;
-static uint32_t rnd(uint32_t n)
-{
-    rng = rng * 6364136223846793005ull + 1442695040888963407ull;
-    return (uint32_t)((rng >> 33) % n);
-}
 
 struct setup {
     struct bt_mla_pool pool;

@@ -10,16 +10,8 @@
 #include "common/engine/cuda/device.h"
 #include "common/engine/cuda/gemm/skinny.h"
 #include "common/engine/cuda/rows/rows.h"
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static double bf16(uint16_t v)
 {

@@ -4,16 +4,8 @@
 #include <time.h>
 
 #include "common/engine/cuda/sample/sample.h"
+#include "tests/gpu/kit.h"
 #include "tests/unit/sample_cases.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* n items of src on the device (NULL: poison). */
 static void *on_device(const void *src, size_t bytes)

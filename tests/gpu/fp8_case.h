@@ -12,16 +12,8 @@
 #include "common/engine/cuda/rows/quant.h"
 #include "common/engine/cuda/rows/rows.h"
 #include "common/engine/fp8.h"
+#include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        cudaError_t e_ = (x);                                                                      \
-        if (e_ != cudaSuccess) {                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));            \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static inline float fp8_bf16(uint16_t v)
 {
@@ -35,21 +27,6 @@ static inline uint32_t fp8_next(uint32_t *seed)
 {
     *seed = *seed * 1664525u + 1013904223u;
     return *seed >> 8;
-}
-
-static inline void *fp8_fetch(const void *d, size_t bytes)
-{
-    void *h = malloc(bytes);
-    CHECK(cudaMemcpy(h, d, bytes, cudaMemcpyDeviceToHost));
-    return h;
-}
-
-static inline void *fp8_send(const void *h, size_t bytes)
-{
-    void *d;
-    CHECK(cudaMalloc(&d, bytes));
-    CHECK(cudaMemcpy(d, h, bytes, cudaMemcpyHostToDevice));
-    return d;
 }
 
 /* Weights [n][k] of either kind, on the device as the engine keeps them and as f32 on the host. */
@@ -91,13 +68,13 @@ fp8_weights_open(uint32_t n, uint32_t k, enum bt_cu_weight_kind kind, bool wide,
         size_t row = i / k, col = i % k;
         f.values[i] = table[raw[i]] * (blocks ? scale[row / 128 * across + col / 128] : scale[row]);
     }
-    uint8_t *plain = fp8_send(raw, values), *ordered;
+    uint8_t *plain = device_memory(raw, values), *ordered;
     uint32_t *bad, zero = 0;
     CHECK(cudaMalloc((void **)&ordered, values));
-    bad = fp8_send(&zero, 4);
+    bad = device_memory(&zero, 4);
     CHECK(bt_cu_order(plain, n, k, ordered, bad, 0));
     CHECK(cudaMemcpy(&zero, bad, 4, cudaMemcpyDeviceToHost));
-    f.w = (struct bt_cu_weight){ordered, fp8_send(scale, scales * sizeof(*scale)), kind};
+    f.w = (struct bt_cu_weight){ordered, device_memory(scale, scales * sizeof(*scale)), kind};
     cudaFree(plain);
     cudaFree(bad);
     free(raw);
@@ -126,8 +103,8 @@ static inline uint32_t fp8_column(uint32_t at)
 static inline float *fp8_rows_values(const struct bt_cu_e4m3_rows *r, uint32_t m, uint32_t k)
 {
     uint32_t stride = bt_cu_e4m3_stride(m);
-    uint8_t *v = fp8_fetch(r->v, (size_t)m * k);
-    float *scale = fp8_fetch(r->scale, (size_t)BT_DIV_UP(k, 128) * stride * 4);
+    uint8_t *v = host_copy(r->v, (size_t)m * k);
+    float *scale = host_copy(r->scale, (size_t)BT_DIV_UP(k, 128) * stride * 4);
     float *out = malloc((size_t)m * k * sizeof(*out)), table[256];
     for (size_t i = 0; i < 256; i++) {
         table[i] = bt_f32_of_e4m3((uint8_t)i);
