@@ -124,6 +124,7 @@ int main(void)
     check(&(struct shape){6144, 4096, BT_CU_SKINNY_F32}, "qkv");
     check(&(struct shape){4096, 4096, BT_CU_SKINNY_ADD}, "o");
     check(&(struct shape){28672, 4096, BT_CU_SKINNY_SWIGLU_ROUNDED}, "gate and up");
+    check(&(struct shape){3072, 576, BT_CU_SKINNY_SWIGLU_ROUNDED}, "small gate and up");
     check(&(struct shape){4096, 14336, BT_CU_SKINNY_ADD}, "down");
     check(&(struct shape){912, 200, BT_CU_SKINNY_F32}, "ragged");
     check(&(struct shape){1040, 712, BT_CU_SKINNY_ADD}, "ragged sums");

@@ -62,7 +62,9 @@ bt_status_t bt_cu_product_invariant(struct bt_engine *e, const struct bt_cu_weig
 {
     const bool swiglu = end == BT_CU_SKINNY_SWIGLU_ROUNDED;
     const size_t from = (size_t)k * 2, to = swiglu ? (size_t)n : (size_t)n * 4;
-    if (m > BT_CU_SKINNY_ROWS && bt_cu_wide_fits(m, n, k)) {
+    /* wide.h sums a SwiGLU's k in one part. */
+    const bool whole = bt_cu_invariant_parts(n, k) == 1;
+    if (m > BT_CU_SKINNY_ROWS && bt_cu_wide_fits(m, n, k) && (whole || !swiglu)) {
         if (!swiglu) {
             return sum_parts(e, w, a, y, m, n, k, end == BT_CU_SKINNY_ADD);
         }
