@@ -206,6 +206,11 @@ static inline uint32_t bt_cu_mlp_width(const struct bt_model_config *c)
     }
     return any ? c->intermediate : 0;
 }
+/* Of the widest rows that a layer's products read. */
+static inline uint32_t bt_cu_input_width(const struct bt_model_config *c)
+{
+    return BT_MAX(BT_MAX(c->hidden, bt_cu_mlp_width(c)), c->heads * c->head_dim);
+}
 
 /* Notes a failed call; the engine is out of service from then on. */
 bt_status_t bt_cu_fail(struct bt_engine *e, cudaError_t err, const char *what);

@@ -112,7 +112,7 @@ static bt_status_t tune(struct bt_engine *e)
     const struct bt_model_config *c = &e->model.config;
     uint32_t most = e->host.info.max_rows, rows = BT_MAX(most, e->max_batch);
     uint32_t graphs = BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
-    size_t in = (size_t)rows * BT_MAX(c->hidden, bt_cu_mlp_width(c));
+    size_t in = (size_t)rows * bt_cu_input_width(c);
     BT_CU_TRY(e, bt_cu_dummy_bf16(e->act.a, in, 1.0f, 1, e->compute)); /* zeros would run faster */
     bt_status_t st = BT_OK;
     for (uint32_t m = 1; st == BT_OK && m <= graphs; m *= 2) {
@@ -442,7 +442,7 @@ static cudaError_t trial_inputs(struct bt_engine *e)
     cudaError_t ce = cudaMemset(in.slots, 0, rows * 4);
     ce = ce == cudaSuccess ? cudaMemcpy(in.pos, pos, rows * 4, cudaMemcpyHostToDevice) : ce;
     free(pos);
-    size_t wide = BT_MAX(c->hidden, bt_cu_mlp_width(c));
+    size_t wide = bt_cu_input_width(c);
     ce = ce == cudaSuccess
              ? bt_cu_dummy_bf16(e->act.x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
              : ce;

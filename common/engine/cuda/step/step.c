@@ -98,10 +98,10 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     e->act.qkv = take(rows * qkv * 4, &ce);
     e->act.q = take(rows * q * 2, &ce);
     e->act.o = take(rows * q * 2, &ce);
-    e->act.a = take(rows * BT_MAX(c->hidden, wide) * 2, &ce);
+    e->act.a = take(rows * bt_cu_input_width(c) * 2, &ce); /* trials put all inputs there */
     e->act.gu = take(rows * 2 * wide * 2, &ce);
     if (e->model.e4m3) {
-        size_t most = BT_MAX(BT_MAX((size_t)c->hidden, (size_t)c->intermediate), q);
+        size_t most = bt_cu_input_width(c);
         e->act.e4m3.v = take(rows * most, &ce);
         e->act.e4m3.scale = take(rows * BT_DIV_UP(most, BT_CU_WEIGHT_BLOCK) * 4, &ce);
     }
@@ -134,7 +134,8 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
                  info->max_rows, info->max_slots, cudaGetErrorString(ce));
         return ce == cudaErrorMemoryAllocation ? BT_ERR_NO_MEMORY : BT_ERR_DEVICE;
     }
-    if (bt_cu_choose_products(e) != BT_OK) {
+    /* The memory above is set on the default stream, for which the engine's streams do not wait. */
+    if (cudaDeviceSynchronize() != cudaSuccess || bt_cu_choose_products(e) != BT_OK) {
         snprintf(err, err_cap, "engine cuda: timing of products: %s", e->fault);
         return BT_ERR_DEVICE;
     }
