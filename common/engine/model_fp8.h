@@ -8,6 +8,7 @@
 #define BT_ENGINE_MODEL_FP8_H
 
 #include "common/base/base.h"
+#include "common/engine/model_config.h"
 
 /* A scale for each block of rows x cols; UINT32_MAX: as many as the matrix has. */
 struct bt_fp8_form {
@@ -26,6 +27,12 @@ void bt_model_fp8_destroy(struct bt_model_fp8 *q);
 bt_status_t bt_model_fp8_check_quantize(const char *dir, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Whether most weights of this model are fp8: in its files, or by model.quantize (may be NULL). */
 bool bt_model_is_fp8(const char *dir, const char *quantize);
+/* Whether a Hopper GPU keeps such a model's matrices in 8 bits: latent attention, experts and GPT-2
+ * have no kernels for that yet. */
+static inline bool bt_model_stays_fp8(const struct bt_model_config *c)
+{
+    return !c->mla.kv_rank && !c->experts.n && !c->gpt2;
+}
 
 /* What a matrix is for: a checkpoint's lm_head and routers are linear layers for compressed-tensors
  * only, embeddings never. */

@@ -31,8 +31,9 @@ void bt_wcost_prior(struct bt_wcore *c)
         struct bt_model_size s;
         bt_model_count(&m, &s);
         dense = (double)s.dense;
-        /* Bytes of a parameter. A GPU keeps fp8 weights in one. */
-        each -= x == &gpu && bt_model_is_fp8(path, c->conf->common.model_quantize)
+        /* Bytes of a parameter. */
+        each -= x == &gpu && bt_model_stays_fp8(&m) && !c->conf->common.engine_deterministic &&
+                        bt_model_is_fp8(path, c->conf->common.model_quantize)
                     ? (double)(s.weights + s.embed - s.wide) / (double)s.weights
                     : 0;
         used = dense + (double)s.expert * m.experts.used * s.expert_layers;

@@ -43,8 +43,8 @@ static bt_status_t from_model(const char *dir, const struct gpu *g, struct bt_si
         snprintf(err, cap, "%s: no KV layout for this model: %s", dir, bt_status_text(st));
         return st;
     }
-    /* Bytes of a parameter: most of an fp8 checkpoint's are one. */
-    double each = bt_model_is_fp8(dir, NULL)
+    /* Bytes of a parameter: most of a dense fp8 checkpoint's are one. */
+    double each = bt_model_is_fp8(dir, NULL) && bt_model_stays_fp8(&m)
                       ? 2 - (double)(size.weights + size.embed - size.wide) / (double)size.weights
                       : 2;
     double all = each * (double)size.weights + 2 * (double)size.embed, dense = (double)size.dense;

@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <unistd.h>
 
 #define MODEL "deploy/models/shakespeare-llama-6m"
 #define N_NEW 12
@@ -105,6 +106,33 @@ static void test_same_model(void **state)
     drive_close(&cpu);
 }
 
+/* Latent attention, experts, a shared one: all are rounded, and kept in 16 bits. */
+static void test_experts(void **state)
+{
+    (void)state;
+    const char *model = "../shared/models/shakespeare-deepseek-8m"; /* beside a checkout only */
+    const struct bt_engine_vtable *vt;
+    struct drive cpu, gpu;
+    struct course want, got;
+    uint32_t tokens[MOST + N_NEW];
+    char err[1024];
+    double mean;
+    if (access(model, R_OK) != 0 || bt_engine_load("cpu", &vt, err, sizeof(err)) != BT_OK) {
+        skip();
+    }
+    drive_quantize = "fp8";
+    drive_open(&cpu, "cpu", model, 64);
+    drive_open(&gpu, "cuda", model, 64);
+    prompt_of(60, tokens);
+    run(&cpu, 0, tokens, 60, 60, false, &want);
+    run(&gpu, 0, tokens, 60, 60, true, &got);
+    double worst = differ(&want, &got, &mean);
+    printf("# latents and experts: largest difference %.4f, mean %.4f\n", worst, mean);
+    assert_true(worst < 0.25 && mean < 0.03);
+    drive_close(&gpu);
+    drive_close(&cpu);
+}
+
 /* The rounded model is another one, and near the first. */
 static void test_rounded(void **state)
 {
@@ -128,6 +156,7 @@ static void test_rounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_model),
+                                       cmocka_unit_test(test_experts),
                                        cmocka_unit_test(test_rounded)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

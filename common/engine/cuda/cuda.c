@@ -297,9 +297,8 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         return BT_ERR_DEVICE;
     }
     size_t free_bytes = 0, total;
-    /* Latent attention, experts and GPT-2 have no kernels for e4m3 yet. */
-    bool fp8 = !e->deterministic && bt_cu_gemm_e4m3_fits(16, BT_CU_WEIGHT_BLOCK) && !c->experts.n &&
-               !c->mla.kv_rank && !c->gpt2;
+    bool fp8 =
+        !e->deterministic && bt_cu_gemm_e4m3_fits(16, BT_CU_WEIGHT_BLOCK) && bt_model_stays_fp8(c);
     if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) {
         st = bt_engine_check_fits(conf, &e->model.config, fp8, free_bytes, "GPU", err, err_cap);
     }

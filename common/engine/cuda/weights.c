@@ -211,13 +211,18 @@ static bt_status_t place_shared(struct bt_cu_loader *l, const struct bt_decoder_
     const struct bt_model_config *c = &l->e->model.config;
     size_t inter = c->experts.intermediate, hidden = c->hidden, each = inter * hidden;
     bt_status_t st = BT_OK;
-    for (uint32_t i = 0; st == BT_OK && i < c->experts.shared / inter * d->n_parts; i++) {
-        uint32_t expert = i / d->n_parts;
-        const struct bt_tensor *t = d->parts[i % d->n_parts].t;
-        const struct bt_cu_view up = {t, expert * each, inter, hidden, hidden, false};
-        const struct bt_cu_view down = {t, expert * inter, hidden, inter, c->experts.shared, false};
-        st = bt_cu_loader_upload(l, d->item == BT_DECODER_SHARED_DOWN ? &down : &up, BT_TENSOR_BF16,
-                                 to + i * each * 2);
+    for (uint32_t part = 0; st == BT_OK && part < d->n_parts; part++) {
+        const struct bt_decoder_part *p = &d->parts[part];
+        struct bt_tensor rounded = {0}; /* whole: its blocks do not end where experts do */
+        st = d->quantize ? bt_cu_fp8_round(l, p, d->cols, &rounded) : BT_OK;
+        const struct bt_tensor *t = d->quantize ? &rounded : p->t;
+        for (uint32_t i = 0; st == BT_OK && i < c->experts.shared / inter; i++) {
+            const struct bt_cu_view up = {t, i * each, inter, hidden, hidden, false};
+            const struct bt_cu_view down = {t, i * inter, hidden, inter, c->experts.shared, false};
+            st = bt_cu_loader_upload(l, d->item == BT_DECODER_SHARED_DOWN ? &down : &up,
+                                     BT_TENSOR_BF16, to + (i * d->n_parts + part) * each * 2);
+        }
+        free((void *)rounded.data);
     }
     return st;
 }
@@ -253,10 +258,14 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
     size_t at = 0;
     for (uint32_t i = 0; st == BT_OK && i < d->n_parts; i++) {
         const struct bt_decoder_part *p = &d->parts[i];
-        const struct bt_cu_view v = {p->t, 0, p->rows, width, width, p->transposed};
-        st = d->quantize
-                 ? bt_cu_fp8_rounded(l, p, d->cols, to + at)
-                 : bt_cu_loader_upload(l, &v, vector ? BT_TENSOR_F32 : BT_TENSOR_BF16, to + at);
+        struct bt_tensor rounded = {0};
+        st = d->quantize ? bt_cu_fp8_round(l, p, d->cols, &rounded) : BT_OK;
+        const struct bt_cu_view v = {d->quantize ? &rounded : p->t, 0, p->rows, width, width,
+                                     !d->quantize && p->transposed};
+        if (st == BT_OK) {
+            st = bt_cu_loader_upload(l, &v, vector ? BT_TENSOR_F32 : BT_TENSOR_BF16, to + at);
+        }
+        free((void *)rounded.data);
         at += p->rows * width * item;
     }
     return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;

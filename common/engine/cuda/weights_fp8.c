@@ -11,7 +11,7 @@ bt_status_t bt_cu_fp8_open(struct bt_cu_loader *l)
 {
     size_t bytes = l->e->model.config.layers * sizeof(*l->bad);
     cudaError_t e = cudaMalloc((void **)&l->bad, bytes);
-    e = e == cudaSuccess ? cudaMemset(l->bad, 0, bytes) : e;
+    e = e == cudaSuccess ? cudaMemsetAsync(l->bad, 0, bytes, l->e->load) : e;
     return e == cudaSuccess ? BT_OK : bt_cu_loader_error(l, e, bytes);
 }
 
@@ -123,7 +123,7 @@ bt_status_t bt_cu_fp8_look(struct bt_cu_loader *l, const struct bt_engine_config
 {
     const struct bt_model_config *c = &l->e->model.config;
     /* invariant.c has bf16 alone. */
-    bool all = !l->e->deterministic && !c->mla.kv_rank && !c->experts.n && !c->gpt2 &&
+    bool all = !l->e->deterministic && bt_model_stays_fp8(c) &&
                bt_model_is_fp8(conf->model_dir, conf->quantize);
     struct bt_engine_config quiet = *conf;
     quiet.progress = NULL;
@@ -206,8 +206,8 @@ bt_status_t bt_cu_fp8_place(struct bt_cu_loader *l, const struct bt_decoder_tens
     return d->quantize ? BT_OK : place_scales(l, d, w, scales);
 }
 
-bt_status_t bt_cu_fp8_rounded(struct bt_cu_loader *l, const struct bt_decoder_part *p,
-                              uint32_t cols, uint8_t *to)
+bt_status_t bt_cu_fp8_round(struct bt_cu_loader *l, const struct bt_decoder_part *p, uint32_t cols,
+                            struct bt_tensor *rounded_p)
 {
     size_t n = (size_t)p->rows * cols;
     float *w = malloc(n * sizeof(*w));
@@ -223,18 +223,14 @@ bt_status_t bt_cu_fp8_rounded(struct bt_cu_loader *l, const struct bt_decoder_pa
         free(w);
         w = turned;
     }
-    bt_status_t st = BT_OK;
-    if (bt_fp8_quantize(w, p->rows, cols, NULL, NULL)) {
-        struct bt_tensor rounded = {
-            .dtype = BT_TENSOR_F32, .data = (const uint8_t *)w, .bytes = n * sizeof(*w)};
-        const struct bt_cu_view v = {&rounded, 0, p->rows, cols, cols, false};
-        st = bt_cu_loader_upload(l, &v, BT_TENSOR_BF16, to);
-    } else {
+    if (!bt_fp8_quantize(w, p->rows, cols, NULL, NULL)) {
         snprintf(l->err, l->err_cap,
                  "%s: tensor %s has a value that is not finite; model.quantize cannot convert it",
                  l->dir, p->name);
-        st = BT_ERR_INVALID;
+        free(w);
+        return BT_ERR_INVALID;
     }
-    free(w);
-    return st;
+    *rounded_p = (struct bt_tensor){
+        .dtype = BT_TENSOR_F32, .data = (const uint8_t *)w, .bytes = n * sizeof(*w)};
+    return BT_OK;
 }

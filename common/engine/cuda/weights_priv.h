@@ -54,9 +54,9 @@ enum bt_cu_weight_kind bt_cu_fp8_kind(const struct bt_cu_loader *l,
 /* Places a matrix of that kind, if it is not bf16. */
 bt_status_t bt_cu_fp8_place(struct bt_cu_loader *l, const struct bt_decoder_tensors *d,
                             struct bt_cu_weight *w) BT_MUST_CHECK;
-/* A part of a matrix that model.quantize converts, but that is kept in bf16: rounded to e4m3 as on
- * the CPU, and to bf16 afterwards. */
-bt_status_t bt_cu_fp8_rounded(struct bt_cu_loader *l, const struct bt_decoder_part *p,
-                              uint32_t cols, uint8_t *to) BT_MUST_CHECK;
+/* A part of a matrix that model.quantize converts, but that is kept in bf16: its values rounded to
+ * e4m3 as on the CPU, in f32. The caller frees rounded_p->data. ERR_INVALID: one is not finite. */
+bt_status_t bt_cu_fp8_round(struct bt_cu_loader *l, const struct bt_decoder_part *p, uint32_t cols,
+                            struct bt_tensor *rounded_p) BT_MUST_CHECK;
 
 #endif
