@@ -11,7 +11,7 @@
  *     always in the same order;
  *   - weights do not depend on the kernel before: their ring is filled while that kernel still runs
  *     (programmatic dependent launch);
- *   - weights in e4m3 go through registers, where they become bf16 (skinny.cuh, fp8.cuh);
+ *   - weights in e4m3 go through registers, where they become f16 (skinny.cuh, fp8.cuh);
  *   - gate and up rows alternate in groups of eight in a tile. The tensor map does this, so that
  *     one thread holds both values of a SwiGLU. */
 #include "common/engine/cuda/gemm/skinny.h"
