@@ -772,20 +772,19 @@ static void test_draft(void **state)
     all_of("deploy/models/shakespeare-draft-1m", state);
 }
 
+/* The tests of every exact engine. */
+#define OF_ANY_ENGINE                                                                              \
+    cmocka_unit_test(test_chunks), cmocka_unit_test(test_neighbours),                              \
+        cmocka_unit_test(test_mixed), cmocka_unit_test(test_hand_off),                             \
+        cmocka_unit_test(test_prefix), cmocka_unit_test(test_partial_block),                       \
+        cmocka_unit_test(test_page_size), cmocka_unit_test(test_seeded),                           \
+        cmocka_unit_test(test_prompt_logprobs), cmocka_unit_test(test_prompt_logprobs_end),        \
+        cmocka_unit_test(test_fork)
+
 static int on_gpu(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_mixed),
-        cmocka_unit_test(test_hand_off),
-        cmocka_unit_test(test_prefix),
-        cmocka_unit_test(test_partial_block),
-        cmocka_unit_test(test_page_size),
-        cmocka_unit_test(test_seeded),
-        cmocka_unit_test(test_prompt_logprobs),
-        cmocka_unit_test(test_prompt_logprobs_end),
-        cmocka_unit_test(test_fork),
+        OF_ANY_ENGINE,
         cmocka_unit_test(test_draft),
     };
     drive_deterministic = true;
@@ -799,17 +798,7 @@ int main(void)
         return on_gpu();
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_mixed),
-        cmocka_unit_test(test_hand_off),
-        cmocka_unit_test(test_prefix),
-        cmocka_unit_test(test_partial_block),
-        cmocka_unit_test(test_page_size),
-        cmocka_unit_test(test_seeded),
-        cmocka_unit_test(test_prompt_logprobs),
-        cmocka_unit_test(test_prompt_logprobs_end),
-        cmocka_unit_test(test_fork),
+        OF_ANY_ENGINE,
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_null_engine),

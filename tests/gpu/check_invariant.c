@@ -59,6 +59,9 @@ static void check_wide(const struct shape *s, uint32_t parts, const void *w, con
 {
     const uint32_t steps = (s->k + 63) / 64;
     const size_t bytes = row_bytes(s);
+    if (s->end == BT_CU_SKINNY_SWIGLU_ROUNDED && parts > 1) {
+        return; /* wide.h sums a SwiGLU's k in one part */
+    }
     uint8_t *got = malloc(ROWS * bytes);
     if (s->end == BT_CU_SKINNY_SWIGLU_ROUNDED) {
         CHECK(bt_cu_wide_swiglu(w, x, y, ROWS, s->n, s->k, 0));
@@ -71,9 +74,7 @@ static void check_wide(const struct shape *s, uint32_t parts, const void *w, con
         }
     }
     CHECK(cudaMemcpy(got, y, ROWS * bytes, cudaMemcpyDeviceToHost));
-    if (s->end != BT_CU_SKINNY_SWIGLU_ROUNDED || parts == 1) {
-        compare("wide.h, parts of k", parts, ROWS, want, got, bytes);
-    }
+    compare("wide.h, parts of k", parts, ROWS, want, got, bytes);
     free(got);
 }
 
