@@ -32,19 +32,12 @@ static const struct bt_conf_row rows[] = {
      .def = "4MiB",
      .min = 1024,
      .max = 1 << 30,
-     .doc = "Largest request body; a larger one gets 413.",
+     .doc = "Largest request body; a larger one gets 413. All bodies that are received and read at "
+            "once may have four times as much, at least 256MiB; more gets 503. One API key "
+            "(without keys: one client address) may use half of what the others leave; more gets "
+            "429.",
      .when = "raise it when clients send prompts of more than a million tokens or many prompts in "
              "one request."},
-    {.key = "conductor.http.body_total",
-     .type = BT_CONF_SIZE,
-     .offset = ROW(http.body_total),
-     .def = "256MiB",
-     .min = 2048,
-     .max = 1e13,
-     .doc = "Bytes of request bodies that are received and read at once, at least twice "
-            "conductor.http.body_max; more gets 503. One API key (without keys: one client "
-            "address) may use half of what the others leave; more gets 429.",
-     .when = "together with conductor.http.body_max, or when clients with large bodies see 503."},
     {.key = "conductor.http.conns_max",
      .type = BT_CONF_INT,
      .offset = ROW(http.conns_max),
@@ -255,15 +248,6 @@ static const struct bt_conf_row rows[] = {
      .doc = "Admission allows a predicted time between tokens of up to this share of "
             "sched.tbt_objective_ms. The rest is kept for requests that join later and make steps "
             "longer."},
-    {.key = "sched.length_quantile",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(length_quantile),
-     .def = "0.9",
-     .min = 0.01,
-     .max = 0.999,
-     .hidden = true,
-     .doc = "Quantile of the lengths of earlier answers, of the same tenant and a similar length "
-            "of prompt, that is the expected length of a new answer when its pages are planned."},
     {.key = "sched.work_price",
      .type = BT_CONF_FLOAT,
      .offset = ROW(work_price),
@@ -414,10 +398,13 @@ static const char *const main_keys[] = {"conductor.http.listen",
                                         NULL};
 
 static const struct bt_conf_removed removed[] = {
+    {"conductor.http.body_total",
+     "it is 4 x conductor.http.body_max, at least 256MiB; remove the line"},
     {"conductor.max_overtaking", "it is always 64; remove the line"},
     {"conductor.max_replans", "it is always 8; remove the line"},
     {"conductor.no_worker_ms", "it is always 7s; remove the line"},
     {"conductor.ended_ms", "it is always 30s; remove the line"},
+    {"sched.length_quantile", "it is always 0.9; remove the line"},
     {NULL, NULL},
 };
 
@@ -458,13 +445,6 @@ static bool check(const void *conf, char *err, size_t err_cap)
     if (bt_front_check_origins(c->http.allowed_origins, err, err_cap) != BT_OK ||
         bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK ||
         bt_front_access_share(c->access_log, &share, err, err_cap) != BT_OK) {
-        return false;
-    }
-    if (c->http.body_total / 2 < c->http.body_max) {
-        snprintf(
-            err, err_cap,
-            "conductor.http.body_total: %llu is less than twice conductor.http.body_max (%llu)",
-            (unsigned long long)c->http.body_total, (unsigned long long)c->http.body_max);
         return false;
     }
     if (c->name != NULL && !bt_conf_name_good("conductor.name", c->name, err, err_cap)) {

@@ -22,12 +22,20 @@ enum {
     BT_CONDUCTOR_ENDED_MS = 30000
 };
 
+/* The bytes of request bodies that may be held at once, for a largest body of body_max bytes: 64
+ * bodies of the default size, as many as may wait to be read. One client may have half of what the
+ * others leave, so with four times the largest body three clients can send one each. */
+static inline uint64_t bt_conductor_body_total(uint64_t body_max)
+{
+    return BT_MAX((uint64_t)256 << 20, 4 * body_max);
+}
+
 struct bt_conductor_conf {
     struct bt_conf_common common; /* first: bt_conf_main writes through it */
     char *name;
     struct { /* conductor.http.* */
         char *listen;
-        uint64_t body_max, body_total, answers_max;
+        uint64_t body_max, answers_max;
         int64_t conns_max;
         char *allowed_origins;
     } http;
@@ -42,7 +50,7 @@ struct bt_conductor_conf {
     int64_t local_prefill_tokens;
     double fetch_ratio;
     uint64_t ttft_objective_ms, tbt_objective_ms;
-    double tbt_margin, length_quantile, demand_price, work_price, work_weight;
+    double tbt_margin, demand_price, work_price, work_weight;
     double pack_share, mixed_step_share, mixed_gap_share;
     uint64_t role_move_ms, roles_window_ms;
     double prefill_tokens_per_s, step_ms;

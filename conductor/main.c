@@ -158,8 +158,7 @@ static void start_requests(struct conductor *c)
         .index_keys_max = (size_t)conf->index_extents,
         .extent_blocks = (uint32_t)(conf->index_extent_tokens / conf->common.kv_block_tokens)};
     c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);
-    struct bt_requests_config rc = {.length_quantile = conf->length_quantile,
-                                    .max_running = (uint32_t)conf->max_running,
+    struct bt_requests_config rc = {.max_running = (uint32_t)conf->max_running,
                                     .max_overtaking = BT_CONDUCTOR_OVERTAKING_MAX,
                                     .max_waiting = (uint32_t)conf->max_waiting,
                                     .max_replans = BT_CONDUCTOR_REPLANS_MAX,
@@ -197,7 +196,7 @@ static bool start_front(struct conductor *c)
     bt_http_options_default(&fc.http);
     fc.http.listen = conf->http.listen;
     fc.http.body_max = (size_t)conf->http.body_max;
-    fc.http.body_total = conf->http.body_total;
+    fc.http.body_total = bt_conductor_body_total(conf->http.body_max);
     fc.http.conns_max = (uint32_t)conf->http.conns_max;
     char err[512] = "";
     int port = 0;

@@ -60,8 +60,8 @@ struct bt_http_options {
      * function. With it, every request has an id and every response the header x-request-id. NULL:
      * neither. */
     bt_http_ended_fn ended;
-    /* Static text before the names of body_max, body_total and conns_max where an answer names a
-     * limit; NULL: they are no configuration keys. */
+    /* Static text before the names of body_max and conns_max where an answer names a limit; NULL:
+     * they are no configuration keys. */
     const char *key_prefix;
     /* Bytes of request bodies that are held at once; 503 above. One owner may have as much as it
      * leaves free to others (429 above). What a header announces counts at once. At least 2 x

@@ -46,16 +46,17 @@ static void dispatch(struct bt_http_conn *c)
 /* Would `more` bytes of bodies exceed the limit? Then the request is answered. */
 static bool no_room(struct bt_http_conn *c, uint64_t more)
 {
-    char why[192], key[64];
+    char why[192];
     bt_http_room_t room = bt_http_share_room(c, more);
     if (room == HTTP_ROOM) {
         return false;
     }
     snprintf(why, sizeof(why),
              room == HTTP_ROOM_NONE
-                 ? "the request bodies being read have reached their total of %llu bytes%s"
-                 : "your request bodies have reached your share of the total of %llu bytes%s",
-             (unsigned long long)c->h->o.body_total, bt_http_key_text(c->h, "body_total", key));
+                 ? "the request bodies being read have reached their total of %llu bytes"
+                 : "your request bodies have reached your share of the total of %llu bytes: send "
+                   "fewer at once",
+             (unsigned long long)c->h->o.body_total);
     bt_http_reply_error(c, room == HTTP_ROOM_NONE ? 503 : 429, why);
     return true;
 }

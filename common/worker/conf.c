@@ -68,11 +68,11 @@ static const struct bt_conf_row rows[] = {
      .def = "256",
      .min = 0,
      .max = 1048576,
-     .doc =
-         "Most prompt tokens in a step that also generates, where no objective limits the time of "
-         "the step. It limits how much a prompt delays the next tokens of others. 0: no limit.",
-     .when = "only without sched.tbt_objective_ms in the conductors: lower it for shorter gaps "
-             "between tokens, raise it for an earlier first token."},
+     .hidden = true,
+     .doc = "Most prompt tokens in a step that also generates, where no objective limits the time "
+            "of the step. 256 tokens of an 8B model take an H200 about as long (6 ms) as a step of "
+            "64 rows. Operators set sched.tbt_objective_ms instead, which limits the time itself. "
+            "0: no limit."},
     {.key = "engine.mixed_step_ms",
      .type = BT_CONF_MS,
      .offset = ROW(engine_mixed_step_ms),

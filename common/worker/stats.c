@@ -82,7 +82,7 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
                                   "1 while the worker offers this role.");
     static const char mixed_help[] =
         "Time limit of steps with prompts beside rows (of=step), and of steps that a row joins, "
-        "with its wait (of=gap). 0: engine.mixed_prompt_tokens limits them instead.";
+        "with its wait (of=gap). 0: such steps have at most 256 tokens of prompts.";
     s->mixed[0] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"step\"", mixed_help);
     s->mixed[1] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"gap\"", mixed_help);
     free(l);

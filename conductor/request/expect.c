@@ -8,6 +8,8 @@
 #define LOOK_NS   500000000ull /* between two looks at how far rows have come */
 #define LOOK_PART 0.5          /* of a look, against those before */
 #define ROWS_MAX  256          /* of a look */
+/* Pages are planned for the length that nine of ten answers stay below. */
+#define LENGTH_QUANTILE 0.9
 
 static double ms_of(uint64_t ns)
 {
@@ -61,8 +63,8 @@ void bt_expect_length(const struct bt_sequence *sq, struct bt_sched_request *req
         req->mean_new = req->max_new;
         return;
     }
-    req->expect_new = bt_survival_quantile(&r->mc->expect.survival, key_of(r), have, most,
-                                           r->mc->conf.length_quantile);
+    req->expect_new =
+        bt_survival_quantile(&r->mc->expect.survival, key_of(r), have, most, LENGTH_QUANTILE);
     req->likely_new = bt_survival_quantile(&r->mc->expect.survival, key_of(r), have, most, 0.5);
     req->mean_new = bt_survival_mean(&r->mc->expect.survival, key_of(r), have, most);
 }

@@ -328,9 +328,6 @@ struct bt_machine *bt_machine_create(const struct bt_machine_env *env, void *env
     if (mc->conf.admission == NULL) {
         mc->conf.admission = &bt_sched_admit_priced;
     }
-    if (!(mc->conf.length_quantile > 0)) {
-        mc->conf.length_quantile = 0.9;
-    }
     bt_expect_init(mc, now_ns);
     bt_machine_register(mc);
     bt_replicate_init(mc, now_ns);

@@ -15,8 +15,6 @@ struct bt_requests_config { /* copied */
     const struct bt_sched_policy *policy;
     const struct bt_sched_admission *admission; /* NULL: priced */
     struct bt_sched_params sched;
-    /* quantile of the lengths of answers that counts (survival.h); 0: 0.9 */
-    double length_quantile;
     uint32_t max_running, max_waiting;
     uint32_t max_overtaking;   /* requests of higher classes beyond max_running, at most as many as
                                   lower classes have within it */

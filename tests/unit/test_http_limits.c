@@ -180,8 +180,7 @@ static void test_total_of_bodies(void **state)
         int a = begin_body("1", 2900), b = begin_body("1", 0);
         const char *answer = get(b, NULL); /* 2,900 and 3,000 are more than the half of 10,000 */
         expect_status(answer, 429);
-        assert_non_null(
-            strstr(answer, "share of the total of 10000 bytes (conductor.http.body_total)"));
+        assert_non_null(strstr(answer, "share of the total of 10000 bytes: send fewer at once"));
         assert_non_null(strstr(answer, "Retry-After: 1\r\n"));
         assert_non_null(strstr(answer, "rate_limit_error"));
         close(b);
