@@ -32,10 +32,8 @@ static const struct bt_conf_row rows[] = {
      .def = "4MiB",
      .min = 1024,
      .max = 1 << 30,
-     .doc = "Largest request body; a larger one gets 413. All bodies that are received and read at "
-            "once may have four times as much, at least 256MiB; more gets 503. One API key "
-            "(without keys: one client address) may use half of what the others leave; more gets "
-            "429.",
+     .doc = "Largest request body; a larger one gets 413. All bodies together may have four "
+            "times as much, at least 256MiB; more gets 503.",
      .when = "raise it when clients send prompts of more than a million tokens or many prompts in "
              "one request."},
     {.key = "conductor.http.conns_max",
@@ -44,9 +42,8 @@ static const struct bt_conf_row rows[] = {
      .def = "4096",
      .min = 1,
      .max = 1000000,
-     .doc = "Connections at once; more get 503. One API key (without keys: one client address) may "
-            "have half of what the others leave; more get 429. At most a quarter may be without an "
-            "accepted request; beyond that the oldest of these is closed.",
+     .doc = "Connections at once; more get 503, and 429 where one client has more than its "
+            "share.",
      .when = "raise it, and the limit of open files, when more clients stay connected."},
     {.key = "conductor.http.answers_max",
      .type = BT_CONF_SIZE,
@@ -54,39 +51,33 @@ static const struct bt_conf_row rows[] = {
      .def = "512MiB",
      .min = 16 << 20,
      .max = 1ll << 40,
-     .doc =
-         "Memory for answers until clients have read them: logprobs of prompts, generated text, "
-         "unsent output. A quarter is for unsent output; beyond it the slowest reader is cut off. "
-         "Of the rest, one answer (400) and all answers of one API key (503) may use a quarter. "
-         "Without keys, the clients of one address may use half of what the others leave (503).",
+     .doc = "Memory for answers until clients have read them: generated text, logprobs of "
+            "prompts. When it is used up, the slowest reader is cut off and new requests get "
+            "503.",
      .when = "raise it when clients ask for logprobs of long prompts; lower it on a host with "
              "less than 4 GiB."},
     {.key = "conductor.http.allowed_origins",
      .type = BT_CONF_STR,
      .offset = ROW(http.allowed_origins),
      .def = "*",
-     .doc = "Origins (scheme://host[:port], separated by commas) whose pages may use the API from "
-            "a browser. *: any; empty: none.",
+     .doc = "Origins (scheme://host[:port], separated by commas) whose pages may use the API "
+            "from a browser. *: any; empty: none.",
      .when = "set your pages' origins, or nothing, when the API has no keys and browsers reach "
              "it."},
     {.key = "conductor.api_keys_file",
      .type = BT_CONF_STR,
      .offset = ROW(api_keys_file),
-     .doc = "File with one API key a line; '#' begins a comment; mode 0600 or 0640. Without the "
-            "file, requests need no key. A key may be followed by tenant= (keys of one tenant "
-            "share a cache and a quota; default: each key is a tenant), rps= and tokens_per_s= "
-            "(limits; each choice of each prompt and each 256 KiB of a body is a request), "
-            "concurrency= (generations in flight), weight= (share of the service where requests "
-            "wait), priority= (the best class of its requests; a smaller number goes first), "
-            "slo_ttft_ms= and slo_tbt_ms= (objectives).",
+     .doc = "File with one API key a line; '#' begins a comment; mode 0600 or 0640. A key may "
+            "be followed by tenant=, rps=, tokens_per_s=, concurrency=, weight=, priority=, "
+            "slo_ttft_ms= and slo_tbt_ms= (docs/OPERATING.md explains them). Without the file, "
+            "requests need no key.",
      .when = "set it when more than one client uses the cluster."},
     {.key = "conductor.access_log",
      .type = BT_CONF_STR,
      .offset = ROW(access_log),
      .def = "off",
-     .doc =
-         "Which HTTP responses get a line ev=access in the log: off, all, or a random share above "
-         "0 and below 1, with every response of status 5xx. The lines name client addresses.",
+     .doc = "Which HTTP responses get a line ev=access in the log: off, all, or a random share "
+            "(above 0, below 1) and all of status 5xx. The lines name client addresses.",
      .when = "when you must be able to find out later who sent which request."},
     {.key = "conductor.max_running",
      .type = BT_CONF_INT,
@@ -102,9 +93,8 @@ static const struct bt_conf_row rows[] = {
      .def = "1024",
      .min = 0,
      .max = 1000000,
-     .doc = "Requests (each prompt is one) that may wait for one of conductor.max_running, or for "
-            "KV memory; more get 429. One tenant may have at most half of them, and the last "
-            "eighth is kept for tenants that have none waiting.",
+     .doc = "Requests (each prompt is one) that may wait for a place or for KV memory; more "
+            "get 429. One tenant may have at most half of them.",
      .when = "lower it when clients would rather have 429 at once than wait."},
     {.key = "conductor.queue_timeout_ms",
      .type = BT_CONF_MS,
@@ -144,8 +134,8 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(drain_grace_ms),
      .def = "5s",
      .max = 3600000,
-     .doc = "After SIGTERM the conductor serves as before for this time, but /health says 503, so "
-            "that load balancers leave before connections are refused.",
+     .doc = "After SIGTERM the conductor serves as before for this time, but /health says 503, "
+            "so that load balancers stop using it before it refuses connections.",
      .when = "set it to the time in which your load balancer's checks fail; 0 without a load "
              "balancer."},
     {.key = "conductor.index_blocks",
@@ -179,21 +169,20 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(policy),
      .def = "baton",
      .reload = true,
-     .doc = "How workers are chosen. baton: where the first token is predicted earliest, also with "
-            "a prefix fetched from other nodes or beside a decode worker's rows. For comparison: "
-            "kvcache (Mooncake's Algorithm 1), cache-aware (where the prefix is), random, "
-            "round-robin, least-load.",
+     .doc = "How workers are chosen. baton: where the first token is predicted earliest, with "
+            "a prefix fetched from other nodes or beside a decode worker's rows if that is "
+            "faster. For comparison: kvcache (Mooncake's Algorithm 1), cache-aware (where the "
+            "prefix is), random, round-robin, least-load.",
      .when = "only to compare policies."},
     {.key = "sched.admission",
      .type = BT_CONF_STR,
      .offset = ROW(admission),
      .def = "priced",
      .reload = true,
-     .doc =
-         "Which requests are refused because they would miss an objective. early: by the load at "
-         "arrival. predict: by the load expected when the prefill will end. priced: as predict, "
-         "and while prefill workers have a queue, only shorter prefills are admitted: the longer "
-         "the queue, the shorter. none: no request.",
+     .doc = "Which requests are refused because they would miss an objective: none; early (by "
+            "the load at arrival); predict (by the load expected at the end of the prefill); "
+            "priced (as predict; while prefill workers have a queue, only shorter prefills are "
+            "admitted: the longer the queue, the shorter).",
      .when = "set none when your clients prefer a late answer to 429."},
     {.key = "sched.local_prefill_tokens",
      .type = BT_CONF_INT,
@@ -202,8 +191,8 @@ static const struct bt_conf_row rows[] = {
      .min = 0,
      .max = 100000000,
      .reload = true,
-     .doc = "A decode worker computes a prompt itself if at most this many of its tokens are not "
-            "cached. 0: prefill and decode are always apart while both roles are up.",
+     .doc = "A decode worker computes a prompt itself if at most this many of its tokens are "
+            "not cached. 0: never, while both roles are up.",
      .when = "when there is no sched.tbt_objective_ms and short prompts should not wait for a "
              "hand-off."},
     {.key = "sched.fetch_ratio",
@@ -322,9 +311,9 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(replica_bytes_per_s),
      .def = "0",
      .max = 1e13,
-     .doc = "Bytes a second that this conductor may spend on copying hot prefixes to more nodes "
-            "before requests need them there: one copy for each 16 uses within a minute. Copies "
-            "take at most a quarter of the slots. 0: none.",
+     .doc = "Bytes a second that this conductor may spend on copies of hot prefixes ahead of "
+            "need: one copy for each 16 uses within a minute. Copies take at most a quarter of "
+            "the slots. 0: none.",
      .when = "when very many requests share few prefixes and the network has room."},
     {.key = "sched.replica_uses",
      .type = BT_CONF_INT,
@@ -340,9 +329,9 @@ static const struct bt_conf_row rows[] = {
      .offset = ROW(roles),
      .def = "fixed",
      .doc = "fixed: only batonctl role changes the role of a worker. auto: one conductor also "
-            "changes a worker's role when prefill or decode workers are short for minutes and the "
-            "other role has enough without that worker. It never changes a role that an operator "
-            "has set. The same on all conductors.",
+            "does, when one role is short of workers for minutes and the other has enough "
+            "without that worker. A role that an operator has set stays. The same on all "
+            "conductors.",
      .when = "set auto when the share of prefill and decode work changes over the day."},
     {.key = "sched.roles_window_ms",
      .type = BT_CONF_MS,

@@ -39,10 +39,9 @@ static const struct bt_conf_row kvstore_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(eviction),
      .def = "density",
-     .doc =
-         "Which block is evicted when room is needed: density (the block that saves the least time "
-         "while it stays, learned from the requests), slru (new blocks are on probation until a "
-         "second use), lru, lfu, length_aware (lfu; among equals the end of a prompt first).",
+     .doc = "Which block is evicted when room is needed: density (the block that saves the "
+            "least time while it stays, learned from the requests), slru, lru, lfu or "
+            "length_aware (lfu; among equals the end of a prompt first).",
      .when = "to compare policies."},
     {.key = "kvstore.reclaim_ms",
      .type = BT_CONF_MS,
@@ -59,7 +58,7 @@ static const struct bt_conf_row kvstore_rows[] = {
      .offset = ROW(wire_listen),
      .def = "127.0.0.1",
      .one_is_list = true,
-     .doc = "Addresses of the network cards that carry KV to other nodes, up to 8; loopback or "
+     .doc = "Addresses of up to 8 network cards that carry KV to other nodes: loopback or "
             "private networks, because UCX does not check who connects.",
      .when = "set it as soon as the cluster has two nodes; one address for each card."},
     {.key = "kvstore.wire.allow_routable",
@@ -73,9 +72,9 @@ static const struct bt_conf_row kvstore_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(wire_transport),
      .def = "ucx",
-     .doc = "Transport of KV between nodes: ucx (fast; neither encrypted nor authenticated), or "
-            "grpc (with cluster.tls.* encrypted and authenticated; slower, see "
-            "docs/PERFORMANCE.md; one address in kvstore.wire.listen). The same in all kvstores.",
+     .doc = "Transport of KV between nodes: ucx (fast; neither encrypted nor authenticated), "
+            "or grpc (with cluster.tls.* encrypted and authenticated; slower; one address in "
+            "kvstore.wire.listen). The same in all kvstores.",
      .when = "set grpc, with cluster.tls.*, when you do not trust the network between the nodes."},
     {.key = "kvstore.wire.port",
      .type = BT_CONF_INT,
@@ -119,29 +118,29 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "0.25",
      .min = 0,
      .max = 0.9,
-     .doc = "Part of the slots, and of the SSD's, in which pins (batonctl pin) may protect blocks. "
+     .doc = "Part of the slots, and of the SSD's, in which pins (batonctl pin) protect blocks. "
             "Pinned blocks beyond it can be evicted.",
      .when = "raise it when system prompts that you pin do not fit."},
     {.key = "kvstore.quota.tenants",
      .type = BT_CONF_LIST,
      .offset = ROW(quota_tenants),
-     .doc = "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in shared memory "
-            "and on the SSD). A tenant may use more while no other tenant needs the room. NAME is "
-            "the tenant= of its API key; - stands for requests without a key.",
+     .doc = "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in memory and "
+            "on the SSD). NAME is the tenant= of an API key; - stands for requests without a "
+            "key. A tenant may use more while no other tenant needs the room.",
      .when = "when one tenant's prompts push out those of another."},
     {.key = "kvstore.quota.default",
      .type = BT_CONF_STR,
      .offset = ROW(quota_default),
      .def = "1",
-     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: such "
-            "a tenant has no share of its own; it uses what others leave and loses it first. "
+     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: "
+            "it has no share of its own; it uses what others leave and loses it first. "
             "Requests without an API key have no share.",
      .when = "when you name only some tenants and the others need a share too."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),
-     .doc = "Directory on a local SSD for the pool's second tier, for this kvstore alone. Its "
-            "blocks are found again after a restart.",
+     .doc = "Directory on a local SSD for the pool's second tier, for this kvstore alone. "
+            "Blocks are found again after a restart.",
      .when = "when the node has an NVMe disk and prompts come back after they have left the "
              "memory."},
     {.key = "kvstore.ssd.bytes",
@@ -150,17 +149,16 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "64GiB",
      .min = 1048576,
      .max = 0x1p50,
-     .doc = "Bytes of the SSD's slab file, all of them reserved at start. A disk with less room "
-            "gets a smaller file that leaves room for the index, which takes about 100 bytes a "
-            "block more.",
+     .doc = "Bytes of the SSD's slab file, reserved at start. A disk with less room gets a "
+            "smaller file. The index takes about 100 bytes a block more.",
      .when = "set it together with kvstore.ssd.path."},
     {.key = "kvstore.ssd.write_policy",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_write_policy),
      .def = "second_use",
-     .doc = "What is written to the SSD: second_use (blocks that a second request used), evict "
-            "(every block that leaves the shared memory), always (every block, at once). "
-            "second_use wears the disk least.",
+     .doc = "What is written to the SSD: second_use (blocks that a second request used: wears "
+            "the disk least), evict (every block that leaves the memory), always (every block, "
+            "at once).",
      .when = "set evict or always when a prompt must be found on the SSD after its first use."},
     {.key = "kvstore.ssd.backlog",
      .type = BT_CONF_INT,

@@ -8,8 +8,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_name),
      .def = "baton",
-     .doc = "Name of the cluster; the prefix of its keys in etcd. 1 to 128 letters, digits and the "
-            "signs . _ -.",
+     .doc = "Name of the cluster and prefix of its keys in etcd: 1 to 128 letters, digits and "
+            "the signs . _ -.",
      .when = "when two clusters share one etcd."},
     {.key = "node.id",
      .type = BT_CONF_STR,
@@ -20,17 +20,16 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "cluster.tls.ca",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_ca),
-     .doc =
-         "File (PEM) of the CA that signs the certificates of this cluster. With this key, .cert "
-         "and .key, gRPC between daemons and from batonctl is encrypted and both ends show a "
-         "certificate. Set all three on all daemons. A replaced file is read within seconds.",
+     .doc = "File (PEM) of the cluster's CA. With this key, .cert and .key on all daemons, "
+            "gRPC is encrypted and both ends show a certificate. A replaced file is read "
+            "within seconds.",
      .when = "when others can reach the network between the nodes."},
     {.key = "cluster.tls.cert",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_cert),
-     .doc = "File (PEM) of this daemon's certificate, then intermediate ones. Its subjectAltName "
-            "has URI:baton://CLUSTER/ROLE/NODE with cluster.name, the role (conductor, prefill, "
-            "decode or kvstore) and node.id, or several of them.",
+     .doc = "File (PEM) of this daemon's certificate, then intermediate ones. Its "
+            "subjectAltName has URI:baton://CLUSTER/ROLE/NODE: cluster.name, the kind of "
+            "daemon (conductor, prefill, decode or kvstore), and node.id.",
      .when = "together with cluster.tls.ca."},
     {.key = "cluster.tls.key",
      .type = BT_CONF_STR,
@@ -40,21 +39,21 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "cluster.tls.revoked",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_revoked),
-     .doc = "File with the revoked certificates of this CA, one a line: sha256: and the "
-            "fingerprint, or serial: and the number (`baton-certs revoke`). Daemons read it again "
-            "within seconds and close connections of these certificates.",
+     .doc = "File with the revoked certificates of the CA, one a line: sha256:FINGERPRINT or "
+            "serial:NUMBER (`baton-certs revoke`). Daemons read it again within seconds and "
+            "close connections of these certificates.",
      .when = "together with cluster.tls.ca."},
     {.key = "etcd.endpoints",
      .type = BT_CONF_LIST,
      .offset = ROW(etcd_endpoints),
      .def = "127.0.0.1:2379",
-     .doc = "Addresses (host:port, or https://host:port for TLS) of the etcd cluster, tried in "
-            "turn.",
+     .doc = "Addresses of the etcd cluster, tried in turn: host:port, or https://host:port for "
+            "TLS.",
      .when = "when etcd runs on other machines; name all its members."},
     {.key = "etcd.tls.ca",
      .type = BT_CONF_STR,
      .offset = ROW(etcd_tls_ca),
-     .doc = "File (PEM) of the CA of etcd's certificates, which must name the host or address in "
+     .doc = "File (PEM) of the CA of etcd's certificates, which must name the host in "
             "etcd.endpoints. Default: cluster.tls.ca.",
      .when = "when etcd's certificates come from another CA than the daemons'."},
     {.key = "etcd.tls.cert",
@@ -77,15 +76,14 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(model_path),
      .required = true,
-     .doc =
-         "Model directory in Hugging Face form (config.json, *.safetensors, tokenizer.json). All "
-         "daemons need the same contents.",
+     .doc = "Model directory in Hugging Face form (config.json, *.safetensors, "
+            "tokenizer.json). All daemons need the same contents.",
      .when = "always set it."},
     {.key = "model.served_name",
      .type = BT_CONF_STR,
      .offset = ROW(model_served_name),
-     .doc = "Name of the model in the API, in metrics, status and logs. The same in all daemons of "
-            "a cluster. Default: the last part of model.path.",
+     .doc = "Name of the model in the API, metrics, status and logs. The same in all daemons. "
+            "Default: the last part of model.path.",
      .when = "when clients ask for the model by another name than its directory's."},
     {.key = "model.load_format",
      .type = BT_CONF_STR,
@@ -97,9 +95,9 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(model_activations),
      .def = "bf16-mlp",
-     .doc = "Precision of activations in the bf16 products of the CPU engine. split: two bf16 "
-            "parts. bf16-mlp: one bf16 in gate, up and down; prompts are a quarter faster, "
-            "logprobs differ by up to 0.07 instead of 0.015. The same in all daemons.",
+     .doc = "Precision of activations in the products of the CPU engine: split (two bf16 "
+            "parts), or bf16-mlp (one bf16 in gate, up and down; prompts are a quarter faster, "
+            "logprobs differ by up to 0.07 instead of 0.015). The same in all daemons.",
      .when = "set split when the CPU engine's logprobs must be as exact as possible."},
     {.key = "model.quantize",
      .type = BT_CONF_STR,
@@ -158,9 +156,9 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "kv.salt_file",
      .type = BT_CONF_STR,
      .offset = ROW(kv_salt_file),
-     .doc = "File with the cluster's secret, which salts the block keys of each tenant. The same "
-            "in all daemons. Without it, salts come from an empty secret.",
-     .when = "set it when tenants must not learn from timing what others have asked."},
+     .doc = "File with the cluster's secret. It salts the block keys of each tenant. The same "
+            "in all daemons. Without it the secret is empty.",
+     .when = "set it when tenants must not learn from response times what others have asked."},
     {.key = "rpc.listen",
      .type = BT_CONF_ADDR,
      .offset = ROW(rpc_listen),

@@ -13,8 +13,8 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(engine_device),
      .def = "auto",
-     .doc = "auto (cuda if a device answers, else cpu), cpu, cuda, or null (computes nothing: for "
-            "benchmarks of everything around the engine).",
+     .doc = "auto (cuda if a device answers, else cpu), cpu, cuda, or null (computes nothing, "
+            "for benchmarks).",
      .when = "set cuda so that a worker without its GPU does not start, rather than serve slowly "
              "from the CPU."},
     {.key = "engine.threads",
@@ -57,9 +57,8 @@ static const struct bt_conf_row rows[] = {
      .def = "2048",
      .min = 1,
      .max = 1048576,
-     .doc = "Tokens (not sequences) of one engine step: those of prompt chunks and one of each "
-            "sequence that generates. At least "
-            "kv.block_tokens and engine.max_slots.",
+     .doc = "Tokens (not sequences) of one engine step: those of prompt chunks, and one of "
+            "each sequence that generates. At least kv.block_tokens and engine.max_slots.",
      .when = "raise it when prompts are long and the GPU is not busy; it costs memory for the "
              "step."},
     {.key = "engine.mixed_prompt_tokens",
@@ -117,9 +116,8 @@ static const struct bt_conf_row rows[] = {
     {.key = "worker.kvstore_user",
      .type = BT_CONF_STR,
      .offset = ROW(kvstore_user),
-     .doc =
-         "User (name or number) that runs this node's kvstore. By default a worker accepts only a "
-         "kvstore of root or of its own user, because the kvstore gets the KV of all requests.",
+     .doc = "User (name or number) that runs this node's kvstore, which gets the KV of all "
+            "requests. Default: only root or the worker's own user may.",
      .when = "when the kvstore runs as another user than the workers."},
     {.key = "worker.max_requests",
      .type = BT_CONF_INT,
