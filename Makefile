@@ -71,7 +71,7 @@ PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 ifneq ($(and $(NVCC),$(CUDA_SRC),$(if $(SANITIZE),,1)),)
 PLUGINS += $(B)/lib/baton-engine-cuda.so
 endif
-GPU_BINS := $(addprefix $(B)/tests/gpu/,check_attn check_mla check_mla_prefill check_rows check_latent check_wide check_fp8 check_experts check_sample bench_attn bench_mla bench_mla_prefill bench_latent bench_latent_half bench_gemv bench_fp8 bench_wide bench_experts bench_sample check_engine check_fp8_engine bench_engine)
+GPU_BINS := $(patsubst %.c,$(B)/%,$(wildcard tests/gpu/check_*.c tests/gpu/bench_*.c))
 UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C)) $(B)/tests/tools/fail_nth.so
 
