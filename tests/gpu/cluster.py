@@ -3,10 +3,11 @@
 
     tests/gpu/cluster.py BUNDLE [--device null] [--only-killed | --only-bench] [--bench C,C...] [--nodes 1 | --mixed N]
                          [--rates R,R... --lengths FILE [--gpus 2]] [--predict TRACE.jsonl] [--kv-dtype fp8]
+                         [--model DIR --reference FILE] [--shape DIR]
 
-Small model: reference outputs cold, warm and eight at once, sampling, KV between the nodes, kill -9 of a decode
-worker under streams. --bench: then a Llama-3-8B shape with random weights, baton-bench at those concurrencies, 1,000
-tokens in and out; --mixed: with one worker that prefills and decodes in the same steps. --rates: Poisson arrivals
+Small model, the bundle's or --model: reference outputs cold, warm and eight at once, sampling, KV between the nodes,
+kill -9 of a decode worker under streams. --bench: then the shape of Llama-3-8B, or that of --shape's config.json, with
+random weights, baton-bench at those concurrencies, 1,000 tokens in and out; --mixed: with one worker that prefills and decodes in the same steps. --rates: Poisson arrivals
 with the lengths of a trace; --predict: requests of a trace at a quarter of their length, predictions against what
 came (tests/bench/predict.py); --gpus 2: one worker that prefills and one that decodes, with --mixed two that do both,
 each on a GPU of its own. Every check is made; exit
@@ -124,7 +125,16 @@ def sampling(c):
     check("chat", bool(chat["choices"][0]["message"]["content"].strip()))
 
 
-def moved(c):
+def kv_of_a_token(model):
+    """Bytes of a token's f16 KV in all layers."""
+    with open(os.path.join(model, "config.json")) as f:
+        conf = json.load(f)
+    if "kv_lora_rank" in conf:
+        return conf["num_hidden_layers"] * (conf["kv_lora_rank"] + conf["qk_rope_head_dim"]) * 2
+    return conf["num_hidden_layers"] * conf["num_key_value_heads"] * conf["head_dim"] * 2 * 2
+
+
+def moved(c, model):
     prompt = "The quality of mercy is not strain'd " * 100 + str(time.time())
     for name in "cold", "warm":
         out = c.post("/v1/completions", {"prompt": prompt, "max_tokens": 16, "temperature": 0},
@@ -132,7 +142,7 @@ def moved(c):
         n, t = out["usage"]["prompt_tokens"], out["timings"]
         time.sleep(0.5)  # the conductor hears of new blocks a tick later
         if name == "cold":
-            check("KV between the nodes", t["kv_bytes"] == -(-n // 16) * 48 * 1024, json.dumps(t))
+            check("KV between the nodes", t["kv_bytes"] == -(-n // 16) * 16 * kv_of_a_token(model), json.dumps(t))
         else:
             print("warm:", json.dumps(t))
 
@@ -206,14 +216,16 @@ def killed(start):
         r.stop()
 
 
-def shape_8b(top, small):
-    """A model directory: Llama 3 8B's configuration; the small model's tokenizer, filled up to its vocabulary."""
-    where = os.path.join(top, "llama-3-8b-shape")
+def shape(top, small, config_of):
+    """A model directory: the configuration of Llama 3 8B or of the folder config_of; the small model's tokenizer, filled up
+    to its vocabulary."""
+    where = os.path.join(top, os.path.basename(config_of.rstrip("/")) if config_of else "llama-3-8b-shape")
     os.mkdir(where)
-    with open(os.path.join(small, "config.json")) as f:
+    with open(os.path.join(config_of or small, "config.json")) as f:
         conf = json.load(f)
-    conf.update(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-                num_key_value_heads=8, head_dim=128, vocab_size=128256, tie_word_embeddings=False)
+    if not config_of:
+        conf.update(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+                    num_key_value_heads=8, head_dim=128, vocab_size=128256, tie_word_embeddings=False)
     with open(os.path.join(small, "tokenizer.json")) as f:
         tok = json.load(f)
     for i in range(2048, conf["vocab_size"]):
@@ -280,11 +292,12 @@ def bench_options(o):
 def bench(start, bundle, o):
     from conftest import scrape
     with tempfile.TemporaryDirectory() as top:
-        model = shape_8b(top, os.path.join(bundle, "share", "baton", "models", "shakespeare-llama-6m"))
+        model = shape(top, os.path.join(bundle, "share", "baton", "models", "shakespeare-llama-6m"), o.shape)
         began = time.monotonic()
         r = start("--model", model, "--load-format", "dummy", "--set", f"kvstore.slab_bytes={o.slab}",
-                  "--set", f"all.model.kv_dtype={o.kv_dtype}", "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512", *bench_options(o), *(x for s in o.set for x in ("--set", s)))
-        print(f"8B shape is up after {time.monotonic() - began:.1f} s", flush=True)
+                  "--set", f"all.model.kv_dtype={o.kv_dtype}", "--set", "all.kv.block_tokens=64", "--set", "all.kv.flow_chunk_tokens=512", *bench_options(o),
+                  *(x for s in o.set for x in ("--set", s)))
+        print(f"{os.path.basename(model)} is up after {time.monotonic() - began:.1f} s", flush=True)
         try:
             for rate in [float(x) for x in o.rates.split(",") if x]:
                 print(f"== rate {rate}", flush=True)
@@ -318,6 +331,9 @@ def bench(start, bundle, o):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("bundle")
+    p.add_argument("--model", metavar="DIR", help="small model of the checks")
+    p.add_argument("--reference", metavar="FILE", help="its reference outputs")
+    p.add_argument("--shape", metavar="DIR", help="whose config.json the bench's model has (Llama-3-8B)")
     p.add_argument("--device", default="cuda", choices=["cuda", "null"])
     p.add_argument("--bench", default="", metavar="C,C...")
     p.add_argument("--only-killed", action="store_true")
@@ -339,6 +355,8 @@ def main():
     o = p.parse_args()
     if o.rates and not o.lengths:
         p.error("--rates wants --lengths")
+    if bool(o.model) != bool(o.reference):
+        p.error("--model and --reference go together")
     bundle = os.path.abspath(o.bundle)
     if o.gpus == 2:
         top = tempfile.TemporaryDirectory()
@@ -346,14 +364,17 @@ def main():
         os.environ["BATON_PAIR"] = "roles" if o.mixed is None else "both"
     os.environ["BUILD"] = os.environ["BATON_PREFIX"] = bundle
     sys.path[:0] = [os.path.join(HERE, "..", "cluster"), os.path.join(HERE, "..", "bench")]
-    import conftest
     from restarts import Restarts
-    refs = conftest.golden("shakespeare-llama-6m.json")
+    model = os.path.abspath(o.model or os.path.join(bundle, "share", "baton", "models", "shakespeare-llama-6m"))
+    with open(o.reference or os.path.join(HERE, "..", "golden", "shakespeare-llama-6m.json")) as f:
+        refs = json.load(f)
     logs = os.environ.get("OUT")
 
     def start(*options):
         # Workers share the GPU's memory, so each is told its part.
         sets = [f"{role}.engine.device={o.device}" for role in ("prefill", "decode")]
+        if "--model" not in options:
+            options = ["--model", model, *options]
         if not any(".engine.mem=" in x for x in options):
             sets += [f"{role}.engine.mem=4GiB" for role in ("prefill", "decode")]
         return Restarts(*(x for s in sets for x in ("--set", s)), *options)
@@ -375,7 +396,7 @@ def main():
         try:
             stage("answers", lambda: answers(r.c, refs), r)
             stage("sampling", lambda: sampling(r.c), r)
-            stage("moved", lambda: moved(r.c), r)
+            stage("moved", lambda: moved(r.c, model), r)
         finally:
             r.stop()
 
