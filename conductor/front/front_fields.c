@@ -145,8 +145,8 @@ static const struct field fields[] = {
 
     {"suffix", C, REFUSED, "text that follows the answer"},
     {"echo", M, REFUSED, "of completions only"},
-    {"use_beam_search", BODY, REFUSED, "beam search"},
-    {"length_penalty", BODY, REFUSED, "of beam search"},
+    {"use_beam_search", BODY, REFUSED, "beam search is not built"},
+    {"length_penalty", BODY, REFUSED, "for beam search, which is not built"},
     {"typical_p", BODY, REFUSED, "not built"},
     {"prompt_embeds", BODY, REFUSED, "a prompt is text or token ids"},
     {"input_embeds", BODY, REFUSED, "a prompt is text or token ids"},
@@ -173,31 +173,31 @@ static const struct field fields[] = {
     {"do_sample", BODY, REFUSED, "use `temperature`"},
     {"extra_body", BODY, REFUSED, "put its fields into the body itself"},
     {"vllm_xargs", BODY, REFUSED, "not built"},
-    {"lora_path", BODY, REFUSED, "adapters"},
-    {"session_params", BODY, REFUSED, "state of other servers"},
-    {"kv_transfer_params", BODY, REFUSED, "state of other servers"},
-    {"resume", BODY, REFUSED, "state of other servers"},
-    {"tools", C | M | T, REFUSED, "tools"},
-    {"functions", BODY, REFUSED, "tools"},
-    {"function_call", C | M | T, REFUSED, "tools"},
-    {"tool_prompt", BODY, REFUSED, "tools"},
-    {"tool_choice", BODY, REFUSED, "tools"},
-    {"audio", BODY, REFUSED, "other kinds of content"},
-    {"modalities", BODY, REFUSED, "other kinds of content"},
-    {"documents", C | M | T, REFUSED, "other kinds of content"},
-    {"web_search_options", BODY, REFUSED, "a search"},
-    {"mm_processor_kwargs", C | M | T, REFUSED, "other kinds of content"},
-    {"media_io_kwargs", C | M | T, REFUSED, "other kinds of content"},
-    {"guided_json", BODY, REFUSED, "constrained output"},
-    {"guided_regex", BODY, REFUSED, "constrained output"},
-    {"guided_choice", BODY, REFUSED, "constrained output"},
-    {"guided_grammar", BODY, REFUSED, "constrained output"},
-    {"structured_outputs", BODY, REFUSED, "constrained output"},
-    {"structural_tag", BODY, REFUSED, "constrained output"},
-    {"grammar", BODY, REFUSED, "constrained output"},
-    {"json_schema", BODY, REFUSED, "constrained output"},
-    {"regex", BODY, REFUSED, "constrained output"},
-    {"ebnf", BODY, REFUSED, "constrained output"},
+    {"lora_path", BODY, REFUSED, "adapters are not built"},
+    {"session_params", BODY, REFUSED, "for the state of other servers"},
+    {"kv_transfer_params", BODY, REFUSED, "for the state of other servers"},
+    {"resume", BODY, REFUSED, "for the state of other servers"},
+    {"tools", C | M | T, REFUSED, "tools are not built"},
+    {"functions", BODY, REFUSED, "tools are not built"},
+    {"function_call", C | M | T, REFUSED, "tools are not built"},
+    {"tool_prompt", BODY, REFUSED, "tools are not built"},
+    {"tool_choice", BODY, REFUSED, "tools are not built"},
+    {"audio", BODY, REFUSED, "content is text only"},
+    {"modalities", BODY, REFUSED, "content is text only"},
+    {"documents", C | M | T, REFUSED, "content is text only"},
+    {"web_search_options", BODY, REFUSED, "searches are not built"},
+    {"mm_processor_kwargs", C | M | T, REFUSED, "content is text only"},
+    {"media_io_kwargs", C | M | T, REFUSED, "content is text only"},
+    {"guided_json", BODY, REFUSED, "constrained output is not built"},
+    {"guided_regex", BODY, REFUSED, "constrained output is not built"},
+    {"guided_choice", BODY, REFUSED, "constrained output is not built"},
+    {"guided_grammar", BODY, REFUSED, "constrained output is not built"},
+    {"structured_outputs", BODY, REFUSED, "constrained output is not built"},
+    {"structural_tag", BODY, REFUSED, "constrained output is not built"},
+    {"grammar", BODY, REFUSED, "constrained output is not built"},
+    {"json_schema", BODY, REFUSED, "constrained output is not built"},
+    {"regex", BODY, REFUSED, "constrained output is not built"},
+    {"ebnf", BODY, REFUSED, "constrained output is not built"},
     {"chat_template", C | M | T, REFUSED, "the model's own template is used"},
 
     {"role", MSG, USED, "system, developer, user or assistant"},
@@ -219,10 +219,10 @@ static const struct field fields[] = {
     {"usage", MSG, HARMLESS, "a client's own record"},
     {"opts", MSG, HARMLESS, "a client's own record"},
     {"type", MSG, REFUSED, "only text messages"},
-    {"tool_calls", MSG, REFUSED, "tools"},
-    {"tool_call_id", MSG, REFUSED, "tools"},
-    {"function_call", MSG, REFUSED, "tools"},
-    {"audio", MSG, REFUSED, "other kinds of content"},
+    {"tool_calls", MSG, REFUSED, "tools are not built"},
+    {"tool_call_id", MSG, REFUSED, "tools are not built"},
+    {"function_call", MSG, REFUSED, "tools are not built"},
+    {"audio", MSG, REFUSED, "content is text only"},
     {"prefix", MSG, REFUSED, "use `continue_final_message`"},
     {"partial", MSG, REFUSED, "use `continue_final_message`"},
 
@@ -234,9 +234,9 @@ static const struct field fields[] = {
     {"include_obfuscation", SO, HARMLESS, "events have no padding"},
 
     {"type", RF, USED, "`text`"},
-    {"json_schema", RF, REFUSED, "constrained output"},
-    {"schema", RF, REFUSED, "constrained output"},
-    {"strict", RF, REFUSED, "constrained output"},
+    {"json_schema", RF, REFUSED, "constrained output is not built"},
+    {"schema", RF, REFUSED, "constrained output is not built"},
+    {"strict", RF, REFUSED, "constrained output is not built"},
 };
 #undef BODY
 
@@ -399,27 +399,28 @@ static void put_why(struct bt_buf *out, const struct field *f)
                   n != NULL ? n->doc : "");
 }
 
-/* Do two fields share a row? They have the same routes, answer and text. */
-static bool same_row(const struct field *a, const struct field *b)
+/* Do two fields share a row of the table about these objects? They are of the same objects and have
+ * the same answer and text. */
+static bool same_row(const struct field *a, const struct field *b, unsigned of)
 {
     const struct neutral *na = neutral_of(a->name), *nb = neutral_of(b->name);
     bool same = a->answer != REFUSED || strcmp(na ? na->doc : "", nb ? nb->doc : "") == 0;
-    return a->answer == b->answer && (a->objects & ROUTES) == (b->objects & ROUTES) &&
+    return a->answer == b->answer && (a->objects & of) == (b->objects & of) &&
            strcmp(a->why, b->why) == 0 && same;
 }
 
 /* Writes the names of all fields in the row of fields[i]. False: an earlier field's row has
  * them. */
-static bool put_names(struct bt_buf *out, size_t i)
+static bool put_names(struct bt_buf *out, size_t i, unsigned of)
 {
     for (size_t k = 0; k < i; k++) {
-        if (same_row(&fields[k], &fields[i])) {
+        if (same_row(&fields[k], &fields[i], of)) {
             return false;
         }
     }
     const char *before = "| ";
     for (size_t k = i; k < BT_ARRAY_LEN(fields); k++) {
-        if (same_row(&fields[i], &fields[k])) {
+        if (same_row(&fields[i], &fields[k], of)) {
             bt_buf_printf(out, "%s`%s`", before, fields[k].name);
             before = ", ";
         }
@@ -437,17 +438,17 @@ static void put_routes(struct bt_buf *out, enum answer answer)
     bt_buf_printf(out, "| field (%s) | routes | |\n|---|---|---|\n", answers[answer]);
     for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
         const struct field *f = &fields[i];
-        if (f->answer != answer || (f->objects & ROUTES) == 0 || !put_names(out, i)) {
+        if (f->answer != answer || (f->objects & ROUTES) == 0 || !put_names(out, i, ROUTES)) {
             continue;
         }
         const char *between = " | ";
-        for (size_t k = 0; k < BT_ARRAY_LEN(names); k++) {
+        for (size_t k = 0; k < BT_ARRAY_LEN(names) && (f->objects & ROUTES) != (C | M); k++) {
             if (f->objects & names[k].kind) {
                 bt_buf_printf(out, "%s%s", between, names[k].name);
                 between = ", ";
             }
         }
-        bt_buf_puts(out, " |");
+        bt_buf_puts(out, (f->objects & ROUTES) == (C | M) ? " | |" : " |");
         put_why(out, f);
     }
     bt_buf_puts(out, "\n");
@@ -456,7 +457,8 @@ static void put_routes(struct bt_buf *out, enum answer answer)
 void bt_front_fields_doc(struct bt_buf *out)
 {
     bt_buf_puts(out, "## Bodies\n\nThe routes are `POST /v1/completions`, `/v1/chat/completions`, "
-                     "`/tokenize` and `/detokenize`.\n\n");
+                     "`/tokenize` and `/detokenize`. Where a row names none, the field is of "
+                     "completions and chat.\n\n");
     put_routes(out, USED);
     put_routes(out, HARMLESS);
     put_routes(out, REFUSED);
@@ -466,8 +468,8 @@ void bt_front_fields_doc(struct bt_buf *out)
         }
         bt_buf_printf(out, "## %s\n\n| field | | |\n|---|---|---|\n", objects[o].title);
         for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
-            if (fields[i].objects & objects[o].kind) {
-                bt_buf_printf(out, "| `%s` | %s |", fields[i].name, answers[fields[i].answer]);
+            if ((fields[i].objects & objects[o].kind) && put_names(out, i, objects[o].kind)) {
+                bt_buf_printf(out, " | %s |", answers[fields[i].answer]);
                 put_why(out, &fields[i]);
             }
         }
