@@ -7,8 +7,7 @@
 #include "common/base/sha256.h"
 #include "common/log/log.h"
 
-#define BATCH         64u
-#define QUARANTINE_MS 1000 /* the device of a killed worker has written for 159 ms */
+#define BATCH 64u
 
 struct found {
     uint64_t used_ns;
@@ -122,7 +121,7 @@ struct bt_adopt *bt_adopt_start(struct bt_loop *loop, struct bt_cache *cache,
     a->n.quarantine = a->n_quarantine;
     BT_INFO("slab_adopted", "slots=%u headers=%u quarantine=%u ms=%llu", c.total, a->n_found,
             a->n_quarantine, (unsigned long long)((bt_mono_ns() - a->start_ns) / 1000000));
-    bt_timer_start(loop, &a->timer, QUARANTINE_MS, 0, on_time, a);
+    bt_timer_start(loop, &a->timer, BT_POOL_QUARANTINE_MS, 0, on_time, a);
     if (a->n_found > 0) {
         next_batch(a);
     }

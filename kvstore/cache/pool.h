@@ -14,6 +14,9 @@
 #include "common/slab/crcs.h"
 
 #define BT_POOL_NONE UINT32_MAX
+/* How long a slot stays unusable after its writer has died: the writer's device may still write. A
+ * killed worker's GPU was seen to write for 159 ms. */
+#define BT_POOL_QUARANTINE_MS 1000
 
 struct bt_pool;
 

@@ -30,8 +30,7 @@
 #include "local.pb-c.h"
 #include "session.pb-c.h"
 
-#define BT_GRANT_OPEN_WAIT_MS  2000 /* how long a LocalOpen waits for its Reserve */
-#define BT_GRANT_QUARANTINE_MS 1000
+#define BT_GRANT_OPEN_WAIT_MS 2000 /* how long a LocalOpen waits for its Reserve */
 #define BT_GRANT_BLOCKS_MAX                                                                        \
     BT_RANGE_BLOCKS_MAX /* of one prompt: its slot list must fit one local packet */
 

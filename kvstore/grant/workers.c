@@ -274,7 +274,7 @@ static void on_close(struct bt_grant_worker *w, const Baton__LocalClose *m)
 static void quarantine_holds(struct bt_grant_worker *w, const char *why)
 {
     struct bt_grants *gs = w->gs;
-    uint64_t until = bt_mono_ns() + BT_GRANT_QUARANTINE_MS * 1000000ull;
+    uint64_t until = bt_mono_ns() + BT_POOL_QUARANTINE_MS * 1000000ull;
     while (!bt_list_empty(&w->waits)) {
         wait_free(w, BT_CONTAINER_OF(w->waits.next, struct bt_grant_open_wait, in_worker));
     }
