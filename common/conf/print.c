@@ -4,21 +4,6 @@
 
 #include "common/conf/conf_priv.h"
 
-static const char *type_text(const struct bt_conf_row *r)
-{
-    switch (r->type) {
-    case BT_CONF_STR: return "text";
-    case BT_CONF_INT: return "whole number";
-    case BT_CONF_SIZE: return "size";
-    case BT_CONF_MS: return "time";
-    case BT_CONF_FLOAT: return "number";
-    case BT_CONF_BOOL: return "true or false";
-    case BT_CONF_ADDR: return "host:port";
-    case BT_CONF_LIST: return r->one_is_list ? "list, or one value" : "list";
-    }
-    return "?";
-}
-
 static const char *default_text(const struct bt_conf_row *r)
 {
     return r->required ? "required" : r->def == NULL ? "none" : r->def;
@@ -154,15 +139,17 @@ void bt_conf_print_example(const struct bt_conf_schema *s)
 
 static void docs_row(const struct bt_conf_row *r)
 {
-    printf("| `%s` | %s", r->key, type_text(r));
+    const char *quote = r->required || r->def == NULL ? "" : "`";
+    printf("| `%s` | %s%s%s", r->key, quote, default_text(r), quote);
     if (r->min != 0 || r->max != 0) {
         char min[40], max[40];
         bt_conf_bound_text(r, r->min, min, sizeof(min));
         bt_conf_bound_text(r, r->max, max, sizeof(max));
-        printf(", %s to %s", min, max);
+        printf(" (%s to %s)", min, max);
+    } else if (r->type == BT_CONF_LIST) {
+        printf(" (list)");
     }
-    printf(" | %s%s%s | %s%s | %s |\n", r->required || r->def == NULL ? "" : "`", default_text(r),
-           r->required || r->def == NULL ? "" : "`", r->doc, r->reload ? " *(reload)*" : "",
+    printf(" | %s%s | %s |\n", r->doc, r->reload ? " *(reload)*" : "",
            r->when != NULL ? r->when : "");
 }
 
@@ -177,7 +164,7 @@ void bt_conf_print_docs(const struct bt_conf_schema *s, bool common)
         print_main_keys(s, "`, `");
         printf("`.\n\n");
     }
-    printf("| key | type | default | meaning | change it |\n|---|---|---|---|---|\n");
+    printf("| key | default (limits) | meaning | change it |\n|---|---|---|---|\n");
     for (size_t t = 0; s->tables[t] != NULL; t++) {
         for (size_t i = 0; i < s->table_lens[t]; i++) {
             bool of_all = s->tables[t] == bt_conf_common_rows;

@@ -24,7 +24,7 @@ def conf(root):
         same = "prefill" if k == "decode" else k
         part = common + text.split(f"\n## baton-{same}\n")[1].split("\n## ")[0]
         lines = []
-        for key, default in re.findall(r"^\| `([^`]+)` \| [^|]* \| (`[^`]*`|\w+) \|", part, re.M):
+        for key, default in re.findall(r"^\| `([^`]+)` \| (`[^`]*`|\w+)[^|]* \|", part, re.M):
             value = default.strip("`")
             lines.append((key, "x" if value in ("none", "required") and default[0] != "`" else value))
         tree = {}
