@@ -428,28 +428,37 @@ static bool put_names(struct bt_buf *out, size_t i, unsigned of)
     return true;
 }
 
-/* Writes the fields of all routes that get this answer. */
-static void put_routes(struct bt_buf *out, enum answer answer)
+/* Writes the routes of a field behind its name, but for a field of completions and chat. */
+static void put_routes_of(struct bt_buf *out, const struct field *f)
 {
     static const struct {
         enum bt_front_object kind;
         const char *name;
     } names[] = {{C, "completions"}, {M, "chat"}, {T, "tokenize"}, {D, "detokenize"}};
-    bt_buf_printf(out, "| field (%s) | routes | |\n|---|---|---|\n", answers[answer]);
+    const char *before = " (";
+    if ((f->objects & ROUTES) == (C | M)) {
+        return;
+    }
+    for (size_t k = 0; k < BT_ARRAY_LEN(names); k++) {
+        if (f->objects & names[k].kind) {
+            bt_buf_printf(out, "%s%s", before, names[k].name);
+            before = ", ";
+        }
+    }
+    bt_buf_puts(out, ")");
+}
+
+/* Writes the fields of all routes that get this answer. */
+static void put_bodies(struct bt_buf *out, enum answer answer)
+{
+    bt_buf_printf(out, "| field (%s) | |\n|---|---|\n", answers[answer]);
     for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
         const struct field *f = &fields[i];
-        if (f->answer != answer || (f->objects & ROUTES) == 0 || !put_names(out, i, ROUTES)) {
-            continue;
+        if (f->answer == answer && (f->objects & ROUTES) != 0 && put_names(out, i, ROUTES)) {
+            put_routes_of(out, f);
+            bt_buf_puts(out, " |");
+            put_why(out, f);
         }
-        const char *between = " | ";
-        for (size_t k = 0; k < BT_ARRAY_LEN(names) && (f->objects & ROUTES) != (C | M); k++) {
-            if (f->objects & names[k].kind) {
-                bt_buf_printf(out, "%s%s", between, names[k].name);
-                between = ", ";
-            }
-        }
-        bt_buf_puts(out, (f->objects & ROUTES) == (C | M) ? " | |" : " |");
-        put_why(out, f);
     }
     bt_buf_puts(out, "\n");
 }
@@ -459,9 +468,9 @@ void bt_front_fields_doc(struct bt_buf *out)
     bt_buf_puts(out, "## Bodies\n\nThe routes are `POST /v1/completions`, `/v1/chat/completions`, "
                      "`/tokenize` and `/detokenize`. Where a row names none, the field is of "
                      "completions and chat.\n\n");
-    put_routes(out, USED);
-    put_routes(out, HARMLESS);
-    put_routes(out, REFUSED);
+    put_bodies(out, USED);
+    put_bodies(out, HARMLESS);
+    put_bodies(out, REFUSED);
     for (size_t o = 0; o < BT_ARRAY_LEN(objects); o++) {
         if (objects[o].kind & ROUTES) {
             continue;
