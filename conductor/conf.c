@@ -22,8 +22,7 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_ADDR,
      .offset = ROW(http.listen),
      .def = "127.0.0.1:8000",
-     .doc = "host:port of the OpenAI-compatible API, /health and /metrics; port 0 takes any free "
-            "one.",
+     .doc = "host:port of the OpenAI API, /health and /metrics; port 0 takes any free one.",
      .when = "set 0.0.0.0:8000, or the address of the proxy's side, when clients are on other "
              "machines."},
     {.key = "conductor.http.body_max",
@@ -34,8 +33,8 @@ static const struct bt_conf_row rows[] = {
      .max = 1 << 30,
      .doc = "Largest request body; a larger one gets 413. All bodies together may have four "
             "times as much, at least 256MiB; more gets 503.",
-     .when = "raise it when clients send prompts of more than a million tokens or many prompts in "
-             "one request."},
+     .when = "raise it when clients send prompts of more than a million tokens, or many prompts "
+             "at once."},
     {.key = "conductor.http.conns_max",
      .type = BT_CONF_INT,
      .offset = ROW(http.conns_max),
@@ -127,7 +126,7 @@ static const struct bt_conf_row rows[] = {
      .def = "30s",
      .max = 86400000,
      .doc = "After SIGTERM and conductor.drain_grace_ms, open requests have this time to finish.",
-     .when = "set it to the longest answer you want to finish; raise TimeoutStopSec= of the unit "
+     .when = "set it to the longest answer you want to finish; raise the unit's TimeoutStopSec= "
              "with it."},
     {.key = "conductor.drain_grace_ms",
      .type = BT_CONF_MS,
@@ -136,16 +135,15 @@ static const struct bt_conf_row rows[] = {
      .max = 3600000,
      .doc = "After SIGTERM the conductor serves as before for this time, but /health says 503, "
             "so that load balancers stop using it before it refuses connections.",
-     .when = "set it to the time in which your load balancer's checks fail; 0 without a load "
-             "balancer."},
+     .when = "set it to the time in which your load balancer's checks fail; 0 without one."},
     {.key = "conductor.index_blocks",
      .type = BT_CONF_INT,
      .offset = ROW(index_extents),
      .def = "1048576",
      .min = 1024,
      .max = 1e9,
-     .doc = "Size of the index of cached prefixes, in extents of 32 bytes each. A prefix that does "
-            "not fit into it is not found and is computed again.",
+     .doc = "Size of the index of cached prefixes, in extents of 32 bytes. A prefix that does "
+            "not fit is computed again.",
      .when = "raise it when baton_index_refused_total rises."},
     {.key = "conductor.index_extent_tokens",
      .type = BT_CONF_INT,
@@ -214,7 +212,7 @@ static const struct bt_conf_row rows[] = {
      .max = 86400000,
      .reload = true,
      .doc = "A request whose predicted time to first token is longer gets 429. 0: none. The "
-            "header x-slo-ttft-ms replaces it for one request.",
+            "header x-slo-ttft-ms replaces it.",
      .when = "set the longest wait for a first token that your clients accept."},
     {.key = "sched.tbt_objective_ms",
      .type = BT_CONF_MS,
@@ -222,9 +220,9 @@ static const struct bt_conf_row rows[] = {
      .def = "0",
      .max = 86400000,
      .reload = true,
-     .doc = "A request whose predicted time between tokens (mean of the longest tenth) is longer "
-            "gets 429. Decode workers take prompts beside their rows within it. 0: none. The "
-            "header x-slo-tbt-ms replaces it for one request.",
+     .doc = "A request whose predicted time between tokens (mean of the longest tenth) is "
+            "longer gets 429. Decode workers take prompts beside their rows within it. 0: "
+            "none. The header x-slo-tbt-ms replaces it.",
      .when = "set the longest gap between tokens that your clients accept."},
     {.key = "sched.tbt_margin",
      .type = BT_CONF_FLOAT,

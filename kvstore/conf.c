@@ -19,10 +19,8 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "1GiB",
      .min = 65536,
      .max = 0x1p46,
-     .doc = "Bytes of shared memory for KV on this node. All of it is reserved and touched before "
-            "the kvstore is ready.",
-     .when =
-         "always: as much memory as the node can spare; docs/OPERATING.md has the calculation."},
+     .doc = "Bytes of shared memory for KV on this node, all reserved and touched at start.",
+     .when = "always: as much memory as the node can spare (docs/OPERATING.md)."},
     {.key = "kvstore.slab_path",
      .type = BT_CONF_STR,
      .offset = ROW(slab_path),
@@ -33,15 +31,15 @@ static const struct bt_conf_row kvstore_rows[] = {
      .offset = ROW(slab_keep),
      .def = "false",
      .doc = "Keep the shared memory when the kvstore stops, so that the next start finds its "
-            "blocks (as it does after a crash).",
+            "blocks.",
      .when = "when you restart kvstores for an upgrade and want a warm cache afterwards."},
     {.key = "kvstore.eviction",
      .type = BT_CONF_STR,
      .offset = ROW(eviction),
      .def = "density",
      .doc = "Which block is evicted when room is needed: density (the block that saves the "
-            "least time while it stays, learned from the requests), slru, lru, lfu or "
-            "length_aware (lfu; among equals the end of a prompt first).",
+            "least time while it stays, learned from requests), slru, lru, lfu or length_aware "
+            "(lfu, then the end of a prompt first).",
      .when = "to compare policies."},
     {.key = "kvstore.reclaim_ms",
      .type = BT_CONF_MS,

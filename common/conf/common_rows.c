@@ -28,8 +28,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_cert),
      .doc = "File (PEM) of this daemon's certificate, then intermediate ones. Its "
-            "subjectAltName has URI:baton://CLUSTER/ROLE/NODE: cluster.name, the kind of "
-            "daemon (conductor, prefill, decode or kvstore), and node.id.",
+            "subjectAltName has URI:baton://CLUSTER/ROLE/NODE: cluster.name, conductor, "
+            "prefill, decode or kvstore, and node.id.",
      .when = "together with cluster.tls.ca."},
     {.key = "cluster.tls.key",
      .type = BT_CONF_STR,
@@ -39,9 +39,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "cluster.tls.revoked",
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_revoked),
-     .doc = "File with the revoked certificates of the CA, one a line: sha256:FINGERPRINT or "
-            "serial:NUMBER (`baton-certs revoke`). Daemons read it again within seconds and "
-            "close connections of these certificates.",
+     .doc = "File with the revoked certificates, one a line: sha256:FINGERPRINT or "
+            "serial:NUMBER (`baton-certs revoke`). Daemons read it again within seconds.",
      .when = "together with cluster.tls.ca."},
     {.key = "etcd.endpoints",
      .type = BT_CONF_LIST,
@@ -53,13 +52,12 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "etcd.tls.ca",
      .type = BT_CONF_STR,
      .offset = ROW(etcd_tls_ca),
-     .doc = "File (PEM) of the CA of etcd's certificates, which must name the host in "
-            "etcd.endpoints. Default: cluster.tls.ca.",
+     .doc = "File (PEM) of the CA of etcd's certificates. Default: cluster.tls.ca.",
      .when = "when etcd's certificates come from another CA than the daemons'."},
     {.key = "etcd.tls.cert",
      .type = BT_CONF_STR,
      .offset = ROW(etcd_tls_cert),
-     .doc = "File (PEM) of the certificate that is shown to etcd. Default: cluster.tls.cert.",
+     .doc = "File (PEM) of the certificate shown to etcd. Default: cluster.tls.cert.",
      .when = "when etcd wants another certificate than the cluster's."},
     {.key = "etcd.tls.key",
      .type = BT_CONF_STR,
@@ -95,33 +93,30 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(model_activations),
      .def = "bf16-mlp",
-     .doc = "Precision of activations in the products of the CPU engine: split (two bf16 "
-            "parts), or bf16-mlp (one bf16 in gate, up and down; prompts are a quarter faster, "
-            "logprobs differ by up to 0.07 instead of 0.015). The same in all daemons.",
+     .doc = "Precision of activations in the CPU engine: split (two bf16 parts), or bf16-mlp "
+            "(one bf16 in gate, up and down; prompts are a quarter faster, logprobs differ by "
+            "up to 0.07 instead of 0.015). The same in all daemons.",
      .when = "set split when the CPU engine's logprobs must be as exact as possible."},
     {.key = "model.quantize",
      .type = BT_CONF_STR,
      .offset = ROW(model_quantize),
      .def = "none",
-     .doc = "What weights become while they are loaded: none (as in the checkpoint), or fp8 (e4m3 "
-            "with one f32 scale for each block of 128 x 128). fp8 converts the matrices of all "
-            "layers (attention, MLP, experts, shared experts); norms, biases, routers, the "
-            "embedding and the head stay as they are. Refused for checkpoints that are fp8 "
-            "already. Dense models then take half the memory on Hopper GPUs, and their steps 0.67 "
-            "to 0.89 of the time; elsewhere the same values are kept in 16 bits. The same in all "
-            "daemons.",
+     .doc = "fp8: the matrices of all layers become e4m3, with one f32 scale for each block of "
+            "128 x 128, while they are loaded; norms, biases, routers, embedding and head "
+            "stay. none: as in the checkpoint. Refused for fp8 checkpoints. Dense models then "
+            "take half the memory on Hopper GPUs, and their steps 0.67 to 0.89 of the time; "
+            "elsewhere the values are kept in 16 bits. The same in all daemons.",
      .when = "when a 16-bit model is too large or too slow and tolerates fp8."},
     {.key = "engine.deterministic",
      .type = BT_CONF_BOOL,
      .offset = ROW(engine_deterministic),
      .def = "false",
-     .doc = "Whether a token's result must have the same bits whatever else the engine computes at "
-            "the time, whatever was cached and whichever worker computes it: then outputs repeat, "
-            "also after a failure. The CPU engine always does so where the processor has AVX512. "
-            "On a Hopper GPU steps and prompts take 1.1 to 1.25 times as long, twice with one "
-            "text of 8k tokens and more beyond; models like Llama with f16 KV only. An engine that "
-            "cannot do it refuses. The same in all daemons; CPUs and GPUs differ in bits, so all "
-            "workers must have the same engine.",
+     .doc = "true: a token's result has the same bits whatever else the engine computes, "
+            "whatever was cached and whichever worker computes it. So outputs repeat, also "
+            "after a failure. The CPU engine always does so with AVX512. On Hopper GPUs "
+            "(models like Llama with f16 KV) steps and prompts take 1.1 to 1.25 times as long, "
+            "twice with one text of 8k tokens. An engine that cannot do it refuses. The same "
+            "in all daemons, and the same engine in all workers.",
      .when = "when outputs of a GPU must repeat bit for bit, for tests or for training."},
     {.key = "model.kv_dtype",
      .type = BT_CONF_STR,
@@ -156,8 +151,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "kv.salt_file",
      .type = BT_CONF_STR,
      .offset = ROW(kv_salt_file),
-     .doc = "File with the cluster's secret. It salts the block keys of each tenant. The same "
-            "in all daemons. Without it the secret is empty.",
+     .doc = "File with the cluster's secret, which salts the block keys of each tenant. The "
+            "same in all daemons.",
      .when = "set it when tenants must not learn from response times what others have asked."},
     {.key = "rpc.listen",
      .type = BT_CONF_ADDR,
@@ -174,8 +169,7 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_ADDR,
      .offset = ROW(http_listen),
      .def = "127.0.0.1:0",
-     .doc = "host:port of /health and /metrics of this daemon (the conductor serves them on "
-            "conductor.http.listen).",
+     .doc = "host:port of /health and /metrics (of a conductor: conductor.http.listen).",
      .when = "when Prometheus or a health check comes from another machine."},
     {.key = "log.level",
      .type = BT_CONF_STR,

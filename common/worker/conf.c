@@ -15,8 +15,8 @@ static const struct bt_conf_row rows[] = {
      .def = "auto",
      .doc = "auto (cuda if a device answers, else cpu), cpu, cuda, or null (computes nothing, "
             "for benchmarks).",
-     .when = "set cuda so that a worker without its GPU does not start, rather than serve slowly "
-             "from the CPU."},
+     .when = "set cuda so that a worker without its GPU does not start, rather than serve "
+             "slowly."},
     {.key = "engine.threads",
      .type = BT_CONF_INT,
      .offset = ROW(engine_threads),
@@ -41,8 +41,8 @@ static const struct bt_conf_row rows[] = {
      .min = 1 << 20,
      .max = 1e15,
      .doc = "Memory for KV pages.",
-     .when = "always on a GPU: what is free after the weights and about 4 GiB for steps; "
-             "docs/OPERATING.md has the calculation."},
+     .when = "always on a GPU: what is free after the weights and about 4 GiB for steps "
+             "(docs/OPERATING.md)."},
     {.key = "engine.max_slots",
      .type = BT_CONF_INT,
      .offset = ROW(engine_max_slots),
@@ -110,8 +110,8 @@ static const struct bt_conf_row rows[] = {
      .def = "0",
      .min = 0,
      .max = 1023,
-     .doc = "Number of this worker among the workers of its role on one node. The worker's name in "
-            "the cluster is <role>-<node.id>-<worker.index>.",
+     .doc = "Number of this worker among those of its role on one node. Its name is "
+            "<role>-<node.id>-<worker.index>.",
      .when = "when a node has two workers of a role: 0, 1, ..."},
     {.key = "worker.kvstore_user",
      .type = BT_CONF_STR,
@@ -136,8 +136,8 @@ static const struct bt_conf_row rows[] = {
      .max = 86400000,
      .doc = "After SIGTERM running requests have this time to finish; then the conductor plans "
             "them again on other workers.",
-     .when = "set it to the longest answer you want to finish in place; raise TimeoutStopSec= of "
-             "the unit with it."},
+     .when = "set it to the longest answer you want to finish in place; raise the unit's "
+             "TimeoutStopSec= with it."},
     {.key = "worker.writeback",
      .type = BT_CONF_BOOL,
      .offset = ROW(writeback),
