@@ -1,7 +1,6 @@
-/* What a stage has been asked for lately, by how much a request takes of it: of the work that
- * arrives, how much lies in requests that take less than a given one. Work is ms of prefill, or
- * what rows take of decode workers (bt_sched_takes.decode_work); one value of this kind has one of
- * them. A plain value in the caller's memory. PURE: time is an argument. */
+/* The recent demand for a stage, by the size of requests: of the work that arrives, how much is in
+ * requests smaller than a given one. Work is either ms of prefill or decode work
+ * (bt_sched_takes.decode_work). A plain value in the caller's memory. PURE: time is an argument. */
 #ifndef BT_POLICY_SCHED_DEMAND_H
 #define BT_POLICY_SCHED_DEMAND_H
 
@@ -11,22 +10,23 @@
 #define BT_DEMAND_STEP    0.8408964152537145 /* from one bucket to the one below */
 
 struct bt_sched_demand {
-    double window_ms;               /* over which what was asked for fades */
-    double faded_ms;                /* when it was faded last */
-    double began_ms;                /* when the first request came; < 0: none has */
-    double work[BT_DEMAND_BUCKETS]; /* by work of a request, faded */
+    double window_ms;               /* the time in which old demand fades */
+    double faded_ms;                /* time of the last fading */
+    double began_ms;                /* time of the first request; < 0: none has come */
+    double work[BT_DEMAND_BUCKETS]; /* faded work, by the work of a request */
 };
 
 void bt_sched_demand_init(struct bt_sched_demand *d, double window_ms);
-/* A request has arrived that would take so much. */
+/* A request of this work has arrived. */
 void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double work);
-/* Work asked for in a ms, of late, over no less than least_ms: one request at the start is no rate.
- * Of prefills: so many workers it would keep busy. 0 if nothing was. */
+/* Recent demand: work that arrives in a ms, measured over at least least_ms, because a single first
+ * request is no rate. For prefills this is the number of workers that it would keep busy. 0: no
+ * demand. */
 double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms, double least_ms);
-/* The share of the work asked for that lies in requests which take less than this one, and half of
- * that in those which take about as much. 0 if nothing was asked for. */
+/* The share of the demand in smaller requests, plus half of the share in requests of about the same
+ * size. 0: no demand. */
 double bt_sched_demand_below(const struct bt_sched_demand *d, double work);
-/* The other way round: about how much a request takes that has this share below it. */
+/* The inverse: the approximate size of a request that has this share below it. */
 double bt_sched_demand_at(const struct bt_sched_demand *d, double share);
 
 #endif

@@ -1,5 +1,5 @@
-/* Which prefixes are used often: uses of a block's key, faded over a window, for the few hundred
- * keys that are used most. A plain value in the caller's memory. PURE: time is an argument. */
+/* Which prefixes are used often: uses of block keys, faded over a window, for the few hundred most
+ * used keys. A plain value in the caller's memory. PURE: time is an argument. */
 #ifndef BT_POLICY_SCHED_HOT_H
 #define BT_POLICY_SCHED_HOT_H
 
@@ -17,10 +17,10 @@ struct bt_hot {
 };
 
 void bt_hot_init(struct bt_hot *h, double window_ms);
-/* A request uses the prefix that ends with this key. Returns how often that was so within about the
- * window, this time included. */
+/* A request uses the prefix that ends with this key. Returns the number of its uses within about
+ * the window, with this one. */
 double bt_hot_use(struct bt_hot *h, uint64_t key, double now_ms);
-/* How many copies so many uses deserve: one for each `uses_per_copy`, one at least. */
+/* The number of copies for this number of uses: one for each `uses_per_copy`, at least one. */
 uint32_t bt_hot_copies(double uses, double uses_per_copy, uint32_t most);
 
 #endif

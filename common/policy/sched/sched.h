@@ -1,7 +1,7 @@
 /* Where a request runs: a policy looks at a snapshot of the cluster and returns a plan or a
- * rejection. PURE: no clock, allocation, lock, I/O or log; time, randomness and the snapshot are
- * arguments, so that the conductor, the simulator and the tests run the very same objects and a
- * recorded (snapshot, request) replays. */
+ * rejection. PURE: no clock, allocation, lock, I/O or log. Time, randomness and the snapshot are
+ * arguments, so the conductor, the simulator and the tests run the same code, and a recorded
+ * (snapshot, request) can be replayed. */
 #ifndef BT_POLICY_SCHED_H
 #define BT_POLICY_SCHED_H
 
@@ -13,7 +13,7 @@
 
 #define BT_SCHED_NONE UINT32_MAX
 
-/* The class (Submit.priority) of what is planned in the background: behind all others. */
+/* The class (Submit.priority) of late requests: behind all others. */
 #define BT_SCHED_CLASS_LATE INT16_MAX
 
 /* What a worker can hold; 0: not known. */
@@ -23,50 +23,54 @@ struct bt_sched_capacity {
     uint32_t context_tokens;    /* the longest sequence */
 };
 
-/* How fast it computes. Where a cost model is fitted, that counts in place of the rates. */
+/* How fast a worker computes. A fitted cost model replaces the rates. */
 struct bt_sched_speed {
     double prefill_tokens_per_s, step_ms;    /* measured; 0: not yet */
     const struct bt_batch_cost *cost;        /* NULL: none */
-    const struct bt_batch_cost *prompt_cost; /* of prompt tokens, where it differs; NULL: cost */
-    uint32_t chunk_tokens;                   /* of a prompt in a step; 0: params' */
-    /* how long its steps with prompts beside rows are, by its own word, and such a step and the
-     * wait of a row that joins in it; mixed_step_ms 0: params' both; < 0: it takes no prompts from
-     * others */
+    const struct bt_batch_cost *prompt_cost; /* for prompt tokens, if it differs; NULL: cost */
+    uint32_t chunk_tokens; /* most tokens of one prompt in a step; 0: as in params */
+    /* The worker's own limits, as it reports them: mixed_step_ms of a step with prompts beside
+     * rows, mixed_gap_ms of such a step together with the wait of a row that joins it.
+     * mixed_step_ms 0: params has both; < 0: it computes no prompts for other workers */
     double mixed_step_ms, mixed_gap_ms;
 };
 
-/* Prompts that it has not computed yet. own: of this conductor's submissions, which a heartbeat may
- * not have counted. */
+/* Prompts that a worker has not computed yet. own: those that this conductor has sent, which the
+ * last heartbeat may not contain. */
 struct bt_sched_queue {
-    uint64_t tokens, own_tokens; /* of all, own */
-    double ms;                   /* with a cost: until they are computed */
-    double late_ms; /* ... and then what lower classes have, down to BT_SCHED_CLASS_LATE */
-    /* how they share steps, from ahead_past_ms before now on (below 0: behind what others have
-     * there); NULL: one is computed after the other */
+    uint64_t tokens, own_tokens; /* of all prompts; of own prompts */
+    double ms;                   /* with a cost model: time until they are computed */
+    double
+        late_ms; /* the same, with the prompts of all lower classes, down to BT_SCHED_CLASS_LATE */
+    /* how they share steps, beginning ahead_past_ms before now (negative: after the prompts of
+     * other conductors); NULL: they are computed one after the other */
     const struct bt_batch_ahead *ahead;
     double ahead_past_ms;
 };
 
-/* Sequences that decode there, and those that will. */
+/* Rows of a worker, and rows that will come to it. */
 struct bt_sched_rows {
     uint32_t running;   /* hold a slot */
     uint32_t waiting;   /* want a slot or pages */
-    uint32_t landing;   /* their KV is still on its way: in prefill elsewhere, mostly */
-    uint64_t kv_tokens; /* context of those that run, read in every step */
-    /* of these: rows of lower classes than the request's and their pages, which would make way */
+    uint32_t landing;   /* their KV is still on its way; most are in prefill on another worker */
+    uint64_t kv_tokens; /* context of the running rows, read in every step */
+    /* of these: rows of lower classes than the request's, and their pages; they would be preempted
+     * for it */
     uint32_t yield, yield_pages;
-    uint32_t own;               /* of this conductor, in prefill too, but not late ones */
-    uint32_t own_coming;        /* of own: still in prefill ... */
-    uint64_t own_coming_tokens; /* ... and their context, tokens */
-    uint64_t own_late_tokens;   /* context of late ones, for which nobody makes room */
+    uint32_t own;        /* rows of this conductor, also those in prefill, without late ones */
+    uint32_t own_coming; /* of own: those still in prefill */
+    uint64_t own_coming_tokens; /* context of own_coming, tokens */
+    uint64_t
+        own_late_tokens; /* context of this conductor's late rows, for which no row is preempted */
 };
 
-/* What one worker says of itself, and what this conductor has sent it since. */
+/* What a worker reports of itself, with what this conductor has sent it since. */
 struct bt_sched_worker {
     uint32_t kvstore; /* index of its node's kvstore in the snapshot, BT_SCHED_NONE: none is up */
-    bool prefill, decode; /* the role it runs in */
-    bool avoid;           /* it has failed this request before: only if there is nobody else */
-    bool draining;        /* its node is to be emptied: only if nobody else could do it at all */
+    bool prefill, decode; /* the roles that it offers */
+    bool avoid;    /* it has failed this request before: used only if no other worker is eligible */
+    bool draining; /* its node is drained: used only if no other worker could ever take the request
+                    */
     struct bt_sched_capacity capacity;
     struct bt_sched_speed speed;
     struct bt_sched_queue queue;
@@ -74,7 +78,7 @@ struct bt_sched_worker {
     struct bt_sched_learned learned;
 };
 
-/* How fast blocks come from another kvstore, measured; 0: not yet. */
+/* Measured rates at which blocks come from another kvstore; 0: not yet measured. */
 #define BT_SCHED_LINKS_MAX 64
 struct bt_sched_link {
     uint64_t incarnation;
@@ -84,10 +88,13 @@ struct bt_sched_link {
 struct bt_sched_kvstore {
     bool avoid, draining;
     uint32_t slots_total, slots_free; /* 0 total: not known */
-    uint32_t match_blocks; /* full blocks of this request resident here, as far as the index says */
-    double send_busy_ms, recv_busy_ms; /* until its link has sent, received what it has to */
+    uint32_t match_blocks; /* full blocks of this request that this kvstore has, according to the
+                              index */
+    double send_busy_ms,
+        recv_busy_ms; /* until its link has sent, and received, all that is under way */
     uint64_t incarnation;
-    const struct bt_sched_link *links; /* [n_links] from others to this one; params' rate if none */
+    const struct bt_sched_link *links; /* [n_links] from other kvstores to this one; a missing link
+                                          has the rate of params */
     uint32_t n_links;
 };
 
@@ -96,85 +103,86 @@ struct bt_sched_snapshot {
     uint32_t n_workers;
     const struct bt_sched_kvstore *kvstores;
     uint32_t n_kvstores;
-    uint32_t spread_blocks; /* full blocks of this request, from the first on, of which each is in
-                               some kvstore; 0: not known */
+    uint32_t spread_blocks; /* full blocks of this request, from the first on, that are in some
+                               kvstore each; 0: not known */
     double now_ms;          /* on the forecast's clock */
     const struct bt_sched_forecast *forecast;      /* of the decode pool; NULL: not kept */
-    const struct bt_sched_forecast *late_forecast; /* of late rows on their way, which make way for
-                                                      all others; NULL: not kept */
+    const struct bt_sched_forecast *late_forecast; /* of late rows on their way, which are preempted
+                                                      for all others; NULL: not kept */
     const struct bt_sched_demand *demand;          /* of prefills; NULL: not kept */
-    const struct bt_sched_demand *decodes;     /* of decode workers' time, by those whose prefill is
-                                                  let in; NULL: not kept */
-    const struct bt_sched_demand *let_in;      /* ... and of prefills, by the same */
-    const struct bt_sched_demand *late_demand; /* of prefills that are not let in; NULL: not kept */
+    const struct bt_sched_demand
+        *decodes; /* for decode workers, of requests whose prefill is admitted; NULL: not kept */
+    const struct bt_sched_demand *let_in; /* prefills of the same requests */
+    const struct bt_sched_demand
+        *late_demand; /* of prefills that are not admitted; NULL: not kept */
 };
 
 struct bt_sched_request {
-    uint32_t n_tokens;   /* prompt, and what was generated in earlier epochs */
-    uint32_t max_new;    /* of each choice, at most */
-    uint32_t expect_new; /* of each choice, a quantile; 0: not known */
-    uint32_t likely_new; /* of each choice, the median; 0: not known */
-    double mean_new;     /* of each choice, in the mean; 0: not known */
+    uint32_t n_tokens;   /* prompt, and tokens generated in earlier epochs */
+    uint32_t max_new;    /* limit for each choice */
+    uint32_t expect_new; /* expected for each choice, as a quantile; 0: not known */
+    uint32_t likely_new; /* the median for each choice; 0: not known */
+    double mean_new;     /* the mean for each choice; 0: not known */
     uint32_t n_choices;  /* rows at the decode worker; 0 counts as 1 */
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
-    double waited_ms;     /* since its last byte: part of its time to first token */
+    double waited_ms;     /* since the last byte of its body: part of its time to first token */
     uint64_t random;      /* breaks ties */
-    uint64_t sequence;    /* counts this conductor's decisions: round-robin's only state */
+    uint64_t sequence;    /* number of this conductor's decision: the only state of round-robin */
 };
 
-/* What is promised to requests, ms; 0: nothing. */
+/* Objectives, ms; 0: none. */
 struct bt_sched_objective {
     double ttft_ms, tbt_ms;
-    double tbt_margin; /* admission asks for this share of tbt_ms: rows that come after make the
-                          step longer for those that are there. 0: all of it */
+    double tbt_margin; /* admission allows this share of tbt_ms, because later rows make the steps
+                          of earlier ones longer. 0: all of it */
 };
 
-/* What counts until it is measured, or where it is not. */
+/* Values that are used until measured ones exist. */
 struct bt_sched_prior {
     double prefill_tokens_per_s;
     double step_ms;
     double link_bytes_per_s; /* between nodes */
     double load_bytes_per_s; /* slab to GPU; 0: hidden */
-    uint32_t chunk_tokens;   /* of a prefill step; 0: all in one */
+    uint32_t chunk_tokens;   /* tokens of a prefill step; 0: the whole prompt in one step */
 };
 
-/* How places are compared. */
+/* How workers are compared. */
 struct bt_sched_place {
-    uint32_t local_prefill_tokens; /* an uncached tail up to this is prefilled by the decode worker
-                                      itself; 0: always apart */
-    /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched where the best match is at
-     * least so many times the local one. 0: there is nobody to fetch it, so never. */
+    uint32_t local_prefill_tokens; /* the decode worker itself computes a prompt with at most this
+                                      many uncached tokens; 0: never */
+    /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched if the longest match is at
+     * least this many times the local one. 0: never. */
     double fetch_ratio;
-    bool tail_load;     /* an engine can load a prefix's end while it computes its head (baton) */
-    double work_weight; /* baton: weight of the worker's time that a placement takes from others */
+    bool tail_load; /* an engine can load a prefix's end while it computes its beginning (baton) */
+    double work_weight; /* baton: weight of the worker's time that later requests lose */
 };
 
 /* Admission priced: exponents. */
 struct bt_sched_price {
-    double work;   /* how fast a queue raises the price of work; 0: not */
-    double demand; /* how fast it, or decode workers that get full, lower the share of the stage's
-                      work asked for that may come in, the least first; 0: not */
+    double work;   /* how fast a queue lowers the longest admitted prefill; 0: no effect */
+    double demand; /* how fast a queue, or full decode workers, lower the admitted share of the
+                      stage's demand, the smallest requests first; 0: no effect */
 };
 
 /* baton: prompts beside rows at decode workers. */
 struct bt_sched_mixed {
-    double step_ms;       /* a decode worker fills its steps with prompt tokens up to so long, if
-                             it says nothing else; 0: none takes prompts from others */
-    uint32_t step_tokens; /* ... in multiples of so many; 0: to the token */
-    double gap_ms;        /* ... but no row that joins has its first gap made longer by them than
-                             this: steps that rows join have less room. 0: they do not */
-    /* Then rows are packed: they go to the fullest decode worker whose step stays within this share
-     * of the TBT objective, so that others have none and compute prompts as prefill workers do
-     * (pack.c). 0: rows are spread. */
+    double step_ms; /* a decode worker adds prompt tokens to its steps up to this length, unless it
+                       reports another limit; 0: decode workers compute no prompts for others */
+    uint32_t step_tokens; /* prompt tokens come in multiples of this number; 0: any number */
+    double gap_ms; /* limit of the first gap of a row that joins such a step, so those steps have
+                      less room for prompts. 0: no limit */
+    /* Rows are packed (pack.c): they go to the fullest decode worker whose step stays within this
+     * share of the TBT objective, so that other workers have no rows and compute prompts as prefill
+     * workers do. 0: rows are spread. */
     double pack_share;
 };
 
-/* baton: a request that admission refuses is served late where it delays nobody who is in time
+/* baton: a request that admission refuses is served late if that delays no request that is in time
  * (bt_sched_late). */
 struct bt_sched_late_limits {
-    double wait_ms;       /* ... if it would wait for prefill workers for less. 0: it is refused */
-    double others_tbt_ms; /* the TBT objective of those that it must not delay; 0: none */
+    double wait_ms;       /* longest wait for a prefill worker. 0: no request is served late */
+    double others_tbt_ms; /* the TBT objective of the requests that must not be delayed; 0: none */
 };
 
 struct bt_sched_params {
@@ -190,7 +198,7 @@ typedef enum {
     BT_SCHED_PLANNED = 0,
     BT_SCHED_NO_DECODE,  /* no worker is up */
     BT_SCHED_NO_KVSTORE, /* workers, but not the kvstore of their node */
-    BT_SCHED_TOO_LARGE,  /* will never fit, whoever is asked */
+    BT_SCHED_TOO_LARGE,  /* no worker can ever hold it */
     BT_SCHED_OVERLOADED  /* an objective cannot be met */
 } bt_sched_verdict_t;
 
@@ -202,59 +210,63 @@ typedef enum {
     BT_SCHED_REASONS
 } bt_sched_reason_t;
 extern const char *const bt_sched_reason_names[BT_SCHED_REASONS];
-/* May a plan of two workers [0], of one that does both [1] have the reason? */
+/* May a plan with two workers [0], with one worker for both [1], have the reason? */
 extern const bool bt_sched_reason_of[BT_SCHED_REASONS][2];
 
-/* Where it runs: indices of workers and kvstores in the snapshot. */
+/* The workers and kvstores of a plan: indices in the snapshot. */
 struct bt_sched_where {
     uint32_t prefill, decode;       /* equal: one worker does both */
     uint32_t kv_prefill, kv_decode; /* may be equal */
     bool both;
 };
 
-/* What of the prompt is not computed at the prefill side, and what goes through its slab; tokens.
+/* The tokens of the prompt that the prefill side does not compute, and those that go through its
+ * slab.
  */
 struct bt_sched_reuse {
-    uint32_t cached_tokens; /* expected there, with those that are fetched */
-    uint32_t fetch_from;    /* kvstore that sends some of them; BT_SCHED_NONE: nobody */
+    uint32_t cached_tokens; /* cached tokens expected there, with those that are fetched */
+    uint32_t fetch_from;    /* kvstore that sends some of them; BT_SCHED_NONE: none does */
     uint32_t fetch_tokens;
-    uint32_t end_tokens; /* where they end: cached_tokens, or, if the part in front of them is
-                            computed meanwhile, the end of what fetch_from has */
-    double
-        recompute_tokens_per_s; /* at which they would be computed instead; 0: none are fetched */
-    uint32_t grant_tokens; /* both: only so many from the beginning go through the slab, as it is
-                              smaller than the prompt; 0: all */
-    bool keep; /* what the decode side receives enters its cache; else it is freed once landed */
+    uint32_t end_tokens; /* where the fetched tokens end: cached_tokens, or the end of what
+                            fetch_from has, if the part before them is computed meanwhile */
+    double recompute_tokens_per_s; /* rate at which the fetched tokens would be computed instead; 0:
+                                      none are fetched */
+    uint32_t grant_tokens; /* if both: only this many first tokens go through the slab, because it
+                              is smaller than the prompt; 0: all */
+    bool keep; /* the decode side keeps received blocks in its cache; else they are freed once
+                  landed */
 };
 
-/* The first token as it is predicted, ms. ms = waited + learned of (queue + beside + prefill). */
+/* The predicted first token, ms. ms = waited_ms + bt_sched_learned_ttft(queue_ms + beside_ms +
+ * prefill_ms). */
 struct bt_sched_first {
     double ms;          /* from the request's last byte on */
-    double most_ms;     /* nine of ten first tokens are out by then, as far as was learned */
-    double waited_ms;   /* of ms: before the plan */
-    double queue_ms;    /* of ms: what others have queued there */
-    double beside_ms;   /* of ms: what others add to its steps */
+    double most_ms;     /* nine of ten first tokens come within this time, from what was learned */
+    double waited_ms;   /* of ms: the wait before the plan */
+    double queue_ms;    /* of ms: the queue of the worker */
+    double beside_ms;   /* of ms: what other prompts add to its steps */
     double prefill_ms;  /* of ms: the computing */
-    double work_ms;     /* of ms: queue, fetch and computing as costs have it */
-    double overhead_ms; /* of ms: what was learned of the worker beside its steps */
+    double work_ms;     /* of ms: queue, fetch and computing, from the cost model */
+    double overhead_ms; /* of ms: the learned overhead of the worker */
 };
 
-/* Gaps between tokens as they are predicted, ms. */
+/* Predicted gaps between tokens, ms. */
 struct bt_sched_gaps {
     double ms;         /* TBT: the mean of the longest tenth */
-    double step_ms;    /* the step of rows alone: ms without what was learned */
-    double mixed_ms;   /* what steps with prompts beside its rows take at most; <= 0: none have */
-    double tail_ms;    /* ms without the gap in which it is handed over, and without prompts */
-    double landing_ms; /* steps in that gap; 0: it is not handed over */
+    double step_ms;    /* the step of rows alone, without learned values */
+    double mixed_ms;   /* longest step with prompts beside its rows; <= 0: there are none */
+    double tail_ms;    /* ms without the gap of the hand-off, and without prompts */
+    double landing_ms; /* time of the steps in the gap of the hand-off; 0: no hand-off */
 };
 
-/* What it takes of the workers. */
+/* What a plan takes from the workers. */
 struct bt_sched_takes {
-    double compute_ms; /* of a prefill worker that has nothing else to do */
-    double alone_ms; /* of the prefill side's queue: first.prefill_ms without the rows beside which
-                        a decode worker computes it */
-    double decode_work; /* its rows' share of a decode worker in percent, times tokens */
-    double row_ms;      /* how long each of its rows decodes, on a full worker */
+    double compute_ms; /* time of a prefill worker that does nothing else */
+    double alone_ms; /* part of the prefill side's queue: first.prefill_ms as if a decode worker had
+                        no rows */
+    double decode_work; /* share of a decode worker that its rows take, in percent, times their
+                           tokens */
+    double row_ms;      /* how long each of its rows lasts on a full worker */
 };
 
 struct bt_sched_plan {
@@ -264,11 +276,11 @@ struct bt_sched_plan {
     struct bt_sched_gaps gaps;
     struct bt_sched_takes takes;
     bt_sched_reason_t reason;
-    bool background;  /* it is served late, behind all others (BT_SCHED_CLASS_LATE) */
-    bool draining;    /* it stays on a node that is to be emptied: nobody else could take it */
-    bool last_resort; /* somebody is in it who is to be avoided: there was nobody else */
-    /* a decode worker would have had the first token out earlier, beside its rows, but that its
-     * places would not last: so many rows are expected on each; 0: they would, or none would */
+    bool background;  /* served late, behind all others (BT_SCHED_CLASS_LATE) */
+    bool draining;    /* it uses a drained node, because no other node could take it */
+    bool last_resort; /* it uses a worker or kvstore to avoid, because no other is eligible */
+    /* rows expected on each decode worker, if too few slots are the only reason why none of them
+     * computes the prompt, although its first token would come earlier there; else 0 */
     uint32_t places_wanted;
 };
 
@@ -276,63 +288,66 @@ typedef enum { BT_SCHED_MISS_TTFT, BT_SCHED_MISS_TBT, BT_SCHED_MISS_PRICE } bt_s
 
 struct bt_sched_reject {
     bt_sched_verdict_t verdict;
-    bt_sched_miss_t miss;   /* OVERLOADED: which objective, or too long a prefill for the queue */
+    bt_sched_miss_t
+        miss; /* OVERLOADED: the objective, or PRICE: the prefill is too long for the queue */
     uint32_t retry_after_s; /* 0: do not retry */
     const char *reason;     /* static text */
-    uint32_t fits_tokens;   /* TOO_LARGE: what the largest worker could take */
-    /* OVERLOADED: what would be missed, and by how much; 0: it is no time */
+    uint32_t fits_tokens;   /* TOO_LARGE: tokens that the largest worker could take */
+    /* OVERLOADED: the predicted value and its objective; 0: the reason is not a time */
     double predicted_ms, objective_ms;
     double compute_ms, decode_work; /* OVERLOADED: the plan's */
-    bool by_decode; /* OVERLOADED: decode workers refuse it; its prefill would be let in */
+    bool by_decode; /* OVERLOADED: decode workers refuse it; its prefill would be admitted */
 };
 
 /* A policy. place returns BT_SCHED_PLANNED and fills plan_p, or another verdict and fills
- * reject_p. It looks for the best place only; whether that is good enough, admission says. */
+ * reject_p. It only looks for the best workers; admission decides whether they are good enough. */
 struct bt_sched_policy {
     const char *name;
-    bool fetches; /* may have a prefix moved between kvstores */
-    bool mixes;   /* may have prompts computed beside rows, and late ones in the background */
+    bool fetches; /* may order prefix fetches */
+    bool mixes;   /* may have prompts computed beside rows, and requests served late */
     bt_sched_verdict_t (*place)(const struct bt_sched_params *params,
                                 const struct bt_sched_snapshot *snap,
                                 const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
                                 struct bt_sched_reject *reject_p);
-    /* Where a request that admission refuses may be served late; NULL: nowhere. As place, but
-     * BT_SCHED_OVERLOADED where it would delay others or wait for too long. */
+    /* Plans a request that admission has refused, to be served late; NULL: the policy has no late
+     * requests. As place, but BT_SCHED_OVERLOADED if it would delay others or wait too long. */
     bt_sched_verdict_t (*late)(const struct bt_sched_params *params,
                                const struct bt_sched_snapshot *snap,
                                const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
                                struct bt_sched_reject *reject_p);
 };
 
-/* Any worker that can take it, each as likely. */
+/* Any worker that can take the request, each with the same chance. */
 extern const struct bt_sched_policy bt_sched_random;
 /* One after the other, by the request's sequence number. */
 extern const struct bt_sched_policy bt_sched_round_robin;
 /* Ignores the caches: shortest prefill queue, least loaded decode worker. */
 extern const struct bt_sched_policy bt_sched_least_load;
-/* Local cache-aware: smallest queue + prefill of what is not cached on the worker's own node + what
- * the hand-off does not hide; the decode worker with the least load and pages. */
+/* Local cache-aware: the least sum of queue, prefill of what is not cached on the worker's own
+ * node, and the part of the hand-off that the prefill does not hide; the decode worker with the
+ * least load and pages. */
 extern const struct bt_sched_policy bt_sched_cache_aware;
 /* KVCache-centric: Algorithm 1 of Mooncake (arXiv 2407.00079), with its balancing threshold
  * (place.fetch_ratio): queue + prefill with the local prefix, or queue + fetch from the best
  * holder + prefill with the best prefix; a missing local prefix is an infinite ratio. */
 extern const struct bt_sched_policy bt_sched_kvcache;
-/* KVCache-centric, with: the fetch runs beside the queue and beside the computing of the prefix's
- * head; the source is the least busy holder; fetch or recompute by predicted time, not by a ratio;
- * and the worker's time that a placement takes from those behind it has a price. */
+/* KVCache-centric, with these differences: the fetch runs beside the queue and beside the computing
+ * of the prefix's beginning; the source is the least busy holder; predicted times decide between
+ * fetching and computing, not a ratio; and the worker's time that later requests lose has a price.
+ */
 extern const struct bt_sched_policy bt_sched_baton;
 
 /* Is the best plan good enough? Returns BT_SCHED_PLANNED, or BT_SCHED_OVERLOADED and fills
- * reject_p. Objectives are params' (0: that one is not asked). */
+ * reject_p. The objectives are in params (0: not checked). */
 struct bt_sched_admission {
     const char *name;
     bt_sched_verdict_t (*admit)(const struct bt_sched_params *params,
                                 const struct bt_sched_snapshot *snap,
                                 const struct bt_sched_request *req,
                                 const struct bt_sched_plan *plan, struct bt_sched_reject *reject_p);
-    bool at_decode; /* TBT is asked when the prefill has ended, by bt_sched_admit_decode */
+    bool at_decode; /* TBT is checked when the prefill has ended, by bt_sched_admit_decode */
 };
-extern const struct bt_sched_admission bt_sched_admit_none; /* everybody */
+extern const struct bt_sched_admission bt_sched_admit_none; /* nothing is refused */
 /* The baseline of Mooncake's section 7: TTFT at arrival, TBT once the prefill is done and paid. */
 extern const struct bt_sched_admission bt_sched_admit_late;
 /* Early rejection: both at arrival, against the decode load of now. */
@@ -341,47 +356,46 @@ extern const struct bt_sched_admission bt_sched_admit_early;
  * end (snapshot.forecast; as early without one). */
 extern const struct bt_sched_admission bt_sched_admit_predict;
 
-/* Predict, and: a queue is a price. Of the time that is left to the objective a prefill may take
- * the whole while nobody waits, and less the longer the queue is: (1 - queue /
- * objective)^work_price of it, where a queue of less than a second is a burst and costs nothing.
- * Where all prefills are short beside the objective that asks too late: of the work that is asked
- * for (snapshot.demand) the share (1 - queue / objective)^demand_price comes in, the shortest
- * first, and no less than prefill workers have time for. Under overload many short prefills then
- * take the place of few long ones, and the price settles where what is admitted is what can be
- * served. Decode workers have such a price too (snapshot.decodes): the fuller they are expected to
- * be at the end of the prefill, the less of their pages or places a row may take, and of what is
- * asked of them no more comes in than they can serve. */
+/* As predict, and a queue has a price (docs/SCHEDULING.md, "Admission"). The longer the queue of
+ * prefills is, the shorter a prefill must be: it may take (1 - queue / objective)^work_price of the
+ * time that is left until the objective. A queue of less than a second is a burst and has no price.
+ * If all prefills are short compared with the objective, this limit acts too late. So only the
+ * share (1 - queue / objective)^demand_price of the demand (snapshot.demand) is admitted, the
+ * shortest prefills first, but never less than prefill workers have time for. Under overload many
+ * short prefills then replace few long ones, and the admitted work becomes what can be served.
+ * Decode workers have such a price too (snapshot.decodes): the fuller they are expected to be at
+ * the end of the prefill, the smaller the admitted share of their demand. */
 extern const struct bt_sched_admission bt_sched_admit_priced;
 
-/* The second question of an admission with at_decode: may worker `decode` of snap have the row? */
+/* The second check of an admission with at_decode: may worker `decode` of snap take the row? */
 bt_sched_verdict_t bt_sched_admit_decode(const struct bt_sched_params *params,
                                          const struct bt_sched_snapshot *snap,
                                          const struct bt_sched_request *req, uint32_t decode,
                                          struct bt_sched_reject *reject_p);
-/* Admission has refused the request: may it be served late? True, and *plan_p is filled, where
- * that delays nobody who is in time: its prompt is computed where nothing else is to be, within the
- * time that clients are expected to wait, and decode workers have room to spare for its rows. */
+/* Admission has refused the request: can it be served late? True (and *plan_p is filled) if that
+ * delays no request that is in time: a worker without other work computes the prompt within the
+ * time that clients are expected to wait, and decode workers have free room for its rows. */
 bool bt_sched_late(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
                    const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
                    struct bt_sched_plan *plan_p);
 /* The longest prefix of a request that another one is computing. */
 struct bt_sched_coming {
-    uint32_t blocks; /* full blocks; 0: none */
-    double ready_ms; /* from now on, as that one's plan has it; 0: it should be there by now */
+    uint32_t blocks; /* full blocks; 0: no request computes a prefix of it */
+    double ready_ms; /* from now, according to that request's plan; 0: it should be there already */
 };
 typedef void (*bt_sched_coming_fn)(void *arg, struct bt_sched_coming *coming_p);
-/* Admission has refused the request; late: its late plan, NULL: it has none; reject: of
- * bt_sched_decide. If another request is computing its prefix, computing that again takes a
- * worker's time from all others. So it waits where that has its first token out earlier than the
- * late plan, saves computing, and takes less than params->late.wait_ms in all. True: it waits, and
- * is to be planned again every BT_SCHED_FOLLOW_MS, as predictions are seldom right to the second.
- * coming is called at most once, and not for short prompts. */
+/* Should a refused request wait for a prefix that another request is computing? Computing the
+ * prefix a second time would take a worker's time from all others. True: its first token comes
+ * earlier than by its late plan, it saves computing, and it waits less than params->late.wait_ms in
+ * all. Then the caller plans it again every BT_SCHED_FOLLOW_MS, because predictions are rarely
+ * exact to the second. late: its late plan, NULL: it has none; reject: from bt_sched_decide. coming
+ * is called at most once, and not for short prompts. */
 #define BT_SCHED_FOLLOW_MS 200
 bool bt_sched_follows(const struct bt_sched_policy *policy, const struct bt_sched_params *params,
                       const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,
                       const struct bt_sched_plan *late, const struct bt_sched_reject *reject,
                       bt_sched_coming_fn coming, void *arg);
-/* place, then admit, then late. Outputs as of place; of a request that is planned late *reject_p
+/* place, then admit, then late. Outputs as of place; for a request that is planned late, *reject_p
  * says why it was refused. */
 bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    const struct bt_sched_admission *admission,
@@ -390,13 +404,14 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
                                    struct bt_sched_reject *reject_p);
 
-/* How near a worker is to the limit of what its roles can take: its queue against the objective (or
- * BT_SCHED_QUEUE_MS), its rows and pages against what it has, and what rows add to its step against
- * what the TBT objective leaves beside the step of one. 1: at the limit. */
+/* How near a worker is to its limit; 1: at the limit. The largest of: its queue over the objective
+ * (or BT_SCHED_QUEUE_MS); its rows and pages over what it has; what rows add to its step over what
+ * the TBT objective leaves beside the step of a single row. 1 is added to a decode worker's rows
+ * while some wait. */
 #define BT_SCHED_QUEUE_MS 2000.0
 double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w);
-/* Predicted: a step of decode worker w with all its places or pages taken by rows as long as those
- * of now (if there are none, as req), and nothing beside them; ms. */
+/* The predicted step of decode worker w, ms, if rows as long as the present ones (without any: as
+ * req) took all its slots or pages, without prompts. */
 double bt_sched_full_step_ms(const struct bt_sched_params *params, const struct bt_sched_worker *w,
                              const struct bt_sched_request *req);
 
@@ -409,14 +424,15 @@ struct bt_sched_candidate {
     const char *verdict;    /* static: "chosen", or why not */
     uint32_t cached_tokens; /* of the request, at its node */
     double queue_ms;        /* prefill only */
-    double ttft_ms; /* predicted: the plan's, of others without a fetch; prefill only, else or if it
-                       has no room < 0 */
-    double tbt_ms;  /* predicted: the plan's, of others now; decode only, else < 0 */
-    double load;    /* decode only: share in use with this request, above 1 it waits */
+    double ttft_ms; /* predicted, for other workers than the chosen one without a fetch; < 0 for
+                       decode, or without room */
+    double tbt_ms; /* predicted, for other workers than the chosen one as of now; < 0 for prefill */
+    double load;   /* decode only: share in use with this request; above 1 the request waits */
 };
-/* What was looked at for policy's plan of (snap, req): every worker in each use that it has, with
- * baton also decode workers that could compute the prompt beside their rows; the chosen ones first.
- * plan: NULL if the request was rejected. Writes at most cap, returns how many there are. */
+/* The candidates of policy's plan of (snap, req), the chosen ones first: every worker in each of
+ * its roles; with policy baton also decode workers that could compute the prompt beside their rows.
+ * plan: NULL if the request was rejected. Writes at most cap candidates, returns how many there
+ * are. */
 uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
                           const struct bt_sched_params *params,
                           const struct bt_sched_snapshot *snap, const struct bt_sched_request *req,

@@ -1,5 +1,5 @@
-/* Inside sched/: what a placement works on, the predictions (cost.c) and the rules in which the
- * policies differ (policies.c). */
+/* Inside sched/: the state of one placement, the predictions (cost.c), and the rules that make the
+ * difference between policies (policies.c). */
 #ifndef BT_POLICY_SCHED_PRIV_H
 #define BT_POLICY_SCHED_PRIV_H
 
@@ -7,23 +7,23 @@
 
 struct bt_sched_job;
 
-/* What a request would meet at one prefill worker. */
+/* What is expected for a request at one prefill worker. */
 struct bt_sched_estimate {
-    double cost; /* the rule's: smaller wins */
+    double cost; /* by the rule; the smallest wins */
     double ttft_ms, prefill_ms;
-    double wait_ms, queue_ms; /* for its turn; queue_ms: mixed ones only */
-    double beside_ms;         /* of ttft_ms: what others add to its steps */
+    double wait_ms, queue_ms; /* wait for its turn; queue_ms: only for prompts beside rows */
+    double beside_ms;         /* part of ttft_ms that other prompts add to its steps */
     uint32_t cached_tokens;   /* with what is fetched */
     uint32_t fetch_from, fetch_tokens;
-    uint32_t prefix_tokens; /* end of what is fetched: that of cached_tokens, or of a tail */
+    uint32_t prefix_tokens; /* end of the fetched tokens: cached_tokens, or the end of a tail */
     double local_ms;        /* prefill_ms without the fetch */
     bool beside;            /* prefill_ms is beside a decode worker's rows */
 };
 
 struct bt_sched_rule {
     const char *name;
-    bool use_cache; /* looks at where blocks are */
-    bool fetch;     /* may have them moved */
+    bool use_cache; /* considers where blocks are */
+    bool fetch;     /* may have blocks moved */
     bool mixed;     /* a decode worker may compute a prompt beside its rows */
     bool queue;     /* a prefill worker never costs less than its queue */
     /* ordinal: number of the worker among those of its role */
@@ -32,39 +32,42 @@ struct bt_sched_rule {
     double (*decode)(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal);
 };
 
-/* One placement; collected so that each step is a short function. */
+/* The state of one placement, shared by its steps. */
 struct bt_sched_job {
     const struct bt_sched_params *c;
     const struct bt_sched_snapshot *s;
     const struct bt_sched_request *req;
     const struct bt_sched_rule *rule;
     bool allow_draining;
-    bool late; /* refused as it would be late: placed where it delays nobody who is in time */
+    bool late; /* the request was refused and is served late: it must delay no request that is in
+                  time */
     bool beyond_slab;                     /* no slab holds the prompt: one worker does both */
-    bool no_prefill_role, no_decode_role; /* nobody has that role: the others do both */
+    bool no_prefill_role, no_decode_role; /* no worker has this role: the others do both */
     uint32_t n_prefill, n_decode;         /* workers of each role */
-    double least_queue_ms;                /* of those that prefill */
-    uint32_t places_short; /* rows that decode workers will hardly have places for; 0: they will */
+    double least_queue_ms;                /* the shortest queue of a prefill worker */
+    uint32_t places_short; /* rows expected on each decode worker, if their slots will probably not
+                              suffice; 0: they will */
     bool packing;          /* rows go to few decode workers */
-    uint32_t best_kv, best_tokens; /* rules that fetch: the longest match, and where */
-    uint32_t spread_tokens;        /* what several holders have together, if that is more */
+    uint32_t best_kv, best_tokens; /* rules that fetch: the longest match, and its kvstore */
+    uint32_t spread_tokens;        /* what several holders have together, if that is longer */
 };
 
-/* A shorter queue is a burst: it has no price, rows are packed while prompts wait for no longer,
- * and the demand of now is taken over no less. */
+/* A queue up to this length is a burst: it has no price, and rows stay packed. The present demand
+ * is measured over at least this time. */
 #define BT_SCHED_BURST_MS 1000.0
 
-/* Decode workers that are expected to be less full than this have no price. */
+/* Decode workers have a price only when they are expected to be fuller than this. */
 #define BT_SCHED_DECODE_FREE 0.7
 
-/* A decode worker's load, the mean over all of them. */
+/* The mean load of the decode workers. */
 struct bt_sched_pool {
     double rows, kv;                /* kv: tokens of context */
-    double yield_rows, yield_pages; /* of now: who of them will be left, nobody knows */
+    double yield_rows, yield_pages; /* as of now, because nobody knows which of them will be left */
     double rows_dev, kv_dev;        /* standard deviations of rows and kv */
 };
 
-/* A choice among candidates: smaller wins, equal ones are drawn by the request's random word. */
+/* A choice among candidates: the smallest cost wins; the request's random word decides between
+ * equal ones. */
 struct bt_sched_pick {
     uint32_t best;
     double cost;
@@ -75,43 +78,45 @@ uint64_t bt_sched_mix(uint64_t x);
 
 /* ---- predictions: ms, tokens, shares ---- */
 uint32_t bt_sched_blocks_of(const struct bt_sched_request *req);
-/* Tokens that need not be computed where the first `blocks` of the request are. */
+/* Tokens that need not be computed on a node that has the first `blocks` of the request. */
 uint32_t bt_sched_usable(const struct bt_sched_request *req, uint32_t blocks);
 /* Tokens of the request that need not be computed at kvstore kv (index or NONE). */
 uint32_t bt_sched_cached_at(const struct bt_sched_snapshot *s, uint32_t kv,
                             const struct bt_sched_request *req);
 double bt_sched_queue_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
-/* What a prompt waits for at least, whatever is to be computed of it. */
+/* The shortest possible wait of a prompt, whatever part of it must be computed. */
 double bt_sched_least_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
-/* Until the first step of tokens [from, to) of a prompt begins there: its queue, or less where they
- * share a step with others (bt_batch_prefill); *beside_p: what those add to its steps. */
+/* Time until the first step with tokens [from, to) of a prompt begins: the worker's queue, or less
+ * if they share a step with other prompts (bt_batch_prefill). *beside_p: what those add to its
+ * steps. */
 double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         uint32_t from, uint32_t to, double *beside_p);
-/* Of n tokens the first `cached` are in the slab of the worker's node. */
+/* The time to compute a prompt of n tokens, of which the first `cached` are in the slab of the
+ * worker's node. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached);
-/* All of it, beside nothing else, whatever w's role is. */
+/* The time to compute the whole request alone, whatever role w has. */
 double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t cached);
-/* Rows of w and their context after t_ms: those of now thinned out as rows end, and those on their
- * way to it, which come one by one over over_ms (t_ms at least) and are thinned out too; their
- * context is that of the others, or `tokens`. */
+/* The expected rows of w and their context after t_ms. Present rows end at the rate of their mean
+ * life. Rows on their way come one by one within over_ms (at least t_ms) and end at the same rate;
+ * their context is that of the others, or `tokens`. */
 void bt_sched_rows_after(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
                          uint32_t tokens, double t_ms, double over_ms, double *rows_p,
                          double *kv_p);
-/* What a decode worker is expected to have after t_ms, where rows take `slow` times as long as they
- * are said to. Late rows on their way are not in it: they make way. False: no forecast is kept, or
- * nobody decodes. */
+/* The expected load of a decode worker after t_ms, if rows take `slow` times as long as predicted.
+ * Late rows on their way do not count, because they are preempted for others. False: there is no
+ * forecast, or no decode worker. */
 bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_tokens, double t_ms,
                          double slow, struct bt_sched_pool *pool_p);
-/* The prompt's tokens from `cached` on, computed by decode worker w beside its rows, in steps of
- * mixed.step_ms; queue_p: the prompts that it has already; over_ms: as above. w has a cost.
- * < 0: there is no room beside its rows, in their steps or in its pages. */
+/* The time in which decode worker w computes the prompt's tokens from `cached` on beside its rows,
+ * in steps of mixed.step_ms. *queue_p: the time of the prompts that it already has. over_ms: as
+ * above. w has a cost model. < 0: its steps or pages have no room. */
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_worker *w, const struct bt_sched_request *req,
                          uint32_t cached, double over_ms, double *queue_p);
-/* Steps with prompts beside rows at decode worker w: how long, and with what a row that joins has
- * waited. <= 0: it takes no prompts; no such bound. */
+/* The longest step with prompts beside rows of decode worker w, and the longest such step together
+ * with the wait of a row that joins it. <= 0: it takes no prompts; there is no such limit. */
 static inline double bt_sched_mixed_step(const struct bt_sched_params *c,
                                          const struct bt_sched_worker *w)
 {
@@ -124,69 +129,70 @@ static inline double bt_sched_mixed_gap(const struct bt_sched_params *c,
 }
 double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                         uint32_t tokens);
-/* From kvstore `from` to `to`, at the link's measured rate. */
+/* The time to move tokens from kvstore `from` to `to`, at the link's measured rate. */
 double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_request *req, uint32_t from, uint32_t to,
                          uint32_t tokens);
-/* Time of the hand-off to the node of kvstore kv_d that the prefill does not hide. */
+/* The part of the hand-off's time that the prefill does not hide. */
 double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                            uint32_t resident_there, double prefill_ms);
-/* Share of a decode worker in use once it has this request too; above 1 it has to wait. */
+/* Share of decode worker w in use with this request; above 1 the request has to wait. */
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req);
-/* Tokens that each of its rows will give out, in the mean. */
+/* The mean number of tokens that each of the request's rows will generate. */
 double bt_sched_answer(const struct bt_sched_request *req);
-/* What its rows take of decode worker w: of its pages or places the larger share in percent, times
- * their tokens. Not times their time: the same request takes as much whatever the steps of now. */
+/* What the request's rows take from decode worker w: the larger share of its pages or slots, in
+ * percent, times their tokens. Tokens and not time, so that a request takes the same amount
+ * whatever the present steps are. */
 double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sched_request *req);
-/* The step with this request's rows in it, more where they have to take turns. */
+/* The step with this request's rows in it; longer if there are more rows than slots. */
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req);
-/* The step that they will find there when their prompt is computed, in t_ms: rows of now have ended
- * by then or not, and those on their way come one by one until then and end too. Where nobody's
- * life is known, or more rows than places have to take turns, bt_sched_step_ms. */
+/* The step that the rows will have when their prompt is computed, in t_ms: some present rows have
+ * ended by then, and rows on their way have come. If no life of rows is known, or there are more
+ * rows than slots: bt_sched_step_ms. */
 double bt_sched_step_then_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                              const struct bt_sched_request *req, double t_ms);
-/* The step of now with what requests have shown of the tail of their gaps there. */
+/* The TBT in the present steps, with the learned tail of gaps. */
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                        const struct bt_sched_request *req);
 
-/* How long steps of decode worker w may become by a late row, ms. 0: as long as they like, because
- * already a step of a single row takes longer than the objective. */
+/* How long a late row may make the steps of decode worker w, ms. 0: no limit, because even the step
+ * of a single row is longer than the objective. */
 double bt_sched_late_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
 
-/* bt_sched_pressure of decode worker `decode` with the rows that the pool is expected to have after
- * t_ms, late ones too, and those of req, spread evenly over its workers; without a forecast with
- * those of now. Where less than one other row is expected the TBT objective does not count. */
+/* bt_sched_pressure of decode worker `decode` after t_ms: with the rows expected then (late ones
+ * too) and those of req, spread evenly over all decode workers; without a forecast, with the
+ * present rows. The TBT objective does not count if less than one other row is expected. */
 double bt_sched_pressure_then(const struct bt_sched_params *params,
                               const struct bt_sched_snapshot *s, uint32_t decode,
                               const struct bt_sched_request *req, double t_ms);
 
 /* ---- a prompt beside a decode worker's rows ---- */
-/* j as a placement by a rule that mixes sees the cluster, with its row at worker decode. False:
- * nobody is up. */
+/* Fills j for a rule that computes prompts beside rows; the request's row is at worker decode.
+ * False: no worker is up. */
 bool bt_sched_survey_mixed(struct bt_sched_job *j, uint32_t decode);
-/* What the prompt would meet at decode worker i, computed there. False: the rows would miss their
- * objective meanwhile, or nothing is known of its cost. */
+/* What is expected if decode worker i computes the prompt. False: its rows would miss their
+ * objective, or its cost is not known. */
 bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt_sched_estimate *e);
 
 /* ---- packing: pack.c ---- */
 /* Are rows packed now? */
 bool bt_sched_packs(const struct bt_sched_job *j);
-/* Decode worker w has no rows and none on their way to it. */
+/* Does decode worker w have no rows, and none on their way to it? */
 bool bt_sched_row_free(const struct bt_sched_worker *w);
-/* Decode worker i's cost where rows are packed; load: its share in use with this request when the
- * row comes. */
+/* The cost of decode worker i while rows are packed. load: its share in use with this request when
+ * the row comes. */
 double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double load);
 
-/* Does decode worker m, which computes the prompt by ready_ms from now, hand it over to d, where
- * its row would be packed? Not where rows are spread, nor where the links are busy for longer. */
+/* Should decode worker m, which has computed the prompt in ready_ms, hand it over to d, where its
+ * row would be packed? No if rows are spread, or if the links are busy for longer. */
 bool bt_sched_hands_over(const struct bt_sched_job *j, uint32_t m, uint32_t d, double ready_ms);
 
-/* Is worker i there with its kvstore, and may it stay where it is? */
+/* Is worker i up with its kvstore, and is its node not drained (or allowed)? */
 bool bt_sched_present(const struct bt_sched_job *j, uint32_t i);
 /* Could this worker ever hold the request? */
 bool bt_sched_fits(const struct bt_sched_worker *w, const struct bt_sched_request *req);
-/* ... and its kvstore all of its KV at once, as a hand-off needs it? */
+/* ... and could its kvstore hold all of its KV at once, as a hand-off needs? */
 bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req);
 /* Placement by a rule. */
@@ -195,7 +201,8 @@ bt_sched_verdict_t bt_sched_place(const struct bt_sched_params *c,
                                   const struct bt_sched_request *req,
                                   const struct bt_sched_rule *rule, struct bt_sched_plan *plan_p,
                                   struct bt_sched_reject *reject_p);
-/* Where it delays nobody who is in time, or BT_SCHED_OVERLOADED. */
+/* Placement of a late request, which delays no request that is in time; else BT_SCHED_OVERLOADED.
+ */
 bt_sched_verdict_t
 bt_sched_place_late(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                     const struct bt_sched_request *req, const struct bt_sched_rule *rule,
