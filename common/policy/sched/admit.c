@@ -1,4 +1,4 @@
-/* Admission: is the best place good enough for the objectives? Pure: see sched.h. */
+/* Admission: does the best plan meet the objectives? Pure: see sched.h. */
 #include "common/policy/sched/sched_priv.h"
 
 #include <math.h>
@@ -12,15 +12,15 @@ static uint32_t seconds(double ms)
 static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
                                      const struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
-    /* What was learned in worse times is no reason to leave a worker idle: it would never be
-     * learned anew. */
+    /* A worker without a queue is judged without its learned slowness. Otherwise it could stay idle
+     * for ever, and nothing new would be learned of it. */
     double ttft_ms = plan->first.queue_ms > 0 ? plan->first.most_ms
                                               : plan->first.waited_ms + plan->first.work_ms;
     if (c->objective.ttft_ms == 0 || ttft_ms <= c->objective.ttft_ms) {
         return BT_SCHED_PLANNED;
     }
-    /* Once the queue is shorter by what is too much of it; where computing alone takes too long no
-     * time is the right one. */
+    /* Retry when the queue is shorter by the excess. If computing alone takes too long, retrying
+     * does not help. */
     bool never = plan->first.work_ms - plan->first.queue_ms > c->objective.ttft_ms;
     bt_sched_verdict_t v = bt_sched_refuse(
         r, BT_SCHED_OVERLOADED, never ? 0 : seconds(ttft_ms - c->objective.ttft_ms),
@@ -32,8 +32,9 @@ static bt_sched_verdict_t check_ttft(const struct bt_sched_params *c,
     return v;
 }
 
-/* What the plan's rows would have between tokens; of a worker without rows the step alone, for the
- * same reason. The gap of the hand-off is not the decode worker's load: no wait makes it shorter.
+/* tbt_of: the predicted time between tokens of the plan's rows. Of a worker without rows the step
+ * alone counts, for the same reason as in check_ttft. The gap of the hand-off is left out: it is
+ * not the decode worker's load, and no wait makes it shorter. alone: is it such a worker?
  */
 static bool alone(const struct bt_sched_snapshot *s, const struct bt_sched_plan *plan)
 {
@@ -45,7 +46,7 @@ static double tbt_of(const struct bt_sched_snapshot *s, const struct bt_sched_pl
     return alone(s, plan) ? plan->gaps.step_ms : plan->gaps.tail_ms;
 }
 
-/* never: there is no row whose end could help. */
+/* never: no row will end, so retrying does not help. */
 static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
                                     const struct bt_sched_snapshot *s, double tbt_ms, bool never,
                                     struct bt_sched_reject *r)
@@ -55,7 +56,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
     if (c->objective.tbt_ms == 0 || tbt_ms <= limit) {
         return BT_SCHED_PLANNED;
     }
-    /* Rows end one by one: e of them are left after their mean life. */
+    /* Rows end one by one: after their mean life 1/e of them are left. */
     double life = s->forecast != NULL ? s->forecast->life_ms : 0;
     bt_sched_verdict_t v = bt_sched_refuse(
         r, BT_SCHED_OVERLOADED, never ? 0 : seconds(life * log(tbt_ms / limit)),
@@ -101,12 +102,12 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
     return v == BT_SCHED_PLANNED ? check_tbt(c, s, tbt_of(s, plan), alone(s, plan), r) : v;
 }
 
-/* A row that finds no pages waits until others have ended, and one such wait is longer than an
- * objective between tokens: pages are lent out up to this share, as workers are never filled all
- * alike, and they and places only as far as a standard deviation of what is expected leaves. */
+/* A row that finds no pages waits until other rows have ended, and such a wait is longer than a TBT
+ * objective. So pages are used up to this share only, because workers never fill equally, and a
+ * standard deviation of the expected pages and slots is kept free. */
 #define PAGES_FULL 0.95
 
-/* Of what the TBT objective leaves beside a step's base, the share that a step of tbt_ms takes. */
+/* The share that a step of tbt_ms takes of what the TBT objective leaves beside a step's base. */
 static double step_share(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                          double tbt_ms)
 {
@@ -116,10 +117,10 @@ static double step_share(const struct bt_sched_params *c, const struct bt_sched_
     return base < limit ? (tbt_ms - base) / (limit - base) : 0;
 }
 
-/* The decode pool's expected rows at the end of the prefill, spread evenly over its workers; this
- * request on top. full_p: what they have of a worker's pages, places or time between two tokens, 1:
- * as much as is lent out; 0: not known, or there is nobody else. alone_p: there is nobody else, and
- * will not be. */
+/* The predicted TBT at the end of the prefill, with the rows expected then spread evenly over the
+ * decode workers, and this request's rows. *full_p: the largest share of a worker's pages, slots or
+ * time between two tokens that they use (1: all that may be used; 0: not known, or no other row).
+ * *alone_p: no other row is or will be there. */
 static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                               const struct bt_sched_request *req, const struct bt_sched_plan *plan,
                               double *full_p, bool *alone_p)
@@ -145,12 +146,12 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
     then.rows.yield = (uint32_t)pool.yield_rows;
     then.rows.yield_pages = (uint32_t)pool.yield_pages;
     if (d->speed.cost == NULL && d->speed.step_ms > 0 && d->rows.running > 0) {
-        /* Only the step of now is known: it grows with the rows beyond those of now. */
+        /* Only the present step is known. It is scaled by the number of additional rows. */
         double grown = (double)then.rows.running / d->rows.running;
         return bt_sched_tbt_ms(c, &then, req) * BT_MAX(grown, 1);
     }
     double tbt = bt_sched_tbt_ms(c, &then, req);
-    if (*alone_p) { /* what fits has room, and no row's end to wait for */
+    if (*alone_p) { /* no other row: what fits has room, and there is no row to wait for */
         return tbt;
     }
     double full = 0, n_rows = BT_MAX(req->n_choices, 1u);
@@ -188,7 +189,8 @@ static bt_sched_verdict_t admit_predict(const struct bt_sched_params *c,
     return v == BT_SCHED_PLANNED ? check_expected(c, s, req, plan, &full, r) : v;
 }
 
-/* Takes too much of a stage: retry when that has shrunk to where this request would be let in. */
+/* Refuses a request that takes too much of a stage. It may retry when the load has shrunk so far
+ * that it would be admitted. */
 static bt_sched_verdict_t too_dear(struct bt_sched_reject *r, const char *why, double ms,
                                    double most_ms, double shrink_ms)
 {
@@ -213,9 +215,9 @@ static double count_prefill(const struct bt_sched_snapshot *s)
     return n;
 }
 
-/* The other stage's price: of the decode workers' time and room that is asked for the share ((1 -
- * full) / (1 - BT_SCHED_DECODE_FREE))^demand_price comes in, what takes least of it first. Where
- * all take as much nobody is refused for it: what is cheaper by less than a bucket does not count.
+/* The price of decode workers: of the demand for their time and room the share ((1 - full) / (1 -
+ * BT_SCHED_DECODE_FREE))^demand_price is admitted, the smallest requests first. If all requests are
+ * of about the same size, none is refused for its size: differences below one bucket do not count.
  */
 static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
                                              const struct bt_sched_snapshot *s,
@@ -238,8 +240,8 @@ static bt_sched_verdict_t check_decode_price(const struct bt_sched_params *c,
     return v;
 }
 
-/* Of the prefill work that is asked for, the share that prefill workers have time for, over their
- * objective at least: a burst that they compute within it is none too much. */
+/* The share of the demand for prefills that prefill workers have time for. Demand is measured over
+ * at least the TTFT objective, because a burst that they compute within it is not too much. */
 static double prefill_share(const struct bt_sched_params *c, const struct bt_sched_snapshot *s)
 {
     double n_prefill = count_prefill(s);
@@ -247,7 +249,8 @@ static double prefill_share(const struct bt_sched_params *c, const struct bt_sch
     return asked > n_prefill ? n_prefill / asked : 1;
 }
 
-/* A queue of prefills is a price, of long ones first; but what they have time for comes in. */
+/* The price of a queue of prefills: long ones are refused first, but what prefill workers have time
+ * for is admitted. */
 static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
                                               const struct bt_sched_snapshot *s,
                                               const struct bt_sched_request *req,

@@ -1,5 +1,5 @@
-/* What a placement would cost: predictions from fitted cost models where a worker has one, from
- * its measured rates otherwise. Pure: see sched.h. */
+/* Predicted costs of a placement: from a worker's fitted cost model, or from its measured rates.
+ * Pure: see sched.h. */
 #include "common/policy/sched/sched_priv.h"
 
 #include <math.h>
@@ -48,7 +48,8 @@ static uint32_t chunk_of(const struct bt_sched_params *c, const struct bt_sched_
     return w->speed.chunk_tokens != 0 ? w->speed.chunk_tokens : c->prior.chunk_tokens;
 }
 
-/* From now; a step that should have begun has: the next one is half of a step away. */
+/* Time from now until begin_ns. If that has passed, the step has begun: the next one is half a step
+ * away in the mean. */
 static double from_now(const struct bt_sched_worker *w, double begin_ns)
 {
     double ms = begin_ns / 1e6 - w->queue.ahead_past_ms;
@@ -76,8 +77,8 @@ double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_w
     return begin < w->queue.ahead->all_ns ? from_now(w, begin) : bt_sched_queue_ms(c, w);
 }
 
-/* The step's cost summed over the chunks, and of the prefix's load what the
- * computing does not hide. The sum of n(h + n/2) over chunks is that of the whole. */
+/* The sum of the chunks' costs, plus the part of the prefix's load that computing does not hide.
+ * The sum of n(h + n/2) over the chunks equals that of the whole prompt. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached)
 {
@@ -99,7 +100,7 @@ double bt_sched_compute_ms(const struct bt_sched_params *c, const struct bt_sche
     return bt_sched_prefill_ms(c, &alone, req, req->n_tokens, cached);
 }
 
-/* Rows on their way to w, not counting those that it has. */
+/* Rows on their way to w, without those that it has. */
 static double rows_coming(const struct bt_sched_worker *w)
 {
     double rows = w->rows.running + w->rows.waiting;
@@ -140,8 +141,8 @@ bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_token
             double waiting = w->rows.running > 0 ? (double)w->rows.waiting / w->rows.running : 0;
             n++;
             load.rows += w->rows.running + w->rows.waiting;
-            load.kv +=
-                (double)w->rows.kv_tokens * (1 + waiting); /* who waits is as long as the others */
+            load.kv += (double)w->rows.kv_tokens *
+                       (1 + waiting); /* waiting rows have the mean context of the others */
             yield_rows += w->rows.yield;
             yield_pages += w->rows.yield_pages;
             room.places += w->capacity.slots;
@@ -158,8 +159,8 @@ bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_token
     return true;
 }
 
-/* The mean step of w with prompt tokens in it: steps that a row joins are shorter by what it has
- * waited, half of a step in the mean. */
+/* The mean step of w with prompt tokens in it. Steps that a row joins are shorter by the row's
+ * wait, half a step in the mean. */
 static double mixed_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                             double over_ms)
 {
@@ -172,8 +173,8 @@ static double mixed_step_ms(const struct bt_sched_params *c, const struct bt_sch
     return step;
 }
 
-/* Rows stay longer where prompts share their steps, and hold their pages: only a worker that has
- * more than half of them to spare takes prompts beside its rows. */
+/* Rows last longer where prompts share their steps, and hold their pages meanwhile. So only a
+ * worker that uses at most this share of its pages takes prompts beside its rows. */
 #define MIXED_PAGES 0.4
 
 static bool has_pages(const struct bt_sched_worker *w, double tokens, uint32_t block_tokens)
@@ -193,25 +194,26 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
     double step = mixed_step_ms(c, w, over_ms), m = n - cached, room = INFINITY, then_ms = 0;
     double token_ns = k->token_ns[BT_BATCH_SEGMENTS - 1];
     double alone = 1e-6 * (token_ns * m + k->attn_ns * m * (cached + m / 2));
-    /* A step takes whole blocks: up to one that no longer fits is lost. */
+    /* A step takes whole blocks, so up to one block's time stays unused. */
     double lost = 1e-6 * token_ns * c->mixed.step_tokens;
-    for (int i = 0; i < 2; i++) { /* beside the rows of now, and beside those of when it ends */
+    for (int i = 0; i < 2;
+         i++) { /* beside the present rows, then beside the rows expected at its end */
         struct bt_batch_work work = {0};
         bt_sched_rows_after(s, w, n, then_ms, over_ms, &work.tokens, &work.kv);
         double base =
             1e-6 * (work.tokens > 0 ? bt_batch_work_ns(w->speed.cost, &work) : k->base_ns);
-        /* Prompt tokens hit the experts that the rows leave alone. */
+        /* Prompt tokens also hit the experts that the rows do not use. */
         const struct bt_batch_cost *x = work.tokens > 0 ? w->speed.cost : k;
         base += 1e-6 * (x->experts_ns - bt_batch_experts_ns(x, work.tokens));
         room = BT_MIN(room, step - base - lost);
         if (room <= 0 || !has_pages(w, work.kv + n, req->block_tokens) ||
             (w->capacity.slots != 0 && work.tokens + 1 > w->capacity.slots)) {
-            return -1; /* its rows need all of it */
+            return -1; /* the rows need all of the step */
         }
         then_ms = (w->queue.ms + alone) * step / room;
     }
-    /* Each step takes `room` worth of tokens, of one prompt no more than a chunk, and has its rows
-     * all the same. */
+    /* Each step has room for `room` ms of prompt tokens, at most one chunk of a prompt, beside its
+     * rows. */
     double chunks = chunk != 0 ? BT_DIV_UP(n, chunk) - cached / chunk : 1;
     *queue_p = w->queue.ms * step / room;
     return alone + BT_MAX(alone / room, chunks) * (step - room);
@@ -223,7 +225,7 @@ double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_r
     return 1e3 * (double)tokens * req->token_bytes / c->prior.link_bytes_per_s;
 }
 
-/* Where blocks lie at the holder, in memory or on its SSD, the index does not say. */
+/* The index does not say whether the holder has blocks in memory or on its SSD. */
 double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_request *req, uint32_t from, uint32_t to,
                          uint32_t tokens)
@@ -241,7 +243,7 @@ double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_
     return 1e3 * (double)tokens * req->token_bytes / rate;
 }
 
-/* It streams layer by layer beside the prefill. */
+/* The hand-off streams layer by layer while the prefill computes. */
 double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
                            uint32_t resident_there, double prefill_ms)
 {
@@ -249,7 +251,7 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
     return move > prefill_ms ? move - prefill_ms : 0;
 }
 
-/* ... but for so many rows and pages of those that are there. */
+/* As bt_sched_decode_load, without this number of the present rows and pages. */
 static double load_without(const struct bt_sched_worker *w, const struct bt_sched_request *req,
                            uint32_t yield_rows, uint32_t yield_pages)
 {
@@ -270,8 +272,8 @@ static double load_without(const struct bt_sched_worker *w, const struct bt_sche
     return w->rows.waiting > 0 ? load + 1 : load;
 }
 
-/* Rows of lower classes keep their places where there are others: the worker with the most room is
- * the best one for a higher class too. Where there are none they make way, and it does not wait. */
+/* While the worker has room, rows of lower classes count: the worker with the most room is the best
+ * one for a higher class too. Without room they are preempted, and the request does not wait. */
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req)
 {
     double load = load_without(w, req, 0, 0);
@@ -281,7 +283,7 @@ double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sch
     return BT_MAX(load_without(w, req, w->rows.yield, w->rows.yield_pages), 1);
 }
 
-/* An answer of which nothing is known, as in survival.h. */
+/* The length of an answer as long as nothing is known, as in survival.h. */
 #define ANSWER_TOKENS 256u
 
 double bt_sched_answer(const struct bt_sched_request *req)
@@ -358,8 +360,7 @@ double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_wo
     return bt_sched_learned_gap(&w->learned, bt_sched_step_ms(c, w, req));
 }
 
-/* The step of a single row: what of a longer one is the rows' doing grows and falls with their
- * number, this does not. */
+/* The step of a single row: the part of a step that does not depend on the number of rows. */
 static double idle_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
     struct bt_sched_request one = {.n_tokens = 1, .max_new = 1, .block_tokens = 1};
@@ -433,7 +434,7 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
         then.rows.kv_tokens = (uint64_t)pool.kv;
         then.capacity.pages_free = then.capacity.pages - BT_MIN(pages, then.capacity.pages);
     }
-    if (alone) { /* it makes nobody's tokens late */
+    if (alone) { /* it delays no other row */
         p.objective.tbt_ms = 0;
     }
     return bt_sched_pressure(&p, &then);

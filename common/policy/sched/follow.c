@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* What computing the rest takes where that is fastest. */
+/* The time to compute the rest on the fastest worker. */
 static double rest_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                       const struct bt_sched_request *req, uint32_t cached)
 {

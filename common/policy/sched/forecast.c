@@ -1,16 +1,16 @@
-/* Buckets of what comes out of prefill, on a ring. Pure: see forecast.h. */
+/* A ring of buckets: rows by the time at which their prefill ends. Pure: see forecast.h. */
 #include "common/policy/sched/forecast.h"
 
 #include <math.h>
 #include <string.h>
 
-#define RATE_MS 20000.0 /* over which the rate of admission is taken */
+#define RATE_MS 20000.0 /* time over which the rate of admission is averaged */
 #define SANE_MS 1e12    /* 31 years */
-#define LEADS   50.0    /* requests over which the time until they come out is taken */
+#define LEADS   50.0    /* number of requests over which the length of prefills is averaged */
 #define MASK    (BT_FORECAST_BUCKETS - 1)
 
-/* Times come from what workers say of themselves, and a sum with an infinity in it never recovers.
- * What is no number is taken for 0. */
+/* Times come from workers' reports. A sum that contains an infinity never recovers, so a value that
+ * is not a number becomes 0. */
 static double sane_ms(double ms)
 {
     return ms > 0 ? BT_MIN(ms, SANE_MS) : 0;
@@ -68,7 +68,7 @@ static void learn(struct bt_sched_forecast *f, double now_ms, double ready_ms, u
     f->time_per_ms += life_ms / RATE_MS;
     f->kv_time_per_ms += life_ms * kv_tokens / RATE_MS;
     f->square_per_ms += (double)kv_tokens * kv_tokens / RATE_MS;
-    /* Later ones weigh more: all the others fade. */
+    /* Later requests weigh more, which is the same as fading the earlier ones. */
     double lead = BT_MAX((ready_ms - now_ms) / f->bucket_ms, 0);
     f->lead[(int)BT_MIN(lead, (double)MASK)] += f->lead_weight;
     f->leads += f->lead_weight;
@@ -104,15 +104,15 @@ void bt_sched_forecast_note(struct bt_sched_forecast *f, double now_ms, double r
     }
 }
 
-/* Share of so many rows that has a place. */
+/* The share of the rows that have a slot. */
 static double placed_share(const struct bt_sched_room *room, double rows, double kv)
 {
     double share = room->places > 0 && rows > room->places ? room->places / rows : 1;
     return room->kv > 0 && kv > room->kv ? BT_MIN(share, room->kv / kv) : share;
 }
 
-/* Share that ends within a bucket: 1 - exp(-x) is x / (1 + x / 2) where that is short beside a
- * life.
+/* The share of rows that ends within a bucket: 1 - exp(-x), about x / (1 + x / 2) if a bucket is
+ * short compared with a life.
  */
 static double ends(double decoded, double time)
 {
@@ -124,15 +124,15 @@ void bt_sched_forecast_at(const struct bt_sched_forecast *f, const struct bt_sch
 {
     double rows = load_p->rows + (double)f->due, kv = load_p->kv + (double)f->due_kv;
     double rows_var = load_p->rows_var, kv_var = load_p->kv_var;
-    /* Of the context most lies in long rows: a token's row is so long in the mean. */
+    /* Most of the context is in long rows: the mean length of the row of a token. */
     double each = f->kv_per_ms > 0 ? f->square_per_ms / f->kv_per_ms : 0;
-    /* What rows still have to decode, and their context with them. */
+    /* The remaining life of rows, and of their context. */
     double time = load_p->rows * f->life_ms + f->due_time;
     double kv_time = load_p->kv * f->kv_life_ms + f->due_kv_time;
     double bucket_ms = f->bucket_ms / slow;
     double end = f->life_ms > 0 ? 1 - exp(-bucket_ms / f->life_ms) : 1, kv_end = end;
     int64_t to = BT_MIN(bucket_of(f, at_ms), f->first + MASK);
-    double sooner = 0; /* share of those that come out within the time up to the bucket */
+    double sooner = 0; /* share of later requests whose prefill ends before the bucket */
     for (int64_t b = f->first + 1; b <= to; b++) {
         sooner += f->leads > 0 ? f->lead[b - f->first - 1] / f->leads : 0;
         double unseen = sooner * f->bucket_ms;

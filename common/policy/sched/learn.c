@@ -1,34 +1,36 @@
-/* Medians that follow, and the definition of TBT. Pure: see learn.h. */
+/* Running medians, and the definition of TBT. Pure: see learn.h. */
 #include "common/policy/sched/learn.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#define OVERHEAD_MIN 0.1  /* ms: from nothing nothing grows */
-#define SLOW_MAX     16.0 /* a model that is wrong by more is not corrected by a factor */
-#define SPREAD_STEP  0.05 /* a quantile of the last tens: 5 % up or 0.5 % down a request */
-#define LIFE_STEP    0.05 /* mean of the last 20 or so */
-#define STALL_MIN    0.01 /* ms, as OVERHEAD_MIN */
-#define TAIL_MIN     1.0  /* the longest tenth of gaps is no shorter than their mean */
-#define FILL_STEP    0.05 /* as LIFE_STEP */
-#define TAIL_MAX     50.0 /* steps: a longer gap is a standstill, which steps do not explain */
-#define SPREAD_MAX   1.6  /* more is a machine that nobody can predict; refusing does not help it */
+#define OVERHEAD_MIN 0.1  /* ms: a value of 0 could not grow by a factor */
+#define SLOW_MAX     16.0 /* a factor cannot correct a model that is wrong by more */
+/* A quantile of the last tens of requests: each moves it 5 % up or 0.5 % down. */
+#define SPREAD_STEP 0.05
+#define LIFE_STEP   0.05 /* mean of the last 20 or so */
+#define STALL_MIN   0.01 /* ms, as OVERHEAD_MIN */
+#define TAIL_MIN    1.0  /* the longest tenth of gaps is no shorter than their mean */
+#define FILL_STEP   0.05 /* as LIFE_STEP */
+#define TAIL_MAX    50.0 /* steps: a longer gap is a standstill, which steps do not explain */
+/* A machine with more cannot be predicted, and refusing requests does not help it. */
+#define SPREAD_MAX 1.6
 
-/* Steps of this share of the value: about the median of the last tens of requests. The first few go
- * faster. */
+/* Each request moves the value by this share: it is about the median of the last tens of requests.
+ * The first few move it further. */
 static double rate(uint32_t n)
 {
     return n < 8 ? 0.5 / (1 + n / 2.0) : 0.08;
 }
 
-/* Of a miss that is smaller than a step's limit: later ones are noise, mostly. */
+/* The share of a small error that is taken over: later errors are mostly noise. */
 static double gain(uint32_t n)
 {
     return n < 8 ? 1 : 0.3;
 }
 
-/* How far a value goes: its gain of the miss, `most` at most, or, with the fifth miss to the same
- * side, as far as the least of the five. */
+/* How far an error moves a value: the gain times the error, at most `most`; or, with the fifth
+ * error of the same sign, the smallest of the five. */
 #define RUN_LONG 5
 static double limited(double miss, double gain, double most, struct bt_sched_run *run)
 {
@@ -58,7 +60,7 @@ static void slow_by(struct bt_sched_learned *l, double log_miss)
     l->slow = BT_MIN(BT_MAX(l->slow * exp(log_miss), 1 / SLOW_MAX), SLOW_MAX);
 }
 
-/* Nobody was before it: both are seen apart. */
+/* There was no queue: overhead and slowness are seen separately. */
 static void learn_idle(struct bt_sched_learned *l, double work_ms, double computed_ms,
                        double rest_ms)
 {
@@ -87,7 +89,7 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double comp
     }
     double predicted = BT_MAX(bt_sched_learned_ttft(l, work_ms), 1e-3);
     double by = rate(l->n_ttft), miss = log(actual_ms / predicted);
-    if (l->n_ttft > 8) { /* a quantile by steps: nine down for one up */
+    if (l->n_ttft > 8) { /* a quantile by steps: nine steps down for one up */
         double up = miss > log(BT_MAX(l->spread, 1)) ? 0.9 : -0.1;
         l->spread = BT_MIN(BT_MAX(BT_MAX(l->spread, 1) * exp(up * SPREAD_STEP), 1), SPREAD_MAX);
     }
@@ -108,7 +110,8 @@ double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms)
     return l->stall_ms + (l->tail > 0 ? l->tail : 1) * step_ms;
 }
 
-/* The longest of n gaps lies so much of the way from the step to the longest tenth's mean. */
+/* The share of the way from the step to the mean of the longest tenth at which the longest of n
+ * gaps lies. */
 static double share_of(uint32_t n_gaps)
 {
     return BT_MIN(n_gaps / 10.0, 1);
@@ -119,7 +122,8 @@ static double longest(const struct bt_sched_learned *l, double step_ms, uint32_t
     return step_ms + share_of(n_gaps) * (bt_sched_learned_gap(l, step_ms) - step_ms);
 }
 
-/* Between a step of rows alone and the longest with prompts: step_ms, if there are none. */
+/* A step between one of rows alone and the longest with prompts; step_ms, if no step has prompts.
+ */
 static double filled_ms(const struct bt_sched_learned *l, double step_ms, double mixed_ms)
 {
     return step_ms + l->filled * BT_MAX(mixed_ms - step_ms, 0);
@@ -132,7 +136,7 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double mixed
         return;
     }
     mixed_ms = BT_MAX(mixed_ms, step_ms);
-    if (l->n_tbt++ == 0) { /* that a whole request was held up alike is not likely */
+    if (l->n_tbt++ == 0) { /* rarely is a whole request delayed evenly: it counts as a stall */
         l->stall_ms = BT_MIN(BT_MAX(actual_ms - mixed_ms, 0), TAIL_MAX * step_ms);
         l->tail = 1;
     }
@@ -177,7 +181,7 @@ void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double s
 
 void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms)
 {
-    if (life_ms > 0) { /* their mean at first, later that of the last tens */
+    if (life_ms > 0) { /* first the mean of all, later that of the last tens */
         l->n_life++;
         l->life_ms += BT_MAX(1.0 / l->n_life, LIFE_STEP) * (life_ms - l->life_ms);
     }

@@ -1,27 +1,27 @@
 /* Packing (policy baton): rows on few decode workers. Pure: see sched.h.
  *
- * A decode step costs its base, the weights read once, whoever is in it. Where decode workers also
- * take prompts, each that has a row pays that in every step: of the time between two tokens it
- * leaves prompts what is over. Rows on half of the workers cost half of these bases, and the others
- * compute prompts in whole chunks, as prefill workers do. What it costs are longer steps, so it
- * goes only as far as the objective between tokens leaves room. */
+ * Every decode step pays its base, reading the weights once, whatever rows are in it. Where decode
+ * workers also compute prompts, each worker with a row pays the base in every step, and prompts get
+ * the rest of the time between two tokens. With all rows on half of the workers only half of these
+ * bases are paid, and the other workers compute prompts in whole chunks, as prefill workers do. The
+ * price are longer steps, so rows are packed only as far as the TBT objective allows. */
 #include "common/policy/sched/sched_priv.h"
 
-/* Share of the TBT objective that rows' steps may reach where prefill workers are asked for half of
- * their time or less: longer steps cost the shortest answers their objective, whose first gap is
- * one of the longest, and nobody needs the room. With all of their time asked for it is
- * mixed.pack_share. */
+/* Share of the TBT objective that steps of packed rows may reach while the demand for prefills is
+ * at most half of the prefill workers' time (ASKED_IDLE). Longer steps would make the shortest
+ * answers, whose first gap is one of their longest, miss their objective, and the room is not
+ * needed. At full demand the share is mixed.pack_share. */
 #define SHARE_IDLE 0.5
 #define ASKED_IDLE 0.5
 
-/* Of a worker's pages and places so much is taken, counting rows on their way as rows. */
+/* Packed rows use a worker's pages and slots up to this share, with rows on their way. */
 #define FULL 0.9
 
-/* A first token that is expected within this share of its objective needs no room: longer steps
- * would cost short answers their objective for nothing. */
+/* If the first token is expected within this share of its objective, prompts need no more room, and
+ * longer steps would only harm short answers. */
 #define TTFT_SAFE 0.03
 
-/* The request's first token where it waits least and nothing of the cluster's KV has to be moved.
+/* The request's first token with the shortest queue and the best prefix, without moving KV.
  */
 static double first_token_ms(const struct bt_sched_job *j)
 {
@@ -34,8 +34,8 @@ static double first_token_ms(const struct bt_sched_job *j)
     return 0;
 }
 
-/* What packing wins is the base of decode steps, as a share of them: with less than this the longer
- * steps of packed rows cost more requests their objective than it brings. */
+/* Packing saves the base of decode steps. If the base is less than this share of a step, the longer
+ * steps of packed rows make more requests miss their objective than packing saves. */
 #define BASE_SHARE 0.5
 
 static bool base_is_dear(const struct bt_sched_job *j)
@@ -50,9 +50,8 @@ static bool base_is_dear(const struct bt_sched_job *j)
     return false;
 }
 
-/* A prompt that waits for longer than a burst is a row at a time that nobody knows well: by then
- * all decode workers have rows on their way to them. An overload under a longer objective settles
- * there, and what packing wins is not needed below it. */
+/* While prompts wait for longer than a burst, it is uncertain when they become rows, and all decode
+ * workers have rows on their way. So rows are packed only while queues are short. */
 bool bt_sched_packs(const struct bt_sched_job *j)
 {
     const struct bt_sched_params *c = j->c;
@@ -78,7 +77,7 @@ static double most_step_ms(const struct bt_sched_job *j)
     return j->c->objective.tbt_ms * (idle + busy * (share - idle));
 }
 
-/* The step of w with the request, of those that it has and those on their way to it. */
+/* The step of w with the request, its present rows and those on their way to it. */
 static double full_step_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w)
 {
     double rows, kv;
@@ -98,8 +97,7 @@ static double full(const struct bt_sched_job *j, const struct bt_sched_worker *w
     return BT_MAX(load, BT_MAX(pages / w->capacity.pages, rows / w->capacity.slots));
 }
 
-/* When the KV that decode worker w does not have will be there: all that is on its way to it comes
- * before. From now. */
+/* Time from now until decode worker w has the request's KV: all KV on its way to w comes first. */
 static double landed_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w)
 {
     const struct bt_sched_request *req = j->req;
@@ -109,8 +107,8 @@ static double landed_ms(const struct bt_sched_job *j, const struct bt_sched_work
     return BT_MAX(busy, all);
 }
 
-/* By how much the row's first gap would be longer than its prefill hides, as its KV is not there
- * yet. */
+/* The part of the KV's transfer that the prefill does not hide: it makes the row's first gap
+ * longer. */
 static double late_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w)
 {
     uint32_t there = bt_sched_cached_at(j->s, w->kvstore, j->req);
@@ -119,8 +117,7 @@ static double late_ms(const struct bt_sched_job *j, const struct bt_sched_worker
     return BT_MAX(landed_ms(j, w) - ready, 0);
 }
 
-/* The fullest of those that have room; then one without rows; then the
- * emptiest. */
+/* First the fullest worker with room, then one without rows, then the emptiest. */
 double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double load)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];

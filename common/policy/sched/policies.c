@@ -18,7 +18,7 @@ static void estimate_local(const struct bt_sched_job *j, uint32_t i, struct bt_s
     e->fetch_from = BT_SCHED_NONE;
     e->fetch_tokens = e->prefix_tokens = 0;
     e->beside = false;
-    /* The node's kvstore uses what it has, whether the policy looked or not. */
+    /* The node's kvstore uses the blocks that it has, whether the policy considers them or not. */
     e->cached_tokens = bt_sched_cached_at(j->s, w->kvstore, j->req);
     e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, e->cached_tokens);
     e->local_ms = e->prefill_ms;
@@ -26,8 +26,8 @@ static void estimate_local(const struct bt_sched_job *j, uint32_t i, struct bt_s
     e->ttft_ms = e->wait_ms + e->beside_ms + e->prefill_ms;
 }
 
-/* The first token comes from the prefill worker; the hand-off delays the second, but a plan that
- * moves less is better for everybody, so it counts. */
+/* The part of the hand-off that the prefill does not hide. It delays only the second token, but it
+ * counts, because a plan that moves less is better for all requests. */
 static double handoff(const struct bt_sched_job *j, uint32_t i, uint32_t decode, double prefill_ms)
 {
     uint32_t kv_d = worker(j, decode)->kvstore;
@@ -45,7 +45,7 @@ static void prefill_random(const struct bt_sched_job *j, uint32_t i, uint32_t or
     (void)ordinal;
     (void)decode;
     estimate_local(j, i, e);
-    e->cost = 0; /* all equal: drawn */
+    e->cost = 0; /* all equal: chosen at random */
 }
 
 static double decode_random(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
@@ -56,7 +56,7 @@ static double decode_random(const struct bt_sched_job *j, uint32_t i, uint32_t o
     return 0;
 }
 
-/* How far behind the one whose turn it is. */
+/* Distance from the worker whose turn it is. */
 static double turn(const struct bt_sched_job *j, uint32_t ordinal, uint32_t n)
 {
     n = BT_MAX(n, 1u);
@@ -102,7 +102,8 @@ static void prefill_cached(const struct bt_sched_job *j, uint32_t i, uint32_t or
     e->cost = e->ttft_ms + handoff(j, i, decode, e->prefill_ms);
 }
 
-/* What is there already need not be moved: worth up to a tenth of a worker's load. */
+/* Blocks that the node already has need not be moved. They are worth up to a tenth of a worker's
+ * load. */
 static double there_already(const struct bt_sched_job *j, uint32_t i)
 {
     return 0.1 * bt_sched_cached_at(j->s, worker(j, i)->kvstore, j->req) / j->req->n_tokens;
@@ -116,8 +117,8 @@ static double decode_cached(const struct bt_sched_job *j, uint32_t i, uint32_t o
 
 /* ---- KVCache-centric ---- */
 
-/* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. Where
- * nobody can fetch, there is no best match. */
+/* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. If
+ * nothing may be fetched, there is no best match. */
 static bool worth_fetching(const struct bt_sched_job *j, uint32_t local)
 {
     return j->c->place.fetch_ratio > 0 && j->best_tokens > local &&
@@ -147,9 +148,10 @@ static void prefill_kvcache(const struct bt_sched_job *j, uint32_t i, uint32_t o
 
 /* ---- baton ---- */
 
-/* Tokens of the prefix best fetched when the rest of it is computed meanwhile: the fetch brings the
- * prefix's end (its attention is the dearest) and is to be there when the computing arrives. Blocks
- * [local, k) are computed; found by halving, as one side grows with k and the other falls. */
+/* Chooses how much of the prefix to fetch while the rest of it is computed. The fetch brings the
+ * prefix's end, whose attention is the dearest, and should be complete when the computing arrives
+ * there. Blocks [local, k) are computed. k is found by bisection, because the computing's time
+ * grows with k and the fetch's falls. */
 static void fetch_beside(const struct bt_sched_job *j, uint32_t i, uint32_t local,
                          struct bt_sched_estimate *e)
 {
@@ -159,7 +161,7 @@ static void fetch_beside(const struct bt_sched_job *j, uint32_t i, uint32_t loca
     uint32_t block = j->req->block_tokens, most = BT_MAX(j->best_tokens, j->spread_tokens);
     uint32_t lo = local / block, hi = most / block;
     double queue = bt_sched_queue_ms(j->c, w), busy = BT_MAX(src->send_busy_ms, dst->recv_busy_ms);
-    while (lo < hi) { /* the smallest k at which the fetch is no longer waited for */
+    while (lo < hi) { /* the smallest k for which the computing does not wait for the fetch */
         uint32_t k = (lo + hi) / 2;
         double there =
             busy + bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, most - k * block);
@@ -183,10 +185,10 @@ static void fetch_beside(const struct bt_sched_job *j, uint32_t i, uint32_t loca
     e->ttft_ms = queue + e->prefill_ms;
 }
 
-/* Without kvstore.overlap: the fetched part lies directly behind the local one, and computing
- * begins when all of it is there; only the queue hides it. Time grows with the fetch by the link's
- * rate and falls by the computing's, which is dearer the later the token: the best is all of it, or
- * as much as the queue hides. */
+/* Without kvstore.overlap the fetched part begins directly behind the local one, and computing
+ * begins when all of it is there, so only the queue hides the fetch. Each fetched token adds the
+ * link's time and saves its computing, and later tokens save more. So the best choice is to fetch
+ * everything, or as much as the queue hides. */
 static void fetch_before(const struct bt_sched_job *j, uint32_t i, uint32_t local,
                          struct bt_sched_estimate *e)
 {
@@ -214,9 +216,9 @@ static void fetch_before(const struct bt_sched_job *j, uint32_t i, uint32_t loca
     }
 }
 
-/* As cache-aware, but against the rows and pages that will be in use when the prefill ends: where
- * prompts queue, what is on its way counts more than what is there. Or, where rows are packed, the
- * other way round. */
+/* As cache-aware, but with the rows and pages that will be in use when the prefill ends: while
+ * prompts queue, rows on their way matter more than present ones. Packed rows prefer the fullest
+ * worker instead. */
 static double decode_then(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     const struct bt_sched_worker *w = worker(j, i);
@@ -226,13 +228,13 @@ static double decode_then(const struct bt_sched_job *j, uint32_t i, uint32_t ord
     }
     double queue = BT_MAX(j->least_queue_ms, 1);
     bt_sched_rows_after(j->s, w, j->req->n_tokens, queue, queue, &rows, &kv);
-    if (!j->packing) { /* when late rows come nobody knows well: better not where they do */
+    if (!j->packing) { /* it is uncertain when late rows come, so other workers are preferred */
         kv += (double)w->rows.own_late_tokens;
     }
     double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->capacity.pages;
     double load = BT_MAX(pages, (rows + 1) / w->capacity.slots);
     if (load > 1 && w->rows.yield != 0 &&
-        !j->late) { /* who makes way does so only where there is no room */
+        !j->late) { /* rows of lower classes are preempted only if there is no room */
         pages -= (double)w->rows.yield_pages / w->capacity.pages;
         rows -= w->rows.yield;
         load = BT_MAX(BT_MAX(pages, (rows + 1) / w->capacity.slots), 1);
@@ -259,7 +261,7 @@ static void prefill_baton(const struct bt_sched_job *j, uint32_t i, uint32_t ord
     } else if (j->c->place.fetch_ratio > 0 && !j->c->place.tail_load && most > local) {
         fetch_before(j, i, local, e);
     }
-    /* The worker's time is taken from those that come after: it has a price beside the wait. */
+    /* Later requests lose the worker's time, so it has a price besides the wait. */
     e->cost =
         e->ttft_ms + j->c->place.work_weight * e->prefill_ms + handoff(j, i, decode, e->prefill_ms);
 }

@@ -1,5 +1,5 @@
-/* Placement: who may take a request, the best of them by a policy's rule, and why nobody if there
- * is nobody. Pure: see sched.h. */
+/* Placement: which workers may take a request, which of them is the best by the policy's rule, and
+ * the reason if none may. Pure: see sched.h. */
 #include <math.h>
 
 #include "common/policy/sched/sched_priv.h"
@@ -23,7 +23,7 @@ void bt_sched_pick_offer(struct bt_sched_pick *p, uint32_t index, double cost, u
     if (cost > p->cost + eps) {
         return;
     }
-    /* Reservoir of one: every one of the equal candidates is as likely. */
+    /* A reservoir of one: equal candidates have the same chance. */
     p->ties++;
     if (bt_sched_mix(random + p->ties) % p->ties == 0) {
         p->best = index;
@@ -59,7 +59,7 @@ bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched
     return kv->slots_total == 0 || bt_sched_blocks_of(req) <= kv->slots_total;
 }
 
-/* Has its kvstore, and may stay where it is. */
+/* Its kvstore is up, and neither is drained, or drained nodes are allowed. */
 bool bt_sched_present(const struct bt_sched_job *j, uint32_t i)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
@@ -80,8 +80,8 @@ static bool usable(const struct bt_sched_job *j, uint32_t i, bool for_prefill, b
     return bt_sched_fits(w, j->req) && (j->beyond_slab || bt_sched_fits_slab(j->s, w, j->req));
 }
 
-/* A prompt that no slab holds is computed where it is decoded, and that is most of the work: it
- * goes where its prefix is. */
+/* A prompt that no slab holds is computed by its decode worker, and computing is most of the work.
+ * So it goes where its prefix is. */
 static double decode_cost(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     struct bt_sched_estimate e;
@@ -105,16 +105,17 @@ static uint32_t choose_decode(struct bt_sched_job *j, bool allow_avoided)
     return p.best;
 }
 
-/* e_p: set if somebody is found. */
+/* Sets *e_p if a worker is found. */
 static uint32_t choose_prefill(struct bt_sched_job *j, uint32_t decode, bool allow_avoided,
                                struct bt_sched_estimate *e_p)
 {
     struct bt_sched_pick p = {BT_SCHED_NONE, 0, 0};
-    uint64_t random = bt_sched_mix(j->req->random + 1); /* another draw than the decode worker's */
+    uint64_t random =
+        bt_sched_mix(j->req->random + 1); /* a different random number from the decode worker's */
     uint32_t ordinal = 0;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
         const struct bt_sched_worker *w = &j->s->workers[i];
-        /* With a thousand workers most are out by their queue alone. */
+        /* Most of a thousand workers cannot win because of their queue alone. */
         bool hopeless = j->rule->queue && p.best != BT_SCHED_NONE &&
                         bt_sched_least_wait_ms(j->c, w) > p.cost * (1 + 1e-8) + 1e-8;
         if (!hopeless && usable(j, i, true, allow_avoided)) {
@@ -131,7 +132,7 @@ static uint32_t choose_prefill(struct bt_sched_job *j, uint32_t decode, bool all
     return p.best;
 }
 
-/* The longest match, and of several holders the one whose link is free first. */
+/* The longest match; of several holders the one whose link is free first. */
 static void find_best_match(struct bt_sched_job *j)
 {
     struct bt_sched_pick p = {BT_SCHED_NONE, 0, 0};
@@ -158,8 +159,8 @@ bt_sched_verdict_t bt_sched_refuse(struct bt_sched_reject *r, bt_sched_verdict_t
     return v;
 }
 
-/* Who has the role is there (survey): none of them can hold the request. What one could take at
- * most, and which of its limits that is. */
+/* Workers of the role are up (survey), but none can hold the request. Reports the most tokens that
+ * one could take, and which limit that is. */
 static bt_sched_verdict_t too_large(const struct bt_sched_job *j, bool prefill,
                                     struct bt_sched_reject *r)
 {
@@ -185,8 +186,8 @@ static bt_sched_verdict_t too_large(const struct bt_sched_job *j, bool prefill,
     return BT_SCHED_TOO_LARGE;
 }
 
-/* The decode worker does the prefill too: nobody is apart, or the tail is short, or the KV could
- * not be handed over. */
+/* Does the decode worker compute the prompt too? Yes if a role is missing, if few tokens are not
+ * cached, or if the KV could not be handed over. */
 static bool decide_local(const struct bt_sched_job *j, uint32_t decode, bt_sched_reason_t *reason_p)
 {
     if (j->beyond_slab) {
@@ -207,8 +208,8 @@ static bool decide_local(const struct bt_sched_job *j, uint32_t decode, bt_sched
     return false;
 }
 
-/* What computing the prompt from `cached` on takes at decode worker w: beside its rows, or as a
- * prefill worker does where rows are packed elsewhere. < 0: there is no room. */
+/* The time in which decode worker w computes the prompt from `cached` on: beside its rows, or, if
+ * rows are packed on other workers, as a prefill worker does. < 0: it has no room. */
 static double decode_side_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w,
                              uint32_t cached, double *queue_p)
 {
@@ -255,10 +256,10 @@ static bool mixes(const struct bt_sched_job *j)
     return j->rule->mixed && j->c->mixed.step_ms > 0;
 }
 
-/* Rows stay longer where prompts share their steps, and keep their places. Were that to go on until
- * a prompt of now becomes a row, would all places be taken? Then it is better that all steps get
- * short. Asked of the same forecast as admission, so that prompts beside rows give way before
- * anybody is refused. */
+/* Rows last longer where prompts share their steps, and keep their slots meanwhile. Would all slots
+ * be taken if that went on until this prompt becomes a row? Then no prompt should be computed
+ * beside rows, so that steps become short. This uses the forecast of admission, so that prompts
+ * beside rows stop before a request is refused. Returns the rows expected on each worker, or 0. */
 static uint32_t places_short(const struct bt_sched_job *j, uint32_t decode)
 {
     const struct bt_sched_worker *w = &j->s->workers[decode];
@@ -272,14 +273,14 @@ static uint32_t places_short(const struct bt_sched_job *j, uint32_t decode)
     return is_short ? (uint32_t)ceil(pool.rows) : 0;
 }
 
-/* The decode worker that would have the first token out before prefill worker p's estimate, if any;
- * *e_p is then what it would meet there. */
+/* The decode worker whose first token would come before prefill worker p's estimate, if there is
+ * one; *e_p becomes its estimate. */
 static uint32_t choose_mixed(struct bt_sched_job *j, uint32_t p, struct bt_sched_estimate *e_p)
 {
     struct bt_sched_pick best = {BT_SCHED_NONE, 0, 0};
     struct bt_sched_estimate e, found = *e_p;
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
-        /* Whoever is idle apart keeps it: a row's neighbours pay for what is computed beside them.
+        /* A free prefill worker keeps the prompt: prompts beside rows slow the rows down.
          */
         if (j->s->workers[i].decode && i != p && usable(j, i, false, false) &&
             bt_sched_estimate_mixed(j, i, &e) && e.cost < e_p->ttft_ms) {
@@ -304,12 +305,13 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     plan->at.kv_prefill = wp->kvstore;
     plan->at.kv_decode = wd->kvstore;
     plan->at.both = p == d;
-    if (j->beyond_slab) { /* others use the slab as well: half of it is enough for one */
+    if (j->beyond_slab) { /* other requests use the slab as well, so one gets at most half of it */
         uint32_t blocks = BT_MAX(kd->slots_total / 2, 1u);
         plan->prefix.grant_tokens =
             BT_MIN(blocks, bt_sched_blocks_of(j->req) - 1) * j->req->block_tokens;
     }
-    /* Keeping costs cache space that others use: only while half of the slab is free. */
+    /* Kept blocks take cache space from others, so they are kept only while half of the slab is
+     * free. */
     plan->prefix.keep =
         plan->at.kv_prefill != plan->at.kv_decode &&
         (uint64_t)2 * kd->slots_free >= (uint64_t)kd->slots_total + bt_sched_blocks_of(j->req);
@@ -338,8 +340,8 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     plan->gaps.tail_ms = bt_sched_learned_gap(&wd->learned, plan->gaps.step_ms);
     plan->takes.decode_work = bt_sched_decode_work(wd, j->req);
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
-    /* What lands finds a step under way where there are rows, or will be: half of it is still to
-     * come. */
+    /* A row that lands at a worker with rows waits for the step under way: for half of it in the
+     * mean. */
     double steps = wd->rows.running + wd->rows.landing > 0 ? 1.5 : 1;
     plan->gaps.landing_ms = plan->at.both ? 0 : steps * plan->gaps.step_ms;
     plan->gaps.ms = bt_sched_learned_tbt(&wd->learned, plan->gaps.step_ms, plan->gaps.mixed_ms,
@@ -348,12 +350,12 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
 
 /* ---- late ---- */
 
-/* A late prompt that others wait for takes no longer. */
+/* A late prompt behind which others wait takes at most this time. */
 #define LATE_WORK_MS 10000.0
-#define LATE_RATE_MS 10000.0 /* what was let in is looked at over no less */
+#define LATE_RATE_MS 10000.0 /* admitted work is measured over at least this time */
 
-/* Late work shares a prefill worker with prompts that are in time, which go first. This is the
- * share of its time that they leave, by what was let in lately. 0: they leave nothing. */
+/* The share of prefill workers' time that is left for late work, because prompts in time go first;
+ * from the recently admitted work. 0: nothing is left. */
 static double share_left(const struct bt_sched_job *j)
 {
     double asked = 0;
@@ -363,9 +365,9 @@ static double share_left(const struct bt_sched_job *j)
     return BT_MAX(1 - asked / BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u), 0);
 }
 
-/* Of the work of late prompts that is asked for, the share that prefill workers have time for. What
- * takes least comes in: more would only make all of them wait longer, until the next turns of their
- * sessions come before the prefix is there. */
+/* Is this late prompt too long? Of the late work only the share that prefill workers have time for
+ * is admitted, the shortest prompts first. More would make all of them wait longer, until the next
+ * turn of a session came before its prefix was there. */
 static bool too_much_late(const struct bt_sched_job *j, double compute_ms)
 {
     double n = BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u);
@@ -376,9 +378,9 @@ static bool too_much_late(const struct bt_sched_job *j, double compute_ms)
     return asked > have && bt_sched_demand_below(j->s->late_demand, compute_ms) > have / asked;
 }
 
-/* What a late prompt would meet at worker p, or false: it would wait there for longer than clients
- * are expected to, or make other late ones wait too long: the longer it waits, the shorter its own
- * prefill is to be, as prefixes of short prompts are used again as often as those of long ones. */
+/* Estimates a late prompt at worker p. False: it would wait there for too long, or make other late
+ * prompts wait for too long. The longer it waits, the shorter its own prefill must be, because
+ * prefixes of short prompts are used again as often as those of long ones. */
 static bool estimate_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
                           struct bt_sched_estimate *e)
 {
@@ -394,8 +396,9 @@ static bool estimate_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     return before <= 0 || e->prefill_ms <= LATE_WORK_MS * pow(free, 1 + j->c->price.work);
 }
 
-/* The worker that would have a late prompt's first token out first. p: where it would go if it were
- * in time; equal to d: one worker does both, and where nobody only prefills any of them may. */
+/* The worker whose first token of a late prompt would come first. p: the worker that it would have
+ * if it were in time. p == d: one worker does both; if no worker has the prefill role alone, any of
+ * them may. */
 static uint32_t choose_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
                             struct bt_sched_estimate *e_p)
 {
@@ -417,7 +420,7 @@ static uint32_t choose_late(const struct bt_sched_job *j, uint32_t p, uint32_t d
     return best.best;
 }
 
-/* j as a placement of a request that was refused: where it delays nobody who is in time. */
+/* Places a refused request where it delays no request that is in time. */
 static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
                                      struct bt_sched_plan *plan, struct bt_sched_reject *r)
 {
@@ -429,7 +432,8 @@ static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, u
                                "no prefill worker has time to serve it late");
     }
     d = apart ? d : p;
-    /* A late row lengthens the steps of others: it comes only where their room has no price. */
+    /* A late row makes the steps of others longer, so it goes only to decode workers whose room has
+     * no price. */
     struct bt_sched_params others = *j->c;
     others.objective.tbt_ms = bt_sched_late_tbt_ms(j->c, &j->s->workers[d]);
     if (bt_sched_pressure_then(&others, j->s, d, j->req, e.ttft_ms) > BT_SCHED_DECODE_FREE) {
@@ -447,7 +451,7 @@ static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, u
     return BT_SCHED_PLANNED;
 }
 
-/* What the choices below ask of the cluster as a whole. */
+/* Collects what the choices below need to know of the whole cluster. */
 static bt_sched_verdict_t survey(struct bt_sched_job *j, struct bt_sched_reject *reject_p)
 {
     const struct bt_sched_snapshot *s = j->s;
@@ -458,7 +462,7 @@ static bt_sched_verdict_t survey(struct bt_sched_job *j, struct bt_sched_reject 
         const struct bt_sched_worker *w = &s->workers[i];
         j->n_prefill += w->prefill;
         j->n_decode += w->decode;
-        /* A role counts as present only where it could be used. */
+        /* A role counts as present only if a worker can be used in it. */
         if (bt_sched_present(j, i)) {
             j->no_prefill_role = j->no_prefill_role && !w->prefill;
             j->no_decode_role = j->no_decode_role && !w->decode;
@@ -479,8 +483,8 @@ static bt_sched_verdict_t survey(struct bt_sched_job *j, struct bt_sched_reject 
     return BT_SCHED_PLANNED;
 }
 
-/* places_short, if it is all that keeps decode workers from having the first token out before
- * prefill worker p's estimate e. */
+/* places_short, if too few slots are the only reason why no decode worker has the first token
+ * before prefill worker p's estimate e; else 0. */
 static uint32_t for_want_of_places(const struct bt_sched_job *j, uint32_t p,
                                    const struct bt_sched_estimate *e)
 {
@@ -502,8 +506,9 @@ bool bt_sched_survey_mixed(struct bt_sched_job *j, uint32_t decode)
     return true;
 }
 
-/* A decode worker that would have the first token out before prefill worker p's estimate e does the
- * prefill (p == d: where nobody only prefills, all who decode are compared). False: none would. */
+/* Plans the prefill on a decode worker whose first token would come before prefill worker p's
+ * estimate e. p == d: no worker has the prefill role alone, so all decode workers are compared.
+ * False: there is no such worker. */
 static bool place_mixed(struct bt_sched_job *j, uint32_t p, uint32_t d, struct bt_sched_estimate *e,
                         struct bt_sched_plan *plan)
 {
@@ -562,7 +567,7 @@ static bt_sched_verdict_t place_within(const struct bt_sched_job *want,
     } else {
         j.places_short = mixes(&j) ? places_short(&j, d) : 0;
         if (!place_mixed(&j, p, d, &e, &plan)) {
-            if (p == d) { /* no choice was made */
+            if (p == d) { /* there was no choice of a prefill worker */
                 j.rule->prefill(&j, d, 0, d, &e);
             }
             finish_plan(&j, p, d, &e, &plan);
@@ -573,8 +578,8 @@ static bt_sched_verdict_t place_within(const struct bt_sched_job *want,
     return BT_SCHED_PLANNED;
 }
 
-/* Where all of it can go through the slab, otherwise to a worker that does both and needs none of
- * it. */
+/* Places the request where all of its KV can go through the slab; otherwise on a worker that does
+ * both and needs no slab. */
 static bt_sched_verdict_t place_somehow(struct bt_sched_job *j, struct bt_sched_plan *plan_p,
                                         struct bt_sched_reject *reject_p)
 {
@@ -592,7 +597,7 @@ static bt_sched_verdict_t place(struct bt_sched_job *j, struct bt_sched_plan *pl
         return v;
     }
     for (uint32_t i = 0; i < j->s->n_workers; i++) {
-        if (j->s->workers[i].draining) { /* better there than nowhere */
+        if (j->s->workers[i].draining) { /* a drained node is better than none */
             j->allow_draining = true;
             v = place_somehow(j, plan_p, reject_p);
             if (v == BT_SCHED_PLANNED) {

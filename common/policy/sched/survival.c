@@ -1,13 +1,13 @@
-/* Hazards per bucket of lengths, leaned on a parent's. Pure: see survival.h. */
+/* Hazards by bucket of lengths, combined with those of a parent curve. Pure: see survival.h. */
 #include "common/policy/sched/survival.h"
 
 #include <math.h>
 #include <string.h>
 
 #define B           BT_SURVIVAL_BUCKETS
-#define LEAN        3.0f             /* requests that the parent's estimate counts as */
-#define KEEP        (1 - 1 / 512.0f) /* a curve is of about its last 512 requests */
-#define PRIOR_RATE  (1.0 / 256)      /* chance to end, each token */
+#define LEAN        3.0f             /* weight of the parent's estimate, in requests */
+#define KEEP        (1 - 1 / 512.0f) /* a curve describes about its last 512 requests */
+#define PRIOR_RATE  (1.0 / 256)      /* chance of each token to be the last */
 #define CLASS_LEAST 128u             /* shorter prompts are one class */
 
 /* First length of bucket b: 1, 2, 3, 4, 6, 8, 12 ... */
@@ -50,8 +50,9 @@ void bt_survival_init(struct bt_sched_survival *s)
     }
 }
 
-/* From where it was told to be to a later bucket. Who is in a bucket has been through half of it in
- * the mean (Cutler and Ederer, J. Chronic Diseases 1958), who has left it through all of it. */
+/* Moves a request from the bucket where it was reported to a later one. A request inside a bucket
+ * counts as half of the bucket in the mean (Cutler and Ederer, J. Chronic Diseases 1958), one that
+ * has left it as all of it. */
 static void go_on(struct bt_survival_curve *c, uint32_t told, uint32_t bucket)
 {
     c->reached[0] += told == 0 ? 0.5f : 0;
@@ -64,12 +65,12 @@ static void go_on(struct bt_survival_curve *c, uint32_t told, uint32_t bucket)
 static void note(struct bt_survival_curve *c, uint32_t told, uint32_t n, bool whole)
 {
     uint32_t last = bucket_of(n);
-    for (uint32_t b = 0; b < B; b++) { /* what fades is the weight, not the ratio */
+    for (uint32_t b = 0; b < B; b++) { /* the weight fades, not the ratio */
         c->reached[b] *= KEEP;
         c->ended[b] *= KEEP;
     }
     go_on(c, told, last);
-    if (whole) { /* one cut off in a bucket was in it, and did not end */
+    if (whole) { /* a request that was cut off was in the bucket and did not end there */
         c->reached[last] += 0.5f;
         c->ended[last]++;
     }
@@ -98,7 +99,7 @@ void bt_survival_note(struct bt_sched_survival *s, struct bt_survival_key k, uin
     note(&s->of[k.tenant][k.prompt_class], told, n, whole);
 }
 
-/* Chance to end within bucket b of one that has come into it. */
+/* The chance that a request which has reached bucket b ends in it. */
 static double hazard(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t b)
 {
     const struct bt_survival_curve *all = &s->all[k.prompt_class],
@@ -108,22 +109,22 @@ static double hazard(const struct bt_sched_survival *s, struct bt_survival_key k
     return (own->ended[b] + LEAN * h) / (own->reached[b] + LEAN);
 }
 
-/* Of one that is to generate up to len tokens in bucket b, all of it or a part: the chance to end
- * in them, *ends_p, and their mean. Each token of a bucket has the same chance to be the last. */
+/* For a request that may generate up to len tokens in bucket b: returns their mean; *stay_p is the
+ * chance not to end in them. Each token of a bucket has the same chance to be the last. */
 static double within(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t b,
                      double len, double *stay_p, double *ends_p)
 {
     double width = width_of(b), stays = 1 - hazard(s, k, b);
-    if (stays < 1e-6) { /* all end in it: of each token that says nothing, the prior does */
+    if (stays < 1e-6) { /* all end in the bucket: the prior says more of a single token */
         stays = BT_MAX(stays, BT_MIN(exp(-width * PRIOR_RATE), 1e-6));
     }
     *stay_p = pow(stays, 1 / width);
-    *ends_p = 1 - (len == width ? stays : pow(*stay_p, len)); /* mostly the first: it saves a pow */
+    *ends_p = 1 - (len == width ? stays : pow(*stay_p, len)); /* usually len == width: no pow */
     return *stay_p < 1 ? *ends_p / (1 - *stay_p) : len;
 }
 
-/* Walks over what is left of the buckets from length n + 1 on. Stops at max_new or when less than
- * 1 - q are left. mean_p may be NULL. */
+/* Walks over the rest of the buckets from length n + 1 on. Stops at max_new, or when less than 1 -
+ * q of the requests are left. mean_p may be NULL. */
 static uint32_t walk(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t n,
                      uint32_t max_new, double q, double *mean_p)
 {
@@ -166,7 +167,7 @@ double bt_survival_mean(const struct bt_sched_survival *s, struct bt_survival_ke
 void bt_survival_rest(const struct bt_sched_survival *s, struct bt_survival_key k, uint32_t max_new,
                       double rest[BT_SURVIVAL_BUCKETS])
 {
-    double after = 0; /* of one that comes into the bucket behind */
+    double after = 0; /* the mean of a request that reaches the next bucket */
     for (uint32_t b = B; b-- > 0;) {
         uint32_t first = first_of(b);
         double stay, ends, len = first > max_new ? 0 : BT_MIN(width_of(b), max_new - first + 1);
@@ -178,5 +179,5 @@ void bt_survival_rest(const struct bt_sched_survival *s, struct bt_survival_key 
 
 uint32_t bt_survival_bucket(uint32_t n)
 {
-    return bucket_of(n < UINT32_MAX ? n + 1 : n); /* of the token that comes next */
+    return bucket_of(n < UINT32_MAX ? n + 1 : n); /* bucket of the next token */
 }
