@@ -1,4 +1,4 @@
-/* A worker's steps as they should be, corrected whenever it says that a prompt is done. Pure: see
+/* Simulates a worker's steps. Each report of a computed prompt corrects the simulation. Pure: see
  * backlog.h. */
 #include "common/policy/sched/backlog.h"
 
@@ -29,8 +29,8 @@ static void insert(struct steps *s, struct bt_sched_prompt *p)
     s->who[i] = p;
 }
 
-/* The first of the queue, but for those of the class behind all others: nobody waits for them, nor
- * do they share a step. Returns what they take by themselves. */
+/* Takes the first prompts of the queue, without late ones: no prompt waits for those, and they
+ * share no step. Returns the sum of their times. */
 static double take_first(struct bt_sched_backlog *q, struct steps *s)
 {
     double alone_ms = 0;
@@ -84,8 +84,8 @@ static void end_step(struct steps *s)
     s->n_rows = 0;
 }
 
-/* Steps that should be over by now are, but for one that ends a prompt: that the worker says. Where
- * nothing is under way the next step begins now. */
+/* Ends the steps that should be over by now, but none that completes a prompt, because the worker
+ * reports those. If no step is under way, the next one begins now. */
 static void pass_time(struct bt_sched_backlog *q, struct steps *s, const struct bt_sched_pace *pace,
                       uint64_t now_ns)
 {
@@ -114,7 +114,7 @@ static void open_steps(struct bt_sched_backlog *q, struct steps *s,
     fill(s, pace);
 }
 
-/* Looks ahead from the step under way. */
+/* Predicts the coming steps from the step under way. */
 static void look_ahead(struct bt_sched_backlog *q, const struct bt_sched_pace *pace,
                        uint64_t now_ns)
 {
@@ -152,8 +152,8 @@ static bool is_in(const struct steps *s, const struct bt_sched_prompt *p)
     return false;
 }
 
-/* The worker is as fast as it says: the steps that p still needs are over, for those beside and
- * before it too, and a new one begins. */
+/* The worker reports p as computed: the steps that p still needed are over, also for the prompts
+ * beside and before it, and a new step begins. */
 static void catch_up(struct bt_sched_backlog *q, struct bt_sched_prompt *p,
                      const struct bt_sched_pace *pace, uint64_t now_ns)
 {

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#define PRESSURE_MAX 2.0 /* one jammed worker does not speak for its whole stage */
+#define PRESSURE_MAX 2.0 /* one overloaded worker must not decide for its whole stage */
 
 struct stage {
     uint32_t n;
@@ -21,14 +21,14 @@ static void add(struct stage *s, double pressure)
     s->sum += BT_MIN(BT_MAX(pressure, 0), PRESSURE_MAX);
 }
 
-/* Could a stage of n workers at this mean pressure do without one? */
+/* Could a stage of n workers at this mean pressure give one away? */
 static bool can_give(const struct bt_balance_params *p, double pressure, uint32_t n)
 {
     return n >= 2 && pressure * n / (n - 1) < p->low;
 }
 
-/* Of the stage that gives: the least busy one. Workers with both roles belong to both stages and
- * need no change. */
+/* The worker that changes: the least busy one of the stage that gives. Workers with both roles
+ * belong to both stages and need no change. */
 static uint32_t donor(const struct bt_balance_worker *w, uint32_t n, bool of_decode)
 {
     uint32_t best = BT_BALANCE_NONE;
@@ -73,7 +73,7 @@ void bt_balance_step(struct bt_balance *b, const struct bt_balance_params *param
     if (wish == 0 || wish != before) {
         return;
     }
-    b->wish = 0; /* after a change two new windows count */
+    b->wish = 0; /* after a change two new windows must pass */
     *change_p = (struct bt_balance_change){
         .worker = donor(workers, n, wish > 0), .to_prefill = wish > 0, .prefill = p, .decode = d};
 }

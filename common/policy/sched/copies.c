@@ -1,8 +1,9 @@
-/* Hot prefixes, holders, the node that gets one more. Pure: see copies.h. */
+/* Chooses a hot prefix, its holder, and the node that gets a copy. Pure: see copies.h. */
 #include "common/policy/sched/copies.h"
 
 #define WINDOW_MS 60000.0 /* over which uses fade */
-#define SAVE_S    10.0 /* so much of the budget may be saved up: else no large prefix is ever due */
+/* At most this time's budget is saved up; without saving, a large prefix could never be copied. */
+#define SAVE_S 10.0
 
 void bt_sched_copies_init(struct bt_sched_copies *c, double bytes_per_s, double uses_per_copy,
                           double now_ms)
@@ -21,7 +22,7 @@ static void fill(struct bt_sched_copies *c, double now_ms)
     c->filled_ms = now_ms;
 }
 
-/* The longest match, and who has it. */
+/* The longest match, and the kvstore that has it. */
 static uint32_t find_holder(const struct bt_sched_snapshot *s, const struct bt_sched_prefix *p,
                             uint32_t *holder_p)
 {
@@ -35,8 +36,8 @@ static uint32_t find_holder(const struct bt_sched_snapshot *s, const struct bt_s
     return matched;
 }
 
-/* The deepest part of what is cached somewhere that enough requests use: all of it, and its halves,
- * quarters... as requests with a common beginning share no more than that. 0: none. */
+/* The longest hot part of the cached prefix: all of it, its half, its quarter and so on, because
+ * requests may share only a beginning. 0: none is hot. */
 static uint32_t hot_blocks(struct bt_sched_copies *c, const struct bt_sched_prefix *p,
                            uint32_t matched, double now_ms, double *uses_p)
 {
@@ -46,7 +47,7 @@ static uint32_t hot_blocks(struct bt_sched_copies *c, const struct bt_sched_pref
         if (blocks == 0 || blocks == found) {
             continue;
         }
-        /* To the nearest: they fade from the first moment on. */
+        /* Rounded to the nearest number, because uses fade at once. */
         double uses = bt_hot_use(&c->hot, p->key(p->arg, blocks), now_ms) + 0.5;
         if (uses >= c->uses_per_copy) {
             found = blocks;
@@ -56,8 +57,8 @@ static uint32_t hot_blocks(struct bt_sched_copies *c, const struct bt_sched_pref
     return found;
 }
 
-/* Of the nodes that could prefill with it and do not have it, the one with the shortest queue.
- * *copies_p: how many have it, of *nodes_p. */
+/* The node with the shortest queue of those that compute prompts and do not have the prefix.
+ * *copies_p: the number of nodes that have it, of *nodes_p. */
 static uint32_t choose_target(const struct bt_sched_params *params,
                               const struct bt_sched_snapshot *s, uint32_t blocks,
                               uint32_t *copies_p, uint32_t *nodes_p)

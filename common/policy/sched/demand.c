@@ -21,7 +21,7 @@ static uint32_t bucket_of(double work)
 
 void bt_sched_demand_note(struct bt_sched_demand *d, double now_ms, double work)
 {
-    /* All buckets are faded at once, and not for every request. */
+    /* All buckets fade together, and not with every request. */
     if (now_ms - d->faded_ms > d->window_ms / 64) {
         double left = exp((d->faded_ms - now_ms) / d->window_ms);
         for (uint32_t i = 0; i < BT_DEMAND_BUCKETS; i++) {
@@ -44,7 +44,7 @@ static double whole(const struct bt_sched_demand *d)
 
 double bt_sched_demand_rate(const struct bt_sched_demand *d, double now_ms, double least_ms)
 {
-    /* Had it come steadily since the first request, work of so long would not have faded. */
+    /* If work had come steadily since the first request, the sum would stand for this time. */
     double since = d->began_ms < 0 ? 0 : now_ms - d->began_ms;
     double kept = d->window_ms * (1 - exp(-BT_MAX(since, least_ms) / d->window_ms));
     return whole(d) / kept;

@@ -1,7 +1,7 @@
 /* Forecasts and demand together. Pure: see expected.h. */
 #include "common/policy/sched/expected.h"
 
-#define DEMAND_MS 60000.0 /* over which what was asked for fades */
+#define DEMAND_MS 60000.0 /* time in which old demand fades */
 
 void bt_sched_expected_init(struct bt_sched_expected *e, double bucket_ms, double life_ms,
                             double now_ms)

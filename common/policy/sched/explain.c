@@ -1,12 +1,12 @@
-/* Why a plan is as it is: what was looked at, in the policies' own numbers. Pure: see sched.h. */
+/* Explains a plan: its candidates, with the policy's own numbers. Pure: see sched.h. */
 #include "common/policy/sched/sched_priv.h"
 
 #include <string.h>
 
-/* As baton's: a decode worker's estimate is the one that was compared. */
+/* As the rule of policy baton: its estimate of a decode worker was the one compared. */
 static const struct bt_sched_rule mixing = {.use_cache = true, .fetch = true, .mixed = true};
 
-/* Did a decode worker's own rows stand against the prefill workers? */
+/* Were decode workers compared with prefill workers? */
 static bool was_compared(const struct bt_sched_plan *plan)
 {
     return plan == NULL ||
@@ -14,7 +14,7 @@ static bool was_compared(const struct bt_sched_plan *plan)
             plan->reason != BT_SCHED_LARGER_THAN_SLAB && plan->reason != BT_SCHED_NO_DECODE_WORKER);
 }
 
-/* Why worker i is not the one, for this use. */
+/* Why worker i was not chosen for this use. */
 static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_use_t use,
                            const struct bt_sched_plan *plan)
 {
@@ -35,7 +35,8 @@ static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_us
     if (plan == NULL) {
         return "the request was rejected";
     }
-    /* Where a decode worker computes it as that is earlier, prefill workers were looked at. */
+    /* If a decode worker computes the prompt because that is earlier, prefill workers were
+     * compared. */
     bool compared =
         plan->background || plan->reason == BT_SCHED_MIXED || plan->reason == BT_SCHED_SPARE;
     if (use == BT_SCHED_FOR_PREFILL && plan->at.both && !compared) {
@@ -45,7 +46,7 @@ static const char *why_not(const struct bt_sched_job *j, uint32_t i, bt_sched_us
                                        : "no better: load and pages";
 }
 
-/* The prompt beside worker i's rows, which only decodes. */
+/* Decode worker i as a candidate to compute the prompt beside its rows. */
 static struct bt_sched_candidate beside(const struct bt_sched_job *j, uint32_t i,
                                         const struct bt_sched_plan *plan)
 {
@@ -77,7 +78,7 @@ static struct bt_sched_candidate candidate(const struct bt_sched_job *j, uint32_
                       bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, c.cached_tokens);
         c.ttft_ms = j->req->waited_ms + bt_sched_learned_ttft(&w->learned, work);
         c.chosen = plan != NULL && plan->at.prefill == i;
-        if (c.chosen) { /* with a fetch, beside rows: as it was compared */
+        if (c.chosen) { /* the values that were compared: with a fetch, beside rows */
             c.queue_ms = plan->first.queue_ms;
             c.ttft_ms = plan->first.ms;
         }
@@ -85,7 +86,7 @@ static struct bt_sched_candidate candidate(const struct bt_sched_job *j, uint32_
         c.load = bt_sched_decode_load(w, j->req);
         c.tbt_ms = bt_sched_tbt_ms(j->c, w, j->req);
         c.chosen = plan != NULL && plan->at.decode == i;
-        if (c.chosen) { /* as it was promised: with its hand-off, at its end */
+        if (c.chosen) { /* the promised value: with its hand-off, at the end of the prefill */
             c.tbt_ms = plan->gaps.ms;
         }
     }
@@ -115,7 +116,7 @@ uint32_t bt_sched_explain(const struct bt_sched_policy *policy,
                 if (taken != (chosen == 1) || (!role && !taken)) {
                     continue;
                 }
-                if (n < cap) { /* the rest is only counted */
+                if (n < cap) { /* further candidates are only counted */
                     out[n] = for_prefill && !w->prefill && !taken
                                  ? beside(&j, i, plan)
                                  : candidate(&j, i, (bt_sched_use_t)use, plan);

@@ -1,4 +1,5 @@
-/* From what a worker says and what was sent to it to what policies see. Pure: see load.h. */
+/* Makes the worker that policies see from its heartbeat and from what was sent to it. Pure: see
+ * load.h. */
 #include "common/policy/sched/load.h"
 
 #include <math.h>
@@ -45,9 +46,9 @@ void bt_sched_own_prompt_done(struct bt_sched_own *own, struct bt_sched_prompt *
 
 /* ---- what policies see ---- */
 
-/* Until its prompts are computed, without those that go behind: by what it said last, less the time
- * since, or by what this conductor has there, whichever is more. In the units of costs: a slow
- * worker gets less of it done. */
+/* The queue: time until the worker's prompts are computed, without those of lower classes. The
+ * larger of two values counts: its last heartbeat minus the time since then, and this conductor's
+ * own prompts there. The unit is predicted time, of which a slow worker does less. */
 static void show_queue(const struct bt_sched_said *said, const struct bt_sched_own *own,
                        double slow, uint64_t now_ns, double said_behind, double own_behind,
                        struct bt_sched_worker *w)
@@ -56,8 +57,7 @@ static void show_queue(const struct bt_sched_said *said, const struct bt_sched_o
     double by_word = said->queue_ms - said_behind - (double)(now_ns - said->at_ns) / 1e6 / slow;
     double by_own = bt_sched_backlog_ms(q, own_behind, slow, now_ns);
     w->queue.ms = BT_MAX(BT_MAX(by_word, by_own), 0);
-    /* A newcomer shares steps only where all before it were rolled forward: not behind more prompts
-     * than that is done for, nor before some of them. */
+    /* A new prompt can share steps only if exactly the prompts before it were simulated. */
     double before_ms = q->alone_ms - own_behind;
     bool alike = fabs(before_ms - q->rolled_ms) <= 1e-6 * q->rolled_ms;
     w->queue.ahead = q->rolled_ms > 0 && alike ? &q->ahead : NULL;
@@ -65,7 +65,8 @@ static void show_queue(const struct bt_sched_said *said, const struct bt_sched_o
         bt_sched_backlog_past_ms(q, slow, now_ns) - BT_MAX(by_word - by_own, 0);
 }
 
-/* Late rows on their way, as the worker has said, whoever sent them: nobody makes room for them. */
+/* Late rows on their way, by the worker's heartbeat, from any conductor: no row is preempted for
+ * them. */
 static uint32_t said_late(const struct bt_sched_said *said)
 {
     const struct bt_classes *c = &said->classes;
@@ -120,7 +121,7 @@ void bt_sched_show_class(const struct bt_sched_said *said, const struct bt_sched
     if (said == NULL) {
         return;
     }
-    /* Workers tell classes apart as far as 16 bits go. */
+    /* Workers distinguish classes of 16 bits. */
     struct bt_class below =
         bt_classes_below(&said->classes, BT_MIN(BT_MAX(priority, INT16_MIN), INT16_MAX));
     struct bt_class mine = bt_classes_below(&own->classes, priority);
@@ -131,7 +132,7 @@ void bt_sched_show_class(const struct bt_sched_said *said, const struct bt_sched
         w->queue.late_ms = all - w->queue.ms;
     }
     w->rows.waiting -= BT_MIN(below.waiting - below.landing, w->rows.waiting);
-    /* Late rows on their way are in no count of rows that they could be taken from. */
+    /* Late rows on their way are in none of the counts, so they must not be subtracted. */
     uint32_t landing = below.landing - BT_MIN(said_late(said), below.landing);
     uint32_t rows = mine.rows - BT_MIN(own->late, mine.rows);
     w->rows.yield = BT_MAX(below.rows + landing, rows);

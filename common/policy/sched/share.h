@@ -1,5 +1,5 @@
-/* Who is next, and who has had enough: rate limits by token buckets, and fairness between tenants
- * by virtual token counters (Sheng et al., OSDI'24). Plain values in the caller's memory. PURE. */
+/* Rate limits by token buckets, and fairness between tenants by virtual token counters (Sheng et
+ * al., OSDI'24). Plain values in the caller's memory. PURE. */
 #ifndef BT_POLICY_SCHED_SHARE_H
 #define BT_POLICY_SCHED_SHARE_H
 
@@ -7,29 +7,29 @@
 
 struct bt_sched_bucket {
     double per_s, burst; /* per_s 0: no limit */
-    double level, at_ms; /* what is left; below 0: taken on credit */
+    double level, at_ms; /* tokens left at at_ms; below 0: taken on credit */
 };
 void bt_sched_bucket_init(struct bt_sched_bucket *b, double per_s, double burst, double now_ms);
-/* May n be taken? If so they are; one that needs more than the burst holds may when it is full. If
- * not, *wait_ms_p is when they will be there, should nobody else take any. */
+/* Takes n, if there are so many; a request for more than the burst may take them when the bucket is
+ * full. False: *wait_ms_p is the time until n are there, if no other request takes any. */
 bool bt_sched_bucket_take(struct bt_sched_bucket *b, double now_ms, double n, double *wait_ms_p);
-/* Takes n that were used already; the level may fall below 0. */
+/* Takes n that have been used already; the level may fall below 0. */
 void bt_sched_bucket_charge(struct bt_sched_bucket *b, double now_ms, double n);
 
-#define BT_SCHED_TENANTS 256 /* by hash: two may share a place, and then a counter */
+#define BT_SCHED_TENANTS 256 /* by hash: two tenants may share a counter */
 
 struct bt_sched_fair {
-    double served[BT_SCHED_TENANTS]; /* tokens, over weight: the tenant's counter */
+    double served[BT_SCHED_TENANTS]; /* the tenant's counter: tokens over weight */
     uint32_t waiting[BT_SCHED_TENANTS];
-    double floor; /* the largest counter of those who have left the queue */
+    double floor; /* the largest counter of tenants that have left the queue */
 };
-/* A request of the tenant (any hash) waits, or no longer does. One that comes back from having
- * nothing to do does not bring credit with it: its counter begins at the least of those who wait.
+/* A request of the tenant (any hash) waits, or no longer waits. A tenant that returns after an idle
+ * time brings no credit: its counter begins at the smallest one of the waiting tenants.
  */
 void bt_sched_fair_wait(struct bt_sched_fair *f, uint64_t tenant);
 void bt_sched_fair_leave(struct bt_sched_fair *f, uint64_t tenant);
-/* It was given tokens: prompt tokens that were to be computed, and twice those generated. weight:
- * its share against others', 0 counts as 1. */
+/* The tenant got service: tokens = computed prompt tokens + 2 * generated tokens. weight: its share
+ * relative to others; 0 counts as 1. */
 void bt_sched_fair_serve(struct bt_sched_fair *f, uint64_t tenant, double tokens, double weight);
 double bt_sched_fair_counter(const struct bt_sched_fair *f, uint64_t tenant);
 
