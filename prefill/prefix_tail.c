@@ -1,8 +1,8 @@
 /* The prefix tail: the end of a prompt's prefix, which the kvstore fetches while the engine
  * computes the beginning. When the computing reaches the part that has landed, it continues behind
  * that part. The engine computes what is late: no prompt waits for the tail. The KV of a position
- * is the same whoever computes it. The tail is loaded layer by layer while the next row runs, like
- * a resident prefix. The store flow copies the tail's pages into the grant's slots like computed
+ * is the same on every worker. The tail is loaded layer by layer while the next row runs, like a
+ * resident prefix. The store flow copies the tail's pages into the grant's slots like computed
  * pages. Engine thread. */
 #include <stdlib.h>
 

@@ -9,7 +9,7 @@
 uint32_t bt_crc32c(uint32_t crc, const void *p, size_t n);
 /* The same, and copies the bytes in the same pass over memory, where the processor can fold. */
 uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n);
-/* As bt_crc32c_copy, but the copy bypasses the cache. For bytes that nobody reads soon: it saves
+/* As bt_crc32c_copy, but the copy bypasses the cache. For bytes that no code reads soon: it saves
  * reading the memory that is replaced. */
 uint32_t bt_crc32c_stream(uint32_t crc, void *to, const void *from, size_t n);
 /* For tests, while no thread computes: sets what is used. 0: the table only; 1: also the CRC32

@@ -1,4 +1,4 @@
-/* Steps to come, and where one more prompt would be in them. Pure: see ahead.h. */
+/* Predicts the coming steps, and the place of one more prompt in them. Pure: see ahead.h. */
 #include "common/batch/ahead.h"
 
 static double prompt_ns(const struct bt_batch_cost *c, double tokens)
@@ -15,8 +15,8 @@ static bool joins(const struct bt_batch *b, const struct bt_batch_work *work, ui
            bt_batch_joins(b, work, &s, tokens, n_prompts, 1);
 }
 
-/* Most tokens of a newcomer that would join the step: by halving, as more of them cost the others
- * more. */
+/* The most tokens of a new prompt that would join the step; by bisection, because more tokens delay
+ * the others more. */
 static uint32_t most_to_join(const struct bt_batch *b, const struct bt_batch_work *work,
                              uint32_t n_prompts, uint32_t chunk)
 {
@@ -35,7 +35,7 @@ static uint32_t most_to_join(const struct bt_batch *b, const struct bt_batch_wor
     return least;
 }
 
-/* The others' next step has `work` of n prompts, everyone who waits, and begins at now. */
+/* Notes the next step, which begins at `now` and has `work` of n prompts: of all that wait. */
 static void note_join(const struct bt_batch *b, const struct bt_batch_work *work, uint32_t n,
                       uint32_t chunk, double now, struct bt_batch_ahead *out)
 {
@@ -53,7 +53,7 @@ static void note_join(const struct bt_batch *b, const struct bt_batch_work *work
     }
 }
 
-/* A newcomer of many chunks, while the steps of the others go by. */
+/* A new prompt of several chunks during the steps of the others. */
 struct newcomer {
     uint32_t chunks; /* begun */
     double beside_ns;
@@ -72,13 +72,14 @@ static void note_chunk(const struct bt_batch *b, const struct bt_batch_work *wor
         out->chunks_begin_ns = x->chunks == 0 ? now : out->chunks_begin_ns;
         x->beside_ns += bt_batch_work_ns(b->cost, &with) - prompt_ns(b->cost, chunk);
         out->chunks_beside_ns[x->chunks++] = x->beside_ns;
-    } else if (x->chunks > 0) { /* it waits between two of them */
+    } else if (x->chunks > 0) { /* it waits between two of its chunks */
         x->beside_ns += bt_batch_work_ns(b->cost, work);
     }
 }
 
-/* Returns when all that wait are computed, one after the other behind the last step looked at.
- * Nobody overtakes: a newcomer joins where everyone who waits is in the step. */
+/* Returns when all waiting prompts are computed; behind the last simulated step they count one
+ * after the other. No prompt overtakes: a new prompt joins a step only if all waiting prompts are
+ * in it. */
 static double roll(struct bt_batch *b, double now, uint32_t chunk, struct newcomer *x,
                    struct bt_batch_ahead *out)
 {

@@ -38,7 +38,7 @@ struct bt_batch_work { /* of one step */
     bool prompt;       /* has a prompt row */
 };
 
-/* The experts' part of a step of so many tokens. */
+/* The experts' part of a step of this number of tokens. */
 double bt_batch_experts_ns(const struct bt_batch_cost *c, double tokens);
 /* 0 for a step without tokens. */
 double bt_batch_work_ns(const struct bt_batch_cost *c, const struct bt_batch_work *w);

@@ -5,17 +5,17 @@
 #include <string.h>
 
 #define N            BT_BATCH_FIT_N
-#define KEEP         (1 - 1.0 / 256) /* memory: some hundred steps of a kind */
-#define PRIOR_PULL   0.01            /* of a step in which the coefficient is everything */
-#define SEEN_SHARE   0.05            /* of what a step would make of the coefficient alone */
-#define SHORT_MAX    4 /* a step that was believed to take so many times as long, or more */
+#define KEEP         (1 - 1.0 / 256) /* memory: some hundred steps of each kind */
+#define PRIOR_PULL   0.01            /* of a step that consists of this coefficient alone */
+#define SEEN_SHARE   0.05            /* of the coefficient that would explain a step alone */
+#define SHORT_MAX    4               /* a step is too short if predicted this many times as long */
 #define FIRST_STEPS  32
-#define FIRST_ROUNDS 8  /* until what steps say and the pull have settled */
+#define FIRST_ROUNDS 8  /* rounds until steps and prior balance */
 #define SCALE_N      16 /* first steps that scale the prior */
 
 enum { BASE, TOKENS, KV = TOKENS + BT_BATCH_SEGMENTS, ATTN, EXPERTS };
 
-/* missed: of the cost, which is known and not fitted. */
+/* missed: from the cost; it is known and not fitted. */
 static void features(const struct bt_batch_work *w, double missed, double x[N])
 {
     double from = 0;
@@ -93,8 +93,8 @@ static void solve_free(double m[N][N], const double b[N], const bool free[N], do
     }
 }
 
-/* Steps from x towards z as far as nothing falls below 0; what reaches it is no longer free. True:
- * all the way. */
+/* Moves x towards z as far as no variable falls below 0. A variable that reaches 0 is no longer
+ * free. True: x has reached z. */
 static bool step_to(double x[N], const double z[N], bool free[N])
 {
     double by = 1;
@@ -116,8 +116,8 @@ static bool step_to(double x[N], const double z[N], bool free[N])
 }
 
 /* min x'mx - 2b'x over x >= 0: the active sets of Lawson and Hanson (Solving Least Squares
- * Problems, 1974). Sweeping over the coordinates does not do: segments and attention are nearly
- * parallel, and it stays hundreds of steps away from the minimum. */
+ * Problems, 1974). Coordinate descent is too slow: segments and attention are nearly parallel, so
+ * it would need hundreds of sweeps. */
 static void minimize(double m[N][N], const double b[N], double x[N])
 {
     double z[N];
@@ -146,7 +146,7 @@ static void minimize(double m[N][N], const double b[N], double x[N])
     }
 }
 
-/* The mean of that share over the steps that coefficient i had a part in: 0 without any. */
+/* The mean of that value over the steps in which coefficient i had a part; 0 if there was none. */
 static double seen_unit(const struct bt_batch_fit *f, int i)
 {
     double squares = f->seen[0].a[i][i] + f->seen[1].a[i][i];
@@ -154,11 +154,11 @@ static double seen_unit(const struct bt_batch_fit *f, int i)
     return squares > 0 ? SEEN_SHARE * sum / squares : 0;
 }
 
-/* The faded squares of both kinds, and a pull to the prior: by its own size, or by the
- * coefficient's where that is larger. By the prior's alone a coefficient twenty times above it
- * would have to pay for four hundred; the shape of a device is not known that well. Nor is it known
- * to orders of magnitude: against a prior that has next to nothing for tokens, what steps say of
- * them could never begin to grow, so a part of what would explain a step alone is the least size.
+/* Minimizes the faded squares of both kinds of steps plus a pull to the prior. The pull is relative
+ * to the prior or to the coefficient, whichever is larger: relative to the prior alone, a
+ * coefficient 20 times as large would cost 400, and priors are not that exact. A prior may also be
+ * wrong by orders of magnitude. If it were almost 0 for tokens, their coefficient could never grow.
+ * So the pull is relative to at least a part of the value that would explain a step alone.
  */
 static void solve(const struct bt_batch_fit *f, double v[N])
 {
@@ -167,7 +167,7 @@ static void solve(const struct bt_batch_fit *f, double v[N])
     for (int round = 0; round < rounds; round++) {
         for (int i = 0; i < N; i++) {
             unit[i] = BT_MAX(BT_MAX(f->prior[i] * scale, v[i]), seen_unit(f, i));
-            unit[i] = unit[i] > 0 ? unit[i] : 1; /* no experts: nothing is seen of them */
+            unit[i] = unit[i] > 0 ? unit[i] : 1; /* no experts: no step has a part of them */
         }
         for (int i = 0; i < N; i++) {
             for (int k = 0; k < N; k++) {
@@ -184,9 +184,9 @@ static void solve(const struct bt_batch_fit *f, double v[N])
     }
 }
 
-/* Tokens beyond all that was seen: rooflines bend up, so there none is cheaper than the mean of
- * those in the largest step. A prior that knows of no price there would have every prompt that
- * waits join one step. */
+/* Segments beyond all steps seen: costs rise with the number of tokens, so a token there is at
+ * least as dear as the mean in the largest step. With a price of 0 there, all waiting prompts would
+ * join one step. */
 static void extend(const struct bt_batch_fit *f, double v[N])
 {
     double x[N], ns = 0;
@@ -199,8 +199,8 @@ static void extend(const struct bt_batch_fit *f, double v[N])
     }
 }
 
-/* A prior that is off as a whole, a device a hundred times slower than was thought say, would hold
- * back what its coefficients are pulled to for as long as it is remembered. */
+/* Scales the prior by the first steps. Otherwise a prior that is wrong as a whole, for example for
+ * a device a hundred times slower, would pull the coefficients for as long as it is remembered. */
 static void scale_prior(struct bt_batch_fit *f, const struct bt_batch_work *w, double ns)
 {
     struct bt_batch_cost prior = {.missed = f->cost.missed};
@@ -222,10 +222,11 @@ double bt_batch_fit_step(struct bt_batch_fit *f, const struct bt_batch_work *w, 
     to_vector(&f->cost, v);
     scale_prior(f, w, ns);
     int kind = w->prompt ? 1 : 0;
-    /* Errors relative to what was seen: a step that the machine held up ten times as long counts as
-     * an error of one, not of nine. One that took less than was believed counts for more than one:
-     * a machine holds steps up and never makes them shorter, so what was learned while it did gives
-     * way to them soon. At first the prior may be off by any factor, later a clock may. */
+    /* Errors are relative to the measured time: a step that the machine delayed to ten times its
+     * time counts as an error of one, not of nine. A step shorter than predicted counts for more
+     * than one: a machine delays steps but never shortens them, so values that were learned during
+     * a delay are soon corrected. At first the prior may be wrong by any factor, later a clock may.
+     */
     double scale = f->seen[kind].steps < 8 ? ns : BT_MAX(ns, predicted / SHORT_MAX);
     double weight = 1 / (scale * scale);
     for (int i = 0; i < N; i++) {

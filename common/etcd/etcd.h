@@ -69,7 +69,7 @@ void bt_etcd_swap(struct bt_etcd *e, const struct bt_etcd_expect *expects, size_
  * that granted it. */
 typedef void (*bt_etcd_grant_fn)(void *arg, bt_status_t st, int64_t lease, uint64_t raft_term);
 void bt_etcd_grant(struct bt_etcd *e, int64_t ttl_s, bt_etcd_grant_fn done, void *arg);
-/* The time that etcd has counted for a lease, by a clock that nobody sets. When its leader changes
+/* The time that etcd has counted for a lease, by a monotonic clock. When its leader changes
  * it counts anew from the whole time; then raft_term is another. */
 struct bt_etcd_lease_time {
     uint64_t granted_s, left_s;

@@ -143,7 +143,7 @@ void bt_http_respond(struct bt_http_req *r, int status, const char *content_type
 /* Streamed response (chunked transfer coding for HTTP/1.1, close for 1.0): start, any number of
  * writes, which copy, and end, which ends the request. */
 void bt_http_start(struct bt_http_req *r, int status, const char *content_type);
-/* The same with a Content-Length: exactly so many bytes are written then. */
+/* The same with a Content-Length: exactly this many bytes are written then. */
 void bt_http_start_sized(struct bt_http_req *r, int status, const char *content_type, size_t len);
 void bt_http_write(struct bt_http_req *r, const void *data, size_t len);
 void bt_http_end(struct bt_http_req *r);

@@ -38,7 +38,7 @@ typedef enum {
     HTTP_TIMER_LINGER
 } bt_http_timer_t;
 
-struct bt_http_owner { /* whoever has connections; http_share.c */
+struct bt_http_owner { /* an owner that has connections; http_share.c */
     uint64_t id;
     uint32_t refs, conns, strangers;
     uint64_t bytes;
@@ -156,7 +156,7 @@ struct bt_http_conn *bt_http_share_victim(struct bt_http_conn *newest);
 bool bt_http_share_own(struct bt_http_conn *c, uint64_t id);
 /* Counts anew what the connection holds. */
 void bt_http_share_count(struct bt_http_conn *c);
-/* Is there room for what the connection holds and so many bytes more? */
+/* Is there room for what the connection holds and `more` bytes? */
 bt_http_room_t bt_http_share_room(const struct bt_http_conn *c, uint64_t more);
 
 /* http_record.c. All of them do nothing without options.ended. */

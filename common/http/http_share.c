@@ -1,7 +1,8 @@
-/* Who uses how much of the server. Connections and buffered request bytes are counted for each
- * owner (given by the head function, else the client's address), and for strangers: connections
- * with no accepted request yet. One owner may have at most as much as it leaves free for others:
- * half, if there is no other owner. So there is always room for a newcomer. Loop thread. */
+/* How much of the server each client uses. Connections and buffered request bytes are counted for
+ * each owner (given by the head function, else the client's address), and for strangers:
+ * connections with no accepted request yet. One owner may have at most as much as it leaves free
+ * for others: half, if there is no other owner. So there is always room for a newcomer. Loop
+ * thread. */
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 
 #define BT_ONE_PEER_MAX 8 /* a peer makes one or two */
 
-/* From now on each listening socket of this process has at most so many connections at once, 1 to
+/* From now on each listening socket of this process has at most `limit` connections at once, 1 to
  * BT_ONE_PEER_MAX; 0: any number, as at the start. Earlier ones stay and are not counted. */
 void bt_one_peer_limit(uint32_t max);
 /* accept has returned a connection of this listening socket. False: it has enough of them, and the

@@ -11,7 +11,7 @@
 /* etcd refuses pings that come more often than every 5 s. */
 #define KEEPALIVE_MS         10000 /* twice etcd's least */
 #define KEEPALIVE_TIMEOUT_MS 5000  /* several repeats of a lost segment */
-#define CONNECT_TIMEOUT_MS   2000  /* as a session's SILENCE: who is silent in it is dead */
+#define CONNECT_TIMEOUT_MS   2000  /* as a session's SILENCE: a silent peer is dead */
 #define BACKOFF_MIN_MS       100   /* as a conductor's first pause between dials */
 #define BACKOFF_MAX_MS       1000  /* sessions dial anew themselves; this is for etcd */
 #define RESOLVE_MIN_MS       1000  /* a name of a restarted machine may change its address */

@@ -1,6 +1,6 @@
-/* TLS with certificates on both sides, for the servers and channels of common/rpc. Who somebody is
- * stands in the certificate's subject alternative names, as URIs baton://CLUSTER/ROLE/NODE, one or
- * more: roles are conductor, prefill, decode, kvstore and admin (batonctl).
+/* TLS with certificates on both sides, for the servers and channels of common/rpc. The identity of
+ * a daemon is in the certificate's subject alternative names, as URIs baton://CLUSTER/ROLE/NODE,
+ * one or more: roles are conductor, prefill, decode, kvstore and admin (batonctl).
  *
  * The files are watched: a certificate, key or CA that is replaced is used for new connections
  * within seconds; those that stand go on. A peer whose certificate expires or is put on the list of

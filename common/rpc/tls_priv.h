@@ -51,7 +51,8 @@ struct bt_tls {
 void bt_tls_unref(struct bt_tls *t);
 
 /* ---- tls_peer.c ---- */
-/* tls NULL: plaintext. who: "role" or "role/node" that must answer; NULL: anybody of the cluster.
+/* tls NULL: plaintext. who: "role" or "role/node" that must answer; NULL: any daemon of the
+ * cluster.
  */
 grpc_channel_credentials *bt_tls_channel_credentials(struct bt_tls *tls, const char *who);
 grpc_server_credentials *bt_tls_server_credentials(struct bt_tls *tls);

@@ -1,6 +1,6 @@
 /* Which segment CRCs in the slab's rows are known. A CRC is computed once for each slot, layer and
- * generation, by whoever needs it first: the seal thread, the SSD's, or the process that sends it
- * to another node. So the marks lie in memory that such a process can map. */
+ * generation, by the thread that needs it first: the seal thread, the SSD's, or the process that
+ * sends it to another node. So the marks lie in memory that such a process can map. */
 #ifndef BT_SLAB_CRCS_H
 #define BT_SLAB_CRCS_H
 

@@ -116,7 +116,7 @@ int bt_slab_open_again(const struct bt_slab *s);
 void bt_slab_unmap(struct bt_slab *s); /* both sides; the owner unlinks the file itself, before */
 /* kvstore: removes the slab's file, if it still is what path names. ERR_NOT_FOUND: there is nothing
  * of that name any more. ERR_EXISTS: something else is, and stays; err says so. ERR_IO: it cannot
- * be removed. Whoever replaces the file in the same moment loses what he put there. */
+ * be removed. If another process replaces the file at the same moment, its file is lost. */
 bt_status_t bt_slab_unlink(const struct bt_slab *s, const char *path, char *err,
                            size_t err_cap) BT_MUST_CHECK;
 
@@ -128,7 +128,7 @@ static inline void *bt_slab_data(const struct bt_slab *s, uint32_t slot)
  * private blocks the key is the private name below. */
 uint32_t bt_slab_segment_crc(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
                              const void *seg, uint32_t bytes);
-/* What it begins with, for who computes the rest on the way of the bytes. */
+/* The CRC's start value, for code that computes the rest while the bytes pass through it. */
 uint32_t bt_slab_segment_seed(const struct bt_kv_key *key, uint32_t layer, uint64_t layout_id,
                               uint32_t bytes);
 /* Name of a private (partial) block: derived from (request, epoch, index); never indexed. */

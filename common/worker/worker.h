@@ -60,7 +60,8 @@ struct bt_prefill_ops {
 /* The decode role, and what the engine thread asks of it. */
 struct bt_decode_ops {
     struct bt_role_ops role;
-    /* Bytes of struct bt_row, zeroed, a part of each request with a prompt of so many blocks. */
+    /* Bytes of struct bt_row, zeroed, a part of each request; its size depends on the blocks of the
+     * prompt. */
     size_t (*state_bytes)(uint32_t prompt_blocks);
     /* ---- choices that share the pages of a prompt ---- */
     /* The prompt's KV is in lead's pages: its other choices may begin. */

@@ -49,7 +49,7 @@ void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation 
 bool bt_front_answer_shed(struct bt_front_answer *a);
 void bt_front_answer_cleanup(struct bt_front_answer *a);
 
-/* Bytes that the logprobs of a prompt of so many tokens will take, each with n_top alternatives. */
+/* Bytes that the logprobs of a prompt will take, with n_top alternatives for each token. */
 size_t bt_front_prompt_bytes(size_t n_tokens, uint32_t n_top);
 /* Keeps a prompt's own logprobs, before its choices' first delta. Copies. */
 void bt_front_answer_prompt(struct bt_front_answer *a, uint32_t prompt,

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OF_ONE     4 /* all answers of a key, and one answer, get one part in so many */
+#define OF_ONE     4 /* all answers of a key, and one answer, get this fraction of the whole */
 #define SMALL      (256 * 1024)
 #define GRANULE    (16 * 1024) /* step by which an answer grows: sums are rarely made */
 #define RETRY_S    5
@@ -54,8 +54,8 @@ static bool busy(struct bt_front_error *e, const char *whose, size_t limit)
         whose, (double)limit / MIB);
 }
 
-/* The limit on all answers' memory, for an answer of so many bytes. New answers leave a quarter for
- * those that exist. Large ones leave an eighth for small ones: clients that keep much and read
+/* The limit on all answers' memory for one more answer of this size. New answers leave a quarter
+ * for those that exist. Large ones leave an eighth for small ones: clients that keep much and read
  * slowly must not keep ordinary requests out. */
 static size_t limit_for(const struct bt_front_room *r, size_t bytes, bool is_new)
 {

@@ -406,7 +406,7 @@ uint32_t bt_overload_retry_s(const struct bt_machine *mc, const struct bt_sched_
 void bt_sequence_overloaded(struct bt_sequence *sq, const struct bt_sched_reject *rej);
 /* Plans the sequence, which has a plan, on daemons that are not leaving and do not give their role
  * up, and ends the plan that it has. If it splits it has no plan afterwards: its choices are to be
- * planned each for itself. False: it stays where it is, because nobody else can take it. */
+ * planned each for itself. False: it stays where it is, because no other worker can take it. */
 bool bt_sequence_plan_away(struct bt_sequence *sq, uint64_t now_ns);
 
 /* ---- replicate.c ---- */
@@ -494,7 +494,7 @@ void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f);
 void bt_outcome_source(struct bt_sequence *sq, const struct bt_sources *from);
 /* The request's first token is on its way to the client. */
 void bt_outcome_first_token(struct bt_sequence *sq, uint64_t now_ns);
-/* The prefill worker has told its times. The conductor learns from them.
+/* The prefill worker has reported its times. The conductor learns from them.
  */
 void bt_outcome_prefilled(struct bt_sequence *sq);
 /* Another token of the choice. */

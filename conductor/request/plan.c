@@ -427,7 +427,7 @@ bool bt_sequence_hopeless(struct bt_sequence *sq, uint64_t now_ns, double wait_m
     return a.verdict == BT_SCHED_OVERLOADED;
 }
 
-/* A daemon of the plan had no room a moment ago, and there is nobody else. */
+/* A daemon of the plan had no room a moment ago, and no other daemon is eligible. */
 static bool no_room(const struct attempt *a)
 {
     return a->full && a->plan.last_resort;
@@ -487,7 +487,7 @@ static void find_sources(struct bt_sequence *sq, const struct attempt *a, struct
                                              &mc->conf.sched);
 }
 
-/* The attempt becomes the sequence's plan, and everybody in it is told. */
+/* The attempt becomes the sequence's plan, and its messages are sent. */
 static void carry_out(struct bt_sequence *sq, struct attempt *a, uint64_t now_ns)
 {
     struct bt_request *r = sq->r;
@@ -546,8 +546,8 @@ bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
     return BT_PLAN_SUBMITTED;
 }
 
-/* Does the plan leave those who are leaving, or who give their role up? If no other worker has the
- * role, the policy plans on one that gives it up. */
+/* Does the plan avoid the daemons that are leaving or give up their role? If no other worker has
+ * the role, the policy plans on one that gives it up. */
 static bool is_away(const struct bt_machine *mc, const struct attempt *a)
 {
     return a->verdict == BT_SCHED_PLANNED && !a->plan.draining && !no_room(a) &&

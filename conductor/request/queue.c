@@ -16,7 +16,7 @@
 #define PROBE_MAX_MS   500u          /* freed room lies idle for no longer than that */
 #define RATE_NS        1000000000ull /* between two looks at how many have ended */
 #define RATE_PART      0.3           /* of a look, against those before: mean of about 3 s */
-#define RETRY_MAX_S    60            /* nobody knows the load of more than a minute ahead */
+#define RETRY_MAX_S    60            /* the load of more than a minute ahead cannot be predicted */
 
 static struct bt_sequence *queued_of(struct bt_list *l)
 {

@@ -12,7 +12,7 @@
 #define DEATH_DELAY_MS 50u
 #define RETRY_MS       20u   /* nobody died; a step of a decode worker has passed by then */
 #define RETRY_MAX_MS   1000u /* far below the deadlines of requests; few tries a second are cheap */
-#define STAY_NS        1000000000ull /* between two looks for somebody else */
+#define STAY_NS        1000000000ull /* between two searches for another worker */
 #define FULL_NS        1000000000ull /* how long a full daemon is gone around */
 
 /* The sequence's note about p. It is created if there is none. */

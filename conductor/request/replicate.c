@@ -1,8 +1,8 @@
 /* Orders copies of hot prefixes before they are needed, as common/policy/sched/copies.h says. If
  * many requests use a prefix within a minute, further nodes get a copy in their slabs: one for each
- * so many requests, within a budget of bytes. Then a long queue at the holder, or its death, does
- * not make others compute the prefix again. Each conductor counts only its own requests and has a
- * budget of its own. Kvstores move hand-offs and fetches before these blocks. Pure. */
+ * uses_per_copy requests, within a budget of bytes. Then a long queue at the holder, or its death,
+ * does not make others compute the prefix again. Each conductor counts only its own requests and
+ * has a budget of its own. Kvstores move hand-offs and fetches before these blocks. Pure. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns)
                                    "Blocks that these copies have put into slabs.");
 }
 
-/* The key of the last of so many blocks stands for the whole prefix. */
+/* The key of the last block stands for the whole prefix. */
 static uint64_t key_word(const void *keys, uint32_t blocks)
 {
     uint64_t w;

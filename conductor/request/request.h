@@ -25,7 +25,7 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */
     bool no_cache;        /* neither read nor keep cache */
     bool prompt_logprobs; /* on_prompt is wanted: computed without reading cache */
-    uint32_t prompt_top;  /* ... with so many of the most likely tokens, 0..20 */
+    uint32_t prompt_top;  /* ... with this many of the most likely tokens, 0 to 20 */
     char *tenant;         /* heap; separates the caches of tenants; NULL: shared */
     char *cache_salt;     /* at most BT_GEN_SALT_BYTES_MAX bytes; NULL: shared */
     int32_t priority;     /* smaller goes first, as vLLM's field of that name; above 32766 it counts

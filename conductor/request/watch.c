@@ -18,7 +18,7 @@
  * So a request is stuck only when it is late by ten times that time and ten minutes more. */
 #define BUSY_STALLS    60
 #define BUSY_PREDICTED 10
-#define FEW_PAGES      8 /* if less than one page in so many is free, rows wait for pages */
+#define FEW_PAGES      8 /* if less than this fraction of the pages is free, rows wait for pages */
 
 struct bt_peer *bt_sequence_due(const struct bt_sequence *sq)
 {
@@ -41,7 +41,7 @@ static bool higher_class_works(const struct bt_peer_facts *p, int32_t class)
     return false;
 }
 
-/* May the request wait for a time that no prediction can bound? Late requests make way for all
+/* May the request wait for a time that no prediction can bound? Late requests are preempted for all
  * others. Rows wait for slots and pages until others have ended. */
 static bool may_wait(const struct bt_sequence *sq, const struct bt_peer_facts *p)
 {

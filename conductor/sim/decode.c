@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct bt_sim_live {
-    uint64_t end_step; /* the row has ended when so many steps are done */
+    uint64_t end_step; /* the row ends with this step */
     uint32_t id, run;  /* index of its first run */
     uint32_t steps, full_tokens, before;
     double first_ms, joined_ms;

@@ -84,8 +84,8 @@ static const char usage[] =
     "                      tokens of KV that fit on 1 and 8 GPUs\n"
     "baton-sim clusters    presets and their keys\n";
 
-#define SAMPLES_MIN 100    /* a short trace gets so many samples, if 100 ms lie between them */
-#define SAMPLES_MAX 100000 /* a long trace gets at most so many samples */
+#define SAMPLES_MIN 100    /* of a short trace, if they are 100 ms apart or more */
+#define SAMPLES_MAX 100000 /* of a long trace */
 
 static int fail(const char *what)
 {

@@ -87,8 +87,8 @@ static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
     bt_sim_compute_queue(s, id);
 }
 
-/* Notes the demand for both stages. Decode nodes are asked only for what the prefill nodes
- * let in. */
+/* Notes the demand for both stages. Only requests that prefill nodes admit count for decode nodes.
+ */
 static void note_demand(struct bt_sim *s, double compute_ms, double decode_work, bool let_in)
 {
     bt_sched_demand_note(&s->stages.demand, s->now_ms, compute_ms);

@@ -11,7 +11,7 @@
 #define RIGHT  20
 #define TOP    40
 #define BOTTOM 50
-#define MARKED 32   /* a curve with at most so many points shows them */
+#define MARKED 32   /* a curve with at most this many points shows them */
 #define POINTS 1500 /* of a curve: more than there are pixels */
 
 static const char *const colours[] = {"#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f",

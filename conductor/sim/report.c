@@ -12,8 +12,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The index of a percentile in n sorted values: the smallest value such that at least so many
- * percent do not exceed it, as in baton-bench. */
+/* The index of a percentile in n sorted values: the smallest value that at least p percent do not
+ * exceed, as in baton-bench. */
 static uint32_t rank(uint64_t percent, uint32_t n)
 {
     return (uint32_t)BT_DIV_UP(percent * n, 100) - 1;

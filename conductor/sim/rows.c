@@ -39,7 +39,7 @@ void bt_sim_row_expect(struct bt_sim *s, uint32_t id, int sign)
     struct bt_sim_decode_node *d = &s->d[rec->decode];
     uint32_t tokens = s->req[id].input;
     bt_sched_expected_row(&s->stages, l->job.late, s->now_ms, l->ready_ms, tokens, l->row_ms, sign);
-    if (l->job.late) { /* nobody makes room for it before it is there */
+    if (l->job.late) { /* no row is preempted for it before it has landed */
         d->late_coming += (uint32_t)sign;
         s->nodes[rec->decode].own.late_kv += sign > 0 ? tokens : -(uint64_t)tokens;
         return;

@@ -196,8 +196,8 @@ void bt_view_snapshot(struct bt_view *v, const struct bt_kv_key *keys, uint32_t 
                       struct bt_view_snapshot *out);
 
 /* Adapts the snapshot to a request of this class. It does not wait for prefills of lower classes,
- * nor for their rows if those would make way, whichever conductor they belong to. It waits for the
- * step that a worker has under way. */
+ * nor for their rows if those can be preempted, whichever conductor they belong to. It waits for
+ * the step that a worker has under way. */
 void bt_view_overtake(struct bt_view_snapshot *s, int32_t priority);
 
 /* Index in the view's latest snapshot of the kvstore with this id in the index; BT_SCHED_NONE: it

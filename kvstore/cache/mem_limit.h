@@ -13,7 +13,7 @@
  * (memory/.../memory.limit_in_bytes). */
 uint64_t bt_mem_limit(const char *groups, const char *mount);
 
-/* false: a slab of so many bytes does not fit below limit; why says both numbers and the remedy. */
+/* false: a slab of this size does not fit below limit; why says both numbers and the remedy. */
 bool bt_mem_limit_allows(uint64_t limit, uint64_t slab_bytes, char *why, size_t cap);
 
 #endif

@@ -5,8 +5,8 @@
  *   FREE --take--> WRITING --seal--> SEALED --put--> FREE
  *                     \--quarantine--> QUARANTINE --put--> FREE
  *
- * A lease is one holder's right to the slot in whatever state but FREE; a slot is freed by
- * whoever drops the last one, unless the slot is sealed and cached. */
+ * A lease is one holder's right to the slot in whatever state but FREE; the holder that drops the
+ * last one frees the slot, unless the slot is sealed and cached. */
 #ifndef BT_KVSTORE_CACHE_POOL_H
 #define BT_KVSTORE_CACHE_POOL_H
 

@@ -6,8 +6,8 @@
  * another one. The fetched prefix ends at the first block that no source has, or that would take
  * longer to fetch than to compute. A request waits for its fetch, but never longer than wait_ms.
  *
- * Where fetching takes about as long as computing, nobody waits: a backward fetch loads the chain
- * from its end while a worker computes it from its beginning. Control thread. */
+ * Where fetching takes about as long as computing, the request does not wait: a backward fetch
+ * loads the chain from its end while a worker computes it from its beginning. Control thread. */
 #ifndef BT_KVSTORE_FETCH_FETCH_H
 #define BT_KVSTORE_FETCH_FETCH_H
 

@@ -256,7 +256,7 @@ static bool pidfd_pid(int fd, uint32_t *pid_p)
     return found;
 }
 
-/* The pidfd must be the sender's own. SO_PEERCRED tells who has connected, if namespaces allow
+/* The pidfd must be the sender's own. SO_PEERCRED names the connected process, if namespaces allow
  * it. */
 static bt_status_t pidfd_check(const struct conn *c, int fd, uint32_t *pid_p, char *why, size_t cap)
 {

@@ -8,8 +8,8 @@
 
 #include "kvstore/wire/xfer_priv.h"
 
-/* A run of so many bytes or more is sent (RDMA: read) from where it lies; ucx_context.c tells UCX
- * so. */
+/* A run of at least this many bytes is sent (RDMA: read) from where it lies; ucx_context.c tells
+ * UCX so. */
 #define BT_UCX_ZCOPY_MIN (128u << 10)
 
 struct bt_wx_ucx {
@@ -21,8 +21,8 @@ struct bt_wx_ucx {
 };
 
 /* Each path has a ucp_worker of its own. UCX pairs endpoints of two workers by a counter that goes
- * out of step once a handshake is broken off, and then data arrive through an endpoint that nobody
- * can force-close. With one worker per path there is nothing to confuse, and destroying it ends
+ * out of step once a handshake is broken off, and then data arrive through an endpoint that cannot
+ * be closed by force. With one worker per path there is nothing to confuse, and destroying it ends
  * every transfer for certain. It costs 4 descriptors and 0.7 ms. */
 struct bt_wx_ucx_path {
     ucp_worker_h worker;

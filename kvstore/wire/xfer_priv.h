@@ -70,7 +70,7 @@ struct bt_wx {
     struct bt_wx_grpc *grpc;
     struct bt_wx_proxy *proxy;
     size_t header_max;  /* bytes that the transport takes as a message's header */
-    uint32_t alone_min; /* a segment of at least so many bytes gets a message of its own */
+    uint32_t alone_min; /* a segment of at least this size gets a message of its own */
     pthread_t thread;
     int wakefd;
     struct bt_wx_bell *bell, own_bell;

@@ -41,11 +41,11 @@ static inline int32_t bt_ssd_since(uint32_t a, uint32_t b)
 struct bt_ssd_entry {
     struct bt_kv_key key;
     uint32_t depth : 24; /* ordinal in its chain */
-    uint32_t group : 8;  /* tenant's (common/policy/evict/tenants.h); the durable record has his tag
+    uint32_t group : 8;  /* tenant's (common/policy/evict/tenants.h); the durable record has its tag
                             instead */
     uint32_t digest;     /* CRC32C over the row of segment CRCs, seeded with the key */
     uint32_t generation; /* of the slot: rises with every write */
-    uint32_t used;       /* moment of the last use that its record tells of */
+    uint32_t used;       /* moment of the last use in its record */
 };
 
 /* tenants: NULL without quotas; outlives it. */

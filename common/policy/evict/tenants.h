@@ -21,23 +21,23 @@ struct bt_tenants;
 typedef enum { BT_TENANT_SLAB, BT_TENANT_SSD, BT_TENANT_TIERS } bt_tenant_tier_t;
 
 /* rules: NULL-terminated "NAME=SHARE" or "NAME=SLAB/SSD", shares of the slots in (0, 1]; NAME "-":
- * what belongs to nobody. otherwise: "SHARE" or "SLAB/SSD" of every tenant that no rule names.
+ * blocks without a tenant. otherwise: "SHARE" or "SLAB/SSD" of every tenant that no rule names.
  * ERR_CONFIG: err says which rule is wrong and what one looks like. rules may be NULL. */
 bt_status_t bt_tenants_create(char *const *rules, const char *otherwise, struct bt_tenants **t_p,
                               char *err, size_t err_cap) BT_MUST_CHECK;
 void bt_tenants_destroy(struct bt_tenants *t);
 
-/* Group of a name ("": nobody), of a tag; the same for both. */
+/* The group of a name ("": no tenant) or of a tag; both give the same group. */
 uint8_t bt_tenants_group(struct bt_tenants *t, const char *name);
 uint8_t bt_tenants_by_tag(struct bt_tenants *t, uint32_t tag);
-/* What is stored with a block of the group. */
+/* The tag that is stored with a block of the group. */
 uint32_t bt_tenants_tag(const struct bt_tenants *t, uint8_t group);
-/* Who counts blocks to a group, or keeps it for blocks to come, holds it: as long as it is held it
- * stays its tenant's. A group from bt_tenants_group or _by_tag is good until the next of these
- * calls, or held. t NULL: nothing. */
+/* A caller that counts blocks of a group, or expects some, holds the group: a held group stays with
+ * its tenant. A group from bt_tenants_group or _by_tag is valid until the next of these calls, or
+ * while it is held. t NULL: does nothing. */
 void bt_tenants_hold(struct bt_tenants *t, uint8_t group);
 void bt_tenants_release(struct bt_tenants *t, uint8_t group);
-/* Of the slots of a tier; 1: no bound. */
+/* The group's share of the slots of a tier; 1: no bound. */
 double bt_tenants_share(const struct bt_tenants *t, uint8_t group, bt_tenant_tier_t tier);
 /* Is there any bound on the tier? */
 bool bt_tenants_bounded(const struct bt_tenants *t, bt_tenant_tier_t tier);
