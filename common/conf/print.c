@@ -1,4 +1,5 @@
 /* Help, example file and docs/CONFIG.md, all printed from the table. */
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -137,20 +138,26 @@ void bt_conf_print_example(const struct bt_conf_schema *s)
     example_section(&all, "", 0);
 }
 
+/* One line of docs/CONFIG.md: key, default, limits, meaning, and when to change it. */
 static void docs_row(const struct bt_conf_row *r)
 {
     const char *quote = r->required || r->def == NULL ? "" : "`";
-    printf("| `%s` | %s%s%s", r->key, quote, default_text(r), quote);
+    printf("- **`%s`** (%s%s%s", r->key, quote, default_text(r), quote);
     if (r->min != 0 || r->max != 0) {
         char min[40], max[40];
         bt_conf_bound_text(r, r->min, min, sizeof(min));
         bt_conf_bound_text(r, r->max, max, sizeof(max));
-        printf(" (%s to %s)", min, max);
+        printf("; %s to %s", min, max);
     } else if (r->type == BT_CONF_LIST) {
-        printf(" (list)");
+        printf("; a list");
     }
-    printf(" | %s%s | %s |\n", r->doc, r->reload ? " *(reload)*" : "",
-           r->when != NULL ? r->when : "");
+    printf("%s): %s", r->reload ? "; reload" : "", r->doc);
+    if (r->when != NULL && strchr("wto", r->when[0]) != NULL) { /* when, together, to, only */
+        printf(" _Change it %s_", r->when);
+    } else if (r->when != NULL) { /* set, raise, lower, always */
+        printf(" _%c%s_", toupper(r->when[0]), r->when + 1);
+    }
+    printf("\n");
 }
 
 void bt_conf_print_docs(const struct bt_conf_schema *s, bool common)
@@ -164,7 +171,6 @@ void bt_conf_print_docs(const struct bt_conf_schema *s, bool common)
         print_main_keys(s, "`, `");
         printf("`.\n\n");
     }
-    printf("| key | default (limits) | meaning | change it |\n|---|---|---|---|\n");
     for (size_t t = 0; s->tables[t] != NULL; t++) {
         for (size_t i = 0; i < s->table_lens[t]; i++) {
             bool of_all = s->tables[t] == bt_conf_common_rows;

@@ -390,18 +390,18 @@ bool bt_front_fields_check(const json_t *object, unsigned kinds, const char *pre
 static const char *const answers[] = {
     [USED] = "supported", [HARMLESS] = "no effect", [REFUSED] = "refused"};
 
-/* The last cell of a field's row: what the server does with the field, and the accepted values of a
+/* The end of a field's line: what the server does with the field, and the accepted values of a
  * refused field. */
 static void put_why(struct bt_buf *out, const struct field *f)
 {
     const struct neutral *n = f->answer == REFUSED ? neutral_of(f->name) : NULL;
-    bt_buf_printf(out, " %s%s%s |\n", f->why, n != NULL ? "; accepted: " : "",
+    bt_buf_printf(out, ": %s%s%s\n", f->why, n != NULL ? "; accepted: " : "",
                   n != NULL ? n->doc : "");
 }
 
-/* Do two fields share a row of the table about these objects? They are of the same objects and have
+/* Do two fields share a line of the list about these objects? They are of the same objects and have
  * the same answer and text. */
-static bool same_row(const struct field *a, const struct field *b, unsigned of)
+static bool same_line(const struct field *a, const struct field *b, unsigned of)
 {
     const struct neutral *na = neutral_of(a->name), *nb = neutral_of(b->name);
     bool same = a->answer != REFUSED || strcmp(na ? na->doc : "", nb ? nb->doc : "") == 0;
@@ -409,18 +409,18 @@ static bool same_row(const struct field *a, const struct field *b, unsigned of)
            strcmp(a->why, b->why) == 0 && same;
 }
 
-/* Writes the names of all fields in the row of fields[i]. False: an earlier field's row has
+/* Writes the names of all fields in the line of fields[i]. False: an earlier field's line has
  * them. */
 static bool put_names(struct bt_buf *out, size_t i, unsigned of)
 {
     for (size_t k = 0; k < i; k++) {
-        if (same_row(&fields[k], &fields[i], of)) {
+        if (same_line(&fields[k], &fields[i], of)) {
             return false;
         }
     }
-    const char *before = "| ";
+    const char *before = "- ";
     for (size_t k = i; k < BT_ARRAY_LEN(fields); k++) {
-        if (same_row(&fields[i], &fields[k], of)) {
+        if (same_line(&fields[i], &fields[k], of)) {
             bt_buf_printf(out, "%s`%s`", before, fields[k].name);
             before = ", ";
         }
@@ -451,12 +451,11 @@ static void put_routes_of(struct bt_buf *out, const struct field *f)
 /* Writes the fields of all routes that get this answer. */
 static void put_bodies(struct bt_buf *out, enum answer answer)
 {
-    bt_buf_printf(out, "| field (%s) | |\n|---|---|\n", answers[answer]);
+    bt_buf_printf(out, "**%s:**\n\n", answers[answer]);
     for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
         const struct field *f = &fields[i];
         if (f->answer == answer && (f->objects & ROUTES) != 0 && put_names(out, i, ROUTES)) {
             put_routes_of(out, f);
-            bt_buf_puts(out, " |");
             put_why(out, f);
         }
     }
@@ -466,7 +465,7 @@ static void put_bodies(struct bt_buf *out, enum answer answer)
 void bt_front_fields_doc(struct bt_buf *out)
 {
     bt_buf_puts(out, "## Bodies\n\nThe routes are `POST /v1/completions`, `/v1/chat/completions`, "
-                     "`/tokenize` and `/detokenize`. Where a row names none, the field is of "
+                     "`/tokenize` and `/detokenize`. A field without a route is of "
                      "completions and chat.\n\n");
     put_bodies(out, USED);
     put_bodies(out, HARMLESS);
@@ -475,10 +474,10 @@ void bt_front_fields_doc(struct bt_buf *out)
         if (objects[o].kind & ROUTES) {
             continue;
         }
-        bt_buf_printf(out, "## %s\n\n| field | | |\n|---|---|---|\n", objects[o].title);
+        bt_buf_printf(out, "## %s\n\n", objects[o].title);
         for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
             if ((fields[i].objects & objects[o].kind) && put_names(out, i, objects[o].kind)) {
-                bt_buf_printf(out, " | %s |", answers[fields[i].answer]);
+                bt_buf_printf(out, " (%s)", answers[fields[i].answer]);
                 put_why(out, &fields[i]);
             }
         }

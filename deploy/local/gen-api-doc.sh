@@ -10,7 +10,7 @@ cat <<'T'
 - **supported**: read and checked.
 - **no effect**: accepted with any value, because it cannot change the generated text.
 - **refused**: it would change the answer and is not built. It may be null or neutral (false, 0, an empty string, list or
-  object, or what the row accepts). Otherwise the answer is 400 with `param` and `code: unsupported_parameter`.
+  object, or what the line accepts). Otherwise the answer is 400 with `param` and `code: unsupported_parameter`.
 
 Any other field gets 400 with `param`, `code: unknown_parameter` and, if one is near, the field that was probably meant. `null`
 is the same as leaving a field out.

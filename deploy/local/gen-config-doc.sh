@@ -17,7 +17,7 @@ environment over the file.
 - `--check` checks the values, and the addresses, directories and model that they name on this host, and exits.
   `--check=values` checks the values only. `--print-example` prints a file with all keys.
 - Sizes take B, KiB, MiB, GiB, TiB, KB, MB, GB, TB; times take ms, s, m, h.
-- SIGHUP makes a daemon read its file again. It applies the rows marked *(reload)*; other changes wait for a restart.
+- SIGHUP makes a daemon read its file again. It applies the keys marked *reload*; other changes wait for a restart.
 
 A first file needs only `node.id` and `model.path`. `deploy/config/` has one example file for each daemon.
 

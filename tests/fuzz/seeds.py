@@ -24,7 +24,7 @@ def conf(root):
         same = "prefill" if k == "decode" else k
         part = common + text.split(f"\n## baton-{same}\n")[1].split("\n## ")[0]
         lines = []
-        for key, default in re.findall(r"^\| `([^`]+)` \| (`[^`]*`|\w+)[^|]* \|", part, re.M):
+        for key, default in re.findall(r"^- \*\*`([^`]+)`\*\* \((`[^`]*`|\w+)", part, re.M):
             value = default.strip("`")
             lines.append((key, "x" if value in ("none", "required") and default[0] != "`" else value))
         tree = {}
@@ -42,7 +42,7 @@ def conf(root):
 
 def conf_dict(root):
     text = read(f"{root}/docs/CONFIG.md").decode()
-    words = {w for key in re.findall(r"^\| `([^`]+)` \|", text, re.M) for w in key.split(".")}
+    words = {w for key in re.findall(r"^- \*\*`([^`]+)`\*\*", text, re.M) for w in key.split(".")}
     words |= {"---8<---\n", "true", "false", "1GiB", "500ms", "127.0.0.1:1", "[::1]:7", "https://", "0.5", "&a", "*a", "!!str",
               "? ", "- ", "|\n", ">-\n", "%YAML 1.2\n", "---\n", "...\n", "18446744073709551615", "-1", "1e308", ".inf", ".nan"}
     return sorted(words)
