@@ -94,6 +94,14 @@ static __device__ __forceinline__ void tma_load_2d_both(uint32_t dst, const CUte
 
 /* Copies `bytes` in one piece; the size and both addresses are multiples of 16. */
 static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
+                                                 uint32_t bar, uint64_t hint)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst),
+                 "l"((uint64_t)src), "r"(bytes), "r"(bar), "l"(hint)
+                 : "memory");
+}
+static __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes,
                                                  uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -413,17 +421,6 @@ static __device__ __forceinline__ void wgmma_ts_f16(float (&d)[16], uint64_t a, 
 {
     WG_SS_AS(32, "f16", 1, 0, WG_REGS16, WG_F16, 16, 17, 18);
 }
-/* The same with A in registers; in B the dimension 16 is contiguous. */
-static __device__ __forceinline__ void wgmma_rs_f16(float (&d)[32], const uint32_t *a, uint64_t b,
-                                                    int accumulate)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" WG_REGS32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
-                 : WG_F32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-
 template <class T>
 static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b)
 {

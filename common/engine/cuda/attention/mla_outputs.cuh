@@ -59,9 +59,9 @@ static __device__ __forceinline__ void rescale(struct out_state<N> &t, const flo
     }
 }
 
-static __device__ __forceinline__ float sum_of(const struct mla_shared *b, uint32_t stage, int c)
+static __device__ __forceinline__ float sum_of(const struct mla_weights *b, uint32_t place, int c)
 {
-    return b->l[stage][0][c] + b->l[stage][1][c] + b->l[stage][2][c] + b->l[stage][3][c];
+    return b->l[place][0][c] + b->l[place][1][c] + b->l[place][2][c] + b->l[place][3][c];
 }
 
 /* Where a thread's results go. */
@@ -103,17 +103,28 @@ static __device__ __forceinline__ struct out_columns<N> out_of(const struct mla_
 }
 
 /* Writes the part of a cut sequence. */
-template <int N>
+template <int N, int C>
 static __device__ __forceinline__ void store_part(const struct mla_args &a, const struct walk &w,
                                                   const struct out_state<N> &t, int half)
 {
-    const size_t part = part_of<1>(cut_of(a, w), (int)blockIdx.x);
+    const size_t part = part_of<C>(cut_of(a, w), (int)blockIdx.x / C);
 #pragma unroll
     for (int u = 0; u < N / 2; u++) {
         const float *o = t.o[u % 4] + u / 4 * 4;
         __stcg(part_at<N / 2>(a, part, half, u), make_float4(o[0], o[1], o[2], o[3]));
     }
-    part_written<1>(a, w);
+    part_written<C>(a, w);
+}
+
+/* The reference and the sum of column c, which belong to the part. */
+template <int N, int C>
+static __device__ __forceinline__ void
+store_part_sum(const struct mla_args &a, const struct walk &w, const struct mla_weights *b,
+               uint32_t place, int c)
+{
+    const size_t part = part_of<C>(cut_of(a, w), (int)blockIdx.x / C);
+    const float l = sum_of(b, place, c);
+    __stcg((float2 *)a.part_ml + part * N + c, make_float2(l > 0 ? b->m[place][c] : -INFINITY, l));
 }
 
 template <int N>
@@ -136,8 +147,8 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
             bar_wait(smem_addr(&b->full[r.at][half * 2]), r.phase);
             bar_wait(smem_addr(&b->full[r.at][half * 2 + 1]), r.phase);
             bar_wait(smem_addr(&b->weighed[r.at]), r.phase);
-            if (*(volatile int *)&b->raised[r.at]) {
-                rescale(t, b->factor[r.at]);
+            if (*(volatile int *)&b->w.raised[r.at]) {
+                rescale(t, b->w.factor[r.at]);
             }
             outputs(t, b, r.at, half, wgmma_desc(tile + half * 4 * BOX, BOX, 1024),
                     wgmma_desc(tile + P_BOX * BOX, 0, 1024));
@@ -145,14 +156,10 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
                 if (whole) {
 #pragma unroll
                     for (int c = 0; c < N / 4; c++) {
-                        l[c] = inverse(sum_of(b, r.at, c / 2 * 8 + lane % 4 * 2 + c % 2));
+                        l[c] = inverse(sum_of(&b->w, r.at, c / 2 * 8 + lane % 4 * 2 + c % 2));
                     }
                 } else if (half == 0 && thread < N) {
-                    const struct bt_mla_cut cut = cut_of(a, w);
-                    size_t part = part_of<1>(cut, (int)blockIdx.x);
-                    float sum = sum_of(b, r.at, thread);
-                    __stcg((float2 *)(a.part_ml + (part * N + thread) * 2),
-                           make_float2(sum > 0 ? b->m[r.at][thread] : -INFINITY, sum));
+                    store_part_sum<N, 1>(a, w, &b->w, r.at, thread);
                 }
             }
             release<1>(&b->empty[r.at][half * 2 + 1]);
@@ -160,7 +167,7 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
             r.next(STAGES);
         }
         if (!whole) {
-            store_part(a, w, t, half);
+            store_part<N, 1>(a, w, t, half);
             continue;
         }
         const struct out_columns<N> to = out_of<N>(a, w, half);
@@ -176,7 +183,7 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
     }
     for (w = run_walk<1>(a); walk_piece(w); walk_next(a, w)) {
         if (w.n < w.s.tiles) {
-            combine<N, 1>(a, w, &b->total, out_of<N>(a, w, half), half);
+            combine<N, 1>(a, w, &b->w.total, out_of<N>(a, w, half), half);
         }
     }
 }

@@ -32,7 +32,7 @@ static_assert(SHARED + sizeof(struct rows_shared) <= SMEM_MAX, "tiles do not fit
  */
 struct score_rows {
     float m[2], l[2];
-    uint32_t q[Q_REGS * 16];
+    uint32_t q[Q_REGS * 4][4];
     struct ring h, r; /* the tile's halves and RoPE box */
 };
 
@@ -47,7 +47,7 @@ static __device__ __forceinline__ void load_q(struct score_rows &t, const struct
 #pragma unroll
     for (int i = 0; i < Q_REGS * 16; i++) {
         bool valid = row + i % 2 * 8 < (int)a.rows;
-        t.q[i] = valid ? __ldcg(q + i / 4 * 8 + i / 2 % 2 * 4 + i % 2 * 8 * words) : 0;
+        t.q[i / 4][i % 4] = valid ? __ldcg(q + i / 4 * 8 + i / 2 % 2 * 4 + i % 2 * 8 * words) : 0;
     }
 }
 
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void scores_half(float (&s)[32], const struct 
         for (int j = 0; j < 4; j++) { /* 16 values are 32 bytes */
             const uint64_t at = k + (uint64_t)((i - from) * BOX + j * 32) / 16;
             if (i < Q_REGS) {
-                wgmma_rs_f16(s, t.q + (i * 4 + j) * 4, at, i + j > 0);
+                wgmma_rs_f16(s, t.q[i * 4 + j], at, i + j > 0);
             } else {
                 wgmma_ss_f16(s, q + (uint64_t)((i - Q_REGS) * BOX + j * 32) / 16, at, 1);
             }

@@ -33,15 +33,16 @@ static __device__ __forceinline__ void scores(struct score_state<N> &t, struct m
     wgmma_hold(t.s);
 }
 
-/* Hides tokens that a query may not see. base: first token of the tile. */
+/* Hides tokens that a query may not see. base: first token of the tile; first: row of the sequence
+ * that is the block's first column. */
 template <int N>
 static __device__ __forceinline__ void mask(struct score_state<N> &t, const struct mla_args &a,
-                                            int base, int len)
+                                            int base, int len, int first)
 {
     const int token = base + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int c = 0; c < N / 4; c++) {
-        int row = c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
+        int row = first + c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
         int seen = min(len - (int)a.queries + 1 + row / (int)a.heads, len);
 #pragma unroll
         for (int i = c % 2; i < 4; i += 2) {
@@ -53,8 +54,8 @@ static __device__ __forceinline__ void mask(struct score_state<N> &t, const stru
 
 /* Raises the references to the tile's largest scores. s: relative to the old ones. */
 template <int N>
-static __device__ __forceinline__ void raise(struct score_state<N> &t, struct mla_shared *b,
-                                             uint32_t stage, bool begin)
+static __device__ __forceinline__ void raise(struct score_state<N> &t, struct mla_weights *b,
+                                             uint32_t place, bool begin)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
 #pragma unroll
@@ -81,8 +82,29 @@ static __device__ __forceinline__ void raise(struct score_state<N> &t, struct ml
         t.s[c / 2 * 4 + c % 2] -= up;
         t.s[c / 2 * 4 + 2 + c % 2] -= up;
         if (warp == 0 && lane < 4) {
-            b->factor[stage][column] = factor;
+            b->factor[place][column] = factor;
         }
+    }
+}
+
+/* Makes scores relative to the references, and raises these if a weight would leave the range of
+ * f16. `place` has what the outputs learn of it. No warp returns before all have their scores. */
+template <int N>
+static __device__ __forceinline__ void relate(struct score_state<N> &t, const struct mla_args &a,
+                                              struct mla_weights *b, uint32_t place, bool begin)
+{
+    bool over = begin;
+#pragma unroll
+    for (int j = 0; j < N / 2; j++) {
+        t.s[j] = fmaf(t.s[j], a.scale_log2, -t.m[j / 4 * 2 + j % 2]);
+        over |= t.s[j] > LIMIT;
+    }
+    over = named_any(NAMED_S, 128, over);
+    if (over) {
+        raise(t, b, place, begin);
+    }
+    if (threadIdx.x % 128 == 0) {
+        b->raised[place] = over && !begin;
     }
 }
 
@@ -118,8 +140,8 @@ static __device__ __forceinline__ void weigh(struct score_state<N> &t, uint32_t 
 }
 
 template <int N>
-static __device__ __forceinline__ void store_sums(struct score_state<N> &t, struct mla_shared *b,
-                                                  uint32_t stage)
+static __device__ __forceinline__ void store_sums(struct score_state<N> &t, struct mla_weights *b,
+                                                  uint32_t place)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
 #pragma unroll
@@ -130,9 +152,9 @@ static __device__ __forceinline__ void store_sums(struct score_state<N> &t, stru
             l += __shfl_xor_sync(~0u, l, d);
         }
         if (lane < 4) {
-            b->l[stage][warp][c / 2 * 8 + lane * 2 + c % 2] = l;
+            b->l[place][warp][c / 2 * 8 + lane * 2 + c % 2] = l;
             if (warp == 0) {
-                b->m[stage][c / 2 * 8 + lane * 2 + c % 2] = t.m[c];
+                b->m[place][c / 2 * 8 + lane * 2 + c % 2] = t.m[c];
             }
         }
     }
@@ -163,28 +185,15 @@ static __device__ __forceinline__ void score(const struct mla_args &a, struct wa
                 bar_arrive(smem_addr(&b->q_empty[qr.at]));
             }
             if (base + TOKENS > w.s.len - (int)a.queries + 1) {
-                mask(t, a, base, w.s.len);
+                mask(t, a, base, w.s.len, 0);
             }
-            bool over = i == 0;
-#pragma unroll
-            for (int j = 0; j < N / 2; j++) {
-                t.s[j] = fmaf(t.s[j], a.scale_log2, -t.m[j / 4 * 2 + j % 2]);
-                over |= t.s[j] > LIMIT;
-            }
-            /* Also: all warps have read the RoPE box. */
-            over = named_any(NAMED_S, 128, over);
-            if (over) {
-                raise(t, b, r.at, i == 0);
-            }
-            if (threadIdx.x % 128 == 0) {
-                b->raised[r.at] = over && i > 0;
-            }
+            relate(t, a, &b->w, r.at, i == 0); /* now all warps have read the RoPE box */
             if (base + TOKENS > w.s.len) {
                 clear_tail(smem + tile, w.s.len - base);
             }
             weigh(t, smem_at + tile + P_BOX * BOX);
             if (i == w.n - 1) {
-                store_sums(t, b, r.at);
+                store_sums(t, &b->w, r.at);
             }
             fence_async_shared();
             __syncwarp();

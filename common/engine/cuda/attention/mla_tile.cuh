@@ -6,7 +6,6 @@
 #include "common/engine/cuda/attention/mla_priv.h"
 
 #include <math.h>
-#include <stddef.h>
 
 #include "common/engine/cuda/attention/runs.cuh"
 #include "common/engine/cuda/hopper.cuh"
@@ -48,21 +47,23 @@ struct mla_totals {
     float m[64], f[64]; /* of the query rows: references and inverse sums */
 };
 
+/* What the outputs need beside the weights of a tile, of two tiles: valid from `weighed` until the
+ * outputs' warpgroups release the weights. Threads read two columns of these at once. */
+struct __align__(sizeof(float2)) mla_weights
+{
+    float factor[2][64]; /* of earlier outputs, if raised */
+    float m[2][64];      /* piece's last tile: reference, and the warps' sums of weights */
+    float l[2][4][64];
+    float top[4][64]; /* largest score of the warps' tokens */
+    struct mla_totals total;
+    int raised[2];
+};
+
 struct mla_shared {
     uint64_t full[STAGES][PARTS], empty[STAGES][PARTS], weighed[STAGES], q_full[2], q_empty[2];
-    /* Of the tile in a stage, valid from `weighed` until the outputs' warpgroups release it. */
-    float factor[STAGES][32]; /* of earlier outputs, if raised */
-    float m[STAGES][32];      /* piece's last tile: reference, and the warps' sums of weights */
-    float l[STAGES][4][32];
-    float top[4][32]; /* largest score of the warps' tokens */
-    struct mla_totals total;
-    int raised[STAGES];
+    struct mla_weights w; /* of the tile in a stage */
 };
-/* Threads read two columns of these at once. */
-static_assert(offsetof(struct mla_shared, factor) % sizeof(float2) == 0 &&
-                  offsetof(struct mla_shared, total) % sizeof(float2) == 0 &&
-                  alignof(struct mla_shared) % sizeof(float2) == 0,
-              "pairs of columns are not aligned");
+static_assert(STAGES == 2, "mla_weights has place for two tiles");
 
 /* N columns of query rows. */
 template <int N> struct shape {
