@@ -42,5 +42,17 @@ static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t two)
     return r | ((two & 0x7f00) == 0x7f00 ? 0x7e000000u : 0);
 #endif
 }
+/* Four values times scales in f16, of two pairs. Exact if the scales are powers of two and f16 has
+ * the products. */
+static __device__ __forceinline__ void e4m3_scaled(uint32_t four, uint32_t scales, uint32_t &low,
+                                                   uint32_t &high)
+{
+    low = e4m3_pair(four & 0xffff);
+    high = e4m3_pair(four >> 16);
+    asm("mul.rn.f16x2 %0, %0, %2;\n"
+        "mul.rn.f16x2 %1, %1, %2;"
+        : "+r"(low), "+r"(high)
+        : "r"(scales));
+}
 
 #endif

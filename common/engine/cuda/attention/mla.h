@@ -1,17 +1,18 @@
 /* Decode attention of models with latent attention (MLA; DeepSeek-V2, 2.1), on Hopper. The pages
- * have one row of 576 f16 values for each token: the latent (512), then the key part with RoPE
- * (64), see common/kv/layout.h. The queries are absorbed, that is multiplied by the key half of
- * kv_b_proj, so that all heads share the row as their key and the latent as their value. The result
- * is a mix of latents; the value half of kv_b_proj makes the heads' outputs of it. It is f16, as
- * that product reads it.
- * Row 0 of a page's segment: layer_row + page * page_rows. All pointers are device memory unless
- * they say host. Every launch is asynchronous on its stream. The blocks of a decode wait for each
- * other, so two decodes must not run at once on a device (streams, or processes under MPS): each
- * could hold the multiprocessors that the other one waits for. */
+ * have one row of 576 values for each token: the latent (512), then the key part with RoPE (64), as
+ * f16 or with the latent as e4m3, see common/kv/layout.h. The queries are absorbed, that is
+ * multiplied by the key half of kv_b_proj, so that all heads share the row as their key and the
+ * latent as their value. The result is a mix of latents; the value half of kv_b_proj makes the
+ * heads' outputs of it. It is f16, as that product reads it. Row 0 of a page's segment: layer_row +
+ * page * page_rows. All pointers are device memory unless they say host. Every launch is
+ * asynchronous on its stream. The blocks of a decode wait for each other, so two decodes must not
+ * run at once on a device (streams, or processes under MPS): each could hold the multiprocessors
+ * that the other one waits for. */
 #ifndef BT_CUDA_MLA_H
 #define BT_CUDA_MLA_H
 
 #include <cuda_runtime.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -25,13 +26,19 @@ extern "C" {
 #define BT_MLA_MAX_BATCH   8192
 #define BT_MLA_MAX_QUERIES 8 /* query tokens of a sequence in one step */
 
+/* A row in e4m3 (common/kv/latent.h), in bytes: latent, scales, key part. */
+#define BT_MLA_E4M3_ROW    656
+#define BT_MLA_E4M3_SCALES 512
+#define BT_MLA_E4M3_ROPE   528
+
 struct bt_mla_pool {
     const void *kv;     /* aligned to 16 bytes */
-    uint64_t rows;      /* of the whole pool, 576 f16 values each; below 2^31 */
+    uint64_t rows;      /* of the whole pool; below 2^31 */
     uint32_t page_rows; /* from a segment to the same layer's segment of the next page */
     uint32_t heads;     /* query heads, 1 to 128 */
     float scale;        /* of the scores, above 0. It does not follow from the row: the heads that
                            the model was trained with have 192 dimensions, and YaRN adds a factor */
+    bool e4m3;          /* rows of BT_MLA_E4M3_ROW bytes instead of 576 f16 values */
 };
 
 struct bt_mla; /* tensor map, plan and scratch for one pool */
