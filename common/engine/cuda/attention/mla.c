@@ -79,7 +79,7 @@ cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, st
     }
     const uint64_t dims[2] = {BT_MLA_ROW, pool->rows}, strides[1] = {BT_MLA_ROW * 2};
     const uint32_t box[2] = {64, BT_MLA_PAGE_TOKENS};
-    if (e == cudaSuccess) {
+    if (e == cudaSuccess && !pool->e4m3) { /* those pages are copied as they are */
         e = bt_cu_tensor_map(&m->kv, BT_CU_F16, pool->kv, 2, dims, strides, box);
     }
     if (e == cudaSuccess) {
@@ -124,6 +124,9 @@ cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint3
         return cudaErrorInvalidValue;
     }
     struct bt_mla_shape shape = shape_of(m, d->queries);
+    if (m->pool.e4m3) {
+        return bt_mla_decode_e4m3(m, d, &shape, layer_row, s);
+    }
     return shape.columns == MAX_COLUMNS ? bt_mla_decode_rows(m, d, &shape, layer_row, s)
                                         : bt_mla_decode_wgmma(m, d, &shape, layer_row, s);
 }

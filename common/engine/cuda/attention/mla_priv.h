@@ -1,4 +1,4 @@
-/* Between mla.c (create, shapes) and mla_wgmma.cu. */
+/* Between mla.c (create, shapes) and the decode kernels. */
 #ifndef BT_CUDA_MLA_PRIV_H
 #define BT_CUDA_MLA_PRIV_H
 
@@ -8,7 +8,7 @@
 /* How the query rows of a sequence (queries x heads) are computed: `sets` times by a cluster of
  * `blocks` blocks that read the same KV, each for `columns` of the rows. */
 struct bt_mla_shape {
-    uint32_t columns; /* 16 or 32: mla_wgmma.cu; 64: mla_rows_wgmma.cu */
+    uint32_t columns; /* 16 or 32: mla_wgmma.cu; 64: mla_rows_wgmma.cu; e4m3: mla_e4m3_wgmma.cu */
     uint32_t sets;
     uint32_t blocks; /* 1 or 2 */
 };
@@ -50,6 +50,11 @@ cudaError_t bt_mla_decode_wgmma(struct bt_mla *m, const struct bt_mla_decode *d,
                                 const struct bt_mla_shape *shape, uint32_t layer_row,
                                 cudaStream_t s);
 cudaError_t bt_mla_decode_rows(struct bt_mla *m, const struct bt_mla_decode *d,
+                               const struct bt_mla_shape *shape, uint32_t layer_row,
+                               cudaStream_t s);
+/* Any number of columns, for a pool in e4m3. Takes no more shared memory than bt_mla_decode_rows,
+ * so that as many clusters run at once. */
+cudaError_t bt_mla_decode_e4m3(struct bt_mla *m, const struct bt_mla_decode *d,
                                const struct bt_mla_shape *shape, uint32_t layer_row,
                                cudaStream_t s);
 
