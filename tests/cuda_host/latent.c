@@ -9,6 +9,8 @@
 #include "common/engine/cuda/attention/mla_prefill.h"
 #include "common/engine/cuda/device.h"
 #include "common/engine/cuda/gemm/gemm.h"
+#include "common/engine/safetensors.h"
+#include "common/kv/latent.h"
 #include "tests/cuda_host/values.h"
 
 #define KV_HEAD ((size_t)(BT_LATENT_NOPE + BT_LATENT_V))
@@ -25,15 +27,49 @@ static void to_half(const float *v, uint32_t n, half *to)
     }
 }
 
-static void turn(const struct bt_cu_rope *r, uint32_t t, const float *in, half *out)
+static struct bt_kv_group e4m3_group(void)
+{
+    struct bt_kv_layout l;
+    BT_ASSERT(bt_kv_layout_mla(64, 1, BT_LATENT, BT_LATENT_ROPE, BT_DT_FP8_E4M3, &l) == BT_OK);
+    return l.groups[0];
+}
+
+/* A row of a pool as f16 values. */
+static void row_of(const void *pool, bool e4m3, size_t row, half *out)
+{
+    if (!e4m3) {
+        memcpy(out, (const half *)pool + row * BT_LATENT_ROW, BT_LATENT_ROW * sizeof(*out));
+        return;
+    }
+    const struct bt_kv_group g = e4m3_group();
+    const uint8_t *from = (const uint8_t *)pool + row * bt_kv_row_bytes(&g);
+    const float *scales = (const float *)(from + bt_kv_latent_scales(&g));
+    const uint16_t *rope = (const uint16_t *)(from + bt_kv_latent_rope(&g));
+    for (uint32_t i = 0; i < BT_LATENT; i++) {
+        int e = from[i] >> 3 & 15, m = from[i] & 7;
+        float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+        out[i] = (half)((from[i] >> 7 ? -f : f) * scales[i / BT_KV_LATENT_GROUP]);
+    }
+    for (uint32_t i = 0; i < BT_LATENT_ROPE; i++) {
+        out[BT_LATENT + i] = (half)bt_f32_of_bf16(rope[i]);
+    }
+}
+
+static void turn_f32(const struct bt_cu_rope *r, uint32_t t, const float *in, float *out)
 {
     const float *cs = r->table + (size_t)r->pos[t] * BT_LATENT_ROPE;
     for (uint32_t k = 0; k < BT_LATENT_ROPE / 2; k++) {
         uint32_t i = r->pairs ? 2 * k : k, j = r->pairs ? i + 1 : i + BT_LATENT_ROPE / 2;
         float c = cs[k], s = cs[BT_LATENT_ROPE / 2 + k], lo = in[i], hi = in[j];
-        out[i] = (half)(lo * c - hi * s);
-        out[j] = (half)(hi * c + lo * s);
+        out[i] = lo * c - hi * s;
+        out[j] = hi * c + lo * s;
     }
+}
+static void turn(const struct bt_cu_rope *r, uint32_t t, const float *in, half *out)
+{
+    float v[BT_LATENT_ROPE];
+    turn_f32(r, t, in, v);
+    to_half(v, BT_LATENT_ROPE, out);
 }
 
 static void norm(const float *in, const float *w, uint32_t n, float eps, float *out)
@@ -63,11 +99,15 @@ static void run_append(const void *args)
         size_t page =
             (size_t)a->table[(size_t)a->slots[t] * a->table_stride + pos / a->page_tokens];
         size_t row = page * a->page_rows + a->layer_row + pos % a->page_tokens;
-        half *out = (half *)a->pool + row * BT_LATENT_ROW;
         in += a->in_stride - BT_LATENT_ROW;
         norm(in, a->latent_norm, BT_LATENT, a->eps, v);
-        to_half(v, BT_LATENT, out);
-        turn(&a->rope, t, in + BT_LATENT, out + BT_LATENT);
+        turn_f32(&a->rope, t, in + BT_LATENT, v + BT_LATENT);
+        if (a->e4m3) {
+            const struct bt_kv_group g = e4m3_group();
+            bt_kv_latent_store(&g, v, (uint8_t *)a->pool + row * bt_kv_row_bytes(&g));
+        } else {
+            to_half(v, BT_LATENT_ROW, (half *)a->pool + row * BT_LATENT_ROW);
+        }
     }
     free(v);
 }
@@ -157,9 +197,8 @@ static void run_gather(const void *args)
         const struct bt_attn_span *s = &a->spans[at];
         uint32_t pos = r - (uint32_t)s->first;
         size_t page = (size_t)a->table[(size_t)s->slot * a->table_stride + pos / a->page_tokens];
-        const half *from =
-            (const half *)a->pool +
-            (page * a->page_rows + a->layer_row + pos % a->page_tokens) * BT_LATENT_ROW;
+        half from[BT_LATENT_ROW];
+        row_of(a->pool, a->e4m3, page * a->page_rows + a->layer_row + pos % a->page_tokens, from);
         memcpy((half *)a->latent + (size_t)r * BT_LATENT, from, BT_LATENT * sizeof(half));
         memcpy((half *)a->k_rope + (size_t)r * BT_LATENT_ROPE, from + BT_LATENT,
                BT_LATENT_ROPE * sizeof(half));
@@ -206,17 +245,8 @@ struct seen {
     const half *key, *rope, *value; /* strides in values from token to token */
     size_t key_stride, rope_stride, value_stride;
     uint32_t key_n, value_n, n;
-    const int32_t *table; /* NULL: tokens lie side by side */
-    size_t page_rows;
     float scale;
 };
-
-static size_t token_at(const struct seen *s, uint32_t t)
-{
-    return s->table
-               ? (size_t)s->table[t / BT_MLA_PAGE_TOKENS] * s->page_rows + t % BT_MLA_PAGE_TOKENS
-               : t;
-}
 
 static void attend(const struct seen *s, const half *q, float *out)
 {
@@ -225,16 +255,15 @@ static void attend(const struct seen *s, const half *q, float *out)
     from_half(q, s->key_n + BT_LATENT_ROPE, query);
     memset(out, 0, s->value_n * sizeof(*out));
     for (uint32_t t = 0; t < s->n; t++) {
-        size_t at = token_at(s, t);
-        from_half(s->key + at * s->key_stride, s->key_n, v);
-        from_half(s->rope + at * s->rope_stride, BT_LATENT_ROPE, v + s->key_n);
+        from_half(s->key + t * s->key_stride, s->key_n, v);
+        from_half(s->rope + t * s->rope_stride, BT_LATENT_ROPE, v + s->key_n);
         score[t] = s->scale * dot(query, v, s->key_n + BT_LATENT_ROPE);
         top = fmaxf(top, score[t]);
     }
     for (uint32_t t = 0; t < s->n; t++) {
         float e = expf(score[t] - top);
         sum += e;
-        from_half(s->value + token_at(s, t) * s->value_stride, s->value_n, v);
+        from_half(s->value + t * s->value_stride, s->value_n, v);
         add_scaled(out, e, v, s->value_n);
     }
     for (uint32_t i = 0; i < s->value_n && s->n; i++) {
@@ -276,29 +305,35 @@ struct decode {
 static void run_decode(const void *args)
 {
     const struct decode *p = args;
-    const half *kv = (const half *)p->pool.kv + (size_t)p->layer_row * BT_LATENT_ROW;
+    const uint32_t queries = p->d.queries, heads = p->pool.heads;
     float out[BT_LATENT];
-    for (uint32_t i = 0; i < p->d.batch * p->d.queries * p->pool.heads; i++) {
-        uint32_t row = i / p->pool.heads, b = row / p->d.queries, j = row % p->d.queries;
+    for (uint32_t b = 0; b < p->d.batch; b++) {
         uint32_t slot = (uint32_t)(p->d.slots ? p->d.slots[b] : (int32_t)b);
-        int32_t n = p->d.lens[b] - (int32_t)(p->d.queries - j - 1);
-        if (p->d.lens[b] == 0) {
-            continue;
+        const int32_t *table = p->d.table + (size_t)slot * p->d.table_stride, len = p->d.lens[b];
+        half *kv = malloc(((size_t)len + 1) * BT_LATENT_ROW * sizeof(*kv));
+        for (int32_t t = 0; t < len; t++) {
+            size_t page = (size_t)table[t / BT_MLA_PAGE_TOKENS];
+            row_of(p->pool.kv, p->pool.e4m3,
+                   page * p->pool.page_rows + p->layer_row + (size_t)t % BT_MLA_PAGE_TOKENS,
+                   kv + (size_t)t * BT_LATENT_ROW);
         }
-        const struct seen s = {kv,
-                               kv + BT_LATENT,
-                               kv,
-                               BT_LATENT_ROW,
-                               BT_LATENT_ROW,
-                               BT_LATENT_ROW,
-                               BT_LATENT,
-                               BT_LATENT,
-                               n > 0 ? (uint32_t)n : 0,
-                               p->d.table + (size_t)slot * p->d.table_stride,
-                               p->pool.page_rows,
-                               p->pool.scale};
-        attend(&s, (const half *)p->d.q + (size_t)i * BT_LATENT_ROW, out);
-        to_half(out, BT_LATENT, (half *)p->d.out + (size_t)i * BT_LATENT);
+        for (uint32_t k = 0; len > 0 && k < queries * heads; k++) {
+            int32_t n = len - (int32_t)(queries - k / heads - 1);
+            size_t i = (size_t)b * queries * heads + k;
+            const struct seen s = {.key = kv,
+                                   .rope = kv + BT_LATENT,
+                                   .value = kv,
+                                   .key_stride = BT_LATENT_ROW,
+                                   .rope_stride = BT_LATENT_ROW,
+                                   .value_stride = BT_LATENT_ROW,
+                                   .key_n = BT_LATENT,
+                                   .value_n = BT_LATENT,
+                                   .n = n > 0 ? (uint32_t)n : 0,
+                                   .scale = p->pool.scale};
+            attend(&s, (const half *)p->d.q + i * BT_LATENT_ROW, out);
+            to_half(out, BT_LATENT, (half *)p->d.out + i * BT_LATENT);
+        }
+        free(kv);
     }
 }
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
@@ -332,8 +367,6 @@ static void run_prefill(const void *args)
                                    BT_LATENT_NOPE,
                                    BT_LATENT_V,
                                    (uint32_t)it->pos + k / f->heads + 1,
-                                   NULL,
-                                   0,
                                    f->scale};
             attend(&s, (const half *)f->q + row * f->q_stride + head * BT_LATENT_HEAD, out);
             for (uint32_t d = 0; d < BT_LATENT_V; d++) {

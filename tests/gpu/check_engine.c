@@ -48,14 +48,17 @@ static const struct kind llama_deterministic = {.name = "llama, deterministic",
                                                 .hopper = true,
                                                 .deterministic = true};
 /* Latent attention, queries by two matrices, an odd number of heads. */
+#define LATENT                                                                                     \
+    "{\"architectures\":[\"DeepseekV3ForCausalLM\"]," DEEPSEEK                                     \
+    "\"num_attention_heads\":3,\"q_lora_rank\":192,\"first_k_dense_replace\":2,"                   \
+    "\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true,\"routed_scaling_factor\":1.0}"
 static const struct kind latent = {
-    .name = "latent attention",
-    .text = "{\"architectures\":[\"DeepseekV3ForCausalLM\"]," DEEPSEEK
-            "\"num_attention_heads\":3,\"q_lora_rank\":192,\"first_k_dense_replace\":2,"
-            "\"n_group\":1,\"topk_group\":1,\"norm_topk_prob\":true,"
-            "\"routed_scaling_factor\":1.0}",
-    .page_tokens = 64,
-    .hopper = true};
+    .name = "latent attention", .text = LATENT, .page_tokens = 64, .hopper = true};
+static const struct kind latent_fp8 = {.name = "latent attention, fp8 KV",
+                                       .text = LATENT,
+                                       .kv_dtype = "fp8",
+                                       .page_tokens = 64,
+                                       .hopper = true};
 /* The same with queries by one matrix and YaRN. */
 static const struct kind latent_yarn = {
     .name = "latent attention, YaRN",
@@ -75,6 +78,11 @@ static const struct kind deepseek = {.name = "latent attention, experts",
                                      .dir = "../shared/models/shakespeare-deepseek-8m",
                                      .page_tokens = 64,
                                      .hopper = true};
+static const struct kind deepseek_fp8 = {.name = "latent attention, experts, fp8 KV",
+                                         .dir = "../shared/models/shakespeare-deepseek-8m",
+                                         .kv_dtype = "fp8",
+                                         .page_tokens = 64,
+                                         .hopper = true};
 
 static struct drive d;
 static const struct kind *kind;
@@ -561,15 +569,17 @@ static int run(const struct kind *k)
 
 int main(void)
 {
-    static const struct kind *const kinds[] = {&llama,  &llama_fp8,   &llama_deterministic,
-                                               &latent, &latent_yarn, &deepseek};
+    static const struct kind *const kinds[] = {&llama,    &llama_fp8,   &llama_deterministic,
+                                               &latent,   &latent_fp8,  &latent_yarn,
+                                               &deepseek, &deepseek_fp8};
     const char *ask = bt_conf_env("BATON_CUDA_PORTABLE");
     bool portable = ask && strcmp(ask, "1") == 0;
     int failed = 0;
     for (size_t i = 0; i < BT_ARRAY_LEN(kinds); i++) {
         const struct kind *k = kinds[i];
         bool there = k->text || access(k->dir, F_OK) == 0;
-        if (!there || (ON_HOST && k == &deepseek) || (portable && k->hopper)) {
+        if (!there || (ON_HOST && (k == &deepseek || k == &deepseek_fp8)) ||
+            (portable && k->hopper)) {
             printf("# left out: %s\n", k->name);
         } else {
             failed += run(k);

@@ -273,13 +273,6 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         return st != BT_OK ? st : BT_ERR_UNSUPPORTED;
     }
     e->e4m3 = info.layout.groups[0].dtype == BT_DT_FP8_E4M3;
-    if (e->e4m3 && c->mla.kv_rank) {
-        snprintf(err, err_cap,
-                 "%s: model.kv_dtype fp8: the cuda engine has no kernels for fp8 latents; set f16, "
-                 "or engine.device: cpu",
-                 conf->model_dir);
-        return BT_ERR_UNSUPPORTED;
-    }
     e->deterministic = conf->deterministic;
     info.caps |= e->deterministic ? BT_ENGINE_CAP_EXACT : 0u;
     st = e->deterministic ? bt_cu_check_invariant(e, err, err_cap) : BT_OK;
@@ -308,7 +301,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
         snprintf(err, err_cap, "engine cuda: trial of the sampler: %s", e->fault);
         return BT_ERR_DEVICE;
     }
-    st = st == BT_OK && e->e4m3 ? open_wide(e, err, err_cap) : st;
+    st = st == BT_OK && e->e4m3 && !e->latent ? open_wide(e, err, err_cap) : st;
     e->group_room = e->latent ? bt_cu_latent_room(e) : e->wide_pages;
     st = st == BT_OK ? open_pages(e, conf, err, err_cap) : st;
     st = st == BT_OK ? bt_cu_choose_wide(e, err, err_cap) : st;

@@ -3,7 +3,9 @@
  * values as the M of an m16n8k16 product and tokens as its N, since there are few tokens. */
 #include "common/engine/cuda/attention/latent.h"
 
+#include "common/engine/cuda/attention/mla.h"
 #include "common/engine/cuda/copy_async.cuh"
+#include "common/engine/cuda/e4m3.cuh"
 #include "common/engine/cuda/mma.cuh"
 
 #define WARPS 4
@@ -24,17 +26,39 @@ static __device__ __forceinline__ uint2 pack4(const float4 &v)
 }
 
 /* Lane l turns its pair of 64 values and writes it. */
+template <class T>
 static __device__ __forceinline__ void rope64(const struct bt_cu_rope &r, uint32_t t, uint32_t lane,
-                                              const float *in, __half *out)
+                                              const float *in, T *out)
 {
     const float *cs = r.table + (size_t)r.pos[t] * BT_LATENT_ROPE;
     uint32_t i = r.pairs ? 2 * lane : lane, j = r.pairs ? i + 1 : i + BT_LATENT_ROPE / 2;
     float c = cs[lane], s = cs[BT_LATENT_ROPE / 2 + lane], lo = in[i], hi = in[j];
-    out[i] = __float2half(lo * c - hi * s);
-    out[j] = __float2half(hi * c + lo * s);
+    const uint32_t both = pack2<T>(lo * c - hi * s, hi * c + lo * s);
+    ((uint16_t *)out)[i] = (uint16_t)both;
+    ((uint16_t *)out)[j] = (uint16_t)(both >> 16);
 }
 
 /* ---- append: a warp computes one row's latent or one row's q ---- */
+
+/* A warp stores 128 latents, a lane four of them, and their scale: as bt_kv_latent_store does
+ * (common/kv/latent.h), bit for bit. */
+static __device__ __forceinline__ void store_e4m3(const float4 &v, uint32_t lane, uint8_t *values,
+                                                  uint8_t *scale)
+{
+    uint32_t top = max(max(__float_as_uint(v.x) << 1, __float_as_uint(v.y) << 1),
+                       max(__float_as_uint(v.z) << 1, __float_as_uint(v.w) << 1));
+    top = __reduce_max_sync(~0u, top) >> 1; /* bits of the largest absolute value */
+    const bool nan = top > 0x7f800000u;
+    int k = (int)(top >> 23) - 127 - 8 + ((top & 0x7fffffu) > 0x600000u);
+    k = min(max(k, -15), 7);
+    const float f = __uint_as_float((uint32_t)(127 - k) << 23);
+    const uint32_t four = e4m3_of(v.x * f) | e4m3_of(v.y * f) << 8 | e4m3_of(v.z * f) << 16 |
+                          (uint32_t)e4m3_of(v.w * f) << 24;
+    *(uint32_t *)(values + lane * 4) = nan ? 0 : four;
+    if (lane == 0) {
+        *(uint32_t *)scale = nan ? 0x7fc00000u : (uint32_t)(127 + k) << 23;
+    }
+}
 
 static __device__ void append_latent(const struct bt_cu_latent_append &a, uint32_t t, uint32_t lane)
 {
@@ -52,14 +76,22 @@ static __device__ void append_latent(const struct bt_cu_latent_append &a, uint32
     uint32_t pos = (uint32_t)a.rope.pos[t];
     size_t page = (size_t)a.table[(size_t)a.slots[t] * a.table_stride + pos / a.page_tokens];
     size_t row = page * a.page_rows + a.layer_row + pos % a.page_tokens;
-    __half *out = (__half *)a.pool + row * BT_LATENT_ROW;
+    uint8_t *out = (uint8_t *)a.pool + row * (a.e4m3 ? BT_MLA_E4M3_ROW : BT_LATENT_ROW * 2);
 #pragma unroll
-    for (int k = 0; k < QUADS; k++) {
+    for (int k = 0; k < QUADS; k++) { /* 128 values */
         float4 u = w[k * 32 + lane];
-        ((uint2 *)out)[k * 32 + lane] = pack4(
-            make_float4(v[k].x * f * u.x, v[k].y * f * u.y, v[k].z * f * u.z, v[k].w * f * u.w));
+        u = make_float4(v[k].x * f * u.x, v[k].y * f * u.y, v[k].z * f * u.z, v[k].w * f * u.w);
+        if (a.e4m3) {
+            store_e4m3(u, lane, out + k * 128, out + BT_MLA_E4M3_SCALES + k * 4);
+        } else {
+            ((uint2 *)out)[k * 32 + lane] = pack4(u);
+        }
     }
-    rope64(a.rope, t, lane, in + BT_LATENT, out + BT_LATENT);
+    if (a.e4m3) {
+        rope64(a.rope, t, lane, in + BT_LATENT, (__nv_bfloat16 *)(out + BT_MLA_E4M3_ROPE));
+    } else {
+        rope64(a.rope, t, lane, in + BT_LATENT, (__half *)out + BT_LATENT);
+    }
 }
 
 static __device__ void append_q(const struct bt_cu_latent_append &a, uint32_t t, uint32_t lane)
@@ -352,6 +384,33 @@ extern "C" cudaError_t bt_cu_latent_values(const void *mix, const void *kv_b, ui
 
 /* ---- gather: a warp copies one row ---- */
 
+/* Two bf16 values as f16. */
+static __device__ __forceinline__ uint32_t f16_of_bf16(uint32_t two)
+{
+    return pack2<__half>(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000u));
+}
+
+/* A lane converts 16 latents; eight lanes convert eight values of the key part each. */
+static __device__ __forceinline__ void gather_e4m3(const uint8_t *from, uint32_t lane,
+                                                   uint4 *latent, uint4 *k_rope)
+{
+    const uint4 v = *(const uint4 *)(from + lane * 16);
+    const float scale = *(const float *)(from + BT_MLA_E4M3_SCALES + lane / 8 * 4);
+    const uint32_t f = pack2<__half>(scale, scale), in[4] = {v.x, v.y, v.z, v.w};
+    uint32_t h[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        e4m3_scaled(in[i], f, h[i * 2], h[i * 2 + 1]);
+    }
+    latent[lane * 2] = make_uint4(h[0], h[1], h[2], h[3]);
+    latent[lane * 2 + 1] = make_uint4(h[4], h[5], h[6], h[7]);
+    if (lane < BT_LATENT_ROPE / 8) {
+        const uint4 r = *(const uint4 *)(from + BT_MLA_E4M3_ROPE + lane * 16);
+        k_rope[lane] =
+            make_uint4(f16_of_bf16(r.x), f16_of_bf16(r.y), f16_of_bf16(r.z), f16_of_bf16(r.w));
+    }
+}
+
 static __global__ void gather_kernel(const __grid_constant__ struct bt_cu_latent_gather a)
 {
     constexpr uint32_t PIECES = BT_LATENT_ROW / 8, LATENT = BT_LATENT / 8;
@@ -370,15 +429,21 @@ static __global__ void gather_kernel(const __grid_constant__ struct bt_cu_latent
     }
     uint32_t pos = row - (uint32_t)a.spans[lo].first;
     size_t page = (size_t)a.table[(size_t)a.spans[lo].slot * a.table_stride + pos / a.page_tokens];
-    const uint4 *from =
-        (const uint4 *)a.pool + (page * a.page_rows + a.layer_row + pos % a.page_tokens) * PIECES;
+    const size_t at = page * a.page_rows + a.layer_row + pos % a.page_tokens;
+    uint4 *latent = (uint4 *)a.latent + (size_t)row * LATENT,
+          *k_rope = (uint4 *)a.k_rope + (size_t)row * (PIECES - LATENT);
+    if (a.e4m3) {
+        gather_e4m3((const uint8_t *)a.pool + at * BT_MLA_E4M3_ROW, lane, latent, k_rope);
+        return;
+    }
+    const uint4 *from = (const uint4 *)a.pool + at * PIECES;
 #pragma unroll
     for (uint32_t i = lane; i < PIECES; i += 32) {
         uint4 v = from[i];
         if (i < LATENT) {
-            ((uint4 *)a.latent)[(size_t)row * LATENT + i] = v;
+            latent[i] = v;
         } else {
-            ((uint4 *)a.k_rope)[(size_t)row * (PIECES - LATENT) + i - LATENT] = v;
+            k_rope[i - LATENT] = v;
         }
     }
 }

@@ -42,12 +42,13 @@ struct bt_cu_latent_append {
     struct bt_cu_rope rope;
     const int32_t *slots; /* [n]; -1: padding */
     const int32_t *table;
-    void *pool;                    /* f16 rows of 576 values */
+    void *pool;                    /* rows of 576 values, as in mla.h: f16, or */
+    bool e4m3;                     /* as bt_kv_latent_store makes them of the same f32 values */
     uint64_t page_rows, layer_row; /* as in mla.h */
     uint32_t n, page_tokens, table_stride;
     float eps;
 };
-/* Norm of the latent, RoPE of the key part, both as f16 to their page; norm of q. */
+/* Norm of the latent, RoPE of the key part, both to their page; norm of q. */
 cudaError_t bt_cu_latent_append(const struct bt_cu_latent_append *a, cudaStream_t s);
 
 struct bt_cu_latent_queries {
@@ -70,6 +71,7 @@ cudaError_t bt_cu_latent_values(const void *mix, const void *kv_b, uint32_t n, u
 
 struct bt_cu_latent_gather {
     const void *pool;
+    bool e4m3; /* as in bt_cu_latent_append */
     uint64_t page_rows, layer_row;
     const struct bt_attn_span *spans; /* first: row of `latent` that the sequence begins at */
     uint32_t n_spans, rows;           /* rows: of all spans, each up to the next one's first */
@@ -77,7 +79,8 @@ struct bt_cu_latent_gather {
     uint32_t table_stride, page_tokens;
     void *latent, *k_rope; /* [rows][512] and [rows][64] f16 */
 };
-/* The latents of sequences side by side, out of their pages. */
+/* The latents of sequences side by side, out of their pages. e4m3 times its scale is a number of
+ * f16; key parts that f16 lacks become its nearest number. */
 cudaError_t bt_cu_latent_gather(const struct bt_cu_latent_gather *a, cudaStream_t s);
 
 #ifdef __cplusplus

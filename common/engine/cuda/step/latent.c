@@ -116,7 +116,8 @@ cudaError_t bt_cu_latent_open_pages(struct bt_engine *e)
                                      .rows = e->pool.rows,
                                      .page_rows = e->page_rows,
                                      .heads = e->model.config.heads,
-                                     .scale = e->model.config.attn_scale};
+                                     .scale = e->model.config.attn_scale,
+                                     .e4m3 = e->e4m3};
     return bt_mla_create(&pool, e->max_batch, &e->latent->decode);
 }
 
@@ -194,6 +195,7 @@ static struct bt_cu_latent_append append_of(const struct bt_engine *e, const str
                                         .slots = p->in->slots,
                                         .table = e->table,
                                         .pool = e->kv,
+                                        .e4m3 = e->e4m3,
                                         .page_rows = e->page_rows,
                                         .layer_row = p->layer_row,
                                         .n = p->l->tokens,
@@ -311,6 +313,7 @@ static bt_status_t prefill(struct bt_engine *e, const struct part *p)
     for (uint32_t i = 0; st == BT_OK && i < e->n_groups; i++) {
         const struct bt_cu_group *g = &e->groups[i];
         const struct bt_cu_latent_gather a = {.pool = e->kv,
+                                              .e4m3 = e->e4m3,
                                               .page_rows = e->page_rows,
                                               .layer_row = p->layer_row,
                                               .spans = p->in->spans + g->span,
@@ -348,7 +351,7 @@ bt_status_t bt_cu_latent_attention(struct bt_engine *e, const struct bt_engine_b
                      .in = in,
                      .y = y,
                      .layer_row = (uint32_t)(bt_kv_segment(&e->host.info.layout, layer, &bytes) /
-                                             (BT_LATENT_ROW * 2)),
+                                             bt_kv_row_bytes(&e->host.info.layout.groups[0])),
                      .whole = bt_cu_latent_sums_fit(e, l->tokens),
                      .together = !b && c->mla.q_rank == 0};
     BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, l->tokens, c->hidden, c->norm_eps,
