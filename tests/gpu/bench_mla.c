@@ -1,5 +1,5 @@
-/* make bench-gpu: decode attention over latent KV (576 f16 values a token) at issue 18's shapes,
- * pages of 64 in random order. It runs inside CUDA graphs over layers that together exceed the L2
+/* make bench-gpu: decode attention over latent KV, f16 or (--kv fp8) e4m3, pages of 64 in random
+ * order. It runs inside CUDA graphs over layers that together exceed the L2
  * cache; medians of replays. The floor is bytes of KV over the read bandwidth measured first, or
  * the products at the peak of the card (989 TFLOP/s), whichever is later. */
 #include <stdio.h>
@@ -20,20 +20,21 @@ struct bed { /* a pool and tensors for one shape */
     struct bt_mla_decode decode;
 };
 
+static bool e4m3;
+
 static void bed_open(struct bed *b, uint32_t heads, uint32_t batch, uint32_t len, uint32_t queries)
 {
     const uint32_t per_seq = (len + PAGE - 1) / PAGE;
     *b = (struct bed){.pages = batch * per_seq};
-    size_t layer = (size_t)b->pages * PAGE * BT_MLA_ROW;
+    size_t layer = (size_t)b->pages * PAGE * (e4m3 ? BT_MLA_E4M3_ROW : BT_MLA_ROW * 2); /* bytes */
     size_t q_n = (size_t)batch * queries * heads * BT_MLA_ROW;
-    b->layers = layer * 2 < ROTATE ? (uint32_t)(ROTATE / (layer * 2)) + 1 : 1;
+    b->layers = layer < ROTATE ? (uint32_t)(ROTATE / layer) + 1 : 1;
     b->launches = b->layers * 2 > 8 ? b->layers * 2 : 8;
-    CHECK(cudaMalloc(&b->kv, layer * b->layers * 2));
+    CHECK(cudaMalloc(&b->kv, layer * b->layers));
     CHECK(cudaMalloc(&b->q, q_n * 2));
     CHECK(cudaMalloc(&b->out, q_n * 2));
     CHECK(cudaMalloc((void **)&b->table, b->pages * 4));
     CHECK(cudaMalloc((void **)&b->lens, batch * 4));
-    ref_fill(b->kv, layer * b->layers, BT_CU_F16, 1.0f, 1);
     ref_fill(b->q, q_n, BT_CU_F16, 1.0f, 2);
     int32_t *t = malloc(b->pages * 4), *l = malloc(batch * 4);
     for (uint32_t i = 0; i < b->pages; i++) {
@@ -52,9 +53,17 @@ static void bed_open(struct bed *b, uint32_t heads, uint32_t batch, uint32_t len
     CHECK(cudaMemcpy(b->lens, l, batch * 4, cudaMemcpyHostToDevice));
     free(t);
     free(l);
-    const struct bt_mla_pool pool = {b->kv, (uint64_t)b->pages * PAGE * b->layers, PAGE, heads,
-                                     0.0722f};
+    const struct bt_mla_pool pool = {
+        b->kv, (uint64_t)b->pages * PAGE * b->layers, PAGE, heads, 0.0722f, e4m3};
+    if (e4m3) {
+        for (uint32_t i = 0; i < b->layers; i++) { /* all pages are one sequence's */
+            ref_fill_mla(&pool, i * b->pages * PAGE, b->table, (int)(b->pages * PAGE), i + 1);
+        }
+    } else {
+        ref_fill(b->kv, layer * b->layers / 2, BT_CU_F16, 1.0f, 1);
+    }
     CHECK(bt_mla_create(&pool, batch, &b->mla));
+    CHECK(cudaDeviceSynchronize()); /* the benchmark's stream does not wait for this one */
     b->decode =
         (struct bt_mla_decode){b->q, b->out, batch, queries, b->lens, NULL, b->table, per_seq};
 }
@@ -111,17 +120,20 @@ static void bench(cudaStream_t s, const struct row *r, float read_gbs)
     struct bed b;
     bed_open(&b, r->heads, r->batch, r->len, r->queries);
     CHECK(bt_mla_decode_plan(b.mla, b.lens, r->batch, r->queries, s));
-    double tokens = (double)r->batch * r->len, bytes = tokens * BT_MLA_ROW * 2;
+    double tokens = (double)r->batch * r->len;
+    double bytes = tokens * (e4m3 ? BT_MLA_E4M3_ROW : BT_MLA_ROW * 2);
     double flop = tokens * r->heads * r->queries * 2 * (BT_MLA_ROW + BT_MLA_LATENT);
     float us = time_decode(&b, s);
     double floor_us = bytes / read_gbs / 1e3, products = flop / 989e6;
     floor_us = products > floor_us ? products : floor_us;
-    printf("mla decode h%-3u s%u b%-3u %-5u %8.1f us %5.0f GB/s %4.0f TFLOP/s  floor %.1f us (%.0f "
-           "%%)  aim %.0f  other %.0f\n",
-           r->heads, r->queries, r->batch, r->len, us, bytes / us / 1e3, flop / us / 1e6, floor_us,
-           floor_us / us * 100, r->aim, r->other);
-    printf("bench,mla_decode_h%u_s%u_b%u_%u,%.1f,us,%s,%.2f\n", r->heads, r->queries, r->batch,
-           r->len, us, r->other > 0 ? r->of : "-", r->other > 0 ? us / r->other : 0);
+    printf(
+        "mla decode%s h%-3u s%u b%-3u %-5u %8.1f us %5.0f GB/s %4.0f TFLOP/s  floor %.1f us (%.0f "
+        "%%)  aim %.0f  other %.0f\n",
+        e4m3 ? " fp8" : "", r->heads, r->queries, r->batch, r->len, us, bytes / us / 1e3,
+        flop / us / 1e6, floor_us, floor_us / us * 100, r->aim, r->other);
+    printf("bench,mla_decode%s_h%u_s%u_b%u_%u,%.1f,us,%s,%.2f\n", e4m3 ? "_fp8" : "", r->heads,
+           r->queries, r->batch, r->len, us, r->other > 0 ? r->of : "-",
+           r->other > 0 ? us / r->other : 0);
     fflush(stdout);
     bed_close(&b);
 }
@@ -129,7 +141,7 @@ static void bench(cudaStream_t s, const struct row *r, float read_gbs)
 #define MLA  "FlashMLA on the same kind of card with bf16"
 #define H100 "FA3 on an H100 with bf16 (quoted)"
 
-/* Arguments HEADS BATCH LENGTH: that row alone, for a profiler. */
+/* [--kv fp8] [HEADS BATCH LENGTH]: that row alone, for a profiler. */
 int main(int argc, char **argv)
 {
     static const struct row rows[] = {
@@ -141,6 +153,15 @@ int main(int argc, char **argv)
         {128, 128, 8192, 1, 450, 497, MLA},   {128, 128, 32768, 1, 1640, 1734, MLA},
         {16, 64, 8192, 2, 0, 0, NULL},        {16, 64, 8192, 4, 0, 0, NULL},
         {16, 1, 32768, 1, 0, 0, NULL},        {128, 8, 4096, 1, 0, 0, NULL}};
+    /* No other kernel reads whole sequences of fp8 latents on Hopper. */
+    static const struct row fp8_rows[] = {
+        {16, 128, 1024, 1, 0, 0, NULL},   {16, 32, 4096, 1, 0, 0, NULL},
+        {16, 64, 8192, 1, 0, 0, NULL},    {16, 128, 8192, 1, 170, 0, NULL},
+        {16, 128, 32768, 1, 0, 0, NULL},  {32, 128, 8192, 1, 0, 0, NULL},
+        {64, 128, 8192, 1, 0, 0, NULL},   {128, 32, 4096, 1, 0, 0, NULL},
+        {128, 64, 8192, 1, 0, 0, NULL},   {128, 128, 8192, 1, 400, 0, NULL},
+        {128, 128, 32768, 1, 0, 0, NULL}, {16, 64, 8192, 4, 0, 0, NULL},
+        {16, 1, 32768, 1, 0, 0, NULL},    {128, 8, 4096, 1, 0, 0, NULL}};
     cudaStream_t s;
     struct cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, 0) != cudaSuccess) {
@@ -152,13 +173,17 @@ int main(int argc, char **argv)
     printf("%s, %d multiprocessors, read bandwidth %.0f GB/s\n", p.name, p.multiProcessorCount,
            read_gbs);
     uint32_t only[3] = {0, 0, 0};
-    for (int i = 1; i < argc && i <= 3; i++) {
-        only[i - 1] = (uint32_t)strtoul(argv[i], NULL, 10);
+    e4m3 = argc > 2 && strcmp(argv[1], "--kv") == 0 && strcmp(argv[2], "fp8") == 0;
+    const int skip = e4m3 ? 2 : 0;
+    for (int i = 1; i + skip < argc && i <= 3; i++) {
+        only[i - 1] = (uint32_t)strtoul(argv[i + skip], NULL, 10);
     }
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        if (argc < 2 ||
-            (rows[i].heads == only[0] && rows[i].batch == only[1] && rows[i].len == only[2])) {
-            bench(s, &rows[i], read_gbs);
+    const struct row *r = e4m3 ? fp8_rows : rows;
+    const size_t n = e4m3 ? sizeof(fp8_rows) / sizeof(*r) : sizeof(rows) / sizeof(*r);
+    for (size_t i = 0; i < n; i++) {
+        if (argc < 2 + skip ||
+            (r[i].heads == only[0] && r[i].batch == only[1] && r[i].len == only[2])) {
+            bench(s, &r[i], read_gbs);
         }
     }
     return 0;

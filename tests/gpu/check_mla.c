@@ -1,8 +1,8 @@
 /* make check-gpu: decode attention over latent KV against a slow kernel, over random ragged
- * batches: 1 to 128 heads, 1 to 8 query tokens of a sequence, lengths 0 to 32k, page edges, both
- * orders of the pool. What the kernel may not read is NaN, what it must write is NaN before. Every
- * step runs twice and must give the same bits. Some results are checked against double precision
- * on the CPU, so that a common mistake of both kernels would show. */
+ * batches: latents in f16 and e4m3, 1 to 128 heads, 1 to 8 query tokens of a sequence, lengths 0 to
+ * 32k, page edges, both orders of the pool. What the kernel may not read is NaN, what it must write
+ * is NaN before. Every step runs twice and must give the same bits. Some results are checked
+ * against double precision on the CPU, so that a common mistake of both kernels would show. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +29,11 @@ struct setup {
     int32_t *host_table; /* [batch][table_stride] */
     void *kv;
 };
+
+static size_t row_bytes(const struct setup *s)
+{
+    return s->pool.e4m3 ? BT_MLA_E4M3_ROW : BT_MLA_ROW * 2;
+}
 
 static int random_len(void)
 {
@@ -74,8 +79,8 @@ static void make_pool(struct setup *s)
     free(perm);
     CHECK(cudaMalloc((void **)&s->table, table_n * 4));
     CHECK(cudaMemcpy(s->table, s->host_table, table_n * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMalloc(&s->kv, p->rows * BT_MLA_ROW * 2));
-    CHECK(cudaMemset(s->kv, 0xff, p->rows * BT_MLA_ROW * 2));
+    CHECK(cudaMalloc(&s->kv, p->rows * row_bytes(s)));
+    CHECK(cudaMemset(s->kv, 0xff, p->rows * row_bytes(s)));
     p->kv = s->kv;
     for (uint32_t i = 0; i < s->batch; i++) {
         ref_fill_mla(p, s->layer_row, s->table + i * s->table_stride, s->len[i], rnd(1u << 30));
@@ -96,11 +101,32 @@ static double from_f16(uint16_t v)
     return v >> 15 ? -f : f;
 }
 
+static double from_e4m3(uint8_t v)
+{
+    int e = v >> 3 & 15, m = v & 7;
+    double f = e == 15 && m == 7 ? NAN : e ? ldexp(8 + m, e - 10) : ldexp(m, -9);
+    return v >> 7 ? -f : f;
+}
+
+/* A token's row in double. */
+static void row_values(const struct setup *s, const uint8_t *row, double *k)
+{
+    const uint16_t *half = (const uint16_t *)row,
+                   *rope = (const uint16_t *)(row + BT_MLA_E4M3_ROPE);
+    const float *scale = (const float *)(row + BT_MLA_E4M3_SCALES);
+    for (int d = 0; d < BT_MLA_ROW; d++) {
+        k[d] = !s->pool.e4m3       ? from_f16(half[d])
+               : d < BT_MLA_LATENT ? from_e4m3(row[d]) * (double)scale[d / 128]
+                                   : (double)to_float(rope[d - BT_MLA_LATENT], BT_CU_BF16);
+    }
+}
+
 /* |out - ref| / |ref| of one query row and head, in double on the CPU. */
 static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t *out, int slot,
                         int pos)
 {
-    static uint16_t page[PAGE * BT_MLA_ROW];
+    static _Alignas(16) uint8_t page[PAGE * BT_MLA_ROW * 2];
+    const size_t bytes = row_bytes(s);
     double m = -INFINITY, l = 0, o[BT_MLA_LATENT] = {0}, qd[BT_MLA_ROW], k[BT_MLA_ROW];
     for (int d = 0; d < BT_MLA_ROW; d++) {
         qd[d] = from_f16(q[d]);
@@ -109,12 +135,12 @@ static double cpu_error(const struct setup *s, const uint16_t *q, const uint16_t
         if (i % PAGE == 0) {
             int32_t id = s->host_table[(size_t)slot * s->table_stride + (uint32_t)(i / PAGE)];
             size_t row = (size_t)id * s->pool.page_rows + s->layer_row;
-            CHECK(cudaMemcpy(page, (uint8_t *)s->kv + row * BT_MLA_ROW * 2, sizeof(page),
+            CHECK(cudaMemcpy(page, (uint8_t *)s->kv + row * bytes, PAGE * bytes,
                              cudaMemcpyDeviceToHost));
         }
         double x = 0;
+        row_values(s, page + (size_t)(i % PAGE) * bytes, k);
         for (int d = 0; d < BT_MLA_ROW; d++) {
-            k[d] = from_f16(page[(i % PAGE) * BT_MLA_ROW + d]);
             x += qd[d] * k[d];
         }
         x *= (double)s->pool.scale;
@@ -161,6 +187,7 @@ static void random_shape(struct setup *s, int i)
     static const uint32_t heads[] = {16, 128, 64, 32}, batches[] = {0, 0, 0, 132, 0, 1, 257};
     s->pool.heads = i % 9 < 5 ? heads[i % 4] : 1 + rnd(rnd(2) ? 17 : BT_MLA_MAX_HEADS);
     s->pool.scale = i % 3 == 0 ? 0.0722f : 0.135f;
+    s->pool.e4m3 = rnd(2);
     s->queries = i % 8 < 4 ? 1 : 1 + rnd(BT_MLA_MAX_QUERIES);
     s->batch = batches[i % 7] ? batches[i % 7] : 1 + rnd(40);
     int same = i % 5 == 4 ? 1 + (int)rnd(1000) : 0;
@@ -246,9 +273,9 @@ static int check(int i)
     for (uint32_t b = 0; b < s.batch; b++) {
         longest = s.len[b] > longest ? s.len[b] : longest;
     }
-    printf("%s %3u heads %u queries batch %3u longest %5d: worst %.1e cpu %.1e%s\n",
-           ok ? "ok  " : "FAIL", heads, s.queries, s.batch, longest, worst, cpu,
-           same ? "" : " NOT REPEATABLE");
+    printf("%s %s %3u heads %u queries batch %3u longest %5d: worst %.1e cpu %.1e%s\n",
+           ok ? "ok  " : "FAIL", s.pool.e4m3 ? "e4m3" : "f16 ", heads, s.queries, s.batch, longest,
+           worst, cpu, same ? "" : " NOT REPEATABLE");
     fflush(stdout);
     bt_mla_destroy(m);
     free(first);
@@ -267,7 +294,8 @@ static int check_refusals(void)
     struct bt_mla *m = NULL;
     void *kv;
     CHECK(cudaMalloc(&kv, 1 << 20));
-    const struct bt_mla_pool good = {kv, 128, 64, 16, 0.1f};
+    const struct bt_mla_pool good = {
+        .kv = kv, .rows = 128, .page_rows = 64, .heads = 16, .scale = 0.1f};
     struct bt_mla_pool heads = good, none = good, scale = good, rows = good;
     heads.heads = BT_MLA_MAX_HEADS + 1;
     none.heads = 0;
@@ -295,7 +323,7 @@ static int check_refusals(void)
 /* [CASES [SEED]] */
 int main(int argc, char **argv)
 {
-    int n = argc > 1 ? atoi(argv[1]) : 56, devices = 0;
+    int n = argc > 1 ? atoi(argv[1]) : 84, devices = 0;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
         printf("1..0 # SKIP no GPU\n");

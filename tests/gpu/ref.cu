@@ -287,12 +287,47 @@ extern "C" void ref_experts(const void *gate_up, const void *down, const void *a
     CHECK(cudaGetLastError());
 }
 
-static __device__ const __half *mla_row(const struct bt_mla_pool &p, uint32_t layer_row,
-                                        const int32_t *table, int token)
+static __device__ uint8_t *mla_row(const struct bt_mla_pool &p, uint32_t layer_row,
+                                   const int32_t *table, int token)
 {
     size_t page = (size_t)table[token / BT_MLA_PAGE_TOKENS];
-    return (const __half *)p.kv +
-           (page * p.page_rows + layer_row + token % BT_MLA_PAGE_TOKENS) * BT_MLA_ROW;
+    size_t row = page * p.page_rows + layer_row + token % BT_MLA_PAGE_TOKENS;
+    return (uint8_t *)p.kv + row * (p.e4m3 ? BT_MLA_E4M3_ROW : BT_MLA_ROW * 2);
+}
+static __device__ float mla_value(const struct bt_mla_pool &p, const uint8_t *row, int d)
+{
+    if (!p.e4m3) {
+        return __half2float(((const __half *)row)[d]);
+    }
+    if (d >= BT_MLA_LATENT) {
+        return __bfloat162float(
+            ((const __nv_bfloat16 *)(row + BT_MLA_E4M3_ROPE))[d - BT_MLA_LATENT]);
+    }
+    __half_raw h = __nv_cvt_fp8_to_halfraw(row[d], __NV_E4M3);
+    return __half2float(h) * ((const float *)(row + BT_MLA_E4M3_SCALES))[d / 128];
+}
+
+/* In e4m3, groups of a row differ in size, a scale is up to 2^4 larger than the values need, and
+ * some rows are so small that the smallest scale is too large for them. */
+static __device__ void fill_e4m3(uint8_t *row, float sigma, uint32_t seed)
+{
+    if (hash(seed, 77) % 16 == 0) {
+        sigma *= 0x1p-12f;
+    }
+    for (int i = threadIdx.x; i < BT_MLA_LATENT; i += blockDim.x) {
+        uint32_t h = hash(seed, 1000 + i / 128);
+        float size = sigma * (h % 8 == 0 ? 0x1p-5f : 1.0f);
+        int k = min(max(ilogbf(size * 4.5f / 448) + 1 + (int)(h / 8 % 5), -15), 7);
+        row[i] = (uint8_t)__nv_cvt_float_to_fp8(ldexpf(normal(seed, i) * size, -k), __NV_SATFINITE,
+                                                __NV_E4M3);
+        if (i % 128 == 0) {
+            ((float *)(row + BT_MLA_E4M3_SCALES))[i / 128] = ldexpf(1, k);
+        }
+    }
+    for (int i = threadIdx.x; i < BT_MLA_ROW - BT_MLA_LATENT; i += blockDim.x) {
+        ((__nv_bfloat16 *)(row + BT_MLA_E4M3_ROPE))[i] =
+            __float2bfloat16(normal(seed, BT_MLA_LATENT + i) * sigma);
+    }
 }
 
 static __global__ void fill_mla_kernel(struct bt_mla_pool p, uint32_t layer_row,
@@ -300,9 +335,13 @@ static __global__ void fill_mla_kernel(struct bt_mla_pool p, uint32_t layer_row,
 {
     int token = blockIdx.x;
     float sigma = hash(seed, token) % 16 ? 1.0f : 1.0f + (float)(token % 4096) / 800.0f;
+    uint8_t *row = mla_row(p, layer_row, table, token);
+    if (p.e4m3) {
+        fill_e4m3(row, sigma, seed + token);
+        return;
+    }
     for (int i = threadIdx.x; i < BT_MLA_ROW; i += blockDim.x) {
-        ((__half *)mla_row(p, layer_row, table, token))[i] =
-            __float2half(normal(seed + token, i) * sigma);
+        ((__half *)row)[i] = __float2half(normal(seed + token, i) * sigma);
     }
 }
 
@@ -325,10 +364,10 @@ static __global__ void mla_kernel(struct bt_mla_pool p, uint32_t layer_row, cons
     q += ((size_t)row * p.heads + head) * BT_MLA_ROW;
     float mx = -INFINITY, sum = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const __half *k = mla_row(p, layer_row, t, i);
+        const uint8_t *k = mla_row(p, layer_row, t, i);
         float s = 0;
         for (int d = 0; d < BT_MLA_ROW; d++) {
-            s += __half2float(q[d]) * __half2float(k[d]);
+            s += __half2float(q[d]) * mla_value(p, k, d);
         }
         score[i] = s * p.scale;
         mx = fmaxf(mx, score[i]);
@@ -342,7 +381,7 @@ static __global__ void mla_kernel(struct bt_mla_pool p, uint32_t layer_row, cons
     for (int d = threadIdx.x; d < BT_MLA_LATENT; d += blockDim.x) {
         float o = 0;
         for (int i = 0; i < n; i++) {
-            o += score[i] * __half2float(mla_row(p, layer_row, t, i)[d]);
+            o += score[i] * mla_value(p, mla_row(p, layer_row, t, i), d);
         }
         out[((size_t)row * p.heads + head) * BT_MLA_LATENT + d] = sum > 0 ? o / sum : 0.0f;
     }
