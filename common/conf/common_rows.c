@@ -126,7 +126,7 @@ const struct bt_conf_row bt_conf_common_rows[] = {
          "Format of stored keys and values: f16, or fp8 (e4m3 with power-of-two scales). With keys "
          "and values: a scale for each token and head, half the memory and traffic; cuda engine "
          "only. With latents (MLA): a scale for 128 values, RoPE's part in bf16, 0.57 times the "
-         "memory; cpu engine only. The same in all daemons.",
+         "memory; both engines. The same in all daemons.",
      .when = "when KV memory or traffic limits the load and the model tolerates fp8."},
     {.key = "kv.block_tokens",
      .type = BT_CONF_INT,
