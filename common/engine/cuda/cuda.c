@@ -511,6 +511,7 @@ static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batc
     }
     t->status = st;
     e->logits_of = t->id;
+    e->launched++;
     return BT_OK;
 }
 

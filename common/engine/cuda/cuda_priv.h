@@ -162,12 +162,15 @@ struct bt_engine {
     cudaStream_t compute, store, load;
     void *kv; /* [page][layer] segments: a page's bytes are its slab block's */
     uint32_t page_rows, max_batch;
-    _Atomic uint64_t used_ns; /* a slot, flow or step was asked for; pinning threads give way */
-    bool deterministic;       /* results do not depend on the other rows of a step */
-    bool e4m3;                /* pages; chunks then attend to pages of `wide`: */
-    void *wide;               /* one layer of wide_pages f16 pages, written anew for each group */
-    uint32_t wide_pages;      /* at least those of the longest sequence */
-    int32_t *wide_table;      /* device: page i is page i */
+    /* For the threads that pin slabs (slab.c): when a slot, flow or step was asked for, and how
+     * many steps were launched. */
+    _Atomic uint64_t used_ns;
+    _Atomic uint32_t launched;
+    bool deterministic;  /* results do not depend on the other rows of a step */
+    bool e4m3;           /* pages; chunks then attend to pages of `wide`: */
+    void *wide;          /* one layer of wide_pages f16 pages, written anew for each group */
+    uint32_t wide_pages; /* at least those of the longest sequence */
+    int32_t *wide_table; /* device: page i is page i */
     struct bt_attn *wide_attn;
     struct bt_cu_latent *latent;   /* step/latent.c; NULL: keys and values of KV heads */
     struct bt_cu_group *groups;    /* of the step that is being enqueued: [max_rows] */
@@ -258,7 +261,7 @@ bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint
 void bt_cu_work_advance(struct bt_engine *e, bool wait);
 
 #ifndef BT_CU_SLAB_PIECE
-#define BT_CU_SLAB_PIECE (64ull << 20) /* registered at a time */
+#define BT_CU_SLAB_PIECE (4ull << 20) /* registered at a time: about 1 ms */
 #endif
 /* slab_open of engine.h; pin: the same, done when it returns. */
 void bt_cu_slab_open(struct bt_engine *e, void *mem, uint64_t bytes);

@@ -2,8 +2,9 @@
  * through a buffer of the driver while the caller waits. Pinning takes a third of a second per GiB,
  * so each slab has a thread that pins it in pieces. Flows split their copies where two pieces meet,
  * as one copy must not cross two registrations. Copies of a piece that is not pinned yet are slow,
- * but correct. The driver launches nothing while it registers memory, so the thread pauses between
- * pieces. Owner thread: the engine's; the pinning thread uses only its slab's counters. */
+ * but correct. The driver launches nothing while it registers memory, so pieces are small and the
+ * thread pins one while a step runs. Owner thread: the engine's; the pinning thread uses only its
+ * slab's counters. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -21,19 +22,35 @@ struct bt_cu_slab {
     bool threaded;
     pthread_t thread;
     int device;
-    const _Atomic uint64_t *used_ns; /* time of the last call of the engine; may be NULL */
+    const struct bt_engine *engine; /* whose steps the thread gives way to: used_ns, launched */
 };
 
 /* The engine counts as used for this long after a call: more calls may come. */
 #define USED_NS 1000000000ull
 
-/* The driver's lock is not fair: a thread that takes it again at once keeps it for seconds. So
- * while the engine is used this thread sleeps half of the time. */
-static void give_way(const struct bt_cu_slab *s, uint64_t ns)
+/* A step is longer than the registration of a piece, so one that begins as the step starts delays
+ * no launch. Where steps take longer than this, one launch may wait for a piece. */
+#define STEP_WAIT_US 5000
+#define LOOK_US      50
+
+static void sleep_us(uint64_t us)
 {
-    struct timespec t = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    if (s->used_ns != NULL && bt_mono_ns() < *s->used_ns + USED_NS) {
-        (void)nanosleep(&t, NULL);
+    struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
+    (void)nanosleep(&t, NULL);
+}
+
+/* While the engine is used: waits for the next step's launch. took_us: of the last piece. The
+ * driver's lock is not fair: a thread that takes it again at once keeps it for seconds. So the
+ * thread sleeps as long as it has held the lock, at least. */
+static void give_way(const struct bt_engine *e, uint64_t took_us)
+{
+    if (bt_mono_ns() >= e->used_ns + USED_NS) {
+        return;
+    }
+    sleep_us(took_us);
+    uint32_t seen = e->launched;
+    for (uint32_t us = 0; us < STEP_WAIT_US && e->launched == seen; us += LOOK_US) {
+        sleep_us(LOOK_US);
     }
 }
 
@@ -45,7 +62,9 @@ static cudaError_t pin(struct bt_cu_slab *s)
         ce = cudaHostRegister(s->mem + at, n, cudaHostRegisterPortable);
         at += n;
         s->pinned = ce == cudaSuccess ? at : s->pinned;
-        give_way(s, bt_mono_ns() - began);
+        if (s->engine != NULL) {
+            give_way(s->engine, (bt_mono_ns() - began) / 1000);
+        }
     }
     return ce;
 }
@@ -81,7 +100,7 @@ bt_status_t bt_cu_slab_pin(struct bt_engine *e, void *mem, uint64_t bytes)
 void bt_cu_slab_open(struct bt_engine *e, void *mem, uint64_t bytes)
 {
     struct bt_cu_slab *s = slab_new(e, mem, bytes);
-    s->used_ns = &e->used_ns;
+    s->engine = e;
     s->threaded = pthread_create(&s->thread, NULL, pin_thread, s) == 0;
     if (!s->threaded) {
         (void)pin_thread(s);
