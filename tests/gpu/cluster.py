@@ -3,7 +3,7 @@
 
     tests/gpu/cluster.py BUNDLE [--device null] [--only-killed | --only-bench] [--bench C,C...] [--nodes 1 | --mixed N]
                          [--rates R,R... --lengths FILE [--gpus 2]] [--predict TRACE.jsonl] [--kv-dtype fp8]
-                         [--model DIR --reference FILE] [--shape DIR]
+                         [--model DIR --reference FILE [--block-tokens 64]] [--shape DIR]
 
 Small model, the bundle's or --model: reference outputs cold, warm and eight at once, sampling, KV between the nodes,
 kill -9 of a decode worker under streams. --bench: then the shape of Llama-3-8B, or that of --shape's config.json, with
@@ -88,7 +88,7 @@ def at_once(calls):
     return out
 
 
-def answers(c, refs):
+def answers(c, refs, block):
     cold, warm, many = Compared(), Compared(), Compared()
     for r in refs:
         cold.add(ask_reference(c, r), r)
@@ -99,7 +99,7 @@ def answers(c, refs):
         warm.add(out, r)
         n = out["usage"]["prompt_tokens_details"]["cached_tokens"]
         cached += n
-        if n != (len(r["prompt_ids"]) - 1) // 16 * 16:
+        if n != (len(r["prompt_ids"]) - 1) // block * block:
             check("cached tokens", False, f"{n} of {len(r['prompt_ids'])}")
     check("warm", warm.good() and cached > 0, f"{warm}; {cached} prompt tokens cached")
     for i, out in enumerate(at_once([lambda r=refs[i % len(refs)]: ask_reference(c, r) for i in range(8)])):
@@ -134,7 +134,7 @@ def kv_of_a_token(model):
     return conf["num_hidden_layers"] * conf["num_key_value_heads"] * conf["head_dim"] * 2 * 2
 
 
-def moved(c, model):
+def moved(c, model, block):
     prompt = "The quality of mercy is not strain'd " * 100 + str(time.time())
     for name in "cold", "warm":
         out = c.post("/v1/completions", {"prompt": prompt, "max_tokens": 16, "temperature": 0},
@@ -142,7 +142,7 @@ def moved(c, model):
         n, t = out["usage"]["prompt_tokens"], out["timings"]
         time.sleep(0.5)  # the conductor hears of new blocks a tick later
         if name == "cold":
-            check("KV between the nodes", t["kv_bytes"] == -(-n // 16) * 16 * kv_of_a_token(model), json.dumps(t))
+            check("KV between the nodes", t["kv_bytes"] == -(-n // block) * block * kv_of_a_token(model), json.dumps(t))
         else:
             print("warm:", json.dumps(t))
 
@@ -333,6 +333,7 @@ def main():
     p.add_argument("bundle")
     p.add_argument("--model", metavar="DIR", help="small model of the checks")
     p.add_argument("--reference", metavar="FILE", help="its reference outputs")
+    p.add_argument("--block-tokens", type=int, default=16, help="of the small model's KV; latents on a GPU: 64")
     p.add_argument("--shape", metavar="DIR", help="whose config.json the bench's model has (Llama-3-8B)")
     p.add_argument("--device", default="cuda", choices=["cuda", "null"])
     p.add_argument("--bench", default="", metavar="C,C...")
@@ -374,7 +375,7 @@ def main():
         # Workers share the GPU's memory, so each is told its part.
         sets = [f"{role}.engine.device={o.device}" for role in ("prefill", "decode")]
         if "--model" not in options:
-            options = ["--model", model, *options]
+            options = ["--model", model, "--set", f"all.kv.block_tokens={o.block_tokens}", *options]
         if not any(".engine.mem=" in x for x in options):
             sets += [f"{role}.engine.mem=4GiB" for role in ("prefill", "decode")]
         return Restarts(*(x for s in sets for x in ("--set", s)), *options)
@@ -394,9 +395,9 @@ def main():
     def small():
         r = start()
         try:
-            stage("answers", lambda: answers(r.c, refs), r)
+            stage("answers", lambda: answers(r.c, refs, o.block_tokens), r)
             stage("sampling", lambda: sampling(r.c), r)
-            stage("moved", lambda: moved(r.c, model), r)
+            stage("moved", lambda: moved(r.c, model, o.block_tokens), r)
         finally:
             r.stop()
 
