@@ -29,7 +29,11 @@ import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GAP = 0.15  # of a near-tie, and the largest difference of logprobs: activations are bf16
+GAP_EXPERTS = 0.2  # the same where a rounding may choose another expert; test_engine_golden.c has the same bound
 WRONG = 0.5  # a gap that rounding does not explain, over thousands of tokens; KV of another place gives several
+# With experts a rounding can cause any gap: the CPU engine with `split` against `bf16-mlp` shows gaps of 7 nats in 0.4 to
+# 0.8 % of the tokens of the DeepSeek model. KV of another place changes nearly all tokens.
+WRONG_SHARE = 0.04
 STREAM = 7000  # tokens of a stream that a kill is to meet
 failed = []
 
@@ -43,7 +47,8 @@ def check(name, good, what=""):
 class Compared:
     """Greedy answers against a model's references, token by token up to the first near-tie."""
 
-    def __init__(self):
+    def __init__(self, gap):
+        self.gap = gap
         self.answers = self.tokens = self.near = self.wrong = 0
         self.worst = 0.0
 
@@ -54,14 +59,14 @@ class Compared:
         self.wrong += len(got) != len(ref["greedy_ids"])
         for i, (mine, theirs) in enumerate(zip(got, ref["greedy_ids"])):
             if mine != theirs:
-                self.near += ref["greedy_top2_gap"][i] < GAP
-                self.wrong += ref["greedy_top2_gap"][i] >= GAP
+                self.near += ref["greedy_top2_gap"][i] < self.gap
+                self.wrong += ref["greedy_top2_gap"][i] >= self.gap
                 return
             self.tokens += 1
             self.worst = max(self.worst, abs(lp["token_logprobs"][i] - ref["greedy_logprobs"][i]))
 
     def good(self):
-        return self.wrong == 0 and self.worst < GAP
+        return self.wrong == 0 and self.worst < self.gap
 
     def __str__(self):
         return (f"{self.answers} answers, {self.tokens} tokens equal, {self.near} ended at a near-tie, "
@@ -88,8 +93,8 @@ def at_once(calls):
     return out
 
 
-def answers(c, refs, block):
-    cold, warm, many = Compared(), Compared(), Compared()
+def answers(c, refs, block, gap):
+    cold, warm, many = Compared(gap), Compared(gap), Compared(gap)
     for r in refs:
         cold.add(ask_reference(c, r), r)
     check("cold", cold.good(), cold)
@@ -156,7 +161,12 @@ def off_greedy(c, stream):
     return [(i, round(g, 3)) for i, g in enumerate(gaps) if g > 0]
 
 
-def killed(start):
+def has_experts(model):
+    with open(os.path.join(model, "config.json")) as f:
+        return any("expert" in key for key in json.load(f))
+
+
+def killed(start, experts):
     """kill -9 of the decode worker that serves, another one is up."""
     import test_faults
     from test_faults import BASE, run_streams
@@ -207,7 +217,8 @@ def killed(start):
         for name, run in ("undisturbed", want), ("killed", got):
             for stream in run[:3]:
                 found = off_greedy(r.c, stream)
-                check(f"greedy, {name}", all(g < WRONG for _, g in found),
+                good = len(found) < WRONG_SHARE * len(stream.ids) if experts else all(g < WRONG for _, g in found)
+                check(f"greedy, {name}", good,
                       f"longest gap at token {stream.gap_at}; {len(found)} tokens are not the prefill's first choice, by "
                       f"{max([g for _, g in found], default=0)} at most; from {GAP} on: {[f for f in found if f[1] >= GAP]}")
         r.start_again(gone[0])
@@ -395,7 +406,7 @@ def main():
     def small():
         r = start()
         try:
-            stage("answers", lambda: answers(r.c, refs, o.block_tokens), r)
+            stage("answers", lambda: answers(r.c, refs, o.block_tokens, GAP_EXPERTS if has_experts(model) else GAP), r)
             stage("sampling", lambda: sampling(r.c), r)
             stage("moved", lambda: moved(r.c, model, o.block_tokens), r)
         finally:
@@ -404,7 +415,7 @@ def main():
     if not o.only_bench:
         if not o.only_killed:
             stage("small", small)
-        stage("killed", lambda: killed(start))
+        stage("killed", lambda: killed(start, has_experts(model)))
     if o.bench or o.rates or o.predict:
         stage("bench", lambda: bench(start, bundle, o))
     print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all good")
