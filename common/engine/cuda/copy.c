@@ -49,7 +49,7 @@ bt_status_t bt_cu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word
 {
     (void)prio; /* loads and stores have one stream each; there is no priority */
     uint32_t flow = 0;
-    e->used_ns = bt_mono_ns();
+    e->use.asked_ns = bt_mono_ns();
     bt_status_t st = bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, &flow);
     if (st != BT_OK) {
         return st;

@@ -354,7 +354,7 @@ static bt_status_t cuda_slot_open(struct bt_engine *e, uint32_t slot,
     if (p->n_bias > BT_CU_BIAS_MAX) {
         return BT_ERR_TOO_LARGE;
     }
-    e->used_ns = bt_mono_ns();
+    e->use.asked_ns = bt_mono_ns();
     bt_status_t st = bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
     if (st != BT_OK) {
         return st;
@@ -482,7 +482,7 @@ static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batc
     if (e->failed != cudaSuccess) {
         return BT_ERR_DEVICE;
     }
-    e->used_ns = bt_mono_ns();
+    e->use.asked_ns = bt_mono_ns();
     settle(e, b);
     bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
     for (uint32_t r = 0; st == BT_OK && r < b->n_rows; r++) {
@@ -511,7 +511,7 @@ static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batc
     }
     t->status = st;
     e->logits_of = t->id;
-    e->launched++;
+    e->use.launched++;
     return BT_OK;
 }
 

@@ -162,10 +162,10 @@ struct bt_engine {
     cudaStream_t compute, store, load;
     void *kv; /* [page][layer] segments: a page's bytes are its slab block's */
     uint32_t page_rows, max_batch;
-    /* For the threads that pin slabs (slab.c): when a slot, flow or step was asked for, and how
-     * many steps were launched. */
-    _Atomic uint64_t used_ns;
-    _Atomic uint32_t launched;
+    struct {                       /* for the threads that pin slabs (slab.c) */
+        _Atomic uint64_t asked_ns; /* when a slot, flow or step was asked for */
+        _Atomic uint32_t launched; /* steps */
+    } use;
     bool deterministic;  /* results do not depend on the other rows of a step */
     bool e4m3;           /* pages; chunks then attend to pages of `wide`: */
     void *wide;          /* one layer of wide_pages f16 pages, written anew for each group */

@@ -22,7 +22,7 @@ struct bt_cu_slab {
     bool threaded;
     pthread_t thread;
     int device;
-    const struct bt_engine *engine; /* whose steps the thread gives way to: used_ns, launched */
+    const struct bt_engine *engine; /* whose steps the thread gives way to: its field use */
 };
 
 /* The engine counts as used for this long after a call: more calls may come. */
@@ -44,12 +44,12 @@ static void sleep_us(uint64_t us)
  * thread sleeps as long as it has held the lock, at least. */
 static void give_way(const struct bt_engine *e, uint64_t took_us)
 {
-    if (bt_mono_ns() >= e->used_ns + USED_NS) {
+    if (bt_mono_ns() >= e->use.asked_ns + USED_NS) {
         return;
     }
     sleep_us(took_us);
-    uint32_t seen = e->launched;
-    for (uint32_t us = 0; us < STEP_WAIT_US && e->launched == seen; us += LOOK_US) {
+    uint32_t seen = e->use.launched;
+    for (uint32_t us = 0; us < STEP_WAIT_US && e->use.launched == seen; us += LOOK_US) {
         sleep_us(LOOK_US);
     }
 }
