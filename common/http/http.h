@@ -110,14 +110,14 @@ const void *bt_http_body(const struct bt_http_req *r, size_t *len_p); /* bytes, 
 char *bt_http_take_body(struct bt_http_req *r, size_t *len_p);
 /* The body is not needed any more. */
 void bt_http_body_done(struct bt_http_req *r);
-/* In bt_http_head_fn, before true: the request is owner's (1 to 2^63 - 1), or 0: the client's
- * address'. Shares are counted by owner, and its connection is no longer a stranger's. Without a
- * head function every complete header does that. */
+/* In bt_http_head_fn, before it returns true: sets the owner of the request (1 to 2^63 - 1; 0: the
+ * client's address). Shares are counted by owner, and the connection is no longer a stranger.
+ * Without a head function every complete header does that. */
 void bt_http_accept(struct bt_http_req *r, uint64_t owner);
 /* In bt_http_head_fn: the body's length as the header gives it; 0: none, or in chunks. */
 uint64_t bt_http_body_announced(const struct bt_http_req *r);
-/* The client's address without its port ("192.0.2.7"); of IPv6 the half that names the network, as
- * one client has all addresses of it. "": not known. */
+/* The client's address without its port ("192.0.2.7"); of IPv6 only the network half, because one
+ * client has all its addresses. "": not known. */
 #define BT_HTTP_PEER_LEN 48
 void bt_http_peer(const struct bt_http_req *r, char out[BT_HTTP_PEER_LEN]);
 uint64_t bt_http_received_ns(const struct bt_http_req *r); /* bt_mono_ns at the body's last byte */

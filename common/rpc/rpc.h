@@ -16,7 +16,7 @@ struct bt_rpc_stream;  /* one bidirectional stream, either side */
 struct bt_rpc_call;    /* one unary call on the server, to be answered once */
 struct bt_tls;         /* common/rpc/tls.h */
 
-/* gRPC's own status numbers, where a remote is told or tells one. */
+/* gRPC's own status numbers, in answers to and from other processes. */
 enum {
     BT_GRPC_OK = 0,
     BT_GRPC_CANCELLED = 1,
@@ -31,7 +31,7 @@ enum {
     BT_GRPC_UNAVAILABLE = 14
 };
 
-/* ERR_IO (logged): no eventfd or thread is to be had. loop outlives rpc. */
+/* ERR_IO (logged): no eventfd or thread could be created. loop outlives rpc. */
 bt_status_t bt_rpc_create(struct bt_loop *loop, struct bt_rpc **rpc_p) BT_MUST_CHECK;
 /* Servers and channels that are made from now on use this TLS; it outlives rpc. NULL: plaintext. */
 void bt_rpc_set_tls(struct bt_rpc *rpc, struct bt_tls *tls);
@@ -40,7 +40,7 @@ void bt_rpc_set_bulk(struct bt_rpc *rpc);
 /* Ends everything still open (callbacks are not called any more) and joins the thread. Unary calls
  * not yet answered may not be answered afterwards. Not from inside a callback of this rpc. */
 void bt_rpc_destroy(struct bt_rpc *rpc);
-struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc); /* for timers of what is built on it */
+struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc); /* for timers of code built on rpc */
 
 /* ---- streams, both sides ---- */
 struct bt_rpc_stream_ops {
@@ -57,8 +57,7 @@ struct bt_rpc_stream_ops {
      * not copied together; valid during the call only. */
     void (*on_pieces)(void *arg, struct bt_rpc_stream *s, const struct iovec *pieces, size_t n,
                       size_t len);
-    /* Optional: the oldest message that this was not yet called for has left the queue and been
-     * written. */
+    /* Optional: called once for each queued message, in order, when it has been written. */
     void (*on_sent)(void *arg, struct bt_rpc_stream *s);
 };
 /* Queues a copy of the message (one is in flight at a time, in order). AGAIN when the queue of
@@ -90,10 +89,10 @@ bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
                                  struct bt_rpc_server **srv_p, int *port_p) BT_MUST_CHECK;
 /* A stream on which the client says nothing within 5 s ends with DEADLINE, and so does a unary call
  * whose message does not come. A connection has at most 128 calls and streams, a server 1024 of
- * either kind; more are told EXHAUSTED. */
+ * either kind; further ones get EXHAUSTED. */
 /* Registration comes before start; any other method is answered UNIMPLEMENTED. method:
- * "/pkg.Svc/M". caller: the role whose certificate is asked for, others get PERMISSION_DENIED;
- * NULL: any of the cluster. Without TLS everybody may call. */
+ * "/pkg.Svc/M". caller: the role that the client's certificate must name, others get
+ * PERMISSION_DENIED; NULL: any daemon of the cluster. Without TLS there is no check. */
 typedef void (*bt_rpc_unary_fn)(void *arg, struct bt_rpc_call *call, const void *data, size_t len);
 typedef void (*bt_rpc_accept_fn)(void *arg,
                                  struct bt_rpc_stream *s); /* must set ops with set_arg */
@@ -111,16 +110,16 @@ void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, c
 void bt_rpc_server_destroy(struct bt_rpc_server *srv);
 
 /* ---- client ---- */
-/* who: "role" or "role/node" that the certificate at the other end must name, else nothing is sent
- * to it; NULL: any of the cluster. Without TLS nobody is asked. Nothing is dialed before the first
- * call. ERR_INVALID (logged): target is empty. */
+/* who: "role" or "role/node" that the server's certificate must name, else nothing is sent to it;
+ * NULL: any daemon of the cluster. Without TLS there is no check. Nothing is dialed before the
+ * first call. ERR_INVALID (logged): target is empty. */
 bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target, const char *who,
                                   struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
 /* As above, with another TLS than rpc's; NULL: plaintext. */
 bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, struct bt_tls *tls,
                                       const char *who, struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
-/* Streams and calls on it are cancelled: each is told (on_close, done with CANCELLED) before this
- * returns, and nothing comes afterwards. */
+/* Cancels its streams and calls: on_close, or done with CANCELLED, is called for each before this
+ * returns, and no callback comes afterwards. */
 void bt_rpc_channel_destroy(struct bt_rpc_channel *ch);
 /* Ends the pause after a failed attempt to connect, so that the next attempt begins now; nothing
  * happens if there is no such pause. For an owner that does not rely on gRPC's timers: they stand
@@ -144,7 +143,7 @@ bt_status_t bt_rpc_stream_open(struct bt_rpc_channel *ch, const char *method, bo
 struct bt_rpc_question {
     const char *target; /* host:port */
     struct bt_tls *tls; /* NULL: plaintext */
-    const char *who;    /* as of bt_rpc_channel_create_tls; NULL: any of the cluster */
+    const char *who;    /* as in bt_rpc_channel_create_tls; NULL: any daemon of the cluster */
     const char *method; /* "/pkg.Svc/M" */
     const void *data;   /* the packed message, len bytes */
     size_t len;

@@ -44,10 +44,10 @@ typedef enum {
     BT_RPC_SESSION_STOPPED    /* the user ended it in good order */
 } bt_rpc_session_cause_t;
 
-/* How a session ended; told once. The state machine gives the code and the reason of these causes
- * itself, the same in every daemon: SILENT DEADLINE, FULL EXHAUSTED, REFUSED FAILED_PRECONDITION,
- * VIOLATION INVALID_ARGUMENT (a user that finds one gives this code, too). A dialer of kvstores
- * takes FAILED_PRECONDITION as final: the listener will refuse it again. */
+/* How a session ended; reported once. The state machine gives the code and the reason of these
+ * causes itself, the same in every daemon: SILENT DEADLINE, FULL EXHAUSTED, REFUSED
+ * FAILED_PRECONDITION, VIOLATION INVALID_ARGUMENT (a user that finds one gives this code, too). A
+ * dialer of kvstores takes FAILED_PRECONDITION as final: the listener will refuse it again. */
 struct bt_rpc_session_end {
     bt_rpc_session_cause_t cause;
     int code; /* BT_GRPC_*: what the peer is told; CLOSED: what the peer told us */
@@ -73,7 +73,8 @@ struct bt_rpc_session_rules {
     uint32_t tick_ms;    /* between two TICKs: a heartbeat may go half as much too early */
     uint32_t heartbeat_ms, silence_ms;         /* 0: the constants above; tests have others */
     uint32_t backoff_first_ms, backoff_max_ms; /* 0: nobody dials again by itself */
-    uint32_t flush; /* of these causes (1 << cause) the peer is told behind what is queued */
+    uint32_t flush; /* for these causes (1 << cause) the peer gets the reason behind the queued
+                       messages */
 };
 
 struct bt_rpc_session_core {
@@ -89,7 +90,7 @@ struct bt_rpc_session_core {
     uint64_t seq;       /* of the last heartbeat; goes on from one connection to the next */
     uint32_t wait_ms;   /* with REDIAL: until the next dial */
     struct bt_rpc_backoff backoff;
-    struct bt_rpc_session_end end; /* ENDING: what is to come. IDLE: what was last */
+    struct bt_rpc_session_end end; /* ENDING: the coming end. IDLE: the last one */
 };
 
 typedef enum {

@@ -51,11 +51,11 @@ struct bt_slot_header {     /* 128 bytes */
     uint64_t layout_id;
     uint64_t sealed_ns; /* bt_mono_ns: a slab does not outlive its boot */
     uint32_t tenant;    /* bt_kv_tenant_tag of whose block it is */
-    uint32_t crc; /* CRC32C over key..tenant and the slot's CRC row; written before the state */
+    uint32_t crc; /* CRC32C over key to tenant and the slot's CRC row; written before the state */
     struct {
         uint64_t used_ns;    /* of the last one; bt_mono_ns */
         uint32_t count;      /* with the one that made it */
-        uint32_t generation; /* of the block that this speaks of */
+        uint32_t generation; /* of the block that `use` describes */
     } use; /* of the block so far, for the order after a restart: a hint, under no checksum */
     uint8_t pad[40];
 };

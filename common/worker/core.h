@@ -1,5 +1,5 @@
 /* The engine thread's state and the helpers that the roles' steps are written with. Everything here
- * belongs to the engine thread but the parts marked otherwise. */
+ * belongs to the engine thread, except parts that are marked otherwise. */
 #ifndef BT_WORKER_CORE_H
 #define BT_WORKER_CORE_H
 
@@ -239,7 +239,7 @@ void bt_wcore_emit(struct bt_wcore *c, const struct bt_wout *o);
 uint32_t bt_wcore_poll(struct bt_wcore *c, uint32_t timeout_us);
 /* Remembers what a ticket is for: kind and ptr as in struct bt_wticket. */
 void bt_wcore_ticket(struct bt_wcore *c, bt_engine_ticket_t t, int kind, void *ptr);
-/* The engine's memory or device has failed: everything ends. */
+/* The engine's memory or device has failed: ends all requests and the worker. */
 void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
 
 /* ---- step.c ---- */
@@ -247,7 +247,8 @@ void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
 bool bt_wcore_launch(struct bt_wcore *c);
 /* How many requests generate now (stage ROW). */
 uint32_t bt_wcore_rows(const struct bt_wcore *c);
-/* A ticket of the step (BT_WT_FORWARD, BT_WT_SAMPLE) is finished; of another step: ignored. */
+/* A ticket of the step (BT_WT_FORWARD, BT_WT_SAMPLE) is finished; one of another step is ignored.
+ */
 void bt_wcore_step_event(struct bt_wcore *c, int kind, const struct bt_engine_event *ev);
 /* Does the step keep this ticket? Then it releases it itself. */
 bool bt_wcore_step_holds(struct bt_wcore *c, bt_engine_ticket_t forward);
@@ -288,7 +289,7 @@ bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engin
 void bt_wcore_admit(struct bt_wcore *c);
 
 /* ---- core.c: requests ---- */
-/* Is a's class lower, so that than goes first whenever it came? */
+/* Is a's class lower than that of `than`, so that `than` goes first even if it came later? */
 bool bt_wreq_lower_class(const struct bt_wreq *a, const struct bt_wreq *than);
 /* Has r's end begun? */
 bool bt_wreq_ending(const struct bt_wreq *r);
@@ -312,11 +313,11 @@ void bt_wcore_requeue(struct bt_wcore *c, struct bt_wreq *r);
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
 /* Closes a flow of r (pointer to load_flow or store_flow); quiet() follows. */
 void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, bool abort);
-/* r, which was draining, needs its pages no more; it may be gone afterwards. */
+/* r was draining and no longer needs its pages; r may be freed by this call. */
 void bt_wcore_drained(struct bt_wcore *c, struct bt_wreq *r);
 /* The control thread has dropped the lead r from its tables: it is freed, when it has drained. */
 void bt_wcore_forget(struct bt_wcore *c, struct bt_wreq *r);
-/* After the step that a doomed request was part of. */
+/* Called after the step that a request to be ended was part of. */
 void bt_wcore_close_doomed(struct bt_wcore *c, struct bt_wreq *r);
 /* r's slot, or one of its flows, is quiet: the ticket of closing it was polled. */
 void bt_wcore_slot_ticket(struct bt_wcore *c, struct bt_wreq *r);
