@@ -39,6 +39,9 @@ static bool large(const struct bt_cu_experts *x)
 
 bool bt_cu_experts_few_rows(const struct bt_cu_experts *x, uint32_t rows)
 {
+    if (x->invariant) {
+        return !large(x);
+    }
     return rows <= BT_CU_EXPERTS_FEW &&
            (rows * x->used <= x->n * BT_CU_EXPERTS_FEW_EACH || !large(x));
 }
@@ -115,8 +118,9 @@ cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up
     }
     struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);
     struct bt_cu_experts_product w = {.gate_up = gate_up, .down = down, .a = a, .rows = rows};
-    cudaError_t e = bt_cu_experts_few_rows(x, rows)
-                        ? bt_cu_experts_few(x, &p, &w, rows <= BT_CU_EXPERTS_SMALL, s)
-                        : bt_cu_experts_many(x, &p, &w, s);
+    /* Items of other sizes divide k otherwise. */
+    const bool small = rows <= BT_CU_EXPERTS_SMALL && !x->invariant;
+    cudaError_t e = bt_cu_experts_few_rows(x, rows) ? bt_cu_experts_few(x, &p, &w, small, s)
+                                                    : bt_cu_experts_many(x, &p, &w, s);
     return e == cudaSuccess ? bt_cu_experts_combine(x, &p, rows, out, add, s) : e;
 }

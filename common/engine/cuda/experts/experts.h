@@ -23,7 +23,9 @@ extern "C" {
 
 /* Routing is what struct bt_model_experts defines, with the same names. A model's shared expert is
  * the last `always` of n and of used: each row uses them with weight 1, and the router does not
- * know them. */
+ * know them.
+ * invariant: one kernel computes any number of rows, that of many rows where it can. It sums a row
+ * from the first column to the last, whatever part of an expert's rows it is in. */
 struct bt_cu_experts {
     uint32_t n, used;
     uint32_t hidden, inter;                   /* of a row; of one expert */
@@ -32,6 +34,7 @@ struct bt_cu_experts {
     bool normalise;
     float scale;
     uint32_t always;
+    bool invariant; /* a row's result has the same bits whatever the other rows are */
 };
 
 /* Hopper; n, used and groups within the limits above, enough experts in the groups that are used,

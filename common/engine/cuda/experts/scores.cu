@@ -30,7 +30,8 @@ extern "C" cudaError_t bt_cu_experts_scores(const struct bt_cu_experts *x,
         return cudaErrorInvalidValue;
     }
     const struct scores_args args = scores_args_of(x, norm, router, rows, a, scores);
-    return rows <= BT_CU_EXPERTS_FEW ? launch<few_cut>(args, s)
-           : args.n <= 64            ? launch<narrow_cut>(args, s)
-                                     : launch<broad_cut>(args, s);
+    if (rows <= BT_CU_EXPERTS_FEW) { /* few_cut alone has sixteen warps, which divide k */
+        return x->invariant ? launch<least_cut>(args, s) : launch<few_cut>(args, s);
+    }
+    return args.n <= 64 ? launch<narrow_cut>(args, s) : launch<broad_cut>(args, s);
 }

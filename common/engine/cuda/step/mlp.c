@@ -117,6 +117,7 @@ struct bt_cu_experts bt_cu_experts_of(const struct bt_model_config *c)
 cudaError_t bt_cu_experts_open(struct bt_engine *e, uint32_t rows)
 {
     e->act.experts.x = bt_cu_experts_of(&e->model.config);
+    e->act.experts.x.invariant = e->deterministic;
     const struct bt_cu_experts *x = &e->act.experts.x;
     uint32_t most = BT_MIN(rows, bt_cu_experts_rows(x));
     size_t bytes = bt_cu_experts_scratch(x, most);
