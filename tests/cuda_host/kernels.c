@@ -654,6 +654,15 @@ cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t
     return cudaSuccess;
 }
 
+cudaError_t bt_attn_segments_plan(struct bt_attn *a, const struct bt_attn_item *items,
+                                  uint32_t n_items, cudaStream_t s)
+{
+    (void)items;
+    (void)s;
+    return a->pool.segment && n_items && n_items <= a->pool.items ? cudaSuccess
+                                                                  : cudaErrorInvalidValue;
+}
+
 /* One row of the pool as f32, counted in its segment. */
 static void kv_row(const struct bt_attn_pool *p, size_t segment, size_t row, float *to)
 {

@@ -188,7 +188,9 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
                                     .scale_row = (uint32_t)(g->scale_off / row),
                                     .out_type = e->model.e4m3 ? BT_CU_F16 : BT_CU_BF16,
                                     .scale = c->attn_scale,
-                                    .window = c->window};
+                                    .window = c->window,
+                                    .segment = e->deterministic ? BT_CU_SEGMENT : 0,
+                                    .items = info->max_rows + info->max_slots};
     ce = ce != cudaSuccess ? ce
          : e->latent       ? bt_cu_latent_open_pages(e)
                            : bt_attn_create(&e->pool, e->max_batch, &e->attn);

@@ -12,7 +12,7 @@ static int shape_ok(const struct bt_attn_pool *p)
            (p->page_tokens == 16 || p->page_tokens == 32 || p->page_tokens == 64) &&
            p->kv_heads > 0 && p->heads % p->kv_heads == 0 && p->heads / p->kv_heads >= 1 &&
            p->heads / p->kv_heads <= 16 && p->type >= BT_CU_F16 && p->type <= BT_CU_E4M3 &&
-           p->rows > 0 && p->rows <= INT32_MAX;
+           p->rows > 0 && p->rows <= INT32_MAX && p->segment % 128 == 0;
 }
 
 static cudaError_t make_maps(struct bt_attn *a)
@@ -28,6 +28,25 @@ static cudaError_t make_maps(struct bt_attn *a)
                : e;
 }
 
+cudaError_t bt_cu_take(void **memory_p, const size_t *sizes, void **const *places, int n)
+{
+    size_t total = 0;
+    for (int i = 0; i < n; i++) {
+        total += (sizes[i] + 255) & ~(size_t)255;
+    }
+    cudaError_t e = cudaMalloc(memory_p, total);
+    if (e == cudaSuccess) {
+        /* Counters begin at 0, and each launch returns them to 0. */
+        e = cudaMemset(*memory_p, 0, total);
+    }
+    char *at = *memory_p;
+    for (int i = 0; i < n; i++) {
+        *places[i] = at;
+        at += (sizes[i] + 255) & ~(size_t)255;
+    }
+    return e;
+}
+
 static cudaError_t take_memory(struct bt_attn *a)
 {
     uint32_t group = a->pool.heads / a->pool.kv_heads;
@@ -41,21 +60,25 @@ static cudaError_t take_memory(struct bt_attn *a)
     void **places[] = {(void **)&a->plan,    (void **)&a->seqs,   (void **)&a->decode_runs,
                        (void **)&a->arrived, (void **)&a->part_o, (void **)&a->part_ml,
                        (void **)&a->tickets};
-    size_t total = 0;
-    for (int i = 0; i < 7; i++) {
-        total += (sizes[i] + 255) & ~(size_t)255;
-    }
-    cudaError_t e = cudaMalloc(&a->memory, total);
-    if (e == cudaSuccess) {
-        /* Counters begin at 0, and each launch returns them to 0. */
-        e = cudaMemset(a->memory, 0, total);
-    }
-    char *at = a->memory;
-    for (int i = 0; i < 7; i++) {
-        *places[i] = at;
-        at += (sizes[i] + 255) & ~(size_t)255;
-    }
-    return e;
+    return bt_cu_take(&a->memory, sizes, places, 7);
+}
+
+/* Scratch memory of prefills over segments. */
+static cudaError_t take_segments(struct bt_attn *a)
+{
+    const struct bt_attn_pool *p = &a->pool;
+    const size_t threads = 256, group = p->heads / p->kv_heads; /* threads: that compute */
+    const size_t sizes[] = {((size_t)p->items + BT_ATTN_PARTS) * sizeof(struct bt_attn_unit),
+                            sizeof(int32_t),
+                            a->blocks * threads * p->head_dim / 2 * sizeof(float),
+                            BT_ATTN_PARTS * group * p->head_dim * sizeof(float),
+                            BT_ATTN_PARTS * group * 2 * sizeof(float),
+                            BT_ATTN_PARTS * sizeof(uint32_t)};
+    struct bt_attn_segments *g = &a->segments;
+    void **places[] = {(void **)&g->units,  (void **)&g->n_units, (void **)&g->kept,
+                       (void **)&g->part_o, (void **)&g->part_ml, (void **)&g->arrived};
+    g->tokens = p->segment;
+    return bt_cu_take(&a->segments_memory, sizes, places, 6);
 }
 
 cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
@@ -91,6 +114,9 @@ cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
     if (e == cudaSuccess) {
         e = take_memory(a);
     }
+    if (e == cudaSuccess && pool->segment) {
+        e = take_segments(a);
+    }
     if (e != cudaSuccess) {
         bt_attn_destroy(a);
         return e;
@@ -103,6 +129,7 @@ void bt_attn_destroy(struct bt_attn *a)
 {
     if (a) {
         cudaFree(a->memory);
+        cudaFree(a->segments_memory);
         free(a);
     }
 }
@@ -127,6 +154,9 @@ cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *f, 
     }
     if (f->invariant && !a->hopper) {
         return cudaErrorNotSupported;
+    }
+    if (f->invariant && a->pool.segment == 0) {
+        return cudaErrorInvalidValue;
     }
     return a->hopper ? bt_attn_prefill_tma(a, f, layer_row, s)
                      : bt_attn_prefill_mma(a, f, layer_row, s);

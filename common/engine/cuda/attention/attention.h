@@ -29,6 +29,9 @@ struct bt_attn_pool {
     int out_type;             /* of the output */
     uint32_t window;          /* a token sees itself and the window - 1 before it; 0: all */
     float scale;              /* of the scores; 0: 1 / sqrt(head_dim) */
+    uint32_t segment;         /* tokens of the segments of invariant prefills, a multiple of 128;
+                                 0: there are none */
+    uint32_t items;           /* most items of such a prefill */
 };
 
 struct bt_attn; /* tensor maps and scratch for one pool */
@@ -80,13 +83,20 @@ struct bt_attn_prefill {
     uint32_t n_items;
     const int32_t *table;
     uint32_t table_stride;
-    /* A token's result depends on neither the other tokens nor on how they are divided into items.
-     * On Hopper only; about a tenth slower. */
+    /* A token's result depends on neither the other tokens nor on how they are divided into items:
+     * KV is cut at multiples of pool.segment tokens, and what a token gets from each segment is
+     * added up from the last one to the first. Needs bt_attn_segments_plan. On Hopper only; about a
+     * tenth slower. */
     bool invariant;
 };
 
 /* Query tokens that fit an item. */
 uint32_t bt_attn_prefill_tokens(const struct bt_attn *a);
+/* Shares the segments of an invariant prefill's single tokens among the multiprocessors; once per
+ * step, before the prefills of all its layers. cudaErrorInvalidValue: the pool has no segments, or
+ * more items than bt_attn_create was told. */
+cudaError_t bt_attn_segments_plan(struct bt_attn *a, const struct bt_attn_item *items,
+                                  uint32_t n_items, cudaStream_t s);
 /* Causal attention of prompt chunks over their prefix and themselves, all in pages.
  * cudaErrorNotSupported: invariant, and the device is not a Hopper GPU. */
 cudaError_t bt_attn_prefill(struct bt_attn *a, const struct bt_attn_prefill *p, uint32_t layer_row,

@@ -25,6 +25,26 @@ struct bt_cu_decode_plan {
     int32_t pad[2];
 };
 
+/* The at-th of n segments that a row sees, whose results lie from part `first` on. n 0: no part. */
+struct bt_attn_part {
+    int32_t first, n, at;
+};
+/* What a launch computes at a time, for each KV head: an item, or a segment of one. */
+struct bt_attn_unit {
+    int32_t item;
+    int32_t segment, part, parts; /* part: the first of KV head 0; parts 0: all segments */
+};
+/* Of bt_attn_prefill with `invariant`; device memory. */
+struct bt_attn_segments {
+    uint32_t tokens; /* of a segment; 0: none */
+    struct bt_attn_unit *units;
+    int32_t *n_units;
+    float *kept; /* [blocks][threads][head_dim / 2]: a thread's outputs of the segments so far */
+    float *part_o, *part_ml; /* [parts][group][head_dim] and [2] */
+    uint32_t *arrived;       /* [parts]: those of a row that are written; 0 between launches */
+};
+#define BT_ATTN_PARTS 8192u /* with more, single tokens are not divided */
+
 struct bt_attn {
     struct bt_attn_pool pool;
     uint32_t max_batch, blocks;
@@ -40,12 +60,16 @@ struct bt_attn {
     float *part_o;     /* [blocks][2][group][head_dim] */
     float *part_ml;    /* [blocks][2][group][2] */
     uint32_t *tickets; /* prefill: next tile, finished blocks */
-    void *memory;
+    struct bt_attn_segments segments;
+    void *memory, *segments_memory;
 };
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* One piece of device memory, all zeros, for n tables; *places[i]: the i-th, of sizes[i] bytes. */
+cudaError_t bt_cu_take(void **memory_p, const size_t *sizes, void **const *places, int n);
 
 /* attention.h's calls, by Hopper's copy engine (and WGMMA) or by cp.async and mma.sync. */
 cudaError_t bt_attn_decode_tma(struct bt_attn *a, const struct bt_attn_decode *d,

@@ -84,6 +84,10 @@ bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n) BT_
 
 /* ---- invariant.c: for deterministic engines ---- */
 
+/* Tokens of the segments that attention sums apart: results depend on it. Fewer would spread a long
+ * sequence over more multiprocessors, and cost prompts more. */
+#define BT_CU_SEGMENT 1024u
+
 /* bt_cu_product, or gate and up with their SwiGLU (end BT_CU_SKINNY_SWIGLU_ROUNDED, y in bf16): a
  * row's result does not depend on m. */
 bt_status_t bt_cu_product_invariant(struct bt_engine *e, const struct bt_cu_weight *w,
