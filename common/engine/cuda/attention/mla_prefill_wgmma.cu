@@ -24,6 +24,7 @@ struct mla_maps {
 
 /* A tile: the queries of one item and head. */
 struct mla_work {
+    static constexpr bool FIXED = false;
     const struct mla_args &a;
     const struct mla_maps &maps;
     const struct prefill_work *tile;
@@ -36,8 +37,8 @@ struct mla_work {
     {
         const struct bt_mla_prefill_item it = a.items[i % (int)a.n_items];
         const int end = it.pos + it.n;
-        return {i / (int)a.n_items, it.row, it.n, it.pos,  0, (end - 1) / shape::BN,
-                it.pos / shape::BN, 0,      end,  it.first};
+        return {i / (int)a.n_items, it.row, it.n, it.pos,   0, (end - 1) / shape::BN,
+                it.pos / shape::BN, 0,      end,  it.first, {}};
     }
 
     __device__ __forceinline__ void load_q(uint32_t to, uint32_t bar) const
@@ -77,14 +78,15 @@ struct mla_work {
             t.from[r] = 0;
         }
     }
-    __device__ __forceinline__ void store(const shape::state &t, int row) const
+    __device__ __forceinline__ void store(const shape::state &t, const float (&sum)[2],
+                                          int row) const
     {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int token = row + r * 8;
             uint16_t *out =
                 a.out + (size_t)(tile->row + token) * a.out_stride + tile->head * shape::DV;
-            store_row(t, r, token < tile->n ? out : NULL, true);
+            store_row(t, r, sum[r], token < tile->n ? out : NULL, true);
         }
     }
 };

@@ -16,12 +16,21 @@
  *   load_q(to, bar)      by one thread
  *   load_k, load_v(to, bar, n, i, one)   by a warp: KV tile n, the i-th of this tile; thread `one`
  *                        copies
- *   start(state, row), store(state, row)   the rows' limits; their results
+ *   start(state, row), store(state, sum, row)   the rows' limits; their results, with the sums of
+ *                        their weights
+ *   FIXED                whether KV is summed in segments (segments.cuh), from the last one that a
+ *                        tile sees to the first. A row's result then depends on no other row: each
+ *                        KV tile counts as masked, so that its maximum is searched; a tile that is
+ *                        computed again because of one row would change the others. Then also
+ *   segment              KV tiles of a segment
+ *   kept(i)              where a thread keeps four outputs of the segments so far
+ *   leave(state, now, row)   the result of a tile that is one segment alone
  * Device code only. */
 #ifndef BT_CUDA_ATTN_PREFILL_HOPPER_CUH
 #define BT_CUDA_ATTN_PREFILL_HOPPER_CUH
 
 #include "common/engine/cuda/attention/prefill_tile.cuh"
+#include "common/engine/cuda/attention/segments.cuh"
 #include "common/engine/cuda/hopper.cuh"
 
 #define GROUPS     2 /* computing warpgroups */
@@ -50,6 +59,7 @@ struct prefill_work {
                         rows have a base */
     int end;         /* positions from here on are not the sequence's */
     int place;       /* slot of a page table, or first row of the KV */
+    struct bt_attn_part part; /* FIXED: its segment, if it is not all that its rows see */
 };
 
 struct prefill_bars {
@@ -230,7 +240,7 @@ struct consumer {
  * softmax of n. In a tile without mask every row has a base already, and no maximum is searched.
  * Only if a row's weights have so large a sum that one of them may exceed the range of f16, the
  * tile is computed again. */
-template <bool MASK, class S>
+template <bool MASK, bool APART, class S>
 static __device__ __forceinline__ void step(struct consumer &c, typename S::state &t, int n)
 {
     const uint32_t k = c.smem + S::k_at + c.k.at * S::k;
@@ -247,14 +257,14 @@ static __device__ __forceinline__ void step(struct consumer &c, typename S::stat
     if (MASK) {
         release(smem_addr(&c.b->k_empty[c.k.at]));
         mask(t, n * S::BN);
-        softmax(t, c.scale);
+        softmax<APART>(t, c.scale);
     } else {
         float sum[2];
         weigh(t, c.scale, sum);
         t.moved = __any_sync(~0u, sum[0] >= 0x1p15f || sum[1] >= 0x1p15f);
         if (t.moved) {
             scores_again<S>(t, c.q_warp, k);
-            softmax(t, c.scale);
+            softmax<APART>(t, c.scale);
         } else {
             t.l[0] += sum[0];
             t.l[1] += sum[1];
@@ -271,7 +281,7 @@ static __device__ __forceinline__ void step(struct consumer &c, typename S::stat
 }
 
 /* The first KV tile, which is the last that the rows see: there is no earlier output to sum. */
-template <class S>
+template <bool APART, class S>
 static __device__ __forceinline__ void first_step(struct consumer &c, typename S::state &t, int n,
                                                   int end, uint8_t *smem)
 {
@@ -284,7 +294,7 @@ static __device__ __forceinline__ void first_step(struct consumer &c, typename S
     release(smem_addr(&c.b->k_empty[c.k.at]));
     c.k.next(S::STAGES);
     mask(t, n * S::BN);
-    softmax(t, c.scale);
+    softmax<APART>(t, c.scale);
     to_weights(t);
     if (end < (n + 1) * S::BN) {
         bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
@@ -305,6 +315,129 @@ static __device__ __forceinline__ void last_step(struct consumer &c, typename S:
     wgmma_hold(t.o);
     release(smem_addr(&c.b->v_empty[c.v.at]));
     c.v.next(S::STAGES);
+}
+
+/* ---- segments ---- */
+
+/* The sums of the segment that a thread's rows have just seen. */
+template <class S>
+static __device__ __forceinline__ void sums_of(const typename S::state &t, float scale,
+                                               struct segment_sums (&now)[2])
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        now[r] = {t.m[r] == -INFINITY ? -INFINITY : t.m[r] * scale, row_sum(t.l[r])};
+    }
+}
+
+/* Adds the segment that ends to those before it, which the thread keeps in memory: there is none if
+ * `first`, and there comes none if `last`. */
+template <class S, class Work>
+static __device__ __forceinline__ void end_segment(const Work &w, typename S::state &t, float scale,
+                                                   struct segment_sums (&total)[2], bool first,
+                                                   bool last)
+{
+    struct segment_sums now[2];
+    sums_of<S>(t, scale, now);
+    const struct segment_factors f[2] = {add_sums(total[0], now[0]), add_sums(total[1], now[1])};
+#pragma unroll
+    for (int i = 0; i < S::DV / 8; i++) {
+        float4 *at = w.kept(i);
+        float *o = t.o + i * 4;
+        if (!first) {
+            const float4 v = __ldcg(at);
+            o[0] = add_output(v.x, o[0], f[0]);
+            o[1] = add_output(v.y, o[1], f[0]);
+            o[2] = add_output(v.z, o[2], f[1]);
+            o[3] = add_output(v.w, o[3], f[1]);
+        }
+        if (!last) {
+            __stcg(at, make_float4(o[0], o[1], o[2], o[3]));
+        }
+    }
+}
+
+/* As step, for a KV tile that is the first of the next segment. */
+template <class S, class Work>
+static __device__ __forceinline__ void next_segment(const Work &w, struct consumer &c,
+                                                    typename S::state &t, int n,
+                                                    struct segment_sums (&total)[2], bool first)
+{
+    const uint32_t k = c.smem + S::k_at + c.k.at * S::k;
+    bar_wait(smem_addr(&c.b->k_full[c.k.at]), c.k.phase);
+    wgmma_hold(t.s);
+    wgmma_hold(t.o);
+    wgmma_fence();
+    scores<S>(t, c.q, wgmma_desc(k, 0, 1024));
+    bar_wait(smem_addr(&c.b->v_full[c.v.at]), c.v.phase);
+    wgmma_fence();
+    outputs<S>(t, wgmma_desc(c.smem + S::v_at + c.v.at * S::v, S::BN * 128, 1024));
+    wgmma_wait<0>();
+    wgmma_hold(t.s);
+    wgmma_hold(t.o);
+    release(smem_addr(&c.b->k_empty[c.k.at]));
+    release(smem_addr(&c.b->v_empty[c.v.at]));
+    c.k.next(S::STAGES);
+    c.v.next(S::STAGES);
+    end_segment<S>(w, t, c.scale, total, first, false);
+    clear_state(t);
+    mask(t, n * S::BN);
+    softmax<true>(t, c.scale);
+    to_weights(t);
+}
+
+template <class S, class Work>
+static __device__ __forceinline__ void sum_segments(const Work &w, struct consumer &c,
+                                                    typename S::state &t, int row, uint8_t *smem)
+{
+    const int first = w.tile->first, last = w.tile->last;
+    const bool one = last / w.segment == first / w.segment;
+    struct segment_sums total[2] = {no_sums(), no_sums()};
+    bool kept = false;
+    first_step<true, S>(c, t, last, w.tile->end, smem);
+    for (int n = last - 1; n >= first; n--) {
+        if ((n + 1) % w.segment == 0) {
+            next_segment<S>(w, c, t, n, total, !kept);
+            kept = true;
+        } else {
+            step<true, true, S>(c, t, n);
+        }
+    }
+    last_step<S>(c, t);
+    if (one) {
+        sums_of<S>(t, c.scale, total);
+        if (w.tile->part.n > 0) {
+            w.leave(t, total, row);
+            return;
+        }
+    } else {
+        end_segment<S>(w, t, c.scale, total, false, true);
+    }
+    const float sum[2] = {total[0].l, total[1].l};
+    w.store(t, sum, row);
+}
+
+/* All KV that a tile of queries sees. */
+template <class S, class Work>
+static __device__ __forceinline__ void sum_all(const Work &w, struct consumer &c,
+                                               typename S::state &t, int row, uint8_t *smem)
+{
+    const int first = w.tile->first, clear = max(first, w.tile->clear);
+    const int edge = max(first, w.tile->edge);
+    int n = w.tile->last;
+    first_step<false, S>(c, t, n, w.tile->end, smem);
+    for (n--; n >= clear; n--) {
+        step<true, false, S>(c, t, n);
+    }
+    for (; n >= edge; n--) {
+        step<false, false, S>(c, t, n);
+    }
+    for (; n >= first; n--) { /* tiles that the window cuts */
+        step<true, false, S>(c, t, n);
+    }
+    last_step<S>(c, t);
+    const float sum[2] = {row_sum(t.l[0]), row_sum(t.l[1])};
+    w.store(t, sum, row);
 }
 
 template <class S, class Work>
@@ -329,21 +462,11 @@ static __device__ __forceinline__ void consume(Work &w, struct prefill_bars *b, 
         typename S::state t;
         w.start(t, row);
         bar_wait(smem_addr(&b->q_full), phase);
-        const int first = w.tile->first, clear = max(first, w.tile->clear);
-        const int edge = max(first, w.tile->edge);
-        int n = w.tile->last;
-        first_step<S>(c, t, n, w.tile->end, smem);
-        for (n--; n >= clear; n--) {
-            step<true, S>(c, t, n);
+        if constexpr (Work::FIXED) {
+            sum_segments<S>(w, c, t, row, smem);
+        } else {
+            sum_all<S>(w, c, t, row, smem);
         }
-        for (; n >= edge; n--) {
-            step<false, S>(c, t, n);
-        }
-        for (; n >= first; n--) { /* tiles that the window cuts */
-            step<true, S>(c, t, n);
-        }
-        last_step<S>(c, t);
-        w.store(t, row);
     }
 }
 

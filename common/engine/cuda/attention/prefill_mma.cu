@@ -192,7 +192,7 @@ static __device__ void consume(const struct prefill_args &a, struct mma_bars *b,
             if (n >= clear || n < edge) {
                 mask(t, n * BN);
             }
-            softmax(t, a.scale_log2);
+            softmax<false>(t, a.scale_log2);
             rescale(t);
             to_weights(t);
             bar_wait(smem_addr(&b->v_full[r.at]), r.phase);
@@ -201,7 +201,8 @@ static __device__ void consume(const struct prefill_args &a, struct mma_bars *b,
             r.next(stages);
         }
         release(smem_addr(&b->q_empty));
-        store(a, t, it.row, it.n, tile / (int)a.n_items, row);
+        const float sum[2] = {row_sum(t.l[0]), row_sum(t.l[1])};
+        store(a, t, sum, it.row, it.n, tile / (int)a.n_items, row);
     }
 }
 

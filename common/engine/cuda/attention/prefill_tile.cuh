@@ -21,8 +21,9 @@ struct prefill_args {
     uint32_t table_stride;
     uint32_t group, page_tokens, page_rows, layer_row, window;
     float scale_log2;
-    bool out_bf16, invariant;
+    bool out_bf16;
     uint32_t *tickets;
+    struct bt_attn_segments seg; /* of kernels that sum segments */
 };
 
 /* The KV tiles that a tile of queries sees: [first, end). */
@@ -45,7 +46,6 @@ template <class T, int D, int BN> struct tile_state {
                                  multiplied by */
     float base[2];            /* m, scaled; infinite for rows without a token */
     bool moved;               /* fix must be applied */
-    bool invariant;           /* a row's reference does not depend on the warp's other rows */
     int limit[2], from[2];    /* tokens a row sees: [from, limit) */
 };
 
@@ -62,7 +62,6 @@ static __device__ __forceinline__ void clear_state(struct tile_state<T, D, BN> &
         t.base[r] = INFINITY;
         t.l[r] = 0;
     }
-    t.invariant = false;
 }
 
 template <class T, int D, int BN>
@@ -70,7 +69,6 @@ static __device__ __forceinline__ void
 start_tile(const struct prefill_args &a, struct tile_state<T, D, BN> &t, int n, int pos, int row)
 {
     clear_state(t);
-    t.invariant = a.invariant;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int token = (row + r * 8) / (int)a.group;
@@ -114,8 +112,9 @@ static __device__ __forceinline__ void weigh(struct tile_state<T, D, BN> &t, flo
 }
 
 /* Turns scores into weights. The reference is raised only when a score exceeds it by 2^8, so the
- * weights stay well inside the range of f16, and the output is rarely rescaled. */
-template <class T, int D, int BN>
+ * weights stay well inside the range of f16, and the output is rarely rescaled. APART: a row's
+ * reference does not depend on the warp's other rows. */
+template <bool APART, class T, int D, int BN>
 static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, float scale)
 {
     float top[2], sum[2];
@@ -145,7 +144,7 @@ static __device__ __forceinline__ void softmax(struct tile_state<T, D, BN> &t, f
     if (t.moved) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            if (t.invariant && !far[r]) {
+            if (APART && !far[r]) {
                 t.fix[r] = 1;
                 continue;
             }
@@ -181,15 +180,19 @@ static __device__ __forceinline__ void rescale(struct tile_state<T, D, BN> &t)
     }
 }
 
+/* The sum of a row's weights; each of its four threads has a part. */
+static __device__ __forceinline__ float row_sum(float l)
+{
+    l += __shfl_xor_sync(~0u, l, 1);
+    return l + __shfl_xor_sync(~0u, l, 2);
+}
+
 /* Writes row lane / 4 (r 0) or lane / 4 + 8 (1), of which `out` is the first value; NULL: no
- * row. */
+ * row. l: sum of its weights. */
 template <class T, int D, int BN>
 static __device__ __forceinline__ void store_row(const struct tile_state<T, D, BN> &t, int r,
-                                                 uint16_t *out, bool bf16)
+                                                 float l, uint16_t *out, bool bf16)
 {
-    float l = t.l[r];
-    l += __shfl_xor_sync(~0u, l, 1);
-    l += __shfl_xor_sync(~0u, l, 2);
     float f = l > 0 ? 1.0f / l : 0.0f;
     if (!out) {
         return;
@@ -202,10 +205,11 @@ static __device__ __forceinline__ void store_row(const struct tile_state<T, D, B
     }
 }
 
+/* sum: of the weights of both rows. */
 template <class T, int D, int BN>
-static __device__ __forceinline__ void store(const struct prefill_args &a,
-                                             const struct tile_state<T, D, BN> &t, int first_row,
-                                             int n, int head, int row)
+static __device__ __forceinline__ void
+store(const struct prefill_args &a, const struct tile_state<T, D, BN> &t, const float (&sum)[2],
+      int first_row, int n, int head, int row)
 {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -213,7 +217,7 @@ static __device__ __forceinline__ void store(const struct prefill_args &a,
         bool any = token < n && token < BM / (int)a.group;
         uint16_t *out = (uint16_t *)a.out + (size_t)(first_row + token) * a.out_stride +
                         (size_t)(head * (int)a.group + h) * D;
-        store_row(t, r, any ? out : NULL, a.out_bf16);
+        store_row(t, r, sum[r], any ? out : NULL, a.out_bf16);
     }
 }
 
@@ -259,8 +263,10 @@ prefill_args_of(const struct bt_attn *a, const struct bt_attn_prefill *f, uint32
     args.window = p->window;
     args.scale_log2 = a->scale_log2;
     args.out_bf16 = p->out_type == BT_CU_BF16;
-    args.invariant = f->invariant;
     args.tickets = a->tickets;
+    if (f->invariant) {
+        args.seg = a->segments;
+    }
     return args;
 }
 

@@ -4,31 +4,51 @@
  * the longest of a KV head first, so that a head's KV stays in the L2 cache. */
 #include "common/engine/cuda/attention/prefill_hopper.cuh"
 
-/* A tile: the rows of one item and KV head. */
-template <class S> struct paged_work {
+/* A tile: the rows of one item and KV head; with segments, it may be one of a single token's
+ * segments. */
+template <class S, bool FIXED_> struct paged_work {
+    static constexpr bool FIXED = FIXED_;
     const struct prefill_args &a;
     const CUtensorMap *q_map, *kv_map;
     const struct prefill_work *tile;
     int pages_log2; /* of a KV tile */
     int ids;
+    int segment; /* KV tiles */
 
     __device__ paged_work(const struct prefill_args &args, const CUtensorMap *q,
                           const CUtensorMap *kv)
-        : a(args), q_map(q), kv_map(kv), pages_log2(31 - __clz(S::BN / (int)args.page_tokens))
+        : a(args), q_map(q), kv_map(kv), pages_log2(31 - __clz(S::BN / (int)args.page_tokens)),
+          segment((int)args.seg.tokens / S::BN)
     {
     }
 
     __device__ __forceinline__ struct prefill_work make(int i) const
     {
+        if constexpr (FIXED) {
+            return make_fixed(i);
+        }
         const struct bt_attn_item it = a.items[i % (int)a.n_items];
         const struct span kv = kv_span<S::BN>(it, a.window);
-        /* A tile that is computed again because one row's weights are too large would change the
-         * other rows. So where that matters every tile counts as masked: its maximum is searched.
-         */
-        int clear = a.invariant ? 0 : it.pos / S::BN;
         int edge = a.window ? max(it.pos + it.n - (int)a.window + S::BN - 1, 0) / S::BN : 0;
-        return {i / (int)a.n_items, it.row, it.n, it.pos, kv.first,
-                kv.end - 1,         clear,  edge, it.len, it.slot};
+        return {i / (int)a.n_items, it.row, it.n,   it.pos,  kv.first, kv.end - 1,
+                it.pos / S::BN,     edge,   it.len, it.slot, {}};
+    }
+
+    /* From the plan's list, head by head. */
+    __device__ __forceinline__ struct prefill_work make_fixed(int i) const
+    {
+        const int n = __ldcg(a.seg.n_units), head = i / n;
+        const int4 u = __ldcg((const int4 *)a.seg.units + i % n); /* item, segment, part, parts */
+        const struct bt_attn_item it = a.items[u.x];
+        const struct span kv = kv_span<S::BN>(it, a.window);
+        struct prefill_work w = {head, it.row, it.n,   it.pos,  kv.first, kv.end - 1,
+                                 0,    0,      it.len, it.slot, {}};
+        if (u.w > 0) {
+            w.first = max(w.first, u.y * segment);
+            w.last = min(w.last, (u.y + 1) * segment - 1);
+            w.part = {u.z + head * u.w, u.w, u.y - kv.first / segment};
+        }
+        return w;
     }
 
     __device__ __forceinline__ void load_q(uint32_t to, uint32_t bar) const
@@ -76,11 +96,122 @@ template <class S> struct paged_work {
     {
         start_tile(a, t, tile->n, tile->pos, row);
     }
-    __device__ __forceinline__ void store(const typename S::state &t, int row) const
+    __device__ __forceinline__ void store(const typename S::state &t, const float (&sum)[2],
+                                          int row) const
     {
-        ::store(a, t, tile->row, tile->n, tile->head, row);
+        ::store(a, t, sum, tile->row, tile->n, tile->head, row);
+    }
+
+    __device__ __forceinline__ float4 *kept(int i) const
+    {
+        return (float4 *)a.seg.kept + ((size_t)blockIdx.x * (S::DV / 8) + i) * (GROUPS * 128) +
+               threadIdx.x - 128;
+    }
+
+    /* Leaves what a single token's heads got from one segment; the warp that is last with them adds
+     * up all segments. The first warp has all heads. */
+    __device__ __forceinline__ void leave(const typename S::state &t,
+                                          const struct segment_sums (&now)[2], int row) const
+    {
+        const int lane = threadIdx.x % 32, group = (int)a.group;
+        const struct bt_attn_part part = tile->part;
+        if (row - lane / 4 != 0) {
+            return;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int h = row + r * 8;
+            float *to = a.seg.part_o + ((size_t)(part.first + part.at) * group + h) * S::DV;
+            if (h >= group) {
+                break;
+            }
+#pragma unroll
+            for (int i = 0; i < S::DV / 8; i++) {
+                __stcg((float2 *)(to + i * 8 + lane % 4 * 2),
+                       make_float2(t.o[i * 4 + r * 2], t.o[i * 4 + r * 2 + 1]));
+            }
+            if (lane % 4 == 0) {
+                __stcg((float2 *)a.seg.part_ml + (size_t)(part.first + part.at) * group + h,
+                       make_float2(now[r].m, now[r].l));
+            }
+        }
+        __syncwarp();
+        uint32_t before = 0;
+        if (lane == 0) {
+            __threadfence();
+            before = atomicAdd(a.seg.arrived + part.first, 1);
+            __threadfence();
+        }
+        if (__shfl_sync(~0u, before, 0) == (uint32_t)part.n - 1) {
+            add_parts(part);
+        }
+    }
+
+    __device__ __forceinline__ void add_parts(const struct bt_attn_part &part) const
+    {
+        constexpr int PER = S::DV / 32, DEPTH = 8; /* values of a lane; parts on their way */
+        const int lane = threadIdx.x % 32, group = (int)a.group;
+        if (lane == 0) {
+            a.seg.arrived[part.first] = 0; /* for the next launch */
+        }
+        for (int h = 0; h < group; h++) {
+            struct segment_sums total = no_sums();
+            float acc[PER] = {};
+            for (int top = part.n - 1; top >= 0; top -= DEPTH) {
+                float v[DEPTH][PER];
+                float2 ml[DEPTH];
+#pragma unroll
+                for (int d = 0; d < DEPTH; d++) {
+                    const size_t at = (size_t)(part.first + max(top - d, 0)) * group + h;
+                    const float2 *from = (const float2 *)(a.seg.part_o + at * S::DV) + lane;
+                    ml[d] = __ldcg((const float2 *)a.seg.part_ml + at);
+#pragma unroll
+                    for (int i = 0; i < PER; i += 2) {
+                        const float2 x = __ldcg(from + i * 16);
+                        v[d][i] = x.x;
+                        v[d][i + 1] = x.y;
+                    }
+                }
+#pragma unroll
+                for (int d = 0; d < DEPTH; d++) {
+                    if (top - d >= 0) {
+                        const struct segment_factors f = add_sums(total, {ml[d].x, ml[d].y});
+#pragma unroll
+                        for (int i = 0; i < PER; i++) {
+                            acc[i] = add_output(acc[i], v[d][i], f);
+                        }
+                    }
+                }
+            }
+            const float f = total.l > 0 ? 1.0f / total.l : 0.0f;
+            uint32_t *out = (uint32_t *)((uint16_t *)a.out + (size_t)tile->row * a.out_stride +
+                                         ((size_t)tile->head * group + h) * S::DV) +
+                            lane;
+#pragma unroll
+            for (int i = 0; i < PER; i += 2) {
+                out[i * 16] = pack2_as(a.out_bf16, acc[i] * f, acc[i + 1] * f);
+            }
+        }
     }
 };
+
+template <class S>
+static __global__ void __launch_bounds__(THREADS, 1)
+    segments_kernel(const __grid_constant__ CUtensorMap q_map,
+                    const __grid_constant__ CUtensorMap kv_map,
+                    const __grid_constant__ prefill_args a)
+{
+    extern __shared__ __align__(1024) uint8_t smem[];
+    if (threadIdx.x == 0) {
+        tma_prefetch(&q_map);
+        tma_prefetch(&kv_map);
+    }
+    early_next();
+    early_wait();
+    paged_work<S, true> w(a, &q_map, &kv_map);
+    const uint32_t heads = a.tiles / a.n_items;
+    prefill<S>(w, smem, (uint32_t)__ldcg(a.seg.n_units) * heads, a.tickets, a.scale_log2);
+}
 
 template <class S>
 static __global__ void __launch_bounds__(THREADS, 1)
@@ -93,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         tma_prefetch(&q_map);
         tma_prefetch(&kv_map);
     }
-    paged_work<S> w(a, &q_map, &kv_map);
+    paged_work<S, false> w(a, &q_map, &kv_map);
     prefill<S>(w, smem, a.tiles, a.tickets, a.scale_log2);
 }
 
@@ -103,10 +234,16 @@ template <class S>
 static cudaError_t launch(struct bt_attn *a, const CUtensorMap &q_map,
                           const struct prefill_args &args, cudaStream_t s)
 {
-    cudaError_t e = cudaFuncSetAttribute(
-        prefill_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)S::bytes);
+    const bool fixed = args.seg.tokens > 0;
+    cudaError_t e =
+        cudaFuncSetAttribute(fixed ? segments_kernel<S> : prefill_kernel<S>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)S::bytes);
     if (e != cudaSuccess) {
         return e;
+    }
+    if (fixed) { /* blocks without a tile end at once */
+        return launch_early(segments_kernel<S>, a->blocks, THREADS, S::bytes, s, q_map, a->kv_plane,
+                            args);
     }
     uint32_t grid = args.tiles < a->blocks ? args.tiles : a->blocks;
     prefill_kernel<S><<<grid, THREADS, S::bytes, s>>>(q_map, a->kv_plane, args);

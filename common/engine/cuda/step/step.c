@@ -168,7 +168,9 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
         if (st != BT_OK) {
             return st;
         }
-    } else if (l->singles && !e->deterministic) {
+    } else if (e->deterministic) {
+        BT_CU_TRY(e, bt_attn_segments_plan(e->attn, in->items, l->items, e->compute));
+    } else if (l->singles) {
         BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
     }
     const struct bt_cu_embed embed = {.ids = in->ids,
