@@ -22,37 +22,26 @@ static struct bt_mla_shape shape_of(const struct bt_mla *m, uint32_t queries)
 static int pool_ok(const struct bt_mla_pool *p)
 {
     return p->heads > 0 && p->heads <= BT_MLA_MAX_HEADS && p->rows >= BT_MLA_PAGE_TOKENS &&
-           p->rows <= INT32_MAX && p->scale > 0 && (uintptr_t)p->kv % 16 == 0;
+           p->rows <= INT32_MAX && p->scale > 0 && (uintptr_t)p->kv % 16 == 0 &&
+           p->segment % BT_MLA_PAGE_TOKENS == 0 && !(p->segment && p->e4m3);
 }
 
 static cudaError_t take_memory(struct bt_mla *m)
 {
     size_t groups = (m->pool.heads * BT_MLA_MAX_QUERIES + MAX_COLUMNS - 1) / MAX_COLUMNS;
-    size_t pieces = (size_t)m->blocks * 2 * MAX_COLUMNS;
+    size_t parts = m->pool.segment ? m->blocks + BT_MLA_SEGMENT_PARTS : m->blocks * 2;
+    size_t pieces = parts * MAX_COLUMNS;
     size_t sizes[] = {m->max_batch * sizeof(struct bt_cu_decode_seq),
                       m->max_batch * groups * sizeof(struct bt_mla_cut),
                       m->blocks * sizeof(struct bt_cu_decode_run),
+                      m->max_batch * sizeof(int32_t),
                       m->max_batch * groups * 2 * sizeof(uint32_t),
                       pieces * BT_MLA_LATENT * sizeof(float),
                       pieces * 2 * sizeof(float)};
-    void **places[] = {(void **)&m->seqs,    (void **)&m->cuts,   (void **)&m->runs,
-                       (void **)&m->arrived, (void **)&m->part_o, (void **)&m->part_ml};
-    const int n = sizeof(sizes) / sizeof(sizes[0]);
-    size_t total = 0;
-    for (int i = 0; i < n; i++) {
-        total += (sizes[i] + 255) & ~(size_t)255;
-    }
-    cudaError_t e = cudaMalloc(&m->memory, total);
-    if (e == cudaSuccess) {
-        /* Counters begin at 0, and each launch returns them to 0. */
-        e = cudaMemset(m->memory, 0, total);
-    }
-    char *at = m->memory;
-    for (int i = 0; i < n; i++) {
-        *places[i] = at;
-        at += (sizes[i] + 255) & ~(size_t)255;
-    }
-    return e;
+    void **places[] = {(void **)&m->seqs,   (void **)&m->cuts,    (void **)&m->runs,
+                       (void **)&m->slots,  (void **)&m->arrived, (void **)&m->part_o,
+                       (void **)&m->part_ml};
+    return bt_cu_take(&m->memory, sizes, places, sizeof(sizes) / sizeof(sizes[0]));
 }
 
 cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p)
@@ -113,7 +102,7 @@ cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t b
         return cudaErrorInvalidValue;
     }
     struct bt_mla_shape shape = shape_of(m, queries);
-    return bt_mla_plan(m, lens, batch, &shape, PIECES, s);
+    return bt_mla_plan(m, lens, batch, queries, &shape, PIECES, s);
 }
 
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
@@ -129,4 +118,44 @@ cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint3
     }
     return shape.columns == MAX_COLUMNS ? bt_mla_decode_rows(m, d, &shape, layer_row, s)
                                         : bt_mla_decode_wgmma(m, d, &shape, layer_row, s);
+}
+
+/* ---- in one form ---- */
+
+uint32_t bt_mla_item_tokens(uint32_t heads)
+{
+    const uint32_t rows = 2 * MAX_COLUMNS; /* of two blocks that share KV */
+    return heads * BT_MLA_MAX_QUERIES <= rows ? BT_MLA_MAX_QUERIES : rows / heads;
+}
+
+static struct bt_mla_shape shape_of_items(const struct bt_mla *m, uint32_t most)
+{
+    return (struct bt_mla_shape){MAX_COLUMNS, 1, m->pool.heads * most > MAX_COLUMNS ? 2 : 1};
+}
+
+static int items_ok(const struct bt_mla *m, uint32_t n_items, uint32_t most)
+{
+    return m->pool.segment > 0 && n_items > 0 && n_items <= m->max_batch && most > 0 &&
+           most <= bt_mla_item_tokens(m->pool.heads);
+}
+
+cudaError_t bt_mla_invariant_plan(struct bt_mla *m, const struct bt_attn_item *items,
+                                  uint32_t n_items, uint32_t most, cudaStream_t s)
+{
+    if (!items_ok(m, n_items, most)) {
+        return cudaErrorInvalidValue;
+    }
+    const struct bt_mla_shape shape = shape_of_items(m, most);
+    return bt_mla_items_plan(m, items, n_items, &shape, s);
+}
+
+cudaError_t bt_mla_invariant(struct bt_mla *m, const struct bt_mla_invariant *d, uint32_t layer_row,
+                             cudaStream_t s)
+{
+    if (!items_ok(m, d->n_items, d->most) || d->tokens == 0 || (uintptr_t)d->q % 16 != 0 ||
+        (uintptr_t)d->out % 16 != 0) {
+        return cudaErrorInvalidValue;
+    }
+    const struct bt_mla_shape shape = shape_of_items(m, d->most);
+    return bt_mla_invariant_rows(m, d, &shape, layer_row, s);
 }

@@ -15,6 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/engine/cuda/attention/attention.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -39,12 +41,14 @@ struct bt_mla_pool {
     float scale;        /* of the scores, above 0. It does not follow from the row: the heads that
                            the model was trained with have 192 dimensions, and YaRN adds a factor */
     bool e4m3;          /* rows of BT_MLA_E4M3_ROW bytes instead of 576 f16 values */
+    uint32_t segment;   /* tokens of bt_mla_invariant's segments, a multiple of 64; 0: not used.
+                           f16 pools alone */
 };
 
 struct bt_mla; /* tensor map, plan and scratch for one pool */
 
-/* max_batch: sequences of a step, at most BT_MLA_MAX_BATCH. cudaErrorInvalidValue: a shape that the
- * kernel lacks; cudaErrorNotSupported: the device is not a Hopper GPU. */
+/* max_batch: sequences or items of a step, at most BT_MLA_MAX_BATCH. cudaErrorInvalidValue: a shape
+ * that the kernel lacks; cudaErrorNotSupported: the device is not a Hopper GPU. */
 cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p);
 void bt_mla_destroy(struct bt_mla *m);
 
@@ -69,6 +73,29 @@ cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t b
  * out of range, or q or out is not aligned. */
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
                           cudaStream_t s);
+
+/* Attention of single tokens and of prompts in this one form. A token's result has the same bits
+ * whatever the other tokens are and however they are divided into items: KV is cut at multiples of
+ * pool.segment tokens, a segment is summed by itself from its first token to its last, and the
+ * segments are added up in their order. */
+struct bt_mla_invariant {
+    const void *q;          /* [tokens][heads][576] f16, aligned to 16 bytes */
+    void *out;              /* [tokens][heads][512] f16, aligned to 16 bytes */
+    uint32_t tokens;        /* of q */
+    uint32_t n_items, most; /* as in the plan */
+    const int32_t *table;
+    uint32_t table_stride;
+};
+/* The most tokens of an item. */
+uint32_t bt_mla_item_tokens(uint32_t heads);
+/* Once per step, as bt_mla_decode_plan. most: tokens of the largest item; items' len is not read.
+ */
+cudaError_t bt_mla_invariant_plan(struct bt_mla *m, const struct bt_attn_item *items,
+                                  uint32_t n_items, uint32_t most, cudaStream_t s);
+/* The tokens' rows must be in the pages already. cudaErrorInvalidValue: the pool has no segments,
+ * or something is out of range or not aligned. */
+cudaError_t bt_mla_invariant(struct bt_mla *m, const struct bt_mla_invariant *d, uint32_t layer_row,
+                             cudaStream_t s);
 
 #ifdef __cplusplus
 }

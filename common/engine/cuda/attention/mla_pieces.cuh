@@ -7,6 +7,7 @@
 #define BT_CUDA_MLA_PIECES_CUH
 
 #include "common/engine/cuda/attention/mla_tile.cuh"
+#include "common/engine/cuda/attention/segments.cuh"
 
 /* 1 / sum of a query row's weights; 0 if the query sees no token. */
 static __device__ __forceinline__ float inverse(float l)
@@ -58,15 +59,16 @@ static __device__ __forceinline__ void part_written(const struct mla_args &a, co
     }
 }
 
+/* pieces: of the sequence; blocks: that wait for them. */
 template <int C>
 static __device__ __forceinline__ void wait_parts(const struct mla_args &a, const struct walk &w,
-                                                  uint32_t pieces)
+                                                  uint32_t pieces, uint32_t blocks)
 {
     if (threadIdx.x == 128 * WG_OUT) {
         uint32_t *n = counts_of<C>(a, w);
         while (load_acquire(n) < pieces) {
         }
-        if (atomicAdd(n + 1, 1) == pieces - 1) {
+        if (atomicAdd(n + 1, 1) == blocks - 1) {
             n[0] = n[1] = 0; /* for the next launch */
         }
     }
@@ -173,7 +175,7 @@ static __device__ __forceinline__ void combine(const struct mla_args &a, const s
 {
     const struct bt_mla_cut cut = cut_of(a, w);
     const int n = cut.last - cut.first + 1, k = (int)blockIdx.x / C - cut.first;
-    wait_parts<C>(a, w, (uint32_t)n);
+    wait_parts<C>(a, w, (uint32_t)n, (uint32_t)n);
     total_sums<N, C>(a, cut, b);
     if (n < 8) {
         add_slice<N, C, L::GROUP, 16 / L::GROUP>(a, cut, b, to, half, k, n);
@@ -181,6 +183,87 @@ static __device__ __forceinline__ void combine(const struct mla_args &a, const s
         add_slice<N, C, L::GROUP / 4, 64 / L::GROUP>(a, cut, b, to, half, k, n);
     }
     named_sync(NAMED_O, 256); /* before another sequence's sums replace b's */
+}
+
+/* ---- segments (segments.cuh), in rising order ---- */
+
+static __device__ __forceinline__ struct segment_sums sums_of(float m, float l)
+{
+    return {l > 0 ? m : -INFINITY, l};
+}
+
+/* Index of the part that a segment leaves; tile: its first. Parts lie behind the sums that each
+ * block keeps for itself. */
+template <int C>
+static __device__ __forceinline__ size_t segment_part(const struct mla_args &a,
+                                                      const struct bt_mla_cut &cut, int tile)
+{
+    const int n = cut.slot + tile / a.segment;
+    return a.kept + (C == 1 ? (size_t)n : (size_t)n * C + cluster_rank());
+}
+
+/* As combine, for a sequence whose segments have left a part each. */
+template <int N, int C, class L>
+static __device__ __forceinline__ void combine_segments(const struct mla_args &a,
+                                                        const struct walk &w, const L &to, int half)
+{
+    constexpr int GROUP = 2, DEPTH = 4, GROUPS = L::UNITS / GROUP;
+    const struct bt_mla_cut cut = cut_of(a, w);
+    const int parts = (w.s.tiles + a.segment - 1) / a.segment;
+    const int n = cut.last - cut.first + 1, k = (int)blockIdx.x / C - cut.first;
+    wait_parts<C>(a, w, (uint32_t)parts, (uint32_t)n);
+#pragma unroll 1
+    for (int g = GROUPS * k / n; g < GROUPS * (k + 1) / n; g++) {
+        const int query = to.query(g * GROUP);
+        struct segment_sums total[2] = {no_sums(), no_sums()};
+        float acc[GROUP][4] = {};
+#pragma unroll 1
+        for (int i = 0; i < parts; i += DEPTH) {
+            float2 ml[DEPTH][2];
+            float4 v[DEPTH][GROUP];
+#pragma unroll
+            for (int d = 0; d < DEPTH; d++) {
+                const size_t part = segment_part<C>(a, cut, min(i + d, parts - 1) * a.segment);
+                const float2 *at = (const float2 *)a.part_ml + part * N + query;
+                ml[d][0] = __ldcg(at);
+                ml[d][1] = __ldcg(at + L::NEXT);
+#pragma unroll
+                for (int u = 0; u < GROUP; u++) {
+                    v[d][u] = __ldcg(part_at<L::UNITS>(a, part, half, g * GROUP + u));
+                }
+            }
+#pragma unroll
+            for (int d = 0; d < DEPTH && i + d < parts; d++) {
+                const struct segment_factors f[2] = {add_sums(total[0], {ml[d][0].x, ml[d][0].y}),
+                                                     add_sums(total[1], {ml[d][1].x, ml[d][1].y})};
+#pragma unroll
+                for (int u = 0; u < GROUP; u++) {
+                    acc[u][0] = add_output(acc[u][0], v[d][u].x, f[0]);
+                    acc[u][1] = add_output(acc[u][1], v[d][u].y, f[0]);
+                    acc[u][2] = add_output(acc[u][2], v[d][u].z, f[1]);
+                    acc[u][3] = add_output(acc[u][3], v[d][u].w, f[1]);
+                }
+            }
+        }
+        static_assert(L::FIRST == 2, "values 2 and 3 are of the second row");
+        to.store(g * GROUP, acc, inverse(total[0].l), inverse(total[1].l));
+    }
+}
+
+/* The next piece of the run. FIXED: at most a segment of a sequence. */
+template <bool FIXED>
+static __device__ __forceinline__ bool piece(const struct mla_args &a, struct walk &w)
+{
+    const bool any = walk_piece(w);
+    if (FIXED && any) {
+        w.n = min(w.n, a.segment - w.tile % a.segment);
+    }
+    return any;
+}
+/* Whether a piece is the run's last of its sequence. */
+template <bool FIXED> static __device__ __forceinline__ bool ends(const struct walk &w)
+{
+    return !FIXED || w.tile + w.n == w.s.tiles || w.n == w.left;
 }
 
 /* The run of this block. */

@@ -68,7 +68,7 @@ static __device__ int divide(const struct planned &p, int batch, int sets, int l
 }
 
 static __global__ void __launch_bounds__(1024)
-    mla_plan_kernel(const int32_t *lens, int batch, int sets, int blocks, int pieces,
+    mla_plan_kernel(const int32_t *lens, int batch, int queries, int sets, int blocks, int pieces,
                     struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
                     struct bt_mla_cut *cuts)
 {
@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(1024)
     __syncthreads();
     for (int i = threadIdx.x; i < batch; i += 1024) {
         const int len = lens[i], tiles = (len + BT_MLA_PAGE_TOKENS - 1) / BT_MLA_PAGE_TOKENS;
-        seqs[i] = {0, tiles, 0, len};
+        seqs[i] = {i * queries, tiles, queries, len};
         p.tiles[i] = tiles;
         atomicAdd(&p.total, tiles);
         atomicMax(&p.longest, tiles);
@@ -110,11 +110,117 @@ static __global__ void __launch_bounds__(1024)
 }
 
 extern "C" cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
-                                   const struct bt_mla_shape *shape, uint32_t pieces,
-                                   cudaStream_t s)
+                                   uint32_t queries, const struct bt_mla_shape *shape,
+                                   uint32_t pieces, cudaStream_t s)
 {
-    mla_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)shape->sets,
+    mla_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)queries, (int)shape->sets,
                                        (int)(shape->blocks == 2 ? m->clusters : m->blocks),
                                        (int)pieces, m->seqs, m->runs, m->cuts);
+    return cudaGetLastError();
+}
+
+/* ---- bt_mla_invariant: sequences are cut at segments alone ---- */
+
+struct planned_items {
+    int32_t tiles[BT_MLA_MAX_BATCH];
+    int32_t total, n, segment; /* segment: tiles */
+    int32_t blocks, parts;     /* the most runs, and parts of segments */
+};
+
+/* As divide(). A sequence for whose segments there is no room among the parts goes to one run, and
+ * so does one that the limit need not cut. */
+static __device__ int divide_items(const struct planned_items &p, int limit,
+                                   const struct plan_out *out)
+{
+    struct bt_cu_decode_run run = {0, 0, 0, 0};
+    int r = 0, room = limit, parts = 0;
+    for (int item = 0; item < p.n && r <= p.blocks; item++) {
+        const int tiles = p.tiles[item], segments = (tiles + p.segment - 1) / p.segment;
+        const bool cuts = segments > 1 && parts + segments <= p.parts;
+        int at = 0, first = 0;
+        while (at < tiles) {
+            const int rest = tiles - at, whole = rest + PIECE + (at > 0 ? CUT : 0);
+            int take = (room - PIECE - CUT) / p.segment * p.segment;
+            take = whole <= room ? rest : cuts ? min(take, rest) : room == limit ? rest : 0;
+            if (take <= 0) { /* no room */
+                if (out) {
+                    out->runs[r] = run;
+                }
+                run.n = 0;
+                r++;
+                room = limit;
+                continue;
+            }
+            first = at == 0 ? r : first;
+            if (run.n == 0) {
+                run = {item, 0, at, 0};
+            }
+            run.n += take;
+            at += take;
+            room -= take == rest ? min(whole, room) : room;
+        }
+        if (out) {
+            out->cuts[item] = {first, r, parts, 0};
+        }
+        parts += first < r ? segments : 0;
+    }
+    if (out && run.n > 0 && r < p.blocks) {
+        out->runs[r] = run;
+    }
+    return r + (run.n > 0);
+}
+
+static __global__ void __launch_bounds__(1024)
+    mla_items_plan_kernel(const struct bt_attn_item *items, int n, int segment, int blocks,
+                          int parts, struct bt_cu_decode_seq *seqs, int32_t *slots,
+                          struct bt_cu_decode_run *runs, struct bt_mla_cut *cuts)
+{
+    __shared__ struct planned_items p;
+    if (threadIdx.x == 0) {
+        p.total = 0;
+        p.n = n;
+        p.segment = segment;
+        p.blocks = blocks;
+        p.parts = parts;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += 1024) {
+        const struct bt_attn_item it = items[i];
+        const int len = it.pos + it.n, tiles = (len + BT_MLA_PAGE_TOKENS - 1) / BT_MLA_PAGE_TOKENS;
+        seqs[i] = {it.row, tiles, it.n, len};
+        slots[i] = it.slot;
+        p.tiles[i] = tiles;
+        atomicAdd(&p.total, tiles);
+    }
+    for (int i = threadIdx.x; i < blocks; i += 1024) {
+        runs[i] = {0, 0, 0, 0};
+    }
+    __syncthreads();
+    if (threadIdx.x >= 32) {
+        return;
+    }
+    /* A run must be able to take the longest piece that may be all that it has. */
+    int limit = max((p.total + n * PIECE + blocks - 1) / blocks, segment + PIECE + CUT);
+    uint32_t fit = 0;
+    for (;; limit += 32) {
+        fit = __ballot_sync(~0u, divide_items(p, limit + (int)threadIdx.x, NULL) <= blocks);
+        if (fit) {
+            break;
+        }
+    }
+    if (threadIdx.x == 0) {
+        const struct plan_out out = {runs, cuts};
+        divide_items(p, limit + __ffs((int)fit) - 1, &out);
+    }
+}
+
+extern "C" cudaError_t bt_mla_items_plan(struct bt_mla *m, const struct bt_attn_item *items,
+                                         uint32_t n, const struct bt_mla_shape *shape,
+                                         cudaStream_t s)
+{
+    const uint32_t blocks = shape->blocks == 2 ? m->clusters : m->blocks;
+    mla_items_plan_kernel<<<1, 1024, 0, s>>>(
+        items, (int)n, (int)m->pool.segment / BT_MLA_PAGE_TOKENS, (int)blocks,
+        (int)(BT_MLA_SEGMENT_PARTS / shape->blocks), m->seqs, m->slots, m->runs, m->cuts);
     return cudaGetLastError();
 }

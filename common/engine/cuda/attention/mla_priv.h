@@ -17,9 +17,14 @@ struct bt_mla_shape {
  * leaves a part of the result. */
 struct bt_mla_cut {
     int32_t first, last;
-    int32_t slot; /* of the part of run `first`: 1 if the run has pieces before it. Others: 0 */
+    int32_t slot; /* of the part of run `first`: 1 if the run has pieces before it. Others: 0.
+                     bt_mla_invariant: number of the first segment's part */
     int32_t pad;
 };
+
+/* Parts of segments that a launch of bt_mla_invariant may have: eight for each of 132
+ * multiprocessors. A sequence that finds none is not divided. */
+#define BT_MLA_SEGMENT_PARTS 1056u
 
 struct bt_mla {
     struct bt_mla_pool pool;
@@ -30,9 +35,11 @@ struct bt_mla {
     struct bt_cu_decode_seq *seqs;
     struct bt_cu_decode_run *runs;
     struct bt_mla_cut *cuts; /* [max_batch][sets] */
+    int32_t *slots;          /* [max_batch], of bt_mla_invariant's items */
     uint32_t *arrived;       /* [max_batch][groups of rows][2]: counts of parts */
-    float *part_o;  /* [blocks][2][columns x 512], in the order of the products' registers */
-    float *part_ml; /* [blocks][2][columns][2] */
+    /* Parts: [blocks][2], or with segments [blocks + BT_MLA_SEGMENT_PARTS]. */
+    float *part_o;  /* of [columns x 512], in the order of the products' registers */
+    float *part_ml; /* of [columns][2] */
     void *memory;
 };
 
@@ -41,8 +48,11 @@ extern "C" {
 #endif
 
 /* Makes the plan of a step: seqs, runs and cuts. pieces: about how many a sequence may have. */
-cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
+cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch, uint32_t queries,
                         const struct bt_mla_shape *shape, uint32_t pieces, cudaStream_t s);
+/* The same for items: also slots. */
+cudaError_t bt_mla_items_plan(struct bt_mla *m, const struct bt_attn_item *items, uint32_t n,
+                              const struct bt_mla_shape *shape, cudaStream_t s);
 /* How many clusters of two blocks of bt_mla_decode_rows run at once on a device of `blocks`
  * multiprocessors. */
 cudaError_t bt_mla_rows_clusters(uint32_t blocks, uint32_t *clusters_p);
@@ -57,6 +67,9 @@ cudaError_t bt_mla_decode_rows(struct bt_mla *m, const struct bt_mla_decode *d,
 cudaError_t bt_mla_decode_e4m3(struct bt_mla *m, const struct bt_mla_decode *d,
                                const struct bt_mla_shape *shape, uint32_t layer_row,
                                cudaStream_t s);
+cudaError_t bt_mla_invariant_rows(struct bt_mla *m, const struct bt_mla_invariant *d,
+                                  const struct bt_mla_shape *shape, uint32_t layer_row,
+                                  cudaStream_t s);
 
 #ifdef __cplusplus
 }

@@ -36,17 +36,27 @@ struct score_rows {
     struct ring h, r; /* the tile's halves and RoPE box */
 };
 
+/* Query rows of the sequence, and where they begin in q and out. */
+static __device__ __forceinline__ int rows_of(const struct mla_args &a, const struct walk &w)
+{
+    return w.s.tile0 * (int)a.heads;
+}
+static __device__ __forceinline__ int first_row(const struct mla_args &a, const struct walk &w)
+{
+    return w.s.first * (int)a.heads;
+}
+
 /* Loads the first boxes of Q in the order in which the products read registers. row: of the
  * sequence, the thread's first. */
 static __device__ __forceinline__ void load_q(struct score_rows &t, const struct mla_args &a,
-                                              int seq, int row)
+                                              const struct walk &w, int row)
 {
-    const int words = BT_MLA_ROW / 2; /* of a row */
+    const int words = BT_MLA_ROW / 2, rows = rows_of(a, w); /* words: of a row */
     const uint32_t *q =
-        (const uint32_t *)a.q + ((size_t)seq * a.rows + row) * words + threadIdx.x % 4;
+        (const uint32_t *)a.q + (size_t)(first_row(a, w) + row) * words + threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < Q_REGS * 16; i++) {
-        bool valid = row + i % 2 * 8 < (int)a.rows;
+        bool valid = row + i % 2 * 8 < rows;
         t.q[i / 4][i % 4] = valid ? __ldcg(q + i / 4 * 8 + i / 2 % 2 * 4 + i % 2 * 8 * words) : 0;
     }
 }
@@ -94,13 +104,14 @@ static __device__ __forceinline__ void scores(float (&s)[32], const struct score
 }
 
 /* Hides tokens that a query may not see. base: first token of the tile; row: of the sequence. */
-static __device__ __forceinline__ void mask(float (&s)[32], const struct mla_args &a, int base,
-                                            int len, int row)
+static __device__ __forceinline__ void mask(float (&s)[32], const struct mla_args &a,
+                                            const struct walk &w, int base, int row)
 {
+    const int len = w.s.len, queries = w.s.tile0;
     const int token = base + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int seen = min(len - (int)a.queries + 1 + (row + r * 8) / (int)a.heads, len);
+        int seen = min(len - queries + 1 + (row + r * 8) / (int)a.heads, len);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             float *v = s + i / 2 * 4 + r * 2 + i % 2;
@@ -118,8 +129,9 @@ static __device__ __forceinline__ void clear_tail(uint8_t *half, int from)
     }
 }
 
-/* Makes the scores relative to the references, and raises these to the tile's largest scores if
- * need be. Returns whether earlier outputs have to be multiplied by `factor`. */
+/* Makes the scores relative to the references, and raises those of rows whose weights would leave
+ * the range of f16 to the tile's largest scores. Returns whether earlier outputs have to be
+ * multiplied by `factor`. What becomes of a row does not depend on the others. */
 static __device__ __forceinline__ bool refer(float (&s)[32], struct score_rows &t, float scale,
                                              bool begin, float (&factor)[2])
 {
@@ -137,7 +149,7 @@ static __device__ __forceinline__ bool refer(float (&s)[32], struct score_rows &
     for (int r = 0; r < 2; r++) {
         top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
         top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
-        up[r] = top[r] == -INFINITY ? 0.0f : begin ? top[r] - BIAS : fmaxf(top[r] - BIAS, 0.0f);
+        up[r] = top[r] > (begin ? -INFINITY : (float)LIMIT) ? top[r] - BIAS : 0.0f;
         factor[r] = begin ? 1.0f : ex2(-up[r]);
         t.m[r] += up[r];
         t.l[r] *= factor[r];
@@ -189,21 +201,22 @@ static __device__ __forceinline__ void store_state(const struct score_rows &t,
 }
 
 /* Computes the weights of tile i of a piece. row: of the sequence, the thread's first. */
+template <bool FIXED>
 static __device__ __forceinline__ void weigh(struct score_rows &t, const struct mla_args &a,
                                              const struct walk &w, int i, int row, uint8_t *smem,
                                              struct rows_shared *b)
 {
     const uint32_t smem_at = smem_addr(smem);
     const int base = (w.tile + i) * TOKENS;
-    const bool last = i == w.n - 1;
+    const bool last = i == w.n - 1, leave_q = last && ends<FIXED>(w);
     float s[32], factor[2] = {1, 1};
     scores(s, t, b, smem_at);
     release<1>(&b->scored[t.r.at]);
-    if (last) {
+    if (leave_q) {
         release<1>(&b->q_empty);
     }
-    if (base + TOKENS > w.s.len - (int)a.queries + 1) {
-        mask(s, a, base, w.s.len, row);
+    if (base + TOKENS > w.s.len - w.s.tile0 + 1) {
+        mask(s, a, w, base, row);
     }
     bool raised = refer(s, t, a.scale_log2, i == 0, factor);
 #pragma unroll
@@ -227,21 +240,25 @@ static __device__ __forceinline__ void weigh(struct score_rows &t, const struct 
     t.r.next(ROPES);
 }
 
-template <int C>
+template <int C, bool FIXED>
 static __device__ __forceinline__ void score(const struct mla_args &a, struct walk w, uint8_t *smem,
                                              struct rows_shared *b)
 {
     uint32_t q_phase = 0;
+    bool begins = true;
     struct score_rows t;
     t.h = t.r = {0, 0};
-    for (; walk_piece(w); walk_next(a, w)) {
+    for (; piece<FIXED>(a, w); walk_next(a, w)) {
         const int row = group_of<C>(w) * ROWS + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-        load_q(t, a, w.seq, row);
         t.m[0] = t.m[1] = t.l[0] = t.l[1] = 0;
-        bar_wait(smem_addr(&b->q_full), q_phase);
-        q_phase ^= 1;
+        if (begins) {
+            load_q(t, a, w, row);
+            bar_wait(smem_addr(&b->q_full), q_phase);
+            q_phase ^= 1;
+        }
+        begins = ends<FIXED>(w);
         for (int i = 0; i < w.n; i++) {
-            weigh(t, a, w, i, row, smem, b);
+            weigh<FIXED>(t, a, w, i, row, smem, b);
         }
     }
 }

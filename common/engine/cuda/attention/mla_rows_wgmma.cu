@@ -45,7 +45,7 @@ static __device__ __forceinline__ void copy(const struct mla_args &a, const CUte
     }
 }
 
-template <int C>
+template <int C, bool FIXED>
 static __device__ __forceinline__ void produce(const struct mla_args &a, const CUtensorMap *q_map,
                                                const CUtensorMap *kv_map, struct walk w,
                                                uint32_t smem, struct rows_shared *b)
@@ -54,7 +54,8 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
     const uint32_t rank = C == 1 ? 0 : cluster_rank();
     struct ring h = {0, 1}, r = {0, 1}; /* all is free at first */
     uint32_t q_phase = 1;
-    for (; walk_piece(w); walk_next(a, w)) {
+    bool begins = true;
+    for (; piece<FIXED>(a, w); walk_next(a, w)) {
         const int32_t *table = a.table + (size_t)w.slot * a.table_stride;
         const int last = (w.s.len - 1) / TOKENS;
         int ids = 0, more = table[min(w.tile + lane, last)];
@@ -72,14 +73,15 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
                             from, 4);
                     h.next(HALVES);
                 }
-                if (t == 0) { /* behind the first tile, which need not wait for the last piece */
+                if (t == 0 &&
+                    begins) { /* behind the first tile, which need not wait for the last piece */
                     uint32_t bar = smem_addr(&b->q_full);
                     bar_wait(smem_addr(&b->q_empty), q_phase);
                     bar_expect(bar, (BOXES - Q_REGS) * BOX);
 #pragma unroll 1
                     for (int i = Q_REGS; i < BOXES; i++) {
-                        tma_load_3d(smem + Q_AT + (i - Q_REGS) * BOX, q_map, bar, i * 64,
-                                    group_of<C>(w) * ROWS, w.seq);
+                        tma_load_2d(smem + Q_AT + (i - Q_REGS) * BOX, q_map, bar, i * 64,
+                                    first_row(a, w) + group_of<C>(w) * ROWS, TMA_EVICT_NORMAL);
                     }
                 }
                 bar_wait(smem_addr(&b->rope_empty[r.at]), r.phase);
@@ -88,7 +90,8 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
             }
             r.next(ROPES);
         }
-        q_phase ^= 1;
+        q_phase ^= begins;
+        begins = ends<FIXED>(w);
     }
     __syncwarp();
 }
@@ -112,7 +115,7 @@ static __device__ __forceinline__ void init_barriers(struct rows_shared *b, int 
     bar_init_fence();
 }
 
-template <int C>
+template <int C, bool FIXED>
 static __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(THREADS, 1)
     mla_rows_kernel(const __grid_constant__ CUtensorMap q_map,
                     const __grid_constant__ CUtensorMap kv_map, const __grid_constant__ mla_args a)
@@ -135,14 +138,14 @@ static __global__ void __cluster_dims__(C, 1, 1) __launch_bounds__(THREADS, 1)
     if (threadIdx.x < 128) {
         regs_give<24>();
         if (threadIdx.x < 32) {
-            produce<C>(a, &q_map, &kv_map, w, smem_addr(smem), b);
+            produce<C, FIXED>(a, &q_map, &kv_map, w, smem_addr(smem), b);
         }
     } else if (threadIdx.x < 128 * WG_OUT) {
         regs_take<168>();
-        score<C>(a, w, smem, b);
+        score<C, FIXED>(a, w, smem, b);
     } else {
         regs_take<160>();
-        sum<C>(a, w, smem_addr(smem), b);
+        sum<C, FIXED>(a, w, smem_addr(smem), b);
     }
     if (C > 1) {
         cluster_sync(); /* neither block ends while the other copies to it or arrives at its
@@ -166,28 +169,31 @@ extern "C" cudaError_t bt_mla_rows_clusters(uint32_t blocks, uint32_t *clusters_
     c.attrs = pair;
     c.numAttrs = 1;
     cudaError_t e = cudaFuncSetAttribute(
-        mla_rows_kernel<2>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_BYTES);
+        mla_rows_kernel<2, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)SHARED_BYTES);
     if (e == cudaSuccess) {
-        e = cudaOccupancyMaxActiveClusters(&n, mla_rows_kernel<2>, &c);
+        e = cudaOccupancyMaxActiveClusters(&n, mla_rows_kernel<2, false>, &c);
     }
     *clusters_p = (uint32_t)n;
     return e == cudaSuccess && n == 0 ? cudaErrorNotSupported : e;
 }
 
-template <int C>
-static cudaError_t launch(struct bt_mla *m, const struct bt_mla_decode *d,
-                          const struct mla_args &args, cudaStream_t s)
+/* rows: of all queries. */
+template <int C, bool FIXED>
+static cudaError_t launch(struct bt_mla *m, const struct mla_args &args, uint64_t rows,
+                          cudaStream_t s)
 {
     const uint32_t bytes = SHARED_BYTES, blocks = C == 1 ? m->blocks : m->clusters * 2;
+    const uint64_t dims[2] = {BT_MLA_ROW, rows}, strides[1] = {BT_MLA_ROW * 2};
+    const uint32_t box[2] = {64, ROWS};
     CUtensorMap q_map;
-    cudaError_t e = mla_q_map(&q_map, d, args, ROWS);
+    cudaError_t e = bt_cu_tensor_map(&q_map, BT_CU_F16, args.q, 2, dims, strides, box);
     if (e == cudaSuccess) {
-        e = cudaFuncSetAttribute(mla_rows_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)bytes);
+        e = cudaFuncSetAttribute(mla_rows_kernel<C, FIXED>,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     }
-    return e == cudaSuccess
-               ? launch_early(mla_rows_kernel<C>, blocks, THREADS, bytes, s, q_map, m->kv, args)
-               : e;
+    return e == cudaSuccess ? launch_early(mla_rows_kernel<C, FIXED>, blocks, THREADS, bytes, s,
+                                           q_map, m->kv, args)
+                            : e;
 }
 
 extern "C" cudaError_t bt_mla_decode_rows(struct bt_mla *m, const struct bt_mla_decode *d,
@@ -195,5 +201,25 @@ extern "C" cudaError_t bt_mla_decode_rows(struct bt_mla *m, const struct bt_mla_
                                           cudaStream_t s)
 {
     const struct mla_args a = mla_args_of(m, d, shape, layer_row);
-    return shape->blocks == 2 ? launch<2>(m, d, a, s) : launch<1>(m, d, a, s);
+    const uint64_t rows = (uint64_t)d->batch * a.rows;
+    return shape->blocks == 2 ? launch<2, false>(m, a, rows, s) : launch<1, false>(m, a, rows, s);
+}
+
+extern "C" cudaError_t bt_mla_invariant_rows(struct bt_mla *m, const struct bt_mla_invariant *d,
+                                             const struct bt_mla_shape *shape, uint32_t layer_row,
+                                             cudaStream_t s)
+{
+    const struct bt_mla_decode decode = {.q = d->q,
+                                         .out = d->out,
+                                         .batch = d->n_items,
+                                         .queries = d->most,
+                                         .slots = m->slots,
+                                         .table = d->table,
+                                         .table_stride = d->table_stride};
+    struct mla_args a = mla_args_of(m, &decode, shape, layer_row);
+    a.segment = (int)m->pool.segment / TOKENS;
+    a.evict = d->most > 1 ? TMA_EVICT_NORMAL : TMA_EVICT_FIRST; /* a prompt's items share KV */
+    a.kept = m->blocks;
+    const uint64_t rows = (uint64_t)d->tokens * a.heads;
+    return shape->blocks == 2 ? launch<2, true>(m, a, rows, s) : launch<1, true>(m, a, rows, s);
 }

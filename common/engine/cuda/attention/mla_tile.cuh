@@ -40,6 +40,8 @@ struct mla_args {
     const struct bt_mla_cut *cuts;
     uint32_t *arrived;
     float *part_o, *part_ml;
+    int segment;   /* tiles; 0: sequences are cut anywhere */
+    uint32_t kept; /* parts that blocks keep for themselves */
 };
 
 /* Of the sequence whose pieces the block adds up. */
