@@ -297,6 +297,36 @@ cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t b
     return cudaSuccess;
 }
 
+/* `queries` tokens of a sequence of `len`, which are its last: q and out begin with theirs. */
+static void attend_last(const struct bt_mla_pool *pool, uint32_t layer_row, const int32_t *table,
+                        int32_t len, uint32_t queries, const half *q, half *out)
+{
+    half *kv = malloc(((size_t)len + 1) * BT_LATENT_ROW * sizeof(*kv));
+    float v[BT_LATENT];
+    for (int32_t t = 0; t < len; t++) {
+        size_t page = (size_t)table[t / BT_MLA_PAGE_TOKENS];
+        row_of(pool->kv, pool->e4m3,
+               page * pool->page_rows + layer_row + (size_t)t % BT_MLA_PAGE_TOKENS,
+               kv + (size_t)t * BT_LATENT_ROW);
+    }
+    for (uint32_t k = 0; len > 0 && k < queries * pool->heads; k++) {
+        int32_t n = len - (int32_t)(queries - k / pool->heads - 1);
+        const struct seen s = {.key = kv,
+                               .rope = kv + BT_LATENT,
+                               .value = kv,
+                               .key_stride = BT_LATENT_ROW,
+                               .rope_stride = BT_LATENT_ROW,
+                               .value_stride = BT_LATENT_ROW,
+                               .key_n = BT_LATENT,
+                               .value_n = BT_LATENT,
+                               .n = n > 0 ? (uint32_t)n : 0,
+                               .scale = pool->scale};
+        attend(&s, q + (size_t)k * BT_LATENT_ROW, v);
+        to_half(v, BT_LATENT, out + (size_t)k * BT_LATENT);
+    }
+    free(kv);
+}
+
 struct decode {
     struct bt_mla_pool pool;
     struct bt_mla_decode d;
@@ -305,35 +335,12 @@ struct decode {
 static void run_decode(const void *args)
 {
     const struct decode *p = args;
-    const uint32_t queries = p->d.queries, heads = p->pool.heads;
-    float out[BT_LATENT];
     for (uint32_t b = 0; b < p->d.batch; b++) {
         uint32_t slot = (uint32_t)(p->d.slots ? p->d.slots[b] : (int32_t)b);
-        const int32_t *table = p->d.table + (size_t)slot * p->d.table_stride, len = p->d.lens[b];
-        half *kv = malloc(((size_t)len + 1) * BT_LATENT_ROW * sizeof(*kv));
-        for (int32_t t = 0; t < len; t++) {
-            size_t page = (size_t)table[t / BT_MLA_PAGE_TOKENS];
-            row_of(p->pool.kv, p->pool.e4m3,
-                   page * p->pool.page_rows + p->layer_row + (size_t)t % BT_MLA_PAGE_TOKENS,
-                   kv + (size_t)t * BT_LATENT_ROW);
-        }
-        for (uint32_t k = 0; len > 0 && k < queries * heads; k++) {
-            int32_t n = len - (int32_t)(queries - k / heads - 1);
-            size_t i = (size_t)b * queries * heads + k;
-            const struct seen s = {.key = kv,
-                                   .rope = kv + BT_LATENT,
-                                   .value = kv,
-                                   .key_stride = BT_LATENT_ROW,
-                                   .rope_stride = BT_LATENT_ROW,
-                                   .value_stride = BT_LATENT_ROW,
-                                   .key_n = BT_LATENT,
-                                   .value_n = BT_LATENT,
-                                   .n = n > 0 ? (uint32_t)n : 0,
-                                   .scale = p->pool.scale};
-            attend(&s, (const half *)p->d.q + i * BT_LATENT_ROW, out);
-            to_half(out, BT_LATENT, (half *)p->d.out + i * BT_LATENT);
-        }
-        free(kv);
+        size_t at = (size_t)b * p->d.queries * p->pool.heads;
+        attend_last(&p->pool, p->layer_row, p->d.table + (size_t)slot * p->d.table_stride,
+                    p->d.lens[b], p->d.queries, (const half *)p->d.q + at * BT_LATENT_ROW,
+                    (half *)p->d.out + at * BT_LATENT);
     }
 }
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
@@ -341,6 +348,45 @@ cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint3
 {
     const struct decode p = {m->pool, *d, layer_row};
     cuda_host_launch(s, run_decode, &p, sizeof(p));
+    return cudaSuccess;
+}
+
+uint32_t bt_mla_item_tokens(uint32_t heads)
+{
+    (void)heads;
+    return 5;
+}
+static const struct bt_attn_item *planned; /* the items of the last plan */
+cudaError_t bt_mla_invariant_plan(struct bt_mla *m, const struct bt_attn_item *items,
+                                  uint32_t n_items, uint32_t most, cudaStream_t s)
+{
+    (void)s;
+    planned = items;
+    return m->pool.segment && n_items && most <= 5 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+struct invariant {
+    struct bt_mla_pool pool;
+    struct bt_mla_invariant d;
+    const struct bt_attn_item *items;
+    uint32_t layer_row;
+};
+static void run_invariant(const void *args)
+{
+    const struct invariant *p = args;
+    for (uint32_t i = 0; i < p->d.n_items; i++) {
+        const struct bt_attn_item *it = &p->items[i];
+        size_t at = (size_t)it->row * p->pool.heads;
+        attend_last(&p->pool, p->layer_row, p->d.table + (size_t)it->slot * p->d.table_stride,
+                    it->pos + it->n, (uint32_t)it->n, (const half *)p->d.q + at * BT_LATENT_ROW,
+                    (half *)p->d.out + at * BT_LATENT);
+    }
+}
+cudaError_t bt_mla_invariant(struct bt_mla *m, const struct bt_mla_invariant *d, uint32_t layer_row,
+                             cudaStream_t s)
+{
+    const struct invariant p = {m->pool, *d, planned, layer_row};
+    cuda_host_launch(s, run_invariant, &p, sizeof(p));
     return cudaSuccess;
 }
 

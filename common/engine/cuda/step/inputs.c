@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/engine/cuda/attention/mla.h"
 #include "common/engine/cuda/step/step_priv.h"
 
 static size_t put(size_t *at, size_t bytes)
@@ -54,7 +55,7 @@ static int latent_longest_first(const void *a, const void *b)
 static void sort_items(const struct bt_engine *e, const struct bt_cu_group *g,
                        const struct bt_cu_inputs *in)
 {
-    if (e->latent) {
+    if (e->latent && !e->deterministic) {
         qsort(in->latent_items + g->item, g->n_items, sizeof(*in->latent_items),
               latent_longest_first);
     } else {
@@ -64,7 +65,11 @@ static void sort_items(const struct bt_engine *e, const struct bt_cu_group *g,
 
 uint32_t bt_cu_item_tokens(const struct bt_engine *e)
 {
-    return e->latent ? bt_mla_prefill_tokens() : bt_attn_prefill_tokens(e->attn);
+    if (e->latent) {
+        return e->deterministic ? bt_mla_item_tokens(e->model.config.heads)
+                                : bt_mla_prefill_tokens();
+    }
+    return bt_attn_prefill_tokens(e->attn);
 }
 
 /* The group of a chunk with this many pages. Pages of e4m3 or latents are expanded side by side; a
@@ -123,7 +128,7 @@ static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint
     for (uint32_t i = 0; i < row->n; i += per) {
         int32_t n = (int32_t)BT_MIN(per, row->n - i), first = (int32_t)(at + i);
         int32_t begin = (int32_t)(pos + i), index = (int32_t)(*n_items)++;
-        if (e->latent) {
+        if (e->latent && !e->deterministic) {
             in->latent_items[index] = (struct bt_mla_prefill_item){first, n, begin, slot};
         } else {
             in->items[index] = (struct bt_attn_item){

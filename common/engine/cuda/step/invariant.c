@@ -93,12 +93,10 @@ bt_status_t bt_cu_check_invariant(const struct bt_engine *e, char *err, size_t e
 {
     const struct bt_model_config *c = &e->model.config;
     struct bt_cu_layer_product of[BT_CU_LAYER_PRODUCTS_MAX];
-    const char *lacks = !bt_cu_hopper()  ? "GPUs before Hopper"
-                        : c->mla.kv_rank ? "latent attention"
-                        : c->experts.n   ? "experts"
-                        : c->gpt2        ? "GPT-2's layers"
-                        : e->e4m3        ? "model.kv_dtype: fp8"
-                                         : NULL;
+    const char *lacks = !bt_cu_hopper() ? "GPUs before Hopper"
+                        : c->gpt2       ? "GPT-2's layers"
+                        : e->e4m3       ? "model.kv_dtype: fp8"
+                                        : NULL;
     uint32_t n = lacks ? 0 : bt_cu_layer_products(e, of);
     for (uint32_t i = 0; !lacks && i < n; i++) {
         lacks = any_way(of[i].n, of[i].k) ? NULL : "products of these sizes";

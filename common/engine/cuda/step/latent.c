@@ -3,7 +3,8 @@
  * themselves; the mixes of latents go through the heads' value matrices. Prompts are computed with
  * the keys and values of each head, which are made of the latents of the chunk and of what lies
  * before it: that is a third of the arithmetic. Memory for them is limited, so a chunk goes over
- * groups of heads where it does not hold all. Asynchronous on the compute stream; owner thread: the
+ * groups of heads where it does not hold all. Deterministic engines compute all tokens as single
+ * ones, so that both agree in every bit. Asynchronous on the compute stream; owner thread: the
  * engine's. */
 #include "common/engine/cuda/step/latent.h"
 
@@ -23,8 +24,8 @@ struct bt_cu_latent {
     struct bt_mla *decode;
     void *q_low;    /* [rows][q_rank] bf16: what the queries' second product reads */
     float *sums;    /* of that product, for some heads: sum_values of them */
-    void *absorbed; /* [max_batch][heads][576] f16 */
-    void *mix;      /* [max_batch][heads][512] f16 */
+    void *absorbed; /* [max_batch][heads][576] f16; deterministic: [rows] */
+    void *mix;      /* [max_batch][heads][512] f16; deterministic: [rows] */
     void *latent;   /* [room][512] f16: of a group of prompts */
     void *k_rope;   /* [room][64] f16 */
     void *kv;       /* [rows of the group][heads][256] f16: for some heads, kv_values of them */
@@ -34,6 +35,12 @@ struct bt_cu_latent {
 };
 
 /* ---- open ---- */
+
+/* Of a deterministic step: single tokens, and chunks of which each may have a smaller item. */
+static uint32_t most_items(uint32_t heads, uint32_t slots, uint32_t rows)
+{
+    return 2 * slots + rows / bt_mla_item_tokens(heads);
+}
 
 bt_status_t bt_cu_latent_check(const struct bt_engine_config *conf, const struct bt_model_config *c,
                                char *err, size_t err_cap)
@@ -53,6 +60,14 @@ bt_status_t bt_cu_latent_check(const struct bt_engine_config *conf, const struct
                  "engine cuda: kv.block_tokens must be 64 for latent attention on a GPU");
         return BT_ERR_CONFIG;
     }
+    if (conf->deterministic &&
+        most_items(c->heads, conf->max_slots, conf->max_rows) > BT_MLA_MAX_BATCH) {
+        snprintf(err, err_cap,
+                 "engine.deterministic: engine.max_rows %u and engine.max_slots %u are too much "
+                 "for latent attention with %u heads on a GPU; lower them",
+                 conf->max_rows, conf->max_slots, c->heads);
+        return BT_ERR_CONFIG;
+    }
     return BT_OK;
 }
 
@@ -63,7 +78,7 @@ uint32_t bt_cu_latent_first_rows(const struct bt_model_config *c)
 
 float *bt_cu_latent_sums(const struct bt_engine *e)
 {
-    return e->latent->sums;
+    return e->latent ? e->latent->sums : NULL;
 }
 
 bool bt_cu_latent_sums_fit(const struct bt_engine *e, size_t tokens)
@@ -81,9 +96,11 @@ cudaError_t bt_cu_latent_open(struct bt_engine *e, size_t rows)
 {
     const struct bt_model_config *c = &e->model.config;
     struct bt_cu_latent *m = e->latent = bt_calloc(1, sizeof(*m));
-    size_t singles = e->max_batch, heads = c->heads, wide = BT_LATENT_HEAD * sizeof(float);
+    const bool all_rows = e->deterministic; /* are computed as single tokens */
+    size_t singles = all_rows ? rows : e->max_batch, heads = c->heads,
+           wide = BT_LATENT_HEAD * sizeof(float);
     /* One head of the longest sequence fits, and so do all heads of all single tokens. */
-    m->room = c->max_model_len;
+    m->room = all_rows ? 0 : c->max_model_len;
     size_t kv_head = (size_t)m->room * KV_HEAD * 2;
     size_t kv = BT_MAX(BT_MIN(heads * kv_head, BT_CU_LATENT_BYTES), kv_head);
     size_t sums = BT_MAX(BT_MIN(heads * rows * wide, BT_CU_LATENT_BYTES), heads * singles * wide);
@@ -97,9 +114,9 @@ cudaError_t bt_cu_latent_open(struct bt_engine *e, size_t rows)
                {(void **)&m->sums, sums},
                {&m->absorbed, singles * heads * BT_LATENT_ROW * 2},
                {&m->mix, singles * heads * BT_LATENT * 2},
-               {&m->latent, (size_t)m->room * BT_LATENT * 2},
-               {&m->k_rope, (size_t)m->room * BT_LATENT_ROPE * 2},
-               {&m->kv, kv},
+               {&m->latent, all_rows ? 0 : (size_t)m->room * BT_LATENT * 2},
+               {&m->k_rope, all_rows ? 0 : (size_t)m->room * BT_LATENT_ROPE * 2},
+               {&m->kv, all_rows ? 0 : kv},
                {(void **)&m->tickets, 2 * sizeof(*m->tickets)}};
     cudaError_t ce = cudaSuccess;
     for (size_t i = 0; ce == cudaSuccess && i < BT_ARRAY_LEN(all); i++) {
@@ -117,8 +134,12 @@ cudaError_t bt_cu_latent_open_pages(struct bt_engine *e)
                                      .page_rows = e->page_rows,
                                      .heads = e->model.config.heads,
                                      .scale = e->model.config.attn_scale,
-                                     .e4m3 = e->e4m3};
-    return bt_mla_create(&pool, e->max_batch, &e->latent->decode);
+                                     .e4m3 = e->e4m3,
+                                     .segment = e->deterministic ? BT_CU_SEGMENT : 0};
+    const struct bt_engine_info *info = &e->host.info;
+    uint32_t most =
+        e->deterministic ? most_items(pool.heads, info->max_slots, info->max_rows) : e->max_batch;
+    return bt_mla_create(&pool, most, &e->latent->decode);
 }
 
 void bt_cu_latent_close(struct bt_engine *e)
@@ -137,6 +158,12 @@ void bt_cu_latent_close(struct bt_engine *e)
 }
 
 /* ---- a layer ---- */
+
+/* Deterministic: tokens of the largest item. */
+static uint32_t most_of_item(const struct bt_engine *e, const struct bt_cu_layout *l)
+{
+    return l->tokens > l->singles ? bt_mla_item_tokens(e->model.config.heads) : 1;
+}
 
 struct part { /* of a step: one layer's attention */
     const struct bt_cu_layout *l;
@@ -217,11 +244,37 @@ static bt_status_t inputs(struct bt_engine *e, const struct part *p)
     return st;
 }
 
-/* The single tokens' part of e->act.o. */
+/* e->latent->absorbed -> e->latent->mix */
+static bt_status_t attend(struct bt_engine *e, const struct part *p)
+{
+    if (e->deterministic) {
+        const struct bt_mla_invariant all = {.q = e->latent->absorbed,
+                                             .out = e->latent->mix,
+                                             .tokens = p->l->tokens,
+                                             .n_items = p->l->items,
+                                             .most = most_of_item(e, p->l),
+                                             .table = e->table,
+                                             .table_stride = e->host.max_pages_of_slot};
+        BT_CU_TRY(e, bt_mla_invariant(e->latent->decode, &all, p->layer_row, e->compute));
+        return BT_OK;
+    }
+    const struct bt_mla_decode d = {.q = e->latent->absorbed,
+                                    .out = e->latent->mix,
+                                    .batch = p->l->singles,
+                                    .queries = 1,
+                                    .lens = p->in->lens,
+                                    .slots = p->in->slots,
+                                    .table = e->table,
+                                    .table_stride = e->host.max_pages_of_slot};
+    BT_CU_TRY(e, bt_mla_decode(e->latent->decode, &d, p->layer_row, e->compute));
+    return BT_OK;
+}
+
+/* The single tokens' part of e->act.o, or all of it. */
 static bt_status_t decode(struct bt_engine *e, const struct part *p)
 {
     const struct bt_model_config *c = &e->model.config;
-    uint32_t n = p->l->singles;
+    uint32_t n = e->deterministic ? p->l->tokens : p->l->singles;
     struct queries q;
     bt_status_t st = queries_of(e, p, 0, n, 0, c->heads, &q);
     if (st != BT_OK) {
@@ -234,17 +287,12 @@ static bt_status_t decode(struct bt_engine *e, const struct part *p)
                                            .in_stride = q.stride,
                                            .n = n,
                                            .heads = c->heads};
-    const struct bt_mla_decode d = {.q = e->latent->absorbed,
-                                    .out = e->latent->mix,
-                                    .batch = n,
-                                    .queries = 1,
-                                    .lens = p->in->lens,
-                                    .slots = p->in->slots,
-                                    .table = e->table,
-                                    .table_stride = e->host.max_pages_of_slot};
     const struct bt_cu_latent_append append = append_of(e, p);
     BT_CU_TRY(e, bt_cu_latent_absorb(&a, p->together ? &append : NULL, e->compute));
-    BT_CU_TRY(e, bt_mla_decode(e->latent->decode, &d, p->layer_row, e->compute));
+    st = attend(e, p);
+    if (st != BT_OK) {
+        return st;
+    }
     BT_CU_TRY(e, bt_cu_latent_values(e->latent->mix, p->y->latent.kv_b.w, n, c->heads, e->act.o,
                                      e->compute));
     return BT_OK;
@@ -336,7 +384,12 @@ static bt_status_t prefill(struct bt_engine *e, const struct part *p)
 bt_status_t bt_cu_latent_plan(struct bt_engine *e, const struct bt_cu_layout *l,
                               const struct bt_cu_inputs *in)
 {
-    BT_CU_TRY(e, bt_mla_decode_plan(e->latent->decode, in->lens, l->singles, 1, e->compute));
+    if (e->deterministic) {
+        BT_CU_TRY(e, bt_mla_invariant_plan(e->latent->decode, in->items, l->items,
+                                           most_of_item(e, l), e->compute));
+    } else if (l->singles) {
+        BT_CU_TRY(e, bt_mla_decode_plan(e->latent->decode, in->lens, l->singles, 1, e->compute));
+    }
     return BT_OK;
 }
 
@@ -359,8 +412,8 @@ bt_status_t bt_cu_latent_attention(struct bt_engine *e, const struct bt_engine_b
     bt_status_t st = inputs(e, &p);
     st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
     st = st == BT_OK && p.whole ? product_of_heads(e, &p, 0, l->tokens, 0, heads) : st;
-    st = st == BT_OK && l->singles ? decode(e, &p) : st;
-    st = st == BT_OK && l->items ? prefill(e, &p) : st;
+    st = st == BT_OK && (l->singles || e->deterministic) ? decode(e, &p) : st;
+    st = st == BT_OK && l->items && !e->deterministic ? prefill(e, &p) : st;
     return st == BT_OK ? bt_cu_product(e, &y->o, e->act.o, e->act.x, l->tokens, c->hidden,
                                        heads * BT_LATENT_V, false, true)
                        : st;

@@ -16,11 +16,11 @@ cudaError_t bt_cu_latent_open_pages(struct bt_engine *e);
  * latents with their key parts. */
 uint32_t bt_cu_latent_first_rows(const struct bt_model_config *c);
 /* f32 [tokens][heads * 192]: where the queries' second product goes, if there is one and it has
- * room for that many tokens. */
+ * room for that many tokens. NULL before bt_cu_latent_open. */
 float *bt_cu_latent_sums(const struct bt_engine *e);
 bool bt_cu_latent_sums_fit(const struct bt_engine *e, size_t tokens);
-/* Tokens that may lie side by side as keys and values of a group of prompts (struct bt_cu_group).
- */
+/* Tokens that may lie side by side as keys and values of a group of prompts (struct bt_cu_group);
+ * 0: chunks need no such room. */
 uint32_t bt_cu_latent_room(const struct bt_engine *e);
 
 /* Once per step, before its first layer. */

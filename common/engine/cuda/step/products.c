@@ -10,13 +10,14 @@ uint32_t bt_cu_layer_products(const struct bt_engine *e,
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t q = c->heads * c->head_dim, qkv = q + 2 * c->kv_heads * c->head_dim, n = 0;
-    uint32_t out = e->latent ? c->heads * c->mla.v : q, wide = bt_cu_mlp_width(c);
-    qkv = e->latent ? bt_cu_latent_first_rows(c) : qkv;
+    const bool latent = c->mla.kv_rank;
+    uint32_t out = latent ? c->heads * c->mla.v : q, wide = bt_cu_mlp_width(c);
+    qkv = latent ? bt_cu_latent_first_rows(c) : qkv;
     p[n++] = (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, qkv), qkv, c->hidden,
                                           e->act.qkv, BT_CU_SKINNY_F32};
     p[n++] = (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, o), c->hidden, out, e->act.x,
                                           BT_CU_SKINNY_ADD};
-    if (e->latent && c->mla.q_rank) {
+    if (latent && c->mla.q_rank) {
         p[n++] =
             (struct bt_cu_layer_product){offsetof(struct bt_cu_layer, latent.q_b), q, c->mla.q_rank,
                                          bt_cu_latent_sums(e), BT_CU_SKINNY_F32};

@@ -163,7 +163,7 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
      * (mma.cuh), but not before the kernel in front of it has begun. So decode attention may read
      * all these before it waits (attention.h). For the same reason a flow's wait comes before its
      * layer's first kernel. */
-    if (l->singles && e->latent) {
+    if (e->latent) {
         bt_status_t st = bt_cu_latent_plan(e, l, in);
         if (st != BT_OK) {
             return st;
