@@ -12,6 +12,7 @@
 
 static const char *engine = "cpu";
 static const char *model = "deploy/models/shakespeare-llama-6m";
+static uint32_t page_tokens = 16;
 static struct drive d;
 static uint32_t prompt[8][N_PROMPT];
 static struct bt_engine_out expect[N_NEW]; /* one chunk, alone */
@@ -29,7 +30,7 @@ static void same(const struct bt_engine_out *a, const struct bt_engine_out *b, u
 static void open_and_expect(const char *activations)
 {
     uint32_t x = 7;
-    drive_open_with(&d, engine, model, "auto", 16, activations);
+    drive_open_with(&d, engine, model, "auto", page_tokens, activations);
     for (int s = 0; s < 8; s++) {
         for (int i = 0; i < N_PROMPT; i++) {
             x = x * 1664525u + 1013904223u;
@@ -289,7 +290,8 @@ static void test_prefix(void **state)
     uint32_t page0 = d.next_page, flow;
     drive_slot(&d, 2, &p, prompt[0], N_PROMPT, N_NEW);
     struct bt_engine_block b[512 / 16];
-    for (uint32_t i = 0; i < BT_ARRAY_LEN(b); i++) {
+    const uint32_t cached = 512 / page_tokens;
+    for (uint32_t i = 0; i < cached; i++) {
         b[i] = s.b[i];
         b[i].page = d.next_page - 1 - i;
         b[i].seq = 0; /* one item a layer for all of the prefix */
@@ -298,7 +300,7 @@ static void test_prefix(void **state)
     assert_int_equal(
         d.vt->flow_open(d.e, BT_ENGINE_LOAD, BT_ENGINE_PRIO_LAND, NULL, 1, NULL, NULL, &flow),
         BT_OK);
-    assert_int_equal(d.vt->flow_add(d.e, flow, b, BT_ARRAY_LEN(b)), BT_OK);
+    assert_int_equal(d.vt->flow_add(d.e, flow, b, cached), BT_OK);
     const struct bt_engine_row row = {.slot = 2,
                                       .pos = 512,
                                       .n = N_PROMPT - 512,
@@ -323,21 +325,22 @@ static void test_partial_block(void **state)
     bt_flow_word_t word = 0;
     int rings = 0;
     const struct bt_kv_layout *l = &d.info->layout;
-    store_prompt(&s, 165, &word, &rings);
-    const uint8_t *block = s.b[10].mem;
-    assert_int_equal(s.b[10].toks, 5);
+    const uint32_t n = 160 / page_tokens * page_tokens + 5;
+    store_prompt(&s, n, &word, &rings);
+    const uint8_t *block = s.b[n / page_tokens].mem;
+    assert_int_equal(s.b[n / page_tokens].toks, 5);
     for (uint32_t layer = 0; layer < l->n_layers; layer++) {
         uint32_t bytes;
         const uint8_t *seg = block + bt_kv_segment(l, layer, &bytes);
         uint32_t row = bt_kv_row_bytes(&l->groups[0]);
         for (uint32_t plane = 0; plane < bt_kv_planes(&l->groups[0]); plane++) {
-            const uint8_t *t = seg + (size_t)plane * 16 * row;
+            const uint8_t *t = seg + (size_t)plane * page_tokens * row;
             int used = 0;
             for (uint32_t i = 0; i < 5 * row; i++) {
                 used |= t[i];
             }
             assert_true(used);
-            for (uint32_t i = 5 * row; i < 16 * row; i++) {
+            for (uint32_t i = 5 * row; i < page_tokens * row; i++) {
                 assert_int_equal(t[i], 0);
             }
         }
@@ -513,12 +516,12 @@ static void test_prompt_logprobs_end(void **state)
  */
 static void fork_slots(void)
 {
-    const uint32_t whole = FORK_AT / 16, partial = d.next_page - 1 - whole;
+    const uint32_t whole = FORK_AT / page_tokens, partial = d.next_page - 1 - whole;
     for (uint32_t c = 1; c < N_CHOICE; c++) {
         const uint32_t pages[3] = {500 + 8 * c, 501 + 8 * c, 502 + 8 * c};
         assert_int_equal(d.vt->slot_fork(d.e, 0, c, c), BT_OK);
         assert_int_equal(d.vt->slot_pages(d.e, c, whole, pages, 3), BT_OK);
-        assert_int_equal(d.vt->page_copy(d.e, partial, pages[0], FORK_AT % 16), BT_OK);
+        assert_int_equal(d.vt->page_copy(d.e, partial, pages[0], FORK_AT % page_tokens), BT_OK);
     }
 }
 
@@ -594,7 +597,7 @@ static void test_fork(void **state)
     }
     assert_int_equal(d.vt->slot_fork(d.e, 9, 4, 1), BT_ERR_INVALID);
     assert_int_equal(d.vt->page_copy(d.e, 0, d.info->pages, 1), BT_ERR_INVALID);
-    assert_int_equal(d.vt->page_copy(d.e, 0, 1, 17), BT_ERR_INVALID);
+    assert_int_equal(d.vt->page_copy(d.e, 0, 1, page_tokens + 1), BT_ERR_INVALID);
 }
 
 /* A sliding window of 48 tokens: chunks begin and end anywhere in it. */
@@ -721,7 +724,7 @@ static void all_of(const char *path, void **state)
         test_prefix(state);
         test_partial_block(state);
         test_fork(state);
-        if (i == 0) { /* it opens engines of its own, of two parts */
+        if (i == 0 && page_tokens == 16) { /* it opens engines of its own, of two parts */
             test_page_size(state);
         }
         drive_close(&d);
@@ -766,10 +769,61 @@ static void test_gpt2(void **state)
     all_of("tests/golden/models/tiny-gpt2", state);
 }
 
-/* The models of deploy/models that the cuda engine takes. */
+/* Other models that the cuda engine takes. */
 static void test_draft(void **state)
 {
     all_of("deploy/models/shakespeare-draft-1m", state);
+}
+
+static void test_gpu_experts(void **state)
+{
+    all_of("tests/golden/models/gpu-qwen3-moe", state);
+    all_of("tests/golden/models/gpu-mixtral", state);
+}
+
+/* Latent attention and experts; more tokens than two segments of attention's sums. */
+#define N_LONG 2600
+static void test_gpu_long(void **state)
+{
+    need_exact();
+    (void)state;
+    static const uint32_t chunks[] = {2048, 999, 129, 64};
+    const struct bt_engine_params p = drive_greedy(20);
+    static uint32_t text[N_LONG];
+    static struct bt_engine_out want[N_NEW];
+    for (uint32_t i = 0; i < N_LONG; i++) {
+        text[i] = prompt[i % 8][i % N_PROMPT] % d.info->vocab;
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(chunks); i++) {
+        d.next_page = 0;
+        drive_slot(&d, 5, &p, text, N_LONG, N_NEW);
+        struct bt_engine_out o = drive_prefill(&d, 5, text, 0, N_LONG, chunks[i]);
+        for (uint32_t k = 0; k < N_NEW; k++) {
+            want[k] = i ? want[k] : o;
+            same(&want[k], &o, k);
+            if (k + 1 < N_NEW) {
+                o = drive_decode(&d, 5);
+            }
+        }
+        drive_slot_close(&d, 5);
+    }
+}
+
+static void test_gpu_latents(void **state)
+{
+    static const char *const path = "tests/golden/models/gpu-deepseek-v2";
+    const uint32_t before = page_tokens;
+    struct drive other = d;
+    const char *model_before = model;
+    page_tokens = 64;
+    all_of(path, state);
+    model = path;
+    open_and_expect("split");
+    test_gpu_long(state);
+    drive_close(&d);
+    d = other;
+    model = model_before;
+    page_tokens = before;
 }
 
 /* The tests of every exact engine. */
@@ -786,6 +840,9 @@ static int on_gpu(void)
     const struct CMUnitTest tests[] = {
         OF_ANY_ENGINE,
         cmocka_unit_test(test_draft),
+        cmocka_unit_test(test_gpu_long),
+        cmocka_unit_test(test_gpu_experts),
+        cmocka_unit_test(test_gpu_latents),
     };
     drive_deterministic = true;
     return cmocka_run_group_tests(tests, setup, teardown);

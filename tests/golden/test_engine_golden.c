@@ -237,6 +237,7 @@ static void test_experts(void **state)
     check_tiny("mixtral");
     check_small("gpu-qwen3-moe");
     check_small("gpu-mixtral");
+    check_small("gpu-deepseek-v2");
 }
 
 static void test_gpt2(void **state)

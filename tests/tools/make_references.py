@@ -168,6 +168,12 @@ def checkpoints(out, names=()):
         "gpu-mixtral": (T.MixtralForCausalLM, T.MixtralConfig(
             **small, intermediate_size=96, num_local_experts=5, num_experts_per_tok=2, rms_norm_eps=1e-5,
             sliding_window=None), torch.bfloat16, {}, {}),
+        "gpu-deepseek-v2": (T.DeepseekV2ForCausalLM, T.DeepseekV2Config(
+            **{**small, "num_key_value_heads": 2, "max_position_embeddings": 4096, "head_dim": 64}, kv_lora_rank=512,
+            qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, q_lora_rank=64, intermediate_size=128,
+            moe_intermediate_size=48, rms_norm_eps=1e-6, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3,
+            n_group=1, topk_group=1, topk_method="greedy", norm_topk_prob=False, routed_scaling_factor=1.0,
+            first_k_dense_replace=1), torch.bfloat16, {}, {}),
         "gpu-yarn": (T.Qwen2ForCausalLM, T.Qwen2Config(
             **{**small, "intermediate_size": 128, "tie_word_embeddings": True},
             rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
@@ -189,7 +195,7 @@ def checkpoints(out, names=()):
         path = os.path.join(out, name)
         save(cls(cfg), path, edit, dtype, **kw)
         with open(os.path.join(out, name + ".json"), "w") as f:
-            json.dump(references(opened(path), *([short] if name in ("gpu-qwen3-moe", "gpu-mixtral") else [])), f)
+            json.dump(references(opened(path), *([short] if name in ("gpu-qwen3-moe", "gpu-mixtral", "gpu-deepseek-v2") else [])), f)
         print(name, sorted(os.listdir(path)), sum(os.path.getsize(os.path.join(path, x)) for x in os.listdir(path)))
         print("  config", json.load(open(os.path.join(path, "config.json"))))
         rows = json.load(open(os.path.join(out, name + ".json")))
