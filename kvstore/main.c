@@ -117,7 +117,9 @@ static void on_refused(void *arg, bt_status_t st, const char *why)
 static void on_lost(void *arg)
 {
     (void)arg;
-    BT_WARN("membership_lost", "why=%s", "the etcd lease ended; registering again");
+    BT_WARN("membership_lost", "why=%s",
+            "etcd was away for longer than the lease; registering again. If this repeats, look at "
+            "etcd's disk");
 }
 
 static struct peer *peer_find(struct daemon *d, const char *name)
