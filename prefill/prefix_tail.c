@@ -47,8 +47,9 @@ void bt_prefill_tail_add(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail 
         return;
     }
     if (!tail_fits(c, r, t)) {
-        BT_WARN("tail_refused", "req=%016llx epoch=%u first=%u blocks=%u",
-                (unsigned long long)r->sub->request, r->sub->epoch, t->first, t->n);
+        BT_WARN("tail_refused", "req=%016llx epoch=%u first=%u blocks=%u why=%s",
+                (unsigned long long)r->sub->request, r->sub->epoch, t->first, t->n,
+                "the kvstore's blocks do not fit the prompt; they are computed instead");
         free(t);
         return;
     }

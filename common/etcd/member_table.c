@@ -37,7 +37,8 @@ static void on_put(void *arg, const struct bt_etcd_kv *kv)
     struct bt_member_table *t = arg;
     char *kind, *name;
     if (!split_key(t, kv->key, &kind, &name)) {
-        BT_WARN("member_bad_key", "key=%s", kv->key);
+        BT_WARN("member_bad_key", "key=%s why=%s", kv->key,
+                "no daemon writes such a key; it is ignored. Delete it from etcd");
         return;
     }
     char why[256] = "its kind or name differs from that in its key";

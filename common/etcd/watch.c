@@ -202,8 +202,9 @@ static bool usable(struct bt_etcd_watch *w, const Etcdserverpb__WatchResponse *r
         return false;
     }
     if (r->created && bt_etcd_after(revision) < w->next_revision) {
-        BT_WARN("etcd_history_lost", "prefix=%s revision=%lld seen=%lld", w->prefix,
-                (long long)revision, (long long)w->next_revision - 1);
+        BT_WARN("etcd_history_lost", "prefix=%s revision=%lld seen=%lld why=%s", w->prefix,
+                (long long)revision, (long long)w->next_revision - 1,
+                "etcd was restored or replaced; the keys are read again");
         return false;
     }
     return true;

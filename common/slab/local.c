@@ -165,7 +165,9 @@ static void local_refused(struct bt_local *l, bt_status_t st, const char *why)
 static void attach_timeout(void *arg)
 {
     struct bt_local *l = arg;
-    BT_WARN("kvstore_attach_timeout", "socket=%s", l->path);
+    BT_WARN(
+        "kvstore_attach_timeout", "socket=%s why=%s", l->path,
+        "the kvstore did not answer and is tried again; if this repeats, it hangs: see its log");
     local_drop(l, RETRY_MS);
 }
 

@@ -208,7 +208,8 @@ void bt_wcost_calibrate(struct bt_wcore *c)
                 c->speed.fit.cost.token_ns[BT_BATCH_SEGMENTS - 1] / 1e3, c->speed.fit.cost.kv_ns,
                 c->speed.fit.cost.attn_ns, c->speed.fit.cost.experts_ns / 1e3);
     } else {
-        BT_WARN("calibration_failed", "engine=%s", c->vt->name);
+        BT_WARN("calibration_failed", "engine=%s why=%s", c->vt->name,
+                "a step failed; the first predictions use a rough cost of steps instead");
     }
     free(t.tokens);
     free(t.pages);

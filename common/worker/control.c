@@ -342,7 +342,9 @@ static void on_drain(void *arg)
     if (w->n_active == 0) {
         stop_with(w, w->exit_code);
     } else if (w->state == BT_WCTL_DRAINING && now >= w->drain_until_ns) {
-        BT_WARN("drain_timeout", "requests=%u", w->n_active);
+        BT_WARN("drain_timeout", "requests=%u then=%s", w->n_active,
+                "the conductors plan them again on other workers; raise worker.drain_ms if they "
+                "should end here");
         w->state = BT_WCTL_ENDING;
         w->drain_until_ns = now + ENDING_NS;
         cancel_everything(w, BT_ERR_UNAVAILABLE, "this worker is stopping");
@@ -439,7 +441,8 @@ static bool start_core(struct bt_wctl *w, pthread_t *thread)
     bool armed = bt_ring_arm(&c->out);
     BT_ASSERT(armed);
     if (pthread_create(thread, NULL, bt_wcore_thread, c) != 0) {
-        BT_ERROR("start", "why=%s", "no thread for the engine");
+        BT_ERROR("start", "why=%s",
+                 "no thread for the engine: raise the limit of threads (TasksMax=, ulimit -u)");
         return false;
     }
     return true;

@@ -88,8 +88,8 @@ static bool late(struct bt_wcore *c, struct bt_wreq *r)
     if (bt_mono_ns() < r->lease.until_ns) {
         return false;
     }
-    BT_WARN("lease_unanswered", "req=%016llx epoch=%u", (unsigned long long)r->sub->request,
-            r->sub->epoch);
+    BT_WARN("lease_unanswered", "req=%016llx epoch=%u why=%s", (unsigned long long)r->sub->request,
+            r->sub->epoch, "the kvstore did not answer in time; the blocks are computed instead");
     bt_wlease_drop(c, r);
     c->leases.ask_from_ns = bt_mono_ns() + PAUSE_NS;
     return true;

@@ -202,7 +202,9 @@ static void on_detached(void *arg)
     if (w->attach == 0) {
         return;
     }
-    BT_WARN("kvstore_detached", "requests=%u", w->n_active);
+    BT_WARN("kvstore_detached", "requests=%u then=%s", w->n_active,
+            "requests that need its slots fail and are planned again; the worker attaches again "
+            "when the kvstore is back");
     w->attach = 0;
     struct bt_wcmd c = {.kind = BT_WCMD_DETACHED};
     bt_wctl_command(w, &c);

@@ -308,10 +308,11 @@ void bt_flight_step(struct bt_flight *f, uint64_t now_ns)
     uint64_t bound_ns = (uint64_t)f->sequence->r->mc->conf.ended_ms * 1000000;
     if (f->wind == BT_FLIGHT_HARD && now_ns - f->wind_ns > bound_ns) {
         bt_metric_add(f->sequence->r->mc->m.ended_late, 1);
-        BT_WARN("request_never_ended", "req=%016" PRIx64 " epoch=%u prefill=%s decode=%s",
+        BT_WARN("request_never_ended", "req=%016" PRIx64 " epoch=%u prefill=%s decode=%s why=%s",
                 f->sequence->id, f->epoch,
                 f->prefill != NULL && !f->prefill_ended ? f->prefill->name : "-",
-                f->decode != NULL && !f->decode_ended ? f->decode->name : "-");
+                f->decode != NULL && !f->decode_ended ? f->decode->name : "-",
+                "these workers have not ended the cancelled request; it no longer counts");
         prefill_over(f);
         decode_over(f);
     }

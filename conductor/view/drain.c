@@ -108,7 +108,8 @@ void bt_view_node_set(struct bt_view *v, const char *node, bool draining)
         return;
     }
     if (draining && v->drain.n == BT_VIEW_DRAINED_MAX) {
-        BT_ERROR("view_full", "what=drain node=%s", node);
+        BT_ERROR("view_full", "what=drain node=%s why=%s", node,
+                 "this conductor can follow no more drained nodes: undrain others");
         return;
     }
     if (draining) {

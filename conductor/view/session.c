@@ -221,8 +221,10 @@ static void dial(void *arg)
                                                                       : "/baton.Kvstore/Session");
     free(who);
     if (st == BT_ERR_INVALID) {
-        BT_WARN("session_bad_address", "kind=%s peer=%s addr=%s", s->member->kind, s->member->name,
-                s->member->rpc);
+        BT_WARN("session_bad_address", "kind=%s peer=%s addr=%s remedy=%s", s->member->kind,
+                s->member->name, s->member->rpc,
+                "the daemon has registered an address that cannot be dialed: correct its "
+                "rpc.advertise");
     }
 }
 

@@ -113,7 +113,8 @@ static void on_blocks_close(void *arg, struct bt_rpc_stream *st, int code, const
     s->blocks.stream = NULL;
     forget_blocks(s);
     if (code == BT_GRPC_UNIMPLEMENTED) { /* an older kvstore: its blocks are not in the index */
-        BT_WARN("blocks_unsupported", "kvstore=%s", s->member->name);
+        BT_WARN("blocks_unsupported", "kvstore=%s why=%s", s->member->name,
+                "it runs an older release, so prefixes that it has are not found; update it");
         return;
     }
     if (bt_session_up(s)) {

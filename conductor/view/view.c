@@ -242,7 +242,8 @@ void bt_view_member_up(struct bt_view *v, const Baton__Member *m)
     uint32_t id = kind == BT_SESSION_KVSTORE ? free_kv_id(v) : BT_HOLDERS_KVSTORES_MAX;
     if (v->n_sessions >= BT_VIEW_SESSIONS_MAX ||
         (kind == BT_SESSION_KVSTORE && id == BT_HOLDERS_KVSTORES_MAX)) {
-        BT_ERROR("view_full", "kind=%s peer=%s sessions=%u", m->kind, m->name, v->n_sessions);
+        BT_ERROR("view_full", "kind=%s peer=%s sessions=%u why=%s", m->kind, m->name, v->n_sessions,
+                 "this conductor can follow no more daemons and ignores this one");
         return;
     }
     s = bt_session_create(v, kind, m);
