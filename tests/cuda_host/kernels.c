@@ -39,18 +39,41 @@ static uint8_t to_e4m3(float f)
     return v >= 448 ? sign | 0x7e : (uint8_t)(sign | BT_MIN(bits, 0x7e));
 }
 
-/* y[r] = x . rows[r] for four rows of n: what is read of x serves all. */
-FAST static void dot4(const float *x, const float *rows, size_t n, float *y)
+/* Products of 4 rows with 4: what is read of a row serves four sums. */
+enum { TILE = 4 };
+FAST static void dot_tile(const float *x, const float *w, size_t k, float y[TILE][TILE])
 {
-    const float *r1 = rows + n, *r2 = r1 + n, *r3 = r2 + n;
-    float a = 0, b = 0, c = 0, d = 0;
-    for (size_t i = 0; i < n; i++) {
-        a += x[i] * rows[i];
-        b += x[i] * r1[i];
-        c += x[i] * r2[i];
-        d += x[i] * r3[i];
+    const float *x1 = x + k, *x2 = x1 + k, *x3 = x2 + k, *w1 = w + k, *w2 = w1 + k, *w3 = w2 + k;
+    float s[TILE * TILE] = {0};
+    for (size_t i = 0; i < k; i++) {
+        s[0] += x[i] * w[i], s[1] += x[i] * w1[i], s[2] += x[i] * w2[i], s[3] += x[i] * w3[i];
+        s[4] += x1[i] * w[i], s[5] += x1[i] * w1[i], s[6] += x1[i] * w2[i], s[7] += x1[i] * w3[i];
+        s[8] += x2[i] * w[i], s[9] += x2[i] * w1[i], s[10] += x2[i] * w2[i], s[11] += x2[i] * w3[i];
+        s[12] += x3[i] * w[i], s[13] += x3[i] * w1[i], s[14] += x3[i] * w2[i],
+            s[15] += x3[i] * w3[i];
     }
-    y[0] = a, y[1] = b, y[2] = c, y[3] = d;
+    memcpy(y, s, sizeof(s));
+}
+
+/* y(r, j) = x[r] . w[j] for [m][k] and [n][k]; four rows of w stay in the cache while x passes. */
+static void multiply(const float *x, uint32_t m, const float *w, uint32_t n, uint32_t k,
+                     void (*y)(const void *to, uint32_t r, uint32_t j, float v), const void *to)
+{
+    for (uint32_t j = 0; j < n; j += TILE) {
+        for (uint32_t r = 0; r < m; r += TILE) {
+            float v[TILE][TILE];
+            bool whole = r + TILE <= m && j + TILE <= n;
+            if (whole) {
+                dot_tile(x + (size_t)r * k, w + (size_t)j * k, k, v);
+            }
+            for (uint32_t a = r; a < BT_MIN(r + TILE, m); a++) {
+                for (uint32_t b = j; b < BT_MIN(j + TILE, n); b++) {
+                    y(to, a, b,
+                      whole ? v[a - r][b - j] : dot(x + (size_t)a * k, w + (size_t)b * k, k));
+                }
+            }
+        }
+    }
 }
 
 /* ---- products ---- */
@@ -116,8 +139,10 @@ static const float *weights_of(const struct bt_cu_weight *of, uint32_t rows, uin
     return x->values;
 }
 
-static void put(const struct product *p, size_t at, float v)
+static void put(const void *to, uint32_t row, uint32_t column, float v)
 {
+    const struct product *p = to;
+    const size_t at = (size_t)row * p->n + column;
     if (p->bf16) {
         ((uint16_t *)p->y)[at] = to_bf16(v);
     } else {
@@ -140,21 +165,7 @@ static void run_product(const void *args)
         size_t row = i / p->k, c = column_of((uint32_t)(i % p->k));
         a[row * p->k + c] = e4m3[p->e.v[i]] * p->e.scale[c / 128 * bt_cu_e4m3_stride(p->m) + row];
     }
-    for (uint32_t r = 0; r < p->m;
-         r += 4) { /* four rows stay in the cache while the weights pass */
-        uint32_t rows = BT_MIN(p->m - r, 4u);
-        for (uint32_t j = 0; j < p->n; j++) {
-            float v[4];
-            if (rows == 4) {
-                dot4(w + (size_t)j * p->k, a + (size_t)r * p->k, p->k, v);
-            }
-            for (uint32_t i = 0; i < rows; i++) {
-                v[i] =
-                    rows == 4 ? v[i] : dot(w + (size_t)j * p->k, a + (size_t)(r + i) * p->k, p->k);
-                put(p, (size_t)(r + i) * p->n + j, v[i]);
-            }
-        }
-    }
+    multiply(a, p->m, w, p->n, p->k, put, p);
     free(a);
 }
 
@@ -511,7 +522,7 @@ static void append_head(const struct bt_cu_append *a, uint32_t t, uint32_t head)
         out = (half *)a->pool + (segment + row) * d;
     }
     for (uint32_t i = 0; i < d; i++) {
-        out[i] = (half)v[i];
+        out[i] = to_f16(v[i]);
     }
 }
 static void run_append(const void *args)
@@ -611,7 +622,7 @@ static void run_f16(const void *args)
 {
     const struct f16 *p = args;
     for (size_t i = 0; i < p->n; i++) {
-        half h = (half)from_bf16(p->w[i]);
+        half h = to_f16(from_bf16(p->w[i]));
         memcpy(&p->w[i], &h, 2);
     }
 }
@@ -790,7 +801,7 @@ static void run_expand(const void *args)
         for (size_t row = 0; row < rows; row++) {
             kv_row(p, (size_t)from * p->page_rows + x->layer_row, row, v);
             for (uint32_t i = 0; i < p->head_dim; i++) {
-                x->to[(page * rows + row) * p->head_dim + i] = (half)v[i];
+                x->to[(page * rows + row) * p->head_dim + i] = to_f16(v[i]);
             }
         }
     }

@@ -23,7 +23,7 @@ bool bt_cu_hopper(void)
 static void to_half(const float *v, uint32_t n, half *to)
 {
     for (uint32_t i = 0; i < n; i++) {
-        to[i] = (half)v[i];
+        to[i] = to_f16(v[i]);
     }
 }
 
