@@ -87,10 +87,9 @@ done
 doc=$stage/share/doc/baton
 mkdir -p "$doc/licenses"
 if command -v dpkg-query >/dev/null; then
-    for path in "${sources[@]}" "$ucx_dir"/*.so.0; do
-        real=$(readlink -f "$path") # Debian knows the file by /usr/lib or by /lib
-        dpkg-query -S "$real" "${real#/usr}" 2>/dev/null || true
-    done | cut -d: -f1 | sort -u | while read -r package; do
+    # Debian knows a file by /usr/lib or by /lib. One call for all: each reads the lists of every package.
+    mapfile -t known < <(readlink -f "${sources[@]}" "$ucx_dir"/*.so.0)
+    { dpkg-query -S "${known[@]}" "${known[@]#/usr}" 2>/dev/null || true; } | cut -d: -f1 | sort -u | while read -r package; do
         [ ! -r "/usr/share/doc/$package/copyright" ] || cp -L "/usr/share/doc/$package/copyright" "$doc/licenses/$package"
     done
 fi
