@@ -177,11 +177,11 @@ def test_requests_and_explain(cluster, addr):
 
 
 def test_drain(cluster, addr):
-    s, events = running(cluster, 1, 4000)
+    s, events = running(cluster, 1, 2500)
     want = text_of(events + list(s))
     rc, out, err = ctl("--addr", addr, "drain", "n7")
     assert rc == 1 and out == "" and "n7" in err and "n1" in err and "n2" in err
-    s, events = running(cluster, 100, 4000)
+    s, events = running(cluster, 100, 2500)
     try:
         rc, out, err = ctl("--addr", addr, "drain", "n2", "-o", "json")
         assert rc == 1 and out == "" and "draining n2 would stop the last worker for decode" in err and "--force" in err, err

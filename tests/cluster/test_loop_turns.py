@@ -15,7 +15,7 @@ from conftest import ROOT, Cluster, scrape, stop_all, wait_for
 from restarts import Restarts
 
 TICK_S = 0.02  # CPU time of the loop's thread, which neighbours on the machine cannot lengthen
-LOAD_S = 1  # thousands of turns
+LOAD_S = 0.5  # hundreds of turns
 CONNECTIONS = 200
 BLOB = 64 * 1024  # of requests that a connection sends ahead, again and again
 NULL = ("--nodes", "1", "--set", "prefill.engine.device=null", "--set", "decode.engine.device=null")

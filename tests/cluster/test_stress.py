@@ -1,4 +1,4 @@
-"""Many at once: 64 streams with the tokens each gets alone; 1,000 requests, many cancelled."""
+"""Many at once: 64 streams with the tokens each gets alone; 250 requests, many cancelled."""
 import os
 import random
 import threading
@@ -72,7 +72,7 @@ def test_64_streams_of_mixed_lengths_equal_each_alone(make_cluster, options):
         assert together == alone
 
 
-def test_500_requests_with_random_cancellations_leave_nothing(make_cluster):
+def test_250_requests_with_random_cancellations_leave_nothing(make_cluster):
     # The small model: with the other one this test takes a minute more, in which only the engine does anything.
     c = make_cluster("--model", DRAFT, "--prefill", "1", "--decode", "2", "--nodes", "2")
     rng = random.Random(9)
@@ -104,10 +104,10 @@ def test_500_requests_with_random_cancellations_leave_nothing(make_cluster):
 
     earlier = aborted()
     start = time.monotonic()
-    run_all([job(i) for i in range(500)])
-    print(f"500 requests in {time.monotonic() - start:.1f} s")
+    run_all([job(i) for i in range(250)])
+    print(f"250 requests in {time.monotonic() - start:.1f} s")
 
     assert_nothing_left(c, before, rss=64 << 20)
     print(f"{aborted() - earlier:.0f} were cancelled")
-    assert aborted() - earlier > 50, "clients left before the answer's end"
+    assert aborted() - earlier > 25, "clients left before the answer's end"
     assert c.complete("alive?", 4)["usage"]["completion_tokens"] >= 1
