@@ -1,6 +1,7 @@
 /* The kvstore's side of the wire process against a process that lies: this program again, started
  * by the proxy, plays it. A message that does not fit ends the process and nothing else; objects
  * end once it is dead; the next one is started. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -387,6 +388,62 @@ static void one_that_stays_is_killed(void **state)
     K.x = bt_wx_create(&K.conf);
 }
 
+static size_t descriptors(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    size_t n = 0;
+    assert_non_null(d);
+    while (readdir(d) != NULL) {
+        n++;
+    }
+    closedir(d);
+    return n;
+}
+
+/* Mappings of memory that a wire process has as well. */
+static size_t shared_mappings(void)
+{
+    FILE *f = fopen("/proc/self/maps", "r");
+    char line[512];
+    size_t n = 0;
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f) != NULL) {
+        n += strstr(line, "/memfd:") != NULL;
+    }
+    fclose(f);
+    return n;
+}
+
+/* Descriptors and shared memory of a wire process, and of the one after it, end with the wire; what
+ * was counted stays readable. */
+static void nothing_is_left_open(void **state)
+{
+    struct bt_metric **list[BT_WX_COUNTERS];
+    uint32_t n = bt_wx_counters(&K.conf, list);
+    size_t fds = 0, maps = 0;
+    (void)state;
+    for (int round = 0; round < 3; round++) { /* the first one also opens what stays */
+        start_card();
+        pid_t pid = K.x->proxy->process.pid;
+        open_all();
+        stop_all();
+        assert_int_equal(kill(pid, SIGKILL), 0);
+        wait_for_process(pid);
+        bt_wx_destroy(K.x);
+        bt_loop_poll(K.loop, 0);
+        for (uint32_t i = 0; i < n; i++) {
+            assert_true(bt_metric_value(*list[i]) >= 0);
+        }
+        if (round > 0) {
+            assert_int_equal(descriptors(), fds);
+            assert_int_equal(shared_mappings(), maps);
+        }
+        fds = descriptors();
+        maps = shared_mappings();
+        K.x = bt_wx_create(&K.conf);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 2 && strcmp(argv[1], BT_WX_CHILD_ARG) == 0) {
@@ -398,6 +455,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_death_is_told_when_nobody_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(silence_ends_it, setup, teardown),
         cmocka_unit_test_setup_teardown(one_that_stays_is_killed, setup, teardown),
+        cmocka_unit_test_setup_teardown(nothing_is_left_open, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
