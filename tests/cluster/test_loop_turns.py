@@ -101,6 +101,14 @@ class Flood:
         self.selector.close()
 
 
+def from_elsewhere(cluster, request):
+    """The status of the answer to another client, which to the server is one with another address: what the flood's own
+    client has too many of, it refuses."""
+    with socket.create_connection((cluster.host, cluster.port), 60 * sanitizer.PATIENCE, ("127.0.0.2", 0)) as s:
+        s.sendall(request)
+        return int(s.recv(65536).split()[1])
+
+
 def check_turns(cluster, what):
     m = cluster.metrics("conductor")
     longest = m['baton_loop_tick_longest_seconds{clock="cpu"}']
@@ -142,8 +150,8 @@ def test_pipelined(idle, shape):
             os._exit(0)
         try:
             start = time.monotonic()
-            assert c.request("GET", "/version")[0] == 200
-            assert c.request("POST", "/tokenize", {"prompt": "a"})[0] == 200
+            assert from_elsewhere(c, get(b"/version")) == 200
+            assert from_elsewhere(c, post(b"/tokenize", {"prompt": "a"})) == 200
             took = time.monotonic() - start
         finally:
             os.kill(pid, signal.SIGKILL)
