@@ -412,6 +412,26 @@ static void test_fetch_ends(void **state)
     assert_int_equal(A->want.ended, BT_ERR_DATA_LOSS);
 }
 
+/* What the wire process says of UCX is the reason that the kvstore gives. */
+static void test_ucx_that_does_not_start(void **state)
+{
+    static const struct bt_wire_ops ops = {.lookup = wp_lookup, .send_end = wp_send_end};
+    struct bt_wire_config conf = wp_config(&P, B);
+    struct bt_metrics *metrics = bt_metrics_create();
+    struct bt_wire *w = NULL;
+    char err[512] = "";
+    (void)state;
+    setenv("UCX_TLS", "sm", 1);
+    bt_status_t st = bt_wire_create(P.loop, P.rpc, B->server, B->slab, &conf, &ops, B, metrics, &w,
+                                    err, sizeof(err));
+    unsetenv("UCX_TLS");
+    assert_int_equal(st, BT_ERR_CONFIG);
+    if (strstr(err, "UCX_TLS=sm has no transport between hosts") == NULL) {
+        fail_msg("\"%s\"", err);
+    }
+    bt_metrics_destroy(metrics);
+}
+
 static int narrow(void **state)
 {
     (void)state;
@@ -459,6 +479,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_many_at_once, narrow_ucx, wp_over),
         BOTH(test_fetch),
         BOTH(test_fetch_ends),
+        cmocka_unit_test_setup_teardown(test_ucx_that_does_not_start, wp_over_ucx, wp_over),
         LARGE(test_flows_of_every_shape),
         LARGE(test_items_follow_the_word),
         LARGE(test_ends),

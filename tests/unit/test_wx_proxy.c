@@ -77,6 +77,15 @@ static void lie_about(struct bt_wx_pipe *p, const struct lie *l, const uint32_t 
     }
 }
 
+/* Whatever the kvstore has done to signals, its process begins without. */
+static bool signals_are_as_usual(void)
+{
+    sigset_t blocked;
+    struct sigaction usr2;
+    return sigprocmask(SIG_BLOCK, NULL, &blocked) == 0 && !sigismember(&blocked, SIGUSR1) &&
+           sigaction(SIGUSR2, NULL, &usr2) == 0 && usr2.sa_handler == SIG_DFL;
+}
+
 static void play(int argc, char **argv)
 {
     char path[64];
@@ -89,6 +98,7 @@ static void play(int argc, char **argv)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     BT_ASSERT(fd >= 0 && pread(fd, &what, sizeof(what), 0) == sizeof(what));
     BT_ASSERT(bt_wx_child_args(argc, argv, &parent, &fds) && getppid() == (pid_t)parent);
+    BT_ASSERT(signals_are_as_usual());
     bt_wx_pipe_init(&pipe, fds.sock);
     for (;;) {
         struct pollfd pfd = {.fd = fds.sock, .events = POLLIN};
@@ -449,6 +459,10 @@ int main(int argc, char **argv)
     if (argc > 2 && strcmp(argv[1], BT_WX_CHILD_ARG) == 0) {
         play(argc, argv);
     }
+    sigset_t usr1;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    BT_ASSERT(sigprocmask(SIG_BLOCK, &usr1, NULL) == 0 && signal(SIGUSR2, SIG_IGN) != SIG_ERR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(objects_live_and_end, setup, teardown),
         cmocka_unit_test_setup_teardown(lies_end_the_process, setup, teardown),
