@@ -24,13 +24,12 @@
 #define KIDS_MAX 0xffffffu
 #define USES     4u /* the count does not rise above this */
 
-/* Fetching a copy again costs an eighth of computing it (notes of docs/POOL.md): 3 octaves. */
+/* Fetching a copy again costs an eighth of computing it: 3 octaves. */
 #define COPY_LEVELS (3 * BT_LEARN_OCTAVE)
 
 /* A token with more tokens before it costs more to compute: twice as much at 26,000 tokens for an
  * 8B model on one H200. Only a twentieth of that is counted. On the first halves of the traces,
- * counting all of it saved 1 % more time and cost 5 % of the hits in small caches
- * (docs/POOL.md). */
+ * counting all of it saved 1 % more time and cost 5 % of the hits in small caches. */
 #define DEAR_TOKENS 500000.0
 #define DEAR_MAX    63
 

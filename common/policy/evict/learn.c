@@ -11,7 +11,7 @@
 #define SAMPLES    (1u << 20)
 #define SAMPLES_LO (1u << 16)
 #define REFRESH_LO 512u
-/* Fitted on the first halves of the traces (docs/POOL.md). */
+/* Fitted on the first halves of the traces (docs/measurements/2026-11-pool.md). */
 #define DECAY   0.97 /* decay of the counts at each quarter of a turnover */
 #define PRIOR   0.02 /* assumed chance of a reuse in a range of ages without data ... */
 #define PRIOR_N 20.0 /* ... with the weight of this many observed blocks */
