@@ -1,9 +1,9 @@
 /* How many tokens a request will still generate: survival estimates (Kaplan and Meier, JASA 1958)
  * per tenant and class of prompt length, from requests that have ended. An answer that was cut off
- * (by its limit or its client) counts up to there. A tenant without enough finished requests gets
- * the estimates of all tenants, and a class those of all prompts. Running requests count as well;
- * otherwise only short answers would be known at first. A plain value in the caller's memory, about
- * 310 KiB. PURE. */
+ * (by its limit or its client) counts up to there. The fewer requests of a tenant have ended, the
+ * more its estimates follow those of all tenants; so do those of a class follow those of all
+ * prompts. Running requests count as well; otherwise only short answers would be known at first. A
+ * plain value in the caller's memory, about 310 KiB. PURE. */
 #ifndef BT_POLICY_SCHED_SURVIVAL_H
 #define BT_POLICY_SCHED_SURVIVAL_H
 
