@@ -118,8 +118,8 @@ static void on_lost(void *arg)
 {
     (void)arg;
     BT_WARN("membership_lost", "why=%s",
-            "etcd was away for longer than the lease; registering again. If this repeats, look at "
-            "etcd's disk");
+            "etcd or this process stood still for longer than the lease; registering again. If "
+            "this repeats, look at etcd's disk and at the load of both hosts");
 }
 
 static struct peer *peer_find(struct daemon *d, const char *name)

@@ -51,7 +51,7 @@ static void drop_stream(struct bt_etcd_lease *l)
 static void lost(struct bt_etcd_lease *l)
 {
     BT_WARN("etcd_lease_lost", "lease=%llx why=%s", (unsigned long long)l->id,
-            "etcd was away for longer than the lease; a new one is asked for");
+            "etcd or this process stood still for longer than the lease; a new one is asked for");
     l->id = 0;
     drop_stream(l);
     bt_timer_start(l->e->loop, &l->timer, 0, 0, grant, l);

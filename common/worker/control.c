@@ -139,8 +139,8 @@ static void on_lost(void *arg)
 {
     (void)arg;
     BT_WARN("membership_lost", "why=%s",
-            "etcd was away for longer than the lease; registering again. If this repeats, look at "
-            "etcd's disk");
+            "etcd or this process stood still for longer than the lease; registering again. If "
+            "this repeats, look at etcd's disk and at the load of both hosts");
 }
 
 static bool connect_etcd(struct bt_wctl *w)
