@@ -51,8 +51,8 @@ static const struct bt_conf_row rows[] = {
      .min = 16 << 20,
      .max = 1ll << 40,
      .doc = "Memory for answers until clients have read them: generated text, logprobs of "
-            "prompts. When it is used up, the slowest reader is cut off and new requests get "
-            "503.",
+            "prompts. A quarter is for unsent output; beyond it the slowest reader is cut off. "
+            "When the rest is used up, new requests get 503.",
      .when = "raise it when clients ask for logprobs of long prompts; lower it on a host with "
              "less than 4 GiB."},
     {.key = "conductor.http.allowed_origins",

@@ -28,8 +28,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(cluster_tls_cert),
      .doc = "File (PEM) of this daemon's certificate, then intermediate ones. Its "
-            "subjectAltName has URI:baton://CLUSTER/ROLE/NODE: cluster.name, conductor, "
-            "prefill, decode or kvstore, and node.id.",
+            "subjectAltName has one or more URI:baton://CLUSTER/ROLE/NODE. ROLE is conductor, "
+            "prefill, decode or kvstore.",
      .when = "together with cluster.tls.ca."},
     {.key = "cluster.tls.key",
      .type = BT_CONF_STR,
@@ -52,7 +52,8 @@ const struct bt_conf_row bt_conf_common_rows[] = {
     {.key = "etcd.tls.ca",
      .type = BT_CONF_STR,
      .offset = ROW(etcd_tls_ca),
-     .doc = "File (PEM) of the CA of etcd's certificates. Default: cluster.tls.ca.",
+     .doc = "File (PEM) of the CA of etcd's certificates, which must name the hosts in "
+            "etcd.endpoints. Default: cluster.tls.ca.",
      .when = "when etcd's certificates come from another CA than the daemons'."},
     {.key = "etcd.tls.cert",
      .type = BT_CONF_STR,
