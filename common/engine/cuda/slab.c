@@ -3,8 +3,8 @@
  * so each slab has a thread that pins it in pieces. Flows split their copies where two pieces meet,
  * as one copy must not cross two registrations. Copies of a piece that is not pinned yet are slow,
  * but correct. The driver launches nothing while it registers memory, so pieces are small and the
- * thread pins one while a step runs. Owner thread: the engine's; the pinning thread uses only its
- * slab's counters. */
+ * thread pins one while a step runs. Owner thread: the engine's; the pinning thread uses its slab's
+ * counters, and reads when the engine was used (bt_engine.use). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
