@@ -153,7 +153,7 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(kv_salt_file),
      .doc = "File with the cluster's secret, which salts the block keys of each tenant. The "
-            "same in all daemons.",
+            "same in all daemons. Without it the secret is empty.",
      .when = "set it when tenants must not learn from response times what others have asked."},
     {.key = "rpc.listen",
      .type = BT_CONF_ADDR,

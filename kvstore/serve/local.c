@@ -154,8 +154,10 @@ static void conn_send(void *conn, const Baton__LocalMsg *m)
         return;
     }
     if (len > BT_LOCAL_MSG_MAX || c->queued_bytes + len > QUEUE_BYTES_MAX) {
-        BT_WARN("worker_slow", "worker=%s queued=%zu len=%zu why=%s", c->name, c->queued_bytes, len,
-                "the worker does not read its messages, so its connection ends: see its log");
+        BT_WARN(
+            "worker_slow", "worker=%s queued=%zu len=%zu why=%s", c->name, c->queued_bytes, len,
+            "the worker does not read its messages, or one is too large; its connection ends: see "
+            "its log");
         conn_break(c);
         return;
     }
