@@ -10,7 +10,8 @@
  *   - An item of a second product waits for all items of its part's first product. Pairs take items
  *     in order and finish them in order, so what it waits for is always running.
  *   - One thread of each block copies 64 columns of both through TMA into a ring of four stages. A
- *     pass over x has put its rows in the order of their places (gather_kernel).
+ *     pass over x has put its rows in the order of their places (gather_kernel), unless there is
+ *     one row.
  *   - A box of weights of the first product has gate and up in turns of eight rows. So one thread
  *     holds both values of a SwiGLU.
  *   - Sums are converted to bf16 at once. The rest of the ending (SwiGLU, and the way through
@@ -44,6 +45,7 @@ struct many_args {
     struct bt_cu_experts_plan p;
     uint32_t hidden, inter;
     uint32_t cols[2]; /* items of a part in the first and in the second product */
+    bool one;         /* x has one row, which all parts use */
 };
 struct many_maps {
     CUtensorMap x[2], w[2]; /* of the first and the second product */
@@ -143,6 +145,7 @@ static __device__ __forceinline__ void copy_items(const struct many_args &a,
         const CUtensorMap *x = &maps.x[it.down], *w = &maps.w[it.down];
         const struct steps st = steps_of(a, it);
         const int block = (int)((it.col * CLUSTER + rank) * 8); /* of 16 rows of weights */
+        const uint32_t first = a.one && !it.down ? 0 : it.first;
         if (it.down) {
             wait_first(a, it.part);
         }
@@ -156,7 +159,7 @@ static __device__ __forceinline__ void copy_items(const struct many_args &a,
                 tma_load_5d(to, w, bar, col, 0, 0, block, it.expert, TMA_EVICT_NORMAL);
                 for (uint32_t i = rank; i < st.boxes; i += CLUSTER) {
                     tma_load_2d_both(to + MW_BYTES + i * BOX, x, bar, col,
-                                     (int)(it.first + i * GRANULE));
+                                     (int)(first + i * GRANULE));
                 }
             }
             r.next(STAGES);
@@ -467,17 +470,20 @@ extern "C" cudaError_t bt_cu_experts_many(const struct bt_cu_experts *x,
                                 x->hidden,
                                 x->inter,
                                 {(x->inter + 64 * CLUSTER - 1) / (64 * CLUSTER),
-                                 (x->hidden + 128 * CLUSTER - 1) / (128 * CLUSTER)}};
+                                 (x->hidden + 128 * CLUSTER - 1) / (128 * CLUSTER)},
+                                w->rows == 1};
     const uint64_t uses = (uint64_t)w->rows * x->used;
     struct many_maps m;
-    cudaError_t e = rows_map(&m.x[0], p->y, uses, x->hidden);
+    cudaError_t e = rows_map(&m.x[0], a.one ? w->a : p->y, a.one ? 1 : uses, x->hidden);
     e = e == cudaSuccess ? rows_map(&m.x[1], p->h, uses, x->inter) : e;
     e = e == cudaSuccess ? bt_cu_experts_weights_map(&m.w[0], x, w->gate_up, false, 8) : e;
     e = e == cudaSuccess ? bt_cu_experts_weights_map(&m.w[1], x, w->down, true, 8) : e;
     if (e == cudaSuccess) {
         e = cudaFuncSetAttribute(many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM);
     }
-    e = e == cudaSuccess ? launch_early(gather_kernel, w->rows, 256, 0, s, g) : e;
+    if (e == cudaSuccess && !a.one) {
+        e = launch_early(gather_kernel, w->rows, 256, 0, s, g);
+    }
     if (e != cudaSuccess) {
         return e;
     }
