@@ -29,8 +29,8 @@ struct bt_attn_pool {
     int out_type;             /* of the output */
     uint32_t window;          /* a token sees itself and the window - 1 before it; 0: all */
     float scale;              /* of the scores; 0: 1 / sqrt(head_dim) */
-    uint32_t segment;         /* tokens of the segments of invariant prefills, a multiple of 128;
-                                 0: there are none */
+    uint32_t segment;         /* tokens of the smallest segments of invariant prefills
+                                 (segments.cuh), a multiple of 128; 0: there are none */
     uint32_t items;           /* most items of such a prefill */
 };
 
@@ -84,8 +84,8 @@ struct bt_attn_prefill {
     const int32_t *table;
     uint32_t table_stride;
     /* A token's result depends on neither the other tokens nor on how they are divided into items:
-     * KV is cut at multiples of pool.segment tokens, and what a token gets from each segment is
-     * added up from the last one to the first. Needs bt_attn_segments_plan. On Hopper only; about a
+     * KV is cut at the same positions for all, and what a token gets from each segment is added up
+     * from the last one to the first. Needs bt_attn_segments_plan. On Hopper only; about a
      * tenth slower. */
     bool invariant;
 };

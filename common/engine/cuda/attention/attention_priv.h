@@ -36,7 +36,7 @@ struct bt_attn_unit {
 };
 /* Of bt_attn_prefill with `invariant`; device memory. */
 struct bt_attn_segments {
-    uint32_t tokens; /* of a segment; 0: none */
+    uint32_t tokens; /* of the smallest segments; 0: none */
     struct bt_attn_unit *units;
     int32_t *n_units;
     float *kept; /* [blocks][threads][head_dim / 2]: a thread's outputs of the segments so far */

@@ -41,8 +41,8 @@ struct bt_mla_pool {
     float scale;        /* of the scores, above 0. It does not follow from the row: the heads that
                            the model was trained with have 192 dimensions, and YaRN adds a factor */
     bool e4m3;          /* rows of BT_MLA_E4M3_ROW bytes instead of 576 f16 values */
-    uint32_t segment;   /* tokens of bt_mla_invariant's segments, a multiple of 64; 0: not used.
-                           f16 pools alone */
+    uint32_t segment;   /* tokens of bt_mla_invariant's smallest segments (segments.cuh), a multiple
+                           of 64; 0: not used. f16 pools alone */
 };
 
 struct bt_mla; /* tensor map, plan and scratch for one pool */
@@ -75,8 +75,8 @@ cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint3
                           cudaStream_t s);
 
 /* Attention of single tokens and of prompts in this one form. A token's result has the same bits
- * whatever the other tokens are and however they are divided into items: KV is cut at multiples of
- * pool.segment tokens, a segment is summed by itself from its first token to its last, and the
+ * whatever the other tokens are and however they are divided into items: KV is cut at the
+ * same positions for all, a segment is summed by itself from its first token to its last, and the
  * segments are added up in their order. */
 struct bt_mla_invariant {
     const void *q;          /* [tokens][heads][576] f16, aligned to 16 bytes */

@@ -192,28 +192,29 @@ static __device__ __forceinline__ struct segment_sums sums_of(float m, float l)
     return {l > 0 ? m : -INFINITY, l};
 }
 
-/* Index of the part that a segment leaves; tile: its first. Parts lie behind the sums that each
+/* Index of the part that a segment leaves. Parts lie behind the sums that each
  * block keeps for itself. */
 template <int C>
 static __device__ __forceinline__ size_t segment_part(const struct mla_args &a,
-                                                      const struct bt_mla_cut &cut, int tile)
+                                                      const struct bt_mla_cut &cut, int segment)
 {
-    const int n = cut.slot + tile / a.segment;
+    const int n = cut.slot + segment;
     return a.kept + (C == 1 ? (size_t)n : (size_t)n * C + cluster_rank());
 }
 
-/* As combine, for a sequence whose segments have left a part each. */
+/* As combine, for a sequence whose segments have left a part each. mine: it has rows of this warp.
+ */
 template <int N, int C, class L>
-static __device__ __forceinline__ void combine_segments(const struct mla_args &a,
-                                                        const struct walk &w, const L &to, int half)
+static __device__ __forceinline__ void
+combine_segments(const struct mla_args &a, const struct walk &w, bool mine, const L &to, int half)
 {
     constexpr int GROUP = 2, DEPTH = 4, GROUPS = L::UNITS / GROUP;
     const struct bt_mla_cut cut = cut_of(a, w);
-    const int parts = (w.s.tiles + a.segment - 1) / a.segment;
+    const int parts = segment_of(w.s.tiles - 1, a.unit) + 1;
     const int n = cut.last - cut.first + 1, k = (int)blockIdx.x / C - cut.first;
     wait_parts<C>(a, w, (uint32_t)parts, (uint32_t)n);
 #pragma unroll 1
-    for (int g = GROUPS * k / n; g < GROUPS * (k + 1) / n; g++) {
+    for (int g = GROUPS * k / n; mine && g < GROUPS * (k + 1) / n; g++) {
         const int query = to.query(g * GROUP);
         struct segment_sums total[2] = {no_sums(), no_sums()};
         float acc[GROUP][4] = {};
@@ -223,7 +224,7 @@ static __device__ __forceinline__ void combine_segments(const struct mla_args &a
             float4 v[DEPTH][GROUP];
 #pragma unroll
             for (int d = 0; d < DEPTH; d++) {
-                const size_t part = segment_part<C>(a, cut, min(i + d, parts - 1) * a.segment);
+                const size_t part = segment_part<C>(a, cut, min(i + d, parts - 1));
                 const float2 *at = (const float2 *)a.part_ml + part * N + query;
                 ml[d][0] = __ldcg(at);
                 ml[d][1] = __ldcg(at + L::NEXT);
@@ -256,7 +257,7 @@ static __device__ __forceinline__ bool piece(const struct mla_args &a, struct wa
 {
     const bool any = walk_piece(w);
     if (FIXED && any) {
-        w.n = min(w.n, a.segment - w.tile % a.segment);
+        w.n = min(w.n, segment_begin(segment_of(w.tile, a.unit) + 1, a.unit) - w.tile);
     }
     return any;
 }

@@ -6,6 +6,7 @@
  * sequences needs no more blocks than there are. Thirty-two limits are tried at once, one by each
  * thread of a warp; then one thread writes the plan. */
 #include "common/engine/cuda/attention/mla_priv.h"
+#include "common/engine/cuda/attention/segments.cuh"
 
 /* In tiles: what a piece of a sequence costs beside its tiles (queries, result), what it costs more
  * if the sequence is cut, and the smallest piece of a cut. */
@@ -123,8 +124,8 @@ extern "C" cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32
 
 struct planned_items {
     int32_t tiles[BT_MLA_MAX_BATCH];
-    int32_t total, n, segment; /* segment: tiles */
-    int32_t blocks, parts;     /* the most runs, and parts of segments */
+    int32_t total, longest, n, unit; /* unit: of segments, in tiles */
+    int32_t blocks, parts;           /* the most runs, and parts of segments */
 };
 
 /* As divide(). A sequence for whose segments there is no room among the parts goes to one run, and
@@ -135,12 +136,13 @@ static __device__ int divide_items(const struct planned_items &p, int limit,
     struct bt_cu_decode_run run = {0, 0, 0, 0};
     int r = 0, room = limit, parts = 0;
     for (int item = 0; item < p.n && r <= p.blocks; item++) {
-        const int tiles = p.tiles[item], segments = (tiles + p.segment - 1) / p.segment;
+        const int tiles = p.tiles[item], segments = segment_of(tiles - 1, p.unit) + 1;
         const bool cuts = segments > 1 && parts + segments <= p.parts;
         int at = 0, first = 0;
         while (at < tiles) {
             const int rest = tiles - at, whole = rest + PIECE + (at > 0 ? CUT : 0);
-            int take = (room - PIECE - CUT) / p.segment * p.segment;
+            int take = max(room - PIECE - CUT, 0);
+            take = segment_begin(segment_of(at + take, p.unit), p.unit) - at;
             take = whole <= room ? rest : cuts ? min(take, rest) : room == limit ? rest : 0;
             if (take <= 0) { /* no room */
                 if (out) {
@@ -170,16 +172,24 @@ static __device__ int divide_items(const struct planned_items &p, int limit,
     return r + (run.n > 0);
 }
 
+/* Tiles of the largest segment of a sequence. */
+static __device__ int largest_segment(int tiles, int unit)
+{
+    return tiles <= 4 * unit    ? min(tiles, unit)
+           : tiles <= 16 * unit ? max(unit, min(tiles - 4 * unit, 2 * unit))
+                                : max(2 * unit, min(tiles - 16 * unit, 4 * unit));
+}
+
 static __global__ void __launch_bounds__(1024)
-    mla_items_plan_kernel(const struct bt_attn_item *items, int n, int segment, int blocks,
-                          int parts, struct bt_cu_decode_seq *seqs, int32_t *slots,
+    mla_items_plan_kernel(const struct bt_attn_item *items, int n, int unit, int blocks, int parts,
+                          struct bt_cu_decode_seq *seqs, int32_t *slots,
                           struct bt_cu_decode_run *runs, struct bt_mla_cut *cuts)
 {
     __shared__ struct planned_items p;
     if (threadIdx.x == 0) {
-        p.total = 0;
+        p.total = p.longest = 0;
         p.n = n;
-        p.segment = segment;
+        p.unit = unit;
         p.blocks = blocks;
         p.parts = parts;
     }
@@ -191,6 +201,7 @@ static __global__ void __launch_bounds__(1024)
         slots[i] = it.slot;
         p.tiles[i] = tiles;
         atomicAdd(&p.total, tiles);
+        atomicMax(&p.longest, tiles);
     }
     for (int i = threadIdx.x; i < blocks; i += 1024) {
         runs[i] = {0, 0, 0, 0};
@@ -199,8 +210,9 @@ static __global__ void __launch_bounds__(1024)
     if (threadIdx.x >= 32) {
         return;
     }
-    /* A run must be able to take the longest piece that may be all that it has. */
-    int limit = max((p.total + n * PIECE + blocks - 1) / blocks, segment + PIECE + CUT);
+    /* A run must be able to take any segment. */
+    int limit = max((p.total + n * PIECE + blocks - 1) / blocks,
+                    largest_segment(p.longest, unit) + PIECE + CUT);
     uint32_t fit = 0;
     for (;; limit += 32) {
         fit = __ballot_sync(~0u, divide_items(p, limit + (int)threadIdx.x, NULL) <= blocks);

@@ -87,26 +87,40 @@ static __device__ __forceinline__ struct out_rows out_of(const struct mla_args &
             rows_of(a, w) - first};
 }
 
-/* Writes the part of a cut sequence. */
+/* Whether the sequence has any of this warp's rows. */
 template <int C>
-static __device__ __forceinline__ void store_part(const struct mla_args &a, const struct walk &w,
-                                                  size_t part, const struct out_sums &t, int half)
+static __device__ __forceinline__ bool has_rows(const struct mla_args &a, const struct walk &w)
+{
+    return group_of<C>(w) * ROWS + (int)threadIdx.x % 128 / 32 * 16 < rows_of(a, w);
+}
+
+static __device__ __forceinline__ void put_part(const struct mla_args &a, size_t part,
+                                                const struct out_sums &t, int half)
 {
 #pragma unroll
     for (int n = 0; n < 32; n++) {
         const float *o = t.o[n / 16] + n % 16 * 4;
         __stcg(part_at<32>(a, part, half, n), make_float4(o[0], o[1], o[2], o[3]));
     }
+}
+
+/* Writes the part of a cut sequence. */
+template <int C>
+static __device__ __forceinline__ void store_part(const struct mla_args &a, const struct walk &w,
+                                                  size_t part, const struct out_sums &t, int half)
+{
+    if (has_rows<C>(a, w)) {
+        put_part(a, part, t, half);
+    }
     part_written<C>(a, w);
 }
 
-/* Adds a segment to those before it, which a thread left in memory for itself unless it is the
- * first one, and leaves the sum there unless it is the last one. total: of the thread's two rows;
- * now: of the segment. */
-static __device__ __forceinline__ void fold(const struct mla_args &a, struct out_sums &t,
-                                            struct segment_sums (&total)[2],
-                                            const struct segment_sums (&now)[2], int half,
-                                            bool first, bool last)
+/* Adds a segment to those before it, which the thread keeps in memory: there is none if `first`,
+ * and there comes none if `last`. total: of the thread's two rows; now: of the segment. */
+static __device__ __forceinline__ void end_segment(const struct mla_args &a, struct out_sums &t,
+                                                   struct segment_sums (&total)[2],
+                                                   const struct segment_sums (&now)[2], int half,
+                                                   bool first, bool last)
 {
     const struct segment_factors f[2] = {add_sums(total[0], now[0]), add_sums(total[1], now[1])};
 #pragma unroll
@@ -200,7 +214,9 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
         long part = -1;
         if (!whole) {
             const struct bt_mla_cut cut = cut_of(a, w);
-            part = FIXED ? (cut.first < cut.last ? (long)segment_part<C>(a, cut, w.tile) : -1)
+            part = FIXED ? (cut.first < cut.last
+                                ? (long)segment_part<C>(a, cut, segment_of(w.tile, a.unit))
+                                : -1)
                          : (long)part_of<C>(cut, (int)blockIdx.x / C);
         }
         struct segment_sums now[2];
@@ -209,12 +225,15 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
             store_part<C>(a, w, (size_t)part, t, half);
             continue;
         }
+        if (FIXED && !has_rows<C>(a, w)) {
+            continue;
+        }
         if (FIXED && !whole) {
             const bool last = w.tile + w.n == w.s.tiles;
             if (w.tile == 0) {
                 total[0] = total[1] = no_sums();
             }
-            fold(a, t, total, now, half, w.tile == 0, last);
+            end_segment(a, t, total, now, half, w.tile == 0, last);
             if (!last) {
                 continue;
             }
@@ -228,7 +247,7 @@ static __device__ __forceinline__ void sum(const struct mla_args &a, struct walk
             continue;
         }
         if (FIXED) {
-            combine_segments<ROWS, C>(a, w, out_of<C>(a, w, half), half);
+            combine_segments<ROWS, C>(a, w, has_rows<C>(a, w), out_of<C>(a, w, half), half);
         } else {
             combine<ROWS, C>(a, w, &b->total, out_of<C>(a, w, half), half);
         }

@@ -217,7 +217,7 @@ extern "C" cudaError_t bt_mla_invariant_rows(struct bt_mla *m, const struct bt_m
                                          .table = d->table,
                                          .table_stride = d->table_stride};
     struct mla_args a = mla_args_of(m, &decode, shape, layer_row);
-    a.segment = (int)m->pool.segment / TOKENS;
+    a.unit = (int)m->pool.segment / TOKENS;
     a.evict = d->most > 1 ? TMA_EVICT_NORMAL : TMA_EVICT_FIRST; /* a prompt's items share KV */
     a.kept = m->blocks;
     const uint64_t rows = (uint64_t)d->tokens * a.heads;

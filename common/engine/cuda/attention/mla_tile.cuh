@@ -40,7 +40,7 @@ struct mla_args {
     const struct bt_mla_cut *cuts;
     uint32_t *arrived;
     float *part_o, *part_ml;
-    int segment;   /* tiles; 0: sequences are cut anywhere */
+    int unit;      /* of segments, in tiles; 0: sequences are cut anywhere */
     uint32_t kept; /* parts that blocks keep for themselves */
 };
 

@@ -22,7 +22,7 @@
  *                        tile sees to the first. A row's result then depends on no other row: each
  *                        KV tile counts as masked, so that its maximum is searched; a tile that is
  *                        computed again because of one row would change the others. Then also
- *   segment              KV tiles of a segment
+ *   unit                 of segments, in KV tiles
  *   kept(i)              where a thread keeps four outputs of the segments so far
  *   leave(state, now, row)   the result of a tile that is one segment alone
  * Device code only. */
@@ -337,22 +337,27 @@ static __device__ __forceinline__ void end_segment(const Work &w, typename S::st
                                                    struct segment_sums (&total)[2], bool first,
                                                    bool last)
 {
+    if (!__any_sync(~0u, t.limit[0] > 0 || t.limit[1] > 0)) {
+        return; /* no token has any of this warp's rows */
+    }
     struct segment_sums now[2];
     sums_of<S>(t, scale, now);
     const struct segment_factors f[2] = {add_sums(total[0], now[0]), add_sums(total[1], now[1])};
+    if (any_scale(f)) {
+#pragma unroll 1
+        for (int i = 0; i < S::DV / 8; i++) {
+            scale_kept(w.kept(i), f);
+        }
+    }
 #pragma unroll
     for (int i = 0; i < S::DV / 8; i++) {
-        float4 *at = w.kept(i);
         float *o = t.o + i * 4;
-        if (!first) {
-            const float4 v = __ldcg(at);
-            o[0] = add_output(v.x, o[0], f[0]);
-            o[1] = add_output(v.y, o[1], f[0]);
-            o[2] = add_output(v.z, o[2], f[1]);
-            o[3] = add_output(v.w, o[3], f[1]);
-        }
-        if (!last) {
-            __stcg(at, make_float4(o[0], o[1], o[2], o[3]));
+        if (first) {
+            __stcg(w.kept(i), make_float4(o[0], o[1], o[2], o[3]));
+        } else if (last) {
+            take_kept(w.kept(i), o, f);
+        } else {
+            add_kept(w.kept(i), o, f);
         }
     }
 }
@@ -391,14 +396,16 @@ static __device__ __forceinline__ void sum_segments(const Work &w, struct consum
                                                     typename S::state &t, int row, uint8_t *smem)
 {
     const int first = w.tile->first, last = w.tile->last;
-    const bool one = last / w.segment == first / w.segment;
+    int begin = segment_begin(segment_of(last, w.unit), w.unit);
+    const bool one = begin <= first;
     struct segment_sums total[2] = {no_sums(), no_sums()};
     bool kept = false;
     first_step<true, S>(c, t, last, w.tile->end, smem);
     for (int n = last - 1; n >= first; n--) {
-        if ((n + 1) % w.segment == 0) {
+        if (n < begin) {
             next_segment<S>(w, c, t, n, total, !kept);
             kept = true;
+            begin = segment_begin(segment_of(n, w.unit), w.unit);
         } else {
             step<true, true, S>(c, t, n);
         }

@@ -13,12 +13,12 @@ template <class S, bool FIXED_> struct paged_work {
     const struct prefill_work *tile;
     int pages_log2; /* of a KV tile */
     int ids;
-    int segment; /* KV tiles */
+    int unit; /* of segments, in KV tiles */
 
     __device__ paged_work(const struct prefill_args &args, const CUtensorMap *q,
                           const CUtensorMap *kv)
         : a(args), q_map(q), kv_map(kv), pages_log2(31 - __clz(S::BN / (int)args.page_tokens)),
-          segment((int)args.seg.tokens / S::BN)
+          unit((int)args.seg.tokens / S::BN)
     {
     }
 
@@ -44,9 +44,9 @@ template <class S, bool FIXED_> struct paged_work {
         struct prefill_work w = {head, it.row, it.n,   it.pos,  kv.first, kv.end - 1,
                                  0,    0,      it.len, it.slot, {}};
         if (u.w > 0) {
-            w.first = max(w.first, u.y * segment);
-            w.last = min(w.last, (u.y + 1) * segment - 1);
-            w.part = {u.z + head * u.w, u.w, u.y - kv.first / segment};
+            w.first = max(w.first, segment_begin(u.y, unit));
+            w.last = min(w.last, segment_begin(u.y + 1, unit) - 1);
+            w.part = {u.z + head * u.w, u.w, u.y - segment_of(kv.first, unit)};
         }
         return w;
     }

@@ -2,9 +2,10 @@
  * device, so that the step's graph never changes. A single token that sees several segments is
  * divided into them where there are few tiles for the multiprocessors; no result depends on it. */
 #include "common/engine/cuda/attention/attention_priv.h"
+#include "common/engine/cuda/attention/segments.cuh"
 
 #define THREADS 1024
-#define ENOUGH  4 /* tiles for each multiprocessor, with which nothing is divided */
+#define ENOUGH  2 /* tiles for each multiprocessor, with which nothing is divided */
 
 struct segments_args {
     const struct bt_attn_item *items;
@@ -42,8 +43,9 @@ struct seen {
 };
 static __device__ struct seen seen_by(const struct segments_args &a, const struct bt_attn_item &it)
 {
-    const int from = a.window ? max(it.pos + 1 - a.window, 0) : 0, first = from / a.tokens;
-    return {first, (it.pos + it.n - 1) / a.tokens - first + 1};
+    const int from = a.window ? max(it.pos + 1 - a.window, 0) : 0,
+              first = segment_of(from, a.tokens);
+    return {first, segment_of(it.pos + it.n - 1, a.tokens) - first + 1};
 }
 
 static __global__ void __launch_bounds__(THREADS) segments_plan_kernel(struct segments_args a)

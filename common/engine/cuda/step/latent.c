@@ -135,7 +135,7 @@ cudaError_t bt_cu_latent_open_pages(struct bt_engine *e)
                                      .heads = e->model.config.heads,
                                      .scale = e->model.config.attn_scale,
                                      .e4m3 = e->e4m3,
-                                     .segment = e->deterministic ? BT_CU_SEGMENT : 0};
+                                     .segment = e->deterministic ? BT_CU_SEGMENT_LATENT : 0};
     const struct bt_engine_info *info = &e->host.info;
     uint32_t most =
         e->deterministic ? most_items(pool.heads, info->max_slots, info->max_rows) : e->max_batch;

@@ -84,9 +84,11 @@ bt_status_t bt_cu_head(struct bt_engine *e, const int32_t *rows, uint32_t n) BT_
 
 /* ---- invariant.c: for deterministic engines ---- */
 
-/* Tokens of the segments that attention sums apart: results depend on it. Fewer would spread a long
- * sequence over more multiprocessors, and cost prompts more. */
-#define BT_CU_SEGMENT 1024u
+/* Tokens of the smallest segments that attention sums apart (attention/segments.cuh): results
+ * depend on them. Fewer spread a sequence over more multiprocessors, and cost prompts more. With
+ * latents all heads are one block's, so there are fewer blocks. */
+#define BT_CU_SEGMENT        512u
+#define BT_CU_SEGMENT_LATENT 256u
 
 /* bt_cu_product, or gate and up with their SwiGLU (end BT_CU_SKINNY_SWIGLU_ROUNDED, y in bf16): a
  * row's result does not depend on m. */
