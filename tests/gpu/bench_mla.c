@@ -57,7 +57,7 @@ static void bed_open(struct bed *b, uint32_t heads, uint32_t batch, uint32_t len
         b->kv, (uint64_t)b->pages * PAGE * b->layers, PAGE, heads, 0.0722f, e4m3, 0};
     if (e4m3) {
         for (uint32_t i = 0; i < b->layers; i++) { /* all pages are one sequence's */
-            ref_fill_mla(&pool, i * b->pages * PAGE, b->table, (int)(b->pages * PAGE), i + 1);
+            ref_fill_mla(&pool, i * b->pages * PAGE, b->table, (int)(b->pages * PAGE), i + 1, true);
         }
     } else {
         ref_fill(b->kv, layer * b->layers / 2, BT_CU_F16, 1.0f, 1);

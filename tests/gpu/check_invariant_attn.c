@@ -190,7 +190,7 @@ static void check_mla(uint32_t heads, uint32_t segment)
     struct bt_mla *m;
     float *ref = device_memory(NULL, TOKENS * b.out_row * 2);
     for (int i = 0; i < SLOTS; i++) {
-        ref_fill_mla(&pool, 0, b.table + i * STRIDE, lens[i], 11 + (uint32_t)i);
+        ref_fill_mla(&pool, 0, b.table + i * STRIDE, lens[i], 11 + (uint32_t)i, false);
     }
     ref_mla(&pool, 0, b.q, b.rows, TOKENS, b.table, STRIDE, ref);
     CHECK(bt_mla_create(&pool, TOKENS, &m));

@@ -83,7 +83,8 @@ static void make_pool(struct setup *s)
     CHECK(cudaMemset(s->kv, 0xff, p->rows * row_bytes(s)));
     p->kv = s->kv;
     for (uint32_t i = 0; i < s->batch; i++) {
-        ref_fill_mla(p, s->layer_row, s->table + i * s->table_stride, s->len[i], rnd(1u << 30));
+        ref_fill_mla(p, s->layer_row, s->table + i * s->table_stride, s->len[i], rnd(1u << 30),
+                     false);
     }
 }
 

@@ -309,14 +309,14 @@ static __device__ float mla_value(const struct bt_mla_pool &p, const uint8_t *ro
 
 /* In e4m3, groups of a row differ in size, a scale is up to 2^4 larger than the values need, and
  * some rows are so small that the smallest scale is too large for them. */
-static __device__ void fill_e4m3(uint8_t *row, float sigma, uint32_t seed)
+static __device__ void fill_e4m3(uint8_t *row, float sigma, uint32_t seed, bool even)
 {
-    if (hash(seed, 77) % 16 == 0) {
+    if (!even && hash(seed, 77) % 16 == 0) {
         sigma *= 0x1p-12f;
     }
     for (int i = threadIdx.x; i < BT_MLA_LATENT; i += blockDim.x) {
         uint32_t h = hash(seed, 1000 + i / 128);
-        float size = sigma * (h % 8 == 0 ? 0x1p-5f : 1.0f);
+        float size = sigma * (!even && h % 8 == 0 ? 0x1p-5f : 1.0f);
         int k = min(max(ilogbf(size * 4.5f / 448) + 1 + (int)(h / 8 % 5), -15), 7);
         row[i] = (uint8_t)__nv_cvt_float_to_fp8(ldexpf(normal(seed, i) * size, -k), __NV_SATFINITE,
                                                 __NV_E4M3);
@@ -331,13 +331,13 @@ static __device__ void fill_e4m3(uint8_t *row, float sigma, uint32_t seed)
 }
 
 static __global__ void fill_mla_kernel(struct bt_mla_pool p, uint32_t layer_row,
-                                       const int32_t *table, uint32_t seed)
+                                       const int32_t *table, uint32_t seed, bool even)
 {
     int token = blockIdx.x;
-    float sigma = hash(seed, token) % 16 ? 1.0f : 1.0f + (float)(token % 4096) / 800.0f;
+    float sigma = even || hash(seed, token) % 16 ? 1.0f : 1.0f + (float)(token % 4096) / 800.0f;
     uint8_t *row = mla_row(p, layer_row, table, token);
     if (p.e4m3) {
-        fill_e4m3(row, sigma, seed + token);
+        fill_e4m3(row, sigma, seed + token, even);
         return;
     }
     for (int i = threadIdx.x; i < BT_MLA_ROW; i += blockDim.x) {
@@ -346,10 +346,10 @@ static __global__ void fill_mla_kernel(struct bt_mla_pool p, uint32_t layer_row,
 }
 
 extern "C" void ref_fill_mla(const struct bt_mla_pool *p, uint32_t layer_row,
-                             const int32_t *table_row, int len, uint32_t seed)
+                             const int32_t *table_row, int len, uint32_t seed, bool even)
 {
     if (len > 0) {
-        fill_mla_kernel<<<len, 192>>>(*p, layer_row, table_row, seed);
+        fill_mla_kernel<<<len, 192>>>(*p, layer_row, table_row, seed, even);
         CHECK(cudaGetLastError());
     }
 }

@@ -39,10 +39,10 @@ void ref_experts(const void *gate_up, const void *down, const void *a, const uin
                  const float *weight, uint32_t rows, uint32_t used, uint32_t hidden, uint32_t inter,
                  void *h, float *out);
 
-/* Latent rows of tokens [0, len) of one sequence, in its pages of one layer. Some rows are larger
- * than others, the more the later they are. */
+/* Latent rows of tokens [0, len) of one sequence, in its pages of one layer. Unless they are even,
+ * some rows are larger than others, the more the later they are. */
 void ref_fill_mla(const struct bt_mla_pool *p, uint32_t layer_row, const int32_t *table_row,
-                  int len, uint32_t seed);
+                  int len, uint32_t seed, bool even);
 /* out[row][head][512] in f32 for q[row][head][576]; rows, table on the device. A row that sees no
  * token is 0. */
 void ref_mla(const struct bt_mla_pool *p, uint32_t layer_row, const void *q,

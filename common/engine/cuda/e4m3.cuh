@@ -42,13 +42,29 @@ static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t two)
     return r | ((two & 0x7f00) == 0x7f00 ? 0x7e000000u : 0);
 #endif
 }
-/* Four values times scales in f16, of two pairs. Exact if the scales are powers of two and f16 has
- * the products. */
+/* Four values as f16, without scales: exact. One instruction takes either half of a register. */
+static __device__ __forceinline__ void e4m3_four(uint32_t four, uint32_t &low, uint32_t &high)
+{
+#if __CUDA_ARCH__ >= 890
+    asm("{\n"
+        ".reg .b16 l, h;\n"
+        "mov.b32 {l, h}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, l;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, h;\n"
+        "}"
+        : "=r"(low), "=r"(high)
+        : "r"(four));
+#else
+    low = e4m3_pair(four & 0xffff);
+    high = e4m3_pair(four >> 16);
+#endif
+}
+/* The same times two scales in f16. Exact if the scales are powers of two and f16 has the products.
+ */
 static __device__ __forceinline__ void e4m3_scaled(uint32_t four, uint32_t scales, uint32_t &low,
                                                    uint32_t &high)
 {
-    low = e4m3_pair(four & 0xffff);
-    high = e4m3_pair(four >> 16);
+    e4m3_four(four, low, high);
     asm("mul.rn.f16x2 %0, %0, %2;\n"
         "mul.rn.f16x2 %1, %1, %2;"
         : "+r"(low), "+r"(high)

@@ -35,7 +35,15 @@ static __device__ __forceinline__ void load_box(uint32_t (&raw)[4][2], const uin
         raw[j][1] = *(const uint32_t *)(at + j * 16 + 8 * E4M3_ROW);
     }
 }
-static __device__ __forceinline__ void latent_box(uint32_t (&k)[4][4], const uint32_t (&raw)[4][2],
+static __device__ __forceinline__ void latent_box(uint32_t (&k)[4][4], const uint32_t (&raw)[4][2])
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        e4m3_four(raw[j][0], k[j][0], k[j][2]);
+        e4m3_four(raw[j][1], k[j][1], k[j][3]);
+    }
+}
+static __device__ __forceinline__ void scaled_box(uint32_t (&k)[4][4], const uint32_t (&raw)[4][2],
                                                   uint32_t scale0, uint32_t scale1)
 {
 #pragma unroll
@@ -58,52 +66,67 @@ static __device__ __forceinline__ void rope_box(uint32_t (&k)[4][4], const uint8
     }
 }
 
-/* The four scales of a row as f16. */
-static __device__ __forceinline__ uint2 row_scales(const uint8_t *row)
+static __device__ __forceinline__ float4 row_scales(const uint8_t *row)
 {
-    const float4 f = *(const float4 *)(row + BT_MLA_E4M3_SCALES);
-    return make_uint2(pack2<__half>(f.x, f.y), pack2<__half>(f.z, f.w));
+    return *(const float4 *)(row + BT_MLA_E4M3_SCALES);
 }
-static __device__ __forceinline__ uint32_t scale_of(const uint2 &scales, int group)
+static __device__ __forceinline__ float scale_of(const float4 &f, int group)
 {
-    return __byte_perm(group < 2 ? scales.x : scales.y, 0, group % 2 ? 0x3232 : 0x1010);
+    return group == 0 ? f.x : group == 1 ? f.y : group == 2 ? f.z : f.w;
 }
 
 template <int N>
-static __device__ __forceinline__ void box_scores(struct score_state<N> &t, uint32_t (&k)[4][4],
+static __device__ __forceinline__ void box_scores(float (&s)[N / 2], const uint32_t (&k)[4][4],
                                                   uint64_t q, int box, bool first)
 {
     wgmma_fence();
 #pragma unroll
     for (int j = 0; j < 4; j++) { /* 16 values are 32 bytes */
-        wgmma_rs_f16(t.s, k[j], q + (uint64_t)(box * (N * 128) + j * 32) / 16, !first || j > 0);
+        wgmma_rs_f16(s, k[j], q + (uint64_t)(box * (N * 128) + j * 32) / 16, !first || j > 0);
     }
     wgmma_commit();
 }
 
 /* Makes the operands of a box while the products of the box before run. The bytes of the next one
- * are already on their way. */
+ * are already on their way. With few columns it is less work to scale the sums of a group than its
+ * operands. */
 template <int N>
-static __device__ __forceinline__ void scores(struct score_state<N> &t, const uint8_t *row,
-                                              uint64_t q)
+static __device__ __forceinline__ void scores(float (&s)[N / 2], const uint8_t *row, uint64_t q)
 {
+    constexpr bool SUMS = N < 64;
     uint32_t raw[2][4][2], k[2][4][4];
-    const uint2 s0 = row_scales(row), s1 = row_scales(row + 8 * E4M3_ROW);
-    wgmma_hold(t.s);
+    float sum[SUMS ? 4 : 1][N / 2];
+    const float4 f0 = row_scales(row), f1 = row_scales(row + 8 * E4M3_ROW);
+    wgmma_hold(s);
     load_box(raw[0], row, 0);
     rope_box(k[1], row);
-    box_scores(t, k[1], q, BOXES - 1, true);
+    box_scores<N>(s, k[1], q, BOXES - 1, true);
 #pragma unroll
     for (int i = 0; i < BOXES - 1; i++) {
         if (i + 1 < BOXES - 1) {
             load_box(raw[(i + 1) % 2], row, i + 1);
         }
-        latent_box(k[i % 2], raw[i % 2], scale_of(s0, i / 2), scale_of(s1, i / 2));
-        box_scores(t, k[i % 2], q, i, false);
+        if constexpr (SUMS) {
+            latent_box(k[i % 2], raw[i % 2]);
+            box_scores<N>(sum[i / 2], k[i % 2], q, i, i % 2 == 0);
+        } else {
+            const float s0 = scale_of(f0, i / 2), s1 = scale_of(f1, i / 2);
+            scaled_box(k[i % 2], raw[i % 2], pack2<__half>(s0, s0), pack2<__half>(s1, s1));
+            box_scores<N>(s, k[i % 2], q, i, false);
+        }
         wgmma_wait<1>();
     }
     wgmma_wait<0>();
-    wgmma_hold(t.s);
+    wgmma_hold(s);
+#pragma unroll
+    for (int g = 0; SUMS && g < 4; g++) {
+        wgmma_hold(sum[g]);
+        const float s0 = scale_of(f0, g), s1 = scale_of(f1, g);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            s[i] = fmaf(i % 4 < 2 ? s0 : s1, sum[g][i], s[i]);
+        }
+    }
 }
 
 /* Prepares the warp's 16 rows for the outputs. Clears those behind the sequence, from row `from` of
@@ -133,7 +156,7 @@ static __device__ __forceinline__ void score_e4m3(const struct mla_args &a, stru
     struct ring r = {0, 0}, p = {0, 0}, free = {0, 1}, qr = {0, 0};
     struct score_state<N> t;
     for (; walk_piece(w); walk_next(a, w)) {
-        const uint64_t q = wgmma_desc(smem_at + qr.at * at::q_bytes, 0, 1024);
+        const uint64_t q = wgmma_desc(__shfl_sync(~0u, smem_at + qr.at * at::q_bytes, 0), 0, 1024);
 #pragma unroll
         for (int c = 0; c < N / 4; c++) {
             t.m[c] = 0;
@@ -145,7 +168,7 @@ static __device__ __forceinline__ void score_e4m3(const struct mla_args &a, stru
             const int base = (w.tile + i) * TOKENS;
             uint8_t *tile = smem + at::tiles_at + r.at * E4M3_TILE;
             bar_wait(smem_addr(&b->full[r.at]), r.phase);
-            scores(t, tile + row * E4M3_ROW, q);
+            scores<N>(t.s, tile + row * E4M3_ROW, q);
             release<1>(&b->scored[p.at]);
             if (i == w.n - 1) {
                 release<1>(&b->q_empty[qr.at]);
