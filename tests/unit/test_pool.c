@@ -181,6 +181,41 @@ static void crc_of_a_process_that_died(void **state)
     bt_cache_put(f->cache, &s, 1);
 }
 
+static void count_sealed(void *arg, uint32_t slot, bool sealed)
+{
+    uint32_t *n = arg;
+    assert_true(sealed && slot != 1);
+    ++*n;
+}
+
+/* A slot whose header is damaged is free in the slab as well: whoever adopts it next must not find
+ * it sealed. */
+static void damaged_header_is_free(void **state)
+{
+    struct fix *f = *state;
+    struct bt_pool_counts c;
+    struct bt_kv_key k;
+    uint32_t slots[3], sealed = 0;
+    assert_int_equal(cache_take(f->cache, 3, slots), BT_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(slots[i], i);
+        node_key(1, i, &k);
+        assert_true(seal(f, i, &k, i));
+    }
+    bt_cache_put(f->cache, slots, 3);
+    bt_cache_destroy(f->cache);
+    f->slab->headers[1].crc ^= 1;
+    struct bt_pool *p = bt_pool_create(f->slab, &f->layout, 8);
+    bt_pool_adopt(p, count_sealed, &sealed);
+    assert_int_equal(sealed, 2);
+    assert_int_equal(bt_slot_state(word(f, 0)), BT_SLOT_SEALED);
+    assert_int_equal(bt_slot_state(word(f, 1)), BT_SLOT_FREE);
+    bt_pool_counts(p, &c);
+    assert_int_equal(c.sealed, 2);
+    bt_pool_destroy(p);
+    f->cache = bt_cache_create(f->slab, &f->layout, 8, &bt_evict_slru);
+}
+
 static void duplicate_is_dropped(void **state)
 {
     struct fix *f = *state;
@@ -424,6 +459,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(crc_cache_forgets, setup, teardown),
         cmocka_unit_test_setup_teardown(crcs_of_two_processes, setup, teardown),
         cmocka_unit_test_setup_teardown(crc_of_a_process_that_died, setup, teardown),
+        cmocka_unit_test_setup_teardown(damaged_header_is_free, setup, teardown),
         cmocka_unit_test_setup_teardown(duplicate_is_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(eviction_order, setup, teardown),
         cmocka_unit_test_setup_teardown(trim_keeps_some_free, setup, teardown),
