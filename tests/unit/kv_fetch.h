@@ -14,9 +14,9 @@ struct src {
 };
 
 /* A Reserve of a chain, WRITE, with sources. */
-static inline void reserve_from(struct node *n, void *session, uint64_t request, uint32_t epoch,
-                                uint32_t chain, uint32_t n_tokens, const struct src *src,
-                                size_t n_src, double prefill_tokens_per_s)
+static inline void reserve_as(struct node *n, void *session, uint64_t request, uint32_t epoch,
+                              uint32_t chain, uint32_t n_tokens, const struct src *src,
+                              size_t n_src, double prefill_tokens_per_s, bool no_cache)
 {
     Baton__Reserve r = BATON__RESERVE__INIT;
     Baton__Source list[8], *at[8];
@@ -44,8 +44,17 @@ static inline void reserve_from(struct node *n, void *session, uint64_t request,
     r.n_sources = n_src;
     r.sources = at;
     r.prefill_tokens_per_s = prefill_tokens_per_s;
+    r.no_cache = no_cache;
     bt_grants_reserve(n->grants, session, &r);
     free(keys);
+}
+
+static inline void reserve_from(struct node *n, void *session, uint64_t request, uint32_t epoch,
+                                uint32_t chain, uint32_t n_tokens, const struct src *src,
+                                size_t n_src, double prefill_tokens_per_s)
+{
+    reserve_as(n, session, request, epoch, chain, n_tokens, src, n_src, prefill_tokens_per_s,
+               false);
 }
 
 /* The peer answers: it has those blocks of the piece below n_have. */

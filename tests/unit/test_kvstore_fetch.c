@@ -40,6 +40,24 @@ static void test_pieces_come_in_the_order_of_the_chain(void **state)
     node_stop(&n);
 }
 
+/* A request without cache takes nothing from others either. */
+static void test_no_cache_asks_nobody(void **state)
+{
+    struct node n;
+    int c;
+    struct src s = {7, 0, 1000};
+    (void)state;
+    node_start(&n, 200, 30000);
+    reserve_as(&n, &c, 1, 1, 1, 100 * NODE_BT + 3, &s, 1, 0, true);
+    assert_int_equal(n.n_reserved, 1);
+    assert_int_equal(n.reserved_status, BT_OK);
+    assert_int_equal(n.resident, 0);
+    assert_int_equal(n.n_pulls, 0);
+    bt_grants_release(n.grants, &c, 1, 1);
+    assert_nothing_held(&n, 0);
+    node_stop(&n);
+}
+
 static void test_several_sources_at_once(void **state)
 {
     struct node n;
@@ -496,6 +514,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces_come_in_the_order_of_the_chain),
+        cmocka_unit_test(test_no_cache_asks_nobody),
         cmocka_unit_test(test_several_sources_at_once),
         cmocka_unit_test(test_no_keys_and_runs_to_the_end_of_numbers),
         cmocka_unit_test(test_what_a_source_lacks_comes_from_another),
