@@ -218,6 +218,7 @@ def under_way(s, way, seeds):
         t, got = s.beside(seed)
         if wait_for(lambda: scrape(at)[name] > was + s.blocks / 20 and "begun" or not t.is_alive() and "over", 120, way) == "begun":
             return seed, t, got
+        print(f"prompt {seed} was answered before it had gone {way}: {scrape(at)[name] - was:.0f} of {s.blocks} blocks")
     raise AssertionError(f"none of {len(seeds)} prompts went {way}")
 
 
