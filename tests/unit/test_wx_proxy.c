@@ -398,8 +398,9 @@ static void one_that_stays_is_killed(void **state)
     K.x = bt_wx_create(&K.conf);
 }
 
-/* It died while it stored a CRC: nobody waits for that one any more. */
-static void a_crc_that_it_was_storing(void **state)
+/* It died while it stored a CRC, and before it read a wake-up: nobody waits for that CRC any more,
+ * and the next process can be woken. */
+static void what_it_was_doing(void **state)
 {
     enum { STORING_OTHER = 3 }; /* crcs.c */
     (void)state;
@@ -412,9 +413,11 @@ static void a_crc_that_it_was_storing(void **state)
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, bt_slab_crcs_fd(K.conf.crcs), 0);
     assert_true(marks != MAP_FAILED);
     marks[0] = STORING_OTHER;
+    atomic_store(&K.x->proxy->board->bell.woken, true);
     assert_int_equal(kill(pid, SIGKILL), 0);
     wait_for_process(pid);
     assert_int_not_equal(marks[0], STORING_OTHER);
+    assert_false(atomic_load(&K.x->proxy->board->bell.woken));
     (void)bt_slab_crcs_get(K.conf.crcs, 0, 0, &K.name);
     assert_true(bt_slab_crcs_known(K.conf.crcs, 0, 0));
     munmap((void *)(uintptr_t)marks, 4096);
@@ -495,7 +498,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(a_death_is_told_when_nobody_writes, setup, teardown),
         cmocka_unit_test_setup_teardown(silence_ends_it, setup, teardown),
         cmocka_unit_test_setup_teardown(one_that_stays_is_killed, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_crc_that_it_was_storing, setup, teardown),
+        cmocka_unit_test_setup_teardown(what_it_was_doing, setup, teardown),
         cmocka_unit_test_setup_teardown(nothing_is_left_open, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
