@@ -112,7 +112,10 @@ static struct wp_source *begun(struct wp_sink *k, uint64_t request, uint32_t ite
     struct wp_source *s = wp_grant(&P, A, request, 1, 960, 64);
     wp_raise(A, s, items);
     wp_pull(&P, k, s, 0);
-    WAIT_FOR(&P, bt_flow_read(&k->word, 1) == items);
+    WAIT_FOR(&P, bt_flow_read(&k->word, 1) == items || k->n_failed > 0);
+    if (k->n_failed > 0) {
+        fail_msg("%s", k->why);
+    }
     return s;
 }
 
