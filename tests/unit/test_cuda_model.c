@@ -7,6 +7,8 @@
 static const struct bt_engine_vtable *vt;
 static char err[1024];
 static const char *kv_dtype; /* of engines to come; NULL: f16 */
+static bool deterministic;
+static uint32_t max_rows = 64;
 
 static int setup(void **state)
 {
@@ -25,9 +27,10 @@ static bt_status_t open_dir(void)
                                        .page_tokens = page_tokens,
                                        .pages = 16,
                                        .max_slots = 4,
-                                       .max_rows = 64,
+                                       .max_rows = max_rows,
                                        .ranks = 1,
-                                       .kv_dtype = kv_dtype};
+                                       .kv_dtype = kv_dtype,
+                                       .deterministic = deterministic};
     struct bt_engine *e = NULL;
     const struct bt_engine_info *info;
     err[0] = 0;
@@ -108,6 +111,10 @@ static void test_architectures(void **state)
     }
 }
 
+#define LATENTS                                                                                    \
+    "{\"hidden_size\":128,\"intermediate_size\":128,\"num_hidden_layers\":2,"                      \
+    "\"first_k_dense_replace\":2,\"q_lora_rank\":64,\"max_position_embeddings\":512,"
+
 /* Latents in f16 and e4m3. */
 static void test_latents(void **state)
 {
@@ -115,10 +122,8 @@ static void test_latents(void **state)
     static const char *const forms[] = {"f16", "fp8"};
     struct bt_model_config c;
     assert_int_equal(model_load(deepseek_v3,
-                                "{\"hidden_size\":128,\"intermediate_size\":128,\"vocab_size\":100,"
-                                "\"num_hidden_layers\":2,\"first_k_dense_replace\":2,"
-                                "\"num_attention_heads\":2,\"num_key_value_heads\":2,"
-                                "\"q_lora_rank\":64,\"max_position_embeddings\":512}",
+                                LATENTS "\"vocab_size\":100,\"num_attention_heads\":2,"
+                                        "\"num_key_value_heads\":2}",
                                 &c),
                      BT_OK);
     for (size_t i = 0; i < BT_ARRAY_LEN(forms); i++) {
@@ -155,6 +160,53 @@ static void test_small(void **state)
     }
 }
 
+/* What deterministic engines have no kernels for, and what they take beside it. */
+static void test_deterministic(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config, *changes, *kv_dtype;
+        uint32_t max_rows;
+        const char *what; /* NULL: taken */
+    } cases[] = {
+        {gpt2,
+         "{\"n_embd\":128,\"n_head\":2,\"n_layer\":2,\"vocab_size\":112,\"bos_token_id\":1,"
+         "\"eos_token_id\":2}",
+         NULL, 64, "GPT-2's layers"},
+        {mixtral, "{" SMALL "\"vocab_size\":112,\"intermediate_size\":96}", "fp8", 64,
+         "model.kv_dtype: fp8"},
+        {mixtral, "{" SMALL "\"vocab_size\":112,\"intermediate_size\":96}", NULL, 64, NULL},
+        {deepseek_v3,
+         LATENTS "\"vocab_size\":112,\"num_attention_heads\":2,\"num_key_value_heads\":2}", "fp8",
+         64, "model.kv_dtype: fp8"},
+        {deepseek_v3,
+         LATENTS "\"vocab_size\":112,\"num_attention_heads\":2,\"num_key_value_heads\":2}", NULL,
+         64, NULL},
+        {deepseek_v3,
+         LATENTS "\"vocab_size\":112,\"num_attention_heads\":2,\"num_key_value_heads\":2}", NULL,
+         65536, "engine.max_rows 65536"},
+    };
+    struct bt_model_config c;
+    deterministic = true;
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        if (model_load(cases[i].config, cases[i].changes, &c) != BT_OK) {
+            fail_msg("case %zu: %s", i, model_err);
+        }
+        kv_dtype = cases[i].kv_dtype;
+        max_rows = cases[i].max_rows;
+        bt_status_t st = open_dir();
+        bool right = cases[i].what ? st != BT_OK && strstr(err, "engine.deterministic") &&
+                                         strstr(err, cases[i].what)
+                                   : st == BT_OK;
+        if (!right) {
+            fail_msg("case %zu: %s: %s", i, bt_status_name(st), err);
+        }
+    }
+    deterministic = false;
+    kv_dtype = NULL;
+    max_rows = 64;
+}
+
 /* Latents lie in pages of 64 tokens only. */
 static void test_latent_pages(void **state)
 {
@@ -178,9 +230,10 @@ static void test_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_latent_pages), cmocka_unit_test(test_taken),
-        cmocka_unit_test(test_latents),      cmocka_unit_test(test_small),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_latent_pages),  cmocka_unit_test(test_taken),
+        cmocka_unit_test(test_latents),       cmocka_unit_test(test_small),
+        cmocka_unit_test(test_deterministic),
     };
     return cmocka_run_group_tests(tests, setup, model_teardown);
 }
