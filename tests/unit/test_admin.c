@@ -8,6 +8,7 @@
 #include "conductor/admin.h"
 #include "etcd.pb-c.h"
 #include "loop_wait.h"
+#include "tests/unit/stop_process.h"
 
 struct answer {
     int calls, code;
@@ -55,7 +56,7 @@ static void a_drain_under_way_outlives_the_view(void **state)
     snprintf(target, sizeof(target), "127.0.0.1:%d", port);
     assert_int_equal(bt_rpc_channel_create(near, target, NULL, &ch), BT_OK);
 
-    assert_int_equal(kill(etcd.pid, SIGSTOP), 0);
+    stop_process(etcd.pid);
     Baton__AdminDrainRequest q = BATON__ADMIN_DRAIN_REQUEST__INIT;
     uint8_t buf[64];
     q.node = (char *)"n1";

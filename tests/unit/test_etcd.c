@@ -10,6 +10,7 @@
 #include "common/etcd/remain.h"
 #include "tests/unit/etcd_fixture.h"
 #include "tests/unit/loop_wait.h"
+#include "tests/unit/stop_process.h"
 
 static struct etcd_fixture etcd;
 
@@ -523,13 +524,6 @@ static void on_tick(void *arg)
 }
 
 /* A stopped etcd: calls end with a timeout, the loop goes on turning, nothing counts as lost. */
-/* On a busy machine a process runs on for a moment after SIGSTOP was sent. */
-static void wait_stopped(pid_t pid)
-{
-    siginfo_t info = {0};
-    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOWAIT), 0);
-}
-
 static void test_stopped(void **state)
 {
     struct fixture *f = *state;
@@ -539,8 +533,7 @@ static void test_stopped(void **state)
     bt_etcd_lease_start(f->e, 60, &lease_ops, &l);
     WAIT_FOR(f, l.granted == 1);
     bt_timer_start(f->loop, &t.timer, 10, 10, on_tick, &t);
-    kill(etcd.pid, SIGSTOP);
-    wait_stopped(etcd.pid);
+    stop_process(etcd.pid);
     uint64_t start = bt_mono_ns();
     bt_etcd_put(f->e, "/st", "x", 1, 0, on_put, &r);
     WAIT_FOR(f, r.calls == 1);

@@ -13,6 +13,7 @@
 #include <sys/un.h>
 
 #include "common/slab/local.h"
+#include "tests/unit/stop_process.h"
 
 static struct node node;
 static int session_a; /* addresses serve as session keys */
@@ -342,7 +343,7 @@ static void stopped_worker_keeps_its_slots(void **state)
     node_start(&node, 32, 60000);
     child_start(&p, "p", 1, NULL);
     child_writer(&p, 10, 1);
-    kill(p.pid, SIGSTOP);
+    stop_process(p.pid);
     bt_grants_release(node.grants, SESSION, 10, 1);
     node_poll_ms(&node, 2500);
     assert_int_equal(node_counts(&node).writing, 3);
@@ -404,7 +405,7 @@ static void hung_reader_is_killed(void **state)
     put_three(&d);
     child_say(&d, "lease 1 42 3");
     child_wait(&d, "leased 1 status=OK n=3");
-    kill(d.pid, SIGSTOP);
+    stop_process(d.pid);
     NODE_UNTIL(&node, (bt_grants_stats(node.grants, &s), s.killed == 1));
     child_reap(&d, SIGKILL);
     assert_int_equal(node_counts(&node).leases, 3); /* for a quarantine */
@@ -424,7 +425,7 @@ static void stopped_putter_keeps_its_slot(void **state)
     child_wait(&d, "attached");
     child_say(&d, "put 1 42 0 16");
     child_wait(&d, "putslot 1 status=OK");
-    kill(d.pid, SIGSTOP);
+    stop_process(d.pid);
     child_say(&d, "putfill 1 9");
     node_poll_ms(&node, 1500);
     assert_int_equal(node_counts(&node).writing, 1);
@@ -446,7 +447,7 @@ static void stopped_putter_is_killed(void **state)
     uint64_t t0 = bt_mono_ns();
     child_say(&d, "put 7 50 0 16");
     child_wait(&d, "putslot 7 status=OK");
-    kill(d.pid, SIGSTOP);
+    stop_process(d.pid);
     while (bt_grants_stats(node.grants, &s), s.killed == 0) {
         assert_int_equal(node_counts(&node).writing, 1);
         assert_true(bt_mono_ns() - t0 < 30000000000ull);

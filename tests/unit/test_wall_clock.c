@@ -11,6 +11,7 @@
 #include "common/etcd/etcd.h"
 #include "tests/unit/etcd_fixture.h"
 #include "tests/unit/loop_wait.h"
+#include "tests/unit/stop_process.h"
 #include "tests/unit/wall_clock.h"
 
 #define DAY_S 86400
@@ -92,7 +93,7 @@ static void test_a_call_ends_at_its_time(void **state)
     etcd_init(&etcd);
     assert_int_equal(bt_rpc_channel_create(f->rpc, etcd.endpoint, NULL, &ch), BT_OK);
     assert_int_equal(range(f, ch, 0), BT_GRPC_OK);
-    assert_int_equal(kill(etcd.pid, SIGSTOP), 0);
+    stop_process(etcd.pid);
     assert_int_equal(range(f, ch, 300), BT_GRPC_DEADLINE);
     assert_int_equal(range(f, ch, 300), BT_GRPC_DEADLINE);
     bt_rpc_channel_destroy(ch);
