@@ -497,6 +497,24 @@ static void test_forecast_forgets(void **state)
     }
 }
 
+/* What prefill workers let in asks for both stages; neither is what could be in time, nor what was
+ * refused. */
+static void test_what_is_let_in(void **state)
+{
+    (void)state;
+    static struct bt_sched_expected e;
+    struct bt_sched_snapshot s = {0};
+    bt_sched_expected_init(&e, 250, 10000, 0);
+    for (uint32_t i = 0; i < 200; i++) {
+        bt_sched_expected_let_in(&e, 1000.0 * i, 500, 50);
+    }
+    bt_sched_expected_show(&e, 200000, &s);
+    assert_float_equal(bt_sched_demand_rate(s.let_in, s.now_ms, 1), 0.5, 0.05);
+    assert_float_equal(bt_sched_demand_rate(s.decodes, s.now_ms, 1), 0.05, 0.005);
+    assert_true(bt_sched_demand_rate(s.demand, s.now_ms, 1) == 0);
+    assert_true(bt_sched_demand_rate(s.late_demand, s.now_ms, 1) == 0);
+}
+
 /* Of what comes each goes on for as long as is said of it, and a row that waits for a place does
  * not end. */
 static void test_forecast_lives(void **state)
@@ -1110,6 +1128,7 @@ int main(void)
         cmocka_unit_test(test_prediction),
         cmocka_unit_test(test_forecast),
         cmocka_unit_test(test_forecast_forgets),
+        cmocka_unit_test(test_what_is_let_in),
         cmocka_unit_test(test_forecast_lives),
         cmocka_unit_test(test_forecast_overtaken),
         cmocka_unit_test(test_mixed),
