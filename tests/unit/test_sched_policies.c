@@ -613,6 +613,14 @@ static void test_mixed(void **state)
     x.c.mixed.step_tokens = 5; /* steps take whole blocks: of 25 ms of room 20 are sure */
     assert_float_equal(place(&x, &bt_sched_baton).first.ms, 1000 * (20 + 30) / 20.0, 1);
     x.c.mixed.step_tokens = 0;
+    /* Ten rows leave 0.35 of the experts to the prompt, which takes them: 2 ms a step in all. */
+    const struct bt_batch_cost *without = x.w[5].speed.cost;
+    struct bt_batch_cost experts = *without;
+    experts.experts_ns = 2e6;
+    experts.missed = 0.9;
+    x.w[5].speed.cost = &experts;
+    assert_float_equal(place(&x, &bt_sched_baton).first.ms, 1000 * (23 + 27) / 23.0, 1);
+    x.w[5].speed.cost = without;
     assert_non_null(strstr(why[2].verdict, "no better")); /* a prefill worker, compared with it */
     /* ... as was the other decode worker: twice the 300 ms, then 2000 ms. */
     assert_true(why[6].worker == 4 && why[6].use == BT_SCHED_FOR_PREFILL && !why[6].chosen);
