@@ -1,4 +1,5 @@
-/* e4m3 weights in registers: conversion to f16, exact. Device code only. */
+/* e4m3 in registers: weights become f16, exactly; values are rounded to e4m3 with a scale for 128
+ * columns. Device code only. */
 #ifndef BT_CUDA_FP8_CUH
 #define BT_CUDA_FP8_CUH
 
@@ -16,6 +17,50 @@ static __device__ __forceinline__ void f16_of_e4m3(uint32_t w, uint32_t &low, ui
 static __device__ __forceinline__ float f16_range(float v)
 {
     return v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v;
+}
+
+#define LARGEST 448.0f /* of e4m3 */
+
+static __device__ __forceinline__ uint32_t pack_e4m3(float x, float y, float z, float w)
+{
+    uint16_t lo = __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
+    uint16_t hi = __nv_cvt_float2_to_fp8x2(make_float2(z, w), __NV_SATFINITE, __NV_E4M3);
+    return lo | (uint32_t)hi << 16;
+}
+
+/* Exchanges bytes between lanes, so that each has a word of the new order, and stores it. own: the
+ * values of columns 4 * lane and on; to: of column 0 of this warp's 128. */
+static __device__ __forceinline__ void put_ordered(uint32_t own, uint8_t *to, bool in)
+{
+    const uint32_t lane = threadIdx.x % 32, q = lane % 4;
+    uint32_t other = __shfl_xor_sync(~0u, own, 2);
+    /* Lane 0: columns 0 1 8 9; lane 2: 2 3 10 11; lane 1: 4 5 12 13; lane 3: 6 7 14 15. */
+    uint32_t v = q < 2 ? __byte_perm(own, other, 0x5410) : __byte_perm(other, own, 0x7632);
+    if (in) {
+        ((uint32_t *)to)[lane / 4 * 4 + (q < 2 ? q * 2 : q * 2 - 3)] = v;
+    }
+}
+
+static __device__ __forceinline__ float warp_max(float v)
+{
+    for (int d = 16; d > 0; d /= 2) {
+        v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+    }
+    return v;
+}
+static __device__ __forceinline__ float top4(const float4 &v)
+{
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+/* The factor for values of which the largest is top. */
+static __device__ __forceinline__ float e4m3_factor(float top)
+{
+    return fminf(top > 0 ? LARGEST / top : 0.0f, 0x1p126f); /* else infinite for a tiny top */
+}
+static __device__ __forceinline__ float e4m3_scale_of(float factor)
+{
+    return factor > 0 ? 1.0f / factor : 0.0f;
 }
 
 #endif

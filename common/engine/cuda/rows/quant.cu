@@ -1,44 +1,10 @@
-/* Kernels of quant.h. All are bound by memory. A warp rounds 128 columns of a row, each lane four
- * neighbouring ones; four lanes have the 16 columns whose order changes. */
+/* Kernels of quant.h. All are bound by memory. Of activations, a thread rounds 16 neighbouring
+ * columns, whose order changes; of weights, a warp rounds 128 columns of a row, each lane four. */
 #include "common/engine/cuda/rows/quant.h"
 
-#include "common/engine/cuda/e4m3.cuh"
+#include "common/engine/cuda/fp8.cuh"
 #include "common/engine/cuda/mma.cuh"
 #include "common/engine/cuda/rows/block_sum.cuh"
-
-#define LARGEST 448.0f /* of e4m3 */
-
-static __device__ __forceinline__ uint32_t pack_e4m3(float x, float y, float z, float w)
-{
-    uint16_t lo = __nv_cvt_float2_to_fp8x2(make_float2(x, y), __NV_SATFINITE, __NV_E4M3);
-    uint16_t hi = __nv_cvt_float2_to_fp8x2(make_float2(z, w), __NV_SATFINITE, __NV_E4M3);
-    return lo | (uint32_t)hi << 16;
-}
-
-/* Exchanges bytes between lanes, so that each has a word of the new order, and stores it. own: the
- * values of columns 4 * lane and on; to: of column 0 of this warp's 128. */
-static __device__ __forceinline__ void put_ordered(uint32_t own, uint8_t *to, bool in)
-{
-    const uint32_t lane = threadIdx.x % 32, q = lane % 4;
-    uint32_t other = __shfl_xor_sync(~0u, own, 2);
-    /* Lane 0: columns 0 1 8 9; lane 2: 2 3 10 11; lane 1: 4 5 12 13; lane 3: 6 7 14 15. */
-    uint32_t v = q < 2 ? __byte_perm(own, other, 0x5410) : __byte_perm(other, own, 0x7632);
-    if (in) {
-        ((uint32_t *)to)[lane / 4 * 4 + (q < 2 ? q * 2 : q * 2 - 3)] = v;
-    }
-}
-
-static __device__ __forceinline__ float warp_max(float v)
-{
-    for (int d = 16; d > 0; d /= 2) {
-        v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
-    }
-    return v;
-}
-static __device__ __forceinline__ float top4(const float4 &v)
-{
-    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
 
 struct target { /* of activations */
     uint8_t *v;
@@ -46,17 +12,31 @@ struct target { /* of activations */
     uint32_t stride, k;
 };
 
-/* Rounds one row's 128 columns of block b; lanes beyond k have zeros. */
-static __device__ __forceinline__ void put_row(const struct target &to, size_t row, uint32_t b,
-                                               const float4 &v)
+/* Rounds 16 columns of a row, from `col` on; eight lanes have the 128 columns of one scale. All
+ * lanes of a warp run this together; those beyond k have zeros. */
+static __device__ __forceinline__ void put16(const struct target &to, size_t row, uint32_t col,
+                                             const float (&v)[16])
 {
-    const uint32_t lane = threadIdx.x % 32;
-    float top = warp_max(top4(v)), f = top > 0 ? LARGEST / top : 0.0f;
-    f = fminf(f, 0x1p126f); /* else infinite for a tiny top */
-    put_ordered(pack_e4m3(v.x * f, v.y * f, v.z * f, v.w * f), to.v + row * to.k + b * 128,
-                b * 128 + lane * 4 < to.k);
-    if (lane == 0) {
-        to.scale[(size_t)b * to.stride + row] = f > 0 ? 1.0f / f : 0.0f;
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        top = fmaxf(top, fabsf(v[i]));
+    }
+#pragma unroll
+    for (int d = 1; d < 8; d *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    }
+    const float f = e4m3_factor(top);
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[i] = pack_e4m3(v[i * 2] * f, v[i * 2 + 1] * f, v[i * 2 + 8] * f, v[i * 2 + 9] * f);
+    }
+    if (col < to.k) {
+        *(uint4 *)(to.v + row * to.k + col) = make_uint4(w[0], w[1], w[2], w[3]);
+        if (col % BT_CU_WEIGHT_BLOCK == 0) {
+            to.scale[(size_t)(col / BT_CU_WEIGHT_BLOCK) * to.stride + row] = e4m3_scale_of(f);
+        }
     }
 }
 
@@ -66,72 +46,99 @@ static __device__ __forceinline__ float4 bf16_quad(const uint2 &v)
                        __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
 }
 
-static __device__ __forceinline__ float4 f16_quad(const uint2 &v)
+/* Eight values of 16 bits. */
+template <bool BF16> static __device__ __forceinline__ void wide8(const uint4 &v, float *to)
 {
-    __half2 a, b;
-    memcpy(&a, &v.x, 4);
-    memcpy(&b, &v.y, 4);
-    float2 lo = __half22float2(a), hi = __half22float2(b);
-    return make_float4(lo.x, lo.y, hi.x, hi.y);
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __half2 h;
+        memcpy(&h, &w[i], 4);
+        float2 f =
+            BF16 ? make_float2(__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xffff0000u))
+                 : __half22float2(h);
+        to[i * 2] = f.x;
+        to[i * 2 + 1] = f.y;
+    }
 }
 
-/* A thread has quads threadIdx.x, + blockDim.x, ...: a warp's 32 are one block of columns. */
+/* A block has a row, and a thread 16 columns at a time: of the first, it keeps the values. */
 static __global__ void norm_e4m3_kernel(const float *x, const float *w, uint32_t hidden, float eps,
                                         const __grid_constant__ struct target to)
 {
-    constexpr int KEPT = 2;
-    const uint32_t quads = hidden / 4, rounded = (quads + 31) / 32 * 32;
-    const float4 *wt = (const float4 *)w, zero = make_float4(0, 0, 0, 0);
-    early_next();
-    early_wait();
     const float4 *in = (const float4 *)(x + (size_t)blockIdx.x * hidden);
-    float4 v[KEPT];
+    const float4 *wt = (const float4 *)w, zero = make_float4(0, 0, 0, 0);
+    const uint32_t first = threadIdx.x * 4, all = hidden / 4, rounded = (all + 127) / 128 * 128;
+    float4 v[4], u[4];
     float sum = 0;
+    early_next();
 #pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        uint32_t i = threadIdx.x + k * blockDim.x;
-        v[k] = i < quads ? in[i] : zero;
-        sum += v[k].x * v[k].x + v[k].y * v[k].y + v[k].z * v[k].z + v[k].w * v[k].w;
+    for (int i = 0; i < 4; i++) {
+        u[i] = first + i < all ? wt[first + i] : zero;
     }
-    for (uint32_t i = threadIdx.x + KEPT * blockDim.x; i < quads; i += blockDim.x) {
-        float4 u = in[i];
-        sum += u.x * u.x + u.y * u.y + u.z * u.z + u.w * u.w;
+    early_wait();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i] = first + i < all ? in[first + i] : zero;
+        sum += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
     }
-    float f = rsqrtf(block_sum(sum) / (float)hidden + eps);
-    int k = 0;
-#pragma unroll 2
-    for (uint32_t i = threadIdx.x; i < rounded; i += blockDim.x, k++) {
-        float4 u = k == 0 ? v[0] : k == 1 ? v[1] : i < quads ? in[i] : zero;
-        float4 t = i < quads ? wt[i] : zero;
-        put_row(to, blockIdx.x, i / 32,
-                make_float4(u.x * f * t.x, u.y * f * t.y, u.z * f * t.z, u.w * f * t.w));
+    for (uint32_t at = first + blockDim.x * 4; at < all; at += blockDim.x * 4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float4 t = at + i < all ? in[at + i] : zero;
+            sum += t.x * t.x + t.y * t.y + t.z * t.z + t.w * t.w;
+        }
+    }
+    const float f = rsqrtf(block_sum(sum) / (float)hidden + eps);
+    for (uint32_t at = first; at < rounded; at += blockDim.x * 4) { /* whole warps */
+        float r[16];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool kept = at == first, is = at + i < all;
+            float4 t = kept ? v[i]
+                       : is ? in[at + i]
+                            : zero,
+                   g = kept ? u[i]
+                       : is ? wt[at + i]
+                            : zero;
+            r[i * 4] = t.x * f * g.x;
+            r[i * 4 + 1] = t.y * f * g.y;
+            r[i * 4 + 2] = t.z * f * g.z;
+            r[i * 4 + 3] = t.w * f * g.w;
+        }
+        put16(to, blockIdx.x, at * 4, r);
     }
 }
 
-/* Warps take blocks of columns of rows one after the other. */
+/* Eight lanes take 128 columns of a row; those of rows follow each other. */
 template <bool SWIGLU>
-static __global__ void rows_e4m3_kernel(const uint2 *a, uint32_t m,
+static __global__ void rows_e4m3_kernel(const uint4 *a, uint32_t m,
                                         const __grid_constant__ struct target to)
 {
-    const uint32_t blocks = (to.k + 127) / 128, quads = to.k / 4;
-    const size_t warp = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) / 32;
-    const size_t row = warp / blocks;
-    const uint32_t b = (uint32_t)(warp % blocks), i = b * 32 + threadIdx.x % 32;
+    const uint32_t blocks = (to.k + 127) / 128, eighths = to.k / 8;
+    const size_t at = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) / 8;
+    const size_t row = at / blocks;
+    const uint32_t col = (uint32_t)(at % blocks) * 128 + threadIdx.x % 8 * 16;
+    const bool in = row < m && col < to.k;
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    float v[16];
     early_next();
     early_wait();
-    if (row >= m) {
-        return;
+    const uint4 *from = a + row * eighths * (SWIGLU ? 2 : 1) + col / 8;
+    const uint4 x[2] = {in ? from[0] : zero, in ? from[1] : zero};
+    wide8<SWIGLU>(x[0], v);
+    wide8<SWIGLU>(x[1], v + 8);
+    if (SWIGLU) {
+        const uint4 y[2] = {in ? from[eighths] : zero, in ? from[eighths + 1] : zero};
+        float up[16];
+        wide8<true>(y[0], up);
+        wide8<true>(y[1], up + 8);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            v[i] = swiglu_fast(v[i], up[i]);
+        }
     }
-    float4 v = make_float4(0, 0, 0, 0);
-    if (i < quads && !SWIGLU) {
-        v = f16_quad(a[row * quads + i]);
-    } else if (i < quads) {
-        float4 g = bf16_quad(a[row * 2 * quads + i]), u = bf16_quad(a[row * 2 * quads + quads + i]);
-        v = make_float4(
-            __fdividef(g.x, 1.0f + __expf(-g.x)) * u.x, __fdividef(g.y, 1.0f + __expf(-g.y)) * u.y,
-            __fdividef(g.z, 1.0f + __expf(-g.z)) * u.z, __fdividef(g.w, 1.0f + __expf(-g.w)) * u.w);
-    }
-    put_row(to, row, b, v);
+    put16(to, row, in ? col : to.k, v);
 }
 
 static struct target target_of(const struct bt_cu_e4m3_rows *to, uint32_t m, uint32_t k)
@@ -142,7 +149,7 @@ static struct target target_of(const struct bt_cu_e4m3_rows *to, uint32_t m, uin
 extern "C" cudaError_t bt_cu_norm_e4m3(const float *x, const float *w, uint32_t m, uint32_t hidden,
                                        float eps, const struct bt_cu_e4m3_rows *to, cudaStream_t s)
 {
-    return launch_early(norm_e4m3_kernel, m, hidden >= 4096 ? 512 : 128, 0, s, x, w, hidden, eps,
+    return launch_early(norm_e4m3_kernel, m, hidden >= 4096 ? 256 : 128, 0, s, x, w, hidden, eps,
                         target_of(to, m, hidden));
 }
 
@@ -150,9 +157,9 @@ template <bool SWIGLU>
 static cudaError_t launch_rows(const void *a, uint32_t m, uint32_t k,
                                const struct bt_cu_e4m3_rows *to, cudaStream_t s)
 {
-    size_t warps = (size_t)m * ((k + 127) / 128);
-    return launch_early(rows_e4m3_kernel<SWIGLU>, (uint32_t)((warps + 7) / 8), 256, 0, s,
-                        (const uint2 *)a, m, target_of(to, m, k));
+    size_t threads = (size_t)m * ((k + 127) / 128) * 8;
+    return launch_early(rows_e4m3_kernel<SWIGLU>, (uint32_t)((threads + 255) / 256), 256, 0, s,
+                        (const uint4 *)a, m, target_of(to, m, k));
 }
 
 extern "C" cudaError_t bt_cu_swiglu_e4m3(const void *gu, uint32_t m, uint32_t inter,
