@@ -58,7 +58,12 @@ static __device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/* The same; returns whether any of the threads has v. */
+/* Arrives without waiting. */
+static __device__ __forceinline__ void named_arrive(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/* named_sync; returns whether any of the threads has v. */
 static __device__ __forceinline__ bool named_any(uint32_t id, uint32_t threads, bool v)
 {
     uint32_t any;
