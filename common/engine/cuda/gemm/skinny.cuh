@@ -1,5 +1,5 @@
 /* The kernel of skinny.h, for bf16 and e4m3 weights; skinny.cu says how it works. Its launches are
- * in skinny.cu and skinny_e4m3.cu. Device code, included once by each. */
+ * in skinny.cu, skinny_e4m3.cu and skinny_rounded.cu. Device code, included once by each. */
 #ifndef BT_CUDA_SKINNY_CUH
 #define BT_CUDA_SKINNY_CUH
 
@@ -7,6 +7,7 @@
 #include "common/engine/cuda/gemm/skinny_priv.h"
 #include "common/engine/cuda/hopper.cuh"
 #include "common/engine/cuda/mma.cuh"
+#include "common/engine/cuda/wgmma_e4m3.cuh"
 
 #define BOX       8192u /* 64 rows of 128 bytes of weights */
 #define MAX_SLOTS 26
@@ -29,11 +30,6 @@ static __device__ __forceinline__ struct columns columns_of(const struct bt_cu_s
 }
 
 /* ---- the copying warps, one thread each ---- */
-
-/* A box's columns: 128 bytes of a row. */
-template <bool E4M3> struct box {
-    static constexpr int cols = E4M3 ? 128 : 64;
-};
 
 template <int GROUPS>
 static __device__ __forceinline__ void copy_weights(const struct bt_cu_skinny_args &a,
@@ -67,20 +63,25 @@ static __device__ __forceinline__ void copy_weights(const struct bt_cu_skinny_ar
     }
 }
 
-template <int NT, bool E4M3>
-static __device__ __forceinline__ void copy_activations(const struct bt_cu_skinny_args &a,
-                                                        const CUtensorMap *map,
-                                                        struct skinny_bars *b, uint32_t smem)
+/* scales: where those of e4m3 activations go, NT for each slot. */
+template <int NT, enum bt_cu_skinny_kind KIND>
+static __device__ __forceinline__ void
+copy_activations(const struct bt_cu_skinny_args &a, const CUtensorMap *map, struct skinny_bars *b,
+                 uint32_t smem, uint32_t scales)
 {
     const struct columns k = columns_of(a);
+    const uint32_t some = KIND == SKINNY_E4M3 ? min((uint32_t)NT, a.x_stride) * 4 : 0;
     struct ring r = {0, 1};
     for (uint32_t tile = blockIdx.x / a.cluster; tile < a.tiles; tile += gridDim.x / a.cluster) {
-        constexpr uint32_t per = box<E4M3>::cols / 64;
+        constexpr uint32_t per = KIND == SKINNY_F16 ? 2 : 1; /* boxes for a box of weights */
         for (uint32_t at = k.first * per; at < k.end * per; at++) {
             uint32_t bar = smem_addr(&b->x_full[r.at]);
             bar_wait(smem_addr(&b->x_empty[r.at]), r.phase);
-            bar_expect(bar, NT * 128);
+            bar_expect(bar, NT * 128 + some);
             tma_load_2d(smem + r.at * NT * 128, map, bar, (int)at * 64, 0, TMA_EVICT_NORMAL);
+            if constexpr (KIND == SKINNY_E4M3) {
+                bulk_load(scales + r.at * NT * 4, a.x_scale + (size_t)at * a.x_stride, some, bar);
+            }
             r.next(a.x_slots);
         }
     }
@@ -100,6 +101,7 @@ static __device__ __forceinline__ void release(uint32_t bar)
 struct consumer {
     struct skinny_bars *b;
     uint32_t smem, x_smem, group;
+    const float *x_scale; /* of e4m3 activations, NT for each slot */
     struct ring w, x;
 };
 
@@ -230,6 +232,59 @@ static __device__ __forceinline__ void sum_tile_e4m3(const struct bt_cu_skinny_a
     }
 }
 
+/* sum_tile for e4m3 weights and activations: 64 tokens at a time, as both the sums of a box and
+ * those of all boxes must be in registers. */
+template <int NT, int GROUPS>
+static __device__ __forceinline__ void sum_tile_rounded(const struct bt_cu_skinny_args &a,
+                                                        struct consumer &c, uint32_t tile,
+                                                        float (&acc)[NT / 2])
+{
+    constexpr int PART = NT < 64 ? NT : 64;
+    const struct columns k = columns_of(a);
+    const struct scales s = scales_of(a, tile * GROUPS + c.group);
+    float2 scale = s.load(k.first);
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) {
+        acc[i] = 0;
+    }
+    for (uint32_t at = k.first; at < k.end; at++) {
+        const uint32_t slot = c.group * a.slots + c.w.at;
+        const float2 next = s.load(min(at + 1, k.end - 1));
+        const float2 *x_scale = (const float2 *)(c.x_scale + c.x.at * NT) + threadIdx.x % 4;
+        uint64_t w = wgmma_desc(c.smem + slot * BOX, 0, 1024);
+        uint64_t x = wgmma_desc(c.x_smem + c.x.at * NT * 128, 0, 1024);
+        bar_wait(smem_addr(&c.b->x_full[c.x.at]), c.x.phase);
+        bar_wait(smem_addr(&c.b->full[slot]), c.w.phase);
+#pragma unroll
+        for (int t = 0; t < NT; t += PART) {
+            float part[PART / 2];
+            wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < 4; j++) { /* 32 columns are 32 bytes */
+                wgmma_ss_e4m3(part, w + j * 2, x + t * 128 / 16 + j * 2, j > 0);
+            }
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_hold(part);
+            if (t + PART == NT) {
+                release(smem_addr(&c.b->empty[slot]));
+            }
+#pragma unroll
+            for (int i = 0; i < PART / 2; i += 4) { /* rows at, at + 8 of two tokens */
+                const float2 u = x_scale[t / 2 + i];
+                acc[t / 2 + i] += part[i] * (scale.x * u.x);
+                acc[t / 2 + i + 1] += part[i + 1] * (scale.x * u.y);
+                acc[t / 2 + i + 2] += part[i + 2] * (scale.y * u.x);
+                acc[t / 2 + i + 3] += part[i + 3] * (scale.y * u.y);
+            }
+        }
+        release(smem_addr(&c.b->x_empty[c.x.at]));
+        c.w.next(a.slots);
+        c.x.next(a.x_slots);
+        scale = next;
+    }
+}
+
 static __device__ __forceinline__ float swiglu(const struct bt_cu_skinny_args &a, float gate,
                                                float up)
 {
@@ -341,20 +396,51 @@ static __device__ __forceinline__ void put_shared(const struct bt_cu_skinny_args
     }
 }
 
-template <int NT, int GROUPS, bool E4M3>
+/* put_shared for a SwiGLU in e4m3: a block's 256 rows are 128 columns, which have one scale. A warp
+ * takes a token. */
+template <int NT>
+static __device__ __forceinline__ void put_rounded(const struct bt_cu_skinny_args &a, uint32_t tile,
+                                                   const float *sum)
+{
+    const uint32_t rank = blockIdx.x % a.cluster, first = NT * rank / a.cluster;
+    const uint32_t end = min(NT * (rank + 1) / a.cluster, a.m), q = threadIdx.x % 32 * 4;
+    for (uint32_t t = first + threadIdx.x / 32; t < end; t += 16) {
+        const float *gate = sum + t * sums<4>::pitch + q / 8 * 16 + q % 8;
+        const float4 g = gather(gate, a.cluster), u = gather(gate + 8, a.cluster);
+        const float4 v = make_float4(swiglu(a, g.x, u.x), swiglu(a, g.y, u.y), swiglu(a, g.z, u.z),
+                                     swiglu(a, g.w, u.w));
+        const float f = e4m3_factor(warp_max(top4(v)));
+        put_ordered(pack_e4m3(v.x * f, v.y * f, v.z * f, v.w * f),
+                    (uint8_t *)a.y + (size_t)t * (a.n / 2) + tile * 128, true);
+        if (threadIdx.x % 32 == 0) {
+            a.y_scale[(size_t)tile * a.x_stride + t] = e4m3_scale_of(f);
+        }
+    }
+}
+
+/* Whether a block's sums go through put_rounded. */
+template <int GROUPS, enum bt_cu_skinny_kind KIND>
+static __device__ __forceinline__ bool rounds(const struct bt_cu_skinny_args &a)
+{
+    return GROUPS == 4 && KIND == SKINNY_E4M3 && a.y_scale;
+}
+
+template <int NT, int GROUPS, enum bt_cu_skinny_kind KIND>
 static __device__ __forceinline__ void compute(const struct bt_cu_skinny_args &a,
                                                struct skinny_bars *b, uint8_t *smem,
-                                               uint32_t x_smem, float *stage)
+                                               uint32_t x_smem, float *stage, const float *x_scale)
 {
-    struct consumer c = {b, smem_addr(smem), x_smem, threadIdx.x / 128, {0, 0}, {0, 0}};
+    struct consumer c = {b, smem_addr(smem), x_smem, threadIdx.x / 128, x_scale, {0, 0}, {0, 0}};
     float acc[NT / 2];
     for (uint32_t tile = blockIdx.x / a.cluster; tile < a.tiles; tile += gridDim.x / a.cluster) {
-        if constexpr (E4M3) {
+        if constexpr (KIND == SKINNY_E4M3) {
+            sum_tile_rounded<NT, GROUPS>(a, c, tile, acc);
+        } else if constexpr (KIND == SKINNY_F16) {
             sum_tile_e4m3<NT, GROUPS>(a, c, tile, acc);
         } else {
             sum_tile<NT, GROUPS>(a, c, acc);
         }
-        if (a.cluster == 1) {
+        if (a.cluster == 1 && !rounds<GROUPS, KIND>(a)) {
             put<NT>(a, (tile * GROUPS + c.group) * 64, stage + c.group * (STAGED / 4), c.group,
                     acc);
         } else {
@@ -363,7 +449,7 @@ static __device__ __forceinline__ void compute(const struct bt_cu_skinny_args &a
     }
 }
 
-template <int NT, int GROUPS, bool E4M3>
+template <int NT, int GROUPS, enum bt_cu_skinny_kind KIND>
 static __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
     skinny_kernel(const __grid_constant__ CUtensorMap w_map,
                   const __grid_constant__ CUtensorMap x_map,
@@ -393,18 +479,21 @@ static __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
             copy_weights<GROUPS>(a, &w_map, &bars, smem_addr(smem));
         }
     } else {
+        float *stage = (float *)(x + a.x_slots * NT * 128), *scales = stage + GROUPS * STAGED / 4;
         early_wait();
         if (warp < GROUPS * 4) {
-            compute<NT, GROUPS, E4M3>(a, &bars, smem, x_smem, (float *)(x + a.x_slots * NT * 128));
+            compute<NT, GROUPS, KIND>(a, &bars, smem, x_smem, stage, scales);
         } else if (threadIdx.x % 32 == 0) {
-            copy_activations<NT, E4M3>(a, &x_map, &bars, x_smem);
+            copy_activations<NT, KIND>(a, &x_map, &bars, x_smem, smem_addr(scales));
         }
     }
-    if (a.cluster > 1) { /* there is one tile: see launch() */
+    if (a.cluster > 1 || rounds<GROUPS, KIND>(a)) { /* there is one tile: see launch() */
         __syncwarp();
         cluster_sync();
         if (warp < GROUPS * 4) {
-            put_shared<NT, GROUPS>(a, blockIdx.x / a.cluster, (const float *)smem);
+            const float *sum = (const float *)smem;
+            rounds<GROUPS, KIND>(a) ? put_rounded<NT>(a, blockIdx.x / a.cluster, sum)
+                                    : put_shared<NT, GROUPS>(a, blockIdx.x / a.cluster, sum);
         }
         __syncwarp();
         cluster_sync(); /* no block ends while others read its sums */
@@ -413,12 +502,13 @@ static __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
 
 /* ---- launches ---- */
 
-template <int NT, int GROUPS, bool E4M3>
+template <int NT, int GROUPS, enum bt_cu_skinny_kind KIND>
 static cudaError_t launch(const CUtensorMap &w_map, const CUtensorMap &x_map,
                           struct bt_cu_skinny_args &a, cudaStream_t s)
 {
-    constexpr uint32_t x_slots = NT == 128 ? X_BOXES / 2 : X_BOXES;
-    constexpr uint32_t beside = x_slots * NT * 128 + GROUPS * STAGED + 1024;
+    constexpr bool both = KIND == SKINNY_E4M3;
+    constexpr uint32_t x_slots = both ? NT == 128 ? 4 : 5 : NT == 128 ? X_BOXES / 2 : X_BOXES;
+    constexpr uint32_t beside = x_slots * NT * (128 + (both ? 4 : 0)) + GROUPS * STAGED + 1024;
     constexpr uint32_t room = (SMEM_MAX - beside) / BOX;
     cudaLaunchConfig_t c = {};
     cudaLaunchAttribute attr[2];
@@ -426,7 +516,7 @@ static cudaError_t launch(const CUtensorMap &w_map, const CUtensorMap &x_map,
     a.slots = (room < MAX_SLOTS ? room : MAX_SLOTS) / GROUPS;
     a.depth = a.depth < a.slots ? a.depth : a.slots;
     uint32_t bytes = GROUPS * a.slots * BOX + beside;
-    cudaError_t e = cudaFuncSetAttribute(skinny_kernel<NT, GROUPS, E4M3>,
+    cudaError_t e = cudaFuncSetAttribute(skinny_kernel<NT, GROUPS, KIND>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess) {
         return e;
@@ -443,43 +533,43 @@ static cudaError_t launch(const CUtensorMap &w_map, const CUtensorMap &x_map,
     c.stream = s;
     c.attrs = attr;
     c.numAttrs = a.cluster > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&c, skinny_kernel<NT, GROUPS, E4M3>, w_map, x_map, a);
+    return cudaLaunchKernelEx(&c, skinny_kernel<NT, GROUPS, KIND>, w_map, x_map, a);
 }
 
 /* Ways whose sums and fragments do not fit in registers are refused by bt_cu_skinny_fits. */
-template <int NT, bool E4M3>
+template <int NT, enum bt_cu_skinny_kind KIND>
 static cudaError_t launch_groups(const CUtensorMap &w_map, const CUtensorMap &x_map,
                                  struct bt_cu_skinny_args &a, uint32_t groups, cudaStream_t s)
 {
-    if constexpr (!E4M3) {
+    if constexpr (KIND != SKINNY_F16) {
         if (groups == 1) {
-            return launch<NT, 1, E4M3>(w_map, x_map, a, s);
+            return launch<NT, 1, KIND>(w_map, x_map, a, s);
         }
     }
-    if constexpr (!E4M3 || NT <= SKINNY_E4M3_TOKENS(3)) {
+    if constexpr (NT <= bt_cu_skinny_most(KIND, 3)) {
         if (groups == 3) {
-            return launch<NT, 3, E4M3>(w_map, x_map, a, s);
+            return launch<NT, 3, KIND>(w_map, x_map, a, s);
         }
     }
-    if constexpr (!E4M3 || NT <= SKINNY_E4M3_TOKENS(4)) {
+    if constexpr (NT <= bt_cu_skinny_most(KIND, 4)) {
         if (groups == 4) {
-            return launch<NT, 4, E4M3>(w_map, x_map, a, s);
+            return launch<NT, 4, KIND>(w_map, x_map, a, s);
         }
     }
-    return groups == 2 ? launch<NT, 2, E4M3>(w_map, x_map, a, s) : cudaErrorInvalidValue;
+    return groups == 2 ? launch<NT, 2, KIND>(w_map, x_map, a, s) : cudaErrorInvalidValue;
 }
 
-template <bool E4M3>
+template <enum bt_cu_skinny_kind KIND>
 static cudaError_t launch_tokens(const CUtensorMap &w_map, const CUtensorMap &x_map,
                                  struct bt_cu_skinny_args &a, uint32_t groups, uint32_t tokens,
                                  cudaStream_t s)
 {
     switch (tokens) {
-    case 8: return launch_groups<8, E4M3>(w_map, x_map, a, groups, s);
-    case 16: return launch_groups<16, E4M3>(w_map, x_map, a, groups, s);
-    case 32: return launch_groups<32, E4M3>(w_map, x_map, a, groups, s);
-    case 64: return launch_groups<64, E4M3>(w_map, x_map, a, groups, s);
-    default: return launch_groups<128, E4M3>(w_map, x_map, a, groups, s);
+    case 8: return launch_groups<8, KIND>(w_map, x_map, a, groups, s);
+    case 16: return launch_groups<16, KIND>(w_map, x_map, a, groups, s);
+    case 32: return launch_groups<32, KIND>(w_map, x_map, a, groups, s);
+    case 64: return launch_groups<64, KIND>(w_map, x_map, a, groups, s);
+    default: return launch_groups<128, KIND>(w_map, x_map, a, groups, s);
     }
 }
 

@@ -16,6 +16,18 @@ extern "C" {
 #endif
 
 #define BT_CU_SKINNY_ROWS 128
+#define BT_CU_WIDTHS      8  /* rows 1, 2, up to 4, 8, ... 128 */
+#define BT_CU_F16_ROWS    32 /* up to so many, e4m3 weights become f16 */
+
+/* Which of them so many rows are. */
+static inline uint32_t bt_cu_width(uint32_t m)
+{
+    uint32_t width = 0;
+    while (1u << width < m) {
+        width++;
+    }
+    return width;
+}
 
 enum bt_cu_skinny_end {
     BT_CU_SKINNY_F32, /* y[m][n] f32 */
@@ -38,6 +50,20 @@ uint32_t bt_cu_skinny_parts(uint32_t way);
 /* y not in x's place. cudaErrorInvalidValue: it does not fit. */
 cudaError_t bt_cu_skinny(uint32_t way, struct bt_cu_weight w, const void *x, void *y, uint32_t m,
                          uint32_t n, uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s);
+
+/* The same with weights and activations in e4m3 (SWIGLU's result is f16): sums of 128 columns have
+ * about 14 bits, and are added up in f32. For 33 rows and more, where converting weights to f16
+ * takes longer than reading them. k is a multiple of 128. */
+bool bt_cu_skinny_rounded_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k);
+cudaError_t bt_cu_skinny_rounded(uint32_t way, struct bt_cu_weight w,
+                                 const struct bt_cu_e4m3_rows *x, void *y, uint32_t m, uint32_t n,
+                                 uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s);
+/* SWIGLU whose result is rounded for the next product; not in x's place. Some ways can. */
+bool bt_cu_skinny_rounds(uint32_t way, uint32_t m, uint32_t n, uint32_t k);
+cudaError_t bt_cu_skinny_rounded_swiglu(uint32_t way, struct bt_cu_weight w,
+                                        const struct bt_cu_e4m3_rows *x,
+                                        const struct bt_cu_e4m3_rows *to, uint32_t m, uint32_t n,
+                                        uint32_t k, cudaStream_t s);
 
 #ifdef __cplusplus
 }
