@@ -1,8 +1,11 @@
-/* rows/quant.h in plain C on host memory: the same results as the kernels up to rounding. */
+/* rows/quant.h and the products that read its results, in plain C on host memory: the same results
+ * as the kernels up to rounding. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/engine/cuda/gemm/gemm.h"
+#include "common/engine/cuda/gemm/wide_e4m3.h"
 #include "common/engine/cuda/rows/quant.h"
 #include "common/engine/fp8.h"
 #include "tests/cuda_host/values.h"
@@ -163,4 +166,99 @@ cudaError_t bt_cu_order(const uint8_t *from, uint32_t n, uint32_t k, uint8_t *w,
     const struct weights p = {from, n, k, w, NULL, bad};
     cuda_host_launch(s, run_order, &p, sizeof(p));
     return cudaSuccess;
+}
+
+/* ---- products that read e4m3 ---- */
+
+bool bt_cu_skinny_rounded_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
+{
+    (void)n;
+    return way == 0 && m == BT_CU_SKINNY_ROWS && k % 128 == 0;
+}
+
+struct gated {
+    float *gu; /* freed */
+    _Float16 *h;
+    uint32_t m, inter;
+};
+static void run_gated(const void *args)
+{
+    const struct gated *p = args;
+    for (size_t i = 0; i < (size_t)p->m * p->inter; i++) {
+        const float *at = p->gu + i / p->inter * 2 * p->inter + i % p->inter;
+        p->h[i] = (_Float16)(at[0] / (1 + expf(-at[0])) * at[p->inter]);
+    }
+    free(p->gu);
+}
+cudaError_t bt_cu_skinny_rounded(uint32_t way, struct bt_cu_weight w,
+                                 const struct bt_cu_e4m3_rows *x, void *y, uint32_t m, uint32_t n,
+                                 uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s)
+{
+    struct bt_cu_e4m3_product p = {w, *x, y, m, n, k, false, end == BT_CU_SKINNY_ADD};
+    struct gated all = {NULL, y, m, n / 2};
+    (void)way;
+    if (end != BT_CU_SKINNY_SWIGLU) {
+        return bt_cu_gemm_e4m3_run(NULL, &p, s);
+    }
+    all.gu = malloc((size_t)bt_cu_e4m3_stride(m) * n * sizeof(*all.gu));
+    p.y = all.gu;
+    cudaError_t e = bt_cu_gemm_e4m3_run(NULL, &p, s);
+    cuda_host_launch(s, run_gated, &all, sizeof(all));
+    return e;
+}
+
+bool bt_cu_skinny_rounds(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
+{
+    (void)way;
+    (void)n;
+    (void)k;
+    return m > 64; /* and fewer take the other way */
+}
+static void free_it(const void *args)
+{
+    free(*(void *const *)args);
+}
+cudaError_t bt_cu_skinny_rounded_swiglu(uint32_t way, struct bt_cu_weight w,
+                                        const struct bt_cu_e4m3_rows *x,
+                                        const struct bt_cu_e4m3_rows *to, uint32_t m, uint32_t n,
+                                        uint32_t k, cudaStream_t s)
+{
+    void *h = malloc((size_t)m * n);
+    cudaError_t e = bt_cu_skinny_rounded(way, w, x, h, m, n, k, BT_CU_SKINNY_SWIGLU, s);
+    e = e == cudaSuccess ? bt_cu_rows_e4m3(h, m, n / 2, to, s) : e;
+    cuda_host_launch(s, free_it, &h, sizeof(h));
+    return e;
+}
+
+/* check_wide_e4m3 checks these on a GPU; without one, cuBLASLt's take their products. */
+bool bt_cu_wide_e4m3_fits(uint32_t m, uint32_t n, uint32_t k)
+{
+    (void)m;
+    (void)n;
+    (void)k;
+    return false;
+}
+cudaError_t bt_cu_wide_e4m3_sum(const struct bt_cu_wide_e4m3 *p, float *y, bool add, cudaStream_t s)
+{
+    (void)p;
+    (void)y;
+    (void)add;
+    (void)s;
+    return cudaErrorInvalidValue;
+}
+cudaError_t bt_cu_wide_e4m3_swiglu(const struct bt_cu_wide_e4m3 *p,
+                                   const struct bt_cu_e4m3_rows *to, cudaStream_t s)
+{
+    (void)p;
+    (void)to;
+    (void)s;
+    return cudaErrorInvalidValue;
+}
+cudaError_t bt_cu_wide_e4m3_append(const struct bt_cu_wide_e4m3 *p, const struct bt_cu_append *a,
+                                   cudaStream_t s)
+{
+    (void)p;
+    (void)a;
+    (void)s;
+    return cudaErrorInvalidValue;
 }

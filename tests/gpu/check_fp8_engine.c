@@ -71,15 +71,15 @@ static double differ(const struct course *x, const struct course *y, double *mea
     return worst;
 }
 
-/* Chunks of up to 64 rows read activations in f16, longer ones in e4m3. */
+/* Chunks of up to 32 rows read activations in f16, longer ones in e4m3. */
 static void test_same_model(void **state)
 {
     (void)state;
     static const struct {
         uint32_t n, chunk;
         double worst, mean;
-    } cases[] = {
-        {7, 7, 0.06, 0.02}, {60, 60, 0.06, 0.02}, {300, 50, 0.06, 0.02}, {300, 300, 2, 0.3}};
+    } cases[] = {{7, 7, 0.06, 0.02}, {30, 30, 0.06, 0.02}, {300, 25, 0.06, 0.02},
+                 {60, 60, 2, 0.3},   {120, 120, 2, 0.3},   {300, 300, 2, 0.3}};
     struct drive cpu, gpu;
     const struct bt_engine_vtable *vt;
     char err[1024];
@@ -123,7 +123,7 @@ static void test_experts(void **state)
     drive_quantize = "fp8";
     drive_open(&cpu, "cpu", model, 64);
     drive_open(&gpu, "cuda", model, 64);
-    prompt_of(60, tokens);
+    prompt_of(60, tokens); /* their weights are bf16 on the GPU: any chunk will do */
     run(&cpu, 0, tokens, 60, 60, false, &want);
     run(&gpu, 0, tokens, 60, 60, true, &got);
     double worst = differ(&want, &got, &mean);
@@ -145,7 +145,7 @@ static void test_rounded(void **state)
         struct drive d;
         drive_quantize = i ? "fp8" : NULL;
         drive_open(&d, "cuda", MODEL, 16);
-        run(&d, 0, tokens, 100, 50, i == 1, i ? &rounded : &as_is);
+        run(&d, 0, tokens, 100, 25, i == 1, i ? &rounded : &as_is);
         drive_close(&d);
     }
     double worst = differ(&as_is, &rounded, &mean);

@@ -23,8 +23,9 @@
 /* Decode graphs for 1, 2, 4, ... 128, 192, 256, ... sequences. */
 #define BT_CU_BUCKETS (8 + (BT_CU_GRAPH_MAX - BT_CU_SKINNY_ROWS) / BT_CU_CLOSE_STEP)
 
-/* Products that wide.h may take from cuBLASLt. */
-enum bt_cu_wide { BT_CU_WIDE_QKV, BT_CU_WIDE_GATE_UP, BT_CU_WIDES };
+/* Products that wide.h or, with e4m3 weights, wide_e4m3.h may take from cuBLASLt. wide.h takes the
+ * first two. */
+enum bt_cu_wide { BT_CU_WIDE_QKV, BT_CU_WIDE_GATE_UP, BT_CU_WIDE_O, BT_CU_WIDE_DOWN, BT_CU_WIDES };
 
 /* What wide.h takes: by rows in steps of BT_CU_CLOSE_STEP up to BT_CU_CLOSE_ROWS, and beyond from
  * how many rows on (UINT32_MAX: none). */

@@ -11,7 +11,6 @@
 #define WORKSPACE (64u << 20)
 #define SHAPES    4096 /* hash table with open addressing; about 80 row counts for each product */
 #define OWN       16   /* products that may use skinny.h */
-#define WIDTHS    8    /* rows 1, 2, up to 4, 8, ... 128 */
 
 struct form { /* of a product, but for its rows */
     uint32_t n, k;
@@ -37,7 +36,7 @@ struct own {
     uint32_t n, k;
     enum bt_cu_weight_kind kind;
     enum bt_cu_skinny_end end;
-    int way[WIDTHS]; /* index of the way + 1; 0: none */
+    int way[BT_CU_WIDTHS]; /* index of the way + 1; 0: none */
 };
 
 struct bt_cu_gemm {
@@ -383,15 +382,6 @@ cudaError_t bt_cu_gemm_e4m3_tune(struct bt_cu_gemm *g, const struct bt_cu_e4m3_p
 
 /* ---- ways ---- */
 
-static uint32_t width_of(uint32_t m)
-{
-    uint32_t width = 0;
-    while (1u << width < m) {
-        width++;
-    }
-    return width;
-}
-
 static uint32_t own_at(const struct bt_cu_gemm *g, uint32_t n, uint32_t k,
                        enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end)
 {
@@ -407,9 +397,9 @@ int bt_cu_gemm_way(const struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t 
                    enum bt_cu_weight_kind kind, enum bt_cu_skinny_end end)
 {
     uint32_t i = own_at(g, n, k, kind, end);
-    int way = m <= BT_CU_SKINNY_ROWS && i < g->n_own ? g->own[i].way[width_of(m)] - 1 : -1;
+    int way = m <= BT_CU_SKINNY_ROWS && i < g->n_own ? g->own[i].way[bt_cu_width(m)] - 1 : -1;
     /* cuBLASLt has no product of f16 and e4m3. gemv.cu has those of up to 8 rows. */
-    bool needed = kind != BT_CU_WEIGHT_BF16 && m > 8 && m <= BT_CU_SKINNY_ROWS;
+    bool needed = kind != BT_CU_WEIGHT_BF16 && m > 8 && m <= BT_CU_F16_ROWS;
     return way < 0 && needed ? 0 : way;
 }
 
@@ -423,5 +413,5 @@ void bt_cu_gemm_set_way(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k
     if (i == g->n_own) {
         g->own[g->n_own++] = (struct own){n, k, kind, end, {0}};
     }
-    g->own[i].way[width_of(m)] = way + 1;
+    g->own[i].way[bt_cu_width(m)] = way + 1;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "common/engine/cuda/gemm/wide.h"
+#include "common/engine/cuda/gemm/wide_e4m3.h"
 #include "common/engine/cuda/step/latent.h"
 
 /* ---- cuBLASLt ---- */
@@ -235,6 +236,38 @@ static bt_status_t time_trial(struct bt_engine *e, trial_fn *trial, uint32_t m, 
     return st;
 }
 
+/* The shortest time of some runs as a graph, as steps of single tokens run. Launched one by one,
+ * the kernels of so short a trial would wait for the host, and what is quickest to enqueue would
+ * win. */
+static bt_status_t time_graph(struct bt_engine *e, trial_fn *trial, uint32_t m, cudaEvent_t *ev,
+                              float *ms_p)
+{
+    enum { RUNS = 4 };
+    cudaGraph_t g = NULL;
+    cudaGraphExec_t x = NULL;
+    *ms_p = INFINITY;
+    BT_CU_TRY(e, cudaStreamBeginCapture(e->compute, cudaStreamCaptureModeThreadLocal));
+    bt_status_t st = trial(e, m);
+    cudaError_t ce = cudaStreamEndCapture(e->compute, &g);
+    ce = st == BT_OK && ce == cudaSuccess ? cudaGraphInstantiate(&x, g, 0) : ce;
+    for (int i = 0; st == BT_OK && ce == cudaSuccess && i <= RUNS; i++) { /* the first uploads it */
+        float ms = INFINITY;
+        ce = cudaEventRecord(ev[0], e->compute);
+        ce = ce == cudaSuccess ? cudaGraphLaunch(x, e->compute) : ce;
+        ce = ce == cudaSuccess ? cudaEventRecord(ev[1], e->compute) : ce;
+        ce = ce == cudaSuccess ? cudaEventSynchronize(ev[1]) : ce;
+        ce = ce == cudaSuccess ? cudaEventElapsedTime(&ms, ev[0], ev[1]) : ce;
+        *ms_p = BT_MIN(*ms_p, ms);
+    }
+    if (x) {
+        cudaGraphExecDestroy(x);
+    }
+    if (g) {
+        cudaGraphDestroy(g);
+    }
+    return st == BT_OK && ce != cudaSuccess ? bt_cu_fail(e, ce, "trial of products") : st;
+}
+
 /* The time in ms at the clock that the GPU can keep: long work draws so much power that the clock
  * falls within 0.2 s. heat: ms of runs; the second half of them counts. */
 static bt_status_t time_hot(struct bt_engine *e, trial_fn *trial, uint32_t m, float heat,
@@ -264,6 +297,9 @@ static bool way_allowed(const struct bt_engine *e, int way, uint32_t m, uint32_t
     if (e->deterministic) {
         return way >= 0 && bt_cu_invariant_way((uint32_t)way, m, n, k);
     }
+    if (kind != BT_CU_WEIGHT_BF16 && m > BT_CU_F16_ROWS) {
+        return way < 0 || bt_cu_skinny_rounded_fits((uint32_t)way, m, n, k);
+    }
     return way < 0 || bt_cu_skinny_fits((uint32_t)way, m, n, k, kind);
 }
 
@@ -282,13 +318,13 @@ static bt_status_t try_product(struct bt_engine *e, uint32_t m, uint32_t n, uint
     if (!any) {
         return BT_OK;
     }
-    bt_status_t st = time_trial(e, trial, m, ev, &least);
+    bt_status_t st = time_graph(e, trial, m, ev, &least);
     for (int way = -1; st == BT_OK && way < (int)bt_cu_skinny_ways(); way++) {
         if (way == now || !way_allowed(e, way, m, n, k, kind)) {
             continue;
         }
         bt_cu_gemm_set_way(e->gemm, m, n, k, kind, end, way);
-        st = time_trial(e, trial, m, ev, &ms);
+        st = time_graph(e, trial, m, ev, &ms);
         if (st == BT_OK && ms < least * 0.995f) {
             least = ms;
             best = way;
@@ -320,8 +356,7 @@ static bt_status_t choose_ways(struct bt_engine *e)
         for (uint32_t i = 0; st == BT_OK && i < 2 * n; i++) {
             const struct bt_cu_layer_product *p = &of[n - 1 - i % n];
             const void *w[TUNE_LAYERS];
-            if (!weights_of(e, p, m, w) ||
-                bt_cu_takes_e4m3(bt_cu_weight_of(&e->model.layers[0], p), m)) {
+            if (!weights_of(e, p, m, w)) {
                 continue;
             }
             st = try_product(e, m, p->n, p->k, kind_of(e, p), end_of(e, p), trial_layers, ev);
@@ -374,12 +409,34 @@ static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
     return st;
 }
 
+/* Products of e4m3 that are added to the residual stream. */
+static bt_status_t trial_added(struct bt_engine *e, uint32_t m, bool down)
+{
+    const struct bt_model_config *c = &e->model.config;
+    uint32_t k = down ? c->intermediate : c->heads * c->head_dim;
+    bt_status_t st = BT_OK;
+    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
+        const struct bt_cu_layer *y = &e->model.layers[i];
+        st = bt_cu_product_e4m3(e, down ? &y->mlp.down : &y->o, &e->act.e4m3, e->act.x, m,
+                                c->hidden, k, false, true);
+    }
+    return st;
+}
+static bt_status_t trial_o(struct bt_engine *e, uint32_t m)
+{
+    return trial_added(e, m, false);
+}
+static bt_status_t trial_down(struct bt_engine *e, uint32_t m)
+{
+    return trial_added(e, m, true);
+}
+
 static bool wide_fits(const struct bt_engine *e, enum bt_cu_wide what, uint32_t m)
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t qkv = (c->heads + 2 * c->kv_heads) * c->head_dim, wide = bt_cu_mlp_width(c);
-    if (e->model.e4m3) { /* wide.h reads bf16 */
-        return false;
+    if (e->model.e4m3) { /* whose sizes fit cuBLASLt's product, so these, too */
+        return bt_cu_wide_e4m3_fits(m, c->hidden, c->hidden);
     }
     return what == BT_CU_WIDE_QKV ? bt_cu_wide_fits(m, qkv, c->hidden)
                                   : wide && bt_cu_wide_fits(m, 2 * wide, c->hidden);
@@ -446,7 +503,10 @@ static cudaError_t trial_inputs(struct bt_engine *e)
     ce = ce == cudaSuccess
              ? bt_cu_dummy_bf16(e->act.x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
              : ce;
-    return ce == cudaSuccess ? bt_cu_dummy_bf16(e->act.a, rows * wide, 1.0f, 4, e->compute) : ce;
+    ce = ce == cudaSuccess ? bt_cu_dummy_bf16(e->act.a, rows * wide, 1.0f, 4, e->compute) : ce;
+    return ce == cudaSuccess && e->model.e4m3
+               ? bt_cu_rows_e4m3(e->act.a, rows, (uint32_t)wide, &e->act.e4m3, e->compute)
+               : ce;
 }
 
 bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
@@ -461,12 +521,14 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
         ce = cudaEventCreate(&ev[i]);
     }
     bt_status_t st = ce == cudaSuccess ? BT_OK : bt_cu_fail(e, ce, "inputs");
+    static trial_fn *const trials[BT_CU_WIDES] = {trial_qkv, trial_mlp, trial_o, trial_down};
     for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
-        trial_fn *trial = i == BT_CU_WIDE_QKV ? trial_qkv : trial_mlp;
-        bool has = i == BT_CU_WIDE_QKV ? !(e->e4m3 || e->latent) : bt_cu_mlp_width(c) && !c->gpt2;
+        bool has = i == BT_CU_WIDE_QKV       ? !(e->e4m3 || e->latent)
+                   : i == BT_CU_WIDE_GATE_UP ? bt_cu_mlp_width(c) && !c->gpt2
+                                             : e->model.e4m3;
         if (has) {
-            st = find_wide_from(e, (enum bt_cu_wide)i, trial, ev);
-            st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trial, ev) : st;
+            st = find_wide_from(e, (enum bt_cu_wide)i, trials[i], ev);
+            st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trials[i], ev) : st;
         }
     }
     for (int i = 0; i < 2; i++) {

@@ -2,6 +2,7 @@
  * is added to the residual stream. choose.c has chosen what takes an MLP's products. Asynchronous
  * on the compute stream; owner thread: the engine's. */
 #include "common/engine/cuda/gemm/wide.h"
+#include "common/engine/cuda/gemm/wide_e4m3.h"
 #include "common/engine/cuda/step/step_priv.h"
 
 static bt_status_t gelu(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
@@ -17,12 +18,47 @@ static bt_status_t gelu(struct bt_engine *e, const struct bt_cu_layer *y, uint32
     return bt_cu_product(e, &y->mlp.down, e->act.a, e->act.x, n, c->hidden, wide, false, true);
 }
 
+/* bt_cu_mlp_dense of e->act.e4m3 */
+static bt_status_t mlp_e4m3(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
+{
+    const struct bt_cu_mlp_weights *w = &y->mlp;
+    const struct bt_model_config *c = &e->model.config;
+    const uint32_t wide = 2 * c->intermediate, inter = c->intermediate;
+    int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, w->in.kind, BT_CU_SKINNY_SWIGLU);
+    struct bt_cu_e4m3_rows h = e->act.e4m3, apart = {e->act.gu, NULL};
+    /* gu has room for four bytes of each value */
+    apart.scale = (float *)(apart.v + (size_t)BT_DIV_UP(n, 4u) * 4 * inter);
+    if (way >= 0 && bt_cu_skinny_rounds((uint32_t)way, n, wide, c->hidden)) {
+        h = apart;
+        BT_CU_TRY(e, bt_cu_skinny_rounded_swiglu((uint32_t)way, w->in, &e->act.e4m3, &h, n, wide,
+                                                 c->hidden, e->compute));
+    } else if (way >= 0) {
+        BT_CU_TRY(e, bt_cu_skinny_rounded((uint32_t)way, w->in, &e->act.e4m3, e->act.gu, n, wide,
+                                          c->hidden, BT_CU_SKINNY_SWIGLU, e->compute));
+        BT_CU_TRY(e, bt_cu_rows_e4m3(e->act.gu, n, inter, &h, e->compute));
+    } else if (bt_cu_takes_wide(e, BT_CU_WIDE_GATE_UP, n)) {
+        const struct bt_cu_wide_e4m3 p = {w->in, e->act.e4m3, n, wide, c->hidden};
+        h = apart;
+        BT_CU_TRY(e, bt_cu_wide_e4m3_swiglu(&p, &h, e->compute));
+    } else {
+        bt_status_t st = bt_cu_product(e, &w->in, NULL, e->act.gu, n, wide, c->hidden, true, false);
+        if (st != BT_OK) {
+            return st;
+        }
+        BT_CU_TRY(e, bt_cu_swiglu_e4m3(e->act.gu, n, inter, &h, e->compute));
+    }
+    return bt_cu_product_e4m3(e, &w->down, &h, e->act.x, n, c->hidden, inter, false, true);
+}
+
 bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t n)
 {
     const struct bt_cu_mlp_weights *w = &y->mlp;
     const struct bt_model_config *c = &e->model.config;
     if (c->gpt2) {
         return gelu(e, y, n);
+    }
+    if (bt_cu_takes_e4m3(&w->in, n)) {
+        return mlp_e4m3(e, y, n);
     }
     uint32_t wide = 2 * c->intermediate;
     int way = bt_cu_gemm_way(e->gemm, n, wide, c->hidden, w->in.kind, BT_CU_SKINNY_SWIGLU);
@@ -34,12 +70,6 @@ bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y, ui
         if (st != BT_OK) {
             return st;
         }
-    } else if (bt_cu_takes_e4m3(&w->in, n)) {
-        bt_status_t st = bt_cu_product(e, &w->in, NULL, e->act.gu, n, wide, c->hidden, true, false);
-        if (st != BT_OK) {
-            return st;
-        }
-        BT_CU_TRY(e, bt_cu_swiglu_e4m3(e->act.gu, n, c->intermediate, &e->act.e4m3, e->compute));
     } else if (bt_cu_takes_wide(e, BT_CU_WIDE_GATE_UP, n)) {
         h = e->act.gu;
         BT_CU_TRY(e, bt_cu_wide_swiglu(w->in.w, e->act.a, h, n, wide, c->hidden, e->compute));

@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "common/engine/cuda/gemm/wide.h"
+#include "common/engine/cuda/gemm/wide_e4m3.h"
 #include "common/engine/cuda/step/latent.h"
 
 uint32_t bt_cu_layer_products(const struct bt_engine *e,
@@ -36,8 +37,36 @@ uint32_t bt_cu_layer_products(const struct bt_engine *e,
 
 bool bt_cu_takes_e4m3(const struct bt_cu_weight *w, uint32_t m)
 {
-    /* skinny.cu takes twice cuBLASLt's time for 128 rows of e4m3, and about its time for 64. */
-    return w->kind != BT_CU_WEIGHT_BF16 && m > 64;
+    /* With more rows skinny.cu takes longer to convert weights to f16 than to read them. */
+    return w->kind != BT_CU_WEIGHT_BF16 && m > BT_CU_F16_ROWS;
+}
+
+/* Which of wide_e4m3.h's products in a layer w is; BT_CU_WIDES: none that is written in f32. */
+static enum bt_cu_wide wide_of(const struct bt_engine *e, const struct bt_cu_weight *w)
+{
+    const size_t at = ((uintptr_t)w - (uintptr_t)e->model.layers) % sizeof(struct bt_cu_layer);
+    return at == offsetof(struct bt_cu_layer, o)          ? BT_CU_WIDE_O
+           : at == offsetof(struct bt_cu_layer, mlp.down) ? BT_CU_WIDE_DOWN
+                                                          : BT_CU_WIDES;
+}
+
+bt_status_t bt_cu_product_e4m3(struct bt_engine *e, const struct bt_cu_weight *w,
+                               const struct bt_cu_e4m3_rows *a, void *y, uint32_t m, uint32_t n,
+                               uint32_t k, bool bf16, bool add)
+{
+    enum bt_cu_skinny_end end = add ? BT_CU_SKINNY_ADD : BT_CU_SKINNY_F32;
+    const enum bt_cu_wide wide = wide_of(e, w);
+    int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, w->kind, end);
+    if (way >= 0) {
+        BT_CU_TRY(e, bt_cu_skinny_rounded((uint32_t)way, *w, a, y, m, n, k, end, e->compute));
+    } else if (!bf16 && wide < BT_CU_WIDES && bt_cu_takes_wide(e, wide, m)) {
+        const struct bt_cu_wide_e4m3 p = {*w, *a, m, n, k};
+        BT_CU_TRY(e, bt_cu_wide_e4m3_sum(&p, y, add, e->compute));
+    } else {
+        const struct bt_cu_e4m3_product p = {*w, *a, y, m, n, k, bf16, add};
+        BT_CU_TRY(e, bt_cu_gemm_e4m3_run(e->gemm, &p, e->compute));
+    }
+    return BT_OK;
 }
 
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
@@ -47,11 +76,11 @@ bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, con
     if (e->deterministic) {
         return bt_cu_product_invariant(e, w, a, y, m, n, k, end);
     }
-    int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, w->kind, end);
     if (bt_cu_takes_e4m3(w, m)) {
-        const struct bt_cu_e4m3_product p = {*w, e->act.e4m3, y, m, n, k, bf16, add};
-        BT_CU_TRY(e, bt_cu_gemm_e4m3_run(e->gemm, &p, e->compute));
-    } else if (way >= 0) {
+        return bt_cu_product_e4m3(e, w, &e->act.e4m3, y, m, n, k, bf16, add);
+    }
+    int way = bf16 ? -1 : bt_cu_gemm_way(e->gemm, m, n, k, w->kind, end);
+    if (way >= 0) {
         BT_CU_TRY(e, bt_cu_skinny((uint32_t)way, *w, a, y, m, n, k, end, e->compute));
     } else if (!bf16 && bt_cu_gemv_fits(m, n, k, w->kind)) {
         BT_CU_TRY(e, bt_cu_gemv(*w, a, y, m, n, k, add, e->compute));
@@ -93,6 +122,12 @@ bt_status_t bt_cu_qkv(struct bt_engine *e, const struct bt_cu_layer *y, uint32_t
                                    .page_tokens = e->host.info.layout.page_tokens,
                                    .table_stride = e->host.max_pages_of_slot,
                                    .eps = c->norm_eps};
+    if (bt_cu_takes_wide(e, BT_CU_WIDE_QKV, n) && bt_cu_takes_e4m3(&y->qkv, n)) {
+        const struct bt_cu_wide_e4m3 p = {y->qkv, e->act.e4m3, n,
+                                          (c->heads + 2 * c->kv_heads) * c->head_dim, c->hidden};
+        BT_CU_TRY(e, bt_cu_wide_e4m3_append(&p, &a, e->compute));
+        return BT_OK;
+    }
     if (bt_cu_takes_wide(e, BT_CU_WIDE_QKV, n)) {
         BT_CU_TRY(e, bt_cu_wide_append(y->qkv.w, e->act.a, c->hidden, &a, e->compute));
         return BT_OK;

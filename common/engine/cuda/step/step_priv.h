@@ -57,12 +57,16 @@ static inline const struct bt_cu_weight *bt_cu_weight_of(const struct bt_cu_laye
 {
     return (const struct bt_cu_weight *)((const uint8_t *)y + p->weight);
 }
-/* Whether a product of m rows reads e->act.e4m3, as w is e4m3 and there are many rows. */
+/* Whether a product of m rows reads rounded activations, as w is e4m3 and there are many rows. */
 bool bt_cu_takes_e4m3(const struct bt_cu_weight *w, uint32_t m);
 /* y[m][n] (+)= a[m][k] * w[n][k]^T; y f32, or bf16 if so said. a is bf16, or f16 if w is e4m3;
  * where bt_cu_takes_e4m3, e->act.e4m3 is read instead. */
 bt_status_t bt_cu_product(struct bt_engine *e, const struct bt_cu_weight *w, const void *a, void *y,
                           uint32_t m, uint32_t n, uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
+/* The same with e4m3 weights and activations; what: which product of a layer it is. */
+bt_status_t bt_cu_product_e4m3(struct bt_engine *e, const struct bt_cu_weight *w,
+                               const struct bt_cu_e4m3_rows *a, void *y, uint32_t m, uint32_t n,
+                               uint32_t k, bool bf16, bool add) BT_MUST_CHECK;
 /* A layer's or the model's norm. */
 struct bt_cu_norm_of {
     const float *w, *bias; /* bias: LayerNorm's; NULL: RMSNorm */
