@@ -1,8 +1,10 @@
 /* make bench-gpu: products with e4m3 weights at the shapes of Llama-3-8B. Few rows: the best way of
- * skinny.cu or gemv.cu, beside the best with bf16 weights, in CUDA graphs over weights that
+ * skinny.cu (from 33 rows on with rounded activations, without the time to round them) or gemv.cu,
+ * beside the best with bf16 weights, in CUDA graphs over weights that
  * together exceed the L2 cache. Many rows: cuBLASLt with rounded activations beside bf16, each for
- * 0.3 s, since what counts is the speed at the clock that power leaves. `ways`: every way's time.
- */
+ * 0.3 s, since what counts is the speed at the clock that power leaves.
+ * Arguments: `ways`: every way's time; `few`, `many` or `wide`: only those. */
+#include "common/engine/cuda/gemm/wide_e4m3.h"
 #include "tests/gpu/fp8_case.h"
 
 #define COPIES 8
@@ -14,13 +16,22 @@ struct bench {
     struct bt_cu_weight e4m3[COPIES], bf16[COPIES];
     void *x, *y;
     struct bt_cu_e4m3_rows rows;
-    uint32_t m, n, k;
+    uint32_t m, n, k, turn;
     enum bt_cu_skinny_end end;
+    bool own;
 };
+
+static bool rounded(const struct bench *b, const struct bt_cu_weight *w)
+{
+    return w->kind != BT_CU_WEIGHT_BF16 && b->m > BT_CU_F16_ROWS;
+}
 
 static void few(const struct bench *b, const struct bt_cu_weight *w, int way)
 {
-    if (way >= 0) {
+    if (way >= 0 && rounded(b, w)) {
+        CHECK(bt_cu_skinny_rounded((uint32_t)way, *w, &b->rows, b->y, b->m, b->n, b->k, b->end,
+                                   b->s));
+    } else if (way >= 0) {
         CHECK(bt_cu_skinny((uint32_t)way, *w, b->x, b->y, b->m, b->n, b->k, b->end, b->s));
     } else if (b->end == BT_CU_SKINNY_SWIGLU) {
         CHECK(bt_cu_gemv_swiglu(*w, b->x, b->y, b->m, b->n, b->k, b->s));
@@ -63,8 +74,9 @@ static float best_few(const struct bench *b, const struct bt_cu_weight *w, bool 
 {
     float best = 1e9f;
     for (int way = -1; way < (int)bt_cu_skinny_ways(); way++) {
-        bool fits = way < 0 ? bt_cu_gemv_fits(b->m, b->n, b->k, w->kind)
-                            : bt_cu_skinny_fits((uint32_t)way, b->m, b->n, b->k, w->kind);
+        bool fits = way < 0         ? bt_cu_gemv_fits(b->m, b->n, b->k, w->kind)
+                    : rounded(b, w) ? bt_cu_skinny_rounded_fits((uint32_t)way, b->m, b->n, b->k)
+                                    : bt_cu_skinny_fits((uint32_t)way, b->m, b->n, b->k, w->kind);
         float us = fits ? replay(b, w, way) : 1e9f;
         if (fits && print) {
             printf(" %d:%.1f", way, us);
@@ -128,6 +140,49 @@ static float time_many(const struct bench *b, bool e4m3, bool bf16)
     return spent * 1000 / (float)n;
 }
 
+/* wide_e4m3.cu with the ending that the engine wants, beside cuBLASLt and the pass after it. */
+static void with_end(void *arg, cudaStream_t s)
+{
+    struct bench *b = arg;
+    const struct bt_cu_e4m3_product p = {
+        b->e4m3[b->turn++ % COPIES], b->rows, b->y, b->m, b->n, b->k, b->end == BT_CU_SKINNY_SWIGLU,
+        b->end == BT_CU_SKINNY_ADD};
+    const struct bt_cu_wide_e4m3 w = {p.w, p.a, p.m, p.n, p.k};
+    const struct bt_cu_e4m3_rows to = {b->x, (float *)((uint8_t *)b->x + (size_t)MOST * 14336)};
+    if (b->own) {
+        CHECK(p.bf16 ? bt_cu_wide_e4m3_swiglu(&w, &to, s)
+                     : bt_cu_wide_e4m3_sum(&w, b->y, p.add, s));
+        return;
+    }
+    CHECK(bt_cu_gemm_e4m3_run(b->g, &p, s));
+    if (p.bf16) {
+        CHECK(bt_cu_swiglu_e4m3(b->y, b->m, b->n / 2, &to, s));
+    }
+}
+
+/* At the clock that power leaves for 8,192 rows; else the median of nine. */
+static void bench_wide(struct bench *b, const char *name)
+{
+    static const uint32_t rows[] = {8192, 4096, 2048, 1024, 512, 256, 192, 128};
+    for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
+        float us[2];
+        b->m = rows[r];
+        for (int own = 0; own < 2; own++) {
+            b->own = own;
+            struct launch_times t = time_launches(with_end, b, r == 0 ? 0.2f : 0, b->s);
+            us[own] = 1000 * (r == 0 ? t.hot : t.median);
+            r == 0 ? printf("fp8 %-8s median of nine %.1f us\n", name, t.median * 1000) : 0;
+        }
+        double flop = 2.0 * b->m * b->n * b->k;
+        printf(
+            "fp8 %-8s m %-4u with its end: wide_e4m3 %7.1f us %5.0f TFLOP/s, cuBLASLt %7.1f us\n",
+            name, b->m, us[1], flop / us[1] * 1e-6, us[0]);
+        printf("bench,fp8_%s_end_m%u,%.1f,us,cuBLASLt and a pass,%.2f\n", name, b->m, us[1],
+               us[1] / us[0]);
+        fflush(stdout);
+    }
+}
+
 static void bench_many(struct bench *b, const char *name, bool bf16)
 {
     static const uint32_t rows[] = {8192, 2048, 512, 128};
@@ -146,7 +201,6 @@ static void bench_many(struct bench *b, const char *name, bool bf16)
         printf("fp8 %-8s m %-4u: e4m3 %7.1f us %5.0f TFLOP/s, bf16 %7.1f us %5.0f TFLOP/s\n", name,
                b->m, us[1], flop / us[1] * 1e-6, us[0], flop / us[0] * 1e-6);
         printf("bench,fp8_%s_m%u,%.1f,us,bf16 cuBLASLt,%.2f\n", name, b->m, us[1], us[1] / us[0]);
-        fflush(stdout);
     }
 }
 
@@ -178,7 +232,14 @@ int main(int argc, char **argv)
                   {"o", 4096, 4096, BT_CU_SKINNY_ADD},
                   {"gate_up", 28672, 4096, BT_CU_SKINNY_SWIGLU},
                   {"down", 4096, 14336, BT_CU_SKINNY_ADD}};
-    bool print = argc > 1 && strcmp(argv[1], "ways") == 0;
+    bool print = false, only[3] = {false, false, false};
+    for (int i = 1; i < argc; i++) {
+        print |= strcmp(argv[i], "ways") == 0;
+        only[0] |= strcmp(argv[i], "few") == 0;
+        only[1] |= strcmp(argv[i], "many") == 0;
+        only[2] |= strcmp(argv[i], "wide") == 0;
+    }
+    bool all = !only[0] && !only[1] && !only[2];
     struct bench b = {0};
     if (cudaStreamCreateWithFlags(&b.s, cudaStreamNonBlocking) != cudaSuccess) {
         printf("no GPU\n");
@@ -197,8 +258,15 @@ int main(int argc, char **argv)
         weights_open(&b);
         CHECK(bt_cu_rows_e4m3(b.x, MOST, b.k, &b.rows, 0));
         CHECK(cudaDeviceSynchronize());
-        bench_few(&b, shapes[i].name, print);
-        bench_many(&b, shapes[i].name, shapes[i].end == BT_CU_SKINNY_SWIGLU);
+        if (all || only[0]) {
+            bench_few(&b, shapes[i].name, print);
+        }
+        if (all || only[1]) {
+            bench_many(&b, shapes[i].name, shapes[i].end == BT_CU_SKINNY_SWIGLU);
+        }
+        if (all || only[2]) {
+            bench_wide(&b, shapes[i].name);
+        }
         for (int c = 0; c < COPIES; c++) {
             cudaFree((void *)b.bf16[c].w);
             cudaFree((void *)b.e4m3[c].w);

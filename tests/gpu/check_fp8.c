@@ -29,22 +29,6 @@ static struct want want_open(const float *x, const struct fp8_weights *f, uint32
     return w;
 }
 
-static float *random_rows(uint32_t m, uint32_t k, int type, void **device, uint32_t seed)
-{
-    CHECK(cudaMalloc(device, (size_t)m * k * 2));
-    ref_fill(*device, (size_t)m * k, type, 1, seed);
-    CHECK(cudaDeviceSynchronize());
-    uint16_t *h = host_copy(*device, (size_t)m * k * 2);
-    float *x = malloc((size_t)m * k * sizeof(*x));
-    for (size_t i = 0; i < (size_t)m * k; i++) {
-        _Float16 f;
-        memcpy(&f, &h[i], 2);
-        x[i] = type == BT_CU_F16 ? (float)f : fp8_bf16(h[i]);
-    }
-    free(h);
-    return x;
-}
-
 /* The largest error of a result of `end`; old: what an ADD adds to. NaN: infinite. */
 static double worst_of(const uint8_t *got, const struct want *w, uint32_t m, uint32_t n,
                        enum bt_cu_skinny_end end, float old)
@@ -73,9 +57,10 @@ static double worst_of(const uint8_t *got, const struct want *w, uint32_t m, uin
     return worst;
 }
 
-/* way -1: gemv.cu. Returns the worst error. */
-static double try_way(int way, const struct fp8_weights *f, const void *x, const struct want *w,
-                      uint32_t m, enum bt_cu_skinny_end end)
+/* way -1: gemv.cu. rows: x rounded; NULL: x. Returns the worst error. */
+static double try_way(int way, const struct fp8_weights *f, const void *x,
+                      const struct bt_cu_e4m3_rows *rows, const struct want *w, uint32_t m,
+                      enum bt_cu_skinny_end end)
 {
     size_t bytes = (size_t)m * f->n * 4 + BEHIND;
     size_t used = end == BT_CU_SKINNY_SWIGLU ? (size_t)m * f->n : bytes - BEHIND;
@@ -84,7 +69,9 @@ static double try_way(int way, const struct fp8_weights *f, const void *x, const
     memset(&old, 0x3e, sizeof(old));
     CHECK(cudaMalloc((void **)&y, bytes));
     CHECK(cudaMemset(y, poison, bytes));
-    if (way >= 0) {
+    if (rows) {
+        CHECK(bt_cu_skinny_rounded((uint32_t)way, f->w, rows, y, m, f->n, f->k, end, 0));
+    } else if (way >= 0) {
         CHECK(bt_cu_skinny((uint32_t)way, f->w, x, y, m, f->n, f->k, end, 0));
     } else if (end == BT_CU_SKINNY_SWIGLU) {
         CHECK(bt_cu_gemv_swiglu(f->w, x, y, m, f->n, f->k, 0));
@@ -102,27 +89,33 @@ static double try_way(int way, const struct fp8_weights *f, const void *x, const
     return worst;
 }
 
-/* gemv.cu and every way of skinny.cu that fits, with every end. */
+/* gemv.cu and every way of skinny.cu that fits, with every end. rounded: activations, too. */
 static void check_few(uint32_t m, uint32_t n, uint32_t k, enum bt_cu_weight_kind kind, bool wide,
-                      uint32_t seed)
+                      bool rounded, uint32_t seed)
 {
+    const double most = rounded ? 1e-3 : 1e-5; /* sums of 128 have 14 bits */
+    struct bt_cu_e4m3_rows r = fp8_rows_open(m, k);
     struct fp8_weights f = fp8_weights_open(n, k, kind, wide, seed);
     const char *scales = kind == BT_CU_WEIGHT_ROWS ? "rows" : "blocks";
     void *dx;
-    float *x = random_rows(m, k, BT_CU_F16, &dx, seed + 1);
-    struct want w = want_open(x, &f, m);
+    float *x = fp8_random_rows(m, k, BT_CU_F16, &dx, seed + 1);
+    CHECK(bt_cu_rows_e4m3(dx, m, k, &r, 0));
+    float *rx = fp8_rows_values(&r, m, k);
+    struct want w = want_open(rounded ? rx : x, &f, m);
     char name[40];
     uint32_t ways = 0;
     double worst = 0;
     for (int way = -1; way < (int)bt_cu_skinny_ways(); way++) {
-        bool fits = way < 0 ? bt_cu_gemv_fits(m, n, k, kind)
-                            : bt_cu_skinny_fits((uint32_t)way, m, n, k, kind);
+        bool fits = way < 0   ? !rounded && bt_cu_gemv_fits(m, n, k, kind)
+                    : rounded ? bt_cu_skinny_rounded_fits((uint32_t)way, m, n, k)
+                              : bt_cu_skinny_fits((uint32_t)way, m, n, k, kind);
         for (int end = 0; fits && end < 3; end++) {
             if (end == BT_CU_SKINNY_SWIGLU && kind == BT_CU_WEIGHT_BLOCKS && n / 2 % 128) {
                 continue; /* the engine has no such blocks */
             }
-            double err = try_way(way, &f, dx, &w, m, (enum bt_cu_skinny_end)end);
-            if (!(err < 1e-5)) {
+            double err =
+                try_way(way, &f, dx, rounded ? &r : NULL, &w, m, (enum bt_cu_skinny_end)end);
+            if (!(err < most)) {
                 snprintf(name, sizeof(name), "way %d end %d %s", way, end, scales);
                 report(false, name, m, n, k, err);
             }
@@ -130,29 +123,16 @@ static void check_few(uint32_t m, uint32_t n, uint32_t k, enum bt_cu_weight_kind
             ways++;
         }
     }
-    snprintf(name, sizeof(name), "few %s%s, %u", scales, wide ? " wide" : "", ways);
-    report(ways > 0 && worst < 1e-5, name, m, n, k, worst);
+    snprintf(name, sizeof(name), "few %s%s%s, %u", scales, wide ? " wide" : "",
+             rounded ? " rounded" : "", ways);
+    report(ways > 0 && worst < most, name, m, n, k, worst);
+    fp8_rows_close(&r);
+    free(rx);
     fp8_weights_close(&f);
     cudaFree(dx);
     free(x);
     free(w.sum);
     free(w.all);
-}
-
-static struct bt_cu_e4m3_rows rows_open(uint32_t m, uint32_t k)
-{
-    struct bt_cu_e4m3_rows r;
-    uint32_t stride = bt_cu_e4m3_stride(m);
-    CHECK(cudaMalloc((void **)&r.v, (size_t)stride * k));
-    CHECK(cudaMalloc((void **)&r.scale, (size_t)BT_DIV_UP(k, 128) * stride * 4));
-    CHECK(cudaMemset(r.v, 0x7f, (size_t)stride * k));
-    CHECK(cudaMemset(r.scale, 0xff, (size_t)BT_DIV_UP(k, 128) * stride * 4));
-    return r;
-}
-static void rows_close(struct bt_cu_e4m3_rows *r)
-{
-    cudaFree(r->v);
-    cudaFree(r->scale);
 }
 
 /* cuBLASLt with rounded activations: some values of the product of what they were rounded to. */
@@ -161,8 +141,8 @@ static void check_many(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
 {
     struct fp8_weights f = fp8_weights_open(n, k, kind, false, seed);
     void *dx;
-    float *x = random_rows(m, k, BT_CU_F16, &dx, seed + 1), old;
-    struct bt_cu_e4m3_rows r = rows_open(m, k);
+    float *x = fp8_random_rows(m, k, BT_CU_F16, &dx, seed + 1), old;
+    struct bt_cu_e4m3_rows r = fp8_rows_open(m, k);
     size_t item = bf16 ? 2 : 4, bytes = (size_t)bt_cu_e4m3_stride(m) * n * item;
     uint8_t *y;
     CHECK(cudaMalloc((void **)&y, bytes));
@@ -201,7 +181,7 @@ static void check_many(struct bt_cu_gemm *g, uint32_t m, uint32_t n, uint32_t k,
         free(rounded);
     }
     fp8_weights_close(&f);
-    rows_close(&r);
+    fp8_rows_close(&r);
     cudaFree(dx);
     cudaFree(y);
     free(x);
@@ -226,13 +206,49 @@ static double rounding(const struct bt_cu_e4m3_rows *r, const double *want, uint
     return worst;
 }
 
+/* SwiGLU that ends in e4m3: as the same way's result in f16, rounded afterwards. */
+static void check_rounds(uint32_t m, uint32_t n, uint32_t k, uint32_t seed)
+{
+    struct fp8_weights f = fp8_weights_open(n, k, BT_CU_WEIGHT_BLOCKS, false, seed);
+    const uint32_t wide = n / 2;
+    struct bt_cu_e4m3_rows x = fp8_rows_open(m, k), to = fp8_rows_open(m, wide);
+    void *dx, *h = device_memory(NULL, (size_t)m * wide * 2);
+    double *want = malloc((size_t)m * wide * sizeof(*want));
+    uint32_t ways = 0;
+    double worst = 0;
+    free(fp8_random_rows(m, k, BT_CU_F16, &dx, seed + 1));
+    CHECK(bt_cu_rows_e4m3(dx, m, k, &x, 0));
+    for (uint32_t way = 0; way < bt_cu_skinny_ways(); way++) {
+        if (!bt_cu_skinny_rounds(way, m, n, k)) {
+            continue;
+        }
+        CHECK(bt_cu_skinny_rounded(way, f.w, &x, h, m, n, k, BT_CU_SKINNY_SWIGLU, 0));
+        CHECK(bt_cu_skinny_rounded_swiglu(way, f.w, &x, &to, m, n, k, 0));
+        CHECK(cudaDeviceSynchronize());
+        uint16_t *half = host_copy(h, (size_t)m * wide * 2);
+        for (size_t i = 0; i < (size_t)m * wide; i++) {
+            want[i] = to_float(half[i], BT_CU_F16);
+        }
+        worst = fmax(worst, rounding(&to, want, m, wide));
+        free(half);
+        ways++;
+    }
+    report(ways > 0 && worst < 1.02, "swiglu in e4m3", m, n, k, worst);
+    fp8_weights_close(&f);
+    fp8_rows_close(&x);
+    fp8_rows_close(&to);
+    cudaFree(dx);
+    cudaFree(h);
+    free(want);
+}
+
 static void check_rows(uint32_t m, uint32_t k, uint32_t seed)
 {
     void *da, *dgu;
-    float *a = random_rows(m, k, BT_CU_F16, &da, seed),
-          *gu = random_rows(m, 2 * k, BT_CU_BF16, &dgu, seed + 1);
+    float *a = fp8_random_rows(m, k, BT_CU_F16, &da, seed),
+          *gu = fp8_random_rows(m, 2 * k, BT_CU_BF16, &dgu, seed + 1);
     double *want = malloc((size_t)m * k * sizeof(*want));
-    struct bt_cu_e4m3_rows r = rows_open(m, k);
+    struct bt_cu_e4m3_rows r = fp8_rows_open(m, k);
     /* One row of zeros, and values of very different sizes. */
     uint16_t zero[16] = {0};
     for (uint32_t c = 0; c < k; c += 16) {
@@ -272,7 +288,7 @@ static void check_rows(uint32_t m, uint32_t k, uint32_t seed)
     }
     worst = rounding(&r, want, m, k);
     report(worst < 1, "norm_e4m3", m, 0, k, worst);
-    rows_close(&r);
+    fp8_rows_close(&r);
     void *device[] = {da, dgu, dw, dx}, *host[] = {a, gu, want, w};
     for (int i = 0; i < 4; i++) {
         cudaFree(device[i]);
@@ -284,7 +300,7 @@ static void check_rows(uint32_t m, uint32_t k, uint32_t seed)
 static void check_quantize(uint32_t n, uint32_t k, uint32_t seed)
 {
     void *d;
-    float *w = random_rows(n, k, BT_CU_BF16, &d, seed);
+    float *w = fp8_random_rows(n, k, BT_CU_BF16, &d, seed);
     uint32_t across = BT_DIV_UP(k, 128), stride = bt_cu_scale_stride(k), down = BT_DIV_UP(n, 128);
     for (size_t i = 0; i < (size_t)n * k; i++) { /* some blocks are tiny, one is 0 */
         size_t block = i / k / 128 * across + i % k / 128;
@@ -337,6 +353,8 @@ int main(void)
                                       {1, 512, 64},   {5, 768, 2048},  {9, 256, 144},
                                       {16, 400, 528}, {31, 512, 1024}, {64, 1024, 896},
                                       {65, 272, 656}, {128, 512, 1040}};
+    static const uint32_t rounded[][3] = {
+        {3, 256, 128}, {33, 512, 640}, {64, 400, 1024}, {65, 272, 768}, {127, 768, 512}};
     struct bt_cu_gemm *g;
     if (cudaFree(0) != cudaSuccess || !bt_cu_skinny_fits(0, 1, 16, 64, BT_CU_WEIGHT_BF16)) {
         printf("no GPU\n");
@@ -345,9 +363,17 @@ int main(void)
     for (uint32_t i = 0; i < sizeof(few) / sizeof(few[0]); i++) {
         for (int j = 0; j < 4; j++) {
             check_few(few[i][0], few[i][1], few[i][2],
-                      j / 2 ? BT_CU_WEIGHT_ROWS : BT_CU_WEIGHT_BLOCKS, j % 2, 100 * i + 7);
+                      j / 2 ? BT_CU_WEIGHT_ROWS : BT_CU_WEIGHT_BLOCKS, j % 2, false, 100 * i + 7);
         }
     }
+    for (uint32_t i = 0; i < sizeof(rounded) / sizeof(rounded[0]); i++) {
+        for (int j = 0; j < 4; j++) {
+            check_few(rounded[i][0], rounded[i][1], rounded[i][2],
+                      j / 2 ? BT_CU_WEIGHT_ROWS : BT_CU_WEIGHT_BLOCKS, j % 2, true, 100 * i + 9);
+        }
+    }
+    check_rounds(33, 1024, 512, 21);
+    check_rounds(64, 28672, 1024, 22);
     check_quantize(384, 1024, 1);
     check_quantize(272, 400, 2);
     check_rows(5, 256, 3);

@@ -92,6 +92,40 @@ static inline void fp8_weights_close(struct fp8_weights *f)
     free(f->values);
 }
 
+/* Random activations of 16 bits, on the device and as f32 on the host. */
+static inline float *fp8_random_rows(uint32_t m, uint32_t k, int type, void **device, uint32_t seed)
+{
+    CHECK(cudaMalloc(device, (size_t)m * k * 2));
+    ref_fill(*device, (size_t)m * k, type, 1, seed);
+    CHECK(cudaDeviceSynchronize());
+    uint16_t *h = host_copy(*device, (size_t)m * k * 2);
+    float *x = malloc((size_t)m * k * sizeof(*x));
+    for (size_t i = 0; i < (size_t)m * k; i++) {
+        _Float16 f;
+        memcpy(&f, &h[i], 2);
+        x[i] = type == BT_CU_F16 ? (float)f : fp8_bf16(h[i]);
+    }
+    free(h);
+    return x;
+}
+
+/* Room for rounded activations, poisoned. */
+static inline struct bt_cu_e4m3_rows fp8_rows_open(uint32_t m, uint32_t k)
+{
+    struct bt_cu_e4m3_rows r;
+    uint32_t stride = bt_cu_e4m3_stride(m);
+    CHECK(cudaMalloc((void **)&r.v, (size_t)stride * k));
+    CHECK(cudaMalloc((void **)&r.scale, (size_t)BT_DIV_UP(k, 128) * stride * 4));
+    CHECK(cudaMemset(r.v, 0x7f, (size_t)stride * k));
+    CHECK(cudaMemset(r.scale, 0xff, (size_t)BT_DIV_UP(k, 128) * stride * 4));
+    return r;
+}
+static inline void fp8_rows_close(struct bt_cu_e4m3_rows *r)
+{
+    cudaFree(r->v);
+    cudaFree(r->scale);
+}
+
 /* Column of a place in a row of ordered e4m3. */
 static inline uint32_t fp8_column(uint32_t at)
 {
