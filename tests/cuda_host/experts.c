@@ -5,6 +5,7 @@
 
 #include "common/base/base.h"
 #include "common/engine/cuda/experts/experts.h"
+#include "common/engine/cuda/rows/rows.h"
 #include "common/engine/safetensors.h"
 
 #define SCRATCH_BEGIN 256 /* bytes that experts.h keeps for the kernels */
@@ -230,10 +231,13 @@ static void run_experts(const void *args)
 }
 cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
                               const void *a, uint32_t rows, void *scratch, float *out, bool add,
-                              cudaStream_t s)
+                              const struct bt_cu_experts_next *next, cudaStream_t s)
 {
     const struct use *uses = (const struct use *)((uint8_t *)scratch + SCRATCH_BEGIN);
     const struct run p = {*x, gate_up, down, a, uses, out, rows};
     cuda_host_launch(s, run_experts, &p, sizeof(p));
+    if (next && bt_cu_norm(out, NULL, next->w, rows, x->hidden, next->eps, next->a, s)) {
+        return cudaErrorInvalidValue;
+    }
     return add && rows <= bt_cu_experts_rows(x) ? cudaSuccess : cudaErrorInvalidValue;
 }

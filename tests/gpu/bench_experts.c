@@ -29,12 +29,12 @@ static void enqueue(const struct bench *b, uint32_t rows, int i, enum what what)
     CHECK(bt_cu_experts_route(x, scores, NULL, NULL, rows, b->scratch, b->s));
     if (what == ALL) {
         CHECK(bt_cu_experts_run(x, b->gate_up[i % LAYERS], b->down[i % LAYERS], b->a, rows,
-                                b->scratch, b->out, true, b->s));
+                                b->scratch, b->out, true, NULL, b->s));
     } else if (what != ROUTES) {
         struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, b->scratch);
         struct bt_cu_experts_product w = {b->gate_up[i % LAYERS], b->down[i % LAYERS], b->a, rows};
         CHECK(bt_cu_experts_few(x, &p, &w, what == SMALL_ITEMS, b->s));
-        CHECK(bt_cu_experts_combine(x, &p, rows, b->out, true, b->s));
+        CHECK(bt_cu_experts_combine(x, &p, rows, b->out, true, NULL, b->s));
     }
 }
 

@@ -387,7 +387,8 @@ struct run {
     uint32_t rows;
     void *scores, *bias, *slots, *a, *scratch;
     uint8_t *out;
-    bool add;
+    bool add; /* and the norm that follows */
+    struct bt_cu_experts_next next;
     cudaStream_t s;
 };
 
@@ -395,7 +396,7 @@ static void run_once(const struct run *r)
 {
     CHECK(bt_cu_experts_route(&r->w->x, r->scores, r->bias, r->slots, r->rows, r->scratch, r->s));
     CHECK(bt_cu_experts_run(&r->w->x, r->w->gate_up, r->w->down, r->a, r->rows, r->scratch,
-                            (float *)r->out, r->add, r->s));
+                            (float *)r->out, r->add, r->add ? &r->next : NULL, r->s));
 }
 
 static void run_graph(const struct run *r)
@@ -452,6 +453,26 @@ static double worst_row(const float *got, const float *want, uint32_t rows, uint
     return worst;
 }
 
+/* Values of the norm that are not those of `out`, in bf16. */
+static uint32_t bad_norm(const float *out, const float *w, const uint16_t *a, uint32_t rows,
+                         uint32_t hidden, float eps)
+{
+    uint32_t bad = 0;
+    for (size_t t = 0; t < rows; t++) {
+        const float *x = out + t * hidden;
+        double sum = 0;
+        for (uint32_t i = 0; i < hidden; i++) {
+            sum += (double)x[i] * x[i];
+        }
+        double f = 1 / sqrt(sum / hidden + eps);
+        for (uint32_t i = 0; i < hidden; i++) {
+            double want = x[i] * f * w[i];
+            bad += !(fabs(bf16(a[t * hidden + i]) - want) <= 1e-6 + fabs(want) * 0x1.02p-8);
+        }
+    }
+    return bad;
+}
+
 static int check_experts(const struct weights *w, uint32_t rows, enum steer steer, bool padded,
                          bool add, bool prove, uint32_t seed)
 {
@@ -479,6 +500,13 @@ static int check_experts(const struct weights *w, uint32_t rows, enum steer stee
     r.out = device(NULL, bytes);
     CHECK(cudaStreamCreateWithFlags(&r.s, cudaStreamNonBlocking));
     ref_fill(r.a, (size_t)rows * x->hidden, BT_CU_BF16, 1, seed);
+    float *norm = malloc(x->hidden * 4);
+    for (uint32_t i = 0; i < x->hidden; i++) {
+        norm[i] = uniform();
+    }
+    r.next = (struct bt_cu_experts_next){device(norm, x->hidden * 4), 1e-5f,
+                                         device(NULL, values * 2 + BEHIND)};
+    CHECK(cudaMemset(r.next.a, 0xff, values * 2 + BEHIND));
     CHECK(cudaMemset(r.scratch, 0xff, room + BEHIND));
     CHECK(cudaMemset(r.scratch, 0, 256));
     for (int i = 0; i < 2; i++) {
@@ -512,17 +540,24 @@ static int check_experts(const struct weights *w, uint32_t rows, enum steer stee
         free(expert);
         free(weight);
     }
+    uint8_t *normed = fetch(r.next.a, values * 2 + BEHIND);
+    for (uint32_t i = 0; i < BEHIND; i++) {
+        bad += normed[values * 2 + i] != 0xff;
+    }
+    bad +=
+        add ? bad_norm((float *)got[0], norm, (uint16_t *)normed, rows, x->hidden, r.next.eps) : 0;
     double e = worst_row((float *)got[0], hwant, rows, x->hidden, padded ? slots : NULL, old);
     /* Many rows: gate, up and each expert's result are rounded to bf16 too. */
     int ok = e < (bt_cu_experts_few_rows(x, rows) ? 3e-3 : 1e-2) && bad == 0 && same;
     printf("%s experts %-8s %4u rows, %s%s%s: %.1e, %u wrong%s\n", ok ? "ok  " : "FAIL", w->name,
            rows, steers[steer], padded ? ", padding" : "", add ? ", add" : "", e, bad,
            same ? "" : ", not the same again");
-    void *mine[] = {scores, bias, slots, got[0], got[1], base, hwant, tail};
+    void *mine[] = {scores, bias, slots, got[0], got[1], base, hwant, tail, norm, normed};
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++) {
         free(mine[i]);
     }
-    void *theirs[] = {r.scores, r.bias, r.slots, r.a, r.scratch, r.out, want, h};
+    void *theirs[] = {r.scores, r.bias, r.slots,          r.a,     r.scratch, r.out,
+                      want,     h,      (void *)r.next.w, r.next.a};
     for (size_t i = 0; i < sizeof(theirs) / sizeof(theirs[0]); i++) {
         cudaFree(theirs[i]);
     }

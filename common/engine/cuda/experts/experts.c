@@ -111,9 +111,10 @@ struct bt_cu_experts_routes bt_cu_experts_routes(const struct bt_cu_experts *x, 
 
 cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
                               const void *a, uint32_t rows, void *scratch, float *out, bool add,
-                              cudaStream_t s)
+                              const struct bt_cu_experts_next *next, cudaStream_t s)
 {
-    if (!bt_cu_experts_fits(x) || rows == 0 || rows > bt_cu_experts_rows(x)) {
+    if (!bt_cu_experts_fits(x) || rows == 0 || rows > bt_cu_experts_rows(x) ||
+        (next && x->hidden > BT_CU_EXPERTS_NORM_MAX)) {
         return cudaErrorInvalidValue;
     }
     struct bt_cu_experts_plan p = bt_cu_experts_plan(x, rows, scratch);
@@ -122,5 +123,5 @@ cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up
     const bool small = rows <= BT_CU_EXPERTS_SMALL && !x->invariant;
     cudaError_t e = bt_cu_experts_few_rows(x, rows) ? bt_cu_experts_few(x, &p, &w, small, s)
                                                     : bt_cu_experts_many(x, &p, &w, s);
-    return e == cudaSuccess ? bt_cu_experts_combine(x, &p, rows, out, add, s) : e;
+    return e == cudaSuccess ? bt_cu_experts_combine(x, &p, rows, out, add, next, s) : e;
 }

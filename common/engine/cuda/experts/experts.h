@@ -19,7 +19,8 @@ extern "C" {
 #define BT_CU_EXPERTS_GROUPS_MAX 32u
 /* More rows go through other kernels, where gate, up and each expert's result are rounded to bf16;
  * fewer ones too if they are many for each expert. */
-#define BT_CU_EXPERTS_FEW 128u
+#define BT_CU_EXPERTS_FEW      128u
+#define BT_CU_EXPERTS_NORM_MAX 8192u /* the widest rows for struct bt_cu_experts_next */
 
 /* Routing is what struct bt_model_experts defines, with the same names. A model's shared expert is
  * the last `always` of n and of used: each row uses them with weight 1, and the router does not
@@ -75,13 +76,21 @@ cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
                                  const struct bt_cu_experts_router *router, const int32_t *slots,
                                  uint32_t rows, void *a, float *scores, void *scratch,
                                  cudaStream_t s);
+/* What follows the experts: a [rows][hidden] = RMSNorm of out with the weights w [hidden], in bf16.
+ * It may be the memory of the experts' own input. */
+struct bt_cu_experts_next {
+    const float *w;
+    float eps;
+    void *a;
+};
 /* Computes the experts of rows that route has put into scratch: once after each route or choose.
  * gate_up [n][2 inter][hidden] (an expert's gate rows, then its up rows), down [n][hidden][inter]
  * and a [rows][hidden] in bf16. out [rows][hidden] f32: set, or added to if `add` (a padding row's:
- * set to zero, or kept). cudaErrorInvalidValue: it does not fit. */
+ * set to zero, or kept). next: NULL, or where hidden is at most BT_CU_EXPERTS_NORM_MAX.
+ * cudaErrorInvalidValue: it does not fit. */
 cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
                               const void *a, uint32_t rows, void *scratch, float *out, bool add,
-                              cudaStream_t s);
+                              const struct bt_cu_experts_next *next, cudaStream_t s);
 
 /* What route has written for `rows` rows, for tests. expert, weight: [rows][used] by rising expert,
  * ~0: a padding row's. first [n + 1]: where an expert's uses begin in `uses`, whose values are row

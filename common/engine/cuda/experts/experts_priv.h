@@ -67,9 +67,10 @@ cudaError_t bt_cu_experts_few(const struct bt_cu_experts *x, const struct bt_cu_
                               const struct bt_cu_experts_product *w, bool small, cudaStream_t s);
 cudaError_t bt_cu_experts_many(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
                                const struct bt_cu_experts_product *w, cudaStream_t s);
-/* The weighted sums of y, and what `add` says. */
+/* The weighted sums of y, and what `add` and `next` (or NULL) say. */
 cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x, const struct bt_cu_experts_plan *p,
-                                  uint32_t rows, float *out, bool add, cudaStream_t s);
+                                  uint32_t rows, float *out, bool add,
+                                  const struct bt_cu_experts_next *next, cudaStream_t s);
 
 #ifdef __cplusplus
 }

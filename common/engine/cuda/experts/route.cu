@@ -1,4 +1,4 @@
-/* The router (a warp for each row), the order of rows by expert, and the weighted sum at the end.
+/* The router (a warp for each row), and the order of rows by expert.
  *
  * A chunk of 128 rows is sorted in shared memory: each expert has a mask of the rows that use it,
  * so a row's place among them is the number of bits below its own. That order is by rising row,
@@ -464,98 +464,6 @@ static __global__ void __launch_bounds__(THREADS)
     place(a, blockIdx.x, &s);
 }
 
-static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
-{
-    return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
-}
-
-struct combine_args {
-    const uint32_t *places;
-    const float *weight;
-    const void *y;
-    float *out;
-    uint32_t rows, used, hidden;
-    bool add;
-};
-
-/* A thread sums some columns of a row. F32: of y, with few rows. Then the sums are spread over many
- * small blocks. */
-template <bool F32> struct combining {
-    static constexpr int cols = F32 ? 4 : 8, threads = F32 ? 64 : THREADS;
-};
-
-/* Adds w times the thread's columns, from `col` on, of the result at a place. */
-template <bool F32>
-static __device__ __forceinline__ void add_place(const struct combine_args &a, uint32_t place,
-                                                 size_t col, float w,
-                                                 float (&sum)[combining<F32>::cols])
-{
-    const size_t at = (size_t)place * a.hidden + col;
-    if constexpr (F32) {
-        float4 y = *(const float4 *)((const float *)a.y + at);
-        sum[0] += w * y.x;
-        sum[1] += w * y.y;
-        sum[2] += w * y.z;
-        sum[3] += w * y.w;
-    } else {
-        uint4 y = *(const uint4 *)((const uint16_t *)a.y + at);
-        float2 p[4] = {bf16_pair(y.x), bf16_pair(y.y), bf16_pair(y.z), bf16_pair(y.w)};
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            sum[j] += w * (j % 2 ? p[j / 2].y : p[j / 2].x);
-        }
-    }
-}
-
-/* It runs after the experts' kernel, which lets it begin only once the kernels before that one have
- * ended. So it may read what they wrote (places, weights, out) before it waits. */
-template <bool F32>
-static __global__ void __launch_bounds__(combining<F32>::threads)
-    combine_kernel(const __grid_constant__ struct combine_args a)
-{
-    constexpr uint32_t EARLY = 8, COLS = combining<F32>::cols;
-    const uint32_t per = a.hidden / COLS;
-    const size_t i = (size_t)blockIdx.x * combining<F32>::threads + threadIdx.x;
-    const size_t row = i / per, col = i % per * COLS;
-    early_next();
-    if (row >= a.rows) {
-        return;
-    }
-    const uint32_t *places = a.places + row * a.used;
-    const float *weight = a.weight + row * a.used;
-    float4 *to = (float4 *)(a.out + row * a.hidden + col), old[COLS / 4];
-#pragma unroll
-    for (uint32_t j = 0; j < COLS / 4; j++) {
-        old[j] = a.add ? to[j] : make_float4(0, 0, 0, 0);
-    }
-    const uint32_t used = places[0] == NONE ? 0 : a.used;
-    uint32_t at[EARLY];
-    float w[EARLY], sum[COLS] = {};
-#pragma unroll
-    for (uint32_t k = 0; k < EARLY; k++) {
-        at[k] = k < used ? places[k] : 0;
-        w[k] = k < used ? weight[k] : 0;
-    }
-    early_wait();
-    if (used == 0 && a.add) {
-        return;
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < EARLY; k++) {
-        if (k < used) {
-            add_place<F32>(a, at[k], col, w[k], sum);
-        }
-    }
-    for (uint32_t k = EARLY; k < used; k++) {
-        add_place<F32>(a, places[k], col, weight[k], sum);
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < COLS / 4; j++) {
-        to[j] = make_float4(old[j].x + sum[j * 4], old[j].y + sum[j * 4 + 1],
-                            old[j].z + sum[j * 4 + 2], old[j].w + sum[j * 4 + 3]);
-    }
-}
-
 /* ---- launches ---- */
 
 static struct route_args route_args_of(const struct bt_cu_experts *x, const float *scores,
@@ -622,16 +530,4 @@ extern "C" cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
                                                                           : choose_kernel<32>;
     return launch_early(kernel, c.tiles, THREADS, scores_smem<least_cut>(), s, c,
                         route_args_of(x, scores, router->bias, slots, rows, scratch));
-}
-
-extern "C" cudaError_t bt_cu_experts_combine(const struct bt_cu_experts *x,
-                                             const struct bt_cu_experts_plan *p, uint32_t rows,
-                                             float *out, bool add, cudaStream_t s)
-{
-    const struct combine_args a = {p->places, p->weight, p->y, out, rows, x->used, x->hidden, add};
-    const bool few = bt_cu_experts_few_rows(x, rows);
-    const size_t threads = few ? combining<true>::threads : combining<false>::threads;
-    const size_t pieces = (size_t)rows * x->hidden / (few ? 4 : 8);
-    return launch_early(few ? combine_kernel<true> : combine_kernel<false>,
-                        (uint32_t)((pieces + threads - 1) / threads), (uint32_t)threads, 0, s, a);
 }

@@ -2,9 +2,9 @@
  * columns, whose order changes; of weights, a warp rounds 128 columns of a row, each lane four. */
 #include "common/engine/cuda/rows/quant.h"
 
+#include "common/engine/cuda/block_sum.cuh"
 #include "common/engine/cuda/fp8.cuh"
 #include "common/engine/cuda/mma.cuh"
-#include "common/engine/cuda/rows/block_sum.cuh"
 
 struct target { /* of activations */
     uint8_t *v;

@@ -5,10 +5,10 @@
 #include <cuda_fp16.h>
 #include <math.h>
 
+#include "common/engine/cuda/block_sum.cuh"
 #include "common/engine/cuda/e4m3.cuh"
 #include "common/engine/cuda/fp8.cuh"
 #include "common/engine/cuda/mma.cuh"
-#include "common/engine/cuda/rows/block_sum.cuh"
 
 static __device__ __forceinline__ float2 bf16_pair(uint32_t v)
 {

@@ -63,7 +63,8 @@ bt_status_t bt_cu_attention(struct bt_engine *e, const struct bt_engine_batch *b
                                  bt_kv_row_bytes(&e->host.info.layout.groups[0]));
     const struct bt_cu_norm_of norm = {y->norm_attn, y->bias.norm_attn,
                                        layer ? y[-1].bias.down : NULL};
-    bt_status_t st = bt_cu_norm_for(e, &y->qkv, &norm, n);
+    bt_status_t st =
+        bt_cu_experts_make_norm(e, layer, n) ? BT_OK : bt_cu_norm_for(e, &y->qkv, &norm, n);
     st = st == BT_OK ? bt_cu_qkv(e, y, n, in, kv_row) : st;
     st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
     st = st == BT_OK ? attend(e, l, in, kv_row) : st;

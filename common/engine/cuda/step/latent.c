@@ -407,8 +407,10 @@ bt_status_t bt_cu_latent_attention(struct bt_engine *e, const struct bt_engine_b
                                              bt_kv_row_bytes(&e->host.info.layout.groups[0])),
                      .whole = bt_cu_latent_sums_fit(e, l->tokens),
                      .together = !b && c->mla.q_rank == 0};
-    BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, l->tokens, c->hidden, c->norm_eps,
-                            e->act.a, e->compute));
+    if (!bt_cu_experts_make_norm(e, layer, l->tokens)) {
+        BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, l->tokens, c->hidden, c->norm_eps,
+                                e->act.a, e->compute));
+    }
     bt_status_t st = inputs(e, &p);
     st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
     st = st == BT_OK && p.whole ? product_of_heads(e, &p, 0, l->tokens, 0, heads) : st;

@@ -91,14 +91,28 @@ bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y, ui
     return bt_cu_product(e, &w->down, h, e->act.x, n, c->hidden, c->intermediate, false, true);
 }
 
+bool bt_cu_experts_make_norm(const struct bt_engine *e, uint32_t layer, uint32_t n)
+{
+    const struct bt_model_config *c = &e->model.config;
+    /* Deterministic engines take one kernel for the norm of any number of rows. */
+    uint32_t rows = e->deterministic ? UINT32_MAX : n;
+    return layer > 0 && layer < c->layers && bt_model_has_experts(c, layer - 1) &&
+           c->hidden <= BT_CU_EXPERTS_NORM_MAX && rows <= bt_cu_experts_rows(&e->act.experts.x) &&
+           e->model.layers[layer].qkv.kind == BT_CU_WEIGHT_BF16;
+}
+
 /* x += the layer's experts of norm(x), the shared expert among them (weights.c) */
 static bt_status_t routed(struct bt_engine *e, const struct bt_cu_layout *l,
-                          const struct bt_cu_inputs *in, const struct bt_cu_layer *y)
+                          const struct bt_cu_inputs *in, uint32_t layer)
 {
     const struct bt_cu_experts *x = &e->act.experts.x;
+    const struct bt_cu_layer *y = &e->model.layers[layer];
     const struct bt_cu_expert_weights *w = &y->experts;
     const struct bt_cu_experts_router router = {w->router.w, w->bias};
     uint32_t most = bt_cu_experts_rows(x), n = l->tokens;
+    bool makes_norm = bt_cu_experts_make_norm(e, layer + 1, n);
+    const struct bt_cu_experts_next next = {makes_norm ? y[1].norm_attn : NULL,
+                                            e->model.config.norm_eps, e->act.a};
     for (uint32_t at = 0, m; at < n; at += m) {
         m = BT_MIN(n - at, most);
         float *rows = e->act.x + (size_t)at * x->hidden;
@@ -107,7 +121,7 @@ static bt_status_t routed(struct bt_engine *e, const struct bt_cu_layout *l,
                   bt_cu_experts_choose(x, &norm, &router, in->slots + at, m, e->act.a,
                                        e->act.experts.scores, e->act.experts.scratch, e->compute));
         BT_CU_TRY(e, bt_cu_experts_run(x, w->in.w, w->down.w, e->act.a, m, e->act.experts.scratch,
-                                       rows, true, e->compute));
+                                       rows, true, makes_norm ? &next : NULL, e->compute));
     }
     return BT_OK;
 }
@@ -118,7 +132,7 @@ bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layout *l,
     const struct bt_model_config *c = &e->model.config;
     const struct bt_cu_layer *y = &e->model.layers[layer];
     if (bt_model_has_experts(c, layer)) {
-        return routed(e, l, in, y);
+        return routed(e, l, in, layer);
     }
     const struct bt_cu_norm_of norm = {y->norm_mlp, y->bias.norm_mlp, y->bias.o};
     bt_status_t st = bt_cu_norm_for(e, &y->mlp.in, &norm, l->tokens);

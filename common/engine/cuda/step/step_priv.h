@@ -120,6 +120,9 @@ bt_status_t bt_cu_attention(struct bt_engine *e, const struct bt_engine_batch *b
 /* e->act.x += MLP or experts of norm(e->act.x) */
 bt_status_t bt_cu_mlp(struct bt_engine *e, const struct bt_cu_layout *l,
                       const struct bt_cu_inputs *in, uint32_t layer) BT_MUST_CHECK;
+/* Whether the experts of the layer before have left this layer's first norm of n rows in e->act.a.
+ */
+bool bt_cu_experts_make_norm(const struct bt_engine *e, uint32_t layer, uint32_t n);
 /* e->act.x += down(silu(gate(e->act.a)) * up(e->act.a)); GPT-2: down(gelu(up)) without down's bias,
  * which the next norm adds */
 bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y,
