@@ -59,33 +59,15 @@ static __device__ __forceinline__ uint32_t take(struct bt_cu_experts_state *s)
     return atomicAdd(&s->next, 1);
 }
 
-/* A block's first item. Each lane asks for a part while the item's number is on its way. */
-struct start {
-    uint32_t next, at; /* at: whose part this is, if it is an item of a first product */
-    struct bt_cu_experts_part part;
-};
-static __device__ __forceinline__ struct start start_items(const struct few_args &a)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    const struct bt_cu_experts_part mine = a.p.parts[min(lane, a.p.most_parts - 1)];
-    struct start s;
-    s.next = lane == 0 ? take(a.p.state) : 0;
-    s.next = __shfl_sync(~0u, s.next, 0);
-    s.at = min(s.next / a.tiles[0], min(31u, a.p.most_parts - 1));
-    s.part = {__shfl_sync(~0u, mine.expert, (int)s.at), __shfl_sync(~0u, mine.first, (int)s.at),
-              __shfl_sync(~0u, mine.rows, (int)s.at), 0};
-    return s;
-}
-
 template <int WM>
 static __device__ __forceinline__ void
 copy_items(const struct few_args &a, const CUtensorMap *up_map, const CUtensorMap *down_map,
-           struct few_bars<WM> *b, uint32_t smem, const struct start &start)
+           struct few_bars<WM> *b, uint32_t smem)
 {
     const uint32_t parts = a.p.state->parts, ups = parts * a.tiles[0];
     const uint32_t all = ups + parts * a.tiles[1];
     struct ring q = {0, 1}, r = {0, 1};
-    uint32_t next = start.next;
+    uint32_t next = take(a.p.state);
     for (;;) {
         struct item it = {};
         const uint32_t now = next;
@@ -94,7 +76,7 @@ copy_items(const struct few_args &a, const CUtensorMap *up_map, const CUtensorMa
             const uint32_t i = it.down ? now - ups : now, tiles = a.tiles[it.down];
             it.at = i / tiles;
             it.tile = i % tiles;
-            it.part = !it.down && it.at == start.at ? start.part : a.p.parts[it.at];
+            it.part = a.p.parts[it.at];
             next = take(a.p.state);
         }
         bar_wait(smem_addr(&b->taken[q.at]), q.phase);
@@ -213,40 +195,18 @@ static __device__ __forceinline__ void multiply(const struct worker<WM> &w, uint
     multiply_half<NT>(v, 1, x[1], acc);
 }
 
-template <int NT, uint32_t N, uint32_t STEP>
-static __device__ __forceinline__ void load_boxes(uint4 (&x)[N][2][NT], const struct source<NT> &s,
-                                                  uint32_t box)
-{
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) {
-        load_box<NT>(x[i], s, box + i * STEP);
-    }
-}
-template <int WM, int NT, uint32_t N>
-static __device__ __forceinline__ void multiply_boxes(const struct worker<WM> &w, uint32_t box,
-                                                      uint32_t boxes, const uint4 (&x)[N][2][NT],
-                                                      float (&acc)[NT][4])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) {
-        if (box + i * cut<WM>::groups < boxes) {
-            multiply<WM, NT>(w, box + i * cut<WM>::groups, x[i], acc);
-        }
-    }
-}
-
-/* This group's boxes of an item. Activations of the next boxes are on their way while some are
- * multiplied, as many as registers hold. With many rows that is one box alone, and each half is
- * replaced once it has been used. */
+/* This group's boxes of an item. Activations of the next box are on their way while one is
+ * multiplied; with many rows the registers hold one box alone, and each half is replaced once it
+ * has been used. */
 template <int WM, int NT>
 static __device__ __forceinline__ void sum_boxes(const struct worker<WM> &w,
                                                  const struct source<NT> &s, uint32_t boxes,
                                                  float (&acc)[NT][4])
 {
     constexpr uint32_t step = cut<WM>::groups;
+    uint4 x[2][NT];
+    load_box<NT>(x, s, w.group);
     if constexpr (NT > 4) {
-        uint4 x[2][NT];
-        load_box<NT>(x, s, w.group);
         for (uint32_t i = w.group; i < boxes; i += step) {
             struct weights v;
             load_weights<WM>(v, w, i);
@@ -256,14 +216,14 @@ static __device__ __forceinline__ void sum_boxes(const struct worker<WM> &w,
             load_half<NT>(x[1], s, i + step, 1);
         }
     } else {
-        constexpr uint32_t n = 4 / NT; /* boxes at a time */
-        uint4 x[n][2][NT], y[n][2][NT];
-        load_boxes<NT, n, step>(x, s, w.group);
-        for (uint32_t i = w.group; i < boxes; i += 2 * n * step) {
-            load_boxes<NT, n, step>(y, s, i + n * step); /* beyond the last: zeros */
-            multiply_boxes<WM, NT, n>(w, i, boxes, x, acc);
-            load_boxes<NT, n, step>(x, s, i + 2 * n * step);
-            multiply_boxes<WM, NT, n>(w, i + n * step, boxes, y, acc);
+        uint4 y[2][NT];
+        for (uint32_t i = w.group; i < boxes; i += 2 * step) {
+            load_box<NT>(y, s, i + step); /* beyond the last: zeros */
+            multiply<WM, NT>(w, i, x, acc);
+            if (i + step < boxes) {
+                load_box<NT>(x, s, i + 2 * step);
+                multiply<WM, NT>(w, i + step, y, acc);
+            }
         }
     }
 }
@@ -448,9 +408,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     early_wait();
     early_next(); /* combine_kernel relies on this order */
     if (warp == WARPS) {
-        const struct start start = start_items(a);
         if (threadIdx.x % 32 == 0) {
-            copy_items<WM>(a, &up_map, &down_map, &bars, smem_addr(smem), start);
+            copy_items<WM>(a, &up_map, &down_map, &bars, smem_addr(smem));
         }
     } else {
         struct worker<WM> w = {
