@@ -28,6 +28,7 @@ struct bt_cu_experts_part {
 
 struct bt_cu_experts_state {
     uint32_t ticket; /* blocks of the router that are done; the last one sets it to 0 again */
+    uint32_t tickets[BT_CU_EXPERTS_FEW / 16]; /* the same, of each 16 rows, with few rows */
     uint32_t parts;
     uint32_t next;  /* the work items that blocks have taken */
     uint32_t ready; /* few rows: items of the first product that are done */

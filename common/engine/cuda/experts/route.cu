@@ -7,10 +7,9 @@
  */
 #include "common/engine/cuda/experts/scores.cuh"
 
-#define WARPS   8 /* of a routing block */
-#define THREADS (WARPS * 32)
+#define ROUTED  8 /* rows of a routing block, a warp each */
+#define ROUTERS (ROUTED * 32)
 #define NONE    0xffffffffu
-#define PER     (BT_CU_EXPERTS_MAX / THREADS) /* experts of a thread of a sorting block */
 #define WORDS   (BT_CU_EXPERTS_CHUNK / 32)
 
 struct route_args {
@@ -125,10 +124,11 @@ static __device__ __forceinline__ void score_row(const struct bt_cu_experts &x, 
     }
 }
 
-/* Routes one row. N: values of a lane, numbers lane + 32 i. */
+/* Routes one row. N: values of a lane, numbers lane + 32 i. shared: the row's experts in shared
+ * memory, or NULL. */
 template <int N>
 static __device__ __forceinline__ void route_row(const struct route_args &a, uint32_t row,
-                                                 float *choice_smem)
+                                                 float *choice_smem, uint32_t *shared)
 {
     const struct bt_cu_experts &x = a.x;
     const uint32_t lane = threadIdx.x % 32, n = x.n - x.always, used = x.used - x.always;
@@ -138,6 +138,9 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
         for (uint32_t k = lane; k < x.used; k += 32) {
             expert[k] = NONE;
             weight[k] = 0;
+            if (shared) {
+                shared[k] = NONE;
+            }
             a.p.places[(size_t)row * x.used + k] = NONE;
         }
         for (uint32_t e = lane; e < x.n && a.rows == 1; e += 32) {
@@ -202,6 +205,9 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
         if (taken >> i & 1) {
             expert[k] = lane + i * 32;
             weight[k] = score[i] * factor;
+            if (shared) {
+                shared[k] = lane + i * 32;
+            }
         }
         if (a.rows == 1 && lane + i * 32 < n) {
             order_one(a, lane + i * 32, k, taken >> i & 1);
@@ -211,6 +217,9 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
     if (lane < x.always) {
         expert[used + lane] = n + lane;
         weight[used + lane] = 1;
+        if (shared) {
+            shared[used + lane] = n + lane;
+        }
         if (a.rows == 1) {
             order_one(a, n + lane, used + lane, true);
         }
@@ -222,26 +231,36 @@ static __device__ __forceinline__ void route_row(const struct route_args &a, uin
 
 /* ---- the order ---- */
 
-struct sorting {
+/* T: threads of a sorting block. */
+template <int T> struct sorting {
     uint32_t rows[BT_CU_EXPERTS_MAX][WORDS]; /* a bit for each row of the chunk */
     uint32_t at[BT_CU_EXPERTS_MAX];          /* where the chunk's uses of an expert begin */
     uint32_t all[BT_CU_EXPERTS_MAX];         /* uses of an expert, of all chunks, */
     uint32_t before[BT_CU_EXPERTS_MAX];      /* and of the chunks before this one */
-    uint64_t warp[WARPS];
+    uint64_t warp[T / 32];
 };
 
-/* Sets the masks of a chunk. Reads from the L2 cache, as other blocks of the kernel wrote it. */
+/* The experts of a chunk's uses in shared memory, or NULL: in a.p.expert, which other blocks of the
+ * kernel may have written, so it is read from the L2 cache. */
+static __device__ __forceinline__ uint32_t expert_of(const struct route_args &a, uint32_t row0,
+                                                     uint32_t use, const uint32_t *shared)
+{
+    return shared ? shared[use] : __ldcg(a.p.expert + (size_t)row0 * a.x.used + use);
+}
+
+/* Sets the masks of a chunk. */
+template <int T>
 static __device__ __forceinline__ void mark(const struct route_args &a, uint32_t chunk,
-                                            struct sorting *s)
+                                            const uint32_t *shared, struct sorting<T> *s)
 {
     const uint32_t row0 = chunk * BT_CU_EXPERTS_CHUNK;
     const uint32_t uses = min(BT_CU_EXPERTS_CHUNK, a.rows - row0) * a.x.used;
-    for (uint32_t i = threadIdx.x; i < a.x.n * WORDS; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < a.x.n * WORDS; i += T) {
         (&s->rows[0][0])[i] = 0;
     }
     __syncthreads();
-    for (uint32_t u = threadIdx.x; u < uses; u += THREADS) {
-        uint32_t e = __ldcg(a.p.expert + (size_t)row0 * a.x.used + u), row = u / a.x.used;
+    for (uint32_t u = threadIdx.x; u < uses; u += T) {
+        uint32_t e = expert_of(a, row0, u, shared), row = u / a.x.used;
         if (e < a.x.n) {
             atomicOr(&s->rows[e][row / 32], 1u << row % 32);
         }
@@ -249,7 +268,8 @@ static __device__ __forceinline__ void mark(const struct route_args &a, uint32_t
     __syncthreads();
 }
 
-static __device__ __forceinline__ uint32_t marked(const struct sorting *s, uint32_t e)
+template <int T>
+static __device__ __forceinline__ uint32_t marked(const struct sorting<T> *s, uint32_t e)
 {
     uint32_t n = 0;
 #pragma unroll
@@ -260,7 +280,8 @@ static __device__ __forceinline__ uint32_t marked(const struct sorting *s, uint3
 }
 
 /* The sum of the values of all threads before this one. */
-static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting *s)
+template <int T>
+static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting<T> *s)
 {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint64_t sum = v, before = 0;
@@ -280,11 +301,12 @@ static __device__ __forceinline__ uint64_t sum_before(uint64_t v, struct sorting
 }
 
 /* Adds up the chunks' counts: each thread some chunks of one expert, many loads at a time. */
+template <int T>
 static __device__ __forceinline__ void add_chunks(const struct route_args &a, uint32_t chunk,
-                                                  struct sorting *s)
+                                                  struct sorting<T> *s)
 {
-    const uint32_t n = a.x.n, wide = min(n, (uint32_t)THREADS), step = THREADS / wide;
-    for (uint32_t e = threadIdx.x; e < n; e += THREADS) {
+    const uint32_t n = a.x.n, wide = min(n, (uint32_t)T), step = T / wide;
+    for (uint32_t e = threadIdx.x; e < n; e += T) {
         s->all[e] = s->before[e] = 0;
     }
     __syncthreads();
@@ -304,14 +326,16 @@ static __device__ __forceinline__ void add_chunks(const struct route_args &a, ui
 
 /* Writes the places of a chunk's uses; the first chunk's block also what does not depend on the
  * chunk. */
+template <int T>
 static __device__ __forceinline__ void place(const struct route_args &a, uint32_t chunk,
-                                             struct sorting *s)
+                                             const uint32_t *shared, struct sorting<T> *s)
 {
+    constexpr uint32_t PER = BT_CU_EXPERTS_MAX / T; /* experts of a thread */
     const uint32_t n = a.x.n, row0 = chunk * BT_CU_EXPERTS_CHUNK;
     const uint32_t uses = min(BT_CU_EXPERTS_CHUNK, a.rows - row0) * a.x.used;
     uint32_t total[PER], before[PER];
     uint64_t mine = 0;
-    mark(a, chunk, s);
+    mark(a, chunk, shared, s);
     if (a.chunks > 1) {
         add_chunks(a, chunk, s);
     }
@@ -355,8 +379,8 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
         }
     }
     __syncthreads();
-    for (uint32_t u = threadIdx.x; u < uses; u += THREADS) {
-        uint32_t e = __ldcg(a.p.expert + (size_t)row0 * a.x.used + u), row = u / a.x.used;
+    for (uint32_t u = threadIdx.x; u < uses; u += T) {
+        uint32_t e = expert_of(a, row0, u, shared), row = u / a.x.used;
         uint32_t *mine = a.p.places + (size_t)row0 * a.x.used + u;
         if (e >= n) {
             *mine = NONE;
@@ -375,93 +399,110 @@ static __device__ __forceinline__ void place(const struct route_args &a, uint32_
 
 /* ---- kernels ---- */
 
+/* Whether this is the last of n blocks to come here, and sees what the others have written. One
+ * thread. */
+static __device__ __forceinline__ bool last_of(uint32_t *ticket, uint32_t n)
+{
+    if (n == 1) {
+        return true;
+    }
+    __threadfence(); /* also for the block's other threads, which passed a barrier before */
+    const bool last = atomicInc(ticket, n - 1) == n - 1;
+    __threadfence();
+    return last;
+}
+
 /* With one chunk, the last block to finish its rows sorts all of them. */
 template <int N>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(ROUTERS)
     route_kernel(const __grid_constant__ struct route_args a)
 {
     __shared__ union {
-        float choice[WARPS][N * 32];
-        struct sorting sorting;
+        float choice[ROUTED][N * 32];
+        struct sorting<ROUTERS> sorting;
     } s;
     __shared__ bool last;
-    const uint32_t warp = threadIdx.x / 32, row = blockIdx.x * WARPS + warp;
+    const uint32_t warp = threadIdx.x / 32, row = blockIdx.x * ROUTED + warp;
     early_next();
     early_wait();
     if (row < a.rows) {
-        route_row<N>(a, row, s.choice[warp]);
+        route_row<N>(a, row, s.choice[warp], NULL);
     }
     if (a.chunks > 1 || a.rows == 1) {
         return;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = true;
-        if (gridDim.x > 1) {
-            __threadfence();
-            last = atomicInc(&a.p.state->ticket, gridDim.x - 1) == gridDim.x - 1;
-            __threadfence();
-        }
+        last = last_of(&a.p.state->ticket, gridDim.x);
     }
     __syncthreads();
     if (last) {
-        place(a, 0, &s.sorting);
+        place<ROUTERS>(a, 0, NULL, &s.sorting);
     }
 }
 
-/* Up to 8 rows: the scores, and in the block that is last with them, the rest. */
+/* Few rows in one launch. The blocks of 16 rows make their scores; the last of them routes the
+ * rows, one in each warp; the last of all sorts them. */
 template <int N>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(few_cut::THREADS)
     choose_kernel(const __grid_constant__ struct scores_args c,
                   const __grid_constant__ struct route_args a)
 {
-    extern __shared__ __align__(16) uint8_t raw[];
-    __shared__ union {
-        float choice[WARPS][N * 32];
-        struct sorting sorting;
-    } s;
+    static_assert(few_cut::MT == 1 && few_cut::WARPS == 16, "a warp routes a row");
+    constexpr uint32_t ROWS = 16;
+    extern __shared__ __align__(16) uint8_t raw[]; /* of the scores, then of the rest */
+    __shared__ uint32_t experts[ROWS * BT_CU_EXPERTS_USED_MAX];
     __shared__ bool last;
-    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t warp = threadIdx.x / 32, tile = blockIdx.x / c.tiles, row = tile * ROWS + warp;
+    const uint32_t tiles = (a.rows + ROWS - 1) / ROWS;
     early_next();
-    scores_block<least_cut>(c, raw);
+    const float *factor = scores_block<few_cut>(c, raw);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicInc(&a.p.state->ticket, gridDim.x - 1) == gridDim.x - 1;
-        __threadfence();
+    if (threadIdx.x == 0) { /* while the others write what the experts read */
+        last = last_of(&a.p.state->tickets[tile], c.tiles);
+    } else if (warp > 0) {
+        write_norm(c, tile * ROWS, ROWS, factor, threadIdx.x - 32, few_cut::THREADS - 32);
     }
     __syncthreads();
     if (!last) {
         return;
     }
-    if (warp < a.rows) {
-        route_row<N>(a, warp, s.choice[warp]);
+    if (row < a.rows) {
+        route_row<N>(a, row, (float *)raw + warp * (N * 32), experts + warp * a.x.used);
     }
-    if (a.rows > 1) { /* one row is in order */
-        __syncthreads();
-        place(a, 0, &s.sorting);
+    if (a.rows == 1) { /* it is in order */
+        return;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = last_of(&a.p.state->ticket, tiles);
+    }
+    __syncthreads();
+    if (last) {
+        place<few_cut::THREADS>(a, 0, tiles == 1 ? experts : NULL,
+                                (struct sorting<few_cut::THREADS> *)raw);
     }
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(ROUTERS)
     count_kernel(const __grid_constant__ struct route_args a)
 {
-    __shared__ struct sorting s;
+    __shared__ struct sorting<ROUTERS> s;
     early_next();
     early_wait();
-    mark(a, blockIdx.x, &s);
-    for (uint32_t e = threadIdx.x; e < a.x.n; e += THREADS) {
+    mark<ROUTERS>(a, blockIdx.x, NULL, &s);
+    for (uint32_t e = threadIdx.x; e < a.x.n; e += ROUTERS) {
         a.p.counts[(size_t)blockIdx.x * a.x.n + e] = marked(&s, e);
     }
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(ROUTERS)
     place_kernel(const __grid_constant__ struct route_args a)
 {
-    __shared__ struct sorting s;
+    __shared__ struct sorting<ROUTERS> s;
     early_next();
     early_wait();
-    place(a, blockIdx.x, &s);
+    place<ROUTERS>(a, blockIdx.x, NULL, &s);
 }
 
 /* ---- launches ---- */
@@ -498,12 +539,26 @@ extern "C" cudaError_t bt_cu_experts_route(const struct bt_cu_experts *x, const 
                                         : x->n <= 512 ? route_kernel<16>
                                                       : route_kernel<32>;
     cudaError_t e =
-        launch_early(kernel, (rows + WARPS - 1) / WARPS, rows == 1 ? 32 : THREADS, 0, s, a);
+        launch_early(kernel, (rows + ROUTED - 1) / ROUTED, rows == 1 ? 32 : ROUTERS, 0, s, a);
     if (e == cudaSuccess && a.chunks > 1) {
-        e = launch_early(count_kernel, a.chunks, THREADS, 0, s, a);
-        e = e == cudaSuccess ? launch_early(place_kernel, a.chunks, THREADS, 0, s, a) : e;
+        e = launch_early(count_kernel, a.chunks, ROUTERS, 0, s, a);
+        e = e == cudaSuccess ? launch_early(place_kernel, a.chunks, ROUTERS, 0, s, a) : e;
     }
     return e;
+}
+
+template <int N>
+static cudaError_t launch_choose(const struct scores_args &c, const struct route_args &a,
+                                 cudaStream_t s)
+{
+    constexpr size_t scores = scores_smem<few_cut>(), choices = few_cut::WARPS * N * 32 * 4;
+    constexpr size_t sorts = sizeof(struct sorting<few_cut::THREADS>);
+    constexpr size_t most = scores > choices ? scores : choices, smem = most > sorts ? most : sorts;
+    cudaError_t e = cudaFuncSetAttribute(choose_kernel<N>,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem);
+    return e == cudaSuccess ? launch_early(choose_kernel<N>, scores_grid<few_cut>(c),
+                                           few_cut::THREADS, smem, s, c, a)
+                            : e;
 }
 
 extern "C" cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
@@ -512,7 +567,7 @@ extern "C" cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
                                             const int32_t *slots, uint32_t rows, void *a,
                                             float *scores, void *scratch, cudaStream_t s)
 {
-    if (rows > WARPS) {
+    if (rows > BT_CU_EXPERTS_FEW || x->invariant) {
         cudaError_t e = bt_cu_experts_scores(x, norm, router->w, rows, a, scores, s);
         return e == cudaSuccess
                    ? bt_cu_experts_route(x, scores, router->bias, slots, rows, scratch, s)
@@ -522,12 +577,11 @@ extern "C" cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
         return cudaErrorInvalidValue;
     }
     struct scores_args c = scores_args_of(x, norm, router->w, rows, a, scores);
-    c.tiles = scores_tiles<least_cut>(c.n);
-    void (*kernel)(struct scores_args, struct route_args) = x->n <= 64    ? choose_kernel<2>
-                                                            : x->n <= 128 ? choose_kernel<4>
-                                                            : x->n <= 256 ? choose_kernel<8>
-                                                            : x->n <= 512 ? choose_kernel<16>
-                                                                          : choose_kernel<32>;
-    return launch_early(kernel, c.tiles, THREADS, scores_smem<least_cut>(), s, c,
-                        route_args_of(x, scores, router->bias, slots, rows, scratch));
+    c.tiles = scores_tiles<few_cut>(c.n);
+    const struct route_args r = route_args_of(x, scores, router->bias, slots, rows, scratch);
+    return x->n <= 64    ? launch_choose<2>(c, r, s)
+           : x->n <= 128 ? launch_choose<4>(c, r, s)
+           : x->n <= 256 ? launch_choose<8>(c, r, s)
+           : x->n <= 512 ? launch_choose<16>(c, r, s)
+                         : launch_choose<32>(c, r, s);
 }

@@ -7,7 +7,8 @@ static __global__ void __launch_bounds__(C::THREADS)
 {
     extern __shared__ __align__(16) uint8_t raw[];
     early_next();
-    scores_block<C>(a, raw);
+    const float *factor = scores_block<C>(a, raw);
+    write_norm(a, blockIdx.x / a.tiles * (C::MT * 16), C::MT * 16, factor, threadIdx.x, C::THREADS);
 }
 
 template <class C> static cudaError_t launch(struct scores_args a, cudaStream_t s)

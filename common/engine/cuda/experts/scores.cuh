@@ -16,12 +16,12 @@
 #include "common/engine/cuda/mma.cuh"
 
 /* How a block divides its work: rows of x and of the router, in tiles of 16 and 8; warps; steps of
- * 32 columns whose router values are on their way. */
+ * 32 columns whose values are on their way. */
 template <int MT_, int NT_, int WARPS_, int AHEAD_> struct scores_cut {
     static constexpr int MT = MT_, NT = NT_, WARPS = WARPS_, AHEAD = AHEAD_, THREADS = WARPS * 32;
 };
 typedef scores_cut<1, 1, 16, 4> few_cut;   /* up to 128 rows: many blocks, and few loads in a row */
-typedef scores_cut<1, 1, 8, 4> least_cut;  /* up to 8 rows, with the threads of a routing block */
+typedef scores_cut<1, 1, 8, 4> least_cut;  /* the same, and warps divide k as with more rows */
 typedef scores_cut<2, 8, 8, 1> narrow_cut; /* more rows, up to 64 experts */
 typedef scores_cut<2, 16, 8, 1> broad_cut; /* more rows: x is read once for each 128 experts */
 
@@ -63,33 +63,55 @@ template <int MT, int NT> struct sums {
     float square[MT][2];
 };
 
-/* 32 columns; this lane's begin at col, and are beyond the row if !in. */
-template <int MT, int NT>
-static __device__ __forceinline__ void step32(const struct scores_args &a, uint32_t row0,
-                                              uint32_t col, bool in, const uint4 (&w)[NT],
-                                              struct sums<MT, NT> &s)
+/* A lane's values of 32 columns, which begin at its column `col`: zeros if !in, beyond the row. */
+template <int MT> struct step_values {
+    float norm[8], x[MT][2][8];
+};
+static __device__ __forceinline__ void load_norm(const struct scores_args &a, uint32_t col, bool in,
+                                                 float (&norm)[8])
 {
-    const uint32_t g = threadIdx.x % 32 / 4;
-    float norm[8] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        norm[i] = 0;
+    }
     if (in) {
         load8(norm, a.norm + col);
     }
+}
+template <int MT>
+static __device__ __forceinline__ void load_rows(const struct scores_args &a, uint32_t row0,
+                                                 uint32_t col, bool in, float (&x)[MT][2][8])
+{
+#pragma unroll
+    for (int i = 0; i < MT * 2; i++) {
+        const uint32_t row = row0 + i * 8 + threadIdx.x % 32 / 4;
+        float(&v)[8] = x[i / 2][i % 2];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            v[k] = 0;
+        }
+        if (in && row < a.rows) {
+            load8(v, a.x + (size_t)row * a.hidden + col);
+        }
+    }
+}
+
+template <int MT, int NT>
+static __device__ __forceinline__ void multiply_step(const struct step_values<MT> &v,
+                                                     const uint4 (&w)[NT], struct sums<MT, NT> &s)
+{
 #pragma unroll
     for (int m = 0; m < MT; m++) {
         struct split f;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t row = row0 + m * 16 + h * 8 + g;
-            float v[8] = {};
-            if (in && row < a.rows) {
-                load8(v, a.x + (size_t)row * a.hidden + col);
-            }
+            float u[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                s.square[m][h] += v[i] * v[i];
-                v[i] *= norm[i];
+                s.square[m][h] += v.x[m][h][i] * v.x[m][h][i];
+                u[i] = v.x[m][h][i] * v.norm[i];
             }
-            split_row(f, h, v);
+            split_row(f, h, u);
         }
 #pragma unroll
         for (int n = 0; n < NT; n++) {
@@ -167,13 +189,16 @@ static __device__ __forceinline__ void add_warps(const struct scores_args &a, ui
     }
 }
 
-/* The norm's result: each of the blocks beside each other writes a share of the columns. */
+/* The norm's result: each of the blocks beside each other writes a share of the columns. thread:
+ * this one of `threads`. */
 static __device__ __forceinline__ void write_norm(const struct scores_args &a, uint32_t row0,
-                                                  uint32_t rows, uint32_t tile, const float *factor)
+                                                  uint32_t rows, const float *factor,
+                                                  uint32_t thread, uint32_t threads)
 {
+    const uint32_t tile = blockIdx.x % a.tiles;
     const uint32_t quads = a.hidden / 4, from = quads * tile / a.tiles;
     const uint32_t mine = quads * (tile + 1) / a.tiles - from;
-    for (uint32_t i = threadIdx.x; i < rows * mine; i += blockDim.x) {
+    for (uint32_t i = thread; i < rows * mine; i += threads) {
         const uint32_t row = i / mine, q = from + i % mine;
         if (row0 + row >= a.rows) {
             break;
@@ -186,34 +211,45 @@ static __device__ __forceinline__ void write_norm(const struct scores_args &a, u
     }
 }
 
-/* One block's share; raw: scores_smem<C>() bytes of shared memory. */
+/* A block's scores; write_norm() is what is left to do. raw: scores_smem<C>() bytes of shared
+ * memory. Returns the norm's factors of the block's rows. */
 template <class C>
-static __device__ __forceinline__ void scores_block(const struct scores_args &a, uint8_t *raw)
+static __device__ __forceinline__ const float *scores_block(const struct scores_args &a,
+                                                            uint8_t *raw)
 {
     constexpr int MT = C::MT, NT = C::NT, WARPS = C::WARPS, AHEAD = C::AHEAD;
+    constexpr uint32_t STEP = WARPS * 32;
     struct shared_sums<MT, NT, WARPS> *all = (struct shared_sums<MT, NT, WARPS> *)raw;
-    const uint32_t warp = threadIdx.x / 32, tile = blockIdx.x % a.tiles;
+    const uint32_t tile = blockIdx.x % a.tiles;
     const uint32_t row0 = blockIdx.x / a.tiles * (MT * 16), expert0 = tile * (NT * 8);
-    const uint32_t lane_col = threadIdx.x % 4 * 8;
+    const uint32_t first = threadIdx.x / 32 * 32 + threadIdx.x % 4 * 8;
     struct sums<MT, NT> s = {
     };
+    struct step_values<MT> v[AHEAD];
     uint4 w[AHEAD][NT];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) { /* weights do not depend on the kernel before */
-        const uint32_t col = (warp + i * WARPS) * 32 + lane_col;
+        const uint32_t col = first + i * STEP;
         load_router<NT>(a, expert0, col, col < a.hidden, w[i]);
+        load_norm(a, col, col < a.hidden, v[i].norm);
     }
     early_wait();
-    for (uint32_t at = warp; at * 32 < a.hidden; at += AHEAD * WARPS) {
+    for (uint32_t at = first; at / 32 * 32 < a.hidden; at += AHEAD * STEP) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const uint32_t col = (at + i * WARPS) * 32 + lane_col, next = col + AHEAD * WARPS * 32;
-            step32<MT, NT>(a, row0, col, col < a.hidden, w[i], s);
+            const uint32_t col = at + i * STEP;
+            load_rows<MT>(a, row0, col, col < a.hidden, v[i].x);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint32_t next = at + (i + AHEAD) * STEP;
+            multiply_step<MT, NT>(v[i], w[i], s);
             load_router<NT>(a, expert0, next, next < a.hidden, w[i]);
+            load_norm(a, next, next < a.hidden, v[i].norm);
         }
     }
     add_warps<MT, NT, WARPS>(a, row0, expert0, s, all);
-    write_norm(a, row0, MT * 16, tile, all->factor);
+    return all->factor;
 }
 
 template <class C> static constexpr size_t scores_smem(void)
