@@ -3,8 +3,8 @@
  * A sequence that is cut costs more than its tiles: its parts go through memory, and one block adds
  * them up. So a block takes a whole sequence if that exceeds an even share by little. The cost of a
  * block's run counts this, and the plan has the smallest limit for which one pass over all
- * sequences needs no more blocks than there are. Thirty-two limits are tried at once, one by each
- * thread of a warp; then one thread writes the plan. */
+ * sequences needs no more blocks than there are. Thirty-two limits are tried at once, one by a
+ * thread of each warp; then one thread writes the plan. */
 #include "common/engine/cuda/attention/mla_priv.h"
 #include "common/engine/cuda/attention/segments.cuh"
 
@@ -25,47 +25,61 @@ struct plan_out {
     struct bt_mla_cut *cuts;
 };
 
+/* A block's run that is being filled: the number of the run, and the cost that still fits. */
+struct filling {
+    struct bt_cu_decode_run run;
+    int r, room, limit;
+};
+
+/* Gives all tiles of a sequence and set to runs. */
+static __device__ __forceinline__ void give(struct filling &f, int seq, int set, int tiles,
+                                            int item, const struct plan_out *out)
+{
+    int at = 0, first = 0, slot = 0;
+    while (at < tiles) {
+        const int rest = tiles - at, whole = rest + PIECE + (at > 0 ? CUT : 0);
+        const int take = whole <= f.room ? rest : f.room - PIECE - CUT;
+        if (take < SMALLEST && take < rest) { /* no room */
+            if (out) {
+                out->runs[f.r] = f.run;
+            }
+            f.run.n = 0;
+            f.r++;
+            f.room = f.limit;
+            continue;
+        }
+        if (at == 0) {
+            first = f.r;
+            slot = f.run.n > 0;
+        }
+        if (f.run.n == 0) {
+            f.run = {seq, set, at, 0};
+        }
+        f.run.n += take;
+        at += take;
+        f.room -= take == rest ? whole : f.room;
+    }
+    if (out && tiles > 0) {
+        out->cuts[item] = {first, f.r, slot, 0};
+    }
+}
+
 /* Gives the sequences, `sets` times each, to runs that cost at most `limit`; returns how many. It
  * stops when they are more than `most`. */
 static __device__ int divide(const struct planned &p, int batch, int sets, int limit, int most,
                              const struct plan_out *out)
 {
-    struct bt_cu_decode_run run = {0, 0, 0, 0};
-    int r = 0, room = limit;
-    for (int item = 0; item < batch * sets && r < most + 1; item++) {
-        const int seq = item / sets, tiles = p.tiles[seq];
-        int at = 0, first = 0, slot = 0;
-        while (at < tiles) {
-            const int rest = tiles - at, whole = rest + PIECE + (at > 0 ? CUT : 0);
-            const int take = whole <= room ? rest : room - PIECE - CUT;
-            if (take < SMALLEST && take < rest) { /* no room */
-                if (out) {
-                    out->runs[r] = run;
-                }
-                run.n = 0;
-                r++;
-                room = limit;
-                continue;
-            }
-            if (at == 0) {
-                first = r;
-                slot = run.n > 0;
-            }
-            if (run.n == 0) {
-                run = {seq, item % sets, at, 0};
-            }
-            run.n += take;
-            at += take;
-            room -= take == rest ? whole : room;
-        }
-        if (out && tiles > 0) {
-            out->cuts[item] = {first, r, slot, 0};
+    struct filling f = {{0, 0, 0, 0}, 0, limit, limit};
+    for (int seq = 0; seq < batch && f.r <= most; seq++) {
+        const int tiles = p.tiles[seq];
+        for (int set = 0; set < sets; set++) {
+            give(f, seq, set, tiles, seq * sets + set, out);
         }
     }
-    if (out && run.n > 0) {
-        out->runs[r] = run;
+    if (out && f.run.n > 0) {
+        out->runs[f.r] = f.run;
     }
-    return r + (run.n > 0);
+    return f.r + (f.run.n > 0);
 }
 
 static __global__ void __launch_bounds__(1024)
@@ -74,6 +88,7 @@ static __global__ void __launch_bounds__(1024)
                     struct bt_mla_cut *cuts)
 {
     __shared__ struct planned p;
+    __shared__ uint32_t fits; /* a bit for each limit that is tried */
     if (threadIdx.x == 0) {
         p.total = p.longest = p.sequences = 0;
     }
@@ -90,23 +105,25 @@ static __global__ void __launch_bounds__(1024)
         runs[i] = {0, 0, 0, 0};
     }
     __syncthreads();
-    if (threadIdx.x >= 32) {
-        return;
-    }
     int limit = ((p.total + p.sequences * PIECE) * sets + blocks - 1) / blocks;
     limit = max(limit, (p.longest + pieces - 1) / pieces + PIECE + CUT);
     limit = max(limit, SMALLEST + PIECE + CUT);
-    uint32_t fit = 0;
     for (;; limit += 32) {
-        const int lane = threadIdx.x;
-        fit = __ballot_sync(~0u, divide(p, batch, sets, limit + lane, blocks, NULL) <= blocks);
-        if (fit) {
+        const int warp = threadIdx.x / 32;
+        fits = 0;
+        __syncthreads();
+        if (threadIdx.x % 32 == 0 && divide(p, batch, sets, limit + warp, blocks, NULL) <= blocks) {
+            atomicOr(&fits, 1u << warp);
+        }
+        __syncthreads();
+        if (fits) {
             break;
         }
+        __syncthreads(); /* all have read it */
     }
     if (threadIdx.x == 0) {
         const struct plan_out out = {runs, cuts};
-        divide(p, batch, sets, limit + __ffs((int)fit) - 1, blocks, &out);
+        divide(p, batch, sets, limit + __ffs((int)fits) - 1, blocks, &out);
     }
 }
 
