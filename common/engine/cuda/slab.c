@@ -29,8 +29,8 @@ struct bt_cu_slab {
 #define USED_NS 1000000000ull
 
 /* A step is longer than the registration of a piece, so one that begins as the step starts delays
- * no launch. Where steps take longer than this, one launch may wait for a piece. */
-#define STEP_WAIT_US 5000
+ * no launch. Where steps take longer than this, a launch may wait for a piece. */
+#define STEP_WAIT_NS 3000000ull
 #define LOOK_US      50
 
 static void sleep_us(uint64_t us)
@@ -48,8 +48,9 @@ static void give_way(const struct bt_engine *e, uint64_t took_us)
         return;
     }
     sleep_us(took_us);
+    uint64_t until = bt_mono_ns() + STEP_WAIT_NS;
     uint32_t seen = e->use.launched;
-    for (uint32_t us = 0; us < STEP_WAIT_US && e->use.launched == seen; us += LOOK_US) {
+    while (e->use.launched == seen && bt_mono_ns() < until) {
         sleep_us(LOOK_US);
     }
 }
