@@ -116,7 +116,7 @@ const struct bt_conf_row bt_conf_common_rows[] = {
             "whatever was cached and whichever worker computes it. So outputs repeat, also "
             "after a failure. The CPU engine always does so with AVX512. On Hopper GPUs (f16 "
             "KV; not GPT-2) steps and prompts of models like Llama take 1.1 to 1.3 times as "
-            "long; with latent attention steps take up to 1.4 times and prompts twice as long. "
+            "long; with latent attention steps take up to 1.4 times and prompts 2.4 times as long. "
             "An engine that cannot do it refuses. The same in all daemons, and the same engine "
             "in all workers.",
      .when = "when outputs of a GPU must repeat bit for bit, for tests or for training."},
