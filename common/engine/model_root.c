@@ -9,6 +9,10 @@
 #include "common/engine/model_fp8.h"
 #include "common/engine/safetensors.h"
 
+/* Says how a deterministic engine computes, as equal bits are its promise. Raise the number when
+ * the bits of its KV change, so that what an older version stored is not used. */
+#define DETERMINISTIC "deterministic-2"
+
 bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_dtype,
                                uint32_t page_tokens, struct bt_kv_layout *l)
 {
@@ -110,8 +114,7 @@ bt_status_t bt_model_root_key(const char *dir, const struct bt_model_settings *s
     /* Parts are joined by spaces; without deterministic the texts are those of older versions. */
     snprintf(rounds, sizeof(rounds), "%s%s%s%s%s", split ? "" : "bf16-mlp",
              !split && fp8 ? " " : "", fp8 ? "fp8-weights" : "",
-             s->deterministic && (!split || fp8) ? " " : "",
-             s->deterministic ? "deterministic" : "");
+             s->deterministic && (!split || fp8) ? " " : "", s->deterministic ? DETERMINISTIC : "");
     root.rounds = rounds;
     bt_kv_root_key(&root, root_p);
     *layout_p = layout;
