@@ -95,6 +95,9 @@ void bt_grants_destroy(struct bt_grants *gs)
     }
     bt_grant_pending_session_end(gs, NULL);
     bt_grant_replicas_drop(gs, NULL);
+    bt_list_for_each (i, &gs->all) { /* a dead writer's grant may still be in quarantine */
+        bt_grant_overlap_end(BT_CONTAINER_OF(i, struct bt_grant, in_all));
+    }
     bt_fetches_destroy(gs->fetches);
     bt_fetch_server_destroy(gs->server);
     bt_grant_worker_destroy(gs);

@@ -151,6 +151,19 @@ static void a_dead_writer_keeps_its_tail(void **state)
     assert_all_back();
 }
 
+/* The kvstore stops during that quarantine: the teardown does. */
+static void a_kvstore_stops_with_a_dead_writer(void **state)
+{
+    (void)state;
+    begin();
+    assert_int_equal(open_grant(0, 1, 1, WRITER), BT_OK);
+    pass(&node, 0);
+    quiet(&node.pulls[1]);
+    rig_die(0);
+    bt_grants_release(node.grants, SA, 1, 1);
+    assert_int_equal(stats().grants, 1);
+}
+
 /* Who computes nothing, or wants nothing of the cache, waits or has no prefix. */
 static void only_for_writers(void **state)
 {
@@ -172,6 +185,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_revoked_writer_is_told_no_more, setup_overlap,
                                         teardown_overlap),
         cmocka_unit_test_setup_teardown(a_dead_writer_keeps_its_tail, setup_overlap,
+                                        teardown_overlap),
+        cmocka_unit_test_setup_teardown(a_kvstore_stops_with_a_dead_writer, setup_overlap,
                                         teardown_overlap),
         cmocka_unit_test_setup_teardown(only_for_writers, setup_overlap, teardown_overlap),
     };
