@@ -236,11 +236,12 @@ static void test_lease_is_kept(void **state)
 {
     struct fixture *f = *state;
     struct leased l = {0};
-    struct bt_etcd_lease *lease = bt_etcd_lease_start(f->e, 1, &lease_ops, &l);
+    struct bt_etcd_lease *lease = bt_etcd_lease_start(f->e, 3, &lease_ops, &l);
     WAIT_FOR(f, l.granted == 1);
     etcd_put(&etcd, "/kept", "x", l.id);
-    etcd_put(&etcd, "/not-kept", "x", etcd_grant(&etcd, 1));
-    /* one second is what both have: when the one that nobody keeps is gone, the other is there */
+    etcd_put(&etcd, "/not-kept", "x", etcd_grant(&etcd, 3));
+    /* Both have three seconds: when the one that nobody keeps is gone, the other is there. The loop
+     * renews nothing while etcd_has() runs, which may take most of a second on a busy machine. */
     WAIT_FOR(f, !etcd_has(&etcd, "/not-kept"));
     loop_run_for(f->loop, 1500);
     assert_true(etcd_has(&etcd, "/kept"));
