@@ -102,23 +102,20 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(model_quantize),
      .def = "none",
-     .doc = "fp8: the matrices of all layers become e4m3, with one f32 scale for each block of "
-            "128 x 128, while they are loaded; norms, biases, routers, embedding and head "
-            "stay. none: as in the checkpoint. Refused for fp8 checkpoints. Dense models then "
-            "take half the memory on Hopper GPUs, and their steps 0.67 to 0.89 of the time; "
-            "elsewhere the values are kept in 16 bits. The same in all daemons.",
+     .doc = "none: as in the checkpoint. fp8: the matrices of all layers become e4m3 while they "
+            "are loaded, with a scale for each block of 128 x 128. On Hopper GPUs dense models "
+            "then take half the memory, and steps 0.66 to 0.80 of the time; elsewhere the values "
+            "are kept in 16 bits. Refused for fp8 checkpoints. The same in all daemons.",
      .when = "when a 16-bit model is too large or too slow and tolerates fp8."},
     {.key = "engine.deterministic",
      .type = BT_CONF_BOOL,
      .offset = ROW(engine_deterministic),
      .def = "false",
-     .doc = "true: a token's result has the same bits whatever else the engine computes, "
-            "whatever was cached and whichever worker computes it. So outputs repeat, also "
-            "after a failure. The CPU engine always does so with AVX512. On Hopper GPUs (f16 "
-            "KV; not GPT-2) steps and prompts of models like Llama take 1.1 to 1.3 times as "
-            "long; with latent attention steps take up to 1.4 times and prompts 2.4 times as long. "
-            "An engine that cannot do it refuses. The same in all daemons, and the same engine "
-            "in all workers.",
+     .doc = "true: a token has the same bits whatever else is computed or cached, on every "
+            "worker. The CPU engine always does so with AVX512. On Hopper GPUs (f16 KV; not "
+            "GPT-2) models like Llama take 1.1 to 1.3 times as long; with latent attention "
+            "steps take up to 1.4 times, prompts 2.4 times. An engine that cannot do it refuses. "
+            "The same in all daemons, and the same engine in all workers.",
      .when = "when outputs of a GPU must repeat bit for bit, for tests or for training."},
     {.key = "model.kv_dtype",
      .type = BT_CONF_STR,
