@@ -117,7 +117,12 @@ static void test_experts(void **state)
     uint32_t tokens[MOST + N_NEW];
     char err[1024];
     double mean;
-    if (access(model, R_OK) != 0 || bt_engine_load("cpu", &vt, err, sizeof(err)) != BT_OK) {
+    if (access(model, R_OK) != 0) {
+        print_message("# left out: %s is not there\n", model);
+        skip();
+    }
+    if (bt_engine_load("cpu", &vt, err, sizeof(err)) != BT_OK) { /* a bundle for GPUs lacks it */
+        print_message("# left out: no CPU engine to compare with: %s\n", err);
         skip();
     }
     drive_quantize = "fp8";
