@@ -4,79 +4,18 @@
  * asked for, in an event whose choices are empty; the last line is "data: [DONE]". */
 #include "conductor/front/front_format.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation *gen,
-                          const struct bt_tokenizer *tok, const char *id, const char *model,
-                          uint64_t created_s, bool timings, bool plan)
+#include "conductor/front/front_write.h"
+
+static void init(struct bt_front_answer *a, const char *id, const char *model, uint64_t created_s)
 {
-    *a = (struct bt_front_answer){.opt = gen->opt,
-                                  .timings = timings,
-                                  .plan = plan,
-                                  .n_prompts = gen->prompts.n,
-                                  .n_choices = gen->prompts.n * gen->opt.n,
-                                  .names = {.tok = tok,
-                                            .as_ids = gen->opt.tokens_as_ids,
-                                            .skip_special = gen->opt.skip_special}};
-    a->choices = bt_calloc(a->n_choices, sizeof(a->choices[0]));
-    a->prompts = bt_calloc(a->n_prompts, sizeof(a->prompts[0]));
-    for (uint32_t i = 0; i < a->n_prompts; i++) {
-        a->prompts[i].n_tokens = (uint32_t)gen->specs[i].prompt.n;
-        a->prompts[i].text = gen->prompts.list[i].text;
-        gen->prompts.list[i].text = (struct bt_buf){0};
-    }
     const char *object = !a->opt.chat    ? "text_completion"
                          : a->opt.stream ? "chat.completion.chunk"
                                          : "chat.completion";
     bt_buf_printf(&a->prefix, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%llu,\"model\":", id,
                   object, (unsigned long long)created_s);
     bt_front_put_cstr(&a->prefix, model);
-}
-
-static void choice_cleanup(struct bt_front_choice *c)
-{
-    bt_buf_cleanup(&c->text);
-    bt_front_logprobs_cleanup(&c->lp);
-    free(c->stop_string);
-}
-
-static void prompt_cleanup(struct bt_front_answer_prompt *p)
-{
-    bt_buf_cleanup(&p->text);
-    free(p->tokens);
-    free(p->ids);
-    free(p->lps);
-}
-
-bool bt_front_answer_shed(struct bt_front_answer *a)
-{
-    if (a->n_choices > 0) {
-        choice_cleanup(&a->choices[--a->n_choices]);
-        return true;
-    }
-    if (a->n_prompts > 0) {
-        prompt_cleanup(&a->prompts[--a->n_prompts]);
-        return true;
-    }
-    return false;
-}
-
-void bt_front_answer_cleanup(struct bt_front_answer *a)
-{
-    while (bt_front_answer_shed(a)) {
-    }
-    free(a->choices);
-    free(a->prompts);
-    bt_buf_cleanup(&a->prefix);
-    bt_front_names_cleanup(&a->names);
-    *a = (struct bt_front_answer){0};
-}
-
-struct bt_front_answer_prompt *bt_front_prompt_of(struct bt_front_answer *a, uint32_t choice)
-{
-    return &a->prompts[choice / a->opt.n];
 }
 
 /* ---- usage ---- */
@@ -200,83 +139,6 @@ void bt_front_put_extras(const struct bt_front_answer *a, const struct bt_gen_us
 
 /* ---- choices ---- */
 
-size_t bt_front_prompt_bytes(size_t n_tokens, uint32_t n_top)
-{
-    return n_tokens * (sizeof(struct bt_gen_token) + n_top * (sizeof(uint32_t) + sizeof(float)));
-}
-
-void bt_front_answer_prompt(struct bt_front_answer *a, uint32_t prompt,
-                            const struct bt_gen_token *tokens, size_t n)
-{
-    struct bt_front_answer_prompt *p = &a->prompts[prompt];
-    size_t at = 0, n_top = 0;
-    BT_ASSERT(p->tokens == NULL);
-    for (size_t i = 0; i < n; i++) {
-        n_top += tokens[i].n_top;
-    }
-    p->n = n;
-    p->tokens = bt_malloc((n + 1) * sizeof(*p->tokens));
-    p->ids = bt_malloc((n_top + 1) * sizeof(*p->ids));
-    p->lps = bt_malloc((n_top + 1) * sizeof(*p->lps));
-    for (size_t i = 0; i < n; i++) {
-        struct bt_gen_token *t = &p->tokens[i];
-        *t = tokens[i];
-        if (t->n_top > 0) {
-            memcpy(p->ids + at, t->top_id, t->n_top * sizeof(*p->ids));
-            memcpy(p->lps + at, t->top_logprob, t->n_top * sizeof(*p->lps));
-        }
-        t->top_id = p->ids + at;
-        t->top_logprob = p->lps + at;
-        at += t->n_top;
-    }
-}
-
-uint32_t bt_front_prompt_chars(struct bt_front_answer_prompt *p)
-{
-    if (p->chars == 0) {
-        p->chars = bt_front_count_chars(p->text.data, p->text.len);
-    }
-    return p->chars;
-}
-
-bool bt_front_echo_due(const struct bt_front_answer *a, uint32_t choice)
-{
-    return a->opt.stream && a->opt.echo && !a->choices[choice].begun;
-}
-
-static struct bt_front_choice *touch(struct bt_front_answer *a, uint32_t choice)
-{
-    BT_ASSERT(choice < a->n_choices);
-    struct bt_front_choice *c = &a->choices[choice];
-    if (!c->begun && a->opt.echo) { /* text_offset continues behind the prompt */
-        c->chars = bt_front_prompt_chars(bt_front_prompt_of(a, choice));
-    }
-    c->begun = true;
-    return c;
-}
-
-static size_t logprobs_bytes(const struct bt_front_logprobs *lp)
-{
-    size_t n = 0;
-    for (int k = 0; k < LP_PARTS; k++) {
-        n += lp->part[k].cap;
-    }
-    return n;
-}
-
-static void add_tokens(struct bt_front_answer *a, struct bt_front_choice *c,
-                       const struct bt_gen_delta *d)
-{
-    c->tokens += (uint32_t)d->n_tokens;
-    if (d->n_tokens > 0) {
-        c->last_id = d->tokens[d->n_tokens - 1].id;
-    }
-    for (size_t i = 0; i < d->n_tokens && a->opt.logprobs >= 0; i++) {
-        bt_front_logprobs_add(&c->lp, a->opt.chat, &a->names, &d->tokens[i],
-                              (uint32_t)a->opt.logprobs, &c->chars);
-    }
-}
-
 /* Writes ,"logprobs":... */
 static void put_logprobs(struct bt_front_answer *a, struct bt_front_choice *c, struct bt_buf *out)
 {
@@ -288,26 +150,14 @@ static void put_logprobs(struct bt_front_answer *a, struct bt_front_choice *c, s
     }
 }
 
-void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finish_t reason,
-                            const char *stop_string)
-{
-    struct bt_front_choice *c = touch(a, choice);
-    c->finish = reason == BT_FINISH_LENGTH ? "length" : "stop";
-    free(c->stop_string);
-    c->stop_string = stop_string != NULL ? bt_strdup(stop_string) : NULL;
-    for (uint32_t i = 0; i < a->opt.n_stop_ids && reason == BT_FINISH_STOP; i++) {
-        c->stop_by_id |= stop_string == NULL && a->opt.stop_ids[i] == c->last_id;
-    }
-}
-
 void bt_front_put_finish(const struct bt_front_choice *c, struct bt_buf *out)
 {
-    if (c->finish == NULL) {
+    if (c->end == FRONT_RUNS) {
         bt_buf_puts(out, ",\"finish_reason\":null,\"stop_reason\":null");
         return;
     }
     bt_buf_puts(out, ",\"finish_reason\":\"");
-    bt_buf_puts(out, c->finish);
+    bt_buf_puts(out, c->end == FRONT_LENGTH ? "length" : "stop");
     bt_buf_puts(out, "\",\"stop_reason\":");
     if (c->stop_string != NULL) {
         bt_front_put_cstr(out, c->stop_string);
@@ -336,49 +186,22 @@ void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct 
     }
 }
 
-static void event_begin(struct bt_front_answer *a, uint32_t choice, const char *text, size_t len,
-                        struct bt_buf *out)
+static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+                      size_t n, struct bt_buf *out)
 {
     bt_front_put_event_head(a, choice, out);
-    bt_front_put_text(out, text, len);
+    for (size_t i = 0; i < n; i++) {
+        bt_front_put_text(out, bits[i].text, bits[i].len);
+    }
     bt_buf_puts(out, a->opt.chat ? "\"}" : "\"");
-}
-
-void bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
-                           struct bt_buf *out)
-{
-    struct bt_front_choice *c = touch(a, choice);
-    size_t before = c->text.cap + logprobs_bytes(&c->lp);
-    add_tokens(a, c, d);
-    if (a->opt.stream) {
-        event_begin(a, choice, d->text, d->text_len, out);
-        put_logprobs(a, c, out);
+    if (bits != NULL) {
+        put_logprobs(a, &a->choices[choice], out);
     } else {
-        bt_buf_append(&c->text, d->text, d->text_len);
-        a->held += c->text.cap + logprobs_bytes(&c->lp) - before;
+        bt_buf_puts(out, ",\"logprobs\":null");
     }
 }
 
-void bt_front_begin_echo(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
-                         struct bt_buf *text, struct bt_front_logprobs *lp)
-{
-    struct bt_front_choice *c = touch(a, choice);
-    if (d != NULL) {
-        add_tokens(a, c, d);
-        bt_buf_append(text, d->text, d->text_len);
-        *lp = c->lp;
-        c->lp = (struct bt_front_logprobs){0};
-    }
-}
-
-void bt_front_event_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
-{
-    (void)touch(a, choice);
-    event_begin(a, choice, "", 0, out);
-    bt_buf_puts(out, ",\"logprobs\":null");
-}
-
-void bt_front_event_end(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
+static void complete(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
 {
     bt_front_put_finish(&a->choices[choice], out);
     bt_buf_puts(out, "}]");
@@ -392,9 +215,11 @@ void bt_front_event_end(struct bt_front_answer *a, uint32_t choice, struct bt_bu
     bt_buf_puts(out, "}\n\n");
 }
 
-void bt_front_events_last(struct bt_front_answer *a, const struct bt_gen_usage *u,
-                          struct bt_buf *out)
+/* The events after the last choice: usage and timings if asked for, then [DONE]. */
+static bool put_last(struct bt_front_answer *a, const struct bt_gen_usage *u,
+                     struct bt_front_writer *w, struct bt_buf *out)
 {
+    (void)w;
     if (a->opt.include_usage || a->timings || a->plan) {
         bt_buf_puts(out, "data: ");
         bt_buf_append(out, a->prefix.data, a->prefix.len);
@@ -407,4 +232,31 @@ void bt_front_events_last(struct bt_front_answer *a, const struct bt_gen_usage *
         bt_buf_puts(out, "}\n\n");
     }
     bt_buf_puts(out, "data: [DONE]\n\n");
+    return true;
 }
+
+/* The client already has tokens: it gets an error event, and no [DONE]. */
+static void put_error(struct bt_front_answer *a, const struct bt_front_error *e, struct bt_buf *out)
+{
+    (void)a;
+    bt_buf_puts(out, "data: ");
+    bt_front_error_json(e, out);
+    bt_buf_puts(out, "\n\n");
+}
+
+const struct bt_front_format bt_front_format_completions = {.id_prefix = "cmpl",
+                                                            .init = init,
+                                                            .delta = put_delta,
+                                                            .complete = complete,
+                                                            .error = put_error,
+                                                            .echo = bt_front_write_echo,
+                                                            .last = put_last,
+                                                            .whole = bt_front_write_whole};
+
+const struct bt_front_format bt_front_format_chat = {.id_prefix = "chatcmpl",
+                                                     .init = init,
+                                                     .delta = put_delta,
+                                                     .complete = complete,
+                                                     .error = put_error,
+                                                     .last = put_last,
+                                                     .whole = bt_front_write_whole};

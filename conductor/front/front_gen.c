@@ -261,7 +261,7 @@ static void on_finish(void *arg, uint32_t of_prompt, bt_finish_t reason, const c
         if (bt_front_echo_due(&g->a, choice)) {
             bt_front_out_echo(g, choice, NULL);
         } else {
-            bt_front_event_empty(&g->a, choice, &g->events);
+            bt_front_answer_empty(&g->a, choice, &g->events);
             bt_front_out_begun(g, choice);
         }
     }
@@ -315,9 +315,7 @@ static void on_done(void *arg, const struct bt_gen_usage *u)
         return;
     }
     if (g->a.opt.stream) {
-        bt_front_out_complete(g);
-        bt_front_events_last(&g->a, &g->usage, &g->events);
-        bt_front_out_stream_end(g);
+        bt_front_out_stream_end(g, true);
     } else {
         bt_front_out_whole(g);
     }
@@ -469,7 +467,7 @@ static struct bt_front_gen *gen_create(struct bt_front_job *j)
     struct bt_front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
     bt_random(random, sizeof(random));
     bt_hex(random, sizeof(random), hex);
-    snprintf(g->id, sizeof(g->id), "%s-%s", j->gen.opt.chat ? "chatcmpl" : "cmpl", hex);
+    snprintf(g->id, sizeof(g->id), "%s-%s", bt_front_format_of(&j->gen.opt)->id_prefix, hex);
     snprintf(g->tenant, sizeof(g->tenant), "%s", j->tenant != NULL ? j->tenant : "");
     g->f = f;
     g->req = j->req;

@@ -34,7 +34,8 @@ struct bt_front_gen {
     bool pulled;                   /* the answer is made as fast as the client reads it */
     struct bt_list queue;          /* front_piece: what a pulled stream sends next, before events */
     size_t queued;                 /* bytes of it */
-    struct bt_front_writer writer; /* of a whole response */
+    bool last_due;                 /* the format's last events follow behind the queue */
+    struct bt_front_writer writer; /* of these, or of a whole response */
     struct bt_gen_usage usage;
     struct bt_gen_spec *specs; /* of the parts from n_started on */
     struct bt_front_headers headers;
@@ -57,8 +58,8 @@ void bt_front_out_complete(struct bt_front_gen *g);
 /* Streams: begins the event that echoes the prompt of this choice, followed by d (NULL:
  * nothing). */
 void bt_front_out_echo(struct bt_front_gen *g, uint32_t choice, const struct bt_gen_delta *d);
-/* Ends a stream after all its events. */
-void bt_front_out_stream_end(struct bt_front_gen *g);
+/* Ends a stream. all: with the format's last events; false: an error event was the last one. */
+void bt_front_out_stream_end(struct bt_front_gen *g, bool all);
 /* Sends a whole response made from g->a and g->usage. */
 void bt_front_out_whole(struct bt_front_gen *g);
 /* Sends an error in place of the missing part; plan: the failed part's plan, or NULL. */

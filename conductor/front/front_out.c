@@ -80,7 +80,7 @@ static bt_http_pull_t pull_stream(void *arg, struct bt_buf *out)
     while (!bt_list_empty(&g->queue)) {
         struct front_piece *p = BT_CONTAINER_OF(g->queue.next, struct front_piece, link);
         if (p->echo) {
-            if (!bt_front_write_echo(&g->a, &p->bytes, &p->lp, &p->writer, out)) {
+            if (!g->a.format->echo(&g->a, &p->bytes, &p->lp, &p->writer, out)) {
                 return BT_HTTP_MORE;
             }
         } else {
@@ -96,6 +96,9 @@ static bt_http_pull_t pull_stream(void *arg, struct bt_buf *out)
     }
     if (!g->closed) {
         return BT_HTTP_WAIT;
+    }
+    if (g->last_due && !g->a.format->last(&g->a, &g->usage, &g->writer, out)) {
+        return BT_HTTP_MORE;
     }
     bt_front_gen_answered(g);
     return BT_HTTP_END;
@@ -121,7 +124,7 @@ void bt_front_out_complete(struct bt_front_gen *g)
 {
     if (g->open) {
         g->open = false;
-        bt_front_event_end(&g->a, g->event_choice, &g->events);
+        g->a.format->complete(&g->a, g->event_choice, &g->events);
     }
 }
 
@@ -182,18 +185,27 @@ void bt_front_out_echo(struct bt_front_gen *g, uint32_t choice, const struct bt_
     bt_front_out_begun(g, choice);
 }
 
-void bt_front_out_stream_end(struct bt_front_gen *g)
+void bt_front_out_stream_end(struct bt_front_gen *g, bool all)
 {
+    bt_front_out_complete(g);
     g->closed = true;
     bt_front_gen_note(g);
+    g->last_due = all;
+    if (!g->a.opt.echo) { /* short last events share a write with those before them */
+        g->last_due = all && !g->a.format->last(&g->a, &g->usage, &g->writer, &g->events);
+    }
     send_events(g);
     if (g->pulled) {
         bt_http_resume(g->req); /* pull the rest */
         bt_front_gen_close(g);
-        return;
+    } else if (g->last_due) {
+        g->pulled = true;
+        bt_http_pull(g->req, pull_stream, g);
+        bt_front_gen_close(g);
+    } else {
+        bt_http_end(g->req);
+        bt_front_gen_answered(g);
     }
-    bt_http_end(g->req);
-    bt_front_gen_answered(g);
 }
 
 /* ---- whole responses ---- */
@@ -201,7 +213,7 @@ void bt_front_out_stream_end(struct bt_front_gen *g)
 static bt_http_pull_t pull_whole(void *arg, struct bt_buf *out)
 {
     struct bt_front_gen *g = arg;
-    if (!bt_front_write_whole(&g->a, &g->usage, &g->writer, out)) {
+    if (!g->a.format->whole(&g->a, &g->usage, &g->writer, out)) {
         return BT_HTTP_MORE;
     }
     bt_front_gen_answered(g);
@@ -217,7 +229,7 @@ void bt_front_out_whole(struct bt_front_gen *g)
     if (g->a.plan) {
         add_plan(&g->parts[0], &g->usage.plan);
     }
-    if (bt_front_write_whole(&g->a, &g->usage, &g->writer, out)) {
+    if (g->a.format->whole(&g->a, &g->usage, &g->writer, out)) {
         bt_front_respond(g->f, req, 200, FRONT_JSON_TYPE, out);
         bt_front_gen_answered(g);
         return;
@@ -237,12 +249,9 @@ void bt_front_out_error(struct bt_front_gen *g, const struct bt_front_error *e,
                         const struct bt_front_part *p, const struct bt_gen_plan *plan)
 {
     bt_front_out_complete(g);
-    /* The client already has tokens: it gets an error event, and no [DONE]. */
     if (g->started || g->events.len > 0 || !bt_list_empty(&g->queue)) {
-        bt_buf_puts(&g->events, "data: ");
-        bt_front_error_json(e, &g->events);
-        bt_buf_puts(&g->events, "\n\n");
-        bt_front_out_stream_end(g);
+        g->a.format->error(&g->a, e, &g->events);
+        bt_front_out_stream_end(g, false);
         return;
     }
     g->closed = true;

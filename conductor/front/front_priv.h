@@ -5,7 +5,7 @@
 
 #include "common/base/list.h"
 #include "conductor/front/front.h"
-#include "conductor/front/front_format.h"
+#include "conductor/front/front_answer.h"
 #include "conductor/front/front_parse.h"
 #include "conductor/front/front_room.h"
 

@@ -15,7 +15,7 @@ struct bt_front_writer { /* zero: at the beginning */
     struct bt_front_prompt_place place; /* in an array of the prompt's */
 };
 
-/* A whole response. True: it is complete. */
+/* A whole response of completions or chat. True: it is complete. */
 bool bt_front_write_whole(struct bt_front_answer *a, const struct bt_gen_usage *u,
                           struct bt_front_writer *w, struct bt_buf *out);
 /* A stream's event of w->choice up to where finish_reason goes: the prompt, then text and lp. True:

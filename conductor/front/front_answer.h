@@ -1,0 +1,123 @@
+/* Within front/: what is kept of an answer until its client has it, and the table of output
+ * formats: how each API writes an answer. Text is built into buffers; nothing is sent here. Pure
+ * except for the tokenizer. */
+#ifndef BT_CONDUCTOR_FRONT_ANSWER_H
+#define BT_CONDUCTOR_FRONT_ANSWER_H
+
+#include "conductor/front/front_logprobs.h"
+#include "conductor/front/front_parse.h"
+
+enum bt_front_end { FRONT_RUNS, FRONT_STOP, FRONT_LENGTH }; /* why a choice has ended */
+
+struct bt_front_choice {
+    struct bt_buf text;          /* what was generated so far, where it is kept */
+    struct bt_front_logprobs lp; /* ... its logprobs; streams: of the next event */
+    uint32_t chars;              /* characters of the text up to the next token, for text_offset */
+    uint32_t tokens, last_id;
+    bool begun, role_sent;
+    enum bt_front_end end;
+    char *stop_string;
+    bool stop_by_id; /* last_id is one of stop_token_ids */
+};
+
+/* A prompt is kept once, also if it has several choices, and is written for each of them. */
+struct bt_front_answer_prompt {
+    uint32_t n_tokens;
+    struct bt_buf text;          /* echo */
+    uint32_t chars;              /* length of text in characters, once it was asked for */
+    size_t n;                    /* number of tokens; 0 until the logprobs have come */
+    struct bt_gen_token *tokens; /* with its logprobs; their top arrays in ids and lps */
+    uint32_t *ids;
+    float *lps;
+};
+
+struct bt_front_answer {
+    const struct bt_front_format *format;
+    struct bt_front_options opt;
+    struct bt_front_names names;
+    bool timings, plan;   /* the client asked for these objects */
+    bool begun;           /* the first events of a stream are written */
+    struct bt_buf prefix; /* the beginning of every object: {"id":... */
+    uint32_t n_prompts, n_choices;
+    struct bt_front_answer_prompt *prompts;
+    struct bt_front_choice *choices; /* choice k of prompt i at i * opt.n + k */
+    size_t held;                     /* bytes that its prompts and choices take */
+};
+
+/* ---- formats ---- */
+
+enum bt_front_bit_kind { FRONT_TEXT };
+
+/* A piece of a choice, as the formats get it. */
+struct bt_front_bit {
+    enum bt_front_bit_kind kind;
+    const char *text;
+    size_t len;
+};
+
+struct bt_front_writer; /* front_write.h: a position in a long text */
+
+/* How one API writes answers. Functions append to out; NULL where an API has no such thing. */
+struct bt_front_format {
+    const char *id_prefix;
+    bool keeps; /* its streams need the whole text at their end */
+    void (*init)(struct bt_front_answer *a, const char *id, const char *model, uint64_t created_s);
+    /* Streams: what precedes all other events. */
+    void (*begin)(struct bt_front_answer *a, struct bt_buf *out);
+    /* Streams: the events of one delta. The last one may stay open until `complete`, so that it can
+     * tell why the choice has ended. No bits (NULL): the choice ends without further text. */
+    void (*delta)(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+                  size_t n, struct bt_buf *out);
+    void (*complete)(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
+    /* Streams: an error in place of what is missing. `last` is not called then. */
+    void (*error)(struct bt_front_answer *a, const struct bt_front_error *e, struct bt_buf *out);
+    /* The rest are written in slices: each call continues at w. True: it is complete. */
+    /* Streams: an event that begins with the prompt, then text and lp, up to where `complete`
+     * continues. */
+    bool (*echo)(struct bt_front_answer *a, const struct bt_buf *text,
+                 const struct bt_front_logprobs *lp, struct bt_front_writer *w, struct bt_buf *out);
+    /* Streams: what follows the last choice. */
+    bool (*last)(struct bt_front_answer *a, const struct bt_gen_usage *u, struct bt_front_writer *w,
+                 struct bt_buf *out);
+    /* A whole response. */
+    bool (*whole)(struct bt_front_answer *a, const struct bt_gen_usage *u,
+                  struct bt_front_writer *w, struct bt_buf *out);
+};
+
+const struct bt_front_format *bt_front_format_of(const struct bt_front_options *opt);
+
+/* ---- answers ---- */
+
+/* Takes the texts of gen's prompts. */
+void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation *gen,
+                          const struct bt_tokenizer *tok, const char *id, const char *model,
+                          uint64_t created_s, bool timings, bool plan);
+/* Frees one of the large parts; false: none was left. Large answers are freed over several turns of
+ * the loop. */
+bool bt_front_answer_shed(struct bt_front_answer *a);
+void bt_front_answer_cleanup(struct bt_front_answer *a);
+
+/* Bytes that the logprobs of a prompt will take, with n_top alternatives for each token. */
+size_t bt_front_prompt_bytes(size_t n_tokens, uint32_t n_top);
+/* Keeps a prompt's own logprobs, before its choices' first delta. Copies. */
+void bt_front_answer_prompt(struct bt_front_answer *a, uint32_t prompt,
+                            const struct bt_gen_token *tokens, size_t n);
+struct bt_front_answer_prompt *bt_front_prompt_of(struct bt_front_answer *a, uint32_t choice);
+uint32_t bt_front_prompt_chars(struct bt_front_answer_prompt *p); /* of its text */
+/* Streams: true if the next event of the choice begins with the prompt (echo). Then
+ * bt_front_begin_echo and the format's echo make the event, not bt_front_answer_delta or _empty. */
+bool bt_front_echo_due(const struct bt_front_answer *a, uint32_t choice);
+/* Takes the delta (NULL: none) of the event that the echo begins: appends its text and logprobs to
+ * the caller's buffers. */
+void bt_front_begin_echo(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                         struct bt_buf *text, struct bt_front_logprobs *lp);
+/* Takes a delta; choice is the answer's (d->choice counts within its prompt). Streams: appends its
+ * events to out. Whole responses: keeps it, out is not used. */
+void bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+                           struct bt_buf *out);
+/* Streams: begins the event of a choice that ends without further text. */
+void bt_front_answer_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
+void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finish_t reason,
+                            const char *stop_string);
+
+#endif
