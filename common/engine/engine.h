@@ -12,14 +12,15 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI 6
+#define BT_ENGINE_ABI 7
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
 
 enum {                          /* bt_engine_info.caps */
        BT_ENGINE_CAP_EXACT = 1, /* row results do not depend on neighbours, chunking or cache */
-       BT_ENGINE_CAP_MIXED = 2  /* prompt chunks and single tokens in one step */
+       BT_ENGINE_CAP_MIXED = 2, /* prompt chunks and single tokens in one step */
+       BT_ENGINE_CAP_DRAFTS = 4 /* rows with drafts; without it they are ERR_UNSUPPORTED */
 };
 
 struct bt_engine_config {
@@ -77,6 +78,12 @@ struct bt_engine_row { /* n consecutive tokens of one sequence */
     uint32_t n;
     const uint32_t *tokens; /* NULL (n = 1): the token this slot sampled last, on the device */
     uint32_t flags;
+    /* Of a SAMPLE row: how many of its last tokens are drafts, which slot does not know yet; below
+     * n. The engine samples at the token before them and at each of them, one after the other as
+     * single rows would, as long as the token drawn is the next draft. So the row has 1 to n_draft
+     * + 1 results: accepted drafts, then one more token. KV of drafts that were not accepted stays
+     * behind the sequence's end, where its next row overwrites it. */
+    uint32_t n_draft;
     struct bt_engine_at wait; /* layer l waits until the LOAD flow has loaded item wait.seq + l */
     struct bt_engine_at
         fire; /* when layer l of this row is done, STORE items up to fire.seq + l go */
@@ -98,15 +105,16 @@ struct bt_engine_out { /* one token: sampled, or of a prompt */
     uint32_t n_top;
     uint32_t top_id[BT_ENGINE_MAX_TOP]; /* by falling logprob */
     float top_logprob[BT_ENGINE_MAX_TOP];
-    bool bad; /* logits were NaN, or the token is outside the vocabulary: fail the request */
+    bool bad;  /* logits were NaN, or the token is outside the vocabulary: fail the request */
+    bool more; /* an accepted draft: the next result is of the same row */
 };
 
 struct bt_engine_event {
     bt_engine_ticket_t ticket;
     bt_status_t status; /* ERR_DEVICE is sticky: the worker goes out of service */
-    uint32_t n_out;     /* sample tickets: results in the order of the SAMPLE rows of the batch,
-                           then of forks; forward tickets: prompt tokens in the order of the
-                           PROMPT_LOGPROBS rows, rising positions in each */
+    uint32_t n_out;     /* sample tickets: results in the order of the SAMPLE rows of the batch
+                           (several of a row with drafts), then of forks; forward tickets: prompt tokens
+                           in the order of the     PROMPT_LOGPROBS rows, rising positions in each */
     const struct bt_engine_out *out; /* valid until release(ticket) */
     float run_us;
 };
@@ -151,7 +159,7 @@ struct bt_engine_vtable {
      * pages that no other slot has, so the caller must replace the page of a partial block, with
      * slot_pages and page_copy. A fork between a forward and its sample is sampled with it: its
      * first token comes from the same logits, and its results follow those of the rows, in order of
-     * forking. */
+     * forking; it has no part in the drafts of a row. */
     bt_status_t (*slot_fork)(struct bt_engine *, uint32_t from, uint32_t to, uint32_t choice);
     /* Copies the KV of the first toks tokens of a page, all layers, behind the forwards before it
      * and before those after it. */
@@ -185,8 +193,8 @@ struct bt_engine_vtable {
 
     bt_status_t (*forward)(struct bt_engine *, const struct bt_engine_batch *,
                            bt_engine_ticket_t *fwd_p);
-    /* Samples for the SAMPLE rows of a forward. mask: one bit a token, [rows][vocab/32], or NULL.
-     */
+    /* Samples for the SAMPLE rows of a forward. mask: one bit a token, [sampled
+     * positions][vocab/32] in the order of the rows, 1 + n_draft of each; or NULL. */
     bt_status_t (*sample)(struct bt_engine *, bt_engine_ticket_t fwd, const uint32_t *mask,
                           bt_engine_ticket_t *out_p);
     /* Finished tickets, in order of their number; blocks at most timeout_us. Returns the count. */

@@ -183,6 +183,7 @@ static void fork_pending(struct bt_list *head, uint32_t from, uint32_t to)
             if (t->samples[i].slot == from) {
                 struct bt_host_sample s = t->samples[i];
                 s.slot = to;
+                s.draft = BT_HOST_NO_DRAFT;
                 bt_host_ticket_sample(t, &s);
                 break;
             }
@@ -290,6 +291,9 @@ static bt_status_t check_row(const struct bt_host *h, const struct bt_engine_row
     if (!s || r->n == 0 || (r->flags & ~(uint32_t)(BT_ROW_SAMPLE | BT_ROW_PROMPT_LOGPROBS))) {
         return BT_ERR_INVALID;
     }
+    if (r->n_draft >= r->n || (r->n_draft && r->flags != BT_ROW_SAMPLE)) {
+        return BT_ERR_INVALID;
+    }
     if (!r->tokens && (r->n != 1 || s->n_tokens == 0 || (r->flags & BT_ROW_PROMPT_LOGPROBS))) {
         return BT_ERR_INVALID;
     }
@@ -331,7 +335,7 @@ bt_status_t bt_host_check_batch(const struct bt_host *h, const struct bt_engine_
             return BT_ERR_TOO_LARGE;
         }
         n += b->rows[i].n;
-        sample += b->rows[i].flags & BT_ROW_SAMPLE ? 1 : 0;
+        sample += b->rows[i].flags & BT_ROW_SAMPLE ? 1 + b->rows[i].n_draft : 0;
     }
     *n_tokens_p = n;
     *n_sample_p = sample;
@@ -354,6 +358,20 @@ void bt_host_ticket_sample(struct bt_host_ticket *t, const struct bt_host_sample
         t->samples = bt_realloc(t->samples, t->cap_sample * sizeof(*t->samples));
     }
     t->samples[t->n_sample++] = *s;
+}
+
+void bt_host_ticket_sample_row(const struct bt_host *h, struct bt_host_ticket *t,
+                               const struct bt_engine_row *r)
+{
+    uint32_t first = r->n - r->n_draft, pos = bt_host_row_pos(h, r) + first;
+    for (uint32_t i = 0; i <= r->n_draft; i++) {
+        const struct bt_host_sample want = {.slot = r->slot,
+                                            .pos = pos + i,
+                                            .row = t->n_rows++,
+                                            .draft = i < r->n_draft ? r->tokens[first + i]
+                                                                    : BT_HOST_NO_DRAFT};
+        bt_host_ticket_sample(t, &want);
+    }
 }
 
 struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits)
@@ -401,8 +419,8 @@ static struct bt_host_ticket *find(struct bt_list *head, bt_engine_ticket_t id)
     return NULL;
 }
 
-bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
-                           bt_engine_ticket_t *out_p)
+bt_status_t bt_host_sample_by(struct bt_host *h, bt_engine_ticket_t fwd, bt_host_draw_fn draw,
+                              void *arg, bt_engine_ticket_t *out_p)
 {
     struct bt_host_ticket *f = find(&h->done, fwd);
     f = f ? f : find(&h->given, fwd);
@@ -410,43 +428,79 @@ bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint
         return BT_ERR_INVALID;
     }
     uint64_t t0 = bt_mono_ns();
-    size_t vocab = h->info.vocab;
     struct bt_host_ticket *t = bt_host_ticket_new(h, 0);
     f->sampled = true;
-    bt_host_ticket_outs(t, f->status == BT_OK ? f->n_sample : 0);
-    float *row_logits = f->n_rows < f->n_sample ? bt_malloc(vocab * sizeof(float)) : NULL;
-    for (uint32_t i = 0; i < t->n_out; i++) {
-        struct bt_engine_out *o = &t->out[i];
+    uint32_t n = 0, n_sample = f->status == BT_OK ? f->n_sample : 0;
+    bool refused = false; /* a draft of this row: what follows it has no place in the sequence */
+    bt_host_ticket_outs(t, n_sample);
+    for (uint32_t i = 0; i < n_sample; i++) {
         const struct bt_host_sample *want = &f->samples[i];
         struct bt_host_slot *s = slot_of(h, want->slot);
-        *o = (struct bt_engine_out){.slot = want->slot, .pos = want->pos, .bad = true};
-        if (!s) { /* closed between forward and sample */
-            continue;
+        if (!refused) {
+            struct bt_engine_out *o = &t->out[n++];
+            *o = (struct bt_engine_out){.slot = want->slot, .pos = want->pos};
+            o->bad = s == NULL; /* closed between forward and sample */
+            if (s) {
+                draw(arg, f, want, o);
+            }
+            if (!o->bad && s->n_tokens < h->info.max_model_len) {
+                s->tokens[s->n_tokens++] = o->token;
+                s->next_pos = BT_MIN(s->next_pos, want->pos);
+                o->more = o->token == want->draft;
+            }
+            refused = !o->more;
         }
-        float *logits = f->logits + (size_t)want->row * vocab;
-        if (row_logits) { /* the sampler changes the logits, and a fork needs them unchanged */
-            logits = memcpy(row_logits, logits, vocab * sizeof(float));
-        }
-        const struct bt_sampler_row row = {
-            .logits = logits,
-            .params = &s->params,
-            .position = want->pos,
-            .tokens = s->tokens,
-            .n_tokens = s->n_tokens,
-            .n_prompt = s->n_prompt,
-            .mask = mask ? mask + (size_t)want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
-            .known = h->ids.known,
-        };
-        bt_sampler_run(h->sampler, &row, o);
-        if (!o->bad && s->n_tokens < h->info.max_model_len) {
-            s->tokens[s->n_tokens++] = o->token;
-        }
+        refused = refused && want->draft != BT_HOST_NO_DRAFT;
     }
-    free(row_logits);
+    t->n_out = n;
     t->run_us = (float)(bt_mono_ns() - t0) * 1e-3f;
     *out_p = t->id;
     bt_host_ticket_done(h, t, f->status);
     return BT_OK;
+}
+
+struct host_draw {
+    struct bt_host *h;
+    const uint32_t *mask;
+    float *row_logits; /* [vocab], or NULL: the ticket's own may be changed */
+};
+
+static void draw_of_logits(void *arg, const struct bt_host_ticket *f,
+                           const struct bt_host_sample *want, struct bt_engine_out *o)
+{
+    const struct host_draw *d = arg;
+    const struct bt_host_slot *s = &d->h->slots[want->slot];
+    size_t vocab = d->h->info.vocab;
+    float *logits = f->logits + (size_t)want->row * vocab;
+    if (d->row_logits) {
+        logits = memcpy(d->row_logits, logits, vocab * sizeof(float));
+    }
+    const struct bt_sampler_row row = {
+        .logits = logits,
+        .params = &s->params,
+        .position = want->pos,
+        .tokens = s->tokens,
+        .n_tokens = s->n_tokens,
+        .n_prompt = s->n_prompt,
+        .mask = d->mask ? d->mask + (size_t)want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
+        .known = d->h->ids.known,
+    };
+    bt_sampler_run(d->h->sampler, &row, o);
+}
+
+bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
+                           bt_engine_ticket_t *out_p)
+{
+    const struct bt_host_ticket *f = find(&h->done, fwd);
+    f = f ? f : find(&h->given, fwd);
+    struct host_draw d = {.h = h, .mask = mask};
+    if (f &&
+        f->n_rows < f->n_sample) { /* the sampler changes logits, and a fork needs them again */
+        d.row_logits = bt_malloc(h->info.vocab * sizeof(float));
+    }
+    bt_status_t st = bt_host_sample_by(h, fwd, draw_of_logits, &d, out_p);
+    free(d.row_logits);
+    return st;
 }
 
 uint32_t bt_host_poll(struct bt_host *h, struct bt_engine_event *ev, uint32_t max,

@@ -23,7 +23,10 @@ struct bt_host_slot {
 struct bt_host_sample { /* a token that the sample of a forward will choose */
     uint32_t slot, pos; /* pos: of the token to be chosen */
     uint32_t row;       /* of the forward's logits */
+    uint32_t draft; /* if this is chosen, the next of the list follows; BT_HOST_NO_DRAFT: the last
+                       of its row */
 };
+#define BT_HOST_NO_DRAFT UINT32_MAX
 
 struct bt_host_ticket {
     struct bt_list link; /* in done, waiting, given (delivered, not released) or free */
@@ -36,7 +39,7 @@ struct bt_host_ticket {
     float *logits; /* forward: [n_rows][vocab] */
     size_t cap_logits;
     struct bt_host_sample *samples;        /* forward: of the SAMPLE rows, then of their forks */
-    uint32_t n_rows, n_sample, cap_sample; /* n_rows: SAMPLE rows */
+    uint32_t n_rows, n_sample, cap_sample; /* n_rows: rows of logits, one a sampled position */
     bool forward, sampled;
     uint32_t flow, seq; /* waits until flow's items below seq are done; flow 0: no */
     bool close_flow;    /* the flow ends with this ticket */
@@ -121,6 +124,9 @@ void bt_host_step_end(struct bt_host *h, const struct bt_engine_batch *b);
 struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits);
 /* Adds a token that the sample of this forward chooses. */
 void bt_host_ticket_sample(struct bt_host_ticket *t, const struct bt_host_sample *s);
+/* Adds those of the SAMPLE row r, whose logits are the ticket's next rows, and counts the rows. */
+void bt_host_ticket_sample_row(const struct bt_host *h, struct bt_host_ticket *t,
+                               const struct bt_engine_row *r);
 void bt_host_ticket_outs(struct bt_host_ticket *t, uint32_t n); /* n_out = n, with room in out */
 /* Finished with this status: bt_host_poll tells it. t stays the host's. */
 void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status);
@@ -144,6 +150,12 @@ bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
                                bt_engine_ticket_t *quiet_p);
 bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
                            bt_engine_ticket_t *out_p);
+/* The same with a draw of the back end's own: fills *out, whose slot and pos are set; bad was set
+ * to false. */
+typedef void (*bt_host_draw_fn)(void *arg, const struct bt_host_ticket *f,
+                                const struct bt_host_sample *want, struct bt_engine_out *out);
+bt_status_t bt_host_sample_by(struct bt_host *h, bt_engine_ticket_t fwd, bt_host_draw_fn draw,
+                              void *arg, bt_engine_ticket_t *out_p);
 uint32_t bt_host_poll(struct bt_host *h, struct bt_engine_event *ev, uint32_t max,
                       uint32_t timeout_us);
 void bt_host_release(struct bt_host *h, bt_engine_ticket_t ticket);

@@ -415,6 +415,88 @@ static void test_seeded(void **state)
     drive_slot_close(&d, 7);
 }
 
+/* Runs slot's next row behind text[0, n): with text[n, n + right) as drafts, then `wrong` others.
+ * Checks the results against alone[], which begins at text[100]. Returns the new n. */
+static uint32_t step_with_drafts(uint32_t slot, const uint32_t *text, uint32_t n, uint32_t right,
+                                 uint32_t wrong, const struct bt_engine_out *alone)
+{
+    uint32_t row[16];
+    struct bt_engine_out out[17];
+    memcpy(row, text + n - 1, (1 + right) * sizeof(*row));
+    for (uint32_t i = 0; i < wrong; i++) {
+        row[1 + right + i] = (text[n + right + i] + 1) % d.info->vocab;
+    }
+    /* A neighbour between: its results come behind the run. */
+    const struct bt_engine_row rows[2] = {
+        {.slot = slot,
+         .pos = n - 1,
+         .n = 1 + right + wrong,
+         .tokens = row,
+         .flags = BT_ROW_SAMPLE,
+         .n_draft = right + wrong},
+        {.slot = 9, .pos = BT_ENGINE_POS_NEXT, .n = 1, .flags = BT_ROW_SAMPLE}};
+    assert_int_equal(drive_step(&d, rows, 2, out), right + 2);
+    for (uint32_t i = 0; i <= right; i++) {
+        assert_int_equal(out[i].slot, slot);
+        assert_int_equal(out[i].pos, n + i);
+        assert_int_equal(out[i].more, i < right);
+        same(&alone[n + i - 100], &out[i], n + i);
+    }
+    assert_int_equal(out[right + 1].slot, 9);
+    return n + right + 1;
+}
+
+/* Rows with drafts, right and wrong ones: each token is that of single rows, bit for bit, with
+ * penalties that count the tokens of the run and an end that is not allowed before its middle. */
+static void test_drafts(void **state)
+{
+    (void)state;
+    need_exact();
+    static const struct {
+        uint32_t right, wrong;
+    } rows[] = {{3, 0}, {0, 2}, {2, 4}, {0, 0}, {5, 1}, {1, 1}, {4, 0}};
+    for (int greedy = 0; greedy < 2; greedy++) {
+        struct bt_engine_params p = drive_greedy(20);
+        p.temperature = greedy ? 0 : 0.9f;
+        p.seed = 41;
+        p.repetition_penalty = 1.3f;
+        p.frequency_penalty = 0.7f;
+        p.presence_penalty = 0.3f;
+        uint32_t text[100 + N_NEW], n = 101, steps = 0;
+        struct bt_engine_out alone[N_NEW];
+        memcpy(text, prompt[4], 100 * sizeof(*text));
+        d.next_page = 0;
+        for (int turn = 0; turn < 2; turn++) { /* in the second one an end token comes too early */
+            drive_slot(&d, 0, &p, text, 100, N_NEW);
+            alone[0] = drive_prefill(&d, 0, text, 0, 100, 2048);
+            for (uint32_t i = 1; i < N_NEW; i++) {
+                alone[i] = drive_decode(&d, 0);
+            }
+            drive_slot_close(&d, 0);
+            p.min_new = 12;
+            p.n_eos = 1;
+            p.eos[0] = turn ? p.eos[0] : alone[8].token;
+        }
+        for (uint32_t i = 0; i < N_NEW; i++) {
+            text[100 + i] = alone[i].token;
+        }
+        const struct bt_engine_params other = drive_greedy(-1);
+        drive_slot(&d, 9, &other, prompt[1], 40, N_NEW);
+        drive_prefill(&d, 9, prompt[1], 0, 40, 2048);
+        drive_slot(&d, 3, &p, text, 100, N_NEW + 8);
+        struct bt_engine_out o = drive_prefill(&d, 3, text, 0, 100, 2048);
+        same(&alone[0], &o, 0);
+        for (size_t i = 0; i < BT_ARRAY_LEN(rows); i++, steps++) {
+            n = step_with_drafts(3, text, n, rows[i].right, rows[i].wrong, alone);
+        }
+        assert_in_range(n, 101 + steps + 10, 100 + N_NEW - 1);
+        o = drive_decode(&d, 3); /* the position after the run is the engine's, too */
+        same(&alone[n - 100], &o, n);
+        drive_slot_close(&d, 3);
+        drive_slot_close(&d, 9);
+    }
+}
+
 /* Prompt logprobs of slot `slot` in steps of `chunk`, checked to be each token's once; the last
  * step samples beside them. */
 static struct bt_engine_out prompt_logprobs(uint32_t slot, uint32_t chunk,
@@ -666,6 +748,10 @@ static void test_bad_calls(void **state)
         {{.slot = 0, .pos = d.info->max_model_len, .n = 1, .tokens = prompt[0]}, BT_ERR_TOO_LARGE},
         {{.slot = 0, .n = 2, .tokens = NULL}, BT_ERR_INVALID},
         {{.slot = 0, .n = 1, .tokens = prompt[0], .fire = {1, 0}}, BT_ERR_INVALID},
+        {{.slot = 0, .n = 2, .tokens = prompt[0], .n_draft = 1}, BT_ERR_INVALID}, /* no sample */
+        {{.slot = 0, .n = 2, .tokens = prompt[0], .n_draft = 2, .flags = BT_ROW_SAMPLE},
+         BT_ERR_INVALID},
+        {{.slot = 0, .n = 1, .tokens = NULL, .n_draft = 1, .flags = BT_ROW_SAMPLE}, BT_ERR_INVALID},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
         const struct bt_engine_batch b = {.n_rows = 1, .rows = &cases[i].row};
@@ -699,6 +785,19 @@ static void test_null_engine(void **state)
         drive_slot_close(&n, 0);
     }
     assert_memory_equal(got[0], got[1], sizeof(got[0]));
+    /* Two right drafts and a wrong one. */
+    const uint32_t row[4] = {got[0][0], got[0][1], got[0][2], got[0][3] + 1};
+    struct bt_engine_out out[4];
+    n.next_page = 0;
+    drive_slot(&n, 0, &p, prompt[0], 50, 8);
+    drive_prefill(&n, 0, prompt[0], 0, 50, 50);
+    const struct bt_engine_row r = {
+        .pos = 50, .n = 4, .tokens = row, .flags = BT_ROW_SAMPLE, .n_draft = 3};
+    assert_int_equal(drive_step(&n, &r, 1, out), 3);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(out[i].token, got[0][i + 1]);
+    }
+    assert_int_equal(drive_decode(&n, 0).token, got[0][4]);
     drive_close(&n);
 }
 
@@ -738,6 +837,9 @@ static void all_of(const char *path, void **state)
         test_prefix(state);
         test_partial_block(state);
         test_fork(state);
+        if (d.info->caps & BT_ENGINE_CAP_DRAFTS) {
+            test_drafts(state);
+        }
         if (i == 0 && page_tokens == 16) { /* it opens engines of its own, of two parts */
             test_page_size(state);
         }
@@ -870,6 +972,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         OF_ANY_ENGINE,
+        cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_bad_calls),
         cmocka_unit_test(test_null_engine),

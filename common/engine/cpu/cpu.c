@@ -298,7 +298,8 @@ static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engin
         return BT_ERR_UNSUPPORTED;
     }
     struct bt_engine_info *info = &e->host.info;
-    info->caps = BT_ENGINE_CAP_MIXED | (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u);
+    info->caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_DRAFTS |
+                 (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u);
     snprintf(info->device, sizeof(info->device), "cpu %s %s %d thread%s", e->k->name,
              bt_gemm_isa() == BT_ISA_AMX ? "amx"
              : e->k->bf16                ? "bf16"

@@ -134,7 +134,7 @@ static void keep_run(struct bt_cpu_step *s, uint32_t first, uint32_t out, uint32
 static void keep_wanted(struct bt_cpu_step *s, struct bt_host_ticket *t)
 {
     struct bt_cpu_kept *kept = s->e->kept;
-    uint32_t row = 0, out = 0, sample = 0;
+    uint32_t row = 0, out = 0;
     s->n_items = 0;
     s->attn_work = 0;
     for (uint32_t r = 0; r < s->b->n_rows; r++) {
@@ -148,19 +148,20 @@ static void keep_wanted(struct bt_cpu_step *s, struct bt_host_ticket *t)
                 .prompt = ++s->n_prompt_out, .slot = b->slot, .pos = s->e->tokens[row + i].pos + 1};
         }
         if (b->flags & BT_ROW_SAMPLE) {
-            const struct bt_host_sample want = {
-                .slot = b->slot, .pos = s->e->tokens[last].pos + 1, .row = sample};
-            bt_host_ticket_sample(t, &want);
-            if (prompt < b->n) {
-                keep_run(s, last, out, 1);
-                kept[out++] = (struct bt_cpu_kept){0};
+            uint32_t wanted = 1 + b->n_draft, sample = t->n_rows;
+            bt_host_ticket_sample_row(&s->e->host, t, b);
+            if (prompt < b->n) { /* a row with drafts reports no prompt tokens */
+                keep_run(s, last - b->n_draft, out, wanted);
+                memset(&kept[out], 0, wanted * sizeof(kept[0]));
+                out += wanted;
             }
-            kept[out - 1].sample = ++sample;
+            for (uint32_t i = 0; i < wanted; i++) {
+                kept[out - wanted + i].sample = ++sample;
+            }
         }
         row += b->n;
     }
     s->n = out;
-    t->n_rows = sample;
 }
 
 /* The head with prompt logprobs. It takes a limited number of rows at a time, as rows x vocab

@@ -489,6 +489,7 @@ static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batc
     bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
     for (uint32_t r = 0; st == BT_OK && r < b->n_rows; r++) {
         singles += b->rows[r].n == 1;
+        st = b->rows[r].n_draft > 0 ? BT_ERR_UNSUPPORTED : st; /* no CAP_DRAFTS */
     }
     if (st == BT_OK && (singles > e->max_batch || n_sample > e->max_batch)) {
         st = BT_ERR_TOO_LARGE;

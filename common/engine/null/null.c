@@ -92,7 +92,8 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
     }
     struct bt_engine_info info = {.size = sizeof(info),
                                   .abi = BT_ENGINE_ABI,
-                                  .caps = BT_ENGINE_CAP_EXACT | BT_ENGINE_CAP_MIXED,
+                                  .caps = BT_ENGINE_CAP_EXACT | BT_ENGINE_CAP_MIXED |
+                                          BT_ENGINE_CAP_DRAFTS,
                                   .vocab = e->config.vocab,
                                   .max_model_len = e->config.max_model_len,
                                   .pages = c->pages,
@@ -243,7 +244,7 @@ static void prompt_outs(struct bt_engine *e, const struct bt_engine_batch *b,
 static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batch *b,
                                 bt_engine_ticket_t *fwd_p)
 {
-    uint32_t n, n_sample, out = 0;
+    uint32_t n, n_sample;
     bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
     if (st != BT_OK) {
         return st;
@@ -259,14 +260,10 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
         }
     }
     for (uint32_t i = 0; st == BT_OK && i < b->n_rows; i++) {
-        const struct bt_engine_row *r = &b->rows[i];
-        if (r->flags & BT_ROW_SAMPLE) {
-            uint32_t pos = bt_host_row_pos(&e->host, r) + r->n;
-            bt_host_ticket_sample(
-                t, &(struct bt_host_sample){.slot = r->slot, .pos = pos, .row = out++});
+        if (b->rows[i].flags & BT_ROW_SAMPLE) {
+            bt_host_ticket_sample_row(&e->host, t, &b->rows[i]);
         }
     }
-    t->n_rows = out;
     if (st == BT_OK) {
         prompt_outs(e, b, t);
         bt_host_step_end(&e->host, b);
@@ -277,46 +274,20 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
     return BT_OK;
 }
 
-static struct bt_host_ticket *find_forward(struct bt_engine *e, bt_engine_ticket_t id)
+static void draw(void *arg, const struct bt_host_ticket *f, const struct bt_host_sample *want,
+                 struct bt_engine_out *o)
 {
-    struct bt_list *heads[] = {&e->host.done, &e->host.given}, *it;
-    for (size_t i = 0; i < BT_ARRAY_LEN(heads); i++) {
-        bt_list_for_each (it, heads[i]) {
-            struct bt_host_ticket *t = BT_CONTAINER_OF(it, struct bt_host_ticket, link);
-            if (t->id == id && t->forward && !t->sampled) {
-                return t;
-            }
-        }
-    }
-    return NULL;
+    const struct bt_engine *e = arg;
+    const struct bt_engine_params *p = &e->host.slots[want->slot].params;
+    (void)f;
+    fill_out(e, want->slot, want->pos, choose(e, p, state_before(e, want->slot, want->pos)), o);
 }
 
 /* No logits, so no mask. */
 static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
                                bt_engine_ticket_t *out_p)
 {
-    struct bt_host_ticket *f = find_forward(e, fwd), *t;
-    if (!f || mask) {
-        return f ? BT_ERR_UNSUPPORTED : BT_ERR_INVALID;
-    }
-    t = bt_host_ticket_new(&e->host, 0);
-    f->sampled = true;
-    bt_host_ticket_outs(t, f->status == BT_OK ? f->n_sample : 0);
-    for (uint32_t i = 0; i < t->n_out; i++) {
-        uint32_t slot = f->samples[i].slot, pos = f->samples[i].pos;
-        struct bt_host_slot *s = &e->host.slots[slot];
-        if (!s->open) { /* closed between forward and sample */
-            t->out[i] = (struct bt_engine_out){.slot = slot, .pos = pos, .bad = true};
-            continue;
-        }
-        fill_out(e, slot, pos, choose(e, &s->params, state_before(e, slot, pos)), &t->out[i]);
-        if (s->n_tokens < e->host.info.max_model_len) {
-            s->tokens[s->n_tokens++] = t->out[i].token;
-        }
-    }
-    *out_p = t->id;
-    bt_host_ticket_done(&e->host, t, f->status);
-    return BT_OK;
+    return mask ? BT_ERR_UNSUPPORTED : bt_host_sample_by(&e->host, fwd, draw, e, out_p);
 }
 
 static const struct bt_engine_vtable vtable = {

@@ -156,8 +156,10 @@ void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
             last = chunk - 1;
         }
         if (row->flags & BT_ROW_SAMPLE) {
-            const struct bt_host_sample want = {
-                .slot = row->slot, .pos = (uint32_t)in->pos[last] + 1, .row = sample};
+            const struct bt_host_sample want = {.slot = row->slot,
+                                                .pos = (uint32_t)in->pos[last] + 1,
+                                                .row = sample,
+                                                .draft = BT_HOST_NO_DRAFT};
             in->rows[sample++] = (int32_t)last;
             bt_host_ticket_sample(t, &want);
         }
