@@ -60,6 +60,11 @@ struct bt_http_options {
      * function. With it, every request has an id and every response the header x-request-id. NULL:
      * neither. */
     bt_http_ended_fn ended;
+    /* Writes the body of an error that HTTP itself finds, for the APIs with a form of their own;
+     * may change its status. path as in bt_http_record, request_id "": none. False: the usual
+     * form. NULL: always that one. */
+    bool (*error)(const char *path, int *status, const char *why, const char *request_id,
+                  struct bt_buf *body);
     /* Static text before the names of body_max and conns_max where an answer names a limit; NULL:
      * they are no configuration keys. */
     const char *key_prefix;

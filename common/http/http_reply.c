@@ -36,6 +36,7 @@ static const char *reason(int status)
         {503, "Service Unavailable"},
         {504, "Gateway Timeout"},
         {505, "HTTP Version Not Supported"},
+        {529, "Overloaded"},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(table); i++) {
         if (table[i].status == status) {
@@ -90,35 +91,37 @@ static void put_head(struct bt_http_conn *c, int status, const char *type, int64
     bt_buf_puts(out, "\r\n");
 }
 
+static void put_error(int status, const char *why, struct bt_buf *body)
+{
+    bt_buf_puts(body, "{\"error\":{\"message\":\"");
+    for (const char *w = why; *w != '\0'; w++) { /* a text of this program, never client data */
+        bt_buf_append(body, "\\", *w == '"' || *w == '\\');
+        bt_buf_append(body, w, 1);
+    }
+    bt_buf_printf(body, "\",\"type\":\"%s\",\"param\":null,\"code\":%d}}\n",
+                  status >= 500   ? "server_error"
+                  : status == 429 ? "rate_limit_error"
+                                  : "invalid_request_error",
+                  status);
+}
+
 void bt_http_reply_error(struct bt_http_conn *c, int status, const char *why)
 {
-    char body[512], text[256];
-    size_t at = 0;
-    /* A text of this program, never client data. */
-    for (const char *w = why; *w != '\0' && at + 2 < sizeof(text); w++) {
-        if (*w == '"' || *w == '\\') {
-            text[at++] = '\\';
-        }
-        text[at++] = *w;
-    }
-    text[at] = '\0';
-    int n = snprintf(
-        body, sizeof(body),
-        "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,\"code\":%d}}\n", text,
-        status >= 500   ? "server_error"
-        : status == 429 ? "rate_limit_error"
-                        : "invalid_request_error",
-        status);
-    BT_ASSERT(n > 0 && (size_t)n < sizeof(body));
+    struct bt_buf body;
+    bt_buf_init(&body);
     static char retry_text[] = "Retry-After: 1\r\n";
     const struct bt_buf retry = {.data = retry_text, .len = sizeof(retry_text) - 1};
+    bool later = status == 503 || status == 429;
     c->close_after = true;
     if (!c->trace.open || c->trace.answered) { /* there was no request, or no complete header */
         bt_http_record_begin(c);
     }
-    bool later = status == 503 || status == 429;
-    put_head(c, status, "application/json", n, false, later ? &retry : NULL);
-    bt_buf_append(&c->out, body, (size_t)n);
+    if (c->h->o.error == NULL || !c->h->o.error(c->trace.path, &status, why, c->trace.id, &body)) {
+        put_error(status, why, &body);
+    }
+    put_head(c, status, "application/json", (long)body.len, false, later ? &retry : NULL);
+    bt_buf_append(&c->out, body.data, body.len);
+    bt_buf_cleanup(&body);
     bt_http_record_answered(c, false);
     c->state = HTTP_CLOSING;
     c->announced = 0;
