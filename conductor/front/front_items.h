@@ -1,0 +1,78 @@
+/* Within front/: an answer as a list of items in the order of their beginning (text, reasoning,
+ * calls of tools), for APIs whose answers are such lists; and long texts that repeat the items,
+ * written in slices. Answers of these APIs have one choice. Pure. */
+#ifndef BT_CONDUCTOR_FRONT_ITEMS_H
+#define BT_CONDUCTOR_FRONT_ITEMS_H
+
+#include "common/base/base.h"
+#include "common/base/buf.h"
+
+enum bt_front_bit_kind {
+    FRONT_TEXT,
+    FRONT_REASONING,
+    FRONT_CALL,     /* a call begins; the text is its function's name */
+    FRONT_ARGUMENTS /* text of the call's arguments: JSON, if the model has written JSON */
+};
+
+/* A piece of a choice, as the formats get it. */
+struct bt_front_bit {
+    enum bt_front_bit_kind kind;
+    uint32_t call; /* number of the call, from 0 */
+    const char *text;
+    size_t len;
+};
+
+struct bt_front_item {
+    enum bt_front_bit_kind kind; /* FRONT_TEXT, FRONT_REASONING, FRONT_CALL */
+    uint32_t call;
+    char *name;         /* of a call's function */
+    struct bt_buf text; /* of a call: its arguments */
+};
+
+struct bt_front_items {
+    struct bt_front_item *list;
+    uint32_t n, cap;
+    bool open;    /* the last item may still grow */
+    size_t bytes; /* that they take */
+};
+
+/* Does the bit begin an item? */
+bool bt_front_items_begins(const struct bt_front_items *items, const struct bt_front_bit *bit);
+/* The item that the bit belongs to, which is new if the bit begins one. NULL: the bit says nothing
+ * (empty text, or arguments of no call). Does not add the bit's text. */
+struct bt_front_item *bt_front_items_of(struct bt_front_items *items,
+                                        const struct bt_front_bit *bit);
+/* Adds text to an item. */
+void bt_front_items_text(struct bt_front_items *items, struct bt_front_item *item, const char *text,
+                         size_t len);
+/* The open item; NULL: none. */
+struct bt_front_item *bt_front_items_last(const struct bt_front_items *items);
+void bt_front_items_cleanup(struct bt_front_items *items);
+
+/* ---- long texts ---- */
+
+struct bt_front_span {
+    const struct bt_buf *from; /* NULL: the script's own text */
+    size_t len;
+    bool escaped; /* as the inside of a JSON string */
+};
+
+/* A text made of its own words and of buffers that stay as they are until it is written. */
+struct bt_front_script {
+    struct bt_buf own;
+    size_t marked; /* bytes of own that are in spans */
+    struct bt_front_span *spans;
+    uint32_t n, cap;
+    /* how far it is written */
+    uint32_t span;
+    size_t at, own_at;
+};
+
+/* Append JSON text to s->own, or one of these. */
+void bt_front_script_string(struct bt_front_script *s, const struct bt_buf *text); /* "..." */
+void bt_front_script_raw(struct bt_front_script *s, const struct bt_buf *text);
+/* Writes a slice behind what was written. True: all is written. */
+bool bt_front_script_write(struct bt_front_script *s, struct bt_buf *out);
+void bt_front_script_cleanup(struct bt_front_script *s);
+
+#endif
