@@ -15,6 +15,14 @@
 #define PRT FRONT_PART
 #define SO  FRONT_STREAM_OPTIONS
 #define RF  FRONT_RESPONSE_FORMAT
+#define A   FRONT_MESSAGES /* Anthropic's */
+#define AC  FRONT_MESSAGES_COUNT
+#define AM  FRONT_MESSAGES_TURN
+#define AB  FRONT_MESSAGES_BLOCK
+#define AT  FRONT_MESSAGES_TOOL
+#define ACH FRONT_MESSAGES_CHOICE
+#define ATH FRONT_MESSAGES_THINKING
+#define AO  FRONT_MESSAGES_OUTPUT
 
 enum answer {
     USED,     /* read and checked by front_parse.c or front_prompt.c */
@@ -69,9 +77,11 @@ static bool is_no_tool(const json_t *v)
     return has_text(v, "none", "auto") || !bt_front_asked_for(v);
 }
 
-#define BODY (C | M)
+#define BODY  (C | M)
+#define EVERY (BODY | A) /* the same in every API that generates */
 static const struct field fields[] = {
-    {"model", C | M | T | D, USED, "must be the served model; left out or empty: the served model"},
+    {"model", C | M | T | D | A | AC, USED,
+     "must be the served model; left out or empty: the served model"},
     {"prompt", C | T, USED, "a string, token ids, or (completions) a list of either"},
     {"messages", M | T, USED, "text messages of the roles system, developer, user, assistant"},
     {"tokens", D, USED, "token ids"},
@@ -81,51 +91,51 @@ static const struct field fields[] = {
      "`max_new_tokens` of generation_config.json. Prompt and `max_tokens` must "
      "fit into the context together"},
     {"max_completion_tokens", BODY, USED, "the same as `max_tokens`; it wins if both are given"},
-    {"min_tokens", BODY, USED, "the answer has at least this many tokens"},
+    {"min_tokens", EVERY, USED, "the answer has at least this many tokens"},
     {"n", BODY, USED, "choices of each prompt, 1 to 16"},
     {"best_of", BODY, USED, "only the value of `n`"},
-    {"ignore_eos", BODY, USED, "go on after the model's end-of-text token"},
+    {"ignore_eos", EVERY, USED, "go on after the model's end-of-text token"},
     {"stop", BODY, USED, "a string or up to 16"},
-    {"stop_token_ids", BODY, USED, "further tokens that end a choice"},
+    {"stop_token_ids", EVERY, USED, "further tokens that end a choice"},
     {"include_stop_str_in_output", BODY, USED, "the stop string is part of the text"},
     /* sampling */
-    {"temperature", BODY, USED, "0 to 100; 0: the most likely token"},
-    {"top_p", BODY, USED, "above 0, at most 1"},
-    {"top_k", BODY, USED, "0 and -1: off"},
-    {"min_p", BODY, USED, "0 to 1"},
-    {"repetition_penalty", BODY, USED, "above 0, at most 100"},
-    {"frequency_penalty", BODY, USED, "-2 to 2"},
-    {"presence_penalty", BODY, USED, "-2 to 2"},
-    {"logit_bias", BODY, USED, "up to 1024 token ids with -100 to 100"},
-    {"seed", BODY, USED, "a 64-bit integer; the same request draws the same tokens"},
+    {"temperature", EVERY, USED, "0 to 100; 0: the most likely token"},
+    {"top_p", EVERY, USED, "above 0, at most 1"},
+    {"top_k", EVERY, USED, "0 and -1: off"},
+    {"min_p", EVERY, USED, "0 to 1"},
+    {"repetition_penalty", EVERY, USED, "above 0, at most 100"},
+    {"frequency_penalty", EVERY, USED, "-2 to 2"},
+    {"presence_penalty", EVERY, USED, "-2 to 2"},
+    {"logit_bias", EVERY, USED, "up to 1024 token ids with -100 to 100"},
+    {"seed", EVERY, USED, "a 64-bit integer; the same request draws the same tokens"},
     /* form of the answer */
-    {"stream", BODY, USED, "server-sent events"},
+    {"stream", EVERY, USED, "server-sent events"},
     {"stream_options", BODY, USED, "needs `stream`: true"},
     {"echo", C, USED, "the text begins with the prompt"},
     {"logprobs", BODY, USED, "completions: 0 to 20; chat: true or false"},
     {"top_logprobs", M, USED, "0 to 20, needs `logprobs`"},
     {"prompt_logprobs", BODY, USED, "0 to 20, not with `stream`"},
     {"return_tokens_as_token_ids", BODY, USED, "`token_id:N` in logprobs"},
-    {"skip_special_tokens", BODY, USED, "true unless given"},
+    {"skip_special_tokens", EVERY, USED, "true unless given"},
     {"response_format", BODY, USED, "of type `text`"},
     /* prompts */
     {"add_special_tokens", C | M | T, USED,
      "add the tokenizer's special tokens (such as BOS) to the prompt"},
     {"add_generation_prompt", M | T, USED, "given to the chat template; true unless given"},
     {"continue_final_message", M | T, USED, "the answer continues the last message"},
-    {"chat_template_kwargs", M | T, USED, "an object: variables of the chat template"},
+    {"chat_template_kwargs", M | T | A | AC, USED, "an object: variables of the chat template"},
     {"return_token_strs", T, USED, "the tokens as tokenizer.json spells them, as well"},
     /* scheduling */
-    {"priority", BODY, USED, "an integer; smaller goes first"},
-    {"cache_salt", BODY, USED, "only requests with the same salt share cached prompts"},
+    {"priority", EVERY, USED, "an integer; smaller goes first"},
+    {"cache_salt", EVERY, USED, "only requests with the same salt share cached prompts"},
 
     {"user", C | M | T | D, HARMLESS, "a label for the provider's records"},
     {"safety_identifier", BODY, HARMLESS, "a label for the provider's records"},
-    {"metadata", BODY, HARMLESS, "a label for the provider's records"},
+    {"metadata", EVERY, HARMLESS, "a label for the provider's records"},
     {"store", BODY, HARMLESS, "answers are not stored"},
     {"prompt_cache_key", BODY, HARMLESS, "prompts are cached by their content"},
     {"prompt_cache_retention", BODY, HARMLESS, "prompts are cached as long as there is room"},
-    {"service_tier", BODY, HARMLESS, "there is one tier; `priority` orders requests"},
+    {"service_tier", EVERY, HARMLESS, "there is one tier; `priority` orders requests"},
     {"prediction", M, HARMLESS, "a hint for speed"},
     {"parallel_tool_calls", M, HARMLESS, "it is about tools, and `tools` is refused"},
     {"reasoning_effort", M, HARMLESS,
@@ -237,7 +247,68 @@ static const struct field fields[] = {
     {"json_schema", RF, REFUSED, "constrained output is not built"},
     {"schema", RF, REFUSED, "constrained output is not built"},
     {"strict", RF, REFUSED, "constrained output is not built"},
+
+    /* /v1/messages */
+    {"max_tokens", A, USED, "required. Prompt and `max_tokens` must fit into the context together"},
+    {"messages", A | AC, USED,
+     "turns of the roles user and assistant; the answer continues a last turn of the assistant"},
+    {"system", A | AC, USED, "a string or text blocks: the system message"},
+    {"stop_sequences", A, USED, "up to 16"},
+    {"tools", A | AC, USED, "tools with an `input_schema`; not those that a server runs itself"},
+    {"tool_choice", A | AC, USED, "auto, any, tool or none"},
+    {"thinking", A | AC, USED, "enabled, disabled or adaptive"},
+    {"output_config", A | AC, USED, "an object"},
+    {"output_format", A | AC, USED, "the same as `output_config.format`"},
+    {"cache_control", A | AC, HARMLESS, "prompts are cached by their content"},
+    {"inference_geo", A, HARMLESS, "there is one place"},
+    {"speed", A | AC, HARMLESS, "a hint"},
+    {"betas", A | AC, HARMLESS, "the header `anthropic-beta` has no effect either"},
+    {"mcp_servers", A | AC, REFUSED, "the server calls no other servers"},
+    {"container", A, REFUSED, "the server runs no code"},
+    {"context_management", A | AC, REFUSED, "a prompt is never cut"},
+
+    {"role", AM, USED, "user or assistant"},
+    {"content", AM, USED, "a string, or a list of blocks"},
+
+    {"type", AB, USED,
+     "`text`; of a user also `tool_result`; of the assistant also `tool_use`, "
+     "`thinking`, and `redacted_thinking`, which is left out"},
+    {"text", AB, USED, "a string"},
+    {"id", AB, USED, "of a `tool_use`"},
+    {"name", AB, USED, "of a `tool_use`"},
+    {"input", AB, USED, "of a `tool_use`: an object"},
+    {"tool_use_id", AB, USED, "of a `tool_result`"},
+    {"content", AB, USED, "of a `tool_result`: a string or text blocks"},
+    {"is_error", AB, USED, "of a `tool_result`: `Error: ` goes before its text"},
+    {"thinking", AB, USED, "of a `thinking` block: given to the chat template"},
+    {"signature", AB, HARMLESS, "reasoning is not checked"},
+    {"data", AB, HARMLESS, "`redacted_thinking` is left out"},
+    {"citations", AB, HARMLESS, "part of an earlier answer"},
+    {"caller", AB, HARMLESS, "part of an earlier answer"},
+    {"cache_control", AB | AT, HARMLESS, "prompts are cached by their content"},
+
+    {"type", AT, USED, "`custom`"},
+    {"name", AT | ACH, USED, "of a tool"},
+    {"description", AT, USED, "given to the chat template"},
+    {"input_schema", AT, USED, "an object: the JSON schema of the tool's input"},
+    {"strict", AT, USED, "true or false"},
+    {"eager_input_streaming", AT, HARMLESS, "inputs are always streamed as they come"},
+    {"defer_loading", AT, REFUSED, "searches of tools are not built"},
+    {"allowed_callers", AT, HARMLESS, "only the client calls tools"},
+    {"input_examples", AT, HARMLESS, "a hint"},
+
+    {"type", ACH, USED, "`auto`, `any`, `tool` or `none`"},
+    {"disable_parallel_tool_use", ACH, USED, "at most one call in an answer"},
+
+    {"type", ATH, USED, "`enabled`, `disabled` or `adaptive`"},
+    {"budget_tokens", ATH, USED, "of `enabled`: the most tokens of reasoning"},
+    {"display", ATH, HARMLESS, "reasoning is always part of the answer"},
+
+    {"format", AO, USED, "of the type `json_schema`, with a `schema`"},
+    {"effort", AO, HARMLESS, "a hint"},
+    {"task_budget", AO, HARMLESS, "a hint"},
 };
+#undef EVERY
 #undef BODY
 
 /* Neutral values of refused fields that bt_front_asked_for does not know. */
@@ -283,7 +354,15 @@ static const struct { /* in the order of docs/API.md */
                {MSG, "a message", "A message: `messages[i]`"},
                {PRT, "a part of a message", "A part of a message: `messages[i].content[k]`"},
                {SO, "stream_options", "`stream_options`"},
-               {RF, "response_format", "`response_format`"}};
+               {RF, "response_format", "`response_format`"},
+               {A, "/v1/messages", "`POST /v1/messages`"},
+               {AC, "/v1/messages/count_tokens", "`POST /v1/messages/count_tokens`"},
+               {AM, "a message", "`/v1/messages`: `messages[i]`"},
+               {AB, "a block", "`/v1/messages`: a block of `messages[i].content` or `system`"},
+               {AT, "a tool", "`/v1/messages`: `tools[i]`"},
+               {ACH, "tool_choice", "`/v1/messages`: `tool_choice`"},
+               {ATH, "thinking", "`/v1/messages`: `thinking`"},
+               {AO, "output_config", "`/v1/messages`: `output_config`"}};
 
 static const char *object_name(unsigned kinds)
 {
@@ -325,7 +404,7 @@ static const char *nearest(const char *name, unsigned kind)
 
 static bool unknown(const char *name, unsigned kind, const char *prefix, struct bt_front_error *e)
 {
-    static const unsigned bodies = C | M | T | D;
+    static const unsigned bodies = C | M | T | D | A | AC;
     char param[64];
     const char *meant = nearest(name, kind);
     const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;

@@ -12,10 +12,19 @@ enum bt_front_object {
     FRONT_CHAT = 2,
     FRONT_TOKENIZE = 4,
     FRONT_DETOKENIZE = 8,
-    FRONT_MESSAGE = 16,         /* messages[i] */
-    FRONT_PART = 32,            /* messages[i].content[k] */
-    FRONT_STREAM_OPTIONS = 64,  /* stream_options */
-    FRONT_RESPONSE_FORMAT = 128 /* response_format */
+    FRONT_MESSAGE = 16,          /* messages[i] */
+    FRONT_PART = 32,             /* messages[i].content[k] */
+    FRONT_STREAM_OPTIONS = 64,   /* stream_options */
+    FRONT_RESPONSE_FORMAT = 128, /* response_format */
+    /* Anthropic's API */
+    FRONT_MESSAGES = 1 << 20,
+    FRONT_MESSAGES_COUNT = 1 << 21,  /* count_tokens */
+    FRONT_MESSAGES_TURN = 1 << 22,   /* messages[i] */
+    FRONT_MESSAGES_BLOCK = 1 << 23,  /* messages[i].content[k], system[k] */
+    FRONT_MESSAGES_TOOL = 1 << 24,   /* tools[i] */
+    FRONT_MESSAGES_CHOICE = 1 << 25, /* tool_choice */
+    FRONT_MESSAGES_THINKING = 1 << 26,
+    FRONT_MESSAGES_OUTPUT = 1 << 27 /* output_config */
 };
 
 /* True if the object has only known fields and sets no unsupported one. kinds: bits of enum

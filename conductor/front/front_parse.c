@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conductor/front/front_adapt.h"
 #include "conductor/front/front_fields.h"
 
 #define STOPS_MAX      16
@@ -330,7 +331,6 @@ static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
 {
     int64_t prompt_top = -1;
     spec->skip_special = true;
-    opt->chat = chat;
     if (!bt_front_get_bool(root, "stream", &opt->stream, e) ||
         !bt_front_get_bool(root, "return_tokens_as_token_ids", &opt->tokens_as_ids, e) ||
         !bt_front_get_bool(root, "skip_special_tokens", &spec->skip_special, e) ||
@@ -498,19 +498,30 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     return ok && make_specs(m, &l, base, g, e);
 }
 
-bool bt_front_parse_generation(const struct bt_front_model *m, bool chat, const void *body,
-                               size_t len, struct bt_front_generation *g, struct bt_front_error *e)
+/* Parses a body; one of another API becomes one of chat. NULL: e is set. */
+static json_t *parse(enum bt_front_api api, const void *body, size_t len, struct bt_front_error *e)
+{
+    json_t *root = bt_front_json_parse(body, len, e);
+    json_t *adapted = root != NULL ? bt_front_adapt(api, root, e) : NULL;
+    json_decref(root);
+    return adapted;
+}
+
+bool bt_front_parse_generation(const struct bt_front_model *m, enum bt_front_api api,
+                               const void *body, size_t len, struct bt_front_generation *g,
+                               struct bt_front_error *e)
 {
     struct bt_gen_spec base = {0};
-    json_t *root = bt_front_json_parse(body, len, e);
-    *g = (struct bt_front_generation){0};
+    json_t *root = parse(api, body, len, e);
+    *g = (struct bt_front_generation){.opt = {.api = api, .chat = api != FRONT_API_COMPLETIONS}};
     if (root == NULL) {
         return false;
     }
-    bool ok = take_generation(m, chat, root, &base, g, e);
+    bool ok = take_generation(m, g->opt.chat, root, &base, g, e);
     json_decref(root);
     spec_cleanup(&base);
     if (!ok) {
+        bt_front_adapt_error(api, e);
         bt_front_generation_cleanup(g);
     }
     return ok;
@@ -559,6 +570,24 @@ bool bt_front_parse_tokenize(const struct bt_front_model *m, const void *body, s
                              struct bt_tokens *out, bool *want_strings_p, struct bt_front_error *e)
 {
     return tokenize(m, FRONT_TOKENIZE, body, len, out, want_strings_p, e);
+}
+
+bool bt_front_parse_count(const struct bt_front_model *m, const void *body, size_t len,
+                          struct bt_tokens *out, struct bt_front_error *e)
+{
+    struct bt_front_model any_length = *m;
+    any_length.piece_max = 0;
+    json_t *root = bt_front_json_parse(body, len, e);
+    json_t *chat = root != NULL ? bt_front_messages_chat(root, true, e) : NULL;
+    bool ok = chat != NULL && check_model(m, chat, e) &&
+              bt_front_fields_check(chat, FRONT_CHAT, "", e) &&
+              bt_front_take_chat(&any_length, chat, out, e);
+    json_decref(root);
+    json_decref(chat);
+    if (!ok) {
+        bt_front_adapt_error(FRONT_API_MESSAGES, e);
+    }
+    return ok;
 }
 
 bool bt_front_parse_prompt(const struct bt_front_model *m, const void *body, size_t len,

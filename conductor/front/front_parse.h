@@ -6,8 +6,12 @@
 #include "conductor/front/front_prompt.h"
 #include "conductor/request/request.h"
 
+enum bt_front_api { FRONT_API_COMPLETIONS, FRONT_API_CHAT, FRONT_API_MESSAGES, FRONT_APIS };
+
 struct bt_front_options { /* options of one answer that are not part of its specs */
-    bool chat, stream, include_usage, continuous_usage;
+    enum bt_front_api api;
+    bool chat; /* of messages: every API but completions */
+    bool stream, include_usage, continuous_usage;
     bool tokens_as_ids;      /* "token_id:123" in logprobs */
     bool echo;               /* every choice begins with its prompt */
     int32_t logprobs;        /* as in bt_engine_params */
@@ -27,8 +31,9 @@ struct bt_front_generation {
 };
 
 /* False: e is set, g holds nothing. */
-bool bt_front_parse_generation(const struct bt_front_model *m, bool chat, const void *body,
-                               size_t len, struct bt_front_generation *g, struct bt_front_error *e);
+bool bt_front_parse_generation(const struct bt_front_model *m, enum bt_front_api api,
+                               const void *body, size_t len, struct bt_front_generation *g,
+                               struct bt_front_error *e);
 void bt_front_generation_cleanup(struct bt_front_generation *g);
 
 /* POST /tokenize: prompt, or messages + add_generation_prompt. */
@@ -37,6 +42,9 @@ bool bt_front_parse_tokenize(const struct bt_front_model *m, const void *body, s
 /* The prompt of a generation's body, whose other fields are only checked for their names. */
 bool bt_front_parse_prompt(const struct bt_front_model *m, const void *body, size_t len,
                            struct bt_tokens *out, struct bt_front_error *e);
+/* POST /v1/messages/count_tokens: the prompt of a body of that API. */
+bool bt_front_parse_count(const struct bt_front_model *m, const void *body, size_t len,
+                          struct bt_tokens *out, struct bt_front_error *e);
 /* POST /detokenize: tokens. */
 bool bt_front_parse_detokenize(const struct bt_front_model *m, const void *body, size_t len,
                                struct bt_tokens *out, struct bt_front_error *e);

@@ -1,0 +1,40 @@
+/* Within front/: bodies of other APIs (Anthropic's Messages) as bodies of
+ * /v1/chat/completions. What such a body says in its own way is checked here; numbers, tools and
+ * prompts are checked where those of chat are. Pure. */
+#ifndef BT_CONDUCTOR_FRONT_ADAPT_H
+#define BT_CONDUCTOR_FRONT_ADAPT_H
+
+#include "conductor/front/front_parse.h"
+
+/* The chat body of another API's body; of a chat or completions body itself (one more reference).
+ * NULL: e is set. */
+json_t *bt_front_adapt(enum bt_front_api api, const json_t *root, struct bt_front_error *e);
+/* An error about a chat body names the fields of the client's own body. */
+void bt_front_adapt_error(enum bt_front_api api, struct bt_front_error *e);
+
+/* Copies the members that both bodies have under the same name, as they are. */
+void bt_front_adapt_copy(const json_t *from, json_t *to);
+/* A turn of the conversation that is being put together. */
+struct bt_front_turn {
+    json_t *messages; /* the chat body's */
+    const char *role; /* "user", "assistant"; NULL: none is begun */
+    bool has_text;
+    struct bt_buf text, reasoning;
+    json_t *calls; /* NULL: none */
+};
+/* Adds to the text or the reasoning. Parts are joined by newlines. */
+void bt_front_turn_text(struct bt_front_turn *t, const json_t *text);
+void bt_front_turn_reasoning(struct bt_front_turn *t, const json_t *text);
+/* arguments: JSON text; owned by the function. */
+void bt_front_turn_call(struct bt_front_turn *t, const char *id, const char *name,
+                        json_t *arguments);
+/* Ends the turn: it becomes a message, if there is anything in it. */
+void bt_front_turn_end(struct bt_front_turn *t);
+/* Adds the result of a tool as a message; owns content. Ends the turn before it. */
+void bt_front_turn_result(struct bt_front_turn *t, const char *id, json_t *content);
+void bt_front_turn_cleanup(struct bt_front_turn *t);
+
+/* The chat body of a body of /v1/messages; count: of /v1/messages/count_tokens. */
+json_t *bt_front_messages_chat(const json_t *root, bool count, struct bt_front_error *e);
+
+#endif
