@@ -9,14 +9,18 @@
 
 #include "common/conf/conf.h"
 #include "common/log/log.h"
+#include "conductor/front/front_format.h"
 #include "conductor/front/front_jobs.h"
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
 #define UNSENT_PART         4 /* of the answers' memory: output that clients have not read */
-#define STRANGERS_PART      4 /* connections without a key may take a quarter of all */
+#define MESSAGES_PATH       "/v1/messages"
+#define MESSAGES_VERSION    "2023-06-01"
+#define MESSAGES_OVERLOADED 529 /* as that API calls 503 */
+#define STRANGERS_PART      4   /* connections without a key may take a quarter of all */
 
 static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
-                                       429, 500, 503, 504, 0 /* any other code */};
+                                       429, 500, 503, 504, 529, 0 /* any other code */};
 
 void bt_front_count(struct bt_front *f, int status)
 {
@@ -29,8 +33,18 @@ void bt_front_count(struct bt_front *f, int status)
 
 /* ---- answers ---- */
 
+/* Is this a path of Anthropic's API? */
+static bool of_messages(const char *path)
+{
+    size_t n = strlen(MESSAGES_PATH);
+    return strncmp(path, MESSAGES_PATH, n) == 0 && (path[n] == '\0' || path[n] == '/');
+}
+
 void bt_front_common_headers(const struct bt_front *f, struct bt_http_req *req)
 {
+    if (of_messages(bt_http_path(req))) { /* where clients of this API look for it */
+        bt_http_add_header(req, "request-id", bt_http_request_id(req));
+    }
     bt_front_cors_headers(f, req);
 }
 
@@ -42,12 +56,24 @@ void bt_front_respond(struct bt_front *f, struct bt_http_req *req, int status, c
     bt_http_respond(req, status, type, body->data, body->len);
 }
 
+/* Writes an error as the API of this path has it, and returns its status. */
+static int put_error(const char *path, const struct bt_front_error *e, const char *request_id,
+                     struct bt_buf *out)
+{
+    if (!of_messages(path)) {
+        bt_front_error_json(e, out);
+        return e->http;
+    }
+    bt_front_messages_error(e, request_id, out);
+    return e->http == 503 ? MESSAGES_OVERLOADED : e->http;
+}
+
 void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
                             const struct bt_front_error *e)
 {
     struct bt_buf out;
     bt_buf_init(&out);
-    bt_front_error_json(e, &out);
+    int status = put_error(bt_http_path(req), e, bt_http_request_id(req), &out);
     if (e->retry_after_s > 0) {
         char seconds[16];
         snprintf(seconds, sizeof(seconds), "%u", e->retry_after_s);
@@ -56,8 +82,19 @@ void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
     if (e->http == 401) {
         bt_http_add_header(req, "WWW-Authenticate", "Bearer");
     }
-    bt_front_respond(f, req, e->http, FRONT_JSON_TYPE, &out);
+    bt_front_respond(f, req, status, FRONT_JSON_TYPE, &out);
     bt_buf_cleanup(&out);
+}
+
+static bool on_http_error(const char *path, int *status, const char *why, const char *request_id,
+                          struct bt_buf *body)
+{
+    struct bt_front_error e = {0};
+    bt_front_fail(&e, *status, NULL, NULL, "%s", why);
+    if (of_messages(path)) {
+        *status = put_error(path, &e, request_id, body);
+    }
+    return of_messages(path);
 }
 
 static void respond_json(struct bt_front *f, struct bt_http_req *req, struct bt_buf *out)
@@ -161,6 +198,8 @@ struct bt_front_route {
 static const struct bt_front_route routes[] = {
     {"/v1/completions", true, false, true, bt_front_post_completions},
     {"/v1/chat/completions", true, false, true, bt_front_post_chat},
+    {MESSAGES_PATH, true, false, true, bt_front_post_messages},
+    {MESSAGES_PATH "/count_tokens", true, false, false, bt_front_post_count},
     {"/v1/models", false, false, false, get_models},
     {"/v1/models/", false, false, false, get_model},
     {"/tokenize", true, false, false, bt_front_post_tokenize},
@@ -210,8 +249,8 @@ static bool is_json(const char *type)
  * log could use the other value. False: e names the header. */
 static bool check_single(const struct bt_http_req *req, struct bt_front_error *e)
 {
-    static const char *const names[] = {"authorization", "content-type", "content-encoding",
-                                        "origin", "x-request-id"};
+    static const char *const names[] = {"authorization",    "x-api-key", "content-type",
+                                        "content-encoding", "origin",    "x-request-id"};
     for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
         if (bt_http_header_ambiguous(req, names[i])) {
             return bt_front_fail(
@@ -245,9 +284,11 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
         return false;
     }
     if (f->keys != NULL && !open &&
-        !bt_front_keys_check(f->keys, bt_http_header(req, "authorization"), tenant)) {
+        !bt_front_keys_check(f->keys, bt_http_header(req, "authorization"),
+                             bt_http_header(req, "x-api-key"), tenant)) {
         return bt_front_fail(e, 401, NULL, "invalid_api_key",
-                             "a valid API key is required: Authorization: Bearer KEY");
+                             "a valid API key is required: Authorization: Bearer KEY, or "
+                             "x-api-key: KEY; if both are sent, they must be the same");
     }
     if (r == NULL) {
         return bt_front_fail(e, 404, NULL, NULL, "there is no '%.128s' on this server",
@@ -255,6 +296,13 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
     }
     if (!check_method(req, r, e)) {
         return false;
+    }
+    const char *version = bt_http_header(req, "anthropic-version");
+    if (version != NULL && strcmp(version, MESSAGES_VERSION) != 0 &&
+        of_messages(bt_http_path(req))) {
+        return bt_front_fail(e, 400, NULL, NULL,
+                             "anthropic-version: '%.32s' is not supported; use " MESSAGES_VERSION,
+                             version);
     }
     if (r->post && !is_json(bt_http_header(req, "content-type"))) {
         return bt_front_fail(e, 415, NULL, NULL, "the Content-Type must be " FRONT_JSON_TYPE);
@@ -403,6 +451,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     if (st == BT_OK) {
         http.head = on_head;
         http.ended = bt_front_access_ended;
+        http.error = on_http_error;
         http.key_prefix = "conductor.http.";
         http.strangers_max = BT_MAX(http.conns_max / STRANGERS_PART, 1u);
         st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);

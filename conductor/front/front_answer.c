@@ -8,7 +8,11 @@
 
 const struct bt_front_format *bt_front_format_of(const struct bt_front_options *opt)
 {
-    return opt->chat ? &bt_front_format_chat : &bt_front_format_completions;
+    static const struct bt_front_format *const formats[FRONT_APIS] = {
+        [FRONT_API_COMPLETIONS] = &bt_front_format_completions,
+        [FRONT_API_CHAT] = &bt_front_format_chat,
+        [FRONT_API_MESSAGES] = &bt_front_format_messages};
+    return formats[opt->api];
 }
 
 void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation *gen,
@@ -17,6 +21,7 @@ void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation 
 {
     *a = (struct bt_front_answer){.format = bt_front_format_of(&gen->opt),
                                   .opt = gen->opt,
+                                  .id = id,
                                   .timings = timings,
                                   .plan = plan,
                                   .n_prompts = gen->prompts.n,
@@ -69,6 +74,8 @@ void bt_front_answer_cleanup(struct bt_front_answer *a)
     free(a->choices);
     free(a->prompts);
     bt_buf_cleanup(&a->prefix);
+    bt_front_items_cleanup(&a->items);
+    bt_front_script_cleanup(&a->script);
     bt_front_names_cleanup(&a->names);
     *a = (struct bt_front_answer){0};
 }
@@ -168,17 +175,16 @@ void bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const str
                            struct bt_buf *out)
 {
     struct bt_front_choice *c = touch(a, choice);
-    const struct bt_front_bit bit = {FRONT_TEXT, d->text, d->text_len};
-    size_t before = c->text.cap + logprobs_bytes(&c->lp);
+    const struct bt_front_bit bit = {FRONT_TEXT, 0, d->text, d->text_len};
+    size_t before = c->text.cap + logprobs_bytes(&c->lp) + a->items.bytes;
     add_tokens(a, c, d);
-    if (!a->opt.stream || a->format->keeps) {
-        bt_buf_append(&c->text, d->text, d->text_len);
-        a->held += c->text.cap + logprobs_bytes(&c->lp) - before;
-    }
     if (a->opt.stream) {
         begin(a, out);
         a->format->delta(a, choice, &bit, 1, out);
+    } else {
+        a->format->keep(a, choice, &bit, 1);
     }
+    a->held += c->text.cap + logprobs_bytes(&c->lp) + a->items.bytes - before;
 }
 
 void bt_front_answer_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)

@@ -4,6 +4,7 @@
 #ifndef BT_CONDUCTOR_FRONT_ANSWER_H
 #define BT_CONDUCTOR_FRONT_ANSWER_H
 
+#include "conductor/front/front_items.h"
 #include "conductor/front/front_logprobs.h"
 #include "conductor/front/front_parse.h"
 
@@ -35,33 +36,32 @@ struct bt_front_answer {
     const struct bt_front_format *format;
     struct bt_front_options opt;
     struct bt_front_names names;
-    bool timings, plan;   /* the client asked for these objects */
-    bool begun;           /* the first events of a stream are written */
-    struct bt_buf prefix; /* the beginning of every object: {"id":... */
+    bool timings, plan;     /* the client asked for these objects */
+    bool begun;             /* the first events of a stream are written */
+    uint32_t cached_tokens; /* of the prompt, as far as known */
+    uint64_t sequence;      /* number of the next event, where they have numbers */
+    const char *id;         /* the generation's */
+    struct bt_buf prefix;   /* the beginning of every object: {"id":... */
     uint32_t n_prompts, n_choices;
     struct bt_front_answer_prompt *prompts;
     struct bt_front_choice *choices; /* choice k of prompt i at i * opt.n + k */
-    size_t held;                     /* bytes that its prompts and choices take */
+    struct bt_front_items items;     /* formats that keep the answer as items */
+    struct bt_front_script script;   /* ... and write it so: what is written last */
+    size_t held;                     /* bytes that its choices and items take */
 };
 
 /* ---- formats ---- */
-
-enum bt_front_bit_kind { FRONT_TEXT };
-
-/* A piece of a choice, as the formats get it. */
-struct bt_front_bit {
-    enum bt_front_bit_kind kind;
-    const char *text;
-    size_t len;
-};
 
 struct bt_front_writer; /* front_write.h: a position in a long text */
 
 /* How one API writes answers. Functions append to out; NULL where an API has no such thing. */
 struct bt_front_format {
     const char *id_prefix;
-    bool keeps; /* its streams need the whole text at their end */
+    bool pulled; /* its streams may have long events, which are sent as fast as they are read */
     void (*init)(struct bt_front_answer *a, const char *id, const char *model, uint64_t created_s);
+    /* Whole responses: keeps the bits of a delta. */
+    void (*keep)(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+                 size_t n);
     /* Streams: what precedes all other events. */
     void (*begin)(struct bt_front_answer *a, struct bt_buf *out);
     /* Streams: the events of one delta. The last one may stay open until `complete`, so that it can

@@ -186,6 +186,14 @@ void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct 
     }
 }
 
+static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+                 size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        bt_buf_append(&a->choices[choice].text, bits[i].text, bits[i].len);
+    }
+}
+
 static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
                       size_t n, struct bt_buf *out)
 {
@@ -244,8 +252,9 @@ static void put_error(struct bt_front_answer *a, const struct bt_front_error *e,
     bt_buf_puts(out, "\n\n");
 }
 
-const struct bt_front_format bt_front_format_completions = {.id_prefix = "cmpl",
+const struct bt_front_format bt_front_format_completions = {.id_prefix = "cmpl-",
                                                             .init = init,
+                                                            .keep = keep,
                                                             .delta = put_delta,
                                                             .complete = complete,
                                                             .error = put_error,
@@ -253,8 +262,9 @@ const struct bt_front_format bt_front_format_completions = {.id_prefix = "cmpl",
                                                             .last = put_last,
                                                             .whole = bt_front_write_whole};
 
-const struct bt_front_format bt_front_format_chat = {.id_prefix = "chatcmpl",
+const struct bt_front_format bt_front_format_chat = {.id_prefix = "chatcmpl-",
                                                      .init = init,
+                                                     .keep = keep,
                                                      .delta = put_delta,
                                                      .complete = complete,
                                                      .error = put_error,

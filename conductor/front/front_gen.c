@@ -236,6 +236,7 @@ static void on_delta(void *arg, const struct bt_gen_delta *d)
         return;
     }
     uint32_t choice = choice_of(p, d->choice);
+    g->a.cached_tokens = bt_request_usage(p->r)->cached_tokens;
     bt_front_out_complete(g);
     if (bt_front_echo_due(&g->a, choice)) {
         bt_front_out_echo(g, choice, d);
@@ -403,12 +404,17 @@ static void start_some(void *arg)
 
 static void run_completion(const struct bt_front_model *m, struct bt_front_job *j)
 {
-    j->ok = bt_front_parse_generation(m, false, j->body, j->len, &j->gen, &j->e);
+    j->ok = bt_front_parse_generation(m, FRONT_API_COMPLETIONS, j->body, j->len, &j->gen, &j->e);
 }
 
 static void run_chat(const struct bt_front_model *m, struct bt_front_job *j)
 {
-    j->ok = bt_front_parse_generation(m, true, j->body, j->len, &j->gen, &j->e);
+    j->ok = bt_front_parse_generation(m, FRONT_API_CHAT, j->body, j->len, &j->gen, &j->e);
+}
+
+static void run_messages(const struct bt_front_model *m, struct bt_front_job *j)
+{
+    j->ok = bt_front_parse_generation(m, FRONT_API_MESSAGES, j->body, j->len, &j->gen, &j->e);
 }
 
 /* How many array elements of the prompts' logprobs the answer will have. */
@@ -467,7 +473,7 @@ static struct bt_front_gen *gen_create(struct bt_front_job *j)
     struct bt_front_gen *g = bt_calloc(1, sizeof(*g) + n * sizeof(g->parts[0]));
     bt_random(random, sizeof(random));
     bt_hex(random, sizeof(random), hex);
-    snprintf(g->id, sizeof(g->id), "%s-%s", bt_front_format_of(&j->gen.opt)->id_prefix, hex);
+    snprintf(g->id, sizeof(g->id), "%s%s", bt_front_format_of(&j->gen.opt)->id_prefix, hex);
     snprintf(g->tenant, sizeof(g->tenant), "%s", j->tenant != NULL ? j->tenant : "");
     g->f = f;
     g->req = j->req;
@@ -585,4 +591,9 @@ void bt_front_post_completions(struct bt_front *f, struct bt_http_req *req, cons
 void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
     generate(f, req, tenant, run_chat);
+}
+
+void bt_front_post_messages(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    generate(f, req, tenant, run_messages);
 }

@@ -243,13 +243,20 @@ void bt_front_keys_destroy(struct bt_front_keys *k)
     }
 }
 
-bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization, char tenant[33])
+bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization,
+                         const char *api_key, char tenant[33])
 {
     uint8_t mine[BT_SHA256_LEN];
-    if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0) {
+    const char *key = api_key;
+    if (authorization != NULL) {
+        if (strncasecmp(authorization, "Bearer ", 7) != 0) {
+            return false;
+        }
+        key = authorization + 7 + strspn(authorization + 7, " ");
+    }
+    if (key == NULL || (api_key != NULL && strcmp(key, api_key) != 0)) {
         return false;
     }
-    const char *key = authorization + 7 + strspn(authorization + 7, " ");
     bt_sha256(key, strlen(key), mine);
     const struct tenant *found = NULL;
     for (size_t i = 0; i < k->n; i++) { /* always all keys and all their bytes: constant time */

@@ -104,6 +104,11 @@ static bt_http_pull_t pull_stream(void *arg, struct bt_buf *out)
     return BT_HTTP_END;
 }
 
+static bool is_pulled(const struct bt_front_gen *g)
+{
+    return g->a.opt.echo || g->a.format->pulled;
+}
+
 static void start_stream(struct bt_front_gen *g)
 {
     g->started = true;
@@ -114,7 +119,7 @@ static void start_stream(struct bt_front_gen *g)
     bt_http_add_header(g->req, "Cache-Control", "no-cache");
     bt_http_start(g->req, 200, "text/event-stream");
     bt_front_count(g->f, 200);
-    g->pulled = g->a.opt.echo;
+    g->pulled = is_pulled(g);
     if (g->pulled) {
         bt_http_pull(g->req, pull_stream, g);
     }
@@ -191,7 +196,7 @@ void bt_front_out_stream_end(struct bt_front_gen *g, bool all)
     g->closed = true;
     bt_front_gen_note(g);
     g->last_due = all;
-    if (!g->a.opt.echo) { /* short last events share a write with those before them */
+    if (!is_pulled(g)) { /* short last events share a write with those before them */
         g->last_due = all && !g->a.format->last(&g->a, &g->usage, &g->writer, &g->events);
     }
     send_events(g);

@@ -23,9 +23,10 @@ struct bt_front_key_terms {              /* the terms that follow a key in its f
 bt_status_t bt_front_keys_load(const char *path, struct bt_front_keys **keys_p, char *err,
                                size_t err_cap) BT_MUST_CHECK;
 void bt_front_keys_destroy(struct bt_front_keys *k);
-/* Checks an Authorization header (may be NULL) in constant time. True: tenant[33] names the key's
- * owner. */
-bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization, char tenant[33]);
+/* Checks the key of an Authorization or an x-api-key header (NULL: absent) in constant time. Two
+ * different keys are wrong. True: tenant[33] names the key's owner. */
+bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization,
+                         const char *api_key, char tenant[33]);
 /* The tenant of this name, or of the key whose digest's first half is this in hex; NULL: none. */
 const char *bt_front_keys_tenant(const struct bt_front_keys *k, const char *name);
 /* The tenant's number, from 1 on, as bt_http_accept takes it; 0 where there are no keys. */
@@ -54,7 +55,7 @@ void bt_front_keys_end(struct bt_front_keys *k, const char *tenant, uint64_t gen
 /* Charges generated tokens. */
 void bt_front_keys_charge(struct bt_front_keys *k, const char *tenant, uint64_t tokens);
 
-#define FRONT_CODES     11
+#define FRONT_CODES     12
 #define FRONT_JSON_TYPE "application/json"
 
 struct bt_front {
@@ -137,6 +138,8 @@ bool bt_front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const 
 /* The routes that have files of their own. */
 void bt_front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_messages(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_count(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 
