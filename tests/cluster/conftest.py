@@ -54,7 +54,7 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(text)
 
 
-def wait_for(check, seconds, what):
+def wait_for(check, seconds, what, every_s=0.05):
     """Polls until check() is truthy and returns it; fails after `seconds`, longer if instrumented."""
     seconds *= PATIENCE
     end = time.monotonic() + seconds
@@ -63,7 +63,7 @@ def wait_for(check, seconds, what):
         if v:
             return v
         assert time.monotonic() < end, f"not within {seconds} s: {what}; last: {v!r}"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 @pytest.fixture(scope="session")

@@ -81,15 +81,24 @@ class Stream:
         return self.text, self.lps, self.reason, self.usage
 
 
+def has_tokens(stream, n):
+    return len(stream.lps.get(0, [])) >= n  # an event of the stream may have several tokens
+
+
 def run_streams(at, bodies, on_event=None, when=AT, before=None):
-    """Runs all at once; on_event is called once, when the first of them has `when` tokens, before() at half of them."""
+    """Runs all at once; on_event is called once, when the first of them has `when` tokens, before() at half of them. With
+    more than one token until then, the first one starts when every other one has a token, so that both meet all of them: on
+    a busy machine the first stream can have a hundred tokens before the last client has sent its request."""
     streams = [Stream(at, b) for b in bodies]
     ts = [threading.Thread(target=s.run) for s in streams]
-    for t in ts:
+    for t in ts[1:]:
         t.start()
+    if when > 1:
+        wait_for(lambda: all(has_tokens(s, 1) or s.error for s in streams[1:]), 30, "the other streams run", every_s=0.005)
+    ts[0].start()
     for tokens, what in ((when + 1) // 2, before), (when, on_event):
-        if what:  # an event of the stream may have several tokens
-            wait_for(lambda: len(streams[0].lps.get(0, [])) >= tokens, 30, "the first stream runs")
+        if what:
+            wait_for(lambda: has_tokens(streams[0], tokens), 30, "the first stream runs", every_s=0.005)
             what()
     for t in ts:
         t.join(90 * PATIENCE)
@@ -163,24 +172,30 @@ def setting():
 def test_a_killed_daemon_costs_time_not_tokens(setting, kind, node):
     r = setting.r
     before = r.total("baton_requests_replanned_total")
-    victim = r.members(kind, node)[0]
-    got = setting.run(lambda: r.kill_member(victim))
-    same(got, setting.want)
-    assert max(s.gap for s in got) < 5 * PATIENCE
-    if kind == "decode":  # n = 2 is one plan for two choices; the one that ends at its stop may be over
-        assert r.total("baton_requests_replanned_total") - before >= len(setting.bodies) - 1
-        # A request ends when its workers have said so, which may be after the client has its answer.
-        wait_for(lambda: setting.r.ctl("requests") == [], 5, "nothing is left of them")
-    r.start_again(victim)
+    victim, killed = r.members(kind, node)[0], []
+    try:
+        got = setting.run(lambda: killed.append(r.kill_member(victim)))
+        same(got, setting.want)
+        assert max(s.gap for s in got) < 5 * PATIENCE
+        if kind == "decode":  # n = 2 is one plan for two choices; the one that ends at its stop may be over
+            assert r.total("baton_requests_replanned_total") - before >= len(setting.bodies) - 1
+            # A request ends when its workers have said so, which may be after the client has its answer.
+            wait_for(lambda: setting.r.ctl("requests") == [], 5, "nothing is left of them")
+    finally:
+        for m in killed:
+            r.start_again(m)
 
 
 def test_a_killed_prefill_worker(setting):
     """While it has most of the prompts still to do."""
     r = setting.r
-    victim = r.members("prefill", "n1")[0]
-    got = setting.run(lambda: r.kill_member(victim), when=1)
-    same(got, setting.want)
-    r.start_again(victim)
+    victim, killed = r.members("prefill", "n1")[0], []
+    try:
+        got = setting.run(lambda: killed.append(r.kill_member(victim)), when=1)
+        same(got, setting.want)
+    finally:
+        for m in killed:
+            r.start_again(m)
 
 
 @pytest.mark.parametrize("kind", ["decode", "kvstore"])
