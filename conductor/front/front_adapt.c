@@ -14,12 +14,39 @@ static const struct {
     {FRONT_API_MESSAGES, "response_format", "output_config.format"},
     {FRONT_API_MESSAGES, "parallel_tool_calls", "tool_choice.disable_parallel_tool_use"},
     {FRONT_API_MESSAGES, "thinking_token_budget", "thinking.budget_tokens"},
+    {FRONT_API_RESPONSES, "messages", "input"},
+    {FRONT_API_RESPONSES, "max_tokens", "max_output_tokens"},
+    {FRONT_API_RESPONSES, "max_completion_tokens", "max_output_tokens"},
+    {FRONT_API_RESPONSES, "response_format.json_schema", "text.format"},
+    {FRONT_API_RESPONSES, "response_format", "text.format"},
+    {FRONT_API_RESPONSES, "reasoning_effort", "reasoning.effort"},
 };
 
 json_t *bt_front_adapt(enum bt_front_api api, const json_t *root, struct bt_front_error *e)
 {
-    return api == FRONT_API_MESSAGES ? bt_front_messages_chat(root, false, e)
-                                     : json_incref((json_t *)root);
+    return api == FRONT_API_MESSAGES    ? bt_front_messages_chat(root, false, e)
+           : api == FRONT_API_RESPONSES ? bt_front_responses_chat(root, e)
+                                        : json_incref((json_t *)root);
+}
+
+bool bt_front_adapt_is(const json_t *v, const char *text)
+{
+    const char *s = json_string_value(v);
+    return s != NULL && strcmp(s, text) == 0;
+}
+
+const char *bt_front_adapt_text(const json_t *object, const char *name, const char *prefix,
+                                struct bt_front_error *e)
+{
+    char param[64];
+    const json_t *v = json_object_get(object, name);
+    const char *s = json_string_value(v);
+    if (s == NULL || strlen(s) != json_string_length(v)) {
+        snprintf(param, sizeof(param), "%.40s%.20s", prefix, name);
+        bt_front_fail(e, 400, param, "invalid_type", "'%s' must be a string without NUL", param);
+        return NULL;
+    }
+    return s;
 }
 
 /* Is s the field `name` or a part of it? */

@@ -1,4 +1,4 @@
-/* Within front/: bodies of other APIs (Anthropic's Messages) as bodies of
+/* Within front/: bodies of other APIs (Anthropic's Messages, OpenAI's Responses) as bodies of
  * /v1/chat/completions. What such a body says in its own way is checked here; numbers, tools and
  * prompts are checked where those of chat are. Pure. */
 #ifndef BT_CONDUCTOR_FRONT_ADAPT_H
@@ -12,12 +12,17 @@ json_t *bt_front_adapt(enum bt_front_api api, const json_t *root, struct bt_fron
 /* An error about a chat body names the fields of the client's own body. */
 void bt_front_adapt_error(enum bt_front_api api, struct bt_front_error *e);
 
+bool bt_front_adapt_is(const json_t *v, const char *text); /* a string with this text */
+/* A member that must be a string without NUL. prefix: as in bt_front_fields_check. NULL: e is
+ * set. */
+const char *bt_front_adapt_text(const json_t *object, const char *name, const char *prefix,
+                                struct bt_front_error *e);
 /* Copies the members that both bodies have under the same name, as they are. */
 void bt_front_adapt_copy(const json_t *from, json_t *to);
 /* A turn of the conversation that is being put together. */
 struct bt_front_turn {
     json_t *messages; /* the chat body's */
-    const char *role; /* "user", "assistant"; NULL: none is begun */
+    const char *role; /* "user", "assistant", ...; NULL: none is begun */
     bool has_text;
     struct bt_buf text, reasoning;
     json_t *calls; /* NULL: none */
@@ -36,5 +41,10 @@ void bt_front_turn_cleanup(struct bt_front_turn *t);
 
 /* The chat body of a body of /v1/messages; count: of /v1/messages/count_tokens. */
 json_t *bt_front_messages_chat(const json_t *root, bool count, struct bt_front_error *e);
+/* The chat body of a body of /v1/responses. */
+json_t *bt_front_responses_chat(const json_t *root, struct bt_front_error *e);
+/* Members of the response that repeat the request, with the sampling as it is used. */
+void bt_front_responses_echo(const json_t *root, double temperature, double top_p,
+                             struct bt_buf *out);
 
 #endif

@@ -15,6 +15,17 @@
 #define PRT FRONT_PART
 #define SO  FRONT_STREAM_OPTIONS
 #define RF  FRONT_RESPONSE_FORMAT
+#define R   FRONT_RESPONSES
+#define RM  FRONT_RESPONSES_MESSAGE
+#define RC  FRONT_RESPONSES_CALL
+#define RO  FRONT_RESPONSES_OUTPUT
+#define RR  FRONT_RESPONSES_REASONING
+#define RP  FRONT_RESPONSES_PART
+#define RT  FRONT_RESPONSES_TOOL
+#define RCH FRONT_RESPONSES_CHOICE
+#define RTX FRONT_RESPONSES_TEXT
+#define RFM FRONT_RESPONSES_FORMAT
+#define RE  FRONT_RESPONSES_EFFORT
 #define A   FRONT_MESSAGES /* Anthropic's */
 #define AC  FRONT_MESSAGES_COUNT
 #define AM  FRONT_MESSAGES_TURN
@@ -72,15 +83,20 @@ static bool are_text(const json_t *v)
     return all;
 }
 
+static bool is_disabled(const json_t *v)
+{
+    return has_text(v, "disabled", "disabled") || !bt_front_asked_for(v);
+}
+
 static bool is_no_tool(const json_t *v)
 {
     return has_text(v, "none", "auto") || !bt_front_asked_for(v);
 }
 
 #define BODY  (C | M)
-#define EVERY (BODY | A) /* the same in every API that generates */
+#define EVERY (BODY | A | R) /* the same in every API that generates */
 static const struct field fields[] = {
-    {"model", C | M | T | D | A | AC, USED,
+    {"model", C | M | T | D | A | AC | R, USED,
      "must be the served model; left out or empty: the served model"},
     {"prompt", C | T, USED, "a string, token ids, or (completions) a list of either"},
     {"messages", M | T, USED, "text messages of the roles system, developer, user, assistant"},
@@ -123,18 +139,18 @@ static const struct field fields[] = {
      "add the tokenizer's special tokens (such as BOS) to the prompt"},
     {"add_generation_prompt", M | T, USED, "given to the chat template; true unless given"},
     {"continue_final_message", M | T, USED, "the answer continues the last message"},
-    {"chat_template_kwargs", M | T | A | AC, USED, "an object: variables of the chat template"},
+    {"chat_template_kwargs", M | T | A | AC | R, USED, "an object: variables of the chat template"},
     {"return_token_strs", T, USED, "the tokens as tokenizer.json spells them, as well"},
     /* scheduling */
     {"priority", EVERY, USED, "an integer; smaller goes first"},
     {"cache_salt", EVERY, USED, "only requests with the same salt share cached prompts"},
 
-    {"user", C | M | T | D, HARMLESS, "a label for the provider's records"},
-    {"safety_identifier", BODY, HARMLESS, "a label for the provider's records"},
-    {"metadata", EVERY, HARMLESS, "a label for the provider's records"},
-    {"store", BODY, HARMLESS, "answers are not stored"},
-    {"prompt_cache_key", BODY, HARMLESS, "prompts are cached by their content"},
-    {"prompt_cache_retention", BODY, HARMLESS, "prompts are cached as long as there is room"},
+    {"user", C | M | T | D | R, HARMLESS, "a label for the provider's records"},
+    {"safety_identifier", BODY | R, HARMLESS, "a label for the provider's records"},
+    {"metadata", BODY | A, HARMLESS, "a label for the provider's records"},
+    {"store", BODY | R, HARMLESS, "answers are not stored"},
+    {"prompt_cache_key", BODY | R, HARMLESS, "prompts are cached by their content"},
+    {"prompt_cache_retention", BODY | R, HARMLESS, "prompts are cached as long as there is room"},
     {"service_tier", EVERY, HARMLESS, "there is one tier; `priority` orders requests"},
     {"prediction", M, HARMLESS, "a hint for speed"},
     {"parallel_tool_calls", M, HARMLESS, "it is about tools, and `tools` is refused"},
@@ -248,6 +264,71 @@ static const struct field fields[] = {
     {"schema", RF, REFUSED, "constrained output is not built"},
     {"strict", RF, REFUSED, "constrained output is not built"},
 
+    /* /v1/responses */
+    {"input", R, USED,
+     "a string, or items: message, function_call, function_call_output, reasoning"},
+    {"instructions", R, USED, "the system message; the answer repeats up to 64 KiB of JSON"},
+    {"max_output_tokens", R, USED,
+     "the rest of the context unless given; must fit into the context with the prompt"},
+    {"top_logprobs", R, USED, "0 to 20"},
+    {"include", R, USED, "`message.output_text.logprobs`; others have no effect"},
+    {"text", R, USED, "an object: `format`"},
+    {"tools", R, USED, "of the type `function`"},
+    {"tool_choice", R, USED, "none, auto, required, or an object of the type `function`"},
+    {"parallel_tool_calls", R, USED, "false: at most one call in an answer"},
+    {"reasoning", R, USED, "an object: `effort`"},
+    {"metadata", R, USED, "up to 16 strings, repeated in the answer"},
+    {"max_tool_calls", R, HARMLESS, "it is about tools that the server runs itself"},
+    {"stream_options", R, HARMLESS, "events have no padding"},
+    {"background", R, REFUSED, "answers are not stored"},
+    {"previous_response_id", R, REFUSED,
+     "answers are not stored; send the whole conversation as `input`"},
+    {"conversation", R, REFUSED, "answers are not stored; send the whole conversation as `input`"},
+    {"prompt", R, REFUSED, "prompts are not stored; send `instructions` and `input`"},
+    {"truncation", R, REFUSED, "a prompt is never cut"},
+    {"context_management", R, REFUSED, "a prompt is never cut"},
+    {"stop", R, REFUSED, "of chat and completions only"},
+
+    {"type", RM | RC | RO | RR, USED, "names the kind of the item; left out: `message`"},
+    {"role", RM, USED, "user, assistant, system or developer"},
+    {"content", RM, USED, "a string or parts: `input_text`, `output_text`"},
+    {"phase", RM, HARMLESS, "part of an earlier answer"},
+    {"call_id", RC | RO, USED, "joins a call and its output"},
+    {"name", RC, USED, "the function"},
+    {"arguments", RC, USED, "a string of JSON"},
+    {"namespace", RC, HARMLESS, "part of an earlier answer"},
+    {"output", RO, USED, "a string or parts of text"},
+    {"content", RR, USED, "parts of the type `reasoning_text`: given to the chat template"},
+    {"summary", RR, USED, "parts of the type `summary_text`, used if there is no `content`"},
+    {"encrypted_content", RR, HARMLESS, "it was not made here"},
+    {"id", RM | RC | RO | RR, HARMLESS, "part of an earlier answer"},
+    {"status", RM | RC | RO | RR, HARMLESS, "part of an earlier answer"},
+    {"created_by", RC | RO, HARMLESS, "part of an earlier answer"},
+
+    {"type", RP, USED, "names the kind of the part"},
+    {"text", RP, USED, "a string"},
+    {"annotations", RP, HARMLESS, "part of an earlier answer"},
+    {"logprobs", RP, HARMLESS, "part of an earlier answer"},
+
+    {"type", RT | RCH, USED, "`function`"},
+    {"name", RT | RCH, USED, "the function"},
+    {"description", RT, USED, "given to the chat template"},
+    {"parameters", RT, USED, "the JSON schema of the arguments"},
+    {"strict", RT, USED, "true or false"},
+    {"defer_loading", RT, REFUSED, "searches of tools are not built"},
+
+    {"format", RTX, USED, "`text`, `json_object` or `json_schema`"},
+    {"verbosity", RTX, HARMLESS, "a hint"},
+    {"type", RFM, USED, "`json_schema`"},
+    {"name", RFM, USED, "a label"},
+    {"description", RFM, USED, "a label"},
+    {"schema", RFM, USED, "the JSON schema of the answer"},
+    {"strict", RFM, USED, "true or false"},
+
+    {"effort", RE, USED, "as `reasoning_effort` of chat"},
+    {"summary", RE, HARMLESS, "reasoning is part of the answer"},
+    {"generate_summary", RE, HARMLESS, "reasoning is part of the answer"},
+
     /* /v1/messages */
     {"max_tokens", A, USED, "required. Prompt and `max_tokens` must fit into the context together"},
     {"messages", A | AC, USED,
@@ -320,6 +401,8 @@ static const struct neutral {
     {"length_penalty", is_one, "1"},
     {"typical_p", is_one, "1"},
     {"truncate_prompt_tokens", is_null, "null"},
+    {"truncation", is_disabled, "`disabled`"},
+    {"stop", is_null, "null"},
     {"max_new_tokens", is_null, "null"},
     {"max_output_tokens", is_null, "null"},
     {"n_predict", is_null, "null"},
@@ -347,22 +430,34 @@ static const struct neutral *neutral_of(const char *name)
 static const struct { /* in the order of docs/API.md */
     enum bt_front_object kind;
     const char *name, *title; /* title: of its section there; NULL: it has none */
-} objects[] = {{C, "/v1/completions", NULL},
-               {M, "/v1/chat/completions", NULL},
-               {T, "/tokenize", NULL},
-               {D, "/detokenize", NULL},
-               {MSG, "a message", "A message: `messages[i]`"},
-               {PRT, "a part of a message", "A part of a message: `messages[i].content[k]`"},
-               {SO, "stream_options", "`stream_options`"},
-               {RF, "response_format", "`response_format`"},
-               {A, "/v1/messages", "`POST /v1/messages`"},
-               {AC, "/v1/messages/count_tokens", "`POST /v1/messages/count_tokens`"},
-               {AM, "a message", "`/v1/messages`: `messages[i]`"},
-               {AB, "a block", "`/v1/messages`: a block of `messages[i].content` or `system`"},
-               {AT, "a tool", "`/v1/messages`: `tools[i]`"},
-               {ACH, "tool_choice", "`/v1/messages`: `tool_choice`"},
-               {ATH, "thinking", "`/v1/messages`: `thinking`"},
-               {AO, "output_config", "`/v1/messages`: `output_config`"}};
+} objects[] = {
+    {C, "/v1/completions", NULL},
+    {M, "/v1/chat/completions", NULL},
+    {T, "/tokenize", NULL},
+    {D, "/detokenize", NULL},
+    {MSG, "a message", "A message: `messages[i]`"},
+    {PRT, "a part of a message", "A part of a message: `messages[i].content[k]`"},
+    {SO, "stream_options", "`stream_options`"},
+    {RF, "response_format", "`response_format`"},
+    {R, "/v1/responses", "`POST /v1/responses`"},
+    {RM, "a message", "`/v1/responses`: `input[i]`, a message"},
+    {RC, "a function_call", "`/v1/responses`: `input[i]`, a `function_call`"},
+    {RO, "a function_call_output", "`/v1/responses`: `input[i]`, a `function_call_output`"},
+    {RR, "a reasoning item", "`/v1/responses`: `input[i]`, `reasoning`"},
+    {RP, "a part", "`/v1/responses`: a part of an item"},
+    {RT, "a tool", "`/v1/responses`: `tools[i]`"},
+    {RCH, "tool_choice", "`/v1/responses`: `tool_choice`"},
+    {RTX, "text", "`/v1/responses`: `text`"},
+    {RFM, "text.format", "`/v1/responses`: `text.format` of the type `json_schema`"},
+    {RE, "reasoning", "`/v1/responses`: `reasoning`"},
+    {A, "/v1/messages", "`POST /v1/messages`"},
+    {AC, "/v1/messages/count_tokens", "`POST /v1/messages/count_tokens`"},
+    {AM, "a message", "`/v1/messages`: `messages[i]`"},
+    {AB, "a block", "`/v1/messages`: a block of `messages[i].content` or `system`"},
+    {AT, "a tool", "`/v1/messages`: `tools[i]`"},
+    {ACH, "tool_choice", "`/v1/messages`: `tool_choice`"},
+    {ATH, "thinking", "`/v1/messages`: `thinking`"},
+    {AO, "output_config", "`/v1/messages`: `output_config`"}};
 
 static const char *object_name(unsigned kinds)
 {
@@ -404,7 +499,7 @@ static const char *nearest(const char *name, unsigned kind)
 
 static bool unknown(const char *name, unsigned kind, const char *prefix, struct bt_front_error *e)
 {
-    static const unsigned bodies = C | M | T | D | A | AC;
+    static const unsigned bodies = C | M | T | D | R | A | AC;
     char param[64];
     const char *meant = nearest(name, kind);
     const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;

@@ -16,6 +16,18 @@ enum bt_front_object {
     FRONT_PART = 32,             /* messages[i].content[k] */
     FRONT_STREAM_OPTIONS = 64,   /* stream_options */
     FRONT_RESPONSE_FORMAT = 128, /* response_format */
+    /* OpenAI's Responses */
+    FRONT_RESPONSES = 1 << 10,
+    FRONT_RESPONSES_MESSAGE = 1 << 11,   /* input[i] */
+    FRONT_RESPONSES_CALL = 1 << 12,      /* input[i], function_call */
+    FRONT_RESPONSES_OUTPUT = 1 << 13,    /* input[i], function_call_output */
+    FRONT_RESPONSES_REASONING = 1 << 14, /* input[i], reasoning */
+    FRONT_RESPONSES_PART = 1 << 15,      /* input[i].content[k] */
+    FRONT_RESPONSES_TOOL = 1 << 16,      /* tools[i] */
+    FRONT_RESPONSES_CHOICE = 1 << 17,    /* tool_choice */
+    FRONT_RESPONSES_TEXT = 1 << 18,      /* text */
+    FRONT_RESPONSES_FORMAT = 1 << 19,    /* text.format, json_schema */
+    FRONT_RESPONSES_EFFORT = 1 << 28,    /* reasoning */
     /* Anthropic's API */
     FRONT_MESSAGES = 1 << 20,
     FRONT_MESSAGES_COUNT = 1 << 21,  /* count_tokens */

@@ -12,33 +12,12 @@
 /* Where an object stands, for errors: "messages[2].content[0]." */
 typedef char place_t[64];
 
-static bool is(const json_t *v, const char *text)
-{
-    const char *s = json_string_value(v);
-    return s != NULL && strcmp(s, text) == 0;
-}
-
-/* A member that must be a string without NUL. NULL: e is set. */
-static const char *text_of(const json_t *object, const char *name, const char *prefix,
-                           struct bt_front_error *e)
-{
-    char param[64];
-    const json_t *v = json_object_get(object, name);
-    const char *s = json_string_value(v);
-    if (s == NULL || strlen(s) != json_string_length(v)) {
-        snprintf(param, sizeof(param), "%.40s%.20s", prefix, name);
-        bt_front_fail(e, 400, param, "invalid_type", "'%s' must be a string without NUL", param);
-        return NULL;
-    }
-    return s;
-}
-
 /* ---- content ---- */
 
 /* Checks a block of text. */
 static bool check_text(const json_t *block, const char *prefix, struct bt_front_error *e)
 {
-    if (!is(json_object_get(block, "type"), "text")) {
+    if (!bt_front_adapt_is(json_object_get(block, "type"), "text")) {
         const char *type = json_string_value(json_object_get(block, "type"));
         return bt_front_fail(e, 400, "messages", "unsupported_parameter",
                              "'%stype' is '%.40s'; only blocks of type 'text' are supported here",
@@ -95,7 +74,7 @@ static bool take_result(struct bt_front_turn *t, const json_t *block, const char
                         struct bt_front_error *e)
 {
     place_t name;
-    const char *id = text_of(block, "tool_use_id", prefix, e);
+    const char *id = bt_front_adapt_text(block, "tool_use_id", prefix, e);
     const json_t *v = json_object_get(block, "content"),
                  *wrong = json_object_get(block, "is_error");
     snprintf(name, sizeof(name), "%.50scontent", prefix);
@@ -118,8 +97,8 @@ static bool take_use(struct bt_front_turn *t, const json_t *block, const char *p
                      struct bt_front_error *e)
 {
     const json_t *input = json_object_get(block, "input");
-    const char *id = text_of(block, "id", prefix, e);
-    const char *name = id != NULL ? text_of(block, "name", prefix, e) : NULL;
+    const char *id = bt_front_adapt_text(block, "id", prefix, e);
+    const char *name = id != NULL ? bt_front_adapt_text(block, "name", prefix, e) : NULL;
     if (name == NULL) {
         return false;
     }
@@ -138,16 +117,17 @@ static bool take_block(struct bt_front_turn *t, const json_t *block, const char 
 {
     const json_t *type = json_object_get(block, "type"), *v;
     bool user = strcmp(t->role, "user") == 0;
-    if (is(type, "text")) {
+    if (bt_front_adapt_is(type, "text")) {
         if (!check_text(block, prefix, e)) {
             return false;
         }
         bt_front_turn_text(t, json_object_get(block, "text"));
         return true;
     }
-    bool known =
-        user ? is(type, "tool_result")
-             : is(type, "tool_use") || is(type, "thinking") || is(type, "redacted_thinking");
+    bool known = user
+                     ? bt_front_adapt_is(type, "tool_result")
+                     : bt_front_adapt_is(type, "tool_use") || bt_front_adapt_is(type, "thinking") ||
+                           bt_front_adapt_is(type, "redacted_thinking");
     if (!known) {
         return bt_front_fail(e, 400, "messages", "unsupported_parameter",
                              "'%stype' is '%.40s'; supported in a message of the role %s are %s",
@@ -158,13 +138,13 @@ static bool take_block(struct bt_front_turn *t, const json_t *block, const char 
     if (!bt_front_fields_check(block, FRONT_MESSAGES_BLOCK, prefix, e)) {
         return false;
     }
-    if (is(type, "tool_result")) {
+    if (bt_front_adapt_is(type, "tool_result")) {
         return take_result(t, block, prefix, e);
     }
-    if (is(type, "tool_use")) {
+    if (bt_front_adapt_is(type, "tool_use")) {
         return take_use(t, block, prefix, e);
     }
-    if (is(type, "thinking")) {
+    if (bt_front_adapt_is(type, "thinking")) {
         v = json_object_get(block, "thinking");
         if (!json_is_string(v)) {
             return bt_front_fail(e, 400, "messages", "invalid_type",
@@ -181,7 +161,7 @@ static bool take_message(struct bt_front_turn *t, const json_t *msg, size_t i,
     place_t prefix;
     const json_t *role = json_object_get(msg, "role"), *content = json_object_get(msg, "content");
     snprintf(prefix, sizeof(prefix), "messages[%zu].", i);
-    if (!is(role, "user") && !is(role, "assistant")) {
+    if (!bt_front_adapt_is(role, "user") && !bt_front_adapt_is(role, "assistant")) {
         return bt_front_fail(e, 400, "messages", "invalid_value",
                              "'%srole' must be 'user' or 'assistant'; instructions are the field "
                              "'system'",
@@ -190,10 +170,10 @@ static bool take_message(struct bt_front_turn *t, const json_t *msg, size_t i,
     if (!bt_front_fields_check(msg, FRONT_MESSAGES_TURN, prefix, e)) {
         return false;
     }
-    if (t->role == NULL || !is(role, t->role)) {
+    if (t->role == NULL || !bt_front_adapt_is(role, t->role)) {
         bt_front_turn_end(t);
     }
-    t->role = is(role, "user") ? "user" : "assistant";
+    t->role = bt_front_adapt_is(role, "user") ? "user" : "assistant";
     if (json_is_string(content)) {
         bt_front_turn_text(t, content);
         return true;
@@ -262,14 +242,14 @@ static bool take_tool(const json_t *tool, size_t i, json_t *tools, struct bt_fro
     place_t prefix;
     snprintf(prefix, sizeof(prefix), "tools[%zu].", i);
     const json_t *type = json_object_get(tool, "type");
-    if (bt_front_has(tool, "type") && !is(type, "custom")) {
+    if (bt_front_has(tool, "type") && !bt_front_adapt_is(type, "custom")) {
         return bt_front_fail(e, 400, "tools", "unsupported_parameter",
                              "'%stype' is '%.40s'; tools that the server runs itself are not "
                              "supported, only those with an 'input_schema'",
                              prefix, json_is_string(type) ? json_string_value(type) : "");
     }
     if (!bt_front_fields_check(tool, FRONT_MESSAGES_TOOL, prefix, e) ||
-        text_of(tool, "name", prefix, e) == NULL) {
+        bt_front_adapt_text(tool, "name", prefix, e) == NULL) {
         return false;
     }
     if (!json_is_object(json_object_get(tool, "input_schema"))) {
@@ -296,10 +276,10 @@ static bool take_choice(const json_t *choice, json_t *chat, struct bt_front_erro
     const json_t *type = json_object_get(choice, "type");
     json_t *chosen = NULL;
     for (size_t i = 0; i < BT_ARRAY_LEN(words); i++) {
-        chosen = is(type, words[i][0]) ? json_string(words[i][1]) : chosen;
+        chosen = bt_front_adapt_is(type, words[i][0]) ? json_string(words[i][1]) : chosen;
     }
-    if (is(type, "tool")) {
-        const char *name = text_of(choice, "name", "tool_choice.", e);
+    if (bt_front_adapt_is(type, "tool")) {
+        const char *name = bt_front_adapt_text(choice, "name", "tool_choice.", e);
         if (name == NULL) {
             return false;
         }
@@ -358,8 +338,8 @@ static bool take_thinking(const json_t *root, json_t *chat, struct bt_front_erro
     if (!bt_front_has(root, "thinking")) {
         return true;
     }
-    bool on = is(type, "enabled");
-    if (!on && !is(type, "disabled") && !is(type, "adaptive")) {
+    bool on = bt_front_adapt_is(type, "enabled");
+    if (!on && !bt_front_adapt_is(type, "disabled") && !bt_front_adapt_is(type, "adaptive")) {
         return bt_front_fail(e, 400, "thinking", "invalid_value",
                              "'thinking' must be an object of the type enabled, disabled or "
                              "adaptive");
@@ -375,7 +355,7 @@ static bool take_thinking(const json_t *root, json_t *chat, struct bt_front_erro
         }
         json_object_set(chat, "thinking_token_budget", (json_t *)budget);
     }
-    if (!is(type, "adaptive")) {
+    if (!bt_front_adapt_is(type, "adaptive")) {
         set_thinking(chat, on);
     }
     return true;
@@ -397,7 +377,7 @@ static bool take_format(const json_t *root, json_t *chat, struct bt_front_error 
     if (format == NULL || json_is_null(format)) {
         return true;
     }
-    if (!is(json_object_get(format, "type"), "json_schema") ||
+    if (!bt_front_adapt_is(json_object_get(format, "type"), "json_schema") ||
         !json_is_object(json_object_get(format, "schema"))) {
         return bt_front_fail(e, 400, "output_config", "invalid_value",
                              "'output_config.format' must be {\"type\":\"json_schema\","

@@ -43,6 +43,7 @@ void bt_front_generation_cleanup(struct bt_front_generation *g)
         spec_cleanup(&g->specs[i]);
     }
     free(g->specs);
+    bt_buf_cleanup(&g->echoed);
     bt_front_prompts_cleanup(&g->prompts);
     *g = (struct bt_front_generation){0};
 }
@@ -498,30 +499,26 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     return ok && make_specs(m, &l, base, g, e);
 }
 
-/* Parses a body; one of another API becomes one of chat. NULL: e is set. */
-static json_t *parse(enum bt_front_api api, const void *body, size_t len, struct bt_front_error *e)
-{
-    json_t *root = bt_front_json_parse(body, len, e);
-    json_t *adapted = root != NULL ? bt_front_adapt(api, root, e) : NULL;
-    json_decref(root);
-    return adapted;
-}
-
 bool bt_front_parse_generation(const struct bt_front_model *m, enum bt_front_api api,
                                const void *body, size_t len, struct bt_front_generation *g,
                                struct bt_front_error *e)
 {
     struct bt_gen_spec base = {0};
-    json_t *root = parse(api, body, len, e);
+    json_t *root = bt_front_json_parse(body, len, e);
+    json_t *adapted = root != NULL ? bt_front_adapt(api, root, e) : NULL;
     *g = (struct bt_front_generation){.opt = {.api = api, .chat = api != FRONT_API_COMPLETIONS}};
-    if (root == NULL) {
-        return false;
+    bool ok = adapted != NULL && take_generation(m, g->opt.chat, adapted, &base, g, e);
+    if (ok && api == FRONT_API_RESPONSES) {
+        const struct bt_engine_params *s = &g->specs[0].sampling;
+        bt_front_responses_echo(root, s->temperature, s->top_p, &g->echoed);
     }
-    bool ok = take_generation(m, g->opt.chat, root, &base, g, e);
+    if (!ok && adapted != NULL) {
+        bt_front_adapt_error(api, e);
+    }
+    json_decref(adapted);
     json_decref(root);
     spec_cleanup(&base);
     if (!ok) {
-        bt_front_adapt_error(api, e);
         bt_front_generation_cleanup(g);
     }
     return ok;
@@ -582,11 +579,11 @@ bool bt_front_parse_count(const struct bt_front_model *m, const void *body, size
     bool ok = chat != NULL && check_model(m, chat, e) &&
               bt_front_fields_check(chat, FRONT_CHAT, "", e) &&
               bt_front_take_chat(&any_length, chat, out, e);
-    json_decref(root);
-    json_decref(chat);
-    if (!ok) {
+    if (!ok && chat != NULL) {
         bt_front_adapt_error(FRONT_API_MESSAGES, e);
     }
+    json_decref(root);
+    json_decref(chat);
     return ok;
 }
 

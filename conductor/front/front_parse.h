@@ -6,7 +6,13 @@
 #include "conductor/front/front_prompt.h"
 #include "conductor/request/request.h"
 
-enum bt_front_api { FRONT_API_COMPLETIONS, FRONT_API_CHAT, FRONT_API_MESSAGES, FRONT_APIS };
+enum bt_front_api {
+    FRONT_API_COMPLETIONS,
+    FRONT_API_CHAT,
+    FRONT_API_MESSAGES,  /* Anthropic's */
+    FRONT_API_RESPONSES, /* OpenAI's */
+    FRONT_APIS
+};
 
 struct bt_front_options { /* options of one answer that are not part of its specs */
     enum bt_front_api api;
@@ -27,6 +33,7 @@ struct bt_front_options { /* options of one answer that are not part of its spec
 struct bt_front_generation {
     struct bt_front_options opt;
     struct bt_front_prompts prompts; /* their ids have moved into the specs */
+    struct bt_buf echoed;            /* Responses: members that the answer repeats */
     struct bt_gen_spec *specs; /* [prompts.n], everything but id, received_ns, timeout_ms, tenant */
 };
 
