@@ -14,6 +14,7 @@
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
 #define UNSENT_PART         4 /* of the answers' memory: output that clients have not read */
+#define RESPONSES_PATH      "/v1/responses"
 #define MESSAGES_PATH       "/v1/messages"
 #define MESSAGES_VERSION    "2023-06-01"
 #define MESSAGES_OVERLOADED 529 /* as that API calls 503 */
@@ -198,6 +199,7 @@ struct bt_front_route {
 static const struct bt_front_route routes[] = {
     {"/v1/completions", true, false, true, bt_front_post_completions},
     {"/v1/chat/completions", true, false, true, bt_front_post_chat},
+    {RESPONSES_PATH, true, false, true, bt_front_post_responses},
     {MESSAGES_PATH, true, false, true, bt_front_post_messages},
     {MESSAGES_PATH "/count_tokens", true, false, false, bt_front_post_count},
     {"/v1/models", false, false, false, get_models},
@@ -289,6 +291,13 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
         return bt_front_fail(e, 401, NULL, "invalid_api_key",
                              "a valid API key is required: Authorization: Bearer KEY, or "
                              "x-api-key: KEY; if both are sent, they must be the same");
+    }
+    if (r == NULL &&
+        strncmp(bt_http_path(req), RESPONSES_PATH "/", strlen(RESPONSES_PATH "/")) == 0) {
+        return bt_front_fail(e, 404, NULL, NULL,
+                             "responses are not stored here: there is no '%.128s'. Send the whole "
+                             "conversation as `input`",
+                             bt_http_path(req));
     }
     if (r == NULL) {
         return bt_front_fail(e, 404, NULL, NULL, "there is no '%.128s' on this server",

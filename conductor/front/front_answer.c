@@ -11,7 +11,8 @@ const struct bt_front_format *bt_front_format_of(const struct bt_front_options *
     static const struct bt_front_format *const formats[FRONT_APIS] = {
         [FRONT_API_COMPLETIONS] = &bt_front_format_completions,
         [FRONT_API_CHAT] = &bt_front_format_chat,
-        [FRONT_API_MESSAGES] = &bt_front_format_messages};
+        [FRONT_API_MESSAGES] = &bt_front_format_messages,
+        [FRONT_API_RESPONSES] = &bt_front_format_responses};
     return formats[opt->api];
 }
 
@@ -22,6 +23,7 @@ void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation 
     *a = (struct bt_front_answer){.format = bt_front_format_of(&gen->opt),
                                   .opt = gen->opt,
                                   .id = id,
+                                  .echoed = gen->echoed,
                                   .timings = timings,
                                   .plan = plan,
                                   .n_prompts = gen->prompts.n,
@@ -29,6 +31,7 @@ void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation 
                                   .names = {.tok = tok,
                                             .as_ids = gen->opt.tokens_as_ids,
                                             .skip_special = gen->opt.skip_special}};
+    gen->echoed = (struct bt_buf){0};
     a->choices = bt_calloc(a->n_choices, sizeof(a->choices[0]));
     a->prompts = bt_calloc(a->n_prompts, sizeof(a->prompts[0]));
     for (uint32_t i = 0; i < a->n_prompts; i++) {
@@ -74,10 +77,17 @@ void bt_front_answer_cleanup(struct bt_front_answer *a)
     free(a->choices);
     free(a->prompts);
     bt_buf_cleanup(&a->prefix);
+    bt_buf_cleanup(&a->echoed);
     bt_front_items_cleanup(&a->items);
     bt_front_script_cleanup(&a->script);
     bt_front_names_cleanup(&a->names);
     *a = (struct bt_front_answer){0};
+}
+
+void bt_front_put_call_id(const char *prefix, const struct bt_front_answer *a,
+                          const struct bt_front_item *item, struct bt_buf *out)
+{
+    bt_buf_printf(out, "\"%s_%s_%u\"", prefix, a->id + strlen(a->format->id_prefix), item->call);
 }
 
 struct bt_front_answer_prompt *bt_front_prompt_of(struct bt_front_answer *a, uint32_t choice)

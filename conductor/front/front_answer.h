@@ -42,6 +42,7 @@ struct bt_front_answer {
     uint64_t sequence;      /* number of the next event, where they have numbers */
     const char *id;         /* the generation's */
     struct bt_buf prefix;   /* the beginning of every object: {"id":... */
+    struct bt_buf echoed;   /* members that repeat the request */
     uint32_t n_prompts, n_choices;
     struct bt_front_answer_prompt *prompts;
     struct bt_front_choice *choices; /* choice k of prompt i at i * opt.n + k */

@@ -6,11 +6,16 @@
 #include "conductor/front/front_answer.h"
 
 extern const struct bt_front_format bt_front_format_completions, bt_front_format_chat;
-extern const struct bt_front_format bt_front_format_messages; /* front_messages.c */
+extern const struct bt_front_format bt_front_format_messages;  /* front_messages.c */
+extern const struct bt_front_format bt_front_format_responses; /* front_responses.c */
 
 /* An error of Anthropic's API. request_id NULL: left out. */
 void bt_front_messages_error(const struct bt_front_error *e, const char *request_id,
                              struct bt_buf *out);
+
+/* The id of a call, as a JSON string: unique among all answers. */
+void bt_front_put_call_id(const char *prefix, const struct bt_front_answer *a,
+                          const struct bt_front_item *item, struct bt_buf *out);
 
 /* data: {...,"choices":[{"index":...,"text":" */
 void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);

@@ -13,6 +13,11 @@
 #include "conductor/front/front_gen.h"
 #include "conductor/front/front_jobs.h"
 
+static void run_responses(const struct bt_front_model *m, struct bt_front_job *j)
+{
+    j->ok = bt_front_parse_generation(m, FRONT_API_RESPONSES, j->body, j->len, &j->gen, &j->e);
+}
+
 /* How many array elements of its prompts' logprobs one answer may repeat: about 1 GiB of text. The
  * loop writes that in slices in half a minute. */
 #define ANSWER_NAMES_MAX 64000000ull
@@ -443,7 +448,8 @@ static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint
             "million are allowed; lower 'n' or 'logprobs', or send fewer prompts",
             (unsigned long long)names / 1000000, ANSWER_NAMES_MAX / 1000000);
     }
-    size_t bytes = gen->prompts.n * (PROMPT_BYTES + (size_t)gen->opt.n * CHOICE_BYTES);
+    size_t bytes =
+        gen->echoed.len + gen->prompts.n * (PROMPT_BYTES + (size_t)gen->opt.n * CHOICE_BYTES);
     for (uint32_t i = 0; i < gen->prompts.n; i++) {
         const struct bt_gen_spec *s = &gen->specs[i];
         bytes += gen->prompts.list[i].text.len;
@@ -596,4 +602,9 @@ void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char 
 void bt_front_post_messages(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
     generate(f, req, tenant, run_messages);
+}
+
+void bt_front_post_responses(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    generate(f, req, tenant, run_responses);
 }

@@ -62,11 +62,21 @@ void bt_front_items_text(struct bt_front_items *items, struct bt_front_item *ite
     add(items, &item->text, text, len);
 }
 
+void bt_front_items_logprobs(struct bt_front_items *items, struct bt_front_item *item,
+                             const struct bt_buf *more)
+{
+    if (more->len > 0) {
+        add(items, &item->logprobs, ",", item->logprobs.len > 0);
+        add(items, &item->logprobs, more->data, more->len);
+    }
+}
+
 void bt_front_items_cleanup(struct bt_front_items *items)
 {
     for (uint32_t i = 0; i < items->n; i++) {
         free(items->list[i].name);
         bt_buf_cleanup(&items->list[i].text);
+        bt_buf_cleanup(&items->list[i].logprobs);
     }
     free(items->list);
     *items = (struct bt_front_items){0};

@@ -25,8 +25,9 @@ struct bt_front_bit {
 struct bt_front_item {
     enum bt_front_bit_kind kind; /* FRONT_TEXT, FRONT_REASONING, FRONT_CALL */
     uint32_t call;
-    char *name;         /* of a call's function */
-    struct bt_buf text; /* of a call: its arguments */
+    char *name;             /* of a call's function */
+    struct bt_buf text;     /* of a call: its arguments */
+    struct bt_buf logprobs; /* of text: the inside of a JSON array */
 };
 
 struct bt_front_items {
@@ -42,9 +43,11 @@ bool bt_front_items_begins(const struct bt_front_items *items, const struct bt_f
  * (empty text, or arguments of no call). Does not add the bit's text. */
 struct bt_front_item *bt_front_items_of(struct bt_front_items *items,
                                         const struct bt_front_bit *bit);
-/* Adds text to an item. */
+/* Adds text to an item, or to its logprobs (a comma goes between two additions). */
 void bt_front_items_text(struct bt_front_items *items, struct bt_front_item *item, const char *text,
                          size_t len);
+void bt_front_items_logprobs(struct bt_front_items *items, struct bt_front_item *item,
+                             const struct bt_buf *more);
 /* The open item; NULL: none. */
 struct bt_front_item *bt_front_items_last(const struct bt_front_items *items);
 void bt_front_items_cleanup(struct bt_front_items *items);

@@ -38,13 +38,6 @@ static void put_end(const struct bt_front_answer *a, struct bt_buf *out)
     }
 }
 
-/* The id of a call: unique among all answers. */
-static void put_call_id(const struct bt_front_answer *a, const struct bt_front_item *item,
-                        struct bt_buf *out)
-{
-    bt_buf_printf(out, "\"toolu_%s_%u\"", a->id + strlen(a->format->id_prefix), item->call);
-}
-
 /* ---- streams ---- */
 
 static void begin(struct bt_front_answer *a, struct bt_buf *out)
@@ -69,7 +62,7 @@ static void begin_block(struct bt_front_answer *a, const struct bt_front_item *i
         bt_buf_puts(out, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
     } else {
         bt_buf_puts(out, "{\"type\":\"tool_use\",\"id\":");
-        put_call_id(a, item, out);
+        bt_front_put_call_id("toolu", a, item, out);
         bt_buf_puts(out, ",\"name\":");
         bt_front_put_cstr(out, item->name);
         bt_buf_puts(out, ",\"input\":{}}");
@@ -207,7 +200,7 @@ static void put_block(struct bt_front_answer *a, const struct bt_front_item *ite
         bt_front_script_string(s, &item->text);
     } else {
         bt_buf_puts(&s->own, "{\"type\":\"tool_use\",\"id\":");
-        put_call_id(a, item, &s->own);
+        bt_front_put_call_id("toolu", a, item, &s->own);
         bt_buf_puts(&s->own, ",\"name\":");
         bt_front_put_cstr(&s->own, item->name);
         bt_buf_puts(&s->own, ",\"input\":");

@@ -139,6 +139,7 @@ bool bt_front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const 
 void bt_front_post_completions(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_messages(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_responses(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_count(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);

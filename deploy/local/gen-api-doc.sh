@@ -6,7 +6,7 @@ cat <<'T'
 # Fields of requests
 
 `make docs` prints this file from the conductor's tables; do not edit it. Baton accepts the OpenAI API as vLLM
-extends it, and Anthropic's Messages (version 2023-06-01).
+extends it, OpenAI's Responses, and Anthropic's Messages (version 2023-06-01).
 
 - **supported**: read and checked.
 - **no effect**: accepted with any value, because it cannot change the generated text.
