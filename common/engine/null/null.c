@@ -6,7 +6,9 @@
  *
  * BATON_NULL_PACE=STEP_US,TOKEN_US makes a step take STEP_US plus TOKEN_US for each of its tokens
  * without using the CPU, as a GPU would. So a machine that could not compute the model can
- * load-test all other parts. Owner thread: the engine's. */
+ * load-test all other parts. BATON_NULL_EDIT=N makes an answer a copy of its prompt in which one
+ * token of N, in the mean, is another: what an edited document looks like. Owner thread: the
+ * engine's. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -27,6 +29,7 @@ struct bt_engine {
     float log_vocab;
     uint32_t kv_bytes;        /* used bytes of a position's KV: 8, fewer in very narrow heads */
     double step_us, token_us; /* BATON_NULL_PACE; 0: no delay */
+    uint32_t edit;            /* BATON_NULL_EDIT; 0: answers are no copies */
 };
 
 #include "common/base/clock.h"
@@ -47,6 +50,19 @@ static bool read_pace(struct bt_engine *e)
     e->token_us = strtod(comma + 1, &end);
     return end != comma + 1 && *end == '\0' && e->step_us >= 0 && e->token_us >= 0 &&
            e->step_us <= 1e6 && e->token_us <= 1e6;
+}
+
+/* Likewise. */
+static bool read_edit(struct bt_engine *e)
+{
+    const char *edit = bt_conf_env("BATON_NULL_EDIT");
+    char *end;
+    if (edit == NULL || edit[0] == '\0') {
+        return true;
+    }
+    unsigned long n = strtoul(edit, &end, 10);
+    e->edit = (uint32_t)n;
+    return *end == '\0' && n >= 1 && n <= 1000000;
 }
 
 /* Sleeps until the step that began at begin_ns has taken its time. */
@@ -84,6 +100,10 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
     bt_status_t st = bt_model_config_load(c->model_dir, &e->config, err, err_cap);
     if (st == BT_OK && !read_pace(e)) {
         snprintf(err, err_cap, "BATON_NULL_PACE must be STEP_US,TOKEN_US");
+        st = BT_ERR_CONFIG;
+    }
+    if (st == BT_OK && !read_edit(e)) {
+        snprintf(err, err_cap, "BATON_NULL_EDIT must be a number from 1 to 1000000");
         st = BT_ERR_CONFIG;
     }
     if (st != BT_OK) {
@@ -278,9 +298,14 @@ static void draw(void *arg, const struct bt_host_ticket *f, const struct bt_host
                  struct bt_engine_out *o)
 {
     const struct bt_engine *e = arg;
-    const struct bt_engine_params *p = &e->host.slots[want->slot].params;
+    const struct bt_host_slot *s = &e->host.slots[want->slot];
+    uint64_t state = state_before(e, want->slot, want->pos);
+    uint32_t token = choose(e, &s->params, state);
     (void)f;
-    fill_out(e, want->slot, want->pos, choose(e, p, state_before(e, want->slot, want->pos)), o);
+    if (e->edit > 0 && s->n_prompt > 0 && mix(state) % e->edit != 0) {
+        token = s->tokens[(want->pos - s->n_prompt) % s->n_prompt];
+    }
+    fill_out(e, want->slot, want->pos, token, o);
 }
 
 /* No logits, so no mask. */
