@@ -121,18 +121,23 @@ static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
 }
 
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
-                    const struct bt_engine_out *out)
+                    const struct bt_engine_out *out, uint32_t n_out)
 {
-    (void)b;
     if (r->stage == BT_WREQ_ROW) {
         r->row->landed_ns = 0;
+        bt_decode_drafted(c, r, b->n - 1, n_out - 1);
     }
-    bt_wback_offer(c, r);
     if (out == NULL) {
+        bt_wback_offer(c, r);
         return; /* a chunk that is computed again */
     }
-    if (!bt_wcore_token(c, r, out)) {
-        return;
+    /* Tokens behind the end of the answer are dropped. */
+    for (uint32_t i = 0; i < n_out && r->finish == BATON__FINISH__NOT_FINISHED; i++) {
+        r->pos = r->len; /* what is known, and no draft that was not accepted */
+        bt_wback_offer(c, r);
+        if (!bt_wcore_token(c, r, &out[i])) {
+            return;
+        }
     }
     if (r->stage == BT_WREQ_PROMPT) {
         bt_decode_fork_keep(c, r);
@@ -142,11 +147,6 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         return;
     }
     r->stage = BT_WREQ_ROW;
-}
-
-static size_t state_bytes(uint32_t prompt_blocks)
-{
-    return sizeof(struct bt_row) + prompt_blocks * sizeof(uint32_t);
 }
 
 const struct bt_decode_ops bt_decode = {
@@ -161,7 +161,7 @@ const struct bt_decode_ops bt_decode = {
             .quiet = quiet,
             .pieces_over = bt_decode_reload_pieces_over,
         },
-    .state_bytes = state_bytes,
+    .state_bytes = bt_decode_row_bytes,
     .prompt_done = bt_decode_fork_start,
     .kept_blocks = bt_decode_fork_blocks,
     .take_kept = bt_decode_fork_take,
@@ -171,5 +171,6 @@ const struct bt_decode_ops bt_decode = {
     .missing = bt_decode_reload_missing,
     .make_way = bt_decode_make_way,
     .provide_pages = bt_decode_provide_pages,
+    .draft = bt_decode_draft,
     .bound_prompts = bt_decode_bound_prompts,
 };

@@ -4,6 +4,8 @@
 #ifndef BT_DECODE_DECODE_H
 #define BT_DECODE_DECODE_H
 
+#include "common/spec/choose.h"
+#include "common/spec/match.h"
 #include "common/worker/core.h"
 
 /* What the role knows of a sequence beside the request itself. */
@@ -12,7 +14,10 @@ struct bt_row {
     bool finished;        /* of a reader: the first token ends the answer */
     bool page_wait;       /* skips a step: no page is free for its next position */
     uint64_t landed_ns; /* when its KV landed (mono), of a reader that was in no step yet; else 0 */
-    uint32_t load_first; /* first block that is, or was, loaded again */
+    uint32_t load_first;         /* first block that is, or was, loaded again */
+    struct bt_spec_match *index; /* of its tokens, behind `shared`; NULL: none yet */
+    struct bt_spec_rates rates;  /* of its drafts; set with the index */
+    uint32_t match;              /* of the drafts of the step under way */
     /* Of the lead: pages of the prompt that are kept for choices that have not begun. */
     struct bt_wreq *lead;
     struct bt_list shared_link;
@@ -45,6 +50,13 @@ bt_status_t bt_decode_reload_begin(struct bt_wcore *c, struct bt_wreq *r) BT_MUS
 bt_status_t bt_decode_reload_loaded(struct bt_wcore *c, struct bt_wreq *r) BT_MUST_CHECK;
 /* As pieces_over of bt_role_ops. */
 void bt_decode_reload_pieces_over(struct bt_wcore *c, struct bt_wreq *r);
+
+/* ---- draft.c ---- */
+/* As state_bytes and draft of bt_decode_ops. */
+size_t bt_decode_row_bytes(const struct bt_wcore *c, const struct bt_submission *s);
+void bt_decode_draft(struct bt_wcore *c);
+/* A step tried n drafts of r and accepted the first `accepted` of them. */
+void bt_decode_drafted(struct bt_wcore *c, struct bt_wreq *r, uint32_t n, uint32_t accepted);
 
 /* ---- preempt.c, mixed_step.c: as the functions of bt_decode_ops ---- */
 void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t want);

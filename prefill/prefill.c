@@ -160,8 +160,9 @@ static void report(struct bt_wcore *c, struct bt_wreq *r)
 }
 
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
-                    const struct bt_engine_out *out)
+                    const struct bt_engine_out *out, uint32_t n_out)
 {
+    (void)n_out; /* prompts have no drafts */
     if (r->load_flow != 0) {
         /* The first row waited for every layer of the load. */
         if (!bt_wgrant_valid(r, 0, r->grant.terms->resident_blocks) || !bt_prefill_tail_valid(r)) {

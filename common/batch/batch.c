@@ -151,7 +151,7 @@ static uint32_t n_decodes(const struct bt_batch *b)
 uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t max)
 {
     uint32_t prompts = bt_batch_waiting(b), decodes = n_decodes(b);
-    uint32_t n_rows = 0, budget = b->lim.max_rows;
+    uint32_t n_rows = 0, budget = b->lim.max_rows, used = 0;
     /* Too little room for a block beside a row counts as not mixed: turns are fair to both. */
     bool mixed = b->lim.mixed && budget > b->lim.block_tokens && max > 1;
     if (!mixed && prompts > 0 && decodes > 0) {
@@ -161,20 +161,24 @@ uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t
         }
         prompts = 0;
     }
-    uint32_t room = BT_MIN(max, budget);
+    uint32_t room = BT_MIN(max, budget), drafts = budget - BT_MIN(decodes, budget);
     if (prompts > 0) {
         /* Keep a block (and a row) for the oldest prompt. */
         room = BT_MIN(budget - BT_MIN(budget, b->lim.block_tokens), max - BT_MIN(max, 1u));
+        drafts -= BT_MIN(drafts, b->lim.block_tokens);
     }
     uint32_t start = decodes > room && b->n > 0 ? b->cursor % b->n : 0;
     for (uint32_t k = 0; k < b->n && n_rows < room; k++) {
         uint32_t i = (start + k) % b->n;
         if (b->seqs[i].kind == BT_BATCH_DECODE) {
-            put_row(b, i, 1, &rows[n_rows++]);
+            uint32_t more = BT_MIN(b->seqs[i].drafts, drafts);
+            put_row(b, i, 1 + more, &rows[n_rows++]);
             b->cursor = i + 1;
+            drafts -= more;
+            used += 1 + more;
         }
     }
-    budget -= n_rows;
+    budget -= used;
     if (prompts > 0) {
         if ((n_rows > 0 || b->lim.rows_due) && b->lim.prompt_tokens > 0) {
             budget = BT_MIN(budget, BT_MAX(b->lim.prompt_tokens, b->lim.block_tokens));
@@ -207,7 +211,7 @@ struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_
     for (uint32_t i = 0; i < n; i++) {
         if (b->seqs[rows[i].seq].kind == BT_BATCH_DECODE) {
             w.tokens += rows[i].n;
-            w.kv += rows[i].pos;
+            w.kv += (double)rows[i].n * rows[i].pos;
         } else {
             add_prompt(&w, rows[i].pos, rows[i].n);
         }
@@ -232,8 +236,8 @@ uint32_t bt_batch_prompt_room(const struct bt_batch *b, const struct bt_batch_co
     for (uint32_t i = 0; i < b->n; i++) {
         const struct bt_batch_seq *s = &b->seqs[i];
         if (s->kind == BT_BATCH_DECODE) {
-            w.tokens++;
-            w.kv += s->pos;
+            w.tokens += 1 + s->drafts;
+            w.kv += (1.0 + s->drafts) * s->pos;
         } else if (waits(s) && !oldest) {
             oldest = s;
         }

@@ -10,7 +10,7 @@
 
 typedef enum {
     BT_BATCH_PROMPT = 0,  /* tokens [pos, len) are known and must be computed, in chunks */
-    BT_BATCH_DECODE = 1,  /* one token a step; it joins every step */
+    BT_BATCH_DECODE = 1,  /* one token a step, and its drafts; it joins every step */
     BT_BATCH_BLOCKED = 2, /* takes part in no step (no page, not landed) */
     BT_BATCH_DONE = 3     /* rolling forward only: finished */
 } bt_batch_kind_t;
@@ -25,9 +25,10 @@ struct bt_batch_seq {
     uint32_t len;          /* PROMPT: known tokens; DECODE: unused */
     uint32_t chunk_tokens; /* a row ends at the next multiple of this at the latest (a flow item);
                               0: no flow */
-    uint32_t left;         /* tokens it will still generate, for rolling forward; 0: none */
-    uint32_t stop; /* rows end there too, because the following blocks may be loaded instead; 0:
-                      nowhere */
+    uint32_t drafts; /* DECODE: tokens behind the one at pos that are tried in the same step */
+    uint32_t left;   /* tokens it will still generate, for rolling forward; 0: none */
+    uint32_t stop;   /* rows end there too, because the following blocks may be loaded instead; 0:
+                        nowhere */
     bt_batch_kind_t kind;
     bool late; /* PROMPT: it delays no other: it comes after all others and joins no step of theirs
                 */
@@ -82,9 +83,10 @@ uint32_t bt_batch_waiting(const struct bt_batch *b);
 /* Does this step compute the last known token of any sequence? */
 bool bt_batch_ends_one(const struct bt_batch_row *rows, uint32_t n);
 
-/* The decode role's step (continuous batching): every DECODE row, then prompt chunks into the
- * remaining room. While prompts wait, room for one block of them is kept, so that neither kind
- * starves. Moves cursor and prompt_turn. */
+/* The decode role's step (continuous batching): every DECODE row, with as many of its drafts as
+ * there is room for beside all rows, then prompt chunks into the remaining room. While prompts
+ * wait, room for one block of them is kept, so that neither kind starves. Moves cursor and
+ * prompt_turn. */
 uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
 
 /* Applies a step to the state, for rolling forward: prompts advance, finished ones become DECODE

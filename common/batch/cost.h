@@ -33,7 +33,7 @@ struct bt_batch_cost {
 
 struct bt_batch_work { /* of one step */
     double tokens;     /* sum(n) over all rows */
-    double kv;         /* sum of the context of decode rows */
+    double kv;         /* sum of the context of decode rows, of each of a row's tokens */
     double attn;       /* sum of n (h + n/2) over prompt rows, h: tokens before the row */
     bool prompt;       /* has a prompt row */
 };

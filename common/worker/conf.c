@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/engine/model_config.h"
+#include "common/spec/spec.h"
 
 #define ROW(member) offsetof(struct bt_worker_conf, member)
 
@@ -138,6 +139,17 @@ static const struct bt_conf_row rows[] = {
             "them again on other workers.",
      .when = "set it to the longest answer you want to finish in place; raise the unit's "
              "TimeoutStopSec= with it."},
+    {.key = "worker.speculate",
+     .type = BT_CONF_STR,
+     .offset = ROW(speculate),
+     .def = "suffix",
+     .doc = "Where drafts come from: tokens that a step tries behind each row's next one, so that "
+            "it may give several. They never change an answer. suffix: the longest end of the text "
+            "that occurred in it before; ngram: its last three tokens; off: no drafts. A step has "
+            "drafts only where they make it faster by the worker's own measurements. Requests may "
+            "choose with the field speculation, unless it is off here. The cuda engine has none "
+            "yet.",
+     .when = "off if every step must take the same time."},
     {.key = "worker.writeback",
      .type = BT_CONF_BOOL,
      .offset = ROW(writeback),
@@ -179,6 +191,12 @@ static bool check(const void *conf, char *err, size_t cap)
     if (!known) {
         snprintf(err, cap, "engine.device: '%.40s' is unknown; use auto, cpu, cuda or null",
                  c->engine_device);
+        return false;
+    }
+    bt_spec_kind_t drafts = bt_spec_kind(c->speculate);
+    if (drafts == BT_SPEC_AUTO || drafts == BT_SPEC_KINDS) {
+        snprintf(err, cap, "worker.speculate: '%.40s' is unknown; use off, suffix or ngram",
+                 c->speculate);
         return false;
     }
     int64_t block = c->common.kv_block_tokens;

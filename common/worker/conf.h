@@ -33,6 +33,7 @@ struct bt_worker_conf {
     uint64_t drain_ms;
     bool writeback;
     int64_t writeback_max;
+    char *speculate;
 };
 
 /* Schema of "prefill" or "decode". */

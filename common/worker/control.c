@@ -202,7 +202,7 @@ static void on_progress(struct bt_wctl *w, const struct bt_wout *o)
 
 static void on_engine_ready(struct bt_wctl *w)
 {
-    uint32_t n = w->core.max_slots;
+    uint32_t n = w->core.max_tokens;
     w->engine_ready = true;
     bt_wstats_cache_config(w->stats, w->core.block_tokens, w->core.info->pages);
     bt_wstats_engine(w->stats, w->core.vt->name, w->core.info->device,

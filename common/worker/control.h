@@ -106,7 +106,7 @@ struct bt_wctl {
     uint64_t next_attach;
     bool refused, joined, engine_ready, ready_said;
     struct bt_wheld held;
-    /* scratch for Tokens: [max_slots] */
+    /* scratch for Tokens: [max_tokens] */
     Baton__Token *tok, **tok_ptr;
     Baton__Top *top, **top_ptr;
 };

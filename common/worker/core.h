@@ -9,6 +9,7 @@
 #include "common/batch/fit.h"
 #include "common/etcd/roles.h"
 #include "common/kv/page_pool.h"
+#include "common/spec/choose.h"
 #include "common/worker/conf.h"
 #include "common/worker/request.h"
 #include "common/worker/ring.h"
@@ -70,7 +71,7 @@ struct bt_wtoken {
 struct bt_wtokens { /* of one step; goes back to the engine thread through `busy` */
     _Atomic bool busy;
     uint32_t n;
-    struct bt_wtoken *t; /* [max_slots] */
+    struct bt_wtoken *t; /* [max_tokens] */
 };
 /* Prompt tokens with their logprobs, in order: heap memory, since they are no part of decoding. */
 struct bt_wprompt {
@@ -148,7 +149,7 @@ struct bt_wstep { /* the step in flight: one at a time */
     bool active;
     bool held; /* the forward's ticket was polled and is kept: its logits are still to be sampled */
     bt_engine_ticket_t forward, sample;
-    uint32_t n_rows, n_sample;
+    uint32_t n_rows, n_sample; /* n_sample: sampled positions, 1 + n_draft of a SAMPLE row */
     uint64_t launched_ns;
     uint32_t prompt_tokens, decode_tokens;
     struct bt_batch_work work;
@@ -189,6 +190,19 @@ struct bt_wspeed {
     double step_ewma_ms, prefill_ewma_tps;
 };
 
+/* Rows that may have drafts in a step. Larger batches are bound by arithmetic: drafts do not pay.
+ */
+#define BT_WORKER_DRAFT_ROWS 256
+
+/* Drafts of this worker's rows. decode/draft.c. */
+struct bt_wspec {
+    bt_spec_kind_t kind; /* where they come from; OFF: no drafts */
+    struct bt_spec_rates rates;
+    struct bt_spec_trial trial;
+    struct bt_spec_row *rows; /* [BT_WORKER_DRAFT_ROWS] scratch */
+    uint32_t *seqs;           /* likewise: which of the batch they are */
+};
+
 struct bt_wcore {
     const struct bt_worker_conf *conf;
     const struct bt_prefill_ops *prefill;
@@ -211,6 +225,7 @@ struct bt_wcore {
     struct bt_kv_layout layout;
     struct bt_kv_key root;
     uint32_t max_slots, max_rows, block_tokens;
+    uint32_t max_tokens; /* that a step may give */
 
     struct bt_wreqs reqs;
     uint32_t *free_slots, n_free_slots;
@@ -226,6 +241,7 @@ struct bt_wcore {
     struct bt_engine_block *blocks; /* [blocks of the longest prompt + 1]: scratch for flow_add */
     struct bt_wtokens_out tokens;
     struct bt_wspeed speed;
+    struct bt_wspec spec;
     bool fatal, stop;
     _Atomic bool exited; /* the thread has returned; nothing comes any more */
 };

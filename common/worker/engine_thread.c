@@ -105,6 +105,20 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
     return BT_OK;
 }
 
+/* Where the rows' drafts come from. */
+static void open_drafts(struct bt_wcore *c)
+{
+    bool can = (c->info->caps & BT_ENGINE_CAP_DRAFTS) != 0;
+    c->spec.kind = can ? bt_spec_kind(c->conf->speculate) : BT_SPEC_OFF;
+    c->max_tokens = c->max_slots;
+    if (c->spec.kind != BT_SPEC_OFF) {
+        c->max_tokens = BT_MAX(BT_MIN(c->max_rows, c->max_slots * (1 + BT_SPEC_MAX)), c->max_slots);
+        bt_spec_rates_init(&c->spec.rates);
+        c->spec.rows = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(c->spec.rows[0]));
+        c->spec.seqs = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(c->spec.seqs[0]));
+    }
+}
+
 /* Allocates all memory of the steps, sized by the engine's limits. */
 static void allocate(struct bt_wcore *c)
 {
@@ -117,6 +131,7 @@ static void allocate(struct bt_wcore *c)
     c->block_tokens = c->layout.page_tokens;
     c->max_slots = c->info->max_slots;
     c->max_rows = c->info->max_rows;
+    open_drafts(c);
     c->pages = bt_page_pool_create(c->info->pages);
     c->free_slots = bt_calloc(c->max_slots, sizeof(c->free_slots[0]));
     for (uint32_t i = 0; i < c->max_slots; i++) {
@@ -138,7 +153,7 @@ static void allocate(struct bt_wcore *c)
     uint32_t blocks = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
     c->blocks = bt_calloc(blocks, sizeof(c->blocks[0]));
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
-        c->tokens.bufs[i].t = bt_calloc(c->max_slots, sizeof(c->tokens.bufs[i].t[0]));
+        c->tokens.bufs[i].t = bt_calloc(c->max_tokens, sizeof(c->tokens.bufs[i].t[0]));
     }
     c->tokens.after = bt_calloc(c->max_slots, sizeof(c->tokens.after[0]));
     c->batch.cost = &c->speed.fit.cost;
@@ -170,6 +185,8 @@ static void free_all(struct bt_wcore *c)
         free(c->tokens.bufs[i].t);
     }
     free(c->tokens.after);
+    free(c->spec.rows);
+    free(c->spec.seqs);
 }
 
 /* ---- running ---- */

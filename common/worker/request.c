@@ -22,8 +22,7 @@ static struct bt_wreq *alloc(const struct bt_wcore *c, const struct bt_submissio
 {
     uint32_t last = BT_MAX(s->n, s->len_max), pages = BT_DIV_UP(last, c->block_tokens);
     size_t words = (size_t)last + 1 + pages + 2 * (size_t)n_bias,
-           prompt = words64(c->prefill->state_bytes),
-           row = words64(c->decode->state_bytes(BT_DIV_UP(s->n, c->block_tokens)));
+           prompt = words64(c->prefill->state_bytes), row = words64(c->decode->state_bytes(c, s));
     struct bt_wreq_mem *m = bt_calloc(1, sizeof(*m) + 8 * (prompt + row) + 4 * words);
     struct bt_wreq *r = &m->r;
     m->sub = *s;

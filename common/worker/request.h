@@ -7,6 +7,7 @@
 #include "common/base/list.h"
 #include "common/engine/engine.h"
 #include "common/kv/key.h"
+#include "common/spec/spec.h"
 #include "common/worker/grant.h"
 #include "common/worker/lease.h"
 #include "common/worker/worker.h"
@@ -47,7 +48,8 @@ struct bt_submission {
     uint32_t tenant;  /* tag whose blocks the answer's blocks are */
     int32_t
         priority; /* class: the smaller number goes first, and takes pages and slots from others */
-    bool late;    /* it may delay no other request: a class of its own behind all others */
+    bt_spec_kind_t speculation;
+    bool late; /* it may delay no other request: a class of its own behind all others */
     struct bt_kv_key root;
     struct bt_engine_params params; /* bias arrays: in the lead's allocation */
     uint64_t attach;                /* attachment that its LocalOpen went to */

@@ -66,6 +66,19 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
                                             error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
     s->step_error[1] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"prompt\"",
                                             error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
+    s->drafts = bt_metrics_counter(m, "vllm:spec_decode_num_drafts_total", l,
+                                   "Rows of steps that had drafts.");
+    s->draft_tokens = bt_metrics_counter(m, "vllm:spec_decode_num_draft_tokens_total", l,
+                                         "Drafts: tokens that steps tried behind a row's next.");
+    s->drafts_accepted = bt_metrics_counter(m, "vllm:spec_decode_num_accepted_tokens_total", l,
+                                            "Drafts that were accepted.");
+    for (uint32_t i = 0; i < BT_SPEC_MAX; i++) {
+        char *pl = bt_sprintf("%s,position=\"%u\"", l, i);
+        s->accepted_at[i] =
+            bt_metrics_counter(m, "vllm:spec_decode_num_accepted_tokens_per_pos_total", pl,
+                               "Drafts that were accepted, by their place behind the row's next.");
+        free(pl);
+    }
     s->pages_free = bt_metrics_gauge(m, "baton_worker_pages_free", NULL, "Free KV pages.");
     s->wb_done =
         bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"done\"",

@@ -9,6 +9,7 @@
 #include "common/batch/classes.h"
 #include "common/batch/cost.h"
 #include "common/metrics/metrics.h"
+#include "common/spec/spec.h"
 #include "session.pb-c.h"
 
 enum {
@@ -53,6 +54,8 @@ struct bt_wstats {
     struct bt_metric *step_error[2]; /* steps that only decode, steps with a prompt */
     struct bt_metric *role[2];       /* prefill, decode: offered */
     struct bt_metric *mixed[2];      /* seconds of a step with prompts beside rows, of a gap */
+    struct bt_metric *drafts, *draft_tokens, *drafts_accepted;
+    struct bt_metric *accepted_at[BT_SPEC_MAX]; /* the draft at this place of those of a step */
     struct bt_metric *wb_done, *wb_skipped, *pages_free, *steps;
     struct bt_wload_shared load;
 };

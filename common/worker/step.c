@@ -58,6 +58,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     e->n = b->n;
     e->tokens = &r->tokens[b->pos];
     e->flags = b->last && r->sub->max_new > 0 ? BT_ROW_SAMPLE : 0;
+    e->n_draft = r->stage == BT_WREQ_ROW ? b->n - 1 : 0;
     if (r->role->row != NULL) {
         r->role->row(c, r, b, e);
     }
@@ -69,10 +70,10 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     } else {
         s->prompt_tokens += b->n;
     }
-    s->n_sample += e->flags & BT_ROW_SAMPLE ? 1 : 0;
+    s->n_sample += e->flags & BT_ROW_SAMPLE ? 1 + e->n_draft : 0;
     s->reqs[i] = r;
     r->in_step = true;
-    r->pos = b->pos + b->n;
+    r->pos = b->pos + b->n - e->n_draft; /* drafts count once they are accepted */
 }
 
 static void release_forward(struct bt_wcore *c)
@@ -117,6 +118,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     }
     fill_batch(c);
     bool rows = bt_wcore_rows(c) > 0 || atomic_load(&c->role) == BT_ROLES_DECODE;
+    c->decode->draft(c);
     c->decode->bound_prompts(c);
     c->batch.trial = c->speed.fit.seen[1].steps % TRIAL_STEPS == 0;
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
@@ -158,6 +160,18 @@ bool bt_wcore_launch(struct bt_wcore *c)
     return true;
 }
 
+/* The results of a row begin at out: how many are there? */
+static uint32_t run_of(const struct bt_engine_event *ev, uint32_t out)
+{
+    uint32_t n = 1;
+    BT_ASSERT(ev != NULL && out < ev->n_out);
+    while (ev->out[out + n - 1].more) {
+        BT_ASSERT(out + n < ev->n_out);
+        n++;
+    }
+    return n;
+}
+
 static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
 {
     struct bt_wstep *s = &c->step;
@@ -169,15 +183,17 @@ static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
     for (uint32_t i = 0; i < s->n_rows; i++) {
         struct bt_wreq *r = s->reqs[i];
         const struct bt_engine_out *o = NULL;
+        uint32_t n = 0;
         if (s->erows[i].flags & BT_ROW_SAMPLE) {
-            BT_ASSERT(ev != NULL && out < ev->n_out);
-            o = &ev->out[out++];
+            n = run_of(ev, out);
+            o = &ev->out[out];
+            out += n;
         }
         r->in_step = false;
         if (r->doomed) {
             bt_wcore_close_doomed(c, r);
         } else {
-            r->role->stepped(c, r, &s->rows[i], o);
+            r->role->stepped(c, r, &s->rows[i], o, n);
         }
     }
     bt_wcore_flush_tokens(c);

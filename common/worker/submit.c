@@ -107,6 +107,9 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
         return "sampling.max_new is 0: ask for at least one token, or for PREFILL with "
                "prompt_logprobs";
     }
+    if (m->speculation >= BT_SPEC_KINDS) {
+        return "speculation is none of 0 to 3";
+    }
     if (m->root_key.len != sizeof(struct bt_kv_key)) {
         return "root_key must have 32 bytes";
     }
@@ -147,6 +150,7 @@ static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__
         .tenant = m->tenant,
         .priority = m->priority,
         .late = m->late,
+        .speculation = (bt_spec_kind_t)m->speculation,
         .params = params_of(m),
         .attach = w->attach,
     };

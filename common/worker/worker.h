@@ -11,9 +11,10 @@
 
 typedef enum { BT_ROLE_PREFILL = 0, BT_ROLE_DECODE = 1 } bt_role_t;
 
-struct bt_wcore; /* the engine thread's state: common/worker/core.h */
-struct bt_wreq;  /* one choice of a submission: common/worker/request.h */
-struct bt_wtail; /* likewise */
+struct bt_wcore;      /* the engine thread's state: common/worker/core.h */
+struct bt_wreq;       /* one choice of a submission: common/worker/request.h */
+struct bt_submission; /* likewise */
+struct bt_wtail;      /* likewise */
 
 /* What a role does with a request at each turn of its life. All on the engine thread. The steps of
  * a PREFILL submission are the prefill role's, those of a DECODE submission the decode role's; a
@@ -33,9 +34,10 @@ struct bt_role_ops {
     /* Completes the engine row of a planned row (flows); may be NULL. */
     void (*row)(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
                 struct bt_engine_row *e);
-    /* The step with this row is over; out is its sampled token or NULL. */
+    /* The step with this row is over. out: its n_out sampled tokens, several of a row with drafts;
+     * NULL: none. */
     void (*stepped)(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
-                    const struct bt_engine_out *out);
+                    const struct bt_engine_out *out, uint32_t n_out);
     /* All flows of r are closed and quiet (and it is not ending). */
     void (*quiet)(struct bt_wcore *c, struct bt_wreq *r);
     /* A piece of r, `tokens` long, was loaded (bt_wlease_pieces). May be NULL. */
@@ -61,8 +63,8 @@ struct bt_prefill_ops {
 struct bt_decode_ops {
     struct bt_role_ops role;
     /* Bytes of struct bt_row, zeroed, a part of each request; its size depends on the blocks of the
-     * prompt. */
-    size_t (*state_bytes)(uint32_t prompt_blocks);
+     * prompt and on where its drafts come from. */
+    size_t (*state_bytes)(const struct bt_wcore *c, const struct bt_submission *s);
     /* ---- choices that share the pages of a prompt ---- */
     /* The prompt's KV is in lead's pages: its other choices may begin. */
     void (*prompt_done)(struct bt_wcore *c, struct bt_wreq *lead);
@@ -86,6 +88,8 @@ struct bt_decode_ops {
     /* ---- before each step ---- */
     /* Gives each row the page of its next position; preempts rows if there are too few. */
     void (*provide_pages)(struct bt_wcore *c);
+    /* Writes drafts behind the tokens of rows of c's batch and sets how many each has. */
+    void (*draft)(struct bt_wcore *c);
     /* Sets in c's batch how many prompt tokens may join rows, by time if that is bounded, by tokens
      * otherwise. */
     void (*bound_prompts)(struct bt_wcore *c);

@@ -296,6 +296,38 @@ static void test_decode_takes_all_rows_and_prompts(void **state)
     assert_int_equal(f.rows[2].n, 32); /* prompt_tokens, not the 62 that are left */
 }
 
+/* Every row gets its token before any gets drafts, and a block stays for a prompt that waits. */
+static void test_drafts_take_what_is_left(void **state)
+{
+    (void)state;
+    struct fix f;
+    init(&f, 64);
+    for (uint32_t i = 0; i < 10; i++) {
+        add(&f, BT_BATCH_DECODE, 10, 0, 0);
+        f.seqs[i].drafts = i % 2 ? 16 : 0;
+    }
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 10);
+    uint32_t tokens = 0;
+    for (uint32_t i = 0; i < 10; i++) {
+        assert_int_equal(f.rows[i].seq, i);
+        assert_true(f.rows[i].last);
+        tokens += f.rows[i].n;
+    }
+    assert_int_equal(tokens, 64);
+    assert_int_equal(f.rows[1].n, 17);
+    assert_int_equal(f.rows[9].n, 1);
+    struct bt_batch_work w = bt_batch_work_of(&f.b, f.rows, 10);
+    assert_true(w.tokens == 64 && w.kv == 640);
+    add(&f, BT_BATCH_PROMPT, 0, 100, 0);
+    assert_int_equal(bt_batch_decode(&f.b, f.rows, MAX), 11);
+    assert_int_equal(f.rows[10].n, f.b.lim.block_tokens);
+    tokens = 0;
+    for (uint32_t i = 0; i < 11; i++) {
+        tokens += f.rows[i].n;
+    }
+    assert_int_equal(tokens, 64);
+}
+
 /* A row that is on its way waits for the step at hand, which is bounded as if it were there. */
 static void test_row_due(void **state)
 {
@@ -727,6 +759,7 @@ int main(void)
         cmocka_unit_test(test_last_token_of_a_cached_prompt),
         cmocka_unit_test(test_nobody_overtakes_who_waits_for_room),
         cmocka_unit_test(test_decode_takes_all_rows_and_prompts),
+        cmocka_unit_test(test_drafts_take_what_is_left),
         cmocka_unit_test(test_row_due),
         cmocka_unit_test(test_turns_without_mixed_steps),
         cmocka_unit_test(test_no_starvation),

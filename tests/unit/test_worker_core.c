@@ -948,6 +948,26 @@ static void test_chaos(void **state)
     assert_true(whole > 250); /* of 3000: how many a cancel meets depends on the machine's speed */
 }
 
+/* Rows with drafts keep all the rules: the engine asserts them, and the rig compares each token. */
+static void test_drafts_keep_the_rules(void **state)
+{
+    uint32_t whole = 0, met = 0;
+    fe_drafts = true;
+    test_each_kind_runs_to_its_end(state);
+    test_rows_compete_for_pages(state);
+    test_preempted_rows_are_reloaded(state);
+    test_no_logits_fail_one_request(state);
+    test_choices_under_pressure(state);
+    test_the_first_choice_ends_at_once(state);
+    test_steps_wait_for_token_buffers(state);
+    for (uint64_t seed = 200; seed < 210; seed++) {
+        whole += chaos(seed, &met);
+    }
+    fe_drafts = false;
+    assert_true(whole > 100);
+    assert_true(fe_accepted > 1000 && fe_refused > 1000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -977,6 +997,7 @@ int main(void)
         cmocka_unit_test(test_time_bounds_steps_with_prompts),
         cmocka_unit_test(test_classes_are_told_apart),
         cmocka_unit_test(test_chaos),
+        cmocka_unit_test(test_drafts_keep_the_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,6 +24,7 @@
 #define FE_PAGES   40u
 #define FE_FLOWS   64u
 #define FE_TICKETS 256u
+#define FE_ROWS    48u
 #define FE_BAD     666u /* seed whose tokens are NaN */
 #define FE_DEVICE  777u /* seed whose forward loses the device */
 
@@ -46,7 +47,7 @@ struct fe_ticket {
     int slot, flow; /* freed when polled; -1: none */
     bool forward, sampled;
     uint32_t n_out;
-    struct bt_engine_out out[FE_SLOTS];
+    struct bt_engine_out out[FE_ROWS];
 };
 struct bt_engine {
     struct fe_slot slots[FE_SLOTS];
@@ -57,22 +58,28 @@ struct bt_engine {
     struct fe_ticket t[FE_TICKETS];
     uint32_t head, tail; /* not yet polled: [head, tail) */
     bt_engine_ticket_t next;
-    struct bt_engine_out given[FE_SLOTS], prompt[FE_CONTEXT];
+    struct bt_engine_out given[FE_ROWS], prompt[FE_CONTEXT];
     uint32_t n_prompt_out;
     bt_engine_ticket_t fwd; /* not released */
     uint32_t n_sample, sample_slot[FE_SLOTS];
+    struct {
+        uint32_t n, tokens[FE_ROWS];
+    } drafts[FE_SLOTS]; /* of the rows that are sampled */
     uint64_t rng;
     uint64_t steps, max_pages, prompt_rows; /* tokens run other than one at a time */
     uint32_t max_row;                       /* most of them at a time */
     struct bt_engine_info info;
 };
-static struct bt_engine *fe_last;    /* the engine that was opened last, for the test's end */
+static struct bt_engine *fe_last; /* the engine that was opened last, for the test's end */
+static bool fe_drafts;            /* engines to come take drafts, and their texts nearly repeat */
+static uint64_t fe_accepted, fe_refused;
 static atomic_bool fe_hold, fe_held; /* a step does not begin while held; held: one waits */
 
 #define FE_LOADED 1ull
 static inline uint32_t fe_next(uint32_t token, uint32_t pos, uint32_t choice)
 {
-    return (token * 31 + pos * 7 + choice * 101 + 11) % FE_VOCAB;
+    uint32_t any = (token * 31 + pos * 7 + choice * 101 + 11) % FE_VOCAB;
+    return fe_drafts && any % 8 != 0 ? (pos % 13 * 31 + choice * 101 + 11) % FE_VOCAB : any;
 }
 /* KV at a position stands for all tokens up to it. */
 static inline uint64_t fe_chain(uint64_t before, uint32_t token)
@@ -105,12 +112,13 @@ static bt_status_t fe_open(const struct bt_engine_config *c, struct bt_engine **
         &e->info.layout, &root, err, cap);
     BT_ASSERT(st == BT_OK);
     c->progress(c->progress_arg, "nothing", 1);
-    e->info.caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_EXACT;
+    e->info.caps =
+        BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_EXACT | (fe_drafts ? BT_ENGINE_CAP_DRAFTS : 0);
     e->info.vocab = FE_VOCAB;
     e->info.max_model_len = FE_CONTEXT;
     e->info.pages = FE_PAGES;
     e->info.max_slots = FE_SLOTS;
-    e->info.max_rows = 48;
+    e->info.max_rows = FE_ROWS;
     e->rng = 12345;
     fe_last = e;
     *e_p = e;
@@ -252,16 +260,17 @@ static bt_status_t fe_flow_close(struct bt_engine *e, uint32_t flow, bool abort,
 static void fe_check_row(struct bt_engine *e, const struct bt_engine_row *r)
 {
     struct fe_slot *s = fe_slot(e, r->slot);
-    uint32_t end = r->pos + r->n;
+    uint32_t end = r->pos + r->n, known = end - r->n_draft;
     uint64_t chain = 0;
-    BT_ASSERT(r->n > 0 && end <= s->n);
+    BT_ASSERT(r->n > r->n_draft && known <= s->n && end < FE_CONTEXT);
     BT_ASSERT(BT_DIV_UP(end, FE_BLOCK) <= s->n_pages);
-    BT_ASSERT(memcmp(r->tokens, s->tokens + r->pos, r->n * 4) == 0);
-    BT_ASSERT(!(r->flags & BT_ROW_SAMPLE) || end == s->n);
+    BT_ASSERT(memcmp(r->tokens, s->tokens + r->pos, (known - r->pos) * 4) == 0);
+    BT_ASSERT(!(r->flags & BT_ROW_SAMPLE) || known == s->n);
+    BT_ASSERT(r->n_draft == 0 || (fe_drafts && (r->flags & BT_ROW_SAMPLE)));
     for (uint32_t i = 0; i < end; i++) {
         uint32_t page = s->pages[i / FE_BLOCK];
         uint64_t *kv = &e->kv[page][i % FE_BLOCK];
-        chain = fe_chain(chain, s->tokens[i]);
+        chain = fe_chain(chain, i < known ? s->tokens[i] : r->tokens[i - r->pos]);
         if (i < r->pos) {
             BT_ASSERT(*kv == FE_LOADED || *kv == chain); /* the KV of my tokens */
         } else {
@@ -269,7 +278,7 @@ static void fe_check_row(struct bt_engine *e, const struct bt_engine_row *r)
             *kv = chain;
         }
     }
-    e->prompt_rows += r->n > 1 ? r->n : 0;
+    e->prompt_rows += r->n - r->n_draft > 1 ? r->n : 0;
     for (uint32_t i = r->pos; (r->flags & BT_ROW_PROMPT_LOGPROBS) && i < end; i++) {
         if (i + 1 < s->n_prompt) {
             struct bt_engine_out *o = &e->prompt[e->n_prompt_out++];
@@ -309,6 +318,9 @@ static bt_status_t fe_forward(struct bt_engine *e, const struct bt_engine_batch 
             return BT_ERR_DEVICE;
         }
         if (b->rows[i].flags & BT_ROW_SAMPLE) {
+            e->drafts[e->n_sample].n = b->rows[i].n_draft;
+            memcpy(e->drafts[e->n_sample].tokens,
+                   b->rows[i].tokens + b->rows[i].n - b->rows[i].n_draft, b->rows[i].n_draft * 4);
             e->sample_slot[e->n_sample++] = b->rows[i].slot;
         }
     }
@@ -330,13 +342,21 @@ static bt_status_t fe_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const 
     (void)mask;
     BT_ASSERT(e->fwd == fwd && e->n_sample > 0); /* its logits have not been released */
     struct fe_ticket *t = fe_ticket(e, out);
-    t->n_out = e->n_sample;
     for (uint32_t i = 0; i < e->n_sample; i++) {
         struct fe_slot *s = fe_slot(e, e->sample_slot[i]);
-        t->out[i].slot = e->sample_slot[i];
-        t->out[i].token = fe_next(s->tokens[s->n - 1], s->n, s->choice);
-        t->out[i].bad = s->seed == FE_BAD;
-        s->tokens[s->n++] = t->out[i].token;
+        struct bt_engine_out *o;
+        uint32_t k = 0;
+        do {
+            o = &t->out[t->n_out++];
+            o->slot = e->sample_slot[i];
+            o->token = fe_next(s->tokens[s->n - 1], s->n, s->choice);
+            o->bad = s->seed == FE_BAD;
+            s->tokens[s->n++] = o->token;
+            o->more = !o->bad && k < e->drafts[i].n && e->drafts[i].tokens[k] == o->token;
+            k += o->more;
+        } while (o->more);
+        fe_accepted += k;
+        fe_refused += e->drafts[i].n - k;
     }
     return BT_OK;
 }

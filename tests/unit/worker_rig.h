@@ -123,6 +123,7 @@ static void start(struct rig *g, uint64_t seed)
     g->conf.max_requests = MAX_REQS;
     g->conf.writeback = true;
     g->conf.writeback_max = 6;
+    g->conf.speculate = "suffix";
     g->core.conf = &g->conf;
     atomic_store(&g->core.role, BT_ROLES_DECODE);
     g->core.prefill = &bt_prefill;

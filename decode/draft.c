@@ -1,0 +1,128 @@
+/* Speculation: drafts behind the next token of each row. An index of the row's own tokens proposes
+ * them (common/spec/match.h), the cost of a step and how many were accepted so far decide how many
+ * a step tries (choose.h). The index follows from the tokens alone, so a row that was handed off,
+ * resumed or forked has the same drafts as one that was not. Engine thread. */
+#include "decode/decode.h"
+
+/* Tokens that enter indexes before one step: 0.1 ms. A prompt of 128k is in after 16 steps. */
+#define INDEX_TOKENS 8192
+
+static bt_spec_kind_t kind_of(const struct bt_wcore *c, const struct bt_submission *s)
+{
+    return c->spec.kind == BT_SPEC_OFF || s->speculation == BT_SPEC_AUTO ? c->spec.kind
+                                                                         : s->speculation;
+}
+
+static size_t index_at(const struct bt_wcore *c, const struct bt_submission *s)
+{
+    uint32_t blocks = BT_DIV_UP(s->n, c->block_tokens);
+    return BT_ALIGN_UP(sizeof(struct bt_row) + blocks * sizeof(uint32_t), sizeof(uint64_t));
+}
+
+size_t bt_decode_row_bytes(const struct bt_wcore *c, const struct bt_submission *s)
+{
+    bool drafts = kind_of(c, s) != BT_SPEC_OFF && s->phases != BATON__PHASES__PREFILL;
+    return index_at(c, s) + (drafts ? bt_spec_match_bytes(s->len_max) : 0);
+}
+
+/* Puts at most *most_p of r's tokens into its index. True: all are in. */
+static bool update_index(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *most_p)
+{
+    struct bt_row *w = r->row;
+    if (w->index == NULL) {
+        w->index = (struct bt_spec_match *)((char *)w + index_at(c, r->sub));
+        bt_spec_match_init(w->index, kind_of(c, r->sub), r->sub->len_max);
+        w->rates = c->spec.rates;
+    }
+    uint32_t before = w->index->n;
+    bool all = bt_spec_match_extend(w->index, r->tokens, r->len, *most_p);
+    *most_p -= w->index->n - before;
+    return all;
+}
+
+/* Writes drafts behind r's tokens; returns their number. Tokens behind the longest answer would be
+ * dropped, so it has no drafts for them. */
+static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *index_p)
+{
+    struct bt_spec_draft d;
+    if (kind_of(c, r->sub) == BT_SPEC_OFF || r->len + 1 >= r->sub->len_max ||
+        !update_index(c, r, index_p)) {
+        return 0;
+    }
+    bt_spec_match_find(r->row->index, r->tokens, r->len, r->sub->len_max - r->len - 1, &d);
+    for (uint32_t i = 0; i < d.n; i++) {
+        r->tokens[r->len + i] = d.tokens[i];
+    }
+    r->row->match = d.match;
+    return d.n;
+}
+
+/* Takes pages for n drafts of r as long as every active request can still get its next page, and
+ * returns for how many there is room. Nothing is taken from others for drafts. */
+static uint32_t with_pages(struct bt_wcore *c, struct bt_wreq *r, uint32_t n)
+{
+    uint32_t page;
+    while ((r->pos + n) / c->block_tokens >= r->n_pages) {
+        if (bt_page_pool_free_count(c->pages) <= c->reqs.n_active ||
+            bt_page_pool_get(c->pages, 1, &page) != BT_OK) {
+            return r->n_pages * c->block_tokens - r->pos - 1;
+        }
+        r->pages[r->n_pages] = page;
+        bt_status_t st = c->vt->slot_pages(c->eng, r->slot, r->n_pages, &page, 1);
+        r->n_pages++;
+        if (st != BT_OK) {
+            bt_wcore_fatal(c, st, "slot_pages");
+            return 0;
+        }
+    }
+    return n;
+}
+
+void bt_decode_draft(struct bt_wcore *c)
+{
+    struct bt_wspec *s = &c->spec;
+    struct bt_batch_work work = {0};
+    uint32_t n = 0, index = INDEX_TOKENS;
+    if (s->kind == BT_SPEC_OFF) {
+        return;
+    }
+    for (uint32_t i = 0; i < c->batch.n; i++) {
+        struct bt_wreq *r = c->seq_reqs[i];
+        if (c->batch.seqs[i].kind != BT_BATCH_DECODE) {
+            continue;
+        }
+        work.tokens += 1;
+        work.kv += r->pos;
+        uint32_t have = n < BT_WORKER_DRAFT_ROWS ? propose(c, r, &index) : 0;
+        if (have > 0) {
+            s->seqs[n] = i;
+            s->rows[n++] = (struct bt_spec_row){
+                .rate = bt_spec_rate(&r->row->rates, r->row->match), .n = have, .pos = r->pos};
+        }
+    }
+    uint32_t used = (uint32_t)work.tokens + (bt_batch_waiting(&c->batch) > 0 ? c->block_tokens : 0);
+    if (n == 0 || used >= c->max_rows) {
+        return;
+    }
+    bt_spec_choose(&c->speed.fit.cost, &work, work.tokens, c->max_rows - used, s->rows, n,
+                   &s->trial);
+    for (uint32_t i = 0; i < n && !c->fatal; i++) {
+        struct bt_wreq *r = c->seq_reqs[s->seqs[i]];
+        c->batch.seqs[s->seqs[i]].drafts = with_pages(c, r, s->rows[i].take);
+    }
+}
+
+void bt_decode_drafted(struct bt_wcore *c, struct bt_wreq *r, uint32_t n, uint32_t accepted)
+{
+    struct bt_wstats *s = c->stats;
+    if (n == 0) {
+        return;
+    }
+    bt_spec_rates_learn(&r->row->rates, &c->spec.rates, r->row->match, n, accepted);
+    bt_metric_add(s->drafts, 1);
+    bt_metric_add(s->draft_tokens, n);
+    bt_metric_add(s->drafts_accepted, accepted);
+    for (uint32_t i = 0; i < accepted; i++) {
+        bt_metric_add(s->accepted_at[i], 1);
+    }
+}
