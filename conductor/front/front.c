@@ -307,10 +307,11 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
         return false;
     }
     const char *version = bt_http_header(req, "anthropic-version");
-    if (version != NULL && strcmp(version, MESSAGES_VERSION) != 0 &&
+    if (version != NULL && strcmp(version, MESSAGES_VERSION) < 0 &&
         of_messages(bt_http_path(req))) {
         return bt_front_fail(e, 400, NULL, NULL,
-                             "anthropic-version: '%.32s' is not supported; use " MESSAGES_VERSION,
+                             "anthropic-version: '%.32s' is not supported; use " MESSAGES_VERSION
+                             " or a later one, whose answers have the same form here",
                              version);
     }
     if (r->post && !is_json(bt_http_header(req, "content-type"))) {

@@ -332,7 +332,8 @@ static const struct field fields[] = {
     /* /v1/messages */
     {"max_tokens", A, USED, "required. Prompt and `max_tokens` must fit into the context together"},
     {"messages", A | AC, USED,
-     "turns of the roles user and assistant; the answer continues a last turn of the assistant"},
+     "turns of the roles user, assistant and system; the answer continues a last turn of the "
+     "assistant"},
     {"system", A | AC, USED, "a string or text blocks: the system message"},
     {"stop_sequences", A, USED, "up to 16"},
     {"tools", A | AC, USED, "tools with an `input_schema`; not those that a server runs itself"},
@@ -348,7 +349,7 @@ static const struct field fields[] = {
     {"container", A, REFUSED, "the server runs no code"},
     {"context_management", A | AC, REFUSED, "a prompt is never cut"},
 
-    {"role", AM, USED, "user or assistant"},
+    {"role", AM, USED, "user, assistant or system"},
     {"content", AM, USED, "a string, or a list of blocks"},
 
     {"type", AB, USED,

@@ -116,7 +116,7 @@ static bool take_block(struct bt_front_turn *t, const json_t *block, const char 
                        struct bt_front_error *e)
 {
     const json_t *type = json_object_get(block, "type"), *v;
-    bool user = strcmp(t->role, "user") == 0;
+    bool user = strcmp(t->role, "user") == 0, assistant = strcmp(t->role, "assistant") == 0;
     if (bt_front_adapt_is(type, "text")) {
         if (!check_text(block, prefix, e)) {
             return false;
@@ -124,16 +124,17 @@ static bool take_block(struct bt_front_turn *t, const json_t *block, const char 
         bt_front_turn_text(t, json_object_get(block, "text"));
         return true;
     }
-    bool known = user
-                     ? bt_front_adapt_is(type, "tool_result")
-                     : bt_front_adapt_is(type, "tool_use") || bt_front_adapt_is(type, "thinking") ||
-                           bt_front_adapt_is(type, "redacted_thinking");
+    bool known =
+        (user && bt_front_adapt_is(type, "tool_result")) ||
+        (assistant && (bt_front_adapt_is(type, "tool_use") || bt_front_adapt_is(type, "thinking") ||
+                       bt_front_adapt_is(type, "redacted_thinking")));
     if (!known) {
         return bt_front_fail(e, 400, "messages", "unsupported_parameter",
                              "'%stype' is '%.40s'; supported in a message of the role %s are %s",
                              prefix, json_is_string(type) ? json_string_value(type) : "", t->role,
-                             user ? "text and tool_result"
-                                  : "text, thinking, redacted_thinking and tool_use");
+                             user        ? "text and tool_result"
+                             : assistant ? "text, thinking, redacted_thinking and tool_use"
+                                         : "blocks of text");
     }
     if (!bt_front_fields_check(block, FRONT_MESSAGES_BLOCK, prefix, e)) {
         return false;
@@ -161,11 +162,10 @@ static bool take_message(struct bt_front_turn *t, const json_t *msg, size_t i,
     place_t prefix;
     const json_t *role = json_object_get(msg, "role"), *content = json_object_get(msg, "content");
     snprintf(prefix, sizeof(prefix), "messages[%zu].", i);
-    if (!bt_front_adapt_is(role, "user") && !bt_front_adapt_is(role, "assistant")) {
+    bool user = bt_front_adapt_is(role, "user"), system = bt_front_adapt_is(role, "system");
+    if (!user && !system && !bt_front_adapt_is(role, "assistant")) {
         return bt_front_fail(e, 400, "messages", "invalid_value",
-                             "'%srole' must be 'user' or 'assistant'; instructions are the field "
-                             "'system'",
-                             prefix);
+                             "'%srole' must be user, assistant or system", prefix);
     }
     if (!bt_front_fields_check(msg, FRONT_MESSAGES_TURN, prefix, e)) {
         return false;
@@ -173,7 +173,7 @@ static bool take_message(struct bt_front_turn *t, const json_t *msg, size_t i,
     if (t->role == NULL || !bt_front_adapt_is(role, t->role)) {
         bt_front_turn_end(t);
     }
-    t->role = bt_front_adapt_is(role, "user") ? "user" : "assistant";
+    t->role = user ? "user" : system ? "system" : "assistant";
     if (json_is_string(content)) {
         bt_front_turn_text(t, content);
         return true;

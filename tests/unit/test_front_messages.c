@@ -52,6 +52,9 @@ static void test_prompts(void **state)
                 "\"x\"},{\"type\":\"text\",\"text\":\"Hi\"}]}," USER "]",
                 "\"messages\":[{\"role\":\"user\",\"content\":\"Hello\\nthere\"},"
                 "{\"role\":\"assistant\",\"content\":\"Hi\"}," USER "]");
+    /* later versions have it among the messages, too */
+    same_prompt("\"messages\":[{\"role\":\"system\",\"content\":\"Be brief\"}," USER "]",
+                "\"messages\":[{\"role\":\"system\",\"content\":\"Be brief\"}," USER "]");
     /* the answer continues a last turn of the assistant */
     same_prompt("\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"Well,\"}]",
                 "\"continue_final_message\":true,\"messages\":[" USER
@@ -297,8 +300,8 @@ static void test_bad_bodies(void **state)
     refused("{\"max_tokens\":8}", "'messages' must be");
     refused("{\"max_tokens\":8,\"messages\":[]}", "'messages' must be");
     refused("{\"max_tokens\":8,\"messages\":[1]}", "'messages[0].role'");
-    refused("{\"max_tokens\":8,\"messages\":[{\"role\":\"system\",\"content\":\"x\"}]}",
-            "instructions are the field 'system'");
+    refused("{\"max_tokens\":8,\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
+            "'messages[0].role' must be");
     refused("{\"max_tokens\":8,\"messages\":[{\"role\":\"user\",\"content\":[]}]}",
             "'messages[0].content'");
     refused("{\"max_tokens\":8,\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"name\":1}]}",
