@@ -7,7 +7,9 @@
 struct bt_detok {
     const struct bt_tokenizer *t;
     bool skip_special;
-    bool first;         /* no token's text was returned yet */
+    bool first;           /* no token's text was returned yet */
+    const uint32_t *kept; /* special tokens that are not skipped */
+    size_t n_kept;
     struct bt_buf tail; /* at most 3 bytes between calls */
 };
 
@@ -18,6 +20,25 @@ struct bt_detok *bt_detok_create(const struct bt_tokenizer *t, bool skip_special
     d->skip_special = skip_special;
     d->first = true;
     return d;
+}
+
+void bt_detok_keep(struct bt_detok *d, const uint32_t *ids, size_t n)
+{
+    d->kept = ids;
+    d->n_kept = n;
+}
+
+static bool skipped(const struct bt_detok *d, uint32_t id)
+{
+    if (!d->skip_special || !bt_tokenizer_is_special(d->t, id)) {
+        return false;
+    }
+    for (size_t i = 0; i < d->n_kept; i++) {
+        if (d->kept[i] == id) {
+            return false;
+        }
+    }
+    return true;
 }
 
 void bt_detok_destroy(struct bt_detok *d)
@@ -33,7 +54,7 @@ bt_status_t bt_detok_push(struct bt_detok *d, uint32_t id, struct bt_buf *out)
     if (id >= bt_tokenizer_vocab(d->t)) {
         return BT_ERR_INVALID;
     }
-    if (d->skip_special && bt_tokenizer_is_special(d->t, id)) {
+    if (skipped(d, id)) {
         return BT_OK;
     }
     size_t at = d->tail.len;

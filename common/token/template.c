@@ -14,6 +14,8 @@ struct bt_template {
     struct bt_j_nodes body;
     locale_t locale;
     json_t *tokens; /* bos_token and its like; NULL if not loaded from a directory */
+    char *text;
+    struct bt_template *with_tools; /* renders requests with tools; NULL: this one does */
 };
 
 #define MORE_TOKENS "additional_special_tokens"
@@ -55,6 +57,7 @@ static bt_status_t compile(const char *source, size_t len, struct bt_template **
         .arena = &t->arena, .status = BT_ERR_TOO_LARGE, .err = err, .err_cap = err_cap};
     bt_status_t st = try_compile(c, source, len, &t->body) ? BT_OK : c->status;
     t->arena.oom = NULL;
+    t->text = bt_sprintf("%.*s", (int)len, source);
     free(c);
     if (st != BT_OK) {
         bt_template_destroy(t);
@@ -83,7 +86,14 @@ void bt_template_destroy(struct bt_template *t)
         freelocale(t->locale);
     }
     json_decref(t->tokens);
+    bt_template_destroy(t->with_tools);
+    free(t->text);
     free(t);
+}
+
+const char *bt_template_text(const struct bt_template *t, bool tools)
+{
+    return tools && t->with_tools != NULL ? t->with_tools->text : t->text;
 }
 
 /* Reads bos_token and so on: a string, or an object with its "content". */
@@ -106,21 +116,27 @@ static json_t *special_tokens(const json_t *config)
     return out;
 }
 
+/* The entry of this name in a list of templates; NULL: there is none. */
+static const json_t *named_template(const json_t *list, const char *name)
+{
+    const json_t *v = NULL;
+    for (size_t i = 0; i < json_array_size(list) && v == NULL; i++) {
+        const json_t *one = json_array_get(list, i);
+        const char *its = json_string_value(json_object_get(one, "name"));
+        if (its != NULL && strcmp(its, name) == 0) {
+            v = json_object_get(one, "template");
+        }
+    }
+    return v;
+}
+
 /* The template's text: a string, or the entry "default" of a list. */
 static bt_status_t pick_template(const json_t *config, const json_t **text_p,
                                  const struct bt_token_err *e)
 {
     const json_t *v = json_object_get(config, "chat_template");
     if (json_is_array(v)) {
-        const json_t *list = v;
-        v = NULL;
-        for (size_t i = 0; i < json_array_size(list) && v == NULL; i++) {
-            const json_t *one = json_array_get(list, i);
-            const char *name = json_string_value(json_object_get(one, "name"));
-            if (name != NULL && strcmp(name, "default") == 0) {
-                v = json_object_get(one, "template");
-            }
-        }
+        v = named_template(v, "default");
         if (v == NULL) {
             return bt_token_fail(e, BT_ERR_NOT_FOUND, "chat_template has no entry \"default\"");
         }
@@ -135,6 +151,30 @@ static bt_status_t pick_template(const json_t *config, const json_t **text_p,
     }
     *text_p = v;
     return BT_OK;
+}
+
+/* Compiles the template for requests with tools, if the model has one. */
+static bt_status_t load_with_tools(const char *dir, const json_t *config, struct bt_template *t,
+                                   char *err, size_t err_cap)
+{
+    const json_t *v = named_template(json_object_get(config, "chat_template"), "tool_use");
+    if (json_is_string(v)) {
+        return compile(json_string_value(v), json_string_length(v), &t->with_tools, err, err_cap);
+    }
+    char *path = bt_sprintf("%s/additional_chat_templates/tool_use.jinja", dir);
+    struct bt_token_err e = {path, err, err_cap};
+    struct bt_buf file;
+    bt_buf_init(&file);
+    bt_status_t st = bt_token_read_file(path, J_SOURCE_MAX, &file, &e);
+    if (st == BT_OK) {
+        st = compile(file.data == NULL ? "" : file.data, file.len, &t->with_tools, err, err_cap);
+    } else if (st == BT_ERR_NOT_FOUND) {
+        st = BT_OK;
+        err[0] = '\0';
+    }
+    bt_buf_cleanup(&file);
+    free(path);
+    return st;
 }
 
 bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *err, size_t err_cap)
@@ -177,7 +217,12 @@ bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *er
     }
     if (st == BT_OK) {
         t->tokens = special_tokens(config);
-        *t_p = t;
+        st = load_with_tools(dir, config, t, err, err_cap);
+        if (st == BT_OK) {
+            *t_p = t;
+        } else {
+            bt_template_destroy(t);
+        }
     }
     json_decref(config);
     bt_buf_cleanup(&jinja);
@@ -216,7 +261,9 @@ static bool try_render(struct bt_j_render *r, const struct bt_template *t, const
         bind_all(r, t->tokens);
     }
     bind_all(r, context);
-    bt_j_exec(r, &t->body);
+    bt_j_exec(r, json_array_size(json_object_get(context, "tools")) > 0 && t->with_tools != NULL
+                     ? &t->with_tools->body
+                     : &t->body);
     return true;
 }
 

@@ -60,6 +60,8 @@ bool bt_tokenizer_find(const struct bt_tokenizer *t, const char *content, uint32
 /* Incremental: push ids one by one; text comes out as soon as it is final (never half a UTF-8
  * character). Concatenated output + flush == bt_tokenizer_decode of all ids. */
 struct bt_detok *bt_detok_create(const struct bt_tokenizer *t, bool skip_special);
+/* These n special tokens stay in the text in spite of skip_special. ids outlive d. */
+void bt_detok_keep(struct bt_detok *d, const uint32_t *ids, size_t n);
 void bt_detok_destroy(struct bt_detok *d);
 /* Seeds the context with the prompt's last ids (nothing is emitted for them). */
 void bt_detok_seed(struct bt_detok *d, const uint32_t *ids, size_t n);
@@ -69,15 +71,19 @@ void bt_detok_flush(struct bt_detok *d,
 
 /* Compiles a Jinja chat template (tokenizer_config.json's chat_template, or chat_template.jinja in
  * DIR). What the interpreter does not know is ERR_UNSUPPORTED here, naming construct and line.
- * ERR_NOT_FOUND: the model has none. */
+ * ERR_NOT_FOUND: the model has none. A second template, for requests with tools, is compiled too:
+ * the entry "tool_use" of a list, or additional_chat_templates/tool_use.jinja. */
 bt_status_t bt_template_load(const char *dir, struct bt_template **t_p, char *err,
                              size_t err_cap) BT_MUST_CHECK;
 /* From text, as fuzzers and tests have it; daemons load files. */
 bt_status_t bt_template_compile(const char *source, struct bt_template **t_p, char *err,
                                 size_t err_cap) BT_MUST_CHECK;
 void bt_template_destroy(struct bt_template *t);
+/* The text of the template that renders requests with tools, or without; NUL-terminated. */
+const char *bt_template_text(const struct bt_template *t, bool tools);
 /* Renders. context_json: an object with messages, add_generation_prompt, and anything else the
- * template reads (tools, ...); bos_token, eos_token... come from tokenizer_config.json when loaded
+ * template reads (tools, ...: a list that is not empty is rendered by the template for tools, if
+ * there is one); bos_token, eos_token... come from tokenizer_config.json when loaded
  * from DIR. ERR_INVALID with err: raise_exception() of the template or a type error, with the line.
  * For fuzzers and tests: daemons render objects (bt_template_render_object). */
 bt_status_t bt_template_render(const struct bt_template *t, const char *context_json,

@@ -8,6 +8,9 @@
 void bt_emit_init(struct bt_emit *e, const struct bt_tokenizer *tok, const struct bt_gen_spec *spec)
 {
     e->detok = bt_detok_create(tok, spec->skip_special);
+    if (spec->kept != NULL) {
+        bt_detok_keep(e->detok, spec->kept->ids, spec->kept->n);
+    }
     e->stop = bt_stop_create(spec->stop, spec->include_stop);
     e->include_stop = spec->include_stop;
     e->text_len = 0;

@@ -358,6 +358,55 @@ static void test_load_forms(void **state)
     rmdir(dir);
 }
 
+/* Requests with tools have a template of their own, in a list or in a folder. */
+static void test_load_for_tools(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/test_template_XXXXXX", err[512], folder[128];
+    assert_non_null(mkdtemp(dir));
+    snprintf(folder, sizeof(folder), "%s/additional_chat_templates", dir);
+    static const struct {
+        const char *config, *jinja, *without, *with;
+        bt_status_t status;
+    } cases[] = {
+        {"{\"chat_template\":\"one\"}", NULL, "one", "one", BT_OK},
+        {"{\"bos_token\":\"<b>\",\"chat_template\":[{\"name\":\"tool_use\",\"template\":"
+         "\"{{ bos_token }}t{{ tools[0] }}\"},{\"name\":\"default\",\"template\":\"d\"}]}",
+         NULL, "d", "<b>t1", BT_OK},
+        {"{\"chat_template\":\"one\"}", "two", "one", "two", BT_OK},
+        {"{\"chat_template\":\"one\"}", "{% two", NULL, "line 1", BT_ERR_INVALID},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        struct bt_template *t = NULL;
+        struct bt_buf out;
+        bt_buf_init(&out);
+        put_file(dir, "tokenizer_config.json", cases[i].config);
+        if (cases[i].jinja != NULL) {
+            (void)mkdir(folder, 0700);
+            put_file(folder, "tool_use.jinja", cases[i].jinja);
+        }
+        assert_int_equal(bt_template_load(dir, &t, err, sizeof(err)), cases[i].status);
+        if (cases[i].status == BT_OK) {
+            assert_int_equal(bt_template_render(t, "{\"tools\":[]}", &out, err, sizeof(err)),
+                             BT_OK);
+            assert_string_equal(out.data, cases[i].without);
+            bt_buf_clear(&out);
+            assert_int_equal(bt_template_render(t, "{\"tools\":[1]}", &out, err, sizeof(err)),
+                             BT_OK);
+            assert_string_equal(out.data, cases[i].with);
+            assert_string_equal(bt_template_text(t, false), cases[i].without);
+        } else {
+            assert_non_null(strstr(err, cases[i].with));
+        }
+        bt_buf_cleanup(&out);
+        bt_template_destroy(t);
+    }
+    put_file(dir, "tokenizer_config.json", NULL);
+    put_file(folder, "tool_use.jinja", NULL);
+    rmdir(folder);
+    rmdir(dir);
+}
+
 static void test_strftime_now(void **state)
 {
     (void)state;
@@ -420,6 +469,7 @@ int main(void)
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_long_chat),
         cmocka_unit_test(test_load_forms),
+        cmocka_unit_test(test_load_for_tools),
         cmocka_unit_test(test_strftime_now),
         cmocka_unit_test(test_mutated),
     };

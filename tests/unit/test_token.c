@@ -161,6 +161,26 @@ static void test_detok_seed(void **state)
     bt_tokens_cleanup(&ids);
 }
 
+static void test_detok_keeps(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"<|eot_id|>", "<|start_header_id|>"};
+    uint32_t ids[2];
+    for (size_t i = 0; i < 2; i++) {
+        assert_true(bt_tokenizer_find(tok, names[i], &ids[i]));
+    }
+    struct bt_buf out;
+    bt_buf_init(&out);
+    struct bt_detok *d = bt_detok_create(tok, true);
+    bt_detok_keep(d, &ids[1], 1);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(bt_detok_push(d, ids[i], &out), BT_OK);
+    }
+    assert_string_equal(out.data, names[1]);
+    bt_detok_destroy(d);
+    bt_buf_cleanup(&out);
+}
+
 static void test_lookups(void **state)
 {
     (void)state;
@@ -719,6 +739,7 @@ int main(void)
         cmocka_unit_test(test_vectors),
         cmocka_unit_test(test_detok_equals_decode),
         cmocka_unit_test(test_detok_seed),
+        cmocka_unit_test(test_detok_keeps),
         cmocka_unit_test(test_lookups),
         cmocka_unit_test(test_pathological),
         cmocka_unit_test(test_tokens_around),
