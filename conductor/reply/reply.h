@@ -1,0 +1,105 @@
+/* The parts of a model's answer: reasoning, content and tool calls. Models write all of them as
+ * one text, each family in its own form. A style names the form; a reply takes the text apart
+ * while it is generated. Pure: text in, bits out; no clock, no I/O. */
+#ifndef BT_CONDUCTOR_REPLY_H
+#define BT_CONDUCTOR_REPLY_H
+
+#include "common/base/base.h"
+#include "common/base/buf.h"
+
+/* ---- styles ---- */
+
+enum bt_reply_tools { /* how a model writes tool calls */
+                      BT_TOOLS_NONE,
+                      BT_TOOLS_HERMES,       /* Hermes, Qwen:
+                                                <tool_call>{"name":...,"arguments":{...}}</tool_call> */
+                      BT_TOOLS_LLAMA3,       /* {"name":...,"parameters":{...}}, maybe behind
+                                                <|python_tag|> */
+                      BT_TOOLS_MISTRAL_LIST, /* [TOOL_CALLS][{"name":...,"arguments":{...}}, ...] */
+                      BT_TOOLS_MISTRAL,      /* [TOOL_CALLS]name[ARGS]{...} */
+                      BT_TOOLS_DEEPSEEK_V3,  /* type, separator, name, arguments as a block of code
+                                              */
+                      BT_TOOLS_DEEPSEEK_V31, /* name, separator, arguments */
+                      BT_TOOLS_KIMI,         /* functions.name:0, separator, arguments */
+                      BT_TOOLS_STYLES
+};
+
+enum bt_reply_thoughts { /* what encloses reasoning */
+                         BT_THOUGHTS_NONE,
+                         BT_THOUGHTS_TAGS,      /* <think>...</think> */
+                         BT_THOUGHTS_BRACKETS,  /* [THINK]...[/THINK] */
+                         BT_THOUGHTS_TRIANGLES, /* ◁think▷...◁/think▷ */
+                         BT_THOUGHTS_SEED,      /* <seed:think>...</seed:think> */
+                         BT_THOUGHTS_STYLES
+};
+
+struct bt_reply_style {
+    enum bt_reply_tools tools;
+    enum bt_reply_thoughts thoughts;
+};
+
+/* Reads a configuration's words: "auto" (or NULL) looks at the text of the chat template (NULL:
+ * none); "none"; or the names of a style of tools, of reasoning, or both with a comma between
+ * them. ERR_CONFIG: err names the word and the known ones. */
+bt_status_t bt_reply_style_read(const char *words, const char *template_text,
+                                struct bt_reply_style *s, char *err, size_t err_cap) BT_MUST_CHECK;
+/* Does the template read the variable `tools`? */
+bool bt_reply_template_takes_tools(const char *template_text);
+/* The i-th marker of the style; NULL after the last. Those that are special tokens must stay in
+ * the text that a reply gets. */
+#define BT_REPLY_MARKERS 8 /* at most */
+const char *bt_reply_marker(const struct bt_reply_style *s, size_t i);
+/* Has this text of a prompt opened the reasoning, so that the answer begins inside it? */
+bool bt_reply_prompt_thinks(const struct bt_reply_style *s, const char *prompt, size_t len);
+/* Has this beginning of an answer opened its reasoning, and not closed it? */
+bool bt_reply_text_thinks(const struct bt_reply_style *s, const char *text);
+
+/* The strings around a style's calls, for those who make a grammar of them. NULL: it has none. */
+struct bt_reply_frame {
+    const char *open, *call, *name_end, *call_end, *close; /* open: of all calls; call: of each */
+};
+const struct bt_reply_frame *bt_reply_frame(enum bt_reply_tools tools);
+/* The end of reasoning; NULL for BT_THOUGHTS_NONE. */
+const char *bt_reply_thoughts_close(enum bt_reply_thoughts thoughts);
+
+/* ---- replies ---- */
+
+enum bt_reply_kind {
+    BT_REPLY_TEXT,
+    BT_REPLY_REASONING,
+    BT_REPLY_CALL,     /* a call begins; the text is its function's name */
+    BT_REPLY_ARGUMENTS /* text of its arguments: JSON, if the model has written JSON */
+};
+
+struct bt_reply_bit {
+    enum bt_reply_kind kind;
+    uint32_t call; /* number of the call, from 0 */
+    const char *text;
+    size_t len;
+};
+
+struct bt_reply_options {
+    struct bt_reply_style style;
+    bool tools;         /* false: nothing is taken for a call */
+    bool one_call;      /* calls behind the first one are left out */
+    bool thinks;        /* the answer begins inside the reasoning (bt_reply_prompt_thinks) */
+    bool keep_thoughts; /* reasoning with its markers is part of the text */
+};
+
+struct bt_reply;
+/* bit is called during feed and end, with text that is valid during the call. */
+struct bt_reply *bt_reply_create(const struct bt_reply_options *o,
+                                 void (*bit)(void *arg, const struct bt_reply_bit *b), void *arg);
+void bt_reply_destroy(struct bt_reply *r);
+/* Takes further text. What does not parse as a call comes out as text: nothing is lost. Wherever
+ * the text is cut, the same bits come out, in other pieces. */
+void bt_reply_feed(struct bt_reply *r, const char *text, size_t len);
+/* The answer is complete: what was held back comes out. */
+void bt_reply_end(struct bt_reply *r);
+uint32_t bt_reply_calls(const struct bt_reply *r); /* so far */
+/* Bytes of the answer's text up to the end of its reasoning; UINT64_MAX while it lasts (or may
+ * still begin), 0 if there is none. */
+uint64_t bt_reply_thoughts_end(const struct bt_reply *r);
+size_t bt_reply_held(const struct bt_reply *r); /* bytes of memory */
+
+#endif
