@@ -71,6 +71,15 @@ static const struct bt_conf_row rows[] = {
             "slo_ttft_ms= and slo_tbt_ms= (docs/OPERATING.md explains them). Without the file, "
             "requests need no key.",
      .when = "set it when more than one client uses the cluster."},
+    {.key = "conductor.answer_form",
+     .type = BT_CONF_STR,
+     .offset = ROW(answer_form),
+     .def = "auto",
+     .doc = "How the model writes tool calls and reasoning. auto: as its chat template does; none: "
+            "answers are one text; or a form of calls (hermes, llama3, mistral, mistral-list, "
+            "deepseek-v3, deepseek-v3.1, kimi), one of reasoning (think, think-brackets, "
+            "think-triangles, think-seed), or both with a comma between them.",
+     .when = "when calls or reasoning of a model appear in its text."},
     {.key = "conductor.access_log",
      .type = BT_CONF_STR,
      .offset = ROW(access_log),
@@ -430,6 +439,7 @@ static bool check(const void *conf, char *err, size_t err_cap)
         return false;
     }
     if (bt_front_check_origins(c->http.allowed_origins, err, err_cap) != BT_OK ||
+        bt_front_check_form(c->answer_form, err, err_cap) != BT_OK ||
         bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK ||
         bt_front_access_share(c->access_log, &share, err, err_cap) != BT_OK) {
         return false;

@@ -40,6 +40,7 @@ struct bt_conductor_conf {
         char *allowed_origins;
     } http;
     char *api_keys_file;
+    char *answer_form;
     char *access_log;
     int64_t max_model_len;
     int64_t max_running, max_waiting;

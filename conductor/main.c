@@ -190,6 +190,7 @@ static bool start_front(struct conductor *c)
                                  .model = &c->model,
                                  .max_model_len = (uint32_t)conf->max_model_len,
                                  .allowed_origins = conf->http.allowed_origins,
+                                 .answer_form = conf->answer_form,
                                  .api_keys_file = conf->api_keys_file,
                                  .request_timeout_ms = conf->request_timeout_ms,
                                  .answers_max = (size_t)conf->http.answers_max};

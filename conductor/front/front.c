@@ -418,6 +418,49 @@ static char *base_name(const char *path)
     return bt_sprintf("%.*s", (int)(n - from), path + from);
 }
 
+bt_status_t bt_front_check_form(const char *form, char *err, size_t err_cap)
+{
+    struct bt_reply_style s;
+    char why[256];
+    bt_status_t st = bt_reply_style_read(form, NULL, &s, why, sizeof(why));
+    if (st != BT_OK) {
+        snprintf(err, err_cap, "conductor.answer_form: %s", why);
+    }
+    return st;
+}
+
+/* The markers of a style that are special tokens. */
+static void keep_markers(const struct bt_tokenizer *tok, struct bt_reply_style style,
+                         struct bt_tokens *ids)
+{
+    const char *marker;
+    uint32_t id;
+    ids->ids = bt_calloc(BT_REPLY_MARKERS, sizeof(ids->ids[0]));
+    for (size_t i = 0; (marker = bt_reply_marker(&style, i)) != NULL; i++) {
+        if (bt_tokenizer_find(tok, marker, &id) && bt_tokenizer_is_special(tok, id)) {
+            ids->ids[ids->n++] = id;
+        }
+    }
+}
+
+/* Finds out how the model answers. */
+static bt_status_t take_style(struct bt_front *f, const char *form, char *err, size_t err_cap)
+{
+    struct bt_front_model *m = &f->model;
+    const char *text = m->tmpl != NULL ? bt_template_text(m->tmpl, true) : NULL;
+    bt_status_t st = bt_front_check_form(form, err, err_cap);
+    if (st != BT_OK || bt_reply_style_read(form, text, &m->style.reply, err, err_cap) != BT_OK) {
+        return BT_ERR_CONFIG;
+    }
+    m->style.takes_tools = text != NULL && bt_reply_template_takes_tools(text);
+    keep_markers(m->tok, m->style.reply, &f->kept_tools);
+    keep_markers(m->tok, (struct bt_reply_style){BT_TOOLS_NONE, m->style.reply.thoughts},
+                 &f->kept_thoughts);
+    m->kept_tools = &f->kept_tools;
+    m->kept_thoughts = &f->kept_thoughts;
+    return BT_OK;
+}
+
 bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err, size_t err_cap)
 {
@@ -452,6 +495,9 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     bt_front_room_init(&f->room, answers_max - http.out_total);
     create_metrics(f);
     bt_status_t st = bt_front_check_origins(f->allowed_origins, err, err_cap);
+    if (st == BT_OK) {
+        st = take_style(f, conf->answer_form, err, err_cap);
+    }
     if (st == BT_OK && conf->api_keys_file != NULL) {
         st = bt_front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
     }
@@ -511,6 +557,8 @@ void bt_front_destroy(struct bt_front *f)
     bt_front_room_cleanup(&f->room);
     bt_front_keys_destroy(f->keys);
     free(f->allowed_origins);
+    bt_tokens_cleanup(&f->kept_thoughts);
+    bt_tokens_cleanup(&f->kept_tools);
     free(f->model_id);
     free(f->model_path);
     free(f);

@@ -27,6 +27,7 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
     size_t answers_max;          /* bytes of answers in memory; 0: 512 MiB */
+    const char *answer_form;     /* conductor.answer_form; NULL: auto */
     double access_share;         /* of responses that get a line in the log: 0 none, 1 all */
 };
 
@@ -45,6 +46,9 @@ bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_ca
  * names the key. */
 bt_status_t bt_front_access_share(const char *text, double *share_p, char *err,
                                   size_t err_cap) BT_MUST_CHECK;
+
+/* Checks conductor.answer_form. ERR_CONFIG: err names the key. */
+bt_status_t bt_front_check_form(const char *form, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* Checks the keys file. path NULL: there is none. ERR_CONFIG: err names the key of the
  * configuration, file, line and remedy. */

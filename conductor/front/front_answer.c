@@ -1,9 +1,11 @@
 /* What is kept of an answer; see front_answer.h. */
 #include "conductor/front/front_answer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/sha256.h"
 #include "conductor/front/front_format.h"
 
 const struct bt_front_format *bt_front_format_of(const struct bt_front_options *opt)
@@ -14,6 +16,18 @@ const struct bt_front_format *bt_front_format_of(const struct bt_front_options *
         [FRONT_API_MESSAGES] = &bt_front_format_messages,
         [FRONT_API_RESPONSES] = &bt_front_format_responses};
     return formats[opt->api];
+}
+
+/* A bit of a reply. Its text is copied; until the delta is complete its place is an offset. */
+static void add_bit(void *arg, const struct bt_reply_bit *b)
+{
+    struct bt_front_bits *bits = arg;
+    if (bits->n == bits->cap) {
+        bits->cap = bits->cap == 0 ? 8 : bits->cap * 2;
+        bits->list = bt_realloc(bits->list, bits->cap * sizeof(bits->list[0]));
+    }
+    bits->list[bits->n++] = *b;
+    bt_buf_append(&bits->text, b->text, b->len);
 }
 
 void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation *gen,
@@ -39,13 +53,25 @@ void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation 
         a->prompts[i].text = gen->prompts.list[i].text;
         gen->prompts.list[i].text = (struct bt_buf){0};
     }
+    const struct bt_reply_options *o = &a->opt.parts.reply;
+    bool parts = o->tools || o->style.thoughts != BT_THOUGHTS_NONE;
+    for (uint32_t i = 0; i < a->n_choices && parts; i++) {
+        a->choices[i].reply = bt_reply_create(o, add_bit, &a->bits);
+    }
     a->format->init(a, id, model, created_s);
 }
 
 static void choice_cleanup(struct bt_front_choice *c)
 {
     bt_buf_cleanup(&c->text);
+    bt_buf_cleanup(&c->thoughts);
     bt_front_logprobs_cleanup(&c->lp);
+    bt_reply_destroy(c->reply);
+    for (uint32_t i = 0; i < c->n_calls; i++) {
+        bt_buf_cleanup(&c->calls[i].name);
+        bt_buf_cleanup(&c->calls[i].arguments);
+    }
+    free(c->calls);
     free(c->stop_string);
 }
 
@@ -81,6 +107,8 @@ void bt_front_answer_cleanup(struct bt_front_answer *a)
     bt_front_items_cleanup(&a->items);
     bt_front_script_cleanup(&a->script);
     bt_front_names_cleanup(&a->names);
+    free(a->bits.list);
+    bt_buf_cleanup(&a->bits.text);
     *a = (struct bt_front_answer){0};
 }
 
@@ -181,20 +209,116 @@ static void begin(struct bt_front_answer *a, struct bt_buf *out)
     a->begun = true;
 }
 
-void bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+/* ---- the parts of a choice ---- */
+
+/* Bytes that a choice takes, without its logprobs. */
+static size_t choice_bytes(const struct bt_front_choice *c)
+{
+    size_t n = c->text.cap + c->thoughts.cap + c->calls_cap * sizeof(c->calls[0]);
+    n += c->reply != NULL ? bt_reply_held(c->reply) : 0;
+    return n + (c->n_calls > 0 ? c->calls[c->n_calls - 1].arguments.cap : 0);
+}
+
+/* Makes the texts' places of offsets, and leaves hidden reasoning out. */
+static void settle(const struct bt_front_answer *a, struct bt_front_bits *bits)
+{
+    size_t at = 0, n = 0;
+    for (size_t i = 0; i < bits->n; i++) {
+        bits->list[i].text = bits->text.data + at;
+        at += bits->list[i].len;
+        if (bits->list[i].kind != BT_REPLY_REASONING || !a->opt.parts.hides_thoughts) {
+            bits->list[n++] = bits->list[i];
+        }
+    }
+    bits->n = n;
+}
+
+/* Keeps or writes bits. empty: also if there are none. False: nothing was written. */
+static bool give(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
+                 size_t n, bool empty, struct bt_buf *out)
+{
+    if (!a->opt.stream) {
+        a->format->keep(a, choice, bits, n);
+        return false;
+    }
+    if (n == 0 && !empty) {
+        return false;
+    }
+    begin(a, out);
+    a->format->delta(a, choice, bits, n, out);
+    return true;
+}
+
+/* Takes a delta's text apart into a->bits. */
+static void take_apart(struct bt_front_answer *a, struct bt_front_choice *c,
+                       const struct bt_gen_delta *d)
+{
+    a->bits.n = 0;
+    bt_buf_clear(&a->bits.text);
+    if (d == NULL) {
+        bt_reply_end(c->reply);
+    } else {
+        bt_reply_feed(c->reply, d->text, d->text_len);
+    }
+    uint64_t end = bt_reply_thoughts_end(c->reply);
+    for (size_t i = 0; d != NULL && i < d->n_tokens; i++) {
+        c->thought_tokens += d->tokens[i].text_offset < end;
+    }
+    c->thought_tokens = end == 0 ? 0 : c->thought_tokens;
+    settle(a, &a->bits);
+}
+
+bool bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
                            struct bt_buf *out)
 {
+    bool first = !a->choices[choice].begun;
     struct bt_front_choice *c = touch(a, choice);
-    const struct bt_front_bit bit = {FRONT_TEXT, 0, d->text, d->text_len};
-    size_t before = c->text.cap + logprobs_bytes(&c->lp) + a->items.bytes;
+    size_t before = choice_bytes(c) + logprobs_bytes(&c->lp) + a->items.bytes;
+    bool written;
     add_tokens(a, c, d);
-    if (a->opt.stream) {
-        begin(a, out);
-        a->format->delta(a, choice, &bit, 1, out);
+    if (c->reply != NULL) {
+        take_apart(a, c, d);
+        written = give(a, choice, a->bits.list, a->bits.n, first, out);
     } else {
-        a->format->keep(a, choice, &bit, 1);
+        const struct bt_reply_bit all = {BT_REPLY_TEXT, 0, d->text, d->text_len};
+        written = give(a, choice, &all, 1, false, out);
     }
-    a->held += c->text.cap + logprobs_bytes(&c->lp) + a->items.bytes - before;
+    size_t after = choice_bytes(c) + logprobs_bytes(&c->lp) + a->items.bytes;
+    a->held += after > before ? after - before : 0;
+    return written;
+}
+
+bool bt_front_answer_flush(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
+{
+    if (a->choices[choice].reply == NULL) {
+        return false;
+    }
+    take_apart(a, touch(a, choice), NULL);
+    return give(a, choice, a->bits.list, a->bits.n, false, out);
+}
+
+void bt_front_call_id(const struct bt_front_answer *a, uint32_t choice, uint32_t call,
+                      char id[FRONT_CALL_ID])
+{
+    static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    uint8_t digest[BT_SHA256_LEN];
+    char text[96];
+    int n = snprintf(text, sizeof(text), "%s %u %u", a->id, choice, call);
+    bt_sha256(text, (size_t)n, digest);
+    size_t at = (size_t)snprintf(id, FRONT_CALL_ID, "call_");
+    for (size_t i = 0; i < 24; i++) {
+        id[at++] = letters[digest[i] % (sizeof(letters) - 1)];
+    }
+    id[at] = '\0';
+}
+
+uint32_t bt_front_thought_tokens(const struct bt_front_answer *a)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a->n_choices; i++) {
+        n += a->choices[i].thought_tokens;
+    }
+    return n;
 }
 
 void bt_front_answer_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
@@ -220,7 +344,8 @@ void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finis
                             const char *stop_string)
 {
     struct bt_front_choice *c = touch(a, choice);
-    c->end = reason == BT_FINISH_LENGTH ? FRONT_LENGTH : FRONT_STOP;
+    bool calls = c->reply != NULL && bt_reply_calls(c->reply) > 0;
+    c->end = reason == BT_FINISH_LENGTH ? FRONT_LENGTH : calls ? FRONT_CALLS : FRONT_STOP;
     free(c->stop_string);
     c->stop_string = stop_string != NULL ? bt_strdup(stop_string) : NULL;
     for (uint32_t i = 0; i < a->opt.n_stop_ids && reason == BT_FINISH_STOP; i++) {

@@ -8,13 +8,23 @@
 #include "conductor/front/front_logprobs.h"
 #include "conductor/front/front_parse.h"
 
-enum bt_front_end { FRONT_RUNS, FRONT_STOP, FRONT_LENGTH }; /* why a choice has ended */
+enum bt_front_end { FRONT_RUNS, FRONT_STOP, FRONT_LENGTH, FRONT_CALLS }; /* why a choice ended */
+
+struct bt_front_call { /* of a choice that is kept */
+    struct bt_buf name, arguments;
+};
+#define FRONT_CALL_ID 32 /* bytes of the id of a call, with its NUL */
 
 struct bt_front_choice {
     struct bt_buf text;          /* what was generated so far, where it is kept */
     struct bt_front_logprobs lp; /* ... its logprobs; streams: of the next event */
     uint32_t chars;              /* characters of the text up to the next token, for text_offset */
     uint32_t tokens, last_id;
+    uint32_t thought_tokens; /* ... of its reasoning */
+    struct bt_reply *reply;  /* takes the text apart; NULL: it is content only */
+    struct bt_buf thoughts;  /* as text: the reasoning */
+    struct bt_front_call *calls;
+    uint32_t n_calls, calls_cap;
     bool begun, role_sent;
     enum bt_front_end end;
     char *stop_string;
@@ -30,6 +40,13 @@ struct bt_front_answer_prompt {
     struct bt_gen_token *tokens; /* with its logprobs; their top arrays in ids and lps */
     uint32_t *ids;
     float *lps;
+};
+
+/* Pieces of a choice in the order in which they came; scratch. */
+struct bt_front_bits {
+    struct bt_reply_bit *list; /* texts are in `text` once all are there */
+    size_t n, cap;
+    struct bt_buf text;
 };
 
 struct bt_front_answer {
@@ -49,6 +66,7 @@ struct bt_front_answer {
     struct bt_front_items items;     /* formats that keep the answer as items */
     struct bt_front_script script;   /* ... and write it so: what is written last */
     size_t held;                     /* bytes that its choices and items take */
+    struct bt_front_bits bits;       /* of the delta that is being written */
 };
 
 /* ---- formats ---- */
@@ -61,13 +79,14 @@ struct bt_front_format {
     bool pulled; /* its streams may have long events, which are sent as fast as they are read */
     void (*init)(struct bt_front_answer *a, const char *id, const char *model, uint64_t created_s);
     /* Whole responses: keeps the bits of a delta. */
-    void (*keep)(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+    void (*keep)(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                  size_t n);
     /* Streams: what precedes all other events. */
     void (*begin)(struct bt_front_answer *a, struct bt_buf *out);
-    /* Streams: the events of one delta. The last one may stay open until `complete`, so that it can
-     * tell why the choice has ended. No bits (NULL): the choice ends without further text. */
-    void (*delta)(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+    /* Streams: the events of one delta, whose text was taken apart into bits. The last one may stay
+     * open until `complete`, so that it can tell why the choice has ended. n 0: a choice begins
+     * with a token that has no text yet; bits NULL: it ends without further text. */
+    void (*delta)(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                   size_t n, struct bt_buf *out);
     void (*complete)(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
     /* Streams: an error in place of what is missing. `last` is not called then. */
@@ -113,9 +132,18 @@ bool bt_front_echo_due(const struct bt_front_answer *a, uint32_t choice);
 void bt_front_begin_echo(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
                          struct bt_buf *text, struct bt_front_logprobs *lp);
 /* Takes a delta; choice is the answer's (d->choice counts within its prompt). Streams: appends its
- * events to out. Whole responses: keeps it, out is not used. */
-void bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
+ * events to out; false: it has none, because its text is held back. Whole responses: keeps it, out
+ * is not used. */
+bool bt_front_answer_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_gen_delta *d,
                            struct bt_buf *out);
+/* The choice's text is complete. Streams: true if text was held back until now, and its events were
+ * appended to out. */
+bool bt_front_answer_flush(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
+/* The id of a call: "call_..."; the same for the same answer, choice and call. */
+void bt_front_call_id(const struct bt_front_answer *a, uint32_t choice, uint32_t call,
+                      char id[FRONT_CALL_ID]);
+/* Tokens of the reasoning of all choices. */
+uint32_t bt_front_thought_tokens(const struct bt_front_answer *a);
 /* Streams: begins the event of a choice that ends without further text. */
 void bt_front_answer_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
 void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finish_t reason,

@@ -34,6 +34,10 @@
 #define ACH FRONT_MESSAGES_CHOICE
 #define ATH FRONT_MESSAGES_THINKING
 #define AO  FRONT_MESSAGES_OUTPUT
+#define TL  FRONT_TOOL
+#define FN  FRONT_FUNCTION
+#define TC  FRONT_TOOL_CALL
+#define CF  FRONT_CALLED
 
 enum answer {
     USED,     /* read and checked by front_parse.c or front_prompt.c */
@@ -88,18 +92,14 @@ static bool is_disabled(const json_t *v)
     return has_text(v, "disabled", "disabled") || !bt_front_asked_for(v);
 }
 
-static bool is_no_tool(const json_t *v)
-{
-    return has_text(v, "none", "auto") || !bt_front_asked_for(v);
-}
-
 #define BODY  (C | M)
 #define EVERY (BODY | A | R) /* the same in every API that generates */
 static const struct field fields[] = {
     {"model", C | M | T | D | A | AC | R, USED,
      "must be the served model; left out or empty: the served model"},
     {"prompt", C | T, USED, "a string, token ids, or (completions) a list of either"},
-    {"messages", M | T, USED, "text messages of the roles system, developer, user, assistant"},
+    {"messages", M | T, USED,
+     "text messages of the roles system, developer, user, assistant, tool"},
     {"tokens", D, USED, "token ids"},
     /* length and number of answers */
     {"max_tokens", BODY, USED,
@@ -140,6 +140,18 @@ static const struct field fields[] = {
     {"add_generation_prompt", M | T, USED, "given to the chat template; true unless given"},
     {"continue_final_message", M | T, USED, "the answer continues the last message"},
     {"chat_template_kwargs", M | T | A | AC | R, USED, "an object: variables of the chat template"},
+    /* tools and reasoning */
+    {"tools", M | T, USED,
+     "functions that the model may call; given to the chat template. In streams, arguments come in "
+     "pieces as they are generated"},
+    {"tool_choice", M | T, USED,
+     "`auto`, `none` (the model does not see the tools), or `allowed_tools` with one of these"},
+    {"parallel_tool_calls", M | T, USED, "false: calls behind the first one are left out"},
+    {"include_reasoning", M, USED,
+     "false: the answer has no `reasoning_content`. Otherwise the model's reasoning is there, and "
+     "again in `reasoning`, the newer name"},
+    {"separate_reasoning", M, USED,
+     "false: the reasoning, as the model has written it, is part of the content"},
     {"return_token_strs", T, USED, "the tokens as tokenizer.json spells them, as well"},
     /* scheduling */
     {"priority", EVERY, USED, "an integer; smaller goes first"},
@@ -153,13 +165,10 @@ static const struct field fields[] = {
     {"prompt_cache_retention", BODY | R, HARMLESS, "prompts are cached as long as there is room"},
     {"service_tier", EVERY, HARMLESS, "there is one tier; `priority` orders requests"},
     {"prediction", M, HARMLESS, "a hint for speed"},
-    {"parallel_tool_calls", M, HARMLESS, "it is about tools, and `tools` is refused"},
     {"reasoning_effort", M, HARMLESS,
      "a hint; templates that have one read `chat_template_kwargs`"},
     {"verbosity", M, HARMLESS, "a hint"},
-    {"include_reasoning", M, HARMLESS, "reasoning is part of the text"},
-    {"separate_reasoning", M, HARMLESS, "reasoning is part of the text"},
-    {"stream_reasoning", M, HARMLESS, "reasoning is part of the text"},
+    {"stream_reasoning", M, HARMLESS, "streams have the reasoning as it is generated"},
     {"request_id", BODY, HARMLESS, "the header `x-request-id` names a request"},
     {"rid", BODY, HARMLESS, "the header `x-request-id` names a request"},
     {"spaces_between_special_tokens", BODY, HARMLESS, "for tokenizers of another kind"},
@@ -203,11 +212,11 @@ static const struct field fields[] = {
     {"session_params", BODY, REFUSED, "for the state of other servers"},
     {"kv_transfer_params", BODY, REFUSED, "for the state of other servers"},
     {"resume", BODY, REFUSED, "for the state of other servers"},
-    {"tools", C | M | T, REFUSED, "tools are not built"},
-    {"functions", BODY, REFUSED, "tools are not built"},
-    {"function_call", C | M | T, REFUSED, "tools are not built"},
-    {"tool_prompt", BODY, REFUSED, "tools are not built"},
-    {"tool_choice", BODY, REFUSED, "tools are not built"},
+    {"tools", C, REFUSED, "of chat only"},
+    {"tool_choice", C, REFUSED, "of chat only"},
+    {"functions", BODY, REFUSED, "use `tools`"},
+    {"function_call", C | M | T, REFUSED, "use `tool_choice`"},
+    {"tool_prompt", BODY, REFUSED, "use `tools`"},
     {"audio", BODY, REFUSED, "content is text only"},
     {"modalities", BODY, REFUSED, "content is text only"},
     {"documents", C | M | T, REFUSED, "content is text only"},
@@ -226,8 +235,12 @@ static const struct field fields[] = {
     {"ebnf", BODY, REFUSED, "constrained output is not built"},
     {"chat_template", C | M | T, REFUSED, "the model's own template is used"},
 
-    {"role", MSG, USED, "system, developer, user or assistant"},
-    {"content", MSG, USED, "a string, or a list of text parts"},
+    {"role", MSG, USED, "system, developer, user, assistant or tool"},
+    {"content", MSG, USED, "a string, or a list of text parts; null in an assistant's message"},
+    {"tool_calls", MSG, USED,
+     "an assistant's calls. The template gets arguments as an object, and ids as the model's "
+     "family writes them"},
+    {"tool_call_id", MSG, USED, "of a message of role tool: the id of the call that it answers"},
     {"name", MSG, USED, "given to the chat template"},
     {"reasoning_content", MSG, USED, "a string, given to the chat template"},
     {"reasoning", MSG, USED, "the same as `reasoning_content`"},
@@ -245,9 +258,7 @@ static const struct field fields[] = {
     {"usage", MSG, HARMLESS, "a client's own record"},
     {"opts", MSG, HARMLESS, "a client's own record"},
     {"type", MSG, REFUSED, "only text messages"},
-    {"tool_calls", MSG, REFUSED, "tools are not built"},
-    {"tool_call_id", MSG, REFUSED, "tools are not built"},
-    {"function_call", MSG, REFUSED, "tools are not built"},
+    {"function_call", MSG, REFUSED, "use `tool_calls`"},
     {"audio", MSG, REFUSED, "content is text only"},
     {"prefix", MSG, REFUSED, "use `continue_final_message`"},
     {"partial", MSG, REFUSED, "use `continue_final_message`"},
@@ -389,6 +400,17 @@ static const struct field fields[] = {
     {"format", AO, USED, "of the type `json_schema`, with a `schema`"},
     {"effort", AO, HARMLESS, "a hint"},
     {"task_budget", AO, HARMLESS, "a hint"},
+
+    {"type", TL | TC, USED, "`function`"},
+    {"function", TL | TC, USED, "an object"},
+    {"cache_control", TL, HARMLESS, "prompts are cached by their content"},
+    {"name", FN | CF, USED, "1 to 128 letters, digits or characters of `_-.:/`"},
+    {"description", FN, USED, "a string"},
+    {"parameters", FN, USED, "a JSON schema of the arguments"},
+    {"strict", FN, REFUSED, "constrained output is not built"},
+    {"id", TC, USED, "a string"},
+    {"index", TC, HARMLESS, "its place in the list counts"},
+    {"arguments", CF, USED, "a string with a JSON object; or the object"},
 };
 #undef EVERY
 #undef BODY
@@ -411,7 +433,6 @@ static const struct neutral {
     {"repeat_penalty", is_one, "1"},
     {"enable_thinking", is_null, "null"},
     {"thinking", is_null, "null"},
-    {"tool_choice", is_no_tool, "`none`, `auto`"},
     {"modalities", are_text, "[`text`]"},
     {"web_search_options", is_null, "null"},
     {"type", is_text, "`text`, `message`"},
@@ -440,6 +461,10 @@ static const struct { /* in the order of docs/API.md */
     {PRT, "a part of a message", "A part of a message: `messages[i].content[k]`"},
     {SO, "stream_options", "`stream_options`"},
     {RF, "response_format", "`response_format`"},
+    {TL, "a tool", "A tool: `tools[i]`"},
+    {FN, "a function", "Its function: `tools[i].function`"},
+    {TC, "a tool call", "A call: `messages[i].tool_calls[k]`"},
+    {CF, "a tool call's function", "What it calls: `messages[i].tool_calls[k].function`"},
     {R, "/v1/responses", "`POST /v1/responses`"},
     {RM, "a message", "`/v1/responses`: `input[i]`, a message"},
     {RC, "a function_call", "`/v1/responses`: `input[i]`, a `function_call`"},

@@ -16,6 +16,10 @@ enum bt_front_object {
     FRONT_PART = 32,             /* messages[i].content[k] */
     FRONT_STREAM_OPTIONS = 64,   /* stream_options */
     FRONT_RESPONSE_FORMAT = 128, /* response_format */
+    FRONT_TOOL = 1 << 8,         /* tools[i] */
+    FRONT_FUNCTION = 1 << 9,     /* tools[i].function */
+    FRONT_TOOL_CALL = 1 << 29,   /* messages[i].tool_calls[k] */
+    FRONT_CALLED = 1 << 30,      /* messages[i].tool_calls[k].function */
     /* OpenAI's Responses */
     FRONT_RESPONSES = 1 << 10,
     FRONT_RESPONSES_MESSAGE = 1 << 11,   /* input[i] */

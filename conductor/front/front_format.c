@@ -4,6 +4,7 @@
  * asked for, in an event whose choices are empty; the last line is "data: [DONE]". */
 #include "conductor/front/front_format.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "conductor/front/front_write.h"
@@ -20,8 +21,9 @@ static void init(struct bt_front_answer *a, const char *id, const char *model, u
 
 /* ---- usage ---- */
 
-static void put_usage(uint32_t prompt, uint32_t completion, const struct bt_gen_usage *u,
-                      struct bt_buf *out)
+/* thoughts: tokens of the reasoning; -1: the model has none. */
+static void put_usage(uint32_t prompt, uint32_t completion, int64_t thoughts,
+                      const struct bt_gen_usage *u, struct bt_buf *out)
 {
     bt_buf_puts(out, "\"usage\":{\"prompt_tokens\":");
     bt_front_put_uint(out, prompt);
@@ -34,7 +36,17 @@ static void put_usage(uint32_t prompt, uint32_t completion, const struct bt_gen_
         bt_front_put_uint(out, u->cached_tokens);
         bt_buf_puts(out, "}");
     }
+    if (thoughts >= 0) {
+        bt_buf_puts(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":");
+        bt_front_put_uint(out, (uint64_t)thoughts);
+        bt_buf_puts(out, "}");
+    }
     bt_buf_puts(out, "}");
+}
+
+static bool has_thoughts(const struct bt_front_answer *a)
+{
+    return a->opt.parts.reply.style.thoughts != BT_THOUGHTS_NONE;
 }
 
 static void put_timings(const struct bt_gen_usage *u, struct bt_buf *out)
@@ -118,9 +130,11 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
     bt_buf_puts(out, "}}");
 }
 
-void bt_front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out)
+void bt_front_put_usage(const struct bt_front_answer *a, const struct bt_gen_usage *u,
+                        struct bt_buf *out)
 {
-    put_usage(u->prompt_tokens, u->completion_tokens, u, out);
+    put_usage(u->prompt_tokens, u->completion_tokens,
+              has_thoughts(a) ? (int64_t)bt_front_thought_tokens(a) : -1, u, out);
 }
 
 /* Writes what a request may ask for besides its usage. */
@@ -157,7 +171,9 @@ void bt_front_put_finish(const struct bt_front_choice *c, struct bt_buf *out)
         return;
     }
     bt_buf_puts(out, ",\"finish_reason\":\"");
-    bt_buf_puts(out, c->end == FRONT_LENGTH ? "length" : "stop");
+    bt_buf_puts(out, c->end == FRONT_LENGTH  ? "length"
+                     : c->end == FRONT_CALLS ? "tool_calls"
+                                             : "stop");
     bt_buf_puts(out, "\",\"stop_reason\":");
     if (c->stop_string != NULL) {
         bt_front_put_cstr(out, c->stop_string);
@@ -170,13 +186,18 @@ void bt_front_put_finish(const struct bt_front_choice *c, struct bt_buf *out)
 
 /* ---- streams ---- */
 
-void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
+static void put_event_head(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
 {
-    struct bt_front_choice *c = &a->choices[choice];
     bt_buf_puts(out, "data: ");
     bt_buf_append(out, a->prefix.data, a->prefix.len);
     bt_buf_puts(out, ",\"choices\":[{\"index\":");
     bt_front_put_uint(out, choice);
+}
+
+void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out)
+{
+    struct bt_front_choice *c = &a->choices[choice];
+    put_event_head(a, choice, out);
     if (!a->opt.chat) {
         bt_buf_puts(out, ",\"text\":\"");
     } else {
@@ -186,23 +207,127 @@ void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct 
     }
 }
 
-static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+static struct bt_front_call *call_of(struct bt_front_choice *c, uint32_t call)
+{
+    if (call == c->n_calls) {
+        if (c->n_calls == c->calls_cap) {
+            c->calls_cap = c->calls_cap == 0 ? 4 : c->calls_cap * 2;
+            c->calls = bt_realloc(c->calls, c->calls_cap * sizeof(c->calls[0]));
+        }
+        c->calls[c->n_calls++] = (struct bt_front_call){0};
+    }
+    BT_ASSERT(call < c->n_calls);
+    return &c->calls[call];
+}
+
+static void keep_bit(struct bt_front_choice *c, const struct bt_reply_bit *b)
+{
+    struct bt_buf *to = b->kind == BT_REPLY_TEXT        ? &c->text
+                        : b->kind == BT_REPLY_REASONING ? &c->thoughts
+                        : b->kind == BT_REPLY_CALL      ? &call_of(c, b->call)->name
+                                                        : &call_of(c, b->call)->arguments;
+    bt_buf_append(to, b->text, b->len);
+}
+
+static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                  size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        bt_buf_append(&a->choices[choice].text, bits[i].text, bits[i].len);
+        keep_bit(&a->choices[choice], &bits[i]);
     }
 }
 
-static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+/* ,"key":"all texts of a kind"; nothing if there are none. */
+static void put_kind(enum bt_reply_kind kind, const char *key, const struct bt_reply_bit *bits,
+                     size_t n, struct bt_buf *out)
+{
+    bool any = false;
+    for (size_t i = 0; i < n; i++) {
+        if (bits[i].kind == kind) {
+            if (!any) {
+                bt_buf_printf(out, ",\"%s\":\"", key);
+            }
+            any = true;
+            bt_front_put_text(out, bits[i].text, bits[i].len);
+        }
+    }
+    bt_buf_puts(out, any ? "\"" : "");
+}
+
+void bt_front_put_call_head(const struct bt_front_answer *a, uint32_t choice, uint32_t call,
+                            const char *name, size_t len, struct bt_buf *out)
+{
+    char id[FRONT_CALL_ID];
+    bt_front_call_id(a, choice, call, id);
+    bt_buf_printf(out, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", id);
+    bt_front_put_str(out, name, len);
+    bt_buf_puts(out, ",\"arguments\":\"");
+}
+
+/* ,"tool_calls":[...]: the calls that begin or go on. */
+static void put_calls(const struct bt_front_answer *a, uint32_t choice,
+                      const struct bt_reply_bit *bits, size_t n, struct bt_buf *out)
+{
+    int64_t open = -1; /* the call that is being written */
+    for (size_t i = 0; i < n; i++) {
+        const struct bt_reply_bit *b = &bits[i];
+        if (b->kind != BT_REPLY_CALL && b->kind != BT_REPLY_ARGUMENTS) {
+            continue;
+        }
+        if (open != (int64_t)b->call) {
+            bt_buf_puts(out, open < 0 ? ",\"tool_calls\":[" : "\"}},");
+            bt_buf_puts(out, "{\"index\":");
+            bt_front_put_uint(out, b->call);
+            bt_buf_puts(out, ",");
+            if (b->kind == BT_REPLY_CALL) {
+                bt_front_put_call_head(a, choice, b->call, b->text, b->len, out);
+            } else {
+                bt_buf_puts(out, "\"function\":{\"arguments\":\"");
+            }
+            open = b->call;
+        }
+        if (b->kind == BT_REPLY_ARGUMENTS) {
+            bt_front_put_text(out, b->text, b->len);
+        }
+    }
+    bt_buf_puts(out, open >= 0 ? "\"}}]" : "");
+}
+
+/* The delta of an answer that is taken apart: only what there is. */
+static void put_parts(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                       size_t n, struct bt_buf *out)
 {
-    bt_front_put_event_head(a, choice, out);
-    for (size_t i = 0; i < n; i++) {
-        bt_front_put_text(out, bits[i].text, bits[i].len);
+    struct bt_front_choice *c = &a->choices[choice];
+    put_event_head(a, choice, out);
+    bt_buf_puts(out, ",\"delta\":{");
+    size_t at = out->len;
+    bt_buf_puts(out, c->role_sent ? "" : ",\"role\":\"assistant\"");
+    c->role_sent = true;
+    put_kind(BT_REPLY_REASONING, "reasoning_content", bits, n, out);
+    put_kind(BT_REPLY_REASONING, "reasoning", bits, n, out);
+    put_kind(BT_REPLY_TEXT, "content", bits, n, out);
+    put_calls(a, choice, bits, n, out);
+    if (out->len > at) { /* the first member has no comma before it */
+        memmove(out->data + at, out->data + at + 1, out->len - at - 1);
+        out->len--;
     }
-    bt_buf_puts(out, a->opt.chat ? "\"}" : "\"");
-    if (bits != NULL) {
+    bt_buf_puts(out, "}");
+}
+
+static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
+                      size_t n, struct bt_buf *out)
+{
+    bool parts = a->choices[choice].reply != NULL;
+    if (parts) {
+        put_parts(a, choice, bits, n, out);
+    } else {
+        bt_front_put_event_head(a, choice, out);
+        for (size_t i = 0; i < n; i++) {
+            bt_front_put_text(out, bits[i].text, bits[i].len);
+        }
+        bt_buf_puts(out, a->opt.chat ? "\"}" : "\"");
+    }
+    if (bits != NULL || parts) { /* tokens may have come whose text was held back */
         put_logprobs(a, &a->choices[choice], out);
     } else {
         bt_buf_puts(out, ",\"logprobs\":null");
@@ -216,7 +341,9 @@ static void complete(struct bt_front_answer *a, uint32_t choice, struct bt_buf *
     if (a->opt.continuous_usage) { /* of this choice, without cached tokens: they are known only at
                                     * the end */
         bt_buf_puts(out, ",");
-        put_usage(bt_front_prompt_of(a, choice)->n_tokens, a->choices[choice].tokens, NULL, out);
+        const struct bt_front_choice *c = &a->choices[choice];
+        put_usage(bt_front_prompt_of(a, choice)->n_tokens, c->tokens,
+                  has_thoughts(a) ? (int64_t)c->thought_tokens : -1, NULL, out);
     } else if (a->opt.include_usage) {
         bt_buf_puts(out, ",\"usage\":null");
     }
@@ -234,7 +361,7 @@ static bool put_last(struct bt_front_answer *a, const struct bt_gen_usage *u,
         bt_buf_puts(out, ",\"choices\":[]");
         if (a->opt.include_usage) {
             bt_buf_puts(out, ",");
-            put_usage(u->prompt_tokens, u->completion_tokens, u, out);
+            bt_front_put_usage(a, u, out);
         }
         bt_front_put_extras(a, u, out);
         bt_buf_puts(out, "}\n\n");

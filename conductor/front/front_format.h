@@ -22,7 +22,11 @@ void bt_front_put_event_head(struct bt_front_answer *a, uint32_t choice, struct 
 /* ,"finish_reason":...,"stop_reason":... */
 void bt_front_put_finish(const struct bt_front_choice *c, struct bt_buf *out);
 /* "usage":{...} */
-void bt_front_put_usage(const struct bt_gen_usage *u, struct bt_buf *out);
+void bt_front_put_usage(const struct bt_front_answer *a, const struct bt_gen_usage *u,
+                        struct bt_buf *out);
+/* "id":"call_...","type":"function","function":{"name":...,"arguments":" */
+void bt_front_put_call_head(const struct bt_front_answer *a, uint32_t choice, uint32_t call,
+                            const char *name, size_t len, struct bt_buf *out);
 /* What any format adds if the request has asked for it: ,"timings":{...},"plan":{...} */
 void bt_front_put_extras(const struct bt_front_answer *a, const struct bt_gen_usage *u,
                          struct bt_buf *out);

@@ -246,12 +246,24 @@ static void on_delta(void *arg, const struct bt_gen_delta *d)
     if (bt_front_echo_due(&g->a, choice)) {
         bt_front_out_echo(g, choice, d);
     } else {
-        bt_front_answer_delta(&g->a, choice, d, &g->events);
-        if (g->a.opt.stream) {
+        if (bt_front_answer_delta(&g->a, choice, d, &g->events)) {
             bt_front_out_begun(g, choice);
         }
     }
     (void)has_room(g);
+}
+
+/* Gives out what was held back of the choice's text. */
+static void flush_choice(struct bt_front_gen *g, uint32_t choice)
+{
+    struct bt_buf held;
+    bt_buf_init(&held);
+    if (bt_front_answer_flush(&g->a, choice, &held)) {
+        bt_front_out_complete(g);
+        bt_buf_append(&g->events, held.data, held.len);
+        bt_front_out_begun(g, choice);
+    }
+    bt_buf_cleanup(&held);
 }
 
 static void on_finish(void *arg, uint32_t of_prompt, bt_finish_t reason, const char *stop_string)
@@ -262,6 +274,7 @@ static void on_finish(void *arg, uint32_t of_prompt, bt_finish_t reason, const c
         return;
     }
     uint32_t choice = choice_of(p, of_prompt);
+    flush_choice(g, choice);
     if (g->a.opt.stream && !(g->open && g->event_choice == choice)) {
         bt_front_out_complete(g);
         if (bt_front_echo_due(&g->a, choice)) {

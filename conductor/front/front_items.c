@@ -12,7 +12,7 @@ struct bt_front_item *bt_front_items_last(const struct bt_front_items *items)
     return items->open ? &items->list[items->n - 1] : NULL;
 }
 
-static struct bt_front_item *push(struct bt_front_items *items, const struct bt_front_bit *bit)
+static struct bt_front_item *push(struct bt_front_items *items, const struct bt_reply_bit *bit)
 {
     if (items->n == items->cap) {
         items->cap = items->cap == 0 ? 4 : 2 * items->cap;
@@ -20,7 +20,7 @@ static struct bt_front_item *push(struct bt_front_items *items, const struct bt_
     }
     struct bt_front_item *item = &items->list[items->n++];
     *item = (struct bt_front_item){.kind = bit->kind, .call = bit->call};
-    if (bit->kind == FRONT_CALL) {
+    if (bit->kind == BT_REPLY_CALL) {
         item->name = bt_sprintf("%.*s", (int)bit->len, bit->text);
         items->bytes += bit->len;
     }
@@ -29,22 +29,22 @@ static struct bt_front_item *push(struct bt_front_items *items, const struct bt_
     return item;
 }
 
-bool bt_front_items_begins(const struct bt_front_items *items, const struct bt_front_bit *bit)
+bool bt_front_items_begins(const struct bt_front_items *items, const struct bt_reply_bit *bit)
 {
     const struct bt_front_item *last = bt_front_items_last(items);
     bool more = last != NULL && last->kind == bit->kind;
-    return bit->kind == FRONT_CALL || (bit->kind != FRONT_ARGUMENTS && bit->len > 0 && !more);
+    return bit->kind == BT_REPLY_CALL || (bit->kind != BT_REPLY_ARGUMENTS && bit->len > 0 && !more);
 }
 
 struct bt_front_item *bt_front_items_of(struct bt_front_items *items,
-                                        const struct bt_front_bit *bit)
+                                        const struct bt_reply_bit *bit)
 {
     if (bt_front_items_begins(items, bit)) {
         return push(items, bit);
     }
     struct bt_front_item *last = bt_front_items_last(items);
-    bool of_call = bit->kind == FRONT_ARGUMENTS;
-    bool fits = last != NULL && last->kind == (of_call ? FRONT_CALL : bit->kind) &&
+    bool of_call = bit->kind == BT_REPLY_ARGUMENTS;
+    bool fits = last != NULL && last->kind == (of_call ? BT_REPLY_CALL : bit->kind) &&
                 (!of_call || last->call == bit->call);
     return fits && bit->len > 0 ? last : NULL;
 }

@@ -6,24 +6,10 @@
 
 #include "common/base/base.h"
 #include "common/base/buf.h"
-
-enum bt_front_bit_kind {
-    FRONT_TEXT,
-    FRONT_REASONING,
-    FRONT_CALL,     /* a call begins; the text is its function's name */
-    FRONT_ARGUMENTS /* text of the call's arguments: JSON, if the model has written JSON */
-};
-
-/* A piece of a choice, as the formats get it. */
-struct bt_front_bit {
-    enum bt_front_bit_kind kind;
-    uint32_t call; /* number of the call, from 0 */
-    const char *text;
-    size_t len;
-};
+#include "conductor/reply/reply.h"
 
 struct bt_front_item {
-    enum bt_front_bit_kind kind; /* FRONT_TEXT, FRONT_REASONING, FRONT_CALL */
+    enum bt_reply_kind kind; /* BT_REPLY_TEXT, BT_REPLY_REASONING, BT_REPLY_CALL */
     uint32_t call;
     char *name;             /* of a call's function */
     struct bt_buf text;     /* of a call: its arguments */
@@ -38,11 +24,11 @@ struct bt_front_items {
 };
 
 /* Does the bit begin an item? */
-bool bt_front_items_begins(const struct bt_front_items *items, const struct bt_front_bit *bit);
+bool bt_front_items_begins(const struct bt_front_items *items, const struct bt_reply_bit *bit);
 /* The item that the bit belongs to, which is new if the bit begins one. NULL: the bit says nothing
  * (empty text, or arguments of no call). Does not add the bit's text. */
 struct bt_front_item *bt_front_items_of(struct bt_front_items *items,
-                                        const struct bt_front_bit *bit);
+                                        const struct bt_reply_bit *bit);
 /* Adds text to an item, or to its logprobs (a comma goes between two additions). */
 void bt_front_items_text(struct bt_front_items *items, struct bt_front_item *item, const char *text,
                          size_t len);

@@ -28,6 +28,7 @@ static void put_end(const struct bt_front_answer *a, struct bt_buf *out)
 {
     const struct bt_front_choice *c = &a->choices[0];
     const char *reason = c->end == FRONT_LENGTH   ? "max_tokens"
+                         : c->end == FRONT_CALLS  ? "tool_use"
                          : c->stop_string != NULL ? "stop_sequence"
                                                   : "end_turn";
     bt_buf_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", reason);
@@ -56,9 +57,9 @@ static void begin_block(struct bt_front_answer *a, const struct bt_front_item *i
                   "event: content_block_start\ndata: {\"type\":\"content_block_start\","
                   "\"index\":%u,\"content_block\":",
                   a->items.n - 1);
-    if (item->kind == FRONT_TEXT) {
+    if (item->kind == BT_REPLY_TEXT) {
         bt_buf_puts(out, "{\"type\":\"text\",\"text\":\"\"}");
-    } else if (item->kind == FRONT_REASONING) {
+    } else if (item->kind == BT_REPLY_REASONING) {
         bt_buf_puts(out, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
     } else {
         bt_buf_puts(out, "{\"type\":\"tool_use\",\"id\":");
@@ -94,7 +95,7 @@ static void end_block(struct bt_front_answer *a, struct bt_buf *out)
     if (item == NULL) {
         return;
     }
-    if (item->kind == FRONT_REASONING) {
+    if (item->kind == BT_REPLY_REASONING) {
         put_piece(a, "signature_delta", "signature", SIGNATURE, strlen(SIGNATURE), out);
     }
     bt_buf_printf(out,
@@ -104,12 +105,12 @@ static void end_block(struct bt_front_answer *a, struct bt_buf *out)
     a->items.open = false;
 }
 
-static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                       size_t n, struct bt_buf *out)
 {
-    static const char *const names[][2] = {[FRONT_TEXT] = {"text_delta", "text"},
-                                           [FRONT_REASONING] = {"thinking_delta", "thinking"},
-                                           [FRONT_CALL] = {"input_json_delta", "partial_json"}};
+    static const char *const names[][2] = {[BT_REPLY_TEXT] = {"text_delta", "text"},
+                                           [BT_REPLY_REASONING] = {"thinking_delta", "thinking"},
+                                           [BT_REPLY_CALL] = {"input_json_delta", "partial_json"}};
     (void)choice;
     for (size_t i = 0; i < n; i++) {
         bool fresh = bt_front_items_begins(&a->items, &bits[i]);
@@ -120,7 +121,7 @@ static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct b
         if (fresh) {
             begin_block(a, item, out);
         }
-        if (item != NULL && bits[i].kind != FRONT_CALL) {
+        if (item != NULL && bits[i].kind != BT_REPLY_CALL) {
             put_piece(a, names[item->kind][0], names[item->kind][1], bits[i].text, bits[i].len,
                       out);
         }
@@ -156,13 +157,13 @@ static void put_error(struct bt_front_answer *a, const struct bt_front_error *e,
 
 /* ---- whole responses ---- */
 
-static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                  size_t n)
 {
     (void)choice;
     for (size_t i = 0; i < n; i++) {
         struct bt_front_item *item = bt_front_items_of(&a->items, &bits[i]);
-        if (item != NULL && bits[i].kind != FRONT_CALL) {
+        if (item != NULL && bits[i].kind != BT_REPLY_CALL) {
             bt_front_items_text(&a->items, item, bits[i].text, bits[i].len);
         }
     }
@@ -191,10 +192,10 @@ static void put_input(const struct bt_front_item *item, struct bt_front_script *
 static void put_block(struct bt_front_answer *a, const struct bt_front_item *item,
                       struct bt_front_script *s)
 {
-    if (item->kind == FRONT_TEXT) {
+    if (item->kind == BT_REPLY_TEXT) {
         bt_buf_puts(&s->own, "{\"type\":\"text\",\"text\":");
         bt_front_script_string(s, &item->text);
-    } else if (item->kind == FRONT_REASONING) {
+    } else if (item->kind == BT_REPLY_REASONING) {
         bt_buf_puts(&s->own,
                     "{\"type\":\"thinking\",\"signature\":\"" SIGNATURE "\",\"thinking\":");
         bt_front_script_string(s, &item->text);

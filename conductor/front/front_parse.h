@@ -23,8 +23,9 @@ struct bt_front_options { /* options of one answer that are not part of its spec
     int32_t logprobs;        /* as in bt_engine_params */
     int32_t prompt_logprobs; /* the field of that name: -1: none, else the n most likely */
     bool skip_special;
-    uint32_t n;          /* choices of each prompt */
-    uint32_t n_stop_ids; /* stop_token_ids: the one that ended a choice is its stop_reason */
+    struct bt_front_chat parts; /* chat: what the answer is taken apart into */
+    uint32_t n;                 /* choices of each prompt */
+    uint32_t n_stop_ids;        /* stop_token_ids: the one that ended a choice is its stop_reason */
     uint32_t stop_ids[BT_ENGINE_MAX_EOS];
 };
 

@@ -174,6 +174,9 @@ static bool check_part(const json_t *part, size_t i, size_t k, struct bt_front_e
     return bt_front_fields_check(part, FRONT_PART, prefix, e);
 }
 
+enum { SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL, ROLES };
+static const char *const roles[ROLES] = {"system", "developer", "user", "assistant", "tool"};
+
 /* Returns the text of a message's content: a string, null (only of an assistant), or text parts
  * joined by newlines. NULL: e is set. */
 static json_t *take_content(const json_t *content, const char *role, size_t i,
@@ -222,25 +225,24 @@ static bool check_strings(const json_t *msg, const char *prefix, struct bt_front
     return true;
 }
 
-static bool take_message(const json_t *msg, size_t i, json_t *out, struct bt_front_error *e)
+static bool take_message(const json_t *msg, size_t i, struct bt_front_calls *calls, json_t *out,
+                         struct bt_front_error *e)
 {
-    static const char *const roles[] = {"system", "developer", "user", "assistant"};
     const char *role = json_string_value(json_object_get(msg, "role"));
     char prefix[64];
-    bool known = false;
+    int r = 0;
     if (role == NULL) {
         return bt_front_fail(e, 400, "messages", "invalid_type",
                              "'messages[%zu]' must be an object with a 'role' and a 'content'", i);
     }
-    for (size_t k = 0; k < BT_ARRAY_LEN(roles); k++) {
-        known = known || strcmp(role, roles[k]) == 0;
+    while (r < ROLES && strcmp(role, roles[r]) != 0) {
+        r++;
     }
-    if (!known) {
-        bool tool = strcmp(role, "tool") == 0 || strcmp(role, "function") == 0;
-        return bt_front_fail(e, 400, "messages", tool ? "unsupported_parameter" : "invalid_value",
+    if (r == ROLES) {
+        return bt_front_fail(e, 400, "messages", "invalid_value",
                              "'messages[%zu].role' is '%.64s'; allowed: system, developer, user, "
-                             "assistant%s",
-                             i, role, tool ? " (tools are not supported)" : "");
+                             "assistant, tool",
+                             i, role);
     }
     snprintf(prefix, sizeof(prefix), "messages[%zu].", i);
     if (!bt_front_fields_check(msg, FRONT_MESSAGE, prefix, e) || !check_strings(msg, prefix, e)) {
@@ -263,7 +265,14 @@ static bool take_message(const json_t *msg, size_t i, json_t *out, struct bt_fro
         json_object_set(clean, "reasoning", (json_t *)thoughts);
     }
     json_array_append_new(out, clean);
-    return true;
+    if (r == TOOL) {
+        return bt_front_take_result(calls, msg, prefix, clean, e);
+    }
+    if (r != ASSISTANT && bt_front_asked_for(json_object_get(msg, "tool_calls"))) {
+        return bt_front_fail(e, 400, "messages", "invalid_value",
+                             "'%stool_calls' must be in a message of role assistant", prefix);
+    }
+    return bt_front_take_calls(calls, msg, prefix, clean, e);
 }
 
 /* continue_final_message: cuts the rendered prompt behind the last message's own text, so that the
@@ -312,19 +321,19 @@ static bool among(const char *const *names, size_t n, const char *name)
  * what the server cannot do: it could not return the model's tool calls, for example. */
 static bool check_kwarg(const char *name, struct bt_front_error *e)
 {
-    static const char *const of_request[] = {"messages", "add_generation_prompt",
-                                             "continue_final_message"};
-    static const char *const no_tools[] = {"tools",         "tool_choice",        "functions",
-                                           "function_call", "documents",          "custom_tools",
-                                           "builtin_tools", "available_tools",    "xml_tools",
-                                           "python_tools",  "parallel_tool_calls"};
+    static const char *const of_request[] = {
+        "messages", "add_generation_prompt", "continue_final_message",
+        "tools",    "tool_choice",           "parallel_tool_calls"};
+    static const char *const other_tools[] = {"functions",    "function_call",  "documents",
+                                              "custom_tools", "builtin_tools",  "xml_tools",
+                                              "python_tools", "available_tools"};
     static const char *const of_renderer[] = {"chat_template", "tokenize", "loop",  "self",
                                               "caller",        "varargs",  "kwargs"};
     const char *why = NULL, *word;
     if (among(of_request, BT_ARRAY_LEN(of_request), name)) {
         why = "it is a field of the request itself";
-    } else if (among(no_tools, BT_ARRAY_LEN(no_tools), name)) {
-        why = "tools and documents are not supported";
+    } else if (among(other_tools, BT_ARRAY_LEN(other_tools), name)) {
+        why = "tools come in 'tools', and documents are not supported";
     } else if (among(of_renderer, BT_ARRAY_LEN(of_renderer), name)) {
         why = "the server sets it";
     }
@@ -364,8 +373,22 @@ static bool take_kwargs(const json_t *root, json_t *ctx, struct bt_front_error *
     return true;
 }
 
+static bool take_messages(const json_t *list, enum bt_reply_tools style, json_t *messages,
+                          struct bt_front_error *e)
+{
+    struct bt_front_calls calls;
+    bool ok = true;
+    bt_front_calls_init(&calls, style);
+    for (size_t i = 0; ok && i < json_array_size(list); i++) {
+        ok = take_message(json_array_get(list, i), i, &calls, messages, e);
+    }
+    bt_front_calls_cleanup(&calls);
+    return ok;
+}
+
 /* Makes the template's context from a chat body. NULL: e is set. */
-static json_t *chat_context(const json_t *root, bool go_on, struct bt_front_error *e)
+static json_t *chat_context(const struct bt_front_model *m, const json_t *root, bool go_on,
+                            const struct bt_front_tools *tools, struct bt_front_error *e)
 {
     const json_t *list = json_object_get(root, "messages");
     bool generate = !go_on;
@@ -387,38 +410,51 @@ static json_t *chat_context(const json_t *root, bool go_on, struct bt_front_erro
     json_t *ctx = json_object(), *messages = json_array();
     json_object_set_new(ctx, "messages", messages);
     json_object_set_new(ctx, "add_generation_prompt", json_boolean(generate));
-    if (!take_kwargs(root, ctx, e)) {
+    if (tools->list != NULL) {
+        json_object_set(ctx, "tools", tools->list);
+    }
+    if (!take_kwargs(root, ctx, e) || !take_messages(list, m->style.reply.tools, messages, e)) {
         json_decref(ctx);
         return NULL;
-    }
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        if (!take_message(json_array_get(list, i), i, messages, e)) {
-            json_decref(ctx);
-            return NULL;
-        }
     }
     return ctx;
 }
 
-/* Turns messages into tokens with the chat template. */
-bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
-                        struct bt_front_error *e)
+/* What the answer is taken apart into; but for whether the prompt has opened the reasoning. */
+static bool take_reply(const struct bt_front_model *m, const json_t *root,
+                       const struct bt_front_tools *tools, struct bt_front_chat *chat,
+                       struct bt_front_error *e)
 {
-    bool special = false; /* templates write BOS themselves */
-    bool go_on = false;
+    bool separate = true, include = true;
+    if (!bt_front_get_bool(root, "separate_reasoning", &separate, e) ||
+        !bt_front_get_bool(root, "include_reasoning", &include, e)) {
+        return false;
+    }
+    *chat = (struct bt_front_chat){.reply = {.style = m->style.reply,
+                                             .tools = tools->list != NULL,
+                                             .one_call = tools->one,
+                                             .keep_thoughts = !separate},
+                                   .hides_thoughts = separate && !include};
+    if (tools->list == NULL) {
+        chat->reply.style.tools = BT_TOOLS_NONE;
+    }
+    return true;
+}
+
+/* Does the last message, which the answer continues, end inside its reasoning? */
+static bool last_thinks(const struct bt_reply_style *style, const json_t *messages)
+{
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *text = json_string_value(json_object_get(last, "content"));
+    return text != NULL && bt_reply_text_thinks(style, text);
+}
+
+/* Renders the prompt and makes tokens of it. */
+static bool render(const struct bt_front_model *m, const json_t *ctx, bool go_on, bool special,
+                   struct bt_tokens *out, struct bt_front_chat *chat, struct bt_front_error *e)
+{
+    const json_t *messages = json_object_get(ctx, "messages");
     char why[256] = "";
-    if (m->tmpl == NULL) {
-        return bt_front_fail(e, 400, "messages", "unsupported_parameter",
-                             "this model has no chat template; use /v1/completions");
-    }
-    if (!bt_front_get_bool(root, "add_special_tokens", &special, e) ||
-        !bt_front_get_bool(root, "continue_final_message", &go_on, e)) {
-        return false;
-    }
-    json_t *ctx = chat_context(root, go_on, e);
-    if (ctx == NULL) {
-        return false;
-    }
     struct bt_buf prompt;
     bt_buf_init(&prompt);
     bt_status_t st = bt_template_render_object(m->tmpl, ctx, m->template_steps, m->watch, &prompt,
@@ -428,9 +464,37 @@ bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, stru
     bool ok = st == BT_OK ||
               bt_front_fail(e, 400, "messages", "invalid_value", "the chat template refused: %s",
                             why[0] != '\0' ? why : bt_status_text(st));
-    ok = ok && (!go_on || cut_behind_last(json_object_get(ctx, "messages"), &prompt, e)) &&
+    ok = ok && (!go_on || cut_behind_last(messages, &prompt, e)) &&
          encode(m, "messages", prompt.data, prompt.len, special, out, e);
-    json_decref(ctx);
+    if (ok) {
+        chat->reply.thinks = go_on
+                                 ? last_thinks(&m->style.reply, messages)
+                                 : bt_reply_prompt_thinks(&m->style.reply, prompt.data, prompt.len);
+    }
     bt_buf_cleanup(&prompt);
+    return ok;
+}
+
+/* Turns messages into tokens with the chat template. */
+bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
+                        struct bt_front_chat *chat, struct bt_front_error *e)
+{
+    bool special = false; /* templates write BOS themselves */
+    bool go_on = false;
+    struct bt_front_tools tools;
+    if (m->tmpl == NULL) {
+        return bt_front_fail(e, 400, "messages", "unsupported_parameter",
+                             "this model has no chat template; use /v1/completions");
+    }
+    if (!bt_front_get_bool(root, "add_special_tokens", &special, e) ||
+        !bt_front_get_bool(root, "continue_final_message", &go_on, e) ||
+        !bt_front_take_tools(&m->style, root, &tools, e)) {
+        return false;
+    }
+    json_t *ctx =
+        take_reply(m, root, &tools, chat, e) ? chat_context(m, root, go_on, &tools, e) : NULL;
+    bool ok = ctx != NULL && render(m, ctx, go_on, special, out, chat, e);
+    json_decref(ctx);
+    bt_front_tools_cleanup(&tools);
     return ok;
 }

@@ -6,7 +6,7 @@
 #include "common/engine/model_config.h"
 #include "common/engine/sampling.h"
 #include "common/token/token.h"
-#include "conductor/front/front_json.h"
+#include "conductor/front/front_tools.h"
 
 #define FRONT_N_MAX              BT_ENGINE_CHOICES_MAX /* choices of a prompt */
 #define FRONT_ANSWER_CHOICES_MAX 1024                  /* choices of all prompts of a request */
@@ -17,6 +17,9 @@ struct bt_front_model { /* what parsing needs to know of the served model */
     const struct bt_model_config *config;
     const struct bt_tokenizer *tok;
     const struct bt_template *tmpl; /* NULL: none */
+    struct bt_front_style style;
+    /* Special tokens that stay in the text of answers: markers of reasoning, and of calls too. */
+    const struct bt_tokens *kept_thoughts, *kept_tools;
     /* Limits of reading one body; no limit where they are NULL or 0. */
     const struct bt_token_watch *watch; /* stops the template; tok has its own */
     uint64_t template_steps;
@@ -42,10 +45,15 @@ void bt_front_prompts_cleanup(struct bt_front_prompts *p);
 bool bt_front_take_prompts(const struct bt_front_model *m, const json_t *root, bool with_text,
                            bool skip_special, struct bt_front_prompts *out,
                            struct bt_front_error *e);
-/* Applies the chat template to `messages`. Also reads add_generation_prompt, continue_final_message
- * and chat_template_kwargs. */
+struct bt_front_chat { /* what the answer to a chat will be taken apart into */
+    struct bt_reply_options reply;
+    bool hides_thoughts; /* they are left out of the answer */
+};
+
+/* Applies the chat template to `messages` and tools. Also reads add_generation_prompt,
+ * continue_final_message, chat_template_kwargs and what is asked for of the reasoning. */
 bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
-                        struct bt_front_error *e);
+                        struct bt_front_chat *chat, struct bt_front_error *e);
 /* Token ids of a JSON array; key names it in errors. */
 bool bt_front_take_ids(const struct bt_front_model *m, const char *key, const json_t *list,
                        struct bt_tokens *out, struct bt_front_error *e);

@@ -25,7 +25,7 @@ static void put_item_id(const struct bt_front_answer *a, const struct bt_front_i
                         struct bt_buf *out)
 {
     static const char *const prefixes[] = {
-        [FRONT_TEXT] = "msg", [FRONT_REASONING] = "rs", [FRONT_CALL] = "fc"};
+        [BT_REPLY_TEXT] = "msg", [BT_REPLY_REASONING] = "rs", [BT_REPLY_CALL] = "fc"};
     bt_buf_printf(out, "\"%s_%s_%u\"", prefixes[item->kind], a->id + strlen(a->format->id_prefix),
                   (unsigned)(item - a->items.list));
 }
@@ -34,7 +34,7 @@ static void put_item_id(const struct bt_front_answer *a, const struct bt_front_i
 static void put_part(const struct bt_front_item *item, bool fresh, struct bt_front_script *s)
 {
     static const struct bt_buf none;
-    bool text = item->kind == FRONT_TEXT;
+    bool text = item->kind == BT_REPLY_TEXT;
     bt_buf_puts(&s->own, text ? "{\"type\":\"output_text\",\"text\":"
                               : "{\"type\":\"reasoning_text\",\"text\":");
     bt_front_script_string(s, fresh ? &none : &item->text);
@@ -53,7 +53,7 @@ static void put_item(const struct bt_front_answer *a, const struct bt_front_item
     bt_buf_puts(&s->own, "{\"id\":");
     put_item_id(a, item, &s->own);
     bt_buf_printf(&s->own, ",\"status\":\"%s\"", status);
-    if (item->kind == FRONT_CALL) {
+    if (item->kind == BT_REPLY_CALL) {
         bt_buf_puts(&s->own, ",\"type\":\"function_call\",\"call_id\":");
         bt_front_put_call_id("call", a, item, &s->own);
         bt_buf_puts(&s->own, ",\"name\":");
@@ -61,7 +61,7 @@ static void put_item(const struct bt_front_answer *a, const struct bt_front_item
         bt_buf_puts(&s->own, ",\"arguments\":");
         bt_front_script_string(s, fresh ? &none : &item->text);
     } else {
-        bt_buf_puts(&s->own, item->kind == FRONT_TEXT
+        bt_buf_puts(&s->own, item->kind == BT_REPLY_TEXT
                                  ? ",\"type\":\"message\",\"role\":\"assistant\",\"content\":["
                                  : ",\"type\":\"reasoning\",\"summary\":[],\"content\":[");
         if (!fresh) {
@@ -142,7 +142,7 @@ static void put_place(const struct bt_front_answer *a, const struct bt_front_ite
     bt_front_put_uint(out, (uint64_t)(item - a->items.list));
     bt_buf_puts(out, ",\"item_id\":");
     put_item_id(a, item, out);
-    bt_buf_puts(out, item->kind == FRONT_CALL ? "" : ",\"content_index\":0");
+    bt_buf_puts(out, item->kind == BT_REPLY_CALL ? "" : ",\"content_index\":0");
 }
 
 static void put_response_event(struct bt_front_answer *a, const char *type, const char *status,
@@ -179,7 +179,7 @@ static void begin_item(struct bt_front_answer *a, const struct bt_front_item *it
     bt_buf_printf(&s.own, ",\"output_index\":%u,\"item\":", a->items.n - 1);
     put_item(a, item, "in_progress", true, &s);
     bt_buf_puts(&s.own, "}\n\n");
-    if (item->kind != FRONT_CALL) {
+    if (item->kind != BT_REPLY_CALL) {
         begin_event(a, "content_part.added", &s.own);
         put_place(a, item, &s.own);
         bt_buf_puts(&s.own, ",\"part\":");
@@ -193,9 +193,9 @@ static void begin_item(struct bt_front_answer *a, const struct bt_front_item *it
 static void end_item(struct bt_front_answer *a, const char *status, struct bt_front_script *s)
 {
     static const char *const names[][2] = {
-        [FRONT_TEXT] = {"output_text.done", ",\"text\":"},
-        [FRONT_REASONING] = {"reasoning_text.done", ",\"text\":"},
-        [FRONT_CALL] = {"function_call_arguments.done", ",\"arguments\":"}};
+        [BT_REPLY_TEXT] = {"output_text.done", ",\"text\":"},
+        [BT_REPLY_REASONING] = {"reasoning_text.done", ",\"text\":"},
+        [BT_REPLY_CALL] = {"function_call_arguments.done", ",\"arguments\":"}};
     const struct bt_front_item *item = bt_front_items_last(&a->items);
     if (item == NULL) {
         return;
@@ -204,16 +204,16 @@ static void end_item(struct bt_front_answer *a, const char *status, struct bt_fr
     put_place(a, item, &s->own);
     bt_buf_puts(&s->own, names[item->kind][1]);
     bt_front_script_string(s, &item->text);
-    if (item->kind == FRONT_TEXT) {
+    if (item->kind == BT_REPLY_TEXT) {
         bt_buf_puts(&s->own, ",\"logprobs\":[");
         bt_front_script_raw(s, &item->logprobs);
         bt_buf_puts(&s->own, "]");
-    } else if (item->kind == FRONT_CALL) {
+    } else if (item->kind == BT_REPLY_CALL) {
         bt_buf_puts(&s->own, ",\"name\":");
         bt_front_put_cstr(&s->own, item->name);
     }
     bt_buf_puts(&s->own, "}\n\n");
-    if (item->kind != FRONT_CALL) {
+    if (item->kind != BT_REPLY_CALL) {
         begin_event(a, "content_part.done", &s->own);
         put_place(a, item, &s->own);
         bt_buf_puts(&s->own, ",\"part\":");
@@ -228,31 +228,31 @@ static void end_item(struct bt_front_answer *a, const char *status, struct bt_fr
 
 /* Takes the bit into its item. The logprobs since the last text go with text. NULL: it says
  * nothing. */
-static struct bt_front_item *keep_bit(struct bt_front_answer *a, const struct bt_front_bit *bit,
+static struct bt_front_item *keep_bit(struct bt_front_answer *a, const struct bt_reply_bit *bit,
                                       struct bt_buf *logprobs)
 {
     struct bt_front_item *item = bt_front_items_of(&a->items, bit);
-    if (item != NULL && bit->kind != FRONT_CALL) {
+    if (item != NULL && bit->kind != BT_REPLY_CALL) {
         bt_front_items_text(&a->items, item, bit->text, bit->len);
     }
-    if (item != NULL && bit->kind == FRONT_TEXT) {
+    if (item != NULL && bit->kind == BT_REPLY_TEXT) {
         bt_front_items_logprobs(&a->items, item, logprobs);
     }
     return item;
 }
 
 static void put_piece(struct bt_front_answer *a, const struct bt_front_item *item,
-                      const struct bt_front_bit *bit, const struct bt_buf *logprobs,
+                      const struct bt_reply_bit *bit, const struct bt_buf *logprobs,
                       struct bt_buf *out)
 {
-    static const char *const names[] = {[FRONT_TEXT] = "output_text.delta",
-                                        [FRONT_REASONING] = "reasoning_text.delta",
-                                        [FRONT_CALL] = "function_call_arguments.delta"};
+    static const char *const names[] = {[BT_REPLY_TEXT] = "output_text.delta",
+                                        [BT_REPLY_REASONING] = "reasoning_text.delta",
+                                        [BT_REPLY_CALL] = "function_call_arguments.delta"};
     begin_event(a, names[item->kind], out);
     put_place(a, item, out);
     bt_buf_puts(out, ",\"delta\":");
     bt_front_put_str(out, bit->text, bit->len);
-    if (item->kind == FRONT_TEXT) {
+    if (item->kind == BT_REPLY_TEXT) {
         bt_buf_puts(out, ",\"logprobs\":[");
         bt_buf_append(out, logprobs->data, logprobs->len);
         bt_buf_puts(out, "]");
@@ -260,7 +260,7 @@ static void put_piece(struct bt_front_answer *a, const struct bt_front_item *ite
     bt_buf_puts(out, "}\n\n");
 }
 
-static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                       size_t n, struct bt_buf *out)
 {
     struct bt_buf *logprobs = &a->choices[choice].lp.part[LP_TOKENS];
@@ -275,10 +275,10 @@ static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct b
         if (fresh) {
             begin_item(a, item, out);
         }
-        if (item != NULL && bits[i].kind != FRONT_CALL) {
+        if (item != NULL && bits[i].kind != BT_REPLY_CALL) {
             put_piece(a, item, &bits[i], logprobs, out);
         }
-        if (item != NULL && bits[i].kind == FRONT_TEXT) {
+        if (item != NULL && bits[i].kind == BT_REPLY_TEXT) {
             bt_buf_clear(logprobs);
         }
     }
@@ -293,7 +293,7 @@ static void complete(struct bt_front_answer *a, uint32_t choice, struct bt_buf *
 static void keep_rest(struct bt_front_answer *a)
 {
     struct bt_front_item *last = bt_front_items_last(&a->items);
-    if (last != NULL && last->kind == FRONT_TEXT) {
+    if (last != NULL && last->kind == BT_REPLY_TEXT) {
         bt_front_items_logprobs(&a->items, last, &a->choices[0].lp.part[LP_TOKENS]);
     }
 }
@@ -328,13 +328,13 @@ static void put_error(struct bt_front_answer *a, const struct bt_front_error *e,
 
 /* ---- whole responses ---- */
 
-static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_front_bit *bits,
+static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                  size_t n)
 {
     struct bt_buf *logprobs = &a->choices[choice].lp.part[LP_TOKENS];
     for (size_t i = 0; i < n; i++) {
         const struct bt_front_item *item = keep_bit(a, &bits[i], logprobs);
-        if (item != NULL && bits[i].kind == FRONT_TEXT) {
+        if (item != NULL && bits[i].kind == BT_REPLY_TEXT) {
             bt_buf_clear(logprobs);
         }
     }

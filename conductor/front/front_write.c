@@ -11,6 +11,11 @@ enum {
     STEP_ECHO, /* the prompt's text */
     STEP_TEXT,
     STEP_TEXT_END,
+    STEP_THOUGHTS,       /* reasoning, as a chat's reasoning_content ... */
+    STEP_THOUGHTS_AGAIN, /* ... and as its reasoning */
+    STEP_CALL,
+    STEP_ARGUMENTS,
+    STEP_MESSAGE_END,
     STEP_PART, /* of the logprobs: the part's key */
     STEP_PART_PROMPT,
     STEP_PART_OWN,
@@ -28,6 +33,7 @@ enum {
 struct source {
     struct bt_front_answer *a;
     struct bt_front_answer_prompt *p;
+    const struct bt_front_choice *c; /* of a whole response; NULL: an event */
     const struct bt_buf *text;
     const struct bt_front_logprobs *lp;
     struct bt_front_slice slice;
@@ -101,6 +107,52 @@ static void end_part(struct source *s, struct bt_front_writer *w, struct bt_buf 
     }
 }
 
+/* Has the message no content, but something else? */
+static bool is_null(const struct source *s)
+{
+    return s->c != NULL && s->text->len == 0 && (s->c->n_calls > 0 || s->c->thoughts.len > 0);
+}
+
+static void put_thoughts(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
+{
+    bool again = w->step == STEP_THOUGHTS_AGAIN;
+    uint8_t after = again ? STEP_CALL : STEP_THOUGHTS_AGAIN;
+    if (s->c == NULL || s->c->thoughts.len == 0) {
+        next(w, after);
+        return;
+    }
+    if (w->at == 0) {
+        bt_buf_puts(out, again ? ",\"reasoning\":\"" : ",\"reasoning_content\":\"");
+    }
+    if (put_some(s, w, &s->c->thoughts, true, out)) {
+        bt_buf_puts(out, "\"");
+        next(w, after);
+    }
+}
+
+static void put_call(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
+{
+    if (s->c == NULL || w->call == s->c->n_calls) {
+        bt_buf_puts(out, w->call > 0 ? "]" : "");
+        w->call = 0;
+        next(w, STEP_MESSAGE_END);
+        return;
+    }
+    const struct bt_buf *name = &s->c->calls[w->call].name;
+    bt_buf_puts(out, w->call == 0 ? ",\"tool_calls\":[{" : ",{");
+    bt_front_put_call_head(s->a, w->choice, w->call, name->data, name->len, out);
+    next(w, STEP_ARGUMENTS);
+}
+
+static void put_arguments(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
+{
+    if (put_some(s, w, &s->c->calls[w->call].arguments, true, out)) {
+        bt_buf_puts(out, "\"}}");
+        w->call++;
+        next(w, STEP_CALL);
+    }
+}
+
 /* STEP_ECHO to STEP_PART_END: the steps that whole responses and events have in common. */
 static void step_choice(struct source *s, struct bt_front_writer *w, struct bt_buf *out)
 {
@@ -116,7 +168,15 @@ static void step_choice(struct source *s, struct bt_front_writer *w, struct bt_b
         }
         return;
     case STEP_TEXT_END:
-        bt_buf_puts(out, s->a->opt.chat ? "\"}" : "\"");
+        bt_buf_puts(out, is_null(s) ? "" : "\"");
+        next(w, STEP_THOUGHTS);
+        return;
+    case STEP_THOUGHTS:
+    case STEP_THOUGHTS_AGAIN: put_thoughts(s, w, out); return;
+    case STEP_CALL: put_call(s, w, out); return;
+    case STEP_ARGUMENTS: put_arguments(s, w, out); return;
+    case STEP_MESSAGE_END:
+        bt_buf_puts(out, s->a->opt.chat ? "}" : "");
         next(w, STEP_PART);
         return;
     case STEP_PART: put_part_key(s, w, out); return;
@@ -153,8 +213,9 @@ static void begin_choice(const struct source *s, struct bt_front_writer *w, stru
 {
     bt_buf_puts(out, w->choice == 0 ? "{\"index\":" : ",{\"index\":");
     bt_front_put_uint(out, w->choice);
-    bt_buf_puts(out, s->a->opt.chat ? ",\"message\":{\"role\":\"assistant\",\"content\":\""
-                                    : ",\"text\":\"");
+    bt_buf_puts(out, !s->a->opt.chat ? ",\"text\":\""
+                     : is_null(s)    ? ",\"message\":{\"role\":\"assistant\",\"content\":null"
+                                     : ",\"message\":{\"role\":\"assistant\",\"content\":\"");
     next(w, STEP_ECHO);
 }
 
@@ -190,7 +251,7 @@ static void step_whole(struct source *s, const struct bt_gen_usage *u, struct bt
     case STEP_CHOICE_END: end_choice(s, w, out); return;
     case STEP_USAGE:
         bt_buf_puts(out, "],");
-        bt_front_put_usage(u, out);
+        bt_front_put_usage(a, u, out);
         next(w, STEP_CHAT_LOGPROBS);
         return;
     case STEP_EXTRAS:
@@ -205,7 +266,8 @@ static void step_whole(struct source *s, const struct bt_gen_usage *u, struct bt
 static void of_choice(struct source *s, uint32_t choice)
 {
     s->p = bt_front_prompt_of(s->a, choice);
-    s->text = &s->a->choices[choice].text;
+    s->c = &s->a->choices[choice];
+    s->text = &s->c->text;
     s->lp = &s->a->choices[choice].lp;
 }
 

@@ -10,7 +10,7 @@
 struct bt_front_writer { /* zero: at the beginning */
     uint8_t step;        /* STEP_* of front_write.c */
     uint8_t part;        /* LP_*, of the logprobs */
-    uint32_t choice;
+    uint32_t choice, call;
     size_t at;                          /* bytes of the text that are written */
     struct bt_front_prompt_place place; /* in an array of the prompt's */
 };

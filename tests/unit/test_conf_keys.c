@@ -16,7 +16,7 @@
 #include "kvstore/conf.h"
 #include "tests/unit/conf_rig.h"
 
-#define KEYS_MAX   70 /* of all daemons together */
+#define KEYS_MAX   71 /* of all daemons together */
 #define HIDDEN_MAX 32 /* set by tests and benchmarks only */
 
 static union {
@@ -148,6 +148,7 @@ static const struct {
     {"conductor.name", "a b", "is not a valid name"},
     {"conductor.http.allowed_origins", "nonsense", ""},
     {"conductor.api_keys_file", "/nonexistent", ""},
+    {"conductor.answer_form", "xml", "is no form of answers"},
     {"conductor.access_log", "most", ""},
     {"sched.policy", "best", "there is no"},
     {"sched.admission", "late", "there is no"},
