@@ -264,10 +264,8 @@ class Nth:
         assert not out["wrong"], f"{name}: {out['wrong'][0]}"
         failed = control.failed()
         control.disarm()
-        if failed and d.alive():
-            time.sleep(0.1)  # it may be about to end
         result = "went on" if failed else "unreached"
-        if not d.alive():
+        if not self.goes_on(d, failed):
             result = "ended"
             self.ended_well(d, kind, name, failed)
             d.start_again()
@@ -276,6 +274,14 @@ class Nth:
             self.wait_right(name)
             self.tier_is_back(name)
         return result
+
+    def goes_on(self, d, failed):
+        """False: it has ended. One that is about to says so, and may take a second to close what it has."""
+        if failed and d.alive():
+            time.sleep(0.1)
+            if any(ev in d.text() for ev in ("ev=out_of_service", "ev=stopped")):
+                d.p.wait(BACK_S * PATIENCE)
+        return d.alive()
 
     def ended_well(self, d, kind, name, failed):
         """It has said why: in the last lines, behind which a library's backtrace may stand."""
@@ -312,12 +318,11 @@ class Nth:
         while d.alive() and "ev=ready" not in d.text():
             assert time.monotonic() < end, f"{name}: neither ready nor ended\n{d.text()[-3000:]}"
             time.sleep(0.02)
-        time.sleep(0.1)
         control = d.armed()
         failed = control.failed()
         control.disarm()
         result = "went on" if failed else "unreached"
-        if not d.alive():
+        if not self.goes_on(d, failed):
             result = "ended"
             self.ended_well(d, kind, name, failed)
             d.start_again()

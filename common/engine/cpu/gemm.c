@@ -4,6 +4,7 @@
  * additional rows are computed and ignored. Owner thread: the engine's. */
 #include "common/engine/cpu/gemm.h"
 
+#include <errno.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -354,6 +355,16 @@ void bt_linear_destroy(struct bt_linear *l)
     }
 }
 
+/* Without memory the process ends, as with bt_malloc(): the device has not failed. */
+static bt_status_t ran(dnnl_status_t st)
+{
+    if (st == dnnl_out_of_memory) {
+        errno = ENOMEM; /* so the assertion says that memory was missing */
+        BT_ASSERT(st != dnnl_out_of_memory);
+    }
+    return st == dnnl_success ? BT_OK : BT_ERR_DEVICE;
+}
+
 bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, float *dst)
 {
     if (l->packed) {
@@ -362,8 +373,9 @@ bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, floa
     }
     uint32_t step = step_of(m);
     struct prim *p = &l->s->prims[step];
-    if (!p->prim && prim_make(l->g, l->s, step) != dnnl_success) {
-        return BT_ERR_DEVICE;
+    dnnl_status_t st = p->prim ? dnnl_success : prim_make(l->g, l->s, step);
+    if (st != dnnl_success) {
+        return ran(st);
     }
     omp_set_num_threads(p->threads);
     if (dnnl_memory_set_data_handle(p->src, (void *)src) != dnnl_success ||
@@ -372,11 +384,11 @@ bt_status_t bt_linear_run(struct bt_linear *l, const void *src, uint32_t m, floa
     }
     dnnl_exec_arg_t args[] = {
         {DNNL_ARG_SRC, p->src}, {DNNL_ARG_WEIGHTS, l->w}, {DNNL_ARG_DST, p->dst}};
-    dnnl_status_t st = dnnl_primitive_execute(p->prim, l->g->stream, 3, args);
+    st = dnnl_primitive_execute(p->prim, l->g->stream, 3, args);
     if (st == dnnl_success) {
         st = dnnl_stream_wait(l->g->stream);
     }
-    return st == dnnl_success ? BT_OK : BT_ERR_DEVICE;
+    return ran(st);
 }
 
 void bt_linear_add(struct bt_linear *l, const void *src, uint32_t m, float *x)
