@@ -44,7 +44,7 @@ json_t *bt_front_messages_chat(const json_t *root, bool count, struct bt_front_e
 /* The chat body of a body of /v1/responses. */
 json_t *bt_front_responses_chat(const json_t *root, struct bt_front_error *e);
 /* Members of the response that repeat the request, with the sampling as it is used. */
-void bt_front_responses_echo(const json_t *root, double temperature, double top_p,
+void bt_front_responses_echo(const json_t *root, float temperature, float top_p,
                              struct bt_buf *out);
 
 #endif

@@ -427,8 +427,15 @@ static void repeat_objects(const json_t *root, json_t *to)
     json_object_set_new(to, "reasoning", reasoning);
 }
 
-void bt_front_responses_echo(const json_t *root, double temperature, double top_p,
-                             struct bt_buf *out)
+/* 0.7 and not 0.699999988. */
+static json_t *real_of(float v)
+{
+    char text[32];
+    snprintf(text, sizeof(text), "%.7g", (double)v);
+    return json_real(strtod(text, NULL));
+}
+
+void bt_front_responses_echo(const json_t *root, float temperature, float top_p, struct bt_buf *out)
 {
     json_t *to = json_object();
     json_object_set_new(to, "background", json_false());
@@ -440,16 +447,15 @@ void bt_front_responses_echo(const json_t *root, double temperature, double top_
     json_object_set_new(to, "previous_response_id", json_null());
     json_object_set_new(to, "service_tier", json_string("default"));
     json_object_set_new(to, "store", json_false());
-    json_object_set_new(to, "temperature", json_real(temperature));
+    json_object_set_new(to, "temperature", real_of(temperature));
     repeat_objects(root, to);
     repeat(root, "tool_choice", json_string("auto"), to);
     repeat(root, "tools", json_array(), to);
     repeat(root, "top_logprobs", json_integer(0), to);
-    json_object_set_new(to, "top_p", json_real(top_p));
+    json_object_set_new(to, "top_p", real_of(top_p));
     json_object_set_new(to, "truncation", json_string("disabled"));
     repeat(root, "user", json_null(), to);
-    const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(7);
-    char *text = json_dumps(to, flags);
+    char *text = json_dumps(to, JSON_COMPACT | JSON_REAL_PRECISION(15));
     bt_buf_append(out, text + 1, strlen(text) - 2); /* without the braces */
     free(text);
     json_decref(to);

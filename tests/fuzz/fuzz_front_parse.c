@@ -70,20 +70,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct bt_tokens ids = {0};
     struct bt_front_generation gen;
     bool strings, ok;
+    static const enum bt_front_api apis[] = {[0] = FRONT_API_COMPLETIONS,
+                                             [1] = FRONT_API_CHAT,
+                                             [4] = FRONT_API_MESSAGES,
+                                             [5] = FRONT_API_RESPONSES};
     if (size == 0) {
         return 0;
     }
-    switch (data[0] % 4) {
-    case 0:
-    case 1:
-        ok = bt_front_parse_generation(&model, data[0] % 4 == 1, data + 1, size - 1, &gen, &e);
+    uint8_t route = data[0] % 7;
+    switch (route) {
+    case 2: ok = bt_front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;
+    case 3: ok = bt_front_parse_detokenize(&model, data + 1, size - 1, &ids, &e); break;
+    case 6: ok = bt_front_parse_count(&model, data + 1, size - 1, &ids, &e); break;
+    default:
+        ok = bt_front_parse_generation(&model, apis[route], data + 1, size - 1, &gen, &e);
         if (ok) {
             check_generation(&gen);
             bt_front_generation_cleanup(&gen);
         }
-        break;
-    case 2: ok = bt_front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;
-    default: ok = bt_front_parse_detokenize(&model, data + 1, size - 1, &ids, &e); break;
     }
     BT_ASSERT(ok || (e.http >= 400 && e.http < 500 && e.message[0] != '\0'));
     if (!ok) {

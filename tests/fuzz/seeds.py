@@ -162,7 +162,23 @@ def front_parse(_root):
     chat = {**body, "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2, "chat_template_kwargs": {"a": 1},
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
     text = {**body, "prompt": ["To be", "or"], "echo": True, "logprobs": 1}
-    out = []
+    turns = [{"role": "user", "content": [{"type": "text", "text": "hi"}]},
+             {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"},
+                                               {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
+             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": "x"}]}]
+    messages = {"max_tokens": 5, "system": [{"type": "text", "text": "s"}], "messages": turns, "stop_sequences": ["a"],
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"},
+                "thinking": {"type": "disabled"}, "output_config": {"format": {"type": "json_schema", "schema": {}}}}
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+             {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "c", "output": "x"}]
+    responses = {"input": items, "instructions": "s", "max_output_tokens": 5, "metadata": {"a": "b"}, "reasoning": {"effort": "low"},
+                 "tools": [{"type": "function", "name": "f", "parameters": {}}], "tool_choice": {"type": "function", "name": "f"},
+                 "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}, "include": ["message.output_text.logprobs"]}
+    out = [bytes([r]) + json.dumps(b).encode()
+           for r, b in [(4, messages), (4, {"max_tokens": 5, "messages": turns[:1]}), (5, responses), (5, {"input": "hi"}),
+                        (6, {"messages": turns[:1]})]]
     for route, b in [(0, text), (1, chat), (0, {**body, "prompt": [1, 2]}), (2, {"model": "m", "prompt": "x"}), (2, {"messages": chat["messages"]}),
                      (3, {"tokens": [1, 2, 3]})]:
         out += [bytes([r]) + json.dumps(b).encode() for r in {route, 1 - route if route < 2 else route}]
