@@ -1,0 +1,59 @@
+/* Regular languages over bytes: hash-consed expressions with intersection and complement, and the
+ * automaton that their derivatives build while it is used (Brzozowski 1964; Owens, Reppy, Turon
+ * 2009). Pure: no clock, no I/O. One thread at a time uses a set. */
+#ifndef BT_GRAMMAR_RX_H
+#define BT_GRAMMAR_RX_H
+
+#include "common/base/base.h"
+
+struct bt_rx_set;        /* owns expressions and automaton states, within a limit of bytes */
+typedef uint32_t bt_rx_t; /* an expression of a set; equal numbers: the same language */
+
+#define BT_RX_NONE    0u /* matches nothing */
+#define BT_RX_EMPTY   1u /* matches the empty text */
+#define BT_RX_NO_MAX  UINT32_MAX
+#define BT_RX_FAILED  UINT32_MAX /* of every maker: the set is out of memory; makers pass it on */
+
+struct bt_rx_set *bt_rx_set_create(size_t max_bytes);
+void bt_rx_set_destroy(struct bt_rx_set *s);
+bool bt_rx_set_full(const struct bt_rx_set *s); /* a maker or a step has met the limit */
+size_t bt_rx_set_bytes(const struct bt_rx_set *s);
+
+/* ---- makers ---- */
+bt_rx_t bt_rx_class(struct bt_rx_set *s, const uint64_t bits[4]);  /* one byte out of a class */
+bt_rx_t bt_rx_text(struct bt_rx_set *s, const void *bytes, size_t n);
+bt_rx_t bt_rx_concat(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b);
+bt_rx_t bt_rx_or(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b);
+bt_rx_t bt_rx_and(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b);
+bt_rx_t bt_rx_not(struct bt_rx_set *s, bt_rx_t a); /* over all byte strings */
+bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max);
+
+/* How a character of the text becomes bytes. */
+enum bt_rx_encoding {
+    BT_RX_UTF8,       /* as it is */
+    BT_RX_JSON_STRING /* between the quotes of a JSON string: itself where JSON allows it, its short
+                         escape, or \uXXXX with any case of digits; beyond U+FFFF also as a pair */
+};
+struct bt_rx_range {
+    uint32_t first, last; /* code points; surrogates are skipped */
+};
+/* One character out of n ranges. */
+bt_rx_t bt_rx_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct bt_rx_range *r,
+                    size_t n);
+
+/* ---- the automaton: a state is an expression, what may still follow ---- */
+bt_rx_t bt_rx_step(struct bt_rx_set *s, bt_rx_t a, uint8_t byte); /* BT_RX_NONE: dead (proved empty) */
+bool bt_rx_accepts(const struct bt_rx_set *s, bt_rx_t a);          /* the empty text */
+/* Whether a matches any text at all. ERR_EXHAUSTED: not decided within max_states states. */
+bt_status_t bt_rx_is_none(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states,
+                          bool *none_p) BT_MUST_CHECK;
+
+/* ---- ECMA-262 patterns (rx_parse.c), as JSON Schema uses them, with the u flag ---- */
+/* search: the pattern may match anywhere in the text unless it is anchored (JSON Schema); otherwise
+ * it matches the whole text. ERR_UNSUPPORTED: look-around, back references, word boundaries where
+ * they cannot be compiled; ERR_INVALID: syntax; ERR_EXHAUSTED: too large. err says where. */
+bt_status_t bt_rx_parse(struct bt_rx_set *s, const char *pattern, size_t len, bool search,
+                        enum bt_rx_encoding enc, bt_rx_t *out, char *err,
+                        size_t err_cap) BT_MUST_CHECK;
+
+#endif
