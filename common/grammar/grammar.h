@@ -28,14 +28,15 @@ void bt_grammar_vocab_destroy(struct bt_grammar_vocab *v);
 uint32_t bt_grammar_vocab_size(const struct bt_grammar_vocab *v);
 
 /* ---- compiling ---- */
-enum bt_grammar_kind { /* the numbers travel in Submit */
-    BT_GRAMMAR_ANY = 0,         /* no constraint; not compiled */
-    BT_GRAMMAR_JSON_SCHEMA = 1, /* text: a schema. true or {}: any JSON value */
-    BT_GRAMMAR_JSON_OBJECT = 2, /* text is ignored: any JSON object */
-    BT_GRAMMAR_REGEX = 3,       /* the whole text matches */
-    BT_GRAMMAR_CHOICE = 4,      /* text: a JSON array of strings */
-    BT_GRAMMAR_GBNF = 5,        /* llama.cpp's EBNF; root is the start */
-    BT_GRAMMAR_TAGS = 6         /* text: JSON, see tags.c: free text with constrained parts (tools) */
+enum bt_grammar_kind {                             /* the numbers travel in Submit */
+                       BT_GRAMMAR_ANY = 0,         /* no constraint; not compiled */
+                       BT_GRAMMAR_JSON_SCHEMA = 1, /* text: a schema. true or {}: any JSON value */
+                       BT_GRAMMAR_JSON_OBJECT = 2, /* text is ignored: any JSON object */
+                       BT_GRAMMAR_REGEX = 3,       /* the whole text matches */
+                       BT_GRAMMAR_CHOICE = 4,      /* text: a JSON array of strings */
+                       BT_GRAMMAR_GBNF = 5,        /* llama.cpp's EBNF; root is the start */
+                       BT_GRAMMAR_TAGS =
+                           6 /* text: JSON, see tags.c: free text with constrained parts (tools) */
 };
 struct bt_grammar_spec {
     enum bt_grammar_kind kind;
@@ -48,7 +49,8 @@ struct bt_grammar_spec {
 bt_status_t bt_grammar_compile(const struct bt_grammar_spec *spec, struct bt_grammar **g_p,
                                char *err, size_t err_cap) BT_MUST_CHECK;
 #define BT_GRAMMAR_TEXT_MAX  (512 * 1024)       /* bytes of a spec's text */
-#define BT_GRAMMAR_BYTES_MAX (64 * 1024 * 1024) /* memory of one grammar with all that it caches */
+#define BT_GRAMMAR_BYTES_MAX (64 * 1024 * 1024) /* memory of one grammar with all that it caches   \
+                                                 */
 struct bt_grammar *bt_grammar_ref(struct bt_grammar *g);
 void bt_grammar_unref(struct bt_grammar *g);
 

@@ -6,23 +6,29 @@
 
 #include "common/base/base.h"
 
-struct bt_rx_set;        /* owns expressions and automaton states, within a limit of bytes */
+struct bt_rx_set;         /* owns expressions and automaton states, within a limit of bytes */
 typedef uint32_t bt_rx_t; /* an expression of a set; equal numbers: the same language */
 
-#define BT_RX_NONE    0u /* matches nothing */
-#define BT_RX_EMPTY   1u /* matches the empty text */
-#define BT_RX_NO_MAX  UINT32_MAX
-#define BT_RX_FAILED  UINT32_MAX /* of every maker: the set is out of memory; makers pass it on */
+#define BT_RX_NONE   0u /* matches nothing */
+#define BT_RX_EMPTY  1u /* matches the empty text */
+#define BT_RX_NO_MAX UINT32_MAX
+#define BT_RX_FAILED UINT32_MAX /* of every maker: the set is out of memory; makers pass it on */
 
 struct bt_rx_set *bt_rx_set_create(size_t max_bytes);
 void bt_rx_set_destroy(struct bt_rx_set *s);
-bool bt_rx_set_full(const struct bt_rx_set *s); /* a maker or a step has met the limit */
+bool bt_rx_set_full(const struct bt_rx_set *s); /* a maker or a step has met a limit */
 size_t bt_rx_set_bytes(const struct bt_rx_set *s);
+/* Sets how much work (about 10 ns each) makers and steps may still do; beyond it they fail. A set
+ * begins with a budget of its own, enough for a compilation. */
+void bt_rx_set_budget(struct bt_rx_set *s, uint64_t work);
 
 /* ---- makers ---- */
-bt_rx_t bt_rx_class(struct bt_rx_set *s, const uint64_t bits[4]);  /* one byte out of a class */
+bt_rx_t bt_rx_class(struct bt_rx_set *s, const uint64_t bits[4]); /* one byte out of a class */
 bt_rx_t bt_rx_text(struct bt_rx_set *s, const void *bytes, size_t n);
+/* Costs the length of a: a long sequence is built from its end, or by bt_rx_seq. */
 bt_rx_t bt_rx_concat(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b);
+bt_rx_t bt_rx_seq(struct bt_rx_set *s, const bt_rx_t *parts, size_t n);
+bt_rx_t bt_rx_or_list(struct bt_rx_set *s, const bt_rx_t *parts, size_t n);
 bt_rx_t bt_rx_or(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b);
 bt_rx_t bt_rx_and(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b);
 bt_rx_t bt_rx_not(struct bt_rx_set *s, bt_rx_t a); /* over all byte strings */
@@ -42,8 +48,9 @@ bt_rx_t bt_rx_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct b
                     size_t n);
 
 /* ---- the automaton: a state is an expression, what may still follow ---- */
-bt_rx_t bt_rx_step(struct bt_rx_set *s, bt_rx_t a, uint8_t byte); /* BT_RX_NONE: dead (proved empty) */
-bool bt_rx_accepts(const struct bt_rx_set *s, bt_rx_t a);          /* the empty text */
+bt_rx_t bt_rx_step(struct bt_rx_set *s, bt_rx_t a,
+                   uint8_t byte);                         /* BT_RX_NONE: dead (proved empty) */
+bool bt_rx_accepts(const struct bt_rx_set *s, bt_rx_t a); /* the empty text */
 /* Whether a matches any text at all. ERR_EXHAUSTED: not decided within max_states states. */
 bt_status_t bt_rx_is_none(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states,
                           bool *none_p) BT_MUST_CHECK;
