@@ -96,6 +96,10 @@ $(B)/gen/normal_form.def: common/token/normal_form_gen.py
 	@mkdir -p $(@D)
 	$(PYTHON) $< >$@.new && mv $@.new $@
 $(B)/obj/common/token/normal_form.o: $(B)/gen/normal_form.def
+$(B)/gen/categories.def: common/grammar/categories_gen.py
+	@mkdir -p $(@D)
+	$(PYTHON) $< >$@.new && mv $@.new $@
+$(B)/obj/common/grammar/chars.o: $(B)/gen/categories.def common/grammar/scripts.def
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(filter-out $(WARN),$(CFLAGS)) -c -o $@ $<

@@ -1,0 +1,34 @@
+/* Sets of Unicode characters, as the classes of patterns and of GBNF need them. Pure. */
+#ifndef BT_GRAMMAR_CHARS_H
+#define BT_GRAMMAR_CHARS_H
+
+#include "common/grammar/rx.h"
+
+#define BT_CHAR_MAX 0x10ffffu
+
+/* Ranges of code points; sorted and disjoint after bt_chars_sort. All zero: empty. One owner. */
+struct bt_chars {
+    struct bt_rx_range *v;
+    size_t n, cap;
+};
+void bt_chars_cleanup(struct bt_chars *c);
+void bt_chars_add(struct bt_chars *c, uint32_t first, uint32_t last);
+void bt_chars_sort(struct bt_chars *c);
+/* These two sort. */
+void bt_chars_negate(struct bt_chars *c);
+void bt_chars_fold(struct bt_chars *c); /* adds what differs only in case (simple case folding) */
+/* Whether two sorted sets have a character in common. */
+bool bt_chars_meet(const struct bt_rx_range *a, size_t n_a, const struct bt_rx_range *b,
+                   size_t n_b);
+
+/* Adds what \p{name[0..n)} matches: general categories, Any, ASCII, Assigned, White_Space and
+ * common scripts, by short or long names. false: not known. */
+bool bt_chars_property(struct bt_chars *c, const char *name, size_t n);
+void bt_chars_digit(struct bt_chars *c); /* \d \w \s of ECMA-262 */
+void bt_chars_word(struct bt_chars *c);
+void bt_chars_space(struct bt_chars *c);
+
+/* Decodes one character of UTF-8 p[0..n); returns its length, 0: not UTF-8. */
+size_t bt_chars_decode(const char *p, size_t n, uint32_t *cp_p);
+
+#endif
