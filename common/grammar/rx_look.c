@@ -1,0 +1,595 @@
+/* Compiles a parsed pattern (rx_ast.h) to the language of the texts in which it matches.
+ *
+ * A node is compiled with its continuation: the language of the text that may follow its match. So
+ * $ is an intersection with the empty text, look-ahead one with the language of what is looked for,
+ * or with its complement. What ^ and \b need of the text before, a continuation knows by being
+ * three languages: at the start of the text, after a word character, after another character. A
+ * look-behind at the top of an alternative is an intersection with the text before it.
+ *
+ * All languages are of whole characters in the encoding, so complements stay within those. */
+#include "common/grammar/rx_ast.h"
+
+#define UNROLL_MAX 256       /* copies of a repeated node with assertions, nested ones multiplied */
+#define STEPS_MAX  (1 << 18) /* visits of nodes with assertions and of their children */
+
+enum { AT_START, AFTER_WORD, AFTER_OTHER, CONTEXTS };
+struct rest { /* what may follow, by what is before */
+    bt_rx_t v[CONTEXTS];
+};
+
+struct look {
+    struct bt_ast *ast;
+    struct bt_rx_set *s;
+    enum bt_rx_encoding enc;
+    struct bt_ast_err *err;
+    bt_rx_t any;      /* any text */
+    bt_rx_t some;     /* any but the empty text */
+    bt_rx_t word;     /* any text that begins with a word character */
+    bt_rx_t end_word; /* any text that ends with one */
+    bt_rx_t end_other;
+    uint32_t copies; /* of unrolled repeats around the node */
+    uint32_t steps;
+};
+
+static struct rest after(struct look *l, uint32_t id, struct rest k);
+
+static struct rest same(bt_rx_t x)
+{
+    return (struct rest){{x, x, x}};
+}
+
+static bool is_same(const struct rest *k)
+{
+    return k->v[0] == k->v[1] && k->v[1] == k->v[2];
+}
+
+static void refuse(struct look *l, uint32_t id, const char *what)
+{
+    bt_ast_fail(l->err, BT_ERR_UNSUPPORTED, l->ast->nodes[id].at, "%s", what);
+}
+
+static bool stopped(struct look *l, uint32_t id)
+{
+    if (l->err->status == BT_OK && (bt_rx_set_full(l->s) || l->steps > STEPS_MAX)) {
+        bt_ast_fail(l->err, BT_ERR_EXHAUSTED, l->ast->nodes[id].at, "the pattern is too large");
+    }
+    return l->err->status != BT_OK;
+}
+
+static bt_rx_t either(struct look *l, bt_rx_t a, bt_rx_t b)
+{
+    return a == BT_RX_NONE || a == b ? b : b == BT_RX_NONE ? a : bt_rx_or(l->s, a, b);
+}
+
+static bt_rx_t both(struct look *l, bt_rx_t a, bt_rx_t b)
+{
+    return a == b ? a : bt_rx_and(l->s, a, b);
+}
+
+static bt_rx_t join(struct look *l, bt_rx_t a, bt_rx_t b)
+{
+    return a == BT_RX_NONE || b == BT_RX_NONE ? BT_RX_NONE : bt_rx_concat(l->s, a, b);
+}
+
+static bool makes_empty(const struct look *l, bt_rx_t x)
+{
+    return x != BT_RX_FAILED && bt_rx_accepts(l->s, x);
+}
+
+/* x without the empty text. */
+static bt_rx_t non_empty(struct look *l, bt_rx_t x)
+{
+    return x == l->any ? l->some : makes_empty(l, x) ? both(l, x, l->some) : x;
+}
+
+/* ---- nodes without assertions ---- */
+static bt_rx_t chars(struct look *l, const struct bt_ast_node *a)
+{
+    return a->n_ranges == 0
+               ? BT_RX_NONE
+               : bt_rx_chars(l->s, l->enc, l->ast->ranges.v + a->first_range, a->n_ranges);
+}
+
+static bt_rx_t plain(struct look *l, uint32_t id)
+{
+    struct bt_ast_node *a = &l->ast->nodes[id];
+    if (a->rx != BT_RX_FAILED) {
+        return a->rx;
+    }
+    if (stopped(l, id)) {
+        return BT_RX_NONE;
+    }
+    bt_rx_t x;
+    switch (a->kind) {
+    case BT_AST_CHARS: x = chars(l, a); break;
+    case BT_AST_CAT:
+        x = BT_RX_EMPTY;
+        for (uint32_t i = a->last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+            x = join(l, plain(l, i), x);
+        }
+        break;
+    case BT_AST_ALT:
+        x = BT_RX_NONE;
+        for (uint32_t i = a->last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+            x = either(l, plain(l, i), x);
+        }
+        break;
+    case BT_AST_REPEAT: x = bt_rx_repeat(l->s, plain(l, a->last), a->min, a->max); break;
+    case BT_AST_EMPTY:
+    case BT_AST_START:
+    case BT_AST_END:
+    case BT_AST_EDGE:
+    case BT_AST_NOT_EDGE:
+    case BT_AST_LOOK:
+    default: x = BT_RX_EMPTY; break;
+    }
+    l->ast->nodes[id].rx = x;
+    return x;
+}
+
+/* The language x, then k. */
+static struct rest put(struct look *l, bt_rx_t x, struct rest k)
+{
+    if (x == BT_RX_EMPTY) {
+        return k;
+    }
+    if (is_same(&k)) {
+        return same(join(l, x, k.v[0]));
+    }
+    bt_rx_t full = non_empty(l, x), tail;
+    if (k.v[AFTER_WORD] == k.v[AFTER_OTHER]) {
+        tail = join(l, full, k.v[AFTER_WORD]);
+    } else {
+        tail = either(l, join(l, both(l, full, l->end_word), k.v[AFTER_WORD]),
+                      join(l, both(l, full, l->end_other), k.v[AFTER_OTHER]));
+    }
+    struct rest out = same(tail);
+    for (int c = 0; makes_empty(l, x) && c < CONTEXTS; c++) {
+        out.v[c] = either(l, k.v[c], tail);
+    }
+    return out;
+}
+
+static struct rest union_of(struct look *l, struct rest a, struct rest b)
+{
+    for (int c = 0; c < CONTEXTS; c++) {
+        a.v[c] = either(l, a.v[c], b.v[c]);
+    }
+    return a;
+}
+
+/* ---- assertions ---- */
+static struct rest at_end(struct look *l, struct rest k)
+{
+    for (int c = 0; c < CONTEXTS; c++) {
+        k.v[c] = makes_empty(l, k.v[c]) ? BT_RX_EMPTY : BT_RX_NONE;
+    }
+    return k;
+}
+
+static struct rest at_edge(struct look *l, struct rest k, bool negative)
+{
+    bt_rx_t next[2] = {bt_rx_not(l->s, l->word), l->word};
+    for (int c = 0; c < CONTEXTS; c++) {
+        k.v[c] = both(l, k.v[c], next[(c != AFTER_WORD) != negative]);
+    }
+    return k;
+}
+
+/* What the text from a look-ahead on must be, by what is before. */
+static struct rest looked_for(struct look *l, const struct bt_ast_node *a)
+{
+    bool negative = a->negative;
+    struct rest x = after(l, a->last, same(l->any));
+    for (int c = 0; negative && c < CONTEXTS; c++) {
+        x.v[c] = bt_rx_not(l->s, x.v[c]);
+    }
+    return x;
+}
+
+static struct rest look_ahead(struct look *l, uint32_t id, struct rest k)
+{
+    struct rest x = looked_for(l, &l->ast->nodes[id]);
+    for (int c = 0; c < CONTEXTS; c++) {
+        k.v[c] = both(l, k.v[c], x.v[c]);
+    }
+    return k;
+}
+
+/* ---- a node whose only assertions are ^ and $, in four languages ---- */
+enum { FREE, FROM_START, TO_END, WHOLE, WAYS }; /* bits: needs the start, needs the end */
+struct ways {
+    bt_rx_t v[WAYS];
+};
+
+static struct ways ways_cat(struct look *l, struct ways a, struct ways b)
+{
+    struct ways out = {{BT_RX_NONE, BT_RX_NONE, BT_RX_NONE, BT_RX_NONE}};
+    for (unsigned i = 0; i < WAYS; i++) {
+        for (unsigned j = 0; j < WAYS; j++) {
+            bt_rx_t x = a.v[i], y = b.v[j];
+            if (j & FROM_START) { /* nothing may be before it */
+                x = makes_empty(l, x) ? BT_RX_EMPTY : BT_RX_NONE;
+            }
+            if (i & TO_END) {
+                y = makes_empty(l, y) ? BT_RX_EMPTY : BT_RX_NONE;
+            }
+            out.v[i | j] = either(l, out.v[i | j], join(l, x, y));
+        }
+    }
+    return out;
+}
+
+/* Any number of a: of those that are not empty only the first needs the start, the last the end. */
+static struct ways ways_star(struct look *l, struct ways a)
+{
+    bt_rx_t star = bt_rx_repeat(l->s, a.v[FREE], 0, BT_RX_NO_MAX);
+    bt_rx_t first = join(l, a.v[FROM_START], star), last = join(l, star, a.v[TO_END]);
+    return (struct ways){{star, first, last, either(l, a.v[WHOLE], join(l, first, a.v[TO_END]))}};
+}
+
+static struct ways ways_of(struct look *l, uint32_t id)
+{
+    const struct bt_ast_node *a = &l->ast->nodes[id];
+    struct ways out = {{BT_RX_NONE, BT_RX_NONE, BT_RX_NONE, BT_RX_NONE}};
+    l->steps++;
+    if (stopped(l, id)) {
+        return out;
+    }
+    if (a->plain) {
+        out.v[FREE] = plain(l, id);
+    } else if (a->kind == BT_AST_START) {
+        out.v[FROM_START] = BT_RX_EMPTY;
+    } else if (a->kind == BT_AST_END) {
+        out.v[TO_END] = BT_RX_EMPTY;
+    } else if (a->kind == BT_AST_ALT) {
+        for (uint32_t i = a->last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+            struct ways w = ways_of(l, i);
+            for (int k = 0; k < WAYS; k++) {
+                out.v[k] = either(l, out.v[k], w.v[k]);
+            }
+        }
+    } else if (a->kind == BT_AST_CAT) {
+        out.v[FREE] = BT_RX_EMPTY;
+        for (uint32_t i = a->last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+            out = ways_cat(l, ways_of(l, i), out);
+        }
+    } else {
+        BT_ASSERT(a->kind == BT_AST_REPEAT);
+        uint32_t n = a->max == BT_RX_NO_MAX ? a->min : a->max;
+        if (n > UNROLL_MAX) {
+            refuse(l, id, "a group with ^ or $ is repeated too often");
+            return out;
+        }
+        struct ways w = ways_of(l, a->last), maybe = w;
+        maybe.v[FREE] = either(l, BT_RX_EMPTY, w.v[FREE]);
+        out = a->max == BT_RX_NO_MAX ? ways_star(l, w) : (struct ways){{BT_RX_EMPTY, 0, 0, 0}};
+        for (uint32_t i = 0; i < n && !stopped(l, id); i++) {
+            out = ways_cat(l, i < n - a->min ? maybe : w, out);
+        }
+    }
+    return out;
+}
+
+static struct rest put_ways(struct look *l, const struct ways *w, struct rest k)
+{
+    struct rest end = at_end(l, k), out = put(l, w->v[FREE], k);
+    out = union_of(l, out, put(l, w->v[TO_END], end));
+    bt_rx_t first =
+        either(l, put(l, w->v[FROM_START], k).v[AT_START], put(l, w->v[WHOLE], end).v[AT_START]);
+    out.v[AT_START] = either(l, out.v[AT_START], first);
+    return out;
+}
+
+/* ---- repeats of nodes with look-ahead ---- */
+/* One character, with look-aheads before and after it: its parts. false: the node is another. */
+struct step {
+    bt_rx_t c, before, behind; /* BT_RX_FAILED: no condition */
+    uint32_t chars;            /* node */
+};
+
+static bool add_condition(struct look *l, uint32_t id, bt_rx_t *cond)
+{
+    struct rest x = looked_for(l, &l->ast->nodes[id]);
+    *cond = *cond == BT_RX_FAILED ? x.v[0] : both(l, *cond, x.v[0]);
+    return is_same(&x);
+}
+
+static bool step_of(struct look *l, uint32_t id, struct step *st)
+{
+    const struct bt_ast_node *a = &l->ast->nodes[id];
+    *st = (struct step){BT_RX_FAILED, BT_RX_FAILED, BT_RX_FAILED, BT_AST_NO_NODE};
+    bool cat = a->kind == BT_AST_CAT;
+    for (uint32_t i = cat ? a->last : id; i != BT_AST_NO_NODE;
+         i = cat ? l->ast->nodes[i].prev : BT_AST_NO_NODE) {
+        const struct bt_ast_node *b = &l->ast->nodes[i];
+        bool ahead = b->kind == BT_AST_LOOK && !b->behind;
+        if (b->kind == BT_AST_CHARS && st->chars == BT_AST_NO_NODE) {
+            st->chars = i;
+            st->c = plain(l, i);
+        } else if (!ahead ||
+                   !add_condition(l, i, st->chars == BT_AST_NO_NODE ? &st->behind : &st->before)) {
+            return false;
+        }
+    }
+    return st->chars != BT_AST_NO_NODE;
+}
+
+static bool steps_meet(const struct look *l, uint32_t a, uint32_t b)
+{
+    const struct bt_ast_node *x = &l->ast->nodes[a], *y = &l->ast->nodes[b];
+    const struct bt_rx_range *v = l->ast->ranges.v;
+    return bt_chars_meet(v + x->first_range, x->n_ranges, v + y->first_range, y->n_ranges);
+}
+
+/* (step | step ...)* up to the end of the text: the text is of the steps' characters, and nowhere
+ * in it is one of them whose condition does not hold. The steps share no character, so that the
+ * character says which step it is. false: the node is another. */
+static bool star_to_end(struct look *l, uint32_t id, bt_rx_t *out)
+{
+    const struct bt_ast_node *a = &l->ast->nodes[id];
+    struct step steps[8];
+    size_t n = 0;
+    bool alt = a->kind == BT_AST_ALT;
+    for (uint32_t i = alt ? a->last : id; i != BT_AST_NO_NODE;
+         i = alt ? l->ast->nodes[i].prev : BT_AST_NO_NODE) {
+        if (n == BT_ARRAY_LEN(steps) || !step_of(l, i, &steps[n])) {
+            return false;
+        }
+        for (size_t k = 0; k < n; k++) {
+            if (steps_meet(l, steps[k].chars, steps[n].chars)) {
+                return false;
+            }
+        }
+        n++;
+    }
+    bt_rx_t one = BT_RX_NONE;
+    for (size_t i = 0; i < n; i++) {
+        one = either(l, one, steps[i].c);
+    }
+    bt_rx_t star = bt_rx_repeat(l->s, one, 0, BT_RX_NO_MAX), x = star;
+    for (size_t i = 0; i < n; i++) {
+        if (steps[i].behind != BT_RX_FAILED) {
+            bt_rx_t bad = join(l, steps[i].c, bt_rx_not(l->s, steps[i].behind));
+            x = both(l, x, bt_rx_not(l->s, join(l, star, bad)));
+        }
+        if (steps[i].before != BT_RX_FAILED) {
+            bt_rx_t bad = both(l, join(l, steps[i].c, l->any), bt_rx_not(l->s, steps[i].before));
+            x = both(l, x, bt_rx_not(l->s, join(l, star, bad)));
+        }
+    }
+    *out = x;
+    return true;
+}
+
+static struct rest repeated(struct look *l, uint32_t id, struct rest k)
+{
+    struct bt_ast_node a = l->ast->nodes[id];
+    if (a.edges) {
+        struct ways w = ways_of(l, id);
+        return put_ways(l, &w, k);
+    }
+    uint32_t n = a.max == BT_RX_NO_MAX ? a.min : a.max;
+    struct rest out = k;
+    if (a.max == BT_RX_NO_MAX && !(is_same(&k) && k.v[0] == l->any)) {
+        bt_rx_t star;
+        if (!is_same(&k) || k.v[0] != BT_RX_EMPTY || !star_to_end(l, a.last, &star)) {
+            refuse(l, id,
+                   "this group with look-around is repeated without a limit, which cannot "
+                   "be enforced here");
+            return k;
+        }
+        out = same(star);
+    }
+    uint32_t outer = l->copies;
+    if ((uint64_t)outer * n > UNROLL_MAX) {
+        bt_ast_fail(l->err, BT_ERR_EXHAUSTED, a.at,
+                    "a group with look-around is repeated too often; the limit is %d", UNROLL_MAX);
+        return k;
+    }
+    l->copies = outer * BT_MAX(n, 1);
+    struct rest base = out; /* after the optional copies */
+    for (uint32_t i = 0; i < n && !stopped(l, id); i++) {
+        out = after(l, a.last, out);
+        if (i < n - a.min) {
+            out = union_of(l, base, out);
+        }
+    }
+    l->copies = outer;
+    return out;
+}
+
+static struct rest after(struct look *l, uint32_t id, struct rest k)
+{
+    struct bt_ast_node a = l->ast->nodes[id];
+    l->steps++;
+    if (stopped(l, id)) {
+        return k;
+    }
+    if (a.plain) {
+        return put(l, plain(l, id), k);
+    }
+    switch (a.kind) {
+    case BT_AST_CAT:
+        for (uint32_t i = a.last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+            k = after(l, i, k);
+        }
+        return k;
+    case BT_AST_ALT: {
+        struct rest out = same(BT_RX_NONE);
+        for (uint32_t i = a.last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+            out = union_of(l, out, after(l, i, k));
+        }
+        return out;
+    }
+    case BT_AST_REPEAT: return repeated(l, id, k);
+    case BT_AST_START: k.v[AFTER_WORD] = k.v[AFTER_OTHER] = BT_RX_NONE; return k;
+    case BT_AST_END: return at_end(l, k);
+    case BT_AST_EDGE: return at_edge(l, k, false);
+    case BT_AST_NOT_EDGE: return at_edge(l, k, true);
+    case BT_AST_LOOK:
+        if (a.behind) {
+            refuse(l, id, "a look-behind inside a group cannot be enforced");
+            return k;
+        }
+        return look_ahead(l, id, k);
+    case BT_AST_EMPTY:
+    case BT_AST_CHARS:
+    default: return k;
+    }
+}
+
+/* ---- the top: alternatives, with look-behind ---- */
+/* The nodes of a sequence, in order. */
+struct items {
+    uint32_t v[64];
+    size_t n;
+};
+
+static bool items_of(const struct look *l, uint32_t id, struct items *out)
+{
+    out->n = 0;
+    if (l->ast->nodes[id].kind != BT_AST_CAT) {
+        out->v[out->n++] = id;
+        return true;
+    }
+    for (uint32_t i = l->ast->nodes[id].last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+        if (out->n == BT_ARRAY_LEN(out->v)) {
+            return false;
+        }
+        out->v[out->n++] = i;
+    }
+    for (size_t i = 0; i < out->n / 2; i++) {
+        uint32_t x = out->v[i];
+        out->v[i] = out->v[out->n - 1 - i];
+        out->v[out->n - 1 - i] = x;
+    }
+    return true;
+}
+
+static bt_rx_t before(struct look *l, const uint32_t *v, size_t n, bool search);
+
+/* The texts that end in a match of node id; any text may stand before. */
+static bt_rx_t ends_in(struct look *l, uint32_t id)
+{
+    bt_rx_t out = BT_RX_NONE;
+    const struct bt_ast_node *a = &l->ast->nodes[id];
+    bool alt = a->kind == BT_AST_ALT;
+    for (uint32_t i = alt ? a->last : id; i != BT_AST_NO_NODE;
+         i = alt ? l->ast->nodes[i].prev : BT_AST_NO_NODE) {
+        struct items it;
+        if (!items_of(l, i, &it)) {
+            refuse(l, i, "this look-behind is too long");
+            return BT_RX_NONE;
+        }
+        out = either(l, out, before(l, it.v, it.n, true));
+    }
+    return out;
+}
+
+/* Whether what a node matches depends on the text behind the match. */
+static bool looks_ahead(const struct look *l, uint32_t id)
+{
+    const struct bt_ast_node *a = &l->ast->nodes[id];
+    if (a->plain || a->kind == BT_AST_START || (a->kind == BT_AST_LOOK && a->behind)) {
+        return false;
+    }
+    if (a->kind != BT_AST_CAT && a->kind != BT_AST_ALT && a->kind != BT_AST_REPEAT) {
+        return true;
+    }
+    for (uint32_t i = a->last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+        if (looks_ahead(l, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The texts up to the end of a match of the sequence v[0..n), which looks at no text behind it.
+ * search: the match may begin anywhere in the text. */
+static bt_rx_t before(struct look *l, const uint32_t *v, size_t n, bool search)
+{
+    size_t from = n; /* behind the last look-behind */
+    while (from > 0 && l->ast->nodes[v[from - 1]].kind != BT_AST_LOOK) {
+        from--;
+    }
+    struct rest k = same(BT_RX_EMPTY);
+    for (size_t i = n; i > from; i--) {
+        if (looks_ahead(l, v[i - 1])) {
+            refuse(l, v[i - 1],
+                   "an assertion about the text behind it, before a look-behind or in "
+                   "one, cannot be enforced");
+            return BT_RX_NONE;
+        }
+        k = after(l, v[i - 1], k);
+    }
+    if (from == 0) {
+        return search ? put(l, l->any, k).v[AT_START] : k.v[AT_START];
+    }
+    const struct bt_ast_node a = l->ast->nodes[v[from - 1]];
+    if (!a.behind) {
+        refuse(l, v[from - 1], "a look-ahead before a look-behind, or in one, cannot be enforced");
+        return BT_RX_NONE;
+    }
+    bt_rx_t x = before(l, v, from - 1, search), y = ends_in(l, a.last);
+    x = both(l, x, a.negative ? bt_rx_not(l->s, y) : y);
+    return put(l, x, k).v[AT_START];
+}
+
+static bt_rx_t alternative(struct look *l, uint32_t id, bool search)
+{
+    struct rest k = same(search ? l->any : BT_RX_EMPTY);
+    struct items it;
+    size_t from = 0;
+    if (items_of(l, id, &it)) {
+        for (from = it.n; from > 0; from--) {
+            const struct bt_ast_node *a = &l->ast->nodes[it.v[from - 1]];
+            if (a->kind == BT_AST_LOOK && a->behind) {
+                break;
+            }
+        }
+    }
+    if (from == 0) { /* no look-behind, or a long sequence, which refuses one itself */
+        k = after(l, id, k);
+        return search ? put(l, l->any, k).v[AT_START] : k.v[AT_START];
+    }
+    for (size_t i = it.n; i > from; i--) {
+        k = after(l, it.v[i - 1], k);
+    }
+    return put(l, before(l, it.v, from, search), k).v[AT_START];
+}
+
+bool bt_ast_compile(struct bt_ast *ast, struct bt_rx_set *s, bool search, enum bt_rx_encoding enc,
+                    bt_rx_t *out, struct bt_ast_err *e)
+{
+    struct look l = {.ast = ast, .s = s, .enc = enc, .err = e, .copies = 1};
+    const struct bt_rx_range all = {0, BT_CHAR_MAX};
+    bt_rx_t one = bt_rx_chars(s, enc, &all, 1);
+    l.any = bt_rx_repeat(s, one, 0, BT_RX_NO_MAX);
+    l.some = bt_rx_repeat(s, one, 1, BT_RX_NO_MAX);
+    const struct bt_ast_node *root = &ast->nodes[ast->root];
+    bt_rx_t x = BT_RX_NONE;
+    if (root->plain) {
+        x = plain(&l, ast->root);
+        x = search ? join(&l, l.any, join(&l, x, l.any)) : x;
+    } else {
+        struct bt_chars w = {0};
+        bt_chars_word(&w);
+        bt_rx_t in = bt_rx_chars(s, enc, w.v, w.n);
+        bt_chars_negate(&w);
+        l.word = join(&l, in, l.any);
+        l.end_word = join(&l, l.any, in);
+        l.end_other = join(&l, l.any, bt_rx_chars(s, enc, w.v, w.n));
+        bt_chars_cleanup(&w);
+        bool alt = root->kind == BT_AST_ALT;
+        for (uint32_t i = alt ? root->last : ast->root; i != BT_AST_NO_NODE;
+             i = alt ? ast->nodes[i].prev : BT_AST_NO_NODE) {
+            x = either(&l, x, alternative(&l, i, search));
+        }
+    }
+    if (stopped(&l, ast->root)) {
+        return false;
+    }
+    *out = x;
+    return true;
+}
