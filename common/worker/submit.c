@@ -110,6 +110,9 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
     if (m->speculation >= BT_SPEC_KINDS) {
         return "speculation is none of 0 to 3";
     }
+    if (m->grammar_kind != 0) {
+        return "grammar: this worker cannot constrain an answer yet";
+    }
     if (m->root_key.len != sizeof(struct bt_kv_key)) {
         return "root_key must have 32 bytes";
     }

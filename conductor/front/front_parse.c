@@ -30,6 +30,7 @@ static void spec_cleanup(struct bt_gen_spec *spec)
     }
     free(spec->stop);
     free(spec->cache_salt);
+    bt_gen_grammar_unref(spec->grammar);
     free(spec->tenant);
     free(spec->id);
     free((void *)spec->sampling.bias_ids);
@@ -71,6 +72,7 @@ static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
             c.stop[i] = bt_strdup(s->stop[i]);
         }
     }
+    c.grammar = bt_gen_grammar_ref(s->grammar);
     c.cache_salt = s->cache_salt != NULL ? bt_strdup(s->cache_salt) : NULL;
     c.sampling.bias_ids = copy_of(s->sampling.bias_ids, s->sampling.n_bias * sizeof(uint32_t));
     c.sampling.bias = copy_of(s->sampling.bias, s->sampling.n_bias * sizeof(float));

@@ -35,6 +35,7 @@ static void spec_cleanup(struct bt_gen_spec *s)
     free((void *)s->sampling.bias);
     free(s->tenant);
     free(s->cache_salt);
+    bt_gen_grammar_unref(s->grammar);
     free(s->id);
 }
 

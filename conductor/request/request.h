@@ -4,6 +4,8 @@
 #ifndef BT_CONDUCTOR_REQUEST_H
 #define BT_CONDUCTOR_REQUEST_H
 
+#include <stdatomic.h>
+
 #include "common/base/base.h"
 #include "common/engine/sampling.h"
 #include "common/token/token.h"
@@ -13,15 +15,29 @@ struct bt_request;
 
 #define BT_GEN_SALT_BYTES_MAX 256 /* of a request's cache_salt, and of a pin's */
 
+/* What every answer of a request must follow: its text, to be compiled. Immutable, and shared by
+ * the specs of all prompts of one body. */
+struct bt_gen_grammar {
+    _Atomic uint32_t refs;
+    uint32_t kind; /* enum bt_grammar_kind */
+    size_t len;
+    char text[]; /* [len] */
+};
+/* Copies text; one reference. */
+struct bt_gen_grammar *bt_gen_grammar_create(uint32_t kind, const char *text, size_t len);
+struct bt_gen_grammar *bt_gen_grammar_ref(struct bt_gen_grammar *g); /* NULL: NULL */
+void bt_gen_grammar_unref(struct bt_gen_grammar *g);                 /* may be NULL */
+
 struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of the heap members */
     struct bt_tokens prompt; /* n >= 1 */
     uint32_t max_tokens;     /* already cut to the model's context; 0 only with prompt_logprobs */
     struct bt_engine_params
-        sampling;      /* eos: filled by the front from the model unless ignore_eos */
-    uint32_t n;        /* choices, 1..16, numbered from 0: one prefill, then forks */
-    char **stop;       /* NULL-terminated list of stop strings, or NULL */
-    bool include_stop; /* keep the stop string in the text */
-    bool skip_special; /* leave special tokens out of the text */
+        sampling;                   /* eos: filled by the front from the model unless ignore_eos */
+    uint32_t n;                     /* choices, 1..16, numbered from 0: one prefill, then forks */
+    struct bt_gen_grammar *grammar; /* a reference; NULL: the answer is free */
+    char **stop;                    /* NULL-terminated list of stop strings, or NULL */
+    bool include_stop;              /* keep the stop string in the text */
+    bool skip_special;              /* leave special tokens out of the text */
     const struct bt_tokens
         *kept;            /* ... but for these; NULL: none. The front's, which outlives it */
     bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */

@@ -127,6 +127,11 @@ static void send_submit(const struct bt_action *a)
     v.tenant = bt_kv_tenant_tag(text_of(spec->tenant));
     v.prompt_logprobs = a->submit.prompt_logprobs;
     v.prompt_top = v.prompt_logprobs ? spec->prompt_top : 0;
+    if (spec->grammar != NULL) {
+        v.grammar_kind = spec->grammar->kind;
+        v.grammar.data = (uint8_t *)spec->grammar->text;
+        v.grammar.len = spec->grammar->len;
+    }
     to_worker(a->to, BATON__TO_WORKER__M_SUBMIT, &v);
 }
 
