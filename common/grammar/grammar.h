@@ -48,9 +48,10 @@ struct bt_grammar_spec {
  * JSON pointer, "#/properties/a/not: ...") and the remedy. */
 bt_status_t bt_grammar_compile(const struct bt_grammar_spec *spec, struct bt_grammar **g_p,
                                char *err, size_t err_cap) BT_MUST_CHECK;
-#define BT_GRAMMAR_TEXT_MAX  (512 * 1024)       /* bytes of a spec's text */
-#define BT_GRAMMAR_BYTES_MAX (64 * 1024 * 1024) /* memory of one grammar with all that it caches   \
-                                                 */
+#define BT_GRAMMAR_TEXT_MAX (512 * 1024) /* bytes of a spec's text */
+#define BT_GRAMMAR_BYTES_MAX                                                                       \
+    (64 * 1024 * 1024) /* memory of one grammar with all that it caches                            \
+                        */
 struct bt_grammar *bt_grammar_ref(struct bt_grammar *g);
 void bt_grammar_unref(struct bt_grammar *g);
 

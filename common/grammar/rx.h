@@ -48,17 +48,20 @@ bt_rx_t bt_rx_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct b
                     size_t n);
 
 /* ---- the automaton: a state is an expression, what may still follow ---- */
-bt_rx_t bt_rx_step(struct bt_rx_set *s, bt_rx_t a,
-                   uint8_t byte);                         /* BT_RX_NONE: dead (proved empty) */
+/* BT_RX_NONE: dead (proved empty); BT_RX_FAILED: a limit. */
+bt_rx_t bt_rx_step(struct bt_rx_set *s, bt_rx_t a, uint8_t byte);
 bool bt_rx_accepts(const struct bt_rx_set *s, bt_rx_t a); /* the empty text */
-/* Whether a matches any text at all. ERR_EXHAUSTED: not decided within max_states states. */
+/* Whether a matches any text at all. ERR_EXHAUSTED: not decided within
+ * max_states states. */
 bt_status_t bt_rx_is_none(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states,
                           bool *none_p) BT_MUST_CHECK;
 
-/* ---- ECMA-262 patterns (rx_parse.c), as JSON Schema uses them, with the u flag ---- */
-/* search: the pattern may match anywhere in the text unless it is anchored (JSON Schema); otherwise
- * it matches the whole text. ERR_UNSUPPORTED: look-around, back references, word boundaries where
- * they cannot be compiled; ERR_INVALID: syntax; ERR_EXHAUSTED: too large. err says where. */
+/* ---- ECMA-262 patterns (rx_parse.c), as JSON Schema uses them, with the u flag
+ * ---- */
+/* search: the pattern may match anywhere in the text unless it is anchored (JSON
+ * Schema); otherwise it matches the whole text. ERR_UNSUPPORTED: look-around,
+ * back references, word boundaries where they cannot be compiled; ERR_INVALID:
+ * syntax; ERR_EXHAUSTED: too large. err says where. */
 bt_status_t bt_rx_parse(struct bt_rx_set *s, const char *pattern, size_t len, bool search,
                         enum bt_rx_encoding enc, bt_rx_t *out, char *err,
                         size_t err_cap) BT_MUST_CHECK;

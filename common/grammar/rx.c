@@ -1,0 +1,815 @@
+/* Makers of expressions. Each applies the laws that keep derivatives few: alternatives are sorted
+ * sets with common beginnings and ends taken out, so that many texts become a trie, and a repeat
+ * keeps its counts, so that .{0,5000} has as many states as characters and no more memory. */
+#include "common/grammar/rx_priv.h"
+
+#include <stdlib.h>
+
+#define FIRST_WORK 20000000u /* about 100 ms */
+#define DEPTH_MAX  600u      /* of calls that nest */
+#define CHUNK      (16u * 1024)
+
+/* ---- memory ---- */
+
+static bool take_bytes(struct bt_rx_set *s, size_t n)
+{
+    if (s->full || n > s->max_bytes - s->bytes) {
+        s->full = true;
+        return false;
+    }
+    s->bytes += n;
+    return true;
+}
+
+bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, size_t size)
+{
+    if (n < *cap) {
+        return true;
+    }
+    uint32_t want = *cap ? *cap * 2 : 64;
+    if (want > BT_RX_ID_MAX || !take_bytes(s, (want - *cap) * size)) {
+        s->full = true;
+        return false;
+    }
+    void *array = NULL;
+    memcpy(&array, array_p, sizeof(array));
+    array = bt_realloc(array, want * size);
+    memcpy(array_p, &array, sizeof(array));
+    *cap = want;
+    return true;
+}
+
+void *bt_rx_alloc(struct bt_rx_set *s, size_t n)
+{
+    n = BT_ALIGN_UP(n, 8);
+    if (n > s->chunk_left) {
+        size_t size = BT_MAX((size_t)CHUNK, n);
+        if (!bt_rx_grow(s, &s->chunks, s->n_chunks, &s->chunks_cap, sizeof(void *)) ||
+            !take_bytes(s, size)) {
+            return NULL;
+        }
+        s->chunk = s->chunks[s->n_chunks++] = bt_malloc(size);
+        s->chunk_left = size;
+    }
+    void *p = s->chunk;
+    s->chunk += n;
+    s->chunk_left -= n;
+    return p;
+}
+
+bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a)
+{
+    if (a == BT_RX_FAILED ||
+        !bt_rx_grow(s, &s->scratch, s->n_scratch, &s->scratch_cap, sizeof(uint32_t))) {
+        return false;
+    }
+    s->scratch[s->n_scratch++] = a;
+    return true;
+}
+
+static bt_rx_t fail(struct bt_rx_set *s, uint32_t base)
+{
+    s->full = true;
+    s->n_scratch = base;
+    return BT_RX_FAILED;
+}
+
+struct bt_rx_set *bt_rx_set_create(size_t max_bytes)
+{
+    struct bt_rx_set *s = bt_calloc(1, sizeof(*s));
+    s->max_bytes = BT_MAX(max_bytes, (size_t)64 * 1024);
+    s->work = FIRST_WORK;
+    s->bytes = sizeof(*s);
+    s->n_heads = 256;
+    s->heads = bt_malloc(s->n_heads * sizeof(uint32_t));
+    memset(s->heads, 0xFF, s->n_heads * sizeof(uint32_t));
+    memset(s->part_heads, 0xFF, sizeof(s->part_heads));
+    s->bytes += s->n_heads * sizeof(uint32_t);
+    s->nodes_cap = 64;
+    s->nodes = bt_calloc(s->nodes_cap, sizeof(*s->nodes));
+    s->bytes += s->nodes_cap * sizeof(*s->nodes);
+    s->nodes[BT_RX_NONE] = (struct bt_rx_node){
+        .kind = BT_RX_K_NONE, .flags = BT_RX_F_POSITIVE | BT_RX_F_DEAD, .next = UINT32_MAX};
+    s->nodes[BT_RX_EMPTY] =
+        (struct bt_rx_node){.kind = BT_RX_K_EMPTY,
+                            .flags = BT_RX_F_POSITIVE | BT_RX_F_ALIVE | BT_RX_F_NULLABLE,
+                            .next = UINT32_MAX};
+    s->n_nodes = 3;
+    static const uint64_t all[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    bt_rx_t any = bt_rx_class(s, all);
+    s->nodes[BT_RX_ANY] =
+        (struct bt_rx_node){.kind = BT_RX_K_REPEAT,
+                            .flags = BT_RX_F_POSITIVE | BT_RX_F_ALIVE | BT_RX_F_NULLABLE,
+                            .a = any,
+                            .c = BT_RX_NO_MAX,
+                            .next = UINT32_MAX};
+    return s;
+}
+
+void bt_rx_set_destroy(struct bt_rx_set *s)
+{
+    if (!s) {
+        return;
+    }
+    for (uint32_t i = 0; i < s->n_chunks; i++) {
+        free(s->chunks[i]);
+    }
+    free(s->chunks);
+    free(s->parts);
+    free(s->seen);
+    free(s->scratch);
+    free(s->classes);
+    free(s->lists);
+    free(s->heads);
+    free(s->nodes);
+    free(s);
+}
+
+bool bt_rx_set_full(const struct bt_rx_set *s)
+{
+    return s->full;
+}
+
+size_t bt_rx_set_bytes(const struct bt_rx_set *s)
+{
+    return s->bytes;
+}
+
+void bt_rx_set_budget(struct bt_rx_set *s, uint64_t work)
+{
+    s->work = work;
+    s->full = false;
+}
+
+/* ---- hash-consing ---- */
+
+static uint32_t hash3(uint32_t kind, uint64_t a, uint64_t b, uint64_t c)
+{
+    uint64_t h = (a + 0x9E3779B97F4A7C15u * kind) * 0xD6E8FEB86659FD93u;
+    h = (h ^ (h >> 32) ^ b) * 0xD6E8FEB86659FD93u;
+    h = (h ^ (h >> 32) ^ c) * 0xD6E8FEB86659FD93u;
+    return (uint32_t)(h ^ (h >> 32));
+}
+
+static uint32_t hash_list(uint32_t kind, const uint32_t *list, uint32_t n)
+{
+    uint64_t h = kind + n;
+    for (uint32_t i = 0; i < n; i++) {
+        h = (h ^ list[i]) * 0xD6E8FEB86659FD93u;
+        h ^= h >> 32;
+    }
+    return (uint32_t)h;
+}
+
+static uint32_t node_hash(const struct bt_rx_set *s, const struct bt_rx_node *n)
+{
+    if (n->kind == BT_RX_K_OR || n->kind == BT_RX_K_AND) {
+        return hash_list(n->kind, s->lists + n->a, n->b);
+    }
+    if (n->kind == BT_RX_K_CLASS) {
+        const uint64_t *c = s->classes[n->a];
+        return hash3(n->kind, c[0] ^ (c[3] << 1), c[1], c[2]);
+    }
+    return hash3(n->kind, n->a, n->b, n->c);
+}
+
+static bool rehash(struct bt_rx_set *s)
+{
+    uint32_t want = s->n_heads * 2;
+    if (!take_bytes(s, (want - s->n_heads) * sizeof(uint32_t))) {
+        return false;
+    }
+    s->heads = bt_realloc(s->heads, want * sizeof(uint32_t));
+    s->n_heads = want;
+    memset(s->heads, 0xFF, want * sizeof(uint32_t));
+    for (uint32_t i = 3; i < s->n_nodes; i++) {
+        uint32_t *head = &s->heads[node_hash(s, &s->nodes[i]) & (want - 1)];
+        s->nodes[i].next = *head;
+        *head = i;
+    }
+    return true;
+}
+
+/* Adds a node whose hash is known and which is not there yet. */
+static bt_rx_t add_node(struct bt_rx_set *s, struct bt_rx_node n, uint32_t hash)
+{
+    if ((s->n_nodes >= s->n_heads && !rehash(s)) ||
+        !bt_rx_grow(s, &s->nodes, s->n_nodes, &s->nodes_cap, sizeof(*s->nodes))) {
+        return BT_RX_FAILED;
+    }
+    uint32_t *head = &s->heads[hash & (s->n_heads - 1)];
+    n.next = *head;
+    *head = s->n_nodes;
+    s->nodes[s->n_nodes] = n;
+    return s->n_nodes++;
+}
+
+static bt_rx_t intern(struct bt_rx_set *s, struct bt_rx_node n)
+{
+    if (!bt_rx_work(s, 1)) {
+        return BT_RX_FAILED;
+    }
+    uint32_t hash = hash3(n.kind, n.a, n.b, n.c);
+    for (uint32_t i = s->heads[hash & (s->n_heads - 1)]; i != UINT32_MAX; i = s->nodes[i].next) {
+        const struct bt_rx_node *o = &s->nodes[i];
+        if (o->kind == n.kind && o->a == n.a && o->b == n.b && o->c == n.c) {
+            return i;
+        }
+    }
+    return add_node(s, n, hash);
+}
+
+/* Or and And nodes of scratch[base..), sorted and without doubles. */
+static bt_rx_t intern_list(struct bt_rx_set *s, uint8_t kind, uint32_t base)
+{
+    uint32_t n = s->n_scratch - base;
+    uint32_t *list = s->scratch + base;
+    if (!bt_rx_work(s, 1 + n / 4)) {
+        return fail(s, base);
+    }
+    uint32_t hash = hash_list(kind, list, n);
+    for (uint32_t i = s->heads[hash & (s->n_heads - 1)]; i != UINT32_MAX; i = s->nodes[i].next) {
+        const struct bt_rx_node *o = &s->nodes[i];
+        if (o->kind == kind && o->b == n && memcmp(s->lists + o->a, list, n * 4) == 0) {
+            s->n_scratch = base;
+            return i;
+        }
+    }
+    while (s->n_lists + n > s->lists_cap) {
+        if (!bt_rx_grow(s, &s->lists, s->lists_cap, &s->lists_cap, sizeof(uint32_t))) {
+            return fail(s, base);
+        }
+    }
+    uint8_t flags = kind == BT_RX_K_OR ? BT_RX_F_POSITIVE : BT_RX_F_NULLABLE;
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t f = s->nodes[list[i]].flags;
+        if (kind == BT_RX_K_AND) {
+            flags &= f | BT_RX_F_POSITIVE;
+        } else {
+            flags = (flags & (f | ~BT_RX_F_POSITIVE)) | (f & BT_RX_F_NULLABLE);
+        }
+    }
+    memcpy(s->lists + s->n_lists, list, n * sizeof(uint32_t));
+    struct bt_rx_node node = {.kind = kind, .flags = flags, .a = s->n_lists, .b = n};
+    s->n_lists += n;
+    s->n_scratch = base;
+    return add_node(s, node, hash);
+}
+
+bt_rx_t bt_rx_class(struct bt_rx_set *s, const uint64_t bits[4])
+{
+    if (!(bits[0] | bits[1] | bits[2] | bits[3])) {
+        return BT_RX_NONE;
+    }
+    if (!bt_rx_work(s, 1)) {
+        return BT_RX_FAILED;
+    }
+    uint32_t hash = hash3(BT_RX_K_CLASS, bits[0] ^ (bits[3] << 1), bits[1], bits[2]);
+    for (uint32_t i = s->heads[hash & (s->n_heads - 1)]; i != UINT32_MAX; i = s->nodes[i].next) {
+        if (s->nodes[i].kind == BT_RX_K_CLASS &&
+            memcmp(s->classes[s->nodes[i].a], bits, sizeof(s->classes[0])) == 0) {
+            return i;
+        }
+    }
+    if (!bt_rx_grow(s, &s->classes, s->n_classes, &s->classes_cap, sizeof(s->classes[0]))) {
+        return BT_RX_FAILED;
+    }
+    memcpy(s->classes[s->n_classes], bits, sizeof(s->classes[0]));
+    return add_node(
+        s,
+        (struct bt_rx_node){.kind = BT_RX_K_CLASS, .flags = BT_RX_F_POSITIVE, .a = s->n_classes++},
+        hash);
+}
+
+/* ---- sequences ---- */
+
+/* Whether b is a repeat of x and can take one or more x in before it. */
+static bool is_repeat_of(const struct bt_rx_set *s, bt_rx_t b, bt_rx_t x)
+{
+    return s->nodes[b].kind == BT_RX_K_REPEAT && s->nodes[b].a == x;
+}
+
+static uint32_t add_counts(uint32_t a, uint32_t b)
+{
+    return a == BT_RX_NO_MAX || b == BT_RX_NO_MAX || a > BT_RX_NO_MAX - 1 - b ? BT_RX_NO_MAX
+                                                                              : a + b;
+}
+
+/* a is no concat; neither is NONE or EMPTY. */
+static bt_rx_t concat_one(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
+{
+    bool chain = s->nodes[b].kind == BT_RX_K_CONCAT;
+    bt_rx_t first = chain ? s->nodes[b].a : b, rest = chain ? s->nodes[b].b : BT_RX_EMPTY;
+    if (first == BT_RX_ANY && bt_rx_nullable(s, a)) {
+        return b;
+    }
+    /* x x{m,n} = x{m+1,n+1} and x{i,j} x{m,n} = x{i+m,j+n} */
+    bt_rx_t fused = BT_RX_NONE;
+    if (is_repeat_of(s, first, a)) {
+        struct bt_rx_node r = s->nodes[first];
+        fused = bt_rx_repeat(s, a, add_counts(r.b, 1), add_counts(r.c, 1));
+    } else if (s->nodes[a].kind == BT_RX_K_REPEAT && is_repeat_of(s, first, s->nodes[a].a)) {
+        struct bt_rx_node p = s->nodes[a], r = s->nodes[first];
+        fused = bt_rx_repeat(s, p.a, add_counts(p.b, r.b), add_counts(p.c, r.c));
+    }
+    if (fused != BT_RX_NONE) {
+        return fused == BT_RX_FAILED || rest == BT_RX_EMPTY ? fused : bt_rx_concat(s, fused, rest);
+    }
+    uint8_t flags = s->nodes[a].flags & s->nodes[b].flags & (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE);
+    return intern(s, (struct bt_rx_node){.kind = BT_RX_K_CONCAT, .flags = flags, .a = a, .b = b});
+}
+
+bt_rx_t bt_rx_concat(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
+{
+    if (a == BT_RX_FAILED || b == BT_RX_FAILED) {
+        return BT_RX_FAILED;
+    }
+    if (a == BT_RX_NONE || b == BT_RX_NONE) {
+        return BT_RX_NONE;
+    }
+    if (a == BT_RX_EMPTY || b == BT_RX_EMPTY) {
+        return a == BT_RX_EMPTY ? b : a;
+    }
+    uint32_t base = s->n_scratch;
+    while (s->nodes[a].kind == BT_RX_K_CONCAT) {
+        if (!bt_rx_push(s, s->nodes[a].a)) {
+            return fail(s, base);
+        }
+        a = s->nodes[a].b;
+    }
+    bt_rx_t r = concat_one(s, a, b);
+    while (s->n_scratch > base && r != BT_RX_FAILED) {
+        r = concat_one(s, s->scratch[--s->n_scratch], r);
+    }
+    s->n_scratch = base;
+    return r;
+}
+
+bt_rx_t bt_rx_seq(struct bt_rx_set *s, const bt_rx_t *parts, size_t n)
+{
+    bt_rx_t r = BT_RX_EMPTY;
+    for (size_t i = n; i > 0 && r != BT_RX_FAILED; i--) {
+        r = bt_rx_concat(s, parts[i - 1], r);
+    }
+    return r;
+}
+
+bt_rx_t bt_rx_text(struct bt_rx_set *s, const void *bytes, size_t n)
+{
+    const uint8_t *p = bytes;
+    bt_rx_t r = BT_RX_EMPTY;
+    for (size_t i = n; i > 0 && r != BT_RX_FAILED; i--) {
+        uint64_t bits[4] = {0};
+        bits[p[i - 1] >> 6] = 1ull << (p[i - 1] & 63);
+        r = bt_rx_concat(s, bt_rx_class(s, bits), r);
+    }
+    return r;
+}
+
+bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max)
+{
+    if (a == BT_RX_FAILED) {
+        return BT_RX_FAILED;
+    }
+    if (min > max) {
+        return BT_RX_NONE;
+    }
+    if (a == BT_RX_NONE || max == 0) {
+        return min == 0 ? BT_RX_EMPTY : BT_RX_NONE;
+    }
+    if (a == BT_RX_EMPTY || a == BT_RX_ANY || (min == 1 && max == 1)) {
+        return a == BT_RX_ANY && min == 0 ? BT_RX_ANY : a;
+    }
+    if (bt_rx_nullable(s, a)) {
+        min = 0;
+    }
+    struct bt_rx_node n = s->nodes[a];
+    if (n.kind == BT_RX_K_OR && s->lists[n.a] == BT_RX_EMPTY) { /* (x|y|)* = (x|y)* */
+        uint32_t base = s->n_scratch;
+        for (uint32_t i = 1; i < n.b; i++) {
+            if (!bt_rx_push(s, s->lists[n.a + i])) {
+                return fail(s, base);
+            }
+        }
+        return bt_rx_repeat(s, bt_rx_or_scratch(s, base), min, max);
+    }
+    if (n.kind == BT_RX_K_REPEAT) {
+        if (n.c == BT_RX_NO_MAX && n.b <= 1) { /* (x*){i,j}, (x+){i,j} */
+            return bt_rx_repeat(s, n.a, n.b * min, BT_RX_NO_MAX);
+        }
+        if (n.b <= 1 && max == BT_RX_NO_MAX) { /* (x{0,j})*, (x{1,j}){i,} */
+            return bt_rx_repeat(s, n.a, n.b * min, BT_RX_NO_MAX);
+        }
+        if (n.b == 0 && n.c == 1) { /* (x?){0,j} */
+            return bt_rx_repeat(s, n.a, 0, max);
+        }
+    }
+    if (a == s->nodes[BT_RX_ANY].a && min == 0 && max == BT_RX_NO_MAX) {
+        return BT_RX_ANY;
+    }
+    uint8_t flags = s->nodes[a].flags & BT_RX_F_POSITIVE;
+    flags |= min == 0 ? BT_RX_F_NULLABLE : 0;
+    return intern(
+        s, (struct bt_rx_node){.kind = BT_RX_K_REPEAT, .flags = flags, .a = a, .b = min, .c = max});
+}
+
+/* ---- sets of alternatives and of conditions ---- */
+
+static int by_id(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void sort_unique(struct bt_rx_set *s, uint32_t base)
+{
+    uint32_t *list = s->scratch + base, n = s->n_scratch - base, k = 0;
+    if (n < 12) {
+        for (uint32_t i = 1; i < n; i++) {
+            uint32_t x = list[i], j = i;
+            for (; j > 0 && list[j - 1] > x; j--) {
+                list[j] = list[j - 1];
+            }
+            list[j] = x;
+        }
+    } else {
+        bt_rx_work(s, n);
+        qsort(list, n, sizeof(*list), by_id);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (k == 0 || list[k - 1] != list[i]) {
+            list[k++] = list[i];
+        }
+    }
+    s->n_scratch = base + k;
+}
+
+/* Replaces nodes of a kind in scratch[base..) by their lists. */
+static bool flatten(struct bt_rx_set *s, uint32_t base, uint8_t kind)
+{
+    uint32_t n = s->n_scratch;
+    for (uint32_t i = base; i < n; i++) {
+        struct bt_rx_node o = s->nodes[s->scratch[i]];
+        if (o.kind != kind) {
+            continue;
+        }
+        s->scratch[i] = s->lists[o.a];
+        for (uint32_t j = 1; j < o.b; j++) {
+            if (!bt_rx_push(s, s->lists[o.a + j])) {
+                return false;
+            }
+        }
+    }
+    return bt_rx_work(s, s->n_scratch - base);
+}
+
+static bt_rx_t head_of(const struct bt_rx_set *s, bt_rx_t a)
+{
+    return s->nodes[a].kind == BT_RX_K_CONCAT ? s->nodes[a].a : a;
+}
+
+static bt_rx_t tail_of(const struct bt_rx_set *s, bt_rx_t a)
+{
+    return s->nodes[a].kind == BT_RX_K_CONCAT ? s->nodes[a].b : BT_RX_EMPTY;
+}
+
+/* Sorts scratch[base..) by head or by tail. */
+static void sort_by(struct bt_rx_set *s, uint32_t base,
+                    bt_rx_t (*key)(const struct bt_rx_set *, bt_rx_t))
+{
+    uint32_t *list = s->scratch + base, n = s->n_scratch - base;
+    uint32_t gap = 1;
+    while (gap < n / 3) {
+        gap = gap * 3 + 1;
+    }
+    for (; gap > 0; gap /= 3) {
+        for (uint32_t i = gap; i < n; i++) {
+            uint32_t x = list[i], kx = key(s, x), j = i;
+            for (; j >= gap && key(s, list[j - gap]) > kx; j -= gap) {
+                list[j] = list[j - gap];
+            }
+            list[j] = x;
+        }
+    }
+}
+
+/* The union of two heads before the same tail, if it is simple; NONE: it is not. */
+static bt_rx_t join_heads(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
+{
+    struct bt_rx_node p = s->nodes[a], q = s->nodes[b];
+    if (p.kind == BT_RX_K_CLASS && q.kind == BT_RX_K_CLASS) {
+        uint64_t bits[4];
+        for (int i = 0; i < 4; i++) {
+            bits[i] = s->classes[p.a][i] | s->classes[q.a][i];
+        }
+        return bt_rx_class(s, bits);
+    }
+    if (p.kind == BT_RX_K_REPEAT && q.kind == BT_RX_K_REPEAT && p.a == q.a &&
+        p.b <= add_counts(q.c, 1) && q.b <= add_counts(p.c, 1)) {
+        return bt_rx_repeat(s, p.a, BT_MIN(p.b, q.b), BT_MAX(p.c, q.c));
+    }
+    if (p.kind == BT_RX_K_REPEAT && p.a == b && p.b <= 2) {
+        return bt_rx_repeat(s, p.a, BT_MIN(p.b, 1), BT_MAX(p.c, 1));
+    }
+    if (q.kind == BT_RX_K_REPEAT && q.a == a && q.b <= 2) {
+        return bt_rx_repeat(s, q.a, BT_MIN(q.b, 1), BT_MAX(q.c, 1));
+    }
+    return BT_RX_NONE;
+}
+
+/* x a | x b = x (a | b): takes common heads out of scratch[base..). */
+static bool factor_heads(struct bt_rx_set *s, uint32_t base)
+{
+    sort_by(s, base, head_of);
+    uint32_t k = base, end = s->n_scratch;
+    for (uint32_t i = base; i < end;) {
+        bt_rx_t head = head_of(s, s->scratch[i]);
+        uint32_t j = i + 1;
+        while (j < end && head_of(s, s->scratch[j]) == head) {
+            j++;
+        }
+        bt_rx_t one = s->scratch[i];
+        if (j > i + 1 && s->depth < DEPTH_MAX / 2) {
+            uint32_t sub = s->n_scratch;
+            for (uint32_t x = i; x < j; x++) {
+                if (!bt_rx_push(s, tail_of(s, s->scratch[x]))) {
+                    return false;
+                }
+            }
+            one = bt_rx_concat(s, head, bt_rx_or_scratch(s, sub));
+            if (one == BT_RX_FAILED) {
+                return false;
+            }
+            i = j;
+        } else {
+            i++;
+        }
+        s->scratch[k++] = one;
+    }
+    s->n_scratch = k;
+    return true;
+}
+
+/* a x | b x = (a | b) x where the union of a and b is simple. */
+static bool factor_tails(struct bt_rx_set *s, uint32_t base)
+{
+    sort_by(s, base, tail_of);
+    uint32_t k = base, end = s->n_scratch;
+    for (uint32_t i = base; i < end; i++) {
+        bt_rx_t x = s->scratch[i], tail = tail_of(s, x);
+        for (uint32_t j = k; j > base && tail_of(s, s->scratch[j - 1]) == tail && k - j < 16; j--) {
+            bt_rx_t head = join_heads(s, head_of(s, x), head_of(s, s->scratch[j - 1]));
+            if (head == BT_RX_NONE) {
+                continue;
+            }
+            bt_rx_t both = bt_rx_concat(s, head, tail);
+            if (both == BT_RX_FAILED) {
+                return false;
+            }
+            if (tail_of(s, both) != tail) { /* it took a part of the tail in: leave it as it is */
+                continue;
+            }
+            x = both;
+            s->scratch[j - 1] = s->scratch[--k];
+            j = k + 1;
+        }
+        s->scratch[k++] = x;
+    }
+    s->n_scratch = k;
+    return true;
+}
+
+/* Takes the Not nodes out of scratch[base..) and leaves their bodies, from *nots on, behind. */
+static void split_nots(struct bt_rx_set *s, uint32_t base, uint32_t *n_nots)
+{
+    uint32_t *list = s->scratch + base, n = s->n_scratch - base, k = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (s->nodes[list[i]].kind != BT_RX_K_NOT) {
+            uint32_t x = list[i];
+            list[i] = list[k];
+            list[k++] = x;
+        }
+    }
+    for (uint32_t i = k; i < n; i++) {
+        list[i] = s->nodes[list[i]].a;
+    }
+    *n_nots = n - k;
+}
+
+/* Joins the Not nodes of scratch[base..) into one: !a | !b = !(a & b), !a & !b = !(a | b). */
+static bool join_nots(struct bt_rx_set *s, uint32_t base, uint8_t kind)
+{
+    uint32_t nots = 0;
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        nots += s->nodes[s->scratch[i]].kind == BT_RX_K_NOT;
+    }
+    if (nots < 2) {
+        return true;
+    }
+    split_nots(s, base, &nots);
+    uint32_t at = s->n_scratch - nots;
+    bt_rx_t body = kind == BT_RX_K_OR ? bt_rx_and_scratch(s, at) : bt_rx_or_scratch(s, at);
+    return bt_rx_push(s, bt_rx_not(s, body));
+}
+
+bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base)
+{
+    if (s->depth >= DEPTH_MAX || !flatten(s, base, BT_RX_K_OR)) {
+        return fail(s, base);
+    }
+    uint32_t k = base;
+    bool empty = false;
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        bt_rx_t x = s->scratch[i];
+        if (x == BT_RX_ANY) {
+            s->n_scratch = base;
+            return BT_RX_ANY;
+        }
+        empty |= x == BT_RX_EMPTY;
+        if (x != BT_RX_NONE && x != BT_RX_EMPTY) {
+            s->scratch[k++] = x;
+        }
+    }
+    s->n_scratch = k;
+    sort_unique(s, base);
+    s->depth++;
+    bool ok = true;
+    for (int round = 0; ok && s->n_scratch - base > 1 && round < 2; round++) {
+        uint32_t before = s->n_scratch;
+        ok = factor_heads(s, base) && factor_tails(s, base);
+        if (s->n_scratch == before) {
+            break;
+        }
+    }
+    ok = ok && join_nots(s, base, BT_RX_K_OR);
+    s->depth--;
+    for (uint32_t i = base; i < s->n_scratch && ok && empty; i++) {
+        struct bt_rx_node n = s->nodes[s->scratch[i]];
+        if (n.kind == BT_RX_K_REPEAT && n.b == 1) { /* x{1,n} | empty = x{0,n} */
+            s->scratch[i] = bt_rx_repeat(s, n.a, 0, n.c);
+            ok = s->scratch[i] != BT_RX_FAILED;
+        }
+        empty = ok && !bt_rx_nullable(s, s->scratch[i]);
+    }
+    ok = ok && (!empty || bt_rx_push(s, BT_RX_EMPTY));
+    if (!ok) {
+        return fail(s, base);
+    }
+    for (uint32_t i = base; i < s->n_scratch; i++) { /* what was factored may be an Or again */
+        if (s->nodes[s->scratch[i]].kind == BT_RX_K_OR || s->scratch[i] == BT_RX_ANY) {
+            return bt_rx_or_scratch(s, base);
+        }
+    }
+    sort_unique(s, base);
+    if (s->n_scratch - base <= 1) {
+        bt_rx_t one = s->n_scratch > base ? s->scratch[base] : BT_RX_NONE;
+        s->n_scratch = base;
+        return one;
+    }
+    return intern_list(s, BT_RX_K_OR, base);
+}
+
+/* Intersects those of scratch[base..) that begin with a class. */
+static bool and_classes(struct bt_rx_set *s, uint32_t base)
+{
+    uint64_t bits[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    uint32_t n = 0;
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        n += s->nodes[head_of(s, s->scratch[i])].kind == BT_RX_K_CLASS;
+    }
+    if (n < 2) {
+        return true;
+    }
+    uint32_t k = base, end = s->n_scratch;
+    for (uint32_t i = base; i < end; i++) {
+        bt_rx_t x = s->scratch[i];
+        struct bt_rx_node h = s->nodes[head_of(s, x)];
+        if (h.kind != BT_RX_K_CLASS) {
+            s->scratch[k++] = x;
+            continue;
+        }
+        for (int w = 0; w < 4; w++) {
+            bits[w] &= s->classes[h.a][w];
+        }
+        if (!bt_rx_push(s, tail_of(s, x))) {
+            return false;
+        }
+    }
+    bt_rx_t tails = bt_rx_and_scratch(s, end);
+    s->n_scratch = k;
+    return bt_rx_push(s, bt_rx_concat(s, bt_rx_class(s, bits), tails));
+}
+
+static bool contradicts(const struct bt_rx_set *s, uint32_t base)
+{
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        struct bt_rx_node n = s->nodes[s->scratch[i]];
+        if (n.kind != BT_RX_K_NOT) {
+            continue;
+        }
+        struct bt_rx_node body = s->nodes[n.a];
+        for (uint32_t j = base; j < s->n_scratch; j++) {
+            if (s->scratch[j] == n.a ||
+                (body.kind == BT_RX_K_OR && bsearch(&s->scratch[j], s->lists + body.a, body.b,
+                                                    sizeof(uint32_t), by_id) != NULL)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base)
+{
+    if (s->depth >= DEPTH_MAX || !flatten(s, base, BT_RX_K_AND)) {
+        return fail(s, base);
+    }
+    uint32_t k = base;
+    bool empty = false, nullable = true;
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        bt_rx_t x = s->scratch[i];
+        if (x == BT_RX_NONE) {
+            s->n_scratch = base;
+            return BT_RX_NONE;
+        }
+        empty |= x == BT_RX_EMPTY;
+        nullable &= bt_rx_nullable(s, x);
+        if (x != BT_RX_ANY) {
+            s->scratch[k++] = x;
+        }
+    }
+    s->n_scratch = k;
+    if (empty) {
+        s->n_scratch = base;
+        return nullable ? BT_RX_EMPTY : BT_RX_NONE;
+    }
+    s->depth++;
+    sort_unique(s, base);
+    bool ok = join_nots(s, base, BT_RX_K_AND) && (s->depth > DEPTH_MAX / 2 || and_classes(s, base));
+    s->depth--;
+    if (!ok) {
+        return fail(s, base);
+    }
+    sort_unique(s, base);
+    for (uint32_t i = base; i < s->n_scratch && s->n_scratch - base > 1; i++) {
+        bt_rx_t x = s->scratch[i];
+        if (x == BT_RX_NONE || x == BT_RX_ANY || x == BT_RX_EMPTY ||
+            s->nodes[x].kind == BT_RX_K_AND) {
+            return bt_rx_and_scratch(s, base);
+        }
+    }
+    if (contradicts(s, base)) {
+        s->n_scratch = base;
+        return BT_RX_NONE;
+    }
+    if (s->n_scratch - base <= 1) {
+        bt_rx_t one = s->n_scratch > base ? s->scratch[base] : BT_RX_ANY;
+        s->n_scratch = base;
+        return one;
+    }
+    return intern_list(s, BT_RX_K_AND, base);
+}
+
+static bool push_all(struct bt_rx_set *s, const bt_rx_t *parts, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (!bt_rx_push(s, parts[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bt_rx_t bt_rx_or_list(struct bt_rx_set *s, const bt_rx_t *parts, size_t n)
+{
+    uint32_t base = s->n_scratch;
+    return push_all(s, parts, n) ? bt_rx_or_scratch(s, base) : fail(s, base);
+}
+
+bt_rx_t bt_rx_or(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
+{
+    bt_rx_t two[2] = {a, b};
+    return bt_rx_or_list(s, two, 2);
+}
+
+bt_rx_t bt_rx_and(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
+{
+    bt_rx_t two[2] = {a, b};
+    uint32_t base = s->n_scratch;
+    return push_all(s, two, 2) ? bt_rx_and_scratch(s, base) : fail(s, base);
+}
+
+bt_rx_t bt_rx_not(struct bt_rx_set *s, bt_rx_t a)
+{
+    if (a == BT_RX_FAILED) {
+        return BT_RX_FAILED;
+    }
+    if (a == BT_RX_NONE || a == BT_RX_ANY) {
+        return a == BT_RX_NONE ? BT_RX_ANY : BT_RX_NONE;
+    }
+    if (s->nodes[a].kind == BT_RX_K_NOT) {
+        return s->nodes[a].a;
+    }
+    uint8_t flags = bt_rx_nullable(s, a) ? 0 : BT_RX_F_NULLABLE;
+    return intern(s, (struct bt_rx_node){.kind = BT_RX_K_NOT, .flags = flags, .a = a});
+}

@@ -1,0 +1,416 @@
+/* The automaton: derivatives by byte, one for each class of bytes that an expression cannot tell
+ * apart, kept in a row of its node (Owens, Reppy, Turon 2009, sections 4.1 and 4.2). A derivative
+ * that matches nothing is replaced by NONE, so that no step leads into a dead end. */
+#include "common/grammar/rx_priv.h"
+
+#define DEPTH_MAX    600u
+#define ALIVE_STATES 20000u /* looked at to find out whether a state is dead */
+
+/* ---- partitions ---- */
+
+/* Makes the n classes of map finer by those of by; returns their new number. */
+static uint32_t refine(uint8_t map[256], uint32_t n, const uint8_t by[256], uint32_t by_n)
+{
+    if (by_n == 1) {
+        return n;
+    }
+    uint16_t key[512], val[512]; /* pairs of classes, by open addressing */
+    memset(key, 0xFF, sizeof(key));
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < 256; i++) {
+        uint16_t pair = (uint16_t)(map[i] << 8 | by[i]);
+        uint32_t h = (pair * 40503u >> 4) & 511;
+        while (key[h] != pair && key[h] != 0xFFFF) {
+            h = (h + 1) & 511;
+        }
+        if (key[h] == 0xFFFF && pair != 0xFFFF) {
+            key[h] = pair;
+            val[h] = (uint16_t)k++;
+        } else if (pair == 0xFFFF) { /* both have 256 classes */
+            return 256;
+        }
+        map[i] = (uint8_t)val[h];
+    }
+    return k;
+}
+
+static struct bt_rx_part *intern_part(struct bt_rx_set *s, const uint8_t map[256], uint32_t n)
+{
+    uint64_t h = n;
+    for (uint32_t i = 0; i < 256; i += 8) {
+        uint64_t w;
+        memcpy(&w, map + i, sizeof(w));
+        h = (h ^ w) * 0xD6E8FEB86659FD93u;
+        h ^= h >> 32;
+    }
+    uint32_t *head = &s->part_heads[h & 255];
+    for (uint32_t i = *head; i != UINT32_MAX; i = s->parts[i]->next) {
+        if (memcmp(s->parts[i]->map, map, 256) == 0) {
+            return s->parts[i];
+        }
+    }
+    if (!bt_rx_grow(s, &s->parts, s->n_parts, &s->parts_cap, sizeof(struct bt_rx_part *))) {
+        return NULL;
+    }
+    struct bt_rx_part *p = bt_rx_alloc(s, sizeof(*p));
+    if (!p) {
+        return NULL;
+    }
+    memcpy(p->map, map, 256);
+    for (uint32_t i = 256; i > 0; i--) {
+        p->rep[map[i - 1]] = (uint8_t)(i - 1);
+    }
+    p->n = n;
+    p->id = s->n_parts;
+    p->next = *head;
+    *head = s->n_parts;
+    s->parts[s->n_parts++] = p;
+    return p;
+}
+
+struct bt_rx_part *bt_rx_part_meet(struct bt_rx_set *s, struct bt_rx_part *p, struct bt_rx_part *q)
+{
+    if (!p || !q || p == q || q->n == 1) {
+        return q ? p : NULL;
+    }
+    if (p->n == 1) {
+        return q;
+    }
+    if (!bt_rx_work(s, 60)) {
+        return NULL;
+    }
+    uint8_t map[256];
+    memcpy(map, p->map, 256);
+    uint32_t n = refine(map, p->n, q->map, q->n);
+    return intern_part(s, map, n);
+}
+
+static struct bt_rx_part *class_part(struct bt_rx_set *s, bt_rx_t a)
+{
+    const uint64_t *bits = s->classes[s->nodes[a].a];
+    uint8_t map[256];
+    bool first = bits[0] & 1, mixed = false;
+    for (uint32_t i = 0; i < 256; i++) {
+        bool in = bits[i >> 6] >> (i & 63) & 1;
+        map[i] = in != first;
+        mixed |= in != first;
+    }
+    return intern_part(s, map, mixed ? 2 : 1);
+}
+
+static struct bt_rx_part *trivial_part(struct bt_rx_set *s)
+{
+    static const uint8_t map[256];
+    return intern_part(s, map, 1);
+}
+
+/* Of a list: refines one map, so that the partitions between are not kept. */
+static struct bt_rx_part *list_part(struct bt_rx_set *s, struct bt_rx_node n)
+{
+    uint8_t map[256] = {0};
+    uint32_t classes = 1;
+    struct bt_rx_part *last = NULL;
+    for (uint32_t i = 0; i < n.b; i++) {
+        struct bt_rx_part *p = bt_rx_part(s, s->lists[n.a + i]);
+        if (!p || !bt_rx_work(s, 1)) {
+            return NULL;
+        }
+        if (p != last && p->n > 1) {
+            if (!bt_rx_work(s, 50)) {
+                return NULL;
+            }
+            classes = refine(map, classes, p->map, p->n);
+        }
+        last = p;
+    }
+    return intern_part(s, map, classes);
+}
+
+struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a)
+{
+    struct bt_rx_node n = s->nodes[a];
+    if (n.part) {
+        return n.part;
+    }
+    if (s->depth >= DEPTH_MAX || !bt_rx_work(s, 1)) {
+        s->full = true;
+        return NULL;
+    }
+    s->depth++;
+    struct bt_rx_part *p = NULL;
+    switch ((enum bt_rx_kind)n.kind) {
+    case BT_RX_K_NONE:
+    case BT_RX_K_EMPTY: p = trivial_part(s); break;
+    case BT_RX_K_CLASS: p = class_part(s, a); break;
+    case BT_RX_K_REPEAT:
+    case BT_RX_K_NOT: p = bt_rx_part(s, n.a); break;
+    case BT_RX_K_OR:
+    case BT_RX_K_AND: p = list_part(s, n); break;
+    case BT_RX_K_CONCAT:
+        p = bt_rx_part(s, n.a);
+        while (p && bt_rx_nullable(s, n.a)) { /* a chain of what may be left out */
+            bt_rx_t rest = n.b;
+            n = s->nodes[rest];
+            bool chain = n.kind == BT_RX_K_CONCAT;
+            p = bt_rx_part_meet(s, p, bt_rx_part(s, chain ? n.a : rest));
+            if (!chain) {
+                break;
+            }
+        }
+        break;
+    }
+    s->depth--;
+    s->nodes[a].part = p;
+    return p;
+}
+
+struct bt_rx_row *bt_rx_row_make(struct bt_rx_set *s, bt_rx_t a)
+{
+    if (s->nodes[a].row) {
+        return s->nodes[a].row;
+    }
+    struct bt_rx_part *p = bt_rx_part(s, a);
+    struct bt_rx_row *r = p ? bt_rx_alloc(s, sizeof(*r) + p->n * sizeof(uint32_t)) : NULL;
+    if (!r) {
+        return NULL;
+    }
+    r->map = p->map;
+    r->n = p->n;
+    memset(r->to, 0xFF, p->n * sizeof(uint32_t));
+    s->nodes[a].row = r;
+    return r;
+}
+
+/* ---- derivatives ---- */
+
+static bt_rx_t derive(struct bt_rx_set *s, bt_rx_t a, uint8_t byte);
+
+/* The derivative, kept in a row where it is likely to be asked for again. */
+static bt_rx_t derive_kept(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
+{
+    struct bt_rx_node *n = &s->nodes[a];
+    bool keep = n->flags & BT_RX_F_POSITIVE && n->kind != BT_RX_K_CLASS;
+    if (!keep && !n->row) {
+        return derive(s, a, byte);
+    }
+    uint32_t t = bt_rx_next(s, a, byte);
+    return t == BT_RX_UNKNOWN ? BT_RX_FAILED : t & ~BT_RX_ENDS;
+}
+
+/* Of a sequence: of its head before the rest, and of each rest behind heads that may be empty. */
+static bt_rx_t derive_concat(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
+{
+    uint32_t base = s->n_scratch;
+    for (;;) {
+        struct bt_rx_node n = s->nodes[a];
+        bool chain = n.kind == BT_RX_K_CONCAT;
+        bt_rx_t d = derive(s, chain ? n.a : a, byte);
+        d = chain ? bt_rx_concat(s, d, n.b) : d;
+        if (d != BT_RX_NONE && !bt_rx_push(s, d)) {
+            s->n_scratch = base;
+            return BT_RX_FAILED;
+        }
+        if (!chain || !bt_rx_nullable(s, n.a)) {
+            break;
+        }
+        a = n.b;
+    }
+    if (s->n_scratch - base <= 1) {
+        bt_rx_t one = s->n_scratch > base ? s->scratch[base] : BT_RX_NONE;
+        s->n_scratch = base;
+        return one;
+    }
+    return bt_rx_or_scratch(s, base);
+}
+
+static bt_rx_t derive_list(struct bt_rx_set *s, struct bt_rx_node n, uint8_t byte)
+{
+    uint32_t base = s->n_scratch;
+    bool or = n.kind == BT_RX_K_OR;
+    for (uint32_t i = 0; i < n.b; i++) {
+        bt_rx_t d = derive(s, s->lists[n.a + i], byte);
+        if (! or &&d == BT_RX_NONE) {
+            s->n_scratch = base;
+            return BT_RX_NONE;
+        }
+        if ((! or || d != BT_RX_NONE) && !bt_rx_push(s, d)) {
+            s->n_scratch = base;
+            return BT_RX_FAILED;
+        }
+    }
+    return or ? bt_rx_or_scratch(s, base) : bt_rx_and_scratch(s, base);
+}
+
+static bt_rx_t derive(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
+{
+    struct bt_rx_node n = s->nodes[a];
+    if (n.row && n.row->to[n.row->map[byte]] != BT_RX_UNKNOWN) {
+        return n.row->to[n.row->map[byte]] & ~BT_RX_ENDS;
+    }
+    if (s->depth >= DEPTH_MAX || !bt_rx_work(s, 1)) {
+        s->full = true;
+        return BT_RX_FAILED;
+    }
+    s->depth++;
+    bt_rx_t d = BT_RX_NONE;
+    switch ((enum bt_rx_kind)n.kind) {
+    case BT_RX_K_NONE:
+    case BT_RX_K_EMPTY: break;
+    case BT_RX_K_CLASS:
+        d = s->classes[n.a][byte >> 6] >> (byte & 63) & 1 ? BT_RX_EMPTY : BT_RX_NONE;
+        break;
+    case BT_RX_K_CONCAT: d = derive_concat(s, a, byte); break;
+    case BT_RX_K_REPEAT: {
+        d = derive_kept(s, n.a, byte);
+        if (d != BT_RX_NONE && d != BT_RX_FAILED) {
+            uint32_t max = n.c == BT_RX_NO_MAX ? BT_RX_NO_MAX : n.c - 1;
+            d = bt_rx_concat(s, d, bt_rx_repeat(s, n.a, n.b ? n.b - 1 : 0, max));
+        }
+        break;
+    }
+    case BT_RX_K_OR:
+    case BT_RX_K_AND: d = derive_list(s, n, byte); break;
+    case BT_RX_K_NOT:
+        d = derive(s, n.a, byte);
+        d = d == BT_RX_FAILED ? d : bt_rx_not(s, d);
+        break;
+    }
+    s->depth--;
+    return d;
+}
+
+/* ---- dead states ---- */
+
+/* The derivative by class c of a's row; it may be dead. */
+static bt_rx_t raw_to(struct bt_rx_set *s, bt_rx_t a, uint32_t c)
+{
+    struct bt_rx_row *r = s->nodes[a].row;
+    if (r->to[c] != BT_RX_UNKNOWN) {
+        return r->to[c] & ~BT_RX_ENDS;
+    }
+    bt_rx_t d = derive(s, a, s->nodes[a].part->rep[c]);
+    if (d == BT_RX_NONE) {
+        r->to[c] = BT_RX_NONE;
+    }
+    return d;
+}
+
+/* Whether a is known to match something, or nothing; neither: false. */
+static bool known(const struct bt_rx_set *s, bt_rx_t a, bool *alive_p)
+{
+    uint8_t f = s->nodes[a].flags;
+    *alive_p = a != BT_RX_NONE && (f & (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE | BT_RX_F_ALIVE));
+    return *alive_p || f & BT_RX_F_DEAD;
+}
+
+/* Looks depth first for a state that accepts. The path lies on the scratch stack as pairs of a
+ * state and its next class; what was seen lies in `seen`. */
+static bt_status_t search(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *alive_p)
+{
+    uint32_t base = s->n_scratch, no = ++s->search_no;
+    bool found = false;
+    s->n_seen = 0;
+    bt_rx_t next = a;
+    for (;;) {
+        if (next != BT_RX_NONE) {
+            s->nodes[next].seen = no;
+            if (s->n_seen >= max_states ||
+                !bt_rx_grow(s, &s->seen, s->n_seen, &s->seen_cap, sizeof(bt_rx_t)) ||
+                !bt_rx_row_make(s, next) || !bt_rx_push(s, next) || !bt_rx_push(s, 0)) {
+                s->n_scratch = base;
+                return BT_ERR_EXHAUSTED;
+            }
+            s->seen[s->n_seen++] = next;
+            next = BT_RX_NONE;
+        }
+        if (s->n_scratch == base) {
+            break;
+        }
+        bt_rx_t at = s->scratch[s->n_scratch - 2];
+        uint32_t c = s->scratch[s->n_scratch - 1]++;
+        if (c == s->nodes[at].row->n) {
+            s->n_scratch -= 2;
+            continue;
+        }
+        bt_rx_t d = raw_to(s, at, c);
+        if (d == BT_RX_FAILED) {
+            s->n_scratch = base;
+            return BT_ERR_EXHAUSTED;
+        }
+        if (known(s, d, &found)) {
+            if (found) {
+                break;
+            }
+        } else if (s->nodes[d].seen != no) {
+            next = d;
+        }
+    }
+    for (uint32_t i = base; found && i < s->n_scratch; i += 2) {
+        s->nodes[s->scratch[i]].flags |= BT_RX_F_ALIVE;
+    }
+    for (uint32_t i = 0; !found && i < s->n_seen; i++) {
+        s->nodes[s->seen[i]].flags |= BT_RX_F_DEAD;
+    }
+    s->n_scratch = base;
+    *alive_p = found;
+    return BT_OK;
+}
+
+bt_status_t bt_rx_is_none(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *none_p)
+{
+    bool alive = false;
+    if (a == BT_RX_FAILED) {
+        return BT_ERR_EXHAUSTED;
+    }
+    if (!known(s, a, &alive)) {
+        bt_status_t st = search(s, a, max_states, &alive);
+        if (st != BT_OK) {
+            return st;
+        }
+    }
+    *none_p = !alive;
+    return BT_OK;
+}
+
+/* ---- steps ---- */
+
+/* The expression with BT_RX_ENDS if it accepts or goes on by a marker. */
+static uint32_t with_ends(struct bt_rx_set *s, bt_rx_t a)
+{
+    if (!(s->nodes[a].flags & BT_RX_F_ENDS_KNOWN)) {
+        bool ends = bt_rx_nullable(s, a);
+        if (!ends && s->has_marks) {
+            bt_rx_t d = derive(s, a, BT_RX_MARK);
+            if (d == BT_RX_FAILED) {
+                return BT_RX_UNKNOWN;
+            }
+            ends = d != BT_RX_NONE;
+        }
+        s->nodes[a].flags |= BT_RX_F_ENDS_KNOWN | (ends ? BT_RX_F_ENDS : 0);
+    }
+    return s->nodes[a].flags & BT_RX_F_ENDS ? a | BT_RX_ENDS : a;
+}
+
+uint32_t bt_rx_fill(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
+{
+    bool none = true;
+    struct bt_rx_row *r = bt_rx_row_make(s, a);
+    bt_rx_t d = r ? derive(s, a, byte) : BT_RX_FAILED;
+    if (bt_rx_is_none(s, d, ALIVE_STATES, &none) != BT_OK) {
+        return BT_RX_UNKNOWN;
+    }
+    uint32_t t = none ? BT_RX_NONE : with_ends(s, d);
+    r->to[r->map[byte]] = t;
+    return t;
+}
+
+bt_rx_t bt_rx_step(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
+{
+    uint32_t t = a == BT_RX_FAILED ? BT_RX_UNKNOWN : bt_rx_next(s, a, byte);
+    return t == BT_RX_UNKNOWN ? BT_RX_FAILED : t & ~BT_RX_ENDS;
+}
+
+bool bt_rx_accepts(const struct bt_rx_set *s, bt_rx_t a)
+{
+    return a != BT_RX_FAILED && bt_rx_nullable(s, a);
+}

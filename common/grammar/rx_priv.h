@@ -1,0 +1,132 @@
+/* Inside of a set of expressions. rx.c has the makers, rx_dfa.c the automaton, rx_chars.c the bytes
+ * of characters; machine.c and vocab code step through rows directly. */
+#ifndef BT_GRAMMAR_RX_PRIV_H
+#define BT_GRAMMAR_RX_PRIV_H
+
+#include "common/grammar/rx.h"
+
+enum bt_rx_kind {
+    BT_RX_K_NONE,
+    BT_RX_K_EMPTY,
+    BT_RX_K_CLASS,  /* a: number of the class */
+    BT_RX_K_CONCAT, /* a, then b; a is no concat */
+    BT_RX_K_REPEAT, /* a, b to c times */
+    BT_RX_K_OR,     /* lists[a..a+b), sorted */
+    BT_RX_K_AND,    /* lists[a..a+b), sorted */
+    BT_RX_K_NOT     /* a */
+};
+#define BT_RX_ANY 2u /* all texts: the class of all bytes, repeated */
+
+/* flags of a node */
+#define BT_RX_F_NULLABLE   1u  /* matches the empty text */
+#define BT_RX_F_POSITIVE   2u  /* has no And or Not inside, so it matches something */
+#define BT_RX_F_ALIVE      4u  /* proved to match something */
+#define BT_RX_F_DEAD       8u  /* proved to match nothing */
+#define BT_RX_F_ENDS       16u /* accepts, or goes on by BT_RX_MARK */
+#define BT_RX_F_ENDS_KNOWN 32u
+
+/* What the byte of a marker is; no UTF-8 text has it. program.c ends the keys of objects with it.
+ */
+#define BT_RX_MARK    0xFE
+#define BT_RX_SPECIAL 0xFF /* before the text of a special token */
+
+/* A transition: an expression, or BT_RX_UNKNOWN. The highest bit says that the target accepts or
+ * may go on by BT_RX_MARK. */
+#define BT_RX_UNKNOWN UINT32_MAX
+#define BT_RX_ENDS    0x80000000u
+#define BT_RX_ID_MAX  0x3FFFFFFFu
+
+struct bt_rx_part { /* a partition of the bytes; interned */
+    uint8_t map[256];
+    uint8_t rep[256]; /* a byte of each class */
+    uint32_t n, id, next;
+};
+struct bt_rx_row {
+    const uint8_t *map; /* of the node's partition */
+    uint32_t n;
+    uint32_t to[];
+};
+struct bt_rx_node {
+    uint8_t kind, flags;
+    uint32_t a, b, c;
+    uint32_t next;           /* in its hash chain */
+    uint32_t seen;           /* number of the last search that came here */
+    struct bt_rx_part *part; /* NULL: not computed yet */
+    struct bt_rx_row *row;   /* NULL: no step was made yet */
+};
+struct bt_rx_set {
+    size_t max_bytes, bytes;
+    bool full;
+    bool has_marks; /* expressions may contain BT_RX_MARK */
+    uint64_t work;  /* left */
+    uint32_t depth;
+    struct bt_rx_node *nodes;
+    uint32_t n_nodes, nodes_cap;
+    uint32_t *heads; /* hash chains of nodes */
+    uint32_t n_heads;
+    uint32_t *lists;
+    uint32_t n_lists, lists_cap;
+    uint64_t (*classes)[4];
+    uint32_t n_classes, classes_cap;
+    uint32_t *scratch; /* a stack of lists under construction */
+    uint32_t n_scratch, scratch_cap;
+    bt_rx_t *seen; /* by the search for a state that accepts */
+    uint32_t n_seen, seen_cap, search_no;
+    struct bt_rx_part **parts;
+    uint32_t n_parts, parts_cap;
+    uint32_t part_heads[256];
+    char *chunk; /* rows and partitions come out of chunks, which never move */
+    size_t chunk_left;
+    void **chunks;
+    uint32_t n_chunks, chunks_cap;
+};
+
+static inline struct bt_rx_node *bt_rx_at(const struct bt_rx_set *s, bt_rx_t a)
+{
+    return &s->nodes[a];
+}
+static inline bool bt_rx_nullable(const struct bt_rx_set *s, bt_rx_t a)
+{
+    return s->nodes[a].flags & BT_RX_F_NULLABLE;
+}
+/* Takes work from the budget; false: the set is out of budget or memory. */
+static inline bool bt_rx_work(struct bt_rx_set *s, uint32_t n)
+{
+    if (s->work < n || s->full) {
+        s->full = true;
+        return false;
+    }
+    s->work -= n;
+    return true;
+}
+
+/* rx.c. Memory that lives as long as the set; NULL: over the limit. */
+void *bt_rx_alloc(struct bt_rx_set *s, size_t n);
+/* Makes room for one element more in an array of the set. */
+bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, size_t size);
+bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a); /* onto the scratch stack */
+/* Or and And of scratch[base..), which they take off the stack. */
+bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
+bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
+
+/* rx_dfa.c */
+struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a);    /* NULL: failed */
+struct bt_rx_row *bt_rx_row_make(struct bt_rx_set *s, bt_rx_t a); /* NULL: failed */
+uint32_t bt_rx_fill(struct bt_rx_set *s, bt_rx_t a,
+                    uint8_t byte); /* a transition; UNKNOWN: failed */
+struct bt_rx_part *bt_rx_part_meet(struct bt_rx_set *s, struct bt_rx_part *p, struct bt_rx_part *q);
+
+/* A transition with its bit BT_RX_ENDS: 0 (BT_RX_NONE) is dead, BT_RX_UNKNOWN is a failure. */
+static inline uint32_t bt_rx_next(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
+{
+    const struct bt_rx_row *r = s->nodes[a].row;
+    if (__builtin_expect(r != NULL, 1)) {
+        uint32_t t = r->to[r->map[byte]];
+        if (__builtin_expect(t != BT_RX_UNKNOWN, 1)) {
+            return t;
+        }
+    }
+    return bt_rx_fill(s, a, byte);
+}
+
+#endif
