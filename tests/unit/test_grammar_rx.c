@@ -27,6 +27,7 @@ struct tree {
     enum kind kind;
     uint32_t set; /* CLASS: bit i: the byte 'a' + i */
     uint32_t min, max;
+    bool done;
     const struct tree *a, *b;
 };
 static struct tree trees[64];
@@ -34,6 +35,10 @@ static uint32_t n_trees;
 
 static const struct tree *grow(int depth)
 {
+    const struct tree *old = n_trees > 0 && draw(3) == 0 ? &trees[draw(n_trees)] : NULL;
+    if (old && old->done) { /* laws about equal parts come into play */
+        return old;
+    }
     struct tree *t = &trees[n_trees++];
     assert_true(n_trees < BT_ARRAY_LEN(trees));
     memset(t, 0, sizeof(*t));
@@ -52,6 +57,7 @@ static const struct tree *grow(int depth)
         t->a = grow(depth - 1);
         t->b = t->kind <= AND ? grow(depth - 1) : NULL;
     }
+    t->done = true;
     return t;
 }
 
