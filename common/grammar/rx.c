@@ -50,6 +50,7 @@ void *bt_rx_alloc(struct bt_rx_set *s, size_t n)
         }
         s->chunk = s->chunks[s->n_chunks++] = bt_malloc(size);
         s->chunk_left = size;
+        s->chunk_bytes += size;
     }
     void *p = s->chunk;
     s->chunk += n;
@@ -173,6 +174,51 @@ static uint32_t node_hash(const struct bt_rx_set *s, const struct bt_rx_node *n)
     return hash3(n->kind, n->a, n->b, n->c);
 }
 
+/* Makes all hash chains anew. */
+static void chain_all(struct bt_rx_set *s)
+{
+    memset(s->heads, 0xFF, s->n_heads * sizeof(uint32_t));
+    for (uint32_t i = BT_RX_ANY + 1; i < s->n_nodes; i++) {
+        uint32_t *head = &s->heads[node_hash(s, &s->nodes[i]) & (s->n_heads - 1)];
+        s->nodes[i].next = *head;
+        *head = i;
+    }
+}
+
+void bt_rx_mark(const struct bt_rx_set *s, struct bt_rx_mark *mark)
+{
+    *mark = (struct bt_rx_mark){.n_nodes = s->n_nodes,
+                                .n_lists = s->n_lists,
+                                .n_classes = s->n_classes,
+                                .n_chunks = s->n_chunks,
+                                .chunk = s->chunk,
+                                .chunk_left = s->chunk_left,
+                                .chunk_bytes = s->chunk_bytes};
+}
+
+void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark)
+{
+    while (s->n_chunks > mark->n_chunks) {
+        free(s->chunks[--s->n_chunks]);
+    }
+    s->bytes -= s->chunk_bytes - mark->chunk_bytes;
+    s->chunk_bytes = mark->chunk_bytes;
+    s->chunk = mark->chunk;
+    s->chunk_left = mark->chunk_left;
+    s->n_nodes = mark->n_nodes;
+    s->n_lists = mark->n_lists;
+    s->n_classes = mark->n_classes;
+    s->n_scratch = 0;
+    s->full = false;
+    for (uint32_t i = 0; i < s->n_nodes; i++) { /* rows and partitions may be younger */
+        s->nodes[i].row = NULL;
+        s->nodes[i].part = NULL;
+    }
+    memset(s->part_heads, 0xFF, sizeof(s->part_heads));
+    s->n_parts = 0;
+    chain_all(s);
+}
+
 static bool rehash(struct bt_rx_set *s)
 {
     uint32_t want = s->n_heads * 2;
@@ -181,12 +227,7 @@ static bool rehash(struct bt_rx_set *s)
     }
     s->heads = bt_realloc(s->heads, want * sizeof(uint32_t));
     s->n_heads = want;
-    memset(s->heads, 0xFF, want * sizeof(uint32_t));
-    for (uint32_t i = 3; i < s->n_nodes; i++) {
-        uint32_t *head = &s->heads[node_hash(s, &s->nodes[i]) & (want - 1)];
-        s->nodes[i].next = *head;
-        *head = i;
-    }
+    chain_all(s);
     return true;
 }
 

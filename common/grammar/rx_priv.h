@@ -54,11 +54,17 @@ struct bt_rx_node {
     struct bt_rx_part *part; /* NULL: not computed yet */
     struct bt_rx_row *row;   /* NULL: no step was made yet */
 };
+struct bt_rx_mark { /* how much a set held */
+    uint32_t n_nodes, n_lists, n_classes, n_chunks;
+    char *chunk;
+    size_t chunk_left, chunk_bytes;
+};
 struct bt_rx_set {
     size_t max_bytes, bytes;
     bool full;
-    bool has_marks; /* expressions may contain BT_RX_MARK */
-    uint64_t work;  /* left */
+    bool has_marks;     /* expressions may contain BT_RX_MARK */
+    bt_rx_t mark_class; /* of that byte alone */
+    uint64_t work;      /* left */
     uint32_t depth;
     struct bt_rx_node *nodes;
     uint32_t n_nodes, nodes_cap;
@@ -76,7 +82,7 @@ struct bt_rx_set {
     uint32_t n_parts, parts_cap;
     uint32_t part_heads[256];
     char *chunk; /* rows and partitions come out of chunks, which never move */
-    size_t chunk_left;
+    size_t chunk_left, chunk_bytes;
     void **chunks;
     uint32_t n_chunks, chunks_cap;
 };
@@ -108,6 +114,10 @@ bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a); /* onto the scratch stack */
 /* Or and And of scratch[base..), which they take off the stack. */
 bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
 bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
+
+/* What the set holds now, and back to it: what was made later is forgotten. */
+void bt_rx_mark(const struct bt_rx_set *s, struct bt_rx_mark *mark);
+void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark);
 
 /* rx_dfa.c */
 struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a);    /* NULL: failed */

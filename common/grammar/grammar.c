@@ -1,0 +1,231 @@
+/* Compiles a spec by its front end, and keeps compiled grammars by their text. */
+#include "common/grammar/grammar.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "common/base/list.h"
+#include "common/base/sha256.h"
+#include "common/grammar/front_end.h"
+#include "common/grammar/grammar_priv.h"
+
+#define COMPILE_WORK 8000000u /* about 100 ms of the slowest specs */
+
+static bt_status_t build(struct bt_program *p, const struct bt_grammar_spec *spec, bt_node_t *start,
+                         char *err, size_t err_cap)
+{
+    static const char object[] = "{\"type\":\"object\"}";
+    switch (spec->kind) {
+    case BT_GRAMMAR_JSON_SCHEMA:
+        return bt_grammar_build_schema(p, spec->text, spec->len, start, err, err_cap);
+    case BT_GRAMMAR_JSON_OBJECT:
+        return bt_grammar_build_schema(p, object, sizeof(object) - 1, start, err, err_cap);
+    case BT_GRAMMAR_REGEX:
+        return bt_grammar_build_regex(p, spec->text, spec->len, start, err, err_cap);
+    case BT_GRAMMAR_CHOICE:
+        return bt_grammar_build_choice(p, spec->text, spec->len, start, err, err_cap);
+    case BT_GRAMMAR_GBNF:
+        return bt_grammar_build_gbnf(p, spec->text, spec->len, start, err, err_cap);
+    case BT_GRAMMAR_TAGS:
+        return bt_grammar_build_tags(p, spec->text, spec->len, start, err, err_cap);
+    case BT_GRAMMAR_ANY: break;
+    }
+    snprintf(err, err_cap, "there is no grammar of kind %d", (int)spec->kind);
+    return BT_ERR_INVALID;
+}
+
+bt_status_t bt_grammar_compile(const struct bt_grammar_spec *spec, struct bt_grammar **g_p,
+                               char *err, size_t err_cap)
+{
+    if (spec->len > BT_GRAMMAR_TEXT_MAX) {
+        snprintf(err, err_cap, "the text has %zu bytes, %d is the limit: shorten it", spec->len,
+                 BT_GRAMMAR_TEXT_MAX);
+        return BT_ERR_EXHAUSTED;
+    }
+    struct bt_program *p = bt_program_create(BT_GRAMMAR_BYTES_MAX);
+    bt_rx_set_budget(bt_program_rx(p), COMPILE_WORK);
+    bt_node_t start = BT_NODE_NONE;
+    bt_status_t st = build(p, spec, &start, err, err_cap);
+    if (st != BT_OK) {
+        bt_program_destroy(p);
+        return st;
+    }
+    return bt_grammar_take(p, start, g_p, err, err_cap);
+}
+
+bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_grammar **g_p,
+                            char *err, size_t err_cap)
+{
+    bt_status_t st = bt_program_finish(p, start, err, err_cap);
+    if (st != BT_OK) {
+        bt_program_destroy(p);
+        return st;
+    }
+    struct bt_grammar *g = bt_calloc(1, sizeof(*g));
+    g->refs = 1;
+    g->program = p;
+    g->masks.max_bytes = BT_GRAMMAR_BYTES_MAX / 8;
+    pthread_mutex_init(&g->lock, NULL);
+    bool ok = bt_machine_init(&g->machine, p, BT_GRAMMAR_BYTES_MAX / 8);
+    BT_ASSERT(ok);
+    *g_p = g;
+    return BT_OK;
+}
+
+struct bt_grammar *bt_grammar_ref(struct bt_grammar *g)
+{
+    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED);
+    return g;
+}
+
+void bt_grammar_unref(struct bt_grammar *g)
+{
+    if (!g || __atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) {
+        return;
+    }
+    bt_mask_cleanup(&g->masks, &g->machine);
+    bt_machine_cleanup(&g->machine);
+    bt_program_destroy(g->program);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+void bt_grammar_reset(struct bt_grammar *g)
+{
+    bt_mask_drop(&g->masks, &g->machine);
+    bt_machine_reset(&g->machine);
+    g->generation++;
+}
+
+/* ---- cache ---- */
+
+struct entry {
+    struct bt_list link; /* most recently used first */
+    uint8_t key[32];     /* SHA-256 of kind and text */
+    struct bt_grammar *g;
+    size_t bytes; /* when it was last asked for */
+};
+struct bt_grammar_cache {
+    pthread_mutex_t lock;
+    struct bt_list entries;
+    size_t max_bytes, bytes;
+};
+
+/* Memory of a grammar with all that it has built so far. */
+static size_t grammar_bytes(struct bt_grammar *g)
+{
+    pthread_mutex_lock(&g->lock);
+    size_t n = sizeof(*g) + bt_rx_set_bytes(g->program->rx) + g->program->bytes + g->machine.bytes +
+               g->masks.bytes;
+    pthread_mutex_unlock(&g->lock);
+    return n;
+}
+
+struct bt_grammar_cache *bt_grammar_cache_create(size_t max_bytes)
+{
+    struct bt_grammar_cache *c = bt_calloc(1, sizeof(*c));
+    c->max_bytes = max_bytes;
+    pthread_mutex_init(&c->lock, NULL);
+    bt_list_init(&c->entries);
+    return c;
+}
+
+static void drop(struct bt_grammar_cache *c, struct entry *e)
+{
+    bt_list_remove(&e->link);
+    c->bytes -= e->bytes;
+    bt_grammar_unref(e->g);
+    free(e);
+}
+
+void bt_grammar_cache_destroy(struct bt_grammar_cache *c)
+{
+    if (!c) {
+        return;
+    }
+    while (!bt_list_empty(&c->entries)) {
+        drop(c, BT_CONTAINER_OF(c->entries.next, struct entry, link));
+    }
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+/* Measures all entries anew (grammars grow while they are used) and drops the oldest ones that
+ * nobody else holds until the rest fits. */
+static void evict(struct bt_grammar_cache *c)
+{
+    c->bytes = 0;
+    struct bt_list *l;
+    bt_list_for_each (l, &c->entries) {
+        struct entry *e = BT_CONTAINER_OF(l, struct entry, link);
+        e->bytes = grammar_bytes(e->g);
+        c->bytes += e->bytes;
+    }
+    for (l = c->entries.prev; l != &c->entries && c->bytes > c->max_bytes;) {
+        struct entry *e = BT_CONTAINER_OF(l, struct entry, link);
+        l = l->prev;
+        if (__atomic_load_n(&e->g->refs, __ATOMIC_ACQUIRE) == 1) {
+            drop(c, e);
+        }
+    }
+}
+
+static void key_of(const struct bt_grammar_spec *spec, uint8_t key[32])
+{
+    struct bt_sha256 *h = bt_sha256_create();
+    uint8_t kind = (uint8_t)spec->kind;
+    bt_sha256_update(h, &kind, 1);
+    bt_sha256_update(h, spec->text, spec->kind == BT_GRAMMAR_JSON_OBJECT ? 0 : spec->len);
+    bt_sha256_finish(h, key);
+}
+
+/* The entry of key, moved to the front. Under the lock. */
+static struct entry *find(struct bt_grammar_cache *c, const uint8_t key[32])
+{
+    struct bt_list *l;
+    bt_list_for_each (l, &c->entries) {
+        struct entry *e = BT_CONTAINER_OF(l, struct entry, link);
+        if (memcmp(e->key, key, sizeof(e->key)) == 0) {
+            bt_list_remove(&e->link);
+            bt_list_insert_head(&c->entries, &e->link);
+            return e;
+        }
+    }
+    return NULL;
+}
+
+bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_grammar_spec *spec,
+                                 struct bt_grammar **g_p, char *err, size_t err_cap)
+{
+    uint8_t key[32];
+    key_of(spec, key);
+    pthread_mutex_lock(&c->lock);
+    struct entry *e = find(c, key);
+    if (e) {
+        *g_p = bt_grammar_ref(e->g);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (e) {
+        return BT_OK;
+    }
+    struct bt_grammar *g; /* two threads may compile the same text: the first one is kept */
+    bt_status_t st = bt_grammar_compile(spec, &g, err, err_cap);
+    if (st != BT_OK) {
+        return st;
+    }
+    pthread_mutex_lock(&c->lock);
+    e = find(c, key);
+    if (e) {
+        bt_grammar_unref(g);
+        g = e->g;
+    } else {
+        e = bt_calloc(1, sizeof(*e));
+        memcpy(e->key, key, sizeof(key));
+        e->g = g;
+        bt_list_insert_head(&c->entries, &e->link);
+    }
+    *g_p = bt_grammar_ref(g);
+    evict(c);
+    pthread_mutex_unlock(&c->lock);
+    return BT_OK;
+}

@@ -1,0 +1,30 @@
+/* A grammar and its lock. grammar.c compiles, matcher.c runs. */
+#ifndef BT_GRAMMAR_GRAMMAR_PRIV_H
+#define BT_GRAMMAR_GRAMMAR_PRIV_H
+
+#include <pthread.h>
+
+#include "common/grammar/grammar.h"
+#include "common/grammar/machine.h"
+#include "common/grammar/mask.h"
+
+struct bt_grammar {
+    uint32_t refs;
+    pthread_mutex_t lock; /* of what follows; nothing else is locked while it is held */
+    struct bt_program *program;
+    struct bt_machine machine;
+    struct bt_mask_cache masks;
+    uint32_t generation; /* of the machine's states: a reset makes all numbers of states void */
+};
+
+/* Makes a grammar of a program that it takes, also in failure: as bt_program_finish. */
+bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_grammar **g_p,
+                            char *err, size_t err_cap) BT_MUST_CHECK;
+
+/* How much work one call may do, in units of bt_rx_set_budget. */
+#define BT_GRAMMAR_CALL_WORK 20000000u
+
+/* Forgets what the machine has built. Under the lock. */
+void bt_grammar_reset(struct bt_grammar *g);
+
+#endif

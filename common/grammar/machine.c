@@ -1,0 +1,554 @@
+/* Frames, states and steps of the machine. */
+#include "common/grammar/machine.h"
+
+#include <stdlib.h>
+
+#define THREADS_MAX 4096u  /* of a state */
+#define OPS_MAX     32768u /* of one closure */
+
+enum op { OP_ENTER, OP_RETURN };
+
+/* ---- memory ---- */
+
+bool bt_machine_take(struct bt_machine *m, size_t bytes)
+{
+    if (m->full || bytes > m->max_bytes - m->bytes) {
+        m->full = true;
+        return false;
+    }
+    m->bytes += bytes;
+    return true;
+}
+
+bool bt_machine_grow(struct bt_machine *m, void *array_p, uint32_t n, uint32_t *cap, size_t size)
+{
+    if (n < *cap) {
+        return true;
+    }
+    uint32_t want = *cap ? *cap * 2 : 32;
+    if (!bt_machine_take(m, (want - *cap) * size)) {
+        return false;
+    }
+    void *array = NULL;
+    memcpy(&array, array_p, sizeof(array));
+    array = bt_realloc(array, want * size);
+    memcpy(array_p, &array, sizeof(array));
+    *cap = want;
+    return true;
+}
+
+static bool heads_init(struct bt_machine *m, uint32_t **heads, uint32_t *n, uint32_t want)
+{
+    if (!bt_machine_take(m, (want - *n) * sizeof(uint32_t))) {
+        return false;
+    }
+    *heads = bt_realloc(*heads, want * sizeof(uint32_t));
+    *n = want;
+    memset(*heads, 0xFF, want * sizeof(uint32_t));
+    return true;
+}
+
+static bool begin(struct bt_machine *m)
+{
+    m->n_frames = 1; /* 0: the end */
+    return bt_machine_grow(m, &m->frames, 1, &m->frames_cap, sizeof(*m->frames)) &&
+           heads_init(m, &m->frame_heads, &m->n_frame_heads, 64) &&
+           heads_init(m, &m->state_heads, &m->n_state_heads, 64);
+}
+
+bool bt_machine_init(struct bt_machine *m, struct bt_program *p, size_t max_bytes)
+{
+    *m = (struct bt_machine){.p = p, .rx = p->rx, .max_bytes = max_bytes};
+    bt_rx_mark(p->rx, &m->mark);
+    return begin(m);
+}
+
+void bt_machine_cleanup(struct bt_machine *m)
+{
+    free(m->frames);
+    free(m->frame_heads);
+    free(m->states);
+    free(m->state_heads);
+    free(m->pool);
+    free(m->seen);
+    free(m->memo);
+    free(m->arena);
+    free(m->ops);
+    free(m->done);
+}
+
+void bt_machine_reset(struct bt_machine *m)
+{
+    struct bt_machine old = *m;
+    bt_machine_cleanup(m);
+    bt_rx_rewind(old.rx, &old.mark);
+    *m =
+        (struct bt_machine){.p = old.p, .rx = old.rx, .max_bytes = old.max_bytes, .mark = old.mark};
+    (void)begin(m);
+}
+
+/* ---- memo ---- */
+
+static uint32_t hash4(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    uint64_t h = (a + 0x9E3779B97F4A7C15u) * 0xD6E8FEB86659FD93u;
+    h = (h ^ (h >> 32) ^ ((uint64_t)b << 32 | c)) * 0xD6E8FEB86659FD93u;
+    h = (h ^ (h >> 32) ^ d) * 0xD6E8FEB86659FD93u;
+    return (uint32_t)(h >> 32);
+}
+
+static struct bt_memo *memo_slot(struct bt_memo *memo, uint32_t cap, const uint32_t key[4])
+{
+    uint32_t i = hash4(key[0], key[1], key[2], key[3]) & (cap - 1);
+    while (memo[i].value != UINT32_MAX && memcmp(memo[i].key, key, sizeof(memo[i].key)) != 0) {
+        i = (i + 1) & (cap - 1);
+    }
+    return &memo[i];
+}
+
+uint32_t bt_memo_get(const struct bt_machine *m, const uint32_t key[4])
+{
+    return m->memo_cap ? memo_slot(m->memo, m->memo_cap, key)->value : UINT32_MAX;
+}
+
+bool bt_memo_put(struct bt_machine *m, const uint32_t key[4], uint32_t value)
+{
+    if (m->n_memo * 2 >= m->memo_cap) {
+        uint32_t want = m->memo_cap ? m->memo_cap * 2 : 64;
+        if (!bt_machine_take(m, (want - m->memo_cap) * sizeof(struct bt_memo))) {
+            return false;
+        }
+        struct bt_memo *memo = bt_malloc(want * sizeof(*memo));
+        memset(memo, 0xFF, want * sizeof(*memo));
+        for (uint32_t i = 0; i < m->memo_cap; i++) {
+            if (m->memo[i].value != UINT32_MAX) {
+                *memo_slot(memo, want, m->memo[i].key) = m->memo[i];
+            }
+        }
+        free(m->memo);
+        m->memo = memo;
+        m->memo_cap = want;
+    }
+    struct bt_memo *slot = memo_slot(m->memo, m->memo_cap, key);
+    m->n_memo += slot->value == UINT32_MAX;
+    memcpy(slot->key, key, sizeof(slot->key));
+    slot->value = value;
+    return true;
+}
+
+/* ---- frames ---- */
+
+static uint32_t frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32_t parent)
+{
+    uint32_t hash = hash4(node, payload, parent, 0);
+    for (uint32_t i = m->frame_heads[hash & (m->n_frame_heads - 1)]; i != UINT32_MAX;
+         i = m->frames[i].next) {
+        const struct bt_frame *f = &m->frames[i];
+        if (f->node == node && f->payload == payload && f->parent == parent) {
+            return i;
+        }
+    }
+    if (m->n_frames >= m->n_frame_heads) {
+        if (!heads_init(m, &m->frame_heads, &m->n_frame_heads, m->n_frame_heads * 2)) {
+            return UINT32_MAX;
+        }
+        for (uint32_t i = 1; i < m->n_frames; i++) {
+            struct bt_frame *f = &m->frames[i];
+            uint32_t *head =
+                &m->frame_heads[hash4(f->node, f->payload, f->parent, 0) & (m->n_frame_heads - 1)];
+            f->next = *head;
+            *head = i;
+        }
+    }
+    if (!bt_machine_grow(m, &m->frames, m->n_frames, &m->frames_cap, sizeof(*m->frames))) {
+        return UINT32_MAX;
+    }
+    uint32_t *head = &m->frame_heads[hash & (m->n_frame_heads - 1)];
+    m->frames[m->n_frames] = (struct bt_frame){node, payload, parent, *head};
+    *head = m->n_frames;
+    return m->n_frames++;
+}
+
+/* ---- closure: what follows without a byte ---- */
+
+static bool push_thread(struct bt_machine *m, bt_rx_t q, uint32_t f)
+{
+    if (q == BT_RX_FAILED || f == UINT32_MAX ||
+        !bt_machine_grow(m, &m->arena, m->n_arena, &m->arena_cap, sizeof(*m->arena))) {
+        m->full = true;
+        return false;
+    }
+    m->arena[m->n_arena++] = (struct bt_thread){q, f};
+    return true;
+}
+
+static bool push_op(struct bt_machine *m, enum op op, uint32_t x, uint32_t f, bool fresh)
+{
+    if (f == UINT32_MAX || m->n_ops >= OPS_MAX ||
+        !bt_machine_grow(m, &m->ops, m->n_ops, &m->ops_cap, sizeof(*m->ops))) {
+        m->full = true;
+        return false;
+    }
+    m->ops[m->n_ops++] = (struct bt_closure_op){op, x, f, fresh};
+    return true;
+}
+
+static struct bt_closure_op *done_slot(struct bt_closure_op *done, uint32_t cap,
+                                       const struct bt_closure_op *o)
+{
+    uint32_t i = hash4(o->op, o->x, o->frame, o->fresh) & (cap - 1);
+    while (done[i].op != UINT32_MAX && (done[i].op != o->op || done[i].x != o->x ||
+                                        done[i].frame != o->frame || done[i].fresh != o->fresh)) {
+        i = (i + 1) & (cap - 1);
+    }
+    return &done[i];
+}
+
+/* Whether this closure has done an operation already; if not, it counts as done from now on. */
+static bool was_done(struct bt_machine *m, const struct bt_closure_op *o, bool *ok)
+{
+    if (m->n_done * 2 >= m->done_cap) {
+        uint32_t want = m->done_cap ? m->done_cap * 2 : 32;
+        *ok = want <= OPS_MAX * 2 &&
+              bt_machine_take(m, (want - m->done_cap) * sizeof(struct bt_closure_op));
+        if (!*ok) {
+            m->full = true;
+            return true;
+        }
+        struct bt_closure_op *done = bt_malloc(want * sizeof(*done));
+        memset(done, 0xFF, want * sizeof(*done));
+        for (uint32_t i = 0; i < m->done_cap && m->n_done > 0; i++) {
+            if (m->done[i].op != UINT32_MAX) {
+                *done_slot(done, want, &m->done[i]) = m->done[i];
+            }
+        }
+        free(m->done);
+        m->done = done;
+        m->done_cap = want;
+    }
+    struct bt_closure_op *slot = done_slot(m->done, m->done_cap, o);
+    if (slot->op != UINT32_MAX) {
+        return true;
+    }
+    *slot = *o;
+    m->n_done++;
+    return false;
+}
+
+static bool enter(struct bt_machine *m, bt_node_t id, uint32_t f, bool fresh)
+{
+    const struct bt_program *p = m->p;
+    const struct bt_node *n = &p->nodes[id];
+    if (!(n->flags & BT_NODE_F_PRODUCTIVE)) {
+        return true;
+    }
+    switch ((enum bt_node_kind)n->kind) {
+    case BT_NODE_K_NONE: break;
+    case BT_NODE_K_EMPTY: return push_op(m, OP_RETURN, 0, f, fresh);
+    case BT_NODE_K_RX:
+        return push_thread(m, n->a, f) &&
+               (!bt_rx_nullable(m->rx, n->a) || push_op(m, OP_RETURN, 0, f, fresh));
+    case BT_NODE_K_SEQ: return push_op(m, OP_ENTER, p->lists[n->a], frame(m, id, 1, f), fresh);
+    case BT_NODE_K_ALT:
+        for (uint32_t i = 0; i < n->b; i++) {
+            if (!push_op(m, OP_ENTER, p->lists[n->a + i], f, fresh)) {
+                return false;
+            }
+        }
+        break;
+    case BT_NODE_K_REPEAT:
+        return push_op(m, OP_ENTER, n->a, frame(m, id, 0, f), true) &&
+               (n->c > 0 || push_op(m, OP_RETURN, 0, f, fresh));
+    case BT_NODE_K_OBJECT: {
+        uint32_t seen = bt_seen_first(m, n->a);
+        return seen != UINT32_MAX &&
+               push_thread(m, bt_object_rx(m, n->a, seen, true), frame(m, id, seen * 2, f));
+    }
+    case BT_NODE_K_RULE: return push_op(m, OP_ENTER, n->a, f, fresh);
+    }
+    return true;
+}
+
+/* An item or a separator of a repeat has ended. fresh: it was an item without a byte. */
+static bool repeat_on(struct bt_machine *m, struct bt_frame f, bool fresh)
+{
+    const struct bt_node *n = &m->p->nodes[f.node];
+    uint32_t count = f.payload >> 1;
+    if (f.payload & 1) {
+        return push_op(m, OP_ENTER, n->a, frame(m, f.node, count << 1, f.parent), true);
+    }
+    if (fresh && n->b == BT_NODE_EMPTY) {
+        return true; /* the machine is where it was */
+    }
+    count = n->d == BT_RX_NO_MAX ? BT_MIN(count + 1, n->c) : count + 1;
+    if (count >= n->c && !push_op(m, OP_RETURN, 0, f.parent, false)) {
+        return false;
+    }
+    if (count >= n->d) {
+        return true;
+    }
+    if (count > UINT32_MAX / 4) {
+        m->full = true;
+        return false;
+    }
+    bool sep = n->b != BT_NODE_EMPTY;
+    return push_op(m, OP_ENTER, sep ? n->b : n->a, frame(m, f.node, count << 1 | sep, f.parent),
+                   !sep);
+}
+
+/* What was above the frame has ended. */
+static bool leave(struct bt_machine *m, uint32_t id, bool fresh)
+{
+    if (id == 0) {
+        m->final = true;
+        return true;
+    }
+    struct bt_frame f = m->frames[id];
+    const struct bt_node *n = &m->p->nodes[f.node];
+    if (n->kind == BT_NODE_K_SEQ) {
+        uint32_t member = m->p->lists[n->a + f.payload];
+        bool last = f.payload + 1 == n->b;
+        return push_op(m, OP_ENTER, member,
+                       last ? f.parent : frame(m, f.node, f.payload + 1, f.parent), fresh);
+    }
+    if (n->kind == BT_NODE_K_REPEAT) {
+        return repeat_on(m, f, fresh);
+    }
+    BT_ASSERT(n->kind == BT_NODE_K_OBJECT && f.payload & 1);
+    uint32_t seen = f.payload >> 1;
+    return push_thread(m, bt_object_rx(m, n->a, seen, false), frame(m, f.node, seen * 2, f.parent));
+}
+
+static bool closure(struct bt_machine *m)
+{
+    bool ok = true, many = m->n_ops > 1;
+    if (m->n_done > 0) {
+        memset(m->done, 0xFF, m->done_cap * sizeof(*m->done));
+        m->n_done = 0;
+    }
+    for (uint32_t steps = 0; m->n_ops > 0 && ok; steps++) {
+        struct bt_closure_op o = m->ops[--m->n_ops];
+        many |= m->n_ops > 0 || steps > 8;
+        if (many && was_done(m, &o, &ok)) { /* a chain without branches needs no table */
+            continue;
+        }
+        ok = steps < OPS_MAX &&
+             (o.op == OP_ENTER ? enter(m, o.x, o.frame, o.fresh) : leave(m, o.frame, o.fresh));
+    }
+    m->n_ops = 0;
+    m->full |= !ok;
+    return ok;
+}
+
+/* ---- steps ---- */
+
+/* The keys of an object that have ended: the numbers that the markers in a spell. */
+static bool keys_done(struct bt_machine *m, bt_rx_t a, uint32_t number, uint32_t digits,
+                      uint32_t id)
+{
+    struct bt_rx_node n = m->rx->nodes[a];
+    if (n.kind == BT_RX_K_OR) {
+        for (uint32_t i = 0; i < n.b; i++) {
+            if (!keys_done(m, m->rx->lists[n.a + i], number, digits, id)) {
+                return false;
+            }
+        }
+        return true;
+    }
+    struct bt_rx_node head = n.kind == BT_RX_K_CONCAT ? m->rx->nodes[n.a] : n;
+    for (uint32_t b = 0; head.kind == BT_RX_K_CLASS && b < 256; b++) {
+        if (!(m->rx->classes[head.a][b >> 6] >> (b & 63) & 1)) {
+            continue;
+        }
+        uint32_t more = number << 8 | b;
+        if (digits < 2) {
+            if (n.kind == BT_RX_K_CONCAT && !keys_done(m, n.b, more, digits + 1, id)) {
+                return false;
+            }
+            continue;
+        }
+        struct bt_frame f = m->frames[id];
+        uint32_t object = m->p->nodes[f.node].a;
+        if (more == 0) {
+            if (!push_op(m, OP_RETURN, 0, f.parent, false)) {
+                return false;
+            }
+            continue;
+        }
+        uint32_t seen = bt_seen_add(m, object, f.payload >> 1, more - 1);
+        if (seen == UINT32_MAX || !push_op(m, OP_ENTER, m->p->objects[object].keys[more - 1].value,
+                                           frame(m, f.node, seen << 1 | 1, f.parent), false)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* An expression accepts or has come to a marker. */
+static bool ended(struct bt_machine *m, bt_rx_t q, uint32_t f)
+{
+    const struct bt_frame *fr = &m->frames[f];
+    if (f != 0 && m->p->nodes[fr->node].kind == BT_NODE_K_OBJECT && !(fr->payload & 1)) {
+        bt_rx_t marks = bt_rx_step(m->rx, q, BT_RX_MARK);
+        return marks != BT_RX_FAILED && keys_done(m, marks, 0, 0, f);
+    }
+    return !bt_rx_nullable(m->rx, q) || push_op(m, OP_RETURN, 0, f, false);
+}
+
+/* Whether nothing but a marker may follow. */
+static bool only_mark(const struct bt_rx_set *s, bt_rx_t q)
+{
+    const struct bt_rx_node *n = &s->nodes[q];
+    return n->kind == BT_RX_K_CONCAT && n->a == s->mark_class;
+}
+
+static bool before(struct bt_thread a, struct bt_thread b)
+{
+    return a.q != b.q ? a.q < b.q : a.frame < b.frame;
+}
+
+static int by_thread(const void *a, const void *b)
+{
+    struct bt_thread x = *(const struct bt_thread *)a, y = *(const struct bt_thread *)b;
+    return before(x, y) ? -1 : before(y, x);
+}
+
+/* Sorts arena[at..) and removes doubles. */
+static uint32_t sort_threads(struct bt_machine *m, uint32_t at)
+{
+    struct bt_thread *v = m->arena + at;
+    uint32_t n = m->n_arena - at, k = 0;
+    if (n < 16) {
+        for (uint32_t i = 1; i < n; i++) {
+            struct bt_thread x = v[i];
+            uint32_t j = i;
+            for (; j > 0 && before(x, v[j - 1]); j--) {
+                v[j] = v[j - 1];
+            }
+            v[j] = x;
+        }
+    } else {
+        qsort(v, n, sizeof(*v), by_thread);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (k == 0 || before(v[k - 1], v[i])) {
+            v[k++] = v[i];
+        }
+    }
+    m->n_arena = at + k;
+    if (k > THREADS_MAX) {
+        m->full = true;
+        return UINT32_MAX;
+    }
+    return k;
+}
+
+uint32_t bt_machine_step(struct bt_machine *m, uint32_t at, uint32_t n, uint8_t byte)
+{
+    uint32_t top = m->n_arena;
+    m->final = false;
+    if (byte == BT_RX_MARK) {
+        return 0;
+    }
+    for (uint32_t i = at; i < at + n; i++) {
+        struct bt_thread t = m->arena[i];
+        uint32_t to = bt_rx_next(m->rx, t.q, byte);
+        if (to == BT_RX_NONE) {
+            continue;
+        }
+        bt_rx_t q = to & ~BT_RX_ENDS;
+        if (to == BT_RX_UNKNOWN || ((to & BT_RX_ENDS) && !ended(m, q, t.frame)) ||
+            (q != BT_RX_EMPTY && !only_mark(m->rx, q) && !push_thread(m, q, t.frame))) {
+            m->n_arena = top;
+            m->n_ops = 0;
+            return UINT32_MAX;
+        }
+    }
+    if (m->n_ops > 0 && !closure(m)) {
+        m->n_arena = top;
+        return UINT32_MAX;
+    }
+    return m->n_arena - top <= 1 ? m->n_arena - top : sort_threads(m, top);
+}
+
+/* ---- states ---- */
+
+static uint32_t state_hash(const struct bt_thread *v, uint32_t n, bool final)
+{
+    uint64_t h = n * 2 + final;
+    for (uint32_t i = 0; i < n; i++) {
+        h = (h ^ ((uint64_t)v[i].q << 32 | v[i].frame)) * 0xD6E8FEB86659FD93u;
+        h ^= h >> 32;
+    }
+    return (uint32_t)h;
+}
+
+uint32_t bt_machine_intern(struct bt_machine *m, uint32_t at, bool final)
+{
+    uint32_t n = m->n_arena - at, hash;
+    const struct bt_thread *v = m->arena + at;
+    m->n_arena = at;
+    if (n == 0 && !final) {
+        return BT_STATE_DEAD;
+    }
+    hash = state_hash(v, n, final);
+    for (uint32_t i = m->state_heads[hash & (m->n_state_heads - 1)]; i != UINT32_MAX;
+         i = m->states[i].next) {
+        const struct bt_state *s = &m->states[i];
+        if (s->n == n && s->final == final && bt_compare(m->pool + s->at, v, n * sizeof(*v)) == 0) {
+            return i;
+        }
+    }
+    if (m->n_states >= m->n_state_heads) {
+        if (!heads_init(m, &m->state_heads, &m->n_state_heads, m->n_state_heads * 2)) {
+            return BT_STATE_FAILED;
+        }
+        for (uint32_t i = 0; i < m->n_states; i++) {
+            struct bt_state *s = &m->states[i];
+            uint32_t *head = &m->state_heads[state_hash(m->pool + s->at, s->n, s->final) &
+                                             (m->n_state_heads - 1)];
+            s->next = *head;
+            *head = i;
+        }
+    }
+    while (m->n_pool + n > m->pool_cap) {
+        if (!bt_machine_grow(m, &m->pool, m->pool_cap, &m->pool_cap, sizeof(*m->pool))) {
+            return BT_STATE_FAILED;
+        }
+    }
+    if (!bt_machine_grow(m, &m->states, m->n_states, &m->states_cap, sizeof(*m->states))) {
+        return BT_STATE_FAILED;
+    }
+    bt_copy(m->pool + m->n_pool, v, n * sizeof(*v));
+    uint32_t *head = &m->state_heads[hash & (m->n_state_heads - 1)];
+    m->states[m->n_states] =
+        (struct bt_state){.at = m->n_pool, .n = n, .final = final, .next = *head};
+    *head = m->n_states;
+    m->n_pool += n;
+    return m->n_states++;
+}
+
+uint32_t bt_machine_start(struct bt_machine *m)
+{
+    uint32_t at = m->n_arena;
+    m->final = false;
+    if (!push_op(m, OP_ENTER, m->p->start, 0, false) || !closure(m) ||
+        sort_threads(m, at) == UINT32_MAX) {
+        m->n_arena = at;
+        return BT_STATE_FAILED;
+    }
+    return bt_machine_intern(m, at, m->final);
+}
+
+uint32_t bt_machine_load(struct bt_machine *m, uint32_t state)
+{
+    struct bt_state s = m->states[state];
+    uint32_t at = m->n_arena;
+    for (uint32_t i = 0; i < s.n; i++) {
+        if (!push_thread(m, m->pool[s.at + i].q, m->pool[s.at + i].frame)) {
+            m->n_arena = at;
+            return UINT32_MAX;
+        }
+    }
+    return at;
+}

@@ -1,0 +1,91 @@
+/* The machine that runs a program: a nondeterministic pushdown automaton over bytes. A thread is a
+ * state of an expression and a frame, what follows when the expression ends. Frames are immutable
+ * and interned, and so are states (sorted sets of threads): equal situations have equal numbers.
+ * One thread of the process at a time; grammar.c has the lock. */
+#ifndef BT_GRAMMAR_MACHINE_H
+#define BT_GRAMMAR_MACHINE_H
+
+#include "common/grammar/program_priv.h"
+#include "common/grammar/rx_priv.h"
+
+#define BT_STATE_FAILED UINT32_MAX
+#define BT_STATE_DEAD   (UINT32_MAX - 1)
+
+struct bt_thread {
+    bt_rx_t q;
+    uint32_t frame;
+};
+struct bt_frame {
+    bt_node_t node;   /* SEQ, REPEAT or OBJECT */
+    uint32_t payload; /* SEQ: the next member. REPEAT: count * 2 + (1: at the separator). OBJECT:
+                         set of seen keys * 2 + (1: at a value, 0: at a key) */
+    uint32_t parent;  /* 0: the text may end */
+    uint32_t next;    /* in its hash chain */
+};
+struct bt_state {
+    uint32_t at, n; /* pool[at..at+n) */
+    bool final;     /* the text may end */
+    uint32_t next;  /* in its hash chain */
+    void *mask;     /* of the state, owned by mask.c; NULL: not computed */
+};
+struct bt_memo { /* what was computed for four numbers */
+    uint32_t key[4], value;
+};
+struct bt_closure_op {
+    uint32_t op, x, frame;
+    bool fresh;
+};
+struct bt_machine {
+    struct bt_program *p;
+    struct bt_rx_set *rx;
+    size_t max_bytes, bytes;
+    bool full;
+    struct bt_frame *frames;
+    uint32_t n_frames, frames_cap;
+    uint32_t *frame_heads, n_frame_heads;
+    struct bt_state *states;
+    uint32_t n_states, states_cap;
+    uint32_t *state_heads, n_state_heads;
+    struct bt_thread *pool; /* threads of states */
+    uint32_t n_pool, pool_cap;
+    uint32_t *seen; /* sets of keys: the number of properties, then words of bits */
+    uint32_t n_seen, seen_cap;
+    struct bt_memo *memo; /* open addressing */
+    uint32_t n_memo, memo_cap;
+    struct bt_thread *arena; /* a stack of threads of steps under way */
+    uint32_t n_arena, arena_cap;
+    struct bt_closure_op *ops, *done; /* to do; done in this closure, by open addressing */
+    uint32_t n_ops, ops_cap, n_done, done_cap;
+    bool final;             /* of the last step */
+    struct bt_rx_mark mark; /* what the compilation left in rx */
+};
+
+bool bt_machine_init(struct bt_machine *m, struct bt_program *p, size_t max_bytes);
+void bt_machine_cleanup(struct bt_machine *m);
+/* Forgets all states and frames, and what steps added to the expressions. */
+void bt_machine_reset(struct bt_machine *m);
+
+/* The first state. BT_STATE_FAILED: a limit, of this and of the following. */
+uint32_t bt_machine_start(struct bt_machine *m);
+/* Steps arena[at..at+n) by a byte and pushes the threads that follow, sorted, onto the arena; sets
+ * final. Returns their number. */
+uint32_t bt_machine_step(struct bt_machine *m, uint32_t at, uint32_t n, uint8_t byte);
+/* The state of arena[at..) (sorted), which it takes off; DEAD: no threads and not final. */
+uint32_t bt_machine_intern(struct bt_machine *m, uint32_t at, bool final);
+/* Pushes the threads of a state onto the arena; returns where they begin, UINT32_MAX: a limit. */
+uint32_t bt_machine_load(struct bt_machine *m, uint32_t state);
+
+/* Within the machine. */
+bool bt_machine_grow(struct bt_machine *m, void *array_p, uint32_t n, uint32_t *cap, size_t size);
+bool bt_machine_take(struct bt_machine *m, size_t bytes);
+/* The value of four numbers, UINT32_MAX: none. */
+uint32_t bt_memo_get(const struct bt_machine *m, const uint32_t key[4]);
+bool bt_memo_put(struct bt_machine *m, const uint32_t key[4], uint32_t value);
+
+/* machine_object.c. The empty set of keys of an object, and a set with one more key. */
+uint32_t bt_seen_first(struct bt_machine *m, uint32_t object);
+uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint32_t key);
+/* What may come in an object before the next value: after its begin (first) or after a value. */
+bt_rx_t bt_object_rx(struct bt_machine *m, uint32_t object, uint32_t seen, bool first);
+
+#endif

@@ -1,0 +1,157 @@
+/* Objects: which keys were seen, and what may come before the next value. The keys that are left
+ * are one expression, in which each key ends with the marker of its number; the expressions of
+ * ranges of keys are kept, so that a seen key makes only those that contain it anew. */
+#include "common/base/map.h"
+#include "common/grammar/machine.h"
+
+enum tag {
+    TAG_SEEN = 0x10000000,
+    TAG_KEYS = 0x20000000,
+    TAG_FIRST = 0x30000000,
+    TAG_NEXT = 0x40000000
+};
+
+static uint32_t *seen_at(struct bt_machine *m, uint32_t seen)
+{
+    return m->seen + seen;
+}
+
+/* Room for a set at the end; the caller fills it in. */
+static uint32_t *seen_room(struct bt_machine *m, uint32_t words)
+{
+    while (m->n_seen + words > m->seen_cap) {
+        if (!bt_machine_grow(m, &m->seen, m->seen_cap, &m->seen_cap, sizeof(uint32_t))) {
+            return NULL;
+        }
+    }
+    return m->seen + m->n_seen;
+}
+
+/* The number of the set at the end: an older one that is equal, or itself. */
+static uint32_t seen_intern(struct bt_machine *m, uint32_t object, uint32_t words)
+{
+    uint32_t *set = m->seen + m->n_seen;
+    uint64_t h = bt_hash64(set, words * sizeof(uint32_t), object);
+    for (uint32_t probe = 0;; probe++) {
+        uint32_t key[4] = {TAG_SEEN + object, (uint32_t)h, (uint32_t)(h >> 32), probe};
+        uint32_t old = bt_memo_get(m, key);
+        if (old == UINT32_MAX) {
+            if (!bt_memo_put(m, key, m->n_seen)) {
+                return UINT32_MAX;
+            }
+            m->n_seen += words;
+            return m->n_seen - words;
+        }
+        if (memcmp(m->seen + old, set, words * sizeof(uint32_t)) == 0) {
+            return old;
+        }
+    }
+}
+
+uint32_t bt_seen_first(struct bt_machine *m, uint32_t object)
+{
+    uint32_t words = 1 + m->p->objects[object].words, *set = seen_room(m, words);
+    if (!set) {
+        return UINT32_MAX;
+    }
+    memset(set, 0, words * sizeof(uint32_t));
+    return seen_intern(m, object, words);
+}
+
+uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint32_t key)
+{
+    const struct bt_object *o = &m->p->objects[object];
+    uint32_t words = 1 + o->words, *set = seen_room(m, words);
+    if (!set) {
+        return UINT32_MAX;
+    }
+    memcpy(set, seen_at(m, seen), words * sizeof(uint32_t));
+    set[0]++;
+    if (o->max == BT_RX_NO_MAX) { /* more than the minimum is as good as the minimum */
+        set[0] = BT_MIN(set[0], o->min);
+    }
+    if (key < o->n_props) {
+        set[1 + (key >> 5)] |= 1u << (key & 31);
+    }
+    return seen_intern(m, object, words);
+}
+
+/* The keys lo..lo+size of one word that are not in bits. */
+static bt_rx_t keys_of(struct bt_machine *m, uint32_t object, uint32_t lo, uint32_t size,
+                       uint32_t bits)
+{
+    const struct bt_object *o = &m->p->objects[object];
+    uint32_t all = size == 32 ? UINT32_MAX : (1u << size) - 1;
+    if (lo >= o->n_props || (bits & all) == all) {
+        return BT_RX_NONE;
+    }
+    if (size == 1) {
+        return o->keys[lo].rx;
+    }
+    uint32_t key[4] = {TAG_KEYS + object, lo, size, bits & all};
+    uint32_t r = bt_memo_get(m, key);
+    if (r != UINT32_MAX) {
+        return r;
+    }
+    uint32_t half = size / 2;
+    bt_rx_t a = keys_of(m, object, lo, half, bits);
+    bt_rx_t b = keys_of(m, object, lo + half, half, bits >> half);
+    r = bt_rx_or(m->rx, a, b);
+    return r == BT_RX_FAILED || !bt_memo_put(m, key, r) ? BT_RX_FAILED : r;
+}
+
+/* The keys that may come next: of the required ones only, or of all. */
+static bt_rx_t keys_left(struct bt_machine *m, uint32_t object, const uint32_t *set, bool required)
+{
+    const struct bt_object *o = &m->p->objects[object];
+    uint32_t base = m->rx->n_scratch;
+    for (uint32_t w = 0; w * 32 < o->n_props; w++) {
+        uint32_t out = set[1 + w] | (required ? o->optional[w] : 0);
+        if (!bt_rx_push(m->rx, keys_of(m, object, w * 32, 32, out))) {
+            m->rx->n_scratch = base;
+            return BT_RX_FAILED;
+        }
+    }
+    for (uint32_t i = o->n_props; i < o->n_props + o->n_patterns && !required; i++) {
+        if (!bt_rx_push(m->rx, o->keys[i].rx)) {
+            m->rx->n_scratch = base;
+            return BT_RX_FAILED;
+        }
+    }
+    return bt_rx_or_scratch(m->rx, base);
+}
+
+static uint32_t missing(const struct bt_object *o, const uint32_t *set)
+{
+    uint32_t n = o->n_required;
+    for (uint32_t w = 0; w < o->words; w++) {
+        n -= (uint32_t)__builtin_popcount(set[1 + w] & ~o->optional[w]);
+    }
+    return n;
+}
+
+bt_rx_t bt_object_rx(struct bt_machine *m, uint32_t object, uint32_t seen, bool first)
+{
+    const struct bt_object *o = &m->p->objects[object];
+    struct bt_rx_set *s = m->rx;
+    uint32_t key[4] = {(first ? TAG_FIRST : TAG_NEXT) + object, seen, 0, 0};
+    uint32_t r = bt_memo_get(m, key);
+    if (r != UINT32_MAX) {
+        return r;
+    }
+    const uint32_t *set = seen_at(m, seen);
+    uint32_t required = missing(o, set), count = set[0];
+    bool close = required == 0 && count >= o->min, more = count < o->max;
+    bt_rx_t keys = BT_RX_NONE;
+    if (more) {
+        keys = keys_left(m, object, set, o->max != BT_RX_NO_MAX && count + required >= o->max);
+        keys = bt_rx_concat(s, first ? bt_rx_text(s, "\"", 1) : o->comma, keys);
+    }
+    bt_rx_t body = close ? bt_rx_or(s, o->close, keys) : keys;
+    r = bt_rx_concat(s, first ? o->open : o->space, body);
+    if (r == BT_RX_FAILED || r == BT_RX_NONE || !bt_memo_put(m, key, r)) {
+        m->full = true;
+        return BT_RX_FAILED;
+    }
+    return r;
+}

@@ -1,0 +1,26 @@
+/* Masks of states: which tokens may follow. Computed once a state, kept with it. The caller holds
+ * the grammar's lock. */
+#ifndef BT_GRAMMAR_MASK_H
+#define BT_GRAMMAR_MASK_H
+
+#include "common/grammar/machine.h"
+#include "common/grammar/vocab.h"
+
+struct bt_mask_cache {
+    size_t max_bytes, bytes; /* of the masks of all states */
+    uint64_t serial;         /* of the vocabulary that the masks are for */
+    struct bt_mask_level *levels;
+    uint32_t n_levels;
+    uint32_t *ids; /* tokens of the mask under way */
+    uint32_t n_ids, ids_cap;
+};
+
+/* bits[v->words] of a state. ERR_EXHAUSTED: a limit of the machine. */
+bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_machine *m,
+                        const struct bt_grammar_vocab *v, uint32_t state,
+                        uint32_t *bits) BT_MUST_CHECK;
+/* Forgets all masks; before the machine is reset or destroyed. */
+void bt_mask_drop(struct bt_mask_cache *c, struct bt_machine *m);
+void bt_mask_cleanup(struct bt_mask_cache *c, struct bt_machine *m);
+
+#endif

@@ -1,0 +1,337 @@
+/* A matcher is a place in a grammar: the number of a state, and the bytes so far. When the machine
+ * was reset since, its number is void and the bytes are run again. */
+#include <stdlib.h>
+
+#include "common/grammar/grammar_priv.h"
+
+struct step { /* after an accepted token */
+    uint32_t state, generation;
+    uint32_t n_bytes; /* of the text up to here */
+};
+struct bt_matcher {
+    struct bt_grammar *g;
+    struct bt_grammar_vocab *v;
+    uint32_t state; /* valid in this generation of the grammar */
+    uint32_t generation;
+    uint32_t n_steps, steps_cap;
+    struct step *steps;
+    uint32_t n_bytes, bytes_cap;
+    uint8_t *bytes;
+    bool over; /* EOS was the last token */
+};
+
+static void set_budget(struct bt_grammar *g, uint64_t bytes)
+{
+    bt_rx_set_budget(g->program->rx, BT_GRAMMAR_CALL_WORK + bytes * 256);
+    g->machine.full = false;
+}
+
+/* The state after n bytes from a state; DEAD, FAILED as they are. Under the lock. */
+static uint32_t run(struct bt_machine *m, uint32_t state, const uint8_t *p, uint32_t n)
+{
+    if (state >= BT_STATE_DEAD || n == 0) {
+        return state;
+    }
+    uint32_t at = bt_machine_load(m, state), count = m->states[state].n, base = at;
+    if (at == UINT32_MAX) {
+        return BT_STATE_FAILED;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t next = bt_machine_step(m, at, count, p[i]);
+        if (next == UINT32_MAX || (next == 0 && (!m->final || i + 1 < n))) {
+            m->n_arena = base;
+            return next == UINT32_MAX ? BT_STATE_FAILED : BT_STATE_DEAD;
+        }
+        memmove(m->arena + base, m->arena + at + count, next * sizeof(*m->arena));
+        m->n_arena = base + next;
+        at = base;
+        count = next;
+    }
+    return bt_machine_intern(m, base, m->final);
+}
+
+/* The state after the first n bytes of the text, from the start. */
+static uint32_t replay(struct bt_matcher *m, uint32_t n)
+{
+    set_budget(m->g, n);
+    return run(&m->g->machine, bt_machine_start(&m->g->machine), m->bytes, n);
+}
+
+/* Makes m->state valid; false: a limit. Under the lock. */
+static bool current(struct bt_matcher *m)
+{
+    if (m->generation == m->g->generation) {
+        return true;
+    }
+    m->state = replay(m, m->n_bytes);
+    m->generation = m->g->generation;
+    if (m->state >= BT_STATE_DEAD) {
+        m->generation--; /* not valid: the next call tries again */
+        return false;
+    }
+    return true;
+}
+
+/* After a failure: forgets what the machine has built, once. Work that was too much stays so. */
+static bool again(struct bt_matcher *m, bool *tried)
+{
+    if (*tried || m->g->program->rx->work < BT_GRAMMAR_CALL_WORK / 1000) {
+        return false;
+    }
+    *tried = true;
+    bt_grammar_reset(m->g);
+    return true;
+}
+
+struct bt_matcher *bt_matcher_create(struct bt_grammar *g, const struct bt_grammar_vocab *v)
+{
+    struct bt_matcher *m = bt_calloc(1, sizeof(*m));
+    m->g = bt_grammar_ref(g);
+    m->v = bt_grammar_vocab_ref((struct bt_grammar_vocab *)v);
+    pthread_mutex_lock(&g->lock);
+    m->generation = g->generation - 1;
+    bool ok = current(m);
+    bool tried = false;
+    if (!ok && again(m, &tried)) {
+        ok = current(m);
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (!ok) {
+        bt_matcher_destroy(m);
+        return NULL;
+    }
+    return m;
+}
+
+struct bt_matcher *bt_matcher_fork(const struct bt_matcher *old)
+{
+    struct bt_matcher *m = bt_malloc(sizeof(*m));
+    *m = *old;
+    bt_grammar_ref(m->g);
+    bt_grammar_vocab_ref(m->v);
+    m->steps_cap = m->n_steps;
+    m->bytes_cap = m->n_bytes;
+    m->steps = bt_malloc(m->n_steps * sizeof(*m->steps) + 1);
+    m->bytes = bt_malloc(m->n_bytes + 1);
+    bt_copy(m->steps, old->steps, m->n_steps * sizeof(*m->steps));
+    bt_copy(m->bytes, old->bytes, m->n_bytes);
+    return m;
+}
+
+void bt_matcher_destroy(struct bt_matcher *m)
+{
+    if (!m) {
+        return;
+    }
+    bt_grammar_unref(m->g);
+    bt_grammar_vocab_destroy(m->v);
+    free(m->steps);
+    free(m->bytes);
+    free(m);
+}
+
+static void push_step(struct bt_matcher *m, const uint8_t *p, uint32_t n)
+{
+    if (m->n_steps == m->steps_cap) {
+        m->steps_cap = m->steps_cap * 2 + 16;
+        m->steps = bt_realloc(m->steps, m->steps_cap * sizeof(*m->steps));
+    }
+    if (m->n_bytes + n > m->bytes_cap) {
+        m->bytes_cap = m->bytes_cap * 2 + n + 64;
+        m->bytes = bt_realloc(m->bytes, m->bytes_cap);
+    }
+    bt_copy(m->bytes + m->n_bytes, p, n);
+    m->n_bytes += n;
+    m->steps[m->n_steps++] = (struct step){m->state, m->generation, m->n_bytes};
+}
+
+static bt_status_t accept(struct bt_matcher *m, const uint8_t *p, uint32_t n)
+{
+    bool tried = false;
+    do {
+        set_budget(m->g, n);
+        uint32_t to = current(m) ? run(&m->g->machine, m->state, p, n) : BT_STATE_FAILED;
+        if (to == BT_STATE_DEAD) {
+            return BT_ERR_INVALID;
+        }
+        if (to != BT_STATE_FAILED) {
+            m->state = to;
+            push_step(m, p, n);
+            return BT_OK;
+        }
+    } while (again(m, &tried));
+    return BT_ERR_EXHAUSTED;
+}
+
+bt_status_t bt_matcher_accept_bytes(struct bt_matcher *m, const void *bytes, size_t n)
+{
+    if (m->over || n > UINT32_MAX / 4 - m->n_bytes) {
+        return m->over ? BT_ERR_INVALID : BT_ERR_EXHAUSTED;
+    }
+    pthread_mutex_lock(&m->g->lock);
+    bt_status_t st = accept(m, bytes, (uint32_t)n);
+    pthread_mutex_unlock(&m->g->lock);
+    return st;
+}
+
+bt_status_t bt_matcher_accept(struct bt_matcher *m, uint32_t token)
+{
+    if (m->over || token >= m->v->vocab) {
+        return BT_ERR_INVALID;
+    }
+    if (bt_vocab_is_eos(m->v, token)) {
+        if (!bt_matcher_may_end(m)) {
+            return BT_ERR_INVALID;
+        }
+        push_step(m, NULL, 0);
+        m->over = true;
+        return BT_OK;
+    }
+    uint32_t n;
+    const uint8_t *p = bt_vocab_bytes(m->v, token, &n);
+    return n == 0 ? BT_ERR_INVALID : bt_matcher_accept_bytes(m, p, n);
+}
+
+void bt_matcher_rollback(struct bt_matcher *m, uint32_t n)
+{
+    if (n == 0) {
+        return;
+    }
+    m->over = false;
+    m->n_steps -= BT_MIN(n, m->n_steps);
+    if (m->n_steps == 0) {
+        m->n_bytes = 0;
+        pthread_mutex_lock(&m->g->lock);
+        m->generation = m->g->generation - 1; /* the start is found anew */
+        pthread_mutex_unlock(&m->g->lock);
+        return;
+    }
+    const struct step *s = &m->steps[m->n_steps - 1];
+    m->state = s->state;
+    m->generation = s->generation;
+    m->n_bytes = s->n_bytes;
+}
+
+uint32_t bt_matcher_tokens(const struct bt_matcher *m)
+{
+    return m->n_steps;
+}
+
+bt_status_t bt_matcher_mask(struct bt_matcher *m, uint32_t *bits)
+{
+    if (m->over) {
+        memset(bits, 0, m->v->words * sizeof(*bits));
+        return BT_OK;
+    }
+    bool tried = false;
+    bt_status_t st;
+    pthread_mutex_lock(&m->g->lock);
+    do {
+        set_budget(m->g, 0);
+        st = current(m) ? bt_mask_get(&m->g->masks, &m->g->machine, m->v, m->state, bits)
+                        : BT_ERR_EXHAUSTED;
+    } while (st == BT_ERR_EXHAUSTED && again(m, &tried));
+    pthread_mutex_unlock(&m->g->lock);
+    return st;
+}
+
+/* Calls fn under the lock with a valid state. */
+static bool with_state(struct bt_matcher *m, bool (*fn)(struct bt_machine *, uint32_t state))
+{
+    if (m->over) {
+        return false;
+    }
+    bool tried = false, r = false, ok;
+    pthread_mutex_lock(&m->g->lock);
+    do {
+        set_budget(m->g, 0);
+        ok = current(m);
+        r = ok && fn(&m->g->machine, m->state);
+    } while (!ok && again(m, &tried));
+    pthread_mutex_unlock(&m->g->lock);
+    return r;
+}
+
+static bool is_final(struct bt_machine *m, uint32_t state)
+{
+    return m->states[state].final;
+}
+
+static bool is_end(struct bt_machine *m, uint32_t state)
+{
+    const struct bt_state *s = &m->states[state];
+    if (!s->final) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->n; i++) {
+        for (uint32_t b = 0; b < 256; b++) {
+            if (b != BT_RX_MARK &&
+                bt_rx_next(m->rx, m->pool[s->at + i].q, (uint8_t)b) != BT_RX_NONE) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+bool bt_matcher_may_end(struct bt_matcher *m)
+{
+    return with_state(m, is_final);
+}
+
+bool bt_matcher_must_end(struct bt_matcher *m)
+{
+    return with_state(m, is_end);
+}
+
+/* The only byte that arena[at..at+n) allow; 256: there is none or a choice. */
+static uint32_t only_byte(struct bt_machine *m, uint32_t at, uint32_t n)
+{
+    uint32_t only = 256;
+    for (uint32_t i = at; i < at + n; i++) {
+        for (uint32_t b = 0; b < 256; b++) {
+            if (b == BT_RX_MARK || b == only ||
+                bt_rx_next(m->rx, m->arena[i].q, (uint8_t)b) == BT_RX_NONE) {
+                continue;
+            }
+            if (only != 256) {
+                return 256;
+            }
+            only = b;
+        }
+    }
+    return only;
+}
+
+static size_t forced(struct bt_machine *m, uint32_t state, uint8_t *out, size_t cap)
+{
+    uint32_t base = bt_machine_load(m, state), at = base, n = m->states[state].n;
+    bool final = m->states[state].final;
+    size_t k = 0;
+    while (base != UINT32_MAX && k < cap && !final && n > 0) {
+        uint32_t b = only_byte(m, at, n);
+        uint32_t next =
+            b == 256 || b == BT_RX_SPECIAL ? UINT32_MAX : bt_machine_step(m, at, n, (uint8_t)b);
+        if (next == UINT32_MAX) {
+            break;
+        }
+        out[k++] = (uint8_t)b;
+        at += n;
+        n = next;
+        final = m->final;
+    }
+    m->n_arena = BT_MIN(base, m->n_arena);
+    return k;
+}
+
+size_t bt_matcher_forced(struct bt_matcher *m, void *bytes, size_t cap)
+{
+    if (m->over) {
+        return 0;
+    }
+    pthread_mutex_lock(&m->g->lock);
+    set_budget(m->g, 0);
+    size_t n = current(m) ? forced(&m->g->machine, m->state, bytes, cap) : 0;
+    pthread_mutex_unlock(&m->g->lock);
+    return n;
+}

@@ -1,0 +1,268 @@
+/* Builds the trie and the slices of a vocabulary. */
+#include "common/grammar/vocab.h"
+
+#include <stdlib.h>
+
+uint32_t bt_grammar_vocab_size(const struct bt_grammar_vocab *v)
+{
+    return v->vocab;
+}
+
+bool bt_vocab_is_eos(const struct bt_grammar_vocab *v, uint32_t id)
+{
+    for (uint32_t i = 0; i < v->n_eos; i++) {
+        if (v->eos[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- characters of a slice ---- */
+
+static bool in_set(enum bt_slice_set set, uint8_t c)
+{
+    bool text = (c >= 0x20 && c != 0x7F) || c == '\t' || c == '\n' || c == '\r';
+    bool lower = c >= 'a' && c <= 'z', alpha = lower || (c >= 'A' && c <= 'Z');
+    switch (set) {
+    case BT_SLICE_TEXT: return text;
+    case BT_SLICE_NO_TAG: return text && c != '<';
+    case BT_SLICE_JSON: return c >= 0x20 && c != 0x7F && c != '"' && c != '\\';
+    case BT_SLICE_ALPHA_SPACE: return alpha || c == ' ';
+    case BT_SLICE_ALPHA: return alpha;
+    case BT_SLICE_LOWER: return lower;
+    case BT_SLICE_SETS: break;
+    }
+    return false;
+}
+
+/* Between characters: by the first byte (Unicode 15, table 3-7). */
+static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
+{
+    if (b < 0x80) {
+        return in_set(set, b) ? 0 : BT_SLICE_DEAD;
+    }
+    if (set > BT_SLICE_JSON || b < 0xC2 || b > 0xF4) {
+        return BT_SLICE_DEAD;
+    }
+    return b < 0xE0    ? 1
+           : b == 0xE0 ? 4
+           : b == 0xED ? 5
+           : b < 0xF0  ? 2
+           : b == 0xF0 ? 6
+           : b < 0xF4  ? 3
+                       : 7;
+}
+
+uint8_t bt_slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte)
+{
+    /* 1 to 3: so many bytes are missing; 4 to 7: the next byte has fewer values. */
+    static const struct {
+        uint8_t lo, hi, to;
+    } next[BT_SLICE_STATES] = {{0},
+                               {0x80, 0xBF, 0},
+                               {0x80, 0xBF, 1},
+                               {0x80, 0xBF, 2},
+                               {0xA0, 0xBF, 1},
+                               {0x80, 0x9F, 1},
+                               {0x90, 0xBF, 2},
+                               {0x80, 0x8F, 2}};
+    if (state == 0) {
+        return first_byte(set, byte);
+    }
+    return byte >= next[state].lo && byte <= next[state].hi ? next[state].to : BT_SLICE_DEAD;
+}
+
+/* Characters of a token over the set; 0: it is not of the slice. */
+static uint32_t slice_chars(enum bt_slice_set set, const uint8_t *p, uint32_t n)
+{
+    uint8_t state = 0;
+    uint32_t chars = 0;
+    for (uint32_t i = 0; i < n && state != BT_SLICE_DEAD; i++) {
+        state = bt_slice_step(set, state, p[i]);
+        chars += state == 0;
+    }
+    return state == 0 && chars <= BT_SLICE_CHARS ? chars : 0;
+}
+
+/* ---- the trie ---- */
+
+static int by_bytes(const void *a, const void *b, void *arg)
+{
+    const struct bt_grammar_vocab *v = arg;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b, n, m;
+    const uint8_t *p = bt_vocab_bytes(v, x, &n), *q = bt_vocab_bytes(v, y, &m);
+    int d = memcmp(p, q, BT_MIN(n, m));
+    return d != 0 ? d : n != m ? (n < m ? -1 : 1) : x < y ? -1 : x > y;
+}
+
+/* ids: sorted by their bytes, the first of each spelling only. */
+static void trie_init(struct bt_trie *t, const struct bt_grammar_vocab *v, const uint32_t *ids,
+                      uint32_t n)
+{
+    uint32_t open[BT_TOKEN_BYTES + 1], depth = 0, cap = 0; /* open: nodes of the last token */
+    const uint8_t *last = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t len, common = 0;
+        const uint8_t *p = bt_vocab_bytes(v, ids[i], &len);
+        while (common < depth && common < len && last[common] == p[common]) {
+            common++;
+        }
+        for (; depth > common; depth--) {
+            t->nodes[open[depth - 1]].skip = t->n;
+        }
+        if (t->n + len > cap) {
+            cap = BT_MAX(cap * 2, t->n + len + 256);
+            t->nodes = bt_realloc(t->nodes, cap * sizeof(*t->nodes));
+        }
+        for (; depth < len; depth++) {
+            open[depth] = t->n;
+            t->nodes[t->n++] = (struct bt_trie_node){
+                .token = BT_VOCAB_NO_TOKEN, .depth = (uint16_t)(depth + 1), .byte = p[depth]};
+        }
+        t->nodes[open[len - 1]].token = ids[i];
+        last = p;
+    }
+    for (; depth > 0; depth--) {
+        t->nodes[open[depth - 1]].skip = t->n;
+    }
+    if (t->n > 0) {
+        t->nodes = bt_realloc(t->nodes, t->n * sizeof(*t->nodes));
+    }
+}
+
+static void slice_init(struct bt_grammar_vocab *v, enum bt_slice_set set, const uint32_t *ids,
+                       uint32_t n)
+{
+    struct bt_slice *s = &v->slices[set];
+    uint32_t *rest = bt_malloc((n + 1) * sizeof(*rest)), n_rest = 0;
+    uint32_t *bits = bt_calloc((BT_SLICE_CHARS + 1) * (size_t)v->words + 1, sizeof(*bits));
+    for (uint32_t i = 0; i <= BT_SLICE_CHARS; i++) {
+        s->bits[i] = bits + (size_t)i * v->words;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t len;
+        const uint8_t *p = bt_vocab_bytes(v, ids[i], &len);
+        uint32_t chars = slice_chars(set, p, len);
+        if (chars == 0) {
+            rest[n_rest++] = ids[i];
+        }
+        for (uint32_t id = ids[i]; chars > 0 && id != BT_VOCAB_NO_TOKEN; id = v->same[id]) {
+            s->bits[chars][id >> 5] |= 1u << (id & 31);
+        }
+    }
+    for (size_t i = v->words; i < (BT_SLICE_CHARS + 1) * (size_t)v->words; i++) {
+        bits[i] |= bits[i - v->words]; /* at most i characters */
+    }
+    trie_init(&s->rest, v, rest, n_rest);
+    free(rest);
+}
+
+/* ---- the vocabulary ---- */
+
+/* Bytes that a token adds to the text; 0: it is never allowed. What contains the bytes of markers
+ * and special tokens is no part of a UTF-8 text. */
+static uint32_t stored_bytes(const struct bt_grammar_token *t)
+{
+    if (t->n == 0 || t->n >= BT_TOKEN_BYTES || memchr(t->bytes, 0xFE, t->n) ||
+        memchr(t->bytes, 0xFF, t->n)) {
+        return 0;
+    }
+    return t->n + t->special;
+}
+
+static void copy_tokens(struct bt_grammar_vocab *v, const struct bt_grammar_token *tokens)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < v->vocab; i++) {
+        uint32_t n = bt_vocab_is_eos(v, i) ? 0 : stored_bytes(&tokens[i]);
+        v->at[i] = at;
+        if (n > 0) {
+            v->text[at] = 0xFF;
+            memcpy(v->text + at + tokens[i].special, tokens[i].bytes, tokens[i].n);
+        }
+        at += n;
+        v->longest = BT_MAX(v->longest, n);
+    }
+    v->at[v->vocab] = at;
+}
+
+bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint32_t vocab,
+                                    const uint32_t *eos, uint32_t n_eos,
+                                    struct bt_grammar_vocab **v_p)
+{
+    static uint64_t serials;
+    size_t total = 0;
+    for (uint32_t i = 0; i < vocab; i++) {
+        total += stored_bytes(&tokens[i]);
+    }
+    for (uint32_t i = 0; i < n_eos; i++) {
+        if (eos[i] >= vocab) {
+            return BT_ERR_INVALID;
+        }
+    }
+    if (vocab == 0 || vocab > 1u << 24 || total > 1u << 28) {
+        return BT_ERR_TOO_LARGE;
+    }
+    struct bt_grammar_vocab *v = bt_calloc(1, sizeof(*v));
+    v->refs = 1;
+    v->serial = __atomic_add_fetch(&serials, 1, __ATOMIC_RELAXED);
+    v->vocab = vocab;
+    v->words = BT_DIV_UP(vocab, 32);
+    v->n_eos = n_eos;
+    v->eos = bt_malloc((n_eos + 1) * sizeof(*v->eos));
+    bt_copy(v->eos, eos, n_eos * sizeof(*eos));
+    v->same = bt_malloc(vocab * sizeof(*v->same));
+    memset(v->same, 0xFF, vocab * sizeof(*v->same));
+    v->at = bt_malloc((vocab + 1) * sizeof(*v->at));
+    v->text = bt_malloc(total + 1);
+    copy_tokens(v, tokens);
+
+    uint32_t *ids = bt_malloc(vocab * sizeof(*ids)), n = 0, k = 0;
+    for (uint32_t i = 0; i < vocab; i++) {
+        if (v->at[i + 1] > v->at[i]) {
+            ids[n++] = i;
+        }
+    }
+    qsort_r(ids, n, sizeof(*ids), by_bytes, v);
+    for (uint32_t i = 0; i < n; i++) { /* chain those of equal bytes behind the first */
+        uint32_t a = k ? v->at[ids[k - 1] + 1] - v->at[ids[k - 1]] : 0,
+                 b = v->at[ids[i] + 1] - v->at[ids[i]];
+        if (k && a == b && memcmp(v->text + v->at[ids[k - 1]], v->text + v->at[ids[i]], a) == 0) {
+            v->same[ids[i]] = v->same[ids[k - 1]];
+            v->same[ids[k - 1]] = ids[i];
+        } else {
+            ids[k++] = ids[i];
+        }
+    }
+    trie_init(&v->all, v, ids, k);
+    for (int s = 0; s < BT_SLICE_SETS; s++) {
+        slice_init(v, (enum bt_slice_set)s, ids, k);
+    }
+    free(ids);
+    *v_p = v;
+    return BT_OK;
+}
+
+struct bt_grammar_vocab *bt_grammar_vocab_ref(struct bt_grammar_vocab *v)
+{
+    __atomic_add_fetch(&v->refs, 1, __ATOMIC_RELAXED);
+    return v;
+}
+
+void bt_grammar_vocab_destroy(struct bt_grammar_vocab *v)
+{
+    if (!v || __atomic_sub_fetch(&v->refs, 1, __ATOMIC_ACQ_REL) > 0) {
+        return;
+    }
+    for (int s = 0; s < BT_SLICE_SETS; s++) {
+        free(v->slices[s].bits[0]);
+        free(v->slices[s].rest.nodes);
+    }
+    free(v->all.nodes);
+    free(v->text);
+    free(v->at);
+    free(v->same);
+    free(v->eos);
+    free(v);
+}

@@ -1,0 +1,67 @@
+/* A vocabulary as masks need it: a trie of all tokens, and slices. A slice is the tokens that
+ * consist of characters of a set (plain characters of a JSON string, for example). Where a state
+ * allows all texts over the set, its tokens come from a bitmap, and only the trie of the other
+ * tokens is walked. Immutable. */
+#ifndef BT_GRAMMAR_VOCAB_H
+#define BT_GRAMMAR_VOCAB_H
+
+#include "common/grammar/grammar.h"
+
+#define BT_VOCAB_NO_TOKEN UINT32_MAX
+#define BT_TOKEN_BYTES    1024u /* longer tokens are never allowed */
+
+struct bt_trie_node { /* in depth-first order */
+    uint32_t skip;    /* the first node behind the subtree */
+    uint32_t token;   /* that ends here, or BT_VOCAB_NO_TOKEN; others are chained by same */
+    uint16_t depth;   /* bytes from the root, 1 and more */
+    uint8_t byte;
+};
+struct bt_trie {
+    struct bt_trie_node *nodes;
+    uint32_t n;
+};
+
+/* Sets of characters, the larger ones first. */
+enum bt_slice_set {
+    BT_SLICE_TEXT,        /* all but control characters; with tab and line ends */
+    BT_SLICE_NO_TAG,      /* these without < */
+    BT_SLICE_JSON,        /* what stands for itself in a JSON string */
+    BT_SLICE_ALPHA_SPACE, /* A-Z a-z and space */
+    BT_SLICE_ALPHA,
+    BT_SLICE_LOWER,
+    BT_SLICE_SETS
+};
+#define BT_SLICE_CHARS 32u /* longer tokens are in no slice */
+struct bt_slice {
+    uint32_t *bits[BT_SLICE_CHARS + 1]; /* [words] tokens of at most i characters */
+    struct bt_trie rest;                /* of the other tokens */
+};
+
+struct bt_grammar_vocab {
+    uint32_t refs, vocab, words, n_eos;
+    uint64_t serial; /* no other vocabulary of the process has it */
+    uint32_t *eos;
+    uint32_t *same;   /* [vocab] the next token of the same bytes */
+    uint32_t *at;     /* [vocab + 1] bytes of tokens in text */
+    uint8_t *text;    /* a special token begins with 0xFF */
+    uint32_t longest; /* bytes of a token */
+    struct bt_trie all;
+    struct bt_slice slices[BT_SLICE_SETS];
+};
+
+struct bt_grammar_vocab *bt_grammar_vocab_ref(struct bt_grammar_vocab *v);
+static inline const uint8_t *bt_vocab_bytes(const struct bt_grammar_vocab *v, uint32_t id,
+                                            uint32_t *n)
+{
+    *n = v->at[id + 1] - v->at[id];
+    return v->text + v->at[id];
+}
+bool bt_vocab_is_eos(const struct bt_grammar_vocab *v, uint32_t id);
+
+/* The automaton of valid UTF-8 over a set of characters: state 0 is between characters, others are
+ * within one. BT_SLICE_DEAD: not allowed. */
+#define BT_SLICE_STATES 8u
+#define BT_SLICE_DEAD   0xFFu
+uint8_t bt_slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte);
+
+#endif
