@@ -98,6 +98,17 @@ static struct bt_rx_part *class_part(struct bt_rx_set *s, bt_rx_t a)
     return intern_part(s, map, mixed ? 2 : 1);
 }
 
+/* Each digit, the dot, and the rest. */
+static struct bt_rx_part *digits_part(struct bt_rx_set *s)
+{
+    uint8_t map[256] = {0};
+    for (uint32_t d = 0; d < 10; d++) {
+        map['0' + d] = (uint8_t)(d + 1);
+    }
+    map['.'] = 11;
+    return intern_part(s, map, 12);
+}
+
 static struct bt_rx_part *trivial_part(struct bt_rx_set *s)
 {
     static const uint8_t map[256];
@@ -142,6 +153,7 @@ struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a)
     case BT_RX_K_NONE:
     case BT_RX_K_EMPTY: p = trivial_part(s); break;
     case BT_RX_K_CLASS: p = class_part(s, a); break;
+    case BT_RX_K_MULTIPLE: p = digits_part(s); break;
     case BT_RX_K_REPEAT:
     case BT_RX_K_NOT: p = bt_rx_part(s, n.a); break;
     case BT_RX_K_OR:
@@ -270,6 +282,13 @@ static bt_rx_t derive(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
     }
     case BT_RX_K_OR:
     case BT_RX_K_AND: d = derive_list(s, n, byte); break;
+    case BT_RX_K_MULTIPLE:
+        if (byte == '.') {
+            d = a;
+        } else if (byte >= '0' && byte <= '9') {
+            d = bt_rx_multiple_state(s, n.a, (uint32_t)((n.b * 10ull + byte - '0') % n.a));
+        }
+        break;
     case BT_RX_K_NOT:
         d = derive(s, n.a, byte);
         d = d == BT_RX_FAILED ? d : bt_rx_not(s, d);

@@ -8,12 +8,13 @@
 enum bt_rx_kind {
     BT_RX_K_NONE,
     BT_RX_K_EMPTY,
-    BT_RX_K_CLASS,  /* a: number of the class */
-    BT_RX_K_CONCAT, /* a, then b; a is no concat */
-    BT_RX_K_REPEAT, /* a, b to c times */
-    BT_RX_K_OR,     /* lists[a..a+b), sorted */
-    BT_RX_K_AND,    /* lists[a..a+b), sorted */
-    BT_RX_K_NOT     /* a */
+    BT_RX_K_CLASS,   /* a: number of the class */
+    BT_RX_K_CONCAT,  /* a, then b; a is no concat */
+    BT_RX_K_REPEAT,  /* a, b to c times */
+    BT_RX_K_OR,      /* lists[a..a+b), sorted */
+    BT_RX_K_AND,     /* lists[a..a+b), sorted */
+    BT_RX_K_NOT,     /* a */
+    BT_RX_K_MULTIPLE /* decimal digits that make b, the number so far modulo a, a multiple of a */
 };
 #define BT_RX_ANY 2u /* all texts: the class of all bytes, repeated */
 
@@ -115,6 +116,8 @@ bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a); /* onto the scratch stack */
 bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
 bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
 
+/* What may follow digits whose number leaves a rest modulo m. */
+bt_rx_t bt_rx_multiple_state(struct bt_rx_set *s, uint32_t m, uint32_t rest);
 /* What the set holds now, and back to it: what was made later is forgotten. */
 void bt_rx_mark(const struct bt_rx_set *s, struct bt_rx_mark *mark);
 void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark);

@@ -294,6 +294,25 @@ static void many_texts_become_a_trie(void **state)
     bt_rx_set_destroy(s);
 }
 
+static void multiples_are_counted_in_digits(void **state)
+{
+    (void)state;
+    struct bt_rx_set *s = bt_rx_set_create(BYTES);
+    static const uint32_t of[] = {1, 2, 7, 10, 1000, 999999937, 1000000000};
+    for (size_t i = 0; i < BT_ARRAY_LEN(of); i++) {
+        bt_rx_t a = bt_rx_multiple(s, of[i]);
+        for (uint32_t k = 0; k < 2000; k++) {
+            char b[40];
+            uint64_t x = draw(2) ? (uint64_t)of[i] * draw(100000) : draw(1u << 30);
+            size_t n =
+                (size_t)sprintf(b, "%llu.%02u", (unsigned long long)(x / 100), (unsigned)(x % 100));
+            assert_int_equal(run(s, a, b, n), x % of[i] == 0);
+        }
+        assert_false(run(s, a, "1e0", 3));
+    }
+    bt_rx_set_destroy(s);
+}
+
 static void limits_end_the_work(void **state)
 {
     (void)state;
@@ -318,6 +337,7 @@ int main(void)
         cmocka_unit_test(characters_have_all_their_spellings),
         cmocka_unit_test(counted_characters_need_a_state_each),
         cmocka_unit_test(many_texts_become_a_trie),
+        cmocka_unit_test(multiples_are_counted_in_digits),
         cmocka_unit_test(limits_end_the_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
