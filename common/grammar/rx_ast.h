@@ -30,6 +30,8 @@ struct bt_ast_node {
     uint32_t at;                    /* offset in the pattern */
     double weight;                  /* characters that a counted automaton of it would count */
     bt_rx_t rx;                     /* of a plain node, once it is made; BT_RX_FAILED before */
+    uint32_t
+        holds_in; /* rx_look.c: a look-behind at one character: the contexts in which it holds */
 };
 
 struct bt_ast {

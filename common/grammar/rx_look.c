@@ -2,9 +2,10 @@
  *
  * A node is compiled with its continuation: the language of the text that may follow its match. So
  * $ is an intersection with the empty text, look-ahead one with the language of what is looked for,
- * or with its complement. What ^ and \b need of the text before, a continuation knows by being
- * three languages: at the start of the text, after a word character, after another character. A
- * look-behind at the top of an alternative is an intersection with the text before it.
+ * or with its complement. What ^, \b and a look-behind at one character need of the text before, a
+ * continuation knows by being several languages: one for the start of the text, and one for each
+ * class of characters that the pattern tells apart behind itself. Other look-behinds at the top of
+ * an alternative are intersections with the text before them.
  *
  * All languages are of whole characters in the encoding, so complements stay within those. */
 #include "common/grammar/rx_ast.h"
@@ -12,7 +13,8 @@
 #define UNROLL_MAX 256       /* copies of a repeated node with assertions, nested ones multiplied */
 #define STEPS_MAX  (1 << 18) /* visits of nodes with assertions and of their children */
 
-enum { AT_START, AFTER_WORD, AFTER_OTHER, CONTEXTS };
+enum { AT_START, AFTER }; /* contexts: the start, and characters of class 0 and up before it */
+#define CONTEXTS 9
 struct rest { /* what may follow, by what is before */
     bt_rx_t v[CONTEXTS];
 };
@@ -22,12 +24,14 @@ struct look {
     struct bt_rx_set *s;
     enum bt_rx_encoding enc;
     struct bt_ast_err *err;
-    bt_rx_t any;      /* any text */
-    bt_rx_t some;     /* any but the empty text */
-    bt_rx_t word;     /* any text that begins with a word character */
-    bt_rx_t end_word; /* any text that ends with one */
-    bt_rx_t end_other;
-    uint32_t copies; /* of unrolled repeats around the node */
+    bt_rx_t any;                      /* any text */
+    bt_rx_t some;                     /* any but the empty text */
+    bt_rx_t word;                     /* any text that begins with a word character */
+    int n;                            /* contexts that are used */
+    struct bt_chars before[CONTEXTS]; /* the characters of each context but the first */
+    bt_rx_t ends[CONTEXTS];           /* any text that ends with one of them */
+    uint32_t after_word;              /* contexts behind a word character */
+    uint32_t copies;                  /* of unrolled repeats around the node */
     uint32_t steps;
 };
 
@@ -35,12 +39,21 @@ static struct rest after(struct look *l, uint32_t id, struct rest k);
 
 static struct rest same(bt_rx_t x)
 {
-    return (struct rest){{x, x, x}};
+    struct rest out;
+    for (int c = 0; c < CONTEXTS; c++) {
+        out.v[c] = x;
+    }
+    return out;
 }
 
 static bool is_same(const struct rest *k)
 {
-    return k->v[0] == k->v[1] && k->v[1] == k->v[2];
+    for (int c = 1; c < CONTEXTS; c++) {
+        if (k->v[c] != k->v[0]) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static void refuse(struct look *l, uint32_t id, const char *what)
@@ -136,12 +149,23 @@ static struct rest put(struct look *l, bt_rx_t x, struct rest k)
     if (is_same(&k)) {
         return same(join(l, x, k.v[0]));
     }
-    bt_rx_t full = non_empty(l, x), tail;
-    if (k.v[AFTER_WORD] == k.v[AFTER_OTHER]) {
-        tail = join(l, full, k.v[AFTER_WORD]);
-    } else {
-        tail = either(l, join(l, both(l, full, l->end_word), k.v[AFTER_WORD]),
-                      join(l, both(l, full, l->end_other), k.v[AFTER_OTHER]));
+    bt_rx_t full = non_empty(l, x), tail = BT_RX_NONE;
+    uint32_t done = 0;
+    for (int c = AFTER; c < l->n; c++) { /* contexts with one continuation together */
+        bt_rx_t ends = BT_RX_NONE;
+        uint32_t group = 0;
+        for (int d = c; d < l->n && !(done >> c & 1); d++) {
+            if (k.v[d] == k.v[c]) {
+                group |= 1u << d;
+                ends = either(l, ends, l->ends[d]);
+            }
+        }
+        done |= group;
+        bool all = group + 2 == 1u << l->n; /* all but the start */
+        if (group != 0 && k.v[c] != BT_RX_NONE) {
+            bt_rx_t part = all ? full : both(l, full, ends);
+            tail = either(l, tail, join(l, part, k.v[c]));
+        }
     }
     struct rest out = same(tail);
     for (int c = 0; makes_empty(l, x) && c < CONTEXTS; c++) {
@@ -159,6 +183,16 @@ static struct rest union_of(struct look *l, struct rest a, struct rest b)
 }
 
 /* ---- assertions ---- */
+#define NOT_SIMPLE UINT32_MAX
+
+static struct rest only_in(struct rest k, uint32_t contexts)
+{
+    for (int c = 0; c < CONTEXTS; c++) {
+        k.v[c] = contexts >> c & 1 ? k.v[c] : BT_RX_NONE;
+    }
+    return k;
+}
+
 static struct rest at_end(struct look *l, struct rest k)
 {
     for (int c = 0; c < CONTEXTS; c++) {
@@ -171,7 +205,7 @@ static struct rest at_edge(struct look *l, struct rest k, bool negative)
 {
     bt_rx_t next[2] = {bt_rx_not(l->s, l->word), l->word};
     for (int c = 0; c < CONTEXTS; c++) {
-        k.v[c] = both(l, k.v[c], next[(c != AFTER_WORD) != negative]);
+        k.v[c] = both(l, k.v[c], next[!(l->after_word >> c & 1) != negative]);
     }
     return k;
 }
@@ -423,16 +457,16 @@ static struct rest after(struct look *l, uint32_t id, struct rest k)
         return out;
     }
     case BT_AST_REPEAT: return repeated(l, id, k);
-    case BT_AST_START: k.v[AFTER_WORD] = k.v[AFTER_OTHER] = BT_RX_NONE; return k;
+    case BT_AST_START: return only_in(k, 1u << AT_START);
     case BT_AST_END: return at_end(l, k);
     case BT_AST_EDGE: return at_edge(l, k, false);
     case BT_AST_NOT_EDGE: return at_edge(l, k, true);
     case BT_AST_LOOK:
-        if (a.behind) {
-            refuse(l, id, "a look-behind inside a group cannot be enforced");
+        if (a.behind && a.holds_in == NOT_SIMPLE) {
+            refuse(l, id, "a look-behind at several characters in a group cannot be enforced");
             return k;
         }
-        return look_ahead(l, id, k);
+        return a.behind ? only_in(k, a.holds_in) : look_ahead(l, id, k);
     case BT_AST_EMPTY:
     case BT_AST_CHARS:
     default: return k;
@@ -465,6 +499,11 @@ static bool items_of(const struct look *l, uint32_t id, struct items *out)
         out->v[out->n - 1 - i] = x;
     }
     return true;
+}
+
+static bool is_simple(const struct look *l, uint32_t id)
+{
+    return l->ast->nodes[id].behind && l->ast->nodes[id].holds_in != NOT_SIMPLE;
 }
 
 static bt_rx_t before(struct look *l, const uint32_t *v, size_t n, bool search);
@@ -510,7 +549,8 @@ static bool looks_ahead(const struct look *l, uint32_t id)
 static bt_rx_t before(struct look *l, const uint32_t *v, size_t n, bool search)
 {
     size_t from = n; /* behind the last look-behind */
-    while (from > 0 && l->ast->nodes[v[from - 1]].kind != BT_AST_LOOK) {
+    while (from > 0 &&
+           (l->ast->nodes[v[from - 1]].kind != BT_AST_LOOK || is_simple(l, v[from - 1]))) {
         from--;
     }
     struct rest k = same(BT_RX_EMPTY);
@@ -544,7 +584,7 @@ static bt_rx_t alternative(struct look *l, uint32_t id, bool search)
     if (items_of(l, id, &it)) {
         for (from = it.n; from > 0; from--) {
             const struct bt_ast_node *a = &l->ast->nodes[it.v[from - 1]];
-            if (a->kind == BT_AST_LOOK && a->behind) {
+            if (a->kind == BT_AST_LOOK && a->behind && !is_simple(l, it.v[from - 1])) {
                 break;
             }
         }
@@ -557,6 +597,128 @@ static bt_rx_t alternative(struct look *l, uint32_t id, bool search)
         k = after(l, it.v[i - 1], k);
     }
     return put(l, before(l, it.v, from, search), k).v[AT_START];
+}
+
+/* ---- contexts ---- */
+/* The characters, and whether the start, that a look-behind at one character accepts. false: it
+ * looks at more. */
+static bool one_behind(const struct look *l, uint32_t child, struct bt_chars *set, bool *start)
+{
+    const struct bt_ast_node *a = &l->ast->nodes[child];
+    bool alt = a->kind == BT_AST_ALT;
+    *start = false;
+    for (uint32_t i = alt ? a->last : child; i != BT_AST_NO_NODE;
+         i = alt ? l->ast->nodes[i].prev : BT_AST_NO_NODE) {
+        const struct bt_ast_node *b = &l->ast->nodes[i];
+        if (b->kind != BT_AST_CHARS && b->kind != BT_AST_START) {
+            return false;
+        }
+        *start = *start || b->kind == BT_AST_START;
+        for (uint32_t k = 0; k < b->n_ranges; k++) {
+            const struct bt_rx_range *r = &l->ast->ranges.v[b->first_range + k];
+            bt_chars_add(set, r->first, r->last);
+        }
+    }
+    bt_chars_sort(set);
+    return true;
+}
+
+static struct bt_chars common_chars(const struct bt_chars *a, const struct bt_chars *b)
+{
+    struct bt_chars out = {0};
+    for (size_t i = 0, j = 0; i < a->n && j < b->n;) {
+        uint32_t first = BT_MAX(a->v[i].first, b->v[j].first);
+        uint32_t last = BT_MIN(a->v[i].last, b->v[j].last);
+        if (first <= last) {
+            bt_chars_add(&out, first, last);
+        }
+        if (a->v[i].last < b->v[j].last) {
+            i++;
+        } else {
+            j++;
+        }
+    }
+    return out;
+}
+
+/* Tells characters in the set from others: splits each context that has both. Takes set. false:
+ * there are too many contexts. */
+static bool split_contexts(struct look *l, struct bt_chars *set)
+{
+    struct bt_chars others = {0};
+    for (size_t i = 0; i < set->n; i++) {
+        bt_chars_add(&others, set->v[i].first, set->v[i].last);
+    }
+    bt_chars_negate(&others);
+    bool ok = true;
+    for (int c = AFTER, n = l->n; c < n && ok; c++) {
+        struct bt_chars in = common_chars(&l->before[c], set);
+        struct bt_chars out = common_chars(&l->before[c], &others);
+        ok = in.n == 0 || out.n == 0 || l->n < CONTEXTS;
+        if (in.n > 0 && out.n > 0 && ok) {
+            bt_chars_cleanup(&l->before[c]);
+            l->before[c] = in;
+            l->before[l->n++] = out;
+        } else {
+            bt_chars_cleanup(&in);
+            bt_chars_cleanup(&out);
+        }
+    }
+    bt_chars_cleanup(&others);
+    bt_chars_cleanup(set);
+    return ok;
+}
+
+/* The contexts behind a character of the set, none of which has others too. */
+static uint32_t contexts_of(const struct look *l, const struct bt_chars *set)
+{
+    uint32_t out = 0;
+    for (int c = AFTER; c < l->n; c++) {
+        out |= (uint32_t)bt_chars_meet(l->before[c].v, l->before[c].n, set->v, set->n) << c;
+    }
+    return out;
+}
+
+static void find_contexts(struct look *l)
+{
+    struct bt_chars words = {0};
+    bool start, too_many = false;
+    l->n = 2;
+    bt_chars_add(&l->before[AFTER], 0, BT_CHAR_MAX);
+    bt_chars_word(&words);
+    for (size_t i = 0; i < l->ast->n; i++) {
+        struct bt_ast_node *a = &l->ast->nodes[i];
+        struct bt_chars set = {0};
+        a->holds_in = NOT_SIMPLE;
+        if (a->kind == BT_AST_EDGE || a->kind == BT_AST_NOT_EDGE) {
+            bt_chars_word(&set);
+        } else if (a->kind != BT_AST_LOOK || !a->behind || !one_behind(l, a->last, &set, &start)) {
+            bt_chars_cleanup(&set);
+            continue;
+        }
+        if (!too_many && !split_contexts(l, &set)) {
+            refuse(l, (uint32_t)i,
+                   "the pattern looks behind itself at too many classes of "
+                   "characters");
+            too_many = true;
+        }
+        bt_chars_cleanup(&set);
+    }
+    l->after_word = contexts_of(l, &words);
+    for (size_t i = 0; i < l->ast->n; i++) {
+        struct bt_ast_node *a = &l->ast->nodes[i];
+        struct bt_chars set = {0};
+        if (a->kind == BT_AST_LOOK && a->behind && one_behind(l, a->last, &set, &start)) {
+            uint32_t in = contexts_of(l, &set) | (start ? 1u << AT_START : 0);
+            a->holds_in = a->negative ? ~in & ((1u << CONTEXTS) - 1) : in;
+        }
+        bt_chars_cleanup(&set);
+    }
+    l->word = join(l, bt_rx_chars(l->s, l->enc, words.v, words.n), l->any);
+    for (int c = AFTER; c < l->n; c++) {
+        l->ends[c] = join(l, l->any, bt_rx_chars(l->s, l->enc, l->before[c].v, l->before[c].n));
+    }
+    bt_chars_cleanup(&words);
 }
 
 bool bt_ast_compile(struct bt_ast *ast, struct bt_rx_set *s, bool search, enum bt_rx_encoding enc,
@@ -573,19 +735,15 @@ bool bt_ast_compile(struct bt_ast *ast, struct bt_rx_set *s, bool search, enum b
         x = plain(&l, ast->root);
         x = search ? join(&l, l.any, join(&l, x, l.any)) : x;
     } else {
-        struct bt_chars w = {0};
-        bt_chars_word(&w);
-        bt_rx_t in = bt_rx_chars(s, enc, w.v, w.n);
-        bt_chars_negate(&w);
-        l.word = join(&l, in, l.any);
-        l.end_word = join(&l, l.any, in);
-        l.end_other = join(&l, l.any, bt_rx_chars(s, enc, w.v, w.n));
-        bt_chars_cleanup(&w);
+        find_contexts(&l);
         bool alt = root->kind == BT_AST_ALT;
         for (uint32_t i = alt ? root->last : ast->root; i != BT_AST_NO_NODE;
              i = alt ? ast->nodes[i].prev : BT_AST_NO_NODE) {
             x = either(&l, x, alternative(&l, i, search));
         }
+    }
+    for (int c = 0; c < CONTEXTS; c++) {
+        bt_chars_cleanup(&l.before[c]);
     }
     if (stopped(&l, ast->root)) {
         return false;
