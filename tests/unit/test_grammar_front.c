@@ -1,0 +1,338 @@
+/* The front ends for patterns, choices, GBNF and tags, through compiled grammars: which texts an
+ * answer may be, and errors with their places. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "common/base/buf.h"
+#include "common/grammar/grammar.h"
+
+/* All bytes are tokens; so are three special texts and the end. */
+static const char *const specials[] = {"<call>", "</call>", "</think>"};
+#define N_SPECIAL 3u
+#define EOS       (256u + N_SPECIAL)
+static struct bt_grammar_vocab *vocab;
+
+static int setup(void **state)
+{
+    (void)state;
+    static uint8_t bytes[256];
+    struct bt_grammar_token t[EOS + 1];
+    for (uint32_t i = 0; i < 256; i++) {
+        bytes[i] = (uint8_t)i;
+        t[i] = (struct bt_grammar_token){.bytes = &bytes[i], .n = 1};
+    }
+    for (uint32_t i = 0; i < N_SPECIAL; i++) {
+        t[256 + i] = (struct bt_grammar_token){
+            .bytes = specials[i], .n = (uint32_t)strlen(specials[i]), .special = true};
+    }
+    t[EOS] = (struct bt_grammar_token){.bytes = "<eos>", .n = 5, .special = true};
+    const uint32_t eos = EOS;
+    return bt_grammar_vocab_create(t, EOS + 1, &eos, 1, &vocab) != BT_OK;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    bt_grammar_vocab_destroy(vocab);
+    return 0;
+}
+
+static bt_status_t compile(enum bt_grammar_kind kind, const char *text, struct bt_grammar **g_p,
+                           char *err, size_t err_cap)
+{
+    const struct bt_grammar_spec spec = {.kind = kind, .text = text, .len = strlen(text)};
+    return bt_grammar_compile(&spec, g_p, err, err_cap);
+}
+
+/* '\1' to '\3' in the text are the special tokens. The masks must say the same as accept. */
+static bool takes(struct bt_grammar *g, const char *text)
+{
+    struct bt_matcher *m = bt_matcher_create(g, vocab);
+    uint32_t mask[(EOS + 32) / 32];
+    bool ok = true;
+    for (size_t i = 0; ok && i <= strlen(text); i++) {
+        uint32_t c = (uint8_t)text[i];
+        uint32_t id = c == 0 ? EOS : c <= N_SPECIAL ? 255 + c : c;
+        assert_int_equal(bt_matcher_mask(m, mask), BT_OK);
+        ok = bt_matcher_accept(m, id) == BT_OK;
+        assert_int_equal(ok, mask[id >> 5] >> (id & 31) & 1);
+    }
+    bt_matcher_destroy(m);
+    return ok;
+}
+
+struct row {
+    const char *text, *yes[8], *no[8];
+};
+
+static void check_rows(enum bt_grammar_kind kind, const struct row *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        char err[512] = "";
+        struct bt_grammar *g = NULL;
+        if (compile(kind, rows[i].text, &g, err, sizeof(err)) != BT_OK) {
+            fail_msg("%s: %s", rows[i].text, err);
+        }
+        for (size_t k = 0; k < 8 && rows[i].yes[k] != NULL; k++) {
+            if (!takes(g, rows[i].yes[k])) {
+                fail_msg("%s\nshould take: %s", rows[i].text, rows[i].yes[k]);
+            }
+        }
+        for (size_t k = 0; k < 8 && rows[i].no[k] != NULL; k++) {
+            if (takes(g, rows[i].no[k])) {
+                fail_msg("%s\nshould not take: %s", rows[i].text, rows[i].no[k]);
+            }
+        }
+        bt_grammar_unref(g);
+    }
+}
+
+struct error {
+    const char *text;
+    bt_status_t status;
+    const char *part;
+};
+
+static void check_errors(enum bt_grammar_kind kind, const struct error *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        char err[512] = "";
+        struct bt_grammar *g = NULL;
+        bt_status_t st = compile(kind, rows[i].text, &g, err, sizeof(err));
+        if (st != rows[i].status || strstr(err, rows[i].part) == NULL) {
+            fail_msg("%s: %s: '%s'", rows[i].text, bt_status_name(st), err);
+        }
+    }
+}
+
+static void test_regex(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"[a-c]+", {"a", "abc"}, {"", "abd", "xa"}},
+        {"\xc3\xa4|b", {"\xc3\xa4", "b"}, {"\xc3", "a"}},
+        {"(?!ab)[a-z]{2}", {"ba", "aa"}, {"ab", "b"}},
+    };
+    check_rows(BT_GRAMMAR_REGEX, rows, BT_ARRAY_LEN(rows));
+    static const struct error errors[] = {
+        {"a(", BT_ERR_INVALID, "offset 1"},
+        {"(a)\\1", BT_ERR_UNSUPPORTED, "back reference"},
+        {"a(?=b)", BT_ERR_INVALID, ""}, /* matches no whole text */
+    };
+    check_errors(BT_GRAMMAR_REGEX, errors, BT_ARRAY_LEN(errors));
+}
+
+static void test_choice(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"[\"yes\", \"no\"]", {"yes", "no"}, {"", "y", "yess", "yesno"}},
+        {"[\"a\", \"ab\", \"abc\", \"b\", \"a\"]", {"a", "ab", "abc", "b"}, {"", "abcd", "bc"}},
+        {"[\"\", \"x\"]", {"", "x"}, {"xx"}},
+        {"[\"\\u00e4\\\"\"]", {"\xc3\xa4\""}, {"\xc3\xa4"}},
+    };
+    check_rows(BT_GRAMMAR_CHOICE, rows, BT_ARRAY_LEN(rows));
+    static const struct error errors[] = {
+        {"[]", BT_ERR_INVALID, "at least one"},
+        {"{}", BT_ERR_INVALID, "at least one"},
+        {"[\"a\", 1]", BT_ERR_INVALID, "choice 1"},
+        {"[\"a\"", BT_ERR_INVALID, "JSON"},
+    };
+    check_errors(BT_GRAMMAR_CHOICE, errors, BT_ARRAY_LEN(errors));
+}
+
+static void test_gbnf(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"root ::= \"a\" | \"b\" \"c\"", {"a", "bc"}, {"", "b", "abc"}},
+        {"# rules\nroot ::= x+ # one\n\nx ::= [0-9a-f]{2} \",\"?\n",
+         {"00", "0a,ff"},
+         {"", "0", ",00"}},
+        {"root ::= (\n  \"a\"\n  \"b\" # two\n)*\n", {"", "ab", "abab"}, {"a", "aba"}},
+        {"root ::= \"a\" |\n  \"b\"\n  | \"c\"\nx ::= \"d\"", {"a", "b", "c"}, {"d", "ab"}},
+        {"root ::=\n  \"a\"", {"a"}, {""}},
+        {"root ::= a\r\na ::= \"x\"\r\n", {"x"}, {""}},
+        {"root ::= \"\\x41\\u00e4\\U0001F600\\n\\t\\\\\\\"\\[\\]\"",
+         {"A\xc3\xa4\xf0\x9f\x98\x80\n\t\\\"[]"},
+         {"A"}},
+        {"root ::= [^a-c\\n] [\\]x-]", {"d]", "\xc3\xa4x", "z-"}, {"a]", "\n]", "dy"}},
+        {"root ::= . .", {"ab", "\n\xc3\xa4"}, {"a", "\xc3\xa4"}},
+        {"root ::= \"a\"{2,3} \"b\"{2} \"c\"{1,}",
+         {"aabbc", "aaabbcc"},
+         {"abbc", "aaaabbc", "aabb"}},
+        {"root ::= |\"a\"", {"", "a"}, {"aa"}},
+        {"root ::= expr\nexpr ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" expr \")\"",
+         {"1", "(1+2)+3", "((1))"},
+         {"", "(1", "1+", "1)"}},
+        {"root ::= \"(\" root \")\" | \"\"", {"", "()", "((()))"}, {"(", "(()", ")"}},
+        {"root ::= a-b_1\na-b_1 ::= \"x\"", {"x"}, {"y"}},
+        {"root ::= <call> \"x\" </call>", {"\1x\2", "<call>x</call>", "<call>x\2"}, {"x", "\1x"}},
+        {"root ::= !</think>* </think> \"a\"",
+         {"b\3"
+          "a",
+          "\3"
+          "a",
+          "<x></think>a"},
+         {"a", "\1\3"
+               "a"}},
+        {"root ::= [a-z]+ \"=\" root | [0-9]", {"1", "a=b=2"}, {"a", "a="}},
+        {"root ::= x x x\nx ::= y y\ny ::= \"a\" | z\nz ::= \"\" | \"b\" x",
+         {"", "ab", "bbaa"},
+         {"c"}},
+    };
+    check_rows(BT_GRAMMAR_GBNF, rows, BT_ARRAY_LEN(rows));
+}
+
+static void test_gbnf_errors(void **state)
+{
+    (void)state;
+    static const struct error errors[] = {
+        {"", BT_ERR_INVALID, "no rule named root"},
+        {"a ::= \"b\"", BT_ERR_INVALID, "no rule named root"},
+        {"root ::= a\nb ::= c", BT_ERR_INVALID, "line 1, column 10: the rule a is not defined"},
+        {"root ::= \"a\"\n  b ::= \"c", BT_ERR_INVALID, "line 2, column 9: the literal has no end"},
+        {"root ::= \"a\nb\"", BT_ERR_INVALID, "no end"},
+        {"root ::= [a", BT_ERR_INVALID, "closing ]"},
+        {"root ::= [z-a]", BT_ERR_INVALID, "range"},
+        {"root ::= (\"a\"", BT_ERR_INVALID, "closing )"},
+        {"root ::= (\"a\"\nx ::= \"b\")", BT_ERR_INVALID, "a ) is missing"},
+        {"root ::= \"a\" )", BT_ERR_INVALID, "line 1, column 14: ')' is not expected"},
+        {"root ::= \"\\q\"", BT_ERR_INVALID, "escape"},
+        {"root ::= \"\\x4\"", BT_ERR_INVALID, "2 hexadecimal"},
+        {"root ::= *", BT_ERR_INVALID, "nothing before"},
+        {"root ::= \"a\"{3,2}", BT_ERR_INVALID, "m <= n"},
+        {"root ::= \"a\"{x}", BT_ERR_INVALID, "number"},
+        {"root = \"a\"", BT_ERR_INVALID, "\"::=\""},
+        {"root ::= \"a\"\nroot ::= \"b\"", BT_ERR_INVALID, "defined twice, first in line 1"},
+        {"root ::= 'a'", BT_ERR_INVALID, "double quotes"},
+        {"root ::= <[12]>", BT_ERR_UNSUPPORTED, "token ids"},
+        {"root ::= !<a>", BT_ERR_UNSUPPORTED, "!<text>*"},
+        {"?start: \"a\"\n", BT_ERR_UNSUPPORTED, "Lark"},
+        {"start: \"a\"\n", BT_ERR_UNSUPPORTED, "Lark"},
+        {"%import common.WS\n", BT_ERR_UNSUPPORTED, "Lark"},
+        {"root ::= e\ne ::= e \"+\" e | \"1\"", BT_ERR_UNSUPPORTED,
+         "line 2, column 1: the rule e is left"},
+        {"root ::= a\na ::= [x]? b\nb ::= a \"y\" | \"z\"", BT_ERR_UNSUPPORTED, "left recursive"},
+        {"root ::= a b\na ::= a2 root? \"q\"\na2 ::= \"\" | \"(\" a2\nb ::= \"x\" | \"(\" a \"(\"",
+         BT_ERR_UNSUPPORTED, "left recursive"},
+        {"root ::= \"a\" root", BT_ERR_INVALID, ""}, /* never ends */
+        {"root ::= \"a\"{99999999999}", BT_ERR_EXHAUSTED, "repeat"},
+    };
+    check_errors(BT_GRAMMAR_GBNF, errors, BT_ARRAY_LEN(errors));
+}
+
+/* Many rules, deep groups, rules that double in size: an error or a grammar, soon. */
+static void test_gbnf_limits(void **state)
+{
+    (void)state;
+    struct bt_buf b;
+    char err[512];
+    struct bt_grammar *g = NULL;
+    bt_buf_init(&b);
+    bt_buf_puts(&b, "root ::= r0\n");
+    for (int i = 0; i < 20000; i++) {
+        bt_buf_printf(&b, "r%d ::= r%d\n", i, i + 1);
+    }
+    bt_buf_puts(&b, "r20000 ::= \"x\"\n");
+    assert_int_equal(compile(BT_GRAMMAR_GBNF, b.data, &g, err, sizeof(err)), BT_ERR_EXHAUSTED);
+    bt_buf_clear(&b);
+    bt_buf_puts(&b, "root ::= ");
+    for (int i = 0; i < 100000; i++) {
+        bt_buf_puts(&b, "(");
+    }
+    assert_int_equal(compile(BT_GRAMMAR_GBNF, b.data, &g, err, sizeof(err)), BT_ERR_EXHAUSTED);
+    bt_buf_clear(&b);
+    bt_buf_puts(&b, "root ::= r0\n");
+    for (int i = 0; i < 40; i++) {
+        bt_buf_printf(&b, "r%d ::= r%d r%d\n", i, i + 1, i + 1);
+    }
+    bt_buf_puts(&b, "r40 ::= \"x\"\n");
+    if (compile(BT_GRAMMAR_GBNF, b.data, &g, err, sizeof(err)) == BT_OK) {
+        bt_grammar_unref(g);
+    }
+    bt_buf_cleanup(&b);
+}
+
+#define TOOL(begin, schema)                                                                        \
+    "{\"begin\": [{\"special\": \"<call>\"}, \"" begin "\"], \"schema\": " schema                  \
+    ", \"end\": {\"special\": \"</call>\"}}"
+#define TOOLS                                                                                      \
+    "\"tags\": [" TOOL("f:", "{\"type\": \"integer\"}") ", " TOOL("g:", "{\"const\": \"x\"}") "]"
+
+static void test_tags(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"{" TOOLS ", \"triggers\": [\"<call>\"]}",
+         {"", "hello", "a\1f:12\2", "\1f:1\2\1g:\"x\"\2 and", "<cal\1f:1\2", "<call>f:1</call>x"},
+         {"\1", "\1f:a\2", "\1h:1\2", "<call>", "a<call>b", "\2", "\1f:1"}},
+        {"{" TOOLS ", \"at_least_one\": true}", {"a\1f:1\2", "\1f:1\2"}, {"", "a"}},
+        {"{" TOOLS ", \"stop_after_first\": true}",
+         {"", "a\1f:1\2"},
+         {"\1f:1\2 ", "\1f:1\2\1f:2\2"}},
+        {"{" TOOLS ", \"free_text\": false, \"at_least_one\": true, \"separator\": \"\\n\"}",
+         {"\1f:1\2", "\1f:1\2\n\1g:\"x\"\2"},
+         {"", "a\1f:1\2", "\1f:1\2\1f:1\2", "\1f:1\2\n"}},
+        {"{" TOOLS ", \"open\": \"[\", \"close\": \"]\", \"separator\": \", \"}",
+         {"", "a", "a[\1f:1\2]", "[\1f:1\2, \1f:2\2] b"},
+         {"[", "[]", "[\1f:1\2", "\1f:1\2"}},
+        {"{\"tags\": [{\"begin\": [\"f:\", {\"regex\": \"[0-9]+\"}, \"=\"], \"any\": true, "
+         "\"end\": "
+         "\";\"}]}",
+         {"f:12=abc;", "x f:1=;f:2=a;"},
+         {"f:=a;", "f:1=a"}},
+        {"{\"first\": {\"any\": true, \"end\": {\"special\": \"</think>\"}}, \"tags\": "
+         "[{\"schema\": "
+         "true, \"end\": \"\"}], \"free_text\": false, \"at_least_one\": true, "
+         "\"stop_after_first\": "
+         "true}",
+         {"so\3[1]", "\3{}", "a</think>1"},
+         {"1", "a", "a\3", "\3{"}},
+        {"{\"first\": {\"any\": true, \"end\": {\"special\": \"</think>\"}, \"optional\": true}, "
+         "\"tags\": [{\"regex\": \"[a-c]\"}], \"free_text\": false, \"at_least_one\": true, "
+         "\"stop_after_first\": true}",
+         {"so\3"
+          "a",
+          "b"},
+         {"so", "\3"}},
+    };
+    check_rows(BT_GRAMMAR_TAGS, rows, BT_ARRAY_LEN(rows));
+    static const struct error errors[] = {
+        {"[]", BT_ERR_INVALID, "object"},
+        {"{", BT_ERR_INVALID, "JSON"},
+        {"{}", BT_ERR_INVALID, "\"tags\""},
+        {"{\"tags\": []}", BT_ERR_INVALID, "\"tags\""},
+        {"{\"tags\": [1]}", BT_ERR_INVALID, "tags/0 must be an object"},
+        {"{\"tags\": [{\"begin\": \"a\"}]}", BT_ERR_INVALID, "one of schema"},
+        {"{\"tags\": [{\"begin\": 1, \"any\": true, \"end\": \"b\"}]}", BT_ERR_INVALID, "tags/0"},
+        {"{\"tags\": [{\"begin\": \"a\", \"any\": true}]}", BT_ERR_INVALID, "end that begins"},
+        {"{\"tags\": [{\"any\": true, \"end\": \"b\"}]}", BT_ERR_INVALID, "free_text"},
+        {"{\"tags\": [{\"begin\": \"a\", \"regex\": \"(\"}]}", BT_ERR_INVALID,
+         "tags/0: at offset 0"},
+        {"{\"tags\": [{\"begin\": \"a\", \"schema\": {\"type\": \"int\"}}]}", BT_ERR_INVALID,
+         "tags/0: #"},
+        {"{" TOOLS ", \"trigger\": []}", BT_ERR_INVALID, "unknown key \"trigger\""},
+        {"{" TOOLS ", \"triggers\": [1]}", BT_ERR_INVALID, "trigger 0"},
+        {"{" TOOLS ", \"at_least_one\": 1}", BT_ERR_INVALID, "at_least_one"},
+        {"{" TOOLS ", \"text_after\": true, \"stop_after_first\": true}", BT_ERR_INVALID,
+         "contradicts"},
+    };
+    check_errors(BT_GRAMMAR_TAGS, errors, BT_ARRAY_LEN(errors));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_regex),       cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_gbnf),        cmocka_unit_test(test_gbnf_errors),
+        cmocka_unit_test(test_gbnf_limits), cmocka_unit_test(test_tags),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
