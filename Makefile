@@ -59,12 +59,12 @@ SIM_C       := $(call mains,$(wildcard conductor/sim/*.c))
 PREFILL_C   := $(call mains,$(wildcard prefill/*.c))
 DECODE_C    := $(call mains,$(wildcard decode/*.c))
 UNIT_C      := $(wildcard tests/unit/test_*.c) $(wildcard tests/golden/test_*.c)
-TOOL_C      := $(filter-out %/fail_nth.c,$(wildcard tests/tools/*.c))
+TOOL_C      := $(filter-out %/fail_nth.c %/bench_grammar.c,$(wildcard tests/tools/*.c))
 
 obj = $(patsubst %.c,$(B)/obj/%.o,$(filter %.c,$(1)))
 GEN_O := $(patsubst $(B)/gen/%.c,$(B)/obj/gen/%.o,$(GEN_C))
 LIBS  := $(B)/libsim.a $(B)/libconductor.a $(B)/libkvstore.a $(B)/libprefill.a $(B)/libdecode.a $(B)/libbaton.a
-BENCH_TOOL := $(B)/bin/baton-bench
+BENCH_TOOL := $(B)/bin/baton-bench $(B)/bin/baton-bench-grammar
 BINS  := $(addprefix $(B)/bin/,baton-conductor baton-kvstore baton-prefill baton-decode batonctl baton-sim)
 PLUGINS := $(B)/lib/baton-engine-cpu.so $(B)/lib/baton-engine-null.so
 # Sanitizers do not look into device code.
@@ -156,9 +156,12 @@ $(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconducto
 	$(link)
 	$(LINK)
 # A link, so that the tool finds its modules in the source tree.
-$(BENCH_TOOL): tests/bench/baton-bench
+$(B)/bin/baton-bench: tests/bench/baton-bench
 	$(link)
 	@ln -sf ../../$< $@
+$(B)/bin/baton-bench-grammar: $(B)/obj/tests/tools/bench_grammar.o $(B)/libbaton.a
+	$(link)
+	$(LINK)
 $(B)/lib/baton-engine-cpu.so: $(call obj,$(CPU_C)) $(B)/libbaton.a
 	$(link)
 	$(CC) $(LDFLAGS) -shared -o $@ $(filter %.o,$^) $(B)/libbaton.a -ldnnl -lgomp $(LDLIBS)
@@ -233,7 +236,7 @@ $(B)/fuzz/%: $(B)/obj/tests/fuzz/fuzz_%.o $(B)/libfuzz.a $(LIBS)
 .SECONDARY:
 
 -include $(patsubst %.o,%.d,$(FUZZ_RIG) $(call obj,$(FUZZ_C)))
--include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(SIM_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/conductor/sim/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
+-include $(patsubst %.o,%.d,$(if $(NVCC),$(CUDA_O) $(B)/obj/tests/gpu/ref.cu.o $(GPU_BINS:$(B)/%=$(B)/obj/%.o)) $(call obj,$(COMMON_C) $(CPU_C) $(NULL_C) $(KVSTORE_C) $(CONDUCTOR_C) $(CTL_C) $(SIM_C) $(PREFILL_C) $(DECODE_C) $(UNIT_C) $(TOOL_C)) $(B)/obj/conductor/main.d $(B)/obj/tests/tools/bench_grammar.d $(B)/obj/conductor/sim/main.d $(B)/obj/kvstore/main.d $(B)/obj/prefill/main.d $(B)/obj/decode/main.d)
 
 setup-tests:
 	@deploy/local/setup.sh --tests
@@ -285,8 +288,8 @@ install: all install-files install-system
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton $(addprefix $(DESTDIR)$(PREFIX)/share/,doc/baton baton/models)
 	install -d $(DESTDIR)$(PREFIX)/lib/baton/bench
-	install -m 755 $(BINS) deploy/local/baton-local deploy/local/baton-certs tests/bench/baton-bench $(DESTDIR)$(PREFIX)/bin
-	install -m 644 tests/bench/load.py tests/bench/traces.py tests/bench/svg.py tests/bench/kv.py $(DESTDIR)$(PREFIX)/lib/baton/bench
+	install -m 755 $(BINS) $(B)/bin/baton-bench-grammar deploy/local/baton-local deploy/local/baton-certs tests/bench/baton-bench $(DESTDIR)$(PREFIX)/bin
+	install -m 644 tests/bench/load.py tests/bench/traces.py tests/bench/svg.py tests/bench/kv.py tests/bench/grammar.py tests/bench/vocab.py $(DESTDIR)$(PREFIX)/lib/baton/bench
 	if [ -x $(B)/tests/tools/bench_engine ]; then install -m 755 $(B)/tests/tools/bench_engine $(DESTDIR)$(PREFIX)/bin/baton-bench-engine; fi
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
@@ -298,7 +301,7 @@ install-system:
 	PREFIX=$(PREFIX) CONF=$(SYSCONFDIR)/baton deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton
 # All of it but configurations that somebody has made.
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(BINS)) baton-local baton-certs baton-bench baton-bench-engine)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(BINS)) baton-local baton-certs baton-bench baton-bench-engine baton-bench-grammar)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/baton share/baton share/doc/baton)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(wildcard deploy/systemd/*.service deploy/systemd/*.target deploy/systemd/*.d)))
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/baton.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/baton.conf

@@ -13,7 +13,6 @@ Usage: vocab.py DIR [--size N] [--megabytes N]    writes DIR/tokenizer.json
 """
 import argparse
 import collections
-import glob
 import gzip
 import heapq
 import json
@@ -77,16 +76,16 @@ def json_spellings(text):
 
 def corpus(megabytes):
     """Texts, with a share of the megabytes for each kind of file."""
-    kinds = [(25, ["/usr/share/locale/*/LC_MESSAGES/*.mo"]),
-             (25, ["/usr/share/doc/**/*.gz", "/usr/share/doc/**/*.txt", "/usr/share/doc/**/README*",
-                   "/usr/share/doc/**/copyright", "/usr/share/man/**/*.gz", "/usr/share/perl/**/*.pod"]),
-             (15, ["/usr/lib/python3*/**/*.py"]),
-             (10, ["/usr/include/**/*.h", "/usr/share/**/*.js", "/usr/share/**/*.html"]),
-             (25, ["/usr/share/**/*.json", "/usr/lib/**/*.json", "/usr/local/**/*.json"])]
+    kinds = [(25, "/usr/share/locale", (".mo",)),
+             (25, "/usr/share/doc", (".gz", ".txt", ".md", "copyright")),
+             (15, "/usr/lib/python3", (".py",)),
+             (5, "/usr/include", (".h",)),
+             (5, "/usr/share/perl", (".pm", ".pod")),
+             (25, "/usr", (".json",))]
     rng = random.Random(1)
-    for share, patterns in kinds:
-        paths = sorted({p for pattern in patterns for p in glob.glob(pattern, recursive=True)
-                        if os.path.isfile(p)})
+    for share, folder, ends in kinds:
+        paths = sorted(os.path.join(d, f) for d, _, files in os.walk(folder) for f in files
+                       if f.endswith(ends))
         rng.shuffle(paths)
         left = megabytes * 1_000_000 * share // 100
         for path in paths:
