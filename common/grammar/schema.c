@@ -1,0 +1,174 @@
+/* The JSON Schema front end: entry, memory and errors. */
+#include "common/grammar/front_end.h"
+#include "common/grammar/schema_priv.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK_BYTES ((size_t)64 << 10)
+struct bt_schema_chunk {
+    struct bt_schema_chunk *next;
+    size_t size;
+    _Alignas(16) char data[];
+};
+
+void *bt_schema_alloc(struct bt_schema *c, size_t n)
+{
+    n = (n + 15) & ~(size_t)15;
+    if (n > c->chunk_left) {
+        size_t size = n > CHUNK_BYTES ? n : CHUNK_BYTES;
+        struct bt_schema_chunk *k = NULL;
+        if (c->bytes + size <= BT_SCHEMA_ARENA_MAX)
+            k = calloc(1, sizeof(*k) + size);
+        if (!k)
+            bt_schema_fail(c, BT_ERR_EXHAUSTED, NULL,
+                           "the schema needs more than %u MiB of memory; make it smaller",
+                           BT_SCHEMA_ARENA_MAX >> 20);
+        k->size = size;
+        k->next = c->chunks;
+        c->chunks = k;
+        c->bytes += size;
+        c->chunk_left = size;
+    }
+    struct bt_schema_chunk *k = c->chunks;
+    void *p = k->data + (k->size - c->chunk_left);
+    c->chunk_left -= n;
+    return p;
+}
+
+void *bt_schema_grow(struct bt_schema *c, void *p, uint32_t n, uint32_t *cap, size_t size)
+{
+    if (n < *cap)
+        return p;
+    uint32_t more = *cap ? *cap * 2 : 16;
+    void *q = bt_schema_alloc(c, more * size);
+    if (n)
+        memcpy(q, p, n * size);
+    *cap = more;
+    return q;
+}
+
+void bt_schema_throw(struct bt_schema *c, bt_status_t status)
+{
+    c->status = status;
+    longjmp(*c->jump, 1);
+}
+
+void bt_schema_fail(struct bt_schema *c, bt_status_t status, const struct bt_sj *at,
+                    const char *fmt, ...)
+{
+    char where[512] = "#", text[512];
+    if (at)
+        bt_sj_pointer(at, where, sizeof(where));
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    if (c->err_cap)
+        snprintf(c->err, c->err_cap, "%s: %s", where, text);
+    bt_schema_throw(c, status);
+}
+
+void bt_schema_work(struct bt_schema *c, uint32_t n)
+{
+    c->work += n < BT_SCHEMA_WORK_MAX ? n : BT_SCHEMA_WORK_MAX;
+    if (c->work > BT_SCHEMA_WORK_MAX)
+        bt_schema_fail(c, BT_ERR_EXHAUSTED, NULL,
+                       "the combinations of allOf, anyOf, oneOf, not and if are too many; "
+                       "use fewer alternatives");
+}
+
+bt_rx_t bt_schema_rx(struct bt_schema *c, bt_rx_t rx)
+{
+    if (rx == BT_RX_FAILED)
+        bt_schema_fail(c, BT_ERR_EXHAUSTED, NULL,
+                       "the patterns, enums and bounds of the schema are too large together; "
+                       "make them smaller");
+    return rx;
+}
+
+const struct bt_why *bt_schema_why(struct bt_schema *c, const struct bt_sj *at, const char *text)
+{
+    struct bt_why *w = bt_schema_alloc(c, sizeof(*w));
+    *w = (struct bt_why){.at = at, .text = text};
+    return w;
+}
+
+static void free_arena(struct bt_schema *c)
+{
+    while (c->chunks) {
+        struct bt_schema_chunk *k = c->chunks;
+        c->chunks = k->next;
+        free(k);
+    }
+}
+
+static bool is_old(const struct bt_sj *root)
+{
+    const struct bt_sj *v = root->type == BT_SJ_OBJECT ? bt_sj_get(root, "$schema") : NULL;
+    if (!v || v->type != BT_SJ_STRING)
+        return false;
+    static const char *const old[] = {"draft-03", "draft-04", "draft-05", "draft-06", "draft-07"};
+    for (size_t i = 0; i < sizeof(old) / sizeof(old[0]); i++)
+        if (memmem(v->text.s, v->text.n, old[i], strlen(old[i])))
+            return true;
+    return false;
+}
+
+static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
+{
+    uint64_t ws[4] = {(1ull << ' ') | (1ull << '\t') | (1ull << '\n') | (1ull << '\r')};
+    c->space = bt_schema_rx(c, bt_rx_repeat(c->rx, bt_rx_class(c->rx, ws), 0, BT_SCHEMA_SPACE_MAX));
+    c->str_all = bt_str_any(c);
+    c->num_all = bt_schema_rx(c, bt_num_rx_all(c->rx));
+    c->num_plain = bt_schema_rx(c, bt_num_rx_plain(c->rx));
+    struct bt_nf *all = bt_schema_alloc(c, sizeof(*all));
+    all->bits = BT_NF_NULL | BT_NF_FALSE | BT_NF_TRUE;
+    all->str = c->str_all;
+    all->num = bt_num_all(c);
+    all->arr = bt_schema_alloc(c, sizeof(*all->arr));
+    all->obj = bt_schema_alloc(c, sizeof(*all->obj));
+    all->arr[0] = bt_arr_new(c);
+    all->obj[0] = bt_obj_new(c);
+    all->n_arr = all->n_obj = 1;
+    c->all = all;
+    c->sets = bt_schema_grow(c, NULL, 0, &c->cap_sets, sizeof(*c->sets));
+    c->sets[BT_SET_TRUE] = (struct bt_schema_set){.nf = all, .node = BT_NODE_FAILED};
+    c->sets[BT_SET_NONE] = (struct bt_schema_set){.nf = bt_schema_alloc(c, sizeof(struct bt_nf)),
+                                                  .node = BT_NODE_NONE};
+    c->n_sets = 2;
+    c->root = bt_sj_parse(c, text, len);
+    c->old = is_old(c->root);
+    bt_schema_names(c);
+    bt_node_t parts[3];
+    parts[1] = bt_schema_emit(c, bt_set_of(c, c->root));
+    if (parts[1] == BT_NODE_NONE)
+        bt_schema_fail(c, BT_ERR_INVALID, c->root,
+                       "nothing satisfies this schema; remove what contradicts itself");
+    parts[0] = parts[2] = bt_program_regex(c->p, c->space);
+    bt_node_t node = bt_program_seq(c->p, parts, 3);
+    if (node == BT_NODE_FAILED)
+        bt_schema_fail(c, BT_ERR_EXHAUSTED, NULL, "the schema is too large; make it smaller");
+    return node;
+}
+
+/* Returns normally also after an error. *c belongs to the caller, so a jump leaves it intact. */
+static void build_or_fail(struct bt_schema *c, const char *text, size_t len, bt_node_t *start)
+{
+    jmp_buf jump;
+    c->jump = &jump;
+    if (setjmp(jump) == 0)
+        *start = build(c, text, len);
+}
+
+bt_status_t bt_grammar_build_schema(struct bt_program *p, const char *text, size_t len,
+                                    bt_node_t *start, char *err, size_t err_cap)
+{
+    struct bt_schema c = {
+        .p = p, .rx = bt_program_rx(p), .err = err, .err_cap = err_cap, .status = BT_OK};
+    build_or_fail(&c, text, len, start);
+    free_arena(&c);
+    return c.status;
+}
