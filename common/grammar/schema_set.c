@@ -1,0 +1,346 @@
+/* Sets of constraints, and the algebra of normal forms. A set stands for the intersection of its
+ * schemas, so that recursive schemas need no unfolding: the normal form of a set is made once, when
+ * something asks for it. */
+#include "common/grammar/schema_priv.h"
+
+#include <string.h>
+
+#define PROBE_DEPTH 12 /* nested questions whether a set is empty; beyond: "it may hold" */
+
+/* ---- sets ---- */
+static bt_set_t intern(struct bt_schema *c, const bt_lit_t *lits, uint32_t n)
+{
+    uint32_t h = 2166136261u;
+    for (uint32_t i = 0; i < n; i++)
+        h = (h ^ lits[i]) * 16777619u;
+    uint32_t *head = &c->set_heads[(h ^ h >> 15) % 1024];
+    for (uint32_t i = *head; i; i = c->sets[i].hash_next)
+        if (c->sets[i].n == n && memcmp(c->sets[i].lits, lits, n * sizeof(*lits)) == 0)
+            return i;
+    bt_schema_work(c, 1);
+    c->sets = bt_schema_grow(c, c->sets, c->n_sets, &c->cap_sets, sizeof(*c->sets));
+    bt_lit_t *copy = bt_schema_alloc(c, n * sizeof(*copy));
+    memcpy(copy, lits, n * sizeof(*copy));
+    c->sets[c->n_sets] =
+        (struct bt_schema_set){.lits = copy, .n = n, .hash_next = *head, .node = BT_NODE_FAILED};
+    return *head = c->n_sets++;
+}
+
+/* Keywords that say nothing about a value. */
+static bool is_annotation(const struct bt_sj *m)
+{
+    static const char *const names[] = {"title",     "description", "default",    "examples",
+                                        "example",   "$comment",    "deprecated", "readOnly",
+                                        "writeOnly", "$schema",     "$id",        "id",
+                                        "$anchor",   "$defs",       "definitions"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (m->key.n == strlen(names[i]) && memcmp(m->key.s, names[i], m->key.n) == 0)
+            return true;
+    return false;
+}
+
+bt_set_t bt_set_lit(struct bt_schema *c, bt_lit_t lit)
+{
+    const struct bt_sj *v = c->values[lit >> 2];
+    bool no = lit & BT_LIT_NOT;
+    if (!(lit & BT_LIT_CONST)) {
+        bool trivial = v->type == BT_SJ_OBJECT;
+        for (uint32_t i = 0; trivial && i < v->n; i++)
+            trivial = is_annotation(v->items[i]);
+        if (trivial || v->type == BT_SJ_TRUE)
+            return no ? BT_SET_NONE : BT_SET_TRUE;
+        if (v->type == BT_SJ_FALSE)
+            return no ? BT_SET_TRUE : BT_SET_NONE;
+    }
+    return intern(c, &lit, 1);
+}
+
+bt_set_t bt_set_of(struct bt_schema *c, const struct bt_sj *schema)
+{
+    return bt_set_lit(c, schema->id << 2);
+}
+
+bt_set_t bt_set_meet(struct bt_schema *c, bt_set_t a, bt_set_t b)
+{
+    if (a == b || b == BT_SET_TRUE || a == BT_SET_NONE)
+        return a;
+    if (a == BT_SET_TRUE || b == BT_SET_NONE)
+        return b;
+    const struct bt_schema_set *x = &c->sets[a], *y = &c->sets[b];
+    bt_lit_t small[64], *out = small;
+    if (x->n + y->n > 64)
+        out = bt_schema_alloc(c, (x->n + y->n) * sizeof(*out));
+    uint32_t n = 0, i = 0, j = 0;
+    while (i < x->n || j < y->n) {
+        bt_lit_t l;
+        if (j == y->n || (i < x->n && x->lits[i] <= y->lits[j]))
+            l = x->lits[i++];
+        else
+            l = y->lits[j++];
+        if (n && out[n - 1] == l)
+            continue;
+        if (n && (out[n - 1] ^ l) == BT_LIT_NOT)
+            return BT_SET_NONE;
+        out[n++] = l;
+    }
+    return intern(c, out, n);
+}
+
+const struct bt_nf *bt_set_nf(struct bt_schema *c, bt_set_t set)
+{
+    if (c->sets[set].nf)
+        return c->sets[set].nf;
+    const struct bt_nf *f = c->all;
+    for (uint32_t i = 0; i < c->sets[set].n; i++)
+        f = bt_nf_meet(c, f, bt_schema_eval(c, c->sets[set].lits[i]));
+    c->sets[set].nf = f;
+    return f;
+}
+
+/* A schema that is being computed leads back to itself through properties: the question has no
+ * answer yet. The jump of bt_schema_eval comes here. */
+static const struct bt_nf *try_nf(struct bt_schema *c, bt_set_t set)
+{
+    jmp_buf jump, *outer = c->jump;
+    const struct bt_nf *f = NULL;
+    c->jump = &jump;
+    c->probes++;
+    if (setjmp(jump) == 0)
+        f = bt_set_nf(c, set);
+    c->probes--;
+    c->jump = outer;
+    return f;
+}
+
+bool bt_set_none(struct bt_schema *c, bt_set_t set)
+{
+    if (set == BT_SET_TRUE || set == BT_SET_NONE)
+        return set == BT_SET_NONE;
+    if (c->sets[set].nf)
+        return bt_nf_none(c->sets[set].nf);
+    if (c->probes >= PROBE_DEPTH)
+        return false;
+    uint32_t depth = c->depth, n_busy = c->n_busy;
+    const struct bt_nf *f = try_nf(c, set);
+    if (f)
+        return bt_nf_none(f);
+    c->depth = depth;
+    while (c->n_busy > n_busy) {
+        bt_lit_t l = c->busy[--c->n_busy];
+        c->values[l >> 2]->busy &= (uint8_t) ~(1u << (l & 3));
+    }
+    if (c->status != BT_AGAIN) /* a real error */
+        bt_schema_throw(c, c->status);
+    c->status = BT_OK;
+    bt_schema_work(c, 4);
+    return false;
+}
+
+/* ---- normal forms ---- */
+bool bt_nf_none(const struct bt_nf *f)
+{
+    return !f->bits && !f->num.n && f->str == BT_RX_NONE && !f->n_arr && !f->n_obj;
+}
+
+static void limit(struct bt_schema *c, uint32_t n)
+{
+    if (n > BT_SCHEMA_SHAPES_MAX)
+        bt_schema_fail(
+            c, BT_ERR_EXHAUSTED, NULL,
+            "a value has more than %u alternatives after allOf, anyOf, oneOf, not and if "
+            "are combined; use fewer",
+            BT_SCHEMA_SHAPES_MAX);
+}
+
+static void add_arr(struct bt_schema *c, struct bt_nf *f, uint32_t *cap, const struct bt_arr *a)
+{
+    if (!a || (f->n_arr && bt_arr_is_all(f->arr[0])))
+        return;
+    if (bt_arr_is_all(a))
+        f->n_arr = 0;
+    for (uint32_t i = 0; i < f->n_arr; i++)
+        if (f->arr[i] == a)
+            return;
+    limit(c, f->n_arr + 1);
+    f->arr = bt_schema_grow(c, f->arr, f->n_arr, cap, sizeof(*f->arr));
+    f->arr[f->n_arr++] = a;
+}
+
+static bool obj_same(const struct bt_obj *a, const struct bt_obj *b)
+{
+    if (a->n_props != b->n_props || a->n_classes != b->n_classes || a->n_some || b->n_some ||
+        a->min != b->min || a->max != b->max || a->why != b->why)
+        return false;
+    for (uint32_t i = 0; i < a->n_props; i++)
+        if (a->props[i].value != b->props[i].value ||
+            a->props[i].required != b->props[i].required ||
+            bt_sj_text_cmp(a->props[i].name, b->props[i].name) != 0)
+            return false;
+    for (uint32_t i = 0; i < a->n_classes; i++)
+        if (a->classes[i].key != b->classes[i].key || a->classes[i].value != b->classes[i].value)
+            return false;
+    return true;
+}
+
+static void add_obj(struct bt_schema *c, struct bt_nf *f, uint32_t *cap, const struct bt_obj *o)
+{
+    if (!o || (f->n_obj && bt_obj_is_all(f->obj[0])))
+        return;
+    if (bt_obj_is_all(o))
+        f->n_obj = 0;
+    for (uint32_t i = 0; i < f->n_obj && f->n_obj < 64; i++)
+        if (f->obj[i] == o || obj_same(f->obj[i], o))
+            return;
+    limit(c, f->n_obj + 1);
+    f->obj = bt_schema_grow(c, f->obj, f->n_obj, cap, sizeof(*f->obj));
+    f->obj[f->n_obj++] = o;
+}
+
+static void meet_str(struct bt_schema *c, struct bt_nf *f, const struct bt_nf *a,
+                     const struct bt_nf *b)
+{
+    f->str = bt_schema_rx(c, a->str == c->str_all   ? b->str
+                             : b->str == c->str_all ? a->str
+                                                    : bt_rx_and(c->rx, a->str, b->str));
+    if (f->str != a->str && f->str != b->str && bt_str_none(c, f->str))
+        f->str = BT_RX_NONE;
+    f->why_str = a->why_str ? a->why_str : b->why_str;
+    f->why_num = a->why_num ? a->why_num : b->why_num;
+}
+
+const struct bt_nf *bt_nf_meet(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b)
+{
+    if (a == c->all || b == c->all)
+        return a == c->all ? b : a;
+    struct bt_nf *f = bt_schema_alloc(c, sizeof(*f));
+    uint32_t cap_arr = 0, cap_obj = 0;
+    f->bits = a->bits & b->bits;
+    f->num = bt_num_meet(c, a->num, b->num);
+    meet_str(c, f, a, b);
+    for (uint32_t i = 0; i < a->n_arr; i++)
+        for (uint32_t j = 0; j < b->n_arr; j++)
+            add_arr(c, f, &cap_arr, bt_arr_meet(c, a->arr[i], b->arr[j]));
+    for (uint32_t i = 0; i < a->n_obj; i++)
+        for (uint32_t j = 0; j < b->n_obj; j++)
+            add_obj(c, f, &cap_obj, bt_obj_meet(c, a->obj[i], b->obj[j]));
+    return f;
+}
+
+const struct bt_nf *bt_nf_join(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b)
+{
+    struct bt_nf *f = bt_schema_alloc(c, sizeof(*f));
+    uint32_t cap_arr = 0, cap_obj = 0;
+    f->bits = a->bits | b->bits;
+    f->num = bt_num_join(c, a->num, b->num);
+    f->str = bt_schema_rx(c, bt_rx_or(c->rx, a->str, b->str));
+    f->why_str = a->why_str ? a->why_str : b->why_str;
+    f->why_num = a->why_num ? a->why_num : b->why_num;
+    for (uint32_t i = 0; i < a->n_arr; i++)
+        add_arr(c, f, &cap_arr, a->arr[i]);
+    for (uint32_t i = 0; i < b->n_arr; i++)
+        add_arr(c, f, &cap_arr, b->arr[i]);
+    for (uint32_t i = 0; i < a->n_obj; i++)
+        add_obj(c, f, &cap_obj, a->obj[i]);
+    for (uint32_t i = 0; i < b->n_obj; i++)
+        add_obj(c, f, &cap_obj, b->obj[i]);
+    bt_schema_work(c, (f->n_obj + f->n_arr) / 8);
+    return f;
+}
+
+static bt_rx_t str_not(struct bt_schema *c, bt_rx_t a)
+{
+    if (a == BT_RX_NONE)
+        return c->str_all;
+    bt_rx_t r = a == c->str_all ? BT_RX_NONE : bt_rx_and(c->rx, c->str_all, bt_rx_not(c->rx, a));
+    return bt_schema_rx(c, r) != BT_RX_NONE && bt_str_none(c, r) ? BT_RX_NONE : r;
+}
+
+const struct bt_nf *bt_nf_not(struct bt_schema *c, const struct bt_nf *a, const struct bt_sj *at)
+{
+    struct bt_nf *f = bt_schema_alloc(c, sizeof(*f));
+    *f = *c->all;
+    f->bits &= ~a->bits;
+    f->num = bt_num_not(c, a->num);
+    f->str = str_not(c, a->str);
+    f->why_num = a->why_num;
+    f->why_str = a->why_str;
+    for (uint32_t i = 0; i < a->n_arr; i++) {
+        struct bt_nf part = {0}, sum = {.n_arr = f->n_arr, .arr = f->arr};
+        part.n_arr = bt_arr_not(c, a->arr[i], at, &part.arr);
+        const struct bt_nf *m = bt_nf_meet(c, &sum, &part);
+        f->n_arr = m->n_arr;
+        f->arr = m->arr;
+    }
+    for (uint32_t i = 0; i < a->n_obj; i++) {
+        struct bt_nf part = {0}, sum = {.n_obj = f->n_obj, .obj = f->obj};
+        part.n_obj = bt_obj_not(c, a->obj[i], at, &part.obj);
+        const struct bt_nf *m = bt_nf_meet(c, &sum, &part);
+        f->n_obj = m->n_obj;
+        f->obj = m->obj;
+    }
+    return f;
+}
+
+/* ---- exactly one ---- */
+/* Whether some value of the composite types may fulfil both. */
+static bool overlap(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b)
+{
+    struct bt_nf x = {.n_arr = a->n_arr, .arr = a->arr, .n_obj = a->n_obj, .obj = a->obj};
+    struct bt_nf y = {.n_arr = b->n_arr, .arr = b->arr, .n_obj = b->n_obj, .obj = b->obj};
+    const struct bt_nf *m = bt_nf_meet(c, &x, &y);
+    return m->n_arr || m->n_obj;
+}
+
+const struct bt_nf *bt_nf_one(struct bt_schema *c, const struct bt_nf **f, uint32_t n,
+                              const struct bt_sj *at)
+{
+    struct bt_nf *r = bt_schema_alloc(c, sizeof(*r));
+    struct bt_numset twice_num = {0};
+    bt_rx_t twice_str = BT_RX_NONE;
+    uint32_t twice = 0, cap_arr = 0, cap_obj = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        twice |= r->bits & f[i]->bits;
+        r->bits |= f[i]->bits;
+        twice_num = bt_num_join(c, twice_num, bt_num_meet(c, r->num, f[i]->num));
+        r->num = bt_num_join(c, r->num, f[i]->num);
+        if (r->str != BT_RX_NONE && f[i]->str != BT_RX_NONE) {
+            bt_rx_t both = bt_schema_rx(c, bt_rx_and(c->rx, r->str, f[i]->str));
+            if (!bt_str_none(c, both))
+                twice_str = bt_rx_or(c->rx, twice_str, both);
+        }
+        r->str = bt_schema_rx(c, bt_rx_or(c->rx, r->str, f[i]->str));
+        r->why_str = r->why_str ? r->why_str : f[i]->why_str;
+        r->why_num = r->why_num ? r->why_num : f[i]->why_num;
+    }
+    r->bits &= ~twice;
+    if (twice_num.n)
+        r->num = bt_num_meet(c, r->num, bt_num_not(c, twice_num));
+    if (twice_str != BT_RX_NONE) {
+        bt_rx_t once = bt_rx_and(c->rx, r->str, bt_rx_not(c->rx, twice_str));
+        r->str = bt_schema_rx(c, once) != BT_RX_NONE && bt_str_none(c, once) ? BT_RX_NONE : once;
+    }
+    const struct bt_nf **no = bt_schema_alloc(c, n * sizeof(*no));
+    uint8_t *meets = bt_schema_alloc(c, (size_t)n * n);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = i + 1; j < n; j++) {
+            bt_schema_work(c, 1);
+            meets[i * n + j] = meets[j * n + i] = overlap(c, f[i], f[j]);
+        }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct bt_nf *only = f[i];
+        for (uint32_t j = 0; j < n; j++) {
+            if (!meets[i * n + j])
+                continue;
+            struct bt_nf other = {
+                .n_arr = f[j]->n_arr, .arr = f[j]->arr, .n_obj = f[j]->n_obj, .obj = f[j]->obj};
+            if (!no[j])
+                no[j] = bt_nf_not(c, &other, at);
+            only = bt_nf_meet(c, only, no[j]);
+        }
+        for (uint32_t k = 0; k < only->n_arr; k++)
+            add_arr(c, r, &cap_arr, only->arr[k]);
+        for (uint32_t k = 0; k < only->n_obj; k++)
+            add_obj(c, r, &cap_obj, only->obj[k]);
+    }
+    return r;
+}
