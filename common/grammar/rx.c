@@ -454,17 +454,12 @@ bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max)
         s, (struct bt_rx_node){.kind = BT_RX_K_REPEAT, .flags = flags, .a = a, .b = min, .c = max});
 }
 
-bt_rx_t bt_rx_multiple_state(struct bt_rx_set *s, uint32_t m, uint32_t rest)
+bt_rx_t bt_rx_multiple(struct bt_rx_set *s, uint32_t m, uint32_t rest, bool points)
 {
     /* From any remainder enough digits reach 0: it always matches something. */
     uint8_t flags = BT_RX_F_POSITIVE | (rest == 0 ? BT_RX_F_NULLABLE : 0);
-    return intern(s,
-                  (struct bt_rx_node){.kind = BT_RX_K_MULTIPLE, .flags = flags, .a = m, .b = rest});
-}
-
-bt_rx_t bt_rx_multiple(struct bt_rx_set *s, uint32_t m)
-{
-    return bt_rx_multiple_state(s, m, 0);
+    return intern(s, (struct bt_rx_node){
+                         .kind = BT_RX_K_MULTIPLE, .flags = flags, .a = m, .b = rest, .c = points});
 }
 
 /* ---- sets of alternatives and of conditions ---- */

@@ -34,9 +34,10 @@ bt_rx_t bt_rx_and(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b);
 bt_rx_t bt_rx_not(struct bt_rx_set *s, bt_rx_t a); /* over all byte strings */
 bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max);
 
-/* Texts over [0-9.] whose digits, read as one number without the dot, are a multiple of m (at least
- * 1); the empty text is 0. Its states are the remainders, made when they are met. */
-bt_rx_t bt_rx_multiple(struct bt_rx_set *s, uint32_t m);
+/* Texts of digits that, written after a number with remainder rest, make a multiple of m (at least
+ * 1). points: a point may stand anywhere and changes nothing. Its states are the remainders, made
+ * when they are met. */
+bt_rx_t bt_rx_multiple(struct bt_rx_set *s, uint32_t m, uint32_t rest, bool points);
 
 /* How a character of the text becomes bytes. */
 enum bt_rx_encoding {

@@ -283,10 +283,10 @@ static bt_rx_t derive(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
     case BT_RX_K_OR:
     case BT_RX_K_AND: d = derive_list(s, n, byte); break;
     case BT_RX_K_MULTIPLE:
-        if (byte == '.') {
+        if (byte == '.' && n.c) {
             d = a;
         } else if (byte >= '0' && byte <= '9') {
-            d = bt_rx_multiple_state(s, n.a, (uint32_t)((n.b * 10ull + byte - '0') % n.a));
+            d = bt_rx_multiple(s, n.a, (uint32_t)((n.b * 10ull + byte - '0') % n.a), n.c);
         }
         break;
     case BT_RX_K_NOT:

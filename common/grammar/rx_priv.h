@@ -116,8 +116,6 @@ bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a); /* onto the scratch stack */
 bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
 bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
 
-/* What may follow digits whose number leaves a rest modulo m. */
-bt_rx_t bt_rx_multiple_state(struct bt_rx_set *s, uint32_t m, uint32_t rest);
 /* What the set holds now, and back to it: what was made later is forgotten. */
 void bt_rx_mark(const struct bt_rx_set *s, struct bt_rx_mark *mark);
 void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark);

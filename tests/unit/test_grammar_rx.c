@@ -300,7 +300,7 @@ static void multiples_are_counted_in_digits(void **state)
     struct bt_rx_set *s = bt_rx_set_create(BYTES);
     static const uint32_t of[] = {1, 2, 7, 10, 1000, 999999937, 1000000000};
     for (size_t i = 0; i < BT_ARRAY_LEN(of); i++) {
-        bt_rx_t a = bt_rx_multiple(s, of[i]);
+        bt_rx_t a = bt_rx_multiple(s, of[i], 0, true);
         for (uint32_t k = 0; k < 2000; k++) {
             char b[40];
             uint64_t x = draw(2) ? (uint64_t)of[i] * draw(100000) : draw(1u << 30);
@@ -309,6 +309,8 @@ static void multiples_are_counted_in_digits(void **state)
             assert_int_equal(run(s, a, b, n), x % of[i] == 0);
         }
         assert_false(run(s, a, "1e0", 3));
+        assert_false(run(s, bt_rx_multiple(s, of[i], 0, false), "0.0", 3));
+        assert_true(run(s, bt_rx_multiple(s, 7, 3, false), "5", 1)); /* 35 */
     }
     bt_rx_set_destroy(s);
 }
