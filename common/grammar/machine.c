@@ -138,7 +138,7 @@ bool bt_memo_put(struct bt_machine *m, const uint32_t key[4], uint32_t value)
 
 /* ---- frames ---- */
 
-static uint32_t frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32_t parent)
+uint32_t bt_frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32_t parent)
 {
     uint32_t hash = hash4(node, payload, parent, 0);
     for (uint32_t i = m->frame_heads[hash & (m->n_frame_heads - 1)]; i != UINT32_MAX;
@@ -169,9 +169,23 @@ static uint32_t frame(struct bt_machine *m, bt_node_t node, uint32_t payload, ui
     return m->n_frames++;
 }
 
+uint32_t bt_text_frame(struct bt_machine *m, bt_node_t node, uint32_t byte, uint32_t parent)
+{
+    uint32_t f = bt_frame(m, node, byte, parent);
+    return f == UINT32_MAX ? f : f | BT_FRAME_TEXT;
+}
+
+void bt_machine_drop_frames(struct bt_machine *m, uint32_t n)
+{
+    while (m->n_frames > n) { /* the youngest of a chain is its first */
+        const struct bt_frame *f = &m->frames[--m->n_frames];
+        m->frame_heads[hash4(f->node, f->payload, f->parent, 0) & (m->n_frame_heads - 1)] = f->next;
+    }
+}
+
 /* ---- closure: what follows without a byte ---- */
 
-static bool push_thread(struct bt_machine *m, bt_rx_t q, uint32_t f)
+bool bt_push_thread(struct bt_machine *m, bt_rx_t q, uint32_t f)
 {
     if (q == BT_RX_FAILED || f == UINT32_MAX ||
         !bt_machine_grow(m, &m->arena, m->n_arena, &m->arena_cap, sizeof(*m->arena))) {
@@ -246,9 +260,9 @@ static bool enter(struct bt_machine *m, bt_node_t id, uint32_t f, bool fresh)
     case BT_NODE_K_NONE: break;
     case BT_NODE_K_EMPTY: return push_op(m, OP_RETURN, 0, f, fresh);
     case BT_NODE_K_RX:
-        return push_thread(m, n->a, f) &&
+        return bt_push_thread(m, n->a, f) &&
                (!bt_rx_nullable(m->rx, n->a) || push_op(m, OP_RETURN, 0, f, fresh));
-    case BT_NODE_K_SEQ: return push_op(m, OP_ENTER, p->lists[n->a], frame(m, id, 1, f), fresh);
+    case BT_NODE_K_SEQ: return push_op(m, OP_ENTER, p->lists[n->a], bt_frame(m, id, 1, f), fresh);
     case BT_NODE_K_ALT:
         for (uint32_t i = 0; i < n->b; i++) {
             if (!push_op(m, OP_ENTER, p->lists[n->a + i], f, fresh)) {
@@ -257,13 +271,14 @@ static bool enter(struct bt_machine *m, bt_node_t id, uint32_t f, bool fresh)
         }
         break;
     case BT_NODE_K_REPEAT:
-        return push_op(m, OP_ENTER, n->a, frame(m, id, 0, f), true) &&
+        return push_op(m, OP_ENTER, n->a, bt_frame(m, id, 0, f), true) &&
                (n->c > 0 || push_op(m, OP_RETURN, 0, f, fresh));
     case BT_NODE_K_OBJECT: {
         uint32_t seen = bt_seen_first(m, n->a);
         return seen != UINT32_MAX &&
-               push_thread(m, bt_object_rx(m, n->a, seen, true), frame(m, id, seen * 2, f));
+               bt_push_thread(m, bt_object_rx(m, n->a, seen, true), bt_frame(m, id, seen * 2, f));
     }
+    case BT_NODE_K_UNIQUE: return bt_unique_enter(m, id, f);
     case BT_NODE_K_RULE: return push_op(m, OP_ENTER, n->a, f, fresh);
     }
     return true;
@@ -275,7 +290,7 @@ static bool repeat_on(struct bt_machine *m, struct bt_frame f, bool fresh)
     const struct bt_node *n = &m->p->nodes[f.node];
     uint32_t count = f.payload >> 1;
     if (f.payload & 1) {
-        return push_op(m, OP_ENTER, n->a, frame(m, f.node, count << 1, f.parent), true);
+        return push_op(m, OP_ENTER, n->a, bt_frame(m, f.node, count << 1, f.parent), true);
     }
     if (fresh && n->b == BT_NODE_EMPTY) {
         return true; /* the machine is where it was */
@@ -292,7 +307,7 @@ static bool repeat_on(struct bt_machine *m, struct bt_frame f, bool fresh)
         return false;
     }
     bool sep = n->b != BT_NODE_EMPTY;
-    return push_op(m, OP_ENTER, sep ? n->b : n->a, frame(m, f.node, count << 1 | sep, f.parent),
+    return push_op(m, OP_ENTER, sep ? n->b : n->a, bt_frame(m, f.node, count << 1 | sep, f.parent),
                    !sep);
 }
 
@@ -309,14 +324,18 @@ static bool leave(struct bt_machine *m, uint32_t id, bool fresh)
         uint32_t member = m->p->lists[n->a + f.payload];
         bool last = f.payload + 1 == n->b;
         return push_op(m, OP_ENTER, member,
-                       last ? f.parent : frame(m, f.node, f.payload + 1, f.parent), fresh);
+                       last ? f.parent : bt_frame(m, f.node, f.payload + 1, f.parent), fresh);
     }
     if (n->kind == BT_NODE_K_REPEAT) {
         return repeat_on(m, f, fresh);
     }
+    if (n->kind == BT_NODE_K_UNIQUE) {
+        return bt_unique_item(m, id);
+    }
     BT_ASSERT(n->kind == BT_NODE_K_OBJECT && f.payload & 1);
     uint32_t seen = f.payload >> 1;
-    return push_thread(m, bt_object_rx(m, n->a, seen, false), frame(m, f.node, seen * 2, f.parent));
+    return bt_push_thread(m, bt_object_rx(m, n->a, seen, false),
+                          bt_frame(m, f.node, seen * 2, f.parent));
 }
 
 static bool closure(struct bt_machine *m)
@@ -377,7 +396,7 @@ static bool keys_done(struct bt_machine *m, bt_rx_t a, uint32_t number, uint32_t
         }
         uint32_t seen = bt_seen_add(m, object, f.payload >> 1, more - 1);
         if (seen == UINT32_MAX || !push_op(m, OP_ENTER, m->p->objects[object].keys[more - 1].value,
-                                           frame(m, f.node, seen << 1 | 1, f.parent), false)) {
+                                           bt_frame(m, f.node, seen << 1 | 1, f.parent), false)) {
             return false;
         }
     }
@@ -387,6 +406,9 @@ static bool keys_done(struct bt_machine *m, bt_rx_t a, uint32_t number, uint32_t
 /* An expression accepts or has come to a marker. */
 static bool ended(struct bt_machine *m, bt_rx_t q, uint32_t f)
 {
+    if (f & BT_FRAME_TEXT) {
+        return !bt_rx_nullable(m->rx, q) || bt_unique_item_done(m, f);
+    }
     const struct bt_frame *fr = &m->frames[f];
     if (f != 0 && m->p->nodes[fr->node].kind == BT_NODE_K_OBJECT && !(fr->payload & 1)) {
         bt_rx_t marks = bt_rx_step(m->rx, q, BT_RX_MARK);
@@ -457,8 +479,12 @@ uint32_t bt_machine_step(struct bt_machine *m, uint32_t at, uint32_t n, uint8_t 
             continue;
         }
         bt_rx_t q = to & ~BT_RX_ENDS;
+        if (t.frame & BT_FRAME_TEXT && to != BT_RX_UNKNOWN) {
+            t.frame = bt_text_frame(m, bt_frame_at(m, t.frame)->node, byte, t.frame);
+            to = t.frame == UINT32_MAX ? BT_RX_UNKNOWN : to;
+        }
         if (to == BT_RX_UNKNOWN || ((to & BT_RX_ENDS) && !ended(m, q, t.frame)) ||
-            (q != BT_RX_EMPTY && !only_mark(m->rx, q) && !push_thread(m, q, t.frame))) {
+            (q != BT_RX_EMPTY && !only_mark(m->rx, q) && !bt_push_thread(m, q, t.frame))) {
             m->n_arena = top;
             m->n_ops = 0;
             return UINT32_MAX;
@@ -545,7 +571,7 @@ uint32_t bt_machine_load(struct bt_machine *m, uint32_t state)
     struct bt_state s = m->states[state];
     uint32_t at = m->n_arena;
     for (uint32_t i = 0; i < s.n; i++) {
-        if (!push_thread(m, m->pool[s.at + i].q, m->pool[s.at + i].frame)) {
+        if (!bt_push_thread(m, m->pool[s.at + i].q, m->pool[s.at + i].frame)) {
             m->n_arena = at;
             return UINT32_MAX;
         }

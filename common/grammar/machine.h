@@ -11,6 +11,11 @@
 #define BT_STATE_FAILED UINT32_MAX
 #define BT_STATE_DEAD   (UINT32_MAX - 1)
 
+/* A frame of the text that a thread has read since the frame BT_TEXT_BEGIN below: one frame a byte.
+ * Items of an array of different values need it when they end. */
+#define BT_FRAME_TEXT 0x80000000u /* in the number of such a frame */
+#define BT_TEXT_BEGIN 0x100u
+
 struct bt_thread {
     bt_rx_t q;
     uint32_t frame;
@@ -18,7 +23,8 @@ struct bt_thread {
 struct bt_frame {
     bt_node_t node;   /* SEQ, REPEAT or OBJECT */
     uint32_t payload; /* SEQ: the next member. REPEAT: count * 2 + (1: at the separator). OBJECT:
-                         set of seen keys * 2 + (1: at a value, 0: at a key) */
+                         set of seen keys * 2 + (1: at a value, 0: at a key). UNIQUE: set of seen
+                         items; for a frame of text: the byte */
     uint32_t parent;  /* 0: the text may end */
     uint32_t next;    /* in its hash chain */
 };
@@ -72,6 +78,8 @@ uint32_t bt_machine_start(struct bt_machine *m);
 uint32_t bt_machine_step(struct bt_machine *m, uint32_t at, uint32_t n, uint8_t byte);
 /* The state of arena[at..) (sorted), which it takes off; DEAD: no threads and not final. */
 uint32_t bt_machine_intern(struct bt_machine *m, uint32_t at, bool final);
+/* Forgets the frames from number n on: of threads that are in no state. */
+void bt_machine_drop_frames(struct bt_machine *m, uint32_t n);
 /* Pushes the threads of a state onto the arena; returns where they begin, UINT32_MAX: a limit. */
 uint32_t bt_machine_load(struct bt_machine *m, uint32_t state);
 
@@ -82,8 +90,24 @@ bool bt_machine_take(struct bt_machine *m, size_t bytes);
 uint32_t bt_memo_get(const struct bt_machine *m, const uint32_t key[4]);
 bool bt_memo_put(struct bt_machine *m, const uint32_t key[4], uint32_t value);
 
+uint32_t bt_frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32_t parent);
+uint32_t bt_text_frame(struct bt_machine *m, bt_node_t node, uint32_t byte, uint32_t parent);
+bool bt_push_thread(struct bt_machine *m, bt_rx_t q, uint32_t frame);
+static inline struct bt_frame *bt_frame_at(const struct bt_machine *m, uint32_t frame)
+{
+    return &m->frames[frame & ~BT_FRAME_TEXT];
+}
+
+/* machine_unique.c. Arrays of different scalars: the begin; what follows the text before an item;
+ * what follows an item, whose text is in the frame of text. */
+bool bt_unique_enter(struct bt_machine *m, bt_node_t node, uint32_t parent);
+bool bt_unique_item(struct bt_machine *m, uint32_t frame);
+bool bt_unique_item_done(struct bt_machine *m, uint32_t text_frame);
+
 /* machine_object.c. The empty set of keys of an object, and a set with one more key. */
 uint32_t bt_seen_first(struct bt_machine *m, uint32_t object);
+uint32_t *bt_seen_room(struct bt_machine *m, uint32_t words);
+uint32_t bt_seen_intern(struct bt_machine *m, uint32_t owner, uint32_t words);
 uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint32_t key);
 /* What may come in an object before the next value: after its begin (first) or after a value. */
 bt_rx_t bt_object_rx(struct bt_machine *m, uint32_t object, uint32_t seen, bool first);

@@ -17,7 +17,7 @@ static uint32_t *seen_at(struct bt_machine *m, uint32_t seen)
 }
 
 /* Room for a set at the end; the caller fills it in. */
-static uint32_t *seen_room(struct bt_machine *m, uint32_t words)
+uint32_t *bt_seen_room(struct bt_machine *m, uint32_t words)
 {
     while (m->n_seen + words > m->seen_cap) {
         if (!bt_machine_grow(m, &m->seen, m->seen_cap, &m->seen_cap, sizeof(uint32_t))) {
@@ -28,12 +28,12 @@ static uint32_t *seen_room(struct bt_machine *m, uint32_t words)
 }
 
 /* The number of the set at the end: an older one that is equal, or itself. */
-static uint32_t seen_intern(struct bt_machine *m, uint32_t object, uint32_t words)
+uint32_t bt_seen_intern(struct bt_machine *m, uint32_t owner, uint32_t words)
 {
     uint32_t *set = m->seen + m->n_seen;
-    uint64_t h = bt_hash64(set, words * sizeof(uint32_t), object);
+    uint64_t h = bt_hash64(set, words * sizeof(uint32_t), owner);
     for (uint32_t probe = 0;; probe++) {
-        uint32_t key[4] = {TAG_SEEN + object, (uint32_t)h, (uint32_t)(h >> 32), probe};
+        uint32_t key[4] = {TAG_SEEN + owner, (uint32_t)h, (uint32_t)(h >> 32), probe};
         uint32_t old = bt_memo_get(m, key);
         if (old == UINT32_MAX) {
             if (!bt_memo_put(m, key, m->n_seen)) {
@@ -50,18 +50,18 @@ static uint32_t seen_intern(struct bt_machine *m, uint32_t object, uint32_t word
 
 uint32_t bt_seen_first(struct bt_machine *m, uint32_t object)
 {
-    uint32_t words = 1 + m->p->objects[object].words, *set = seen_room(m, words);
+    uint32_t words = 1 + m->p->objects[object].words, *set = bt_seen_room(m, words);
     if (!set) {
         return UINT32_MAX;
     }
     memset(set, 0, words * sizeof(uint32_t));
-    return seen_intern(m, object, words);
+    return bt_seen_intern(m, object, words);
 }
 
 uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint32_t key)
 {
     const struct bt_object *o = &m->p->objects[object];
-    uint32_t words = 1 + o->words, *set = seen_room(m, words);
+    uint32_t words = 1 + o->words, *set = bt_seen_room(m, words);
     if (!set) {
         return UINT32_MAX;
     }
@@ -73,7 +73,7 @@ uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint3
     if (key < o->n_props) {
         set[1 + (key >> 5)] |= 1u << (key & 31);
     }
-    return seen_intern(m, object, words);
+    return bt_seen_intern(m, object, words);
 }
 
 /* The keys lo..lo+size of one word that are not in bits. */

@@ -172,8 +172,8 @@ static bool walk(struct bt_mask_cache *c, struct bt_machine *m, const struct bt_
         const struct bt_trie_node *node = &nodes[i];
         struct bt_mask_level up = levels[node->depth - 1], *here = &levels[node->depth];
         here->at = up.at + up.n;
-        if (up.n == 1 && node->byte != BT_RX_MARK) {
-            struct bt_thread one = m->arena[up.at];
+        struct bt_thread one = m->arena[up.at];
+        if (up.n == 1 && node->byte != BT_RX_MARK && !(one.frame & BT_FRAME_TEXT)) {
             uint32_t to = bt_rx_next(m->rx, one.q, node->byte);
             if (to == BT_RX_NONE) {
                 i = node->skip;
@@ -269,9 +269,11 @@ bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_machine *m,
         uint8_t chars;
         enum bt_slice_set set = choose_slice(m, at, n, &chars);
         c->n_ids = 0;
+        uint32_t frames = m->n_frames;
         bool ok =
             n == 0 || walk(c, m, v, set == BT_SLICE_SETS ? &v->all : &v->slices[set].rest, at, n);
         m->n_arena = at;
+        bt_machine_drop_frames(m, frames); /* those of the walk are in no state */
         if (!ok) {
             return BT_ERR_EXHAUSTED;
         }

@@ -68,6 +68,7 @@ void bt_program_destroy(struct bt_program *p)
         free(p->objects[i].optional);
     }
     free(p->objects);
+    free(p->uniques);
     free(p->lists);
     free(p->nodes);
     bt_rx_set_destroy(p->rx);
@@ -420,4 +421,36 @@ bt_node_t bt_program_object(struct bt_program *p, const struct bt_program_object
         return BT_NODE_FAILED;
     }
     return add(p, (struct bt_node){.kind = BT_NODE_K_OBJECT, .a = p->n_objects - 1});
+}
+
+bt_node_t bt_program_unique(struct bt_program *p, bt_rx_t item, uint32_t min, uint32_t max,
+                            bt_rx_t space, bt_program_spellings_fn spellings)
+{
+    struct bt_rx_set *s = p->rx;
+    struct bt_unique u = {.item = item, .min = min, .max = max, .spellings = spellings};
+    bool none = false;
+    if (min > max) {
+        return BT_NODE_NONE;
+    }
+    if (bt_rx_is_none(s, item, ALIVE_STATES, &none) != BT_OK ||
+        !bt_program_grow(p, &p->uniques, p->n_uniques, &p->uniques_cap, sizeof(*p->uniques))) {
+        p->full = true;
+        return BT_NODE_FAILED;
+    }
+    if (none) {
+        u.max = 0;
+    }
+    u.open = bt_rx_concat(s, bt_rx_text(s, "[", 1), space);
+    bt_rx_t comma[3] = {space, bt_rx_text(s, ",", 1), space};
+    u.comma = bt_rx_seq(s, comma, 3);
+    u.close = bt_rx_concat(s, space, bt_rx_text(s, "]", 1));
+    if (u.open == BT_RX_FAILED || u.comma == BT_RX_FAILED || u.close == BT_RX_FAILED) {
+        p->full = true;
+        return BT_NODE_FAILED;
+    }
+    if (none && min > 0) {
+        return BT_NODE_NONE;
+    }
+    p->uniques[p->n_uniques++] = u;
+    return add(p, (struct bt_node){.kind = BT_NODE_K_UNIQUE, .a = p->n_uniques - 1});
 }

@@ -45,6 +45,7 @@ static bool has_flag(const struct bt_program *p, const struct bt_node *n, uint8_
         return n->c == 0 || (bt_node_is(p, n->a, flag) && (n->c == 1 || bt_node_is(p, n->b, flag)));
     case BT_NODE_K_OBJECT:
         return flag == BT_NODE_F_PRODUCTIVE && object_productive(p, &p->objects[n->a]);
+    case BT_NODE_K_UNIQUE: return flag == BT_NODE_F_PRODUCTIVE;
     case BT_NODE_K_RULE: return bt_node_is(p, n->a, flag);
     }
     return false;
@@ -76,6 +77,7 @@ static void children(const struct bt_program *p, bt_node_t id, child_fn fn, void
     }
     case BT_NODE_K_NONE:
     case BT_NODE_K_EMPTY:
+    case BT_NODE_K_UNIQUE:
     case BT_NODE_K_RX: break;
     }
 }
@@ -188,6 +190,7 @@ static bool leftmost(const struct bt_program *p, const struct bt_node *n, uint32
     case BT_NODE_K_NONE:
     case BT_NODE_K_EMPTY:
     case BT_NODE_K_RX:
+    case BT_NODE_K_UNIQUE:
     case BT_NODE_K_OBJECT: break;
     }
     return false;

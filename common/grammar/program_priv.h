@@ -12,6 +12,7 @@ enum bt_node_kind {
     BT_NODE_K_ALT,    /* lists[a..a+b) */
     BT_NODE_K_REPEAT, /* a: item, b: separator, c to d times */
     BT_NODE_K_OBJECT, /* objects[a] */
+    BT_NODE_K_UNIQUE, /* uniques[a] */
     BT_NODE_K_RULE    /* a: body, BT_NODE_NONE until it is set */
 };
 #define BT_NODE_F_PRODUCTIVE 1u /* can produce a text */
@@ -39,6 +40,13 @@ struct bt_object {
     uint32_t n_required;
 };
 
+struct bt_unique { /* an array of different scalars */
+    bt_rx_t item;
+    bt_rx_t open, comma, close; /* with their spaces */
+    uint32_t min, max;
+    bt_program_spellings_fn spellings;
+};
+
 struct bt_program {
     struct bt_rx_set *rx;
     size_t max_bytes, bytes;
@@ -49,6 +57,8 @@ struct bt_program {
     uint32_t n_lists, lists_cap;
     struct bt_object *objects;
     uint32_t n_objects, objects_cap;
+    struct bt_unique *uniques;
+    uint32_t n_uniques, uniques_cap;
     bt_node_t start;
 };
 

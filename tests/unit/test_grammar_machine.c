@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include <cmocka.h>
 
@@ -344,10 +345,81 @@ static void random_programs_match_as_defined(void **state)
     bt_grammar_vocab_destroy(v);
 }
 
+/* ---- arrays of different values ---- */
+/* A text in both cases: the values of the test ignore the case. */
+static bt_rx_t both_cases(struct bt_rx_set *s, const void *text, size_t n)
+{
+    const char *p = text;
+    bt_rx_t r = BT_RX_EMPTY;
+    for (size_t i = n; i-- > 0;) {
+        uint64_t bits[4] = {0};
+        bits[p[i] >> 6] |= 1ull << (p[i] & 63);
+        if (p[i] >= 'A') {
+            bits[1] |= 1ull << ((p[i] ^ 32) & 63);
+        }
+        r = bt_rx_concat(s, bt_rx_class(s, bits), r);
+    }
+    return r;
+}
+
+static void items_of_unique_arrays_differ(void **state)
+{
+    (void)state;
+    static const char *const items[] = {"a", "A", "b", "ab", "aB", "1", "12"};
+    enum { ITEMS = BT_ARRAY_LEN(items), LONGEST = 4 };
+    struct bt_grammar_vocab *v = bytes_vocab();
+    for (uint32_t number = 0; number < 40; number++) {
+        uint32_t min = number % 3, max = number % 4 ? min + number % 5 : BT_RX_NO_MAX;
+        struct bt_program *p = bt_program_create(BT_GRAMMAR_BYTES_MAX);
+        struct bt_rx_set *s = bt_program_rx(p);
+        bt_rx_t all = BT_RX_NONE;
+        for (uint32_t i = 0; i < ITEMS; i++) {
+            all = bt_rx_or(s, all, bt_rx_text(s, items[i], strlen(items[i])));
+        }
+        bt_rx_t space = bt_rx_repeat(s, bt_rx_text(s, " ", 1), 0, 1);
+        struct bt_grammar *g;
+        char err[200];
+        assert_int_equal(bt_grammar_take(p, bt_program_unique(p, all, min, max, space, both_cases),
+                                         &g, err, sizeof(err)),
+                         BT_OK);
+        struct bt_matcher *m = bt_matcher_create(g, v);
+        for (uint32_t code = 0; code < ITEMS * ITEMS * ITEMS * ITEMS * (LONGEST + 1); code++) {
+            uint32_t n = code % (LONGEST + 1), rest = code / (LONGEST + 1), which[LONGEST];
+            char text[64] = "[";
+            bool differ = true;
+            for (uint32_t i = 0; i < n; i++, rest /= ITEMS) {
+                which[i] = rest % ITEMS;
+                strcat(strcat(text, i ? ", " : ""), items[which[i]]);
+                for (uint32_t k = 0; k < i; k++) {
+                    differ &= strcasecmp(items[which[k]], items[which[i]]) != 0;
+                }
+            }
+            if (rest > 0 || (code % 7 && n == LONGEST)) {
+                continue;
+            }
+            bool want = differ && n >= min && n <= max;
+            if (accepts(m, strcat(text, "]")) != want) {
+                fail_msg("min %u, max %u: %s is %s", min, max, text, want ? "refused" : "accepted");
+            }
+        }
+        /* Five values are all there are. */
+        bt_status_t st = bt_matcher_accept_bytes(m, "[a,b,ab,1,12", 12);
+        assert_int_equal(st, max < 5 ? BT_ERR_INVALID : BT_OK);
+        uint32_t bits[9];
+        assert_int_equal(bt_matcher_mask(m, bits), BT_OK);
+        assert_false(st == BT_OK && bits[',' >> 5] >> (',' & 31) & 1);
+        assert_false(st == BT_OK && !(bits[']' >> 5] >> (']' & 31) & 1));
+        bt_matcher_destroy(m);
+        bt_grammar_unref(g);
+    }
+    bt_grammar_vocab_destroy(v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_programs_match_as_defined),
+        cmocka_unit_test(items_of_unique_arrays_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,7 +113,10 @@ static bt_node_t value(struct bt_program *p, uint32_t depth, bt_node_t any)
         return bt_program_seq(p, parts, 3);
     }
     case 6: {
-        bt_node_t parts[2] = {bt_program_special(p, "<tool>"), value(p, depth - 1, any)};
+        struct bt_rx_range lower = {'a', 'z'};
+        bt_rx_t word = bt_rx_repeat(s, bt_rx_chars(s, BT_RX_UTF8, &lower, 1), 0, 3 + draw(9));
+        bt_node_t parts[2] = {draw(2) ? bt_program_special(p, "<tool>") : bt_program_regex(p, word),
+                              value(p, depth - 1, any)};
         return bt_program_seq(p, parts, 2);
     }
     case 7: return any;
