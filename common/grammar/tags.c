@@ -22,6 +22,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/grammar/chars.h"
 #include "common/grammar/front_end.h"
@@ -88,6 +89,66 @@ static bool get_bool(struct builder *b, const json_t *o, const char *key, bool o
         fail(b, BT_ERR_INVALID, "\"%s\" must be true or false", key);
     }
     return v != NULL ? json_is_true(v) : otherwise;
+}
+
+/* ---- the text of a value: numbers of a schema must stay as they are written ---- */
+struct span {
+    const char *p, *end;
+};
+
+static void skip_space(struct span *s)
+{
+    while (s->p < s->end && strchr(" \t\r\n", *s->p) != NULL) {
+        s->p++;
+    }
+}
+
+/* Takes the value with which s begins, of valid JSON. */
+static struct span take_value(struct span *s)
+{
+    skip_space(s);
+    struct span out = {s->p, s->p};
+    size_t depth = 0;
+    bool text = false;
+    for (; s->p < s->end; s->p++) {
+        char c = *s->p;
+        if (text) {
+            s->p += c == '\\';
+            text = c != '"';
+        } else if (c == '"') {
+            text = true;
+        } else if (c == '{' || c == '[') {
+            depth++;
+        } else if ((c == '}' || c == ']') && depth > 0) {
+            depth--;
+        } else if (depth == 0 && strchr(",:}] \t\r\n", c) != NULL) {
+            break;
+        }
+    }
+    out.end = s->p;
+    skip_space(s);
+    s->p += s->p < s->end; /* the comma or colon behind it */
+    return out;
+}
+
+/* What is inside an array or an object: values, or keys and values in turn. */
+static struct span inside(struct span list)
+{
+    skip_space(&list);
+    return (struct span){list.p + (list.p < list.end), list.end};
+}
+
+/* The value of a key that is written without escapes; empty: there is none. */
+static struct span member_of(struct span object, const char *key)
+{
+    size_t n = strlen(key);
+    for (struct span in = inside(object); in.p < in.end;) {
+        struct span name = take_value(&in), value = take_value(&in);
+        if ((size_t)(name.end - name.p) == n + 2 && memcmp(name.p + 1, key, n) == 0) {
+            return value;
+        }
+    }
+    return (struct span){object.end, object.end};
 }
 
 /* ---- parts ---- */
@@ -181,21 +242,17 @@ static bt_rx_t text_without(struct builder *b, bt_rx_t x)
 }
 
 /* ---- tags ---- */
-static bt_node_t schema_node(struct builder *b, const json_t *schema, const char *where)
+static bt_node_t schema_node(struct builder *b, struct span schema, const char *where)
 {
     char err[512];
     bt_node_t node = BT_NODE_NONE;
-    char *text = json_dumps(schema, JSON_ENCODE_ANY | JSON_COMPACT);
-    if (text == NULL) {
-        return fail(b, BT_ERR_INVALID, "%s: the schema has a text with a NUL character", where);
-    }
-    bt_status_t st = bt_grammar_build_schema(b->p, text, strlen(text), &node, err, sizeof(err));
-    free(text);
+    bt_status_t st = bt_grammar_build_schema(b->p, schema.p, (size_t)(schema.end - schema.p), &node,
+                                             err, sizeof(err));
     return st == BT_OK ? node : nested(b, st, where, err);
 }
 
-/* begin, content and end of a tag. */
-static bt_node_t tag_node(struct builder *b, const json_t *tag, const char *where)
+/* begin, content and end of a tag, whose text is in `text`. */
+static bt_node_t tag_node(struct builder *b, const json_t *tag, struct span text, const char *where)
 {
     static const char *const keys[] = {"begin", "schema", "regex", "any", "end", NULL};
     static const char *const first_keys[] = {"begin", "schema",   "regex", "any",
@@ -223,12 +280,13 @@ static bt_node_t tag_node(struct builder *b, const json_t *tag, const char *wher
         }
         v[1] = bt_program_regex(b->p, text_without(b, stop));
     } else {
-        v[1] = schema != NULL ? schema_node(b, schema, where) : regex_node(b, regex, where);
+        v[1] = schema != NULL ? schema_node(b, member_of(text, "schema"), where)
+                              : regex_node(b, regex, where);
     }
     return bt_program_seq(b->p, v, 3);
 }
 
-static bt_node_t any_tag(struct builder *b, const json_t *tags)
+static bt_node_t any_tag(struct builder *b, const json_t *tags, struct span text)
 {
     size_t n = json_array_size(tags);
     if (n == 0 || n > TAGS_MAX) {
@@ -236,10 +294,11 @@ static bt_node_t any_tag(struct builder *b, const json_t *tags)
                     "\"tags\" must be an array of 1 to %d tags", TAGS_MAX);
     }
     bt_node_t *v = bt_calloc(n, sizeof(*v));
+    text = inside(text);
     for (size_t i = 0; i < n && b->status == BT_OK; i++) {
         char where[32];
         snprintf(where, sizeof(where), "tags/%zu", i);
-        v[i] = tag_node(b, json_array_get(tags, i), where);
+        v[i] = tag_node(b, json_array_get(tags, i), take_value(&text), where);
     }
     bt_node_t out = b->status == BT_OK ? bt_program_alt(b->p, v, n) : BT_NODE_NONE;
     free(v);
@@ -277,7 +336,7 @@ static bt_rx_t triggers_rx(struct builder *b, const json_t *spec)
     return out;
 }
 
-static bt_node_t answer(struct builder *b, const json_t *spec)
+static bt_node_t answer(struct builder *b, const json_t *spec, struct span text_of)
 {
     static const char *const keys[] = {"tags",      "triggers",   "open",
                                        "close",     "separator",  "at_least_one",
@@ -294,7 +353,7 @@ static bt_node_t answer(struct builder *b, const json_t *spec)
     if (once && after) {
         return fail(b, BT_ERR_INVALID, "\"text_after\" contradicts \"stop_after_first\"");
     }
-    bt_node_t tag = any_tag(b, json_object_get(spec, "tags"));
+    bt_node_t tag = any_tag(b, json_object_get(spec, "tags"), member_of(text_of, "tags"));
     bt_node_t sep = parts_node(b, json_object_get(spec, "separator"), "separator");
     bt_node_t run[3] = {parts_node(b, json_object_get(spec, "open"), "open"), tag,
                         parts_node(b, json_object_get(spec, "close"), "close")};
@@ -314,7 +373,7 @@ static bt_node_t answer(struct builder *b, const json_t *spec)
         all[2] = bt_program_repeat(b->p, runs, 0, 1);
     }
     if (first != NULL) {
-        all[0] = tag_node(b, first, "first");
+        all[0] = tag_node(b, first, member_of(text_of, "first"), "first");
         if (get_bool(b, first, "optional", false)) {
             all[0] = bt_program_repeat(b->p, all[0], 0, 1);
         }
@@ -331,7 +390,7 @@ bt_status_t bt_grammar_build_tags(struct bt_program *p, const char *text, size_t
     json_t *spec = json_loadb(text, len, JSON_REJECT_DUPLICATES, &e);
     b.any = bt_rx_repeat(b.s, bt_rx_chars(b.s, BT_RX_UTF8, &all, 1), 0, BT_RX_NO_MAX);
     bt_node_t node =
-        spec != NULL ? answer(&b, spec)
+        spec != NULL ? answer(&b, spec, (struct span){text, text + len})
                      : fail(&b, BT_ERR_INVALID, "the spec is no JSON: line %d: %s", e.line, e.text);
     if (b.status == BT_OK) {
         *start = node;

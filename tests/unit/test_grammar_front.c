@@ -288,6 +288,14 @@ static void test_tags(void **state)
          "\";\"}]}",
          {"f:12=abc;", "x f:1=;f:2=a;"},
          {"f:=a;", "f:1=a"}},
+        {"{\"tags\" :[{\"schema\": {\"type\":\"number\",\"minimum\":0.1, \"maximum\": 3 , "
+         "\"x\":\"a\\\"]\"}, "
+         "\"end\":\"\"}, "
+         "{ \"end\": \"]\\\\\", \"begin\":\"[\" ,\"schema\" "
+         ":false},{\"begin\":\"b\",\"schema\":{\"const\":7}}] "
+         ", \"free_text\": false, \"at_least_one\":true,\"stop_after_first\":true}",
+         {"0.1", "3", "b7", "[5]\\"},
+         {"0.09", "3.1", "b8", "7", "[5]"}},
         {"{\"first\": {\"any\": true, \"end\": {\"special\": \"</think>\"}}, \"tags\": "
          "[{\"schema\": "
          "true, \"end\": \"\"}], \"free_text\": false, \"at_least_one\": true, "
