@@ -66,7 +66,7 @@ bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_gra
     g->program = p;
     g->masks.max_bytes = BT_GRAMMAR_BYTES_MAX / 8;
     pthread_mutex_init(&g->lock, NULL);
-    bool ok = bt_machine_init(&g->machine, p, BT_GRAMMAR_BYTES_MAX / 8);
+    bool ok = bt_automaton_init(&g->automaton, p, BT_GRAMMAR_BYTES_MAX / 8);
     BT_ASSERT(ok);
     *g_p = g;
     return BT_OK;
@@ -83,8 +83,8 @@ void bt_grammar_unref(struct bt_grammar *g)
     if (!g || __atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) {
         return;
     }
-    bt_mask_cleanup(&g->masks, &g->machine);
-    bt_machine_cleanup(&g->machine);
+    bt_mask_cleanup(&g->masks, &g->automaton);
+    bt_automaton_cleanup(&g->automaton);
     bt_program_destroy(g->program);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -92,8 +92,8 @@ void bt_grammar_unref(struct bt_grammar *g)
 
 void bt_grammar_reset(struct bt_grammar *g)
 {
-    bt_mask_drop(&g->masks, &g->machine);
-    bt_machine_reset(&g->machine);
+    bt_mask_drop(&g->masks, &g->automaton);
+    bt_automaton_reset(&g->automaton);
     g->generation++;
 }
 
@@ -115,8 +115,8 @@ struct bt_grammar_cache {
 static size_t grammar_bytes(struct bt_grammar *g)
 {
     pthread_mutex_lock(&g->lock);
-    size_t n = sizeof(*g) + bt_rx_set_bytes(g->program->rx) + g->program->bytes + g->machine.bytes +
-               g->masks.bytes;
+    size_t n = sizeof(*g) + bt_rx_set_bytes(g->program->rx) + g->program->bytes +
+               g->automaton.bytes + g->masks.bytes;
     pthread_mutex_unlock(&g->lock);
     return n;
 }

@@ -4,17 +4,17 @@
 
 #include <pthread.h>
 
+#include "common/grammar/automaton.h"
 #include "common/grammar/grammar.h"
-#include "common/grammar/machine.h"
 #include "common/grammar/mask.h"
 
 struct bt_grammar {
     uint32_t refs;
     pthread_mutex_t lock; /* of what follows; nothing else is locked while it is held */
     struct bt_program *program;
-    struct bt_machine machine;
+    struct bt_automaton automaton;
     struct bt_mask_cache masks;
-    uint32_t generation; /* of the machine's states: a reset makes all numbers of states void */
+    uint32_t generation; /* of the automaton's states: a reset makes all numbers of states void */
 };
 
 /* Makes a grammar of a program that it takes, also in failure: as bt_program_finish. */
@@ -24,7 +24,7 @@ bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_gra
 /* How much work one call may do, in units of bt_rx_set_budget. */
 #define BT_GRAMMAR_CALL_WORK 20000000u
 
-/* Forgets what the machine has built. Under the lock. */
+/* Forgets what the automaton has built. Under the lock. */
 void bt_grammar_reset(struct bt_grammar *g);
 
 #endif

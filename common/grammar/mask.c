@@ -1,5 +1,5 @@
-/* Computes masks: a depth-first walk of the trie with the machine's threads at each depth. A slice
- * that a thread allows whole comes from its bitmap. */
+/* Computes masks: a depth-first walk of the trie with the automaton's threads at each depth. A
+ * slice that a thread allows whole comes from its bitmap. */
 #include "common/grammar/mask.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #define ENDLESS    0xFFu
 
 struct bt_mask_level {
-    uint32_t at, n; /* in the machine's arena */
+    uint32_t at, n; /* in the automaton's arena */
 };
 struct mask { /* kept with a state */
     size_t bytes;
@@ -35,7 +35,7 @@ struct look { /* breadth first by characters */
     bool again; /* a pair was met again at a higher level, or an expression may end */
 };
 
-static bool look_add(struct bt_machine *m, struct look *l, bt_rx_t q, uint8_t s, uint8_t level)
+static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t s, uint8_t level)
 {
     uint32_t h = (q * BT_SLICE_STATES + s) * 2654435761u >> 19;
     for (; l->table[h] != 0; h = (h + 1) & (LOOK_TABLE - 1)) {
@@ -58,7 +58,7 @@ static bool look_add(struct bt_machine *m, struct look *l, bt_rx_t q, uint8_t s,
 }
 
 /* Steps the pair i by all bytes that the slice allows. alive, dead: whether any step is. */
-static bool look_step(struct bt_machine *m, enum bt_slice_set set, struct look *l, uint32_t i,
+static bool look_step(struct bt_automaton *m, enum bt_slice_set set, struct look *l, uint32_t i,
                       bool *alive, bool *dead)
 {
     struct pair p = l->v[i];
@@ -90,7 +90,7 @@ static bool look_step(struct bt_machine *m, enum bt_slice_set set, struct look *
 
 /* How many characters of the set q allows in any case: a number; with AT_LEAST: perhaps more;
  * ENDLESS | AT_LEAST: any number. */
-static uint32_t slice_cap(struct bt_machine *m, enum bt_slice_set set, bt_rx_t q)
+static uint32_t slice_cap(struct bt_automaton *m, enum bt_slice_set set, bt_rx_t q)
 {
     uint32_t key[4] = {TAG_SLICE, set, q, 0};
     uint32_t known = bt_memo_get(m, key);
@@ -131,7 +131,8 @@ static uint32_t slice_cap(struct bt_machine *m, enum bt_slice_set set, bt_rx_t q
 }
 
 /* The slice that the threads arena[at..at+n) allow; BT_SLICE_SETS: none. */
-static enum bt_slice_set choose_slice(struct bt_machine *m, uint32_t at, uint32_t n, uint8_t *chars)
+static enum bt_slice_set choose_slice(struct bt_automaton *m, uint32_t at, uint32_t n,
+                                      uint8_t *chars)
 {
     for (uint32_t set = 0; set < BT_SLICE_SETS; set++) {
         for (uint32_t i = 0; i < n && i < 8; i++) {
@@ -162,7 +163,7 @@ static void add_token(struct bt_mask_cache *c, const struct bt_grammar_vocab *v,
 }
 
 /* Collects the tokens of the trie that arena[at..at+n) allow. */
-static bool walk(struct bt_mask_cache *c, struct bt_machine *m, const struct bt_grammar_vocab *v,
+static bool walk(struct bt_mask_cache *c, struct bt_automaton *m, const struct bt_grammar_vocab *v,
                  const struct bt_trie *t, uint32_t at, uint32_t n)
 {
     struct bt_mask_level *levels = c->levels;
@@ -190,7 +191,7 @@ static bool walk(struct bt_mask_cache *c, struct bt_machine *m, const struct bt_
             }
         }
         m->n_arena = here->at;
-        here->n = bt_machine_step(m, up.at, up.n, node->byte);
+        here->n = bt_automaton_step(m, up.at, up.n, node->byte);
         if (here->n == UINT32_MAX) {
             return false;
         }
@@ -250,7 +251,7 @@ static void apply(const struct mask *k, const struct bt_grammar_vocab *v, bool f
     }
 }
 
-bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_machine *m,
+bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_automaton *m,
                         const struct bt_grammar_vocab *v, uint32_t state, uint32_t *bits)
 {
     if (c->serial != v->serial) {
@@ -262,7 +263,7 @@ bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_machine *m,
             c->n_levels = v->longest + 1;
             c->levels = bt_realloc(c->levels, c->n_levels * sizeof(*c->levels));
         }
-        uint32_t at = bt_machine_load(m, state), n = m->states[state].n;
+        uint32_t at = bt_automaton_load(m, state), n = m->states[state].n;
         if (at == UINT32_MAX) {
             return BT_ERR_EXHAUSTED;
         }
@@ -273,7 +274,7 @@ bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_machine *m,
         bool ok =
             n == 0 || walk(c, m, v, set == BT_SLICE_SETS ? &v->all : &v->slices[set].rest, at, n);
         m->n_arena = at;
-        bt_machine_drop_frames(m, frames); /* those of the walk are in no state */
+        bt_automaton_drop_frames(m, frames); /* those of the walk are in no state */
         if (!ok) {
             return BT_ERR_EXHAUSTED;
         }
@@ -286,7 +287,7 @@ bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_machine *m,
     return BT_OK;
 }
 
-void bt_mask_drop(struct bt_mask_cache *c, struct bt_machine *m)
+void bt_mask_drop(struct bt_mask_cache *c, struct bt_automaton *m)
 {
     for (uint32_t i = 0; i < m->n_states && c->bytes > 0; i++) {
         free(m->states[i].mask);
@@ -295,7 +296,7 @@ void bt_mask_drop(struct bt_mask_cache *c, struct bt_machine *m)
     c->bytes = 0;
 }
 
-void bt_mask_cleanup(struct bt_mask_cache *c, struct bt_machine *m)
+void bt_mask_cleanup(struct bt_mask_cache *c, struct bt_automaton *m)
 {
     bt_mask_drop(c, m);
     free(c->levels);

@@ -3,7 +3,7 @@
 #ifndef BT_GRAMMAR_MASK_H
 #define BT_GRAMMAR_MASK_H
 
-#include "common/grammar/machine.h"
+#include "common/grammar/automaton.h"
 #include "common/grammar/vocab.h"
 
 struct bt_mask_cache {
@@ -15,12 +15,12 @@ struct bt_mask_cache {
     uint32_t n_ids, ids_cap;
 };
 
-/* bits[v->words] of a state. ERR_EXHAUSTED: a limit of the machine. */
-bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_machine *m,
+/* bits[v->words] of a state. ERR_EXHAUSTED: a limit of the automaton. */
+bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_automaton *m,
                         const struct bt_grammar_vocab *v, uint32_t state,
                         uint32_t *bits) BT_MUST_CHECK;
-/* Forgets all masks; before the machine is reset or destroyed. */
-void bt_mask_drop(struct bt_mask_cache *c, struct bt_machine *m);
-void bt_mask_cleanup(struct bt_mask_cache *c, struct bt_machine *m);
+/* Forgets all masks; before the automaton is reset or destroyed. */
+void bt_mask_drop(struct bt_mask_cache *c, struct bt_automaton *m);
+void bt_mask_cleanup(struct bt_mask_cache *c, struct bt_automaton *m);
 
 #endif

@@ -1,5 +1,5 @@
-/* A matcher is a place in a grammar: the number of a state, and the bytes so far. When the machine
- * was reset since, its number is void and the bytes are run again. */
+/* A matcher is a place in a grammar: the number of a state, and the bytes so far. When the
+ * automaton was reset since, its number is void and the bytes are run again. */
 #include <stdlib.h>
 
 #include "common/grammar/grammar_priv.h"
@@ -23,21 +23,21 @@ struct bt_matcher {
 static void set_budget(struct bt_grammar *g, uint64_t bytes)
 {
     bt_rx_set_budget(g->program->rx, BT_GRAMMAR_CALL_WORK + bytes * 256);
-    g->machine.full = false;
+    g->automaton.full = false;
 }
 
 /* The state after n bytes from a state; DEAD, FAILED as they are. Under the lock. */
-static uint32_t run(struct bt_machine *m, uint32_t state, const uint8_t *p, uint32_t n)
+static uint32_t run(struct bt_automaton *m, uint32_t state, const uint8_t *p, uint32_t n)
 {
     if (state >= BT_STATE_DEAD || n == 0) {
         return state;
     }
-    uint32_t at = bt_machine_load(m, state), count = m->states[state].n, base = at;
+    uint32_t at = bt_automaton_load(m, state), count = m->states[state].n, base = at;
     if (at == UINT32_MAX) {
         return BT_STATE_FAILED;
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t next = bt_machine_step(m, at, count, p[i]);
+        uint32_t next = bt_automaton_step(m, at, count, p[i]);
         if (next == UINT32_MAX || (next == 0 && (!m->final || i + 1 < n))) {
             m->n_arena = base;
             return next == UINT32_MAX ? BT_STATE_FAILED : BT_STATE_DEAD;
@@ -47,14 +47,14 @@ static uint32_t run(struct bt_machine *m, uint32_t state, const uint8_t *p, uint
         at = base;
         count = next;
     }
-    return bt_machine_intern(m, base, m->final);
+    return bt_automaton_intern(m, base, m->final);
 }
 
 /* The state after the first n bytes of the text, from the start. */
 static uint32_t replay(struct bt_matcher *m, uint32_t n)
 {
     set_budget(m->g, n);
-    return run(&m->g->machine, bt_machine_start(&m->g->machine), m->bytes, n);
+    return run(&m->g->automaton, bt_automaton_start(&m->g->automaton), m->bytes, n);
 }
 
 /* Makes m->state valid; false: a limit. Under the lock. */
@@ -72,7 +72,7 @@ static bool current(struct bt_matcher *m)
     return true;
 }
 
-/* After a failure: forgets what the machine has built, once. Work that was too much stays so. */
+/* After a failure: forgets what the automaton has built, once. Work that was too much stays so. */
 static bool again(struct bt_matcher *m, bool *tried)
 {
     if (*tried || m->g->program->rx->work < BT_GRAMMAR_CALL_WORK / 1000) {
@@ -150,7 +150,7 @@ static bt_status_t accept(struct bt_matcher *m, const uint8_t *p, uint32_t n)
     bool tried = false;
     do {
         set_budget(m->g, n);
-        uint32_t to = current(m) ? run(&m->g->machine, m->state, p, n) : BT_STATE_FAILED;
+        uint32_t to = current(m) ? run(&m->g->automaton, m->state, p, n) : BT_STATE_FAILED;
         if (to == BT_STATE_DEAD) {
             return BT_ERR_INVALID;
         }
@@ -228,7 +228,7 @@ bt_status_t bt_matcher_mask(struct bt_matcher *m, uint32_t *bits)
     pthread_mutex_lock(&m->g->lock);
     do {
         set_budget(m->g, 0);
-        st = current(m) ? bt_mask_get(&m->g->masks, &m->g->machine, m->v, m->state, bits)
+        st = current(m) ? bt_mask_get(&m->g->masks, &m->g->automaton, m->v, m->state, bits)
                         : BT_ERR_EXHAUSTED;
     } while (st == BT_ERR_EXHAUSTED && again(m, &tried));
     pthread_mutex_unlock(&m->g->lock);
@@ -236,7 +236,7 @@ bt_status_t bt_matcher_mask(struct bt_matcher *m, uint32_t *bits)
 }
 
 /* Calls fn under the lock with a valid state. */
-static bool with_state(struct bt_matcher *m, bool (*fn)(struct bt_machine *, uint32_t state))
+static bool with_state(struct bt_matcher *m, bool (*fn)(struct bt_automaton *, uint32_t state))
 {
     if (m->over) {
         return false;
@@ -246,18 +246,18 @@ static bool with_state(struct bt_matcher *m, bool (*fn)(struct bt_machine *, uin
     do {
         set_budget(m->g, 0);
         ok = current(m);
-        r = ok && fn(&m->g->machine, m->state);
+        r = ok && fn(&m->g->automaton, m->state);
     } while (!ok && again(m, &tried));
     pthread_mutex_unlock(&m->g->lock);
     return r;
 }
 
-static bool is_final(struct bt_machine *m, uint32_t state)
+static bool is_final(struct bt_automaton *m, uint32_t state)
 {
     return m->states[state].final;
 }
 
-static bool is_end(struct bt_machine *m, uint32_t state)
+static bool is_end(struct bt_automaton *m, uint32_t state)
 {
     const struct bt_state *s = &m->states[state];
     if (!s->final) {
@@ -285,7 +285,7 @@ bool bt_matcher_must_end(struct bt_matcher *m)
 }
 
 /* The only byte that arena[at..at+n) allow; 256: there is none or a choice. */
-static uint32_t only_byte(struct bt_machine *m, uint32_t at, uint32_t n)
+static uint32_t only_byte(struct bt_automaton *m, uint32_t at, uint32_t n)
 {
     uint32_t only = 256;
     for (uint32_t i = at; i < at + n; i++) {
@@ -303,15 +303,15 @@ static uint32_t only_byte(struct bt_machine *m, uint32_t at, uint32_t n)
     return only;
 }
 
-static size_t forced(struct bt_machine *m, uint32_t state, uint8_t *out, size_t cap)
+static size_t forced(struct bt_automaton *m, uint32_t state, uint8_t *out, size_t cap)
 {
-    uint32_t base = bt_machine_load(m, state), at = base, n = m->states[state].n;
+    uint32_t base = bt_automaton_load(m, state), at = base, n = m->states[state].n;
     bool final = m->states[state].final;
     size_t k = 0;
     while (base != UINT32_MAX && k < cap && !final && n > 0) {
         uint32_t b = only_byte(m, at, n);
         uint32_t next =
-            b == 256 || b == BT_RX_SPECIAL ? UINT32_MAX : bt_machine_step(m, at, n, (uint8_t)b);
+            b == 256 || b == BT_RX_SPECIAL ? UINT32_MAX : bt_automaton_step(m, at, n, (uint8_t)b);
         if (next == UINT32_MAX) {
             break;
         }
@@ -331,7 +331,7 @@ size_t bt_matcher_forced(struct bt_matcher *m, void *bytes, size_t cap)
     }
     pthread_mutex_lock(&m->g->lock);
     set_budget(m->g, 0);
-    size_t n = current(m) ? forced(&m->g->machine, m->state, bytes, cap) : 0;
+    size_t n = current(m) ? forced(&m->g->automaton, m->state, bytes, cap) : 0;
     pthread_mutex_unlock(&m->g->lock);
     return n;
 }

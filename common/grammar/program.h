@@ -1,6 +1,6 @@
-/* What the front ends (schema.c, gbnf.c, regex, choice, tags.c) build and the machine (machine.c)
- * runs: a program, a context-free grammar over bytes whose terminals are regular expressions
- * (rx.h), with two more kinds of nodes, repeats with a counter and JSON objects. */
+/* What the front ends (schema.c, gbnf.c, regex, choice, tags.c) build and the automaton
+ * (automaton.c) runs: a program, a context-free grammar over bytes whose terminals are regular
+ * expressions (rx.h), with two more kinds of nodes, repeats with a counter and JSON objects. */
 #ifndef BT_GRAMMAR_PROGRAM_H
 #define BT_GRAMMAR_PROGRAM_H
 

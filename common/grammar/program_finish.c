@@ -1,5 +1,5 @@
 /* The analysis that ends building: which nodes can produce a text and which the empty text, repeats
- * of what may be empty, left recursion. The machine enters productive nodes only, so that each of
+ * of what may be empty, left recursion. The automaton enters productive nodes only, so that each of
  * its threads can end. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* A program as the machine reads it. program.c has the makers, program_finish.c the analysis. */
+/* A program as the automaton reads it. program.c has the makers, program_finish.c the analysis. */
 #ifndef BT_GRAMMAR_PROGRAM_PRIV_H
 #define BT_GRAMMAR_PROGRAM_PRIV_H
 

@@ -1,5 +1,5 @@
 /* Inside of a set of expressions. rx.c has the makers, rx_dfa.c the automaton, rx_chars.c the bytes
- * of characters; machine.c and vocab code step through rows directly. */
+ * of characters; automaton.c and vocab code step through rows directly. */
 #ifndef BT_GRAMMAR_RX_PRIV_H
 #define BT_GRAMMAR_RX_PRIV_H
 

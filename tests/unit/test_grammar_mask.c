@@ -314,7 +314,7 @@ static void a_full_grammar_forgets_and_goes_on(void **state)
         bt_matcher_destroy(m);
     }
     assert_true(g->generation > first);
-    assert_true(g->machine.bytes <= BT_GRAMMAR_BYTES_MAX / 8);
+    assert_true(g->automaton.bytes <= BT_GRAMMAR_BYTES_MAX / 8);
     for (uint32_t i = 0; i < 1000; i++) {
         assert_int_equal(bt_matcher_accept(deep, 3 + ']'), BT_OK);
     }
@@ -337,7 +337,7 @@ static void too_deep_a_text_is_an_error(void **state)
         st = bt_matcher_accept_bytes(m, open, sizeof(open));
     }
     assert_int_equal(st, BT_ERR_EXHAUSTED);
-    assert_true(g->machine.bytes <= BT_GRAMMAR_BYTES_MAX / 8);
+    assert_true(g->automaton.bytes <= BT_GRAMMAR_BYTES_MAX / 8);
     bt_matcher_destroy(m);
     bt_grammar_unref(g);
     bt_grammar_vocab_destroy(v);

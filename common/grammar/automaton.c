@@ -1,5 +1,5 @@
-/* Frames, states and steps of the machine. */
-#include "common/grammar/machine.h"
+/* Frames, states and steps of the automaton. */
+#include "common/grammar/automaton.h"
 
 #include <stdlib.h>
 
@@ -10,7 +10,7 @@ enum op { OP_ENTER, OP_RETURN };
 
 /* ---- memory ---- */
 
-bool bt_machine_take(struct bt_machine *m, size_t bytes)
+bool bt_automaton_take(struct bt_automaton *m, size_t bytes)
 {
     if (m->full || bytes > m->max_bytes - m->bytes) {
         m->full = true;
@@ -20,13 +20,14 @@ bool bt_machine_take(struct bt_machine *m, size_t bytes)
     return true;
 }
 
-bool bt_machine_grow(struct bt_machine *m, void *array_p, uint32_t n, uint32_t *cap, size_t size)
+bool bt_automaton_grow(struct bt_automaton *m, void *array_p, uint32_t n, uint32_t *cap,
+                       size_t size)
 {
     if (n < *cap) {
         return true;
     }
     uint32_t want = *cap ? *cap * 2 : 32;
-    if (!bt_machine_take(m, (want - *cap) * size)) {
+    if (!bt_automaton_take(m, (want - *cap) * size)) {
         return false;
     }
     void *array = NULL;
@@ -37,9 +38,9 @@ bool bt_machine_grow(struct bt_machine *m, void *array_p, uint32_t n, uint32_t *
     return true;
 }
 
-static bool heads_init(struct bt_machine *m, uint32_t **heads, uint32_t *n, uint32_t want)
+static bool heads_init(struct bt_automaton *m, uint32_t **heads, uint32_t *n, uint32_t want)
 {
-    if (!bt_machine_take(m, (want - *n) * sizeof(uint32_t))) {
+    if (!bt_automaton_take(m, (want - *n) * sizeof(uint32_t))) {
         return false;
     }
     *heads = bt_realloc(*heads, want * sizeof(uint32_t));
@@ -48,22 +49,22 @@ static bool heads_init(struct bt_machine *m, uint32_t **heads, uint32_t *n, uint
     return true;
 }
 
-static bool begin(struct bt_machine *m)
+static bool begin(struct bt_automaton *m)
 {
     m->n_frames = 1; /* 0: the end */
-    return bt_machine_grow(m, &m->frames, 1, &m->frames_cap, sizeof(*m->frames)) &&
+    return bt_automaton_grow(m, &m->frames, 1, &m->frames_cap, sizeof(*m->frames)) &&
            heads_init(m, &m->frame_heads, &m->n_frame_heads, 64) &&
            heads_init(m, &m->state_heads, &m->n_state_heads, 64);
 }
 
-bool bt_machine_init(struct bt_machine *m, struct bt_program *p, size_t max_bytes)
+bool bt_automaton_init(struct bt_automaton *m, struct bt_program *p, size_t max_bytes)
 {
-    *m = (struct bt_machine){.p = p, .rx = p->rx, .max_bytes = max_bytes};
+    *m = (struct bt_automaton){.p = p, .rx = p->rx, .max_bytes = max_bytes};
     bt_rx_mark(p->rx, &m->mark);
     return begin(m);
 }
 
-void bt_machine_cleanup(struct bt_machine *m)
+void bt_automaton_cleanup(struct bt_automaton *m)
 {
     free(m->frames);
     free(m->frame_heads);
@@ -77,13 +78,13 @@ void bt_machine_cleanup(struct bt_machine *m)
     free(m->done);
 }
 
-void bt_machine_reset(struct bt_machine *m)
+void bt_automaton_reset(struct bt_automaton *m)
 {
-    struct bt_machine old = *m;
-    bt_machine_cleanup(m);
+    struct bt_automaton old = *m;
+    bt_automaton_cleanup(m);
     bt_rx_rewind(old.rx, &old.mark);
-    *m =
-        (struct bt_machine){.p = old.p, .rx = old.rx, .max_bytes = old.max_bytes, .mark = old.mark};
+    *m = (struct bt_automaton){
+        .p = old.p, .rx = old.rx, .max_bytes = old.max_bytes, .mark = old.mark};
     (void)begin(m);
 }
 
@@ -106,16 +107,16 @@ static struct bt_memo *memo_slot(struct bt_memo *memo, uint32_t cap, const uint3
     return &memo[i];
 }
 
-uint32_t bt_memo_get(const struct bt_machine *m, const uint32_t key[4])
+uint32_t bt_memo_get(const struct bt_automaton *m, const uint32_t key[4])
 {
     return m->memo_cap ? memo_slot(m->memo, m->memo_cap, key)->value : UINT32_MAX;
 }
 
-bool bt_memo_put(struct bt_machine *m, const uint32_t key[4], uint32_t value)
+bool bt_memo_put(struct bt_automaton *m, const uint32_t key[4], uint32_t value)
 {
     if (m->n_memo * 2 >= m->memo_cap) {
         uint32_t want = m->memo_cap ? m->memo_cap * 2 : 64;
-        if (!bt_machine_take(m, (want - m->memo_cap) * sizeof(struct bt_memo))) {
+        if (!bt_automaton_take(m, (want - m->memo_cap) * sizeof(struct bt_memo))) {
             return false;
         }
         struct bt_memo *memo = bt_malloc(want * sizeof(*memo));
@@ -138,7 +139,7 @@ bool bt_memo_put(struct bt_machine *m, const uint32_t key[4], uint32_t value)
 
 /* ---- frames ---- */
 
-uint32_t bt_frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32_t parent)
+uint32_t bt_frame(struct bt_automaton *m, bt_node_t node, uint32_t payload, uint32_t parent)
 {
     uint32_t hash = hash4(node, payload, parent, 0);
     for (uint32_t i = m->frame_heads[hash & (m->n_frame_heads - 1)]; i != UINT32_MAX;
@@ -160,7 +161,7 @@ uint32_t bt_frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32
             *head = i;
         }
     }
-    if (!bt_machine_grow(m, &m->frames, m->n_frames, &m->frames_cap, sizeof(*m->frames))) {
+    if (!bt_automaton_grow(m, &m->frames, m->n_frames, &m->frames_cap, sizeof(*m->frames))) {
         return UINT32_MAX;
     }
     uint32_t *head = &m->frame_heads[hash & (m->n_frame_heads - 1)];
@@ -169,13 +170,13 @@ uint32_t bt_frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32
     return m->n_frames++;
 }
 
-uint32_t bt_text_frame(struct bt_machine *m, bt_node_t node, uint32_t byte, uint32_t parent)
+uint32_t bt_text_frame(struct bt_automaton *m, bt_node_t node, uint32_t byte, uint32_t parent)
 {
     uint32_t f = bt_frame(m, node, byte, parent);
     return f == UINT32_MAX ? f : f | BT_FRAME_TEXT;
 }
 
-void bt_machine_drop_frames(struct bt_machine *m, uint32_t n)
+void bt_automaton_drop_frames(struct bt_automaton *m, uint32_t n)
 {
     while (m->n_frames > n) { /* the youngest of a chain is its first */
         const struct bt_frame *f = &m->frames[--m->n_frames];
@@ -185,10 +186,10 @@ void bt_machine_drop_frames(struct bt_machine *m, uint32_t n)
 
 /* ---- closure: what follows without a byte ---- */
 
-bool bt_push_thread(struct bt_machine *m, bt_rx_t q, uint32_t f)
+bool bt_push_thread(struct bt_automaton *m, bt_rx_t q, uint32_t f)
 {
     if (q == BT_RX_FAILED || f == UINT32_MAX ||
-        !bt_machine_grow(m, &m->arena, m->n_arena, &m->arena_cap, sizeof(*m->arena))) {
+        !bt_automaton_grow(m, &m->arena, m->n_arena, &m->arena_cap, sizeof(*m->arena))) {
         m->full = true;
         return false;
     }
@@ -196,10 +197,10 @@ bool bt_push_thread(struct bt_machine *m, bt_rx_t q, uint32_t f)
     return true;
 }
 
-static bool push_op(struct bt_machine *m, enum op op, uint32_t x, uint32_t f, bool fresh)
+static bool push_op(struct bt_automaton *m, enum op op, uint32_t x, uint32_t f, bool fresh)
 {
     if (f == UINT32_MAX || m->n_ops >= OPS_MAX ||
-        !bt_machine_grow(m, &m->ops, m->n_ops, &m->ops_cap, sizeof(*m->ops))) {
+        !bt_automaton_grow(m, &m->ops, m->n_ops, &m->ops_cap, sizeof(*m->ops))) {
         m->full = true;
         return false;
     }
@@ -219,12 +220,12 @@ static struct bt_closure_op *done_slot(struct bt_closure_op *done, uint32_t cap,
 }
 
 /* Whether this closure has done an operation already; if not, it counts as done from now on. */
-static bool was_done(struct bt_machine *m, const struct bt_closure_op *o, bool *ok)
+static bool was_done(struct bt_automaton *m, const struct bt_closure_op *o, bool *ok)
 {
     if (m->n_done * 2 >= m->done_cap) {
         uint32_t want = m->done_cap ? m->done_cap * 2 : 32;
         *ok = want <= OPS_MAX * 2 &&
-              bt_machine_take(m, (want - m->done_cap) * sizeof(struct bt_closure_op));
+              bt_automaton_take(m, (want - m->done_cap) * sizeof(struct bt_closure_op));
         if (!*ok) {
             m->full = true;
             return true;
@@ -249,7 +250,7 @@ static bool was_done(struct bt_machine *m, const struct bt_closure_op *o, bool *
     return false;
 }
 
-static bool enter(struct bt_machine *m, bt_node_t id, uint32_t f, bool fresh)
+static bool enter(struct bt_automaton *m, bt_node_t id, uint32_t f, bool fresh)
 {
     const struct bt_program *p = m->p;
     const struct bt_node *n = &p->nodes[id];
@@ -285,7 +286,7 @@ static bool enter(struct bt_machine *m, bt_node_t id, uint32_t f, bool fresh)
 }
 
 /* An item or a separator of a repeat has ended. fresh: it was an item without a byte. */
-static bool repeat_on(struct bt_machine *m, struct bt_frame f, bool fresh)
+static bool repeat_on(struct bt_automaton *m, struct bt_frame f, bool fresh)
 {
     const struct bt_node *n = &m->p->nodes[f.node];
     uint32_t count = f.payload >> 1;
@@ -293,7 +294,7 @@ static bool repeat_on(struct bt_machine *m, struct bt_frame f, bool fresh)
         return push_op(m, OP_ENTER, n->a, bt_frame(m, f.node, count << 1, f.parent), true);
     }
     if (fresh && n->b == BT_NODE_EMPTY) {
-        return true; /* the machine is where it was */
+        return true; /* the automaton is where it was */
     }
     count = n->d == BT_RX_NO_MAX ? BT_MIN(count + 1, n->c) : count + 1;
     if (count >= n->c && !push_op(m, OP_RETURN, 0, f.parent, false)) {
@@ -312,7 +313,7 @@ static bool repeat_on(struct bt_machine *m, struct bt_frame f, bool fresh)
 }
 
 /* What was above the frame has ended. */
-static bool leave(struct bt_machine *m, uint32_t id, bool fresh)
+static bool leave(struct bt_automaton *m, uint32_t id, bool fresh)
 {
     if (id == 0) {
         m->final = true;
@@ -338,7 +339,7 @@ static bool leave(struct bt_machine *m, uint32_t id, bool fresh)
                           bt_frame(m, f.node, seen * 2, f.parent));
 }
 
-static bool closure(struct bt_machine *m)
+static bool closure(struct bt_automaton *m)
 {
     bool ok = true, many = m->n_ops > 1;
     if (m->n_done > 0) {
@@ -362,7 +363,7 @@ static bool closure(struct bt_machine *m)
 /* ---- steps ---- */
 
 /* The keys of an object that have ended: the numbers that the markers in a spell. */
-static bool keys_done(struct bt_machine *m, bt_rx_t a, uint32_t number, uint32_t digits,
+static bool keys_done(struct bt_automaton *m, bt_rx_t a, uint32_t number, uint32_t digits,
                       uint32_t id)
 {
     struct bt_rx_node n = m->rx->nodes[a];
@@ -404,7 +405,7 @@ static bool keys_done(struct bt_machine *m, bt_rx_t a, uint32_t number, uint32_t
 }
 
 /* An expression accepts or has come to a marker. */
-static bool ended(struct bt_machine *m, bt_rx_t q, uint32_t f)
+static bool ended(struct bt_automaton *m, bt_rx_t q, uint32_t f)
 {
     if (f & BT_FRAME_TEXT) {
         return !bt_rx_nullable(m->rx, q) || bt_unique_item_done(m, f);
@@ -436,7 +437,7 @@ static int by_thread(const void *a, const void *b)
 }
 
 /* Sorts arena[at..) and removes doubles. */
-static uint32_t sort_threads(struct bt_machine *m, uint32_t at)
+static uint32_t sort_threads(struct bt_automaton *m, uint32_t at)
 {
     struct bt_thread *v = m->arena + at;
     uint32_t n = m->n_arena - at, k = 0;
@@ -465,7 +466,7 @@ static uint32_t sort_threads(struct bt_machine *m, uint32_t at)
     return k;
 }
 
-uint32_t bt_machine_step(struct bt_machine *m, uint32_t at, uint32_t n, uint8_t byte)
+uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint8_t byte)
 {
     uint32_t top = m->n_arena;
     m->final = false;
@@ -509,7 +510,7 @@ static uint32_t state_hash(const struct bt_thread *v, uint32_t n, bool final)
     return (uint32_t)h;
 }
 
-uint32_t bt_machine_intern(struct bt_machine *m, uint32_t at, bool final)
+uint32_t bt_automaton_intern(struct bt_automaton *m, uint32_t at, bool final)
 {
     uint32_t n = m->n_arena - at, hash;
     const struct bt_thread *v = m->arena + at;
@@ -538,11 +539,11 @@ uint32_t bt_machine_intern(struct bt_machine *m, uint32_t at, bool final)
         }
     }
     while (m->n_pool + n > m->pool_cap) {
-        if (!bt_machine_grow(m, &m->pool, m->pool_cap, &m->pool_cap, sizeof(*m->pool))) {
+        if (!bt_automaton_grow(m, &m->pool, m->pool_cap, &m->pool_cap, sizeof(*m->pool))) {
             return BT_STATE_FAILED;
         }
     }
-    if (!bt_machine_grow(m, &m->states, m->n_states, &m->states_cap, sizeof(*m->states))) {
+    if (!bt_automaton_grow(m, &m->states, m->n_states, &m->states_cap, sizeof(*m->states))) {
         return BT_STATE_FAILED;
     }
     bt_copy(m->pool + m->n_pool, v, n * sizeof(*v));
@@ -554,7 +555,7 @@ uint32_t bt_machine_intern(struct bt_machine *m, uint32_t at, bool final)
     return m->n_states++;
 }
 
-uint32_t bt_machine_start(struct bt_machine *m)
+uint32_t bt_automaton_start(struct bt_automaton *m)
 {
     uint32_t at = m->n_arena;
     m->final = false;
@@ -563,10 +564,10 @@ uint32_t bt_machine_start(struct bt_machine *m)
         m->n_arena = at;
         return BT_STATE_FAILED;
     }
-    return bt_machine_intern(m, at, m->final);
+    return bt_automaton_intern(m, at, m->final);
 }
 
-uint32_t bt_machine_load(struct bt_machine *m, uint32_t state)
+uint32_t bt_automaton_load(struct bt_automaton *m, uint32_t state)
 {
     struct bt_state s = m->states[state];
     uint32_t at = m->n_arena;

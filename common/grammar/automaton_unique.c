@@ -1,7 +1,7 @@
 /* Arrays of different scalars. The threads of an item carry the item's text in their frames; when
  * the item ends, all texts of the same value are taken out of what later items may be. A set of
  * seen items is their number and the expression of all their texts. */
-#include "common/grammar/machine.h"
+#include "common/grammar/automaton.h"
 
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@
 
 enum { COUNT, TEXTS, SET_WORDS };
 
-static uint32_t make_set(struct bt_machine *m, uint32_t count, bt_rx_t texts)
+static uint32_t make_set(struct bt_automaton *m, uint32_t count, bt_rx_t texts)
 {
     uint32_t *set = bt_seen_room(m, SET_WORDS);
     if (!set || texts == BT_RX_FAILED) {
@@ -22,7 +22,7 @@ static uint32_t make_set(struct bt_machine *m, uint32_t count, bt_rx_t texts)
     return bt_seen_intern(m, OWNER, SET_WORDS);
 }
 
-bool bt_unique_enter(struct bt_machine *m, bt_node_t node, uint32_t parent)
+bool bt_unique_enter(struct bt_automaton *m, bt_node_t node, uint32_t parent)
 {
     uint32_t set = make_set(m, 0, BT_RX_NONE);
     return set != UINT32_MAX && bt_push_thread(m, m->p->uniques[m->p->nodes[node].a].open,
@@ -30,12 +30,12 @@ bool bt_unique_enter(struct bt_machine *m, bt_node_t node, uint32_t parent)
 }
 
 /* What the next item may be. */
-static bt_rx_t item_rx(struct bt_machine *m, const struct bt_unique *u, bt_rx_t texts)
+static bt_rx_t item_rx(struct bt_automaton *m, const struct bt_unique *u, bt_rx_t texts)
 {
     return bt_rx_and(m->rx, u->item, bt_rx_not(m->rx, texts));
 }
 
-bool bt_unique_item(struct bt_machine *m, uint32_t id)
+bool bt_unique_item(struct bt_automaton *m, uint32_t id)
 {
     struct bt_frame f = m->frames[id];
     const struct bt_unique *u = &m->p->uniques[m->p->nodes[f.node].a];
@@ -48,7 +48,7 @@ bool bt_unique_item(struct bt_machine *m, uint32_t id)
                                          bt_text_frame(m, f.node, BT_TEXT_BEGIN, id));
 }
 
-bool bt_unique_item_done(struct bt_machine *m, uint32_t text_frame)
+bool bt_unique_item_done(struct bt_automaton *m, uint32_t text_frame)
 {
     uint32_t n = 0, at = text_frame;
     for (; bt_frame_at(m, at)->payload != BT_TEXT_BEGIN; at = bt_frame_at(m, at)->parent) {

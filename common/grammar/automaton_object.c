@@ -2,7 +2,7 @@
  * are one expression, in which each key ends with the marker of its number; the expressions of
  * ranges of keys are kept, so that a seen key makes only those that contain it anew. */
 #include "common/base/map.h"
-#include "common/grammar/machine.h"
+#include "common/grammar/automaton.h"
 
 enum tag {
     TAG_SEEN = 0x10000000,
@@ -11,16 +11,16 @@ enum tag {
     TAG_NEXT = 0x40000000
 };
 
-static uint32_t *seen_at(struct bt_machine *m, uint32_t seen)
+static uint32_t *seen_at(struct bt_automaton *m, uint32_t seen)
 {
     return m->seen + seen;
 }
 
 /* Room for a set at the end; the caller fills it in. */
-uint32_t *bt_seen_room(struct bt_machine *m, uint32_t words)
+uint32_t *bt_seen_room(struct bt_automaton *m, uint32_t words)
 {
     while (m->n_seen + words > m->seen_cap) {
-        if (!bt_machine_grow(m, &m->seen, m->seen_cap, &m->seen_cap, sizeof(uint32_t))) {
+        if (!bt_automaton_grow(m, &m->seen, m->seen_cap, &m->seen_cap, sizeof(uint32_t))) {
             return NULL;
         }
     }
@@ -28,7 +28,7 @@ uint32_t *bt_seen_room(struct bt_machine *m, uint32_t words)
 }
 
 /* The number of the set at the end: an older one that is equal, or itself. */
-uint32_t bt_seen_intern(struct bt_machine *m, uint32_t owner, uint32_t words)
+uint32_t bt_seen_intern(struct bt_automaton *m, uint32_t owner, uint32_t words)
 {
     uint32_t *set = m->seen + m->n_seen;
     uint64_t h = bt_hash64(set, words * sizeof(uint32_t), owner);
@@ -48,7 +48,7 @@ uint32_t bt_seen_intern(struct bt_machine *m, uint32_t owner, uint32_t words)
     }
 }
 
-uint32_t bt_seen_first(struct bt_machine *m, uint32_t object)
+uint32_t bt_seen_first(struct bt_automaton *m, uint32_t object)
 {
     uint32_t words = 1 + m->p->objects[object].words, *set = bt_seen_room(m, words);
     if (!set) {
@@ -58,7 +58,7 @@ uint32_t bt_seen_first(struct bt_machine *m, uint32_t object)
     return bt_seen_intern(m, object, words);
 }
 
-uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint32_t key)
+uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uint32_t key)
 {
     const struct bt_object *o = &m->p->objects[object];
     uint32_t words = 1 + o->words, *set = bt_seen_room(m, words);
@@ -77,7 +77,7 @@ uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint3
 }
 
 /* The keys lo..lo+size of one word that are not in bits. */
-static bt_rx_t keys_of(struct bt_machine *m, uint32_t object, uint32_t lo, uint32_t size,
+static bt_rx_t keys_of(struct bt_automaton *m, uint32_t object, uint32_t lo, uint32_t size,
                        uint32_t bits)
 {
     const struct bt_object *o = &m->p->objects[object];
@@ -101,7 +101,8 @@ static bt_rx_t keys_of(struct bt_machine *m, uint32_t object, uint32_t lo, uint3
 }
 
 /* The keys that may come next: of the required ones only, or of all. */
-static bt_rx_t keys_left(struct bt_machine *m, uint32_t object, const uint32_t *set, bool required)
+static bt_rx_t keys_left(struct bt_automaton *m, uint32_t object, const uint32_t *set,
+                         bool required)
 {
     const struct bt_object *o = &m->p->objects[object];
     uint32_t base = m->rx->n_scratch;
@@ -130,7 +131,7 @@ static uint32_t missing(const struct bt_object *o, const uint32_t *set)
     return n;
 }
 
-bt_rx_t bt_object_rx(struct bt_machine *m, uint32_t object, uint32_t seen, bool first)
+bt_rx_t bt_object_rx(struct bt_automaton *m, uint32_t object, uint32_t seen, bool first)
 {
     const struct bt_object *o = &m->p->objects[object];
     struct bt_rx_set *s = m->rx;

@@ -1,9 +1,9 @@
-/* The machine that runs a program: a nondeterministic pushdown automaton over bytes. A thread is a
- * state of an expression and a frame, what follows when the expression ends. Frames are immutable
+/* The automaton that runs a program: a nondeterministic pushdown automaton over bytes. A thread is
+ * a state of an expression and a frame, what follows when the expression ends. Frames are immutable
  * and interned, and so are states (sorted sets of threads): equal situations have equal numbers.
  * One thread of the process at a time; grammar.c has the lock. */
-#ifndef BT_GRAMMAR_MACHINE_H
-#define BT_GRAMMAR_MACHINE_H
+#ifndef BT_GRAMMAR_AUTOMATON_H
+#define BT_GRAMMAR_AUTOMATON_H
 
 #include "common/grammar/program_priv.h"
 #include "common/grammar/rx_priv.h"
@@ -41,7 +41,7 @@ struct bt_closure_op {
     uint32_t op, x, frame;
     bool fresh;
 };
-struct bt_machine {
+struct bt_automaton {
     struct bt_program *p;
     struct bt_rx_set *rx;
     size_t max_bytes, bytes;
@@ -66,50 +66,51 @@ struct bt_machine {
     struct bt_rx_mark mark; /* what the compilation left in rx */
 };
 
-bool bt_machine_init(struct bt_machine *m, struct bt_program *p, size_t max_bytes);
-void bt_machine_cleanup(struct bt_machine *m);
+bool bt_automaton_init(struct bt_automaton *m, struct bt_program *p, size_t max_bytes);
+void bt_automaton_cleanup(struct bt_automaton *m);
 /* Forgets all states and frames, and what steps added to the expressions. */
-void bt_machine_reset(struct bt_machine *m);
+void bt_automaton_reset(struct bt_automaton *m);
 
 /* The first state. BT_STATE_FAILED: a limit, of this and of the following. */
-uint32_t bt_machine_start(struct bt_machine *m);
+uint32_t bt_automaton_start(struct bt_automaton *m);
 /* Steps arena[at..at+n) by a byte and pushes the threads that follow, sorted, onto the arena; sets
  * final. Returns their number. */
-uint32_t bt_machine_step(struct bt_machine *m, uint32_t at, uint32_t n, uint8_t byte);
+uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint8_t byte);
 /* The state of arena[at..) (sorted), which it takes off; DEAD: no threads and not final. */
-uint32_t bt_machine_intern(struct bt_machine *m, uint32_t at, bool final);
+uint32_t bt_automaton_intern(struct bt_automaton *m, uint32_t at, bool final);
 /* Forgets the frames from number n on: of threads that are in no state. */
-void bt_machine_drop_frames(struct bt_machine *m, uint32_t n);
+void bt_automaton_drop_frames(struct bt_automaton *m, uint32_t n);
 /* Pushes the threads of a state onto the arena; returns where they begin, UINT32_MAX: a limit. */
-uint32_t bt_machine_load(struct bt_machine *m, uint32_t state);
+uint32_t bt_automaton_load(struct bt_automaton *m, uint32_t state);
 
-/* Within the machine. */
-bool bt_machine_grow(struct bt_machine *m, void *array_p, uint32_t n, uint32_t *cap, size_t size);
-bool bt_machine_take(struct bt_machine *m, size_t bytes);
+/* Within the automaton. */
+bool bt_automaton_grow(struct bt_automaton *m, void *array_p, uint32_t n, uint32_t *cap,
+                       size_t size);
+bool bt_automaton_take(struct bt_automaton *m, size_t bytes);
 /* The value of four numbers, UINT32_MAX: none. */
-uint32_t bt_memo_get(const struct bt_machine *m, const uint32_t key[4]);
-bool bt_memo_put(struct bt_machine *m, const uint32_t key[4], uint32_t value);
+uint32_t bt_memo_get(const struct bt_automaton *m, const uint32_t key[4]);
+bool bt_memo_put(struct bt_automaton *m, const uint32_t key[4], uint32_t value);
 
-uint32_t bt_frame(struct bt_machine *m, bt_node_t node, uint32_t payload, uint32_t parent);
-uint32_t bt_text_frame(struct bt_machine *m, bt_node_t node, uint32_t byte, uint32_t parent);
-bool bt_push_thread(struct bt_machine *m, bt_rx_t q, uint32_t frame);
-static inline struct bt_frame *bt_frame_at(const struct bt_machine *m, uint32_t frame)
+uint32_t bt_frame(struct bt_automaton *m, bt_node_t node, uint32_t payload, uint32_t parent);
+uint32_t bt_text_frame(struct bt_automaton *m, bt_node_t node, uint32_t byte, uint32_t parent);
+bool bt_push_thread(struct bt_automaton *m, bt_rx_t q, uint32_t frame);
+static inline struct bt_frame *bt_frame_at(const struct bt_automaton *m, uint32_t frame)
 {
     return &m->frames[frame & ~BT_FRAME_TEXT];
 }
 
-/* machine_unique.c. Arrays of different scalars: the begin; what follows the text before an item;
+/* automaton_unique.c. Arrays of different scalars: the begin; what follows the text before an item;
  * what follows an item, whose text is in the frame of text. */
-bool bt_unique_enter(struct bt_machine *m, bt_node_t node, uint32_t parent);
-bool bt_unique_item(struct bt_machine *m, uint32_t frame);
-bool bt_unique_item_done(struct bt_machine *m, uint32_t text_frame);
+bool bt_unique_enter(struct bt_automaton *m, bt_node_t node, uint32_t parent);
+bool bt_unique_item(struct bt_automaton *m, uint32_t frame);
+bool bt_unique_item_done(struct bt_automaton *m, uint32_t text_frame);
 
-/* machine_object.c. The empty set of keys of an object, and a set with one more key. */
-uint32_t bt_seen_first(struct bt_machine *m, uint32_t object);
-uint32_t *bt_seen_room(struct bt_machine *m, uint32_t words);
-uint32_t bt_seen_intern(struct bt_machine *m, uint32_t owner, uint32_t words);
-uint32_t bt_seen_add(struct bt_machine *m, uint32_t object, uint32_t seen, uint32_t key);
+/* automaton_object.c. The empty set of keys of an object, and a set with one more key. */
+uint32_t bt_seen_first(struct bt_automaton *m, uint32_t object);
+uint32_t *bt_seen_room(struct bt_automaton *m, uint32_t words);
+uint32_t bt_seen_intern(struct bt_automaton *m, uint32_t owner, uint32_t words);
+uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uint32_t key);
 /* What may come in an object before the next value: after its begin (first) or after a value. */
-bt_rx_t bt_object_rx(struct bt_machine *m, uint32_t object, uint32_t seen, bool first);
+bt_rx_t bt_object_rx(struct bt_automaton *m, uint32_t object, uint32_t seen, bool first);
 
 #endif
