@@ -292,7 +292,7 @@ static void test_tags(void **state)
          "\"x\":\"a\\\"]\"}, "
          "\"end\":\"\"}, "
          "{ \"end\": \"]\\\\\", \"begin\":\"[\" ,\"schema\" "
-         ":false},{\"begin\":\"b\",\"schema\":{\"const\":7}}] "
+         ":{\"const\": 5}},{\"begin\":\"b\",\"schema\":{\"const\":7}}] "
          ", \"free_text\": false, \"at_least_one\":true,\"stop_after_first\":true}",
          {"0.1", "3", "b7", "[5]\\"},
          {"0.09", "3.1", "b8", "7", "[5]"}},
