@@ -41,8 +41,9 @@ static bt_rx_t quoted(struct bt_schema *c, bt_rx_t str)
     return bt_schema_rx(c, bt_rx_concat(c->rx, quote, bt_rx_concat(c->rx, str, quote)));
 }
 
-/* Null, booleans, numbers and strings as one expression. */
-static bt_rx_t scalars(struct bt_schema *c, const struct bt_nf *f)
+/* Null, booleans, numbers and strings as one expression. normal: numbers in the spellings whose
+ * value is known. */
+static bt_rx_t scalars(struct bt_schema *c, const struct bt_nf *f, bool normal)
 {
     bt_rx_t r = BT_RX_NONE;
     static const char *const words[] = {"null", "false", "true"};
@@ -52,7 +53,8 @@ static bt_rx_t scalars(struct bt_schema *c, const struct bt_nf *f)
     if (f->num.n) {
         if (f->why_num)
             refuse(c, f->why_num);
-        r = bt_rx_or(c->rx, r, bt_num_rx(c, f->num));
+        bt_rx_t num = bt_num_rx(c, f->num);
+        r = bt_rx_or(c->rx, r, num == c->num_all && normal ? bt_num_rx_normal(c) : num);
     }
     if (f->str != BT_RX_NONE) {
         if (f->why_str)
@@ -73,7 +75,7 @@ static bt_node_t node_of(struct bt_schema *c, bt_set_t set)
         c->todo = bt_schema_grow(c, c->todo, c->n_todo, &c->cap_todo, sizeof(*c->todo));
         c->todo[c->n_todo++] = set;
     } else {
-        bt_rx_t rx = scalars(c, f);
+        bt_rx_t rx = scalars(c, f, false);
         n = rx == BT_RX_NONE || bt_str_none(c, rx) ? BT_NODE_NONE
                                                    : ok(c, bt_program_regex(c->p, rx));
     }
@@ -128,18 +130,29 @@ static bt_node_t some_item(struct bt_schema *c, const struct bt_arr *a)
     return all;
 }
 
+static bt_node_t unique_array(struct bt_schema *c, const struct bt_arr *a)
+{
+    const struct bt_nf *f = bt_set_nf(c, a->rest);
+    if (a->n_prefix || a->n_has || f->n_arr || f->n_obj)
+        refuse(c, a->unique);
+    if (!bt_schema_has_values(c, f, a->min))
+        return BT_NODE_NONE;
+    return ok(c, bt_program_unique(c->p, scalars(c, f, true), a->min, a->max, c->space,
+                                   bt_schema_spellings));
+}
+
 static bt_node_t array(struct bt_schema *c, const struct bt_arr *a)
 {
     bt_node_t open = mark(c, "["), close = ok(c, bt_program_regex(c->p, bt_rx_text(c->rx, "]", 1)));
     bt_node_t space = ok(c, bt_program_regex(c->p, c->space)), body;
     if (a->why)
         refuse(c, a->why);
+    if (a->unique && a->max > 1)
+        return unique_array(c, a);
     if (a->max == 0) {
         body = BT_NODE_EMPTY;
     } else if (a->n_has) {
         body = some_item(c, a);
-    } else if (a->unique && a->max > 1) {
-        refuse(c, a->unique);
     } else if (!a->n_prefix) {
         body = items(c, a->rest, a->min, a->max);
     } else {
@@ -197,7 +210,7 @@ static bt_node_t object(struct bt_schema *c, const struct bt_obj *o)
 
 static bt_node_t body(struct bt_schema *c, const struct bt_nf *f)
 {
-    bt_rx_t rx = scalars(c, f);
+    bt_rx_t rx = scalars(c, f, false);
     bt_node_t *parts = NULL;
     uint32_t n = 0, cap = 0;
     if (rx != BT_RX_NONE) {

@@ -125,6 +125,17 @@ static bool quotient(const struct bt_dec *v, struct bt_mult m, bool up, __int128
     return true;
 }
 
+bool bt_piece_multiples(const struct bt_piece *p, __int128 *first, __int128 *last)
+{
+    __int128 a, b;
+    bool exact_a, exact_b;
+    if (!quotient(p->lo, p->of, true, &a, &exact_a) || !quotient(p->hi, p->of, false, &b, &exact_b))
+        return false;
+    *first = a + (exact_a && p->lo_open);
+    *last = b - (exact_b && p->hi_open);
+    return true;
+}
+
 static bool piece_none(const struct bt_piece *p)
 {
     for (uint32_t i = 0; i < p->n_nots; i++)
@@ -144,11 +155,7 @@ static bool piece_none(const struct bt_piece *p)
         return false;
     }
     __int128 a, b;
-    bool ea, eb;
-    if (!p->of.m || !quotient(p->lo, p->of, true, &a, &ea) ||
-        !quotient(p->hi, p->of, false, &b, &eb))
-        return false;
-    return a + (ea && p->lo_open) > b - (eb && p->hi_open);
+    return p->of.m && bt_piece_multiples(p, &a, &b) && a > b;
 }
 
 static bool is_value(const struct bt_piece *p)

@@ -189,6 +189,11 @@ void bt_schema_work(struct bt_schema *c, uint32_t n);  /* counts steps; fails ov
 bt_rx_t bt_schema_rx(struct bt_schema *c, bt_rx_t rx); /* fails if rx did */
 const struct bt_why *bt_schema_why(struct bt_schema *c, const struct bt_sj *at, const char *text);
 
+/* Calls make on the text with an arena of its own; *out stays as it is after an error. */
+void bt_schema_guard(struct bt_schema *c,
+                     bt_rx_t (*make)(struct bt_schema *c, const char *text, size_t n),
+                     const char *text, size_t n, bt_rx_t *out);
+
 /* schema_json.c */
 struct bt_sj *bt_sj_parse(struct bt_schema *c, const char *text, size_t len);
 const struct bt_sj *bt_sj_get(const struct bt_sj *object, const char *key); /* NULL: no such */
@@ -208,6 +213,8 @@ const struct bt_sj *bt_schema_deref(struct bt_schema *c, const struct bt_sj *ref
 /* schema_number.c: exact decimals and sets of numbers */
 int bt_dec_cmp(const struct bt_dec *a, const struct bt_dec *b);
 bool bt_mult_of(const struct bt_dec *d, struct bt_mult *m_p); /* false: too large */
+/* The quotients of the least and the greatest multiple within the bounds; false: unknown. */
+bool bt_piece_multiples(const struct bt_piece *p, __int128 *first, __int128 *last);
 struct bt_numset bt_num_all(struct bt_schema *c);
 struct bt_numset bt_num_one(struct bt_schema *c, const struct bt_piece *p);
 struct bt_numset bt_num_values(struct bt_schema *c, const struct bt_sj *const *v, uint32_t n);
@@ -216,6 +223,8 @@ struct bt_numset bt_num_join(struct bt_schema *c, struct bt_numset a, struct bt_
 struct bt_numset bt_num_not(struct bt_schema *c, struct bt_numset a);
 /* schema_number_rx.c: their texts */
 bt_rx_t bt_num_rx(struct bt_schema *c, struct bt_numset a);
+/* The two spellings of all numbers with constraints. */
+bt_rx_t bt_num_rx_normal(struct bt_schema *c);
 bt_rx_t bt_num_rx_all(struct bt_rx_set *s);
 bt_rx_t bt_num_rx_plain(struct bt_rx_set *s);
 
@@ -284,6 +293,11 @@ bt_rx_t bt_schema_pattern(struct bt_schema *c, const struct bt_sj *at, struct bt
                           const struct bt_why **why_p);
 struct bt_obj *bt_schema_object(struct bt_schema *c, const struct bt_sj *s);
 struct bt_arr *bt_schema_array(struct bt_schema *c, const struct bt_sj *s);
+/* schema_unique.c */
+/* All texts of the scalar value whose text is given; for bt_program_unique. */
+bt_rx_t bt_schema_spellings(struct bt_rx_set *s, const void *text, size_t n);
+/* Whether the scalars of f are at least n different values. */
+bool bt_schema_has_values(struct bt_schema *c, const struct bt_nf *f, uint32_t n);
 /* schema_emit.c */
 bt_node_t bt_schema_emit(struct bt_schema *c, bt_set_t start);
 
