@@ -276,8 +276,8 @@ static bool enter(struct bt_automaton *m, bt_node_t id, uint32_t f, bool fresh)
                (n->c > 0 || push_op(m, OP_RETURN, 0, f, fresh));
     case BT_NODE_K_OBJECT: {
         uint32_t seen = bt_seen_first(m, n->a);
-        return seen != UINT32_MAX &&
-               bt_push_thread(m, bt_object_rx(m, n->a, seen, true), bt_frame(m, id, seen * 2, f));
+        return seen != UINT32_MAX && bt_push_thread(m, bt_object_rx(m, n->a, seen, true),
+                                                    bt_object_frame(m, id, seen, f));
     }
     case BT_NODE_K_UNIQUE: return bt_unique_enter(m, id, f);
     case BT_NODE_K_RULE: return push_op(m, OP_ENTER, n->a, f, fresh);
@@ -336,7 +336,7 @@ static bool leave(struct bt_automaton *m, uint32_t id, bool fresh)
     BT_ASSERT(n->kind == BT_NODE_K_OBJECT && f.payload & 1);
     uint32_t seen = f.payload >> 1;
     return bt_push_thread(m, bt_object_rx(m, n->a, seen, false),
-                          bt_frame(m, f.node, seen * 2, f.parent));
+                          bt_object_frame(m, f.node, seen, f.parent));
 }
 
 static bool closure(struct bt_automaton *m)
@@ -362,14 +362,36 @@ static bool closure(struct bt_automaton *m)
 
 /* ---- steps ---- */
 
+/* The key of number `key` of the object of frame id has ended; 0: the object has. text: the frame
+ * of its text, 0: it has none. */
+static bool key_done(struct bt_automaton *m, uint32_t key, uint32_t id, uint32_t text)
+{
+    struct bt_frame f = m->frames[id];
+    uint32_t object = m->p->nodes[f.node].a, n, base;
+    bt_rx_t name = BT_RX_NONE;
+    if (key == 0) {
+        return push_op(m, OP_RETURN, 0, f.parent, false);
+    }
+    const struct bt_object_key *k = &m->p->objects[object].keys[key - 1];
+    if (text && k->pattern) {
+        char *t = bt_frame_text(m, text, &n, &base);
+        name = t ? bt_object_name(m, t, n) : BT_RX_FAILED;
+        free(t);
+    }
+    uint32_t seen =
+        name == BT_RX_FAILED ? UINT32_MAX : bt_seen_add(m, object, f.payload >> 1, key - 1, name);
+    return seen != UINT32_MAX &&
+           push_op(m, OP_ENTER, k->value, bt_frame(m, f.node, seen << 1 | 1, f.parent), false);
+}
+
 /* The keys of an object that have ended: the numbers that the markers in a spell. */
 static bool keys_done(struct bt_automaton *m, bt_rx_t a, uint32_t number, uint32_t digits,
-                      uint32_t id)
+                      uint32_t id, uint32_t text)
 {
     struct bt_rx_node n = m->rx->nodes[a];
     if (n.kind == BT_RX_K_OR) {
         for (uint32_t i = 0; i < n.b; i++) {
-            if (!keys_done(m, m->rx->lists[n.a + i], number, digits, id)) {
+            if (!keys_done(m, m->rx->lists[n.a + i], number, digits, id, text)) {
                 return false;
             }
         }
@@ -381,23 +403,9 @@ static bool keys_done(struct bt_automaton *m, bt_rx_t a, uint32_t number, uint32
             continue;
         }
         uint32_t more = number << 8 | b;
-        if (digits < 2) {
-            if (n.kind == BT_RX_K_CONCAT && !keys_done(m, n.b, more, digits + 1, id)) {
-                return false;
-            }
-            continue;
-        }
-        struct bt_frame f = m->frames[id];
-        uint32_t object = m->p->nodes[f.node].a;
-        if (more == 0) {
-            if (!push_op(m, OP_RETURN, 0, f.parent, false)) {
-                return false;
-            }
-            continue;
-        }
-        uint32_t seen = bt_seen_add(m, object, f.payload >> 1, more - 1);
-        if (seen == UINT32_MAX || !push_op(m, OP_ENTER, m->p->objects[object].keys[more - 1].value,
-                                           bt_frame(m, f.node, seen << 1 | 1, f.parent), false)) {
+        bool last = digits == 2;
+        if (last ? !key_done(m, more, id, text)
+                 : n.kind == BT_RX_K_CONCAT && !keys_done(m, n.b, more, digits + 1, id, text)) {
             return false;
         }
     }
@@ -407,15 +415,20 @@ static bool keys_done(struct bt_automaton *m, bt_rx_t a, uint32_t number, uint32
 /* An expression accepts or has come to a marker. */
 static bool ended(struct bt_automaton *m, bt_rx_t q, uint32_t f)
 {
-    if (f & BT_FRAME_TEXT) {
-        return !bt_rx_nullable(m->rx, q) || bt_unique_item_done(m, f);
-    }
-    const struct bt_frame *fr = &m->frames[f];
-    if (f != 0 && m->p->nodes[fr->node].kind == BT_NODE_K_OBJECT && !(fr->payload & 1)) {
+    const struct bt_frame *fr = bt_frame_at(m, f);
+    uint8_t kind = f == 0 ? BT_NODE_K_NONE : m->p->nodes[fr->node].kind;
+    if (kind == BT_NODE_K_OBJECT && (f & BT_FRAME_TEXT || !(fr->payload & 1))) {
         bt_rx_t marks = bt_rx_step(m->rx, q, BT_RX_MARK);
-        return marks != BT_RX_FAILED && keys_done(m, marks, 0, 0, f);
+        uint32_t id = f;
+        while (id & BT_FRAME_TEXT && marks != BT_RX_NONE) {
+            id = bt_frame_at(m, id)->parent;
+        }
+        return marks != BT_RX_FAILED && keys_done(m, marks, 0, 0, id, f & BT_FRAME_TEXT ? f : 0);
     }
-    return !bt_rx_nullable(m->rx, q) || push_op(m, OP_RETURN, 0, f, false);
+    if (!bt_rx_nullable(m->rx, q)) {
+        return true;
+    }
+    return f & BT_FRAME_TEXT ? bt_unique_item_done(m, f) : push_op(m, OP_RETURN, 0, f, false);
 }
 
 /* Whether nothing but a marker may follow. */

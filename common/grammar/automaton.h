@@ -105,11 +105,19 @@ bool bt_unique_enter(struct bt_automaton *m, bt_node_t node, uint32_t parent);
 bool bt_unique_item(struct bt_automaton *m, uint32_t frame);
 bool bt_unique_item_done(struct bt_automaton *m, uint32_t text_frame);
 
-/* automaton_object.c. The empty set of keys of an object, and a set with one more key. */
+/* automaton_object.c. The empty set of keys of an object, and a set with one more key. name: its
+ * spellings, where the object asks for them (distinct). */
 uint32_t bt_seen_first(struct bt_automaton *m, uint32_t object);
+/* The text of a frame of text; the caller frees it. *base_p: the frame below. NULL: a limit. */
+char *bt_frame_text(struct bt_automaton *m, uint32_t frame, uint32_t *n_p, uint32_t *base_p);
+/* The frame of the keys of an object, given those seen. */
+uint32_t bt_object_frame(struct bt_automaton *m, bt_node_t node, uint32_t seen, uint32_t parent);
+/* The last key of a text of keys in all its spellings. */
+bt_rx_t bt_object_name(struct bt_automaton *m, const char *text, uint32_t n);
 uint32_t *bt_seen_room(struct bt_automaton *m, uint32_t words);
 uint32_t bt_seen_intern(struct bt_automaton *m, uint32_t owner, uint32_t words);
-uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uint32_t key);
+uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uint32_t key,
+                     bt_rx_t name);
 /* What may come in an object before the next value: after its begin (first) or after a value. */
 bt_rx_t bt_object_rx(struct bt_automaton *m, uint32_t object, uint32_t seen, bool first);
 

@@ -1,6 +1,8 @@
 /* Objects: which keys were seen, and what may come before the next value. The keys that are left
  * are one expression, in which each key ends with the marker of its number; the expressions of
  * ranges of keys are kept, so that a seen key makes only those that contain it anew. */
+#include <stdlib.h>
+
 #include "common/base/map.h"
 #include "common/grammar/automaton.h"
 
@@ -48,9 +50,15 @@ uint32_t bt_seen_intern(struct bt_automaton *m, uint32_t owner, uint32_t words)
     }
 }
 
+/* The number of properties, a bit for each declared one, the spellings of the others. */
+static uint32_t set_words(const struct bt_object *o)
+{
+    return 1 + o->words + o->distinct;
+}
+
 uint32_t bt_seen_first(struct bt_automaton *m, uint32_t object)
 {
-    uint32_t words = 1 + m->p->objects[object].words, *set = bt_seen_room(m, words);
+    uint32_t words = set_words(&m->p->objects[object]), *set = bt_seen_room(m, words);
     if (!set) {
         return UINT32_MAX;
     }
@@ -58,10 +66,11 @@ uint32_t bt_seen_first(struct bt_automaton *m, uint32_t object)
     return bt_seen_intern(m, object, words);
 }
 
-uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uint32_t key)
+uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uint32_t key,
+                     bt_rx_t name)
 {
     const struct bt_object *o = &m->p->objects[object];
-    uint32_t words = 1 + o->words, *set = bt_seen_room(m, words);
+    uint32_t words = set_words(o), *set = bt_seen_room(m, words);
     if (!set) {
         return UINT32_MAX;
     }
@@ -72,6 +81,12 @@ uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uin
     }
     if (key < o->n_props) {
         set[1 + (key >> 5)] |= 1u << (key & 31);
+    }
+    if (o->distinct) {
+        set[1 + o->words] = bt_rx_or(m->rx, set[1 + o->words], name);
+        if (set[1 + o->words] == BT_RX_FAILED) {
+            return UINT32_MAX;
+        }
     }
     return bt_seen_intern(m, object, words);
 }
@@ -114,7 +129,12 @@ static bt_rx_t keys_left(struct bt_automaton *m, uint32_t object, const uint32_t
         }
     }
     for (uint32_t i = o->n_props; i < o->n_props + o->n_patterns && !required; i++) {
-        if (!bt_rx_push(m->rx, o->keys[i].rx)) {
+        bt_rx_t rx = o->keys[i].rx;
+        if (o->distinct && set[1 + o->words] != BT_RX_NONE) {
+            bt_rx_t name = bt_rx_not(m->rx, set[1 + o->words]);
+            rx = bt_rx_concat(m->rx, bt_rx_and(m->rx, o->keys[i].name, name), o->keys[i].tail);
+        }
+        if (!bt_rx_push(m->rx, rx)) {
             m->rx->n_scratch = base;
             return BT_RX_FAILED;
         }
@@ -155,4 +175,63 @@ bt_rx_t bt_object_rx(struct bt_automaton *m, uint32_t object, uint32_t seen, boo
         return BT_RX_FAILED;
     }
     return r;
+}
+
+uint32_t bt_object_frame(struct bt_automaton *m, bt_node_t node, uint32_t seen, uint32_t parent)
+{
+    uint32_t f = bt_frame(m, node, seen * 2, parent);
+    if (f == UINT32_MAX || !m->p->objects[m->p->nodes[node].a].distinct) {
+        return f;
+    }
+    return bt_text_frame(m, node, BT_TEXT_BEGIN, f);
+}
+
+/* The code unit of four hexadecimal digits. */
+static uint32_t unit(const char *p)
+{
+    uint32_t u = 0;
+    for (int i = 0; i < 4; i++) {
+        uint32_t d = (uint8_t)p[i];
+        u = u << 4 | (d <= '9' ? d - '0' : (d | 32) - 'a' + 10);
+    }
+    return u;
+}
+
+static size_t put_char(char *out, uint32_t c)
+{
+    static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = n; i-- > 1; c >>= 6) {
+        out[i] = (char)(0x80 | (c & 63));
+    }
+    out[0] = (char)(lead[n] | c);
+    return n;
+}
+
+bt_rx_t bt_object_name(struct bt_automaton *m, const char *text, uint32_t n)
+{
+    static const char letters[] = "bfnrt", controls[] = "\b\f\n\r\t";
+    char *name = bt_malloc(n + 4);
+    size_t len = 0;
+    const char *p = memchr(text, '"', n), *end = text + n;
+    for (p = p ? p + 1 : end; p < end && *p != '"'; p++) {
+        const char *letter;
+        if (*p != '\\') {
+            name[len++] = *p;
+        } else if (*++p != 'u') {
+            letter = strchr(letters, *p);
+            name[len++] = letter ? controls[letter - letters] : *p;
+        } else { /* the automaton let complete escapes and pairs through only */
+            uint32_t c = unit(p + 1);
+            p += 4;
+            if (c >= 0xD800 && c < 0xDC00) {
+                c = 0x10000 + ((c & 0x3FF) << 10) + (unit(p + 3) & 0x3FF);
+                p += 6;
+            }
+            len += put_char(name + len, c);
+        }
+    }
+    bt_rx_t rx = bt_program_spelled(m->rx, name, len, BT_RX_EMPTY);
+    free(name);
+    return rx;
 }

@@ -48,25 +48,33 @@ bool bt_unique_item(struct bt_automaton *m, uint32_t id)
                                          bt_text_frame(m, f.node, BT_TEXT_BEGIN, id));
 }
 
-bool bt_unique_item_done(struct bt_automaton *m, uint32_t text_frame)
+char *bt_frame_text(struct bt_automaton *m, uint32_t frame, uint32_t *n_p, uint32_t *base_p)
 {
-    uint32_t n = 0, at = text_frame;
+    uint32_t n = 0, at = frame;
     for (; bt_frame_at(m, at)->payload != BT_TEXT_BEGIN; at = bt_frame_at(m, at)->parent) {
         n++;
     }
-    struct bt_frame f = m->frames[bt_frame_at(m, at)->parent];
-    const struct bt_unique *u = &m->p->uniques[m->p->nodes[f.node].a];
     if (n > TEXT_MAX || !bt_rx_work(m->rx, n)) {
-        return false;
+        return NULL;
     }
+    *base_p = bt_frame_at(m, at)->parent;
+    *n_p = n;
     char *text = bt_malloc(n + 1);
-    for (at = text_frame; n > 0; at = bt_frame_at(m, at)->parent) {
+    for (at = frame; n > 0; at = bt_frame_at(m, at)->parent) {
         text[--n] = (char)bt_frame_at(m, at)->payload;
     }
-    for (at = text_frame; bt_frame_at(m, at)->payload != BT_TEXT_BEGIN;) {
-        at = bt_frame_at(m, at)->parent;
-        n++;
+    return text;
+}
+
+bool bt_unique_item_done(struct bt_automaton *m, uint32_t text_frame)
+{
+    uint32_t n, base;
+    char *text = bt_frame_text(m, text_frame, &n, &base);
+    if (!text) {
+        return false;
     }
+    struct bt_frame f = m->frames[base];
+    const struct bt_unique *u = &m->p->uniques[m->p->nodes[f.node].a];
     bt_rx_t texts = bt_rx_or(m->rx, m->seen[f.payload + TEXTS], u->spellings(m->rx, text, n));
     free(text);
     uint32_t count = m->seen[f.payload + COUNT] + 1;

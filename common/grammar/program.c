@@ -312,8 +312,7 @@ static uint32_t next_char(const uint8_t *text, size_t len, size_t *at)
     return c;
 }
 
-/* name in all its spellings, before tail. */
-static bt_rx_t spelled(struct bt_rx_set *s, const char *name, size_t len, bt_rx_t tail)
+bt_rx_t bt_program_spelled(struct bt_rx_set *s, const char *name, size_t len, bt_rx_t tail)
 {
     uint32_t base = s->n_scratch;
     size_t at = 0;
@@ -360,7 +359,7 @@ static bool add_keys(struct bt_program *p, struct bt_object *o, const struct bt_
     for (uint32_t i = 0; i < n && ok; i++) {
         struct bt_object_key *k = &o->keys[i];
         bt_rx_t tail = bt_rx_concat(s, before, marker(s, i + 1));
-        k->rx = spelled(s, order[i]->name, order[i]->name_len, tail);
+        k->rx = bt_program_spelled(s, order[i]->name, order[i]->name_len, tail);
         k->value = order[i]->value;
         k->required = order[i]->required;
         o->n_required += k->required;
@@ -380,11 +379,14 @@ static bool add_keys(struct bt_program *p, struct bt_object *o, const struct bt_
         bool none = true;
         ok = bt_rx_is_none(s, in->patterns[i].key, ALIVE_STATES, &none) == BT_OK;
         *k = (struct bt_object_key){.rx = bt_rx_concat(s, in->patterns[i].key, tail),
+                                    .name = in->patterns[i].key,
+                                    .tail = tail,
                                     .value = in->patterns[i].value,
                                     .pattern = true};
         ok = ok && k->rx != BT_RX_FAILED && k->value != BT_NODE_FAILED;
         o->n_patterns -= none;
     }
+    o->distinct = o->min > 1 && o->n_patterns > 0;
     return ok;
 }
 

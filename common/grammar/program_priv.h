@@ -24,7 +24,8 @@ struct bt_node {
 
 /* A way to go on with a key of an object: the bytes from its first character to the value. */
 struct bt_object_key {
-    bt_rx_t rx; /* ends with the marker of its number, see BT_RX_MARK */
+    bt_rx_t rx;         /* ends with the marker of its number, see BT_RX_MARK */
+    bt_rx_t name, tail; /* of a pattern: rx is name, then tail */
     bt_node_t value;
     bool required, pattern;
 };
@@ -38,6 +39,7 @@ struct bt_object {
     uint32_t *optional; /* [words] bit i: key i is not required */
     uint32_t words;     /* of 32 properties */
     uint32_t n_required;
+    bool distinct; /* undeclared keys count towards a minimum: each may come once only */
 };
 
 struct bt_unique { /* an array of different scalars */
@@ -62,7 +64,8 @@ struct bt_program {
     bt_node_t start;
 };
 
-/* program.c */
+/* program.c. A name (decoded) in all its spellings, before tail. */
+bt_rx_t bt_program_spelled(struct bt_rx_set *s, const char *name, size_t len, bt_rx_t tail);
 bool bt_program_grow(struct bt_program *p, void *array_p, uint32_t n, uint32_t *cap, size_t size);
 bool bt_program_take(struct bt_program *p, size_t bytes); /* from the limit */
 

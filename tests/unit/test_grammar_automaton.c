@@ -145,13 +145,13 @@ static uint64_t object_ends(const struct tree *t, const char *s, uint64_t now, u
     for (uint32_t i = 0; i < t->n + 2 && now && count < t->max; i++) {
         char key[8];
         uint32_t value = i < t->n ? t->props[i].value : t->rest;
-        if ((i < t->n && seen >> i & 1) || (i >= t->n && !t->rest)) {
+        bool once = i < t->n || t->min > 1; /* undeclared keys: where a minimum counts them */
+        if ((once && seen >> i & 1) || (i >= t->n && !t->rest)) {
             continue;
         }
         sprintf(key, "\"%s\":", i < t->n ? t->props[i].name : i == t->n ? "x" : "y");
         uint64_t next = ends_all(value, s, expect(s, now, key), depth);
-        to |=
-            next ? object_ends(t, s, next, i < t->n ? seen | 1u << i : seen, count + 1, depth) : 0;
+        to |= next ? object_ends(t, s, next, seen | 1u << i, count + 1, depth) : 0;
     }
     return to;
 }
@@ -415,11 +415,52 @@ static void items_of_unique_arrays_differ(void **state)
     bt_grammar_vocab_destroy(v);
 }
 
+static void counted_keys_differ_in_any_spelling(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool valid;
+    } cases[] = {{"{\"a\":1,\"b\":1}", true},
+                 {"{\"a\":1}", false},
+                 {"{\"a\":1,\"a\":1}", false},
+                 {"{\"a\":1,\"\\u0061\":1}", false},
+                 {"{\"\\uD83D\\uDE00\":1,\"\xF0\x9F\x98\x80\":1}", false},
+                 {"{\"\\uD83D\\uDE00\":1,\"\xF0\x9F\x98\x81\":1}", true},
+                 {"{\"\\n\":1,\"\\u000A\":1}", false},
+                 {"{\"\\\"\":1,\"\\u0022\":1}", false},
+                 {"{\"\\\"\":1,\"\\\\\":1}", true},
+                 {"{\"a\":1,\"b\":1,\"\\u0062\":1}", false},
+                 {"{\"\":1,\"b\":1,\"c\":1}", true}};
+    struct bt_grammar_vocab *v = bytes_vocab();
+    struct bt_program *p = bt_program_create(BT_GRAMMAR_BYTES_MAX);
+    struct bt_rx_set *s = bt_program_rx(p);
+    struct bt_rx_range all = {0, 0x10FFFF};
+    struct bt_program_pattern rest = {
+        bt_rx_repeat(s, bt_rx_chars(s, BT_RX_JSON_STRING, &all, 1), 0, BT_RX_NO_MAX),
+        bt_program_regex(p, bt_rx_text(s, "1", 1))};
+    struct bt_program_object o = {
+        .patterns = &rest, .n_patterns = 1, .min = 2, .max = BT_RX_NO_MAX, .space = BT_RX_EMPTY};
+    struct bt_grammar *g;
+    char err[200];
+    assert_int_equal(bt_grammar_take(p, bt_program_object(p, &o), &g, err, sizeof(err)), BT_OK);
+    struct bt_matcher *m = bt_matcher_create(g, v);
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        if (accepts(m, cases[i].text) != cases[i].valid) {
+            fail_msg("%s", cases[i].text);
+        }
+    }
+    bt_matcher_destroy(m);
+    bt_grammar_unref(g);
+    bt_grammar_vocab_destroy(v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_programs_match_as_defined),
         cmocka_unit_test(items_of_unique_arrays_differ),
+        cmocka_unit_test(counted_keys_differ_in_any_spelling),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
