@@ -10,6 +10,7 @@
 #include "common/spec/spec.h"
 #include "common/worker/grant.h"
 #include "common/worker/lease.h"
+#include "common/worker/mask.h"
 #include "common/worker/worker.h"
 #include "common/worker/writeback.h"
 #include "session.pb-c.h"
@@ -52,6 +53,7 @@ struct bt_submission {
     bool late; /* it may delay no other request: a class of its own behind all others */
     struct bt_kv_key root;
     struct bt_engine_params params; /* bias arrays: in the lead's allocation */
+    struct bt_wgrammar *grammar;    /* the lead has the reference; NULL: the answer is free */
     uint64_t attach;                /* attachment that its LocalOpen went to */
 };
 
@@ -85,6 +87,7 @@ struct bt_wreq {
     struct bt_wreq_lease lease; /* lease.c */
     struct bt_wreq_wback wback; /* writeback.c */
     struct bt_wreq_group group; /* core.c, admission.c */
+    struct bt_wmatch match;     /* mask.c; the matcher: mask_make.c */
 
     /* the sequence: core.c, admission.c and step.c, between two calls the role */
     struct bt_list link; /* queue, or active by rising order */

@@ -10,6 +10,8 @@ static const double tokens_bounds[] = {1,   2,   4,   8,    16,   32,   64,
                                        128, 256, 512, 1024, 2048, 4096, 8192};
 static const double queue_bounds[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
 
+static const double mask_bounds[] = {1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3};
+
 static const double error_bounds[] = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1, 2, 5};
 static const char error_help[] = "Error of the predicted duration of engine steps: the difference "
                                  "from the actual duration, divided by it.";
@@ -61,6 +63,21 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
         bt_metrics_histogram(m, "baton_worker_queue_seconds", l,
                              "Time from the submission of a request until it has a slot and pages.",
                              queue_bounds, BT_ARRAY_LEN(queue_bounds));
+    s->compile_time =
+        bt_metrics_histogram(m, "baton_worker_grammar_compile_seconds", NULL,
+                             "Time to get a submission's compiled grammar, from the cache or anew.",
+                             mask_bounds, BT_ARRAY_LEN(mask_bounds));
+    s->mask_time =
+        bt_metrics_histogram(m, "baton_worker_mask_seconds", NULL,
+                             "Time of a mask thread for one row of a step that follows a grammar.",
+                             mask_bounds, BT_ARRAY_LEN(mask_bounds));
+    s->mask_wait = bt_metrics_histogram(
+        m, "baton_worker_mask_wait_seconds", NULL,
+        "Time that the engine thread has waited for the masks of a step with constrained rows.",
+        mask_bounds, BT_ARRAY_LEN(mask_bounds));
+    s->grammars_failed = bt_metrics_counter(
+        m, "baton_worker_grammars_failed_total", NULL,
+        "Requests that ended because their grammar could not be compiled or followed.");
     s->steps = bt_metrics_counter(m, "baton_worker_steps_total", NULL, "Engine steps.");
     s->step_error[0] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"decode\"",
                                             error_help, error_bounds, BT_ARRAY_LEN(error_bounds));

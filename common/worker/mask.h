@@ -1,0 +1,128 @@
+/* Constrained output on a worker. The grammar of a submission is compiled and masks are made on
+ * threads of their own: compiling threads, which also read the model's vocabulary once, and mask
+ * threads, which work while the engine computes the forward pass. The engine thread waits only for
+ * a mask that is not ready when the forward pass has been launched.
+ *
+ * What a row's mask allows follows from its grammar and its tokens behind the prompt. So a fork, a
+ * preempted row, a hand-off and a later epoch need no state: a matcher that is behind its row
+ * catches up when the next mask is made. */
+#ifndef BT_WORKER_MASK_H
+#define BT_WORKER_MASK_H
+
+#include <stdatomic.h>
+
+#include "common/base/list.h"
+#include "common/engine/sampling.h"
+#include "common/grammar/grammar.h"
+#include "common/loop/loop.h"
+#include "common/worker/worker.h"
+
+#define BT_WMASK_DETAIL 192 /* bytes of a message */
+
+struct bt_wctl;
+struct bt_wstats;
+struct bt_wmask_pool;
+
+/* The grammar of a submission: its text, then what was made of it. References: the submission's and
+ * that of the compiling threads. Written by a compiling thread, read when `done` has run. */
+struct bt_wgrammar {
+    _Atomic uint32_t refs;
+    enum bt_grammar_kind kind;
+    char *text; /* until it is compiled */
+    size_t len;
+    uint32_t min_new; /* EOS waits for so many generated tokens, where another token is allowed */
+    uint32_t n_stop, stop[BT_ENGINE_MAX_EOS]; /* what ends the sequence */
+    uint64_t request;
+    uint32_t epoch;
+    bt_status_t status;
+    char detail[BT_WMASK_DETAIL];
+    struct bt_grammar *grammar;
+    /* done runs on the loop once it is compiled, and takes over the compiling threads' reference.
+     */
+    void (*done)(void *arg, struct bt_wgrammar *g);
+    void *arg;
+    struct bt_task task;
+    struct bt_list link; /* waits for a compiling thread */
+};
+/* Copies the text. */
+struct bt_wgrammar *bt_wgrammar_create(enum bt_grammar_kind kind, const void *text, size_t len);
+void bt_wgrammar_unref(struct bt_wgrammar *g); /* may be NULL */
+
+/* What a choice has of its grammar: engine thread, and a mask thread while a job runs. */
+struct bt_wmatch {
+    struct bt_matcher *matcher; /* NULL: no mask was made yet */
+    bool compiled;              /* of a lead: the grammar may be used */
+    bool queue_due;             /* of a lead: it is to be queued once that is so */
+};
+
+/* One row of a step: the masks behind its last known token and behind each draft that follows. */
+struct bt_wmask_job {
+    struct bt_wreq *r;
+    uint32_t at; /* place of the first mask */
+    uint32_t n_draft;
+    const uint32_t *drafts;
+    bt_status_t status;
+};
+
+/* The engine thread's. */
+struct bt_wmasks {
+    struct bt_wmask_pool *pool; /* set before the first request exists */
+    uint32_t places, words;     /* masks, and words of one */
+    uint32_t *bits;             /* [places][words] */
+    bool *free;                 /* [places] all of its bits are set */
+    struct bt_wmask_job *jobs;  /* [places] of the step */
+    uint32_t n_jobs;
+};
+
+/* ---- mask.c: engine thread ---- */
+void bt_wmask_init(struct bt_wmasks *m, uint32_t places, uint32_t vocab);
+void bt_wmask_cleanup(struct bt_wmasks *m);
+/* May r be queued? If not, it is as soon as its grammar is compiled. */
+bool bt_wmask_ready(struct bt_wreq *r);
+/* The grammar of the lead r is compiled, or cannot be. */
+void bt_wmask_compiled(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *detail);
+/* r, which has a grammar, is sampled in this step: its masks go to the places from `at` on. r's
+ * tokens and the drafts stay as they are until bt_wmask_wait. */
+void bt_wmask_row(struct bt_wcore *c, struct bt_wreq *r, uint32_t at, const uint32_t *drafts,
+                  uint32_t n_draft);
+/* Begins to make the masks of the rows. */
+void bt_wmask_start(struct bt_wcore *c);
+/* Waits for them. The masks of all n places of the step, as vt->sample takes them; NULL: no row
+ * needs one. Ends requests whose mask cannot be made. */
+const uint32_t *bt_wmask_wait(struct bt_wcore *c, uint32_t n);
+
+/* ---- mask_make.c: a mask thread, for a row ---- */
+/* Fills the masks of j in bits. eos: as in the vocabulary. */
+bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_grammar_vocab *vocab,
+                          const uint32_t *eos, uint32_t n_eos, uint32_t *bits,
+                          uint32_t words) BT_MUST_CHECK;
+
+/* ---- mask_pool.c ---- */
+struct bt_wmask_pool_conf {
+    struct bt_loop *loop;
+    struct bt_wstats *stats;
+    const char *model_path;
+    uint32_t vocab; /* of the engine */
+};
+/* Starts the threads; reading the vocabulary begins at once. NULL: no thread can be started. */
+struct bt_wmask_pool *bt_wmask_pool_create(const struct bt_wmask_pool_conf *conf);
+/* No masks are made any more. Tasks for the loop may still be posted. */
+void bt_wmask_pool_destroy(struct bt_wmask_pool *p);
+/* Any thread: compiles g, of which the pool takes a reference. */
+void bt_wmask_pool_compile(struct bt_wmask_pool *p, struct bt_wgrammar *g);
+/* Engine thread: jobs[n] begin; jobs and bits stay until bt_wmask_pool_wait returns. */
+void bt_wmask_pool_start(struct bt_wmask_pool *p, struct bt_wmask_job *jobs, uint32_t n,
+                         uint32_t *bits, uint32_t words);
+void bt_wmask_pool_wait(struct bt_wmask_pool *p);
+
+/* ---- vocab.c ---- */
+struct bt_wvocab {
+    struct bt_grammar_vocab *vocab;
+    uint32_t n_eos, eos[BT_ENGINE_MAX_EOS]; /* the model's */
+};
+/* Reads the model's tokenizer and end-of-text ids, for an engine of `vocab` ids. err names file and
+ * remedy. */
+bt_status_t bt_wvocab_load(const char *model_path, uint32_t vocab, struct bt_wvocab *v, char *err,
+                           size_t err_cap) BT_MUST_CHECK;
+
+#endif
