@@ -1,0 +1,329 @@
+/* Masks of constrained rows: what a row's tokens and drafts allow, on one thread and in the pool of
+ * threads. The grammars are lists of choices; tests of grammars are elsewhere. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/worker/request.h"
+#include "common/worker/stats.h"
+
+#define MODEL "deploy/models/shakespeare-llama-6m"
+#define EOS   7u
+#define VOCAB 40u
+#define WORDS 2u
+#define ROWS  96u
+
+/* Ids 8 and above have no token. */
+static const char *const texts[] = {"a", "b", "ab", "c", "bc", "d", "<x>", "<eos>"};
+enum { A, B, AB, C, BC, D, X };
+
+static struct bt_grammar_vocab *vocabulary(void)
+{
+    struct bt_grammar_token t[VOCAB] = {0};
+    struct bt_grammar_vocab *v;
+    const uint32_t eos = EOS;
+    for (size_t i = 0; i < BT_ARRAY_LEN(texts); i++) {
+        t[i] = (struct bt_grammar_token){
+            .bytes = texts[i], .n = (uint32_t)strlen(texts[i]), .special = i >= X};
+    }
+    assert_int_equal(bt_grammar_vocab_create(t, VOCAB, &eos, 1, &v), BT_OK);
+    return v;
+}
+
+static struct bt_wgrammar *choices(const char *text)
+{
+    struct bt_wgrammar *g = bt_wgrammar_create(BT_GRAMMAR_CHOICE, text, strlen(text));
+    const struct bt_grammar_spec spec = {BT_GRAMMAR_CHOICE, g->text, g->len};
+    char err[128] = "";
+    assert_int_equal(bt_grammar_compile(&spec, &g->grammar, err, sizeof(err)), BT_OK);
+    return g;
+}
+
+struct row { /* a request with a prompt of one token */
+    struct bt_submission sub;
+    struct bt_wreq r;
+    uint32_t tokens[16];
+};
+
+static void set_row(struct row *w, struct bt_wgrammar *g, const uint32_t *tokens, uint32_t n)
+{
+    *w = (struct row){.sub = {.n = 1, .n_prompt = 1, .grammar = g}};
+    memcpy(w->tokens + 1, tokens, n * sizeof(tokens[0]));
+    w->r.sub = &w->sub;
+    w->r.tokens = w->tokens;
+    w->r.len = 1 + n;
+}
+
+static void forget(struct row *w)
+{
+    bt_matcher_destroy(w->r.match.matcher);
+    w->r.match.matcher = NULL;
+}
+
+static bt_status_t make(struct row *w, const struct bt_grammar_vocab *v, const uint32_t *drafts,
+                        uint32_t n, uint32_t *bits)
+{
+    const uint32_t eos = EOS;
+    const struct bt_wmask_job j = {.r = &w->r, .drafts = drafts, .n_draft = n};
+    memset(bits, 0x55, (n + 1) * WORDS * sizeof(bits[0]));
+    return bt_wmask_make(&j, v, &eos, 1, bits, WORDS);
+}
+
+static uint32_t set(uint32_t a, uint32_t b, uint32_t c)
+{
+    return 1u << a | 1u << b | 1u << c;
+}
+
+#define ASSERT_MASK(bits, want)                                                                    \
+    do {                                                                                           \
+        assert_int_equal((bits)[0], want);                                                         \
+        assert_int_equal((bits)[1], 0);                                                            \
+    } while (0)
+
+/* A matcher catches up with its row, whether it has seen the tokens before or not. */
+static void test_tokens_decide(void **state)
+{
+    (void)state;
+    struct bt_grammar_vocab *v = vocabulary();
+    struct bt_wgrammar *g = choices("[\"abc\", \"abd\", \"a\"]");
+    uint32_t bits[WORDS];
+    struct row w;
+    set_row(&w, g, (const uint32_t[]){A, BC, EOS}, 0);
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK);
+    ASSERT_MASK(bits, set(A, AB, A));
+    w.tokens[1] = A;
+    w.r.len = 2;
+    for (int fresh = 0; fresh < 2; fresh++) {
+        assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK);
+        ASSERT_MASK(bits, set(B, BC, EOS));
+        assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK); /* again, as after a failed step */
+        ASSERT_MASK(bits, set(B, BC, EOS));
+        forget(&w);
+    }
+    set_row(&w, g, (const uint32_t[]){A, D}, 2); /* what another worker says is wrong */
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_ERR_INVALID);
+    forget(&w);
+    set_row(&w, g, (const uint32_t[]){A, X}, 2);
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_ERR_INVALID);
+    forget(&w);
+    bt_wgrammar_unref(g);
+    bt_grammar_vocab_destroy(v);
+}
+
+static void test_drafts(void **state)
+{
+    (void)state;
+    struct bt_grammar_vocab *v = vocabulary();
+    struct bt_wgrammar *g = choices("[\"abcd\", \"abd\"]");
+    uint32_t bits[4 * WORDS];
+    struct row w;
+    set_row(&w, g, (const uint32_t[]){A}, 1);
+    assert_int_equal(make(&w, v, (const uint32_t[]){B, C, D}, 3, bits), BT_OK);
+    ASSERT_MASK(bits, set(B, BC, B));
+    ASSERT_MASK(bits + WORDS, set(C, D, C));
+    ASSERT_MASK(bits + 2 * WORDS, set(D, D, D));
+    ASSERT_MASK(bits + 3 * WORDS, set(EOS, EOS, EOS));
+    /* They are taken back: the row goes another way. Behind a forbidden draft nothing is drawn. */
+    w.tokens[2] = BC;
+    w.r.len = 3;
+    assert_int_equal(make(&w, v, (const uint32_t[]){C, D, D}, 3, bits), BT_OK);
+    ASSERT_MASK(bits, set(D, D, D));
+    for (uint32_t i = WORDS; i < 4 * WORDS; i++) {
+        assert_int_equal(bits[i], UINT32_MAX);
+    }
+    assert_int_equal(make(&w, v, (const uint32_t[]){D, EOS, A}, 3, bits), BT_OK);
+    ASSERT_MASK(bits + WORDS, set(EOS, EOS, EOS));
+    assert_int_equal(bits[2 * WORDS], UINT32_MAX);
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK);
+    ASSERT_MASK(bits, set(D, D, D));
+    forget(&w);
+    bt_wgrammar_unref(g);
+    bt_grammar_vocab_destroy(v);
+}
+
+static void test_the_end_waits_for_min_new(void **state)
+{
+    (void)state;
+    struct bt_grammar_vocab *v = vocabulary();
+    struct bt_wgrammar *g = choices("[\"a\", \"ad\", \"b\"]");
+    uint32_t bits[3 * WORDS];
+    struct row w;
+    g->min_new = 2;
+    set_row(&w, g, (const uint32_t[]){A}, 1);
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK);
+    ASSERT_MASK(bits, set(D, D, D));
+    w.tokens[2] = D;
+    w.r.len = 3;
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK);
+    ASSERT_MASK(bits, set(EOS, EOS, EOS));
+    forget(&w);
+    g->min_new = 1;
+    set_row(&w, g, (const uint32_t[]){A}, 1);
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK);
+    ASSERT_MASK(bits, set(D, EOS, D));
+    forget(&w);
+    g->min_new = 9; /* the grammar ends here all the same */
+    set_row(&w, g, (const uint32_t[]){B}, 1);
+    assert_int_equal(make(&w, v, NULL, 0, bits), BT_OK);
+    ASSERT_MASK(bits, set(EOS, EOS, EOS));
+    forget(&w);
+    bt_wgrammar_unref(g);
+    bt_grammar_vocab_destroy(v);
+}
+
+/* ---- the pool ---- */
+
+static struct bt_loop *loop;
+static uint32_t n_done;
+
+static void done(void *arg, struct bt_wgrammar *g)
+{
+    assert_ptr_equal(arg, loop);
+    n_done++;
+    bt_wgrammar_unref(g);
+}
+
+static struct bt_wgrammar *compile(struct bt_wmask_pool *p, enum bt_grammar_kind kind,
+                                   const char *text, bool all_ends)
+{
+    struct bt_wgrammar *g = bt_wgrammar_create(kind, text, strlen(text));
+    g->done = done;
+    g->arg = loop;
+    g->stop[g->n_stop++] = 2044; /* the model's */
+    if (all_ends) {
+        g->stop[g->n_stop++] = 2047;
+    }
+    bt_wmask_pool_compile(p, g);
+    return g;
+}
+
+static void wait_for(uint32_t n)
+{
+    uint64_t until = bt_mono_ns() + 60000000000ull;
+    while (n_done < n) {
+        assert_true(bt_mono_ns() < until);
+        bt_loop_poll(loop, 10);
+    }
+}
+
+static struct bt_wmask_pool *start(struct bt_wstats *stats, const char *model, uint32_t vocab)
+{
+    n_done = 0;
+    struct bt_wmask_pool *p = bt_wmask_pool_create(&(struct bt_wmask_pool_conf){
+        .loop = loop, .stats = stats, .model_path = model, .vocab = vocab});
+    assert_non_null(p);
+    return p;
+}
+
+/* Many steps of many rows: each mask is what one thread makes. */
+static void test_the_pool_makes_all_masks(void **state)
+{
+    (void)state;
+    struct bt_wstats *stats = bt_wstats_create("m", "decode");
+    struct bt_wmask_pool *p = start(stats, MODEL, 2048);
+    struct bt_wgrammar *g = compile(p, BT_GRAMMAR_CHOICE, "[\"a\", \"be\"]", true);
+    const uint32_t words = 64;
+    struct bt_wvocab v;
+    char err[128];
+    wait_for(1);
+    assert_int_equal(g->status, BT_OK);
+    assert_int_equal(bt_wvocab_load(MODEL, 2048, &v, err, sizeof(err)), BT_OK);
+    assert_int_equal(v.n_eos, 2);
+    struct row *rows = bt_calloc(ROWS, sizeof(*rows)), one;
+    struct bt_wmask_job *jobs = bt_calloc(ROWS, sizeof(*jobs));
+    uint32_t *bits = bt_calloc((size_t)ROWS * words, sizeof(*bits)), want[64];
+    set_row(&one, g, NULL, 0);
+    assert_int_equal(
+        bt_wmask_make(&(struct bt_wmask_job){.r = &one.r}, v.vocab, v.eos, v.n_eos, want, words),
+        BT_OK);
+    for (uint32_t step = 0; step < 50; step++) {
+        uint32_t n = 1 + step * 37 % ROWS;
+        memset(bits, 0, (size_t)ROWS * words * sizeof(*bits));
+        for (uint32_t i = 0; i < n; i++) {
+            set_row(&rows[i], g, (const uint32_t[]){2044}, i % 7 == 3); /* EOS: not allowed */
+            jobs[i] = (struct bt_wmask_job){.r = &rows[i].r, .at = i};
+        }
+        bt_wmask_pool_start(p, jobs, n, bits, words);
+        bt_wmask_pool_wait(p);
+        for (uint32_t i = 0; i < n; i++) {
+            assert_int_equal(jobs[i].status, i % 7 == 3 ? BT_ERR_INVALID : BT_OK);
+            if (i % 7 != 3) {
+                assert_memory_equal(bits + (size_t)i * words, want, sizeof(want));
+            }
+            forget(&rows[i]);
+        }
+    }
+    forget(&one);
+    bt_grammar_vocab_destroy(v.vocab);
+    bt_wgrammar_unref(g);
+    bt_wmask_pool_destroy(p);
+    bt_wstats_destroy(stats);
+    free(rows);
+    free(jobs);
+    free(bits);
+}
+
+/* What cannot be compiled says why; a submission that has ended is not compiled, and what waits
+ * when the pool ends goes with it. */
+static void test_compiling(void **state)
+{
+    (void)state;
+    struct bt_wstats *stats = bt_wstats_create("m", "decode");
+    struct bt_wmask_pool *p = start(stats, MODEL, 2048);
+    struct bt_wgrammar *wrong = compile(p, BT_GRAMMAR_CHOICE, "[1", true),
+                       *ends = compile(p, BT_GRAMMAR_CHOICE, "[\"a\"]", false),
+                       *good = compile(p, BT_GRAMMAR_CHOICE, "[\"a\"]", true);
+    wait_for(3);
+    assert_true(wrong->status == BT_ERR_INVALID && wrong->detail[0] != '\0');
+    assert_int_equal(ends->status, BT_ERR_INVALID);
+    assert_non_null(strstr(ends->detail, "end-of-text token 2047"));
+    assert_int_equal(good->status, BT_OK);
+    bt_wgrammar_unref(wrong);
+    bt_wgrammar_unref(ends);
+    bt_wgrammar_unref(good);
+    bt_wmask_pool_destroy(p);
+    p = start(stats, "tests/no-such-model", 2048);
+    struct bt_wgrammar *none = compile(p, BT_GRAMMAR_CHOICE, "[\"a\"]", true);
+    wait_for(1);
+    assert_int_equal(none->status, BT_ERR_UNAVAILABLE); /* another worker may have the files */
+    assert_non_null(strstr(none->detail, "tests/no-such-model"));
+    bt_wgrammar_unref(none);
+    for (uint32_t i = 0; i < 100; i++) {
+        bt_wgrammar_unref(compile(p, BT_GRAMMAR_CHOICE, "[\"a\"]", true));
+    }
+    bt_wmask_pool_destroy(p);
+    bt_loop_poll(loop, 0);
+    bt_wstats_destroy(stats);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    return bt_loop_create(&loop) == BT_OK ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    bt_loop_destroy(loop);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tokens_decide),
+        cmocka_unit_test(test_drafts),
+        cmocka_unit_test(test_the_end_waits_for_min_new),
+        cmocka_unit_test(test_the_pool_makes_all_masks),
+        cmocka_unit_test(test_compiling),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
