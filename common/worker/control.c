@@ -217,6 +217,17 @@ static void on_engine_ready(struct bt_wctl *w)
     if (w->state != BT_WCTL_LOADING) {
         return; /* stop was ordered meanwhile */
     }
+    w->core.masks.pool =
+        bt_wmask_pool_create(&(struct bt_wmask_pool_conf){.loop = w->loop,
+                                                          .stats = w->stats,
+                                                          .model_path = w->conf.common.model_path,
+                                                          .vocab = w->core.info->vocab});
+    if (w->core.masks.pool == NULL) {
+        BT_ERROR("start", "why=%s",
+                 "no threads for masks: raise the limit of threads (TasksMax=, ulimit -u)");
+        stop_with(w, BT_EXIT_FAILED);
+        return;
+    }
     w->state = BT_WCTL_SERVING;
     bt_notify_status("the engine is ready; waiting for this node's kvstore and for etcd");
     bt_rpc_server_start(w->net.server);
@@ -431,7 +442,7 @@ static bool start_core(struct bt_wctl *w, pthread_t *thread)
         BT_ERROR("engine", "key=engine.device value=%s why=%s", w->conf.engine_device, err);
         return false;
     }
-    if (bt_ring_init(&c->in, 8 * n + (uint32_t)w->conf.writeback_max + 4096,
+    if (bt_ring_init(&c->in, 9 * n + (uint32_t)w->conf.writeback_max + 4096,
                      sizeof(struct bt_wcmd)) != BT_OK ||
         bt_ring_init(&c->out, 4096, sizeof(struct bt_wout)) != BT_OK) {
         BT_ERROR("start", "why=%s", "no eventfd: raise the limit of open files");
@@ -540,7 +551,10 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
         _exit(w->exit_code);
     }
     if (core_running) {
+        struct bt_wmask_pool *masks = w->core.masks.pool;
         stop_core(w, thread);
+        bt_wmask_pool_destroy(masks);
+        bt_loop_poll(w->loop, 0); /* what it has posted */
     }
     if (w->local != NULL) {
         bt_local_stop(w->local);

@@ -78,6 +78,9 @@ void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *lead)
 
 void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r)
 {
+    if (!bt_wmask_ready(r)) {
+        return;
+    }
     unlink_req(c, r);
     r->stage = BT_WREQ_QUEUED;
     insert_ordered(&c->reqs.queue, r);

@@ -23,6 +23,7 @@ typedef enum {
     BT_WCMD_OPENED, /* grant (owned from here) or status */
     BT_WCMD_TRAILER,
     BT_WCMD_TAIL,          /* tail (owned from here) */
+    BT_WCMD_COMPILED,      /* req's grammar: status and detail */
     BT_WCMD_CANCEL,        /* status: OK for a Cancel, otherwise why */
     BT_WCMD_CANCEL_CHOICE, /* req: any choice, not only a lead */
     BT_WCMD_REVOKE,        /* status: why the kvstore takes the grant back */
@@ -237,6 +238,7 @@ struct bt_wcore {
     struct bt_batch batch;
     struct bt_wreq **seq_reqs; /* [max_slots]: whose batch.seqs are */
     struct bt_wstep step;
+    struct bt_wmasks masks; /* mask.c */
     struct bt_wtickets tickets;
     struct bt_engine_block *blocks; /* [blocks of the longest prompt + 1]: scratch for flow_add */
     struct bt_wtokens_out tokens;
@@ -313,7 +315,7 @@ bool bt_wreq_ending(const struct bt_wreq *r);
 void bt_wcore_activate(struct bt_wcore *c, struct bt_wreq *r);
 /* Takes a lead with its choices. */
 void bt_wcore_submit(struct bt_wcore *c, struct bt_wreq *r);
-/* Into the queue for a slot and pages, by order. */
+/* Into the queue for a slot and pages, by order; later, if its grammar is still being compiled. */
 void bt_wcore_enqueue(struct bt_wcore *c, struct bt_wreq *r);
 /* Ends r: closes slot and flows, waits until they are quiet, returns pages, closes the grant. With
  * OK this choice alone, otherwise all of the submission. The last one to be quiet reports

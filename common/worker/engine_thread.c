@@ -156,6 +156,7 @@ static void allocate(struct bt_wcore *c)
         c->tokens.bufs[i].t = bt_calloc(c->max_tokens, sizeof(c->tokens.bufs[i].t[0]));
     }
     c->tokens.after = bt_calloc(c->max_slots, sizeof(c->tokens.after[0]));
+    bt_wmask_init(&c->masks, c->max_tokens, c->info->vocab);
     c->batch.cost = &c->speed.fit.cost;
     c->batch.lim.max_rows = c->max_rows;
     c->batch.lim.block_tokens = c->block_tokens;
@@ -187,6 +188,7 @@ static void free_all(struct bt_wcore *c)
     free(c->tokens.after);
     free(c->spec.rows);
     free(c->spec.seqs);
+    bt_wmask_cleanup(&c->masks);
 }
 
 /* ---- running ---- */
@@ -263,6 +265,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
         }
         break;
     case BT_WCMD_TAIL: c->prefill->tail(c, r, cmd->u.tail); break;
+    case BT_WCMD_COMPILED: bt_wmask_compiled(c, r, cmd->status, cmd->detail); break;
     case BT_WCMD_CANCEL:
         bt_wcore_end(c, r, cmd->status == BT_OK ? BT_ERR_CANCELLED : cmd->status, "%s",
                      cmd->detail);

@@ -88,6 +88,10 @@ void bt_wreq_free(struct bt_wreq *lead)
         if (lead->role->release != NULL) {
             lead->role->release(lead);
         }
+        if (lead == lead->lead) {
+            bt_wgrammar_unref(lead->sub->grammar);
+        }
+        bt_matcher_destroy(lead->match.matcher);
         free(lead->grant.terms);
         free(lead->lease.got);
         free(lead);

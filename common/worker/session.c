@@ -214,6 +214,26 @@ static void cancel_below(struct bt_wctl *w, struct bt_wknown *k, uint32_t epoch,
     }
 }
 
+static void on_compiled(void *arg, struct bt_wgrammar *g)
+{
+    struct bt_wctl *w = arg;
+    struct bt_wreq *r = bt_wctl_find(w, g->request, g->epoch);
+    if (r != NULL && r->sub->grammar == g) {
+        struct bt_wcmd c = {.kind = BT_WCMD_COMPILED, .req = r, .status = g->status};
+        _Static_assert(sizeof(c.detail) == sizeof(g->detail), "details are of one size");
+        memcpy(c.detail, g->detail, sizeof(c.detail));
+        bt_wctl_command(w, &c);
+    }
+    bt_wgrammar_unref(g);
+}
+
+static void compile(struct bt_wctl *w, struct bt_wgrammar *g)
+{
+    g->done = on_compiled;
+    g->arg = w;
+    bt_wmask_pool_compile(w->core.masks.pool, g);
+}
+
 static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__Submit *m,
                          char *err, size_t cap)
 {
@@ -263,6 +283,9 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
     w->n_choices += bt_wreq_choices(r);
     struct bt_wcmd c = {.kind = BT_WCMD_SUBMIT, .req = r};
     bt_wctl_command(w, &c);
+    if (r->sub->grammar != NULL) {
+        compile(w, r->sub->grammar);
+    }
     return BT_OK;
 }
 

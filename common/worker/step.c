@@ -1,4 +1,5 @@
-/* One engine step: plan (common/batch), launch, take the results. Runs on the engine thread.
+/* One engine step: plan (common/batch), launch, take the results. Runs on the engine thread. Masks
+ * of constrained rows are made meanwhile (mask.h).
  * Between two steps the engine uses no request's slot. Allocates nothing. */
 #include <stdio.h>
 #include <string.h>
@@ -70,6 +71,9 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     } else {
         s->prompt_tokens += b->n;
     }
+    if ((e->flags & BT_ROW_SAMPLE) != 0 && r->sub->grammar != NULL) {
+        bt_wmask_row(c, r, s->n_sample, &r->tokens[r->len], e->n_draft);
+    }
     s->n_sample += e->flags & BT_ROW_SAMPLE ? 1 + e->n_draft : 0;
     s->reqs[i] = r;
     r->in_step = true;
@@ -137,8 +141,10 @@ bool bt_wcore_launch(struct bt_wcore *c)
     s->launched_ns = bt_mono_ns();
     bt_wload_publish(c); /* first, as an engine without a device spends the step inside forward */
     struct bt_engine_batch batch = {.n_rows = s->n_rows, .rows = s->erows};
+    bt_wmask_start(c);
     bt_status_t st = c->vt->forward(c->eng, &batch, &s->forward);
     if (st != BT_OK) {
+        (void)bt_wmask_wait(c, 0);
         step_failed(c, st, "forward");
         return true;
     }
@@ -147,10 +153,11 @@ bool bt_wcore_launch(struct bt_wcore *c)
         /* An engine without a device has finished the forward pass by now: take its time before
          * sampling. */
         bt_wcore_poll(c, 0);
+        const uint32_t *mask = bt_wmask_wait(c, s->n_sample);
         if (!s->active || c->fatal) {
             return true;
         }
-        st = c->vt->sample(c->eng, s->forward, NULL, &s->sample);
+        st = c->vt->sample(c->eng, s->forward, mask, &s->sample);
         if (st != BT_OK) {
             step_failed(c, st, "sample");
             return true;

@@ -110,8 +110,15 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
     if (m->speculation >= BT_SPEC_KINDS) {
         return "speculation is none of 0 to 3";
     }
-    if (m->grammar_kind != 0) {
-        return "grammar: this worker cannot constrain an answer yet";
+    if (m->grammar_kind > BT_GRAMMAR_TAGS) {
+        snprintf(text, cap, "grammar_kind %u is unknown here: this worker may be too old for it",
+                 m->grammar_kind);
+        return text;
+    }
+    if (m->grammar.len > BT_GRAMMAR_TEXT_MAX) {
+        snprintf(text, cap, "the grammar has %zu bytes: at most %d", m->grammar.len,
+                 BT_GRAMMAR_TEXT_MAX);
+        return text;
     }
     if (m->root_key.len != sizeof(struct bt_kv_key)) {
         return "root_key must have 32 bytes";
@@ -161,6 +168,23 @@ static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__
     return s;
 }
 
+/* The end of an answer is the grammar's: the engine need not hold EOS back (mask_make.c). */
+static void add_grammar(struct bt_submission *s, const Baton__Submit *m)
+{
+    if (m->grammar_kind == BT_GRAMMAR_ANY || s->max_new == 0) {
+        return;
+    }
+    struct bt_wgrammar *g =
+        bt_wgrammar_create((enum bt_grammar_kind)m->grammar_kind, m->grammar.data, m->grammar.len);
+    g->min_new = s->params.min_new;
+    g->n_stop = s->params.n_eos;
+    memcpy(g->stop, s->params.eos, sizeof(g->stop));
+    g->request = s->request;
+    g->epoch = s->epoch;
+    s->params.min_new = 0;
+    s->grammar = g;
+}
+
 struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, uint64_t session,
                                bt_status_t *st_p, char *err, size_t err_cap)
 {
@@ -184,6 +208,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }
+    add_grammar(&s, m);
     struct bt_wreq *r = bt_wreq_alloc(&w->core, &s, m->tokens.data);
     /* The prefill worker needs no other choices: its part ends with the first choice's first
      * token. */
