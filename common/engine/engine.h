@@ -193,8 +193,9 @@ struct bt_engine_vtable {
 
     bt_status_t (*forward)(struct bt_engine *, const struct bt_engine_batch *,
                            bt_engine_ticket_t *fwd_p);
-    /* Samples for the SAMPLE rows of a forward. mask: one bit a token, [sampled
-     * positions][vocab/32] in the order of the rows, 1 + n_draft of each; or NULL. */
+    /* Samples for the SAMPLE rows of a forward. mask: one bit a token, [sampled positions][vocab /
+     * 32 rounded up] in the order of the rows, 1 + n_draft of each; or NULL. It is not read after
+     * the call. */
     bt_status_t (*sample)(struct bt_engine *, bt_engine_ticket_t fwd, const uint32_t *mask,
                           bt_engine_ticket_t *out_p);
     /* Finished tickets, in order of their number; blocks at most timeout_us. Returns the count. */

@@ -201,25 +201,34 @@ static uint32_t with_token(const struct bt_engine *e, uint32_t id)
     return id;
 }
 
-/* Never chooses a token that ends a sequence of this model, so that lengths are what the caller
- * asked for. */
-static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params *p, uint64_t state)
+static bool ends(const struct bt_engine *e, uint32_t id)
+{
+    bool eos = false;
+    for (uint32_t i = 0; i < e->config.n_eos; i++) {
+        eos |= e->config.eos[i] == id;
+    }
+    return eos;
+}
+
+/* Chooses a token that ends a sequence of this model only where the mask allows nothing else, so
+ * that lengths are what the caller asked for. The vocabulary's size: the mask allows no token. */
+static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params *p, uint64_t state,
+                       const uint32_t *mask)
 {
     if (p->temperature > 0) {
         state = mix(mix(state + p->seed) + p->choice);
     }
-    uint32_t id = with_token(e, (uint32_t)((state >> 16) % e->config.vocab));
-    for (uint32_t tries = 0; tries <= e->config.n_eos; tries++) {
-        bool eos = false;
-        for (uint32_t i = 0; i < e->config.n_eos; i++) {
-            eos |= e->config.eos[i] == id;
+    uint32_t vocab = e->config.vocab, id = (uint32_t)((state >> 16) % vocab), end = vocab;
+    for (uint32_t tries = 0; tries < vocab; tries++, id = (id + 1) % vocab) {
+        if (!bt_ids_bit(e->host.ids.known, id) || (mask && !bt_ids_bit(mask, id))) {
+            continue;
         }
-        if (!eos) {
-            break;
+        if (!ends(e, id)) {
+            return id;
         }
-        id = with_token(e, (id + 1) % e->config.vocab);
+        end = BT_MIN(end, id);
     }
-    return id;
+    return end;
 }
 
 /* Fills the result with the token as the only choice: there is no distribution. */
@@ -294,25 +303,35 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
     return BT_OK;
 }
 
+struct null_draw {
+    const struct bt_engine *e;
+    const uint32_t *mask; /* NULL: all tokens */
+};
+
 static void draw(void *arg, const struct bt_host_ticket *f, const struct bt_host_sample *want,
                  struct bt_engine_out *o)
 {
-    const struct bt_engine *e = arg;
+    const struct null_draw *d = arg;
+    const struct bt_engine *e = d->e;
     const struct bt_host_slot *s = &e->host.slots[want->slot];
     uint64_t state = state_before(e, want->slot, want->pos);
-    uint32_t token = choose(e, &s->params, state);
+    size_t words = BT_DIV_UP(e->config.vocab, 32u);
+    const uint32_t *allowed = d->mask ? d->mask + want->row * words : NULL;
+    uint32_t token = choose(e, &s->params, state, allowed);
     (void)f;
     if (e->edit > 0 && s->n_prompt > 0 && mix(state) % e->edit != 0) {
-        token = s->tokens[(want->pos - s->n_prompt) % s->n_prompt];
+        uint32_t copy = s->tokens[(want->pos - s->n_prompt) % s->n_prompt];
+        token = bt_ids_bit(allowed, copy) ? copy : token;
     }
     fill_out(e, want->slot, want->pos, token, o);
+    o->bad = token == e->config.vocab;
 }
 
-/* No logits, so no mask. */
 static bt_status_t null_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
                                bt_engine_ticket_t *out_p)
 {
-    return mask ? BT_ERR_UNSUPPORTED : bt_host_sample_by(&e->host, fwd, draw, e, out_p);
+    struct null_draw d = {.e = e, .mask = mask};
+    return bt_host_sample_by(&e->host, fwd, draw, &d, out_p);
 }
 
 static const struct bt_engine_vtable vtable = {
