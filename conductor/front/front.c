@@ -8,12 +8,14 @@
 #include <strings.h>
 
 #include "common/conf/conf.h"
+#include "common/grammar/grammar.h"
 #include "common/log/log.h"
 #include "conductor/front/front_format.h"
 #include "conductor/front/front_jobs.h"
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
 #define UNSENT_PART         4 /* of the answers' memory: output that clients have not read */
+#define GRAMMARS_BYTES      (64 * 1024 * 1024) /* compiled ones, kept for the next request */
 #define RESPONSES_PATH      "/v1/responses"
 #define MESSAGES_PATH       "/v1/messages"
 #define MESSAGES_VERSION    "2023-06-01"
@@ -379,6 +381,13 @@ static void create_metrics(struct bt_front *f)
                                    "end.");
     f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL,
                                  "Generations whose client is still waiting.");
+    for (uint32_t i = 1; i < BT_ARRAY_LEN(f->m.constrained); i++) {
+        char labels[48];
+        snprintf(labels, sizeof(labels), "kind=\"%s\"", bt_front_grammar_name(i));
+        f->m.constrained[i] =
+            bt_metrics_counter(m, "baton_http_constrained_total", labels,
+                               "Generations whose answers follow a grammar, by its kind.");
+    }
     f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
     f->m.unheard = bt_metrics_counter(
         m, "baton_http_connections_unheard_total", NULL,
@@ -483,6 +492,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
         .config = &f->config,
         .tok = parts->tok,
         .tmpl = parts->tmpl,
+        .grammars = bt_grammar_cache_create(GRAMMARS_BYTES),
         .piece_max = longest_piece(parts->tok)};
     bt_list_init(&f->gens);
     bt_list_init(&f->pending);
@@ -556,6 +566,7 @@ void bt_front_destroy(struct bt_front *f)
     BT_ASSERT(f->n_gens == 0);
     bt_front_room_cleanup(&f->room);
     bt_front_keys_destroy(f->keys);
+    bt_grammar_cache_destroy(f->model.grammars);
     free(f->allowed_origins);
     bt_tokens_cleanup(&f->kept_thoughts);
     bt_tokens_cleanup(&f->kept_tools);

@@ -84,9 +84,10 @@ void bt_front_access_ended(void *arg, const struct bt_http_record *r)
         (double)r->duration_ns / 1e6, (double)r->first_ns / 1e6, none_if_empty(r->client),         \
         none_if_empty(n->tenant)
     if (n->generation[0] != '\0') {
-        BT_INFO("access", FIELDS " req=%s model=%s prompt_tokens=%llu completion_tokens=%llu",
+        BT_INFO("access",
+                FIELDS " req=%s model=%s prompt_tokens=%llu completion_tokens=%llu grammar=%s",
                 VALUES, n->generation, f->model_id, (unsigned long long)n->prompt_tokens,
-                (unsigned long long)n->completion_tokens);
+                (unsigned long long)n->completion_tokens, n->grammar);
     } else {
         BT_INFO("access", FIELDS, VALUES);
     }

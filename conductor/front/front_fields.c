@@ -15,6 +15,8 @@
 #define PRT FRONT_PART
 #define SO  FRONT_STREAM_OPTIONS
 #define RF  FRONT_RESPONSE_FORMAT
+#define JS  FRONT_JSON_SCHEMA
+#define ST  FRONT_STRUCTURED
 #define R   FRONT_RESPONSES
 #define RM  FRONT_RESPONSES_MESSAGE
 #define RC  FRONT_RESPONSES_CALL
@@ -55,11 +57,6 @@ struct field {
 static bool is_null(const json_t *v)
 {
     return json_is_null(v);
-}
-
-static bool is_false(const json_t *v)
-{
-    return json_is_false(v) || json_is_null(v);
 }
 
 static bool is_one(const json_t *v)
@@ -133,7 +130,17 @@ static const struct field fields[] = {
     {"prompt_logprobs", BODY, USED, "0 to 20, not with `stream`"},
     {"return_tokens_as_token_ids", BODY, USED, "`token_id:N` in logprobs"},
     {"skip_special_tokens", EVERY, USED, "true unless given"},
-    {"response_format", BODY, USED, "of type `text`"},
+    /* constrained output */
+    {"response_format", BODY, USED, "of type `text`, `json_object` or `json_schema`"},
+    {"structured_outputs", BODY, USED, "an object, see below"},
+    {"guided_json", BODY, USED, "a JSON schema: an object, or a string with its text"},
+    {"json_schema", BODY, USED, "a JSON schema: an object, or a string with its text"},
+    {"guided_regex", BODY, USED, "a regular expression for the whole answer"},
+    {"regex", BODY, USED, "a regular expression for the whole answer"},
+    {"guided_choice", BODY, USED, "strings: the answer is one of them"},
+    {"guided_grammar", BODY, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
+    {"grammar", BODY, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
+    {"ebnf", BODY, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
     /* prompts */
     {"add_special_tokens", C | M | T, USED,
      "add the tokenizer's special tokens (such as BOS) to the prompt"},
@@ -174,9 +181,7 @@ static const struct field fields[] = {
     {"spaces_between_special_tokens", BODY, HARMLESS, "for tokenizers of another kind"},
     {"detokenize", BODY, HARMLESS, "the answer is always text"},
     {"early_stopping", BODY, HARMLESS, "it is about beam search, and `use_beam_search` is refused"},
-    {"guided_decoding_backend", BODY, HARMLESS, "it is about constrained output, which is refused"},
-    {"guided_whitespace_pattern", BODY, HARMLESS,
-     "it is about constrained output, which is refused"},
+    {"guided_decoding_backend", BODY, HARMLESS, "there is one"},
 
     {"suffix", C, REFUSED, "text that follows the answer"},
     {"echo", M, REFUSED, "of completions only"},
@@ -223,16 +228,8 @@ static const struct field fields[] = {
     {"web_search_options", BODY, REFUSED, "searches are not built"},
     {"mm_processor_kwargs", C | M | T, REFUSED, "content is text only"},
     {"media_io_kwargs", C | M | T, REFUSED, "content is text only"},
-    {"guided_json", BODY, REFUSED, "constrained output is not built"},
-    {"guided_regex", BODY, REFUSED, "constrained output is not built"},
-    {"guided_choice", BODY, REFUSED, "constrained output is not built"},
-    {"guided_grammar", BODY, REFUSED, "constrained output is not built"},
-    {"structured_outputs", BODY, REFUSED, "constrained output is not built"},
-    {"structural_tag", BODY, REFUSED, "constrained output is not built"},
-    {"grammar", BODY, REFUSED, "constrained output is not built"},
-    {"json_schema", BODY, REFUSED, "constrained output is not built"},
-    {"regex", BODY, REFUSED, "constrained output is not built"},
-    {"ebnf", BODY, REFUSED, "constrained output is not built"},
+    {"structural_tag", BODY | ST, REFUSED, "use `tools`"},
+    {"guided_whitespace_pattern", BODY, REFUSED, "JSON has the whitespace that it always may have"},
     {"chat_template", C | M | T, REFUSED, "the model's own template is used"},
 
     {"role", MSG, USED, "system, developer, user, assistant or tool"},
@@ -270,10 +267,24 @@ static const struct field fields[] = {
     {"continuous_usage_stats", SO, USED, "that number in every event, needs `include_usage`"},
     {"include_obfuscation", SO, HARMLESS, "events have no padding"},
 
-    {"type", RF, USED, "`text`"},
-    {"json_schema", RF, REFUSED, "constrained output is not built"},
-    {"schema", RF, REFUSED, "constrained output is not built"},
-    {"strict", RF, REFUSED, "constrained output is not built"},
+    {"type", RF, USED, "`text`, `json_object` (any object) or `json_schema`"},
+    {"json_schema", RF, USED, "an object, see below"},
+    {"schema", RF, USED,
+     "a JSON schema; of type `json_object`, or of `json_schema` without a field of that name"},
+    {"name", RF | JS, HARMLESS, "a label"},
+    {"description", RF | JS, HARMLESS, "a label"},
+    {"strict", RF | JS, USED, "true or false: the schema is enforced either way"},
+    {"schema", JS, USED, "the JSON schema: an object, or a string with its text"},
+
+    {"json", ST, USED, "a JSON schema: an object, or a string with its text"},
+    {"json_object", ST, USED, "true: any JSON object"},
+    {"regex", ST, USED, "a regular expression for the whole answer"},
+    {"choice", ST, USED, "strings: the answer is one of them"},
+    {"grammar", ST, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
+    {"disable_fallback", ST, HARMLESS, "there is one way"},
+    {"whitespace_pattern", ST, REFUSED, "JSON has the whitespace that it always may have"},
+    {"disable_any_whitespace", ST, REFUSED, "JSON has the whitespace that it always may have"},
+    {"disable_additional_properties", ST, REFUSED, "say it in the schema"},
 
     /* /v1/responses */
     {"input", R, USED,
@@ -436,7 +447,6 @@ static const struct neutral {
     {"modalities", are_text, "[`text`]"},
     {"web_search_options", is_null, "null"},
     {"type", is_text, "`text`, `message`"},
-    {"strict", is_false, "false"},
 };
 
 static const struct neutral *neutral_of(const char *name)
@@ -465,6 +475,8 @@ static const struct { /* in the order of docs/API.md */
     {FN, "a function", "Its function: `tools[i].function`"},
     {TC, "a tool call", "A call: `messages[i].tool_calls[k]`"},
     {CF, "a tool call's function", "What it calls: `messages[i].tool_calls[k].function`"},
+    {JS, "response_format.json_schema", "`response_format.json_schema`"},
+    {ST, "structured_outputs", "`structured_outputs`"},
     {R, "/v1/responses", "`POST /v1/responses`"},
     {RM, "a message", "`/v1/responses`: `input[i]`, a message"},
     {RC, "a function_call", "`/v1/responses`: `input[i]`, a `function_call`"},
@@ -529,7 +541,7 @@ static bool unknown(const char *name, unsigned kind, const char *prefix, struct 
     char param[64];
     const char *meant = nearest(name, kind);
     const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;
-    snprintf(param, sizeof(param), "%.24s%.38s", prefix, name);
+    snprintf(param, sizeof(param), "%.28s%.34s", prefix, name);
     if (meant != NULL) {
         return bt_front_fail(e, 400, param, "unknown_parameter",
                              "'%s' is not a field of %s; did you mean '%s%s'?", param,
@@ -553,7 +565,7 @@ static bool refuse(const struct field *f, const json_t *v, const char *prefix,
     if (n != NULL ? n->is(v) : !bt_front_asked_for(v)) {
         return false;
     }
-    snprintf(param, sizeof(param), "%.24s%.38s", prefix, f->name);
+    snprintf(param, sizeof(param), "%.28s%.34s", prefix, f->name);
     if (n != NULL) {
         bt_front_fail(e, 400, param, "unsupported_parameter",
                       "'%s' is not supported (%s); leave it out, or set it to %s", param, f->why,

@@ -20,6 +20,8 @@ enum bt_front_object {
     FRONT_FUNCTION = 1 << 9,     /* tools[i].function */
     FRONT_TOOL_CALL = 1 << 29,   /* messages[i].tool_calls[k] */
     FRONT_CALLED = 1 << 30,      /* messages[i].tool_calls[k].function */
+    FRONT_JSON_SCHEMA = 1ull << 32, /* response_format.json_schema */
+    FRONT_STRUCTURED = 1ull << 33,  /* structured_outputs */
     /* OpenAI's Responses */
     FRONT_RESPONSES = 1 << 10,
     FRONT_RESPONSES_MESSAGE = 1 << 11,   /* input[i] */

@@ -520,6 +520,17 @@ static bool headers_valid(struct bt_front_job *j)
     return j->headers.valid;
 }
 
+/* Counts a constrained generation, and names the kind of its grammar. All specs have the same. */
+static const char *constrained(struct bt_front_gen *g)
+{
+    const struct bt_gen_grammar *of = g->specs[0].grammar;
+    if (of == NULL) {
+        return NULL;
+    }
+    bt_metric_add(g->f->m.constrained[of->kind], 1);
+    return bt_front_grammar_name(of->kind);
+}
+
 static void on_parsed(struct bt_front_job *j)
 {
     struct bt_front *f = j->f;
@@ -545,6 +556,7 @@ static void on_parsed(struct bt_front_job *j)
     if (note != NULL) {
         snprintf(note->generation, sizeof(note->generation), "%s", g->id);
         note->prompt_tokens = work.prompt_tokens;
+        note->grammar = constrained(g);
     }
     g->base = bytes;
     bt_front_room_take(&f->room, &g->hold, owner, bytes);

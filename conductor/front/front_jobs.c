@@ -358,6 +358,7 @@ static bool run_inline(struct bt_front_job *j)
     struct bt_front_model bounded = j->f->model;
     bounded.template_steps = INLINE_STEPS;
     bounded.text_bytes = INLINE_TEXT;
+    bounded.on_loop = true;
     j->run(&bounded, j);
     if (j->ok || !j->e.beyond) {
         return true;

@@ -7,6 +7,7 @@
 
 #include "conductor/front/front_adapt.h"
 #include "conductor/front/front_fields.h"
+#include "conductor/front/front_grammar.h"
 
 #define STOPS_MAX      16
 #define STOP_BYTES_MAX 1024
@@ -77,27 +78,6 @@ static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
     c.sampling.bias_ids = copy_of(s->sampling.bias_ids, s->sampling.n_bias * sizeof(uint32_t));
     c.sampling.bias = copy_of(s->sampling.bias, s->sampling.n_bias * sizeof(float));
     return c;
-}
-
-/* Constrained output is not implemented: `text` is the only format. */
-static bool check_format(const json_t *root, struct bt_front_error *e)
-{
-    const json_t *format = json_object_get(root, "response_format");
-    if (!bt_front_has(root, "response_format")) {
-        return true;
-    }
-    const char *type = json_string_value(json_object_get(format, "type"));
-    if (type == NULL) {
-        return bt_front_fail(e, 400, "response_format", "invalid_value",
-                             "'response_format' must be an object with a 'type'");
-    }
-    if (strcmp(type, "text") != 0) {
-        return bt_front_fail(e, 400, "response_format", "unsupported_parameter",
-                             "'response_format' of type '%.32s' is not supported; supported is "
-                             "'text'",
-                             type);
-    }
-    return bt_front_fields_check(format, FRONT_RESPONSE_FORMAT, "response_format.", e);
 }
 
 static bool check_model(const struct bt_front_model *m, const json_t *root,
@@ -480,11 +460,11 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     struct lengths l;
     if (!check_model(m, root, e) ||
         !bt_front_fields_check(root, chat ? FRONT_CHAT : FRONT_COMPLETION, "", e) ||
-        !check_format(root, e) || !take_choices(root, opt, e) ||
-        !take_look(root, chat, base, opt, e) || !take_sampling(m, root, base, e) ||
-        !take_ends(m, root, &base->sampling, opt, e) || !take_bias(m, root, &base->sampling, e) ||
-        !take_stops(root, base, e) || !take_salt(root, base, e) ||
-        !take_lengths(m, root, opt, &l, e)) {
+        !take_choices(root, opt, e) || !take_look(root, chat, base, opt, e) ||
+        !take_sampling(m, root, base, e) || !take_ends(m, root, &base->sampling, opt, e) ||
+        !take_bias(m, root, &base->sampling, e) || !take_stops(root, base, e) ||
+        !take_salt(root, base, e) || !take_lengths(m, root, opt, &l, e) ||
+        !bt_front_take_grammar(m, root, base, e)) {
         return false;
     }
     base->n = opt->n;

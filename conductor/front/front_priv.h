@@ -4,8 +4,10 @@
 #define BT_CONDUCTOR_FRONT_PRIV_H
 
 #include "common/base/list.h"
+#include "common/grammar/grammar.h"
 #include "conductor/front/front.h"
 #include "conductor/front/front_answer.h"
+#include "conductor/front/front_grammar.h"
 #include "conductor/front/front_parse.h"
 #include "conductor/front/front_room.h"
 
@@ -84,6 +86,7 @@ struct bt_front {
     uint32_t n_jobs;         /* jobs in progress */
     struct bt_timer pending_timer, starting_timer, ending_timer, dead_timer;
     struct {
+        struct bt_metric *constrained[BT_GRAMMAR_TAGS + 1]; /* by enum bt_grammar_kind */
         struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns, *held, *unsent, *unheard;
     } m;
 };
@@ -110,6 +113,7 @@ struct bt_front_note {
     char tenant[33];                    /* of its API key; "": none */
     char generation[48]; /* id, as answers and `batonctl explain` have it; "": none was made */
     uint64_t prompt_tokens, completion_tokens;
+    const char *grammar; /* kind of what its answers follow; NULL: nothing */
 };
 /* A new request gets its note. */
 struct bt_front_note *bt_front_access_begin(struct bt_http_req *req);

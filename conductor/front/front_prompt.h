@@ -11,6 +11,8 @@
 #define FRONT_N_MAX              BT_ENGINE_CHOICES_MAX /* choices of a prompt */
 #define FRONT_ANSWER_CHOICES_MAX 1024                  /* choices of all prompts of a request */
 
+struct bt_grammar_cache;
+
 struct bt_front_model { /* what parsing needs to know of the served model */
     const char *id;
     uint32_t max_model_len;
@@ -24,6 +26,8 @@ struct bt_front_model { /* what parsing needs to know of the served model */
     const struct bt_token_watch *watch; /* stops the template; tok has its own */
     uint64_t template_steps;
     size_t text_bytes; /* of a text to tokenize */
+    bool on_loop;      /* what may take long is left to a reading thread (bt_front_error.beyond) */
+    struct bt_grammar_cache *grammars; /* NULL: compiled grammars are not kept */
     uint32_t
         piece_max; /* bytes of the longest token; 0: texts are tokenized whatever their length */
 };

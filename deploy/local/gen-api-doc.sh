@@ -17,4 +17,18 @@ Any other field gets 400 with `param`, `code: unknown_parameter` and, if one is 
 is the same as leaving a field out.
 
 T
-"${BUILD:-build}/bin/baton-conductor" --print-api | sed -e '${/^$/d}'
+"${BUILD:-build}/bin/baton-conductor" --print-api
+cat <<'T'
+## Constrained output
+
+At most one field constrains an answer; two get 400 with both names. The server compiles what it gets before anything runs: what
+is wrong, or cannot be enforced, gets 400 with the reason and, of a schema, its place (`#/properties/a/not`). A text has at most
+512 KiB. Every choice of every prompt follows the grammar; the prompt, which `echo` repeats, is no part of it.
+
+- `finish_reason` is `stop` when the grammar ends, and `length` when `max_tokens` cuts the text: then it is a beginning only.
+- `stop` and `stop_token_ids` end an answer where they match, also within a document. The model's end-of-text token may come
+  only where the grammar may end.
+- `ignore_eos` gets 400. `min_tokens` holds the end back where the grammar allows another token, and does nothing elsewhere.
+- Sampling, penalties and `logit_bias` choose among the tokens that the grammar allows. Logprobs are the model's own, of all
+  tokens.
+T

@@ -134,7 +134,7 @@ static void test_lines(void **state)
     snprintf(want, sizeof(want), " bytes_out=%zu ", strlen(ans.head) + 2 + strlen(ans.body));
     has(want);
     has(" req=cmpl-");
-    has(" model=" MODEL_ID " prompt_tokens=3 completion_tokens=2\n");
+    has(" model=" MODEL_ID " prompt_tokens=3 completion_tokens=2 grammar=-\n");
 
     fd = begin("/v1/completions", body);
     token("x", 41);
@@ -143,7 +143,7 @@ static void test_lines(void **state)
     close(fd);
     next_line();
     has(" status=200 end=client_gone ");
-    has(" prompt_tokens=3 completion_tokens=1\n");
+    has(" prompt_tokens=3 completion_tokens=1 grammar=-\n");
     fd = begin("/v1/completions", body); /* leaves before its answer begins */
     close(fd);
     next_line();
