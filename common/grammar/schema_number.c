@@ -224,10 +224,14 @@ static void meet_piece(struct bt_schema *c, struct bt_piece *a, const struct bt_
             known |= same_mult(a->nots[j], b->nots[i]);
         if (known)
             continue;
-        if (a->n_nots == 3)
+        if (a->n_nots == 8)
             bt_schema_fail(c, BT_ERR_UNSUPPORTED, NULL,
-                           "more than three excluded multipleOf meet; use fewer");
-        a->nots[a->n_nots++] = b->nots[i];
+                           "more than eight excluded multipleOf meet; use fewer");
+        struct bt_mult *more = bt_schema_alloc(c, (a->n_nots + 1u) * sizeof(*more));
+        for (uint32_t j = 0; j < a->n_nots; j++)
+            more[j] = a->nots[j];
+        more[a->n_nots++] = b->nots[i];
+        a->nots = more;
     }
 }
 
@@ -271,7 +275,7 @@ static struct bt_numset piece_not(struct bt_schema *c, const struct bt_piece *p)
     if (p->hi)
         s.p[s.n++] = (struct bt_piece){.lo = p->hi, .lo_open = !p->hi_open};
     if (p->of.m && !is_value(p))
-        s.p[s.n++] = (struct bt_piece){.n_nots = 1, .nots = {p->of}};
+        s.p[s.n++] = (struct bt_piece){.n_nots = 1, .nots = &p->of};
     for (uint32_t i = 0; i < p->n_nots; i++)
         s.p[s.n++] = (struct bt_piece){.of = p->nots[i]};
     return s;

@@ -341,7 +341,7 @@ bt_rx_t bt_num_rx_normal(struct bt_schema *c)
 static void value_texts(struct num *x, const struct bt_dec *v, struct bt_trie_text *out)
 {
     uint32_t cap = v->n + (uint32_t)abs(v->exp) + 4, n = 0, at = 0;
-    char *t = bt_schema_alloc(x->c, cap);
+    char *t = bt_schema_alloc(x->c, cap + v->n + 3), *norm = t + cap;
     if (v->neg)
         t[n++] = '-';
     if (v->exp <= 0)
@@ -356,7 +356,7 @@ static void value_texts(struct num *x, const struct bt_dec *v, struct bt_trie_te
     while (at < v->n)
         t[n++] = v->d[at++];
     out[0] = (struct bt_trie_text){{t, n}, frac ? x->zeros : x->zero_frac};
-    t = bt_schema_alloc(x->c, v->n + 3);
+    t = norm;
     n = 0;
     if (v->neg)
         t[n++] = '-';

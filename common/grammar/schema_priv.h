@@ -15,7 +15,7 @@
 struct bt_nf;
 
 /* ---- limits ---- */
-#define BT_SCHEMA_ARENA_MAX  (24u << 20) /* bytes; the program has its own limit */
+#define BT_SCHEMA_ARENA_MAX  (32u << 20) /* bytes; the program has its own limit */
 #define BT_SCHEMA_DEPTH_MAX  200         /* nesting of the text */
 #define BT_SCHEMA_EVAL_MAX   150         /* nesting of allOf, anyOf, references, ... in one place */
 #define BT_SCHEMA_WORK_MAX   400000u     /* steps of merging: properties copied, pairs compared */
@@ -85,8 +85,8 @@ struct bt_piece {                 /* numbers between bounds */
     const struct bt_dec *lo, *hi; /* NULL: none */
     bool lo_open, hi_open;
     uint8_t n_nots;
-    struct bt_mult of;      /* a multiple of it */
-    struct bt_mult nots[3]; /* no multiple of these */
+    struct bt_mult of;          /* a multiple of it */
+    const struct bt_mult *nots; /* no multiple of these */
 };
 struct bt_numset {
     struct bt_piece *p;

@@ -41,13 +41,12 @@ static uint32_t code_at(const struct bt_trie_text *t, uint32_t at, uint32_t *len
 static bt_rx_t prepend(struct bt_schema *c, const struct bt_trie_text *t, uint32_t at, uint32_t end,
                        bool json, bt_rx_t r)
 {
-    uint32_t *starts = bt_schema_alloc(c, (end - at + 1) * sizeof(*starts)), n = 0, len;
-    for (uint32_t i = at; i < end; i += len) {
-        code_at(t, i, &len);
-        starts[n++] = i;
-    }
-    while (n-- > 0) {
-        uint32_t code = code_at(t, starts[n], &len);
+    while (end > at) {
+        uint32_t len;
+        do
+            end--;
+        while ((t->text.s[end] & 0xC0) == 0x80);
+        uint32_t code = code_at(t, end, &len);
         struct bt_rx_range one = {code, code};
         r = bt_rx_concat(c->rx, chars(c, &one, 1, json), r);
     }
@@ -71,29 +70,33 @@ static int by_rest(const void *a, const void *b)
 static bt_rx_t trie(struct bt_schema *c, const struct bt_trie_text *t, uint32_t n, uint32_t at,
                     bool json)
 {
-    uint32_t from = at, len;
-    if (n > 1) /* the first and the last text share what all share */
-        while (at < t[0].text.n && at < t[n - 1].text.n) {
-            uint32_t code = code_at(&t[0], at, &len), len2;
-            if (code_at(&t[n - 1], at, &len2) != code)
-                break;
-            at += len;
-        }
-    else
-        at = t[0].text.n;
-    uint32_t i = 0, n_parts = 0, cap = 0, n_branches = 0, cap_branches = 0;
-    bt_rx_t *parts = NULL;
-    struct branch *b = NULL;
-    for (; i < n && t[i].text.n == at; i++) {
-        parts = bt_schema_grow(c, parts, n_parts, &cap, sizeof(*parts));
-        parts[n_parts++] = t[i].tail;
+    uint32_t from = at, len, len2;
+    if (n == 1)
+        return bt_schema_rx(c, prepend(c, t, at, t->text.n, json, t->tail));
+    while (at < t[0].text.n) { /* the first and the last text share what all share */
+        uint32_t code = code_at(&t[0], at, &len);
+        if (at >= t[n - 1].text.n || code_at(&t[n - 1], at, &len2) != code)
+            break;
+        at += len;
     }
-    while (i < n) {
-        uint32_t first = i, code = code_at(&t[i], at, &len), len2;
+    uint32_t first = 0, n_parts = 0, n_branches = 0, before = UINT32_MAX;
+    while (first < n && t[first].text.n == at)
+        first++;
+    for (uint32_t i = first; i < n; i++) {
+        uint32_t code = code_at(&t[i], at, &len);
+        n_branches += code != before;
+        before = code;
+    }
+    bt_rx_t *parts = bt_schema_alloc(c, (first + n_branches) * sizeof(*parts));
+    struct branch *b = bt_schema_alloc(c, n_branches * sizeof(*b));
+    for (; n_parts < first; n_parts++)
+        parts[n_parts] = t[n_parts].tail;
+    n_branches = 0;
+    for (uint32_t i = first; i < n;) {
+        uint32_t start = i, code = code_at(&t[i], at, &len);
         while (i < n && code_at(&t[i], at, &len2) == code)
             i++;
-        b = bt_schema_grow(c, b, n_branches, &cap_branches, sizeof(*b));
-        b[n_branches++] = (struct branch){code, trie(c, t + first, i - first, at + len, json)};
+        b[n_branches++] = (struct branch){code, trie(c, t + start, i - start, at + len, json)};
     }
     /* Characters with the same rest are one class. */
     if (n_branches)
@@ -108,7 +111,6 @@ static bt_rx_t trie(struct bt_schema *c, const struct bt_trie_text *t, uint32_t 
             else
                 r[k++] = (struct bt_rx_range){b[j].code, b[j].code};
         }
-        parts = bt_schema_grow(c, parts, n_parts, &cap, sizeof(*parts));
         parts[n_parts++] = bt_rx_concat(c->rx, chars(c, r, k, json), rest);
     }
     bt_rx_t all = n_parts == 1 ? parts[0] : bt_rx_or_list(c->rx, parts, n_parts);
