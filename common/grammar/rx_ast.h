@@ -21,7 +21,7 @@ enum bt_ast_kind {
 
 struct bt_ast_node {
     enum bt_ast_kind kind;
-    bool plain; /* no assertion in it */
+    bool plain; /* no assertion in it that its context decides */
     bool edges; /* no assertion in it but ^ and $ */
     bool behind, negative;
     uint32_t last, prev; /* last child; previous sibling */
@@ -30,8 +30,11 @@ struct bt_ast_node {
     uint32_t at;                    /* offset in the pattern */
     double weight;                  /* characters that a counted automaton of it would count */
     bt_rx_t rx;                     /* of a plain node, once it is made; BT_RX_FAILED before */
-    uint32_t
-        holds_in; /* rx_look.c: a look-behind at one character: the contexts in which it holds */
+    /* rx_local.c */
+    uint32_t shortest, longest; /* characters of what it matches; UINT32_MAX: no limit */
+    bool decides;               /* a sequence with look-around that is plain nevertheless */
+    /* rx_look.c: the contexts in which a look-behind at one character holds */
+    uint32_t holds_in;
 };
 
 struct bt_ast {
@@ -50,6 +53,8 @@ struct bt_ast_err { /* the first error */
 bool bt_ast_fail(struct bt_ast_err *e, bt_status_t status, size_t at, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Fills in what rx_local.c finds of a node and those below. */
+void bt_ast_settle(struct bt_ast *ast, uint32_t id);
 /* The language of the whole texts in which the pattern matches (rx_look.c). */
 bool bt_ast_compile(struct bt_ast *ast, struct bt_rx_set *s, bool search, enum bt_rx_encoding enc,
                     bt_rx_t *out, struct bt_ast_err *e);

@@ -8,6 +8,8 @@
  * an alternative are intersections with the text before them.
  *
  * All languages are of whole characters in the encoding, so complements stay within those. */
+#include <stdlib.h>
+
 #include "common/grammar/rx_ast.h"
 
 #define UNROLL_MAX 256       /* copies of a repeated node with assertions, nested ones multiplied */
@@ -103,6 +105,53 @@ static bt_rx_t chars(struct look *l, const struct bt_ast_node *a)
                : bt_rx_chars(l->s, l->enc, l->ast->ranges.v + a->first_range, a->n_ranges);
 }
 
+static bt_rx_t plain(struct look *l, uint32_t id);
+
+/* What a look-around within its sequence says of the text on its side. */
+static bt_rx_t condition(struct look *l, const struct bt_ast_node *a)
+{
+    bt_rx_t x = plain(l, a->last);
+    x = a->behind ? join(l, l->any, x) : join(l, x, l->any);
+    return a->negative ? bt_rx_not(l->s, x) : x;
+}
+
+/* A sequence that decides its look-around: a look-ahead is an intersection with the nodes behind
+ * it, a look-behind with those before it, from the last look-ahead on. */
+static bt_rx_t deciding(struct look *l, uint32_t id)
+{
+    const struct bt_ast_node *nodes = l->ast->nodes;
+    size_t n = 0;
+    for (uint32_t i = nodes[id].last; i != BT_AST_NO_NODE; i = nodes[i].prev) {
+        n++;
+    }
+    uint32_t *items = bt_calloc(n, sizeof(*items));
+    bt_rx_t *parts = bt_calloc(n + 1, sizeof(*parts)); /* what precedes each look-ahead */
+    for (uint32_t i = nodes[id].last, k = (uint32_t)n; i != BT_AST_NO_NODE; i = nodes[i].prev) {
+        items[--k] = i;
+    }
+    bt_rx_t x = BT_RX_EMPTY;
+    for (size_t i = 0; i < n; i++) {
+        const struct bt_ast_node *a = &nodes[items[i]];
+        if (a->kind != BT_AST_LOOK) {
+            x = join(l, x, plain(l, items[i]));
+        } else if (a->behind) {
+            x = both(l, x, condition(l, a));
+        } else {
+            parts[i] = x;
+            x = BT_RX_EMPTY;
+        }
+    }
+    for (size_t i = n; i > 0; i--) {
+        const struct bt_ast_node *a = &nodes[items[i - 1]];
+        if (a->kind == BT_AST_LOOK && !a->behind) {
+            x = join(l, parts[i - 1], both(l, x, condition(l, a)));
+        }
+    }
+    free(items);
+    free(parts);
+    return x;
+}
+
 static bt_rx_t plain(struct look *l, uint32_t id)
 {
     struct bt_ast_node *a = &l->ast->nodes[id];
@@ -117,6 +166,10 @@ static bt_rx_t plain(struct look *l, uint32_t id)
     case BT_AST_CHARS: x = chars(l, a); break;
     case BT_AST_CAT:
         x = BT_RX_EMPTY;
+        if (a->decides) {
+            x = deciding(l, id);
+            break;
+        }
         for (uint32_t i = a->last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
             x = join(l, plain(l, i), x);
         }
@@ -729,6 +782,7 @@ bool bt_ast_compile(struct bt_ast *ast, struct bt_rx_set *s, bool search, enum b
     bt_rx_t one = bt_rx_chars(s, enc, &all, 1);
     l.any = bt_rx_repeat(s, one, 0, BT_RX_NO_MAX);
     l.some = bt_rx_repeat(s, one, 1, BT_RX_NO_MAX);
+    bt_ast_settle(ast, ast->root);
     const struct bt_ast_node *root = &ast->nodes[ast->root];
     bt_rx_t x = BT_RX_NONE;
     if (root->plain) {
