@@ -17,7 +17,8 @@
 #define INLINE_BYTES (8 * 1024) /* ~1 ms of tokenizing */
 #define INLINE_STEPS 65536      /* of a template: ~2 ms */
 #define INLINE_TEXT  (4 * INLINE_BYTES)
-#define QUEUED_MAX   64 /* bodies that are being read or wait */
+#define QUEUED_MAX   64   /* bodies that are being read or wait ... */
+#define BRIEF_MAX    1024 /* ... of more than INLINE_BYTES; and of up to INLINE_BYTES */
 /* One thread takes only short bodies. Two threads also take large bodies, of different clients. */
 #define THREADS    3
 #define LARGE_MAX  (THREADS - 1)   /* large bodies read at once */
@@ -35,6 +36,7 @@ struct bt_front_client { /* a client with tasks that wait or run */
     char name[FRONT_CLIENT_LEN];
     struct bt_list todo[2]; /* tasks: short, large */
     uint32_t n_running, n_large;
+    uint32_t n_brief; /* of those that wait or run */
 };
 
 struct worker {
@@ -51,7 +53,7 @@ struct front_jobs {
     struct worker workers[THREADS];
     int wake_fd;
     struct bt_loop_fd *wake_w;
-    uint32_t open;       /* loop: bodies that are not finished */
+    uint32_t open[2];    /* loop: bodies that are not finished: others, brief ones */
     struct bt_list done; /* loop: tasks to finish, in this order */
     struct bt_timer done_timer;
 
@@ -170,6 +172,7 @@ static void give_back(struct front_jobs *q, struct bt_front_task *t)
     const uint64_t one = 1;
     t->client->n_running--;
     t->client->n_large -= t->large;
+    t->client->n_brief -= t->brief;
     q->n_large -= t->large;
     forget_client(t->client);
     t->client = NULL;
@@ -235,6 +238,7 @@ void bt_front_task_start_for(struct bt_front *f, struct bt_front_task *t, const 
     struct front_jobs *q = f->jobs;
     pthread_mutex_lock(&q->lock);
     t->client = client_of(q, client);
+    t->client->n_brief += t->brief;
     t->waits = true;
     bt_list_insert_tail(&t->client->todo[t->large], &t->link);
     pthread_cond_signal(&q->more);
@@ -255,6 +259,7 @@ bool bt_front_task_cancel(struct bt_front *f, struct bt_front_task *t)
     if (waited) {
         t->waits = false;
         bt_list_remove(&t->link);
+        t->client->n_brief -= t->brief;
         forget_client(t->client);
         t->client = NULL;
     }
@@ -281,7 +286,7 @@ static void job_run(const struct bt_front_model *m, struct bt_front_task *t)
 static void job_done(struct bt_front_task *t)
 {
     struct bt_front_job *j = BT_CONTAINER_OF(t, struct bt_front_job, task);
-    j->f->jobs->open--;
+    j->f->jobs->open[t->brief]--;
     j->f->n_jobs--;
     finish(j);
 }
@@ -301,11 +306,18 @@ static void job_drop(struct bt_front_task *t)
     job_free(BT_CONTAINER_OF(t, struct bt_front_job, task));
 }
 
+/* Its grammar or template takes long, not its length. */
+static bool is_brief(const struct bt_front_job *j)
+{
+    return j->len <= INLINE_BYTES;
+}
+
 static void enqueue(struct front_jobs *q, struct bt_front_job *j)
 {
     j->body = j->copy = bt_http_take_body(j->req, &j->len);
     bt_http_on_gone(j->req, on_gone, j);
-    q->open++;
+    j->task.brief = is_brief(j);
+    q->open[j->task.brief]++;
     j->f->n_jobs++;
     j->task.run = job_run;
     j->task.done = job_done;
@@ -315,8 +327,8 @@ static void enqueue(struct front_jobs *q, struct bt_front_job *j)
     bt_front_task_start_for(j->f, &j->task, j->client);
 }
 
-/* How many bodies of this client are being read or wait. */
-static uint32_t open_of(struct front_jobs *q, const char *client)
+/* How many bodies of this client are being read or wait: brief ones, or others. */
+static uint32_t open_of(struct front_jobs *q, const char *client, bool brief)
 {
     uint32_t n = 0;
     pthread_mutex_lock(&q->lock);
@@ -329,6 +341,7 @@ static uint32_t open_of(struct front_jobs *q, const char *client)
                     n++;
                 }
             }
+            n = brief ? c->n_brief : n - c->n_brief;
         }
     }
     pthread_mutex_unlock(&q->lock);
@@ -339,17 +352,18 @@ static uint32_t open_of(struct front_jobs *q, const char *client)
  * others: a single client half of all places, two clients a third each, and so on. */
 static bool has_room(struct front_jobs *q, struct bt_front_job *j)
 {
-    uint32_t mine = open_of(q, j->client), left = QUEUED_MAX - BT_MIN(q->open, QUEUED_MAX);
+    bool brief = is_brief(j);
+    uint32_t most = brief ? BRIEF_MAX : QUEUED_MAX, mine = open_of(q, j->client, brief);
+    uint32_t left = most - BT_MIN(q->open[brief], most);
     if (mine < left) {
         return true;
     }
     j->ok = false;
     j->e.retry_after_s = 1;
-    return bt_front_fail(
-        &j->e, 429, NULL, NULL,
-        "%u of this client's large requests are being read already; the server reads "
-        "%d at once and keeps places for other clients",
-        mine, QUEUED_MAX);
+    return bt_front_fail(&j->e, 429, NULL, NULL,
+                         "%u of this client's %s requests are being read already; the server reads "
+                         "%u at once and keeps places for other clients",
+                         mine, brief ? "constrained or templated" : "large", most);
 }
 
 /* Reads a short body on the loop. False: that takes too long on the loop. */

@@ -20,6 +20,7 @@ struct bt_front_task {
     struct bt_front_client *client; /* the client whose turn this is, until the task has run */
     bool waits;                     /* for a thread */
     bool large;                     /* may take longer than a short body */
+    bool brief;                     /* a few bytes, which take long nevertheless */
     uint32_t limit_s;               /* stopped after this time; 0: never */
     uint64_t until_ns;
     bool late;         /* stopped because of limit_s */

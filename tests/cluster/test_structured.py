@@ -236,6 +236,15 @@ def test_sixteen_schemas_at_once(cluster, calm):
         assert got == alone
 
 
+def test_many_at_once_from_one_client(cluster):
+    """All are read in their turn: none is refused because others are being compiled."""
+    def ask(i):
+        schema = {"allOf": [{"type": "string", "pattern": f"[a-f]{{{k}}}.*{i}"} for k in range(1, 8)]}
+        return cluster.request("POST", C, {"prompt": PROMPT, "max_tokens": 1, "guided_json": schema})[0]
+    with concurrent.futures.ThreadPoolExecutor(100) as pool:
+        assert list(pool.map(ask, range(100))) == [200] * 100
+
+
 REFUSED = [
     ({"guided_json": PERSON, "guided_regex": "a"}, "guided_regex", "'guided_json' and 'guided_regex' both"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice",
