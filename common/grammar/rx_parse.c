@@ -594,6 +594,9 @@ static uint32_t repeat(struct parser *p, uint32_t child, uint32_t min, uint32_t 
         FAIL(p, BT_ERR_INVALID, "the quantifier's maximum is below its minimum");
         return BT_AST_NO_NODE;
     }
+    if (p->ast->nodes[child].kind >= BT_AST_START) { /* an assertion: once is as good as often */
+        return min > 0 ? child : node(p, BT_AST_EMPTY);
+    }
     uint32_t id = node(p, BT_AST_REPEAT);
     if (id == BT_AST_NO_NODE) {
         return id;
