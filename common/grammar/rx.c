@@ -11,7 +11,7 @@
 
 /* ---- memory ---- */
 
-static bool take_bytes(struct bt_rx_set *s, size_t n)
+bool bt_rx_take(struct bt_rx_set *s, size_t n)
 {
     if (s->full || n > s->max_bytes - s->bytes) {
         s->full = true;
@@ -27,7 +27,7 @@ bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, s
         return true;
     }
     uint32_t want = *cap ? *cap * 2 : 64;
-    if (want > BT_RX_ID_MAX || !take_bytes(s, (want - *cap) * size)) {
+    if (want > BT_RX_ID_MAX || !bt_rx_take(s, (want - *cap) * size)) {
         s->full = true;
         return false;
     }
@@ -45,7 +45,7 @@ void *bt_rx_alloc(struct bt_rx_set *s, size_t n)
     if (n > s->chunk_left) {
         size_t size = BT_MAX((size_t)CHUNK, n);
         if (!bt_rx_grow(s, &s->chunks, s->n_chunks, &s->chunks_cap, sizeof(void *)) ||
-            !take_bytes(s, size)) {
+            !bt_rx_take(s, size)) {
             return NULL;
         }
         s->chunk = s->chunks[s->n_chunks++] = bt_malloc(size);
@@ -117,7 +117,10 @@ void bt_rx_set_destroy(struct bt_rx_set *s)
     }
     free(s->chunks);
     free(s->parts);
-    free(s->seen);
+    free(s->search.state);
+    free(s->search.parent);
+    free(s->search.bound);
+    free(s->search.heap);
     free(s->scratch);
     free(s->classes);
     free(s->lists);
@@ -222,7 +225,7 @@ void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark)
 static bool rehash(struct bt_rx_set *s)
 {
     uint32_t want = s->n_heads * 2;
-    if (!take_bytes(s, (want - s->n_heads) * sizeof(uint32_t))) {
+    if (!bt_rx_take(s, (want - s->n_heads) * sizeof(uint32_t))) {
         return false;
     }
     s->heads = bt_realloc(s->heads, want * sizeof(uint32_t));
@@ -231,9 +234,46 @@ static bool rehash(struct bt_rx_set *s)
     return true;
 }
 
+static uint32_t add_counts(uint32_t a, uint32_t b)
+{
+    return a == BT_RX_NO_MAX || b == BT_RX_NO_MAX || a > BT_RX_NO_MAX - 1 - b ? BT_RX_NO_MAX
+                                                                              : a + b;
+}
+
+/* A lower bound of the bytes of a text that the node matches. */
+static uint32_t min_len(const struct bt_rx_set *s, const struct bt_rx_node *n)
+{
+    uint32_t len = 0;
+    switch ((enum bt_rx_kind)n->kind) {
+    case BT_RX_K_CLASS: return 1;
+    case BT_RX_K_CONCAT: return add_counts(s->nodes[n->a].min_len, s->nodes[n->b].min_len);
+    case BT_RX_K_REPEAT: {
+        uint64_t product = (uint64_t)s->nodes[n->a].min_len * n->b;
+        return (uint32_t)BT_MIN(product, (uint64_t)BT_RX_NO_MAX);
+    }
+    case BT_RX_K_OR:
+        len = UINT32_MAX;
+        for (uint32_t i = 0; i < n->b; i++) {
+            len = BT_MIN(len, s->nodes[s->lists[n->a + i]].min_len);
+        }
+        return len;
+    case BT_RX_K_AND:
+        for (uint32_t i = 0; i < n->b; i++) {
+            len = BT_MAX(len, s->nodes[s->lists[n->a + i]].min_len);
+        }
+        return len;
+    case BT_RX_K_MULTIPLE: return n->b != 0;
+    case BT_RX_K_NOT: return !(n->flags & BT_RX_F_NULLABLE);
+    case BT_RX_K_NONE:
+    case BT_RX_K_EMPTY: break;
+    }
+    return 0;
+}
+
 /* Adds a node whose hash is known and which is not there yet. */
 static bt_rx_t add_node(struct bt_rx_set *s, struct bt_rx_node n, uint32_t hash)
 {
+    n.min_len = min_len(s, &n);
     if ((s->n_nodes >= s->n_heads && !rehash(s)) ||
         !bt_rx_grow(s, &s->nodes, s->n_nodes, &s->nodes_cap, sizeof(*s->nodes))) {
         return BT_RX_FAILED;
@@ -328,12 +368,6 @@ bt_rx_t bt_rx_class(struct bt_rx_set *s, const uint64_t bits[4])
 static bool is_repeat_of(const struct bt_rx_set *s, bt_rx_t b, bt_rx_t x)
 {
     return s->nodes[b].kind == BT_RX_K_REPEAT && s->nodes[b].a == x;
-}
-
-static uint32_t add_counts(uint32_t a, uint32_t b)
-{
-    return a == BT_RX_NO_MAX || b == BT_RX_NO_MAX || a > BT_RX_NO_MAX - 1 - b ? BT_RX_NO_MAX
-                                                                              : a + b;
 }
 
 /* a is no concat; neither is NONE or EMPTY. */

@@ -322,73 +322,141 @@ static bool known(const struct bt_rx_set *s, bt_rx_t a, bool *alive_p)
     return *alive_p || f & BT_RX_F_DEAD;
 }
 
-/* Looks depth first for a state that accepts. The path lies on the scratch stack as pairs of a
- * state and its next class; what was seen lies in `seen`. */
-static bt_status_t search(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *alive_p)
+/* ---- the search: best first, by a lower bound of the bytes that are still missing ---- */
+
+static bool met_before(const struct bt_rx_search *h, uint32_t x, uint32_t y)
 {
-    uint32_t base = s->n_scratch, no = ++s->search_no;
-    bool found = false;
-    s->n_seen = 0;
-    bt_rx_t next = a;
-    for (;;) {
-        if (next != BT_RX_NONE) {
-            s->nodes[next].seen = no;
-            if (s->n_seen >= max_states ||
-                !bt_rx_grow(s, &s->seen, s->n_seen, &s->seen_cap, sizeof(bt_rx_t)) ||
-                !bt_rx_row_make(s, next) || !bt_rx_push(s, next) || !bt_rx_push(s, 0)) {
-                s->n_scratch = base;
-                return BT_ERR_EXHAUSTED;
-            }
-            s->seen[s->n_seen++] = next;
-            next = BT_RX_NONE;
+    return h->bound[x] != h->bound[y] ? h->bound[x] < h->bound[y] : x > y; /* the younger first */
+}
+
+/* Adds a state to the search and its number to the heap. */
+static bool meet(struct bt_rx_set *s, bt_rx_t a, uint32_t parent)
+{
+    struct bt_rx_search *h = &s->search;
+    if (h->n == h->cap) {
+        uint32_t want = h->cap ? h->cap * 2 : 64;
+        if (!bt_rx_take(s, (want - h->cap) * 4 * sizeof(uint32_t))) {
+            return false;
         }
-        if (s->n_scratch == base) {
+        h->state = bt_realloc(h->state, want * sizeof(uint32_t));
+        h->parent = bt_realloc(h->parent, want * sizeof(uint32_t));
+        h->bound = bt_realloc(h->bound, want * sizeof(uint32_t));
+        h->heap = bt_realloc(h->heap, want * sizeof(uint32_t));
+        h->cap = want;
+    }
+    uint32_t i = h->n_heap++, x = h->n++;
+    s->nodes[a].seen = h->number;
+    h->state[x] = a;
+    h->parent[x] = parent;
+    h->bound[x] = s->nodes[a].min_len;
+    for (; i > 0 && met_before(h, x, h->heap[(i - 1) / 2]); i = (i - 1) / 2) {
+        h->heap[i] = h->heap[(i - 1) / 2];
+    }
+    h->heap[i] = x;
+    return bt_rx_row_make(s, a) != NULL;
+}
+
+static uint32_t take_best(struct bt_rx_search *h)
+{
+    uint32_t best = h->heap[0], last = h->heap[--h->n_heap], i = 0;
+    for (uint32_t c; (c = 2 * i + 1) < h->n_heap; i = c) {
+        c += c + 1 < h->n_heap && met_before(h, h->heap[c + 1], h->heap[c]);
+        if (!met_before(h, h->heap[c], last)) {
             break;
         }
-        bt_rx_t at = s->scratch[s->n_scratch - 2];
-        uint32_t c = s->scratch[s->n_scratch - 1]++;
-        if (c == s->nodes[at].row->n) {
-            s->n_scratch -= 2;
-            continue;
-        }
-        bt_rx_t d = raw_to(s, at, c);
-        if (d == BT_RX_FAILED) {
-            s->n_scratch = base;
-            return BT_ERR_EXHAUSTED;
-        }
-        if (known(s, d, &found)) {
-            if (found) {
-                break;
+        h->heap[i] = h->heap[c];
+    }
+    h->heap[i] = last;
+    return best;
+}
+
+/* Whether a state that accepts can be reached. The states on the way to it are alive; if there is
+ * none, all that were met are dead. */
+static bt_status_t search(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *alive_p)
+{
+    struct bt_rx_search *h = &s->search;
+    bool found = false;
+    h->n = h->n_heap = 0;
+    h->number++;
+    if (!meet(s, a, UINT32_MAX)) {
+        return BT_ERR_EXHAUSTED;
+    }
+    while (h->n_heap > 0 && !found) {
+        uint32_t x = take_best(h);
+        bt_rx_t at = h->state[x];
+        for (uint32_t c = 0; c < s->nodes[at].row->n && !found; c++) {
+            bt_rx_t d = raw_to(s, at, c);
+            if (d == BT_RX_FAILED) {
+                return BT_ERR_EXHAUSTED;
             }
-        } else if (s->nodes[d].seen != no) {
-            next = d;
+            if (known(s, d, &found)) {
+                for (uint32_t i = x; found && i != UINT32_MAX; i = h->parent[i]) {
+                    s->nodes[h->state[i]].flags |= BT_RX_F_ALIVE;
+                }
+            } else if (s->nodes[d].seen != h->number && (h->n >= max_states || !meet(s, d, x))) {
+                return BT_ERR_EXHAUSTED;
+            }
         }
     }
-    for (uint32_t i = base; found && i < s->n_scratch; i += 2) {
-        s->nodes[s->scratch[i]].flags |= BT_RX_F_ALIVE;
+    for (uint32_t i = 0; i < h->n && !found; i++) {
+        s->nodes[h->state[i]].flags |= BT_RX_F_DEAD;
     }
-    for (uint32_t i = 0; !found && i < s->n_seen; i++) {
-        s->nodes[s->seen[i]].flags |= BT_RX_F_DEAD;
-    }
-    s->n_scratch = base;
     *alive_p = found;
     return BT_OK;
+}
+
+/* A sequence matches something if its parts do, and alternatives if one does: only And and Not need
+ * a search. */
+static bt_status_t is_alive(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *alive_p)
+{
+    struct bt_rx_node n = s->nodes[a];
+    bt_status_t st = BT_OK;
+    bool alive = false;
+    if (known(s, a, alive_p)) {
+        return BT_OK;
+    }
+    if (s->depth >= DEPTH_MAX) {
+        return BT_ERR_EXHAUSTED;
+    }
+    s->depth++;
+    if (n.kind == BT_RX_K_CONCAT) {
+        st = is_alive(s, n.a, max_states, &alive);
+        for (bt_rx_t rest = n.b; st == BT_OK && alive && rest != BT_RX_EMPTY;) {
+            bool chain = s->nodes[rest].kind == BT_RX_K_CONCAT;
+            if (known(s, rest, &alive)) {
+                break;
+            }
+            st = is_alive(s, chain ? s->nodes[rest].a : rest, max_states, &alive);
+            rest = chain ? s->nodes[rest].b : BT_RX_EMPTY;
+        }
+    } else if (n.kind == BT_RX_K_OR) {
+        for (uint32_t i = 0; i < n.b && !alive; i++) {
+            (void)known(s, s->lists[n.a + i], &alive);
+        }
+        for (uint32_t i = 0; i < n.b && !alive && st == BT_OK; i++) {
+            st = is_alive(s, s->lists[n.a + i], max_states, &alive);
+        }
+    } else if (n.kind == BT_RX_K_REPEAT) {
+        st = is_alive(s, n.a, max_states, &alive);
+    } else {
+        st = search(s, a, max_states, &alive);
+    }
+    s->depth--;
+    if (st == BT_OK) {
+        s->nodes[a].flags |= alive ? BT_RX_F_ALIVE : BT_RX_F_DEAD;
+        *alive_p = alive;
+    }
+    return st;
 }
 
 bt_status_t bt_rx_is_none(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *none_p)
 {
     bool alive = false;
-    if (a == BT_RX_FAILED) {
-        return BT_ERR_EXHAUSTED;
+    bt_status_t st = a == BT_RX_FAILED ? BT_ERR_EXHAUSTED : is_alive(s, a, max_states, &alive);
+    if (st == BT_OK) {
+        *none_p = !alive;
     }
-    if (!known(s, a, &alive)) {
-        bt_status_t st = search(s, a, max_states, &alive);
-        if (st != BT_OK) {
-            return st;
-        }
-    }
-    *none_p = !alive;
-    return BT_OK;
+    return st;
 }
 
 /* ---- steps ---- */

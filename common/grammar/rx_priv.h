@@ -52,6 +52,7 @@ struct bt_rx_node {
     uint32_t a, b, c;
     uint32_t next;           /* in its hash chain */
     uint32_t seen;           /* number of the last search that came here */
+    uint32_t min_len;        /* bytes of a text, at least (without And and Not: exactly) */
     struct bt_rx_part *part; /* NULL: not computed yet */
     struct bt_rx_row *row;   /* NULL: no step was made yet */
 };
@@ -59,6 +60,12 @@ struct bt_rx_mark { /* how much a set held */
     uint32_t n_nodes, n_lists, n_classes, n_chunks;
     char *chunk;
     size_t chunk_left, chunk_bytes;
+};
+struct bt_rx_search { /* for a state that accepts; states have numbers in the order of meeting */
+    uint32_t *state, *parent, *bound; /* [cap] */
+    uint32_t n, cap, number;
+    uint32_t *heap; /* [cap] numbers of states to look at */
+    uint32_t n_heap;
 };
 struct bt_rx_set {
     size_t max_bytes, bytes;
@@ -77,8 +84,7 @@ struct bt_rx_set {
     uint32_t n_classes, classes_cap;
     uint32_t *scratch; /* a stack of lists under construction */
     uint32_t n_scratch, scratch_cap;
-    bt_rx_t *seen; /* by the search for a state that accepts */
-    uint32_t n_seen, seen_cap, search_no;
+    struct bt_rx_search search;
     struct bt_rx_part **parts;
     uint32_t n_parts, parts_cap;
     uint32_t part_heads[256];
@@ -111,7 +117,8 @@ static inline bool bt_rx_work(struct bt_rx_set *s, uint32_t n)
 void *bt_rx_alloc(struct bt_rx_set *s, size_t n);
 /* Makes room for one element more in an array of the set. */
 bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, size_t size);
-bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a); /* onto the scratch stack */
+bool bt_rx_take(struct bt_rx_set *s, size_t bytes); /* from the limit */
+bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a);    /* onto the scratch stack */
 /* Or and And of scratch[base..), which they take off the stack. */
 bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
 bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
