@@ -126,7 +126,7 @@ static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
     c->num_plain = bt_schema_rx(c, bt_num_rx_plain(c->rx));
     struct bt_nf *all = bt_schema_alloc(c, sizeof(*all));
     all->bits = BT_NF_NULL | BT_NF_FALSE | BT_NF_TRUE;
-    all->str = c->str_all;
+    all->str = bt_strset_rx(c->str_all);
     all->num = bt_num_all(c);
     all->arr = bt_schema_alloc(c, sizeof(*all->arr));
     all->obj = bt_schema_alloc(c, sizeof(*all->obj));

@@ -56,10 +56,10 @@ static bt_rx_t scalars(struct bt_schema *c, const struct bt_nf *f, bool normal)
         bt_rx_t num = bt_num_rx(c, f->num);
         r = bt_rx_or(c->rx, r, num == c->num_all && normal ? bt_num_rx_normal(c) : num);
     }
-    if (f->str != BT_RX_NONE) {
+    if (!bt_strset_none(f->str)) {
         if (f->why_str)
             refuse(c, f->why_str);
-        r = bt_rx_or(c->rx, r, quoted(c, f->str));
+        r = bt_rx_or(c->rx, r, quoted(c, bt_strset_to_rx(c, f->str)));
     }
     return bt_schema_rx(c, r);
 }

@@ -36,8 +36,8 @@ static const struct bt_nf *values_nf(struct bt_schema *c, const struct bt_sj *co
     struct bt_nf *f = bt_schema_alloc(c, sizeof(*f));
     const struct bt_sj **num = bt_schema_alloc(c, (n + 1) * sizeof(*num));
     const struct bt_sj **str = bt_schema_alloc(c, (n + 1) * sizeof(*str));
-    const struct bt_nf *sum = f;
-    uint32_t n_num = 0, n_str = 0;
+    const struct bt_nf **sum = bt_schema_alloc(c, (n + 1) * sizeof(*sum));
+    uint32_t n_num = 0, n_str = 0, n_sum = 0;
     for (uint32_t i = 0; i < n; i++) {
         switch (v[i]->type) {
         case BT_SJ_NULL: f->bits |= BT_NF_NULL; break;
@@ -53,11 +53,12 @@ static const struct bt_nf *values_nf(struct bt_schema *c, const struct bt_sj *co
         }
     }
     f->num = bt_num_values(c, num, n_num);
-    f->str = bt_str_values(c, str, n_str);
+    f->str = bt_strset_values(c, str, n_str);
+    sum[n_sum++] = f;
     for (uint32_t i = 0; i < n; i++)
         if (v[i]->type == BT_SJ_ARRAY || v[i]->type == BT_SJ_OBJECT)
-            sum = bt_nf_join(c, sum, bt_schema_eval(c, v[i]->id << 2 | BT_LIT_CONST));
-    return sum;
+            sum[n_sum++] = bt_schema_eval(c, v[i]->id << 2 | BT_LIT_CONST);
+    return n_sum == 1 ? f : bt_nf_join(c, sum, n_sum);
 }
 
 static const struct bt_nf *const_nf(struct bt_schema *c, const struct bt_sj *v)
@@ -98,7 +99,7 @@ static void one_type(struct bt_schema *c, struct bt_nf *f, const struct bt_sj *v
     else if (bt_sj_is(v, "integer"))
         *integer = true;
     else if (bt_sj_is(v, "string"))
-        f->str = c->str_all;
+        f->str = bt_strset_rx(c->str_all);
     else if (bt_sj_is(v, "array"))
         f->arr = c->all->arr, f->n_arr = 1;
     else if (bt_sj_is(v, "object"))
@@ -185,7 +186,8 @@ bt_rx_t bt_schema_pattern(struct bt_schema *c, const struct bt_sj *at, struct bt
 
 static void meet_string(struct bt_schema *c, struct bt_nf *f, bt_rx_t rx)
 {
-    f->str = bt_schema_rx(c, f->str == c->str_all ? rx : bt_rx_and(c->rx, f->str, rx));
+    rx = f->str.rx == c->str_all ? rx : bt_rx_and(c->rx, f->str.rx, rx);
+    f->str = bt_strset_rx(bt_schema_rx(c, rx));
 }
 
 static void string(struct bt_schema *c, struct bt_nf *f, const struct bt_sj *s)
@@ -202,11 +204,11 @@ static void string(struct bt_schema *c, struct bt_nf *f, const struct bt_sj *s)
     uint32_t min = bt_schema_count(c, bt_sj_get(s, "minLength"), 0);
     uint32_t max = bt_schema_count(c, bt_sj_get(s, "maxLength"), BT_RX_NO_MAX);
     if (min > max)
-        f->str = BT_RX_NONE;
+        f->str = bt_strset_rx(BT_RX_NONE);
     else if (min || max != BT_RX_NO_MAX)
         meet_string(c, f, bt_str_length(c, min, max));
-    if (f->str != c->str_all && bt_str_none(c, f->str))
-        f->str = BT_RX_NONE;
+    if (f->str.rx != c->str_all && bt_str_none(c, f->str.rx))
+        f->str = bt_strset_rx(BT_RX_NONE);
 }
 
 static bool any_of(const struct bt_sj *s, const char *const *names, size_t n)
@@ -228,7 +230,7 @@ static const struct bt_nf *typed(struct bt_schema *c, const struct bt_sj *s)
     struct bt_nf *f = types(c, s);
     if (f->num.n)
         number(c, f, s);
-    if (f->str != BT_RX_NONE)
+    if (!bt_strset_none(f->str))
         string(c, f, s);
     if (f->n_obj && any_of(s, object, sizeof(object) / sizeof(object[0]))) {
         struct bt_obj *o = bt_schema_object(c, s);
@@ -274,9 +276,9 @@ static const struct bt_nf *if_present(struct bt_schema *c, struct bt_sj_text nam
     has->obj[0] = with;
     has->bits = 0;
     has->num.n = 0;
-    has->str = BT_RX_NONE;
+    has->str = bt_strset_rx(BT_RX_NONE);
     has->n_arr = 0;
-    return bt_nf_join(c, f, bt_nf_meet(c, has, then));
+    return bt_nf_join(c, (const struct bt_nf *[]){f, bt_nf_meet(c, has, then)}, 2);
 }
 
 static const struct bt_nf *require(struct bt_schema *c, const struct bt_sj *names)
@@ -330,7 +332,7 @@ static const struct bt_nf *conditional(struct bt_schema *c, const struct bt_nf *
         yes = bt_nf_meet(c, yes, eval(c, then));
     if (otherwise)
         no = bt_nf_meet(c, no, eval(c, otherwise));
-    return bt_nf_join(c, yes, no);
+    return bt_nf_join(c, (const struct bt_nf *[]){yes, no}, 2);
 }
 
 static const struct bt_nf *alternatives(struct bt_schema *c, const struct bt_nf *f,
@@ -338,10 +340,10 @@ static const struct bt_nf *alternatives(struct bt_schema *c, const struct bt_nf 
 {
     const struct bt_sj *v;
     if ((v = list(c, s, "anyOf"))) {
-        const struct bt_nf *sum = c->sets[BT_SET_NONE].nf;
+        const struct bt_nf **each = bt_schema_alloc(c, v->n * sizeof(*each));
         for (uint32_t i = 0; i < v->n; i++)
-            sum = bt_nf_join(c, sum, bt_nf_meet(c, f, eval(c, v->items[i])));
-        f = sum;
+            each[i] = bt_nf_meet(c, f, eval(c, v->items[i]));
+        f = bt_nf_join(c, each, v->n);
     }
     if ((v = list(c, s, "oneOf"))) {
         const struct bt_nf **each = bt_schema_alloc(c, v->n * sizeof(*each));

@@ -148,8 +148,9 @@ struct bt_obj *bt_schema_object(struct bt_schema *c, const struct bt_sj *s)
     if ((v = bt_sj_get(s, "propertyNames")) && bt_set_of(c, v) != BT_SET_TRUE) {
         const struct bt_nf *f = bt_schema_eval(c, v->id << 2);
         o->why = o->why ? o->why : f->why_str;
-        bt_rx_t bad = bt_rx_and(c->rx, c->str_all, bt_rx_not(c->rx, f->str));
-        if (f->str != c->str_all)
+        bt_rx_t good = bt_strset_to_rx(c, f->str);
+        bt_rx_t bad = bt_rx_and(c->rx, c->str_all, bt_rx_not(c->rx, good));
+        if (good != c->str_all)
             bt_obj_split(c, o, bt_schema_rx(c, bad), BT_SET_NONE, true);
     }
     o->min = bt_schema_count(c, bt_sj_get(s, "minProperties"), 0);

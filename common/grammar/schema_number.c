@@ -256,14 +256,24 @@ struct bt_numset bt_num_meet(struct bt_schema *c, struct bt_numset a, struct bt_
     return s;
 }
 
-struct bt_numset bt_num_join(struct bt_schema *c, struct bt_numset a, struct bt_numset b)
+struct bt_numset bt_num_join(struct bt_schema *c, const struct bt_numset *a, uint32_t n)
 {
-    if (!a.n || !b.n)
-        return a.n ? a : b;
-    bt_schema_work(c, (a.n + b.n) / 8);
-    struct bt_numset s = {.p = bt_schema_alloc(c, (a.n + b.n) * sizeof(*s.p)), .n = a.n + b.n};
-    memcpy(s.p, a.p, a.n * sizeof(*s.p));
-    memcpy(s.p + a.n, b.p, b.n * sizeof(*s.p));
+    uint32_t total = 0, filled = 0;
+    struct bt_numset s = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        total += a[i].n;
+        filled += a[i].n > 0;
+        s = a[i].n ? a[i] : s;
+    }
+    if (filled <= 1)
+        return s;
+    bt_schema_work(c, total / 16);
+    s = (struct bt_numset){.p = bt_schema_alloc(c, total * sizeof(*s.p))};
+    for (uint32_t i = 0; i < n; i++) {
+        if (a[i].n)
+            memcpy(s.p + s.n, a[i].p, a[i].n * sizeof(*s.p));
+        s.n += a[i].n;
+    }
     return s;
 }
 

@@ -92,6 +92,11 @@ struct bt_numset {
     struct bt_piece *p;
     uint32_t n;
 };
+struct bt_strset { /* rx without the texts; rx NONE: the texts alone */
+    bt_rx_t rx;    /* the bytes between the quotes */
+    uint32_t n;
+    struct bt_sj_text *texts; /* sorted */
+};
 struct bt_prop {
     struct bt_sj_text name;
     bt_set_t value;
@@ -132,7 +137,7 @@ struct bt_arr {
 #define BT_NF_TRUE  4u
 struct bt_nf {
     uint32_t bits;
-    bt_rx_t str; /* the bytes between the quotes */
+    struct bt_strset str;
     struct bt_numset num;
     const struct bt_arr **arr; /* any of them */
     const struct bt_obj **obj;
@@ -219,7 +224,7 @@ struct bt_numset bt_num_all(struct bt_schema *c);
 struct bt_numset bt_num_one(struct bt_schema *c, const struct bt_piece *p);
 struct bt_numset bt_num_values(struct bt_schema *c, const struct bt_sj *const *v, uint32_t n);
 struct bt_numset bt_num_meet(struct bt_schema *c, struct bt_numset a, struct bt_numset b);
-struct bt_numset bt_num_join(struct bt_schema *c, struct bt_numset a, struct bt_numset b);
+struct bt_numset bt_num_join(struct bt_schema *c, const struct bt_numset *a, uint32_t n);
 struct bt_numset bt_num_not(struct bt_schema *c, struct bt_numset a);
 /* schema_number_rx.c: their texts */
 bt_rx_t bt_num_rx(struct bt_schema *c, struct bt_numset a);
@@ -236,10 +241,18 @@ struct bt_trie_text {
     bt_rx_t tail;
 };
 bt_rx_t bt_str_trie(struct bt_schema *c, struct bt_trie_text *t, uint32_t n, bool json);
-bt_rx_t bt_str_values(struct bt_schema *c, const struct bt_sj *const *v, uint32_t n);
 bt_rx_t bt_str_length(struct bt_schema *c, uint32_t min, uint32_t max);
 bool bt_str_match(struct bt_schema *c, bt_rx_t rx, struct bt_sj_text text);
 bool bt_str_none(struct bt_schema *c, bt_rx_t rx); /* false: it may match something */
+/* schema_strset.c */
+struct bt_strset bt_strset_rx(bt_rx_t rx);
+struct bt_strset bt_strset_values(struct bt_schema *c, const struct bt_sj *const *v, uint32_t n);
+bt_rx_t bt_strset_to_rx(struct bt_schema *c, struct bt_strset a);
+bool bt_strset_none(struct bt_strset a);
+bool bt_strset_match(struct bt_schema *c, struct bt_strset a, struct bt_sj_text text);
+struct bt_strset bt_strset_meet(struct bt_schema *c, struct bt_strset a, struct bt_strset b);
+struct bt_strset bt_strset_join(struct bt_schema *c, const struct bt_strset *a, uint32_t n);
+struct bt_strset bt_strset_not(struct bt_schema *c, struct bt_strset a);
 /* schema_format.c: false: the format is an annotation. */
 bool bt_str_format(struct bt_schema *c, const struct bt_sj *format, bt_rx_t *out);
 
@@ -251,7 +264,7 @@ const struct bt_nf *bt_set_nf(struct bt_schema *c, bt_set_t set);
 bool bt_set_none(struct bt_schema *c, bt_set_t set); /* false: it may hold for something */
 bool bt_nf_none(const struct bt_nf *f);
 const struct bt_nf *bt_nf_meet(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b);
-const struct bt_nf *bt_nf_join(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b);
+const struct bt_nf *bt_nf_join(struct bt_schema *c, const struct bt_nf *const *f, uint32_t n);
 const struct bt_nf *bt_nf_not(struct bt_schema *c, const struct bt_nf *a, const struct bt_sj *at);
 /* Exactly one of n; at: the place of the oneOf. */
 const struct bt_nf *bt_nf_one(struct bt_schema *c, const struct bt_nf **f, uint32_t n,

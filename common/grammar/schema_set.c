@@ -139,7 +139,7 @@ bool bt_set_none(struct bt_schema *c, bt_set_t set)
 /* ---- normal forms ---- */
 bool bt_nf_none(const struct bt_nf *f)
 {
-    return !f->bits && !f->num.n && f->str == BT_RX_NONE && !f->n_arr && !f->n_obj;
+    return !f->bits && !f->num.n && bt_strset_none(f->str) && !f->n_arr && !f->n_obj;
 }
 
 static void limit(struct bt_schema *c, uint32_t n)
@@ -196,18 +196,6 @@ static void add_obj(struct bt_schema *c, struct bt_nf *f, uint32_t *cap, const s
     f->obj[f->n_obj++] = o;
 }
 
-static void meet_str(struct bt_schema *c, struct bt_nf *f, const struct bt_nf *a,
-                     const struct bt_nf *b)
-{
-    f->str = bt_schema_rx(c, a->str == c->str_all   ? b->str
-                             : b->str == c->str_all ? a->str
-                                                    : bt_rx_and(c->rx, a->str, b->str));
-    if (f->str != a->str && f->str != b->str && bt_str_none(c, f->str))
-        f->str = BT_RX_NONE;
-    f->why_str = a->why_str ? a->why_str : b->why_str;
-    f->why_num = a->why_num ? a->why_num : b->why_num;
-}
-
 const struct bt_nf *bt_nf_meet(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b)
 {
     if (a == c->all || b == c->all)
@@ -216,7 +204,9 @@ const struct bt_nf *bt_nf_meet(struct bt_schema *c, const struct bt_nf *a, const
     uint32_t cap_arr = 0, cap_obj = 0;
     f->bits = a->bits & b->bits;
     f->num = bt_num_meet(c, a->num, b->num);
-    meet_str(c, f, a, b);
+    f->str = bt_strset_meet(c, a->str, b->str);
+    f->why_str = a->why_str ? a->why_str : b->why_str;
+    f->why_num = a->why_num ? a->why_num : b->why_num;
     for (uint32_t i = 0; i < a->n_arr; i++)
         for (uint32_t j = 0; j < b->n_arr; j++)
             add_arr(c, f, &cap_arr, bt_arr_meet(c, a->arr[i], b->arr[j]));
@@ -226,33 +216,27 @@ const struct bt_nf *bt_nf_meet(struct bt_schema *c, const struct bt_nf *a, const
     return f;
 }
 
-const struct bt_nf *bt_nf_join(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b)
+const struct bt_nf *bt_nf_join(struct bt_schema *c, const struct bt_nf *const *f, uint32_t n)
 {
-    struct bt_nf *f = bt_schema_alloc(c, sizeof(*f));
+    struct bt_nf *r = bt_schema_alloc(c, sizeof(*r));
+    struct bt_numset *num = bt_schema_alloc(c, n * sizeof(*num));
+    struct bt_strset *str = bt_schema_alloc(c, n * sizeof(*str));
     uint32_t cap_arr = 0, cap_obj = 0;
-    f->bits = a->bits | b->bits;
-    f->num = bt_num_join(c, a->num, b->num);
-    f->str = bt_schema_rx(c, bt_rx_or(c->rx, a->str, b->str));
-    f->why_str = a->why_str ? a->why_str : b->why_str;
-    f->why_num = a->why_num ? a->why_num : b->why_num;
-    for (uint32_t i = 0; i < a->n_arr; i++)
-        add_arr(c, f, &cap_arr, a->arr[i]);
-    for (uint32_t i = 0; i < b->n_arr; i++)
-        add_arr(c, f, &cap_arr, b->arr[i]);
-    for (uint32_t i = 0; i < a->n_obj; i++)
-        add_obj(c, f, &cap_obj, a->obj[i]);
-    for (uint32_t i = 0; i < b->n_obj; i++)
-        add_obj(c, f, &cap_obj, b->obj[i]);
-    bt_schema_work(c, (f->n_obj + f->n_arr) / 8);
-    return f;
-}
-
-static bt_rx_t str_not(struct bt_schema *c, bt_rx_t a)
-{
-    if (a == BT_RX_NONE)
-        return c->str_all;
-    bt_rx_t r = a == c->str_all ? BT_RX_NONE : bt_rx_and(c->rx, c->str_all, bt_rx_not(c->rx, a));
-    return bt_schema_rx(c, r) != BT_RX_NONE && bt_str_none(c, r) ? BT_RX_NONE : r;
+    for (uint32_t i = 0; i < n; i++) {
+        r->bits |= f[i]->bits;
+        num[i] = f[i]->num;
+        str[i] = f[i]->str;
+        r->why_str = r->why_str ? r->why_str : f[i]->why_str;
+        r->why_num = r->why_num ? r->why_num : f[i]->why_num;
+        bt_schema_work(c, (f[i]->n_obj + f[i]->n_arr) / 4);
+        for (uint32_t k = 0; k < f[i]->n_arr; k++)
+            add_arr(c, r, &cap_arr, f[i]->arr[k]);
+        for (uint32_t k = 0; k < f[i]->n_obj; k++)
+            add_obj(c, r, &cap_obj, f[i]->obj[k]);
+    }
+    r->num = bt_num_join(c, num, n);
+    r->str = bt_strset_join(c, str, n);
+    return r;
 }
 
 const struct bt_nf *bt_nf_not(struct bt_schema *c, const struct bt_nf *a, const struct bt_sj *at)
@@ -261,7 +245,7 @@ const struct bt_nf *bt_nf_not(struct bt_schema *c, const struct bt_nf *a, const 
     *f = *c->all;
     f->bits &= ~a->bits;
     f->num = bt_num_not(c, a->num);
-    f->str = str_not(c, a->str);
+    f->str = bt_strset_not(c, a->str);
     f->why_num = a->why_num;
     f->why_str = a->why_str;
     for (uint32_t i = 0; i < a->n_arr; i++) {
@@ -291,34 +275,37 @@ static bool overlap(struct bt_schema *c, const struct bt_nf *a, const struct bt_
     return m->n_arr || m->n_obj;
 }
 
-const struct bt_nf *bt_nf_one(struct bt_schema *c, const struct bt_nf **f, uint32_t n,
-                              const struct bt_sj *at)
+/* Of the types without members: what is in one of f, without what is in two. */
+static void one_scalar(struct bt_schema *c, struct bt_nf *r, const struct bt_nf **f, uint32_t n)
 {
-    struct bt_nf *r = bt_schema_alloc(c, sizeof(*r));
     struct bt_numset twice_num = {0};
-    bt_rx_t twice_str = BT_RX_NONE;
-    uint32_t twice = 0, cap_arr = 0, cap_obj = 0;
+    struct bt_strset twice_str = {0};
+    uint32_t twice = 0;
     for (uint32_t i = 0; i < n; i++) {
+        struct bt_numset num[] = {twice_num, bt_num_meet(c, r->num, f[i]->num)};
+        struct bt_strset str[] = {twice_str, bt_strset_meet(c, r->str, f[i]->str)};
         twice |= r->bits & f[i]->bits;
         r->bits |= f[i]->bits;
-        twice_num = bt_num_join(c, twice_num, bt_num_meet(c, r->num, f[i]->num));
-        r->num = bt_num_join(c, r->num, f[i]->num);
-        if (r->str != BT_RX_NONE && f[i]->str != BT_RX_NONE) {
-            bt_rx_t both = bt_schema_rx(c, bt_rx_and(c->rx, r->str, f[i]->str));
-            if (!bt_str_none(c, both))
-                twice_str = bt_rx_or(c->rx, twice_str, both);
-        }
-        r->str = bt_schema_rx(c, bt_rx_or(c->rx, r->str, f[i]->str));
+        twice_num = bt_num_join(c, num, 2);
+        r->num = bt_num_join(c, (struct bt_numset[]){r->num, f[i]->num}, 2);
+        twice_str = bt_strset_join(c, str, 2);
+        r->str = bt_strset_join(c, (struct bt_strset[]){r->str, f[i]->str}, 2);
         r->why_str = r->why_str ? r->why_str : f[i]->why_str;
         r->why_num = r->why_num ? r->why_num : f[i]->why_num;
     }
     r->bits &= ~twice;
     if (twice_num.n)
         r->num = bt_num_meet(c, r->num, bt_num_not(c, twice_num));
-    if (twice_str != BT_RX_NONE) {
-        bt_rx_t once = bt_rx_and(c->rx, r->str, bt_rx_not(c->rx, twice_str));
-        r->str = bt_schema_rx(c, once) != BT_RX_NONE && bt_str_none(c, once) ? BT_RX_NONE : once;
-    }
+    if (!bt_strset_none(twice_str))
+        r->str = bt_strset_meet(c, r->str, bt_strset_not(c, twice_str));
+}
+
+const struct bt_nf *bt_nf_one(struct bt_schema *c, const struct bt_nf **f, uint32_t n,
+                              const struct bt_sj *at)
+{
+    struct bt_nf *r = bt_schema_alloc(c, sizeof(*r));
+    uint32_t cap_arr = 0, cap_obj = 0;
+    one_scalar(c, r, f, n);
     const struct bt_nf **no = bt_schema_alloc(c, n * sizeof(*no));
     uint8_t *meets = bt_schema_alloc(c, (size_t)n * n);
     for (uint32_t i = 0; i < n; i++)

@@ -125,14 +125,6 @@ bt_rx_t bt_str_trie(struct bt_schema *c, struct bt_trie_text *t, uint32_t n, boo
     return trie(c, t, n, 0, json);
 }
 
-bt_rx_t bt_str_values(struct bt_schema *c, const struct bt_sj *const *v, uint32_t n)
-{
-    struct bt_trie_text *t = bt_schema_alloc(c, (n + 1) * sizeof(*t));
-    for (uint32_t i = 0; i < n; i++)
-        t[i] = (struct bt_trie_text){v[i]->text, BT_RX_EMPTY};
-    return bt_str_trie(c, t, n, true);
-}
-
 /* Steps through the text as JSON.stringify would write it. */
 bool bt_str_match(struct bt_schema *c, bt_rx_t rx, struct bt_sj_text text)
 {

@@ -85,8 +85,8 @@ static uint32_t count_values(struct bt_schema *c, const struct bt_nf *f, uint32_
     for (uint32_t i = 0; i < f->num.n && n < want; i++)
         n += count_piece(&f->num.p[i], want);
     struct count k = {.c = c, .found = n, .want = want};
-    if (f->str != BT_RX_NONE && n < want)
-        count_strings(&k, f->str, 0);
+    if (!bt_strset_none(f->str) && n < want)
+        count_strings(&k, bt_strset_to_rx(c, f->str), 0);
     return k.found;
 }
 
