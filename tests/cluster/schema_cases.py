@@ -1,5 +1,5 @@
 """Random JSON schemas and documents for test_grammar_schemas.py, from a seed. Every keyword here is one that the
-grammar must enforce; patterns and texts mean the same to Python's re as to ECMA-262."""
+grammar must enforce."""
 import copy
 import json
 
@@ -7,6 +7,27 @@ WORDS = ["a", "name", "id", "x-1", "", "quote\"d", "back\\slash", "ü", "line\nb
 PATTERNS = ["^[a-z]+$", "^a", "b$", "[0-9]{2}", "^(foo|bar)$", "^[^b]*$", "a.c", "^x-[0-9]*$", "^(?!foo).*$", "o{1,2}"]
 FORMATS = {"date": ["2024-02-29", "2023-02-29", "1999-12-31", "24-1-1"], "ipv4": ["1.2.3.4", "256.1.1.1", "0.0.0.0"],
            "uuid": ["123e4567-e89b-12d3-a456-426614174000", "123e4567"]}
+
+
+def for_python(schema):
+    """The schema with patterns that mean to Python's re what they mean to ECMA-262: $ and . are others there."""
+    if isinstance(schema, list):
+        return [for_python(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {}
+    for key, value in schema.items():
+        if key == "pattern" and isinstance(value, str):
+            out[key] = python_pattern(value)
+        elif key == "patternProperties":
+            out[key] = {python_pattern(k): for_python(v) for k, v in value.items()}
+        else:
+            out[key] = value if key in ("enum", "const") else for_python(value)
+    return out
+
+
+def python_pattern(p):
+    return p.replace("$", r"\Z").replace(".", "[^\n\r\u2028\u2029]")
 
 
 class Schemas:
@@ -51,7 +72,7 @@ class Schemas:
         return s
 
     def literal(self):
-        values = self.rng.sample([0, 1, -2.5, "a", "", "foo", True, False, None, "ü\"", 10, [1, "a"], {"a": 1}], 1 + self.some(4))
+        values = self.rng.sample([0, 1, -2.5, "a", "", "foo", True, False, None, "ü\"", 10, [7, "a"], {"a": 7}], 1 + self.some(4))
         return {"const": values[0]} if len(values) == 1 and self.some(2) else {"enum": values}
 
     def array(self, depth):
@@ -64,6 +85,10 @@ class Schemas:
             s["minItems"] = self.some(3)
         if self.some(3) == 0:
             s["maxItems"] = 2 + self.some(3)
+        if self.some(6) == 0:
+            s["uniqueItems"] = True
+        if self.some(8) == 0:
+            s["contains"] = self.any_of([self.literal(), self.integer()])
         return s
 
     def object(self, depth):
@@ -82,10 +107,14 @@ class Schemas:
             s["minProperties"] = self.some(3)
         if self.some(6) == 0:
             s["maxProperties"] = 1 + self.some(4)
+        if self.some(8) == 0:
+            s["propertyNames"] = self.any_of([{"maxLength": 4}, {"pattern": "^[a-z]*$"}, {"enum": names + ["q", "zz"]}])
+        if self.some(8) == 0 and len(names) > 1:
+            s["dependentRequired"] = {names[0]: [names[1]]}
         return s
 
     def schema(self, depth):
-        kind = self.some(14 if depth > 0 else 7)
+        kind = self.some(16 if depth > 0 else 7)
         if kind == 0:
             return self.any_of([{"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}, {}, True])
         if kind == 1:
@@ -110,6 +139,16 @@ class Schemas:
             return {"allOf": [a, b]}
         if kind == 11:
             return {"$ref": "#/$defs/node"}
+        if kind == 12:  # each keyword says something about its own type only
+            s = {k: v for part in (self.integer(), self.string(), self.array(0)) for k, v in part.items()}
+            s["type"] = self.any_of(["string", "integer", ["string", "array"], ["integer", "string", "null"]])
+            if self.some(2):
+                del s["type"]
+            return s
+        if kind == 13:
+            return self.any_of([{"not": self.literal()}, {"type": "string", "not": {"pattern": self.any_of(PATTERNS)}},
+                                {"not": {"type": ["object", "array"]}}, {"type": "integer", "not": {"minimum": 3}},
+                                {"if": {"type": "string"}, "then": self.string(), "else": self.integer()}])
         return self.object(depth)
 
     def whole(self):
@@ -149,8 +188,7 @@ class Documents:
         if "pattern" in s and self.rng.randrange(4):
             return self.rng.choice(["abc", "foo", "bar", "b", "a", "12", "x-3", "xyz", "foob", "o", "a\tc", "é", "x12"])
         n = self.rng.choice([s.get("minLength", 0), s.get("maxLength", 5), 3, self.rng.randrange(9)])
-        chars = "abcxyz019-\"\\/\u00e9\U0001f600\u0001" + ("" if "pattern" in s else "\n")  # Python's $ matches before a \n
-        return "".join(self.rng.choice(chars) for _ in range(n))
+        return "".join(self.rng.choice("abcxyz019-\"\\\n/\u00e9\U0001f600\u0001") for _ in range(n))
 
     def make(self, s, depth=6):
         if not isinstance(s, dict) or depth == 0 or self.rng.randrange(25) == 0:
@@ -177,6 +215,8 @@ class Documents:
             return [self.make(prefix[i] if i < len(prefix) else s.get("items", True), depth - 1) for i in range(n)]
         if kind == "object":
             return self.object(s, depth)
+        if kind is None and self.rng.randrange(2):
+            return self.rng.choice([self.number(s, True), self.string(s)])
         return {"boolean": True, "null": None}.get(kind, self.anything())
 
     def object(self, s, depth):

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from conftest import BUILD, ROOT
-from schema_cases import Documents, Schemas
+from schema_cases import Documents, Schemas, for_python
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "bench"))
 import grammar  # noqa: E402
@@ -87,7 +87,7 @@ def test_random_schemas(helper):
     done, refused, total = 0, {}, [0, 0, 0]
     for _ in range(SCHEMAS):
         schema = schemas.whole()
-        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        validator = jsonschema.Draft202012Validator(for_python(schema), format_checker=jsonschema.FormatChecker())
         counts = check(helper, rng, schema, validator)
         done += counts is not None
         total = [a + b for a, b in zip(total, counts or [0, 0, 0])]
