@@ -1,7 +1,8 @@
 /* Speculation: drafts behind the next token of each row. An index of the row's own tokens proposes
  * them (common/spec/match.h), the cost of a step and how many were accepted so far decide how many
  * a step tries (choose.h). The index follows from the tokens alone, so a row that was handed off,
- * resumed or forked has the same drafts as one that was not. Engine thread. */
+ * resumed or forked has the same drafts as one that was not. Text that a row's grammar forces goes
+ * before what the index proposes. Engine thread. */
 #include "decode/decode.h"
 
 /* Tokens that enter indexes before one step: 0.1 ms. A prompt of 128k is in after 16 steps. */
@@ -49,7 +50,10 @@ static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *i
         !update_index(c, r, index_p)) {
         return 0;
     }
-    bt_spec_match_find(r->row->index, r->tokens, r->len, r->sub->len_max - r->len - 1, &d);
+    uint32_t most = r->sub->len_max - r->len - 1;
+    if (bt_wmask_forced(r, most, &d) == 0) {
+        bt_spec_match_find(r->row->index, r->tokens, r->len, most, &d);
+    }
     for (uint32_t i = 0; i < d.n; i++) {
         r->tokens[r->len + i] = d.tokens[i];
     }

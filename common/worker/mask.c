@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/spec/match.h"
 #include "common/worker/core.h"
 
 void bt_wmask_init(struct bt_wmasks *m, uint32_t places, uint32_t vocab)
@@ -79,6 +80,20 @@ void bt_wmask_start(struct bt_wcore *c)
     if (m->n_jobs > 0) {
         bt_wmask_pool_start(m->pool, m->jobs, m->n_jobs, m->bits, m->words);
     }
+}
+
+uint32_t bt_wmask_forced(const struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d)
+{
+    const struct bt_wmatch *m = &r->match;
+    uint32_t drawn = r->len - m->forced_at; /* since the look ahead */
+    if (r->len <= m->forced_at || drawn >= m->n_forced ||
+        memcmp(&r->tokens[m->forced_at], m->forced, drawn * sizeof(m->forced[0])) != 0) {
+        return 0;
+    }
+    d->n = BT_MIN(BT_MIN(m->n_forced - drawn, most), (uint32_t)BT_SPEC_MAX);
+    d->match = BT_SPEC_MATCH_MAX; /* as sure as a long match with earlier text */
+    memcpy(d->tokens, &m->forced[drawn], d->n * sizeof(d->tokens[0]));
+    return d->n;
 }
 
 static void set_free(struct bt_wmasks *m, uint32_t at)

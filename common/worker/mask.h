@@ -15,10 +15,12 @@
 #include "common/engine/sampling.h"
 #include "common/grammar/grammar.h"
 #include "common/loop/loop.h"
+#include "common/spec/spec.h"
 #include "common/worker/worker.h"
 
 #define BT_WMASK_DETAIL 192 /* bytes of a message */
 
+struct bt_tokenizer;
 struct bt_wctl;
 struct bt_wstats;
 struct bt_wmask_pool;
@@ -53,6 +55,9 @@ struct bt_wmatch {
     struct bt_matcher *matcher; /* NULL: no mask was made yet */
     bool compiled;              /* of a lead: the grammar may be used */
     bool queue_due;             /* of a lead: it is to be queued once that is so */
+    /* Text that the grammar forces behind forced_at tokens, as the tokenizer splits it. */
+    uint32_t n_forced, forced_at;
+    uint32_t forced[BT_SPEC_MAX + 1];
 };
 
 /* One row of a step: the masks behind its last known token and behind each draft that follows. */
@@ -87,14 +92,35 @@ void bt_wmask_row(struct bt_wcore *c, struct bt_wreq *r, uint32_t at, const uint
                   uint32_t n_draft);
 /* Begins to make the masks of the rows. */
 void bt_wmask_start(struct bt_wcore *c);
+/* Fills d with the tokens of text that r's grammar forces to follow, at most `most`; returns their
+ * number. They are drafts: r may be drawn in other tokens of the same text. */
+uint32_t bt_wmask_forced(const struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d);
 /* Waits for them. The masks of all n places of the step, as vt->sample takes them; NULL: no row
  * needs one. Ends requests whose mask cannot be made. */
 const uint32_t *bt_wmask_wait(struct bt_wcore *c, uint32_t n);
 
+/* ---- vocab.c ---- */
+struct bt_wvocab {
+    struct bt_grammar_vocab *vocab;
+    uint32_t n_eos, eos[BT_ENGINE_MAX_EOS]; /* the model's */
+    struct bt_tokenizer *tok;               /* one thread's; NULL: forced text is not looked for */
+};
+/* Reads the model's tokenizer and end-of-text ids, for an engine of `vocab` ids. err names file and
+ * remedy. */
+bt_status_t bt_wvocab_load(const char *model_path, uint32_t vocab, struct bt_wvocab *v, char *err,
+                           size_t err_cap) BT_MUST_CHECK;
+void bt_wvocab_cleanup(struct bt_wvocab *v);
+/* The same for another thread, to be given back before v is cleaned up. */
+struct bt_wvocab bt_wvocab_share(const struct bt_wvocab *v);
+void bt_wvocab_give_back(struct bt_wvocab *shared);
+/* The tokens of text[0..n), which may go on in any way: without the last one. At most cap; returns
+ * their number. */
+uint32_t bt_wvocab_tokens(const struct bt_wvocab *v, const void *text, size_t n, uint32_t *tokens,
+                          uint32_t cap);
+
 /* ---- mask_make.c: a mask thread, for a row ---- */
-/* Fills the masks of j in bits. eos: as in the vocabulary. */
-bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_grammar_vocab *vocab,
-                          const uint32_t *eos, uint32_t n_eos, uint32_t *bits,
+/* Fills the masks of j in bits, and looks for text that its grammar forces. */
+bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_wvocab *v, uint32_t *bits,
                           uint32_t words) BT_MUST_CHECK;
 
 /* ---- mask_pool.c ---- */
@@ -114,15 +140,5 @@ void bt_wmask_pool_compile(struct bt_wmask_pool *p, struct bt_wgrammar *g);
 void bt_wmask_pool_start(struct bt_wmask_pool *p, struct bt_wmask_job *jobs, uint32_t n,
                          uint32_t *bits, uint32_t words);
 void bt_wmask_pool_wait(struct bt_wmask_pool *p);
-
-/* ---- vocab.c ---- */
-struct bt_wvocab {
-    struct bt_grammar_vocab *vocab;
-    uint32_t n_eos, eos[BT_ENGINE_MAX_EOS]; /* the model's */
-};
-/* Reads the model's tokenizer and end-of-text ids, for an engine of `vocab` ids. err names file and
- * remedy. */
-bt_status_t bt_wvocab_load(const char *model_path, uint32_t vocab, struct bt_wvocab *v, char *err,
-                           size_t err_cap) BT_MUST_CHECK;
 
 #endif

@@ -5,6 +5,9 @@
 #include "common/worker/mask.h"
 #include "common/worker/request.h"
 
+#define FORCED_BYTES 128 /* of text that is looked ahead: 16 drafts have fewer, mostly */
+#define FORCED_LEAST 4   /* with less there is hardly a token to try */
+
 /* Goes on to the row's last known token. Those that another worker or an earlier epoch has drawn
  * come from outside: they may be wrong. */
 static bt_status_t catch_up(struct bt_matcher *m, const struct bt_wreq *r)
@@ -18,38 +21,51 @@ static bt_status_t catch_up(struct bt_matcher *m, const struct bt_wreq *r)
 }
 
 /* The answer shall have min_new tokens. Where the grammar allows nothing but its end, it ends. */
-static void forbid_end(const uint32_t *eos, uint32_t n_eos, uint32_t *bits, uint32_t words)
+static void forbid_end(const struct bt_wvocab *v, uint32_t *bits, uint32_t words)
 {
+    const uint32_t *eos = v->eos;
     uint32_t had[BT_ENGINE_MAX_EOS], any = 0;
-    for (uint32_t i = 0; i < n_eos; i++) {
+    for (uint32_t i = 0; i < v->n_eos; i++) {
         had[i] = bits[eos[i] / 32] & 1u << eos[i] % 32;
         bits[eos[i] / 32] &= ~(1u << eos[i] % 32);
     }
     for (uint32_t i = 0; i < words; i++) {
         any |= bits[i];
     }
-    for (uint32_t i = 0; i < n_eos && any == 0; i++) {
+    for (uint32_t i = 0; i < v->n_eos && any == 0; i++) {
         bits[eos[i] / 32] |= had[i];
     }
 }
 
-static bool ends(uint32_t token, const uint32_t *eos, uint32_t n_eos)
+static bool ends(const struct bt_wvocab *v, uint32_t token)
 {
     bool is = false;
-    for (uint32_t i = 0; i < n_eos; i++) {
-        is |= eos[i] == token;
+    for (uint32_t i = 0; i < v->n_eos; i++) {
+        is |= v->eos[i] == token;
     }
     return is;
 }
 
-bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_grammar_vocab *vocab,
-                          const uint32_t *eos, uint32_t n_eos, uint32_t *bits, uint32_t words)
+/* What must follow `at` known tokens and drafts, if it is more than a token or two. */
+static void look_ahead(struct bt_matcher *m, const struct bt_wvocab *v, uint32_t at,
+                       struct bt_wmatch *match)
+{
+    char text[FORCED_BYTES];
+    size_t n = v->tok != NULL ? bt_matcher_forced(m, text, sizeof(text)) : 0;
+    match->forced_at = at;
+    match->n_forced =
+        n < FORCED_LEAST ? 0
+                         : bt_wvocab_tokens(v, text, n, match->forced, BT_ARRAY_LEN(match->forced));
+}
+
+bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_wvocab *v, uint32_t *bits,
+                          uint32_t words)
 {
     struct bt_wreq *r = j->r;
     const struct bt_wgrammar *g = r->sub->grammar;
     uint32_t known = r->len - r->sub->n_prompt, n = 0;
     if (r->match.matcher == NULL) {
-        r->match.matcher = bt_matcher_create(g->grammar, vocab);
+        r->match.matcher = bt_matcher_create(g->grammar, v->vocab);
     }
     struct bt_matcher *m = r->match.matcher;
     if (m == NULL) {
@@ -60,9 +76,9 @@ bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_grammar_
         uint32_t *row = bits + (size_t)(j->at + n) * words;
         st = bt_matcher_mask(m, row);
         if (st == BT_OK && known + n < g->min_new) {
-            forbid_end(eos, n_eos, row, words);
+            forbid_end(v, row, words);
         }
-        if (st != BT_OK || n == j->n_draft || ends(j->drafts[n], eos, n_eos)) {
+        if (st != BT_OK || n == j->n_draft || ends(v, j->drafts[n])) {
             break;
         }
         st = bt_matcher_accept(m, j->drafts[n]);
@@ -71,6 +87,9 @@ bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_grammar_
             break;
         }
         n += st == BT_OK;
+    }
+    if (st == BT_OK) {
+        look_ahead(m, v, r->len + n, &r->match);
     }
     for (uint32_t i = n + 1; st == BT_OK && i <= j->n_draft; i++) {
         memset(bits + (size_t)(j->at + i) * words, 0xff, words * sizeof(*bits));

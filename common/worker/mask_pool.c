@@ -172,16 +172,18 @@ void bt_wmask_pool_compile(struct bt_wmask_pool *p, struct bt_wgrammar *g)
 
 /* ---- mask threads ---- */
 
-static void make(struct bt_wmask_pool *p, struct bt_wmask_job *j, uint32_t *bits, uint32_t words)
+static void make(struct bt_wmask_pool *p, const struct bt_wvocab *v, struct bt_wmask_job *j,
+                 uint32_t *bits, uint32_t words)
 {
     uint64_t t0 = bt_mono_ns();
-    j->status = bt_wmask_make(j, p->vocab.vocab, p->vocab.eos, p->vocab.n_eos, bits, words);
+    j->status = bt_wmask_make(j, v, bits, words);
     bt_metric_observe(p->conf.stats->mask_time, (double)(bt_mono_ns() - t0) / 1e9);
 }
 
 static void *maker_main(void *arg)
 {
     struct bt_wmask_pool *p = arg;
+    struct bt_wvocab mine = {0};
     bt_loop_short_slices(BT_LOOP_SLICE_US); /* the engine waits for this thread */
     pthread_mutex_lock(&p->lock);
     while (!p->stop) {
@@ -191,13 +193,17 @@ static void *maker_main(void *arg)
         }
         struct bt_wmask_job *j = &p->jobs[p->next++];
         pthread_mutex_unlock(&p->lock);
-        make(p, j, p->bits, p->words);
+        if (mine.vocab == NULL) { /* there is one: a grammar was compiled */
+            mine = bt_wvocab_share(&p->vocab);
+        }
+        make(p, &mine, j, p->bits, p->words);
         pthread_mutex_lock(&p->lock);
         if (++p->n_done == p->n_jobs) {
             pthread_cond_signal(&p->ready);
         }
     }
     pthread_mutex_unlock(&p->lock);
+    bt_wvocab_give_back(&mine);
     return NULL;
 }
 
@@ -282,7 +288,7 @@ void bt_wmask_pool_destroy(struct bt_wmask_pool *p)
         bt_list_remove(&g->link);
         bt_wgrammar_unref(g);
     }
-    bt_grammar_vocab_destroy(p->vocab.vocab);
+    bt_wvocab_cleanup(&p->vocab);
     bt_grammar_cache_destroy(p->cache);
     pthread_cond_destroy(&p->more);
     pthread_cond_destroy(&p->work);

@@ -11,7 +11,7 @@ import pytest
 from conftest import scrape, wait_for
 from restarts import Restarts
 from test_faults import EXACT, run_streams, same
-from test_worker_runtime import prompt, rid
+from test_worker_runtime import GOLDEN, prompt, rid
 from worker_node import INVALID, Conductor, Node, pack
 
 C, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -433,6 +433,16 @@ def test_drafts_change_no_token():
             for speculation in 2, 3:
                 assert both(c, c.d, prompt(40, seed), 400, schema, kind=1, seed=seed, speculation=speculation) == free
             assert apart(c, prompt(40, seed), 400, schema, kind=1, seed=seed, speculation=2) == free
+        # Text that a grammar forces needs fewer steps than tokens, though nothing like it came before.
+        g = GOLDEN[0]
+        steps = []
+        for speculation in 1, 2:
+            before = n.metric("decode", "baton_worker_steps_total")
+            steps.append((both(c, c.d, g["prompt_ids"], 100, json.dumps([g["greedy_text"]]), kind=4, temperature=0,
+                               speculation=speculation),
+                          n.metric("decode", "baton_worker_steps_total") - before))
+        assert steps[0][0] == steps[1][0] and steps[0][0][:40] == g["greedy_ids"][:40]
+        assert steps[1][1] < steps[0][1] / 2, steps
         assert n.metric("decode", "vllm:spec_decode_num_accepted_tokens_total") > 20
         assert n.metric("decode", "vllm:spec_decode_num_draft_tokens_total") > n.metric(
             "decode", "vllm:spec_decode_num_accepted_tokens_total")

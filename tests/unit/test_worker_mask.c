@@ -70,10 +70,10 @@ static void forget(struct row *w)
 static bt_status_t make(struct row *w, const struct bt_grammar_vocab *v, const uint32_t *drafts,
                         uint32_t n, uint32_t *bits)
 {
-    const uint32_t eos = EOS;
+    const struct bt_wvocab of = {.vocab = (struct bt_grammar_vocab *)v, .n_eos = 1, .eos = {EOS}};
     const struct bt_wmask_job j = {.r = &w->r, .drafts = drafts, .n_draft = n};
     memset(bits, 0x55, (n + 1) * WORDS * sizeof(bits[0]));
-    return bt_wmask_make(&j, v, &eos, 1, bits, WORDS);
+    return bt_wmask_make(&j, &of, bits, WORDS);
 }
 
 static uint32_t set(uint32_t a, uint32_t b, uint32_t c)
@@ -222,6 +222,44 @@ static struct bt_wmask_pool *start(struct bt_wstats *stats, const char *model, u
     return p;
 }
 
+/* The text of a lone choice is forced: its tokens are drafts once the first of them was drawn. */
+static void test_forced_text(void **state)
+{
+    (void)state;
+    struct bt_wvocab v;
+    char err[128];
+    assert_int_equal(bt_wvocab_load(MODEL, 2048, &v, err, sizeof(err)), BT_OK);
+    const char text[] = "What, shall this speech be spoke for our excuse";
+    uint32_t ids[BT_SPEC_MAX + 1], bits[64], at, n;
+    n = bt_wvocab_tokens(&v, text, strlen(text), ids, BT_ARRAY_LEN(ids));
+    assert_true(n > 6);
+    struct bt_wgrammar *g = choices("[\"What, shall this speech be spoke for our excuse\"]");
+    struct row w;
+    struct bt_spec_draft d;
+    set_row(&w, g, NULL, 0);
+    assert_int_equal(bt_wmask_make(&(struct bt_wmask_job){.r = &w.r}, &v, bits, 64), BT_OK);
+    assert_int_equal(bt_wmask_forced(&w.r, 16, &d), 0); /* nothing was drawn behind it */
+    w.tokens[w.r.len++] = ids[0];
+    assert_int_equal(bt_wmask_forced(&w.r, 16, &d), BT_MIN(n - 1, (uint32_t)BT_SPEC_MAX));
+    assert_memory_equal(d.tokens, ids + 1, d.n * sizeof(ids[0]));
+    assert_int_equal(bt_wmask_forced(&w.r, 2, &d), 2);
+    w.tokens[w.r.len - 1] = ids[0] + 1; /* drawn in another way */
+    assert_int_equal(bt_wmask_forced(&w.r, 16, &d), 0);
+    w.tokens[w.r.len - 1] = ids[0];
+    at = w.r.len; /* behind accepted drafts it goes on, and at the end nothing is forced */
+    assert_int_equal(
+        bt_wmask_make(&(struct bt_wmask_job){.r = &w.r, .drafts = ids + 1, .n_draft = 3}, &v,
+                      (uint32_t[4 * 64]){0}, 64),
+        BT_OK);
+    memcpy(&w.tokens[at], ids + 1, 4 * sizeof(ids[0]));
+    w.r.len = at + 4;
+    assert_true(bt_wmask_forced(&w.r, 16, &d) > 0);
+    assert_int_equal(d.tokens[0], ids[5]);
+    forget(&w);
+    bt_wgrammar_unref(g);
+    bt_wvocab_cleanup(&v);
+}
+
 /* Many steps of many rows: each mask is what one thread makes. */
 static void test_the_pool_makes_all_masks(void **state)
 {
@@ -240,9 +278,7 @@ static void test_the_pool_makes_all_masks(void **state)
     struct bt_wmask_job *jobs = bt_calloc(ROWS, sizeof(*jobs));
     uint32_t *bits = bt_calloc((size_t)ROWS * words, sizeof(*bits)), want[64];
     set_row(&one, g, NULL, 0);
-    assert_int_equal(
-        bt_wmask_make(&(struct bt_wmask_job){.r = &one.r}, v.vocab, v.eos, v.n_eos, want, words),
-        BT_OK);
+    assert_int_equal(bt_wmask_make(&(struct bt_wmask_job){.r = &one.r}, &v, want, words), BT_OK);
     for (uint32_t step = 0; step < 50; step++) {
         uint32_t n = 1 + step * 37 % ROWS;
         memset(bits, 0, (size_t)ROWS * words * sizeof(*bits));
@@ -261,7 +297,7 @@ static void test_the_pool_makes_all_masks(void **state)
         }
     }
     forget(&one);
-    bt_grammar_vocab_destroy(v.vocab);
+    bt_wvocab_cleanup(&v);
     bt_wgrammar_unref(g);
     bt_wmask_pool_destroy(p);
     bt_wstats_destroy(stats);
@@ -322,6 +358,7 @@ int main(void)
         cmocka_unit_test(test_tokens_decide),
         cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_the_end_waits_for_min_new),
+        cmocka_unit_test(test_forced_text),
         cmocka_unit_test(test_the_pool_makes_all_masks),
         cmocka_unit_test(test_compiling),
     };
