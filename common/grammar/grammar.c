@@ -9,7 +9,7 @@
 #include "common/grammar/front_end.h"
 #include "common/grammar/grammar_priv.h"
 
-#define COMPILE_WORK 8000000u /* about 100 ms of the slowest specs */
+#define COMPILE_WORK 5000000u /* about 100 ms of the slowest specs */
 
 static bt_status_t build(struct bt_program *p, const struct bt_grammar_spec *spec, bt_node_t *start,
                          char *err, size_t err_cap)

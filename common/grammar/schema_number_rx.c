@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SIG_MAX 18 /* fraction digits of a normalised integer that are followed exactly */
+#define PIECES_MAX 200 /* intervals of one set of numbers */
+#define SIG_MAX    18  /* fraction digits of a normalised integer that are followed exactly */
 
 struct num { /* makers for one set */
     struct bt_schema *c;
@@ -18,6 +19,8 @@ struct num { /* makers for one set */
     bt_rx_t zero_frac;     /* (\.0+)? */
     bt_rx_t zeros, point;
     bt_rx_t zero_exp; /* zero with an exponent, without a sign */
+    int32_t last_exp; /* of value_texts, with what follows the digits */
+    bt_rx_t last_tail[2];
 };
 
 static bt_rx_t range(struct bt_rx_set *s, int first, int last)
@@ -366,8 +369,13 @@ static void value_texts(struct num *x, const struct bt_dec *v, struct bt_trie_te
     memcpy(t + n, v->d + 1, v->n - 1);
     n += v->n - 1;
     out[1].text = (struct bt_sj_text){t, n};
-    out[1].tail =
-        bt_rx_concat(x->s, v->n > 1 ? x->zeros : x->zero_frac, exponent_is(x, (int64_t)v->exp - 1));
+    if (v->exp != x->last_exp || !x->last_tail[0]) { /* the values are sorted */
+        bt_rx_t exp = exponent_is(x, (int64_t)v->exp - 1);
+        x->last_exp = v->exp;
+        x->last_tail[0] = bt_rx_concat(x->s, x->zero_frac, exp);
+        x->last_tail[1] = bt_rx_concat(x->s, x->zeros, exp);
+    }
+    out[1].tail = x->last_tail[v->n > 1];
 }
 
 bt_rx_t bt_num_rx(struct bt_schema *c, struct bt_numset a)
@@ -376,16 +384,20 @@ bt_rx_t bt_num_rx(struct bt_schema *c, struct bt_numset a)
         return BT_RX_NONE;
     struct num x = makers(c);
     struct bt_trie_text *texts = bt_schema_alloc(c, 2 * a.n * sizeof(*texts));
-    uint32_t n = 0;
-    bt_rx_t r = BT_RX_NONE;
+    uint32_t n = 0, n_pieces = 0;
+    bt_rx_t *pieces = bt_schema_alloc(c, (a.n + 1) * sizeof(*pieces));
     for (uint32_t i = 0; i < a.n; i++) {
         const struct bt_piece *p = &a.p[i];
         if (p->lo && p->hi && p->lo->n && bt_dec_cmp(p->lo, p->hi) == 0) {
             value_texts(&x, p->lo, texts + n);
             n += 2;
         } else {
-            r = bt_rx_or(c->rx, r, piece(&x, p));
+            pieces[n_pieces++] = piece(&x, p);
         }
+        if (n_pieces > PIECES_MAX)
+            bt_schema_fail(c, BT_ERR_EXHAUSTED, NULL,
+                           "a number has more than %d intervals; use fewer", PIECES_MAX);
     }
-    return bt_schema_rx(c, bt_rx_or(c->rx, r, bt_str_trie(c, texts, n, false)));
+    pieces[n_pieces++] = bt_str_trie(c, texts, n, false);
+    return bt_schema_rx(c, bt_rx_or_list(c->rx, pieces, n_pieces));
 }

@@ -128,15 +128,18 @@ bool bt_obj_fails(const struct bt_obj *o)
     return o->min > o->max || required > o->max || (closed && possible < o->min);
 }
 
-const struct bt_obj *bt_obj_meet(struct bt_schema *c, const struct bt_obj *a,
-                                 const struct bt_obj *b)
+/* The properties of both into c->props: their number, UINT32_MAX: a required one cannot be met. The
+ * questions whether a value is empty may call this again, so they come last. */
+static uint32_t meet_props(struct bt_schema *c, const struct bt_obj *a, const struct bt_obj *b)
 {
-    if (bt_obj_is_all(a) || bt_obj_is_all(b))
-        return bt_obj_is_all(a) ? b : a;
-    struct bt_obj *o = bt_schema_alloc(c, sizeof(*o));
-    bt_schema_work(c, 1 + (a->n_props + b->n_props) / 4);
-    o->cap_props = a->n_props + b->n_props + 1;
-    o->props = bt_schema_alloc(c, o->cap_props * sizeof(*o->props));
+    uint32_t n = 0, n_changed = 0;
+    if (a->n_props + b->n_props > c->cap_props) {
+        c->cap_props = 2 * (a->n_props + b->n_props);
+        c->props = bt_schema_alloc(c, c->cap_props * sizeof(*c->props));
+    }
+    bt_set_t few[8], *changed = few; /* values that both constrain */
+    if (a->n_props + b->n_props > 8)
+        changed = bt_schema_alloc(c, (a->n_props + b->n_props) * sizeof(*changed));
     for (uint32_t i = 0, j = 0; i < a->n_props || j < b->n_props;) {
         int d = i == a->n_props   ? 1
                 : j == b->n_props ? -1
@@ -147,15 +150,43 @@ const struct bt_obj *bt_obj_meet(struct bt_schema *c, const struct bt_obj *a,
                                  : class_value(c, a, p.name);
         bt_set_t value = bt_set_meet(c, p.value, other);
         p.required |= d == 0 && b->props[j].required;
-        if (p.required && value != p.value && bt_set_none(c, value))
-            value = BT_SET_NONE;
+        if (p.required && value == BT_SET_NONE)
+            return UINT32_MAX;
+        if (p.required && value != p.value)
+            changed[n_changed++] = value;
         p.value = value;
-        o->props[o->n_props++] = p;
+        c->props[n++] = p;
         i += d <= 0;
         j += d >= 0;
-        if (p.required && value == BT_SET_NONE)
-            return NULL;
     }
+    struct bt_prop *mine = c->props;
+    uint32_t cap = c->cap_props;
+    bool none = false;
+    if (n_changed) { /* an inner call gets its own room */
+        c->props = NULL;
+        c->cap_props = 0;
+        for (uint32_t i = 0; i < n_changed && !none; i++)
+            none = bt_set_none(c, changed[i]);
+        c->props = mine;
+        c->cap_props = cap;
+    }
+    return none ? UINT32_MAX : n;
+}
+
+const struct bt_obj *bt_obj_meet(struct bt_schema *c, const struct bt_obj *a,
+                                 const struct bt_obj *b)
+{
+    if (bt_obj_is_all(a) || bt_obj_is_all(b))
+        return bt_obj_is_all(a) ? b : a;
+    bt_schema_work(c, 1 + (a->n_props + b->n_props) / 4);
+    uint32_t n_props = meet_props(c, a, b);
+    if (n_props == UINT32_MAX)
+        return NULL;
+    struct bt_obj *o = bt_schema_alloc(c, sizeof(*o));
+    o->n_props = o->cap_props = n_props;
+    o->props = bt_schema_alloc(c, n_props * sizeof(*o->props));
+    if (n_props)
+        memcpy(o->props, c->props, n_props * sizeof(*o->props));
     if (b->n_classes == 1 && a->n_classes == 1) {
         o->classes = bt_schema_alloc(c, sizeof(*o->classes));
         o->classes[0].key = c->str_all;

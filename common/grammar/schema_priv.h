@@ -15,7 +15,7 @@
 struct bt_nf;
 
 /* ---- limits ---- */
-#define BT_SCHEMA_ARENA_MAX  (32u << 20) /* bytes; the program has its own limit */
+#define BT_SCHEMA_ARENA_MAX  (30u << 20) /* bytes; the program has its own limit */
 #define BT_SCHEMA_DEPTH_MAX  200         /* nesting of the text */
 #define BT_SCHEMA_EVAL_MAX   150         /* nesting of allOf, anyOf, references, ... in one place */
 #define BT_SCHEMA_WORK_MAX   400000u     /* steps of merging: properties copied, pairs compared */
@@ -149,6 +149,7 @@ struct bt_schema_set {
     const bt_lit_t *lits; /* sorted */
     uint32_t n;
     uint32_t hash_next;
+    bt_set_t part[2]; /* two sets that it is the union of; 0: unknown */
     const struct bt_nf *nf;
     bt_node_t node; /* BT_NODE_FAILED: not made yet */
 };
@@ -174,8 +175,10 @@ struct bt_schema {
     struct bt_sj **values;
     struct bt_schema_set *sets;
     struct bt_schema_uri *uris;
-    bt_lit_t *busy; /* literals that are being computed, as a stack */
-    bt_set_t *todo; /* sets whose rule waits for its body */
+    bt_lit_t *busy;        /* literals that are being computed, as a stack */
+    bt_set_t *todo;        /* sets whose rule waits for its body */
+    struct bt_prop *props; /* room of bt_obj_meet */
+    uint32_t cap_props;
     uint32_t n_values, n_sets, n_uris, n_busy, n_todo;
     uint32_t cap_values, cap_sets, cap_uris, cap_busy, cap_todo;
     uint32_t set_heads[1024];

@@ -83,7 +83,20 @@ bt_set_t bt_set_meet(struct bt_schema *c, bt_set_t a, bt_set_t b)
             return BT_SET_NONE;
         out[n++] = l;
     }
-    return intern(c, out, n);
+    bt_set_t set = intern(c, out, n);
+    if (!c->sets[set].nf && !c->sets[set].part[0]) {
+        c->sets[set].part[0] = a;
+        c->sets[set].part[1] = b;
+    }
+    return set;
+}
+
+/* The normal form of a part of a set, if it costs little. */
+static const struct bt_nf *part_nf(struct bt_schema *c, bt_set_t set)
+{
+    if (set && !c->sets[set].nf && c->sets[set].n == 1)
+        c->sets[set].nf = bt_schema_eval(c, c->sets[set].lits[0]);
+    return set ? c->sets[set].nf : NULL;
 }
 
 const struct bt_nf *bt_set_nf(struct bt_schema *c, bt_set_t set)
@@ -91,8 +104,14 @@ const struct bt_nf *bt_set_nf(struct bt_schema *c, bt_set_t set)
     if (c->sets[set].nf)
         return c->sets[set].nf;
     const struct bt_nf *f = c->all;
-    for (uint32_t i = 0; i < c->sets[set].n; i++)
-        f = bt_nf_meet(c, f, bt_schema_eval(c, c->sets[set].lits[i]));
+    const struct bt_nf *a = part_nf(c, c->sets[set].part[0]);
+    const struct bt_nf *b = a ? part_nf(c, c->sets[set].part[1]) : NULL;
+    if (b) {
+        f = bt_nf_meet(c, a, b);
+    } else {
+        for (uint32_t i = 0; i < c->sets[set].n; i++)
+            f = bt_nf_meet(c, f, bt_schema_eval(c, c->sets[set].lits[i]));
+    }
     c->sets[set].nf = f;
     return f;
 }

@@ -79,9 +79,16 @@ bool bt_strset_match(struct bt_schema *c, struct bt_strset a, struct bt_sj_text 
 static struct bt_strset filter(struct bt_schema *c, struct bt_strset a, struct bt_strset b,
                                bool keep)
 {
-    struct bt_strset s = {.texts = bt_schema_alloc(c, a.n * sizeof(*s.texts))};
+    uint32_t i = 0;
     bt_schema_work(c, a.n / 16);
-    for (uint32_t i = 0; i < a.n; i++)
+    while (i < a.n && bt_strset_match(c, b, a.texts[i]) == keep)
+        i++;
+    if (i == a.n)
+        return a;
+    struct bt_strset s = {.texts = bt_schema_alloc(c, a.n * sizeof(*s.texts)), .n = i};
+    if (i)
+        memcpy(s.texts, a.texts, i * sizeof(*s.texts));
+    for (i++; i < a.n; i++)
         if (bt_strset_match(c, b, a.texts[i]) == keep)
             s.texts[s.n++] = a.texts[i];
     return s;
@@ -99,7 +106,7 @@ static struct bt_strset settle(struct bt_schema *c, struct bt_strset a)
 
 struct bt_strset bt_strset_meet(struct bt_schema *c, struct bt_strset a, struct bt_strset b)
 {
-    if (is_list(a))
+    if (is_list(a) && (!is_list(b) || a.n <= b.n))
         return filter(c, a, b, true);
     if (is_list(b))
         return filter(c, b, a, true);
