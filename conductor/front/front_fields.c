@@ -49,7 +49,7 @@ enum answer {
 
 struct field {
     const char *name;
-    unsigned objects; /* of enum bt_front_object */
+    uint64_t objects; /* of enum bt_front_object */
     enum answer answer;
     const char *why; /* what the server does with the field */
 };
@@ -460,7 +460,7 @@ static const struct neutral *neutral_of(const char *name)
 }
 
 static const struct { /* in the order of docs/API.md */
-    enum bt_front_object kind;
+    uint64_t kind;
     const char *name, *title; /* title: of its section there; NULL: it has none */
 } objects[] = {
     {C, "/v1/completions", NULL},
@@ -497,7 +497,7 @@ static const struct { /* in the order of docs/API.md */
     {ATH, "thinking", "`/v1/messages`: `thinking`"},
     {AO, "output_config", "`/v1/messages`: `output_config`"}};
 
-static const char *object_name(unsigned kinds)
+static const char *object_name(uint64_t kinds)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(objects); i++) {
         if (kinds & objects[i].kind) {
@@ -509,7 +509,7 @@ static const char *object_name(unsigned kinds)
 
 /* ---- checking ---- */
 
-static const struct field *find(const char *name, unsigned kinds)
+static const struct field *find(const char *name, uint64_t kinds)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
         if ((fields[i].objects & kinds) && strcmp(fields[i].name, name) == 0) {
@@ -520,7 +520,7 @@ static const struct field *find(const char *name, unsigned kinds)
 }
 
 /* Finds the field that the client probably meant. At most a third of the letters may differ. */
-static const char *nearest(const char *name, unsigned kind)
+static const char *nearest(const char *name, uint64_t kind)
 {
     const char *best = NULL;
     unsigned best_d = BT_MIN((unsigned)strnlen(name, 16) / 3, 3u) + 1;
@@ -535,7 +535,7 @@ static const char *nearest(const char *name, unsigned kind)
     return best;
 }
 
-static bool unknown(const char *name, unsigned kind, const char *prefix, struct bt_front_error *e)
+static bool unknown(const char *name, uint64_t kind, const char *prefix, struct bt_front_error *e)
 {
     static const unsigned bodies = C | M | T | D | R | A | AC;
     char param[64];
@@ -577,7 +577,7 @@ static bool refuse(const struct field *f, const json_t *v, const char *prefix,
     return true;
 }
 
-bool bt_front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
+bool bt_front_fields_check(const json_t *object, uint64_t kinds, const char *prefix,
                            struct bt_front_error *e)
 {
     const char *name;
@@ -644,7 +644,7 @@ static bool put_names(struct bt_buf *out, size_t i, unsigned of)
 static void put_routes_of(struct bt_buf *out, const struct field *f)
 {
     static const struct {
-        enum bt_front_object kind;
+        uint64_t kind;
         const char *name;
     } names[] = {{C, "completions"}, {M, "chat"}, {T, "tokenize"}, {D, "detokenize"}};
     const char *before = " (";

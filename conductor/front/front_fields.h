@@ -6,49 +6,49 @@
 
 #include "conductor/front/front_json.h"
 
-/* Kinds of JSON objects in requests; bits, because many fields belong to several. */
+/* Kinds of JSON objects in requests; bits of a uint64_t, because many fields belong to several. */
 enum bt_front_object {
-    FRONT_COMPLETION = 1,
-    FRONT_CHAT = 2,
-    FRONT_TOKENIZE = 4,
-    FRONT_DETOKENIZE = 8,
-    FRONT_MESSAGE = 16,          /* messages[i] */
-    FRONT_PART = 32,             /* messages[i].content[k] */
-    FRONT_STREAM_OPTIONS = 64,   /* stream_options */
-    FRONT_RESPONSE_FORMAT = 128, /* response_format */
-    FRONT_TOOL = 1 << 8,         /* tools[i] */
-    FRONT_FUNCTION = 1 << 9,     /* tools[i].function */
-    FRONT_TOOL_CALL = 1 << 29,   /* messages[i].tool_calls[k] */
-    FRONT_CALLED = 1 << 30,      /* messages[i].tool_calls[k].function */
-    FRONT_JSON_SCHEMA = 1ull << 32, /* response_format.json_schema */
-    FRONT_STRUCTURED = 1ull << 33,  /* structured_outputs */
+    FRONT_COMPLETION = 1ull << 0,
+    FRONT_CHAT = 1ull << 1,
+    FRONT_TOKENIZE = 1ull << 2,
+    FRONT_DETOKENIZE = 1ull << 3,
+    FRONT_MESSAGE = 1ull << 4,         /* messages[i] */
+    FRONT_PART = 1ull << 5,            /* messages[i].content[k] */
+    FRONT_STREAM_OPTIONS = 1ull << 6,  /* stream_options */
+    FRONT_RESPONSE_FORMAT = 1ull << 7, /* response_format */
+    FRONT_TOOL = 1ull << 8,            /* tools[i] */
+    FRONT_FUNCTION = 1ull << 9,        /* tools[i].function */
+    FRONT_TOOL_CALL = 1ull << 10,      /* messages[i].tool_calls[k] */
+    FRONT_CALLED = 1ull << 11,         /* messages[i].tool_calls[k].function */
+    FRONT_JSON_SCHEMA = 1ull << 12,    /* response_format.json_schema */
+    FRONT_STRUCTURED = 1ull << 13,     /* structured_outputs */
     /* OpenAI's Responses */
-    FRONT_RESPONSES = 1 << 10,
-    FRONT_RESPONSES_MESSAGE = 1 << 11,   /* input[i] */
-    FRONT_RESPONSES_CALL = 1 << 12,      /* input[i], function_call */
-    FRONT_RESPONSES_OUTPUT = 1 << 13,    /* input[i], function_call_output */
-    FRONT_RESPONSES_REASONING = 1 << 14, /* input[i], reasoning */
-    FRONT_RESPONSES_PART = 1 << 15,      /* input[i].content[k] */
-    FRONT_RESPONSES_TOOL = 1 << 16,      /* tools[i] */
-    FRONT_RESPONSES_CHOICE = 1 << 17,    /* tool_choice */
-    FRONT_RESPONSES_TEXT = 1 << 18,      /* text */
-    FRONT_RESPONSES_FORMAT = 1 << 19,    /* text.format, json_schema */
-    FRONT_RESPONSES_EFFORT = 1 << 28,    /* reasoning */
+    FRONT_RESPONSES = 1ull << 14,
+    FRONT_RESPONSES_MESSAGE = 1ull << 15,   /* input[i] */
+    FRONT_RESPONSES_CALL = 1ull << 16,      /* input[i], function_call */
+    FRONT_RESPONSES_OUTPUT = 1ull << 17,    /* input[i], function_call_output */
+    FRONT_RESPONSES_REASONING = 1ull << 18, /* input[i], reasoning */
+    FRONT_RESPONSES_PART = 1ull << 19,      /* input[i].content[k] */
+    FRONT_RESPONSES_TOOL = 1ull << 20,      /* tools[i] */
+    FRONT_RESPONSES_CHOICE = 1ull << 21,    /* tool_choice */
+    FRONT_RESPONSES_TEXT = 1ull << 22,      /* text */
+    FRONT_RESPONSES_FORMAT = 1ull << 23,    /* text.format, json_schema */
+    FRONT_RESPONSES_EFFORT = 1ull << 24,    /* reasoning */
     /* Anthropic's API */
-    FRONT_MESSAGES = 1 << 20,
-    FRONT_MESSAGES_COUNT = 1 << 21,  /* count_tokens */
-    FRONT_MESSAGES_TURN = 1 << 22,   /* messages[i] */
-    FRONT_MESSAGES_BLOCK = 1 << 23,  /* messages[i].content[k], system[k] */
-    FRONT_MESSAGES_TOOL = 1 << 24,   /* tools[i] */
-    FRONT_MESSAGES_CHOICE = 1 << 25, /* tool_choice */
-    FRONT_MESSAGES_THINKING = 1 << 26,
-    FRONT_MESSAGES_OUTPUT = 1 << 27 /* output_config */
+    FRONT_MESSAGES = 1ull << 25,
+    FRONT_MESSAGES_COUNT = 1ull << 26,  /* count_tokens */
+    FRONT_MESSAGES_TURN = 1ull << 27,   /* messages[i] */
+    FRONT_MESSAGES_BLOCK = 1ull << 28,  /* messages[i].content[k], system[k] */
+    FRONT_MESSAGES_TOOL = 1ull << 29,   /* tools[i] */
+    FRONT_MESSAGES_CHOICE = 1ull << 30, /* tool_choice */
+    FRONT_MESSAGES_THINKING = 1ull << 31,
+    FRONT_MESSAGES_OUTPUT = 1ull << 32 /* output_config */
 };
 
 /* True if the object has only known fields and sets no unsupported one. kinds: bits of enum
  * bt_front_object, mostly one. prefix: what stands before a field's name in errors, e.g.
  * "messages[2]."; "" for the body itself. */
-bool bt_front_fields_check(const json_t *object, unsigned kinds, const char *prefix,
+bool bt_front_fields_check(const json_t *object, uint64_t kinds, const char *prefix,
                            struct bt_front_error *e);
 
 #endif

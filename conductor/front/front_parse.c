@@ -510,7 +510,7 @@ bool bt_front_parse_generation(const struct bt_front_model *m, enum bt_front_api
 /* ---- /tokenize and /detokenize ---- */
 
 /* fields: an enum bt_front_object; which fields the body may have. */
-static bool tokenize(const struct bt_front_model *m, unsigned fields, const void *body, size_t len,
+static bool tokenize(const struct bt_front_model *m, uint64_t fields, const void *body, size_t len,
                      struct bt_tokens *out, bool *want_strings_p, struct bt_front_error *e)
 {
     json_t *root = bt_front_json_parse(body, len, e);

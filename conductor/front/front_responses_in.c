@@ -168,7 +168,7 @@ static bool take_item(struct bt_front_turn *t, const json_t *item, size_t i,
 {
     static const struct {
         const char *type;
-        unsigned kind;
+        uint64_t kind;
         bool (*take)(struct bt_front_turn *t, const json_t *item, const char *prefix,
                      struct bt_front_error *e);
     } types[] = {{"message", FRONT_RESPONSES_MESSAGE, take_message},
