@@ -24,11 +24,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/buf.h"
 #include "common/grammar/chars.h"
 #include "common/grammar/front_end.h"
 
-#define TAGS_MAX  4096
-#define PARTS_MAX 64
+#define TAGS_MAX   4096
+#define PARTS_MAX  64
+#define GROUPS_MAX 64
 
 struct builder {
     struct bt_program *p;
@@ -188,8 +190,8 @@ static bt_node_t part_node(struct builder *b, const json_t *part, const char *wh
                 where);
 }
 
-/* NULL: the empty text. */
-static bt_node_t parts_node(struct builder *b, const json_t *parts, const char *where)
+/* The parts from `from` on. NULL: the empty text. */
+static bt_node_t parts_node(struct builder *b, const json_t *parts, size_t from, const char *where)
 {
     bt_node_t v[PARTS_MAX];
     size_t n = json_array_size(parts);
@@ -197,38 +199,69 @@ static bt_node_t parts_node(struct builder *b, const json_t *parts, const char *
         return BT_NODE_EMPTY;
     }
     if (!json_is_array(parts)) {
-        return part_node(b, parts, where);
+        return from == 0 ? part_node(b, parts, where) : BT_NODE_EMPTY;
     }
     if (n > PARTS_MAX) {
         return fail(b, BT_ERR_EXHAUSTED, "%s has more than %d parts", where, PARTS_MAX);
     }
-    for (size_t i = 0; i < n; i++) {
-        v[i] = part_node(b, json_array_get(parts, i), where);
+    for (size_t i = from; i < n; i++) {
+        v[i - from] = part_node(b, json_array_get(parts, i), where);
     }
-    return bt_program_seq(b->p, v, n);
+    return bt_program_seq(b->p, v, n - BT_MIN(from, n));
 }
 
-/* The text with which parts begin, up to the first regular expression, as one expression in both
- * spellings. BT_RX_EMPTY: none. */
-static bt_rx_t head_rx(struct builder *b, const json_t *parts)
+/* The text with which parts begin, up to the first regular expression. A special token is
+ * SPECIAL, its text and SPECIAL_END. */
+#define SPECIAL     ((char)0xff)
+#define SPECIAL_END ((char)0xfe)
+struct head {
+    struct bt_buf text;
+    size_t parts; /* how many of the parts it is */
+};
+
+static struct head head_of(const json_t *parts)
 {
-    static const char mark[1] = {(char)0xff};
+    struct head h = {{0}, 0};
+    bt_buf_init(&h.text);
     size_t n = json_is_array(parts) ? json_array_size(parts) : parts != NULL;
-    bt_rx_t out = BT_RX_EMPTY;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *part = json_is_array(parts) ? json_array_get(parts, i) : parts;
+    for (; h.parts < n; h.parts++) {
+        const json_t *part = json_is_array(parts) ? json_array_get(parts, h.parts) : parts;
         const json_t *special = json_object_get(part, "special");
         const json_t *text = json_is_string(part) ? part : special;
-        if (text == NULL) {
+        if (!json_is_string(text) || (special != NULL && json_string_length(special) == 0)) {
             break;
         }
-        bt_rx_t x = bt_rx_text(b->s, json_string_value(text), json_string_length(text));
-        if (special != NULL) {
+        bt_buf_append(&h.text, (char[]){SPECIAL}, special != NULL);
+        bt_buf_append(&h.text, json_string_value(text), json_string_length(text));
+        bt_buf_append(&h.text, (char[]){SPECIAL_END}, special != NULL);
+    }
+    return h;
+}
+
+/* The expression of a head's text p[0..n), special tokens in both spellings. */
+static bt_rx_t head_rx(struct builder *b, const char *p, size_t n)
+{
+    static const char mark[1] = {SPECIAL};
+    bt_rx_t out = BT_RX_EMPTY;
+    for (size_t i = 0, k; i < n; i = k) {
+        bool special = p[i] == SPECIAL;
+        const char *end = memchr(p + i + 1, special ? SPECIAL_END : SPECIAL, n - i - 1);
+        k = end == NULL ? n : (size_t)(end - p) + special;
+        bt_rx_t x = bt_rx_text(b->s, p + i + special, k - i - 2u * special);
+        if (special) {
             x = bt_rx_or(b->s, x, bt_rx_concat(b->s, bt_rx_text(b->s, mark, 1), x));
         }
         out = bt_rx_concat(b->s, out, x);
     }
     return out;
+}
+
+static bt_rx_t parts_head_rx(struct builder *b, const json_t *parts)
+{
+    struct head h = head_of(parts);
+    bt_rx_t x = head_rx(b, h.text.data, h.text.len);
+    bt_buf_cleanup(&h.text);
+    return x;
 }
 
 /* Any text that contains no match of x. */
@@ -251,8 +284,9 @@ static bt_node_t schema_node(struct builder *b, struct span schema, const char *
     return st == BT_OK ? node : nested(b, st, where, err);
 }
 
-/* begin, content and end of a tag, whose text is in `text`. */
-static bt_node_t tag_node(struct builder *b, const json_t *tag, struct span text, const char *where)
+/* Content and end of a tag, whose text is in `text`. */
+static bt_node_t content_node(struct builder *b, const json_t *tag, struct span text,
+                              const char *where)
 {
     static const char *const keys[] = {"begin", "schema", "regex", "any", "end", NULL};
     static const char *const first_keys[] = {"begin", "schema",   "regex", "any",
@@ -264,45 +298,175 @@ static bt_node_t tag_node(struct builder *b, const json_t *tag, struct span text
     const json_t *schema = json_object_get(tag, "schema"), *regex = json_object_get(tag, "regex");
     const json_t *end = json_object_get(tag, "end");
     bool any = get_bool(b, tag, "any", false);
-    bt_node_t v[3];
-    v[0] = parts_node(b, json_object_get(tag, "begin"), where);
-    v[2] = parts_node(b, end, where);
+    bt_node_t v[2];
     if ((schema != NULL) + (regex != NULL) + any != 1 ||
         (regex != NULL && !json_is_string(regex))) {
         return fail(b, BT_ERR_INVALID, "%s must have one of schema, regex and \"any\": true",
                     where);
     }
-    if (any) {
-        bt_rx_t stop = head_rx(b, end);
+    if (any) { /* with the end in one expression */
+        struct head h = head_of(end);
+        bt_rx_t stop = head_rx(b, h.text.data, h.text.len);
+        size_t parts = h.parts;
+        bt_buf_cleanup(&h.text);
         if (stop == BT_RX_EMPTY) {
             return fail(b, BT_ERR_INVALID, "%s: any text needs an end that begins with a text",
                         where);
         }
-        v[1] = bt_program_regex(b->p, text_without(b, stop));
+        v[0] = bt_program_regex(b->p, bt_rx_concat(b->s, text_without(b, stop), stop));
+        v[1] = parts_node(b, end, parts, where);
     } else {
-        v[1] = schema != NULL ? schema_node(b, member_of(text, "schema"), where)
+        v[0] = schema != NULL ? schema_node(b, member_of(text, "schema"), where)
                               : regex_node(b, regex, where);
+        v[1] = parts_node(b, end, 0, where);
     }
-    return bt_program_seq(b->p, v, 3);
+    return bt_program_seq(b->p, v, 2);
 }
 
-static bt_node_t any_tag(struct builder *b, const json_t *tags, struct span text)
+/* Tags whose begins have a text in common, or the one that opens a run. What may stand in free text
+ * is one expression with the common text: the parser then has little to do in free text. */
+struct group {
+    struct bt_buf head;
+    size_t first_tag;
+    bt_node_t rest; /* what follows the head, to the end of one tag */
+};
+
+struct tags {
+    struct head *heads; /* [n] of the begins */
+    size_t *group;      /* [n] */
+    bt_node_t *rest;    /* [n] scratch */
+    size_t n;
+    struct group groups[GROUPS_MAX];
+    size_t n_groups;
+};
+
+static void tags_cleanup(struct tags *t)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        bt_buf_cleanup(&t->heads[i].text);
+    }
+    for (size_t i = 0; i < t->n_groups; i++) {
+        bt_buf_cleanup(&t->groups[i].head);
+    }
+    free(t->heads);
+    free(t->group);
+    free(t->rest);
+}
+
+/* How much of the two texts is the same; a special token counts as a whole. */
+static size_t common_length(const struct bt_buf *x, const struct bt_buf *y)
+{
+    size_t n = 0, whole = 0;
+    bool special = false;
+    while (n < x->len && n < y->len && x->data[n] == y->data[n]) {
+        special = (special || x->data[n] == SPECIAL) && x->data[n] != SPECIAL_END;
+        n++;
+        whole = special ? whole : n;
+    }
+    return whole;
+}
+
+/* Puts each tag into the group that begins as it does; the last group takes what is left over. */
+static void make_groups(struct tags *t)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        size_t k = 0;
+        while (k < t->n_groups && common_length(&t->groups[k].head, &t->heads[i].text) == 0) {
+            k++;
+        }
+        if (k == GROUPS_MAX) {
+            k--;
+        }
+        t->group[i] = k;
+        struct group *g = &t->groups[k];
+        if (k == t->n_groups) {
+            t->n_groups++;
+            *g = (struct group){.first_tag = i};
+            bt_buf_init(&g->head);
+            bt_buf_append(&g->head, t->heads[i].text.data, t->heads[i].text.len);
+        }
+        g->head.len = common_length(&g->head, &t->heads[i].text);
+    }
+}
+
+/* Reads the tags, and builds what follows the heads of the groups. */
+static bool read_tags(struct builder *b, const json_t *tags, struct span text, struct tags *t)
 {
     size_t n = json_array_size(tags);
     if (n == 0 || n > TAGS_MAX) {
-        return fail(b, n == 0 ? BT_ERR_INVALID : BT_ERR_EXHAUSTED,
-                    "\"tags\" must be an array of 1 to %d tags", TAGS_MAX);
+        fail(b, n == 0 ? BT_ERR_INVALID : BT_ERR_EXHAUSTED,
+             "\"tags\" must be an array of 1 to %d tags", TAGS_MAX);
+        return false;
     }
-    bt_node_t *v = bt_calloc(n, sizeof(*v));
+    t->heads = bt_calloc(n, sizeof(*t->heads));
+    t->group = bt_calloc(n, sizeof(*t->group));
+    t->rest = bt_calloc(n, sizeof(*t->rest));
+    for (; t->n < n; t->n++) {
+        t->heads[t->n] = head_of(json_object_get(json_array_get(tags, t->n), "begin"));
+    }
+    make_groups(t);
     text = inside(text);
+    bt_node_t *all = bt_calloc(n, sizeof(*all));
     for (size_t i = 0; i < n && b->status == BT_OK; i++) {
+        const json_t *tag = json_array_get(tags, i);
+        const struct bt_buf *head = &t->heads[i].text;
+        size_t from = t->groups[t->group[i]].head.len;
         char where[32];
         snprintf(where, sizeof(where), "tags/%zu", i);
-        v[i] = tag_node(b, json_array_get(tags, i), take_value(&text), where);
+        bt_node_t v[3] = {BT_NODE_EMPTY, BT_NODE_EMPTY,
+                          content_node(b, tag, take_value(&text), where)};
+        v[0] = bt_program_regex(b->p, head_rx(b, head->data + from, head->len - from));
+        v[1] = parts_node(b, json_object_get(tag, "begin"), t->heads[i].parts, where);
+        all[i] = bt_program_seq(b->p, v, 3);
     }
-    bt_node_t out = b->status == BT_OK ? bt_program_alt(b->p, v, n) : BT_NODE_NONE;
-    free(v);
-    return out;
+    for (size_t k = 0; k < t->n_groups && b->status == BT_OK; k++) {
+        size_t m = 0;
+        for (size_t i = 0; i < n; i++) {
+            if (t->group[i] == k) {
+                t->rest[m++] = all[i];
+            }
+        }
+        t->groups[k].rest = bt_program_alt(b->p, t->rest, m);
+    }
+    free(all);
+    return b->status == BT_OK;
+}
+
+/* `text` and the head of a group in one expression, then the rest of the group and `more`. */
+static bt_node_t entry(struct builder *b, const struct tags *t, bt_rx_t text, bt_node_t more)
+{
+    bt_node_t out[GROUPS_MAX];
+    for (size_t k = 0; k < t->n_groups; k++) {
+        const struct bt_buf *head = &t->groups[k].head;
+        bt_rx_t x = bt_rx_concat(b->s, text, head_rx(b, head->data, head->len));
+        bt_node_t v[3] = {bt_program_regex(b->p, x), t->groups[k].rest, more};
+        out[k] = bt_program_seq(b->p, v, 3);
+    }
+    return bt_program_alt(b->p, out, t->n_groups);
+}
+
+/* The groups of a run: those of the tags, or what opens it. *more_p: what follows the first tag. */
+static void open_run(struct builder *b, const json_t *spec, struct tags *t, bool once,
+                     bt_node_t *more_p)
+{
+    const json_t *open = json_object_get(spec, "open");
+    bt_node_t sep = parts_node(b, json_object_get(spec, "separator"), 0, "separator");
+    bt_node_t close = parts_node(b, json_object_get(spec, "close"), 0, "close");
+    bt_node_t again[2] = {sep, entry(b, t, BT_RX_EMPTY, BT_NODE_EMPTY)};
+    bt_node_t more[2] = {BT_NODE_EMPTY, close};
+    if (!once) {
+        more[0] = bt_program_repeat(b->p, bt_program_seq(b->p, again, 2), 0, BT_RX_NO_MAX);
+    }
+    *more_p = bt_program_seq(b->p, more, 2);
+    if (open != NULL) {
+        struct head h = head_of(open);
+        bt_node_t rest[2] = {parts_node(b, open, h.parts, "open"), again[1]};
+        for (size_t k = 0; k < t->n_groups; k++) {
+            bt_buf_cleanup(&t->groups[k].head);
+        }
+        t->n_groups = 1;
+        t->groups[0] = (struct group){.head = h.text, .rest = bt_program_seq(b->p, rest, 2)};
+    }
 }
 
 /* What free text does not contain. */
@@ -320,9 +484,9 @@ static bt_rx_t triggers_rx(struct builder *b, const json_t *spec)
     bt_rx_t *v = bt_calloc(n, sizeof(*v));
     for (size_t i = 0; i < n && b->status == BT_OK; i++) {
         const json_t *item = json_array_get(from, i);
-        v[i] = triggers != NULL ? (json_is_string(item) ? head_rx(b, item) : BT_RX_EMPTY)
-               : open != NULL   ? head_rx(b, open)
-                                : head_rx(b, json_object_get(item, "begin"));
+        v[i] = triggers != NULL ? (json_is_string(item) ? parts_head_rx(b, item) : BT_RX_EMPTY)
+               : open != NULL   ? parts_head_rx(b, open)
+                                : parts_head_rx(b, json_object_get(item, "begin"));
         if (v[i] == BT_RX_EMPTY) {
             fail(b, BT_ERR_INVALID,
                  triggers != NULL ? "trigger %zu is no text"
@@ -336,49 +500,59 @@ static bt_rx_t triggers_rx(struct builder *b, const json_t *spec)
     return out;
 }
 
-static bt_node_t answer(struct builder *b, const json_t *spec, struct span text_of)
+static bt_node_t answer(struct builder *b, const json_t *spec, struct tags *t)
+{
+    bool once = get_bool(b, spec, "stop_after_first", false);
+    bool before = get_bool(b, spec, "free_text", true);
+    bool after = get_bool(b, spec, "text_after", before && !once);
+    bool must = get_bool(b, spec, "at_least_one", false);
+    if (once && after) {
+        return fail(b, BT_ERR_INVALID, "\"text_after\" contradicts \"stop_after_first\"");
+    }
+    bt_rx_t text = BT_RX_EMPTY;
+    if (before || after) {
+        text = text_without(b, triggers_rx(b, spec));
+    }
+    bt_node_t more;
+    open_run(b, spec, t, once, &more);
+    bt_node_t end = bt_program_regex(b->p, text);
+    bt_node_t one = entry(b, t, before ? text : BT_RX_EMPTY, more);
+    bt_node_t out;
+    if (after) {
+        bt_node_t again = before ? one : entry(b, t, text, more);
+        bt_node_t v[3] = {one, bt_program_repeat(b->p, again, 0, BT_RX_NO_MAX), end};
+        out = bt_program_seq(b->p, v, 3);
+    } else {
+        out = one;
+    }
+    bt_node_t two[2] = {out, before ? end : BT_NODE_EMPTY};
+    return must ? out : bt_program_alt(b->p, two, 2);
+}
+
+/* The whole of a spec. */
+static bt_node_t whole(struct builder *b, const json_t *spec, struct span text)
 {
     static const char *const keys[] = {"tags",      "triggers",   "open",
                                        "close",     "separator",  "at_least_one",
                                        "free_text", "text_after", "stop_after_first",
                                        "first",     NULL};
-    if (!check_keys(b, spec, "the spec", keys)) {
-        return BT_NODE_NONE;
-    }
-    bool once = get_bool(b, spec, "stop_after_first", false);
-    bool before = get_bool(b, spec, "free_text", true);
-    bool after = get_bool(b, spec, "text_after", before && !once);
-    bool must = get_bool(b, spec, "at_least_one", false);
     const json_t *first = json_object_get(spec, "first");
-    if (once && after) {
-        return fail(b, BT_ERR_INVALID, "\"text_after\" contradicts \"stop_after_first\"");
+    struct tags t = {0};
+    bt_node_t v[2] = {BT_NODE_EMPTY, BT_NODE_NONE};
+    if (check_keys(b, spec, "the spec", keys) &&
+        read_tags(b, json_object_get(spec, "tags"), member_of(text, "tags"), &t)) {
+        v[1] = answer(b, spec, &t);
     }
-    bt_node_t tag = any_tag(b, json_object_get(spec, "tags"), member_of(text_of, "tags"));
-    bt_node_t sep = parts_node(b, json_object_get(spec, "separator"), "separator");
-    bt_node_t run[3] = {parts_node(b, json_object_get(spec, "open"), "open"), tag,
-                        parts_node(b, json_object_get(spec, "close"), "close")};
-    if (!once) {
-        run[1] = bt_program_repeat_sep(b->p, tag, sep, 1, BT_RX_NO_MAX);
-    }
-    bt_node_t text = BT_NODE_EMPTY, runs = bt_program_seq(b->p, run, 3);
-    if (before || after) {
-        text = bt_program_regex(b->p, text_without(b, triggers_rx(b, spec)));
-    }
-    bt_node_t all[3] = {BT_NODE_EMPTY, before ? text : BT_NODE_EMPTY, runs};
-    if (after) {
-        bt_node_t again[2] = {runs, text};
-        all[2] =
-            bt_program_repeat(b->p, bt_program_seq(b->p, again, 2), must ? 1 : 0, BT_RX_NO_MAX);
-    } else if (!must) {
-        all[2] = bt_program_repeat(b->p, runs, 0, 1);
-    }
-    if (first != NULL) {
-        all[0] = tag_node(b, first, member_of(text_of, "first"), "first");
+    if (first != NULL && b->status == BT_OK) {
+        bt_node_t tag[2] = {parts_node(b, json_object_get(first, "begin"), 0, "first"),
+                            content_node(b, first, member_of(text, "first"), "first")};
+        v[0] = bt_program_seq(b->p, tag, 2);
         if (get_bool(b, first, "optional", false)) {
-            all[0] = bt_program_repeat(b->p, all[0], 0, 1);
+            v[0] = bt_program_repeat(b->p, v[0], 0, 1);
         }
     }
-    return bt_program_seq(b->p, all, 3);
+    tags_cleanup(&t);
+    return bt_program_seq(b->p, v, 2);
 }
 
 bt_status_t bt_grammar_build_tags(struct bt_program *p, const char *text, size_t len,
@@ -390,7 +564,7 @@ bt_status_t bt_grammar_build_tags(struct bt_program *p, const char *text, size_t
     json_t *spec = json_loadb(text, len, JSON_REJECT_DUPLICATES, &e);
     b.any = bt_rx_repeat(b.s, bt_rx_chars(b.s, BT_RX_UTF8, &all, 1), 0, BT_RX_NO_MAX);
     bt_node_t node =
-        spec != NULL ? answer(&b, spec, (struct span){text, text + len})
+        spec != NULL ? whole(&b, spec, (struct span){text, text + len})
                      : fail(&b, BT_ERR_INVALID, "the spec is no JSON: line %d: %s", e.line, e.text);
     if (b.status == BT_OK) {
         *start = node;
