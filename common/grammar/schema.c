@@ -105,16 +105,18 @@ static void free_arena(struct bt_schema *c)
     }
 }
 
-static bool is_old(const struct bt_sj *root)
+static uint32_t draft_of(const struct bt_sj *root)
 {
     const struct bt_sj *v = root->type == BT_SJ_OBJECT ? bt_sj_get(root, "$schema") : NULL;
-    if (!v || v->type != BT_SJ_STRING)
-        return false;
-    static const char *const old[] = {"draft-03", "draft-04", "draft-05", "draft-06", "draft-07"};
-    for (size_t i = 0; i < sizeof(old) / sizeof(old[0]); i++)
-        if (memmem(v->text.s, v->text.n, old[i], strlen(old[i])))
-            return true;
-    return false;
+    static const struct {
+        const char *text;
+        uint32_t draft;
+    } drafts[] = {{"draft-03", 4}, {"draft-04", 4}, {"draft-05", 4},
+                  {"draft-06", 6}, {"draft-07", 7}, {"draft/2019-09", 2019}};
+    for (size_t i = 0; v && v->type == BT_SJ_STRING && i < BT_ARRAY_LEN(drafts); i++)
+        if (memmem(v->text.s, v->text.n, drafts[i].text, strlen(drafts[i].text)))
+            return drafts[i].draft;
+    return 2020;
 }
 
 static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
@@ -140,7 +142,7 @@ static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
                                                   .node = BT_NODE_NONE};
     c->n_sets = 2;
     c->root = bt_sj_parse(c, text, len);
-    c->old = is_old(c->root);
+    c->draft = draft_of(c->root);
     bt_schema_names(c);
     bt_node_t parts[3];
     parts[1] = bt_schema_emit(c, bt_set_of(c, c->root));

@@ -3,6 +3,30 @@
 
 #include <string.h>
 
+const struct bt_sj *bt_schema_key(const struct bt_schema *c, const struct bt_sj *s, const char *key)
+{
+    static const struct {
+        const char *key;
+        uint32_t since;
+    } drafts[] = {
+        {"const", 6},
+        {"contains", 6},
+        {"propertyNames", 6},
+        {"if", 7},
+        {"dependentRequired", 2019},
+        {"dependentSchemas", 2019},
+        {"unevaluatedItems", 2019},
+        {"unevaluatedProperties", 2019},
+        {"$recursiveRef", 2019},
+        {"prefixItems", 2020},
+        {"$dynamicRef", 2020},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(drafts); i++)
+        if (c->draft < drafts[i].since && strcmp(key, drafts[i].key) == 0)
+            return NULL;
+    return bt_sj_get(s, key);
+}
+
 uint32_t bt_schema_count(struct bt_schema *c, const struct bt_sj *v, uint32_t otherwise)
 {
     if (!v)
@@ -136,13 +160,13 @@ static void number(struct bt_schema *c, struct bt_nf *f, const struct bt_sj *s)
     if ((v = bt_sj_get(s, "exclusiveMinimum"))) {
         if (v->type == BT_SJ_TRUE || v->type == BT_SJ_FALSE) /* draft-04 */
             open_lo = v->type == BT_SJ_TRUE;
-        else
+        else if (c->draft > 4)
             p.lo = bt_schema_number(c, v), p.lo_open = any = true;
     }
     if ((v = bt_sj_get(s, "exclusiveMaximum"))) {
         if (v->type == BT_SJ_TRUE || v->type == BT_SJ_FALSE)
             open_hi = v->type == BT_SJ_TRUE;
-        else
+        else if (c->draft > 4)
             p.hi = bt_schema_number(c, v), p.hi_open = any = true;
     }
     if ((v = bt_sj_get(s, "multipleOf"))) {
@@ -301,7 +325,7 @@ static const struct bt_nf *dependencies(struct bt_schema *c, const struct bt_nf 
 {
     static const char *const keys[] = {"dependencies", "dependentRequired", "dependentSchemas"};
     for (int k = 0; k < 3; k++) {
-        const struct bt_sj *v = bt_sj_get(s, keys[k]);
+        const struct bt_sj *v = bt_schema_key(c, s, keys[k]);
         if (v && v->type != BT_SJ_OBJECT)
             bt_schema_fail(c, BT_ERR_INVALID, v, "%s is an object", keys[k]);
         for (uint32_t i = 0; v && i < v->n; i++) {
@@ -322,7 +346,7 @@ static const struct bt_nf *dependencies(struct bt_schema *c, const struct bt_nf 
 static const struct bt_nf *conditional(struct bt_schema *c, const struct bt_nf *f,
                                        const struct bt_sj *s)
 {
-    const struct bt_sj *cond = bt_sj_get(s, "if"), *then = bt_sj_get(s, "then");
+    const struct bt_sj *cond = bt_schema_key(c, s, "if"), *then = bt_sj_get(s, "then");
     const struct bt_sj *otherwise = bt_sj_get(s, "else");
     if (!cond || (!then && !otherwise))
         return f;
@@ -361,16 +385,19 @@ static const struct bt_nf *schema_nf(struct bt_schema *c, const struct bt_sj *s)
     if (s->type != BT_SJ_OBJECT)
         bt_schema_fail(c, BT_ERR_INVALID, s, "a schema is an object, true or false");
     const struct bt_sj *v = bt_sj_get(s, "$ref");
-    if (v && c->old)
+    if (v && c->draft < 2019)
         return eval(c, bt_schema_deref(c, v, false));
     const struct bt_nf *f = typed(c, s);
     if (v)
         f = bt_nf_meet(c, f, eval(c, bt_schema_deref(c, v, false)));
-    if ((v = bt_sj_get(s, "$dynamicRef")))
+    if ((v = bt_schema_key(c, s, "$dynamicRef")))
         f = bt_nf_meet(c, f, eval(c, bt_schema_deref(c, v, true)));
-    if ((v = bt_sj_get(s, "$recursiveRef")))
+    if ((v = bt_schema_key(c, s, "$recursiveRef")) && c->recursive > 1)
+        bt_schema_fail(c, BT_ERR_UNSUPPORTED, v,
+                       "the meaning of $recursiveRef depends on the path to it; use $ref");
+    if (v)
         f = bt_nf_meet(c, f, eval(c, bt_schema_deref(c, v, false)));
-    if ((v = bt_sj_get(s, "const")))
+    if ((v = bt_schema_key(c, s, "const")))
         f = bt_nf_meet(c, f, bt_schema_eval(c, v->id << 2 | BT_LIT_CONST));
     if ((v = bt_sj_get(s, "enum"))) {
         if (v->type != BT_SJ_ARRAY)

@@ -17,11 +17,6 @@ static bool has(const struct bt_sj *s, const char *key)
     return bt_sj_get(s, key) != NULL;
 }
 
-static bool is_schema(const struct bt_sj *v)
-{
-    return v->type == BT_SJ_OBJECT || v->type == BT_SJ_TRUE || v->type == BT_SJ_FALSE;
-}
-
 static void patterns(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *map, bt_rx_t *seen,
                      bool values)
 {
@@ -135,7 +130,7 @@ struct bt_obj *bt_schema_object(struct bt_schema *c, const struct bt_sj *s)
         bt_obj_prop(c, o, v->sorted[i]->key, bt_set_of(c, v->sorted[i]), false);
     if ((v = bt_sj_get(s, "additionalProperties")))
         others(c, o, seen, v);
-    if ((v = bt_sj_get(s, "unevaluatedProperties")))
+    if ((v = bt_schema_key(c, s, "unevaluatedProperties")))
         unevaluated(c, o, s, v);
     v = bt_sj_get(s, "required");
     if (v && v->type != BT_SJ_ARRAY)
@@ -145,7 +140,7 @@ struct bt_obj *bt_schema_object(struct bt_schema *c, const struct bt_sj *s)
             bt_schema_fail(c, BT_ERR_INVALID, v->items[i], "required is a list of names");
         bt_obj_prop(c, o, v->items[i]->text, BT_SET_TRUE, true);
     }
-    if ((v = bt_sj_get(s, "propertyNames")) && bt_set_of(c, v) != BT_SET_TRUE) {
+    if ((v = bt_schema_key(c, s, "propertyNames")) && bt_set_of(c, v) != BT_SET_TRUE) {
         const struct bt_nf *f = bt_schema_eval(c, v->id << 2);
         o->why = o->why ? o->why : f->why_str;
         bt_rx_t good = bt_strset_to_rx(c, f->str);
@@ -163,8 +158,9 @@ static void unevaluated_items(struct bt_schema *c, struct bt_arr *a, const struc
 {
     static const char *const others_of[] = {"$ref",  "$dynamicRef", "allOf",    "anyOf",
                                             "oneOf", "if",          "contains", "not"};
-    if (bt_set_of(c, v) == BT_SET_TRUE || (has(s, "items") && is_schema(bt_sj_get(s, "items"))) ||
-        has(s, "additionalItems"))
+    const struct bt_sj *items = bt_sj_get(s, "items");
+    bool tuple = items && items->type == BT_SJ_ARRAY;
+    if (bt_set_of(c, v) == BT_SET_TRUE || (items && !tuple) || (tuple && has(s, "additionalItems")))
         return;
     for (size_t i = 0; i < sizeof(others_of) / sizeof(others_of[0]); i++)
         if (has(s, others_of[i])) {
@@ -180,7 +176,7 @@ static void contains(struct bt_schema *c, struct bt_arr *a, const struct bt_sj *
                      const struct bt_sj *v)
 {
     uint32_t min = 1, max = BT_RX_NO_MAX;
-    if (!c->old) {
+    if (c->draft >= 2019) {
         min = bt_schema_count(c, bt_sj_get(s, "minContains"), 1);
         max = bt_schema_count(c, bt_sj_get(s, "maxContains"), BT_RX_NO_MAX);
     }
@@ -212,7 +208,7 @@ struct bt_arr *bt_schema_array(struct bt_schema *c, const struct bt_sj *s)
 {
     struct bt_arr *a = bt_arr_new(c);
     const struct bt_sj *items = bt_sj_get(s, "items"), *v;
-    const struct bt_sj *prefix = bt_sj_get(s, "prefixItems");
+    const struct bt_sj *prefix = bt_schema_key(c, s, "prefixItems");
     if (items && items->type == BT_SJ_ARRAY) {
         prefix = items;
         items = bt_sj_get(s, "additionalItems");
@@ -229,9 +225,9 @@ struct bt_arr *bt_schema_array(struct bt_schema *c, const struct bt_sj *s)
         a->rest = bt_set_of(c, items);
     a->min = bt_schema_count(c, bt_sj_get(s, "minItems"), 0);
     a->max = bt_schema_count(c, bt_sj_get(s, "maxItems"), BT_RX_NO_MAX);
-    if ((v = bt_sj_get(s, "unevaluatedItems")))
+    if ((v = bt_schema_key(c, s, "unevaluatedItems")))
         unevaluated_items(c, a, s, v);
-    if ((v = bt_sj_get(s, "contains")))
+    if ((v = bt_schema_key(c, s, "contains")))
         contains(c, a, s, v);
     v = bt_sj_get(s, "uniqueItems");
     if (v && v->type != BT_SJ_TRUE && v->type != BT_SJ_FALSE)

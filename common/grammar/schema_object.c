@@ -54,14 +54,6 @@ static bt_set_t class_value(struct bt_schema *c, const struct bt_obj *o, struct 
     return o->classes[o->n_classes - 1].value;
 }
 
-bt_set_t bt_obj_value(struct bt_schema *c, const struct bt_obj *o, struct bt_sj_text name)
-{
-    uint32_t at = position(o, name);
-    if (at < o->n_props && bt_sj_text_cmp(o->props[at].name, name) == 0)
-        return o->props[at].value;
-    return class_value(c, o, name);
-}
-
 void bt_obj_prop(struct bt_schema *c, struct bt_obj *o, struct bt_sj_text name, bt_set_t value,
                  bool required)
 {

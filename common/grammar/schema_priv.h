@@ -170,7 +170,8 @@ struct bt_schema {
     bt_status_t status; /* of the jump */
     jmp_buf *jump;      /* where an error goes */
     uint32_t work, depth, probes;
-    bool old; /* draft-07 or older: a $ref hides its siblings */
+    uint32_t recursive; /* schemas with $recursiveAnchor */
+    uint32_t draft;     /* 4 to 7, 2019, 2020; without $schema: 2020 */
     const struct bt_sj *root;
     struct bt_sj **values;
     struct bt_schema_set *sets;
@@ -276,7 +277,6 @@ const struct bt_nf *bt_nf_one(struct bt_schema *c, const struct bt_nf **f, uint3
 /* schema_object.c and schema_array.c. NULL: nothing fulfils both. */
 const struct bt_obj *bt_obj_meet(struct bt_schema *c, const struct bt_obj *a,
                                  const struct bt_obj *b);
-bt_set_t bt_obj_value(struct bt_schema *c, const struct bt_obj *o, struct bt_sj_text name);
 /* Adds a property, or a further constraint of one. */
 void bt_obj_prop(struct bt_schema *c, struct bt_obj *o, struct bt_sj_text name, bt_set_t value,
                  bool required);
@@ -301,6 +301,9 @@ uint32_t bt_arr_not(struct bt_schema *c, const struct bt_arr *a, const struct bt
                     const struct bt_arr ***out_p);
 
 /* schema_eval.c, schema_members.c: keywords */
+/* The keyword of a schema; NULL: it is missing, or the schema's draft does not have it. */
+const struct bt_sj *bt_schema_key(const struct bt_schema *c, const struct bt_sj *s,
+                                  const char *key);
 const struct bt_nf *bt_schema_eval(struct bt_schema *c, bt_lit_t lit);
 uint32_t bt_schema_count(struct bt_schema *c, const struct bt_sj *v, uint32_t otherwise);
 /* A number that fits into the limits of decimals. */

@@ -134,10 +134,10 @@ static const char *const schemas[] = {"allOf",
 
 static void add_names(struct bt_schema *c, struct bt_sj *v)
 {
-    const struct bt_sj *id = bt_sj_get(v, "$id");
-    if (!id && c->old)
+    const struct bt_sj *id = bt_sj_get(v, c->draft == 4 ? "id" : "$id");
+    if (!id && (c->draft < 2019 || !bt_sj_get(c->root, "$schema")))
         id = bt_sj_get(v, "id");
-    if (id && id->type == BT_SJ_STRING && !(c->old && bt_sj_get(v, "$ref"))) {
+    if (id && id->type == BT_SJ_STRING && !(c->draft < 2019 && bt_sj_get(v, "$ref"))) {
         size_t n = 0;
         while (n < id->text.n && id->text.s[n] != '#')
             n++;
@@ -149,6 +149,8 @@ static void add_names(struct bt_schema *c, struct bt_sj *v)
             add_name(c, join(c, v->base, strlen(v->base), id->text.s + n, id->text.n - n), v,
                      false);
     }
+    const struct bt_sj *recursive = bt_sj_get(v, "$recursiveAnchor");
+    c->recursive += recursive && recursive->type == BT_SJ_TRUE;
     add_anchor(c, v->base, v, bt_sj_get(v, "$anchor"), false);
     add_anchor(c, v->base, v, bt_sj_get(v, "$dynamicAnchor"), true);
 }
