@@ -150,8 +150,8 @@ static bool push_json(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
            push_pairs(s, BT_MAX(lo, 0x10000), hi);
 }
 
-bt_rx_t bt_rx_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct bt_rx_range *r,
-                    size_t n)
+static bt_rx_t make_chars(struct bt_rx_set *s, enum bt_rx_encoding enc,
+                          const struct bt_rx_range *r, size_t n)
 {
     uint32_t base = s->n_scratch;
     bool ok = true;
@@ -167,4 +167,18 @@ bt_rx_t bt_rx_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct b
         return BT_RX_FAILED;
     }
     return bt_rx_or_scratch(s, base);
+}
+
+bt_rx_t bt_rx_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct bt_rx_range *r,
+                    size_t n)
+{
+    bool kept = n == 1 && r->first == r->last && r->first < 128 && enc == BT_RX_JSON_STRING;
+    if (kept && s->json_char[r->first] != BT_RX_NONE) {
+        return s->json_char[r->first];
+    }
+    bt_rx_t a = make_chars(s, enc, r, n);
+    if (kept && a != BT_RX_FAILED) {
+        s->json_char[r->first] = a;
+    }
+    return a;
 }

@@ -92,6 +92,7 @@ struct bt_rx_set {
     size_t chunk_left, chunk_bytes;
     void **chunks;
     uint32_t n_chunks, chunks_cap;
+    bt_rx_t json_char[128]; /* of strings; names and constants consist of them. NONE: not made */
 };
 
 static inline struct bt_rx_node *bt_rx_at(const struct bt_rx_set *s, bt_rx_t a)
