@@ -105,6 +105,23 @@ def test_forms(cluster, calm, form, sampled):
         check(text_of(choice))
 
 
+def test_other_apis(cluster, calm):
+    """OpenAI's Responses and Anthropic's Messages."""
+    common = {"temperature": 1, "seed": 5, "logit_bias": calm["logit_bias"]}
+    for fmt, check in [({"type": "json_schema", "name": "x", "schema": PERSON, "strict": True}, is_person),
+                       ({"type": "json_object"}, is_object)]:
+        out = cluster.post("/v1/responses", {"input": "Speak.", "max_output_tokens": 200, "text": {"format": fmt}, **common})
+        assert out["status"] == "completed", out
+        check(out["output"][0]["content"][0]["text"])
+    out = cluster.post("/v1/messages", {"max_tokens": 200, "messages": [{"role": "user", "content": "Speak."}], **common,
+                                        "output_config": {"format": {"type": "json_schema", "schema": PERSON}}})
+    assert out["stop_reason"] == "end_turn", out
+    is_person(out["content"][0]["text"])
+    wrong = {"type": "json_schema", "name": "x", "schema": {"type": "objekt"}}
+    e = cluster.post("/v1/responses", {"input": "Speak.", "text": {"format": wrong}}, expect=400)["error"]
+    assert e["param"].startswith("text.format") and "#/type" in e["message"], e
+
+
 def test_text_is_free(cluster):
     free = cluster.complete(PROMPT, 12, ignore_eos=True)["choices"][0]
     for fields in ({"response_format": {"type": "text"}}, {"guided_json": None, "grammar": ""},

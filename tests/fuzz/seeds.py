@@ -179,6 +179,11 @@ def front_parse(_root):
     out = [bytes([r]) + json.dumps(b).encode()
            for r, b in [(4, messages), (4, {"max_tokens": 5, "messages": turns[:1]}), (5, responses), (5, {"input": "hi"}),
                         (6, {"messages": turns[:1]})]]
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0.5}, "b": {"enum": ["c", None]}}, "required": ["a"]}
+    forms = [{"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}},
+             {"response_format": {"type": "json_object"}}, {"structured_outputs": {"json": json.dumps(schema)}}, {"guided_regex": "[a-c]{2}(d|e)*"},
+             {"structured_outputs": {"choice": ["a", "b"], "json_object": False}}, {"grammar": 'root ::= "a" [b-c]+\n'}]
+    out += [bytes([i % 2]) + json.dumps({**(chat if i % 2 else text), **f}).encode() for i, f in enumerate(forms)]
     for route, b in [(0, text), (1, chat), (0, {**body, "prompt": [1, 2]}), (2, {"model": "m", "prompt": "x"}), (2, {"messages": chat["messages"]}),
                      (3, {"tokens": [1, 2, 3]})]:
         out += [bytes([r]) + json.dumps(b).encode() for r in {route, 1 - route if route < 2 else route}]
