@@ -195,6 +195,12 @@ bt_rx_t bt_schema_pattern(struct bt_schema *c, const struct bt_sj *at, struct bt
 {
     char err[200] = "";
     bt_rx_t rx = c->str_all;
+    uint32_t hash = 2166136261u;
+    for (uint32_t i = 0; i < pattern.n; i++)
+        hash = (hash ^ (uint8_t)pattern.s[i]) * 16777619u;
+    hash = (hash ^ hash >> 16) % BT_SCHEMA_PATTERNS;
+    if (c->kept.patterns[hash].text.s && bt_sj_text_cmp(c->kept.patterns[hash].text, pattern) == 0)
+        return c->kept.patterns[hash].rx;
     bt_status_t st =
         bt_rx_parse(c->rx, pattern.s, pattern.n, true, BT_RX_JSON_STRING, &rx, err, sizeof(err));
     if (st == BT_ERR_UNSUPPORTED) {
@@ -205,7 +211,9 @@ bt_rx_t bt_schema_pattern(struct bt_schema *c, const struct bt_sj *at, struct bt
     }
     if (st != BT_OK)
         bt_schema_fail(c, st, at, "%s", err);
-    return bt_schema_rx(c, rx);
+    c->kept.patterns[hash].text = pattern;
+    c->kept.patterns[hash].rx = bt_schema_rx(c, rx);
+    return rx;
 }
 
 static void meet_string(struct bt_schema *c, struct bt_nf *f, bt_rx_t rx)

@@ -98,20 +98,28 @@ static const struct {
     {"relative-json-pointer", "(?:0|[1-9][0-9]*)(?:#|" POINTER ")", 0},
 };
 
+static bt_rx_t make(struct bt_schema *c, const struct bt_sj *format, size_t i)
+{
+    char err[128] = "";
+    bt_rx_t rx;
+    bt_status_t st = bt_rx_parse(c->rx, formats[i].pattern, strlen(formats[i].pattern), false,
+                                 BT_RX_JSON_STRING, &rx, err, sizeof(err));
+    if (st != BT_OK)
+        bt_schema_fail(c, st, format, "the pattern of this format: %s", err);
+    if (formats[i].max_length)
+        rx = bt_rx_and(c->rx, rx, bt_str_length(c, 0, formats[i].max_length));
+    return bt_schema_rx(c, rx);
+}
+
 bool bt_str_format(struct bt_schema *c, const struct bt_sj *format, bt_rx_t *out)
 {
-    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+    _Static_assert(BT_ARRAY_LEN(formats) <= BT_SCHEMA_FORMATS, "room for all formats");
+    for (size_t i = 0; i < BT_ARRAY_LEN(formats); i++) {
         if (!bt_sj_is(format, formats[i].name))
             continue;
-        char err[128] = "";
-        bt_rx_t rx;
-        bt_status_t st = bt_rx_parse(c->rx, formats[i].pattern, strlen(formats[i].pattern), false,
-                                     BT_RX_JSON_STRING, &rx, err, sizeof(err));
-        if (st != BT_OK)
-            bt_schema_fail(c, st, format, "the pattern of this format: %s", err);
-        if (formats[i].max_length)
-            rx = bt_rx_and(c->rx, rx, bt_str_length(c, 0, formats[i].max_length));
-        *out = bt_schema_rx(c, rx);
+        if (c->kept.formats[i] == BT_RX_NONE)
+            c->kept.formats[i] = make(c, format, i);
+        *out = c->kept.formats[i];
         return true;
     }
     return false;

@@ -159,6 +159,17 @@ struct bt_schema_uri { /* a schema with a name: a URI, or a URI with #anchor */
     bool dynamic;
 };
 
+#define BT_SCHEMA_FORMATS  24
+#define BT_SCHEMA_PATTERNS 256
+struct bt_schema_kept { /* expressions that schemas ask for again and again; NONE: not made */
+    bt_rx_t any_char;
+    bt_rx_t formats[BT_SCHEMA_FORMATS];
+    struct {
+        struct bt_sj_text text;
+        bt_rx_t rx;
+    } patterns[BT_SCHEMA_PATTERNS]; /* by hash */
+};
+
 /* The compiler of one schema. */
 struct bt_schema {
     struct bt_program *p;
@@ -184,6 +195,7 @@ struct bt_schema {
     uint32_t cap_values, cap_sets, cap_uris, cap_busy, cap_todo;
     uint32_t set_heads[1024];
     const struct bt_nf *all;
+    struct bt_schema_kept kept;
     bt_rx_t str_all, space, num_all, num_plain;
 };
 

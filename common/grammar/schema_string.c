@@ -20,7 +20,9 @@ bt_rx_t bt_str_any(struct bt_schema *c)
 
 bt_rx_t bt_str_length(struct bt_schema *c, uint32_t min, uint32_t max)
 {
-    bt_rx_t one = chars(c, &any_char, 1, true);
+    if (c->kept.any_char == BT_RX_NONE)
+        c->kept.any_char = bt_schema_rx(c, chars(c, &any_char, 1, true));
+    bt_rx_t one = c->kept.any_char;
     return bt_schema_rx(c, bt_rx_repeat(c->rx, one, min, max));
 }
 
