@@ -89,12 +89,14 @@ struct bt_rx_set *bt_rx_set_create(size_t max_bytes)
     s->nodes_cap = 64;
     s->nodes = bt_calloc(s->nodes_cap, sizeof(*s->nodes));
     s->bytes += s->nodes_cap * sizeof(*s->nodes);
-    s->nodes[BT_RX_NONE] = (struct bt_rx_node){
-        .kind = BT_RX_K_NONE, .flags = BT_RX_F_POSITIVE | BT_RX_F_DEAD, .next = UINT32_MAX};
-    s->nodes[BT_RX_EMPTY] =
-        (struct bt_rx_node){.kind = BT_RX_K_EMPTY,
-                            .flags = BT_RX_F_POSITIVE | BT_RX_F_ALIVE | BT_RX_F_NULLABLE,
+    s->nodes[BT_RX_NONE] =
+        (struct bt_rx_node){.kind = BT_RX_K_NONE,
+                            .flags = BT_RX_F_POSITIVE | BT_RX_F_DEAD | BT_RX_F_CHARS_ALL,
                             .next = UINT32_MAX};
+    s->nodes[BT_RX_EMPTY] = (struct bt_rx_node){.kind = BT_RX_K_EMPTY,
+                                                .flags = BT_RX_F_POSITIVE | BT_RX_F_ALIVE |
+                                                         BT_RX_F_NULLABLE | BT_RX_F_CHARS_ALL,
+                                                .next = UINT32_MAX};
     s->n_nodes = 3;
     static const uint64_t all[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
     bt_rx_t any = bt_rx_class(s, all);
@@ -213,6 +215,9 @@ void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark)
     s->n_classes = mark->n_classes;
     s->n_scratch = 0;
     s->full = false;
+    for (int e = 0; e < 2; e++) {
+        s->all_chars[e] = s->all_chars[e] < s->n_nodes ? s->all_chars[e] : BT_RX_NONE;
+    }
     for (uint32_t i = 0; i < s->n_nodes; i++) { /* rows and partitions may be younger */
         s->nodes[i].row = NULL;
         s->nodes[i].part = NULL;
@@ -390,7 +395,8 @@ static bt_rx_t concat_one(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
     if (fused != BT_RX_NONE) {
         return fused == BT_RX_FAILED || rest == BT_RX_EMPTY ? fused : bt_rx_concat(s, fused, rest);
     }
-    uint8_t flags = s->nodes[a].flags & s->nodes[b].flags & (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE);
+    uint8_t flags = s->nodes[a].flags & s->nodes[b].flags &
+                    (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE | BT_RX_F_CHARS_ALL);
     return intern(s, (struct bt_rx_node){.kind = BT_RX_K_CONCAT, .flags = flags, .a = a, .b = b});
 }
 
@@ -406,6 +412,7 @@ bt_rx_t bt_rx_concat(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
         return a == BT_RX_EMPTY ? b : a;
     }
     uint32_t base = s->n_scratch;
+    uint8_t chars = s->nodes[a].flags & s->nodes[b].flags & BT_RX_F_CHARS_ALL;
     while (s->nodes[a].kind == BT_RX_K_CONCAT) {
         if (!bt_rx_push(s, s->nodes[a].a)) {
             return fail(s, base);
@@ -417,6 +424,9 @@ bt_rx_t bt_rx_concat(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
         r = concat_one(s, s->scratch[--s->n_scratch], r);
     }
     s->n_scratch = base;
+    if (r != BT_RX_FAILED) {
+        s->nodes[r].flags |= chars;
+    }
     return r;
 }
 
@@ -482,7 +492,7 @@ bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max)
     if (a == s->nodes[BT_RX_ANY].a && min == 0 && max == BT_RX_NO_MAX) {
         return BT_RX_ANY;
     }
-    uint8_t flags = s->nodes[a].flags & BT_RX_F_POSITIVE;
+    uint8_t flags = s->nodes[a].flags & (BT_RX_F_POSITIVE | BT_RX_F_CHARS_ALL);
     flags |= min == 0 ? BT_RX_F_NULLABLE : 0;
     return intern(
         s, (struct bt_rx_node){.kind = BT_RX_K_REPEAT, .flags = flags, .a = a, .b = min, .c = max});
@@ -695,11 +705,29 @@ static bool join_nots(struct bt_rx_set *s, uint32_t base, uint8_t kind)
     return bt_rx_push(s, bt_rx_not(s, body));
 }
 
-bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base)
+/* Removes what is a subset of a universe in scratch[base..). */
+static void absorb(struct bt_rx_set *s, uint32_t base)
+{
+    uint8_t all = 0;
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        all |= bt_rx_universe(s, &s->nodes[s->scratch[i]]);
+    }
+    uint32_t k = base;
+    for (uint32_t i = base; i < s->n_scratch && all; i++) {
+        const struct bt_rx_node *n = &s->nodes[s->scratch[i]];
+        if (!(n->flags & all) || bt_rx_universe(s, n)) {
+            s->scratch[k++] = s->scratch[i];
+        }
+    }
+    s->n_scratch = all ? k : s->n_scratch;
+}
+
+static bt_rx_t or_scratch(struct bt_rx_set *s, uint32_t base)
 {
     if (s->depth >= DEPTH_MAX || !flatten(s, base, BT_RX_K_OR)) {
         return fail(s, base);
     }
+    absorb(s, base);
     uint32_t k = base;
     bool empty = false;
     for (uint32_t i = base; i < s->n_scratch; i++) {
@@ -740,7 +768,7 @@ bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base)
     }
     for (uint32_t i = base; i < s->n_scratch; i++) { /* what was factored may be an Or again */
         if (s->nodes[s->scratch[i]].kind == BT_RX_K_OR || s->scratch[i] == BT_RX_ANY) {
-            return bt_rx_or_scratch(s, base);
+            return or_scratch(s, base);
         }
     }
     sort_unique(s, base);
@@ -750,6 +778,19 @@ bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base)
         return one;
     }
     return intern_list(s, BT_RX_K_OR, base);
+}
+
+bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base)
+{
+    uint8_t chars = BT_RX_F_CHARS_ALL;
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        chars &= s->nodes[s->scratch[i]].flags;
+    }
+    bt_rx_t r = or_scratch(s, base);
+    if (r != BT_RX_FAILED) {
+        s->nodes[r].flags |= chars;
+    }
+    return r;
 }
 
 /* Intersects those of scratch[base..) that begin with a class. */
@@ -802,12 +843,17 @@ static bool contradicts(const struct bt_rx_set *s, uint32_t base)
     return false;
 }
 
-bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base)
+static bt_rx_t and_scratch(struct bt_rx_set *s, uint32_t base)
 {
     if (s->depth >= DEPTH_MAX || !flatten(s, base, BT_RX_K_AND)) {
         return fail(s, base);
     }
     uint32_t k = base;
+    uint8_t within = 0; /* encodings that a member stays within */
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        const struct bt_rx_node *n = &s->nodes[s->scratch[i]];
+        within |= bt_rx_universe(s, n) ? 0 : n->flags & BT_RX_F_CHARS_ALL;
+    }
     bool empty = false, nullable = true;
     for (uint32_t i = base; i < s->n_scratch; i++) {
         bt_rx_t x = s->scratch[i];
@@ -817,7 +863,7 @@ bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base)
         }
         empty |= x == BT_RX_EMPTY;
         nullable &= bt_rx_nullable(s, x);
-        if (x != BT_RX_ANY) {
+        if (x != BT_RX_ANY && !(bt_rx_universe(s, &s->nodes[x]) & within)) {
             s->scratch[k++] = x;
         }
     }
@@ -838,7 +884,7 @@ bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base)
         bt_rx_t x = s->scratch[i];
         if (x == BT_RX_NONE || x == BT_RX_ANY || x == BT_RX_EMPTY ||
             s->nodes[x].kind == BT_RX_K_AND) {
-            return bt_rx_and_scratch(s, base);
+            return and_scratch(s, base);
         }
     }
     if (contradicts(s, base)) {
@@ -851,6 +897,19 @@ bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base)
         return one;
     }
     return intern_list(s, BT_RX_K_AND, base);
+}
+
+bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base)
+{
+    uint8_t chars = 0;
+    for (uint32_t i = base; i < s->n_scratch; i++) {
+        chars |= s->nodes[s->scratch[i]].flags & BT_RX_F_CHARS_ALL;
+    }
+    bt_rx_t r = and_scratch(s, base);
+    if (r != BT_RX_FAILED) {
+        s->nodes[r].flags |= chars;
+    }
+    return r;
 }
 
 static bool push_all(struct bt_rx_set *s, const bt_rx_t *parts, size_t n)

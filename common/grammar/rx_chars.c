@@ -166,7 +166,14 @@ static bt_rx_t make_chars(struct bt_rx_set *s, enum bt_rx_encoding enc,
         s->n_scratch = base;
         return BT_RX_FAILED;
     }
-    return bt_rx_or_scratch(s, base);
+    bt_rx_t a = bt_rx_or_scratch(s, base);
+    if (a != BT_RX_FAILED) {
+        s->nodes[a].flags |= BT_RX_F_CHARS << enc;
+        if (n == 1 && r[0].first == 0 && r[0].last >= 0x10FFFF) {
+            s->all_chars[enc] = a;
+        }
+    }
+    return a;
 }
 
 bt_rx_t bt_rx_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct bt_rx_range *r,

@@ -25,6 +25,10 @@ enum bt_rx_kind {
 #define BT_RX_F_DEAD       8u  /* proved to match nothing */
 #define BT_RX_F_ENDS       16u /* accepts, or goes on by BT_RX_MARK */
 #define BT_RX_F_ENDS_KNOWN 32u
+/* Matches sequences of whole characters of an encoding only: a subset of all texts of the encoding.
+ * Not all nodes of which that is true have it. */
+#define BT_RX_F_CHARS     0x40u /* << enum bt_rx_encoding */
+#define BT_RX_F_CHARS_ALL (3u * BT_RX_F_CHARS)
 
 /* What the byte of a marker is; no UTF-8 text has it. program.c ends the keys of objects with it.
  */
@@ -70,9 +74,10 @@ struct bt_rx_search { /* for a state that accepts; states have numbers in the or
 struct bt_rx_set {
     size_t max_bytes, bytes;
     bool full;
-    bool has_marks;     /* expressions may contain BT_RX_MARK */
-    bt_rx_t mark_class; /* of that byte alone */
-    uint64_t work;      /* left */
+    bt_rx_t all_chars[2]; /* by encoding: any one character, BT_RX_NONE: not made yet */
+    bool has_marks;       /* expressions may contain BT_RX_MARK */
+    bt_rx_t mark_class;   /* of that byte alone */
+    uint64_t work;        /* left */
     uint32_t depth;
     struct bt_rx_node *nodes;
     uint32_t n_nodes, nodes_cap;
@@ -102,6 +107,16 @@ static inline struct bt_rx_node *bt_rx_at(const struct bt_rx_set *s, bt_rx_t a)
 static inline bool bt_rx_nullable(const struct bt_rx_set *s, bt_rx_t a)
 {
     return s->nodes[a].flags & BT_RX_F_NULLABLE;
+}
+/* Flags of the encodings all of whose texts the node matches. */
+static inline uint8_t bt_rx_universe(const struct bt_rx_set *s, const struct bt_rx_node *n)
+{
+    if (n->kind != BT_RX_K_REPEAT || n->b != 0 || n->c != BT_RX_NO_MAX) {
+        return 0;
+    }
+    return n->a == s->all_chars[BT_RX_UTF8]          ? BT_RX_F_CHARS << BT_RX_UTF8
+           : n->a == s->all_chars[BT_RX_JSON_STRING] ? BT_RX_F_CHARS << BT_RX_JSON_STRING
+                                                     : 0;
 }
 /* Takes work from the budget; false: the set is out of budget or memory. */
 static inline bool bt_rx_work(struct bt_rx_set *s, uint32_t n)
