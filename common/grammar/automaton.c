@@ -449,8 +449,7 @@ static int by_thread(const void *a, const void *b)
     return before(x, y) ? -1 : before(y, x);
 }
 
-/* Sorts arena[at..) and removes doubles. */
-static uint32_t sort_threads(struct bt_automaton *m, uint32_t at)
+uint32_t bt_automaton_sort(struct bt_automaton *m, uint32_t at)
 {
     struct bt_thread *v = m->arena + at;
     uint32_t n = m->n_arena - at, k = 0;
@@ -508,7 +507,7 @@ uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint
         m->n_arena = top;
         return UINT32_MAX;
     }
-    return m->n_arena - top <= 1 ? m->n_arena - top : sort_threads(m, top);
+    return m->n_arena - top <= 1 ? m->n_arena - top : bt_automaton_sort(m, top);
 }
 
 /* ---- states ---- */
@@ -573,7 +572,7 @@ uint32_t bt_automaton_start(struct bt_automaton *m)
     uint32_t at = m->n_arena;
     m->final = false;
     if (!push_op(m, OP_ENTER, m->p->start, 0, false) || !closure(m) ||
-        sort_threads(m, at) == UINT32_MAX) {
+        bt_automaton_sort(m, at) == UINT32_MAX) {
         m->n_arena = at;
         return BT_STATE_FAILED;
     }

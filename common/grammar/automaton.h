@@ -76,6 +76,8 @@ uint32_t bt_automaton_start(struct bt_automaton *m);
 /* Steps arena[at..at+n) by a byte and pushes the threads that follow, sorted, onto the arena; sets
  * final. Returns their number. */
 uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint8_t byte);
+/* Sorts arena[at..) and removes doubles; returns how many are left, UINT32_MAX: too many. */
+uint32_t bt_automaton_sort(struct bt_automaton *m, uint32_t at);
 /* The state of arena[at..) (sorted), which it takes off; DEAD: no threads and not final. */
 uint32_t bt_automaton_intern(struct bt_automaton *m, uint32_t at, bool final);
 /* Forgets the frames from number n on: of threads that are in no state. */

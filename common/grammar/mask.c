@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #define LEVELS_MAX 48u   /* characters that the test of a slice looks ahead */
-#define PAIRS_MAX  4096u /* states that it looks at */
+#define PAIRS_MAX  2048u /* states that it looks at */
 #define LOOK_TABLE 8192u
 #define TAG_SLICE  0x50000000u
 #define AT_LEAST   0x100u /* a cap: so many characters are allowed, more may be */
@@ -37,6 +37,10 @@ struct look { /* breadth first by characters */
 
 static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t s, uint8_t level)
 {
+    q = s == 0 ? bt_rx_relax(m->rx, q, LEVELS_MAX) : q; /* the test sees no further */
+    if (q == BT_RX_FAILED) {
+        return false;
+    }
     uint32_t h = (q * BT_SLICE_STATES + s) * 2654435761u >> 19;
     for (; l->table[h] != 0; h = (h + 1) & (LOOK_TABLE - 1)) {
         const struct pair *p = &l->v[l->table[h] - 1];
@@ -88,12 +92,23 @@ static bool look_step(struct bt_automaton *m, enum bt_slice_set set, struct look
     return true;
 }
 
+/* Encodings all of whose texts contain the set's: characters of a JSON string that stand for
+ * themselves are texts of either one. */
+static const uint8_t slice_encodings[BT_SLICE_SETS] = {
+    [BT_SLICE_TEXT] = BT_RX_F_CHARS << BT_RX_UTF8, [BT_SLICE_NO_TAG] = BT_RX_F_CHARS << BT_RX_UTF8,
+    [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_ALPHA_SPACE] = BT_RX_F_CHARS_ALL,
+    [BT_SLICE_ALPHA] = BT_RX_F_CHARS_ALL,          [BT_SLICE_LOWER] = BT_RX_F_CHARS_ALL};
+
 /* How many characters of the set q allows in any case: a number; with AT_LEAST: perhaps more;
  * ENDLESS | AT_LEAST: any number. */
 static uint32_t slice_cap(struct bt_automaton *m, enum bt_slice_set set, bt_rx_t q)
 {
+    if (bt_rx_begins_free(m->rx, q) & slice_encodings[set]) {
+        return ENDLESS | AT_LEAST;
+    }
+    q = bt_rx_relax(m->rx, q, LEVELS_MAX);
     uint32_t key[4] = {TAG_SLICE, set, q, 0};
-    uint32_t known = bt_memo_get(m, key);
+    uint32_t known = q == BT_RX_FAILED ? AT_LEAST : bt_memo_get(m, key);
     if (known != UINT32_MAX) {
         return known;
     }
@@ -251,12 +266,40 @@ static void apply(const struct mask *k, const struct bt_grammar_vocab *v, bool f
     }
 }
 
+/* The state without limits that no token can reach; FAILED: a limit of the automaton. */
+static uint32_t relaxed(struct bt_automaton *m, const struct bt_grammar_vocab *v, uint32_t state)
+{
+    uint32_t n = m->states[state].n, at = bt_automaton_load(m, state);
+    bool changed = false;
+    for (uint32_t i = at; at != UINT32_MAX && i < at + n; i++) {
+        bt_rx_t q = bt_rx_relax(m->rx, m->arena[i].q, v->longest);
+        if (q == BT_RX_FAILED) {
+            m->n_arena = at;
+            return BT_STATE_FAILED;
+        }
+        changed |= q != m->arena[i].q;
+        m->arena[i].q = q;
+    }
+    if (at == UINT32_MAX || !changed) {
+        m->n_arena = BT_MIN(at, m->n_arena);
+        return at == UINT32_MAX ? BT_STATE_FAILED : state;
+    }
+    bt_automaton_sort(m, at);
+    return bt_automaton_intern(m, at, m->states[state].final);
+}
+
 bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_automaton *m,
                         const struct bt_grammar_vocab *v, uint32_t state, uint32_t *bits)
 {
     if (c->serial != v->serial) {
         bt_mask_drop(c, m);
         c->serial = v->serial;
+    }
+    if (!m->states[state].mask) {
+        state = relaxed(m, v, state);
+        if (state == BT_STATE_FAILED) {
+            return BT_ERR_EXHAUSTED;
+        }
     }
     if (!m->states[state].mask) {
         if (c->n_levels < v->longest + 1) {

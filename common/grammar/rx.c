@@ -275,10 +275,36 @@ static uint32_t min_len(const struct bt_rx_set *s, const struct bt_rx_node *n)
     return 0;
 }
 
+/* An upper bound of the bytes of the shortest text of any derivative of the node. */
+static uint32_t need(const struct bt_rx_set *s, const struct bt_rx_node *n)
+{
+    uint32_t len = 0;
+    switch ((enum bt_rx_kind)n->kind) {
+    case BT_RX_K_CLASS: return 1;
+    case BT_RX_K_CONCAT: return add_counts(s->nodes[n->a].need, s->nodes[n->b].need);
+    case BT_RX_K_REPEAT: {
+        uint64_t product = (uint64_t)s->nodes[n->a].need * BT_MAX(n->b, 1u);
+        return (uint32_t)BT_MIN(product, (uint64_t)BT_RX_NO_MAX);
+    }
+    case BT_RX_K_OR:
+        for (uint32_t i = 0; i < n->b; i++) {
+            len = BT_MAX(len, s->nodes[s->lists[n->a + i]].need);
+        }
+        return len;
+    case BT_RX_K_MULTIPLE: return 10; /* digits of 2^32 */
+    case BT_RX_K_AND:
+    case BT_RX_K_NOT: return BT_RX_NO_MAX;
+    case BT_RX_K_NONE:
+    case BT_RX_K_EMPTY: break;
+    }
+    return 0;
+}
+
 /* Adds a node whose hash is known and which is not there yet. */
 static bt_rx_t add_node(struct bt_rx_set *s, struct bt_rx_node n, uint32_t hash)
 {
     n.min_len = min_len(s, &n);
+    n.need = need(s, &n);
     if ((s->n_nodes >= s->n_heads && !rehash(s)) ||
         !bt_rx_grow(s, &s->nodes, s->n_nodes, &s->nodes_cap, sizeof(*s->nodes))) {
         return BT_RX_FAILED;

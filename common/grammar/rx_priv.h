@@ -54,9 +54,10 @@ struct bt_rx_row {
 struct bt_rx_node {
     uint8_t kind, flags;
     uint32_t a, b, c;
-    uint32_t next;           /* in its hash chain */
-    uint32_t seen;           /* number of the last search that came here */
-    uint32_t min_len;        /* bytes of a text, at least (without And and Not: exactly) */
+    uint32_t next;    /* in its hash chain */
+    uint32_t seen;    /* number of the last search that came here */
+    uint32_t need;    /* no derivative's shortest text has more bytes (without And and Not) */
+    uint32_t min_len; /* bytes of a text, at least (without And and Not: exactly) */
     struct bt_rx_part *part; /* NULL: not computed yet */
     struct bt_rx_row *row;   /* NULL: no step was made yet */
 };
@@ -142,6 +143,13 @@ bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
 /* What the set holds now, and back to it: what was made later is forgotten. */
 void bt_rx_mark(const struct bt_rx_set *s, struct bt_rx_mark *mark);
 void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark);
+
+/* rx_relax.c. The expression without upper limits of characters that are at least `bytes` bytes
+ * away: a text of so many bytes may follow in a if and only if it may follow in the result. */
+bt_rx_t bt_rx_relax(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes);
+
+/* Encodings (flags BT_RX_F_CHARS) any text of which may come next, without a limit. */
+uint8_t bt_rx_begins_free(const struct bt_rx_set *s, bt_rx_t a);
 
 /* rx_dfa.c */
 struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a);    /* NULL: failed */
