@@ -7,8 +7,9 @@
  *   walks  number of random texts to make, each token drawn from the mask; after walk_tokens tokens
  *          those that close something are preferred; seed
  * Each is answered by a line: status, error, compile_us, masks (the time of each mask and accept in
- * us, of all documents), docs [{ok, at: bytes before the first refused token, why}], walks [{text,
- * ended}]. Times are CPU times of this thread. A mask that contradicts accept ends the program. */
+ * us, of all documents), docs [{ok, at: bytes before the first refused token, why, slowest: bytes
+ * before the token with the slowest mask, slowest_us}], walks [{text, ended}]. Times are CPU times
+ * of this thread. A mask that contradicts accept ends the program. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -189,17 +190,22 @@ static json_t *force(struct bench *b, struct bt_grammar *g, const char *text, si
     if (m == NULL) {
         die("a matcher", "out of memory");
     }
-    size_t i = 0, bytes = 0;
+    size_t i = 0, bytes = 0, slowest = 0;
+    double most = 0;
     const char *why = "";
     bool ok = true;
     for (; ok && i < ids.n; i++) {
         ok = step(b, m, ids.ids[i], masks, &why);
+        double us = json_real_value(json_array_get(masks, json_array_size(masks) - 1));
+        slowest = ok && us > most ? bytes : slowest;
+        most = ok ? BT_MAX(us, most) : most;
         bytes += ok ? b->tokens[ids.ids[i]].n : 0;
     }
     ok = ok && step(b, m, b->eos, masks, &why);
     bt_matcher_destroy(m);
     bt_tokens_cleanup(&ids);
-    return json_pack("{s:b,s:I,s:s}", "ok", ok, "at", (json_int_t)bytes, "why", ok ? "" : why);
+    return json_pack("{s:b,s:I,s:s,s:I,s:f}", "ok", ok, "at", (json_int_t)bytes, "why",
+                     ok ? "" : why, "slowest", (json_int_t)slowest, "slowest_us", most);
 }
 
 /* ---- random texts ---- */
