@@ -14,6 +14,7 @@ import sys
 
 JSON_SCHEMA = 1  # enum bt_grammar_kind
 SPELLINGS = {"default": {}, "compact": {"separators": (",", ":")}, "indent": {"indent": 2}, "utf8": {"ensure_ascii": False}}
+SLOW_US = 5000  # of a mask that --verbose names
 HERE = os.path.dirname(os.path.realpath(__file__))
 
 
@@ -51,10 +52,13 @@ def percentile(values, q):
     return sorted(values)[min(len(values) - 1, int(q * len(values)))] if values else 0.0
 
 
+def docs_of(case, spellings):
+    return [json.dumps(t["data"], **SPELLINGS[s]) for t in case.get("tests", []) for s in spellings]
+
+
 def judge(helper, case, spellings):
     """What is wrong with a schema: (reasons, valid data refused, invalid data accepted), and the helper's answer."""
-    tests = case.get("tests", [])
-    docs = [json.dumps(t["data"], **SPELLINGS[s]) for t in tests for s in spellings]
+    tests, docs = case.get("tests", []), docs_of(case, spellings)
     answer = helper.ask(JSON_SCHEMA, json.dumps(case["schema"]), docs)
     if answer["status"] != "OK":
         return [f"{answer['status']}: {answer['error']}"], 0, 0, answer
@@ -84,7 +88,7 @@ def main(args):
     ap.add_argument("--limit", type=int, metavar="N", help="only the first N schemas")
     ap.add_argument("--spelling", choices=[*SPELLINGS, "all"], default="default",
                     help="of the data: default (json.dumps), compact, indent (by 2), utf8 (not ASCII only), all")
-    ap.add_argument("--verbose", action="store_true", help="each wrong schema with its reasons")
+    ap.add_argument("--verbose", action="store_true", help="each wrong schema with its reasons, and masks of over 5 ms")
     a = ap.parse_args(args)
     paths = sorted(p for p in glob.glob(os.path.join(a.schemas, "**", "*.json"), recursive=True) if os.path.isfile(p))
     paths = paths[:a.limit]
@@ -110,6 +114,12 @@ def main(args):
         compiles.append(answer["compile_us"])
         if a.verbose and reasons:
             print(f"{os.path.relpath(path, a.schemas)}: {'; '.join(reasons)}")
+        slow = max(answer["docs"], key=lambda d: d["slowest_us"], default=None)
+        if a.verbose and slow and slow["slowest_us"] > SLOW_US:
+            doc = docs_of(case, spellings)[answer["docs"].index(slow)].encode()
+            at = slow["slowest"]
+            print(f"{os.path.relpath(path, a.schemas)}: a mask took {slow['slowest_us']:.0f} us at byte {at}: "
+                  f"{doc[max(0, at - 60):at].decode(errors='replace')}<HERE>{doc[at:at + 40].decode(errors='replace')}")
     if helper.close() != 0:
         sys.exit("baton-bench: bench_grammar failed at its end")
     n = len(paths)
