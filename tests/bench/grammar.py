@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 JSON_SCHEMA = 1  # enum bt_grammar_kind
 SPELLINGS = {"default": {}, "compact": {"separators": (",", ":")}, "indent": {"indent": 2}, "utf8": {"ensure_ascii": False}}
@@ -22,14 +23,20 @@ class Helper:
     """The C program that compiles and matches; one job at a time."""
 
     def __init__(self, tokenizer):
-        folder = os.path.dirname(tokenizer) if tokenizer.endswith(".json") else tokenizer
+        folder = tokenizer
+        if not os.path.isdir(tokenizer):
+            if not os.path.isfile(tokenizer):
+                sys.exit(f"baton-bench: {tokenizer}: no such file")
+            self.folder = tempfile.TemporaryDirectory()  # the library wants a model's folder
+            folder = self.folder.name
+            os.symlink(os.path.abspath(tokenizer), os.path.join(folder, "tokenizer.json"))
         build = os.environ.get("BUILD", "build")
         paths = [os.path.join(HERE, "..", "..", "..", "bin", "baton-bench-grammar"),  # installed
                  os.path.join(HERE, "..", "..", build, "bin", "baton-bench-grammar")]
         path = next((p for p in paths if os.access(p, os.X_OK)), None)
         if path is None:
             sys.exit("baton-bench: there is no baton-bench-grammar; run make")
-        self.p = subprocess.Popen([path, folder or "."], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.p = subprocess.Popen([path, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, kind, text, docs=(), walks=0, walk_tokens=60, seed=1):
         job = {"kind": kind, "text": text, "docs": list(docs), "walks": walks, "walk_tokens": walk_tokens, "seed": seed}
@@ -40,7 +47,7 @@ class Helper:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise SystemExit(f"baton-bench: baton-bench-grammar ended with status {self.p.wait()} at: {text[:500]}")
+            raise SystemExit(f"baton-bench: baton-bench-grammar ended with status {self.p.wait()}, at: {text[:80]}")
         return json.loads(line)
 
     def close(self):

@@ -120,3 +120,6 @@ def test_bench_counts(tmp_path):
     p = subprocess.run([bench, "grammar", "--tokenizer", TOKENIZER, "--schemas", str(tmp_path / "none")],
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "BUILD": BUILD})
     assert p.returncode == 1 and "there is no .json file" in p.stderr, p.stderr
+    p = subprocess.run([bench, "grammar", "--tokenizer", str(tmp_path / "none.json"), "--schemas", str(tmp_path)],
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "BUILD": BUILD})
+    assert p.returncode == 1 and "none.json: no such file" in p.stderr, p.stderr
