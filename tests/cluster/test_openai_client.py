@@ -11,7 +11,7 @@ from conftest import BUILD, LOCAL, wait_for
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "openai-client")
 SCENARIOS = ["models", "chat", "chat_stream", "chat_stream_helper", "chat_choices", "chat_logprobs",
-             "completions", "errors", "abort"]
+             "completions", "structured", "errors", "abort"]
 
 
 @pytest.fixture(scope="module")

@@ -110,12 +110,35 @@ const scenarios = {
     assert.equal(cut.choices[0].finish_reason, "stop");
   },
 
+  async structured() {
+    const schema = { type: "object", additionalProperties: false, required: ["verdict", "lines"],
+                     properties: { verdict: { enum: ["yea", "nay"] },
+                                   lines: { type: "integer", minimum: 1, maximum: 99 } } };
+    const body = { ...greedy, max_tokens: 200, temperature: 1, seed: 3, messages,
+                   response_format: { type: "json_schema",
+                                      json_schema: { name: "v", strict: true, schema } } };
+    const check = (text) => {
+      const v = JSON.parse(text);
+      assert.deepEqual(Object.keys(v).sort(), ["lines", "verdict"]);
+      assert.ok(["yea", "nay"].includes(v.verdict) && v.lines >= 1 && v.lines <= 99, text);
+      return v;
+    };
+    const out = await client.chat.completions.parse(body);
+    assert.equal(out.choices[0].finish_reason, "stop");
+    assert.deepEqual(out.choices[0].message.parsed, check(out.choices[0].message.content));
+    const stream = client.chat.completions.stream({ ...body, stream: true });
+    assert.equal(await stream.finalContent(), out.choices[0].message.content);
+    await refused(client.chat.completions.create({ ...body, response_format: {
+      type: "json_schema", json_schema: { name: "v", schema: { type: "objekt" } } } }),
+                  OpenAI.BadRequestError, 400, "response_format.json_schema.schema");
+  },
+
   async errors() {
     const chat = (more) => client.chat.completions.create({ ...greedy, messages, ...more });
     await refused(chat({ temperature: -1 }), OpenAI.BadRequestError, 400, "temperature");
     await refused(chat({ messages: [] }), OpenAI.BadRequestError, 400, "messages");
     await refused(chat({ model: "gpt-4" }), OpenAI.NotFoundError, 404, "model");
-    await refused(chat({ response_format: { type: "json_object" } }), OpenAI.BadRequestError, 400,
+    await refused(chat({ response_format: { type: "xml" } }), OpenAI.BadRequestError, 400,
                   "response_format");
     await refused(chat({ tools: [{ type: "function", function: { name: "f", parameters: {} } }] }),
                   OpenAI.BadRequestError, 400, "tools");
