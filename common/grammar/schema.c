@@ -66,6 +66,9 @@ void bt_schema_fail(struct bt_schema *c, bt_status_t status, const struct bt_sj 
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    for (char *p = text; *p; p++) /* parts of the schema are hostile */
+        if ((uint8_t)*p < 0x20 || *p == 0x7F)
+            *p = '?';
     if (c->err_cap)
         snprintf(c->err, c->err_cap, "%s: %s", where, text);
     bt_schema_throw(c, status);

@@ -17,16 +17,50 @@ static bool has(const struct bt_sj *s, const char *key)
     return bt_sj_get(s, key) != NULL;
 }
 
-static void patterns(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *map, bt_rx_t *seen,
-                     bool values)
+/* The expressions of patterns, together. */
+static void patterns(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *map, bt_rx_t *seen)
 {
+    for (uint32_t i = 0; map && i < map->n; i++)
+        *seen = bt_rx_or(c->rx, *seen,
+                         bt_schema_pattern(c, map->items[i], map->items[i]->key, &o->why));
+}
+
+/* Divides all keys by the patterns of map; keys without a pattern get others. */
+static void divide_keys(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *map,
+                        bt_set_t others)
+{
+    struct bt_class *all = bt_schema_alloc(c, 2 * BT_SCHEMA_CLASSES * sizeof(*all));
+    bool matched[2 * BT_SCHEMA_CLASSES] = {false};
+    uint32_t n = 1;
+    all[0] = (struct bt_class){c->str_all, BT_SET_TRUE};
     for (uint32_t i = 0; map && i < map->n; i++) {
         const struct bt_sj *m = map->items[i];
-        bt_rx_t rx = bt_schema_pattern(c, m, m->key, &o->why);
-        *seen = bt_rx_or(c->rx, *seen, rx);
-        if (values)
-            bt_obj_split(c, o, rx, bt_set_of(c, m), true);
+        bt_rx_t rx = bt_schema_pattern(c, m, m->key, &o->why), no = bt_rx_not(c->rx, rx);
+        for (uint32_t k = 0, old = n; k < old; k++) {
+            bt_rx_t with = bt_schema_rx(c, bt_rx_and(c->rx, all[k].key, rx));
+            bt_schema_work(c, 20);
+            if (bt_str_none(c, with))
+                continue;
+            bt_set_t value = bt_set_meet(c, all[k].value, bt_set_of(c, m));
+            bt_rx_t without = bt_schema_rx(c, bt_rx_and(c->rx, all[k].key, no));
+            if (bt_str_none(c, without)) {
+                all[k].value = value;
+                matched[k] = true;
+                continue;
+            }
+            all[k].key = without;
+            all[n] = (struct bt_class){with, value};
+            matched[n++] = true;
+            if (n > BT_SCHEMA_CLASSES)
+                bt_schema_fail(c, BT_ERR_EXHAUSTED, map,
+                               "these patterns overlap in more than %d ways; use fewer",
+                               BT_SCHEMA_CLASSES);
+        }
     }
+    for (uint32_t k = 0; k < n; k++)
+        if (!matched[k])
+            all[k].value = bt_set_meet(c, all[k].value, others);
+    bt_obj_classes(c, o, all, n);
 }
 
 /* Keys that no name and no pattern (seen) covers get value. */
@@ -76,7 +110,7 @@ static void gather(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *s,
     const struct bt_sj *v = get(c, s, "properties", BT_SJ_OBJECT, "an object of schemas");
     for (uint32_t i = 0; v && i < v->n; i++)
         bt_obj_prop(c, o, v->sorted[i]->key, BT_SET_TRUE, false);
-    patterns(c, o, bt_sj_get(s, "patternProperties"), &e->seen, false);
+    patterns(c, o, bt_sj_get(s, "patternProperties"), &e->seen);
     if ((v = bt_sj_get(s, "$ref")))
         gather(c, o, bt_schema_deref(c, v, false), false, e);
     if ((v = bt_sj_get(s, "$dynamicRef")))
@@ -122,14 +156,16 @@ struct bt_obj *bt_schema_object(struct bt_schema *c, const struct bt_sj *s)
 {
     struct bt_obj *o = bt_obj_new(c);
     const struct bt_sj *v;
-    bt_rx_t seen = BT_RX_NONE;
-    patterns(c, o, get(c, s, "patternProperties", BT_SJ_OBJECT, "an object of schemas"), &seen,
-             true);
+    /* Names first take what their patterns ask for, and only other keys the additional part. */
+    const struct bt_sj *map = get(c, s, "patternProperties", BT_SJ_OBJECT, "an object of schemas");
+    const struct bt_sj *more = bt_sj_get(s, "additionalProperties");
+    if (map && map->n)
+        divide_keys(c, o, map, BT_SET_TRUE);
     v = get(c, s, "properties", BT_SJ_OBJECT, "an object of schemas");
     for (uint32_t i = 0; v && i < v->n; i++)
         bt_obj_prop(c, o, v->sorted[i]->key, bt_set_of(c, v->sorted[i]), false);
-    if ((v = bt_sj_get(s, "additionalProperties")))
-        others(c, o, seen, v);
+    if (more && bt_set_of(c, more) != BT_SET_TRUE)
+        divide_keys(c, o, map, bt_set_of(c, more));
     if ((v = bt_schema_key(c, s, "unevaluatedProperties")))
         unevaluated(c, o, s, v);
     v = bt_sj_get(s, "required");

@@ -70,25 +70,38 @@ void bt_obj_prop(struct bt_schema *c, struct bt_obj *o, struct bt_sj_text name, 
     o->n_props++;
 }
 
-static void add_class(struct bt_schema *c, struct bt_class *to, uint32_t *n, bt_rx_t key,
-                      bt_set_t value)
+static void join_class(struct bt_schema *c, struct bt_class *to, uint32_t *n, bt_rx_t key,
+                       bt_set_t value)
 {
-    if (bt_str_none(c, key))
-        return;
     for (uint32_t i = 0; i < *n; i++)
         if (to[i].value == value) {
             to[i].key = bt_schema_rx(c, bt_rx_or(c->rx, to[i].key, key));
             return;
         }
-    if (*n == 64)
+    if (*n == BT_SCHEMA_CLASSES)
         bt_schema_fail(c, BT_ERR_EXHAUSTED, NULL,
                        "the patterns of properties overlap in more than 64 ways; use fewer");
     to[(*n)++] = (struct bt_class){key, value};
 }
 
+static void add_class(struct bt_schema *c, struct bt_class *to, uint32_t *n, bt_rx_t key,
+                      bt_set_t value)
+{
+    if (!bt_str_none(c, key))
+        join_class(c, to, n, key, value);
+}
+
+void bt_obj_classes(struct bt_schema *c, struct bt_obj *o, const struct bt_class *k, uint32_t n)
+{
+    o->classes = bt_schema_alloc(c, n * sizeof(*o->classes));
+    o->n_classes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        join_class(c, o->classes, &o->n_classes, k[i].key, k[i].value);
+}
+
 void bt_obj_split(struct bt_schema *c, struct bt_obj *o, bt_rx_t rx, bt_set_t value, bool named)
 {
-    struct bt_class *to = bt_schema_alloc(c, 65 * sizeof(*to));
+    struct bt_class *to = bt_schema_alloc(c, (BT_SCHEMA_CLASSES + 1) * sizeof(*to));
     uint32_t n = 0;
     for (uint32_t i = 0; i < o->n_classes; i++) {
         const struct bt_class *k = &o->classes[i];
@@ -185,7 +198,7 @@ const struct bt_obj *bt_obj_meet(struct bt_schema *c, const struct bt_obj *a,
         o->classes[0].value = bt_set_meet(c, a->classes[0].value, b->classes[0].value);
         o->n_classes = 1;
     } else {
-        o->classes = bt_schema_alloc(c, 65 * sizeof(*o->classes));
+        o->classes = bt_schema_alloc(c, (BT_SCHEMA_CLASSES + 1) * sizeof(*o->classes));
         for (uint32_t i = 0; i < a->n_classes; i++)
             for (uint32_t j = 0; j < b->n_classes; j++) {
                 bt_schema_work(c, 20);

@@ -20,6 +20,7 @@ struct bt_nf;
 #define BT_SCHEMA_EVAL_MAX   150         /* nesting of allOf, anyOf, references, ... in one place */
 #define BT_SCHEMA_WORK_MAX   400000u     /* steps of merging: properties copied, pairs compared */
 #define BT_SCHEMA_SHAPES_MAX 2048u       /* alternatives of one value */
+#define BT_SCHEMA_CLASSES    64          /* of keys that patterns tell apart */
 #define BT_SCHEMA_DIGITS_MAX 400u        /* of a number in a schema, and of its exponent's value */
 #define BT_SCHEMA_SPACE_MAX  64u         /* white space in a row */
 
@@ -294,6 +295,8 @@ void bt_obj_prop(struct bt_schema *c, struct bt_obj *o, struct bt_sj_text name, 
                  bool required);
 /* Splits the classes: keys that match rx get value in addition. named: the properties, too. */
 void bt_obj_split(struct bt_schema *c, struct bt_obj *o, bt_rx_t rx, bt_set_t value, bool named);
+/* Sets the classes; those with the same value become one. */
+void bt_obj_classes(struct bt_schema *c, struct bt_obj *o, const struct bt_class *k, uint32_t n);
 bool bt_obj_fails(const struct bt_obj *o); /* the numbers of properties contradict each other */
 struct bt_obj *bt_obj_new(struct bt_schema *c);
 struct bt_obj *bt_obj_copy(struct bt_schema *c, const struct bt_obj *o);
