@@ -13,6 +13,7 @@
 #include "common/grammar/rx_ast.h"
 
 #define UNROLL_MAX 256       /* copies of a repeated node with assertions, nested ones multiplied */
+#define SEARCH_MAX 2000      /* states, to prove that a language is empty */
 #define STEPS_MAX  (1 << 18) /* visits of nodes with assertions and of their children */
 
 enum { AT_START, AFTER }; /* contexts: the start, and characters of class 0 and up before it */
@@ -449,6 +450,62 @@ static bool star_to_end(struct look *l, uint32_t id, bt_rx_t *out)
     return true;
 }
 
+/* What is left of a match of a plain node when at least its first character is taken away; with
+ * repeats, rather more than that. */
+static bt_rx_t cut(struct look *l, uint32_t id)
+{
+    const struct bt_ast_node *a = &l->ast->nodes[id];
+    bt_rx_t out = BT_RX_NONE, behind = BT_RX_EMPTY;
+    switch (a->kind) {
+    case BT_AST_CHARS: return BT_RX_EMPTY;
+    case BT_AST_CAT:
+    case BT_AST_ALT:
+        for (uint32_t i = a->last; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+            out = either(l, out, join(l, cut(l, i), behind));
+            behind = a->kind == BT_AST_CAT ? join(l, plain(l, i), behind) : behind;
+        }
+        return out;
+    case BT_AST_REPEAT:
+        behind =
+            bt_rx_repeat(l->s, plain(l, a->last), 0, a->max == BT_RX_NO_MAX ? a->max : a->max - 1);
+        return a->max == 0 ? BT_RX_NONE : join(l, cut(l, a->last), behind);
+    case BT_AST_EMPTY:
+    case BT_AST_START:
+    case BT_AST_END:
+    case BT_AST_EDGE:
+    case BT_AST_NOT_EDGE:
+    case BT_AST_LOOK:
+    default: return BT_RX_NONE;
+    }
+}
+
+/* ((?!X)C)* before k: characters C among which there is no X, then k. That is all if no X begins
+ * before k and ends in it, as with ((?!-->).)*-->. false: it may, or the node is another. */
+static bool star_before(struct look *l, uint32_t id, bt_rx_t k, bt_rx_t *out)
+{
+    const struct bt_ast_node *a = &l->ast->nodes[id];
+    if (a->kind != BT_AST_CAT || l->ast->nodes[a->last].kind != BT_AST_CHARS) {
+        return false;
+    }
+    bt_rx_t x = bt_rx_repeat(l->s, plain(l, a->last), 0, BT_RX_NO_MAX);
+    for (uint32_t i = l->ast->nodes[a->last].prev; i != BT_AST_NO_NODE; i = l->ast->nodes[i].prev) {
+        const struct bt_ast_node *b = &l->ast->nodes[i];
+        if (b->kind != BT_AST_LOOK || b->behind || !b->negative || !l->ast->nodes[b->last].plain ||
+            l->ast->nodes[b->last].decides) {
+            return false;
+        }
+        bt_rx_t ends = join(l, both(l, cut(l, b->last), l->some), l->any);
+        bool none;
+        if (bt_rx_is_none(l->s, both(l, ends, k), SEARCH_MAX, &none) != BT_OK || !none) {
+            return false;
+        }
+        bt_rx_t with = join(l, l->any, join(l, plain(l, b->last), l->any));
+        x = both(l, x, bt_rx_not(l->s, with));
+    }
+    *out = join(l, x, k);
+    return true;
+}
+
 static struct rest repeated(struct look *l, uint32_t id, struct rest k)
 {
     struct bt_ast_node a = l->ast->nodes[id];
@@ -460,7 +517,9 @@ static struct rest repeated(struct look *l, uint32_t id, struct rest k)
     struct rest out = k;
     if (a.max == BT_RX_NO_MAX && !(is_same(&k) && k.v[0] == l->any)) {
         bt_rx_t star;
-        if (!is_same(&k) || k.v[0] != BT_RX_EMPTY || !star_to_end(l, a.last, &star)) {
+        bool ok = is_same(&k) && (k.v[0] == BT_RX_EMPTY ? star_to_end(l, a.last, &star)
+                                                        : star_before(l, a.last, k.v[0], &star));
+        if (!ok) {
             refuse(l, id,
                    "this group with look-around is repeated without a limit, which cannot "
                    "be enforced here");
