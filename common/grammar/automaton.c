@@ -398,12 +398,18 @@ static bool keys_done(struct bt_automaton *m, bt_rx_t a, uint32_t number, uint32
         return true;
     }
     struct bt_rx_node head = n.kind == BT_RX_K_CONCAT ? m->rx->nodes[n.a] : n;
-    for (uint32_t b = 0; head.kind == BT_RX_K_CLASS && b < 256; b++) {
-        if (!(m->rx->classes[head.a][b >> 6] >> (b & 63) & 1)) {
+    uint64_t bits[4] = {0};
+    if (head.kind == BT_RX_K_CLASS) {
+        memcpy(bits, m->rx->classes[head.a], sizeof(bits));
+    }
+    for (uint32_t w = 0; w < 4;) {
+        if (bits[w] == 0) {
+            w++;
             continue;
         }
-        uint32_t more = number << 8 | b;
+        uint32_t b = w * 64 + (uint32_t)__builtin_ctzll(bits[w]), more = number << 8 | b;
         bool last = digits == 2;
+        bits[w] &= bits[w] - 1;
         if (last ? !key_done(m, more, id, text)
                  : n.kind == BT_RX_K_CONCAT && !keys_done(m, n.b, more, digits + 1, id, text)) {
             return false;

@@ -24,6 +24,13 @@ struct mask { /* kept with a state */
 
 /* ---- slices ---- */
 
+/* Encodings all of whose texts contain the set's: characters of a JSON string that stand for
+ * themselves are texts of either one. */
+static const uint8_t slice_encodings[BT_SLICE_SETS] = {
+    [BT_SLICE_TEXT] = BT_RX_F_CHARS << BT_RX_UTF8, [BT_SLICE_NO_TAG] = BT_RX_F_CHARS << BT_RX_UTF8,
+    [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_ALPHA_SPACE] = BT_RX_F_CHARS_ALL,
+    [BT_SLICE_ALPHA] = BT_RX_F_CHARS_ALL,          [BT_SLICE_LOWER] = BT_RX_F_CHARS_ALL};
+
 struct pair { /* a state of an expression and one of the slice's automaton */
     bt_rx_t q;
     uint8_t s, level;
@@ -31,12 +38,18 @@ struct pair { /* a state of an expression and one of the slice's automaton */
 struct look { /* breadth first by characters */
     struct pair *v;
     uint32_t n, cap;
-    uint16_t table[LOOK_TABLE]; /* 1 + a number of a pair, by open addressing */
+    uint16_t table[LOOK_TABLE];  /* 1 + a number of a pair, by open addressing */
+    const uint8_t (*steps)[256]; /* of the set */
+    uint8_t encodings;
     bool again; /* a pair was met again at a higher level, or an expression may end */
 };
 
 static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t s, uint8_t level)
 {
+    if (s == 0 && bt_rx_begins_free(m->rx, q) & l->encodings) {
+        l->again = true; /* anything may follow: no need to look */
+        return true;
+    }
     q = s == 0 ? bt_rx_relax(m->rx, q, LEVELS_MAX) : q; /* the test sees no further */
     if (q == BT_RX_FAILED) {
         return false;
@@ -62,14 +75,13 @@ static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t 
 }
 
 /* Steps the pair i by all bytes that the slice allows. alive, dead: whether any step is. */
-static bool look_step(struct bt_automaton *m, enum bt_slice_set set, struct look *l, uint32_t i,
-                      bool *alive, bool *dead)
+static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *alive, bool *dead)
 {
     struct pair p = l->v[i];
     const uint8_t *map = m->rx->nodes[p.q].row->map;
     uint8_t done[256] = {0}; /* by class: bits of the slice's states */
     for (uint32_t b = 0; b < 256; b++) {
-        uint8_t s = bt_slice_step(set, p.s, (uint8_t)b);
+        uint8_t s = l->steps[p.s][b];
         if (s == BT_SLICE_DEAD || done[map[b]] >> s & 1) {
             continue;
         }
@@ -92,16 +104,10 @@ static bool look_step(struct bt_automaton *m, enum bt_slice_set set, struct look
     return true;
 }
 
-/* Encodings all of whose texts contain the set's: characters of a JSON string that stand for
- * themselves are texts of either one. */
-static const uint8_t slice_encodings[BT_SLICE_SETS] = {
-    [BT_SLICE_TEXT] = BT_RX_F_CHARS << BT_RX_UTF8, [BT_SLICE_NO_TAG] = BT_RX_F_CHARS << BT_RX_UTF8,
-    [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_ALPHA_SPACE] = BT_RX_F_CHARS_ALL,
-    [BT_SLICE_ALPHA] = BT_RX_F_CHARS_ALL,          [BT_SLICE_LOWER] = BT_RX_F_CHARS_ALL};
-
 /* How many characters of the set q allows in any case: a number; with AT_LEAST: perhaps more;
  * ENDLESS | AT_LEAST: any number. */
-static uint32_t slice_cap(struct bt_automaton *m, enum bt_slice_set set, bt_rx_t q)
+static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab *v,
+                          enum bt_slice_set set, bt_rx_t q)
 {
     if (bt_rx_begins_free(m->rx, q) & slice_encodings[set]) {
         return ENDLESS | AT_LEAST;
@@ -112,7 +118,7 @@ static uint32_t slice_cap(struct bt_automaton *m, enum bt_slice_set set, bt_rx_t
     if (known != UINT32_MAX) {
         return known;
     }
-    struct look l = {0};
+    struct look l = {.steps = v->steps[set], .encodings = slice_encodings[set]};
     bool ok = look_add(m, &l, q, 0, 0), dead = false, alive = false;
     l.again |= bt_rx_nullable(m->rx, q);
     uint32_t level = 0, i = 0;
@@ -124,7 +130,7 @@ static uint32_t slice_cap(struct bt_automaton *m, enum bt_slice_set set, bt_rx_t
             level = l.v[i].level;
             alive = false;
         }
-        ok = look_step(m, set, &l, i, &alive, &dead);
+        ok = look_step(m, &l, i, &alive, &dead);
         if (dead && (alive || level == 0)) {
             break;
         }
@@ -146,12 +152,12 @@ static uint32_t slice_cap(struct bt_automaton *m, enum bt_slice_set set, bt_rx_t
 }
 
 /* The slice that the threads arena[at..at+n) allow; BT_SLICE_SETS: none. */
-static enum bt_slice_set choose_slice(struct bt_automaton *m, uint32_t at, uint32_t n,
-                                      uint8_t *chars)
+static enum bt_slice_set choose_slice(struct bt_automaton *m, const struct bt_grammar_vocab *v,
+                                      uint32_t at, uint32_t n, uint8_t *chars)
 {
     for (uint32_t set = 0; set < BT_SLICE_SETS; set++) {
         for (uint32_t i = 0; i < n && i < 8; i++) {
-            uint32_t cap = slice_cap(m, (enum bt_slice_set)set, m->arena[at + i].q);
+            uint32_t cap = slice_cap(m, v, (enum bt_slice_set)set, m->arena[at + i].q);
             uint32_t count = cap & 0xFF;
             bool exact = !(cap & AT_LEAST) && n == 1;
             if (count >= BT_SLICE_CHARS || (exact && count > 0)) {
@@ -311,7 +317,7 @@ bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_automaton *m,
             return BT_ERR_EXHAUSTED;
         }
         uint8_t chars;
-        enum bt_slice_set set = choose_slice(m, at, n, &chars);
+        enum bt_slice_set set = choose_slice(m, v, at, n, &chars);
         c->n_ids = 0;
         uint32_t frames = m->n_frames;
         bool ok =

@@ -850,7 +850,46 @@ static bool and_classes(struct bt_rx_set *s, uint32_t base)
     return bt_rx_push(s, bt_rx_concat(s, bt_rx_class(s, bits), tails));
 }
 
-static bool contradicts(const struct bt_rx_set *s, uint32_t base)
+static bool in_list(const struct bt_rx_set *s, const struct bt_rx_node *list, bt_rx_t x)
+{
+    return bsearch(&x, s->lists + list->a, list->b, sizeof(uint32_t), by_id) != NULL;
+}
+
+/* Whether !x follows from !(a | b | ..): x is a, b, .. or made of them. */
+static bool excluded(const struct bt_rx_set *s, const struct bt_rx_node *alternatives, bt_rx_t x)
+{
+    struct bt_rx_node n = s->nodes[x];
+    if (n.kind != BT_RX_K_OR) {
+        return in_list(s, alternatives, x);
+    }
+    for (uint32_t i = 0; i < n.b; i++) {
+        if (!in_list(s, alternatives, s->lists[n.a + i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether scratch[base..) and !(alternatives) prove x, one of the alternatives: x is u & !a, say,
+ * where u is a member of scratch[base..) and a an alternative. */
+static bool proves(const struct bt_rx_set *s, uint32_t base, const struct bt_rx_node *alternatives,
+                   bt_rx_t x)
+{
+    struct bt_rx_node n = s->nodes[x];
+    for (uint32_t i = 0; i < n.b && n.kind == BT_RX_K_AND; i++) {
+        bt_rx_t m = s->lists[n.a + i];
+        bool known = s->nodes[m].kind == BT_RX_K_NOT && excluded(s, alternatives, s->nodes[m].a);
+        for (uint32_t j = base; j < s->n_scratch && !known; j++) {
+            known = s->scratch[j] == m;
+        }
+        if (!known) {
+            return false;
+        }
+    }
+    return n.kind == BT_RX_K_AND;
+}
+
+static bool contradicts(struct bt_rx_set *s, uint32_t base)
 {
     for (uint32_t i = base; i < s->n_scratch; i++) {
         struct bt_rx_node n = s->nodes[s->scratch[i]];
@@ -860,8 +899,12 @@ static bool contradicts(const struct bt_rx_set *s, uint32_t base)
         struct bt_rx_node body = s->nodes[n.a];
         for (uint32_t j = base; j < s->n_scratch; j++) {
             if (s->scratch[j] == n.a ||
-                (body.kind == BT_RX_K_OR && bsearch(&s->scratch[j], s->lists + body.a, body.b,
-                                                    sizeof(uint32_t), by_id) != NULL)) {
+                (body.kind == BT_RX_K_OR && in_list(s, &body, s->scratch[j]))) {
+                return true;
+            }
+        }
+        for (uint32_t k = 0; k < body.b && body.kind == BT_RX_K_OR && k < 64; k++) {
+            if (proves(s, base, &body, s->lists[body.a + k])) {
                 return true;
             }
         }

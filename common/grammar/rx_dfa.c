@@ -314,9 +314,32 @@ static bt_rx_t raw_to(struct bt_rx_set *s, bt_rx_t a, uint32_t c)
     return d;
 }
 
+/* Whether a is x and C{lo,hi}, where x has a text of at most hi characters, and at least lo. */
+static bool limited_alive(const struct bt_rx_set *s, const struct bt_rx_node *n)
+{
+    for (uint32_t i = 0; n->kind == BT_RX_K_AND && n->b == 2 && i < 2; i++) {
+        const struct bt_rx_node *r = &s->nodes[s->lists[n->a + i]];
+        bt_rx_t id = s->lists[n->a + 1 - i];
+        const struct bt_rx_node *x = &s->nodes[id];
+        uint8_t chars = 0;
+        for (int e = 0; e < 2 && r->kind == BT_RX_K_REPEAT; e++) {
+            chars |= r->a == s->all_chars[e] ? BT_RX_F_CHARS << e : 0;
+        }
+        if (x->flags & chars && x->flags & BT_RX_F_POSITIVE &&
+            (r->b == 0 || bt_rx_begins_free(s, id) & chars) &&
+            (uint64_t)(r->b == 0 ? x->min_len : x->need) + r->b <= r->c) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether a is known to match something, or nothing; neither: false. */
 static bool known(const struct bt_rx_set *s, bt_rx_t a, bool *alive_p)
 {
+    if (limited_alive(s, &s->nodes[a])) {
+        s->nodes[a].flags |= BT_RX_F_ALIVE;
+    }
     uint8_t f = s->nodes[a].flags;
     *alive_p = a != BT_RX_NONE && (f & (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE | BT_RX_F_ALIVE));
     return *alive_p || f & BT_RX_F_DEAD;

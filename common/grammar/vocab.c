@@ -54,7 +54,7 @@ static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
                        : 7;
 }
 
-uint8_t bt_slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte)
+static uint8_t slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte)
 {
     /* 1 to 3: so many bytes are missing; 4 to 7: the next byte has fewer values. */
     static const struct {
@@ -79,7 +79,7 @@ static uint32_t slice_chars(enum bt_slice_set set, const uint8_t *p, uint32_t n)
     uint8_t state = 0;
     uint32_t chars = 0;
     for (uint32_t i = 0; i < n && state != BT_SLICE_DEAD; i++) {
-        state = bt_slice_step(set, state, p[i]);
+        state = slice_step(set, state, p[i]);
         chars += state == 0;
     }
     return state == 0 && chars <= BT_SLICE_CHARS ? chars : 0;
@@ -234,6 +234,11 @@ bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint3
         } else {
             ids[k++] = ids[i];
         }
+    }
+    for (uint32_t i = 0; i < BT_SLICE_SETS * BT_SLICE_STATES * 256u; i++) {
+        uint32_t set = i / (BT_SLICE_STATES * 256u), state = i / 256 % BT_SLICE_STATES;
+        v->steps[set][state][i & 255] =
+            slice_step((enum bt_slice_set)set, (uint8_t)state, (uint8_t)i);
     }
     trie_init(&v->all, v, ids, k);
     for (int s = 0; s < BT_SLICE_SETS; s++) {

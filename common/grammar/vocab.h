@@ -31,7 +31,9 @@ enum bt_slice_set {
     BT_SLICE_LOWER,
     BT_SLICE_SETS
 };
-#define BT_SLICE_CHARS 32u /* longer tokens are in no slice */
+#define BT_SLICE_STATES 8u
+#define BT_SLICE_DEAD   0xFFu
+#define BT_SLICE_CHARS  32u /* longer tokens are in no slice */
 struct bt_slice {
     uint32_t *bits[BT_SLICE_CHARS + 1]; /* [words] tokens of at most i characters */
     struct bt_trie rest;                /* of the other tokens */
@@ -45,6 +47,9 @@ struct bt_grammar_vocab {
     uint32_t *at;     /* [vocab + 1] bytes of tokens in text */
     uint8_t *text;    /* a special token begins with 0xFF */
     uint32_t longest; /* bytes of a token */
+    /* The automata of valid UTF-8 over the sets: state 0 is between characters, others are within
+     * one. BT_SLICE_DEAD: not allowed. */
+    uint8_t steps[BT_SLICE_SETS][BT_SLICE_STATES][256];
     struct bt_trie all;
     struct bt_slice slices[BT_SLICE_SETS];
 };
@@ -57,11 +62,5 @@ static inline const uint8_t *bt_vocab_bytes(const struct bt_grammar_vocab *v, ui
     return v->text + v->at[id];
 }
 bool bt_vocab_is_eos(const struct bt_grammar_vocab *v, uint32_t id);
-
-/* The automaton of valid UTF-8 over a set of characters: state 0 is between characters, others are
- * within one. BT_SLICE_DEAD: not allowed. */
-#define BT_SLICE_STATES 8u
-#define BT_SLICE_DEAD   0xFFu
-uint8_t bt_slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte);
 
 #endif
