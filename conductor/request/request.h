@@ -6,6 +6,7 @@
 
 #include "common/base/base.h"
 #include "common/engine/sampling.h"
+#include "common/spec/spec.h"
 #include "common/token/token.h"
 
 struct bt_requests; /* all requests of this conductor */
@@ -17,11 +18,12 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     struct bt_tokens prompt; /* n >= 1 */
     uint32_t max_tokens;     /* already cut to the model's context; 0 only with prompt_logprobs */
     struct bt_engine_params
-        sampling;      /* eos: filled by the front from the model unless ignore_eos */
-    uint32_t n;        /* choices, 1..16, numbered from 0: one prefill, then forks */
-    char **stop;       /* NULL-terminated list of stop strings, or NULL */
-    bool include_stop; /* keep the stop string in the text */
-    bool skip_special; /* leave special tokens out of the text */
+        sampling;               /* eos: filled by the front from the model unless ignore_eos */
+    bt_spec_kind_t speculation; /* where drafts may come from */
+    uint32_t n;                 /* choices, 1..16, numbered from 0: one prefill, then forks */
+    char **stop;                /* NULL-terminated list of stop strings, or NULL */
+    bool include_stop;          /* keep the stop string in the text */
+    bool skip_special;          /* leave special tokens out of the text */
     const struct bt_tokens
         *kept;            /* ... but for these; NULL: none. The front's, which outlives it */
     bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */
