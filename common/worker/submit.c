@@ -108,7 +108,7 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
                "prompt_logprobs";
     }
     if (m->speculation >= BT_SPEC_KINDS) {
-        return "speculation is none of 0 to 3";
+        return "speculation is none of 0 to 4";
     }
     if (m->root_key.len != sizeof(struct bt_kv_key)) {
         return "root_key must have 32 bytes";

@@ -124,7 +124,8 @@ static const struct field fields[] = {
     {"presence_penalty", EVERY, USED, "-2 to 2"},
     {"logit_bias", EVERY, USED, "up to 1024 token ids with -100 to 100"},
     {"speculation", EVERY, USED,
-     "auto, off, suffix or ngram: where drafts come from, unless the workers are configured to "
+     "auto, off, suffix, ngram or draft: where drafts come from, unless the workers are configured "
+     "to "
      "have "
      "none; it changes the speed and never the answer"},
     {"seed", EVERY, USED, "a 64-bit integer; the same request draws the same tokens"},

@@ -361,7 +361,8 @@ static bool take_speculation(const json_t *root, struct bt_gen_spec *spec, struc
     spec->speculation = name != NULL ? bt_spec_kind(name) : BT_SPEC_AUTO;
     return spec->speculation != BT_SPEC_KINDS ||
            bt_front_fail(e, 400, "speculation", "invalid_value",
-                         "'speculation' is '%.40s'; allowed: auto, off, suffix, ngram", name);
+                         "'speculation' is '%.40s'; allowed: auto, off, suffix, ngram, draft",
+                         name);
 }
 
 static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct bt_front_error *e)

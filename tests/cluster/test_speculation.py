@@ -3,6 +3,7 @@
 drafts are right. Through disaggregation, prefix cache, preemption and a killed decode worker."""
 import json
 import os
+import shutil
 
 import pytest
 
@@ -65,7 +66,41 @@ def test_answers_are_the_same(make_cluster, prompt):
     answer(c, dict(bodies(c, prompt)[1], speculation="off"))
     assert drafts(c.metrics("decode")) == before
     status, _, text = c.request("POST", "/v1/completions", {"prompt": "a", "speculation": "medusa"})
-    assert status == 400 and "auto, off, suffix, ngram" in json.loads(text)["error"]["message"]
+    assert status == 400 and "auto, off, suffix, ngram, draft" in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.skipif(not EXACT, reason="without AVX512 near ties may fall the other way")
+@pytest.mark.parametrize("model", ["shakespeare-draft-1m", "shakespeare-llama-6m"])
+def test_a_draft_model(make_cluster, prompt, model):
+    """A small one, and the model itself, whose drafts are all right: also the sampled ones."""
+    c = make_cluster("--nodes", "2", "--prefill", "1", "--decode", "1", "--set", "decode.engine.threads=1", "--set",
+                     "decode.worker.speculate=" + os.path.join(ROOT, "deploy", "models", model))
+    for body in bodies(c, prompt):
+        want = answer(c, dict(body, speculation="off"))
+        for kind in ("draft", "auto", "suffix"):
+            assert answer(c, dict(body, speculation=kind)) == want, (kind, body)
+    m = c.metrics("decode")
+    print(drafts(m), drafts(m, "accepted_tokens"))
+    assert drafts(m) > 40
+    before = drafts(m), drafts(m, "accepted_tokens")
+    at = c.host, c.port
+    many = [dict(b, n=1, speculation="draft") for b in bodies(c, prompt)]
+    want = run_streams(at, [dict(b, speculation="off") for b in many])
+    same(run_streams(at, many), want)  # rows beside each other, of different ages
+    m = c.metrics("decode")
+    if model == "shakespeare-llama-6m":
+        assert drafts(m, "accepted_tokens") - before[1] == drafts(m) - before[0]
+
+
+def test_a_draft_model_of_other_tokens(make_cluster, tmp_path):
+    model = shutil.copytree(os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m"), tmp_path / "draft")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["the"], vocab["king"] = vocab.get("king", 300), vocab.get("the", 301)
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(RuntimeError, match="their tokenizers have different tokens"):
+        make_cluster("--nodes", "1", "--prefill", "0", "--decode", "1", "--set",
+                     f"decode.worker.speculate={model}")
 
 
 # ---- the null engine: a step costs 2 ms, a token of it nearly nothing ----
