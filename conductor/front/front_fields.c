@@ -250,6 +250,7 @@ static const struct field fields[] = {
     {"reasoning_content", MSG, USED, "a string, given to the chat template"},
     {"reasoning", MSG, USED, "the same as `reasoning_content`"},
     {"refusal", MSG, HARMLESS, "part of an earlier answer"},
+    {"parsed", MSG, HARMLESS, "a client's own record"},
     {"annotations", MSG | PRT, HARMLESS, "part of an earlier answer"},
     {"cache_control", MSG | PRT, HARMLESS, "prompts are cached by their content"},
     {"id", MSG | PRT, HARMLESS, "a client's own record"},
@@ -416,6 +417,7 @@ static const struct field fields[] = {
     {"id", TC, USED, "a string"},
     {"index", TC, HARMLESS, "its place in the list counts"},
     {"arguments", CF, USED, "a string with a JSON object; or the object"},
+    {"parsed_arguments", CF, HARMLESS, "a client's own record"},
 };
 #undef EVERY
 #undef BODY
@@ -512,6 +514,13 @@ static const struct field *find(const char *name, unsigned kinds)
     return NULL;
 }
 
+/* Writes the whole name of a field. A long one is cut, but not where it stands. */
+static void put_name(char out[64], const char *prefix, const char *name)
+{
+    int n = (int)strnlen(prefix, 44);
+    snprintf(out, 64, "%.*s%.*s", n, prefix, 63 - n, name);
+}
+
 /* Finds the field that the client probably meant. At most a third of the letters may differ. */
 static const char *nearest(const char *name, unsigned kind)
 {
@@ -534,7 +543,7 @@ static bool unknown(const char *name, unsigned kind, const char *prefix, struct 
     char param[64];
     const char *meant = nearest(name, kind);
     const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;
-    snprintf(param, sizeof(param), "%.24s%.38s", prefix, name);
+    put_name(param, prefix, name);
     if (meant != NULL) {
         return bt_front_fail(e, 400, param, "unknown_parameter",
                              "'%s' is not a field of %s; did you mean '%s%s'?", param,
@@ -558,7 +567,7 @@ static bool refuse(const struct field *f, const json_t *v, const char *prefix,
     if (n != NULL ? n->is(v) : !bt_front_asked_for(v)) {
         return false;
     }
-    snprintf(param, sizeof(param), "%.24s%.38s", prefix, f->name);
+    put_name(param, prefix, f->name);
     if (n != NULL) {
         bt_front_fail(e, 400, param, "unsupported_parameter",
                       "'%s' is not supported (%s); leave it out, or set it to %s", param, f->why,
