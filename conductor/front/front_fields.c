@@ -400,7 +400,7 @@ static const struct field fields[] = {
     {"disable_parallel_tool_use", ACH, USED, "at most one call in an answer"},
 
     {"type", ATH, USED, "`enabled`, `disabled` or `adaptive`"},
-    {"budget_tokens", ATH, USED, "of `enabled`: the most tokens of reasoning"},
+    {"budget_tokens", ATH, REFUSED, "reasoning has no budget; leave it out, or use `adaptive`"},
     {"display", ATH, HARMLESS, "reasoning is always part of the answer"},
 
     {"format", AO, USED, "of the type `json_schema`, with a `schema`"},

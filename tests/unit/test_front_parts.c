@@ -8,7 +8,8 @@ static const char form[] =
     "{% if m.tool_calls is defined %}{% for c in m.tool_calls %}|{{ c.id }} {{ c.function.name }} "
     "{{ c.function.arguments | tojson }}{% endfor %}{% endif %}"
     "{% if m.tool_call_id is defined %}|{{ m.tool_call_id }}{% endif %}]{% endfor %}"
-    "{% if tools %}{{ tools | tojson }}{% endif %}{# <tool_call> <think> #}";
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if enable_thinking is defined %}"
+    "{{ enable_thinking }}{% endif %}{# <tool_call> <think> #}";
 
 static struct bt_template *own;
 
@@ -63,6 +64,20 @@ static void test_prompts_of_messages(void **state)
         "\"content\":\"no\",\"is_error\":true},{\"type\":\"text\",\"text\":\"b\"}]}],\"tools\":[{"
         "\"name\":\"f\",\"description\":\"d\",\"input_schema\":{\"type\":\"object\"}}]}",
         HISTORY F_TOOL);
+}
+
+static void test_thinking(void **state)
+{
+    (void)state;
+    static const char *const types[][2] = {
+        {"enabled", "[user|a]True"}, {"disabled", "[user|a]False"}, {"adaptive", "[user|a]"}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(types); i++) {
+        char *body = bt_sprintf("{\"max_tokens\":8,\"messages\":[{\"role\":\"user\",\"content\":"
+                                "\"a\"}],\"thinking\":{\"type\":\"%s\"}}",
+                                types[i][0]);
+        expect_prompt("/v1/messages", body, types[i][1]);
+        free(body);
+    }
 }
 
 static void test_prompts_of_responses(void **state)
@@ -325,6 +340,7 @@ int main(void)
 {
 #define OWN(test) cmocka_unit_test_setup_teardown(test, open_own, close_own)
     const struct CMUnitTest tests[] = {
+        OWN(test_thinking),
         OWN(test_prompts_of_messages),
         OWN(test_prompts_of_responses),
         OWN(test_whole_message),
