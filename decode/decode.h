@@ -16,8 +16,11 @@ struct bt_row {
     uint64_t landed_ns; /* when its KV landed (mono), of a reader that was in no step yet; else 0 */
     uint32_t load_first;         /* first block that is, or was, loaded again */
     struct bt_spec_match *index; /* of its tokens, behind `shared`; NULL: none yet */
-    struct bt_spec_rates rates;  /* of its drafts; set with the index */
-    uint32_t match;              /* of the drafts of the step under way */
+    bool rated;
+    struct bt_spec_rates rates; /* of its drafts, if rated */
+    uint32_t match;             /* of the drafts of the step under way */
+    uint64_t model_owner;       /* its opening in the draft model's engine; 0: none */
+    uint32_t model_pos;         /* tokens whose KV the draft model has */
     /* Of the lead: pages of the prompt that are kept for choices that have not begun. */
     struct bt_wreq *lead;
     struct bt_list shared_link;
@@ -57,6 +60,19 @@ size_t bt_decode_row_bytes(const struct bt_wcore *c, const struct bt_submission 
 void bt_decode_draft(struct bt_wcore *c);
 /* A step tried n drafts of r and accepted the first `accepted` of them. */
 void bt_decode_drafted(struct bt_wcore *c, struct bt_wreq *r, uint32_t n, uint32_t accepted);
+
+/* Do r's drafts come from the draft model? */
+bool bt_decode_by_model(const struct bt_wcore *c, const struct bt_wreq *r);
+/* How likely a draft of r with this match is accepted. */
+float bt_decode_draft_rate(const struct bt_wcore *c, struct bt_wreq *r, uint32_t match);
+/* Takes pages for n drafts of r as long as every active request can still get its next page, and
+ * returns for how many there is room. Nothing is taken from others for drafts. */
+uint32_t bt_decode_draft_pages(struct bt_wcore *c, struct bt_wreq *r, uint32_t n);
+
+/* ---- draft_model.c ---- */
+/* Gives rows of c's batch drafts of the draft model. work: the step without them; most: tokens that
+ * it has room for. */
+void bt_decode_draft_by_model(struct bt_wcore *c, const struct bt_batch_work *work, uint32_t most);
 
 /* ---- preempt.c, mixed_step.c: as the functions of bt_decode_ops ---- */
 void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t want);

@@ -10,8 +10,14 @@
 
 static bt_spec_kind_t kind_of(const struct bt_wcore *c, const struct bt_submission *s)
 {
-    return c->spec.kind == BT_SPEC_OFF || s->speculation == BT_SPEC_AUTO ? c->spec.kind
-                                                                         : s->speculation;
+    bool own = c->spec.kind == BT_SPEC_OFF || s->speculation == BT_SPEC_AUTO ||
+               (s->speculation == BT_SPEC_MODEL && c->spec.model.eng == NULL);
+    return own ? c->spec.kind : s->speculation;
+}
+
+bool bt_decode_by_model(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    return kind_of(c, r->sub) == BT_SPEC_MODEL;
 }
 
 static size_t index_at(const struct bt_wcore *c, const struct bt_submission *s)
@@ -22,8 +28,23 @@ static size_t index_at(const struct bt_wcore *c, const struct bt_submission *s)
 
 size_t bt_decode_row_bytes(const struct bt_wcore *c, const struct bt_submission *s)
 {
+    /* The draft model may fail: then rows have drafts of their own text. */
     bool drafts = kind_of(c, s) != BT_SPEC_OFF && s->phases != BATON__PHASES__PREFILL;
     return index_at(c, s) + (drafts ? bt_spec_match_bytes(s->len_max) : 0);
+}
+
+static struct bt_spec_rates *rates_of(const struct bt_wcore *c, struct bt_wreq *r)
+{
+    if (!r->row->rated) {
+        r->row->rated = true;
+        r->row->rates = c->spec.rates;
+    }
+    return &r->row->rates;
+}
+
+float bt_decode_draft_rate(const struct bt_wcore *c, struct bt_wreq *r, uint32_t match)
+{
+    return bt_spec_rate(rates_of(c, r), match);
 }
 
 /* Puts at most *most_p of r's tokens into its index. True: all are in. */
@@ -33,7 +54,6 @@ static bool update_index(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *
     if (w->index == NULL) {
         w->index = (struct bt_spec_match *)((char *)w + index_at(c, r->sub));
         bt_spec_match_init(w->index, kind_of(c, r->sub), r->sub->len_max);
-        w->rates = c->spec.rates;
     }
     uint32_t before = w->index->n;
     bool all = bt_spec_match_extend(w->index, r->tokens, r->len, *most_p);
@@ -46,7 +66,8 @@ static bool update_index(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *
 static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *index_p)
 {
     struct bt_spec_draft d;
-    if (kind_of(c, r->sub) == BT_SPEC_OFF || r->len + 1 >= r->sub->len_max ||
+    bt_spec_kind_t kind = kind_of(c, r->sub);
+    if (kind == BT_SPEC_OFF || kind == BT_SPEC_MODEL || r->len + 1 >= r->sub->len_max ||
         !update_index(c, r, index_p)) {
         return 0;
     }
@@ -61,9 +82,7 @@ static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *i
     return d.n;
 }
 
-/* Takes pages for n drafts of r as long as every active request can still get its next page, and
- * returns for how many there is room. Nothing is taken from others for drafts. */
-static uint32_t with_pages(struct bt_wcore *c, struct bt_wreq *r, uint32_t n)
+uint32_t bt_decode_draft_pages(struct bt_wcore *c, struct bt_wreq *r, uint32_t n)
 {
     uint32_t page;
     while ((r->pos + n) / c->block_tokens >= r->n_pages) {
@@ -87,6 +106,7 @@ void bt_decode_draft(struct bt_wcore *c)
     struct bt_wspec *s = &c->spec;
     struct bt_batch_work work = {0};
     uint32_t n = 0, index = INDEX_TOKENS;
+    s->drafting_ns = 0;
     if (s->kind == BT_SPEC_OFF) {
         return;
     }
@@ -101,18 +121,21 @@ void bt_decode_draft(struct bt_wcore *c)
         if (have > 0) {
             s->seqs[n] = i;
             s->rows[n++] = (struct bt_spec_row){
-                .rate = bt_spec_rate(&r->row->rates, r->row->match), .n = have, .pos = r->pos};
+                .rate = bt_decode_draft_rate(c, r, r->row->match), .n = have, .pos = r->pos};
         }
     }
     uint32_t used = (uint32_t)work.tokens + (bt_batch_waiting(&c->batch) > 0 ? c->block_tokens : 0);
-    if (n == 0 || used >= c->max_rows) {
-        return;
+    uint32_t most = c->max_rows - BT_MIN(used, c->max_rows);
+    if (n > 0 && most > 0) {
+        bt_spec_choose(&c->speed.fit.cost, &work, work.tokens, most, s->rows, n, &s->trial);
     }
-    bt_spec_choose(&c->speed.fit.cost, &work, work.tokens, c->max_rows - used, s->rows, n,
-                   &s->trial);
-    for (uint32_t i = 0; i < n && !c->fatal; i++) {
+    for (uint32_t i = 0; i < n && most > 0 && !c->fatal; i++) {
         struct bt_wreq *r = c->seq_reqs[s->seqs[i]];
-        c->batch.seqs[s->seqs[i]].drafts = with_pages(c, r, s->rows[i].take);
+        c->batch.seqs[s->seqs[i]].drafts = bt_decode_draft_pages(c, r, s->rows[i].take);
+        most -= BT_MIN(s->rows[i].take, most);
+    }
+    if (s->model.eng != NULL && most > 0 && !c->fatal) {
+        bt_decode_draft_by_model(c, &work, most);
     }
 }
 
@@ -122,7 +145,10 @@ void bt_decode_drafted(struct bt_wcore *c, struct bt_wreq *r, uint32_t n, uint32
     if (n == 0) {
         return;
     }
-    bt_spec_rates_learn(&r->row->rates, &c->spec.rates, r->row->match, n, accepted);
+    if (bt_decode_by_model(c, r)) { /* its last draft is not in its own KV */
+        r->row->model_pos = r->len + BT_MIN(accepted, n - 1);
+    }
+    bt_spec_rates_learn(rates_of(c, r), &c->spec.rates, r->row->match, n, accepted);
     bt_metric_add(s->drafts, 1);
     bt_metric_add(s->draft_tokens, n);
     bt_metric_add(s->drafts_accepted, accepted);

@@ -25,6 +25,7 @@ static void preempt(struct bt_wcore *c, struct bt_wreq *r)
             r->n_pages);
     bt_wback_preempt(c, r);
     r->row->page_wait = false;
+    r->row->model_owner = 0;
     bt_wcore_requeue(c, r);
 }
 

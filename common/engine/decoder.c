@@ -310,6 +310,18 @@ static bt_status_t model(struct walk *w)
     return st == BT_OK ? behind_layers(w, &n) : st;
 }
 
+/* Layers for speculation behind the last one: as many as config.json says, or has forgotten. */
+static uint32_t mtp_layers(const struct walk *w)
+{
+    char name[64];
+    for (uint32_t n = 0;; n++) {
+        snprintf(name, sizeof(name), "model.layers.%u.eh_proj.weight", w->c->layers + n);
+        if (n >= w->c->n_mtp && (w->c->mla.kv_rank == 0 || !bt_weights_find(w->w, name))) {
+            return n;
+        }
+    }
+}
+
 static bool is_dummy(const struct bt_engine_config *c)
 {
     return c->load_format && strcmp(c->load_format, "dummy") == 0;
@@ -332,7 +344,8 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
     if (st == BT_OK) {
         st = model(&w);
     }
-    const struct bt_tensor *more = st == BT_OK && w.w ? bt_weights_unused(w.w, c->layers) : NULL;
+    const struct bt_tensor *more =
+        st == BT_OK && w.w ? bt_weights_unused(w.w, c->layers, mtp_layers(&w)) : NULL;
     if (more) { /* without this tensor the results would be wrong */
         snprintf(err, err_cap,
                  "%s/%s: tensor %s: architecture %s has no such tensor with this config.json",

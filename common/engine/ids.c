@@ -80,6 +80,45 @@ bt_status_t bt_ids_load(const char *dir, uint32_t vocab, struct bt_ids *ids, cha
     return good ? BT_OK : BT_ERR_INVALID;
 }
 
+/* The vocabulary of dir as {"token": id}, added tokens included; NULL: err says why. */
+static json_t *vocab_of(const char *dir, char *err, size_t err_cap)
+{
+    json_error_t je = {.text = ""};
+    char *path = bt_sprintf("%s/tokenizer.json", dir);
+    json_t *root = json_load_file(path, JSON_ALLOW_NUL, &je), *all = NULL;
+    json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    const json_t *added = json_object_get(root, "added_tokens");
+    if (json_is_object(vocab)) {
+        all = json_copy(vocab);
+        for (size_t i = 0; i < json_array_size(added); i++) {
+            const json_t *t = json_array_get(added, i);
+            const char *text = json_string_value(json_object_get(t, "content"));
+            if (text != NULL) {
+                json_object_set(all, text, json_object_get(t, "id"));
+            }
+        }
+    } else {
+        snprintf(err, err_cap, "%.300s: %s", path, root == NULL ? je.text : "no model.vocab");
+    }
+    json_decref(root);
+    free(path);
+    return all;
+}
+
+bt_status_t bt_ids_same(const char *dir, const char *other, char *err, size_t err_cap)
+{
+    json_t *a = vocab_of(dir, err, err_cap), *b = a ? vocab_of(other, err, err_cap) : NULL;
+    bt_status_t st = a && b ? BT_OK : BT_ERR_INVALID;
+    if (st == BT_OK && !json_equal(a, b)) {
+        snprintf(err, err_cap, "%.200s and %.200s: their tokenizers have different tokens", dir,
+                 other);
+        st = BT_ERR_MISMATCH;
+    }
+    json_decref(a);
+    json_decref(b);
+    return st;
+}
+
 void bt_ids_cleanup(struct bt_ids *ids)
 {
     free(ids->known);

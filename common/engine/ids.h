@@ -15,6 +15,10 @@ struct bt_ids {
  * weights only). ERR_INVALID, ERR_IO: err names the file and what is wrong with it. */
 bt_status_t bt_ids_load(const char *dir, uint32_t vocab, struct bt_ids *ids, char *err,
                         size_t err_cap) BT_MUST_CHECK;
+/* Do the tokenizer.json of both models give each id the same token? ERR_MISMATCH: no; ERR_INVALID:
+ * a file cannot be read. err says what is wrong. */
+bt_status_t bt_ids_same(const char *dir, const char *other, char *err,
+                        size_t err_cap) BT_MUST_CHECK;
 void bt_ids_cleanup(struct bt_ids *ids);
 
 static inline bool bt_ids_bit(const uint32_t *known, uint32_t id)

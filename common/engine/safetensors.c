@@ -572,8 +572,8 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_
     }
     if ((t->dtype == BT_TENSOR_F8) != (wish->fp8 != NULL)) {
         snprintf(err, err_cap,
-                 "%s/%s: tensor %s: dtype %s, but quantization_config of config.json says that it "
-                 "is %sfp8; correct the list of modules that are not converted",
+                 "%s/%s: tensor %s: dtype %s, but by config.json it is %sfp8; correct "
+                 "quantization_config and its list of modules that are not converted",
                  dir, t->file, name, t->dtype_name, wish->fp8 ? "" : "not ");
         return BT_ERR_UNSUPPORTED;
     }
@@ -609,11 +609,26 @@ static bool is_mask(const char *name)
     return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
 }
 
-const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers)
+/* Tensors of none of our names, such as a head for rewards, are of another model in the file. */
+static bool is_of_decoder(const char *name)
+{
+    static const char *const begins[] = {"model.", "lm_head.", "transformer."};
+    for (size_t i = 0; i < BT_ARRAY_LEN(begins); i++) {
+        if (strncmp(name, begins[i], strlen(begins[i])) == 0) {
+            return true;
+        }
+    }
+    return layer_of(name) != UINT32_MAX;
+}
+
+const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers, uint32_t mtp)
 {
     for (uint32_t i = 0; i < w->n_tensors; i++) {
         const struct bt_tensor *t = &w->tensors[i];
-        if (!t->used && layer_of(t->name) < layers && !is_mask(t->name) &&
+        uint32_t layer = layer_of(t->name);
+        bool known = is_mask(t->name) || strcmp(t->name, "lm_head.weight") == 0 ||
+                     (layer >= layers && layer - layers < mtp);
+        if (!t->used && !known && is_of_decoder(t->name) &&
             (ends_with(t->name, ".weight") || ends_with(t->name, "bias"))) {
             return t;
         }

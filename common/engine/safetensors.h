@@ -72,9 +72,11 @@ struct bt_weights_wish { /* a tensor that a model's configuration asks for */
  * says; err names directory or file, tensor and what was wanted. */
 bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
                             const struct bt_tensor **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
-/* The name of a weight or bias of the first `layers` layers that was not asked for; NULL: there is
- * none. Tensors that GPT-2 derives from its shape do not count. */
-const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers);
+/* A weight or bias of a decoder that was not asked for; NULL: there is none. These do not count: a
+ * head beside a tied embedding, the `mtp` layers behind the first `layers`, and what GPT-2 derives
+ * from its shape. */
+const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers,
+                                          uint32_t mtp);
 /* Asks the kernel to read all of t ahead of its use. */
 void bt_tensor_ahead(const struct bt_tensor *t);
 /* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), or as its own dtype (F8:

@@ -25,7 +25,6 @@ bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint3
                                     const uint32_t *eos, uint32_t n_eos,
                                     struct bt_grammar_vocab **v_p) BT_MUST_CHECK;
 void bt_grammar_vocab_destroy(struct bt_grammar_vocab *v);
-uint32_t bt_grammar_vocab_size(const struct bt_grammar_vocab *v);
 
 /* ---- compiling ---- */
 enum bt_grammar_kind {                             /* the numbers travel in Submit */
@@ -67,7 +66,6 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
 /* ---- matching ---- */
 /* At the start of g. Keeps references to both. NULL: out of memory. */
 struct bt_matcher *bt_matcher_create(struct bt_grammar *g, const struct bt_grammar_vocab *v);
-struct bt_matcher *bt_matcher_fork(const struct bt_matcher *m);
 void bt_matcher_destroy(struct bt_matcher *m);
 
 /* Goes on by a token. ERR_INVALID: the grammar does not allow it here, and m has not moved;
@@ -79,8 +77,7 @@ uint32_t bt_matcher_tokens(const struct bt_matcher *m); /* accepted so far */
 /* bits[ceil(vocab / 32)]: bit id & 31 of word id >> 5 says that the token may follow. At least one
  * bit is set unless m is over. */
 bt_status_t bt_matcher_mask(struct bt_matcher *m, uint32_t *bits) BT_MUST_CHECK;
-bool bt_matcher_may_end(struct bt_matcher *m);  /* EOS is allowed */
-bool bt_matcher_must_end(struct bt_matcher *m); /* nothing but EOS is allowed */
+bool bt_matcher_may_end(struct bt_matcher *m); /* EOS is allowed */
 /* The bytes that must follow, as far as there is no choice: at most cap. Returns their number. */
 size_t bt_matcher_forced(struct bt_matcher *m, void *bytes, size_t cap);
 /* Goes on by bytes that need not end at a token; for tests and the benchmark. */

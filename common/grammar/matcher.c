@@ -103,21 +103,6 @@ struct bt_matcher *bt_matcher_create(struct bt_grammar *g, const struct bt_gramm
     return m;
 }
 
-struct bt_matcher *bt_matcher_fork(const struct bt_matcher *old)
-{
-    struct bt_matcher *m = bt_malloc(sizeof(*m));
-    *m = *old;
-    bt_grammar_ref(m->g);
-    bt_grammar_vocab_ref(m->v);
-    m->steps_cap = m->n_steps;
-    m->bytes_cap = m->n_bytes;
-    m->steps = bt_malloc(m->n_steps * sizeof(*m->steps) + 1);
-    m->bytes = bt_malloc(m->n_bytes + 1);
-    bt_copy(m->steps, old->steps, m->n_steps * sizeof(*m->steps));
-    bt_copy(m->bytes, old->bytes, m->n_bytes);
-    return m;
-}
-
 void bt_matcher_destroy(struct bt_matcher *m)
 {
     if (!m) {
@@ -257,31 +242,9 @@ static bool is_final(struct bt_automaton *m, uint32_t state)
     return m->states[state].final;
 }
 
-static bool is_end(struct bt_automaton *m, uint32_t state)
-{
-    const struct bt_state *s = &m->states[state];
-    if (!s->final) {
-        return false;
-    }
-    for (uint32_t i = 0; i < s->n; i++) {
-        for (uint32_t b = 0; b < 256; b++) {
-            if (b != BT_RX_MARK &&
-                bt_rx_next(m->rx, m->pool[s->at + i].q, (uint8_t)b) != BT_RX_NONE) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 bool bt_matcher_may_end(struct bt_matcher *m)
 {
     return with_state(m, is_final);
-}
-
-bool bt_matcher_must_end(struct bt_matcher *m)
-{
-    return with_state(m, is_end);
 }
 
 /* The only byte that arena[at..at+n) allow; 256: there is none or a choice. */

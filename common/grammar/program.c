@@ -80,12 +80,6 @@ struct bt_rx_set *bt_program_rx(struct bt_program *p)
     return p->rx;
 }
 
-bool bt_program_is_none(const struct bt_program *p, bt_node_t n)
-{
-    (void)p;
-    return n == BT_NODE_NONE;
-}
-
 bt_node_t bt_program_regex(struct bt_program *p, bt_rx_t rx)
 {
     bool none = false;

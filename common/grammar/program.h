@@ -67,7 +67,5 @@ bt_node_t bt_program_unique(struct bt_program *p, bt_rx_t item, uint32_t min, ui
  * (ERR_UNSUPPORTED, err names the rule) and a start that can produce nothing (ERR_INVALID). */
 bt_status_t bt_program_finish(struct bt_program *p, bt_node_t start, char *err,
                               size_t err_cap) BT_MUST_CHECK;
-/* Whether a node can produce anything; valid while building for nodes without open rules. */
-bool bt_program_is_none(const struct bt_program *p, bt_node_t n);
 
 #endif

@@ -150,8 +150,8 @@ static bool push_json(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
            push_pairs(s, BT_MAX(lo, 0x10000), hi);
 }
 
-static bt_rx_t make_chars(struct bt_rx_set *s, enum bt_rx_encoding enc,
-                          const struct bt_rx_range *r, size_t n)
+static bt_rx_t make_chars(struct bt_rx_set *s, enum bt_rx_encoding enc, const struct bt_rx_range *r,
+                          size_t n)
 {
     uint32_t base = s->n_scratch;
     bool ok = true;

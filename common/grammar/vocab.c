@@ -3,11 +3,6 @@
 
 #include <stdlib.h>
 
-uint32_t bt_grammar_vocab_size(const struct bt_grammar_vocab *v)
-{
-    return v->vocab;
-}
-
 bool bt_vocab_is_eos(const struct bt_grammar_vocab *v, uint32_t id)
 {
     for (uint32_t i = 0; i < v->n_eos; i++) {

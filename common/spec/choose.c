@@ -1,6 +1,7 @@
 /* Pure: see choose.h. */
 #include "common/spec/choose.h"
 
+#include <math.h>
 #include <string.h>
 
 #define OWN_STEP     0.125f /* weight of one draft in the rates of a sequence, */
@@ -82,6 +83,14 @@ static uint32_t try_one(uint32_t room, struct bt_spec_row *rows, uint32_t n,
     return 0;
 }
 
+/* One more step, of without_ns: is it time for a trial? */
+static bool may_try(struct bt_spec_trial *t, double without_ns)
+{
+    t->without_ns = without_ns;
+    t->credit_ns = BT_MIN(t->credit_ns + TRIAL_SHARE * without_ns, TRIAL_MOST * without_ns);
+    return t->n < TRIALS_FIRST || t->credit_ns > 0;
+}
+
 void bt_spec_trial_over(struct bt_spec_trial *t, double step_ns)
 {
     if (t->now) { /* a step that the machine delayed costs no more than some trials */
@@ -126,9 +135,30 @@ uint32_t bt_spec_choose(const struct bt_batch_cost *c, const struct bt_batch_wor
         rows[i].take = take_at(&rows[i], best);
         taken += rows[i].take;
     }
-    trial->without_ns = with_drafts(c, work, taken, kv);
-    trial->credit_ns =
-        BT_MIN(trial->credit_ns + TRIAL_SHARE * trial->without_ns, TRIAL_MOST * trial->without_ns);
-    bool may = trial->n < TRIALS_FIRST || trial->credit_ns > 0;
+    bool may = may_try(trial, with_drafts(c, work, taken, kv));
     return taken + (may ? try_one(most - taken, rows, n, trial) : 0);
+}
+
+uint32_t bt_spec_choose_passes(const struct bt_batch_cost *c, const struct bt_batch_work *work,
+                               double tokens, uint32_t most, const float *rates, uint32_t n,
+                               double draft_ns, struct bt_spec_trial *trial)
+{
+    double alone = bt_batch_work_ns(c, work), best_rate = LEAST_GAIN * tokens / alone;
+    double kv = work->tokens > 0 ? work->kv / work->tokens : 0, gain = 0;
+    uint32_t best = 0;
+    for (uint32_t k = 1; k <= most; k++) {
+        for (uint32_t i = 0; i < n; i++) {
+            gain += pow(rates[i], k);
+        }
+        double rate = (tokens + gain) / (with_drafts(c, work, (double)k * n, kv) + k * draft_ns);
+        if (rate > best_rate) {
+            best_rate = rate;
+            best = k;
+        }
+    }
+    if (best == 0 && most > 0 && may_try(trial, alone)) {
+        trial->now = true;
+        best = BT_MIN(most, 2u);
+    }
+    return best;
 }

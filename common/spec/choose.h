@@ -45,4 +45,10 @@ uint32_t bt_spec_choose(const struct bt_batch_cost *c, const struct bt_batch_wor
                         double tokens, uint32_t most, struct bt_spec_row *rows, uint32_t n,
                         struct bt_spec_trial *trial);
 
+/* The same of a draft model, which drafts for all of n rows at once: one pass of draft_ns for each
+ * draft. rates: of the rows. Returns how many drafts each row gets, at most `most`. */
+uint32_t bt_spec_choose_passes(const struct bt_batch_cost *c, const struct bt_batch_work *work,
+                               double tokens, uint32_t most, const float *rates, uint32_t n,
+                               double draft_ns, struct bt_spec_trial *trial);
+
 #endif

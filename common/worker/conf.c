@@ -145,7 +145,9 @@ static const struct bt_conf_row rows[] = {
      .def = "suffix",
      .doc = "Where drafts come from: tokens that a step tries behind each row's next one, so that "
             "it may give several. They never change an answer. suffix: the longest end of the text "
-            "that occurred in it before; ngram: its last three tokens; off: no drafts. A step has "
+            "that occurred in it before; ngram: its last three tokens; a directory: a small model "
+            "with the same "
+            "tokens, whose KV takes engine.pages of its own size; off: no drafts. A step has "
             "drafts only where they make it faster by the worker's own measurements. Requests may "
             "choose with the field speculation, unless it is off here. The cuda engine has none "
             "yet.",
@@ -194,8 +196,11 @@ static bool check(const void *conf, char *err, size_t cap)
         return false;
     }
     bt_spec_kind_t drafts = bt_spec_kind(c->speculate);
-    if (drafts == BT_SPEC_AUTO || drafts == BT_SPEC_KINDS) {
-        snprintf(err, cap, "worker.speculate: '%.40s' is unknown; use off, suffix or ngram",
+    bool model = strchr(c->speculate, '/') != NULL;
+    if (!model && (drafts == BT_SPEC_AUTO || drafts >= BT_SPEC_MODEL)) {
+        snprintf(err, cap,
+                 "worker.speculate: '%.40s' is unknown; use off, suffix, ngram or the directory "
+                 "of a draft model (with a slash)",
                  c->speculate);
         return false;
     }

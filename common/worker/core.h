@@ -195,9 +195,26 @@ struct bt_wspeed {
  */
 #define BT_WORKER_DRAFT_ROWS 256
 
+/* Tokens of a row that the draft model computes with its next draft, at most. */
+#define BT_WORKER_DRAFT_LAG 4u
+
+/* A small model that drafts, in an engine of its own. Its KV of a token lies in the page of the
+ * same number as the model's: a row's page table serves both. draft_engine.c opens it,
+ * decode/draft_model.c runs it. */
+struct bt_wdraft {
+    struct bt_engine *eng; /* NULL: none */
+    const struct bt_engine_info *info;
+    uint64_t *owner; /* [max_slots] which opening of a row the slot's sequence is of; 0: none */
+    uint64_t next_owner;
+    double pass_ns; /* mean time of a pass, one token of each row; 0: none was measured */
+};
+
 /* Drafts of this worker's rows. decode/draft.c. */
 struct bt_wspec {
-    bt_spec_kind_t kind; /* where they come from; OFF: no drafts */
+    struct bt_wdraft model;
+    struct bt_spec_trial passes; /* trials of the model's drafts */
+    double drafting_ns;          /* what the model took before the step under way */
+    bt_spec_kind_t kind;         /* where they come from; OFF: no drafts */
     struct bt_spec_rates rates;
     struct bt_spec_trial trial;
     struct bt_spec_row *rows; /* [BT_WORKER_DRAFT_ROWS] scratch */
@@ -277,6 +294,13 @@ void bt_wcost_prior(struct bt_wcore *c);
 /* Runs short steps of the usual shapes until calibrate_ms have passed. They warm the engine up and
  * give the fit first data. Before anything is submitted; it leaves no state. */
 void bt_wcost_calibrate(struct bt_wcore *c);
+
+/* ---- draft_engine.c ---- */
+/* Opens the draft model in dir beside the engine, which is open. ERR_MISMATCH: their tokens differ;
+ * ERR_UNSUPPORTED: the engine takes no drafts. */
+bt_status_t bt_wdraft_open(struct bt_wcore *c, const char *dir, char *err,
+                           size_t err_cap) BT_MUST_CHECK;
+void bt_wdraft_close(struct bt_wcore *c);
 
 /* ---- load_report.c ---- */
 /* A step is over: its duration goes into the fit of their cost. */

@@ -102,14 +102,16 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
                  (unsigned long long)c->layout.layout_id);
         return BT_ERR_MISMATCH;
     }
-    return BT_OK;
+    bool model = strchr(conf->speculate, '/') != NULL;
+    return model ? bt_wdraft_open(c, conf->speculate, err, cap) : BT_OK;
 }
 
 /* Where the rows' drafts come from. */
 static void open_drafts(struct bt_wcore *c)
 {
     bool can = (c->info->caps & BT_ENGINE_CAP_DRAFTS) != 0;
-    c->spec.kind = can ? bt_spec_kind(c->conf->speculate) : BT_SPEC_OFF;
+    bt_spec_kind_t kind = c->spec.model.eng ? BT_SPEC_MODEL : bt_spec_kind(c->conf->speculate);
+    c->spec.kind = can ? kind : BT_SPEC_OFF;
     c->max_tokens = c->max_slots;
     if (c->spec.kind != BT_SPEC_OFF) {
         c->max_tokens = BT_MAX(BT_MIN(c->max_rows, c->max_slots * (1 + BT_SPEC_MAX)), c->max_slots);
@@ -168,6 +170,7 @@ static void free_all(struct bt_wcore *c)
     while (c->pages != NULL && !bt_list_empty(&c->puts.draining)) {
         bt_wcore_drained(c, BT_CONTAINER_OF(c->puts.draining.next, struct bt_wreq, link));
     }
+    bt_wdraft_close(c);
     if (c->eng != NULL) {
         c->vt->close(c->eng);
         c->eng = NULL;

@@ -11,6 +11,7 @@ void bt_wcost_measure(struct bt_wcore *c)
     bt_metric_add(c->stats->steps, 1);
     bt_metric_add(c->stats->prompt_tokens, s->prompt_tokens);
     bt_spec_trial_over(&c->spec.trial, ns);
+    bt_spec_trial_over(&c->spec.passes, ns + c->spec.drafting_ns);
     double error = bt_batch_fit_step(&c->speed.fit, &s->work, ns);
     bt_metric_observe(c->stats->step_error[s->work.prompt], error < 0 ? -error : error);
     if (s->prompt_tokens == 0 && secs > 0) {

@@ -108,7 +108,7 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
                "prompt_logprobs";
     }
     if (m->speculation >= BT_SPEC_KINDS) {
-        return "speculation is none of 0 to 3";
+        return "speculation is none of 0 to 4";
     }
     if (m->grammar_kind > BT_GRAMMAR_TAGS) {
         snprintf(text, cap, "grammar_kind %u is unknown here: this worker may be too old for it",

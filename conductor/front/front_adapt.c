@@ -13,7 +13,6 @@ static const struct {
     {FRONT_API_MESSAGES, "continue_final_message", "messages"},
     {FRONT_API_MESSAGES, "response_format", "output_config.format"},
     {FRONT_API_MESSAGES, "parallel_tool_calls", "tool_choice.disable_parallel_tool_use"},
-    {FRONT_API_MESSAGES, "thinking_token_budget", "thinking.budget_tokens"},
     {FRONT_API_RESPONSES, "messages", "input"},
     {FRONT_API_RESPONSES, "max_tokens", "max_output_tokens"},
     {FRONT_API_RESPONSES, "max_completion_tokens", "max_output_tokens"},

@@ -120,6 +120,11 @@ static const struct field fields[] = {
     {"frequency_penalty", EVERY, USED, "-2 to 2"},
     {"presence_penalty", EVERY, USED, "-2 to 2"},
     {"logit_bias", EVERY, USED, "up to 1024 token ids with -100 to 100"},
+    {"speculation", EVERY, USED,
+     "auto, off, suffix, ngram or draft: where drafts come from, unless the workers are configured "
+     "to "
+     "have "
+     "none; it changes the speed and never the answer"},
     {"seed", EVERY, USED, "a 64-bit integer; the same request draws the same tokens"},
     /* form of the answer */
     {"stream", EVERY, USED, "server-sent events"},
@@ -242,6 +247,7 @@ static const struct field fields[] = {
     {"reasoning_content", MSG, USED, "a string, given to the chat template"},
     {"reasoning", MSG, USED, "the same as `reasoning_content`"},
     {"refusal", MSG, HARMLESS, "part of an earlier answer"},
+    {"parsed", MSG, HARMLESS, "a client's own record"},
     {"annotations", MSG | PRT, HARMLESS, "part of an earlier answer"},
     {"cache_control", MSG | PRT, HARMLESS, "prompts are cached by their content"},
     {"id", MSG | PRT, HARMLESS, "a client's own record"},
@@ -405,7 +411,7 @@ static const struct field fields[] = {
     {"disable_parallel_tool_use", ACH, USED, "at most one call in an answer"},
 
     {"type", ATH, USED, "`enabled`, `disabled` or `adaptive`"},
-    {"budget_tokens", ATH, USED, "of `enabled`: the most tokens of reasoning"},
+    {"budget_tokens", ATH, REFUSED, "reasoning has no budget; leave it out, or use `adaptive`"},
     {"display", ATH, HARMLESS, "reasoning is always part of the answer"},
 
     {"format", AO, USED, "of the type `json_schema`, with a `schema`"},
@@ -422,6 +428,7 @@ static const struct field fields[] = {
     {"id", TC, USED, "a string"},
     {"index", TC, HARMLESS, "its place in the list counts"},
     {"arguments", CF, USED, "a string with a JSON object; or the object"},
+    {"parsed_arguments", CF, HARMLESS, "a client's own record"},
 };
 #undef EVERY
 #undef BODY
@@ -519,6 +526,13 @@ static const struct field *find(const char *name, uint64_t kinds)
     return NULL;
 }
 
+/* Writes the whole name of a field. A long one is cut, but not where it stands. */
+static void put_name(char out[64], const char *prefix, const char *name)
+{
+    int n = (int)strnlen(prefix, 44);
+    snprintf(out, 64, "%.*s%.*s", n, prefix, 63 - n, name);
+}
+
 /* Finds the field that the client probably meant. At most a third of the letters may differ. */
 static const char *nearest(const char *name, uint64_t kind)
 {
@@ -541,7 +555,7 @@ static bool unknown(const char *name, uint64_t kind, const char *prefix, struct 
     char param[64];
     const char *meant = nearest(name, kind);
     const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;
-    snprintf(param, sizeof(param), "%.28s%.34s", prefix, name);
+    put_name(param, prefix, name);
     if (meant != NULL) {
         return bt_front_fail(e, 400, param, "unknown_parameter",
                              "'%s' is not a field of %s; did you mean '%s%s'?", param,
@@ -565,7 +579,7 @@ static bool refuse(const struct field *f, const json_t *v, const char *prefix,
     if (n != NULL ? n->is(v) : !bt_front_asked_for(v)) {
         return false;
     }
-    snprintf(param, sizeof(param), "%.28s%.34s", prefix, f->name);
+    put_name(param, prefix, f->name);
     if (n != NULL) {
         bt_front_fail(e, 400, param, "unsupported_parameter",
                       "'%s' is not supported (%s); leave it out, or set it to %s", param, f->why,

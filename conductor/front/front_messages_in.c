@@ -347,14 +347,6 @@ static bool take_thinking(const json_t *root, json_t *chat, struct bt_front_erro
     if (!bt_front_fields_check(v, FRONT_MESSAGES_THINKING, "thinking.", e)) {
         return false;
     }
-    if (on) {
-        const json_t *budget = json_object_get(v, "budget_tokens");
-        if (!json_is_integer(budget) || json_integer_value(budget) < 1) {
-            return bt_front_fail(e, 400, "thinking", "invalid_value",
-                                 "'thinking.budget_tokens' must be a number of tokens from 1 on");
-        }
-        json_object_set(chat, "thinking_token_budget", (json_t *)budget);
-    }
     if (!bt_front_adapt_is(type, "adaptive")) {
         set_thinking(chat, on);
     }

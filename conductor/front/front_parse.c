@@ -334,6 +334,19 @@ static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
     return take_stream_options(json_object_get(root, "stream_options"), opt, e);
 }
 
+static bool take_speculation(const json_t *root, struct bt_gen_spec *spec, struct bt_front_error *e)
+{
+    const char *name = NULL;
+    if (!bt_front_get_str(root, "speculation", &name, e)) {
+        return false;
+    }
+    spec->speculation = name != NULL ? bt_spec_kind(name) : BT_SPEC_AUTO;
+    return spec->speculation != BT_SPEC_KINDS ||
+           bt_front_fail(e, 400, "speculation", "invalid_value",
+                         "'speculation' is '%.40s'; allowed: auto, off, suffix, ngram, draft",
+                         name);
+}
+
 static bool take_salt(const json_t *root, struct bt_gen_spec *spec, struct bt_front_error *e)
 {
     const char *salt = NULL;
@@ -463,8 +476,8 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
         !take_choices(root, opt, e) || !take_look(root, chat, base, opt, e) ||
         !take_sampling(m, root, base, e) || !take_ends(m, root, &base->sampling, opt, e) ||
         !take_bias(m, root, &base->sampling, e) || !take_stops(root, base, e) ||
-        !take_salt(root, base, e) || !take_lengths(m, root, opt, &l, e) ||
-        !bt_front_take_grammar(m, root, base, e)) {
+        !take_salt(root, base, e) || !take_speculation(root, base, e) ||
+        !take_lengths(m, root, opt, &l, e) || !bt_front_take_grammar(m, root, base, e)) {
         return false;
     }
     base->n = opt->n;

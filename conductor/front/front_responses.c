@@ -77,12 +77,12 @@ static void put_item(const struct bt_front_answer *a, const struct bt_front_item
 static void put_usage(const struct bt_front_answer *a, const struct bt_gen_usage *u,
                       struct bt_buf *out)
 {
-    (void)a;
     bt_buf_printf(out,
                   "{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u},"
                   "\"output_tokens\":%u,\"output_tokens_details\":{\"reasoning_tokens\":%u},"
                   "\"total_tokens\":%llu}",
-                  u->prompt_tokens, u->cached_tokens, u->completion_tokens, 0u,
+                  u->prompt_tokens, u->cached_tokens, u->completion_tokens,
+                  bt_front_thought_tokens(a),
                   (unsigned long long)u->prompt_tokens + u->completion_tokens);
 }
 

@@ -185,6 +185,12 @@ static bool take_item(struct bt_front_turn *t, const json_t *item, size_t i,
                    types[k].take(t, item, prefix, e);
         }
     }
+    if (bt_front_adapt_is(type, "item_reference")) {
+        return bt_front_fail(e, 400, "input", "unsupported_parameter",
+                             "'%stype' is 'item_reference', but items are not stored here; send "
+                             "the item itself (with many clients: set store to false)",
+                             prefix);
+    }
     return unsupported(prefix, type, "message, function_call, function_call_output, reasoning", e);
 }
 

@@ -8,6 +8,7 @@
 
 #include "common/base/base.h"
 #include "common/engine/sampling.h"
+#include "common/spec/spec.h"
 #include "common/token/token.h"
 
 struct bt_requests; /* all requests of this conductor */
@@ -33,6 +34,7 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     uint32_t max_tokens;     /* already cut to the model's context; 0 only with prompt_logprobs */
     struct bt_engine_params
         sampling;                   /* eos: filled by the front from the model unless ignore_eos */
+    bt_spec_kind_t speculation;     /* where drafts may come from */
     uint32_t n;                     /* choices, 1..16, numbered from 0: one prefill, then forks */
     struct bt_gen_grammar *grammar; /* a reference; NULL: the answer is free */
     char **stop;                    /* NULL-terminated list of stop strings, or NULL */

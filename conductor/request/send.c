@@ -124,6 +124,7 @@ static void send_submit(const struct bt_action *a)
     v.no_cache = spec->no_cache;
     v.priority = a->submit.priority;
     v.late = a->submit.late;
+    v.speculation = spec->speculation;
     v.tenant = bt_kv_tenant_tag(text_of(spec->tenant));
     v.prompt_logprobs = a->submit.prompt_logprobs;
     v.prompt_top = v.prompt_logprobs ? spec->prompt_top : 0;

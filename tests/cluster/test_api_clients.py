@@ -2,15 +2,17 @@
 @anthropic-ai/sdk, the AI SDK, LangChain. Without node, npm or a registry they are skipped with the reason. The packages are
 installed once for each package.json, below the build folder."""
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 
 import pytest
 
-from conftest import BUILD, wait_for
+from conftest import BUILD, ROOT, Cluster, wait_for
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "api-clients")
+MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
 SCENARIOS = ["openai5", "openai6", "anthropic", "abort", "ai_openai", "ai_compatible", "ai_anthropic",
              "langchain_openai", "langchain_anthropic"]
 INSTALL_S = 240
@@ -48,22 +50,59 @@ def install():
     return folder
 
 
-@pytest.fixture(scope="module")
-def results(cluster):
+def run(script, url, model, scenarios):
     """What the scenarios print: one process runs all, because loading the packages takes a second."""
     folder = install()
-    script = os.path.join(folder, "client.mjs")
-    shutil.copy(os.path.join(HERE, "client.mjs"), script)  # node looks for packages beside it
+    path = os.path.join(folder, script)
+    shutil.copy(os.path.join(HERE, script), path)  # node looks for packages beside it
+    p = subprocess.run(["node", path, url, model, *scenarios], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, timeout=240)
+    return p.stdout.decode(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def results(cluster):
     gone = "baton_http_disconnects_total"
     before = cluster.metrics("conductor")[gone]
-    p = subprocess.run(["node", script, cluster.url, cluster.model, *SCENARIOS], stdin=subprocess.DEVNULL,
-                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240)
+    out = run("client.mjs", cluster.url, cluster.model, SCENARIOS)
     wait_for(lambda: cluster.metrics("conductor")[gone] == before + 2, 10, "two have left in the middle of a stream")
     wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 2,
              "nothing is generated for nobody")
-    return p.stdout.decode(errors="replace")
+    return out
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_client(results, scenario):
     assert f"ok {scenario}\n" in results, results
+
+
+# ---- tools and reasoning ----
+
+TOOLS = ["chat5", "chat6", "openai5", "openai6", "anthropic", "ai_openai", "ai_compatible", "ai_anthropic",
+         "langchain_openai", "langchain_anthropic"]
+# The prompt is the last message alone; the null engine answers with a copy of it, up to the token that ends both.
+COPIES = "{{ messages[-1].content }}{{ eos_token }}{% if tools %}{# <tool_call> <think> #}{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def tool_results(tmp_path_factory):
+    install()
+    model = tmp_path_factory.mktemp("model") / "copies"
+    model.mkdir()
+    for name in os.listdir(MODEL):
+        os.symlink(os.path.join(MODEL, name), model / name)
+    config = model / "tokenizer_config.json"
+    fields = json.loads(config.read_text())
+    config.unlink()
+    config.write_text(json.dumps(dict(fields, chat_template=COPIES)))
+    with pytest.MonkeyPatch.context() as m:
+        m.setenv("BATON_NULL_EDIT", "1000000")
+        c = Cluster("--nodes", "1", "--prefill", "0", "--decode", "1", "--model", str(model), "--set",
+                    "decode.engine.device=null")
+    yield run("tools.mjs", c.url, c.model, TOOLS)
+    c.stop()
+
+
+@pytest.mark.parametrize("scenario", TOOLS)
+def test_tools(tool_results, scenario):
+    assert f"ok {scenario}\n" in tool_results, tool_results

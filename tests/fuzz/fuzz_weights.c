@@ -37,7 +37,7 @@ static void use(const struct bt_weights *w)
             }
         }
     }
-    (void)bt_weights_unused(w, 2);
+    (void)bt_weights_unused(w, 2, 1);
     bt_weights_digest(w, digest);
     (void)sum;
 }

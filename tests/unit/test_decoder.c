@@ -326,6 +326,15 @@ static void test_too_many(void **state)
     } cases[] = {
         {0, "model.layers.3.self_attn.kv_b_proj.weight", true}, /* MTP */
         {0, "model.layers.3.eh_proj.weight", true},
+        {0, "model.layers.4.mlp.up_proj.weight", false},
+        {1, "model.layers.3.eh_proj.weight", true}, /* config.json does not count it */
+        {1, "model.layers.3.mlp.up_proj.weight", false},
+        {2, "model.layers.4.mlp.up_proj.weight", false}, /* too few layers in config.json */
+        {2, "model.layers.3.eh_proj.weight", false},
+        {3, "model.norm.bias", false},
+        {3, "lm_head.bias", false},
+        {4, "lm_head.weight", true},
+        {3, "v_head.summary.weight", true},
         {0, "model.layers.1.mlp.experts.4.up_proj.weight", false},
         {0, "model.layers.0.mlp.gate.weight", false},
         {0, "model.layers.2.self_attn.q_proj.weight", false},

@@ -24,6 +24,7 @@ static void test_completion_defaults(void **state)
     assert_null(s->stop);
     assert_null(s->tenant);
     assert_null(s->cache_salt);
+    assert_int_equal(s->speculation, BT_SPEC_AUTO);
     assert_true(s->received_ns > 0);
     assert_int_equal(strncmp(s->id, "cmpl-", 5), 0);
     char id[64];
@@ -64,7 +65,8 @@ static void test_completion_all_options(void **state)
               "\"stop\":[\"a\",\"b\"],\"logprobs\":20,\"ignore_eos\":true,\"min_tokens\":3,"
               "\"repetition_penalty\":1.1,\"frequency_penalty\":-2,\"presence_penalty\":2,"
               "\"skip_special_tokens\":false,\"include_stop_str_in_output\":true,"
-              "\"cache_salt\":\"s\",\"stop_token_ids\":[9],\"n\":1,\"best_of\":1,\"echo\":false,"
+              "\"cache_salt\":\"s\",\"speculation\":\"ngram\",\"stop_token_ids\":[9],\"n\":1,"
+              "\"best_of\":1,\"echo\":false,"
               "\"logit_bias\":{\"5\":-100,\"2047\":1.5},\"user\":\"u\",\"metadata\":{\"x\":[]},"
               "\"response_format\":{\"type\":\"text\"},\"length_penalty\":1.0,\"suffix\":null,"
               "\"guided_json\":null,\"tools\":[],\"stream_options\":null}");
@@ -87,6 +89,7 @@ static void test_completion_all_options(void **state)
     assert_false(s->skip_special);
     assert_true(s->include_stop);
     assert_string_equal(s->cache_salt, "s");
+    assert_int_equal(s->speculation, BT_SPEC_NGRAM);
     assert_int_equal(s->sampling.n_bias, 2);
     for (int i = 0; i < 2; i++) {
         bool five = s->sampling.bias_ids[i] == 5;

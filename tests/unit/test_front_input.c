@@ -116,6 +116,8 @@ static const struct {
     {COMPLETION, /* cut in the middle of a character where it is named */
      "{\"prompt\":\"a\",\"response_format\":{\"type\":\"a€€€€€€€€€€€€\"}}", 400, "response_format"},
     {COMPLETION, "{\"prompt\":\"a\",\"cache_salt\":\"\"}", 400, "cache_salt"},
+    {COMPLETION, "{\"prompt\":\"a\",\"speculation\":\"eagle\"}", 400, "speculation"},
+    {COMPLETION, "{\"prompt\":\"a\",\"speculation\":true}", 400, "speculation"},
     {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"5\":101}}", 400, "logit_bias"},
     {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"2048\":1}}", 400, "logit_bias"},
     {COMPLETION, "{\"prompt\":\"a\",\"logit_bias\":{\"x\":1}}", 400, "logit_bias"},

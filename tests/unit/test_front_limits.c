@@ -186,6 +186,25 @@ static void test_tokenize_has_the_same_limits(void **state)
     announce("/nothing", ONE, 1000, 404);
 }
 
+/* The other APIs count as chat does, and a key in x-api-key is the same key. */
+static void test_other_apis_have_the_same_limits(void **state)
+{
+    (void)state;
+    static const char count[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"to be or not to be, "
+        "that is the question, to be it or not, that is the answer\"}]}";
+    static const char *const paths[] = {"/v1/messages", "/v1/messages/count_tokens",
+                                        "/v1/responses", "/tokenize"};
+    receive(send_raw("POST", "/v1/messages/count_tokens", "x-api-key: sk-two\r\n", count,
+                     sizeof(count) - 1));
+    assert_int_equal(ans.status, 200);
+    for (size_t i = 0; i < BT_ARRAY_LEN(paths); i++) {
+        announce(paths[i], TWO, 1000, 429);
+        assert_non_null(strstr(ans.body, "tokens a second"));
+        assert_non_null(strstr(ans.head, "\r\nRetry-After: "));
+    }
+}
+
 /* A large body is several requests, whatever is in it. */
 static void test_body_is_work(void **state)
 {
@@ -284,6 +303,7 @@ int main(void)
         T(test_two_of_a_header, setup_keys),
         T(test_choices_are_requests, setup_limits),
         T(test_tokenize_has_the_same_limits, setup_limits),
+        T(test_other_apis_have_the_same_limits, setup_limits),
         T(test_body_is_work, setup_limits),
         T(test_concurrency, setup_limits),
         T(test_more_prompts_than_places, setup_limits),

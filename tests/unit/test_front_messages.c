@@ -55,6 +55,9 @@ static void test_prompts(void **state)
     /* later versions have it among the messages, too */
     same_prompt("\"messages\":[{\"role\":\"system\",\"content\":\"Be brief\"}," USER "]",
                 "\"messages\":[{\"role\":\"system\",\"content\":\"Be brief\"}," USER "]");
+    /* templates without that switch take no notice */
+    same_prompt("\"thinking\":{\"type\":\"enabled\"},\"messages\":[" USER "]",
+                "\"messages\":[" USER "]");
     /* the answer continues a last turn of the assistant */
     same_prompt("\"messages\":[" USER ",{\"role\":\"assistant\",\"content\":\"Well,\"}]",
                 "\"continue_final_message\":true,\"messages\":[" USER
@@ -328,7 +331,8 @@ static void test_bad_bodies(void **state)
             "'tools[0].type' is 'web_search_20250305'");
     refused(SIMPLE ",\"tools\":[{\"name\":\"x\"}]}", "'tools[0].input_schema'");
     refused(SIMPLE ",\"tool_choice\":\"auto\"}", "'tool_choice' must be an object");
-    refused(SIMPLE ",\"thinking\":{\"type\":\"enabled\"}}", "thinking.budget_tokens");
+    refused(SIMPLE ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2048}}",
+            "'thinking.budget_tokens' is not supported (reasoning has no budget; leave it out");
     refused(SIMPLE ",\"thinking\":{\"type\":\"on\"}}", "'thinking' must be");
     refused(SIMPLE ",\"output_config\":{\"format\":{\"type\":\"xml\"}}}", "output_config.format");
     refused("{\"max_tokens\":8,\"messages\":[" USER

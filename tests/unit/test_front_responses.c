@@ -302,8 +302,7 @@ static void test_bad_bodies(void **state)
     refused("{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
             "'input[0].content[0].text' must be");
     refused("{\"input\":[{\"role\":\"user\",\"content\":\"x\",\"nmae\":1}]}", "input[0].nmae");
-    refused("{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
-            "'input[0].type' is 'item_reference'");
+    refused("{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", "set store to false");
     refused("{\"input\":[{\"type\":\"web_search_call\"}]}", "'input[0].type' is 'web_search_call'");
     refused("{\"input\":[{\"type\":\"function_call\",\"name\":\"x\",\"arguments\":\"{}\"}]}",
             "input[0].call_id");

@@ -286,10 +286,8 @@ static void walk(struct bt_matcher *m, uint32_t number)
             if (!bt_matcher_may_end(m)) {
                 fail_msg("program %u: '%s' is a dead end", number, s);
             }
-            assert_true(bt_matcher_must_end(m));
             break;
         }
-        assert_true(!bt_matcher_must_end(m) || bt_matcher_may_end(m));
     }
     bt_matcher_rollback(m, bt_matcher_tokens(m));
     uint32_t len = (uint32_t)strlen(s);

@@ -138,6 +138,7 @@ static void test_names(void **state)
     assert_int_equal(bt_spec_kind("off"), BT_SPEC_OFF);
     assert_int_equal(bt_spec_kind("auto"), BT_SPEC_AUTO);
     assert_int_equal(bt_spec_kind("ngram"), BT_SPEC_NGRAM);
+    assert_int_equal(bt_spec_kind("draft"), BT_SPEC_MODEL);
     assert_int_equal(bt_spec_kind("suffix "), BT_SPEC_KINDS);
 }
 
@@ -217,6 +218,25 @@ static void test_trials_take_their_share(void **state)
     assert_true(lost < 0.011 * all);
 }
 
+/* A model that drafts costs a pass for each draft of all rows. */
+static void test_passes_of_a_model(void **state)
+{
+    (void)state;
+    const float sure[4] = {0.9f, 0.9f, 0.9f, 0.9f}, unsure[4] = {0.1f, 0.1f, 0.2f, 0.1f};
+    struct bt_batch_work w = {.tokens = 4, .kv = 2000};
+    struct bt_spec_trial t = {.n = 1000, .credit_ns = -1e12};
+    const struct bt_batch_cost *c = &bound_by_memory;
+    uint32_t cheap = bt_spec_choose_passes(c, &w, 4, 8, sure, 4, 2e5, &t);
+    uint32_t dear = bt_spec_choose_passes(c, &w, 4, 8, sure, 4, 2e6, &t);
+    assert_true(cheap > dear && dear > 0 && cheap <= 8);
+    assert_int_equal(bt_spec_choose_passes(c, &w, 4, 8, sure, 4, 6e6, &t), 0);
+    assert_int_equal(bt_spec_choose_passes(c, &w, 4, 8, unsure, 4, 2e6, &t), 0);
+    assert_int_equal(bt_spec_choose_passes(c, &w, 4, 0, sure, 4, 2e5, &t), 0);
+    t = (struct bt_spec_trial){0};
+    assert_int_equal(bt_spec_choose_passes(c, &w, 4, 8, unsure, 4, 2e6, &t), 2);
+    assert_true(t.now);
+}
+
 static void test_learns_rates(void **state)
 {
     (void)state;
@@ -247,6 +267,7 @@ int main(void)
         cmocka_unit_test(test_takes_what_pays),
         cmocka_unit_test(test_each_row_by_its_rate),
         cmocka_unit_test(test_trials_take_their_share),
+        cmocka_unit_test(test_passes_of_a_model),
         cmocka_unit_test(test_learns_rates),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
