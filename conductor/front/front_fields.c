@@ -157,7 +157,9 @@ static const struct field fields[] = {
      "functions that the model may call; given to the chat template. In streams, arguments come in "
      "pieces as they are generated"},
     {"tool_choice", M | T, USED,
-     "`auto`, `none` (the model does not see the tools), or `allowed_tools` with one of these"},
+     "`auto`, `none` (the model does not see the tools), `required` or a named function (the "
+     "answer "
+     "is calls, and their arguments follow the schemas), or `allowed_tools`"},
     {"parallel_tool_calls", M | T, USED, "false: calls behind the first one are left out"},
     {"include_reasoning", M, USED,
      "false: the answer has no `reasoning_content`. Otherwise the model's reasoning is there, and "
@@ -424,7 +426,7 @@ static const struct field fields[] = {
     {"name", FN | CF, USED, "1 to 128 letters, digits or characters of `_-.:/`"},
     {"description", FN, USED, "a string"},
     {"parameters", FN, USED, "a JSON schema of the arguments"},
-    {"strict", FN, REFUSED, "constrained output is not built"},
+    {"strict", FN, USED, "true: arguments always follow the schema, also with `auto`"},
     {"id", TC, USED, "a string"},
     {"index", TC, HARMLESS, "its place in the list counts"},
     {"arguments", CF, USED, "a string with a JSON object; or the object"},

@@ -65,8 +65,7 @@ static void put_real(struct bt_buf *out, double v)
     bt_buf_puts(out, text);
 }
 
-/* False: a number that the reading of the body has not kept. The parser bounds the depth. */
-static bool put_json(struct bt_buf *out, const json_t *v)
+bool bt_front_put_json(struct bt_buf *out, const json_t *v)
 {
     const char *key, *before = "";
     json_t *item;
@@ -80,7 +79,7 @@ static bool put_json(struct bt_buf *out, const json_t *v)
             bt_buf_puts(out, before);
             bt_front_put_cstr(out, key);
             bt_buf_puts(out, ":");
-            ok = put_json(out, item) && ok;
+            ok = bt_front_put_json(out, item) && ok;
             before = ",";
         }
         bt_buf_puts(out, "}");
@@ -90,7 +89,7 @@ static bool put_json(struct bt_buf *out, const json_t *v)
         json_array_foreach(v, i, item)
         {
             bt_buf_puts(out, i > 0 ? "," : "");
-            ok = put_json(out, item) && ok;
+            ok = bt_front_put_json(out, item) && ok;
         }
         bt_buf_puts(out, "]");
         break;
@@ -126,7 +125,7 @@ static bool take_schema(struct found *f, const json_t *v, struct bt_front_error 
                              "'%s' must be a JSON schema: an object, or a string with its text",
                              f->param);
     }
-    return put_json(&f->text, v) ||
+    return bt_front_put_json(&f->text, v) ||
            bt_front_fail(e, 400, f->param, "invalid_value",
                          "'%s' has a number beyond 64 bits; send the schema as a string", f->param);
 }
@@ -141,7 +140,7 @@ static bool take_choices(struct found *f, const json_t *v, struct bt_front_error
         return bt_front_fail(e, 400, f->param, "invalid_type",
                              "'%s' must be an array of one or more strings", f->param);
     }
-    return put_json(&f->text, v);
+    return bt_front_put_json(&f->text, v);
 }
 
 /* Clients send null, and "" where they mean no grammar. */

@@ -16,6 +16,9 @@ bool bt_front_take_grammar(const struct bt_front_model *m, const json_t *root,
 bool bt_front_set_grammar(const struct bt_front_model *m, uint32_t kind, const char *text,
                           size_t len, const char *param, struct bt_gen_spec *spec,
                           struct bt_front_error *e);
+/* Appends a JSON value as text. False: a number that the reading of the body has not kept. The
+ * parser bounds the depth. */
+bool bt_front_put_json(struct bt_buf *out, const json_t *v);
 /* Names a grammar's kind in metrics and logs. */
 const char *bt_front_grammar_name(uint32_t kind);
 

@@ -7,6 +7,7 @@
 
 #include "conductor/front/front_adapt.h"
 #include "conductor/front/front_fields.h"
+#include "conductor/front/front_forced.h"
 #include "conductor/front/front_grammar.h"
 
 #define STOPS_MAX      16
@@ -484,7 +485,10 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     want_prompt_logprobs(opt, &l, base);
     bool ok;
     if (chat) {
-        ok = bt_front_take_chat(m, root, &ids, &opt->parts, e);
+        struct bt_front_tools tools;
+        ok = bt_front_take_chat(m, root, &ids, &opt->parts, &tools, e) &&
+             bt_front_force(m, root, &opt->parts, &tools, base, e);
+        bt_front_tools_cleanup(&tools);
         base->kept = opt->parts.reply.tools ? m->kept_tools : m->kept_thoughts;
         g->prompts =
             (struct bt_front_prompts){.list = bt_calloc(1, sizeof(struct bt_front_prompt)), .n = 1};
@@ -538,6 +542,7 @@ static bool tokenize(const struct bt_front_model *m, uint64_t fields, const void
     bool chat = bt_front_has(root, "messages");
     struct bt_front_prompts prompts = {0};
     struct bt_front_chat parts;
+    struct bt_front_tools tools = {0};
     if (chat && bt_front_has(root, "prompt")) {
         json_decref(root);
         return bt_front_fail(e, 400, "prompt", "invalid_value",
@@ -545,7 +550,7 @@ static bool tokenize(const struct bt_front_model *m, uint64_t fields, const void
     }
     bool ok = check_model(m, root, e) && bt_front_fields_check(root, fields, "", e) &&
               bt_front_get_bool(root, "return_token_strs", want_strings_p, e) &&
-              (chat ? bt_front_take_chat(m, root, out, &parts, e)
+              (chat ? bt_front_take_chat(m, root, out, &parts, &tools, e)
                     : bt_front_take_prompts(m, root, false, false, &prompts, e));
     if (ok && prompts.n > 1) {
         ok = bt_front_fail(e, 400, "prompt", "invalid_value",
@@ -556,6 +561,7 @@ static bool tokenize(const struct bt_front_model *m, uint64_t fields, const void
         prompts.list[0].ids = (struct bt_tokens){0};
     }
     bt_front_prompts_cleanup(&prompts);
+    bt_front_tools_cleanup(&tools);
     json_decref(root);
     return ok;
 }
@@ -571,15 +577,17 @@ bool bt_front_parse_count(const struct bt_front_model *m, const void *body, size
 {
     struct bt_front_model any_length = *m;
     struct bt_front_chat parts;
+    struct bt_front_tools tools = {0};
     any_length.piece_max = 0;
     json_t *root = bt_front_json_parse(body, len, e);
     json_t *chat = root != NULL ? bt_front_messages_chat(root, true, e) : NULL;
     bool ok = chat != NULL && check_model(m, chat, e) &&
               bt_front_fields_check(chat, FRONT_CHAT, "", e) &&
-              bt_front_take_chat(&any_length, chat, out, &parts, e);
+              bt_front_take_chat(&any_length, chat, out, &parts, &tools, e);
     if (!ok && chat != NULL) {
         bt_front_adapt_error(FRONT_API_MESSAGES, e);
     }
+    bt_front_tools_cleanup(&tools);
     json_decref(root);
     json_decref(chat);
     return ok;

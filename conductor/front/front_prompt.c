@@ -471,30 +471,32 @@ static bool render(const struct bt_front_model *m, const json_t *ctx, bool go_on
                                  ? last_thinks(&m->style.reply, messages)
                                  : bt_reply_prompt_thinks(&m->style.reply, prompt.data, prompt.len);
     }
+    chat->may_think = ok && m->style.reply.thoughts != BT_THOUGHTS_NONE &&
+                      !bt_reply_prompt_thought(&m->style.reply, prompt.data, prompt.len);
     bt_buf_cleanup(&prompt);
     return ok;
 }
 
 /* Turns messages into tokens with the chat template. */
 bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
-                        struct bt_front_chat *chat, struct bt_front_error *e)
+                        struct bt_front_chat *chat, struct bt_front_tools *tools,
+                        struct bt_front_error *e)
 {
     bool special = false; /* templates write BOS themselves */
     bool go_on = false;
-    struct bt_front_tools tools;
+    *tools = (struct bt_front_tools){0};
     if (m->tmpl == NULL) {
         return bt_front_fail(e, 400, "messages", "unsupported_parameter",
                              "this model has no chat template; use /v1/completions");
     }
     if (!bt_front_get_bool(root, "add_special_tokens", &special, e) ||
         !bt_front_get_bool(root, "continue_final_message", &go_on, e) ||
-        !bt_front_take_tools(&m->style, root, &tools, e)) {
+        !bt_front_take_tools(&m->style, root, tools, e)) {
         return false;
     }
     json_t *ctx =
-        take_reply(m, root, &tools, chat, e) ? chat_context(m, root, go_on, &tools, e) : NULL;
+        take_reply(m, root, tools, chat, e) ? chat_context(m, root, go_on, tools, e) : NULL;
     bool ok = ctx != NULL && render(m, ctx, go_on, special, out, chat, e);
     json_decref(ctx);
-    bt_front_tools_cleanup(&tools);
     return ok;
 }

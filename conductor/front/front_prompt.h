@@ -52,12 +52,15 @@ bool bt_front_take_prompts(const struct bt_front_model *m, const json_t *root, b
 struct bt_front_chat { /* what the answer to a chat will be taken apart into */
     struct bt_reply_options reply;
     bool hides_thoughts; /* they are left out of the answer */
+    bool may_think;      /* the answer may have a reasoning, or begins inside it */
 };
 
 /* Applies the chat template to `messages` and tools. Also reads add_generation_prompt,
- * continue_final_message, chat_template_kwargs and what is asked for of the reasoning. */
+ * continue_final_message, chat_template_kwargs and what is asked for of the reasoning.
+ * The caller cleans tools up, in any case. */
 bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
-                        struct bt_front_chat *chat, struct bt_front_error *e);
+                        struct bt_front_chat *chat, struct bt_front_tools *tools,
+                        struct bt_front_error *e);
 /* Token ids of a JSON array; key names it in errors. */
 bool bt_front_take_ids(const struct bt_front_model *m, const char *key, const json_t *list,
                        struct bt_tokens *out, struct bt_front_error *e);

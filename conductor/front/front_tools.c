@@ -107,7 +107,9 @@ static bool take_tool(const json_t *tool, size_t i, json_t *names, struct bt_fro
     if (!bt_front_get_bool(function, "strict", &strict, e)) {
         return false;
     }
-    t->strict |= strict;
+    if (strict) {
+        json_object_set_new(t->strict, name, json_true());
+    }
     json_t *clean = json_object();
     json_object_set_new(clean, "type", json_string("function"));
     json_object_set_new(clean, "function", clean_function(function));
@@ -131,6 +133,7 @@ static bool take_list(const json_t *root, struct bt_front_tools *t, struct bt_fr
     }
     json_t *names = json_object();
     t->list = json_array();
+    t->strict = json_object();
     bool ok = true;
     for (size_t i = 0; ok && i < json_array_size(list); i++) {
         ok = take_tool(json_array_get(list, i), i, names, t, e);
@@ -259,11 +262,6 @@ static bool check_choice(const struct bt_front_style *style, struct bt_front_too
                              "(conductor.answer_form); leave 'tools' out, or set 'tool_choice' to "
                              "\"none\"");
     }
-    if (t->choose == FRONT_TOOLS_REQUIRED) {
-        return bt_front_fail(e, 400, "tool_choice", "unsupported_parameter",
-                             "'tool_choice' must be \"auto\" or \"none\": a call cannot be forced "
-                             "here");
-    }
     return true;
 }
 
@@ -284,6 +282,7 @@ bool bt_front_take_tools(const struct bt_front_style *style, const json_t *root,
 void bt_front_tools_cleanup(struct bt_front_tools *t)
 {
     json_decref(t->list);
+    json_decref(t->strict);
     *t = (struct bt_front_tools){0};
 }
 

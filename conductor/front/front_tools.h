@@ -16,8 +16,8 @@ enum bt_front_choose { FRONT_TOOLS_NONE, FRONT_TOOLS_AUTO, FRONT_TOOLS_REQUIRED 
 struct bt_front_tools {
     json_t *list; /* [{"type":"function","function":{...}}, ...]; NULL: the model may call none */
     enum bt_front_choose choose;
-    bool one;    /* at most one call */
-    bool strict; /* some tool's arguments must follow its schema */
+    bool one;       /* at most one call */
+    json_t *strict; /* {name: true}: tools whose arguments must follow their schemas */
 };
 
 /* Reads tools, tool_choice and parallel_tool_calls. A named function, or allowed_tools, leaves only

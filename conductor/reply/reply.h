@@ -51,6 +51,8 @@ bool bt_reply_template_takes_tools(const char *template_text);
 const char *bt_reply_marker(const struct bt_reply_style *s, size_t i);
 /* Has this text of a prompt opened the reasoning, so that the answer begins inside it? */
 bool bt_reply_prompt_thinks(const struct bt_reply_style *s, const char *prompt, size_t len);
+/* ... or closed it, so that the answer has none? */
+bool bt_reply_prompt_thought(const struct bt_reply_style *s, const char *prompt, size_t len);
 /* Has this beginning of an answer opened its reasoning, and not closed it? */
 bool bt_reply_text_thinks(const struct bt_reply_style *s, const char *text);
 
@@ -59,8 +61,9 @@ struct bt_reply_frame {
     const char *open, *call, *name_end, *call_end, *close; /* open: of all calls; call: of each */
 };
 const struct bt_reply_frame *bt_reply_frame(enum bt_reply_tools tools);
-/* The end of reasoning; NULL for BT_THOUGHTS_NONE. */
+/* The end and the beginning of reasoning; NULL for BT_THOUGHTS_NONE. */
 const char *bt_reply_thoughts_close(enum bt_reply_thoughts thoughts);
+const char *bt_reply_thoughts_open(enum bt_reply_thoughts thoughts);
 
 /* ---- replies ---- */
 

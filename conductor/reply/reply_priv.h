@@ -21,7 +21,6 @@ struct bt_reply_form {
     bool ends_thoughts;  /* calls may begin without the end of the reasoning */
 };
 const struct bt_reply_form *bt_reply_form_of(enum bt_reply_tools tools);
-const char *bt_reply_thoughts_open(enum bt_reply_thoughts t);
 
 /* ---- a call as a JSON object, byte by byte ---- */
 

@@ -244,12 +244,22 @@ bool bt_reply_text_thinks(const struct bt_reply_style *s, const char *text)
            !has(text, thoughts[s->thoughts].close);
 }
 
-bool bt_reply_prompt_thinks(const struct bt_reply_style *s, const char *prompt, size_t len)
+/* Does the text end with the marker, but for white space? */
+static bool ends_with(const char *text, size_t len, const char *marker)
 {
-    const char *open = thoughts[s->thoughts].open;
-    size_t n = open != NULL ? strlen(open) : 0;
-    while (len > 0 && memchr(" \n\r\t", prompt[len - 1], 4) != NULL) {
+    size_t n = marker != NULL ? strlen(marker) : 0;
+    while (len > 0 && memchr(" \n\r\t", text[len - 1], 4) != NULL) {
         len--;
     }
-    return n > 0 && len >= n && memcmp(prompt + len - n, open, n) == 0;
+    return n > 0 && len >= n && memcmp(text + len - n, marker, n) == 0;
+}
+
+bool bt_reply_prompt_thinks(const struct bt_reply_style *s, const char *prompt, size_t len)
+{
+    return ends_with(prompt, len, thoughts[s->thoughts].open);
+}
+
+bool bt_reply_prompt_thought(const struct bt_reply_style *s, const char *prompt, size_t len)
+{
+    return ends_with(prompt, len, thoughts[s->thoughts].close);
 }

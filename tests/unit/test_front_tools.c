@@ -3,6 +3,8 @@
  * Fixture: front_fixture.h. */
 #include "tests/unit/front_fixture.h"
 
+#include "common/grammar/grammar.h"
+
 #define TOOL(name) "{\"type\":\"function\",\"function\":{\"name\":\"" name "\"}}"
 #define USER       "{\"role\":\"user\",\"content\":\"a\"}"
 #define CHAT(more) "{\"messages\":[" USER "]," more "}"
@@ -543,6 +545,200 @@ static void test_long_parts(void **state)
     bt_buf_cleanup(&text);
 }
 
+/* ---- forced calls ---- */
+
+/* A vocabulary of single bytes, and an end. */
+static struct bt_grammar_vocab *bytes_vocab(void)
+{
+    static char bytes[256];
+    struct bt_grammar_token tokens[257];
+    const uint32_t eos = 256;
+    struct bt_grammar_vocab *v;
+    for (int i = 0; i < 256; i++) {
+        bytes[i] = (char)i;
+        tokens[i] = (struct bt_grammar_token){.bytes = &bytes[i], .n = 1};
+    }
+    tokens[256] = (struct bt_grammar_token){.bytes = "<e>", .n = 3, .special = true};
+    assert_int_equal(bt_grammar_vocab_create(tokens, 257, &eos, 1, &v), BT_OK);
+    return v;
+}
+
+/* Does the running request's grammar allow this answer? */
+static bool allows(struct bt_grammar_vocab *v, const char *answer)
+{
+    char err[256];
+    struct bt_gen_grammar *text = now->spec.grammar;
+    struct bt_grammar *g;
+    assert_non_null(text);
+    struct bt_grammar_spec spec = {(enum bt_grammar_kind)text->kind, text->text, text->len};
+    if (bt_grammar_compile(&spec, &g, err, sizeof(err)) != BT_OK) {
+        fail_msg("%s: %s", err, text->text);
+    }
+    struct bt_matcher *m = bt_matcher_create(g, v);
+    bool ok = bt_matcher_accept_bytes(m, answer, strlen(answer)) == BT_OK && bt_matcher_may_end(m);
+    bt_matcher_destroy(m);
+    bt_grammar_unref(g);
+    return ok;
+}
+
+/* The names and arguments of an answer's calls: "f{...}g{...}". */
+static const char *calls_of(const char *answer)
+{
+    static struct bt_buf out;
+    int fd = begin("/v1/chat/completions", CHAT(TOOLS));
+    say(answer);
+    end(BT_FINISH_STOP);
+    receive(fd);
+    json_t *j = parse(ans.body), *calls = at(j, "choices.0.message.tool_calls");
+    bt_buf_clear(&out);
+    bt_buf_puts(&out, "");
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        json_t *c = json_array_get(calls, i);
+        bt_buf_printf(&out, "%s%s", str_at(c, "function.name"), str_at(c, "function.arguments"));
+    }
+    json_decref(j);
+    return out.data;
+}
+
+#define SCHEMA                                                                                     \
+    "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}},\"required\":[\"a\"],"     \
+    "\"additionalProperties\":false}"
+#define FG(strict)                                                                                 \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":" SCHEMA        \
+    ",\"strict\":" strict "}}," TOOL("g") "]"
+#define DC(name, args) "<｜tool▁call▁begin｜>" name "<｜tool▁sep｜>" args "<｜tool▁call▁end｜>"
+#define KC(id, args)                                                                               \
+    "<|tool_call_begin|>" id "<|tool_call_argument_begin|>" args "<|tool_call_end|>"
+
+static void test_forced_calls(void **state)
+{
+    static const struct {
+        const char *form, *one, *two, *wrong;
+    } rows[] = {
+        {"{# <tool_call> #}",
+         "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>",
+         "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n"
+         "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>",
+         "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":\"1\"}}\n</tool_call>"},
+        {"{# <|python_tag|> #}", "{\"name\": \"f\", \"parameters\": {\"a\":1}}",
+         "{\"name\": \"f\", \"parameters\": {\"a\":1}}; {\"name\": \"g\", \"parameters\": {}}",
+         "{\"name\": \"f\", \"parameters\": {}}"},
+        {"{# [TOOL_CALLS] #}", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\":1}}]",
+         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\":1}}, {\"name\": \"g\", "
+         "\"arguments\": {}}]",
+         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\":1}}"},
+        {"{# [TOOL_CALLS] [ARGS] #}", "[TOOL_CALLS]f[ARGS]{\"a\":1}",
+         "[TOOL_CALLS]f[ARGS]{\"a\":1}[TOOL_CALLS]g[ARGS]{}", "[TOOL_CALLS]h[ARGS]{}"},
+        {"{# <｜tool▁calls▁begin｜> ```json #}",
+         "<｜tool▁calls▁begin｜>" DC("function",
+                                     "f\n```json\n{\"a\":1}\n```") "<｜tool▁calls▁end｜>",
+         "<｜tool▁calls▁begin｜>" DC("function", "f\n```json\n{\"a\":1}\n```") "\n" DC(
+             "function", "g\n```json\n{}\n```") "<｜tool▁calls▁end｜>",
+         "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>"},
+        {"{# <｜tool▁calls▁begin｜> #}",
+         "<｜tool▁calls▁begin｜>" DC("f", "{\"a\":1}") "<｜tool▁calls▁end｜>",
+         "<｜tool▁calls▁begin｜>" DC("f", "{\"a\":1}") DC("g", "{}") "<｜tool▁calls▁end｜>",
+         "text"},
+        {"{# <|tool_calls_section_begin|> #}",
+         "<|tool_calls_section_begin|>" KC("functions.f:0",
+                                           "{\"a\":1}") "<|tool_calls_section_end|>",
+         "<|tool_calls_section_begin|>" KC("functions.f:0", "{\"a\":1}")
+             KC("functions.g:1", "{}") "<|tool_calls_section_end|>",
+         "<|tool_calls_section_begin|>" KC("functions.f:x",
+                                           "{\"a\":1}") "<|tool_calls_section_end|>"},
+    };
+    struct bt_grammar_vocab *v = bytes_vocab();
+    for (size_t i = 0; i < BT_ARRAY_LEN(rows); i++) {
+        char *text = bt_sprintf(
+            "%s%s", "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}", rows[i].form);
+        open_with(text);
+        int fd = begin("/v1/chat/completions", CHAT(FG("false") ",\"tool_choice\":\"required\""));
+        assert_true(allows(v, rows[i].one));
+        assert_true(allows(v, rows[i].two));
+        assert_false(allows(v, rows[i].wrong));
+        assert_false(allows(v, "text"));
+        assert_false(allows(v, ""));
+        abandon(fd);
+        fd = begin("/v1/chat/completions",
+                   CHAT(FG("false") ",\"tool_choice\":\"required\",\"parallel_tool_calls\":false"));
+        assert_true(allows(v, rows[i].one));
+        assert_false(allows(v, rows[i].two));
+        abandon(fd);
+        fd = begin("/v1/chat/completions", CHAT(FG("false") ",\"tool_choice\":" TOOL("g")));
+        assert_false(allows(v, rows[i].one));
+        abandon(fd);
+        fd = begin("/v1/chat/completions", CHAT(FG("true")));
+        assert_true(allows(v, "text"));
+        assert_true(allows(v, rows[i].one));
+        assert_true(allows(v, rows[i].two));
+        abandon(fd);
+        fd = begin("/v1/chat/completions", CHAT(FG("false")));
+        assert_null(now->spec.grammar);
+        abandon(fd);
+        assert_string_equal(calls_of(rows[i].one), "f{\"a\":1}");
+        assert_string_equal(calls_of(rows[i].two), "f{\"a\":1}g{}");
+        close_own(state);
+        free(text);
+    }
+    bt_grammar_vocab_destroy(v);
+    open_with(hermes);
+}
+
+#define FORMAT(schema)                                                                             \
+    "\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"n\","               \
+    "\"schema\":" schema "}}"
+
+/* What is forced begins behind the reasoning. */
+static void test_forced_behind_reasoning(void **state)
+{
+    (void)state;
+    struct bt_grammar_vocab *v = bytes_vocab();
+    int fd = begin("/v1/chat/completions", CHAT(FG("false") ",\"tool_choice\":" TOOL("g")));
+    static const char call[] = "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+    char *thought = bt_sprintf("<think>\nI {\n</think>\n\n%s", call);
+    assert_true(allows(v, call));
+    assert_true(allows(v, thought));
+    assert_false(allows(v, "<think>\nI\n</think>\n\nNo."));
+    abandon(fd);
+    free(thought);
+    fd = begin("/v1/chat/completions", CHAT(FORMAT(SCHEMA)));
+    assert_true(allows(v, "{\"a\":1}"));
+    assert_true(allows(v, "<think>\n{}\n</think>\n{\"a\":1}"));
+    assert_false(allows(v, "<think>\n{}\n</think>\n{}"));
+    abandon(fd);
+    fd = begin("/v1/chat/completions",
+               CHAT(FORMAT(SCHEMA) ",\"chat_template_kwargs\":{\"think\":1}"));
+    assert_true(allows(v, "hm</think>{\"a\":1}"));
+    assert_false(allows(v, "{\"a\":1}"));
+    abandon(fd);
+    fd = begin("/v1/chat/completions", CHAT("\"regex\":\"a\\\\d\""));
+    assert_true(allows(v, "<think>x</think>a1"));
+    abandon(fd);
+    bt_grammar_vocab_destroy(v);
+    refused(CHAT("\"grammar\":\"root ::= \\\"a\\\"\""), "messages", "of kind 'grammar'");
+}
+
+static void test_forced_refusals(void **state)
+{
+    (void)state;
+    refused(CHAT(FG("true") "," FORMAT(SCHEMA)), "tools", "both constrain the answer");
+    refused(CHAT(FG("true") ",\"ignore_eos\":true"), "ignore_eos", "could not end");
+    refused(TOOL_WITH("{\"name\":\"f\",\"strict\":true,\"parameters\":{\"type\":\"object\","
+                      "\"properties\":{\"a\":{\"type\":\"word\"}}}}"),
+            "tools", "a type is null");
+    /* without strict the schema only helps */
+    int fd =
+        begin("/v1/chat/completions",
+              CHAT("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{"
+                   "\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"word\"}}}}}],"
+                   "\"tool_choice\":\"required\""));
+    struct bt_grammar_vocab *v = bytes_vocab();
+    assert_true(
+        allows(v, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":0}}\n</tool_call>"));
+    bt_grammar_vocab_destroy(v);
+    abandon(fd);
+}
+
 #define OWN(test) cmocka_unit_test_setup_teardown(test, NULL, close_own)
 #define H(test)   cmocka_unit_test_setup_teardown(test, open_hermes, close_own)
 
@@ -564,6 +760,9 @@ int main(void)
         H(test_streamed_reasoning),
         H(test_continued_reasoning),
         H(test_long_parts),
+        OWN(test_forced_calls),
+        H(test_forced_behind_reasoning),
+        H(test_forced_refusals),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
 }

@@ -1,0 +1,259 @@
+/* Grammars of answers with tool calls or reasoning; see front_forced.h. The grammar is a text of
+ * kind BT_GRAMMAR_TAGS (common/grammar/tags.c): a tag is one call. */
+#include "conductor/front/front_forced.h"
+
+#include <stdlib.h>
+
+#include "common/grammar/grammar.h"
+#include "conductor/front/front_grammar.h"
+
+/* ---- parts: texts and special tokens ---- */
+
+static void put_special(struct bt_buf *out, const char *text, const char *before)
+{
+    if (text != NULL) {
+        bt_buf_puts(out, before);
+        bt_buf_puts(out, "{\"special\":");
+        bt_front_put_cstr(out, text);
+        bt_buf_puts(out, "}");
+    }
+}
+
+static void put_text(struct bt_buf *out, const char *before, const char *a, const char *name,
+                     const char *b)
+{
+    char *text = bt_sprintf("%s%s%s", a, name, b);
+    bt_buf_puts(out, before);
+    bt_front_put_cstr(out, text);
+    free(text);
+}
+
+/* ,"key":[{"special":marker}] */
+static void put_marker(struct bt_buf *out, const char *key, const char *marker)
+{
+    if (marker != NULL) {
+        bt_buf_printf(out, ",\"%s\":[", key);
+        put_special(out, marker, "");
+        bt_buf_puts(out, "]");
+    }
+}
+
+/* ---- one call ---- */
+
+/* What stands before the arguments of a call: the inside of a list of parts. */
+static void put_begin(enum bt_reply_tools style, const char *name, struct bt_buf *out)
+{
+    const struct bt_reply_frame *f = bt_reply_frame(style);
+    switch (style) {
+    case BT_TOOLS_HERMES:
+        put_special(out, f->open, "");
+        put_text(out, ",", "\n{\"name\": \"", name, "\", \"arguments\": ");
+        return;
+    case BT_TOOLS_LLAMA3: put_text(out, "", "{\"name\": \"", name, "\", \"parameters\": "); return;
+    case BT_TOOLS_MISTRAL_LIST:
+        put_text(out, "", "{\"name\": \"", name, "\", \"arguments\": ");
+        return;
+    case BT_TOOLS_MISTRAL:
+        put_special(out, f->open, "");
+        put_text(out, ",", "", name, "");
+        break;
+    case BT_TOOLS_DEEPSEEK_V3:
+        put_special(out, f->call, "");
+        bt_buf_puts(out, ",\"function\"");
+        put_special(out, f->name_end, ",");
+        put_text(out, ",", "", name, "\n```json\n");
+        return;
+    case BT_TOOLS_KIMI:
+        put_special(out, f->call, "");
+        put_text(out, ",", "functions.", name, ":");
+        bt_buf_puts(out, ",{\"regex\":\"[0-9]{1,4}\"}");
+        break;
+    case BT_TOOLS_DEEPSEEK_V31:
+        put_special(out, f->call, "");
+        put_text(out, ",", "", name, "");
+        break;
+    case BT_TOOLS_NONE:
+    case BT_TOOLS_STYLES: return;
+    }
+    put_special(out, f->name_end, ",");
+}
+
+/* What stands behind the arguments. */
+static void put_end(enum bt_reply_tools style, struct bt_buf *out)
+{
+    const struct bt_reply_frame *f = bt_reply_frame(style);
+    switch (style) {
+    case BT_TOOLS_HERMES:
+        bt_buf_puts(out, "\"}\\n\"");
+        put_special(out, f->close, ",");
+        return;
+    case BT_TOOLS_LLAMA3:
+    case BT_TOOLS_MISTRAL_LIST: bt_buf_puts(out, "\"}\""); return;
+    case BT_TOOLS_DEEPSEEK_V3:
+        bt_buf_puts(out, "\"\\n```\"");
+        put_special(out, f->call_end, ",");
+        return;
+    case BT_TOOLS_DEEPSEEK_V31:
+    case BT_TOOLS_KIMI: put_special(out, f->call_end, ""); return;
+    case BT_TOOLS_MISTRAL:
+    case BT_TOOLS_NONE:
+    case BT_TOOLS_STYLES: return;
+    }
+}
+
+/* What stands around all calls, and between two. */
+static void put_frame(enum bt_reply_tools style, struct bt_buf *out)
+{
+    const struct bt_reply_frame *f = bt_reply_frame(style);
+    switch (style) {
+    case BT_TOOLS_HERMES: bt_buf_puts(out, ",\"separator\":\"\\n\""); return;
+    case BT_TOOLS_LLAMA3:
+        bt_buf_puts(out, ",\"separator\":\"; \",\"triggers\":[\"{\\\"name\\\"\"]");
+        return;
+    case BT_TOOLS_MISTRAL_LIST:
+        bt_buf_puts(out, ",\"separator\":\", \",\"close\":\"]\",\"open\":[");
+        put_special(out, f->open, "");
+        bt_buf_puts(out, ",\" [\"]");
+        return;
+    case BT_TOOLS_DEEPSEEK_V3:
+    case BT_TOOLS_DEEPSEEK_V31:
+    case BT_TOOLS_KIMI:
+        bt_buf_puts(out, style == BT_TOOLS_DEEPSEEK_V3 ? ",\"separator\":\"\\n\"" : "");
+        put_marker(out, "open", f->open);
+        put_marker(out, "close", f->close);
+        return;
+    case BT_TOOLS_MISTRAL:
+    case BT_TOOLS_NONE:
+    case BT_TOOLS_STYLES: return;
+    }
+}
+
+/* ---- the whole answer ---- */
+
+/* The reasoning, if the model has one: it has begun, or it may come. */
+static void put_first(const struct bt_front_chat *chat, struct bt_buf *out)
+{
+    const struct bt_reply_options *o = &chat->reply;
+    const char *close = bt_reply_thoughts_close(o->style.thoughts);
+    if (!chat->may_think) {
+        return;
+    }
+    bt_buf_puts(out, ",\"first\":{\"any\":true,\"begin\":[");
+    put_special(out, o->thinks ? NULL : bt_reply_thoughts_open(o->style.thoughts), "");
+    bt_buf_puts(out, "],\"end\":[");
+    put_special(out, close, "");
+    bt_buf_puts(out, ",{\"regex\":\"\\\\n*\"}]");
+    bt_buf_puts(out, o->thinks ? "}" : ",\"optional\":true}");
+}
+
+/* True: the text holds every number of the schemas. all: arguments of all tools follow their
+ * schemas, also of those that are not strict. */
+static bool put_tags(const struct bt_front_chat *chat, const struct bt_front_tools *t, bool all,
+                     struct bt_buf *out)
+{
+    enum bt_reply_tools style = chat->reply.style.tools;
+    bool ok = true;
+    bt_buf_puts(out, "{\"tags\":[");
+    for (size_t i = 0; i < json_array_size(t->list); i++) {
+        const json_t *f = json_object_get(json_array_get(t->list, i), "function");
+        const char *name = json_string_value(json_object_get(f, "name"));
+        bt_buf_puts(out, i > 0 ? ",{\"begin\":[" : "{\"begin\":[");
+        put_begin(style, name, out);
+        bt_buf_puts(out, "],\"schema\":");
+        if (all || json_object_get(t->strict, name) != NULL) {
+            ok = bt_front_put_json(out, json_object_get(f, "parameters")) && ok;
+        } else {
+            bt_buf_puts(out, "{\"type\":\"object\"}");
+        }
+        bt_buf_puts(out, ",\"end\":[");
+        put_end(style, out);
+        bt_buf_puts(out, "]}");
+    }
+    bt_buf_puts(out, "]");
+    put_frame(style, out);
+    put_first(chat, out);
+    if (t->choose == FRONT_TOOLS_REQUIRED) {
+        bt_buf_puts(out, ",\"at_least_one\":true,\"free_text\":false");
+    }
+    bt_buf_puts(out, t->one ? ",\"stop_after_first\":true}" : "}");
+    return ok;
+}
+
+static bool set_tags(const struct bt_front_model *m, const struct bt_front_chat *chat,
+                     const struct bt_front_tools *t, bool all, struct bt_gen_spec *spec,
+                     struct bt_front_error *e)
+{
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bool ok = put_tags(chat, t, all, &text) ||
+              bt_front_fail(e, 400, "tools", "invalid_value",
+                            "a schema in 'tools' has a number beyond 64 bits");
+    ok = ok && bt_front_set_grammar(m, BT_GRAMMAR_TAGS, text.data, text.len, "tools", spec, e);
+    bt_buf_cleanup(&text);
+    return ok;
+}
+
+/* A constrained answer of a model that thinks: the reasoning comes first, unconstrained. */
+static bool behind_thoughts(const struct bt_front_model *m, const struct bt_front_chat *chat,
+                            struct bt_gen_spec *spec, struct bt_front_error *e)
+{
+    struct bt_gen_grammar *g = spec->grammar;
+    const char *key = g->kind == BT_GRAMMAR_JSON_SCHEMA ? "schema"
+                      : g->kind == BT_GRAMMAR_REGEX     ? "regex"
+                                                        : NULL;
+    struct bt_buf text;
+    bt_buf_init(&text);
+    bt_buf_puts(&text, "{\"tags\":[{\"begin\":\"\",\"end\":\"\",");
+    if (g->kind == BT_GRAMMAR_JSON_OBJECT) {
+        bt_buf_puts(&text, "\"schema\":{\"type\":\"object\"}");
+    } else if (key != NULL) {
+        bt_buf_printf(&text, "\"%s\":", key);
+        if (g->kind == BT_GRAMMAR_REGEX) {
+            bt_front_put_str(&text, g->text, g->len);
+        } else {
+            bt_buf_append(&text, g->text, g->len);
+        }
+    } else {
+        bt_buf_cleanup(&text);
+        return bt_front_fail(e, 400, "messages", "unsupported_parameter",
+                             "this model thinks before it answers, and the server cannot let "
+                             "reasoning go before a grammar of kind '%s'; use a JSON schema or a "
+                             "regular expression",
+                             bt_front_grammar_name(g->kind));
+    }
+    bt_buf_puts(&text, "}],\"at_least_one\":true,\"free_text\":false,\"stop_after_first\":true");
+    put_first(chat, &text);
+    bt_buf_puts(&text, "}");
+    spec->grammar = NULL;
+    bool ok = bt_front_set_grammar(m, BT_GRAMMAR_TAGS, text.data, text.len, "messages", spec, e);
+    bt_gen_grammar_unref(g);
+    bt_buf_cleanup(&text);
+    return ok;
+}
+
+bool bt_front_force(const struct bt_front_model *m, const json_t *root,
+                    const struct bt_front_chat *chat, const struct bt_front_tools *t,
+                    struct bt_gen_spec *spec, struct bt_front_error *e)
+{
+    bool required = t->choose == FRONT_TOOLS_REQUIRED, ignore = false;
+    bool strict = json_object_size(t->strict) > 0;
+    if (t->list == NULL || !(required || strict)) {
+        return spec->grammar == NULL || !chat->may_think || behind_thoughts(m, chat, spec, e);
+    }
+    if (!bt_front_get_bool(root, "ignore_eos", &ignore, e)) {
+        return false;
+    }
+    if (ignore) {
+        return bt_front_fail(e, 400, "ignore_eos", "invalid_value",
+                             "'ignore_eos' must not be true where 'tools' constrain the answer: "
+                             "it could not end");
+    }
+    if (set_tags(m, chat, t, required, spec, e)) {
+        return true;
+    }
+    if (!required || e->beyond || spec->grammar != NULL) {
+        return false;
+    }
+    *e = (struct bt_front_error){0}; /* only strict tools need a schema that can be enforced */
+    return set_tags(m, chat, t, false, spec, e);
+}
