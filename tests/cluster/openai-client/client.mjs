@@ -11,6 +11,22 @@ const messages = [{ role: "system", content: "You are a player." },
 const prompt = "ROMEO:\n";
 const greedy = { model, temperature: 0, max_tokens: 16 };
 
+const weather = {
+  name: "weather", description: "The weather of a city.", strict: true,
+  parameters: { type: "object", additionalProperties: false, required: ["city", "days"],
+                properties: { city: { type: "string", enum: ["Rome", "Paris"] },
+                              days: { type: "integer", minimum: 1, maximum: 9 } } } };
+// JSON may have any number of blanks between its tokens, and this model likes them
+const blanks = { 197: -30, 198: -30, 201: -30, 220: -30, 272: -30 };
+const forced = { model, messages, temperature: 0, max_tokens: 300, logit_bias: blanks, parallel_tool_calls: false,
+                 tools: [{ type: "function", function: weather }] };
+
+function checkArguments(f) {
+  const a = JSON.parse(f.arguments);
+  assert.equal(f.name, "weather");
+  assert.ok(["Rome", "Paris"].includes(a.city) && Number.isInteger(a.days), f.arguments);
+}
+
 async function refused(promise, type, status, param) {
   const e = await promise.then(() => assert.fail("was not refused"), (err) => err);
   assert.ok(e instanceof type, `${e.constructor.name}: ${e.message}`);
@@ -66,6 +82,57 @@ const scenarios = {
     assert.equal(await stream.finalContent(), whole.choices[0].message.content);
     const last = await stream.finalChatCompletion();
     assert.equal(last.choices[0].message.role, "assistant");
+  },
+
+  // ---- tools: test_tools.py has a model that knows them ----
+
+  async tools() {
+    for (const choice of ["required", { type: "function", function: { name: "weather" } }]) {
+      const out = await client.chat.completions.create({ ...forced, tool_choice: choice });
+      const m = out.choices[0].message;
+      assert.equal(m.content, null);
+      assert.equal(out.choices[0].finish_reason, "tool_calls");
+      assert.equal(m.tool_calls[0].type, "function");
+      checkArguments(m.tool_calls[0].function);
+    }
+    // the parsing helper wants strict tools
+    const parsed = await client.chat.completions.parse({ ...forced, tool_choice: "required" });
+    checkArguments(parsed.choices[0].message.tool_calls[0].function);
+    assert.ok(["Rome", "Paris"].includes(parsed.choices[0].message.tool_calls[0].function.parsed_arguments.city));
+    await refused(client.chat.completions.create({ model, messages, tool_choice: "required" }),
+                  OpenAI.BadRequestError, 400, "tool_choice");
+  },
+
+  async tools_stream() {
+    const body = { ...forced, tool_choice: "required" };
+    const whole = (await client.chat.completions.create(body)).choices[0].message.tool_calls[0];
+    let pieces = 0, done = null;
+    const stream = client.chat.completions.stream(body);
+    stream.on("tool_calls.function.arguments.delta", () => pieces++);
+    stream.on("tool_calls.function.arguments.done", (e) => { done = e; });
+    const last = await stream.finalChatCompletion();
+    const call = last.choices[0].message.tool_calls[0];
+    assert.equal(call.function.arguments, whole.function.arguments);
+    assert.equal(last.choices[0].finish_reason, "tool_calls");
+    assert.ok(pieces > 1, `${pieces} pieces`);
+    assert.equal(done.arguments, whole.function.arguments);
+  },
+
+  // the helper that calls the functions and goes on with their results
+  async tools_run() {
+    for (const stream of [false, true]) {
+      const seen = [];
+      const { tools: _, ...rest } = forced;
+      const runner = client.chat.completions.runTools({
+        ...rest, stream, tool_choice: "required",
+        tools: [{ type: "function", function: { ...weather, parse: JSON.parse,
+                                                function: (a) => { seen.push(a); return "sunny"; } } }],
+      }, { maxChatCompletions: 3 });
+      await runner.done();
+      assert.equal(seen.length, 3);
+      for (const a of seen) assert.ok(["Rome", "Paris"].includes(a.city) && a.days >= 1, JSON.stringify(a));
+      assert.equal(runner.messages.filter((m) => m.role === "tool").length, 3);
+    }
   },
 
   async chat_choices() {

@@ -1,0 +1,176 @@
+"""Tools and reasoning on running clusters, with a model directory whose chat template has them: calls are forced, because
+the small models do not choose any. The openai package of npm is used unchanged."""
+import json
+import os
+import shutil
+
+import jsonschema
+import pytest
+
+from conftest import ROOT, Cluster, wait_for
+from restarts import Restarts
+from test_openai_client import client, run  # noqa: F401 (a fixture)
+from test_structured import metric
+
+CHAT = "/v1/chat/completions"
+# The constructs of the templates of Hermes and Qwen 3.
+TEMPLATE = """{%- if tools %}{{- 'system\\n# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}
+{{- 'call: <tool_call>\\n{"name": <name>, "arguments": <object>}\\n</tool_call>\\n' }}{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}{{- '<tool_response>\\n' + message.content + '\\n</tool_response>\\n' }}
+{%- else %}{{- message.role + '\\n' }}{%- if message.content %}{{- message.content + '\\n' }}{%- endif %}
+{%- for call in message.tool_calls or [] %}{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}\\n</tool_call>\\n' }}{%- endfor %}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- 'assistant\\n' }}{{- '<think>\\n' if thinking else '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+"""
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+           "required": ["city", "days"], "additionalProperties": False}
+FLAGS = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": WEATHER, "strict": True}},
+         {"type": "function", "function": {"name": "flags", "parameters": FLAGS}}]
+SCHEMAS = {"weather": WEATHER, "flags": FLAGS}
+BLANKS = {str(i): -30 for i in (197, 198, 201, 220, 272)}  # JSON may have any number between its tokens, and this model likes them
+BASE = {"messages": [{"role": "user", "content": "Speak."}], "tools": TOOLS, "temperature": 0.9, "max_tokens": 300,
+        "logit_bias": BLANKS}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tools-6m"
+    shutil.copytree(os.path.join(ROOT, "deploy/models/shakespeare-llama-6m"), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def tools(model):
+    c = Cluster("--model", model)
+    yield c
+    c.stop()
+
+
+def check(calls):
+    assert len(calls) > 0
+    for c in calls:
+        assert c["type"] == "function" and c["id"].startswith("call_")
+        jsonschema.validate(json.loads(c["function"]["arguments"]), SCHEMAS[c["function"]["name"]])
+    assert len({c["id"] for c in calls}) == len(calls)
+
+
+def gather(events):
+    """The messages of a stream by choice, put together as clients do; finish reasons."""
+    out, finish = {}, {}
+    for e in events:
+        for c in e["choices"] if e != "[DONE]" else []:
+            m = out.setdefault(c["index"], {"content": "", "reasoning": "", "calls": []})
+            d = c["delta"]
+            m["content"] += d.get("content") or ""
+            m["reasoning"] += d.get("reasoning") or ""
+            assert d.get("reasoning") == d.get("reasoning_content")
+            for t in d.get("tool_calls", []):
+                if t["index"] == len(m["calls"]):
+                    m["calls"].append({"id": t["id"], "type": t["type"], "function": {"name": t["function"]["name"], "arguments": ""}})
+                m["calls"][t["index"]]["function"]["arguments"] += t["function"]["arguments"]
+            finish[c["index"]] = c["finish_reason"] or finish.get(c["index"])
+    return out, finish
+
+
+def names_and_arguments(calls):
+    return [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+
+
+@pytest.mark.parametrize("more", [{"tool_choice": "required", "parallel_tool_calls": False},
+                                  {"tool_choice": "required", "n": 3},
+                                  {"tool_choice": {"type": "function", "function": {"name": "flags"}}}])
+def test_forced_calls(tools, more):
+    for seed in range(3):
+        body = dict(BASE, seed=seed, logprobs=True, **more)
+        whole = tools.post(CHAT, body)
+        streamed, finish = gather(tools.stream(CHAT, body))
+        assert len(whole["choices"]) == len(streamed) == more.get("n", 1)
+        for c in whole["choices"]:
+            m, s = c["message"], streamed[c["index"]]
+            assert c["finish_reason"] == finish[c["index"]]
+            assert names_and_arguments(m["tool_calls"]) == names_and_arguments(s["calls"])
+            assert len(c["logprobs"]["content"]) > 5
+            if c["finish_reason"] == "tool_calls":
+                check(m["tool_calls"])
+                check(s["calls"])
+                assert m["content"] is None and s["content"] == ""
+            if more.get("parallel_tool_calls") is False or "n" not in more:
+                assert c["finish_reason"] == "tool_calls" and len(m["tool_calls"]) == 1
+            if isinstance(more["tool_choice"], dict):
+                assert m["tool_calls"][0]["function"]["name"] == "flags"
+
+
+def test_free_answers(tools):
+    """With auto the model may write anything; none and a model's text without calls are content."""
+    for choice in ("auto", "none"):
+        out = tools.post(CHAT, dict(BASE, tool_choice=choice, max_tokens=20, seed=1))["choices"][0]
+        assert out["message"]["content"] and "tool_calls" not in out["message"]
+        assert out["finish_reason"] in ("stop", "length")
+    more = tools.post("/tokenize", dict(messages=BASE["messages"], tools=TOOLS))["count"]
+    assert more > tools.post("/tokenize", dict(messages=BASE["messages"], tools=TOOLS, tool_choice="none"))["count"]
+
+
+def test_the_next_turn(tools):
+    """Calls and their results go back into the prompt; the ids are ours or a client's."""
+    first = tools.post(CHAT, dict(BASE, tool_choice="required", parallel_tool_calls=False, seed=2))["choices"][0]["message"]
+    call = first["tool_calls"][0]
+    messages = BASE["messages"] + [first, {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}]
+    ids = tools.post("/tokenize", dict(messages=messages, tools=TOOLS))["tokens"]
+    text = tools.post("/detokenize", {"tokens": ids})["prompt"]
+    assert f'"name": "{call["function"]["name"]}", "arguments": {json.dumps(json.loads(call["function"]["arguments"]))}' in text
+    assert "<tool_response>\nsunny\n" in text
+    again = tools.post(CHAT, dict(BASE, messages=messages, tool_choice="required", parallel_tool_calls=False))
+    check(again["choices"][0]["message"]["tool_calls"])
+
+
+def test_reasoning_comes_first(tools):
+    """A call, and a structured answer, behind the reasoning that the prompt has begun."""
+    think = {"chat_template_kwargs": {"thinking": True}, "max_tokens": 60, "seed": 3}
+    out = tools.post(CHAT, dict(BASE, tool_choice="required", **think))
+    m = out["choices"][0]["message"]
+    assert m["reasoning"] == m["reasoning_content"] != ""
+    assert m["content"] is None and out["choices"][0]["finish_reason"] == "length"  # the model never ends to think
+    assert out["usage"]["completion_tokens_details"]["reasoning_tokens"] == 60
+    streamed, _ = gather(tools.stream(CHAT, dict(BASE, tool_choice="required", **think)))
+    assert streamed[0]["reasoning"] == m["reasoning"] and streamed[0]["calls"] == []
+    # with a bias it ends at once, and the grammar begins
+    ids = tools.post("/tokenize", {"prompt": "</think>", "add_special_tokens": False})["tokens"]
+    bias = dict(BLANKS, **{str(i): 60 for i in set(ids)})
+    body = dict(BASE, tool_choice="required", parallel_tool_calls=False, logit_bias=bias, temperature=0,
+                chat_template_kwargs={"thinking": True}, max_tokens=400)
+    out = tools.post(CHAT, body)["choices"][0]
+    if out["finish_reason"] == "tool_calls":
+        check(out["message"]["tool_calls"])
+
+
+def test_a_killed_worker_changes_no_call(model):
+    """In the middle of a streamed call: the conductor's parser and the next worker's grammar go on from the tokens."""
+    numbers = {"type": "object", "properties": {"v": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99999},
+                                                      "minItems": 60, "maxItems": 60}}, "required": ["v"]}
+    body = dict(BASE, tools=[{"type": "function", "function": {"name": "f", "parameters": numbers}}], tool_choice="required",
+                parallel_tool_calls=False, max_tokens=1500, temperature=0.7, seed=11)
+    setting = Restarts("--nodes", "3", "--prefill", "1", "--decode", "2", "--model", model)
+    try:
+        want, ended = gather(setting.c.stream(CHAT, body))
+
+        def killing():
+            for i, e in enumerate(setting.c.stream(CHAT, body)):
+                if i == 40:
+                    busy = max(setting.members("decode"), key=lambda m: metric(m, "baton_worker_requests_running"))
+                    setting.kill_member(busy)
+                yield e
+        got, finish = gather(killing())
+        assert names_and_arguments(got[0]["calls"]) == names_and_arguments(want[0]["calls"])
+        assert finish == ended and len(got[0]["calls"][0]["function"]["arguments"]) > 300
+        assert setting.c.metrics("conductor")["baton_requests_replanned_total"] > 0
+    finally:
+        setting.stop()
+
+
+@pytest.mark.parametrize("scenario", ["tools", "tools_stream", "tools_run"])
+def test_openai_package(tools, client, scenario):  # noqa: F811
+    run(client, tools.url, tools.model, scenario)
+    wait_for(lambda: tools.metrics("conductor")["baton_http_generations_open"] == 0, 2, "nothing is generated for nobody")
