@@ -146,6 +146,32 @@ static void put_first(const struct bt_front_chat *chat, struct bt_buf *out)
     bt_buf_puts(out, o->thinks ? "}" : ",\"optional\":true}");
 }
 
+/* A tag that is an answer's whole content, as another field has constrained it: {...}. False: e is
+ * set, because a tag cannot hold this kind. */
+static bool put_content(const struct bt_gen_grammar *g, const char *why, struct bt_buf *out,
+                        struct bt_front_error *e)
+{
+    bt_buf_puts(out, "{\"begin\":\"\",\"end\":\"\",");
+    if (g->kind == BT_GRAMMAR_JSON_OBJECT) {
+        bt_buf_puts(out, "\"schema\":{\"type\":\"object\"}}");
+        return true;
+    }
+    if (g->kind == BT_GRAMMAR_JSON_SCHEMA) {
+        bt_buf_puts(out, "\"schema\":");
+        bt_buf_append(out, g->text, g->len);
+    } else if (g->kind == BT_GRAMMAR_REGEX) {
+        bt_buf_puts(out, "\"regex\":");
+        bt_front_put_str(out, g->text, g->len);
+    } else {
+        return bt_front_fail(e, 400, "messages", "unsupported_parameter",
+                             "%s, and the server cannot do that with a grammar of kind '%s'; use a "
+                             "JSON schema or a regular expression",
+                             why, bt_front_grammar_name(g->kind));
+    }
+    bt_buf_puts(out, "}");
+    return true;
+}
+
 /* True: the text holds every number of the schemas. all: arguments of all tools follow their
  * schemas, also of those that are not strict. */
 static bool put_tags(const struct bt_front_chat *chat, const struct bt_front_tools *t, bool all,
@@ -153,7 +179,6 @@ static bool put_tags(const struct bt_front_chat *chat, const struct bt_front_too
 {
     enum bt_reply_tools style = chat->reply.style.tools;
     bool ok = true;
-    bt_buf_puts(out, "{\"tags\":[");
     for (size_t i = 0; i < json_array_size(t->list); i++) {
         const json_t *f = json_object_get(json_array_get(t->list, i), "function");
         const char *name = json_string_value(json_object_get(f, "name"));
@@ -169,25 +194,39 @@ static bool put_tags(const struct bt_front_chat *chat, const struct bt_front_too
         put_end(style, out);
         bt_buf_puts(out, "]}");
     }
-    bt_buf_puts(out, "]");
-    put_frame(style, out);
-    put_first(chat, out);
-    if (t->choose == FRONT_TOOLS_REQUIRED) {
-        bt_buf_puts(out, ",\"at_least_one\":true,\"free_text\":false");
-    }
-    bt_buf_puts(out, t->one ? ",\"stop_after_first\":true}" : "}");
     return ok;
 }
 
+/* What is forced: one of the tags is the answer. */
+#define ONE_OF_THEM ",\"at_least_one\":true,\"free_text\":false,\"stop_after_first\":true"
+
+/* content: what the answer is if it is no call; NULL: anything, or nothing if a call is required.
+ */
 static bool set_tags(const struct bt_front_model *m, const struct bt_front_chat *chat,
-                     const struct bt_front_tools *t, bool all, struct bt_gen_spec *spec,
-                     struct bt_front_error *e)
+                     const struct bt_front_tools *t, bool all, const struct bt_gen_grammar *content,
+                     struct bt_gen_spec *spec, struct bt_front_error *e)
 {
     struct bt_buf text;
     bt_buf_init(&text);
+    bt_buf_puts(&text, "{\"tags\":[");
     bool ok = put_tags(chat, t, all, &text) ||
               bt_front_fail(e, 400, "tools", "invalid_value",
                             "a schema in 'tools' has a number beyond 64 bits");
+    if (content != NULL) {
+        bt_buf_puts(&text, ",");
+        ok = ok && put_content(content, "the answer may be a call of a tool", &text, e);
+    }
+    bt_buf_puts(&text, "]");
+    put_frame(chat->reply.style.tools, &text);
+    put_first(chat, &text);
+    if (content != NULL) {
+        bt_buf_puts(&text, ONE_OF_THEM "}");
+    } else {
+        bt_buf_puts(&text, t->choose == FRONT_TOOLS_REQUIRED
+                               ? ",\"at_least_one\":true,\"free_text\":false"
+                               : "");
+        bt_buf_puts(&text, t->one ? ",\"stop_after_first\":true}" : "}");
+    }
     ok = ok && bt_front_set_grammar(m, BT_GRAMMAR_TAGS, text.data, text.len, "tools", spec, e);
     bt_buf_cleanup(&text);
     return ok;
@@ -195,50 +234,73 @@ static bool set_tags(const struct bt_front_model *m, const struct bt_front_chat 
 
 /* A constrained answer of a model that thinks: the reasoning comes first, unconstrained. */
 static bool behind_thoughts(const struct bt_front_model *m, const struct bt_front_chat *chat,
-                            struct bt_gen_spec *spec, struct bt_front_error *e)
+                            const struct bt_gen_grammar *content, struct bt_gen_spec *spec,
+                            struct bt_front_error *e)
 {
-    struct bt_gen_grammar *g = spec->grammar;
-    const char *key = g->kind == BT_GRAMMAR_JSON_SCHEMA ? "schema"
-                      : g->kind == BT_GRAMMAR_REGEX     ? "regex"
-                                                        : NULL;
     struct bt_buf text;
     bt_buf_init(&text);
-    bt_buf_puts(&text, "{\"tags\":[{\"begin\":\"\",\"end\":\"\",");
-    if (g->kind == BT_GRAMMAR_JSON_OBJECT) {
-        bt_buf_puts(&text, "\"schema\":{\"type\":\"object\"}");
-    } else if (key != NULL) {
-        bt_buf_printf(&text, "\"%s\":", key);
-        if (g->kind == BT_GRAMMAR_REGEX) {
-            bt_front_put_str(&text, g->text, g->len);
-        } else {
-            bt_buf_append(&text, g->text, g->len);
-        }
-    } else {
-        bt_buf_cleanup(&text);
-        return bt_front_fail(e, 400, "messages", "unsupported_parameter",
-                             "this model thinks before it answers, and the server cannot let "
-                             "reasoning go before a grammar of kind '%s'; use a JSON schema or a "
-                             "regular expression",
-                             bt_front_grammar_name(g->kind));
-    }
-    bt_buf_puts(&text, "}],\"at_least_one\":true,\"free_text\":false,\"stop_after_first\":true");
+    bt_buf_puts(&text, "{\"tags\":[");
+    bool ok = put_content(content, "this model thinks before it answers", &text, e);
+    bt_buf_puts(&text, "]" ONE_OF_THEM);
     put_first(chat, &text);
     bt_buf_puts(&text, "}");
-    spec->grammar = NULL;
-    bool ok = bt_front_set_grammar(m, BT_GRAMMAR_TAGS, text.data, text.len, "messages", spec, e);
-    bt_gen_grammar_unref(g);
+    ok = ok && bt_front_set_grammar(m, BT_GRAMMAR_TAGS, text.data, text.len, "messages", spec, e);
     bt_buf_cleanup(&text);
     return ok;
+}
+
+/* A constrained answer, or a call instead. */
+static bool beside_calls(const struct bt_front_model *m, const struct bt_front_chat *chat,
+                         const struct bt_front_tools *t, const struct bt_gen_grammar *content,
+                         struct bt_gen_spec *spec, struct bt_front_error *e)
+{
+    if (bt_reply_frame(chat->reply.style.tools)->call != NULL ||
+        chat->reply.style.tools == BT_TOOLS_MISTRAL_LIST) {
+        return bt_front_fail(
+            e, 400, "tool_choice", "unsupported_parameter",
+            "with this model's form of calls, an answer cannot be either a call "
+            "or constrained text; set 'tool_choice' to \"none\" or \"required\", or "
+            "leave the constraint out");
+    }
+    return set_tags(m, chat, t, false, content, spec, e);
+}
+
+static bool force(const struct bt_front_model *m, const struct bt_front_chat *chat,
+                  const struct bt_front_tools *t, const struct bt_gen_grammar *content,
+                  struct bt_gen_spec *spec, struct bt_front_error *e)
+{
+    if (t->list == NULL) {
+        return behind_thoughts(m, chat, content, spec, e);
+    }
+    if (t->choose != FRONT_TOOLS_REQUIRED && content != NULL) {
+        return beside_calls(m, chat, t, content, spec, e);
+    }
+    bool required = t->choose == FRONT_TOOLS_REQUIRED;
+    if (set_tags(m, chat, t, required, NULL, spec, e)) {
+        return true;
+    }
+    if (!required || e->beyond) {
+        return false;
+    }
+    *e = (struct bt_front_error){0}; /* only strict tools need a schema that can be enforced */
+    return set_tags(m, chat, t, false, NULL, spec, e);
 }
 
 bool bt_front_force(const struct bt_front_model *m, const json_t *root,
                     const struct bt_front_chat *chat, const struct bt_front_tools *t,
                     struct bt_gen_spec *spec, struct bt_front_error *e)
 {
+    struct bt_gen_grammar *content = spec->grammar;
     bool required = t->choose == FRONT_TOOLS_REQUIRED, ignore = false;
-    bool strict = json_object_size(t->strict) > 0;
-    if (t->list == NULL || !(required || strict)) {
-        return spec->grammar == NULL || !chat->may_think || behind_thoughts(m, chat, spec, e);
+    if (t->list == NULL ? content == NULL || !chat->may_think
+                        : content == NULL && !required && json_object_size(t->strict) == 0) {
+        return true;
+    }
+    if (required && content != NULL && !bt_front_has(root, "response_format")) {
+        return bt_front_fail(e, 400, "tool_choice", "invalid_value",
+                             "'tool_choice' asks for a call, and another field (%s) constrains "
+                             "the answer; leave one of them out",
+                             bt_front_grammar_name(content->kind));
     }
     if (!bt_front_get_bool(root, "ignore_eos", &ignore, e)) {
         return false;
@@ -248,12 +310,8 @@ bool bt_front_force(const struct bt_front_model *m, const json_t *root,
                              "'ignore_eos' must not be true where 'tools' constrain the answer: "
                              "it could not end");
     }
-    if (set_tags(m, chat, t, required, spec, e)) {
-        return true;
-    }
-    if (!required || e->beyond || spec->grammar != NULL) {
-        return false;
-    }
-    *e = (struct bt_front_error){0}; /* only strict tools need a schema that can be enforced */
-    return set_tags(m, chat, t, false, spec, e);
+    spec->grammar = NULL;
+    bool ok = force(m, chat, t, content, spec, e);
+    bt_gen_grammar_unref(content);
+    return ok;
 }

@@ -7,9 +7,9 @@
 #include "conductor/front/front_prompt.h"
 #include "conductor/request/request.h"
 
-/* Sets spec->grammar if calls are asked for (tool_choice) or some tool is strict; or, if another
- * field has set it, lets the model's reasoning come before. False: e is set; e->beyond if a reading
- * thread has to do it. */
+/* Sets spec->grammar if calls are asked for (tool_choice) or some tool is strict. If another field
+ * has set it: lets the model's reasoning come before, and calls instead. False: e is set; e->beyond
+ * if a reading thread has to do it. */
 bool bt_front_force(const struct bt_front_model *m, const json_t *root,
                     const struct bt_front_chat *chat, const struct bt_front_tools *tools,
                     struct bt_gen_spec *spec, struct bt_front_error *e);

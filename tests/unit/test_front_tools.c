@@ -718,10 +718,42 @@ static void test_forced_behind_reasoning(void **state)
     refused(CHAT("\"grammar\":\"root ::= \\\"a\\\"\""), "messages", "of kind 'grammar'");
 }
 
+/* With tools, an answer is a call or what response_format says. */
+static void test_formats_beside_tools(void **state)
+{
+    static const char call[] =
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>";
+    struct bt_grammar_vocab *v = bytes_vocab();
+    int fd = begin("/v1/chat/completions", CHAT(FG("true") "," FORMAT(SCHEMA)));
+    assert_true(allows(v, call));
+    assert_true(allows(v, "{\"a\":1}"));
+    assert_true(allows(v, "<think>x</think>\n{\"a\":1}"));
+    assert_false(allows(v, "{\"a\":1}{\"a\":1}"));
+    assert_false(allows(v, "text"));
+    abandon(fd);
+    fd = begin("/v1/chat/completions",
+               CHAT(FG("false") ",\"tool_choice\":\"required\"," FORMAT(SCHEMA)));
+    assert_true(allows(v, call));
+    assert_false(allows(v, "{\"a\":1}"));
+    abandon(fd);
+    close_own(state);
+    open_with(ROWS "{# <|python_tag|> #}");
+    fd = begin("/v1/chat/completions", CHAT(FG("false") "," FORMAT(SCHEMA)));
+    assert_true(allows(v, "{\"name\": \"f\", \"parameters\": {\"a\":1}}"));
+    assert_true(allows(v, "{\"a\":1}"));
+    abandon(fd);
+    close_own(state);
+    open_with(kimi);
+    refused(CHAT(FG("false") "," FORMAT(SCHEMA)), "tool_choice", "either a call or");
+    bt_grammar_vocab_destroy(v);
+}
+
 static void test_forced_refusals(void **state)
 {
     (void)state;
-    refused(CHAT(FG("true") "," FORMAT(SCHEMA)), "tools", "both constrain the answer");
+    refused(CHAT(FG("true") ",\"guided_choice\":[\"a\"]"), "messages", "of kind 'choice'");
+    refused(CHAT(FG("true") ",\"tool_choice\":\"required\",\"guided_regex\":\"a\""), "tool_choice",
+            "constrains the answer");
     refused(CHAT(FG("true") ",\"ignore_eos\":true"), "ignore_eos", "could not end");
     refused(TOOL_WITH("{\"name\":\"f\",\"strict\":true,\"parameters\":{\"type\":\"object\","
                       "\"properties\":{\"a\":{\"type\":\"word\"}}}}"),
@@ -762,6 +794,7 @@ int main(void)
         H(test_long_parts),
         OWN(test_forced_calls),
         H(test_forced_behind_reasoning),
+        H(test_formats_beside_tools),
         H(test_forced_refusals),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
