@@ -175,6 +175,8 @@ static bt_node_t object(struct bt_schema *c, const struct bt_obj *o)
 {
     if (o->why)
         refuse(c, o->why);
+    if (o->min && !(o = bt_schema_name_classes(c, o)))
+        return BT_NODE_NONE;
     struct bt_program_property *props = bt_schema_alloc(c, (o->n_props + 1) * sizeof(*props));
     struct bt_program_pattern *keys = bt_schema_alloc(c, (o->n_classes + 1) * sizeof(*keys));
     struct bt_trie_text *names = bt_schema_alloc(c, (o->n_props + 1) * sizeof(*names));

@@ -270,6 +270,7 @@ bool bt_strset_match(struct bt_schema *c, struct bt_strset a, struct bt_sj_text 
 struct bt_strset bt_strset_meet(struct bt_schema *c, struct bt_strset a, struct bt_strset b);
 struct bt_strset bt_strset_join(struct bt_schema *c, const struct bt_strset *a, uint32_t n);
 struct bt_strset bt_strset_not(struct bt_schema *c, struct bt_strset a);
+struct bt_strset bt_strset_minus(struct bt_schema *c, struct bt_strset a, struct bt_strset b);
 /* schema_format.c: false: the format is an annotation. */
 bool bt_str_format(struct bt_schema *c, const struct bt_sj *format, bt_rx_t *out);
 
@@ -330,6 +331,9 @@ struct bt_arr *bt_schema_array(struct bt_schema *c, const struct bt_sj *s);
 /* schema_unique.c */
 /* All texts of the scalar value whose text is given; for bt_program_unique. */
 bt_rx_t bt_schema_spellings(struct bt_rx_set *s, const void *text, size_t n);
+/* With properties instead of classes of few names, so that minProperties knows how many keys are
+ * left. NULL: there are not enough. */
+const struct bt_obj *bt_schema_name_classes(struct bt_schema *c, const struct bt_obj *o);
 /* Whether the scalars of f are at least n different values. */
 bool bt_schema_has_values(struct bt_schema *c, const struct bt_nf *f, uint32_t n);
 /* schema_emit.c */

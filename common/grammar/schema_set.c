@@ -316,7 +316,7 @@ static void one_scalar(struct bt_schema *c, struct bt_nf *r, const struct bt_nf 
     if (twice_num.n)
         r->num = bt_num_meet(c, r->num, bt_num_not(c, twice_num));
     if (!bt_strset_none(twice_str))
-        r->str = bt_strset_meet(c, r->str, bt_strset_not(c, twice_str));
+        r->str = bt_strset_minus(c, r->str, twice_str);
 }
 
 const struct bt_nf *bt_nf_one(struct bt_schema *c, const struct bt_nf **f, uint32_t n,

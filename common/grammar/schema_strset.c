@@ -177,3 +177,11 @@ struct bt_strset bt_strset_not(struct bt_schema *c, struct bt_strset a)
         bt_strset_rx(bt_schema_rx(c, bt_rx_and(c->rx, c->str_all, bt_rx_not(c->rx, a.rx))));
     return bt_strset_join(c, (struct bt_strset[]){settle(c, no), s}, 2);
 }
+
+struct bt_strset bt_strset_minus(struct bt_schema *c, struct bt_strset a, struct bt_strset b)
+{
+    if (is_list(a) || a.rx != b.rx)
+        return bt_strset_meet(c, a, bt_strset_not(c, b));
+    b.rx = BT_RX_NONE; /* without a search: only what b excludes can be left */
+    return filter(c, b, a, true);
+}

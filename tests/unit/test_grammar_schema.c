@@ -239,6 +239,20 @@ static void objects(void **state)
          "{}}}]}",
          {"{\"a\":4}", "{}"},
          {"{\"a\":6}", "{\"a\":2}", "{\"b\":1}"}},
+        /* Keys of few names count as properties: no second "a" can make two of them. */
+        {"{\"type\": \"object\", \"minProperties\": 2, \"patternProperties\": {\"^(a|b)$\": true}, "
+         "\"additionalProperties\": false}",
+         {"{\"a\":1,\"b\":2}", "{\"\\u0062\":1,\"a\":2}"},
+         {"{\"a\":1}", "{\"a\":1,\"a\":2}", "{\"a\":1,\"c\":2}"}},
+        {"{\"type\": \"object\", \"patternProperties\": {\"a\": {\"type\": \"integer\"}, \"b\": "
+         "{\"minimum\": 2}, \"c\": true, \"d\": true}, \"additionalProperties\": false}",
+         {"{\"xa\":1}", "{\"ab\":2}", "{\"c\":\"\"}", "{}"},
+         {"{\"x\":1}", "{\"ab\":1}", "{\"ba\":2.5}", "{\"a\":\"\"}"}},
+        /* Before draft-06 there is no const, and a $ref hides what stands beside it. */
+        {"{\"$schema\": \"http://json-schema.org/draft-04/schema#\", \"type\": \"object\", "
+         "\"properties\": {\"a\": {\"const\": 1}}, \"minProperties\": 1}",
+         {"{\"a\":2}"},
+         {"{}"}},
     };
     CHECK(rows);
 }
@@ -389,6 +403,9 @@ static void errors_name_the_place(void **state)
         {"{\"type\": \"array\", \"items\": {\"enum\": [1, 2]}, \"uniqueItems\": true, "
          "\"minItems\": "
          "3}",
+         BT_ERR_INVALID, "no text can satisfy"},
+        {"{\"type\": \"object\", \"minProperties\": 3, \"patternProperties\": {\"^(a|b)$\": true}, "
+         "\"additionalProperties\": false}",
          BT_ERR_INVALID, "no text can satisfy"},
         {"{\"type\": \"array\", \"items\": {\"type\": \"object\"}, \"uniqueItems\": true}",
          BT_ERR_UNSUPPORTED, "#/uniqueItems: "},
