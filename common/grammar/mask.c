@@ -4,8 +4,8 @@
 
 #include <stdlib.h>
 
-#define LEVELS_MAX 48u   /* characters that the test of a slice looks ahead */
-#define PAIRS_MAX  2048u /* states that it looks at */
+#define LEVELS_MAX 48u  /* characters that the test of a slice looks ahead */
+#define PAIRS_MAX  768u /* states that it looks at */
 #define LOOK_TABLE 8192u
 #define TAG_SLICE  0x50000000u
 #define AT_LEAST   0x100u /* a cap: so many characters are allowed, more may be */
@@ -46,7 +46,8 @@ struct look { /* breadth first by characters */
 
 static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t s, uint8_t level)
 {
-    if (s == 0 && bt_rx_begins_free(m->rx, q) & l->encodings) {
+    uint8_t kinds;
+    if (s == 0 && bt_rx_free_chars(m->rx, q, &kinds) >= LEVELS_MAX && kinds & l->encodings) {
         l->again = true; /* anything may follow: no need to look */
         return true;
     }
@@ -109,8 +110,9 @@ static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *
 static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab *v,
                           enum bt_slice_set set, bt_rx_t q)
 {
-    if (bt_rx_begins_free(m->rx, q) & slice_encodings[set]) {
-        return ENDLESS | AT_LEAST;
+    uint8_t kinds;
+    if (bt_rx_free_chars(m->rx, q, &kinds) >= BT_SLICE_CHARS && kinds & slice_encodings[set]) {
+        return BT_SLICE_CHARS | AT_LEAST;
     }
     q = bt_rx_relax(m->rx, q, LEVELS_MAX);
     uint32_t key[4] = {TAG_SLICE, set, q, 0};

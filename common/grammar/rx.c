@@ -89,10 +89,10 @@ struct bt_rx_set *bt_rx_set_create(size_t max_bytes)
     s->nodes_cap = 64;
     s->nodes = bt_calloc(s->nodes_cap, sizeof(*s->nodes));
     s->bytes += s->nodes_cap * sizeof(*s->nodes);
-    s->nodes[BT_RX_NONE] =
-        (struct bt_rx_node){.kind = BT_RX_K_NONE,
-                            .flags = BT_RX_F_POSITIVE | BT_RX_F_DEAD | BT_RX_F_CHARS_ALL,
-                            .next = UINT32_MAX};
+    s->nodes[BT_RX_NONE] = (struct bt_rx_node){.kind = BT_RX_K_NONE,
+                                               .flags = BT_RX_F_POSITIVE | BT_RX_F_DEAD |
+                                                        BT_RX_F_CHARS_ALL | BT_RX_F_FINITE,
+                                               .next = UINT32_MAX};
     s->nodes[BT_RX_EMPTY] = (struct bt_rx_node){.kind = BT_RX_K_EMPTY,
                                                 .flags = BT_RX_F_POSITIVE | BT_RX_F_ALIVE |
                                                          BT_RX_F_NULLABLE | BT_RX_F_CHARS_ALL,
@@ -352,13 +352,14 @@ static bt_rx_t intern_list(struct bt_rx_set *s, uint8_t kind, uint32_t base)
             return fail(s, base);
         }
     }
-    uint8_t flags = kind == BT_RX_K_OR ? BT_RX_F_POSITIVE : BT_RX_F_NULLABLE;
+    uint16_t flags = kind == BT_RX_K_OR ? BT_RX_F_POSITIVE | BT_RX_F_FINITE : BT_RX_F_NULLABLE;
     for (uint32_t i = 0; i < n; i++) {
-        uint8_t f = s->nodes[list[i]].flags;
+        uint16_t f = s->nodes[list[i]].flags;
         if (kind == BT_RX_K_AND) {
-            flags &= f | BT_RX_F_POSITIVE;
+            flags &= f | ~BT_RX_F_NULLABLE;
+            flags |= f & BT_RX_F_FINITE;
         } else {
-            flags = (flags & (f | ~BT_RX_F_POSITIVE)) | (f & BT_RX_F_NULLABLE);
+            flags = (flags & (f | ~(BT_RX_F_POSITIVE | BT_RX_F_FINITE))) | (f & BT_RX_F_NULLABLE);
         }
     }
     memcpy(s->lists + s->n_lists, list, n * sizeof(uint32_t));
@@ -387,10 +388,11 @@ bt_rx_t bt_rx_class(struct bt_rx_set *s, const uint64_t bits[4])
         return BT_RX_FAILED;
     }
     memcpy(s->classes[s->n_classes], bits, sizeof(s->classes[0]));
-    return add_node(
-        s,
-        (struct bt_rx_node){.kind = BT_RX_K_CLASS, .flags = BT_RX_F_POSITIVE, .a = s->n_classes++},
-        hash);
+    return add_node(s,
+                    (struct bt_rx_node){.kind = BT_RX_K_CLASS,
+                                        .flags = BT_RX_F_POSITIVE | BT_RX_F_FINITE,
+                                        .a = s->n_classes++},
+                    hash);
 }
 
 /* ---- sequences ---- */
@@ -421,8 +423,8 @@ static bt_rx_t concat_one(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
     if (fused != BT_RX_NONE) {
         return fused == BT_RX_FAILED || rest == BT_RX_EMPTY ? fused : bt_rx_concat(s, fused, rest);
     }
-    uint8_t flags = s->nodes[a].flags & s->nodes[b].flags &
-                    (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE | BT_RX_F_CHARS_ALL);
+    uint16_t flags = s->nodes[a].flags & s->nodes[b].flags &
+                     (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE | BT_RX_F_CHARS_ALL | BT_RX_F_FINITE);
     return intern(s, (struct bt_rx_node){.kind = BT_RX_K_CONCAT, .flags = flags, .a = a, .b = b});
 }
 
@@ -518,7 +520,8 @@ bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max)
     if (a == s->nodes[BT_RX_ANY].a && min == 0 && max == BT_RX_NO_MAX) {
         return BT_RX_ANY;
     }
-    uint8_t flags = s->nodes[a].flags & (BT_RX_F_POSITIVE | BT_RX_F_CHARS_ALL);
+    uint16_t flags = s->nodes[a].flags & (BT_RX_F_POSITIVE | BT_RX_F_CHARS_ALL);
+    flags |= max == BT_RX_NO_MAX ? 0 : s->nodes[a].flags & BT_RX_F_FINITE;
     flags |= min == 0 ? BT_RX_F_NULLABLE : 0;
     return intern(
         s, (struct bt_rx_node){.kind = BT_RX_K_REPEAT, .flags = flags, .a = a, .b = min, .c = max});
@@ -527,7 +530,7 @@ bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max)
 bt_rx_t bt_rx_multiple(struct bt_rx_set *s, uint32_t m, uint32_t rest, bool points)
 {
     /* From any remainder enough digits reach 0: it always matches something. */
-    uint8_t flags = BT_RX_F_POSITIVE | (rest == 0 ? BT_RX_F_NULLABLE : 0);
+    uint16_t flags = BT_RX_F_POSITIVE | (rest == 0 ? BT_RX_F_NULLABLE : 0);
     return intern(s, (struct bt_rx_node){
                          .kind = BT_RX_K_MULTIPLE, .flags = flags, .a = m, .b = rest, .c = points});
 }
@@ -1021,6 +1024,6 @@ bt_rx_t bt_rx_not(struct bt_rx_set *s, bt_rx_t a)
     if (s->nodes[a].kind == BT_RX_K_NOT) {
         return s->nodes[a].a;
     }
-    uint8_t flags = bt_rx_nullable(s, a) ? 0 : BT_RX_F_NULLABLE;
+    uint16_t flags = bt_rx_nullable(s, a) ? 0 : BT_RX_F_NULLABLE;
     return intern(s, (struct bt_rx_node){.kind = BT_RX_K_NOT, .flags = flags, .a = a});
 }

@@ -314,20 +314,17 @@ static bt_rx_t raw_to(struct bt_rx_set *s, bt_rx_t a, uint32_t c)
     return d;
 }
 
-/* Whether a is x and C{lo,hi}, where x has a text of at most hi characters, and at least lo. */
+/* Whether a is x and C{0,hi}, where x has a text of at most hi characters. */
 static bool limited_alive(const struct bt_rx_set *s, const struct bt_rx_node *n)
 {
-    for (uint32_t i = 0; n->kind == BT_RX_K_AND && n->b == 2 && i < 2; i++) {
+    for (uint32_t i = 0; n->b == 2 && i < 2; i++) {
         const struct bt_rx_node *r = &s->nodes[s->lists[n->a + i]];
-        bt_rx_t id = s->lists[n->a + 1 - i];
-        const struct bt_rx_node *x = &s->nodes[id];
+        const struct bt_rx_node *x = &s->nodes[s->lists[n->a + 1 - i]];
         uint8_t chars = 0;
-        for (int e = 0; e < 2 && r->kind == BT_RX_K_REPEAT; e++) {
+        for (int e = 0; e < 2 && r->kind == BT_RX_K_REPEAT && r->b == 0; e++) {
             chars |= r->a == s->all_chars[e] ? BT_RX_F_CHARS << e : 0;
         }
-        if (x->flags & chars && x->flags & BT_RX_F_POSITIVE &&
-            (r->b == 0 || bt_rx_begins_free(s, id) & chars) &&
-            (uint64_t)(r->b == 0 ? x->min_len : x->need) + r->b <= r->c) {
+        if (x->flags & chars && x->flags & BT_RX_F_POSITIVE && x->min_len <= r->c) {
             return true;
         }
     }
@@ -337,10 +334,12 @@ static bool limited_alive(const struct bt_rx_set *s, const struct bt_rx_node *n)
 /* Whether a is known to match something, or nothing; neither: false. */
 static bool known(const struct bt_rx_set *s, bt_rx_t a, bool *alive_p)
 {
-    if (limited_alive(s, &s->nodes[a])) {
+    uint8_t encodings;
+    if (s->nodes[a].kind == BT_RX_K_AND && !(s->nodes[a].flags & (BT_RX_F_ALIVE | BT_RX_F_DEAD)) &&
+        (limited_alive(s, &s->nodes[a]) || bt_rx_free_chars(s, a, &encodings) >= 0)) {
         s->nodes[a].flags |= BT_RX_F_ALIVE;
     }
-    uint8_t f = s->nodes[a].flags;
+    uint16_t f = s->nodes[a].flags;
     *alive_p = a != BT_RX_NONE && (f & (BT_RX_F_NULLABLE | BT_RX_F_POSITIVE | BT_RX_F_ALIVE));
     return *alive_p || f & BT_RX_F_DEAD;
 }

@@ -29,6 +29,7 @@ enum bt_rx_kind {
  * Not all nodes of which that is true have it. */
 #define BT_RX_F_CHARS     0x40u /* << enum bt_rx_encoding */
 #define BT_RX_F_CHARS_ALL (3u * BT_RX_F_CHARS)
+#define BT_RX_F_FINITE    0x100u /* matches finitely many texts */
 
 /* What the byte of a marker is; no UTF-8 text has it. program.c ends the keys of objects with it.
  */
@@ -52,7 +53,8 @@ struct bt_rx_row {
     uint32_t to[];
 };
 struct bt_rx_node {
-    uint8_t kind, flags;
+    uint8_t kind;
+    uint16_t flags;
     uint32_t a, b, c;
     uint32_t next;    /* in its hash chain */
     uint32_t seen;    /* number of the last search that came here */
@@ -148,8 +150,11 @@ void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark);
  * away: a text of so many bytes may follow in a if and only if it may follow in the result. */
 bt_rx_t bt_rx_relax(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes);
 
-/* Encodings (flags BT_RX_F_CHARS) any text of which may come next, without a limit. */
-uint8_t bt_rx_begins_free(const struct bt_rx_set *s, bt_rx_t a);
+/* How many characters of an encoding may come next whatever they are; *encodings: flags
+ * BT_RX_F_CHARS of those encodings. BT_RX_FREE: any number; -1: this does not show it. Not
+ * negative: a matches something. */
+#define BT_RX_FREE INT64_MAX
+int64_t bt_rx_free_chars(const struct bt_rx_set *s, bt_rx_t a, uint8_t *encodings);
 
 /* rx_dfa.c */
 struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a);    /* NULL: failed */

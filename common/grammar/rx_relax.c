@@ -56,24 +56,72 @@ bt_rx_t bt_rx_relax(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes)
     return chain ? bt_rx_concat(s, part, n.b) : part;
 }
 
-/* Of an alternative: all characters, before something that can end. */
-static uint8_t free_part(const struct bt_rx_set *s, bt_rx_t a)
+/* All encodings' characters, lo to hi times. */
+static bool is_chars(const struct bt_rx_set *s, const struct bt_rx_node *n, uint8_t *encodings)
 {
-    const struct bt_rx_node *n = &s->nodes[a];
-    return n->kind == BT_RX_K_CONCAT && s->nodes[n->b].flags & BT_RX_F_POSITIVE
-               ? bt_rx_universe(s, &s->nodes[n->a])
-               : bt_rx_universe(s, n);
+    *encodings = 0;
+    for (int e = 0; e < 2 && n->kind == BT_RX_K_REPEAT && n->a != BT_RX_NONE; e++) {
+        *encodings |= n->a == s->all_chars[e] ? BT_RX_F_CHARS << e : 0;
+    }
+    return *encodings != 0;
 }
 
-uint8_t bt_rx_begins_free(const struct bt_rx_set *s, bt_rx_t a)
+#define MANY 4 /* as many characters have more texts than an array has items */
+
+/* Of an And: an expression that begins freely, limits of the number of characters, and finitely
+ * many texts that are excluded. A text may go on freely as long as enough characters are left to
+ * end the expression in a way that is not excluded. */
+static int64_t free_and(const struct bt_rx_set *s, const struct bt_rx_node *n, uint8_t *encodings)
+{
+    int64_t limit = BT_RX_FREE, used = 0;
+    bool beginning = false;
+    *encodings = BT_RX_F_CHARS_ALL;
+    for (uint32_t i = 0; i < n->b; i++) {
+        bt_rx_t id = s->lists[n->a + i];
+        const struct bt_rx_node *x = &s->nodes[id];
+        uint8_t e;
+        if (x->kind == BT_RX_K_NOT && s->nodes[x->a].flags & BT_RX_F_FINITE) {
+            used += MANY;
+            continue;
+        }
+        if (is_chars(s, x, &e)) {
+            limit = x->c == BT_RX_NO_MAX ? limit : BT_MIN(limit, (int64_t)x->c);
+            used += x->b;
+        } else if (!beginning && x->flags & BT_RX_F_POSITIVE &&
+                   bt_rx_free_chars(s, id, &e) == BT_RX_FREE) {
+            beginning = true;
+            used += x->need;
+        } else {
+            return -1;
+        }
+        *encodings &= e;
+    }
+    if (*encodings == 0) {
+        return -1;
+    }
+    return limit == BT_RX_FREE ? limit : BT_MAX(limit - used, (int64_t)-1);
+}
+
+int64_t bt_rx_free_chars(const struct bt_rx_set *s, bt_rx_t a, uint8_t *encodings)
 {
     const struct bt_rx_node *n = &s->nodes[a];
-    uint8_t r = free_part(s, a);
     if (n->kind == BT_RX_K_CONCAT && s->nodes[n->b].flags & BT_RX_F_POSITIVE) {
         n = &s->nodes[n->a];
     }
-    for (uint32_t i = 0; n->kind == BT_RX_K_OR && i < n->b; i++) {
-        r |= free_part(s, s->lists[n->a + i]);
+    if (is_chars(s, n, encodings)) {
+        return n->c == BT_RX_NO_MAX ? BT_RX_FREE : n->c;
     }
-    return r;
+    if (n->kind == BT_RX_K_AND) {
+        return free_and(s, n, encodings);
+    }
+    for (uint32_t i = 0; n->kind == BT_RX_K_OR && i < n->b; i++) {
+        const struct bt_rx_node *x = &s->nodes[s->lists[n->a + i]];
+        if (x->kind == BT_RX_K_CONCAT && s->nodes[x->b].flags & BT_RX_F_POSITIVE) {
+            x = &s->nodes[x->a];
+        }
+        if (is_chars(s, x, encodings) && x->c == BT_RX_NO_MAX) {
+            return BT_RX_FREE;
+        }
+    }
+    return -1;
 }
