@@ -374,8 +374,10 @@ def metric(member, name):
 
 @pytest.fixture(scope="module")
 def node():
-    """The null engine's tokens stand for the whole history, on any machine."""
-    n = Node("null", decode={"engine.pages": 40})
+    """The null engine's tokens stand for the whole history, on any machine. A step takes it 0.4 ms, so that requests meet."""
+    with pytest.MonkeyPatch.context() as m:
+        m.setenv("BATON_NULL_PACE", "400,0")
+        n = Node("null", decode={"engine.pages": 40})
     yield n
     codes = n.stop()
     assert codes["prefill"] == 0 and codes["decode"] == 0, codes
@@ -515,9 +517,18 @@ def test_hostile_conductors(c, node):
             ("[1", {"kind": 4}, INVALID, ""), ("x", {"kind": 5}, INVALID, ""), ("x", {"kind": 6}, INVALID, "")]:
         e = refused(c, ids, regex, **more)
         assert e.status == status and says in e.detail, (regex[:20], more, e)
-    # The tokens behind the prompt do not follow the grammar: an engine row that ends in an error.
-    e = refused(c, ids + wanted[:3] + [ids[0]] * 2, "[0-9]+", n_prompt=len(ids))
-    assert e.status == INVALID and "do not follow the grammar" in e.detail, e
+    # The tokens behind the prompt do not follow the grammar: an engine row that ends in an error, beside rows that go on.
+    long = "([a-z]{3,8} ){40,60}"
+    alone = both(c, c.p, ids, 400, long)
+    r = rid()
+    c.reserve(r, ids, wait=False)
+    constrained(c, c.d, r, ids, c.pb.BOTH, 400, long)
+    c.d.wait(lambda: c.d.tokens(r), "a first token")
+    for _ in range(4):
+        e = refused(c, ids + wanted[:3] + [ids[0]] * 2, "[0-9]+", n_prompt=len(ids))
+        assert e.status == INVALID and "do not follow the grammar" in e.detail, e
+    assert not c.d.find("ended", r)
+    assert c.result(r, 400, [c.d]) == alone
     assert both(c, c.d, ids, 60, WORDS) == wanted
 
 
