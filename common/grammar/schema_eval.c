@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define COUNT_MAX 1000000000u /* no document gets there: a higher limit is none */
+
 const struct bt_sj *bt_schema_key(const struct bt_schema *c, const struct bt_sj *s, const char *key)
 {
     static const struct {
@@ -38,7 +40,9 @@ uint32_t bt_schema_count(struct bt_schema *c, const struct bt_sj *v, uint32_t ot
     uint64_t n = 0;
     for (int32_t i = 0; v->num.n && i < v->num.exp && n < UINT32_MAX; i++)
         n = n * 10 + (uint64_t)((uint32_t)i < v->num.n ? v->num.d[i] - '0' : 0);
-    return n < UINT32_MAX - 1 ? (uint32_t)n : UINT32_MAX - 1;
+    if (n >= COUNT_MAX)
+        return otherwise == BT_RX_NO_MAX ? BT_RX_NO_MAX : COUNT_MAX;
+    return (uint32_t)n;
 }
 
 const struct bt_dec *bt_schema_number(struct bt_schema *c, const struct bt_sj *v)
@@ -177,6 +181,8 @@ static void number(struct bt_schema *c, struct bt_nf *f, const struct bt_sj *s)
             bt_schema_fail(c, BT_ERR_UNSUPPORTED, v, "multipleOf has at most 12 digits");
         if (p.of.m > 1000000000)
             f->why_num = bt_schema_why(c, v, "multipleOf has at most 9 digits; use fewer");
+        if (p.of.m > BT_SCHEMA_MULTIPLE_MAX)
+            c->large_multiple = v;
         any = true;
     }
     if (any)

@@ -312,9 +312,15 @@ static bt_rx_t multiple(struct num *x, struct bt_mult of)
     return bt_rx_concat(s, opt(s, ch(s, '-')), r);
 }
 
+/* Between bounds and with a fraction an automaton searches for the next multiple: m states. */
 static bt_rx_t piece(struct num *x, const struct bt_piece *p)
 {
     struct bt_rx_set *s = x->s;
+    if (p->of.m > BT_SCHEMA_MULTIPLE_MAX && (p->of.e < 0 || p->lo || p->hi))
+        bt_schema_fail(x->c, BT_ERR_UNSUPPORTED, x->c->large_multiple,
+                       "with bounds or a fraction multipleOf has a value of at most %d, apart from "
+                       "zeros; remove the bounds or use an enum",
+                       BT_SCHEMA_MULTIPLE_MAX);
     bt_rx_t r = BT_RX_FAILED;
     if (p->lo || p->hi)
         r = bounds(x, p);

@@ -21,8 +21,10 @@ struct bt_nf;
 #define BT_SCHEMA_WORK_MAX   400000u     /* steps of merging: properties copied, pairs compared */
 #define BT_SCHEMA_SHAPES_MAX 2048u       /* alternatives of one value */
 #define BT_SCHEMA_CLASSES    64          /* of keys that patterns tell apart */
-#define BT_SCHEMA_DIGITS_MAX 400u        /* of a number in a schema, and of its exponent's value */
-#define BT_SCHEMA_SPACE_MAX  64u         /* white space in a row */
+#define BT_SCHEMA_MULTIPLE_MAX                                                                     \
+    10000 /* of multipleOf with bounds or a fraction: see schema_number_rx.c */
+#define BT_SCHEMA_DIGITS_MAX 400u /* of a number in a schema, and of its exponent's value */
+#define BT_SCHEMA_SPACE_MAX  64u  /* white space in a row */
 
 /* ---- JSON values (schema_json.c) ---- */
 enum bt_sj_type {
@@ -196,6 +198,7 @@ struct bt_schema {
     uint32_t cap_values, cap_sets, cap_uris, cap_busy, cap_todo;
     uint32_t set_heads[1024];
     const struct bt_nf *all;
+    const struct bt_sj *large_multiple; /* the last multipleOf above BT_SCHEMA_MULTIPLE_MAX */
     struct bt_schema_kept kept;
     bt_rx_t str_all, space, num_all, num_plain;
 };

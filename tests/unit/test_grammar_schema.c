@@ -413,6 +413,8 @@ static void errors_name_the_place(void **state)
          BT_ERR_UNSUPPORTED, "#/properties/a~1b/contains: "},
         {"{\"type\": \"object\", \"not\": {\"additionalProperties\": false}}", BT_ERR_UNSUPPORTED,
          "#/not: "},
+        {"{\"properties\": {\"a\": {\"multipleOf\": 0.123456789}}}", BT_ERR_UNSUPPORTED,
+         "#/properties/a/multipleOf: "},
         {"{\"type\": \"string\", \"pattern\": \"(\"}", BT_ERR_INVALID, "#/pattern: "},
         {"{\"type\": \"string\", \"pattern\": \"(a)\\\\1\"}", BT_ERR_UNSUPPORTED, "#/pattern: "},
     };
