@@ -467,6 +467,7 @@ static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint
         const struct bt_gen_spec *s = &gen->specs[i];
         bytes += gen->prompts.list[i].text.len;
         bytes += s->prompt_logprobs ? bt_front_prompt_bytes(s->prompt.n, s->prompt_top) : 0;
+        bytes += i == 0 && s->grammar != NULL ? s->grammar->len : 0; /* all prompts share it */
     }
     *bytes_p = bytes;
     return bt_front_room_fits(&f->room, owner, bytes, e);

@@ -262,6 +262,18 @@ def test_many_at_once_from_one_client(cluster):
         assert list(pool.map(ask, range(100))) == [200] * 100
 
 
+def test_a_grammar_counts_as_memory_of_its_answer(cluster):
+    """Until the answer ends: it is there for a worker that takes the request over."""
+    name = 'baton_http_answer_bytes{of="generations"}'
+    grammar = "root ::= [a-z ]+\n" + "# a remark that means nothing\n" * 12000
+    before = cluster.metrics("conductor")[name]
+    events = cluster.stream(C, {"prompt": PROMPT, "max_tokens": 1000, "grammar": grammar})
+    next(events)
+    assert cluster.metrics("conductor")[name] - before > 300000
+    assert len(list(events)) > 1
+    wait_for(lambda: cluster.metrics("conductor")[name] == before, 10, "it is given back")
+
+
 REFUSED = [
     ({"guided_json": PERSON, "guided_regex": "a"}, "guided_regex", "'guided_json' and 'guided_regex' both"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice",
@@ -322,7 +334,7 @@ def test_hostile_grammars(cluster):
     assert c.complete(PROMPT, 4)["usage"]["completion_tokens"] == 4
 
 
-def test_metrics_and_logs(cluster, calm):
+def test_metrics(cluster, calm):
     def of(kind, name):
         return sum(v for k, v in cluster.metrics(kind).items() if k.split("{")[0] == name)
     before = of("decode", "baton_worker_mask_seconds_count"), of("conductor", "baton_http_constrained_total")
