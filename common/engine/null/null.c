@@ -218,9 +218,14 @@ static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params 
     if (p->temperature > 0) {
         state = mix(mix(state + p->seed) + p->choice);
     }
-    uint32_t vocab = e->config.vocab, id = (uint32_t)((state >> 16) % vocab), end = vocab;
-    for (uint32_t tries = 0; tries < vocab; tries++, id = (id + 1) % vocab) {
-        if (!bt_ids_bit(e->host.ids.known, id) || (mask && !bt_ids_bit(mask, id))) {
+    uint32_t vocab = e->config.vocab, id = (uint32_t)((state >> 16) % vocab), end = vocab, n = 1;
+    for (uint32_t seen = 0; seen < vocab; seen += n, id = id + n < vocab ? id + n : 0) {
+        n = 1;
+        if (mask && mask[id / 32] >> id % 32 == 0) { /* the rest of this word */
+            n = BT_MIN(32 - id % 32, vocab - id);
+            continue;
+        }
+        if (!bt_ids_bit(e->host.ids.known, id) || !bt_ids_bit(mask, id)) {
             continue;
         }
         if (!ends(e, id)) {
