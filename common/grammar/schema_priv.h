@@ -15,16 +15,15 @@
 struct bt_nf;
 
 /* ---- limits ---- */
-#define BT_SCHEMA_ARENA_MAX  (30u << 20) /* bytes; the program has its own limit */
-#define BT_SCHEMA_DEPTH_MAX  200         /* nesting of the text */
-#define BT_SCHEMA_EVAL_MAX   150         /* nesting of allOf, anyOf, references, ... in one place */
-#define BT_SCHEMA_WORK_MAX   400000u     /* steps of merging: properties copied, pairs compared */
-#define BT_SCHEMA_SHAPES_MAX 2048u       /* alternatives of one value */
-#define BT_SCHEMA_CLASSES    64          /* of keys that patterns tell apart */
-#define BT_SCHEMA_MULTIPLE_MAX                                                                     \
-    10000 /* of multipleOf with bounds or a fraction: see schema_number_rx.c */
-#define BT_SCHEMA_DIGITS_MAX 400u /* of a number in a schema, and of its exponent's value */
-#define BT_SCHEMA_SPACE_MAX  64u  /* white space in a row */
+#define BT_SCHEMA_ARENA_MAX    (30u << 20) /* bytes; the program has its own limit */
+#define BT_SCHEMA_DEPTH_MAX    200         /* nesting of the text */
+#define BT_SCHEMA_EVAL_MAX     150     /* nesting of allOf, anyOf, references, ... in one place */
+#define BT_SCHEMA_WORK_MAX     400000u /* steps of merging: properties copied, pairs compared */
+#define BT_SCHEMA_SHAPES_MAX   2048u   /* alternatives of one value */
+#define BT_SCHEMA_CLASSES      64      /* of keys that patterns tell apart */
+#define BT_SCHEMA_MULTIPLE_MAX 5000    /* of multipleOf with bounds or a fraction */
+#define BT_SCHEMA_DIGITS_MAX   400u    /* of a number in a schema, and of its exponent's value */
+#define BT_SCHEMA_SPACE_MAX    64u     /* white space in a row */
 
 /* ---- JSON values (schema_json.c) ---- */
 enum bt_sj_type {
