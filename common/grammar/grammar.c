@@ -9,6 +9,7 @@
 #include "common/grammar/front_end.h"
 #include "common/grammar/grammar_priv.h"
 
+#define IN_USE_MAX   4        /* times the memory of a cache, with the grammars in use */
 #define COMPILE_WORK 5000000u /* about 100 ms of the slowest specs */
 
 static bt_status_t build(struct bt_program *p, const struct bt_grammar_spec *spec, bt_node_t *start,
@@ -224,8 +225,18 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
         e->g = g;
         bt_list_insert_head(&c->entries, &e->link);
     }
-    *g_p = bt_grammar_ref(g);
+    bt_grammar_ref(g); /* so that it stays */
     evict(c);
+    bool fits = c->bytes <= c->max_bytes * IN_USE_MAX;
+    if (!fits) {
+        drop(c, e);
+    }
     pthread_mutex_unlock(&c->lock);
+    if (!fits) {
+        bt_grammar_unref(g);
+        snprintf(err, err_cap, "the grammars in use fill the memory for them: try again later");
+        return BT_ERR_EXHAUSTED;
+    }
+    *g_p = g;
     return BT_OK;
 }

@@ -59,7 +59,8 @@ void bt_grammar_unref(struct bt_grammar *g);
 struct bt_grammar_cache;
 struct bt_grammar_cache *bt_grammar_cache_create(size_t max_bytes);
 void bt_grammar_cache_destroy(struct bt_grammar_cache *c);
-/* As bt_grammar_compile; *g_p is a reference of the caller's. */
+/* As bt_grammar_compile; *g_p is a reference of the caller's. Also ERR_EXHAUSTED: with those in use
+ * the grammars would have more than four times max_bytes. */
 bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_grammar_spec *spec,
                                  struct bt_grammar **g_p, char *err, size_t err_cap) BT_MUST_CHECK;
 

@@ -132,13 +132,20 @@ static inline bool bt_rx_work(struct bt_rx_set *s, uint32_t n)
     return true;
 }
 
-/* rx.c. Memory that lives as long as the set; NULL: over the limit. */
+/* rx_set.c. The node with this content (flags and bounds are made here), BT_RX_FAILED: a limit. */
+bt_rx_t bt_rx_intern(struct bt_rx_set *s, struct bt_rx_node n);
+/* An Or or And of scratch[base..), sorted and without doubles, which it takes off the stack. */
+bt_rx_t bt_rx_intern_list(struct bt_rx_set *s, uint8_t kind, uint32_t base);
+/* Gives up: the set is full, and the scratch stack is cut to base. Returns BT_RX_FAILED. */
+bt_rx_t bt_rx_fail(struct bt_rx_set *s, uint32_t base);
+uint32_t bt_rx_add_counts(uint32_t a, uint32_t b); /* BT_RX_NO_MAX stays that */
+/* Memory that lives as long as the set; NULL: over the limit. */
 void *bt_rx_alloc(struct bt_rx_set *s, size_t n);
 /* Makes room for one element more in an array of the set. */
 bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, size_t size);
 bool bt_rx_take(struct bt_rx_set *s, size_t bytes); /* from the limit */
 bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a);    /* onto the scratch stack */
-/* Or and And of scratch[base..), which they take off the stack. */
+/* rx.c. Or and And of scratch[base..), which they take off the stack. */
 bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
 bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
 
