@@ -55,7 +55,9 @@ struct row { /* a request with a prompt of one token */
 static void set_row(struct row *w, struct bt_wgrammar *g, const uint32_t *tokens, uint32_t n)
 {
     *w = (struct row){.sub = {.n = 1, .n_prompt = 1, .grammar = g}};
-    memcpy(w->tokens + 1, tokens, n * sizeof(tokens[0]));
+    for (uint32_t i = 0; i < n; i++) {
+        w->tokens[1 + i] = tokens[i];
+    }
     w->r.sub = &w->sub;
     w->r.tokens = w->tokens;
     w->r.len = 1 + n;
