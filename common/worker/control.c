@@ -649,6 +649,7 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_prefi
     bt_conf_log_start(&w->conf.common, w->kind);
     code = serve(w);
     bt_conf_cleanup(schema, &w->conf);
+    free(w->conf.name);
     free(w);
     return code;
 }
