@@ -648,8 +648,8 @@ int bt_worker_main(int argc, char **argv, bt_role_t start, const struct bt_prefi
     bt_worker_conf_name(&w->conf, w->kind);
     bt_conf_log_start(&w->conf.common, w->kind);
     code = serve(w);
-    bt_conf_cleanup(schema, &w->conf);
     free(w->conf.name);
+    bt_conf_cleanup(schema, &w->conf);
     free(w);
     return code;
 }
