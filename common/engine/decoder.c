@@ -362,23 +362,42 @@ float bt_decoder_dummy_width(uint32_t cols)
     return 1.7f / __builtin_sqrtf((float)cols);
 }
 
+bool bt_decoder_exceeds_bf16(const struct bt_engine_config *conf)
+{
+    struct bt_weights *w;
+    char err[64];
+    if (is_dummy(conf) || bt_weights_open(conf->model_dir, &w, err, sizeof(err)) != BT_OK) {
+        return false; /* dummy weights are bf16; who loads the others says what is wrong */
+    }
+    bool exceeds = bt_weights_wide(w);
+    bt_weights_close(w);
+    return exceeds;
+}
+
 bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
-                                 const struct bt_model_config *c, bool fp8, uint64_t free_bytes,
-                                 const char *where, char *err, size_t err_cap)
+                                 const struct bt_model_config *c, struct bt_engine_bytes bytes,
+                                 uint64_t free_bytes, const char *where, char *err, size_t err_cap)
 {
     struct bt_model_size size;
     bt_model_count(c, &size);
-    fp8 = fp8 && bt_model_is_fp8(conf->model_dir, conf->quantize);
-    double need = 2.0 * ((double)size.weights + (double)size.embed), have = (double)free_bytes;
-    need -= fp8 ? (double)(size.weights + size.embed - size.wide) : 0;
+    bool fp8 = bt_model_is_fp8(conf->model_dir, conf->quantize);
+    uint32_t matrix = fp8 ? bytes.fp8 : bytes.other;
+    double matrices = (double)(size.weights + size.embed - size.wide);
+    double need = matrices * matrix + (double)(size.wide - size.embed) * bytes.other +
+                  (double)size.embed * bytes.embed;
+    double have = (double)free_bytes;
     if (need <= have) {
         return BT_OK;
+    }
+    char bits[32] = "16 bits";
+    if (matrix != 2 || bytes.other != 2) {
+        uint32_t low = 8 * BT_MIN(matrix, bytes.other), high = 8 * BT_MAX(matrix, bytes.other);
+        snprintf(bits, sizeof(bits), low < high ? "%u and %u bits" : "%u bits", low, high);
     }
     snprintf(err, err_cap,
              "%s: the weights take %.1f GB in %s, and the %s has %.1f GB free: %.1f GB are "
              "missing; take a smaller model or a larger %s",
-             conf->model_dir, need / 1e9, fp8 ? "8 and 16 bits" : "16 bits", where, have / 1e9,
-             (need - have) / 1e9, where);
+             conf->model_dir, need / 1e9, bits, where, have / 1e9, (need - have) / 1e9, where);
     return BT_ERR_TOO_LARGE;
 }
 

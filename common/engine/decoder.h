@@ -80,12 +80,19 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
  * have: about the size of trained ones, so that activations neither vanish nor overflow. */
 float bt_decoder_dummy_width(uint32_t cols);
 
+/* Bytes of a parameter in an engine's memory: of a matrix that is fp8, in the checkpoint or by
+ * model.quantize; of another one, a norm or the head; of an embedding that is only looked up. */
+struct bt_engine_bytes {
+    uint32_t fp8, other, embed;
+};
 /* Whether the model's weights fit into free_bytes of `where` ("GPU", "machine"), before any is
- * read. fp8: the engine keeps weights that are fp8, in the checkpoint or by model.quantize, in 8
- * bits; it keeps at least 16 of all others. ERR_TOO_LARGE: err says how much is missing. */
+ * read. ERR_TOO_LARGE: err says how much is missing. */
 bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
-                                 const struct bt_model_config *c, bool fp8, uint64_t free_bytes,
-                                 const char *where, char *err, size_t err_cap) BT_MUST_CHECK;
+                                 const struct bt_model_config *c, struct bt_engine_bytes bytes,
+                                 uint64_t free_bytes, const char *where, char *err,
+                                 size_t err_cap) BT_MUST_CHECK;
+/* Are most matrices of the checkpoint F16 or F32? Reads headers only; false if there are none. */
+bool bt_decoder_exceeds_bf16(const struct bt_engine_config *conf);
 
 /* Checks the part of a configuration that every back end checks; a back end checks its own limits.
  * ERR_CONFIG: err names the key and the allowed values. */

@@ -636,6 +636,20 @@ const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t l
     return NULL;
 }
 
+bool bt_weights_wide(const struct bt_weights *w)
+{
+    double wide = 0, all = 0;
+    for (uint32_t i = 0; i < w->n_tensors; i++) {
+        const struct bt_tensor *t = &w->tensors[i];
+        if (t->n_dims == 2 && ends_with(t->name, ".weight")) { /* not the scales of fp8 */
+            double n = (double)t->dims[0] * (double)t->dims[1];
+            wide += t->dtype == BT_TENSOR_F16 || t->dtype == BT_TENSOR_F32 ? n : 0;
+            all += n;
+        }
+    }
+    return 2 * wide > all;
+}
+
 /* Values [from, from + n) of an F8 matrix, run by run of those that share a scale. */
 static void convert_f8(const struct bt_tensor *t, uint64_t from, size_t n, bt_tensor_dtype_t as,
                        void *out)

@@ -77,6 +77,8 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_
  * from its shape. */
 const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers,
                                           uint32_t mtp);
+/* Are most values of matrices F16 or F32, so that bf16 does not hold them? */
+bool bt_weights_wide(const struct bt_weights *w);
 /* Asks the kernel to read all of t ahead of its use. */
 void bt_tensor_ahead(const struct bt_tensor *t);
 /* Values [from, from + n) of t as F32 or BF16 (rounded to nearest even), or as its own dtype (F8:

@@ -152,7 +152,7 @@ struct bt_wstep { /* the step in flight: one at a time */
     bt_engine_ticket_t forward, sample;
     uint32_t n_rows, n_sample; /* n_sample: sampled positions, 1 + n_draft of a SAMPLE row */
     uint64_t launched_ns;
-    uint32_t prompt_tokens, decode_tokens;
+    uint32_t prompt_tokens, decode_tokens, decode_rows;
     struct bt_batch_work work;
     struct bt_wreq **reqs;       /* [max_slots] */
     struct bt_batch_row *rows;   /* [max_slots] */
@@ -189,6 +189,7 @@ struct bt_wtokens_out {
 struct bt_wspeed {
     struct bt_batch_fit fit; /* of its own steps */
     double step_ewma_ms, prefill_ewma_tps;
+    double row_tokens; /* of a row in a step: 1 and its drafts, a mean that fades; 0: none yet */
 };
 
 /* Rows that may have drafts in a step. Larger batches are bound by arithmetic: drafts do not pay.

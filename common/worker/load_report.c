@@ -12,6 +12,10 @@ void bt_wcost_measure(struct bt_wcore *c)
     bt_metric_add(c->stats->prompt_tokens, s->prompt_tokens);
     bt_spec_trial_over(&c->spec.trial, ns);
     bt_spec_trial_over(&c->spec.passes, ns + c->spec.drafting_ns);
+    if (s->decode_rows > 0) {
+        double each = (double)s->decode_tokens / s->decode_rows;
+        c->speed.row_tokens += (c->speed.row_tokens > 0 ? 0.05 : 1) * (each - c->speed.row_tokens);
+    }
     double error = bt_batch_fit_step(&c->speed.fit, &s->work, ns);
     bt_metric_observe(c->stats->step_error[s->work.prompt], error < 0 ? -error : error);
     if (s->prompt_tokens == 0 && secs > 0) {
@@ -157,6 +161,7 @@ void bt_wload_publish(struct bt_wcore *c)
     atomic_store(&s->load.kv_tokens, kv);
     atomic_store(&s->load.chunk_tokens, chunk_tokens(c));
     atomic_store(&s->load.prefill_mtps, (uint64_t)(c->speed.prefill_ewma_tps * 1e3));
+    atomic_store(&s->load.row_mtokens, (uint64_t)(c->speed.row_tokens * 1e3));
     atomic_store(&s->load.step_us, (uint64_t)(c->speed.step_ewma_ms * 1e3));
     bt_metric_set(s->running, c->reqs.n_active);
     bt_metric_set(s->waiting, c->reqs.n_queue + c->reqs.n_waiting);

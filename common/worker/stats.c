@@ -241,6 +241,7 @@ void bt_wstats_load(const struct bt_wstats *s, uint32_t max_model_len, struct bt
     l->queued_prefill_tokens = atomic_load(&s->load.queued_tokens);
     l->prefill_tokens_per_s = (double)atomic_load(&s->load.prefill_mtps) / 1e3;
     l->step_ms = (double)atomic_load(&s->load.step_us) / 1e3;
+    l->row_tokens = (double)atomic_load(&s->load.row_mtokens) / 1e3;
     l->max_model_len = max_model_len;
     l->kv_tokens = atomic_load(&s->load.kv_tokens);
     uint64_t now = bt_mono_ns(), end = atomic_load(&s->load.queue_end_ns);

@@ -28,6 +28,7 @@ struct bt_wload_shared {
     _Atomic uint32_t running, waiting, pages_total, pages_free, slots_total, slots_free;
     _Atomic uint64_t queued_tokens, prefill_mtps /* tokens/s * 1000 */, step_us;
     _Atomic uint64_t kv_tokens;
+    _Atomic uint64_t row_mtokens;  /* tokens of a row in a step * 1000 */
     _Atomic uint64_t queue_end_ns; /* bt_mono_ns at which the prompts are computed, as predicted */
     _Atomic uint32_t chunk_tokens, landing;
     _Atomic uint64_t cost_steps; /* 0: cost is not known yet */

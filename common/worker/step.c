@@ -68,6 +68,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     }
     if (r->stage == BT_WREQ_ROW) {
         s->decode_tokens += b->n;
+        s->decode_rows++;
     } else {
         s->prompt_tokens += b->n;
     }
@@ -130,7 +131,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     if (s->n_rows == 0) {
         return false;
     }
-    s->n_sample = s->prompt_tokens = s->decode_tokens = 0;
+    s->n_sample = s->prompt_tokens = s->decode_tokens = s->decode_rows = 0;
     s->work = bt_batch_work_of(&c->batch, s->rows, s->n_rows);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fill_row(c, i);

@@ -452,6 +452,23 @@ static void keep_markers(const struct bt_tokenizer *tok, struct bt_reply_style s
     }
 }
 
+/* Does the template write a call's arguments only if they are a text? */
+static bool wants_text(const struct bt_template *t)
+{
+    bool ok[2];
+    for (int text = 0; text < 2; text++) {
+        char why[64];
+        struct bt_buf out;
+        bt_buf_init(&out);
+        json_t *probe = bt_front_probe(text);
+        ok[text] = bt_template_render_object(t, probe, 0, NULL, &out, why, sizeof(why)) == BT_OK &&
+                   out.len > 0 && strstr(out.data, FRONT_PROBE_TEXT) != NULL;
+        json_decref(probe);
+        bt_buf_cleanup(&out);
+    }
+    return ok[1] && !ok[0];
+}
+
 /* Finds out how the model answers. */
 static bt_status_t take_style(struct bt_front *f, const char *form, char *err, size_t err_cap)
 {
@@ -462,6 +479,7 @@ static bt_status_t take_style(struct bt_front *f, const char *form, char *err, s
         return BT_ERR_CONFIG;
     }
     m->style.takes_tools = text != NULL && bt_reply_template_takes_tools(text);
+    m->style.text_arguments = m->style.takes_tools && wants_text(m->tmpl);
     keep_markers(m->tok, m->style.reply, &f->kept_tools);
     keep_markers(m->tok, (struct bt_reply_style){BT_TOOLS_NONE, m->style.reply.thoughts},
                  &f->kept_thoughts);

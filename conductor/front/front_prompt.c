@@ -373,7 +373,7 @@ static bool take_kwargs(const json_t *root, json_t *ctx, struct bt_front_error *
     return true;
 }
 
-static bool take_messages(const json_t *list, enum bt_reply_tools style, json_t *messages,
+static bool take_messages(const json_t *list, const struct bt_front_style *style, json_t *messages,
                           struct bt_front_error *e)
 {
     struct bt_front_calls calls;
@@ -413,7 +413,7 @@ static json_t *chat_context(const struct bt_front_model *m, const json_t *root, 
     if (tools->list != NULL) {
         json_object_set(ctx, "tools", tools->list);
     }
-    if (!take_kwargs(root, ctx, e) || !take_messages(list, m->style.reply.tools, messages, e)) {
+    if (!take_kwargs(root, ctx, e) || !take_messages(list, &m->style, messages, e)) {
         json_decref(ctx);
         return NULL;
     }

@@ -2,6 +2,7 @@
 #include "conductor/front/front_tools.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "common/base/sha256.h"
 #include "conductor/front/front_fields.h"
@@ -288,7 +289,29 @@ void bt_front_tools_cleanup(struct bt_front_tools *t)
 
 /* ---- earlier calls ---- */
 
-void bt_front_calls_init(struct bt_front_calls *c, enum bt_reply_tools style)
+json_t *bt_front_probe(bool text)
+{
+    json_t *arguments = json_pack("{s:i}", "probe", 1);
+    if (text) {
+        json_decref(arguments);
+        arguments = json_string("{" FRONT_PROBE_TEXT "}");
+    }
+    json_t *called = json_pack("{s:s, s:o}", "name", "f", "arguments", arguments);
+    json_t *call =
+        json_pack("{s:s, s:s, s:o}", "id", "123456789", "type", "function", "function", called);
+    json_t *asked = json_pack("{s:s, s:s}", "role", "user", "content", "a");
+    json_t *calls =
+        json_pack("{s:s, s:n, s:[o]}", "role", "assistant", "content", "tool_calls", call);
+    json_t *result = json_pack("{s:s, s:s, s:s, s:s}", "role", "tool", "tool_call_id", "123456789",
+                               "name", "f", "content", "b");
+    json_t *tool =
+        json_pack("{s:s, s:{s:s, s:s, s:{s:s, s:{}}}}", "type", "function", "function", "name", "f",
+                  "description", "d", "parameters", "type", "object", "properties");
+    return json_pack("{s:[o, o, o], s:[o], s:b}", "messages", asked, calls, result, "tools", tool,
+                     "add_generation_prompt", 1);
+}
+
+void bt_front_calls_init(struct bt_front_calls *c, const struct bt_front_style *style)
 {
     *c = (struct bt_front_calls){.style = style, .by_id = json_object()};
 }
@@ -307,11 +330,11 @@ static bool is_mistral(enum bt_reply_tools style)
 /* An id as the model's template takes it: clients have ids of this server or of another one. */
 static json_t *models_id(const struct bt_front_calls *c, const char *id, const char *name)
 {
-    if (c->style == BT_TOOLS_KIMI && name != NULL) {
+    if (c->style->reply.tools == BT_TOOLS_KIMI && name != NULL) {
         return json_sprintf("functions.%s:%u", name, c->n);
     }
     size_t len = strlen(id);
-    if (!is_mistral(c->style) || (len == MISTRAL_ID && strspn(id, LETTERS) == len)) {
+    if (!is_mistral(c->style->reply.tools) || (len == MISTRAL_ID && strspn(id, LETTERS) == len)) {
         return json_string(id);
     }
     uint8_t digest[BT_SHA256_LEN];
@@ -324,11 +347,18 @@ static json_t *models_id(const struct bt_front_calls *c, const char *id, const c
     return json_string(letters);
 }
 
-/* The arguments as templates want them: an object. What is none stays a text. */
+/* The arguments as the template wants them, mostly as an object. What is none stays a text. */
 static json_t *arguments_of(struct bt_front_calls *c, const json_t *v)
 {
-    if (json_is_object(v)) {
-        return json_incref((json_t *)v);
+    if (c->style->text_arguments && json_is_object(v)) {
+        char *text = json_dumps(v, 0);
+        json_t *s = json_string(text);
+        free(text);
+        return s;
+    }
+    if (c->style->text_arguments || json_is_object(v)) {
+        return json_string_length(v) > 0 || json_is_object(v) ? json_incref((json_t *)v)
+                                                              : json_string("{}");
     }
     const char *text = json_string_value(v);
     size_t len = json_string_length(v);

@@ -8,7 +8,8 @@
 
 struct bt_front_style { /* how the served model answers; see reply.h */
     struct bt_reply_style reply;
-    bool takes_tools; /* its template does */
+    bool takes_tools;    /* its template does */
+    bool text_arguments; /* its template wants the arguments of calls as text */
 };
 
 enum bt_front_choose { FRONT_TOOLS_NONE, FRONT_TOOLS_AUTO, FRONT_TOOLS_REQUIRED };
@@ -26,15 +27,21 @@ bool bt_front_take_tools(const struct bt_front_style *style, const json_t *root,
                          struct bt_front_tools *t, struct bt_front_error *e);
 void bt_front_tools_cleanup(struct bt_front_tools *t);
 
+/* Messages with a call, whose arguments are an object or its text, and with its result, for finding
+ * out what a template wants. With objects, a template that writes them right writes
+ * FRONT_PROBE_TEXT. */
+json_t *bt_front_probe(bool text);
+#define FRONT_PROBE_TEXT "\"probe\": 1"
+
 /* ---- earlier calls in messages ---- */
 
 struct bt_front_calls { /* calls of the messages so far */
-    enum bt_reply_tools style;
+    const struct bt_front_style *style;
     json_t *by_id; /* {id: {"name":...,"id": as the template gets it}} */
     uint32_t n;
     size_t nested; /* objects and arrays in the texts of arguments */
 };
-void bt_front_calls_init(struct bt_front_calls *c, enum bt_reply_tools style);
+void bt_front_calls_init(struct bt_front_calls *c, const struct bt_front_style *style);
 void bt_front_calls_cleanup(struct bt_front_calls *c);
 /* Takes tool_calls of message msg, and gives the template's message `out` its own: arguments as an
  * object, and ids as the model knows them. prefix: "messages[2].". */

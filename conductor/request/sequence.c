@@ -501,8 +501,8 @@ static bool needs_leaving(const struct bt_flight *f, uint64_t now_ns)
             continue;
         }
         struct bt_peer_facts p = bt_machine_facts(f->sequence->r->mc, all[i]);
-        bool prefill = i == 0 || (f->both && i == 1), decode = i == 1 || (f->both && i == 0);
-        if (p.leaving || gives_up(f, &p, prefill, decode, now_ns)) {
+        /* A worker for both is asked for its prefill role first, then for its decode role. */
+        if (p.leaving || gives_up(f, &p, i == 0, i == 1, now_ns)) {
             return true;
         }
     }

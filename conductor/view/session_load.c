@@ -117,6 +117,7 @@ static void take_load(struct bt_session *s, const Baton__WorkerLoad *l)
     to->kv_tokens = l->kv_tokens;
     to->prefill_tokens_per_s = l->prefill_tokens_per_s;
     to->step_ms = l->step_ms;
+    to->row_tokens = l->row_tokens;
     to->queue_ms = l->queue_ms;
 }
 

@@ -19,7 +19,7 @@ cat <<'T'
 
 - **A worker has one GPU.** A model runs today if one of the columns with one GPU has tokens for it (the second number counts for dense models only: the others have no fp8 weights on a GPU); the columns with eight GPUs say only what their memory could hold, until several GPUs serve one model.
 - **Engines refuse** at the start what they cannot compute, by name, and say by how much a model does not fit.
-- **fp8 weights**: engines read fp8 checkpoints, and `model.quantize: fp8` makes fp8 of 16-bit ones. Dense models keep them in fp8 on a Hopper GPU. Elsewhere (latent attention, experts, the CPU engine) they become 16 bits while loading, so the bf16 column counts ([engines](../common/engine/README.md)).
+- **fp8 weights**: engines read fp8 checkpoints, and `model.quantize: fp8` makes fp8 of 16-bit ones. Dense models keep them in fp8 on a Hopper GPU. With latent attention or experts they become 16 bits there, so the bf16 column counts. On the CPU engine they take 32 bits, as f16 and f32 weights do, and as all weights do without bf16 units ([engines](../common/engine/README.md)).
 - **fp8 KV** (`model.kv_dtype: fp8`): keys and values on the cuda engine, latents (DeepSeek, Kimi) on both engines.
 
 ## Weights, KV, and tokens that fit

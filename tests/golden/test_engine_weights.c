@@ -7,6 +7,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "common/engine/decoder.h"
 #include "common/engine/fp8.h"
 #include "common/engine/model_config.h"
 
@@ -237,12 +238,19 @@ static int teardown(void **state)
     return rmdir(dir);
 }
 
+/* Does bf16 not hold most of the weights in `dir`? */
+static bool exceeds_bf16(void)
+{
+    return bt_decoder_exceeds_bf16(&(struct bt_engine_config){.model_dir = dir});
+}
+
 static void test_f32(void **state)
 {
     (void)state;
     clear();
     put_config("dtype", json_string("float32"));
     put_weights("model.safetensors", AS_F32, 0, 1, false, NULL);
+    assert_true(exceeds_bf16());
     check(0); /* the same numbers */
 }
 
@@ -252,6 +260,7 @@ static void test_f16(void **state)
     clear();
     put_config("dtype", json_string("float16"));
     put_weights("model.safetensors", AS_F16, 0, 1, false, NULL);
+    assert_true(exceeds_bf16());
     check(1e-3f); /* f16 rounds the smallest weights */
 }
 
@@ -267,6 +276,7 @@ static void test_quantize(void **state)
     put_config("quantization_config", json_pack("{s:s, s:s, s:[i,i]}", "quant_method", "fp8", "fmt",
                                                 "e4m3", "weight_block_size", 128, 128));
     put_weights("model.safetensors", AS_FP8, 0, 1, false, NULL);
+    assert_false(exceeds_bf16());
     generate(dir, "auto", got);
     uint32_t moved = 0;
     for (int i = 0; i < N_NEW; i++) {
@@ -360,9 +370,14 @@ static void test_dummy(void **state)
 }
 
 /* 27 TB of weights: said before any is made. */
+/* Products take 16 bits of a parameter, or 32: without bf16 units, and of fp8 with its scales. */
 static void test_too_large(void **state)
 {
     (void)state;
+    struct drive d;
+    drive_open(&d, "cpu", MODEL, 16);
+    bool f32 = strstr(d.info->device, " f32 ") != NULL;
+    drive_close(&d);
     clear();
     put_json("config.json",
              json_pack("{s:[s], s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f}", "architectures",
@@ -374,16 +389,22 @@ static void test_too_large(void **state)
     const struct bt_engine_info *info;
     char err[1024];
     assert_int_equal(bt_engine_load("cpu", &vt, err, sizeof(err)), BT_OK);
-    const struct bt_engine_config c = {.size = sizeof(c),
-                                       .model_dir = dir,
-                                       .load_format = "dummy",
-                                       .page_tokens = 16,
-                                       .max_slots = 1,
-                                       .max_rows = 16,
-                                       .ranks = 1};
+    struct bt_engine_config c = {.size = sizeof(c),
+                                 .model_dir = dir,
+                                 .load_format = "dummy",
+                                 .page_tokens = 16,
+                                 .max_slots = 1,
+                                 .max_rows = 16,
+                                 .ranks = 1};
     assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_TOO_LARGE);
-    assert_non_null(strstr(err, "the weights take 26307.0 GB in 16 bits"));
+    const char *text =
+        f32 ? "weights take 52613.9 GB in 32 bits" : "weights take 26307.0 GB in 16 bits";
+    assert_non_null(strstr(err, text));
     assert_non_null(strstr(err, "GB are missing"));
+    c.quantize = "fp8";
+    assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_TOO_LARGE);
+    text = f32 ? "52613.9 GB in 32 bits" : "52613.6 GB in 16 and 32 bits";
+    assert_non_null(strstr(err, text));
 }
 
 /* Sizes that fill no tile: hidden 72, 3 heads of 16, intermediate 200, 77 tokens. */

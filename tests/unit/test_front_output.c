@@ -323,6 +323,70 @@ static void test_stream_unread(void **state)
     close(fd);
 }
 
+/* The same of the other APIs' streams: one that is written, and one that is pulled. */
+static void test_other_streams_unread(void **state)
+{
+    (void)state;
+    static const char *const bodies[][2] = {
+        {"/v1/messages", "{\"max_tokens\":99,\"stream\":true,\"messages\":[{\"role\":\"user\","
+                         "\"content\":\"a\"}]}"},
+        {"/v1/responses", "{\"stream\":true,\"input\":\"a\"}"}};
+    char *text = bt_calloc(1, 65537);
+    memset(text, 'y', 65536);
+    for (size_t k = 0; k < BT_ARRAY_LEN(bodies); k++) {
+        int fd = begin(bodies[k][0], bodies[k][1]);
+        struct bt_request *r = now;
+        n_cancelled = 0;
+        for (int i = 0; i < 1000 && n_cancelled == 0; i++) {
+            delta_to(r, 0, text, NULL, 0);
+            bt_loop_poll(loop, 0);
+            bt_loop_poll(loop, 0);
+        }
+        assert_int_equal(n_cancelled, 1);
+        assert_int_equal(bt_front_open(front), 0);
+        close(fd);
+        WAIT_FOR(held_bytes() == 0);
+    }
+    free(text);
+}
+
+/* The end of a response repeats its text four times. It is held once, and made as it is read. */
+static void test_response_unread(void **state)
+{
+    (void)state;
+    enum { N = 32, SIZE = 65536 };
+    int fd = begin("/v1/responses", "{\"stream\":true,\"input\":\"a\"}");
+    struct bt_request *r = now;
+    struct bt_buf all = {0};
+    char *text = bt_calloc(1, SIZE + 1), part[65536];
+    memset(text, 'y', SIZE);
+    for (int i = 0; i < N; i++) {
+        delta_to(r, 0, text, NULL, 0);
+        for (ssize_t n = 1; n != 0 && all.len < (size_t)i * SIZE;) {
+            bt_loop_poll(loop, 0);
+            n = recv(fd, part, sizeof(part), 0);
+            bt_buf_append(&all, part, n > 0 ? (size_t)n : 0);
+        }
+    }
+    longest_ns = 0;
+    r->ops->on_finish(r->arg, 0, BT_FINISH_STOP, NULL);
+    done_with(r, N, 0);
+    for (int i = 0; i < 100; i++) { /* nothing is read */
+        bt_loop_poll(loop, 0);
+    }
+    assert_int_equal(bt_front_open(front), 1);
+    assert_true(held_bytes() < 2.5 * N * SIZE); /* the buffer of the text, and the last delta */
+    struct bt_buf rest = receive_all(fd);
+    bt_buf_append(&all, rest.data, rest.len);
+    assert_true(all.len > 5 * (size_t)N * SIZE && all.len < 5.1 * N * SIZE);
+    assert_non_null(strstr(rest.data, "event: response.completed\n"));
+    assert_int_equal(bt_front_open(front), 0);
+    assert_true(longest_ns < TICK_NS);
+    bt_buf_cleanup(&rest);
+    bt_buf_cleanup(&all);
+    free(text);
+}
+
 /* An error behind a prompt that is still being sent, while another of its requests runs. */
 static void test_stream_error(void **state)
 {
@@ -439,6 +503,8 @@ int main(void)
         T(test_text_is_cut_between_characters, setup_output),
         T(test_stream_echo, setup_output),
         T(test_stream_unread, setup_output),
+        T(test_other_streams_unread, setup_output),
+        T(test_response_unread, setup_output),
         T(test_stream_error, setup_output),
         T(test_tokenize, setup_output),
         T(test_refused_before_any_work, setup_small),

@@ -152,6 +152,20 @@ static void test_history_of_kimi(void **state)
                            "[tool|s|functions.h:2 n][tool||other ]");
 }
 
+/* DeepSeek's templates add the text of the arguments to another text. */
+static void test_history_as_text(void **state)
+{
+    (void)state;
+    open_with("{% for m in messages %}[{{ m.role }}{% for c in m.tool_calls or [] %}"
+              "{{ '|' + c.function.name + '|' + c.function.arguments }}{% endfor %}]{% endfor %}"
+              "{{ tools }}{# <｜tool▁calls▁begin｜> #}");
+    expect_prompt(
+        "{\"messages\":[" USER
+        ",{\"role\":\"assistant\",\"tool_calls\":[" CALL("a", "f", "\"{\\\"x\\\":1}\"") "," CALL(
+            "b", "g", "{\"y\":[2]}") "," CALL("c", "h", "\"\"") "]}]}",
+        "[user][assistant|f|{\"x\":1}|g|{\"y\": [2]}|h|{}]None");
+}
+
 /* Mistral's templates refuse ids of other lengths than 9. */
 static void test_history_of_mistral(void **state)
 {
@@ -781,6 +795,7 @@ int main(void)
         H(test_history),
         OWN(test_history_of_kimi),
         OWN(test_history_of_mistral),
+        OWN(test_history_as_text),
         H(test_refusals),
         OWN(test_models_without_tools),
         H(test_whole_calls),

@@ -610,6 +610,23 @@ static void test_choices_count_as_rows(void **state)
     assert_true(place(&x, &defaults).gaps.ms > 3 * one);
 }
 
+/* Rows of a worker that speculates have drafts: its steps are longer. */
+static void test_drafts_count_as_tokens(void **state)
+{
+    (void)state;
+    static const struct bt_batch_cost cost = {.base_ns = 1e6, .token_ns = BT_BATCH_TOKEN_NS(1e6)};
+    struct world x;
+    world_init(&x);
+    x.w[2].speed.cost = x.w[3].speed.cost = &cost;
+    x.w[2].rows.running = x.w[3].rows.running = 9;
+    double plain = place(&x, &defaults).gaps.tail_ms;
+    x.w[2].speed.row_tokens = x.w[3].speed.row_tokens = 0.5; /* no worker has less than one */
+    assert_true(place(&x, &defaults).gaps.tail_ms == plain);
+    x.w[2].speed.row_tokens = x.w[3].speed.row_tokens = 4;
+    double drafts = place(&x, &defaults).gaps.tail_ms;
+    assert_true(plain == 11 && drafts == 41); /* ms of 10 rows */
+}
+
 static void test_explain(void **state)
 {
     (void)state;
@@ -673,6 +690,7 @@ int main(void)
         cmocka_unit_test(test_replay),
         cmocka_unit_test(test_draining),
         cmocka_unit_test(test_choices_count_as_rows),
+        cmocka_unit_test(test_drafts_count_as_tokens),
         cmocka_unit_test(test_explain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

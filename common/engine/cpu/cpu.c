@@ -224,17 +224,28 @@ static bt_status_t check_model(const struct bt_model_config *c, const char *dir,
     return BT_ERR_UNSUPPORTED;
 }
 
+/* What products take: f32 without bf16 units, otherwise two bf16 parts where one does not hold the
+ * values, as those of fp8 with its scales. */
+static struct bt_engine_bytes bytes_of(const struct bt_engine_config *conf, bt_cpu_isa_t isa)
+{
+    bool wide = bt_decoder_exceeds_bf16(conf);
+    return (struct bt_engine_bytes){
+        .fp8 = 4, .other = wide || isa < BT_ISA_AVX512_BF16 ? 4 : 2, .embed = wide ? 4 : 2};
+}
+
 static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                               size_t err_cap)
 {
     struct bt_model_config *c = &e->model.config;
+    const bt_cpu_isa_t isa = bt_gemm_isa();
     bt_status_t st = bt_model_config_load(conf->model_dir, c, err, err_cap);
     if (st != BT_OK) {
         return st;
     }
     st = check_model(c, conf->model_dir, err, err_cap);
     if (st == BT_OK) {
-        st = bt_engine_check_fits(conf, c, false, free_memory(), "machine", err, err_cap);
+        st = bt_engine_check_fits(conf, c, bytes_of(conf, isa), free_memory(), "machine", err,
+                                  err_cap);
     }
     if (st != BT_OK) {
         return st;
@@ -259,7 +270,6 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                  conf->page_tokens);
         return st;
     }
-    bt_cpu_isa_t isa = bt_gemm_isa();
     e->k = kernels_for(isa);
     st = bt_host_init(&e->host, &info, conf->mem_limit ? conf->mem_limit : KV_BYTES_DEF, err,
                       err_cap);

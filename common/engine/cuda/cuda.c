@@ -295,7 +295,8 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     bool fp8 =
         !e->deterministic && bt_cu_gemm_e4m3_fits(16, BT_CU_WEIGHT_BLOCK) && bt_model_stays_fp8(c);
     if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess) {
-        st = bt_engine_check_fits(conf, &e->model.config, fp8, free_bytes, "GPU", err, err_cap);
+        const struct bt_engine_bytes bytes = {.fp8 = fp8 ? 1 : 2, .other = 2, .embed = 2};
+        st = bt_engine_check_fits(conf, &e->model.config, bytes, free_bytes, "GPU", err, err_cap);
     }
     st = st == BT_OK ? bt_cu_model_load(e, conf, err, err_cap) : st;
     st = st == BT_OK ? bt_cu_step_open(e, err, err_cap) : st;

@@ -302,17 +302,23 @@ double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sch
     return 100 * share * more;
 }
 
+/* A step of these rows with kv tokens of context; rows of a worker that speculates have drafts. */
+static double rows_ms(const struct bt_sched_worker *w, double rows, double kv)
+{
+    double each = BT_MAX(w->speed.row_tokens, 1);
+    struct bt_batch_work work = {.tokens = rows * each, .kv = kv * each};
+    return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
+}
+
 double bt_sched_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req)
 {
     double step = w->speed.step_ms > 0 ? w->speed.step_ms : c->prior.step_ms;
     if (w->speed.cost != NULL) {
         uint32_t n = BT_MAX(req->n_choices, 1u);
-        struct bt_batch_work work = {.tokens =
-                                         w->rows.running + w->rows.waiting + w->rows.landing + n,
-                                     .kv = (double)w->rows.kv_tokens + (double)n * req->n_tokens};
-        work.kv += w->rows.landing > 0 ? (double)w->rows.own_coming_tokens : 0;
-        step = 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
+        double rows = w->rows.running + w->rows.waiting + w->rows.landing + n;
+        double kv = (double)w->rows.kv_tokens + (double)n * req->n_tokens;
+        step = rows_ms(w, rows, kv + (w->rows.landing > 0 ? (double)w->rows.own_coming_tokens : 0));
     }
     double load = bt_sched_decode_load(w, req);
     return load > 1 ? step * load : step;
@@ -332,9 +338,7 @@ double bt_sched_step_then_ms(const struct bt_sched_params *c, const struct bt_sc
     double stay = exp(-t_ms / life), n = BT_MAX(req->n_choices, 1u);
     now *= stay;
     coming *= life / t_ms * (1 - stay);
-    struct bt_batch_work work = {.tokens = now + coming + n,
-                                 .kv = now * each + coming * each_coming + n * req->n_tokens};
-    return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
+    return rows_ms(w, now + coming + n, now * each + coming * each_coming + n * req->n_tokens);
 }
 
 double bt_sched_full_step_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
@@ -345,13 +349,11 @@ double bt_sched_full_step_ms(const struct bt_sched_params *c, const struct bt_sc
     }
     double each = w->rows.running > 0 ? (double)w->rows.kv_tokens / w->rows.running : req->n_tokens;
     double room = (double)w->capacity.pages * req->block_tokens;
-    struct bt_batch_work work = {.tokens = w->capacity.slots != 0 ? w->capacity.slots
-                                                                  : w->rows.running + 1};
+    double rows = w->capacity.slots != 0 ? w->capacity.slots : w->rows.running + 1;
     if (w->capacity.pages != 0 && each > 0) {
-        work.tokens = BT_MIN(work.tokens, BT_MAX(room / each, 1));
+        rows = BT_MIN(rows, BT_MAX(room / each, 1));
     }
-    work.kv = work.tokens * each;
-    return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
+    return rows_ms(w, rows, rows * each);
 }
 
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,

@@ -106,6 +106,7 @@ void bt_sched_show_worker(const struct bt_sched_said *said, const struct bt_sche
     w->queue.tokens = said->queued_prefill_tokens;
     w->speed.prefill_tokens_per_s = said->prefill_tokens_per_s;
     w->speed.step_ms = said->step_ms;
+    w->speed.row_tokens = said->row_tokens;
     w->speed.chunk_tokens = said->chunk_tokens;
     w->rows.kv_tokens = BT_MAX(said->kv_tokens, own->decoding_kv);
     w->speed.cost = said->has_cost ? &said->cost : NULL;

@@ -17,7 +17,8 @@ struct bt_sched_said {
     uint32_t max_rows, chunk_tokens; /* of its batcher */
     uint64_t queued_prefill_tokens, kv_tokens;
     double prefill_tokens_per_s, step_ms;
-    double queue_ms; /* time until its prompts are computed */
+    double row_tokens; /* of a row in a step: 1 and its drafts; 0: not known */
+    double queue_ms;   /* time until its prompts are computed */
     /* limits of its steps with prompts beside rows; < 0: it takes no prompts beside rows */
     double mixed_step_ms, mixed_gap_ms;
     bool has_cost;

@@ -25,8 +25,9 @@ struct bt_sched_capacity {
 
 /* How fast a worker computes. A fitted cost model replaces the rates. */
 struct bt_sched_speed {
-    double prefill_tokens_per_s, step_ms;    /* measured; 0: not yet */
-    const struct bt_batch_cost *cost;        /* NULL: none */
+    double prefill_tokens_per_s, step_ms; /* measured; 0: not yet */
+    double row_tokens;                /* of a row in a step: 1 and its drafts; below 1: not known */
+    const struct bt_batch_cost *cost; /* NULL: none */
     const struct bt_batch_cost *prompt_cost; /* for prompt tokens, if it differs; NULL: cost */
     uint32_t chunk_tokens; /* most tokens of one prompt in a step; 0: as in params */
     /* The worker's own limits, as it reports them: mixed_step_ms of a step with prompts beside
