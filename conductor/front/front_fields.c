@@ -472,7 +472,7 @@ static const struct { /* in the order of docs/API.md */
     {FN, "a function", "Its function: `tools[i].function`"},
     {TC, "a tool call", "A call: `messages[i].tool_calls[k]`"},
     {CF, "a tool call's function", "What it calls: `messages[i].tool_calls[k].function`"},
-    {R, "/v1/responses", "`POST /v1/responses`"},
+    {R, "/v1/responses", "`POST /v1/responses` and `/v1/responses/input_tokens`"},
     {RM, "a message", "`/v1/responses`: `input[i]`, a message"},
     {RC, "a function_call", "`/v1/responses`: `input[i]`, a `function_call`"},
     {RO, "a function_call_output", "`/v1/responses`: `input[i]`, a `function_call_output`"},
