@@ -224,7 +224,9 @@ static bool look(const void *conf, char *err, size_t err_cap)
 {
     const struct bt_worker_conf *c = conf;
     struct bt_model_config model;
-    return bt_model_config_load(c->common.model_path, &model, err, err_cap) == BT_OK;
+    return bt_model_config_load(c->common.model_path, &model, err, err_cap) == BT_OK &&
+           (strchr(c->speculate, '/') == NULL ||
+            bt_model_config_load(c->speculate, &model, err, err_cap) == BT_OK);
 }
 
 const struct bt_conf_schema *bt_worker_schema(bool decode)

@@ -202,6 +202,7 @@ static const struct bt_front_route routes[] = {
     {"/v1/completions", true, false, true, bt_front_post_completions},
     {"/v1/chat/completions", true, false, true, bt_front_post_chat},
     {RESPONSES_PATH, true, false, true, bt_front_post_responses},
+    {RESPONSES_PATH "/input_tokens", true, false, false, bt_front_post_input_tokens},
     {MESSAGES_PATH, true, false, true, bt_front_post_messages},
     {MESSAGES_PATH "/count_tokens", true, false, false, bt_front_post_count},
     {"/v1/models", false, false, false, get_models},

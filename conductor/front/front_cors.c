@@ -75,7 +75,7 @@ void bt_front_cors_headers(const struct bt_front *f, struct bt_http_req *req)
     }
     bt_http_add_header(req, "Access-Control-Allow-Origin", how == 2 ? "*" : origin);
     bt_http_add_header(req, "Access-Control-Expose-Headers",
-                       "x-request-id, x-baton-plan, retry-after");
+                       "x-request-id, request-id, x-baton-plan, retry-after");
 }
 
 bool bt_front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const char *methods)

@@ -486,7 +486,7 @@ static const struct { /* in the order of docs/API.md */
     {CF, "a tool call's function", "What it calls: `messages[i].tool_calls[k].function`"},
     {JS, "response_format.json_schema", "`response_format.json_schema`"},
     {ST, "structured_outputs", "`structured_outputs`"},
-    {R, "/v1/responses", "`POST /v1/responses`"},
+    {R, "/v1/responses", "`POST /v1/responses` and `/v1/responses/input_tokens`"},
     {RM, "a message", "`/v1/responses`: `input[i]`, a message"},
     {RC, "a function_call", "`/v1/responses`: `input[i]`, a `function_call`"},
     {RO, "a function_call_output", "`/v1/responses`: `input[i]`, a `function_call_output`"},

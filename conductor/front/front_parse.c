@@ -572,20 +572,22 @@ bool bt_front_parse_tokenize(const struct bt_front_model *m, const void *body, s
     return tokenize(m, FRONT_TOKENIZE, body, len, out, want_strings_p, e);
 }
 
-bool bt_front_parse_count(const struct bt_front_model *m, const void *body, size_t len,
-                          struct bt_tokens *out, struct bt_front_error *e)
+bool bt_front_parse_count(const struct bt_front_model *m, enum bt_front_api api, const void *body,
+                          size_t len, struct bt_tokens *out, struct bt_front_error *e)
 {
     struct bt_front_model any_length = *m;
     struct bt_front_chat parts;
     struct bt_front_tools tools = {0};
     any_length.piece_max = 0;
     json_t *root = bt_front_json_parse(body, len, e);
-    json_t *chat = root != NULL ? bt_front_messages_chat(root, true, e) : NULL;
+    json_t *chat = root == NULL                ? NULL
+                   : api == FRONT_API_MESSAGES ? bt_front_messages_chat(root, true, e)
+                                               : bt_front_adapt(api, root, e);
     bool ok = chat != NULL && check_model(m, chat, e) &&
               bt_front_fields_check(chat, FRONT_CHAT, "", e) &&
               bt_front_take_chat(&any_length, chat, out, &parts, &tools, e);
     if (!ok && chat != NULL) {
-        bt_front_adapt_error(FRONT_API_MESSAGES, e);
+        bt_front_adapt_error(api, e);
     }
     bt_front_tools_cleanup(&tools);
     json_decref(root);

@@ -50,9 +50,9 @@ bool bt_front_parse_tokenize(const struct bt_front_model *m, const void *body, s
 /* The prompt of a generation's body, whose other fields are only checked for their names. */
 bool bt_front_parse_prompt(const struct bt_front_model *m, const void *body, size_t len,
                            struct bt_tokens *out, struct bt_front_error *e);
-/* POST /v1/messages/count_tokens: the prompt of a body of that API. */
-bool bt_front_parse_count(const struct bt_front_model *m, const void *body, size_t len,
-                          struct bt_tokens *out, struct bt_front_error *e);
+/* POST /v1/messages/count_tokens and /v1/responses/input_tokens: the prompt of a body of api. */
+bool bt_front_parse_count(const struct bt_front_model *m, enum bt_front_api api, const void *body,
+                          size_t len, struct bt_tokens *out, struct bt_front_error *e);
 /* POST /detokenize: tokens. */
 bool bt_front_parse_detokenize(const struct bt_front_model *m, const void *body, size_t len,
                                struct bt_tokens *out, struct bt_front_error *e);

@@ -146,6 +146,7 @@ void bt_front_post_chat(struct bt_front *f, struct bt_http_req *req, const char 
 void bt_front_post_messages(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_responses(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_count(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_post_input_tokens(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 

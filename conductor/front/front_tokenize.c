@@ -1,4 +1,4 @@
-/* POST /tokenize and /detokenize, as in vLLM, and /v1/messages/count_tokens. */
+/* POST /tokenize and /detokenize, as in vLLM, and the other APIs' counts of tokens. */
 #include "conductor/front/front_jobs.h"
 
 /* The most bytes of text that /detokenize makes. A body of 4 MiB has about 700,000 ids of a
@@ -79,15 +79,26 @@ static bool decode(const struct bt_front_model *m, const struct bt_tokens *ids, 
     return true;
 }
 
-static void run_count(const struct bt_front_model *m, struct bt_front_job *j)
+static void count(const struct bt_front_model *m, struct bt_front_job *j, enum bt_front_api api,
+                  const char *object)
 {
     struct bt_tokens ids = {0};
-    j->ok = bt_front_parse_count(m, j->body, j->len, &ids, &j->e);
+    j->ok = bt_front_parse_count(m, api, j->body, j->len, &ids, &j->e);
     j->n_tokens = ids.n;
     if (j->ok) {
-        bt_buf_printf(&j->out, "{\"input_tokens\":%zu}", ids.n);
+        bt_buf_printf(&j->out, "{%s\"input_tokens\":%zu}", object, ids.n);
     }
     bt_tokens_cleanup(&ids);
+}
+
+static void run_count(const struct bt_front_model *m, struct bt_front_job *j)
+{
+    count(m, j, FRONT_API_MESSAGES, "");
+}
+
+static void run_input_tokens(const struct bt_front_model *m, struct bt_front_job *j)
+{
+    count(m, j, FRONT_API_RESPONSES, "\"object\":\"response.input_tokens\",");
 }
 
 static void run_detokenize(const struct bt_front_model *m, struct bt_front_job *j)
@@ -128,4 +139,9 @@ void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const
 void bt_front_post_count(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
     bt_front_job_start(f, req, tenant, NULL, run_count, done);
+}
+
+void bt_front_post_input_tokens(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    bt_front_job_start(f, req, tenant, NULL, run_input_tokens, done);
 }

@@ -81,7 +81,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     switch (route) {
     case 2: ok = bt_front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;
     case 3: ok = bt_front_parse_detokenize(&model, data + 1, size - 1, &ids, &e); break;
-    case 6: ok = bt_front_parse_count(&model, data + 1, size - 1, &ids, &e); break;
+    case 6:
+        ok = bt_front_parse_count(&model, FRONT_API_MESSAGES, data + 1, size - 1, &ids, &e);
+        break;
     default:
         ok = bt_front_parse_generation(&model, apis[route], data + 1, size - 1, &gen, &e);
         if (ok) {

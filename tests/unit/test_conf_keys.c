@@ -16,7 +16,7 @@
 #include "kvstore/conf.h"
 #include "tests/unit/conf_rig.h"
 
-#define KEYS_MAX   71 /* of all daemons together */
+#define KEYS_MAX   72 /* of all daemons together */
 #define HIDDEN_MAX 32 /* set by tests and benchmarks only */
 
 static union {
@@ -154,6 +154,7 @@ static const struct {
     {"sched.admission", "late", "there is no"},
     {"sched.roles", "any", "unknown"},
     {"engine.device", "tpu", "unknown"},
+    {"worker.speculate", "medusa", "unknown"},
     {"worker.kvstore_user", "no-such-user", ""},
     {"kvstore.eviction", "fifo", "is none of"},
     {"kvstore.wire.listen", "8.8.8.8", ""},

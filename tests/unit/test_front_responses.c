@@ -330,6 +330,23 @@ static void test_bad_bodies(void **state)
     assert_non_null(strstr(ans.body, "\"param\":\"input\",\"code\":\"context_length_exceeded\""));
 }
 
+static void test_count(void **state)
+{
+    (void)state;
+    json_t *j =
+        post_json(PATH "/input_tokens", "{\"instructions\":\"Be brief\",\"input\":\"Hello\"}");
+    json_t *same = post_json(
+        "/tokenize", "{\"messages\":[{\"role\":\"system\",\"content\":\"Be brief\"}," USER "]}");
+    assert_string_equal(str_at(j, "object"), "response.input_tokens");
+    assert_int_equal(json_integer_value(at(j, "input_tokens")),
+                     json_integer_value(at(same, "count")));
+    json_decref(j);
+    json_decref(same);
+    receive(post(PATH "/input_tokens", "{}"));
+    assert_int_equal(ans.status, 400);
+    assert_non_null(strstr(ans.body, "'input' must be"));
+}
+
 static void test_nothing_is_stored(void **state)
 {
     (void)state;
@@ -358,6 +375,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_stream_fails, setup, teardown),
         cmocka_unit_test_setup_teardown(test_long_stream, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_bodies, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_count, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nothing_is_stored, setup, teardown),
     };
     return cmocka_run_group_tests(tests, load_model, unload_model);
