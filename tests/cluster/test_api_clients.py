@@ -85,7 +85,8 @@ COPIES = "{{ messages[-1].content }}{{ eos_token }}{% if tools %}{# <tool_call> 
 
 
 @pytest.fixture(scope="module")
-def tool_results(tmp_path_factory):
+def copies(tmp_path_factory):
+    """The folder of that model."""
     install()
     model = tmp_path_factory.mktemp("model") / "copies"
     model.mkdir()
@@ -95,10 +96,17 @@ def tool_results(tmp_path_factory):
     fields = json.loads(config.read_text())
     config.unlink()
     config.write_text(json.dumps(dict(fields, chat_template=COPIES)))
+    return str(model)
+
+
+NULL = ["--nodes", "1", "--prefill", "0", "--decode", "1", "--set", "decode.engine.device=null", "--model"]
+
+
+@pytest.fixture(scope="module")
+def tool_results(copies):
     with pytest.MonkeyPatch.context() as m:
         m.setenv("BATON_NULL_EDIT", "1000000")
-        c = Cluster("--nodes", "1", "--prefill", "0", "--decode", "1", "--model", str(model), "--set",
-                    "decode.engine.device=null")
+        c = Cluster(*NULL, copies)
     yield run("tools.mjs", c.url, c.model, TOOLS)
     c.stop()
 
@@ -106,3 +114,21 @@ def tool_results(tmp_path_factory):
 @pytest.mark.parametrize("scenario", TOOLS)
 def test_tools(tool_results, scenario):
     assert f"ok {scenario}\n" in tool_results, tool_results
+
+
+# ---- forced calls, constrained answers ----
+
+@pytest.fixture(scope="module")
+def forced_results(copies):
+    """The null engine chooses among the tokens that the grammar allows. Without reasoning, which it would never end."""
+    c = Cluster(*NULL, copies, "--set", "conductor.conductor.answer_form=hermes")
+    yield run("forced.mjs", c.url, c.model, FORCED)
+    c.stop()
+
+
+FORCED = [name for name in TOOLS if not name.startswith("chat")]
+
+
+@pytest.mark.parametrize("scenario", FORCED)
+def test_forced(forced_results, scenario):
+    assert f"ok {scenario}\n" in forced_results, forced_results
