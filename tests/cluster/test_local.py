@@ -168,10 +168,12 @@ def test_tokens_do_not_wait_for_those_that_compute(cluster):
     sessions = {os.getsid(d["pid"]) for d in daemons}
     assert len(sessions) == 1 and os.getsid(0) not in sessions, sessions
     default = slice_ns(os.getpid())
+    masks = min(max(len(os.sched_getaffinity(0)) // 4, 1), 8)  # a worker's mask threads, which its engine waits for
     for d in daemons:
         if d["daemon"] in ("conductor", "prefill", "decode") and default:
             slices = [slice_ns(int(t)) for t in os.listdir(f"/proc/{d['pid']}/task")]
-            assert slice_ns(d["pid"]) < default and slices.count(slice_ns(d["pid"])) == 2, (d, slices)
+            short = 2 if d["daemon"] == "conductor" else 2 + masks  # the control loop, gRPC's queue
+            assert slice_ns(d["pid"]) < default and slices.count(slice_ns(d["pid"])) == short, (d, slices)
 
 
 def test_down_twice_and_status_of_nothing(tmp_path):
