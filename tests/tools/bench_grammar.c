@@ -1,5 +1,5 @@
 /* Compiles grammars and forces documents through them, token by token, for baton-bench grammar and
- * for tests. usage: bench_grammar TOKENIZER_DIR
+ * for tests. usage: baton-bench-grammar TOKENIZER_DIR
  *
  * Each line of standard input is a JSON object:
  *   kind   number of enum bt_grammar_kind       text   the spec
@@ -33,7 +33,7 @@ struct bench {
 
 static void die(const char *what, const char *why)
 {
-    fprintf(stderr, "bench_grammar: %s: %s\n", what, why);
+    fprintf(stderr, "baton-bench-grammar: %s: %s\n", what, why);
     exit(1);
 }
 
@@ -315,14 +315,32 @@ static json_t *answer(struct bench *b, const json_t *job)
     return out;
 }
 
+static const char help[] =
+    "usage: baton-bench-grammar TOKENIZER_DIR\n"
+    "\n"
+    "Compiles grammars and forces documents through them, token by token.\n"
+    "`baton-bench grammar` runs it; start that one.\n"
+    "\n"
+    "Each line of standard input is a JSON object with these fields:\n"
+    "  kind         1 JSON schema, 2 JSON object, 3 regular expression, 4 choices,\n"
+    "               5 GBNF, 6 tags\n"
+    "  text         the grammar\n"
+    "  docs         documents to force through it\n"
+    "  walks        how many random texts to make; also walk_tokens, seed\n"
+    "Each line is answered by one: status, error, times, docs and walks.\n";
+
 int main(int argc, char **argv)
 {
     struct bench b = {0};
     char *line = NULL;
     size_t cap = 0;
     ssize_t n;
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        fputs(help, stdout);
+        return 0;
+    }
     if (argc != 2) {
-        fprintf(stderr, "usage: bench_grammar TOKENIZER_DIR\n");
+        fputs("usage: baton-bench-grammar TOKENIZER_DIR\n", stderr);
         return 2;
     }
     load(&b, argv[1]);
