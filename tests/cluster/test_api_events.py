@@ -115,14 +115,16 @@ def test_client_leaves(cluster, path):
 def test_killed_worker(make_cluster):
     """In the middle of each stream its decode worker is killed: no event differs from those of an undisturbed run."""
     c = make_cluster("--nodes", "1", "--prefill", "0", "--decode", "3")
-    expected = chat_text(c, 400)
+    tokens = 1600  # generation goes on for long after the kill
+    expected = chat_text(c, tokens)
     for path, limit in (("/v1/messages", "max_tokens"), ("/v1/responses", "max_output_tokens")):
-        s, text, names, victim = Stream(c, path, **{limit: 400}), "", [], None
+        daemons = c.status()
+        s, text, names, victim = Stream(c, path, **{limit: tokens}), "", [], None
         for name, data in s.events():
             text += text_of(path, name, data)
             names.append((name, data))
             if victim is None and len(text) > 40:
-                victim = next(d for d in c.status() if s.decode() in os.path.basename(d["log"]))
+                victim = next(d for d in daemons if s.decode() in os.path.basename(d["log"]))
                 os.kill(victim["pid"], signal.SIGKILL)
         assert victim is not None and text == expected
         assert order(names)[-1] in ("message_stop", "response.incomplete")
