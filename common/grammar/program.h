@@ -64,7 +64,8 @@ bt_node_t bt_program_unique(struct bt_program *p, bt_rx_t item, uint32_t min, ui
 
 /* Ends building with the start node: removes nodes that can produce nothing (a required property
  * without a value, a rule that never ends) and whatever needs them, refuses left recursion
- * (ERR_UNSUPPORTED, err names the rule) and a start that can produce nothing (ERR_INVALID). */
+ * (ERR_UNSUPPORTED; only gbnf.c knows names of rules) and a start that can produce nothing
+ * (ERR_INVALID). */
 bt_status_t bt_program_finish(struct bt_program *p, bt_node_t start, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 
