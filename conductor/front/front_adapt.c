@@ -176,3 +176,23 @@ void bt_front_turn_cleanup(struct bt_front_turn *t)
     bt_buf_cleanup(&t->reasoning);
     json_decref(t->calls);
 }
+
+bool bt_front_adapt_tools(const json_t *root, json_t *chat, bt_front_tool_fn take_tool,
+                          bt_front_choice_fn take_choice, struct bt_front_error *e)
+{
+    const json_t *list = json_object_get(root, "tools");
+    if (bt_front_has(root, "tools") && !json_is_array(list)) {
+        return bt_front_fail(e, 400, "tools", "invalid_type", "'tools' must be an array");
+    }
+    if (json_array_size(list) > 0) {
+        json_t *tools = json_array();
+        json_object_set_new(chat, "tools", tools);
+        for (size_t i = 0; i < json_array_size(list); i++) {
+            if (!take_tool(json_array_get(list, i), i, tools, e)) {
+                return false;
+            }
+        }
+    }
+    return !bt_front_has(root, "tool_choice") ||
+           take_choice(json_object_get(root, "tool_choice"), chat, e);
+}

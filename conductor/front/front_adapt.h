@@ -47,4 +47,12 @@ json_t *bt_front_responses_chat(const json_t *root, struct bt_front_error *e);
 void bt_front_responses_echo(const json_t *root, float temperature, float top_p,
                              struct bt_buf *out);
 
+/* Takes the tools and the choice among them of a body in another API's form. take_tool appends tool
+ * number i to the chat body's tools; take_choice writes its tool_choice. false: *e says why. */
+typedef bool (*bt_front_tool_fn)(const json_t *tool, size_t i, json_t *tools,
+                                 struct bt_front_error *e);
+typedef bool (*bt_front_choice_fn)(json_t *choice, json_t *chat, struct bt_front_error *e);
+bool bt_front_adapt_tools(const json_t *root, json_t *chat, bt_front_tool_fn take_tool,
+                          bt_front_choice_fn take_choice, struct bt_front_error *e);
+
 #endif

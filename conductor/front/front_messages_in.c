@@ -269,7 +269,7 @@ static bool take_tool(const json_t *tool, size_t i, json_t *tools, struct bt_fro
     return true;
 }
 
-static bool take_choice(const json_t *choice, json_t *chat, struct bt_front_error *e)
+static bool take_choice(json_t *choice, json_t *chat, struct bt_front_error *e)
 {
     static const char *const words[][2] = {{"auto", "auto"}, {"any", "required"}, {"none", "none"}};
     bool alone = false;
@@ -298,25 +298,6 @@ static bool take_choice(const json_t *choice, json_t *chat, struct bt_front_erro
         json_object_set_new(chat, "parallel_tool_calls", json_false());
     }
     return true;
-}
-
-static bool take_tools(const json_t *root, json_t *chat, struct bt_front_error *e)
-{
-    const json_t *list = json_object_get(root, "tools");
-    if (bt_front_has(root, "tools") && !json_is_array(list)) {
-        return bt_front_fail(e, 400, "tools", "invalid_type", "'tools' must be an array");
-    }
-    if (json_array_size(list) > 0) {
-        json_t *tools = json_array();
-        json_object_set_new(chat, "tools", tools);
-        for (size_t i = 0; i < json_array_size(list); i++) {
-            if (!take_tool(json_array_get(list, i), i, tools, e)) {
-                return false;
-            }
-        }
-    }
-    return !bt_front_has(root, "tool_choice") ||
-           take_choice(json_object_get(root, "tool_choice"), chat, e);
 }
 
 /* ---- the body ---- */
@@ -397,7 +378,8 @@ json_t *bt_front_messages_chat(const json_t *root, bool count, struct bt_front_e
               (count || bt_front_has(root, "max_tokens") ||
                bt_front_fail(e, 400, "max_tokens", "missing_required_parameter",
                              "'max_tokens' is missing")) &&
-              take_messages(root, chat, e) && take_tools(root, chat, e) &&
+              take_messages(root, chat, e) &&
+              bt_front_adapt_tools(root, chat, take_tool, take_choice, e) &&
               take_thinking(root, chat, e) && take_format(root, chat, e);
     if (!ok) {
         json_decref(chat);

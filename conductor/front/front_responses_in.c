@@ -274,25 +274,6 @@ static bool take_choice(json_t *choice, json_t *chat, struct bt_front_error *e)
     return true;
 }
 
-static bool take_tools(const json_t *root, json_t *chat, struct bt_front_error *e)
-{
-    const json_t *list = json_object_get(root, "tools");
-    if (bt_front_has(root, "tools") && !json_is_array(list)) {
-        return bt_front_fail(e, 400, "tools", "invalid_type", "'tools' must be an array");
-    }
-    if (json_array_size(list) > 0) {
-        json_t *tools = json_array();
-        json_object_set_new(chat, "tools", tools);
-        for (size_t i = 0; i < json_array_size(list); i++) {
-            if (!take_tool(json_array_get(list, i), i, tools, e)) {
-                return false;
-            }
-        }
-    }
-    return !bt_front_has(root, "tool_choice") ||
-           take_choice(json_object_get(root, "tool_choice"), chat, e);
-}
-
 /* ---- the rest of the body ---- */
 
 /* text.format: as chat's response_format, but with its members side by side. */
@@ -397,7 +378,8 @@ json_t *bt_front_responses_chat(const json_t *root, struct bt_front_error *e)
         }
     }
     bool ok = bt_front_fields_check(root, FRONT_RESPONSES, "", e) && check_metadata(root, e) &&
-              take_input(root, chat, e) && take_tools(root, chat, e) &&
+              take_input(root, chat, e) &&
+              bt_front_adapt_tools(root, chat, take_tool, take_choice, e) &&
               take_format(root, chat, e) && take_reasoning_options(root, chat, e) &&
               take_include(root, chat, e);
     if (!ok) {
