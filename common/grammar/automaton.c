@@ -5,6 +5,9 @@
 
 #define THREADS_MAX 4096u  /* of a state */
 #define OPS_MAX     32768u /* of one closure */
+/* Work (bt_rx_set_budget) beside that of expressions. */
+#define OP_WORK   6u /* of an operation of a closure */
+#define SORT_WORK 8u /* of a thread, where there are many */
 
 enum op { OP_ENTER, OP_RETURN };
 
@@ -352,7 +355,7 @@ static bool closure(struct bt_automaton *m)
         if (many && was_done(m, &o, &ok)) { /* a chain without branches needs no table */
             continue;
         }
-        ok = steps < OPS_MAX &&
+        ok = steps < OPS_MAX && bt_rx_work(m->rx, OP_WORK) &&
              (o.op == OP_ENTER ? enter(m, o.x, o.frame, o.fresh) : leave(m, o.frame, o.fresh));
     }
     m->n_ops = 0;
@@ -468,8 +471,11 @@ uint32_t bt_automaton_sort(struct bt_automaton *m, uint32_t at)
             }
             v[j] = x;
         }
-    } else {
+    } else if (bt_rx_work(m->rx, n * SORT_WORK)) {
         qsort(v, n, sizeof(*v), by_thread);
+    } else {
+        m->n_arena = at;
+        return UINT32_MAX;
     }
     for (uint32_t i = 0; i < n; i++) {
         if (k == 0 || before(v[k - 1], v[i])) {
@@ -490,6 +496,9 @@ uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint
     m->final = false;
     if (byte == BT_RX_MARK) {
         return 0;
+    }
+    if (!bt_rx_work(m->rx, n)) {
+        return UINT32_MAX;
     }
     for (uint32_t i = at; i < at + n; i++) {
         struct bt_thread t = m->arena[i];

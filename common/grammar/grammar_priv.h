@@ -22,7 +22,7 @@ bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_gra
                             char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* How much work one call may do, in units of bt_rx_set_budget. */
-#define BT_GRAMMAR_CALL_WORK 20000000u
+#define BT_GRAMMAR_CALL_WORK 8000000u
 
 /* Forgets what the automaton has built. Under the lock. */
 void bt_grammar_reset(struct bt_grammar *g);

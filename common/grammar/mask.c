@@ -7,6 +7,7 @@
 #define LEVELS_MAX 48u  /* characters that the test of a slice looks ahead */
 #define PAIRS_MAX  768u /* states that it looks at */
 #define LOOK_TABLE 8192u
+#define PAIR_WORK  50u /* bt_rx_set_budget: of the 256 bytes behind a pair */
 #define TAG_SLICE  0x50000000u
 #define AT_LEAST   0x100u /* a cap: so many characters are allowed, more may be */
 #define ENDLESS    0xFFu
@@ -80,6 +81,9 @@ static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *
 {
     struct pair p = l->v[i];
     const uint8_t *map = m->rx->nodes[p.q].row->map;
+    if (!bt_rx_work(m->rx, PAIR_WORK)) {
+        return false;
+    }
     uint8_t done[256] = {0}; /* by class: bits of the slice's states */
     for (uint32_t b = 0; b < 256; b++) {
         uint8_t s = l->steps[p.s][b];

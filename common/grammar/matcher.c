@@ -271,7 +271,7 @@ static size_t forced(struct bt_automaton *m, uint32_t state, uint8_t *out, size_
     uint32_t base = bt_automaton_load(m, state), at = base, n = m->states[state].n;
     bool final = m->states[state].final;
     size_t k = 0;
-    while (base != UINT32_MAX && k < cap && !final && n > 0) {
+    while (base != UINT32_MAX && k < cap && !final && n > 0 && bt_rx_work(m->rx, n * 256)) {
         uint32_t b = only_byte(m, at, n);
         uint32_t next =
             b == 256 || b == BT_RX_SPECIAL ? UINT32_MAX : bt_automaton_step(m, at, n, (uint8_t)b);

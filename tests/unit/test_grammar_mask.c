@@ -345,6 +345,35 @@ static void too_deep_a_text_is_an_error(void **state)
     bt_grammar_vocab_destroy(v);
 }
 
+/* Each character leaves 3,000 threads, so a mask would take billions of steps. */
+static void too_many_threads_are_an_error(void **state)
+{
+    (void)state;
+    enum { RULES = 1500 };
+    struct bt_grammar_vocab *v = make_vocab();
+    char *rules = bt_calloc(RULES, 48), err[160] = "";
+    size_t n = (size_t)sprintf(rules, "root ::= r0");
+    for (uint32_t i = 1; i < RULES; i++) {
+        n += (size_t)sprintf(rules + n, " | r%u", i);
+    }
+    for (uint32_t i = 0; i < RULES; i++) {
+        n += (size_t)sprintf(rules + n, "\nr%u ::= [a-z] r%u | \"%u\"", i, i, i);
+    }
+    const struct bt_grammar_spec spec = {.kind = BT_GRAMMAR_GBNF, .text = rules, .len = n};
+    struct bt_grammar *g;
+    assert_int_equal(bt_grammar_compile(&spec, &g, err, sizeof(err)), BT_OK);
+    struct bt_matcher *m = bt_matcher_create(g, v);
+    assert_non_null(m);
+    uint32_t bits[BT_DIV_UP(VOCAB, 32)];
+    assert_int_equal(bt_matcher_mask(m, bits), BT_ERR_EXHAUSTED);
+    assert_int_equal(bt_matcher_accept(m, 3 + 'a'), BT_OK);
+    assert_true(g->program->rx->work <= BT_GRAMMAR_CALL_WORK - RULES); /* threads are work */
+    bt_matcher_destroy(m);
+    bt_grammar_unref(g);
+    free(rules);
+    bt_grammar_vocab_destroy(v);
+}
+
 /* ---- the rest ---- */
 struct run {
     struct bt_grammar *g;
@@ -437,6 +466,7 @@ int main(void)
         cmocka_unit_test(rollback_and_other_matchers_come_back_to_the_same_masks),
         cmocka_unit_test(a_full_grammar_forgets_and_goes_on),
         cmocka_unit_test(too_deep_a_text_is_an_error),
+        cmocka_unit_test(too_many_threads_are_an_error),
         cmocka_unit_test(threads_share_a_grammar),
         cmocka_unit_test(forced_text_has_no_choice),
     };
