@@ -191,17 +191,6 @@ static const struct bt_conf_row rows[] = {
             "priced (as predict; while prefill workers have a queue, only shorter prefills are "
             "admitted: the longer the queue, the shorter).",
      .when = "set none when your clients prefer a late answer to 429."},
-    {.key = "sched.local_prefill_tokens",
-     .type = BT_CONF_INT,
-     .offset = ROW(local_prefill_tokens),
-     .def = "0",
-     .min = 0,
-     .max = 100000000,
-     .reload = true,
-     .doc = "A decode worker computes a prompt itself if at most this many of its tokens are "
-            "not cached. 0: never, while both roles are up.",
-     .when = "when there is no sched.tbt_objective_ms and short prompts should not wait for a "
-             "hand-off."},
     {.key = "sched.fetch_ratio",
      .type = BT_CONF_FLOAT,
      .offset = ROW(fetch_ratio),
@@ -400,6 +389,9 @@ static const struct bt_conf_removed removed[] = {
     {"conductor.max_replans", "it is always 8; remove the line"},
     {"conductor.no_worker_ms", "it is always 7s; remove the line"},
     {"conductor.ended_ms", "it is always 30s; remove the line"},
+    {"sched.local_prefill_tokens",
+     "set sched.tbt_objective_ms instead: decode workers then compute a prompt where that gives an "
+     "earlier first token; remove the line"},
     {"sched.length_quantile", "it is always 0.9; remove the line"},
     {NULL, NULL},
 };

@@ -48,7 +48,6 @@ struct bt_conductor_conf {
     uint64_t drain_grace_ms;
     int64_t index_extents, index_extent_tokens;
     char *policy, *admission, *roles;
-    int64_t local_prefill_tokens;
     double fetch_ratio;
     uint64_t ttft_objective_ms, tbt_objective_ms;
     double tbt_margin, demand_price, work_price, work_weight;

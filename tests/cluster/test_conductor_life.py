@@ -80,21 +80,6 @@ def test_one_role_left_serves_alone(make_cluster):
     wait_for(lambda: c.request("GET", "/health")[0] == 503, 10, "nobody is left")
 
 
-def test_short_tails_are_prefilled_by_the_decode_worker(make_cluster):
-    c = make_cluster("--set", "conductor.sched.local_prefill_tokens=40")
-    short = c.complete("All is well.", max_tokens=8, ignore_eos=True)
-    assert total(c, 'baton_plan_total{kind="local",reason="short_tail"}') == 1
-    first = c.complete(PROMPT, max_tokens=40)
-    assert total(c, 'baton_plan_total{kind="disaggregated",reason="apart"}') == 1
-    wait_for(lambda: total(c, "baton_index_blocks") >= first["usage"]["prompt_tokens"] // 16, 5,
-             "the prompt's blocks are known")
-    again = c.complete(PROMPT, max_tokens=40)  # kept on the decode's node: now the tail is short
-    assert again["choices"][0]["text"] == first["choices"][0]["text"]
-    assert total(c, 'baton_plan_total{kind="local",reason="short_tail"}') == 2
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    assert short["usage"]["completion_tokens"] == 8
-
-
 def test_clients_that_go_away_leave_nothing(cluster):
     body = json.dumps({"prompt": PROMPT, "max_tokens": 4000, "stream": True, "ignore_eos": True}).encode()
     head = (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -362,15 +362,13 @@ static void test_another_policy(void **state)
     bt_machine_cancel(T.mc, T.r, T.now_ns);
     apply();
     all_end();
-    p.place.local_prefill_tokens = 40;
-    bt_machine_set_sched(T.mc, &bt_sched_least_load, &bt_sched_admit_none, &p);
+    p.objective.ttft_ms = 1; /* its 40 tokens take 40 ms */
+    bt_machine_set_sched(T.mc, &bt_sched_least_load, &bt_sched_admit_early, &p);
     assert_ptr_equal(bt_machine_config(T.mc)->policy, &bt_sched_least_load);
-    assert_ptr_equal(bt_machine_config(T.mc)->admission, &bt_sched_admit_none);
-    assert_int_equal(bt_machine_config(T.mc)->sched.place.local_prefill_tokens, 40);
+    assert_ptr_equal(bt_machine_config(T.mc)->admission, &bt_sched_admit_early);
+    T.http = 0;
     begin(5);
-    assert_int_equal(ordered(BT_ACT_SUBMIT, PREFILL), 0);
-    assert_int_equal(ordered(BT_ACT_SUBMIT, DECODE), 1);
-    assert_true(bt_machine_explain(T.mc, NULL)->both);
+    assert_int_equal(T.http, 429);
 }
 
 static int load(void **state)

@@ -509,7 +509,6 @@ static struct bt_requests_config config_of(struct model *w)
                                                  .prior.step_ms = 20,
                                                  .prior.link_bytes_per_s = 1e9,
                                                  .place.fetch_ratio = draw(w, 2),
-                                                 .place.local_prefill_tokens = draw(w, 2) * 30,
                                                  .objective.ttft_ms = draw(w, 3) == 0 ? 500 : 0,
                                                  .late.wait_ms = draw(w, 2) * 300},
                                        .max_running = 6 + draw(w, 20),

@@ -309,26 +309,6 @@ static void test_avoid(void **state)
     assert_true(x.w[p.at.prefill].prefill && x.w[p.at.decode].decode);
 }
 
-static void test_local(void **state)
-{
-    (void)state;
-    struct world x;
-    world_init(&x);
-    struct bt_sched_params c = defaults;
-    c.place.local_prefill_tokens = 250;
-    assert_false(place(&x, &c).at.both); /* 1000 tokens are not a short tail */
-    x.k[1].match_blocks = 50; /* 200 are, and that makes node 1's decode the better one */
-    struct bt_sched_plan p = place(&x, &c);
-    assert_true(p.at.both);
-    assert_int_equal(p.at.decode, 3);
-    assert_int_equal(p.at.prefill, 3);
-    assert_int_equal(p.at.kv_prefill, 1);
-    assert_false(p.prefix.keep); /* nothing is received */
-    assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
-    c.place.local_prefill_tokens = 0;
-    assert_false(place(&x, &c).at.both);
-}
-
 static void test_one_role_left(void **state)
 {
     (void)state;
@@ -678,7 +658,6 @@ int main(void)
         cmocka_unit_test(test_decode_least_load),
         cmocka_unit_test(test_decode_among_lower_classes),
         cmocka_unit_test(test_avoid),
-        cmocka_unit_test(test_local),
         cmocka_unit_test(test_one_role_left),
         cmocka_unit_test(test_same_node),
         cmocka_unit_test(test_keep),

@@ -204,28 +204,6 @@ static void test_who_shares_a_step_is_not_passed_over(void **state)
     }
 }
 
-static void test_short_tails(void **state)
-{
-    (void)state;
-    X.c.place.local_prefill_tokens = 300;
-    X.k[2].match_blocks = X.k[3].match_blocks = 7;
-    struct bt_sched_plan p = place(&bt_sched_baton);
-    assert_true(p.at.both);
-    assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
-    /* whoever else mixes prompts with rows: it stays where it is decoded */
-    mix(50, 0);
-    set_rows(2, 1, 1000);
-    set_queue(3, 1000);
-    for (uint32_t i = 0; i < 16; i++) {
-        X.req.random = i;
-        p = place(&bt_sched_baton);
-        assert_int_equal(p.reason, BT_SCHED_SHORT_TAIL);
-        assert_true(p.at.both && p.at.decode == 3);
-    }
-    X.c.place.local_prefill_tokens = 299;
-    assert_false(place(&bt_sched_cache_aware).at.both);
-}
-
 /* Turns go round however many workers there are. */
 static void test_turns_of_three(void **state)
 {
@@ -352,7 +330,6 @@ int main(void)
         T(test_of_equal_holders_the_one_that_is_free),
         T(test_fetches_that_gain_nothing),
         T(test_who_shares_a_step_is_not_passed_over),
-        T(test_short_tails),
         T(test_turns_of_three),
         T(test_places_and_pages_in_use),
         T(test_rows_that_make_way),

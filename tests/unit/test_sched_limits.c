@@ -345,14 +345,6 @@ static void test_late_ones(void **state)
     late(false);
     X.s.late_demand = NULL;
     late(true);
-    /* a short tail stays where it is decoded, late as well */
-    X.c.place.local_prefill_tokens = 1000;
-    set_rows(2, 10, 1000);
-    for (uint32_t i = 0; i < 16; i++) {
-        X.req.random = i;
-        struct bt_sched_plan p = late(true);
-        assert_true(p.at.both && p.at.decode == 3);
-    }
     /* where nobody only prefills any of them may */
     again();
     only_decode();

@@ -9,9 +9,8 @@ static const struct bt_sched_rule mixing = {.use_cache = true, .fetch = true, .m
 /* Were decode workers compared with prefill workers? */
 static bool was_compared(const struct bt_sched_plan *plan)
 {
-    return plan == NULL ||
-           (!plan->background && plan->reason != BT_SCHED_SHORT_TAIL &&
-            plan->reason != BT_SCHED_LARGER_THAN_SLAB && plan->reason != BT_SCHED_NO_DECODE_WORKER);
+    return plan == NULL || (!plan->background && plan->reason != BT_SCHED_LARGER_THAN_SLAB &&
+                            plan->reason != BT_SCHED_NO_DECODE_WORKER);
 }
 
 /* Why worker i was not chosen for this use. */

@@ -186,9 +186,9 @@ static bt_sched_verdict_t too_large(const struct bt_sched_job *j, bool prefill,
     return BT_SCHED_TOO_LARGE;
 }
 
-/* Does the decode worker compute the prompt too? Yes if a role is missing, if few tokens are not
- * cached, or if the KV could not be handed over. */
-static bool decide_local(const struct bt_sched_job *j, uint32_t decode, bt_sched_reason_t *reason_p)
+/* Does the decode worker compute the prompt too? Yes if a role is missing, or if the KV could not
+ * be handed over. */
+static bool decide_local(const struct bt_sched_job *j, bt_sched_reason_t *reason_p)
 {
     if (j->beyond_slab) {
         *reason_p = BT_SCHED_LARGER_THAN_SLAB;
@@ -196,13 +196,6 @@ static bool decide_local(const struct bt_sched_job *j, uint32_t decode, bt_sched
     }
     if (j->no_prefill_role || j->no_decode_role) {
         *reason_p = j->no_prefill_role ? BT_SCHED_NO_PREFILL_WORKER : BT_SCHED_NO_DECODE_WORKER;
-        return true;
-    }
-    const struct bt_sched_worker *d = &j->s->workers[decode];
-    uint32_t tail =
-        j->req->n_tokens - (j->rule->use_cache ? bt_sched_cached_at(j->s, d->kvstore, j->req) : 0);
-    if (j->c->place.local_prefill_tokens != 0 && tail <= j->c->place.local_prefill_tokens) {
-        *reason_p = BT_SCHED_SHORT_TAIL;
         return true;
     }
     return false;
@@ -549,7 +542,7 @@ static bt_sched_verdict_t place_within(const struct bt_sched_job *want,
     struct bt_sched_plan plan = {.reason = BT_SCHED_APART};
     uint32_t p = d;
     struct bt_sched_estimate e;
-    if (!decide_local(&j, d, &plan.reason)) {
+    if (!decide_local(&j, &plan.reason)) {
         p = choose_prefill(&j, d, false, &e);
         if (p == BT_SCHED_NONE) {
             last_resort = true;

@@ -150,8 +150,6 @@ struct bt_sched_prior {
 
 /* How workers are compared. */
 struct bt_sched_place {
-    uint32_t local_prefill_tokens; /* the decode worker itself computes a prompt with at most this
-                                      many uncached tokens; 0: never */
     /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched if the longest match is at
      * least this many times the local one. 0: never. */
     double fetch_ratio;
