@@ -147,22 +147,14 @@ static const struct bt_conf_row rows[] = {
      .when = "set it to the time in which your load balancer's checks fail; 0 without one."},
     {.key = "conductor.index_blocks",
      .type = BT_CONF_INT,
-     .offset = ROW(index_extents),
+     .offset = ROW(index_blocks),
      .def = "1048576",
      .min = 1024,
      .max = 1e9,
-     .doc = "Size of the index of cached prefixes, in extents of 32 bytes. A prefix that does "
-            "not fit is computed again.",
+     .doc = "Size of the index of cached prefixes, in entries of 32 bytes. An entry stands for one "
+            "block; in an index of more than 4194304 entries, for 512 tokens in a row. A prefix "
+            "that does not fit is computed again.",
      .when = "raise it when baton_index_refused_total rises."},
-    {.key = "conductor.index_extent_tokens",
-     .type = BT_CONF_INT,
-     .offset = ROW(index_extent_tokens),
-     .def = "0",
-     .min = 0,
-     .max = 1048576,
-     .doc = "Tokens of an extent, a multiple of kv.block_tokens: prefixes are found in steps of "
-            "this length. 0: every block is in the index.",
-     .when = "set 512 when the cluster holds millions of blocks."},
     {.key = "model.max_len",
      .type = BT_CONF_INT,
      .offset = ROW(max_model_len),
@@ -385,6 +377,8 @@ static const char *const main_keys[] = {"conductor.http.listen",
 static const struct bt_conf_removed removed[] = {
     {"conductor.http.body_total",
      "it is 4 x conductor.http.body_max, at least 256MiB; remove the line"},
+    {"conductor.index_extent_tokens",
+     "it is 512 where conductor.index_blocks is above 4194304; remove the line"},
     {"conductor.max_overtaking", "it is always 64; remove the line"},
     {"conductor.max_replans", "it is always 8; remove the line"},
     {"conductor.no_worker_ms", "it is always 7s; remove the line"},
@@ -422,12 +416,6 @@ static bool check(const void *conf, char *err, size_t err_cap)
         snprintf(err, err_cap,
                  "sched.admission: there is no '%s' here; use none, early, predict or priced",
                  c->admission);
-        return false;
-    }
-    if (c->index_extent_tokens % c->common.kv_block_tokens != 0) {
-        snprintf(err, err_cap,
-                 "conductor.index_extent_tokens: %lld is not a multiple of kv.block_tokens (%lld)",
-                 (long long)c->index_extent_tokens, (long long)c->common.kv_block_tokens);
         return false;
     }
     if (bt_front_check_origins(c->http.allowed_origins, err, err_cap) != BT_OK ||

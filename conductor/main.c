@@ -147,16 +147,16 @@ static void apply_sched(struct conductor *c)
 static void start_requests(struct conductor *c)
 {
     const struct bt_conductor_conf *conf = &c->conf;
-    struct bt_view_config vc = {
-        .cluster = conf->common.cluster_name,
-        .name = c->name,
-        .node = conf->common.node_id,
-        .model = c->model_id,
-        .incarnation = c->incarnation,
-        .root = c->root,
-        .layout_id = c->layout.layout_id,
-        .index_keys_max = (size_t)conf->index_extents,
-        .extent_blocks = (uint32_t)(conf->index_extent_tokens / conf->common.kv_block_tokens)};
+    struct bt_view_config vc = {.cluster = conf->common.cluster_name,
+                                .name = c->name,
+                                .node = conf->common.node_id,
+                                .model = c->model_id,
+                                .incarnation = c->incarnation,
+                                .root = c->root,
+                                .layout_id = c->layout.layout_id,
+                                .index_keys_max = (size_t)conf->index_blocks,
+                                .extent_blocks = bt_conductor_extent_blocks(
+                                    conf->index_blocks, conf->common.kv_block_tokens)};
     c->view = bt_view_create(c->loop, c->rpc, &vc, c->metrics);
     struct bt_requests_config rc = {.max_running = (uint32_t)conf->max_running,
                                     .max_overtaking = BT_CONDUCTOR_OVERTAKING_MAX,
@@ -478,7 +478,7 @@ static void run(struct conductor *c)
             "name=%s rpc=%s http=%s incarnation=%016" PRIx64
             " model=%s policy=%s max_running=%" PRId64 " index_blocks=%" PRId64,
             c->name, c->rpc_addr, c->http_addr, c->incarnation, c->model_id, c->conf.policy,
-            c->conf.max_running, c->conf.index_extents);
+            c->conf.max_running, c->conf.index_blocks);
     bt_notify_status("serving %s on http://%s", c->model_id, c->http_addr);
     bt_notify_ready();
     bt_loop_short_slices(BT_LOOP_SLICE_US);

@@ -72,16 +72,9 @@ static const struct bt_conf_row kvstore_rows[] = {
      .def = "ucx",
      .doc = "Transport of KV between nodes: ucx (fast; neither encrypted nor authenticated), "
             "or grpc (with cluster.tls.* encrypted and authenticated; slower; one address in "
-            "kvstore.wire.listen). The same in all kvstores.",
+            "kvstore.wire.listen, with a port if a firewall must know it: 10.0.0.1:7000). The same "
+            "in all kvstores.",
      .when = "set grpc, with cluster.tls.*, when you do not trust the network between the nodes."},
-    {.key = "kvstore.wire.port",
-     .type = BT_CONF_INT,
-     .offset = ROW(wire_port),
-     .def = "0",
-     .max = 65535,
-     .doc = "Port of kvstore.wire.listen with kvstore.wire.transport grpc; 0 takes any free one. "
-            "UCX chooses its own ports.",
-     .when = "when a firewall must know the port."},
     {.key = "kvstore.fetch.wait_ms",
      .type = BT_CONF_MS,
      .offset = ROW(fetch_wait_ms),
@@ -124,16 +117,10 @@ static const struct bt_conf_row kvstore_rows[] = {
      .offset = ROW(quota_tenants),
      .doc = "Shares of tenants, NAME=SHARE or NAME=SLAB/SSD (parts of the slots in memory and "
             "on the SSD). NAME is the tenant= of an API key; - stands for requests without a "
-            "key. A tenant may use more while no other tenant needs the room.",
+            "key, * for each tenant that is not named (without it 1). A tenant may use more "
+            "while no other tenant needs the room. 1: the tenant has no share of its own; it uses "
+            "what others leave and loses it first.",
      .when = "when one tenant's prompts push out those of another."},
-    {.key = "kvstore.quota.default",
-     .type = BT_CONF_STR,
-     .offset = ROW(quota_default),
-     .def = "1",
-     .doc = "Share (or SLAB/SSD) of each tenant that kvstore.quota.tenants does not name. 1: "
-            "it has no share of its own; it uses what others leave and loses it first. "
-            "Requests without an API key have no share.",
-     .when = "when you name only some tenants and the others need a share too."},
     {.key = "kvstore.ssd.path",
      .type = BT_CONF_STR,
      .offset = ROW(ssd_path),
@@ -208,13 +195,14 @@ static bool check(const void *conf, char *err, size_t cap)
                  c->wire_transport);
         return false;
     }
-    bool in_tls = strcmp(c->wire_transport, "grpc") == 0 && c->common.cluster_tls_ca != NULL;
-    if (bt_wire_listen_check((const char *const *)c->wire_listen, c->wire_allow_routable || in_tls,
-                             err, cap) != BT_OK) {
+    bool grpc = strcmp(c->wire_transport, "grpc") == 0;
+    bool in_tls = grpc && c->common.cluster_tls_ca != NULL;
+    if (bt_wire_listen_check((const char *const *)c->wire_listen, grpc,
+                             c->wire_allow_routable || in_tls, err, cap) != BT_OK) {
         return false;
     }
     struct bt_tenants *tenants;
-    if (bt_tenants_create(c->quota_tenants, c->quota_default, &tenants, err, cap) != BT_OK) {
+    if (bt_tenants_create(c->quota_tenants, &tenants, err, cap) != BT_OK) {
         return false;
     }
     bt_tenants_destroy(tenants);
@@ -248,7 +236,9 @@ static bool look(const void *conf, char *err, size_t err_cap)
         ok = bt_conf_look_own("kvstore.ssd.path", c->ssd_path) && ok;
     }
     for (char **a = c->wire_listen; a != NULL && *a != NULL; a++) {
-        char *with_port = bt_sprintf(strchr(*a, ':') != NULL ? "[%s]:0" : "%s:0", *a);
+        const char *colon = strchr(*a, ':');
+        bool has_port = **a == '[' || (colon != NULL && colon == strrchr(*a, ':'));
+        char *with_port = bt_sprintf(has_port ? "%s" : colon != NULL ? "[%s]:0" : "%s:0", *a);
         ok = bt_conf_look_listen("kvstore.wire.listen", with_port) && ok;
         free(with_port);
     }
@@ -264,7 +254,11 @@ static const struct bt_conf_removed removed[] = {
     {"kvstore.replica_max", "it is always 0.25; remove the line"},
     {"kvstore.stream_max", "it is always 0.125; remove the line"},
     {"kvstore.wire.in_flight_bytes", "it is always 4MiB; remove the line"},
+    {"kvstore.wire.port",
+     "write the port behind the address in kvstore.wire.listen, as in 10.0.0.1:7000; remove the "
+     "line"},
     {"kvstore.wire.idle_ms", "it is always 300s; remove the line"},
+    {"kvstore.quota.default", "write *=SHARE in kvstore.quota.tenants instead; remove the line"},
     {"kvstore.ssd.eviction", "it is always lru; remove the line"},
     {"kvstore.ssd.queue_depth", "it is always 16; remove the line"},
     {"kvstore.ssd.stall_ms", "it is always 5s; remove the line"},

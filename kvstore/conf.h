@@ -39,11 +39,10 @@ struct bt_kvstore_conf {
     char **wire_listen;
     bool wire_allow_routable;
     char *wire_transport;
-    int64_t wire_port;
     uint64_t fetch_wait_ms, fetch_stall_ms;
     bool overlap;
     double pin_max;
-    char *quota_default, **quota_tenants;
+    char **quota_tenants;
     char *ssd_path; /* NULL: no SSD tier */
     uint64_t ssd_bytes;
     int64_t ssd_backlog;

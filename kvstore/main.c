@@ -294,8 +294,8 @@ static bool start_memory(struct daemon *d)
     d->cache = bt_cache_create(d->slab, &d->layout,
                                BT_MAX(1u, (uint32_t)(BT_KVSTORE_TRANSIT_SHARE * (double)n)),
                                bt_evict_by_name(d->conf.eviction));
-    BT_ASSERT(bt_tenants_create(d->conf.quota_tenants, d->conf.quota_default, &d->tenants, err,
-                                sizeof(err)) == BT_OK); /* checked with the configuration */
+    BT_ASSERT(bt_tenants_create(d->conf.quota_tenants, &d->tenants, err, sizeof(err)) ==
+              BT_OK); /* checked with the configuration */
     bt_cache_set_tenants(d->cache, d->tenants);
     d->cache->copies_max = (uint32_t)(BT_KVSTORE_COPIES_SHARE * (double)n);
     if (bt_sealer_create(d->loop, d->cache->pool, d->layout.n_layers, &d->sealer) != BT_OK) {
@@ -394,7 +394,6 @@ static bool start_parts(struct daemon *d)
                                 .listen = (const char *const *)d->conf.wire_listen,
                                 .allow_routable = d->conf.wire_allow_routable,
                                 .over_grpc = strcmp(d->conf.wire_transport, "grpc") == 0,
-                                .port = (int)d->conf.wire_port,
                                 .tls = d->tls.cluster,
                                 .secret = d->secret.bytes,
                                 .secret_len = d->secret.len,

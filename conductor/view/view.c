@@ -130,11 +130,11 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
         bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL,
                            "Gaps in kvstores' block events (each is followed by a resync).");
     v->m.index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
-                                       "Distinct extents in this conductor's index "
-                                       "(conductor.index_extent_tokens).");
+                                       "Entries of the index of cached prefixes "
+                                       "(conductor.index_blocks).");
     v->m.index_full = bt_metrics_counter(
         metrics, "baton_index_refused_total", NULL,
-        "Extents that the index refused because it was full (conductor.index_blocks).");
+        "Entries that the index refused because it was full (conductor.index_blocks).");
     v->m.misnamed = bt_metrics_gauge(metrics, "baton_members_misnamed", NULL,
                                      "Members whose model.served_name is not this conductor's.");
     v->m.up[0] =

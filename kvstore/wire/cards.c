@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -144,19 +145,45 @@ static bt_status_t find_interface(const struct ifaddrs *list, int family, bool a
     return BT_OK;
 }
 
+/* Splits "ADDRESS", "ADDRESS:PORT" or "[ADDRESS]:PORT"; a bare IPv6 address has several colons and
+ * no port. *port_p 0: there is none. False: the port is no number of 1 to 65535. */
+static bool split_port(const char *listen, char address[64], int *port_p)
+{
+    const char *colon = strrchr(listen, ':'), *end = colon;
+    *port_p = 0;
+    if (colon == NULL || (listen[0] != '[' && strchr(listen, ':') != colon)) {
+        snprintf(address, 64, "%.63s", listen);
+        return true;
+    }
+    if (listen[0] == '[') {
+        listen++;
+        end = colon - 1;
+        if (*end != ']') {
+            return false;
+        }
+    }
+    snprintf(address, 64, "%.*s", (int)BT_MIN(end - listen, 63), listen);
+    size_t digits = strspn(colon + 1, "0123456789");
+    *port_p = digits > 0 && digits <= 5 && colon[1 + digits] == '\0' ? atoi(colon + 1) : 0;
+    return *port_p > 0 && *port_p <= 65535;
+}
+
 /* Reads one address of the list and checks what can be checked without this machine's interfaces.
  * text_p [64]: the address in canonical form. */
 static bt_status_t read_address(const char *listen, bool allow_routable, int *family_p,
-                                char *text_p, char *err, size_t err_cap)
+                                char *text_p, int *port_p, char *err, size_t err_cap)
 {
     unsigned char bin[sizeof(struct in6_addr)];
+    char address[64];
     int family = AF_INET;
-    if (inet_pton(AF_INET, listen, bin) != 1) {
+    bool good = split_port(listen, address, port_p);
+    if (!good || inet_pton(AF_INET, address, bin) != 1) {
         family = AF_INET6;
-        if (inet_pton(AF_INET6, listen, bin) != 1) {
+        if (!good || inet_pton(AF_INET6, address, bin) != 1) {
             return fail(err, err_cap,
                         "kvstore.wire.listen: \"%.80s\" is not a numeric address; give the address "
-                        "of the interface that KV may use, without a port",
+                        "of the interface that KV may use (with kvstore.wire.transport: grpc a "
+                        "port of 1 to 65535 may follow, as in 10.0.0.1:7000 or [fd00::1]:7000)",
                         listen);
         }
     }
@@ -190,15 +217,21 @@ static bt_status_t count(const char *const *listen, uint32_t *n_p, char *err, si
     return BT_OK;
 }
 
-bt_status_t bt_wire_listen_check(const char *const *listen, bool allow_routable, char *err,
-                                 size_t err_cap)
+bt_status_t bt_wire_listen_check(const char *const *listen, bool over_grpc, bool allow_routable,
+                                 char *err, size_t err_cap)
 {
     char text[64];
     uint32_t n = 0;
-    int family;
+    int family, port;
     bt_status_t st = count(listen, &n, err, err_cap);
     for (uint32_t i = 0; st == BT_OK && i < n; i++) {
-        st = read_address(listen[i], allow_routable, &family, text, err, err_cap);
+        st = read_address(listen[i], allow_routable, &family, text, &port, err, err_cap);
+        if (st == BT_OK && port != 0 && !over_grpc) {
+            st = fail(err, err_cap,
+                      "kvstore.wire.listen: UCX chooses its own ports; give %s without port %d, or "
+                      "use kvstore.wire.transport: grpc",
+                      text, port);
+        }
     }
     return st;
 }
@@ -209,7 +242,8 @@ static bt_status_t find_card(const struct ifaddrs *list, const char *listen, boo
 {
     int family;
     memset(card, 0, sizeof(*card));
-    bt_status_t st = read_address(listen, allow_routable, &family, card->address, err, err_cap);
+    bt_status_t st =
+        read_address(listen, allow_routable, &family, card->address, &card->port, err, err_cap);
     return st != BT_OK ? st : find_interface(list, family, alone, card, err, err_cap);
 }
 

@@ -435,8 +435,7 @@ static bt_status_t card_start(struct bt_wx *x, uint32_t card, bool wait, char *e
     bt_rpc_set_tls(t->rpc, x->conf.tls);
     bt_rpc_set_bulk(t->rpc);
     if (bt_rpc_server_create(t->rpc, listen, &t->server, &port) != BT_OK) {
-        snprintf(err, err_cap,
-                 "kvstore.wire.listen, kvstore.wire.port: this host cannot listen on %s", listen);
+        snprintf(err, err_cap, "kvstore.wire.listen: this host cannot listen on %s", listen);
         destroy(x);
         return BT_ERR_CONFIG;
     }

@@ -356,7 +356,7 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
 }
 
 /* The host:port where KV over gRPC is received. */
-static bt_status_t grpc_address(const struct bt_wire *w, int port, char *out, size_t cap, char *err,
+static bt_status_t grpc_address(const struct bt_wire *w, char *out, size_t cap, char *err,
                                 size_t err_cap)
 {
     const struct bt_wire_card *card = &w->cards[0].card;
@@ -367,7 +367,7 @@ static bt_status_t grpc_address(const struct bt_wire *w, int port, char *out, si
             card->address);
         return BT_ERR_CONFIG;
     }
-    snprintf(out, cap, card->nic.family == 6 ? "[%s]:%d" : "%s:%d", card->address, port);
+    snprintf(out, cap, card->nic.family == 6 ? "[%s]:%d" : "%s:%d", card->address, card->port);
     return BT_OK;
 }
 
@@ -393,7 +393,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
         st = bt_wire_member_init(w, conf, err, err_cap);
     }
     if (st == BT_OK && conf->over_grpc) {
-        st = grpc_address(w, conf->port, grpc_listen, sizeof(grpc_listen), err, err_cap);
+        st = grpc_address(w, grpc_listen, sizeof(grpc_listen), err, err_cap);
         xc.grpc_listen = grpc_listen;
         xc.tls = conf->tls;
     }

@@ -30,12 +30,11 @@ struct bt_wire_config {
     const struct bt_kv_layout *layout;
     const struct bt_kv_key *root;
     struct bt_slab_crcs *crcs; /* of the slab; NULL: CRCs are computed at each send */
-    /* kvstore.wire.listen: addresses of the network cards that UCX over TCP may use, NULL at the
-     * end; loopback or private */
+    /* kvstore.wire.listen: addresses of the network cards that KV may use, NULL at the end;
+     * loopback or private. Over gRPC a port may follow the address. */
     const char *const *listen;
     bool allow_routable; /* kvstore.wire.allow_routable: otherwise routable addresses need tls */
     bool over_grpc;      /* kvstore.wire.transport is grpc, with one address; otherwise UCX */
-    int port;            /* kvstore.wire.port: of that, 0: any */
     struct bt_tls *tls;  /* of gRPC; must outlive the wire; NULL: plaintext */
     uint64_t bytes_in_flight_max; /* per peer, over all cards; 0: BT_WIRE_IN_FLIGHT_BYTES */
     const void *secret;           /* kv.salt_file, which proves addresses of members; not kept */

@@ -250,13 +250,14 @@ def test_command_line(tmp_path, daemon):
 def test_check_reads_the_wire_addresses(tmp_path):
     """What no machine could listen on is refused before a start; what only this one has not is not."""
     good = base(tmp_path, "baton-kvstore")
-    for bad, words in (("eth0", "numeric address"), ("10.0.0.1:7000", "without a port"), ("", "0 addresses"),
+    for bad, words in (("eth0", "numeric address"), ("10.0.0.1:7000", "without port 7000"), ("", "0 addresses"),
                        ("8.8.8.8", r"kvstore\.wire\.allow_routable"), ("0.0.0.0", "routable"),
                        (",".join(f"10.0.0.{i}" for i in range(1, 10)), "9 addresses")):
         refuse(USAGE, [r"kvstore\.wire\.listen", words], "baton-kvstore", "--check",
                sets=dict(good, **{"kvstore.wire.listen": bad}))
     for fine in ({"kvstore.wire.listen": "10.0.0.1,fd00::7"},
-                 {"kvstore.wire.listen": "8.8.8.8", "kvstore.wire.allow_routable": "true"}):
+                 {"kvstore.wire.listen": "8.8.8.8", "kvstore.wire.allow_routable": "true"},
+                 {"kvstore.wire.listen": "10.0.0.1:7000", "kvstore.wire.transport": "grpc"}):
         assert run("baton-kvstore", "--check=values", sets=dict(good, **fine))[0] == 0
         refuse(USAGE, [r"kvstore\.wire\.listen", "this host cannot listen on"], "baton-kvstore", "--check", sets=dict(good, **fine))
 

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import CTL, Cluster, wait_for
 
-BLOCK, EXTENT, EXTENTS, MAX_LEN = 4, 8, 1024, 300
+BLOCK, INDEX, MAX_LEN = 4, 1024, 300
 
 
 def free_port():
@@ -23,10 +23,9 @@ def cluster():
     rpc, wire = free_port(), free_port()
     c = Cluster(
         "--nodes", "1", "--set", f"all.kv.block_tokens={BLOCK}", "--set", "prefill.engine.device=null",
-        "--set", "decode.engine.device=null", "--set", f"conductor.index_extent_tokens={EXTENT}",
-        "--set", f"conductor.index_blocks={EXTENTS}", "--set", f"conductor.model.max_len={MAX_LEN}",
+        "--set", "decode.engine.device=null", "--set", f"conductor.index_blocks={INDEX}", "--set", f"conductor.model.max_len={MAX_LEN}",
         "--set", f"kvstore.rpc.listen=127.0.0.1:{rpc}", "--set", f"kvstore.rpc.advertise=localhost:{rpc}",
-        "--set", "kvstore.kvstore.wire.transport=grpc", "--set", f"kvstore.kvstore.wire.port={wire}")
+        "--set", "kvstore.kvstore.wire.transport=grpc", "--set", f"kvstore.kvstore.wire.listen=127.0.0.1:{wire}")
     c.rpc, c.wire = rpc, wire
     yield c
     c.stop()
@@ -43,7 +42,7 @@ def test_max_len(cluster):
         assert f"maximum context length is {MAX_LEN} tokens" in body["error"]["message"], body
 
 
-def test_the_index_counts_extents_and_has_a_limit(cluster):
+def test_the_index_has_a_limit(cluster):
     r = random.Random(1)
 
     def metrics():
@@ -51,12 +50,12 @@ def test_the_index_counts_extents_and_has_a_limit(cluster):
 
     before = metrics()["baton_index_blocks"]
     ask(cluster, [r.randrange(100, 1000) for _ in range(240)])
-    wait_for(lambda: metrics()["baton_index_blocks"] == before + 240 // EXTENT, 10, "the extents of one prompt")
+    wait_for(lambda: metrics()["baton_index_blocks"] == before + 240 // BLOCK, 10, "the blocks of one prompt")
     assert metrics()["baton_index_refused_total"] == 0
-    for _ in range(EXTENTS // (240 // EXTENT) + 2):
+    for _ in range(INDEX // (240 // BLOCK) + 2):
         ask(cluster, [r.randrange(100, 1000) for _ in range(240)])
-    wait_for(lambda: metrics()["baton_index_refused_total"] > 0, 10, "extents that the full index refused")
-    assert metrics()["baton_index_blocks"] <= EXTENTS
+    wait_for(lambda: metrics()["baton_index_refused_total"] > 0, 10, "blocks that the full index refused")
+    assert metrics()["baton_index_blocks"] <= INDEX
 
 
 def test_advertised_address_and_fixed_port(cluster):

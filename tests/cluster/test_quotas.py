@@ -29,8 +29,7 @@ class Pool:
                           "kvstore.kvstore.eviction=lru", "--set",  # without quotas a flood takes everything
                           f"all.kv.block_tokens={BLOCK}", "--set", "prefill.engine.mem=8MiB", "--set",
                           "decode.engine.mem=8MiB", "--set", f"conductor.conductor.api_keys_file={keys}", "--set",
-                          "kvstore.kvstore.quota.tenants=acme=0.4,globex=0.4", "--set",
-                          "kvstore.kvstore.quota.default=0.2", *more, api_key=KEYS["acme"])
+                          "kvstore.kvstore.quota.tenants=acme=0.4,globex=0.4,*=0.2", *more, api_key=KEYS["acme"])
         self.c = self.r.c
         self.floods = 0
         m = self.metrics()

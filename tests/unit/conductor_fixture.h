@@ -559,8 +559,10 @@ static inline struct fake *fake_add(struct fixture *f, const char *kind, const c
     return k;
 }
 
-/* silence_ms: after which a fake that says nothing is given up. index_keys: room of the index. */
-static inline void fixture_init_sizes(struct fixture *f, uint32_t silence_ms, size_t index_keys)
+/* silence_ms: after which a fake that says nothing is given up. index_keys: room of the index.
+ * extent_blocks: see bt_view_config. */
+static inline void fixture_init_index(struct fixture *f, uint32_t silence_ms, size_t index_keys,
+                                      uint32_t extent_blocks)
 {
     bt_log_init("test", "n0", BT_LOG_ERROR, false);
     memset(f, 0, sizeof(*f));
@@ -579,7 +581,8 @@ static inline void fixture_init_sizes(struct fixture *f, uint32_t silence_ms, si
                                 .model = "shop/7b",
                                 .heartbeat_ms = HEARTBEAT_MS,
                                 .silence_ms = silence_ms,
-                                .index_keys_max = index_keys};
+                                .index_keys_max = index_keys,
+                                .extent_blocks = extent_blocks};
     memset(vc.root.b, 7, sizeof(vc.root.b));
     f->view = bt_view_create(f->loop, f->rpc, &vc, f->metrics);
     f->rc = (struct bt_requests_config){.policy = &bt_sched_cache_aware,
@@ -605,7 +608,7 @@ static inline void fixture_init_sizes(struct fixture *f, uint32_t silence_ms, si
 
 static inline void fixture_init_silence(struct fixture *f, uint32_t silence_ms)
 {
-    fixture_init_sizes(f, silence_ms, INDEX_KEYS);
+    fixture_init_index(f, silence_ms, INDEX_KEYS, 1);
 }
 
 /* For a busy machine silence is long. */

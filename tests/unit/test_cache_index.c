@@ -88,7 +88,7 @@ static void tenants_in_the_metrics(void **state)
     node_start(&node, 24, 60000);
     struct bt_metrics *m = bt_metrics_create();
     assert_null(bt_quota_metrics_create(m, node.cache, NULL)); /* nobody is bounded */
-    assert_int_equal(bt_tenants_create(rules, "1", &who, err, sizeof(err)), BT_OK);
+    assert_int_equal(bt_tenants_create(rules, &who, err, sizeof(err)), BT_OK);
     bt_cache_set_tenants(node.cache, who);
     struct bt_quota_metrics *q = bt_quota_metrics_create(m, node.cache, NULL);
     assert_non_null(q);

@@ -9,11 +9,19 @@
 
 static char err[512];
 
-static struct bt_tenants *tenants(const char *a, const char *b, const char *otherwise)
+/* Up to three rules; NULL: none. */
+static struct bt_tenants *tenants(const char *a, const char *b, const char *c)
 {
-    char *rules[] = {(char *)(uintptr_t)a, (char *)(uintptr_t)b, NULL};
+    const char *given[] = {a, b, c};
+    char *rules[4] = {NULL};
     struct bt_tenants *t = NULL;
-    if (bt_tenants_create(rules, otherwise, &t, err, sizeof(err)) != BT_OK) {
+    size_t n = 0;
+    for (size_t i = 0; i < BT_ARRAY_LEN(given); i++) {
+        if (given[i] != NULL) {
+            rules[n++] = (char *)(uintptr_t)given[i];
+        }
+    }
+    if (bt_tenants_create(rules, &t, err, sizeof(err)) != BT_OK) {
         return NULL;
     }
     return t;
@@ -24,16 +32,15 @@ static void rules(void **state)
     (void)state;
     static const char *const bad[] = {"acme",     "acme=",      "=0.5",       "acme=0", "acme=1.5",
                                       "acme=-1",  "acme=0.5/",  "acme=0.5/0", "acme=x", "acme=0.5x",
-                                      "a\"b=0.5", "acme=0.5/2", "acme=nan"};
+                                      "a\"b=0.5", "acme=0.5/2", "acme=nan",   "*=2",    "*="};
     for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
-        assert_null(tenants(bad[i], NULL, "1"));
+        assert_null(tenants(bad[i], NULL, NULL));
         assert_non_null(strstr(err, "kvstore.quota.tenants"));
         assert_non_null(strstr(err, bad[i]));
     }
-    assert_null(tenants("acme=0.5", "acme=0.6", "1")); /* twice */
-    assert_null(tenants(NULL, NULL, "2"));
-    assert_non_null(strstr(err, "kvstore.quota.default"));
-    struct bt_tenants *t = tenants("acme=0.25/0.5", "-=0.75", "0.1");
+    assert_null(tenants("acme=0.5", "acme=0.6", NULL)); /* twice */
+    assert_null(tenants("*=0.5", "acme=0.5", "*=0.5"));
+    struct bt_tenants *t = tenants("acme=0.25/0.5", "-=0.75", "*=0.1");
     assert_non_null(t);
     uint8_t acme = bt_tenants_group(t, "acme"), named;
     assert_int_not_equal(acme, BT_TENANT_NOBODY);
@@ -51,7 +58,7 @@ static void rules(void **state)
     assert_int_equal(bt_tenants_tag(t, later), bt_kv_tenant_tag("later"));
     assert_float_equal(bt_tenants_share(t, later, BT_TENANT_SSD), 0.1, 0);
     bt_tenants_destroy(t);
-    t = tenants(NULL, NULL, "1");
+    t = tenants(NULL, NULL, NULL);
     assert_false(bt_tenants_bounded(t, BT_TENANT_SLAB));
     bt_tenants_destroy(t);
 }
@@ -59,7 +66,7 @@ static void rules(void **state)
 static void more_tenants_than_groups(void **state)
 {
     (void)state;
-    struct bt_tenants *t = tenants("acme=0.5", NULL, "0.2");
+    struct bt_tenants *t = tenants("acme=0.5", NULL, "*=0.2");
     bool shared = false;
     for (int i = 0; i < 1000; i++) {
         char name[32];
@@ -167,7 +174,7 @@ static void a_flood_leaves_others_their_share(void **state)
     (void)state;
     static const char *const policies[] = {"lru", "lfu", "slru", "length_aware", "density"};
     for (size_t i = 0; i < BT_ARRAY_LEN(policies); i++) {
-        who = tenants("a=0.5", "b=0.5", "1");
+        who = tenants("a=0.5", "b=0.5", NULL);
         start(policies[i]);
         uint32_t n = bt_index_slots(node.cache->index), half = n / 2;
         uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
@@ -191,7 +198,7 @@ static void who_has_no_share_takes_nobodys(void **state)
     (void)state;
     static const char *const policies[] = {"lru", "lfu", "slru", "length_aware", "density"};
     for (size_t i = 0; i < BT_ARRAY_LEN(policies); i++) {
-        who = tenants("a=0.5", NULL, "1");
+        who = tenants("a=0.5", NULL, NULL);
         start(policies[i]);
         uint32_t n = bt_index_slots(node.cache->index), half = n / 2, slots[SLOTS];
         uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
@@ -221,7 +228,7 @@ static void who_has_no_share_takes_nobodys(void **state)
 static void groups_are_given_on(void **state)
 {
     (void)state;
-    who = tenants("a=0.1", NULL, "0.9");
+    who = tenants("a=0.1", NULL, "*=0.9");
     start("density");
     for (uint32_t i = 0; i < 2000; i++) {
         char name[32];
@@ -242,7 +249,7 @@ static void groups_are_given_on(void **state)
 static void what_is_borrowed_goes_first(void **state)
 {
     (void)state;
-    who = tenants("a=0.25", "b=0.5", "0.25");
+    who = tenants("a=0.25", "b=0.5", "*=0.25");
     start("lru");
     uint32_t n = bt_index_slots(node.cache->index);
     uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
@@ -270,7 +277,7 @@ static void what_is_borrowed_goes_first(void **state)
 static void within_quotas_the_policy_decides(void **state)
 {
     (void)state;
-    who = tenants("a=0.9", "b=0.9", "1");
+    who = tenants("a=0.9", "b=0.9", NULL);
     start("lru");
     uint32_t n = bt_index_slots(node.cache->index);
     uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
@@ -291,7 +298,7 @@ static void within_quotas_the_policy_decides(void **state)
 static void never_without_room(void **state)
 {
     (void)state;
-    who = tenants("a=0.25", "b=0.75", "1");
+    who = tenants("a=0.25", "b=0.75", NULL);
     start("density");
     uint32_t n = bt_index_slots(node.cache->index), slots[SLOTS + 2];
     uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
@@ -311,7 +318,7 @@ static void never_without_room(void **state)
 static void a_restart_remembers(void **state)
 {
     (void)state;
-    who = tenants("a=0.5", "b=0.5", "1");
+    who = tenants("a=0.5", "b=0.5", NULL);
     start("density");
     uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
     for (uint32_t x = 0; x < 7; x++) {
@@ -322,7 +329,7 @@ static void a_restart_remembers(void **state)
     }
     compute(BT_TENANT_NOBODY, 3, 0);
     bt_tenants_destroy(who);
-    who = tenants("b=0.5", "a=0.5", "1"); /* in another order */
+    who = tenants("b=0.5", "a=0.5", NULL); /* in another order */
     assert_int_not_equal(bt_tenants_group(who, "a"), a);
     a = bt_tenants_group(who, "a");
     b = bt_tenants_group(who, "b");
@@ -367,7 +374,7 @@ static void both_tiers(void **state)
     (void)state;
     strcpy(folder, "/tmp/baton-unit-quota-XXXXXX");
     assert_non_null(mkdtemp(folder));
-    who = tenants("a=0.3", "b=0.5", "1");
+    who = tenants("a=0.3", "b=0.5", NULL);
     start_ssd();
     uint8_t a = bt_tenants_group(who, "a"), b = bt_tenants_group(who, "b");
     struct bt_ssd *ssd = bt_tier_ssd(node.tier);
@@ -386,7 +393,7 @@ static void both_tiers(void **state)
     assert_true(bt_ssd_used(ssd, a) > 30); /* borrowed: b has not wanted more */
     node_stop(&node);
     bt_tenants_destroy(who);
-    who = tenants("b=0.5", NULL, "0.3"); /* a has no rule any more, and no name yet */
+    who = tenants("b=0.5", NULL, "*=0.3"); /* a has no rule any more, and no name yet */
     start_ssd();
     ssd = bt_tier_ssd(node.tier);
     b = bt_tenants_group(who, "b");

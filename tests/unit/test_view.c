@@ -415,7 +415,7 @@ static void test_resets_wait_for_the_sweep(void **state)
 {
     (void)state;
     struct fixture f;
-    fixture_init_sizes(&f, 10000, 4u << 20); /* some ten beats of sweeping */
+    fixture_init_index(&f, 10000, 4u << 20, 1); /* some ten beats of sweeping */
     fixture_start(&f);
     struct fake *k1 = fake_add(&f, "kvstore", "k1", "n1");
     struct fake *k2 = fake_add(&f, "kvstore", "k2", "n2");
@@ -443,7 +443,7 @@ static void test_no_events_without_credit(void **state)
 {
     (void)state;
     struct fixture f;
-    fixture_init_sizes(&f, 10000, 4u << 20);
+    fixture_init_index(&f, 10000, 4u << 20, 1);
     fixture_start(&f);
     struct fake *k = fake_add(&f, "kvstore", "k", "n1");
     until(&f, fake_up(k) && k->credit > 0);
@@ -502,8 +502,7 @@ static void test_plan_follows_blocks(void **state)
     fixture_cleanup(&f);
 }
 
-/* More extents than the index is to have: those that are known stay, and what was refused counts.
- */
+/* More blocks than the index is to have: those that are known stay, and what was refused counts. */
 static void test_full_index(void **state)
 {
     (void)state;
@@ -529,6 +528,38 @@ static void test_full_index(void **state)
     bt_buf_append(&text, "", 1);
     assert_non_null(strstr(text.data, "\nbaton_index_refused_total 3\n"));
     bt_buf_cleanup(&text);
+    fixture_cleanup(&f);
+}
+
+/* An index of extents has the last block of each, and finds prefixes of whole extents. */
+static void test_extents(void **state)
+{
+    (void)state;
+    static uint8_t added[10 * 36];
+    struct bt_kv_key keys[10];
+    struct fixture f;
+    fixture_init_index(&f, 10000, INDEX_KEYS, 4);
+    fixture_start(&f);
+    struct fake *k = fake_add(&f, "kvstore", "k", "n1");
+    until(&f, fake_up(k) && k->credit > 0);
+    for (uint32_t i = 0; i < BT_ARRAY_LEN(keys); i++) {
+        memset(keys[i].b, (int)i + 1, sizeof(keys[i].b));
+        memcpy(added + (size_t)i * 36, keys[i].b, sizeof(keys[i].b));
+        memcpy(added + (size_t)i * 36 + 32, &i, sizeof(i));
+    }
+    Baton__BlockEvents e = BATON__BLOCK_EVENTS__INIT;
+    e.reset = true;
+    e.seq = 1;
+    e.added.data = added;
+    e.added.len = sizeof(added);
+    send_ok(k->blocks, &e.base);
+    until(&f, bt_holders_keys(bt_view_index(f.view)) == 2);
+    for (uint32_t n = 0; n <= BT_ARRAY_LEN(keys); n++) {
+        struct bt_view_snapshot s;
+        bt_view_snapshot(f.view, keys, n, &s);
+        assert_int_equal(s.snap.n_kvstores, 1);
+        assert_int_equal(s.kvstores[0].match_blocks, n / 4 * 4);
+    }
     fixture_cleanup(&f);
 }
 
@@ -643,6 +674,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_index),
+        cmocka_unit_test(test_extents),
         cmocka_unit_test(test_mixed_steps),
         cmocka_unit_test(test_classes_of_workers),
         cmocka_unit_test(test_hello),

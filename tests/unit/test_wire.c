@@ -139,6 +139,11 @@ static void test_cards_of_the_listen_addresses(void **state)
     assert_true(cards[0].nic.up);
     assert_true(bt_wire_link_up("lo"));
     assert_false(bt_wire_link_up("no-such-card"));
+    assert_int_equal(cards[0].port, 0);
+    assert_int_equal(bt_wire_cards(LIST("127.0.0.1:7000"), false, cards, &n, err, sizeof(err)),
+                     BT_OK);
+    assert_string_equal(cards[0].address, "127.0.0.1");
+    assert_int_equal(cards[0].port, 7000);
     refused(LIST("8.8.8.8"), false, "kvstore.wire.allow_routable");
     refused(LIST("8.8.8.8"), true, "no interface of this machine has the address 8.8.8.8");
     refused(LIST("127.0.0.1", "8.8.8.8"), false, "8.8.8.8 is a routable address");
@@ -157,22 +162,37 @@ static void test_lists_are_checked_without_interfaces(void **state)
         const char *const *list;
         bool allow_routable;
         const char *says; /* NULL: nothing */
-    } cases[] = {{LIST("10.1.2.3"), false, NULL},
-                 {LIST("192.168.1.1", "fd00::1"), false, NULL},
-                 {LIST("8.8.8.8"), true, NULL},
-                 {LIST("10.1.2.3", "8.8.8.8"), false, "8.8.8.8 is a routable address"},
-                 {LIST("8.8.8.8", "10.1.2.3"), false, "8.8.8.8 is a routable address"},
-                 {LIST("2001:DB8:0::1"), false, "2001:db8::1 is a routable address"},
-                 {LIST("10.1.2.3", "eth0"), true, "\"eth0\" is not a numeric address"},
+        bool grpc;
+    } cases[] = {{LIST("10.1.2.3"), false, NULL, false},
+                 {LIST("192.168.1.1", "fd00::1"), false, NULL, false},
+                 {LIST("8.8.8.8"), true, NULL, false},
+                 {LIST("10.1.2.3", "8.8.8.8"), false, "8.8.8.8 is a routable address", false},
+                 {LIST("8.8.8.8", "10.1.2.3"), false, "8.8.8.8 is a routable address", false},
+                 {LIST("2001:DB8:0::1"), false, "2001:db8::1 is a routable address", false},
+                 {LIST("10.1.2.3", "eth0"), true, "\"eth0\" is not a numeric address", false},
                  {LIST("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6",
                        "10.0.0.7", "10.0.0.8"),
-                  false, NULL},
-                 {LIST(NULL), true, "0 addresses"}};
+                  false, NULL, false},
+                 {LIST(NULL), true, "0 addresses", false},
+                 {LIST("10.1.2.3:7000"), false, NULL, true},
+                 {LIST("[fd00::1]:65535"), false, NULL, true},
+                 {LIST("fd00::1"), false, NULL, true},
+                 {LIST("10.1.2.3:7000"), false, "give 10.1.2.3 without port 7000", false},
+                 {LIST("8.8.8.8:7000"), false, "8.8.8.8 is a routable address", true},
+                 {LIST("10.1.2.3:"), false, "not a numeric address", true},
+                 {LIST("10.1.2.3:0"), false, "port of 1 to 65535", true},
+                 {LIST("10.1.2.3:65536"), false, "port of 1 to 65535", true},
+                 {LIST("10.1.2.3:70a"), false, "port of 1 to 65535", true},
+                 {LIST("10.1.2.3:4294968296"), false, "port of 1 to 65535", true},
+                 {LIST("[fd00::1]"), false, "not a numeric address", true},
+                 {LIST("[fd00::1:7000"), false, "not a numeric address", true},
+                 {LIST(":7000"), false, "not a numeric address", true},
+                 {LIST("["), false, "not a numeric address", true}};
     (void)state;
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
         char err[512] = "";
-        bt_status_t st =
-            bt_wire_listen_check(cases[i].list, cases[i].allow_routable, err, sizeof(err));
+        bt_status_t st = bt_wire_listen_check(cases[i].list, cases[i].grpc, cases[i].allow_routable,
+                                              err, sizeof(err));
         assert_int_equal(st, cases[i].says == NULL ? BT_OK : BT_ERR_CONFIG);
         if (strstr(err, cases[i].says == NULL ? "" : cases[i].says) == NULL) {
             fail_msg("\"%s\" does not say \"%s\"", err, cases[i].says);

@@ -57,8 +57,16 @@ static bool name_ok(const char *name, size_t len)
            memchr(name, '\\', len) == NULL;
 }
 
+static bool is_for_others(const char *rule)
+{
+    return strncmp(rule, "*=", 2) == 0;
+}
+
 static bool add_rule(struct bt_tenants *t, const char *rule)
 {
+    if (is_for_others(rule)) {
+        return true; /* read_otherwise has read it */
+    }
     const char *eq = strrchr(rule, '=');
     double share[BT_TENANT_TIERS];
     if (eq == NULL || !name_ok(rule, (size_t)(eq - rule)) || !parse_shares(eq + 1, share)) {
@@ -78,8 +86,27 @@ static bool add_rule(struct bt_tenants *t, const char *rule)
     return group != BT_TENANT_OTHERS;
 }
 
-bt_status_t bt_tenants_create(char *const *rules, const char *otherwise, struct bt_tenants **t_p,
-                              char *err, size_t err_cap)
+/* The share of tenants that no rule names: a tenant gets it when its group is made, so this rule is
+ * read before the others. Returns the rule that is wrong, or NULL. */
+static const char *read_otherwise(struct bt_tenants *t, char *const *rules, uint32_t n)
+{
+    bool found = false;
+    for (int i = 0; i < BT_TENANT_TIERS; i++) {
+        t->otherwise[i] = 1;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_for_others(rules[i])) {
+            if (found || !parse_shares(rules[i] + 2, t->otherwise)) {
+                return rules[i];
+            }
+            found = true;
+        }
+    }
+    return NULL;
+}
+
+bt_status_t bt_tenants_create(char *const *rules, struct bt_tenants **t_p, char *err,
+                              size_t err_cap)
 {
     static const double all[BT_TENANT_TIERS] = {1, 1};
     struct bt_tenants *t = bt_calloc(1, sizeof(*t));
@@ -90,26 +117,20 @@ bt_status_t bt_tenants_create(char *const *rules, const char *otherwise, struct 
     t->names = bt_calloc(n + 1, sizeof(*t->names));
     t->named = bt_calloc(n + 1, sizeof(*t->named));
     t->n = 1;
-    if (!parse_shares(otherwise, t->otherwise)) {
-        snprintf(err, err_cap,
-                 "kvstore.quota.default: \"%.40s\" is not a share: give a number above 0 up to 1, "
-                 "or two such as 0.3/0.5 (shared memory/SSD)",
-                 otherwise);
-        bt_tenants_destroy(t);
-        return BT_ERR_CONFIG;
-    }
+    const char *wrong = read_otherwise(t, rules, n);
     set_shares(t, BT_TENANT_NOBODY, all);
     set_shares(t, BT_TENANT_OTHERS, t->otherwise);
     t->all[BT_TENANT_OTHERS].tag = UINT32_MAX;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!add_rule(t, rules[i])) {
-            snprintf(err, err_cap,
-                     "kvstore.quota.tenants: \"%.80s\": write NAME=SHARE or NAME=SLAB/SSD with "
-                     "shares above 0 up to 1, each name once, at most %u of them",
-                     rules[i], BT_TENANT_OTHERS - 1);
-            bt_tenants_destroy(t);
-            return BT_ERR_CONFIG;
-        }
+    for (uint32_t i = 0; wrong == NULL && i < n; i++) {
+        wrong = add_rule(t, rules[i]) ? NULL : rules[i];
+    }
+    if (wrong != NULL) {
+        snprintf(err, err_cap,
+                 "kvstore.quota.tenants: \"%.80s\": write NAME=SHARE or NAME=SLAB/SSD with "
+                 "shares above 0 up to 1, each name once, at most %u of them",
+                 wrong, BT_TENANT_OTHERS - 1);
+        bt_tenants_destroy(t);
+        return BT_ERR_CONFIG;
     }
     *t_p = t;
     return BT_OK;

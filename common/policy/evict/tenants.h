@@ -20,11 +20,11 @@ struct bt_tenants;
 
 typedef enum { BT_TENANT_SLAB, BT_TENANT_SSD, BT_TENANT_TIERS } bt_tenant_tier_t;
 
-/* rules: NULL-terminated "NAME=SHARE" or "NAME=SLAB/SSD", shares of the slots in (0, 1]; NAME "-":
- * blocks without a tenant. otherwise: "SHARE" or "SLAB/SSD" of every tenant that no rule names.
- * ERR_CONFIG: err says which rule is wrong and what one looks like. rules may be NULL. */
-bt_status_t bt_tenants_create(char *const *rules, const char *otherwise, struct bt_tenants **t_p,
-                              char *err, size_t err_cap) BT_MUST_CHECK;
+/* rules: NULL-terminated "NAME=SHARE" or "NAME=SLAB/SSD", shares of the slots in (0, 1]. NAME "-":
+ * blocks without a tenant; "*": every tenant that no rule names (without this rule: 1). ERR_CONFIG:
+ * err says which rule is wrong and what one looks like. rules may be NULL. */
+bt_status_t bt_tenants_create(char *const *rules, struct bt_tenants **t_p, char *err,
+                              size_t err_cap) BT_MUST_CHECK;
 void bt_tenants_destroy(struct bt_tenants *t);
 
 /* The group of a name ("": no tenant) or of a tag; both give the same group. */
