@@ -25,6 +25,8 @@ bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint3
                                     const uint32_t *eos, uint32_t n_eos,
                                     struct bt_grammar_vocab **v_p) BT_MUST_CHECK;
 void bt_grammar_vocab_destroy(struct bt_grammar_vocab *v);
+/* A token of it; the bytes are the vocabulary's. n is 0 for ids that add nothing to a text. */
+struct bt_grammar_token bt_grammar_vocab_token(const struct bt_grammar_vocab *v, uint32_t id);
 
 /* ---- compiling ---- */
 enum bt_grammar_kind {                             /* the numbers travel in Submit */

@@ -244,6 +244,15 @@ bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint3
     return BT_OK;
 }
 
+struct bt_grammar_token bt_grammar_vocab_token(const struct bt_grammar_vocab *v, uint32_t id)
+{
+    uint32_t n;
+    const uint8_t *bytes = bt_vocab_bytes(v, id, &n);
+    bool special = n > 0 && bytes[0] == 0xFF;
+    return (struct bt_grammar_token){
+        .bytes = bytes + special, .n = n - special, .special = special};
+}
+
 struct bt_grammar_vocab *bt_grammar_vocab_ref(struct bt_grammar_vocab *v)
 {
     __atomic_add_fetch(&v->refs, 1, __ATOMIC_RELAXED);

@@ -28,6 +28,12 @@ void bt_wmask_cleanup(struct bt_wmasks *m)
 
 /* ---- grammars ---- */
 
+bool bt_wmask_needed(const struct bt_wreq *r)
+{
+    const struct bt_wgrammar *g = r->sub->grammar;
+    return g != NULL && (g->kind != BT_GRAMMAR_ANY || !bt_wthoughts_over(&r->match.thoughts));
+}
+
 bool bt_wmask_ready(struct bt_wreq *r)
 {
     struct bt_wmatch *lead = &r->lead->match;

@@ -1,7 +1,8 @@
-/* Constrained output on a worker. The grammar of a submission is compiled and masks are made on
- * threads of their own: compiling threads, which also read the model's vocabulary once, and mask
- * threads, which work while the engine computes the forward pass. The engine thread waits only for
- * a mask that is not ready when the forward pass has been launched.
+/* Constrained output on a worker: grammars, and budgets of reasoning (thoughts.h). The grammar of a
+ * submission is compiled and masks are made on threads of their own: compiling threads, which also
+ * read the model's vocabulary once, and mask threads, which work while the engine computes the
+ * forward pass. The engine thread waits only for a mask that is not ready when the forward pass has
+ * been launched.
  *
  * What a row's mask allows follows from its grammar and its tokens behind the prompt. So a fork, a
  * preempted row, a hand-off and a later epoch need no state: a matcher that is behind its row
@@ -16,6 +17,7 @@
 #include "common/grammar/grammar.h"
 #include "common/loop/loop.h"
 #include "common/spec/spec.h"
+#include "common/worker/thoughts.h"
 #include "common/worker/worker.h"
 
 #define BT_WMASK_DETAIL 192 /* bytes of a message */
@@ -25,12 +27,13 @@ struct bt_wctl;
 struct bt_wstats;
 struct bt_wmask_pool;
 
-/* The grammar of a submission: its text, then what was made of it. References: the submission's and
- * that of the compiling threads. Written by a compiling thread, read when `done` has run. */
+/* What constrains a submission: the text of its grammar, then what was made of it, and the budget
+ * of its reasoning. References: the submission's and that of the compiling threads. Written by a
+ * compiling thread, read when `done` has run. */
 struct bt_wgrammar {
     _Atomic uint32_t refs;
-    enum bt_grammar_kind kind;
-    char *text; /* until it is compiled */
+    enum bt_grammar_kind kind; /* BT_GRAMMAR_ANY: there is a budget only */
+    char *text;                /* until it is compiled */
     size_t len;
     uint32_t min_new; /* EOS waits for so many generated tokens, where another token is allowed */
     uint32_t n_stop, stop[BT_ENGINE_MAX_EOS]; /* what ends the sequence */
@@ -38,7 +41,8 @@ struct bt_wgrammar {
     uint32_t epoch;
     bt_status_t status;
     char detail[BT_WMASK_DETAIL];
-    struct bt_grammar *grammar;
+    struct bt_grammar *grammar; /* NULL: none */
+    struct bt_wthoughts_rule thoughts;
     /* done runs on the loop once it is compiled, and takes over the compiling threads' reference.
      */
     void (*done)(void *arg, struct bt_wgrammar *g);
@@ -46,15 +50,16 @@ struct bt_wgrammar {
     struct bt_task task;
     struct bt_list link; /* waits for a compiling thread */
 };
-/* Copies the text. */
+/* Copies the text; the budget is to be set. */
 struct bt_wgrammar *bt_wgrammar_create(enum bt_grammar_kind kind, const void *text, size_t len);
 void bt_wgrammar_unref(struct bt_wgrammar *g); /* may be NULL */
 
 /* What a choice has of its grammar: engine thread, and a mask thread while a job runs. */
 struct bt_wmatch {
-    struct bt_matcher *matcher; /* NULL: no mask was made yet */
-    bool compiled;              /* of a lead: the grammar may be used */
-    bool queue_due;             /* of a lead: it is to be queued once that is so */
+    struct bt_matcher *matcher;   /* NULL: no mask was made yet */
+    struct bt_wthoughts thoughts; /* as far as masks were made */
+    bool compiled;                /* of a lead: the grammar may be used */
+    bool queue_due;               /* of a lead: it is to be queued once that is so */
     /* Text that the grammar forces behind forced_at tokens, as the tokenizer splits it. */
     uint32_t n_forced, forced_at;
     uint32_t forced[BT_SPEC_MAX + 1];
@@ -82,18 +87,20 @@ struct bt_wmasks {
 /* ---- mask.c: engine thread ---- */
 void bt_wmask_init(struct bt_wmasks *m, uint32_t places, uint32_t vocab);
 void bt_wmask_cleanup(struct bt_wmasks *m);
+/* Do r's next tokens need masks? */
+bool bt_wmask_needed(const struct bt_wreq *r);
 /* May r be queued? If not, it is as soon as its grammar is compiled. */
 bool bt_wmask_ready(struct bt_wreq *r);
 /* The grammar of the lead r is compiled, or cannot be. */
 void bt_wmask_compiled(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *detail);
-/* r, which has a grammar, is sampled in this step: its masks go to the places from `at` on. r's
+/* r, which needs masks, is sampled in this step: its masks go to the places from `at` on. r's
  * tokens and the drafts stay as they are until bt_wmask_wait. */
 void bt_wmask_row(struct bt_wcore *c, struct bt_wreq *r, uint32_t at, const uint32_t *drafts,
                   uint32_t n_draft);
 /* Begins to make the masks of the rows. */
 void bt_wmask_start(struct bt_wcore *c);
-/* Fills d with the tokens of text that r's grammar forces to follow, at most `most`; returns their
- * number. They are drafts: r may be drawn in other tokens of the same text. */
+/* Fills d with the tokens of text that r's grammar or budget forces to follow, at most `most`;
+ * returns their number. They are drafts: r may be drawn in other tokens of the same text. */
 uint32_t bt_wmask_forced(const struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d);
 /* Waits for them. The masks of all n places of the step, as vt->sample takes them; NULL: no row
  * needs one. Ends requests whose mask cannot be made. */

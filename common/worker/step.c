@@ -72,7 +72,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
     } else {
         s->prompt_tokens += b->n;
     }
-    if ((e->flags & BT_ROW_SAMPLE) != 0 && r->sub->grammar != NULL) {
+    if ((e->flags & BT_ROW_SAMPLE) != 0 && bt_wmask_needed(r)) {
         bt_wmask_row(c, r, s->n_sample, &r->tokens[r->len], e->n_draft);
     }
     s->n_sample += e->flags & BT_ROW_SAMPLE ? 1 + e->n_draft : 0;

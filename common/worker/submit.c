@@ -73,6 +73,30 @@ static const char *check_sampling(const Baton__Submit *m, uint32_t vocab, char *
     return NULL;
 }
 
+static bool marker_ok(const Baton__Marker *m, uint32_t vocab)
+{
+    size_t n = m != NULL ? strlen(m->text) : 0;
+    return n > 0 && n <= BT_WMARKER_BYTES && (!m->is_token || m->id < vocab);
+}
+
+static const char *check_thoughts(const Baton__Thoughts *t, uint32_t vocab)
+{
+    bool ok =
+        t->n_ends >= 1 && t->n_ends <= BT_WTHOUGHTS_ENDS && (t->begun || marker_ok(t->open, vocab));
+    for (size_t i = 0; ok && i < t->n_ends; i++) {
+        ok = marker_ok(t->ends[i], vocab);
+    }
+    if (!ok) {
+        return "thoughts: needs 1 to 4 ends, and if it has not begun an opening marker; a marker "
+               "has a text of 1 to 48 bytes and an id within the vocabulary";
+    }
+    ok = t->n_force >= 1 && t->n_force <= BT_WTHOUGHTS_FORCE;
+    for (size_t i = 0; ok && i < t->n_force; i++) {
+        ok = t->force[i] < vocab;
+    }
+    return ok ? NULL : "thoughts.force must have 1 to 32 tokens of the vocabulary";
+}
+
 static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *text, size_t cap)
 {
     const struct bt_engine_info *info = w->core.info;
@@ -131,7 +155,8 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
             return text;
         }
     }
-    return check_sampling(m, info->vocab, text, cap);
+    const char *why = m->thoughts != NULL ? check_thoughts(m->thoughts, info->vocab) : NULL;
+    return why != NULL ? why : check_sampling(m, info->vocab, text, cap);
 }
 
 static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__Submit *m,
@@ -168,20 +193,48 @@ static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__
     return s;
 }
 
-/* The end of an answer is the grammar's: the engine need not hold EOS back (mask_make.c). */
-static void add_grammar(struct bt_submission *s, const Baton__Submit *m)
+static void take_marker(const Baton__Marker *m, struct bt_wmarker *to)
 {
-    if (m->grammar_kind == BT_GRAMMAR_ANY || s->max_new == 0) {
+    to->id = m->is_token ? m->id : BT_WMARKER_AS_TEXT;
+    to->len = (uint32_t)strlen(m->text);
+    memcpy(to->text, m->text, to->len);
+}
+
+static void take_thoughts(const Baton__Thoughts *t, struct bt_wthoughts_rule *rule)
+{
+    rule->budget = t->budget;
+    rule->begun = t->begun;
+    if (!t->begun) {
+        take_marker(t->open, &rule->open);
+    }
+    rule->n_ends = (uint32_t)t->n_ends;
+    for (size_t i = 0; i < t->n_ends; i++) {
+        take_marker(t->ends[i], &rule->ends[i]);
+    }
+    rule->n_force = (uint32_t)t->n_force;
+    memcpy(rule->force, t->force, t->n_force * sizeof(rule->force[0]));
+}
+
+/* The end of an answer is the grammar's: the engine need not hold EOS back (mask_make.c). */
+static void add_constraints(struct bt_submission *s, const Baton__Submit *m)
+{
+    bool any = m->grammar_kind == BT_GRAMMAR_ANY;
+    if ((any && m->thoughts == NULL) || s->max_new == 0) {
         return;
     }
-    struct bt_wgrammar *g =
-        bt_wgrammar_create((enum bt_grammar_kind)m->grammar_kind, m->grammar.data, m->grammar.len);
-    g->min_new = s->params.min_new;
+    struct bt_wgrammar *g = bt_wgrammar_create((enum bt_grammar_kind)m->grammar_kind,
+                                               m->grammar.data, any ? 0 : m->grammar.len);
+    if (!any) {
+        g->min_new = s->params.min_new;
+        s->params.min_new = 0;
+    }
+    if (m->thoughts != NULL) {
+        take_thoughts(m->thoughts, &g->thoughts);
+    }
     g->n_stop = s->params.n_eos;
     memcpy(g->stop, s->params.eos, sizeof(g->stop));
     g->request = s->request;
     g->epoch = s->epoch;
-    s->params.min_new = 0;
     s->grammar = g;
 }
 
@@ -208,7 +261,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }
-    add_grammar(&s, m);
+    add_constraints(&s, m);
     struct bt_wreq *r = bt_wreq_alloc(&w->core, &s, m->tokens.data);
     /* The prefill worker needs no other choices: its part ends with the first choice's first
      * token. */

@@ -406,12 +406,14 @@ def c(node):
 REGEX = 3
 
 
-def constrained(c, worker, r, ids, phases, max_new, regex, epoch=1, n_prompt=None, n=0, stop=ENDS, kind=REGEX, speculation=0, **more):
+def constrained(c, worker, r, ids, phases, max_new, regex, epoch=1, n_prompt=None, n=0, stop=ENDS, kind=REGEX, speculation=0, thoughts=None,
+                **more):
     s = dict(temperature=0.7, top_p=1, repetition_penalty=1, seed=9, logprobs=-1, max_new=max_new, stop_ids=stop)
     s.update(more)
     worker.send(submit=c.pb.Submit(request=r, epoch=epoch, phases=phases, tokens=pack(ids),
                                    n_prompt=n_prompt or len(ids), sampling=c.pb.Sampling(**s), n=n, speculation=speculation,
-                                   root_key=c.node.settings.root_key, grammar_kind=kind, grammar=regex.encode()))
+                                   root_key=c.node.settings.root_key, grammar_kind=kind, grammar=regex.encode(),
+                                   thoughts=thoughts))
 
 
 def both(c, worker, ids, max_new, regex, **more):
@@ -516,6 +518,42 @@ def refused(c, ids, regex, **more):
     e = c.d.ended(r)
     c.release(r)
     return e
+
+
+END = [201, 13, 201]  # of a reasoning: tokens that the model would hardly draw in a row
+
+
+def budget_of(c, n, **more):
+    args = dict(budget=n, begun=True, ends=[c.pb.Marker(text="</think>")], force=END)
+    return c.pb.Thoughts(**dict(args, **more))
+
+
+def test_a_budget_follows_from_the_tokens(c):
+    """The end of the reasoning is forced at its place: by two workers, after an epoch that ended anywhere, for each choice,
+    with drafts, and at the first token, which the prefill worker draws."""
+    ids = prompt(50, 3)
+    for budget in (0, 1, 20):
+        one = both(c, c.d, ids, 40, "", kind=0, thoughts=budget_of(c, budget))
+        assert one[budget:budget + 3] == END and len(one) == 40
+        assert apart(c, ids, 40, "", kind=0, thoughts=budget_of(c, budget)) == one
+        assert both(c, c.d, ids, 40, "", kind=0, speculation=2, thoughts=budget_of(c, budget)) == one
+        many = both(c, c.d, ids, 40, "", kind=0, n=3, thoughts=budget_of(c, budget))
+        assert many[0] == one and all(m[budget:budget + 3] == END for m in many)
+        assert apart(c, ids, 40, "", kind=0, n=3, thoughts=budget_of(c, budget)) == many
+        for at in (budget, budget + 1, budget + 2, budget + 3):
+            if at > 0:
+                for run in (both, lambda c, w, *a, **k: apart(c, *a, **k)):
+                    got = run(c, c.d, ids + one[:at], 40 - at, "", kind=0, n_prompt=len(ids), thoughts=budget_of(c, budget))
+                    assert one[:at] + got == one, (budget, at)
+    free = both(c, c.d, ids, 40, "", kind=0)
+    assert both(c, c.d, ids, 40, "", kind=0, thoughts=budget_of(c, 100)) == free
+    later = budget_of(c, 1, begun=False, open=c.pb.Marker(text="<think>"))  # the answer begins with other text
+    assert both(c, c.d, ids, 40, "", kind=0, thoughts=later) == free
+    for bad in (dict(force=[]), dict(force=[2048]), dict(force=[1] * 33), dict(ends=[]), dict(begun=False),
+                dict(ends=[c.pb.Marker(text="")]), dict(ends=[c.pb.Marker(text="x" * 49)]),
+                dict(ends=[c.pb.Marker(text="x")] * 5), dict(ends=[c.pb.Marker(text="x", is_token=True, id=2048)])):
+        e = refused(c, ids, "", kind=0, thoughts=budget_of(c, 5, **bad))
+        assert e.status == INVALID and "thoughts" in e.detail, (bad, e)
 
 
 def test_hostile_conductors(c, node):
