@@ -12,6 +12,7 @@
 #include "common/log/log.h"
 #include "conductor/front/front_format.h"
 #include "conductor/front/front_jobs.h"
+#include "conductor/front/front_thinking.h"
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
 #define UNSENT_PART         4 /* of the answers' memory: output that clients have not read */
@@ -486,6 +487,8 @@ static bt_status_t take_style(struct bt_front *f, const char *form, char *err, s
                  &f->kept_thoughts);
     m->kept_tools = &f->kept_tools;
     m->kept_thoughts = &f->kept_thoughts;
+    bt_front_thoughts_end(m->tok, m->style.reply.thoughts, text, &f->thoughts_end);
+    m->thoughts_end = &f->thoughts_end;
     return BT_OK;
 }
 
@@ -588,6 +591,7 @@ void bt_front_destroy(struct bt_front *f)
     bt_grammar_cache_destroy(f->model.grammars);
     free(f->allowed_origins);
     bt_tokens_cleanup(&f->kept_thoughts);
+    bt_tokens_cleanup(&f->thoughts_end);
     bt_tokens_cleanup(&f->kept_tools);
     free(f->model_id);
     free(f->model_path);

@@ -12,13 +12,13 @@ static const struct {
     {FRONT_API_MESSAGES, "stop", "stop_sequences"},
     {FRONT_API_MESSAGES, "continue_final_message", "messages"},
     {FRONT_API_MESSAGES, "response_format", "output_config.format"},
+    {FRONT_API_MESSAGES, "reasoning_effort", "output_config.effort"},
     {FRONT_API_MESSAGES, "parallel_tool_calls", "tool_choice.disable_parallel_tool_use"},
     {FRONT_API_RESPONSES, "messages", "input"},
     {FRONT_API_RESPONSES, "max_tokens", "max_output_tokens"},
     {FRONT_API_RESPONSES, "max_completion_tokens", "max_output_tokens"},
     {FRONT_API_RESPONSES, "response_format.json_schema", "text.format"},
     {FRONT_API_RESPONSES, "response_format", "text.format"},
-    {FRONT_API_RESPONSES, "reasoning_effort", "reasoning.effort"},
 };
 
 json_t *bt_front_adapt(enum bt_front_api api, const json_t *root, struct bt_front_error *e)

@@ -302,38 +302,6 @@ static bool take_choice(json_t *choice, json_t *chat, struct bt_front_error *e)
 
 /* ---- the body ---- */
 
-/* The switch of templates that can do without reasoning. */
-static void set_thinking(json_t *chat, bool on)
-{
-    json_t *vars = json_object_get(chat, "chat_template_kwargs");
-    vars = json_is_object(vars) ? json_copy(vars) : json_object();
-    if (json_object_get(vars, "enable_thinking") == NULL) {
-        json_object_set_new(vars, "enable_thinking", json_boolean(on));
-    }
-    json_object_set_new(chat, "chat_template_kwargs", vars);
-}
-
-static bool take_thinking(const json_t *root, json_t *chat, struct bt_front_error *e)
-{
-    const json_t *v = json_object_get(root, "thinking"), *type = json_object_get(v, "type");
-    if (!bt_front_has(root, "thinking")) {
-        return true;
-    }
-    bool on = bt_front_adapt_is(type, "enabled");
-    if (!on && !bt_front_adapt_is(type, "disabled") && !bt_front_adapt_is(type, "adaptive")) {
-        return bt_front_fail(e, 400, "thinking", "invalid_value",
-                             "'thinking' must be an object of the type enabled, disabled or "
-                             "adaptive");
-    }
-    if (!bt_front_fields_check(v, FRONT_MESSAGES_THINKING, "thinking.", e)) {
-        return false;
-    }
-    if (!bt_front_adapt_is(type, "adaptive")) {
-        set_thinking(chat, on);
-    }
-    return true;
-}
-
 /* {"type":"json_schema","schema":...}, and its place before it moved into output_config. */
 static bool take_format(const json_t *root, json_t *chat, struct bt_front_error *e)
 {
@@ -345,6 +313,9 @@ static bool take_format(const json_t *root, json_t *chat, struct bt_front_error 
                               "'output_config' must be an object")
              : !bt_front_fields_check(config, FRONT_MESSAGES_OUTPUT, "output_config.", e))) {
         return false;
+    }
+    if (bt_front_has(config, "effort")) {
+        json_object_set(chat, "reasoning_effort", json_object_get(config, "effort"));
     }
     format = bt_front_has(config, "format") ? json_object_get(config, "format") : format;
     if (format == NULL || json_is_null(format)) {
@@ -367,8 +338,8 @@ json_t *bt_front_messages_chat(const json_t *root, bool count, struct bt_front_e
 {
     json_t *chat = json_object();
     bt_front_adapt_copy(root, chat);
-    static const char *const moved[][2] = {{"max_tokens", "max_tokens"},
-                                           {"stop_sequences", "stop"}};
+    static const char *const moved[][2] = {
+        {"max_tokens", "max_tokens"}, {"thinking", "thinking"}, {"stop_sequences", "stop"}};
     for (size_t i = 0; i < BT_ARRAY_LEN(moved); i++) {
         if (bt_front_has(root, moved[i][0])) {
             json_object_set(chat, moved[i][1], json_object_get(root, moved[i][0]));
@@ -380,7 +351,7 @@ json_t *bt_front_messages_chat(const json_t *root, bool count, struct bt_front_e
                              "'max_tokens' is missing")) &&
               take_messages(root, chat, e) &&
               bt_front_adapt_tools(root, chat, take_tool, take_choice, e) &&
-              take_thinking(root, chat, e) && take_format(root, chat, e);
+              take_format(root, chat, e);
     if (!ok) {
         json_decref(chat);
         return NULL;

@@ -9,6 +9,7 @@
 #include "conductor/front/front_fields.h"
 #include "conductor/front/front_forced.h"
 #include "conductor/front/front_grammar.h"
+#include "conductor/front/front_thinking.h"
 
 #define STOPS_MAX      16
 #define STOP_BYTES_MAX 1024
@@ -488,6 +489,9 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
         struct bt_front_tools tools;
         ok = bt_front_take_chat(m, root, &ids, &opt->parts, &tools, e) &&
              bt_front_force(m, root, &opt->parts, &tools, base, e);
+        if (ok) {
+            bt_front_set_budget(m, &opt->parts, base);
+        }
         bt_front_tools_cleanup(&tools);
         base->kept = opt->parts.reply.tools ? m->kept_tools : m->kept_thoughts;
         g->prompts =

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "conductor/front/front_fields.h"
+#include "conductor/front/front_thinking.h"
 
 #define BEHIND_LAST_MAX 256 /* bytes that a chat template may write behind the last message */
 /* Templates read only a few variables; more would cost memory and time. */
@@ -388,7 +389,8 @@ static bool take_messages(const json_t *list, const struct bt_front_style *style
 
 /* Makes the template's context from a chat body. NULL: e is set. */
 static json_t *chat_context(const struct bt_front_model *m, const json_t *root, bool go_on,
-                            const struct bt_front_tools *tools, struct bt_front_error *e)
+                            const struct bt_front_tools *tools, struct bt_front_chat *chat,
+                            struct bt_front_error *e)
 {
     const json_t *list = json_object_get(root, "messages");
     bool generate = !go_on;
@@ -413,7 +415,8 @@ static json_t *chat_context(const struct bt_front_model *m, const json_t *root, 
     if (tools->list != NULL) {
         json_object_set(ctx, "tools", tools->list);
     }
-    if (!take_kwargs(root, ctx, e) || !take_messages(list, &m->style, messages, e)) {
+    if (!take_kwargs(root, ctx, e) || !bt_front_take_thinking(root, ctx, chat, e) ||
+        !take_messages(list, &m->style, messages, e)) {
         json_decref(ctx);
         return NULL;
     }
@@ -495,7 +498,7 @@ bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, stru
         return false;
     }
     json_t *ctx =
-        take_reply(m, root, tools, chat, e) ? chat_context(m, root, go_on, tools, e) : NULL;
+        take_reply(m, root, tools, chat, e) ? chat_context(m, root, go_on, tools, chat, e) : NULL;
     bool ok = ctx != NULL && render(m, ctx, go_on, special, out, chat, e);
     json_decref(ctx);
     return ok;

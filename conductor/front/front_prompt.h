@@ -22,6 +22,7 @@ struct bt_front_model { /* what parsing needs to know of the served model */
     struct bt_front_style style;
     /* Special tokens that stay in the text of answers: markers of reasoning, and of calls too. */
     const struct bt_tokens *kept_thoughts, *kept_tools;
+    const struct bt_tokens *thoughts_end; /* what ends a reasoning; empty: nothing does */
     /* Limits of reading one body; no limit where they are NULL or 0. */
     const struct bt_token_watch *watch; /* stops the template; tok has its own */
     uint64_t template_steps;
@@ -53,6 +54,7 @@ struct bt_front_chat { /* what the answer to a chat will be taken apart into */
     struct bt_reply_options reply;
     bool hides_thoughts; /* they are left out of the answer */
     bool may_think;      /* the answer may have a reasoning, or begins inside it */
+    int64_t budget;      /* tokens of the reasoning; -1: any number */
 };
 
 /* Applies the chat template to `messages` and tools. Also reads add_generation_prompt,

@@ -306,21 +306,6 @@ static bool take_format(const json_t *root, json_t *chat, struct bt_front_error 
     return true;
 }
 
-static bool take_reasoning_options(const json_t *root, json_t *chat, struct bt_front_error *e)
-{
-    const json_t *v = json_object_get(root, "reasoning");
-    if (!bt_front_has(root, "reasoning")) {
-        return true;
-    }
-    if (!json_is_object(v)) {
-        return bt_front_fail(e, 400, "reasoning", "invalid_type", "'reasoning' must be an object");
-    }
-    if (bt_front_has(v, "effort")) {
-        json_object_set(chat, "reasoning_effort", json_object_get(v, "effort"));
-    }
-    return bt_front_fields_check(v, FRONT_RESPONSES_EFFORT, "reasoning.", e);
-}
-
 /* What the answer shall contain besides its text: only logprobs can. */
 static bool take_include(const json_t *root, json_t *chat, struct bt_front_error *e)
 {
@@ -371,7 +356,8 @@ json_t *bt_front_responses_chat(const json_t *root, struct bt_front_error *e)
     json_t *chat = json_object();
     bt_front_adapt_copy(root, chat);
     static const char *const moved[][2] = {{"max_output_tokens", "max_completion_tokens"},
-                                           {"parallel_tool_calls", "parallel_tool_calls"}};
+                                           {"parallel_tool_calls", "parallel_tool_calls"},
+                                           {"reasoning", "reasoning"}};
     for (size_t i = 0; i < BT_ARRAY_LEN(moved); i++) {
         if (bt_front_has(root, moved[i][0])) {
             json_object_set(chat, moved[i][1], json_object_get(root, moved[i][0]));
@@ -380,8 +366,7 @@ json_t *bt_front_responses_chat(const json_t *root, struct bt_front_error *e)
     bool ok = bt_front_fields_check(root, FRONT_RESPONSES, "", e) && check_metadata(root, e) &&
               take_input(root, chat, e) &&
               bt_front_adapt_tools(root, chat, take_tool, take_choice, e) &&
-              take_format(root, chat, e) && take_reasoning_options(root, chat, e) &&
-              take_include(root, chat, e);
+              take_format(root, chat, e) && take_include(root, chat, e);
     if (!ok) {
         json_decref(chat);
         return NULL;

@@ -61,6 +61,8 @@ struct bt_reply_frame {
     const char *open, *call, *name_end, *call_end, *close; /* open: of all calls; call: of each */
 };
 const struct bt_reply_frame *bt_reply_frame(enum bt_reply_tools tools);
+/* The marker of calls that may come within reasoning, which it ends; NULL: there is none. */
+const char *bt_reply_call_in_thoughts(enum bt_reply_tools tools);
 /* The end and the beginning of reasoning; NULL for BT_THOUGHTS_NONE. */
 const char *bt_reply_thoughts_close(enum bt_reply_thoughts thoughts);
 const char *bt_reply_thoughts_open(enum bt_reply_thoughts thoughts);

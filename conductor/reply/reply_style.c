@@ -86,6 +86,11 @@ const struct bt_reply_frame *bt_reply_frame(enum bt_reply_tools tools)
     return &forms[tools].frame;
 }
 
+const char *bt_reply_call_in_thoughts(enum bt_reply_tools tools)
+{
+    return forms[tools].ends_thoughts ? forms[tools].frame.open : NULL;
+}
+
 const char *bt_reply_marker(const struct bt_reply_style *s, size_t i)
 {
     const struct bt_reply_frame *f = &forms[s->tools].frame;

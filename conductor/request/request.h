@@ -29,6 +29,24 @@ struct bt_gen_grammar *bt_gen_grammar_create(uint32_t kind, const char *text, si
 struct bt_gen_grammar *bt_gen_grammar_ref(struct bt_gen_grammar *g); /* NULL: NULL */
 void bt_gen_grammar_unref(struct bt_gen_grammar *g);                 /* may be NULL */
 
+struct bt_gen_marker { /* of a reasoning; see Marker in session.proto */
+    const char *text;  /* of the style (conductor/reply) */
+    bool is_token;
+    uint32_t id;
+};
+
+#define BT_GEN_THOUGHTS_ENDS 2
+#define BT_GEN_FORCE_MAX     32 /* tokens that a worker takes */
+
+struct bt_gen_thoughts { /* a budget of the reasoning */
+    uint32_t n_force;    /* 0: there is none */
+    uint32_t budget;     /* tokens behind the opening marker */
+    bool begun;          /* the prompt has opened the reasoning */
+    struct bt_gen_marker open, ends[BT_GEN_THOUGHTS_ENDS];
+    uint32_t n_ends;
+    const uint32_t *force; /* [n_force] what ends it; the front's, which outlives the spec */
+};
+
 struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of the heap members */
     struct bt_tokens prompt; /* n >= 1 */
     uint32_t max_tokens;     /* already cut to the model's context; 0 only with prompt_logprobs */
@@ -37,9 +55,10 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     bt_spec_kind_t speculation;     /* where drafts may come from */
     uint32_t n;                     /* choices, 1..16, numbered from 0: one prefill, then forks */
     struct bt_gen_grammar *grammar; /* a reference; NULL: the answer is free */
-    char **stop;                    /* NULL-terminated list of stop strings, or NULL */
-    bool include_stop;              /* keep the stop string in the text */
-    bool skip_special;              /* leave special tokens out of the text */
+    struct bt_gen_thoughts thoughts;
+    char **stop;       /* NULL-terminated list of stop strings, or NULL */
+    bool include_stop; /* keep the stop string in the text */
+    bool skip_special; /* leave special tokens out of the text */
     const struct bt_tokens
         *kept;            /* ... but for these; NULL: none. The front's, which outlives it */
     bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */

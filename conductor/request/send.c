@@ -99,6 +99,15 @@ static void fill_sampling(const struct bt_action *a, Baton__Sampling *s)
     s->bias = (float *)p->bias;
 }
 
+static Baton__Marker marker_of(const struct bt_gen_marker *m)
+{
+    Baton__Marker v = BATON__MARKER__INIT;
+    v.text = (char *)m->text;
+    v.is_token = m->is_token;
+    v.id = m->id;
+    return v;
+}
+
 static void send_submit(const struct bt_action *a)
 {
     static const Baton__Phases phases[] = {[BT_PHASES_PREFILL] = BATON__PHASES__PREFILL,
@@ -132,6 +141,24 @@ static void send_submit(const struct bt_action *a)
         v.grammar_kind = spec->grammar->kind;
         v.grammar.data = (uint8_t *)spec->grammar->text;
         v.grammar.len = spec->grammar->len;
+    }
+    const struct bt_gen_thoughts *t = &spec->thoughts;
+    Baton__Thoughts thoughts = BATON__THOUGHTS__INIT;
+    Baton__Marker open, ends[BT_GEN_THOUGHTS_ENDS], *list[BT_GEN_THOUGHTS_ENDS];
+    if (t->n_force > 0) {
+        open = marker_of(&t->open);
+        for (uint32_t i = 0; i < t->n_ends; i++) {
+            ends[i] = marker_of(&t->ends[i]);
+            list[i] = &ends[i];
+        }
+        thoughts.budget = t->budget;
+        thoughts.begun = t->begun;
+        thoughts.open = &open;
+        thoughts.n_ends = t->n_ends;
+        thoughts.ends = list;
+        thoughts.n_force = t->n_force;
+        thoughts.force = (uint32_t *)t->force;
+        v.thoughts = &thoughts;
     }
     to_worker(a->to, BATON__TO_WORKER__M_SUBMIT, &v);
 }

@@ -146,6 +146,81 @@ def test_reasoning_comes_first(tools):
         check(out["message"]["tool_calls"])
 
 
+BUDGETS = [{"thinking": {"type": "enabled", "budget_tokens": 12}}, {"enable_thinking": True, "thinking_token_budget": 12},
+           {"chat_template_kwargs": {"thinking": True, "thinking_budget": 12}}, {"reasoning": {"enabled": True, "max_tokens": 12}}]
+
+
+@pytest.mark.parametrize("more", [{}, {"tool_choice": "required", "parallel_tool_calls": False}, {"n": 3},
+                                  {"speculation": "suffix"}, {"speculation": "off", "logprobs": True}])
+def test_a_budget_of_reasoning(tools, more):
+    """Behind 12 tokens the end of the reasoning is forced, whatever field says so, and the answer or the call follows."""
+    body = dict(BASE, seed=3, max_tokens=300 if "tool_choice" in more else 50, **more)
+    end = tools.post("/tokenize", {"prompt": "\n</think>\n\n", "add_special_tokens": False})["count"]
+    first = None
+    for budget in BUDGETS:
+        out = tools.post(CHAT, dict(body, **budget))
+        for c in out["choices"]:
+            m = c["message"]
+            assert m["reasoning"] and "</think>" not in m["reasoning"] + (m["content"] or "")
+            if "tool_choice" in more:
+                check(m["tool_calls"])
+            else:
+                assert m["content"] and c["finish_reason"] in ("length", "stop")
+        n = more.get("n", 1)
+        assert 12 * n < out["usage"]["completion_tokens_details"]["reasoning_tokens"] <= (12 + end) * n
+        answers = [(c["message"]["reasoning"], c["message"]["content"]) for c in out["choices"]]
+        first = first or answers
+        assert answers == first
+    streamed, _ = gather(tools.stream(CHAT, dict(body, **BUDGETS[0])))
+    assert [(streamed[i]["reasoning"], streamed[i]["content"] or None) for i in range(n)] == first
+    free = tools.post(CHAT, dict(body, chat_template_kwargs={"thinking": True}))["choices"][0]["message"]
+    assert free["reasoning"].startswith(first[0][0][:20]) and len(free["reasoning"]) > len(first[0][0])
+
+
+def test_a_budget_of_messages(tools):
+    """Anthropic's form, whole and streamed: a thinking block, then text."""
+    body = {"max_tokens": 40, "messages": [{"role": "user", "content": "Speak."}], "temperature": 0,
+            "thinking": {"type": "enabled", "budget_tokens": 10}}
+    blocks = tools.post("/v1/messages", body)["content"]
+    assert [b["type"] for b in blocks] == ["thinking", "text"] and blocks[0]["thinking"] and blocks[1]["text"]
+    texts = {"thinking_delta": "", "text_delta": ""}
+    status, _, data = tools.request("POST", "/v1/messages", dict(body, stream=True))
+    assert status == 200
+    for e in (json.loads(line[6:]) for line in data.decode().split("\n") if line.startswith("data: ")):
+        if e["type"] == "content_block_delta" and e["delta"]["type"] in texts:
+            texts[e["delta"]["type"]] += e["delta"].get("thinking") or e["delta"].get("text") or ""
+    assert texts == {"thinking_delta": blocks[0]["thinking"], "text_delta": blocks[1]["text"]}
+    out = tools.post("/v1/responses", {"input": "Speak.", "max_output_tokens": 40, "temperature": 0,
+                                       "reasoning": {"enabled": True, "max_tokens": 10}})
+    assert [o["type"] for o in out["output"]] == ["reasoning", "message"]
+    assert out["output"][0]["content"][0]["text"] == blocks[0]["thinking"]
+
+
+def test_a_killed_worker_changes_no_budget(model):
+    """Before the end of the reasoning, and about where it is forced: the next worker goes on from the tokens."""
+    body = dict(BASE, max_tokens=400, temperature=0.7, seed=11, tool_choice="none", ignore_eos=True,
+                thinking={"type": "enabled", "budget_tokens": 200})
+    setting = Restarts("--nodes", "3", "--prefill", "1", "--decode", "2", "--model", model)
+    try:
+        want, ended = gather(setting.c.stream(CHAT, body))
+        assert want[0]["reasoning"] and want[0]["content"]
+        for at in (20, 199):
+            def killing():
+                for i, e in enumerate(setting.c.stream(CHAT, body)):
+                    if i == at:
+                        busy = max(setting.members("decode"), key=lambda m: metric(m, "baton_worker_requests_running"))
+                        dead.append(setting.kill_member(busy))
+                    yield e
+            dead = []
+            before = setting.c.metrics("conductor")["baton_requests_replanned_total"]
+            got, finish = gather(killing())
+            assert got == want and finish == ended
+            assert setting.c.metrics("conductor")["baton_requests_replanned_total"] > before
+            setting.start_again(dead[0])
+    finally:
+        setting.stop()
+
+
 def test_a_killed_worker_changes_no_call(model):
     """In the middle of a streamed call: the conductor's parser and the next worker's grammar go on from the tokens."""
     numbers = {"type": "object", "properties": {"v": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99999},

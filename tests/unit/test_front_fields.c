@@ -30,7 +30,7 @@ static const struct {
      "{\"prompt\":\"a\",\"response_format\":{\"type\":\"text\",\"json_schema\":{\"a\":1}}}",
      "response_format.json_schema", NULL},
     {CHAT, "{" USER ",\"prompt\":\"a\"}", "prompt", "/v1/completions"},
-    {CHAT, "{" USER ",\"enable_thinking\":false}", "enable_thinking", "chat_template_kwargs"},
+    {COMPLETION, "{\"prompt\":\"a\",\"thinking_token_budget\":5}", "thinking_token_budget", "chat"},
     {CHAT, "{" USER ",\"max_completion_token\":5}", "max_completion_token",
      "max_completion_tokens"},
     {CHAT, "{\"messages\":[" HELLO ",{\"role\":\"user\",\"contents\":\"a\",\"content\":\"a\"}]}",

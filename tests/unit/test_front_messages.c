@@ -331,8 +331,8 @@ static void test_bad_bodies(void **state)
             "'tools[0].type' is 'web_search_20250305'");
     refused(SIMPLE ",\"tools\":[{\"name\":\"x\"}]}", "'tools[0].input_schema'");
     refused(SIMPLE ",\"tool_choice\":\"auto\"}", "'tool_choice' must be an object");
-    refused(SIMPLE ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2048}}",
-            "'thinking.budget_tokens' is not supported (reasoning has no budget; leave it out");
+    refused(SIMPLE ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":-5}}",
+            "'thinking.budget_tokens' must be a number of tokens from 0 to");
     refused(SIMPLE ",\"thinking\":{\"type\":\"on\"}}", "'thinking' must be");
     refused(SIMPLE ",\"output_config\":{\"format\":{\"type\":\"xml\"}}}", "output_config.format");
     refused("{\"max_tokens\":8,\"messages\":[" USER

@@ -80,6 +80,80 @@ static void test_thinking(void **state)
     }
 }
 
+/* Each field of a budget becomes the same spec; with none there is none. */
+static void test_budgets(void **state)
+{
+    (void)state;
+#define ASK "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]"
+    static const struct {
+        const char *path, *body;
+        int64_t budget; /* -1: none */
+        const char *prompt;
+    } cases[] = {
+        {"/v1/chat/completions", "{" ASK "}", -1, "[user|a]"},
+        {"/v1/chat/completions", "{" ASK ",\"thinking_token_budget\":7}", 7, "[user|a]"},
+        {"/v1/chat/completions", "{" ASK ",\"thinking_token_budget\":-1}", -1, "[user|a]"},
+        {"/v1/chat/completions", "{" ASK ",\"thinking_budget\":0,\"enable_thinking\":true}", 0,
+         "[user|a]True"},
+        {"/v1/chat/completions", "{" ASK ",\"chat_template_kwargs\":{\"thinking_budget\":9}}", 9,
+         "[user|a]"},
+        {"/v1/chat/completions",
+         "{" ASK ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":5},\"thinking_budget\":5}",
+         5, "[user|a]True"},
+        {"/v1/chat/completions", "{" ASK ",\"reasoning\":{\"max_tokens\":6,\"effort\":\"none\"}}",
+         6, "[user|a]False"},
+        {"/v1/chat/completions", "{" ASK ",\"reasoning_effort\":\"none\"}", -1, "[user|a]False"},
+        {"/v1/messages",
+         "{\"max_tokens\":8," ASK ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":2048}}",
+         2048, "[user|a]True"},
+        {"/v1/messages", "{\"max_tokens\":8," ASK ",\"output_config\":{\"effort\":\"none\"}}", -1,
+         "[user|a]False"},
+        {"/v1/responses", "{\"input\":\"a\",\"reasoning\":{\"max_tokens\":3}}", 3, "[user|a]"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        struct bt_buf text = {0};
+        int fd = begin(cases[i].path, cases[i].body);
+        const struct bt_gen_thoughts *t = &now->spec.thoughts;
+        assert_int_equal(t->n_force > 0, cases[i].budget >= 0);
+        if (cases[i].budget >= 0) {
+            assert_int_equal(t->budget, cases[i].budget);
+            assert_false(t->begun);
+            assert_string_equal(t->open.text, "<think>");
+            assert_int_equal(t->n_ends, 1);
+            assert_string_equal(t->ends[0].text, "</think>");
+            assert_int_equal(bt_tokenizer_decode(tok, t->force, t->n_force, false, &text), BT_OK);
+            assert_string_equal(text.data, "</think>");
+        }
+        bt_buf_clear(&text);
+        assert_int_equal(
+            bt_tokenizer_decode(tok, now->spec.prompt.ids, now->spec.prompt.n, false, &text),
+            BT_OK);
+        assert_string_equal(text.data, cases[i].prompt);
+        bt_buf_cleanup(&text);
+        fail_now(500, "enough", 0);
+        receive(fd);
+    }
+    static const char *const wrong[][2] = {
+        {",\"thinking_token_budget\":\"7\"}", "thinking_token_budget"},
+        {",\"thinking_budget\":-2}", "thinking_budget"},
+        {",\"thinking_budget\":1,\"thinking_token_budget\":2}", "thinking_budget"},
+        {",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1.5}}", "thinking.budget_tokens"},
+        {",\"thinking\":true}", "thinking"},
+        {",\"reasoning\":{\"max_tokens\":1e30}}", "reasoning.max_tokens"},
+        {",\"reasoning\":{\"efort\":\"low\"}}", "reasoning.efort"},
+        {",\"reasoning_effort\":3}", "reasoning_effort"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(wrong); i++) {
+        char *body = bt_sprintf("{" ASK "%s", wrong[i][0]);
+        receive(post("/v1/chat/completions", body));
+        json_t *j = parse(ans.body);
+        assert_int_equal(ans.status, 400);
+        assert_string_equal(str_at(j, "error.param"), wrong[i][1]);
+        json_decref(j);
+        free(body);
+    }
+}
+
 static void test_prompts_of_responses(void **state)
 {
     (void)state;
@@ -341,6 +415,7 @@ int main(void)
 #define OWN(test) cmocka_unit_test_setup_teardown(test, open_own, close_own)
     const struct CMUnitTest tests[] = {
         OWN(test_thinking),
+        OWN(test_budgets),
         OWN(test_prompts_of_messages),
         OWN(test_prompts_of_responses),
         OWN(test_whole_message),
