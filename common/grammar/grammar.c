@@ -54,6 +54,12 @@ bt_status_t bt_grammar_compile(const struct bt_grammar_spec *spec, struct bt_gra
     return bt_grammar_take(p, start, g_p, err, err_cap);
 }
 
+static size_t bytes_of(const struct bt_grammar *g)
+{
+    return sizeof(*g) + bt_rx_set_bytes(g->program->rx) + g->program->bytes + g->automaton.bytes +
+           g->masks.bytes;
+}
+
 bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_grammar **g_p,
                             char *err, size_t err_cap)
 {
@@ -64,11 +70,14 @@ bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_gra
     }
     struct bt_grammar *g = bt_calloc(1, sizeof(*g));
     g->refs = 1;
+    g->generation = 1;
     g->program = p;
     g->masks.max_bytes = BT_GRAMMAR_BYTES_MAX / 8;
     pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->idle, NULL);
     bool ok = bt_automaton_init(&g->automaton, p, BT_GRAMMAR_BYTES_MAX / 8);
     BT_ASSERT(ok);
+    g->bytes = bytes_of(g);
     *g_p = g;
     return BT_OK;
 }
@@ -87,8 +96,37 @@ void bt_grammar_unref(struct bt_grammar *g)
     bt_mask_cleanup(&g->masks, &g->automaton);
     bt_automaton_cleanup(&g->automaton);
     bt_program_destroy(g->program);
+    pthread_cond_destroy(&g->idle);
     pthread_mutex_destroy(&g->lock);
     free(g);
+}
+
+bool bt_grammar_enter(struct bt_grammar *g, bool brief)
+{
+    pthread_mutex_lock(&g->lock);
+    while (g->use == BT_GRAMMAR_SHORT || (g->use == BT_GRAMMAR_LONG && !brief)) {
+        g->waiting++;
+        pthread_cond_wait(&g->idle, &g->lock);
+        g->waiting--;
+    }
+    bool ok = g->use == BT_GRAMMAR_IDLE;
+    if (ok) {
+        g->use = brief ? BT_GRAMMAR_SHORT : BT_GRAMMAR_LONG;
+    }
+    pthread_mutex_unlock(&g->lock);
+    return ok;
+}
+
+void bt_grammar_leave(struct bt_grammar *g)
+{
+    size_t bytes = bytes_of(g);
+    pthread_mutex_lock(&g->lock);
+    g->bytes = bytes;
+    g->use = BT_GRAMMAR_IDLE;
+    if (g->waiting > 0) { /* all: a short call shall see a long one that comes before it */
+        pthread_cond_broadcast(&g->idle);
+    }
+    pthread_mutex_unlock(&g->lock);
 }
 
 void bt_grammar_reset(struct bt_grammar *g)
@@ -112,12 +150,11 @@ struct bt_grammar_cache {
     size_t max_bytes, bytes;
 };
 
-/* Memory of a grammar with all that it has built so far. */
+/* Of a grammar with all that it had built when the last call ended. */
 static size_t grammar_bytes(struct bt_grammar *g)
 {
     pthread_mutex_lock(&g->lock);
-    size_t n = sizeof(*g) + bt_rx_set_bytes(g->program->rx) + g->program->bytes +
-               g->automaton.bytes + g->masks.bytes;
+    size_t n = g->bytes;
     pthread_mutex_unlock(&g->lock);
     return n;
 }

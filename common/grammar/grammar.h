@@ -67,9 +67,16 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
                                  struct bt_grammar **g_p, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* ---- matching ---- */
-/* At the start of g. Keeps references to both. NULL: out of memory. */
+/* At the start of g. Keeps references to both. */
 struct bt_matcher *bt_matcher_create(struct bt_grammar *g, const struct bt_grammar_vocab *v);
 void bt_matcher_destroy(struct bt_matcher *m);
+
+/* Calls of m that need more than this work (units of about 10 ns), and calls while another
+ * matcher's call without a limit uses the grammar, end in BT_AGAIN from now on. m has not moved
+ * then, and a later call finds what was built. UINT32_MAX: no limit but the grammar's own (0.1 s),
+ * as at first. */
+void bt_matcher_limit(struct bt_matcher *m, uint32_t work);
+uint64_t bt_matcher_work(const struct bt_matcher *m); /* of all calls of m so far */
 
 /* Goes on by a token. ERR_INVALID: the grammar does not allow it here, and m has not moved;
  * ERR_EXHAUSTED: a limit of the grammar (threads, memory). After an allowed EOS m is over. */
@@ -80,7 +87,8 @@ uint32_t bt_matcher_tokens(const struct bt_matcher *m); /* accepted so far */
 /* bits[ceil(vocab / 32)]: bit id & 31 of word id >> 5 says that the token may follow. At least one
  * bit is set unless m is over. */
 bt_status_t bt_matcher_mask(struct bt_matcher *m, uint32_t *bits) BT_MUST_CHECK;
-bool bt_matcher_may_end(struct bt_matcher *m); /* EOS is allowed */
+/* Whether EOS is allowed. */
+bt_status_t bt_matcher_may_end(struct bt_matcher *m, bool *may_p) BT_MUST_CHECK;
 /* The bytes that must follow, as far as there is no choice: at most cap. Returns their number. */
 size_t bt_matcher_forced(struct bt_matcher *m, void *bytes, size_t cap);
 /* Goes on by bytes that need not end at a token; for tests and the benchmark. */

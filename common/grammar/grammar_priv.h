@@ -8,13 +8,19 @@
 #include "common/grammar/grammar.h"
 #include "common/grammar/mask.h"
 
+enum bt_grammar_use { BT_GRAMMAR_IDLE, BT_GRAMMAR_SHORT, BT_GRAMMAR_LONG };
 struct bt_grammar {
     uint32_t refs;
-    pthread_mutex_t lock; /* of what follows; nothing else is locked while it is held */
+    pthread_mutex_t lock; /* of use, waiting and bytes; nothing else is locked while it is held */
+    pthread_cond_t idle;
+    enum bt_grammar_use use; /* the call under way, whose what follows `bytes` is */
+    uint32_t waiting;
+    size_t bytes; /* memory with all that was built, behind the last call */
     struct bt_program *program;
     struct bt_automaton automaton;
     struct bt_mask_cache masks;
-    uint32_t generation; /* of the automaton's states: a reset makes all numbers of states void */
+    uint32_t generation; /* of the automaton's states, from 1: a reset makes all numbers of states
+                            void */
 };
 
 /* Makes a grammar of a program that it takes, also in failure: as bt_program_finish. */
@@ -24,7 +30,12 @@ bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_gra
 /* How much work one call may do, in units of bt_rx_set_budget. */
 #define BT_GRAMMAR_CALL_WORK 8000000u
 
-/* Forgets what the automaton has built. Under the lock. */
+/* A call begins, and ends. False: it is to be short, and one that is not is under way: nobody waits
+ * for that. */
+bool bt_grammar_enter(struct bt_grammar *g, bool brief);
+void bt_grammar_leave(struct bt_grammar *g);
+
+/* Forgets what the automaton has built. In a call. */
 void bt_grammar_reset(struct bt_grammar *g);
 
 #endif

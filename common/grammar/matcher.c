@@ -17,16 +17,65 @@ struct bt_matcher {
     struct step *steps;
     uint32_t n_bytes, bytes_cap;
     uint8_t *bytes;
-    bool over; /* EOS was the last token */
+    uint32_t limit;  /* of the work of a call */
+    uint64_t work;   /* of all calls */
+    uint64_t budget; /* of this call that was not counted yet */
+    bool over;       /* EOS was the last token */
 };
 
-static void set_budget(struct bt_grammar *g, uint64_t bytes)
+#define NO_GENERATION 0u /* the state is found anew */
+
+/* ---- a call: the grammar is m's alone, and has a budget ---- */
+
+static bool is_short(const struct bt_matcher *m)
 {
-    bt_rx_set_budget(g->program->rx, BT_GRAMMAR_CALL_WORK + bytes * 256);
-    g->automaton.full = false;
+    return m->limit < BT_GRAMMAR_CALL_WORK;
 }
 
-/* The state after n bytes from a state; DEAD, FAILED as they are. Under the lock. */
+/* False: a call without a limit is under way, and m's is to be short. */
+static bool begin(struct bt_matcher *m)
+{
+    return bt_grammar_enter(m->g, is_short(m));
+}
+
+static void end(struct bt_matcher *m)
+{
+    bt_grammar_leave(m->g);
+}
+
+/* Long calls get more for each byte that they run. */
+static void set_budget(struct bt_matcher *m, uint64_t bytes)
+{
+    bt_rx_set_budget(m->g->program->rx, m->limit + (is_short(m) ? 0 : bytes * 256));
+    m->g->automaton.full = false;
+    m->budget = m->g->program->rx->work;
+}
+
+static void count_work(struct bt_matcher *m)
+{
+    m->work += m->budget - m->g->program->rx->work;
+    m->budget = m->g->program->rx->work;
+}
+
+/* What a call that met a limit says. */
+static bt_status_t too_much(const struct bt_matcher *m)
+{
+    return is_short(m) ? BT_AGAIN : BT_ERR_EXHAUSTED;
+}
+
+void bt_matcher_limit(struct bt_matcher *m, uint32_t work)
+{
+    m->limit = BT_MIN(work, BT_GRAMMAR_CALL_WORK);
+}
+
+uint64_t bt_matcher_work(const struct bt_matcher *m)
+{
+    return m->work;
+}
+
+/* ---- states ---- */
+
+/* The state after n bytes from a state; DEAD, FAILED as they are. */
 static uint32_t run(struct bt_automaton *m, uint32_t state, const uint8_t *p, uint32_t n)
 {
     if (state >= BT_STATE_DEAD || n == 0) {
@@ -50,35 +99,32 @@ static uint32_t run(struct bt_automaton *m, uint32_t state, const uint8_t *p, ui
     return bt_automaton_intern(m, base, m->final);
 }
 
-/* The state after the first n bytes of the text, from the start. */
-static uint32_t replay(struct bt_matcher *m, uint32_t n)
-{
-    set_budget(m->g, n);
-    return run(&m->g->automaton, bt_automaton_start(&m->g->automaton), m->bytes, n);
-}
-
-/* Makes m->state valid; false: a limit. Under the lock. */
+/* Makes m->state valid; false: a limit. */
 static bool current(struct bt_matcher *m)
 {
     if (m->generation == m->g->generation) {
         return true;
     }
-    m->state = replay(m, m->n_bytes);
-    m->generation = m->g->generation;
-    if (m->state >= BT_STATE_DEAD) {
-        m->generation--; /* not valid: the next call tries again */
-        return false;
+    if (!is_short(m)) {
+        count_work(m);
+        set_budget(m, m->n_bytes);
     }
-    return true;
+    uint32_t start = bt_automaton_start(&m->g->automaton);
+    m->state = run(&m->g->automaton, start, m->bytes, m->n_bytes);
+    bool ok = m->state < BT_STATE_DEAD;
+    m->generation = ok ? m->g->generation : NO_GENERATION;
+    return ok;
 }
 
-/* After a failure: forgets what the automaton has built, once. Work that was too much stays so. */
+/* After a failure: forgets what the automaton has built, once. Work that was too much stays so. A
+ * short call leaves that to a long one. */
 static bool again(struct bt_matcher *m, bool *tried)
 {
-    if (*tried || m->g->program->rx->work < BT_GRAMMAR_CALL_WORK / 1000) {
+    if (*tried || is_short(m) || m->g->program->rx->work < BT_GRAMMAR_CALL_WORK / 1000) {
         return false;
     }
     *tried = true;
+    count_work(m);
     bt_grammar_reset(m->g);
     return true;
 }
@@ -88,18 +134,8 @@ struct bt_matcher *bt_matcher_create(struct bt_grammar *g, const struct bt_gramm
     struct bt_matcher *m = bt_calloc(1, sizeof(*m));
     m->g = bt_grammar_ref(g);
     m->v = bt_grammar_vocab_ref((struct bt_grammar_vocab *)v);
-    pthread_mutex_lock(&g->lock);
-    m->generation = g->generation - 1;
-    bool ok = current(m);
-    bool tried = false;
-    if (!ok && again(m, &tried)) {
-        ok = current(m);
-    }
-    pthread_mutex_unlock(&g->lock);
-    if (!ok) {
-        bt_matcher_destroy(m);
-        return NULL;
-    }
+    m->generation = NO_GENERATION;
+    m->limit = BT_GRAMMAR_CALL_WORK;
     return m;
 }
 
@@ -134,7 +170,7 @@ static bt_status_t accept(struct bt_matcher *m, const uint8_t *p, uint32_t n)
 {
     bool tried = false;
     do {
-        set_budget(m->g, n);
+        set_budget(m, n);
         uint32_t to = current(m) ? run(&m->g->automaton, m->state, p, n) : BT_STATE_FAILED;
         if (to == BT_STATE_DEAD) {
             return BT_ERR_INVALID;
@@ -145,7 +181,7 @@ static bt_status_t accept(struct bt_matcher *m, const uint8_t *p, uint32_t n)
             return BT_OK;
         }
     } while (again(m, &tried));
-    return BT_ERR_EXHAUSTED;
+    return too_much(m);
 }
 
 bt_status_t bt_matcher_accept_bytes(struct bt_matcher *m, const void *bytes, size_t n)
@@ -153,10 +189,44 @@ bt_status_t bt_matcher_accept_bytes(struct bt_matcher *m, const void *bytes, siz
     if (m->over || n > UINT32_MAX / 4 - m->n_bytes) {
         return m->over ? BT_ERR_INVALID : BT_ERR_EXHAUSTED;
     }
-    pthread_mutex_lock(&m->g->lock);
+    if (!begin(m)) {
+        return BT_AGAIN;
+    }
     bt_status_t st = accept(m, bytes, (uint32_t)n);
-    pthread_mutex_unlock(&m->g->lock);
+    count_work(m);
+    end(m);
     return st;
+}
+
+bt_status_t bt_matcher_may_end(struct bt_matcher *m, bool *may_p)
+{
+    bool tried = false, ok;
+    *may_p = false;
+    if (m->over) {
+        return BT_OK;
+    }
+    if (!begin(m)) {
+        return BT_AGAIN;
+    }
+    do {
+        set_budget(m, 0);
+        ok = current(m);
+        *may_p = ok && m->g->automaton.states[m->state].final;
+    } while (!ok && again(m, &tried));
+    count_work(m);
+    end(m);
+    return ok ? BT_OK : too_much(m);
+}
+
+static bt_status_t accept_end(struct bt_matcher *m)
+{
+    bool may = false;
+    bt_status_t st = bt_matcher_may_end(m, &may);
+    if (st == BT_OK && may) {
+        push_step(m, NULL, 0);
+        m->over = true;
+    }
+    return st == BT_OK && !may ? BT_ERR_INVALID : st;
 }
 
 bt_status_t bt_matcher_accept(struct bt_matcher *m, uint32_t token)
@@ -165,12 +235,7 @@ bt_status_t bt_matcher_accept(struct bt_matcher *m, uint32_t token)
         return BT_ERR_INVALID;
     }
     if (bt_vocab_is_eos(m->v, token)) {
-        if (!bt_matcher_may_end(m)) {
-            return BT_ERR_INVALID;
-        }
-        push_step(m, NULL, 0);
-        m->over = true;
-        return BT_OK;
+        return accept_end(m);
     }
     uint32_t n;
     const uint8_t *p = bt_vocab_bytes(m->v, token, &n);
@@ -186,9 +251,7 @@ void bt_matcher_rollback(struct bt_matcher *m, uint32_t n)
     m->n_steps -= BT_MIN(n, m->n_steps);
     if (m->n_steps == 0) {
         m->n_bytes = 0;
-        pthread_mutex_lock(&m->g->lock);
-        m->generation = m->g->generation - 1; /* the start is found anew */
-        pthread_mutex_unlock(&m->g->lock);
+        m->generation = NO_GENERATION;
         return;
     }
     const struct step *s = &m->steps[m->n_steps - 1];
@@ -210,41 +273,17 @@ bt_status_t bt_matcher_mask(struct bt_matcher *m, uint32_t *bits)
     }
     bool tried = false;
     bt_status_t st;
-    pthread_mutex_lock(&m->g->lock);
+    if (!begin(m)) {
+        return BT_AGAIN;
+    }
     do {
-        set_budget(m->g, 0);
+        set_budget(m, 0);
         st = current(m) ? bt_mask_get(&m->g->masks, &m->g->automaton, m->v, m->state, bits)
                         : BT_ERR_EXHAUSTED;
     } while (st == BT_ERR_EXHAUSTED && again(m, &tried));
-    pthread_mutex_unlock(&m->g->lock);
-    return st;
-}
-
-/* Calls fn under the lock with a valid state. */
-static bool with_state(struct bt_matcher *m, bool (*fn)(struct bt_automaton *, uint32_t state))
-{
-    if (m->over) {
-        return false;
-    }
-    bool tried = false, r = false, ok;
-    pthread_mutex_lock(&m->g->lock);
-    do {
-        set_budget(m->g, 0);
-        ok = current(m);
-        r = ok && fn(&m->g->automaton, m->state);
-    } while (!ok && again(m, &tried));
-    pthread_mutex_unlock(&m->g->lock);
-    return r;
-}
-
-static bool is_final(struct bt_automaton *m, uint32_t state)
-{
-    return m->states[state].final;
-}
-
-bool bt_matcher_may_end(struct bt_matcher *m)
-{
-    return with_state(m, is_final);
+    count_work(m);
+    end(m);
+    return st == BT_ERR_EXHAUSTED ? too_much(m) : st;
 }
 
 /* The only byte that arena[at..at+n) allow; 256: there is none or a choice. */
@@ -292,9 +331,12 @@ size_t bt_matcher_forced(struct bt_matcher *m, void *bytes, size_t cap)
     if (m->over) {
         return 0;
     }
-    pthread_mutex_lock(&m->g->lock);
-    set_budget(m->g, 0);
+    if (!begin(m)) {
+        return 0;
+    }
+    set_budget(m, 0);
     size_t n = current(m) ? forced(&m->g->automaton, m->state, bytes, cap) : 0;
-    pthread_mutex_unlock(&m->g->lock);
+    count_work(m);
+    end(m);
     return n;
 }

@@ -125,6 +125,7 @@ static inline uint8_t bt_rx_universe(const struct bt_rx_set *s, const struct bt_
 static inline bool bt_rx_work(struct bt_rx_set *s, uint32_t n)
 {
     if (s->work < n || s->full) {
+        s->work = s->full ? s->work : 0;
         s->full = true;
         return false;
     }

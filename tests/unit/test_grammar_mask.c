@@ -199,6 +199,12 @@ static uint32_t pick(const uint32_t *bits, uint32_t n)
     }
 }
 
+static bool may_end(struct bt_matcher *m)
+{
+    bool may;
+    return bt_matcher_may_end(m, &may) == BT_OK && may;
+}
+
 static void masks_are_what_forks_accept(void **state)
 {
     (void)state;
@@ -213,7 +219,7 @@ static void masks_are_what_forks_accept(void **state)
             if (n == 0) {
                 fail_msg("grammar %u: a dead end after %u tokens", number, i);
             }
-            assert_int_equal(in_mask(bits, EOS), bt_matcher_may_end(m));
+            assert_int_equal(in_mask(bits, EOS), may_end(m));
             uint32_t id = pick(bits, n);
             assert_int_equal(bt_matcher_accept(m, id), BT_OK);
             if (id == EOS) {
@@ -320,7 +326,7 @@ static void a_full_grammar_forgets_and_goes_on(void **state)
     for (uint32_t i = 0; i < 1000; i++) {
         assert_int_equal(bt_matcher_accept(deep, 3 + ']'), BT_OK);
     }
-    assert_true(bt_matcher_may_end(deep));
+    assert_true(may_end(deep));
     bt_matcher_destroy(deep);
     bt_grammar_unref(g);
     bt_grammar_vocab_destroy(v);
@@ -363,7 +369,6 @@ static void too_many_threads_are_an_error(void **state)
     struct bt_grammar *g;
     assert_int_equal(bt_grammar_compile(&spec, &g, err, sizeof(err)), BT_OK);
     struct bt_matcher *m = bt_matcher_create(g, v);
-    assert_non_null(m);
     uint32_t bits[BT_DIV_UP(VOCAB, 32)];
     assert_int_equal(bt_matcher_mask(m, bits), BT_ERR_EXHAUSTED);
     assert_int_equal(bt_matcher_accept(m, 3 + 'a'), BT_OK);
@@ -371,6 +376,40 @@ static void too_many_threads_are_an_error(void **state)
     bt_matcher_destroy(m);
     bt_grammar_unref(g);
     free(rules);
+    bt_grammar_vocab_destroy(v);
+}
+
+/* A limited call ends soon, and what it needed is there after a call without a limit. */
+static void a_limited_call_comes_back(void **state)
+{
+    (void)state;
+    struct bt_grammar_vocab *v = make_vocab();
+    const char pattern[] = "[a-z ,{\"]*a[a-z ,{\"]{30}b.*";
+    const struct bt_grammar_spec spec = {BT_GRAMMAR_REGEX, pattern, sizeof(pattern) - 1};
+    struct bt_grammar *g;
+    char err[160] = "";
+    assert_int_equal(bt_grammar_compile(&spec, &g, err, sizeof(err)), BT_OK);
+    struct bt_matcher *m = bt_matcher_create(g, v), *other = bt_matcher_create(g, v);
+    uint32_t bits[BT_DIV_UP(VOCAB, 32)], want[BT_DIV_UP(VOCAB, 32)];
+    bt_matcher_limit(m, 1000);
+    assert_int_equal(bt_matcher_mask(m, bits), BT_AGAIN);
+    assert_true(bt_matcher_work(m) > 0 && bt_matcher_work(m) <= 1000);
+    assert_int_equal(bt_matcher_tokens(m), 0);
+    assert_int_equal(bt_matcher_mask(other, want), BT_OK);
+    assert_true(bt_matcher_work(other) > 1000);
+    assert_int_equal(bt_matcher_mask(m, bits), BT_OK);
+    assert_memory_equal(bits, want, sizeof(bits));
+    /* It does not wait for one without a limit either. */
+    assert_true(bt_grammar_enter(g, false));
+    assert_int_equal(bt_matcher_mask(m, bits), BT_AGAIN);
+    assert_int_equal(bt_matcher_accept(m, 3 + 'a'), BT_AGAIN);
+    assert_int_equal(bt_matcher_accept(m, EOS), BT_AGAIN);
+    bt_grammar_leave(g);
+    assert_int_equal(bt_matcher_accept(m, 3 + 'a'), BT_OK);
+    assert_int_equal(bt_matcher_accept(m, EOS), BT_ERR_INVALID);
+    bt_matcher_destroy(m);
+    bt_matcher_destroy(other);
+    bt_grammar_unref(g);
     bt_grammar_vocab_destroy(v);
 }
 
@@ -390,7 +429,11 @@ static void *run_thread(void *arg)
         struct bt_matcher *m = bt_matcher_create(r->g, r->v);
         uint32_t bits[BT_DIV_UP(VOCAB, 32)];
         for (uint32_t i = 0; i < 20; i++) {
-            if (bt_matcher_mask(m, bits) != BT_OK) {
+            bt_matcher_limit(m, round % 2 ? 20000 : UINT32_MAX);
+            bt_status_t st = bt_matcher_mask(m, bits);
+            bt_matcher_limit(m, UINT32_MAX);
+            st = st == BT_AGAIN ? bt_matcher_mask(m, bits) : st;
+            if (st != BT_OK) {
                 return NULL;
             }
             own = own * 6364136223846793005u + 1442695040888963407u;
@@ -453,7 +496,7 @@ static void forced_text_has_no_choice(void **state)
     assert_memory_equal(out, "on\"}", 4);
     assert_int_equal(bt_matcher_accept_bytes(m, "on\"}", 4), BT_OK);
     assert_int_equal(bt_matcher_forced(m, out, sizeof(out)), 0);
-    assert_true(bt_matcher_may_end(m));
+    assert_true(may_end(m));
     bt_matcher_destroy(m);
     bt_grammar_unref(g);
     bt_grammar_vocab_destroy(v);
@@ -467,6 +510,7 @@ int main(void)
         cmocka_unit_test(a_full_grammar_forgets_and_goes_on),
         cmocka_unit_test(too_deep_a_text_is_an_error),
         cmocka_unit_test(too_many_threads_are_an_error),
+        cmocka_unit_test(a_limited_call_comes_back),
         cmocka_unit_test(threads_share_a_grammar),
         cmocka_unit_test(forced_text_has_no_choice),
     };
