@@ -195,7 +195,8 @@ struct bt_engine_vtable {
                            bt_engine_ticket_t *fwd_p);
     /* Samples for the SAMPLE rows of a forward. mask: one bit a token, [sampled positions][vocab /
      * 32 rounded up] in the order of the rows, 1 + n_draft of each; or NULL. It is not read after
-     * the call. */
+     * the call. Where no bit is set nothing is drawn: the result is bad, it is the row's last one,
+     * and the sequence stays as it is. */
     bt_status_t (*sample)(struct bt_engine *, bt_engine_ticket_t fwd, const uint32_t *mask,
                           bt_engine_ticket_t *out_p);
     /* Finished tickets, in order of their number; blocks at most timeout_us. Returns the count. */

@@ -61,6 +61,9 @@ void bt_loop_post(struct bt_loop *loop, struct bt_task *task);
  * share of the CPU does not change. Before Linux 6.12, or where it is refused, nothing changes. */
 void bt_loop_short_slices(uint32_t us);
 #define BT_LOOP_SLICE_US 200 /* of a thread that hands messages on */
+/* For a thread whose work may wait: on a busy CPU, threads that others wait for have three times
+ * its share. Where it is refused, nothing changes. */
+void bt_loop_low_priority(void);
 
 /* For the whole process, at its start. Raises the limit of open files to the hard limit (shells and
  * containers give 1,024; a conductor's clients alone may need more). A closed peer, and a file that

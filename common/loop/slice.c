@@ -1,5 +1,7 @@
 /* Time slices of the calling thread. */
+#include <errno.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +20,18 @@ struct attr {
 };
 
 #define RESET_ON_FORK 1u /* SCHED_FLAG_RESET_ON_FORK */
+
+#define NICER 5
+
+void bt_loop_low_priority(void)
+{
+    id_t self = (id_t)gettid(); /* a nice value is a thread's here */
+    errno = 0;
+    int nice_now = getpriority(PRIO_PROCESS, self);
+    if (errno != 0 || setpriority(PRIO_PROCESS, self, nice_now + NICER) != 0) {
+        BT_DEBUG("priority_refused", "by=%d", NICER);
+    }
+}
 
 void bt_loop_short_slices(uint32_t us)
 {

@@ -221,7 +221,9 @@ static void on_engine_ready(struct bt_wctl *w)
         bt_wmask_pool_create(&(struct bt_wmask_pool_conf){.loop = w->loop,
                                                           .stats = w->stats,
                                                           .model_path = w->conf.common.model_path,
-                                                          .vocab = w->core.info->vocab});
+                                                          .vocab = w->core.info->vocab,
+                                                          .made = bt_wsession_mask_made,
+                                                          .arg = w});
     if (w->core.masks.pool == NULL) {
         BT_ERROR("start", "why=%s",
                  "no threads for masks: raise the limit of threads (TasksMax=, ulimit -u)");

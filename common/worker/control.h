@@ -141,6 +141,8 @@ void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
 /* Does a conductor have more than a few steps of unread messages? */
 bool bt_wsession_behind(const struct bt_wctl *w);
 /* Sends and frees. */
+/* A mask was made ahead (struct bt_wmask_pool_conf): its row gets it. ctl: struct bt_wctl. */
+void bt_wsession_mask_made(void *ctl, struct bt_wahead *a);
 void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p);
 void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);
 void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail);

@@ -24,6 +24,7 @@ typedef enum {
     BT_WCMD_TRAILER,
     BT_WCMD_TAIL,          /* tail (owned from here) */
     BT_WCMD_COMPILED,      /* req's grammar: status and detail */
+    BT_WCMD_MASK_MADE,     /* of a choice of req: ahead (owned from here) */
     BT_WCMD_CANCEL,        /* status: OK for a Cancel, otherwise why */
     BT_WCMD_CANCEL_CHOICE, /* req: any choice, not only a lead */
     BT_WCMD_REVOKE,        /* status: why the kvstore takes the grant back */
@@ -43,6 +44,7 @@ struct bt_wcmd {
         struct bt_wgrant *grant;
         struct bt_wtail *tail;
         struct bt_wslab *slab;
+        struct bt_wahead *ahead;
         struct {
             uint32_t first_token;
             bool finished;

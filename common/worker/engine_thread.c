@@ -269,6 +269,7 @@ static void command(struct bt_wcore *c, struct bt_wcmd *cmd)
         break;
     case BT_WCMD_TAIL: c->prefill->tail(c, r, cmd->u.tail); break;
     case BT_WCMD_COMPILED: bt_wmask_compiled(c, r, cmd->status, cmd->detail); break;
+    case BT_WCMD_MASK_MADE: bt_wmask_made(c, r, cmd->u.ahead); break;
     case BT_WCMD_CANCEL:
         bt_wcore_end(c, r, cmd->status == BT_OK ? BT_ERR_CANCELLED : cmd->status, "%s",
                      cmd->detail);

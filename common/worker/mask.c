@@ -8,6 +8,11 @@
 #include "common/spec/match.h"
 #include "common/worker/core.h"
 
+/* A step waits this long for masks: less would lose steps of rows on a busy machine, more would be
+ * felt by rows without a grammar. */
+#define WAIT_LEAST_NS 3e6
+#define WAIT_MOST_NS  50e6
+
 void bt_wmask_init(struct bt_wmasks *m, uint32_t places, uint32_t vocab)
 {
     m->places = places;
@@ -63,6 +68,11 @@ void bt_wmask_compiled(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, co
         return;
     }
     r->match.compiled = true;
+    bt_wmask_made(c, r, r->sub->grammar->first);
+    r->sub->grammar->first = NULL;
+    if (bt_wreq_ending(r)) {
+        return;
+    }
     if (r->match.queue_due) {
         bt_wcore_enqueue(c, r);
     }
@@ -76,7 +86,12 @@ void bt_wmask_row(struct bt_wcore *c, struct bt_wreq *r, uint32_t at, const uint
     struct bt_wmasks *m = &c->masks;
     BT_ASSERT(m->n_jobs < m->places && at + n_draft < m->places);
     m->jobs[m->n_jobs++] =
-        (struct bt_wmask_job){.r = r, .at = at, .drafts = drafts, .n_draft = n_draft};
+        (struct bt_wmask_job){.r = r,
+                              .at = at,
+                              .drafts = drafts,
+                              .n_draft = n_draft,
+                              .must = r->role != &c->decode->role}; /* a prompt: made ahead */
+    r->match.late = r->match.slow = false;
     memset(&m->free[at], 0, (n_draft + 1) * sizeof(m->free[0]));
 }
 
@@ -125,22 +140,40 @@ static void free_others(struct bt_wmasks *m, uint32_t n)
     }
 }
 
-static void failed(struct bt_wcore *c, const struct bt_wmask_job *j)
+static void failed(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st)
 {
-    struct bt_wreq *r = j->r;
     uint32_t n = r->len - r->sub->n_prompt;
     bt_metric_add(c->stats->grammars_failed, 1);
-    for (uint32_t i = 0; i <= j->n_draft; i++) { /* the row is sampled, and the token is dropped */
-        set_free(&c->masks, j->at + i);
-    }
-    if (j->status == BT_ERR_INVALID) {
-        bt_wcore_end(c, r, j->status, "the %u tokens behind the prompt do not follow the grammar",
-                     n);
+    if (st == BT_ERR_INVALID) {
+        bt_wcore_end(c, r, st, "the %u tokens behind the prompt do not follow the grammar", n);
     } else {
-        bt_wcore_end(c, r, told(j->status),
+        bt_wcore_end(c, r, told(st),
                      "the grammar needs too much behind %u tokens of the answer (%s): make it "
                      "simpler",
-                     n, bt_status_text(j->status));
+                     n, bt_status_text(st));
+    }
+}
+
+/* How long a step waits for masks when the forward pass is launched, or done: half of the step. */
+static uint64_t wait_ns(const struct bt_wcore *c)
+{
+    double step = bt_batch_work_ns(&c->speed.fit.cost, &c->step.work);
+    return (uint64_t)BT_MIN(BT_MAX(step / 2, WAIT_LEAST_NS), WAIT_MOST_NS);
+}
+
+static void done(struct bt_wcore *c, const struct bt_wmask_job *j)
+{
+    struct bt_wreq *r = j->r;
+    if (j->status == BT_AGAIN) {
+        r->match.late = true;
+        r->match.slow = j->begun;
+        return;
+    }
+    for (uint32_t i = 0; i <= j->n_draft && j->status != BT_OK; i++) {
+        set_free(&c->masks, j->at + i); /* the row is sampled, and the token is dropped */
+    }
+    if (j->status != BT_OK) {
+        failed(c, r, j->status);
     }
 }
 
@@ -152,13 +185,58 @@ const uint32_t *bt_wmask_wait(struct bt_wcore *c, uint32_t n)
     }
     free_others(m, n);
     uint64_t t0 = bt_mono_ns();
-    bt_wmask_pool_wait(m->pool);
+    bt_wmask_pool_wait(m->pool, wait_ns(c));
     bt_metric_observe(c->stats->mask_wait, (double)(bt_mono_ns() - t0) / 1e9);
     for (uint32_t i = 0; i < m->n_jobs; i++) {
-        if (m->jobs[i].status != BT_OK) {
-            failed(c, &m->jobs[i]);
-        }
+        done(c, &m->jobs[i]);
     }
     m->n_jobs = 0;
     return m->bits;
+}
+
+/* ---- masks that are made ahead ---- */
+
+void bt_wmask_late(struct bt_wcore *c, struct bt_wreq *r)
+{
+    struct bt_wmatch *m = &r->match;
+    bool slow = m->slow;
+    m->late = m->slow = false;
+    bt_metric_add(c->stats->masks_late, 1);
+    if (!slow || bt_wreq_ending(r)) {
+        return;
+    }
+    struct bt_wahead *a =
+        bt_wahead_create(r->tokens + r->sub->n_prompt, r->len - r->sub->n_prompt, c->masks.words);
+    a->request = r->sub->request;
+    a->epoch = r->sub->epoch;
+    a->grammar = r->sub->grammar;
+    a->grammar->refs++;
+    a->matcher = m->matcher;
+    m->matcher = NULL;
+    m->away = a;
+    bt_wmask_pool_slow(c->masks.pool, a);
+}
+
+void bt_wmask_made(struct bt_wcore *c, struct bt_wreq *lead, struct bt_wahead *a)
+{
+    struct bt_wreq *r = lead;
+    if (a == NULL) {
+        return;
+    }
+    bool first = a->grammar == NULL;
+    while (!first && r != NULL && r->match.away != a) {
+        r = r->next_choice;
+    }
+    if (r == NULL || bt_wreq_ending(r)) {
+        bt_wahead_destroy(a);
+        return;
+    }
+    r->match.away = NULL;
+    r->match.matcher = a->matcher;
+    a->matcher = NULL;
+    bt_wahead_destroy(r->match.ahead);
+    r->match.ahead = a;
+    if (a->status != BT_OK) {
+        failed(c, r, a->status);
+    }
 }

@@ -2,7 +2,8 @@
  * submission is compiled and masks are made on threads of their own: compiling threads, which also
  * read the model's vocabulary once, and mask threads, which work while the engine computes the
  * forward pass. The engine thread waits only for a mask that is not ready when the forward pass has
- * been launched.
+ * been launched, and only a part of a step: a row whose mask takes longer sits out, and its mask is
+ * made by a thread for slow ones.
  *
  * What a row's mask allows follows from its grammar and its tokens behind the prompt. So a fork, a
  * preempted row, a hand-off and a later epoch need no state: a matcher that is behind its row
@@ -22,10 +23,33 @@
 
 #define BT_WMASK_DETAIL 192 /* bytes of a message */
 
+/* Work of a row's masks in a step, in units of bt_matcher_limit: about 1 ms. What needs more is
+ * made ahead of a later step (struct bt_wahead), and the row sits out until then. */
+#define BT_WMASK_STEP_WORK 100000u
+
 struct bt_tokenizer;
 struct bt_wctl;
 struct bt_wstats;
 struct bt_wmask_pool;
+
+/* A mask that is made ahead of its row's step, without a limit of a step: a lead's first one, by
+ * the thread that has compiled its grammar, and those that need more than a step may give. Owned by
+ * who works on it: a compiling or the slow thread, then the row's match. */
+struct bt_wahead {
+    uint64_t request;
+    uint32_t epoch;
+    uint32_t n, *tokens;         /* behind the prompt */
+    struct bt_wgrammar *grammar; /* a reference; of a first one: NULL */
+    struct bt_matcher *matcher;  /* NULL: from the beginning */
+    uint32_t *bits;              /* what may follow them; NULL: not asked for */
+    bt_status_t status;
+    struct bt_task task;
+    struct bt_wmask_pool *pool;
+    struct bt_list link; /* waits for the slow thread */
+};
+/* Copies the tokens. words: of the mask; 0: only the matcher is to catch up. */
+struct bt_wahead *bt_wahead_create(const uint32_t *tokens, uint32_t n, uint32_t words);
+void bt_wahead_destroy(struct bt_wahead *a); /* may be NULL */
 
 /* What constrains a submission: the text of its grammar, then what was made of it, and the budget
  * of its reasoning. References: the submission's and that of the compiling threads. Written by a
@@ -38,7 +62,8 @@ struct bt_wgrammar {
     uint32_t min_new; /* EOS waits for so many generated tokens, where another token is allowed */
     uint32_t n_stop, stop[BT_ENGINE_MAX_EOS]; /* what ends the sequence */
     uint64_t request;
-    uint32_t epoch;
+    uint32_t epoch, tenant;
+    struct bt_wahead *first; /* of the lead; the engine thread takes it once it is compiled */
     bt_status_t status;
     char detail[BT_WMASK_DETAIL];
     struct bt_grammar *grammar; /* NULL: none */
@@ -56,10 +81,13 @@ void bt_wgrammar_unref(struct bt_wgrammar *g); /* may be NULL */
 
 /* What a choice has of its grammar: engine thread, and a mask thread while a job runs. */
 struct bt_wmatch {
-    struct bt_matcher *matcher;   /* NULL: no mask was made yet */
+    struct bt_matcher *matcher;   /* NULL: no mask was made yet, or it is away */
+    struct bt_wahead *ahead;      /* a mask that was made ahead; NULL: none */
+    const struct bt_wahead *away; /* the slow thread has it: the row is in no step meanwhile */
     struct bt_wthoughts thoughts; /* as far as masks were made */
-    bool compiled;                /* of a lead: the grammar may be used */
-    bool queue_due;               /* of a lead: it is to be queued once that is so */
+    bool late, slow; /* this step: a mask is missing, for it needs more work than a step gives */
+    bool compiled;   /* of a lead: the grammar may be used */
+    bool queue_due;  /* of a lead: it is to be queued once that is so */
     /* Text that the grammar forces behind forced_at tokens, as the tokenizer splits it. */
     uint32_t n_forced, forced_at;
     uint32_t forced[BT_SPEC_MAX + 1];
@@ -71,7 +99,12 @@ struct bt_wmask_job {
     uint32_t at; /* place of the first mask */
     uint32_t n_draft;
     const uint32_t *drafts;
+    /* AGAIN: the masks behind the first n_made are missing. Then begun says why: they need more
+     * work than a step gives, or no thread came to them in time. */
     bt_status_t status;
+    uint32_t n_made;
+    bool begun;
+    bool must; /* it begins however late it is */
 };
 
 /* The engine thread's. */
@@ -102,9 +135,15 @@ void bt_wmask_start(struct bt_wcore *c);
 /* Fills d with the tokens of text that r's grammar or budget forces to follow, at most `most`;
  * returns their number. They are drafts: r may be drawn in other tokens of the same text. */
 uint32_t bt_wmask_forced(const struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d);
-/* Waits for them. The masks of all n places of the step, as vt->sample takes them; NULL: no row
- * needs one. Ends requests whose mask cannot be made. */
+/* Waits for them, a part of a step's time at most. The masks of all n places of the step, as
+ * vt->sample takes them; NULL: no row needs one. Ends requests whose mask cannot be made. Where a
+ * mask is late, all its bits are 0: nothing is drawn there. */
 const uint32_t *bt_wmask_wait(struct bt_wcore *c, uint32_t n);
+/* The step of r, whose mask was late, is over, and nothing was drawn at its end. r goes on in the
+ * next step, or when its mask was made ahead. */
+void bt_wmask_late(struct bt_wcore *c, struct bt_wreq *r);
+/* a, of a choice of lead, was made, or it cannot be. Takes a. */
+void bt_wmask_made(struct bt_wcore *c, struct bt_wreq *lead, struct bt_wahead *a);
 
 /* ---- vocab.c ---- */
 struct bt_wvocab {
@@ -126,16 +165,22 @@ uint32_t bt_wvocab_tokens(const struct bt_wvocab *v, const void *text, size_t n,
                           uint32_t cap);
 
 /* ---- mask_make.c: a mask thread, for a row ---- */
-/* Fills the masks of j in bits, and looks for text that its grammar forces. */
-bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_wvocab *v, uint32_t *bits,
+/* Fills the masks of j in bits, and looks for text that its grammar forces. AGAIN: j->n_made of
+ * them are made, the others are 0. */
+bt_status_t bt_wmask_make(struct bt_wmask_job *j, const struct bt_wvocab *v, uint32_t *bits,
                           uint32_t words) BT_MUST_CHECK;
+/* Makes a, of grammar g. */
+void bt_wahead_make(struct bt_wahead *a, const struct bt_wgrammar *g, const struct bt_wvocab *v,
+                    uint32_t words);
 
 /* ---- mask_pool.c ---- */
 struct bt_wmask_pool_conf {
     struct bt_loop *loop;
     struct bt_wstats *stats;
     const char *model_path;
-    uint32_t vocab; /* of the engine */
+    uint32_t vocab;                               /* of the engine */
+    void (*made)(void *arg, struct bt_wahead *a); /* on the loop; takes a */
+    void *arg;
 };
 /* Starts the threads; reading the vocabulary begins at once. NULL: no thread can be started. */
 struct bt_wmask_pool *bt_wmask_pool_create(const struct bt_wmask_pool_conf *conf);
@@ -146,6 +191,10 @@ void bt_wmask_pool_compile(struct bt_wmask_pool *p, struct bt_wgrammar *g);
 /* Engine thread: jobs[n] begin; jobs and bits stay until bt_wmask_pool_wait returns. */
 void bt_wmask_pool_start(struct bt_wmask_pool *p, struct bt_wmask_job *jobs, uint32_t n,
                          uint32_t *bits, uint32_t words);
-void bt_wmask_pool_wait(struct bt_wmask_pool *p);
+/* No more jobs begin after wait_ns, but one does in any case: the others' status is AGAIN. */
+void bt_wmask_pool_wait(struct bt_wmask_pool *p, uint64_t wait_ns);
+/* Engine thread: the slow thread makes a. Of those that wait, the one whose row has used the least
+ * work is next. */
+void bt_wmask_pool_slow(struct bt_wmask_pool *p, struct bt_wahead *a);
 
 #endif

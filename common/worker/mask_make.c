@@ -8,6 +8,11 @@
 #define FORCED_BYTES 128 /* of text that is looked ahead: 16 drafts have fewer, mostly */
 #define FORCED_LEAST 4   /* with less there is hardly a token to try */
 
+/* Work that the masks of an answer may take in all, in units of bt_matcher_limit: 1 s, and 10 ms
+ * for each token. Few grammars come near it. */
+#define WORK_FIRST 100000000ull
+#define WORK_TOKEN 1000000ull
+
 /* What a row has of its constraints: its own, and copies that go on by drafts. */
 struct place {
     const struct bt_wgrammar *g;
@@ -30,16 +35,22 @@ static bt_status_t take(struct place *p, uint32_t token)
     return st;
 }
 
-/* Goes on to the row's last known token. Those that another worker or an earlier epoch has drawn
- * come from outside: they may be wrong. */
-static bt_status_t catch_up(struct place *p, const struct bt_wreq *r)
+/* Goes on to the last of n tokens behind the prompt. Those that another worker or an earlier epoch
+ * has drawn come from outside: they may be wrong. */
+static bt_status_t follow(struct bt_matcher *m, const uint32_t *tokens, uint32_t n)
 {
-    const uint32_t *tokens = r->tokens + r->sub->n_prompt;
-    uint32_t n = r->len - r->sub->n_prompt;
     bt_status_t st = BT_OK;
-    while (st == BT_OK && p->m != NULL && bt_matcher_tokens(p->m) < n) {
-        st = bt_matcher_accept(p->m, tokens[bt_matcher_tokens(p->m)]);
+    while (st == BT_OK && bt_matcher_tokens(m) < n) {
+        st = bt_matcher_work(m) > WORK_FIRST + n * WORK_TOKEN
+                 ? BT_ERR_EXHAUSTED
+                 : bt_matcher_accept(m, tokens[bt_matcher_tokens(m)]);
     }
+    return st;
+}
+
+static bt_status_t catch_up(struct place *p, const uint32_t *tokens, uint32_t n)
+{
+    bt_status_t st = p->m != NULL ? follow(p->m, tokens, n) : BT_OK;
     while (has_budget(p) && p->thoughts.n_tokens < n) {
         bt_wthoughts_take(&p->thoughts, &p->g->thoughts, p->v->vocab, tokens[p->thoughts.n_tokens]);
     }
@@ -101,29 +112,49 @@ static void look_ahead(const struct place *p, uint32_t at, struct bt_wmatch *mat
     }
 }
 
-/* The mask of what may follow; known: tokens of the answer so far. */
-static bt_status_t mask(const struct place *p, uint32_t known, uint32_t *bits, uint32_t words)
+/* What the grammar allows behind `known` tokens of the answer. */
+static bt_status_t allowed(struct bt_matcher *m, const struct bt_wgrammar *g,
+                           const struct bt_wvocab *v, uint32_t known, uint32_t *bits,
+                           uint32_t words)
 {
+    bt_status_t st = bt_matcher_mask(m, bits);
+    if (st == BT_OK && known < g->min_new) {
+        forbid_end(v, bits, words);
+    }
+    return st;
+}
+
+/* The mask of what may follow; known: tokens of the answer so far. ahead: what the grammar allows,
+ * if that was made ahead. */
+static bt_status_t mask(const struct place *p, uint32_t known, const struct bt_wahead *ahead,
+                        uint32_t *bits, uint32_t words)
+{
+    bt_status_t st = BT_OK;
     if (p->m == NULL) {
         memset(bits, 0xff, words * sizeof(*bits));
+    } else if (ahead != NULL && ahead->n == known && ahead->bits != NULL) {
+        memcpy(bits, ahead->bits, words * sizeof(*bits));
     } else {
-        bt_status_t st = bt_matcher_mask(p->m, bits);
-        if (st != BT_OK) {
-            return st;
-        }
-        if (known < p->g->min_new) {
-            forbid_end(p->v, bits, words);
-        }
+        st = allowed(p->m, p->g, p->v, known, bits, words);
     }
     uint32_t next = bt_wthoughts_next(&p->thoughts, &p->g->thoughts);
-    if (next != BT_WTHOUGHTS_FREE && (bits[next / 32] & 1u << next % 32) != 0) {
+    if (st == BT_OK && next != BT_WTHOUGHTS_FREE && (bits[next / 32] & 1u << next % 32) != 0) {
         memset(bits, 0, words * sizeof(*bits));
         bits[next / 32] = 1u << next % 32;
     }
-    return BT_OK;
+    return st;
 }
 
-bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_wvocab *v, uint32_t *bits,
+/* Lets the calls of m, which may be NULL, use what is left of a step's work. */
+static void limit(struct bt_matcher *m, uint64_t begun)
+{
+    if (m != NULL) {
+        uint64_t used = bt_matcher_work(m) - begun;
+        bt_matcher_limit(m, (uint32_t)(BT_WMASK_STEP_WORK - BT_MIN(used, BT_WMASK_STEP_WORK)));
+    }
+}
+
+bt_status_t bt_wmask_make(struct bt_wmask_job *j, const struct bt_wvocab *v, uint32_t *bits,
                           uint32_t words)
 {
     struct bt_wreq *r = j->r;
@@ -131,33 +162,51 @@ bt_status_t bt_wmask_make(const struct bt_wmask_job *j, const struct bt_wvocab *
     uint32_t known = r->len - r->sub->n_prompt, n = 0;
     if (r->match.matcher == NULL && g->grammar != NULL) {
         r->match.matcher = bt_matcher_create(g->grammar, v->vocab);
-        if (r->match.matcher == NULL) {
-            return BT_ERR_EXHAUSTED;
-        }
     }
     struct place p = {g, v, r->match.matcher, r->match.thoughts};
-    bt_status_t st = catch_up(&p, r);
+    uint64_t begun = p.m != NULL ? bt_matcher_work(p.m) : 0;
+    bits += (size_t)j->at * words;
+    limit(p.m, begun);
+    bt_status_t st = catch_up(&p, r->tokens + r->sub->n_prompt, known);
     r->match.thoughts = p.thoughts;
-    while (st == BT_OK) {
-        st = mask(&p, known + n, bits + (size_t)(j->at + n) * words, words);
-        if (st != BT_OK || n == j->n_draft || ends(v, j->drafts[n])) {
-            break;
-        }
+    st = st == BT_OK ? mask(&p, known, r->match.ahead, bits, words) : st;
+    j->n_made = st == BT_OK;
+    while (st == BT_OK && n < j->n_draft && !ends(v, j->drafts[n])) {
+        limit(p.m, begun);
         st = take(&p, j->drafts[n]);
         if (st == BT_ERR_INVALID) { /* this draft is not drawn: nor are those behind it */
             st = BT_OK;
             break;
         }
-        n += st == BT_OK;
+        if (st == BT_OK) {
+            limit(p.m, begun);
+            n++;
+            st = mask(&p, known + n, NULL, bits + (size_t)n * words, words);
+            j->n_made += st == BT_OK;
+        }
     }
     if (st == BT_OK) {
+        limit(p.m, begun);
         look_ahead(&p, r->len + n, &r->match);
     }
-    for (uint32_t i = n + 1; st == BT_OK && i <= j->n_draft; i++) {
-        memset(bits + (size_t)(j->at + i) * words, 0xff, words * sizeof(*bits));
+    for (uint32_t i = j->n_made; i <= j->n_draft; i++) {
+        memset(bits + (size_t)i * words, st == BT_OK ? 0xff : 0, words * sizeof(*bits));
     }
     if (p.m != NULL) {
         bt_matcher_rollback(p.m, n);
     }
     return st;
+}
+
+void bt_wahead_make(struct bt_wahead *a, const struct bt_wgrammar *g, const struct bt_wvocab *v,
+                    uint32_t words)
+{
+    if (a->matcher == NULL) {
+        a->matcher = bt_matcher_create(g->grammar, v->vocab);
+    }
+    bt_matcher_limit(a->matcher, UINT32_MAX);
+    a->status = follow(a->matcher, a->tokens, a->n);
+    if (a->status == BT_OK && a->bits != NULL) {
+        a->status = allowed(a->matcher, g, v, a->n, a->bits, words);
+    }
 }

@@ -92,6 +92,7 @@ void bt_wreq_free(struct bt_wreq *lead)
             bt_wgrammar_unref(lead->sub->grammar);
         }
         bt_matcher_destroy(lead->match.matcher);
+        bt_wahead_destroy(lead->match.ahead);
         free(lead->grant.terms);
         free(lead->lease.got);
         free(lead);

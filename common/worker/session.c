@@ -227,6 +227,19 @@ static void on_compiled(void *arg, struct bt_wgrammar *g)
     bt_wgrammar_unref(g);
 }
 
+void bt_wsession_mask_made(void *arg, struct bt_wahead *a)
+{
+    struct bt_wctl *w = arg;
+    struct bt_wreq *r = bt_wctl_find(w, a->request, a->epoch);
+    if (r == NULL) {
+        bt_wahead_destroy(a);
+        return;
+    }
+    struct bt_wcmd c = {.kind = BT_WCMD_MASK_MADE, .req = r};
+    c.u.ahead = a;
+    bt_wctl_command(w, &c);
+}
+
 static void compile(struct bt_wctl *w, struct bt_wgrammar *g)
 {
     g->done = on_compiled;

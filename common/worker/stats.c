@@ -75,6 +75,9 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
         m, "baton_worker_mask_wait_seconds", NULL,
         "Time that the engine thread has waited for the masks of a step with constrained rows.",
         mask_bounds, BT_ARRAY_LEN(mask_bounds));
+    s->masks_late =
+        bt_metrics_counter(m, "baton_worker_masks_late_total", NULL,
+                           "Rows that sat out a step because their mask took too long for it.");
     s->grammars_failed = bt_metrics_counter(
         m, "baton_worker_grammars_failed_total", NULL,
         "Requests that ended because their grammar could not be compiled or followed.");

@@ -39,7 +39,8 @@ static void fill_batch(struct bt_wcore *c)
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
         struct bt_batch_seq *s = &c->batch.seqs[n];
         *s = (struct bt_batch_seq){0};
-        if ((r->stage == BT_WREQ_PROMPT || r->stage == BT_WREQ_ROW) && r->role->plan(c, r, s)) {
+        if ((r->stage == BT_WREQ_PROMPT || r->stage == BT_WREQ_ROW) && r->match.away == NULL &&
+            r->role->plan(c, r, s)) {
             fill_seq(r, s);
             c->seq_reqs[n++] = r;
         }
@@ -180,6 +181,27 @@ static uint32_t run_of(const struct bt_engine_event *ev, uint32_t out)
     return n;
 }
 
+/* Row i of the step has n results. Where its mask was late, the last one is none: nothing was drawn
+ * behind the row's last token, which is computed again. */
+static void row_stepped(struct bt_wcore *c, uint32_t i, const struct bt_engine_out *o, uint32_t n)
+{
+    const struct bt_engine_row *e = &c->step.erows[i];
+    const struct bt_batch_row *b = &c->step.rows[i];
+    struct bt_wreq *r = c->step.reqs[i];
+    bool late = o != NULL && r->match.late && o[n - 1].bad;
+    n -= late;
+    if (late && n == 0) {
+        BT_ASSERT(r->role == &c->decode->role); /* a prompt's first mask was made ahead */
+        r->pos = b->pos + b->n - e->n_draft - 1;
+    } else {
+        r->role->stepped(c, r, b, o, n);
+    }
+    if (late) {
+        bt_wmask_late(c, r);
+    }
+    r->match.late = false;
+}
+
 static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
 {
     struct bt_wstep *s = &c->step;
@@ -201,7 +223,7 @@ static void finish_step(struct bt_wcore *c, const struct bt_engine_event *ev)
         if (r->doomed) {
             bt_wcore_close_doomed(c, r);
         } else {
-            r->role->stepped(c, r, &s->rows[i], o, n);
+            row_stepped(c, i, o, n);
         }
     }
     bt_wcore_flush_tokens(c);

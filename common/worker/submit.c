@@ -1,6 +1,7 @@
 /* From a Submit message to a request: everything a conductor could get wrong is checked here, on
  * the control thread, before the engine thread sees it. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/engine/sampler.h"
@@ -215,8 +216,20 @@ static void take_thoughts(const Baton__Thoughts *t, struct bt_wthoughts_rule *ru
     memcpy(rule->force, t->force, t->n_force * sizeof(rule->force[0]));
 }
 
+/* A decode worker's first token comes from elsewhere: there the matcher only catches up. */
+static struct bt_wahead *first_mask(const struct bt_submission *s, const Baton__Submit *m,
+                                    uint32_t vocab)
+{
+    uint32_t n = s->n - s->n_prompt, *tokens = bt_calloc(n + 1, sizeof(*tokens));
+    memcpy(tokens, m->tokens.data + 4 * (size_t)s->n_prompt, n * sizeof(*tokens));
+    struct bt_wahead *a =
+        bt_wahead_create(tokens, n, s->phases == BATON__PHASES__DECODE ? 0 : BT_DIV_UP(vocab, 32u));
+    free(tokens);
+    return a;
+}
+
 /* The end of an answer is the grammar's: the engine need not hold EOS back (mask_make.c). */
-static void add_constraints(struct bt_submission *s, const Baton__Submit *m)
+static void add_constraints(struct bt_submission *s, const Baton__Submit *m, uint32_t vocab)
 {
     bool any = m->grammar_kind == BT_GRAMMAR_ANY;
     if ((any && m->thoughts == NULL) || s->max_new == 0) {
@@ -227,6 +240,7 @@ static void add_constraints(struct bt_submission *s, const Baton__Submit *m)
     if (!any) {
         g->min_new = s->params.min_new;
         s->params.min_new = 0;
+        g->first = first_mask(s, m, vocab);
     }
     if (m->thoughts != NULL) {
         take_thoughts(m->thoughts, &g->thoughts);
@@ -235,6 +249,7 @@ static void add_constraints(struct bt_submission *s, const Baton__Submit *m)
     memcpy(g->stop, s->params.eos, sizeof(g->stop));
     g->request = s->request;
     g->epoch = s->epoch;
+    g->tenant = s->tenant;
     s->grammar = g;
 }
 
@@ -261,7 +276,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }
-    add_constraints(&s, m);
+    add_constraints(&s, m, info->vocab);
     struct bt_wreq *r = bt_wreq_alloc(&w->core, &s, m->tokens.data);
     /* The prefill worker needs no other choices: its part ends with the first choice's first
      * token. */

@@ -73,7 +73,7 @@ static bt_status_t make(struct row *w, const struct bt_grammar_vocab *v, const u
                         uint32_t n, uint32_t *bits)
 {
     const struct bt_wvocab of = {.vocab = (struct bt_grammar_vocab *)v, .n_eos = 1, .eos = {EOS}};
-    const struct bt_wmask_job j = {.r = &w->r, .drafts = drafts, .n_draft = n};
+    struct bt_wmask_job j = {.r = &w->r, .drafts = drafts, .n_draft = n};
     memset(bits, 0x55, (n + 1) * WORDS * sizeof(bits[0]));
     return bt_wmask_make(&j, &of, bits, WORDS);
 }
@@ -289,7 +289,7 @@ static void test_the_pool_makes_all_masks(void **state)
             jobs[i] = (struct bt_wmask_job){.r = &rows[i].r, .at = i};
         }
         bt_wmask_pool_start(p, jobs, n, bits, words);
-        bt_wmask_pool_wait(p);
+        bt_wmask_pool_wait(p, 60000000000ull);
         for (uint32_t i = 0; i < n; i++) {
             assert_int_equal(jobs[i].status, i % 7 == 3 ? BT_ERR_INVALID : BT_OK);
             if (i % 7 != 3) {
@@ -305,6 +305,114 @@ static void test_the_pool_makes_all_masks(void **state)
     bt_wstats_destroy(stats);
     free(rows);
     free(jobs);
+    free(bits);
+}
+
+/* ---- masks that take long ---- */
+
+static struct bt_wahead *made;
+
+static void on_made(void *arg, struct bt_wahead *a)
+{
+    assert_ptr_equal(arg, loop);
+    made = a;
+    n_done++;
+}
+
+/* A grammar whose first mask needs more work than a step gives: the row's is missing, its
+ * neighbour's is there, and the slow thread makes it. */
+static void test_a_slow_mask_holds_up_nobody(void **state)
+{
+    (void)state;
+    struct bt_wstats *stats = bt_wstats_create("m", "decode");
+    n_done = 0;
+    struct bt_wmask_pool *p = bt_wmask_pool_create(&(struct bt_wmask_pool_conf){.loop = loop,
+                                                                                .stats = stats,
+                                                                                .model_path = MODEL,
+                                                                                .vocab = 2048,
+                                                                                .made = on_made,
+                                                                                .arg = loop});
+    struct bt_wgrammar *slow = compile(p, BT_GRAMMAR_REGEX, "[a-z .]*[aeiou][a-z .]{60}x.*", true),
+                       *quick = compile(p, BT_GRAMMAR_CHOICE, "[\"a\", \"be\"]", true);
+    enum { W = 64 };
+    uint32_t bits[2 * W], want[W], zero[W] = {0};
+    struct row w[2];
+    wait_for(2);
+    set_row(&w[0], slow, NULL, 0);
+    set_row(&w[1], quick, NULL, 0);
+    struct bt_wmask_job j[2] = {{.r = &w[0].r, .at = 0}, {.r = &w[1].r, .at = 1}};
+    bt_wmask_pool_start(p, j, 2, bits, W);
+    bt_wmask_pool_wait(p, 60000000000ull);
+    assert_int_equal(j[1].status, BT_OK);
+    assert_int_equal(j[0].status, BT_AGAIN);
+    assert_true(j[0].begun && j[0].n_made == 0);
+    assert_memory_equal(bits, zero, sizeof(zero));
+    struct bt_wahead *a = bt_wahead_create(NULL, 0, W);
+    a->grammar = slow;
+    slow->refs++;
+    a->matcher = w[0].r.match.matcher;
+    w[0].r.match.matcher = NULL;
+    bt_wmask_pool_slow(p, a);
+    wait_for(3);
+    assert_true(made == a && a->status == BT_OK &&
+                bt_matcher_work(a->matcher) > BT_WMASK_STEP_WORK);
+    memcpy(want, a->bits, sizeof(want));
+    w[0].r.match.ahead = a; /* the next step has it at once, and the matcher's state with it */
+    w[0].r.match.matcher = a->matcher;
+    a->matcher = NULL;
+    bt_wmask_pool_start(p, j, 2, bits, W);
+    bt_wmask_pool_wait(p, 60000000000ull);
+    assert_true(j[0].status == BT_OK && j[1].status == BT_OK);
+    assert_memory_equal(bits, want, sizeof(want));
+    bt_wahead_destroy(a);
+    forget(&w[0]);
+    forget(&w[1]);
+    bt_wgrammar_unref(slow);
+    bt_wgrammar_unref(quick);
+    bt_wmask_pool_destroy(p);
+    bt_wstats_destroy(stats);
+}
+
+/* Without time one job begins, and those that have not begun are the next step's first ones. A
+ * prompt's mask was made ahead: it begins in any case. */
+static void test_no_time_for_masks(void **state)
+{
+    (void)state;
+    enum { W = 64, N = 12 };
+    struct bt_wstats *stats = bt_wstats_create("m", "decode");
+    struct bt_wmask_pool *p = start(stats, MODEL, 2048);
+    struct bt_wgrammar *g = compile(p, BT_GRAMMAR_CHOICE, "[\"a\", \"be\"]", true);
+    uint32_t *bits = bt_calloc(N * W, sizeof(*bits)), had[N] = {0}, least = 0;
+    struct row *rows = bt_calloc(N, sizeof(*rows));
+    wait_for(1);
+    for (uint32_t i = 0; i < N; i++) {
+        set_row(&rows[i], g, NULL, 0);
+    }
+    for (uint32_t step = 0; step < 4 * N && least < 2; step++) {
+        struct bt_wmask_job j[N] = {0};
+        for (uint32_t i = 0; i < N; i++) {
+            j[i] = (struct bt_wmask_job){.r = &rows[i].r, .at = i, .must = i == 3};
+        }
+        bt_wmask_pool_start(p, j, N, bits, W);
+        bt_wmask_pool_wait(p, 0);
+        uint32_t n = 0;
+        least = UINT32_MAX;
+        for (uint32_t i = 0; i < N; i++) {
+            assert_int_equal(j[i].status, j[i].begun ? BT_OK : BT_AGAIN);
+            had[i] += j[i].begun;
+            n += j[i].begun;
+            least = BT_MIN(least, had[i]);
+        }
+        assert_true(n >= 1 && j[3].begun);
+    }
+    assert_true(least >= 2); /* nobody is left out */
+    for (uint32_t i = 0; i < N; i++) {
+        forget(&rows[i]);
+    }
+    bt_wgrammar_unref(g);
+    bt_wmask_pool_destroy(p);
+    bt_wstats_destroy(stats);
+    free(rows);
     free(bits);
 }
 
@@ -362,6 +470,8 @@ int main(void)
         cmocka_unit_test(test_the_end_waits_for_min_new),
         cmocka_unit_test(test_forced_text),
         cmocka_unit_test(test_the_pool_makes_all_masks),
+        cmocka_unit_test(test_a_slow_mask_holds_up_nobody),
+        cmocka_unit_test(test_no_time_for_masks),
         cmocka_unit_test(test_compiling),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -142,7 +142,7 @@ static void make(struct row *w, struct bt_grammar_vocab *v, const uint32_t *draf
                  uint32_t *bits)
 {
     const struct bt_wvocab of = {.vocab = v, .n_eos = 1, .eos = {EOS}};
-    const struct bt_wmask_job j = {.r = &w->r, .drafts = drafts, .n_draft = n};
+    struct bt_wmask_job j = {.r = &w->r, .drafts = drafts, .n_draft = n};
     memset(bits, 0x55, (n + 1) * WORDS * sizeof(bits[0]));
     assert_int_equal(bt_wmask_make(&j, &of, bits, WORDS), BT_OK);
 }
