@@ -352,6 +352,14 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
                  conf->model_dir, more->file, more->name, c->architecture);
         st = BT_ERR_UNSUPPORTED;
     }
+    const struct bt_tensor *bad = st == BT_OK && w.w ? bt_weights_not_finite(w.w) : NULL;
+    if (bad) {
+        snprintf(err, err_cap,
+                 "%s/%s: tensor %s has a number that is not finite (NaN, or too large with its "
+                 "scale): the file is damaged or was converted wrongly; get it anew",
+                 conf->model_dir, bad->file, bad->name);
+        st = BT_ERR_INVALID;
+    }
     bt_weights_close(w.w);
     bt_model_fp8_destroy(w.fp8);
     return st;

@@ -636,6 +636,16 @@ const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t l
     return NULL;
 }
 
+const struct bt_tensor *bt_weights_not_finite(const struct bt_weights *w)
+{
+    for (uint32_t i = 0; i < w->n_tensors; i++) {
+        if (__atomic_load_n(&w->tensors[i].not_finite, __ATOMIC_RELAXED)) {
+            return &w->tensors[i];
+        }
+    }
+    return NULL;
+}
+
 bool bt_weights_wide(const struct bt_weights *w)
 {
     double wide = 0, all = 0;
@@ -656,6 +666,7 @@ static void convert_f8(const struct bt_tensor *t, uint64_t from, size_t n, bt_te
 {
     uint64_t cols = t->dims[1], across = BT_DIV_UP(cols, t->block_cols);
     float table[256];
+    bool finite = true;
     for (int i = 0; i < 256; i++) {
         table[i] = bt_f32_of_e4m3((uint8_t)i);
     }
@@ -665,12 +676,16 @@ static void convert_f8(const struct bt_tensor *t, uint64_t from, size_t n, bt_te
         float scale = value(t->scale, row / t->block_rows * across + block);
         for (; col < end && i < n; col++, i++) {
             float f = table[t->data[from + i]] * scale;
+            finite &= __builtin_isfinite(f);
             if (as == BT_TENSOR_F32) {
                 ((float *)out)[i] = f;
             } else {
                 ((uint16_t *)out)[i] = bt_bf16_of_f32(f);
             }
         }
+    }
+    if (!finite) { /* several threads convert a matrix */
+        __atomic_store_n(&((struct bt_tensor *)t)->not_finite, true, __ATOMIC_RELAXED);
     }
 }
 

@@ -32,6 +32,7 @@ struct bt_tensor {
      * by row of blocks. */
     const struct bt_tensor *scale;
     uint32_t block_rows, block_cols;
+    bool not_finite; /* of an F8 matrix: one of its numbers that bt_tensor_values has made */
 };
 
 struct bt_weights;
@@ -77,6 +78,9 @@ bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_
  * from its shape. */
 const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t layers,
                                           uint32_t mtp);
+/* An F8 matrix with a number that is not finite, among those that bt_tensor_values has made; NULL:
+ * there is none. */
+const struct bt_tensor *bt_weights_not_finite(const struct bt_weights *w);
 /* Are most values of matrices F16 or F32, so that bf16 does not hold them? */
 bool bt_weights_wide(const struct bt_weights *w);
 /* Asks the kernel to read all of t ahead of its use. */

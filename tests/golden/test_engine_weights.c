@@ -370,6 +370,66 @@ static void test_dummy(void **state)
 }
 
 /* 27 TB of weights: said before any is made. */
+/* Sets the byte at `offset` of a tensor of model.safetensors. */
+static void set_byte(const char *name, size_t offset, uint8_t value)
+{
+    char path[160];
+    uint8_t *all;
+    size_t n;
+    uint64_t len;
+    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+    read_file(path, &all, &n);
+    memcpy(&len, all, 8);
+    json_t *h = json_loadb((char *)all + 8, len, 0, NULL);
+    json_t *offs = json_object_get(json_object_get(h, name), "data_offsets");
+    all[8 + len + (size_t)json_integer_value(json_array_get(offs, 0)) + offset] = value;
+    FILE *f = create("model.safetensors");
+    fwrite(all, 1, n, f);
+    assert_int_equal(fclose(f), 0);
+    json_decref(h);
+    free(all);
+}
+
+/* A number of an fp8 matrix that is none, or that is too large with its scale. */
+static void test_numbers_that_are_not_finite(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tensor;
+        size_t at;
+        uint8_t value;
+    } cases[] = {{"model.layers.1.mlp.down_proj.weight", 4321, 0x7f},
+                 {"model.layers.0.self_attn.k_proj.weight", 0, 0xff},
+                 {"model.layers.1.mlp.up_proj.weight_scale_inv", 3, 0x7f}}; /* 1e38 */
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        const struct bt_engine_vtable *vt;
+        struct bt_engine *e;
+        const struct bt_engine_info *info;
+        char err[1024] = "";
+        clear();
+        put_config("quantization_config", json_pack("{s:s, s:s, s:[i,i]}", "quant_method", "fp8",
+                                                    "fmt", "e4m3", "weight_block_size", 128, 128));
+        put_weights("model.safetensors", AS_FP8, 0, 1, false, NULL);
+        set_byte(cases[i].tensor, cases[i].at, cases[i].value);
+        assert_int_equal(bt_engine_load("cpu", &vt, err, sizeof(err)), BT_OK);
+        const struct bt_engine_config c = {.size = sizeof(c),
+                                           .model_dir = dir,
+                                           .page_tokens = 16,
+                                           .max_slots = 1,
+                                           .max_rows = 16,
+                                           .ranks = 1};
+        assert_int_equal(vt->open(&c, &e, &info, err, sizeof(err)), BT_ERR_INVALID);
+        char *name = bt_strdup(cases[i].tensor), *end = strstr(name, "_scale_inv");
+        if (end != NULL) {
+            *end = '\0';
+        }
+        if (!strstr(err, name) || !strstr(err, "not finite")) {
+            fail_msg("%s", err);
+        }
+        free(name);
+    }
+}
+
 /* Products take 16 bits of a parameter, or 32: without bf16 units, and of fp8 with its scales. */
 static void test_too_large(void **state)
 {
@@ -480,10 +540,11 @@ int main(int argc, char **argv)
         return fwrite(out, sizeof(out[0]), 90, stdout) == 90 ? 0 : 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),           cmocka_unit_test(test_f16),
-        cmocka_unit_test(test_quantize),      cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_separate_head), cmocka_unit_test(test_dummy),
-        cmocka_unit_test(test_too_large),     cmocka_unit_test(test_odd_sizes),
+        cmocka_unit_test(test_f32),       cmocka_unit_test(test_f16),
+        cmocka_unit_test(test_quantize),  cmocka_unit_test(test_numbers_that_are_not_finite),
+        cmocka_unit_test(test_shards),    cmocka_unit_test(test_separate_head),
+        cmocka_unit_test(test_dummy),     cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_odd_sizes),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
