@@ -10,12 +10,14 @@
  *   stop_after_first  the answer ends after one tag (false)
  *   free_text         text may stand before the first run (true)
  *   text_after        text, and further runs, may follow a run (as free_text)
- *   first             {"begin": PARTS, CONTENT, "end": PARTS, "optional": bool}: what precedes all
- * CONTENT is one of "schema": a JSON schema, "regex": a pattern, and "any": true, which is any text
- * up to the first `end`. PARTS is a text, or an array of texts, {"special": text}, a special token
- * of the model or its text in plain tokens, and {"regex": pattern}.
+ *   instead           {CONTENT, "end": PARTS}: what an answer may be that has no run and no free
+ * text first             {"begin": PARTS, CONTENT, "end": PARTS, "optional": bool}: what precedes
+ * all CONTENT is one of "schema": a JSON schema, "regex": a pattern, "any": true, which is any text
+ * up to the first `end`, and "members": [{"begin": PARTS, CONTENT, "end": PARTS, "optional": bool},
+ * ...], which follow each other. PARTS is a text, or an array of texts, {"special": text}, a
+ * special token of the model or its text in plain tokens, and {"regex": pattern}.
  *
- *   answer = first? text (run text)*      run = open tag (separator tag)* close
+ *   answer = first? (text (run text)* | instead)      run = open tag (separator tag)* close
  *
  * Free text holds no special token. Pure. */
 #include <jansson.h>
@@ -28,9 +30,10 @@
 #include "common/grammar/chars.h"
 #include "common/grammar/front_end.h"
 
-#define TAGS_MAX   4096
-#define PARTS_MAX  64
-#define GROUPS_MAX 64
+#define TAGS_MAX    4096
+#define PARTS_MAX   64
+#define MEMBERS_MAX 1024
+#define GROUPS_MAX  64
 
 struct builder {
     struct bt_program *p;
@@ -284,42 +287,79 @@ static bt_node_t schema_node(struct builder *b, struct span schema, const char *
     return st == BT_OK ? node : nested(b, st, where, err);
 }
 
-/* Content and end of a tag, whose text is in `text`. */
+static bt_node_t content_node(struct builder *b, const json_t *tag, struct span text,
+                              const char *where);
+
+/* One member, or `first`: begin, content and end. */
+static bt_node_t member_node(struct builder *b, const json_t *member, struct span text,
+                             const char *where)
+{
+    bt_node_t v[2] = {parts_node(b, json_object_get(member, "begin"), 0, where),
+                      content_node(b, member, text, where)};
+    bt_node_t node = bt_program_seq(b->p, v, 2);
+    return get_bool(b, member, "optional", false) ? bt_program_repeat(b->p, node, 0, 1) : node;
+}
+
+static bt_node_t members_node(struct builder *b, const json_t *members, struct span text,
+                              const char *where)
+{
+    size_t n = json_array_size(members);
+    if (n > MEMBERS_MAX) {
+        return fail(b, BT_ERR_EXHAUSTED, "%s has more than %d members", where, MEMBERS_MAX);
+    }
+    bt_node_t *v = bt_calloc(n + 1, sizeof(*v));
+    text = inside(text);
+    for (size_t i = 0; i < n && b->status == BT_OK; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "%.40s/members/%zu", where, i);
+        v[i] = member_node(b, json_array_get(members, i), take_value(&text), name);
+    }
+    bt_node_t node = b->status == BT_OK ? bt_program_seq(b->p, v, n) : BT_NODE_NONE;
+    free(v);
+    return node;
+}
+
+/* Any text up to the end, with the end in one expression. */
+static bt_node_t any_node(struct builder *b, const json_t *end, const char *where)
+{
+    struct head h = head_of(end);
+    bt_rx_t stop = head_rx(b, h.text.data, h.text.len);
+    bt_buf_cleanup(&h.text);
+    if (stop == BT_RX_EMPTY) {
+        return fail(b, BT_ERR_INVALID, "%s: any text needs an end that begins with a text", where);
+    }
+    bt_node_t v[2] = {bt_program_regex(b->p, bt_rx_concat(b->s, text_without(b, stop), stop)),
+                      parts_node(b, end, h.parts, where)};
+    return bt_program_seq(b->p, v, 2);
+}
+
+/* Content and end of a tag or a member, whose text is in `text`. */
 static bt_node_t content_node(struct builder *b, const json_t *tag, struct span text,
                               const char *where)
 {
-    static const char *const keys[] = {"begin", "schema", "regex", "any", "end", NULL};
-    static const char *const first_keys[] = {"begin", "schema",   "regex", "any",
-                                             "end",   "optional", NULL};
-    bool is_first = strcmp(where, "first") == 0;
-    if (!check_keys(b, tag, where, is_first ? first_keys : keys)) {
+    static const char *const keys[] = {"begin", "schema", "regex", "any", "members", "end", NULL};
+    static const char *const member_keys[] = {"begin", "schema",   "regex", "any",
+                                              "end",   "optional", NULL};
+    bool is_tag = strncmp(where, "tags/", 5) == 0 && strchr(where + 5, '/') == NULL;
+    if (!check_keys(b, tag, where, is_tag ? keys : member_keys)) {
         return BT_NODE_NONE;
     }
     const json_t *schema = json_object_get(tag, "schema"), *regex = json_object_get(tag, "regex");
-    const json_t *end = json_object_get(tag, "end");
+    const json_t *end = json_object_get(tag, "end"), *members = json_object_get(tag, "members");
     bool any = get_bool(b, tag, "any", false);
+    if ((schema != NULL) + (regex != NULL) + any + (members != NULL) != 1 ||
+        (regex != NULL && !json_is_string(regex)) || (members != NULL && !json_is_array(members))) {
+        return fail(b, BT_ERR_INVALID,
+                    "%s must have one of schema, regex, members and \"any\": true", where);
+    }
+    if (any) {
+        return any_node(b, end, where);
+    }
     bt_node_t v[2];
-    if ((schema != NULL) + (regex != NULL) + any != 1 ||
-        (regex != NULL && !json_is_string(regex))) {
-        return fail(b, BT_ERR_INVALID, "%s must have one of schema, regex and \"any\": true",
-                    where);
-    }
-    if (any) { /* with the end in one expression */
-        struct head h = head_of(end);
-        bt_rx_t stop = head_rx(b, h.text.data, h.text.len);
-        size_t parts = h.parts;
-        bt_buf_cleanup(&h.text);
-        if (stop == BT_RX_EMPTY) {
-            return fail(b, BT_ERR_INVALID, "%s: any text needs an end that begins with a text",
-                        where);
-        }
-        v[0] = bt_program_regex(b->p, bt_rx_concat(b->s, text_without(b, stop), stop));
-        v[1] = parts_node(b, end, parts, where);
-    } else {
-        v[0] = schema != NULL ? schema_node(b, member_of(text, "schema"), where)
-                              : regex_node(b, regex, where);
-        v[1] = parts_node(b, end, 0, where);
-    }
+    v[0] = schema != NULL  ? schema_node(b, member_of(text, "schema"), where)
+           : regex != NULL ? regex_node(b, regex, where)
+                           : members_node(b, members, member_of(text, "members"), where);
+    v[1] = parts_node(b, end, 0, where);
     return bt_program_seq(b->p, v, 2);
 }
 
@@ -535,7 +575,7 @@ static bt_node_t whole(struct builder *b, const json_t *spec, struct span text)
     static const char *const keys[] = {"tags",      "triggers",   "open",
                                        "close",     "separator",  "at_least_one",
                                        "free_text", "text_after", "stop_after_first",
-                                       "first",     NULL};
+                                       "first",     "instead",    NULL};
     const json_t *first = json_object_get(spec, "first");
     struct tags t = {0};
     bt_node_t v[2] = {BT_NODE_EMPTY, BT_NODE_NONE};
@@ -543,13 +583,14 @@ static bt_node_t whole(struct builder *b, const json_t *spec, struct span text)
         read_tags(b, json_object_get(spec, "tags"), member_of(text, "tags"), &t)) {
         v[1] = answer(b, spec, &t);
     }
+    const json_t *instead = json_object_get(spec, "instead");
+    if (instead != NULL && b->status == BT_OK) {
+        bt_node_t either[2] = {v[1],
+                               content_node(b, instead, member_of(text, "instead"), "instead")};
+        v[1] = bt_program_alt(b->p, either, 2);
+    }
     if (first != NULL && b->status == BT_OK) {
-        bt_node_t tag[2] = {parts_node(b, json_object_get(first, "begin"), 0, "first"),
-                            content_node(b, first, member_of(text, "first"), "first")};
-        v[0] = bt_program_seq(b->p, tag, 2);
-        if (get_bool(b, first, "optional", false)) {
-            v[0] = bt_program_repeat(b->p, v[0], 0, 1);
-        }
+        v[0] = member_node(b, first, member_of(text, "first"), "first");
     }
     tags_cleanup(&t);
     return bt_program_seq(b->p, v, 2);

@@ -296,6 +296,13 @@ static void test_tags(void **state)
          ", \"free_text\": false, \"at_least_one\":true,\"stop_after_first\":true}",
          {"0.1", "3", "b7", "[5]\\"},
          {"0.09", "3.1", "b8", "7", "[5]"}},
+        {"{\"tags\": [{\"begin\": [{\"special\": \"<call>\"}], \"members\": [{\"begin\": \"a=\", "
+         "\"any\": true, \"end\": \";\"}, {\"begin\": \"b=\", \"schema\": {\"const\": 1}, "
+         "\"end\": \";\", \"optional\": true}, {\"regex\": \"x|y\", \"end\": \"\"}], \"end\": "
+         "{\"special\": \"</call>\"}}], \"instead\": {\"schema\": {\"const\": 2}}, \"free_text\": "
+         "false, \"at_least_one\": true}",
+         {"\1a=;x\2", "\1a=b=2;b=1;y\2\1a=z;x\2", "2"},
+         {"\1a=x\2", "\1a=;b=2;x\2", "\1b=1;x\2", "2\1a=;x\2", "1", ""}},
         {"{\"first\": {\"any\": true, \"end\": {\"special\": \"</think>\"}}, \"tags\": "
          "[{\"schema\": "
          "true, \"end\": \"\"}], \"free_text\": false, \"at_least_one\": true, "
@@ -319,6 +326,11 @@ static void test_tags(void **state)
         {"{\"tags\": []}", BT_ERR_INVALID, "\"tags\""},
         {"{\"tags\": [1]}", BT_ERR_INVALID, "tags/0 must be an object"},
         {"{\"tags\": [{\"begin\": \"a\"}]}", BT_ERR_INVALID, "one of schema"},
+        {"{\"tags\": [{\"begin\": \"a\", \"members\": 1}]}", BT_ERR_INVALID, "one of schema"},
+        {"{\"tags\": [{\"begin\": \"a\", \"members\": [{\"members\": []}]}]}", BT_ERR_INVALID,
+         "tags/0/members/0 has an unknown key"},
+        {"{\"tags\": [{\"begin\": \"a\", \"regex\": \"b\"}], \"instead\": {}}", BT_ERR_INVALID,
+         "instead must have one of schema"},
         {"{\"tags\": [{\"begin\": 1, \"any\": true, \"end\": \"b\"}]}", BT_ERR_INVALID, "tags/0"},
         {"{\"tags\": [{\"begin\": \"a\", \"any\": true}]}", BT_ERR_INVALID, "end that begins"},
         {"{\"tags\": [{\"any\": true, \"end\": \"b\"}]}", BT_ERR_INVALID, "free_text"},
