@@ -14,6 +14,7 @@ enum state {
     THOUGHTS,
     HEAD,         /* behind the marker of a call */
     OBJECT,       /* in {"name":...} */
+    XML,          /* in a call with elements */
     NAME,         /* in a name that a marker ends */
     CALL_ID,      /* behind the name: an id that is not used */
     BEFORE_VALUE, /* behind the marker that ends the name */
@@ -38,6 +39,7 @@ struct bt_reply {
     bool committed;      /* the open call's name was given out */
     bool has_arguments;  /* ... and some of its arguments */
     bool complete;       /* no further text follows */
+    bool turned;         /* a step has taken nothing, and changed the state of xml */
     uint32_t calls;
     uint64_t at;           /* bytes taken */
     uint64_t thoughts_end; /* see bt_reply_thoughts_end */
@@ -50,6 +52,7 @@ struct bt_reply {
     uint32_t out_call;
     struct bt_json_scan scan;
     struct bt_reply_object object;
+    struct bt_reply_xml xml;
 };
 
 /* ---- output ---- */
@@ -104,16 +107,13 @@ static void put_space(struct bt_reply *r, enum bt_reply_kind kind)
 
 /* ---- markers ---- */
 
-enum found { FOUND_NOT, FOUND_PART, FOUND };
-
-/* Does the text begin with the marker? PART: it may, with what comes. */
-static enum found begins(const struct bt_reply *r, const char *p, size_t n, const char *marker)
+enum bt_found bt_reply_begins(const char *p, size_t n, const char *marker, bool complete)
 {
     size_t len = marker != NULL ? strlen(marker) : 0;
     if (len == 0 || memcmp(p, marker, BT_MIN(n, len)) != 0) {
         return FOUND_NOT;
     }
-    return n >= len ? FOUND : r->complete ? FOUND_NOT : FOUND_PART;
+    return n >= len ? FOUND : complete ? FOUND_NOT : FOUND_PART;
 }
 
 /* Which of the markers does the text begin with? -1: none; *part_p: one of them may come. */
@@ -122,7 +122,7 @@ static int marker_at(const struct bt_reply *r, const char *p, size_t n, const ch
 {
     *part_p = false;
     for (int i = 0; i < n_markers; i++) {
-        enum found f = begins(r, p, n, markers[i]);
+        enum bt_found f = bt_reply_begins(p, n, markers[i], r->complete);
         if (f == FOUND) {
             return i;
         }
@@ -207,12 +207,22 @@ static size_t end_call(struct bt_reply *r, size_t taken)
     return taken;
 }
 
+/* At the marker of the call, or at its name. */
+static size_t begin_xml(struct bt_reply *r, const char *p)
+{
+    const struct bt_reply_xml_form *f = r->form->xml;
+    bt_reply_xml_init(&r->xml, f);
+    return keep(r, XML, p, f->call_open != NULL ? strlen(f->call_open) : 0);
+}
+
 static size_t step_text(struct bt_reply *r, const char *p, size_t n)
 {
+    const struct bt_reply_xml_form *xml = r->form->xml;
     const char *const markers[] = {r->o.tools ? r->form->frame.open : NULL,
-                                   r->first ? r->think : NULL};
+                                   r->first ? r->think : NULL,
+                                   r->o.tools && xml != NULL ? xml->call_open : NULL};
     bool part;
-    int at = marker_at(r, p, n, markers, 2, &part);
+    int at = marker_at(r, p, n, markers, 3, &part);
     if (part) {
         return 0;
     }
@@ -238,6 +248,10 @@ static size_t step_text(struct bt_reply *r, const char *p, size_t n)
         begin_call(r);
         r->listed = false;
         return keep(r, HEAD, p, strlen(markers[0]));
+    }
+    if (at == 2) { /* some models leave the frame out */
+        begin_call(r);
+        return begin_xml(r, p);
     }
     if (p[0] == '{' && r->o.tools && r->form->bare && r->first) {
         begin_call(r);
@@ -319,6 +333,13 @@ static size_t step_head(struct bt_reply *r, const char *p, size_t n)
         int at = marker_at(r, p, n, &f->frame.call, 1, &part);
         return at == 0 ? keep(r, NAME, p, strlen(f->frame.call)) : part ? 0 : fail(r);
     }
+    if (f->xml != NULL && f->xml->call_open != NULL) {
+        int at = marker_at(r, p, n, &f->xml->call_open, 1, &part);
+        return at == 0 ? begin_xml(r, p) : part ? 0 : fail(r);
+    }
+    if (f->xml != NULL) {
+        return may_be_name(p[0]) ? begin_xml(r, p) : fail(r);
+    }
     if (p[0] == '{' && f->object) {
         bt_reply_object_init(&r->object, false);
         return keep(r, OBJECT, p, 1);
@@ -357,6 +378,48 @@ static size_t step_object(struct bt_reply *r, const char *p)
         put_arguments(r);
     }
     return s == BT_SCAN_DONE ? end_call(r, 1) : 1;
+}
+
+static size_t step_xml(struct bt_reply *r, const char *p, size_t n)
+{
+    struct bt_reply_xml *x = &r->xml;
+    enum bt_scan s = BT_SCAN_MORE;
+    size_t taken = 0;
+    if (bt_reply_xml_between(x)) { /* the frame may end the call, too */
+        bool part;
+        int at = marker_at(r, p, n, &r->form->frame.close, 1, &part);
+        if (part) {
+            return 0;
+        }
+        if (at == 0) {
+            bt_reply_xml_end(x, &r->arguments);
+            s = BT_SCAN_DONE;
+        }
+    }
+    uint8_t before = x->state;
+    if (s == BT_SCAN_MORE) {
+        taken =
+            bt_reply_xml_step(x, p, n, r->complete, r->o.kinds, r->o.kinds_arg, &r->arguments, &s);
+    }
+    if (s == BT_SCAN_BAD) {
+        if (!r->committed) {
+            return fail(r);
+        }
+        r->state = BROKEN;
+        return 0;
+    }
+    if (!r->committed) {
+        bt_buf_append(&r->raw, p, taken);
+        if ((x->sure || s == BT_SCAN_DONE) && !commit(r, &x->name)) {
+            r->raw.len -= taken;
+            return fail(r);
+        }
+    }
+    if (r->committed) {
+        put_arguments(r);
+    }
+    r->turned = taken == 0 && x->state != before;
+    return s == BT_SCAN_DONE ? end_call(r, taken) : taken;
 }
 
 static size_t step_name(struct bt_reply *r, const char *p, size_t n)
@@ -425,7 +488,8 @@ static size_t step_before_value(struct bt_reply *r, const char *p)
 
 static size_t step_second_name(struct bt_reply *r, const char *p)
 {
-    if (r->name.len > NAME_MAX || begins(r, p, 1, r->form->frame.open) != FOUND_NOT) {
+    if (r->name.len > NAME_MAX ||
+        bt_reply_begins(p, 1, r->form->frame.open, r->complete) != FOUND_NOT) {
         return fail(r);
     }
     if (p[0] != '\n') {
@@ -457,8 +521,9 @@ static size_t step_value(struct bt_reply *r, const char *p)
 static int call_marker_at(struct bt_reply *r, const char *p, size_t n, bool *part_p)
 {
     const struct bt_reply_frame *f = &r->form->frame;
-    const char *const markers[] = {f->open, f->call, f->call_end, f->close};
-    return marker_at(r, p, n, markers, 4, part_p);
+    const char *const markers[] = {f->open, f->call, f->call_end, f->close,
+                                   r->form->xml != NULL ? r->form->xml->call_open : NULL};
+    return marker_at(r, p, n, markers, 5, part_p);
 }
 
 static size_t step_broken(struct bt_reply *r, const char *p, size_t n)
@@ -498,6 +563,10 @@ static size_t step_between(struct bt_reply *r, const char *p, size_t n)
         r->state = TEXT;
         return strlen(f->close);
     }
+    if (at == 4) {
+        begin_call(r);
+        return begin_xml(r, p);
+    }
     if (is_space(p[0]) || is_between(r, p[0])) {
         r->listed = r->listed && p[0] != ']';
         return 1;
@@ -518,6 +587,7 @@ static size_t step(struct bt_reply *r, const char *p, size_t n)
     case THOUGHTS: return step_thoughts(r, p, n);
     case HEAD: return step_head(r, p, n);
     case OBJECT: return step_object(r, p);
+    case XML: return step_xml(r, p, n);
     case NAME: return step_name(r, p, n);
     case CALL_ID: return step_call_id(r, p, n);
     case BEFORE_VALUE: return step_before_value(r, p);
@@ -536,9 +606,10 @@ static void take(struct bt_reply *r)
     while (done < r->in.len) {
         enum state before = r->state;
         size_t n = step(r, r->in.data + done, r->in.len - done);
-        if (n == 0 && r->state == before) {
+        if (n == 0 && r->state == before && !r->turned) {
             break; /* a marker may come */
         }
+        r->turned = false;
         done += n;
         r->at += n;
     }
@@ -575,6 +646,7 @@ void bt_reply_destroy(struct bt_reply *r)
     bt_buf_cleanup(&r->arguments);
     bt_buf_cleanup(&r->out);
     bt_reply_object_cleanup(&r->object);
+    bt_reply_xml_cleanup(&r->xml);
     free(r);
 }
 
@@ -593,6 +665,10 @@ void bt_reply_end(struct bt_reply *r)
     take(r);
     if (r->raw.len > 0) {
         (void)fail(r);
+    }
+    if (r->state == XML) {
+        bt_reply_xml_cut(&r->xml, &r->arguments);
+        put_arguments(r);
     }
     if (r->state == THOUGHTS) {
         put_space(r, r->o.keep_thoughts ? BT_REPLY_TEXT : BT_REPLY_REASONING);
@@ -618,5 +694,5 @@ uint64_t bt_reply_thoughts_end(const struct bt_reply *r)
 size_t bt_reply_held(const struct bt_reply *r)
 {
     return sizeof(*r) + r->in.cap + r->space.cap + r->raw.cap + r->name.cap + r->arguments.cap +
-           r->out.cap;
+           r->out.cap + r->xml.name.cap + r->xml.key.cap + r->xml.value.cap;
 }

@@ -21,6 +21,8 @@ enum bt_reply_tools { /* how a model writes tool calls */
                                               */
                       BT_TOOLS_DEEPSEEK_V31, /* name, separator, arguments */
                       BT_TOOLS_KIMI,         /* functions.name:0, separator, arguments */
+                      BT_TOOLS_QWEN_XML, /* <function=name><parameter=key>value</parameter>... */
+                      BT_TOOLS_GLM_XML,  /* name, <arg_key>key</arg_key>, <arg_value>value... */
                       BT_TOOLS_STYLES
 };
 
@@ -47,7 +49,7 @@ bt_status_t bt_reply_style_read(const char *words, const char *template_text,
 bool bt_reply_template_takes_tools(const char *template_text);
 /* The i-th marker of the style; NULL after the last. Those that are special tokens must stay in
  * the text that a reply gets. */
-#define BT_REPLY_MARKERS 8 /* at most */
+#define BT_REPLY_MARKERS 14 /* at most */
 const char *bt_reply_marker(const struct bt_reply_style *s, size_t i);
 /* Has this text of a prompt opened the reasoning, so that the answer begins inside it? */
 bool bt_reply_prompt_thinks(const struct bt_reply_style *s, const char *prompt, size_t len);
@@ -63,6 +65,14 @@ struct bt_reply_frame {
 const struct bt_reply_frame *bt_reply_frame(enum bt_reply_tools tools);
 /* The marker of calls that may come within reasoning, which it ends; NULL: there is none. */
 const char *bt_reply_call_in_thoughts(enum bt_reply_tools tools);
+/* The strings around the arguments of a style that writes them as elements; NULL: it writes JSON.
+ * lines: a value stands between newlines. */
+struct bt_reply_xml_form {
+    const char *call_open, *call_close; /* inside the frame; NULL: the name follows it at once */
+    const char *key_open, *key_close, *value_open, *value_close; /* value_open may be NULL */
+    bool lines;
+};
+const struct bt_reply_xml_form *bt_reply_xml_form(enum bt_reply_tools tools);
 /* The end and the beginning of reasoning; NULL for BT_THOUGHTS_NONE. */
 const char *bt_reply_thoughts_close(enum bt_reply_thoughts thoughts);
 const char *bt_reply_thoughts_open(enum bt_reply_thoughts thoughts);
@@ -83,12 +93,28 @@ struct bt_reply_bit {
     size_t len;
 };
 
+/* What a value may be. In a form with elements this decides whether a text is JSON. */
+enum bt_reply_is {
+    BT_REPLY_IS_STRING = 1,
+    BT_REPLY_IS_NUMBER = 2,
+    BT_REPLY_IS_BOOLEAN = 4,
+    BT_REPLY_IS_NULL = 8,
+    BT_REPLY_IS_OBJECT = 16,
+    BT_REPLY_IS_ARRAY = 32,
+    BT_REPLY_IS_ANY = 63
+};
+/* The kinds of a function's argument, as its schema says. */
+typedef unsigned (*bt_reply_kinds_fn)(const void *arg, const char *function, size_t function_len,
+                                      const char *key, size_t key_len);
+
 struct bt_reply_options {
     struct bt_reply_style style;
-    bool tools;         /* false: nothing is taken for a call */
-    bool one_call;      /* calls behind the first one are left out */
-    bool thinks;        /* the answer begins inside the reasoning (bt_reply_prompt_thinks) */
-    bool keep_thoughts; /* reasoning with its markers is part of the text */
+    bt_reply_kinds_fn kinds; /* NULL: every argument may be of any kind */
+    const void *kinds_arg;   /* outlives the reply */
+    bool tools;              /* false: nothing is taken for a call */
+    bool one_call;           /* calls behind the first one are left out */
+    bool thinks;             /* the answer begins inside the reasoning (bt_reply_prompt_thinks) */
+    bool keep_thoughts;      /* reasoning with its markers is part of the text */
 };
 
 struct bt_reply;

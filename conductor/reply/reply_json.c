@@ -1,5 +1,6 @@
 /* JSON values byte by byte; see reply_json.h. */
 #include "conductor/reply/reply_json.h"
+#include "conductor/reply/reply.h"
 
 enum {
     VALUE,
@@ -118,6 +119,108 @@ enum bt_scan bt_json_scan(struct bt_json_scan *s, char c)
     case AFTER: return after(s, c);
     default: return value(s, c);
     }
+}
+
+/* ---- whole values ---- */
+
+static bool is_digits(const char *p, size_t n, size_t *i)
+{
+    size_t from = *i;
+    while (*i < n && p[*i] >= '0' && p[*i] <= '9') {
+        (*i)++;
+    }
+    return *i > from;
+}
+
+static bool is_number(const char *p, size_t n)
+{
+    size_t i = n > 0 && p[0] == '-', from = i;
+    if (!is_digits(p, n, &i) || (p[from] == '0' && i > from + 1)) {
+        return false;
+    }
+    if (i < n && p[i] == '.') {
+        i++;
+        if (!is_digits(p, n, &i)) {
+            return false;
+        }
+    }
+    if (i < n && (p[i] == 'e' || p[i] == 'E')) {
+        i++;
+        i += i < n && (p[i] == '+' || p[i] == '-');
+        if (!is_digits(p, n, &i)) {
+            return false;
+        }
+    }
+    return i == n;
+}
+
+static unsigned kind_of_word(const char *p, size_t n)
+{
+    bool truth = (n == 4 && memcmp(p, "true", 4) == 0) || (n == 5 && memcmp(p, "false", 5) == 0);
+    return truth                                 ? BT_REPLY_IS_BOOLEAN
+           : n == 4 && memcmp(p, "null", 4) == 0 ? BT_REPLY_IS_NULL
+           : is_number(p, n)                     ? BT_REPLY_IS_NUMBER
+                                                 : 0;
+}
+
+/* The length of the string at p, with its quotes; 0: it is none. */
+static size_t string_at(const char *p, size_t n)
+{
+    size_t i = 1;
+    while (i < n && p[i] != '"') {
+        bool escape = p[i] == '\\';
+        if ((unsigned char)p[i] < 0x20 || (escape && i + 1 == n)) {
+            return 0;
+        }
+        size_t hex = escape && p[i + 1] == 'u' ? 4 : 0;
+        if (escape && (p[i + 1] == '\0' || strchr("\"\\/bfnrtu", p[i + 1]) == NULL)) {
+            return 0;
+        }
+        for (size_t k = 0; k < hex; k++) {
+            char c = i + 2 + k < n ? p[i + 2 + k] : ' ';
+            if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'))) {
+                return 0;
+            }
+        }
+        i += 1 + escape + hex;
+    }
+    return i < n ? i + 1 : 0;
+}
+
+unsigned bt_json_kind(const char *p, size_t n)
+{
+    if (n == 0) {
+        return 0;
+    }
+    if (p[0] == '"') {
+        return string_at(p, n) == n ? BT_REPLY_IS_STRING : 0;
+    }
+    if (p[0] != '{' && p[0] != '[') {
+        return kind_of_word(p, n);
+    }
+    struct bt_json_scan s;
+    bt_json_scan_init(&s);
+    for (size_t i = 0, len; i < n; i += len) {
+        bool word = is_word(p[i]);
+        len = 1;
+        while (word && i + len < n && is_word(p[i + len])) {
+            len++;
+        }
+        if (p[i] == '"') {
+            len = string_at(p + i, n - i);
+        }
+        if (len == 0 || (word && kind_of_word(p + i, len) == 0)) {
+            return 0;
+        }
+        for (size_t k = 0; k < len; k++) {
+            enum bt_scan r = bt_json_scan(&s, p[i + k]);
+            if (r != BT_SCAN_MORE) {
+                bool last = r == BT_SCAN_DONE && i + k + 1 == n;
+                return !last ? 0 : p[0] == '{' ? BT_REPLY_IS_OBJECT : BT_REPLY_IS_ARRAY;
+            }
+        }
+    }
+    return 0;
 }
 
 /* ---- strings ---- */

@@ -19,8 +19,40 @@ struct bt_reply_form {
     bool fenced;         /* arguments may be a block of code behind a second name */
     bool numbered;       /* names are functions.NAME:NUMBER */
     bool ends_thoughts;  /* calls may begin without the end of the reasoning */
+    const struct bt_reply_xml_form *xml; /* arguments are elements */
 };
 const struct bt_reply_form *bt_reply_form_of(enum bt_reply_tools tools);
+
+/* ---- markers ---- */
+enum bt_found { FOUND_NOT, FOUND_PART, FOUND };
+/* Does the text begin with the marker (NULL: none)? PART: it may, with what comes; not if the text
+ * is complete. */
+enum bt_found bt_reply_begins(const char *p, size_t n, const char *marker, bool complete);
+
+/* ---- a call as elements ---- */
+
+struct bt_reply_xml {
+    const struct bt_reply_xml_form *f;
+    uint8_t state;
+    bool sure;           /* it is a call: its name may be given out */
+    bool first, newline; /* of the value: nothing was taken; a newline is held back */
+    uint32_t n;          /* members so far */
+    unsigned kinds;      /* of the value */
+    struct bt_buf name, key, value;
+};
+/* Behind call_open, or before the name. */
+void bt_reply_xml_init(struct bt_reply_xml *x, const struct bt_reply_xml_form *f);
+void bt_reply_xml_cleanup(struct bt_reply_xml *x);
+/* Takes some of p[0..n), n > 0, and appends what it adds to the arguments. 0 with MORE: it needs
+ * more text, or has changed its state. DONE: the call is over. BAD: p[0] cannot stand here. */
+size_t bt_reply_xml_step(struct bt_reply_xml *x, const char *p, size_t n, bool complete,
+                         bt_reply_kinds_fn kinds, const void *arg, struct bt_buf *out,
+                         enum bt_scan *result);
+/* May the frame end here? */
+bool bt_reply_xml_between(const struct bt_reply_xml *x);
+void bt_reply_xml_end(struct bt_reply_xml *x, struct bt_buf *out);
+/* The answer ends within the call. */
+void bt_reply_xml_cut(struct bt_reply_xml *x, struct bt_buf *out);
 
 /* ---- a call as a JSON object, byte by byte ---- */
 

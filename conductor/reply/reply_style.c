@@ -3,6 +3,17 @@
 
 #include "conductor/reply/reply_priv.h"
 
+static const struct bt_reply_xml_form qwen_xml = {.call_open = "<function=",
+                                                  .call_close = "</function>",
+                                                  .key_open = "<parameter=",
+                                                  .key_close = ">",
+                                                  .value_close = "</parameter>",
+                                                  .lines = true};
+static const struct bt_reply_xml_form glm_xml = {.key_open = "<arg_key>",
+                                                 .key_close = "</arg_key>",
+                                                 .value_open = "<arg_value>",
+                                                 .value_close = "</arg_value>"};
+
 /* The markers are those of the models' own chat templates. */
 static const struct bt_reply_form forms[BT_TOOLS_STYLES] = {
     [BT_TOOLS_NONE] = {.name = "none"},
@@ -54,6 +65,12 @@ static const struct bt_reply_form forms[BT_TOOLS_STYLES] = {
                                  .close = "<|tool_calls_section_end|>"},
                        .numbered = true,
                        .ends_thoughts = true},
+    [BT_TOOLS_QWEN_XML] = {.name = "qwen-xml",
+                           .frame = {.open = "<tool_call>", .close = "</tool_call>"},
+                           .xml = &qwen_xml},
+    [BT_TOOLS_GLM_XML] = {.name = "glm-xml",
+                          .frame = {.open = "<tool_call>", .close = "</tool_call>"},
+                          .xml = &glm_xml},
 };
 
 static const struct thoughts {
@@ -86,6 +103,11 @@ const struct bt_reply_frame *bt_reply_frame(enum bt_reply_tools tools)
     return &forms[tools].frame;
 }
 
+const struct bt_reply_xml_form *bt_reply_xml_form(enum bt_reply_tools tools)
+{
+    return forms[tools].xml;
+}
+
 const char *bt_reply_call_in_thoughts(enum bt_reply_tools tools)
 {
     return forms[tools].ends_thoughts ? forms[tools].frame.open : NULL;
@@ -94,6 +116,8 @@ const char *bt_reply_call_in_thoughts(enum bt_reply_tools tools)
 const char *bt_reply_marker(const struct bt_reply_style *s, size_t i)
 {
     const struct bt_reply_frame *f = &forms[s->tools].frame;
+    static const struct bt_reply_xml_form none;
+    const struct bt_reply_xml_form *x = forms[s->tools].xml != NULL ? forms[s->tools].xml : &none;
     const char *const all[] = {thoughts[s->thoughts].open,
                                thoughts[s->thoughts].close,
                                f->open,
@@ -101,7 +125,13 @@ const char *bt_reply_marker(const struct bt_reply_style *s, size_t i)
                                f->name_end,
                                f->call_end,
                                f->close,
-                               forms[s->tools].names ? BT_REPLY_CALL_ID : NULL};
+                               forms[s->tools].names ? BT_REPLY_CALL_ID : NULL,
+                               x->call_open,
+                               x->call_close,
+                               x->key_open,
+                               x->key_close,
+                               x->value_open,
+                               x->value_close};
     for (size_t k = 0; k < BT_ARRAY_LEN(all); k++) {
         if (all[k] != NULL && i-- == 0) {
             return all[k];
@@ -152,8 +182,11 @@ static enum bt_reply_tools tools_of(const char *text)
     if (has(text, "[TOOL_CALLS]")) {
         return mistral(text);
     }
-    if (has(text, "<function=") || has(text, "<arg_key>")) {
-        return BT_TOOLS_NONE; /* arguments as XML */
+    if (has(text, "<arg_key>")) {
+        return BT_TOOLS_GLM_XML;
+    }
+    if (has(text, "<function=") && has(text, "<parameter=")) {
+        return BT_TOOLS_QWEN_XML;
     }
     if (has(text, "<tool_call>")) {
         return BT_TOOLS_HERMES;

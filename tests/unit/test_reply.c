@@ -19,6 +19,8 @@
 #define D3 BT_TOOLS_DEEPSEEK_V3
 #define D  BT_TOOLS_DEEPSEEK_V31
 #define K  BT_TOOLS_KIMI
+#define Q  BT_TOOLS_QWEN_XML
+#define G  BT_TOOLS_GLM_XML
 #define N  BT_TOOLS_NONE
 
 #define DS(body)  "<｜tool▁calls▁begin｜>" body "<｜tool▁calls▁end｜>"
@@ -27,6 +29,10 @@
 #define KS(body)  "<|tool_calls_section_begin|>" body "<|tool_calls_section_end|>"
 #define KC(id, a) "<|tool_call_begin|>" id "<|tool_call_argument_begin|>" a "<|tool_call_end|>"
 #define HC(body)  "<tool_call>\n" body "\n</tool_call>"
+
+#define QC(body)       "<tool_call>\n<function=" body "</function>\n</tool_call>"
+#define QP(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+#define GP(key, value) "<arg_key>" key "</arg_key>\n<arg_value>" value "</arg_value>\n"
 
 enum { THINKS = 1, KEEP = 2, ONE = 4, OFF = 8 };
 
@@ -121,6 +127,46 @@ static const struct example examples[] = {
      "<|tool_call_argument_begin|>\n{}\n<|tool_call_end|>\n<|tool_calls_section_end|>\nEnd",
      "C0:f|A0:{}|T:\nEnd"},
     {K, 0, 0, KS(KC("f", "[1]")), "T:" KS(KC("f", "[1]"))},
+    /* elements: s is a string, n a number, b a boolean or null, u a string or null */
+    {Q, 0, 0,
+     "I look.\n" QC("get_weather>\n" QP("s", "New\nYork \"1\"\t\\") QP("n", "1.5e3")
+                        QP("b", "True")),
+     "T:I look.\n|C0:get_weather|A0:{\"s\": \"New\\nYork \\\"1\\\"\\t\\\\\", \"n\": 1.5e3, \"b\": "
+     "true}"},
+    {Q, 0, 0, QC("f>\n") "\n" QC("g>\n" QP("n", "x y")) " End",
+     "C0:f|A0:{}|C1:g|A1:{\"n\": \"x y\"}|T: End"},
+    {Q, 0, 0,
+     QC("f>\n" QP("u", "null") QP("u", "12") QP("s", "null") QP("s", "</param")
+            QP("s", "\n\na\n\n")),
+     "C0:f|A0:{\"u\": null, \"u\": \"12\", \"s\": \"null\", \"s\": \"</param\", \"s\": "
+     "\"\\n\\na\\n\\n\"}"},
+    {Q, 0, 0,
+     QC("f>\n" QP("o", "{\"a\": [1, \"</parameter\", null]}") QP("x", "[1, 2") QP("x", "\"q\"")),
+     "C0:f|A0:{\"o\": {\"a\": [1, \"</parameter\", null]}, \"x\": \"[1, 2\", \"x\": \"q\"}"},
+    {Q, 0, 0, QC("f>\n" QP("o", "{\"a\": True}") QP("o", "[01]")),
+     "C0:f|A0:{\"o\": \"{\\\"a\\\": True}\", \"o\": \"[01]\"}"},
+    {Q, 0, 0, "<function=f>\n" QP("s", "a") "</function>\n", "C0:f|A0:{\"s\": \"a\"}"},
+    {Q, 0, 0, "<tool_call>\n<function=f>\n" QP("s", "a") "</tool_call>", "C0:f|A0:{\"s\": \"a\"}"},
+    {Q, 0, 0, "<tool_call>\n<function=f>\n<parameter=s>\nab", "C0:f|A0:{\"s\": \"ab"},
+    {Q, 0, 0, "<tool_call>\n<function=f>\n<parameter=n>\n12", "C0:f|A0:{\"n\": 12"},
+    {Q, 0, 0, "<tool_call>\n<function=f>\nso <parameter=s>a</parameter></function></tool_call>",
+     "C0:f|A0:{\"s\": \"a\"}"},
+    {Q, 0, 0, "<tool_call> and <function= f>", "T:<tool_call> and <function= f>"},
+    {Q, 0, 0, "<tool_call>\n{\"name\": 1}", "T:<tool_call>\n{\"name\": 1}"},
+    {Q, 0, OFF, QC("f>\n"), "T:" QC("f>\n")},
+    {Q, 0, ONE, QC("f>\n") QC("g>\n"), "C0:f|A0:{}"},
+    {Q, BT_THOUGHTS_TAGS, THINKS, "hm <tool_call></think>" QC("f>\n" QP("s", "")),
+     "R:hm <tool_call>|C0:f|A0:{\"s\": \"\"}"},
+    {G, 0, 0, "\n<tool_call>get_weather\n" GP("s", "a\n\"b\"") GP("n", "-3") "</tool_call>",
+     "C0:get_weather|A0:{\"s\": \"a\\n\\\"b\\\"\", \"n\": -3}"},
+    {G, 0, 0, "Hm<tool_call>f\n</tool_call>\n<tool_call>g</tool_call>",
+     "T:Hm|C0:f|A0:{}|C1:g|A1:{}"},
+    {G, 0, 0, "<tool_call>f<arg_key> x </arg_key><arg_value>{\"a\": 1}</arg_value></tool_call>",
+     "C0:f|A0:{\"x\": {\"a\": 1}}"},
+    {G, 0, 0, "<tool_call>s is a string", "T:<tool_call>s is a string"},
+    {G, 0, 0, "<tool_call>string\nis", "T:<tool_call>string\nis"},
+    {G, BT_THOUGHTS_TAGS, 0, "\n<think>a</think>\n<tool_call>f\n" GP("b", "None") "</tool_call>",
+     "R:a|C0:f|A0:{\"b\": null}"},
     /* reasoning */
     {N, BT_THOUGHTS_TAGS, 0, "<think>\na\nb\n</think>\n\nYes\n", "R:a\nb|T:Yes\n"},
     {N, BT_THOUGHTS_TAGS, THINKS, "a <b</think>Yes", "R:a <b|T:Yes"},
@@ -161,13 +207,30 @@ static void add_bit(void *arg, const struct bt_reply_bit *b)
     bt_buf_append(&l->text, b->text, b->len);
 }
 
+static unsigned kinds(const void *arg, const char *function, size_t function_len, const char *key,
+                      size_t key_len)
+{
+    assert_ptr_equal(arg, examples);
+    assert_true(function_len > 0 && function != NULL);
+    switch (key_len == 1 ? key[0] : ' ') {
+    case 's': return BT_REPLY_IS_STRING;
+    case 'n': return BT_REPLY_IS_NUMBER;
+    case 'b': return BT_REPLY_IS_BOOLEAN | BT_REPLY_IS_NULL;
+    case 'u': return BT_REPLY_IS_STRING | BT_REPLY_IS_NULL;
+    case 'o': return BT_REPLY_IS_OBJECT;
+    default: return BT_REPLY_IS_ANY;
+    }
+}
+
 static struct bt_reply *start(const struct example *x, struct line *l)
 {
     struct bt_reply_options o = {.style = {x->tools, x->thoughts},
                                  .tools = x->tools != N && !(x->how & OFF),
                                  .thinks = (x->how & THINKS) != 0,
                                  .keep_thoughts = (x->how & KEEP) != 0,
-                                 .one_call = (x->how & ONE) != 0};
+                                 .one_call = (x->how & ONE) != 0,
+                                 .kinds = kinds,
+                                 .kinds_arg = examples};
     *l = (struct line){0};
     return bt_reply_create(&o, add_bit, l);
 }
@@ -263,7 +326,14 @@ static void damage_loses_nothing_and_no_cut_matters(void **state)
                                         "<|tool_call_argument_begin|>",
                                         "<|tool_call_end|>",
                                         "functions.Z:0",
-                                        "```json\n{"};
+                                        "```json\n{",
+                                        "<function=Z>",
+                                        "</function>",
+                                        "<parameter=s>",
+                                        "</parameter>",
+                                        "<arg_key>n</arg_key>",
+                                        "<arg_value>",
+                                        "</arg_value>"};
     uint32_t seed = 7;
     for (int round = 0; round < 20000; round++) {
         struct example x = {.tools = 1 + draw(&seed) % (BT_TOOLS_STYLES - 1),
@@ -350,7 +420,10 @@ static void styles_come_from_templates_and_words(void **state)
         {NULL, "{% if tools %}<tool_call>", H, BT_THOUGHTS_NONE},
         {"auto", "{{ m.tools }}<tool_call>{{ my_tools }}", N, BT_THOUGHTS_NONE},
         {"auto", "{% for t in tools %}<tool_call><think>", H, BT_THOUGHTS_TAGS},
-        {"auto", "{%- if tools %}<tool_call>\n<function=", N, BT_THOUGHTS_NONE},
+        {"auto", "{%- if tools %}<tool_call>\n<function={name}>\n<parameter={key}>", Q,
+         BT_THOUGHTS_NONE},
+        {"auto", "{%- if tools %}<tool_call>{name}\n<arg_key><think></think>", G, BT_THOUGHTS_TAGS},
+        {"glm-xml", NULL, G, BT_THOUGHTS_NONE},
         {"auto",
          "{% if custom_tools is defined %}{% set tools = custom_tools %} ipython \"parameters\"", L,
          BT_THOUGHTS_NONE},
