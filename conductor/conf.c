@@ -77,8 +77,8 @@ static const struct bt_conf_row rows[] = {
      .def = "auto",
      .doc = "How the model writes tool calls and reasoning. auto: as its chat template does; none: "
             "answers are one text; or a form of calls (hermes, llama3, mistral, mistral-list, "
-            "deepseek-v3, deepseek-v3.1, kimi), one of reasoning (think, think-brackets, "
-            "think-triangles, think-seed), or both with a comma between them.",
+            "deepseek-v3, deepseek-v3.1, kimi, qwen-xml, glm-xml), one of reasoning (think, "
+            "think-brackets, think-triangles, think-seed), or both with a comma between them.",
      .when = "when calls or reasoning of a model appear in its text."},
     {.key = "conductor.access_log",
      .type = BT_CONF_STR,

@@ -481,7 +481,8 @@ static bt_status_t take_style(struct bt_front *f, const char *form, char *err, s
         return BT_ERR_CONFIG;
     }
     m->style.takes_tools = text != NULL && bt_reply_template_takes_tools(text);
-    m->style.text_arguments = m->style.takes_tools && wants_text(m->tmpl);
+    bool elements = bt_reply_xml_form(m->style.reply.tools) != NULL;
+    m->style.text_arguments = m->style.takes_tools && !elements && wants_text(m->tmpl);
     keep_markers(m->tok, m->style.reply, &f->kept_tools);
     keep_markers(m->tok, (struct bt_reply_style){BT_TOOLS_NONE, m->style.reply.thoughts},
                  &f->kept_thoughts);

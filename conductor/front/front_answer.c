@@ -38,6 +38,7 @@ void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation 
                                   .opt = gen->opt,
                                   .id = id,
                                   .echoed = gen->echoed,
+                                  .kinds = gen->kinds,
                                   .timings = timings,
                                   .plan = plan,
                                   .n_prompts = gen->prompts.n,
@@ -46,6 +47,8 @@ void bt_front_answer_init(struct bt_front_answer *a, struct bt_front_generation 
                                             .as_ids = gen->opt.tokens_as_ids,
                                             .skip_special = gen->opt.skip_special}};
     gen->echoed = (struct bt_buf){0};
+    gen->kinds = NULL;
+    a->opt.parts.reply.kinds_arg = a->kinds;
     a->choices = bt_calloc(a->n_choices, sizeof(a->choices[0]));
     a->prompts = bt_calloc(a->n_prompts, sizeof(a->prompts[0]));
     for (uint32_t i = 0; i < a->n_prompts; i++) {
@@ -104,6 +107,7 @@ void bt_front_answer_cleanup(struct bt_front_answer *a)
     free(a->prompts);
     bt_buf_cleanup(&a->prefix);
     bt_buf_cleanup(&a->echoed);
+    json_decref(a->kinds);
     bt_front_items_cleanup(&a->items);
     bt_front_script_cleanup(&a->script);
     bt_front_names_cleanup(&a->names);

@@ -60,6 +60,7 @@ struct bt_front_answer {
     const char *id;         /* the generation's */
     struct bt_buf prefix;   /* the beginning of every object: {"id":... */
     struct bt_buf echoed;   /* members that repeat the request */
+    json_t *kinds;          /* of the arguments of calls; NULL: they are JSON anyway */
     uint32_t n_prompts, n_choices;
     struct bt_front_answer_prompt *prompts;
     struct bt_front_choice *choices; /* choice k of prompt i at i * opt.n + k */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "common/grammar/grammar.h"
+#include "conductor/front/front_elements.h"
 #include "conductor/front/front_grammar.h"
 
 /* ---- parts: texts and special tokens ---- */
@@ -72,6 +73,14 @@ static void put_begin(enum bt_reply_tools style, const char *name, struct bt_buf
         put_special(out, f->call, "");
         put_text(out, ",", "", name, "");
         break;
+    case BT_TOOLS_QWEN_XML:
+        put_special(out, f->open, "");
+        put_text(out, ",", "\n<function=", name, ">\n");
+        return;
+    case BT_TOOLS_GLM_XML:
+        put_special(out, f->open, "");
+        put_text(out, ",", "", name, "\n");
+        return;
     case BT_TOOLS_NONE:
     case BT_TOOLS_STYLES: return;
     }
@@ -95,6 +104,11 @@ static void put_end(enum bt_reply_tools style, struct bt_buf *out)
         return;
     case BT_TOOLS_DEEPSEEK_V31:
     case BT_TOOLS_KIMI: put_special(out, f->call_end, ""); return;
+    case BT_TOOLS_QWEN_XML:
+        bt_buf_puts(out, "\"</function>\\n\"");
+        put_special(out, f->close, ",");
+        return;
+    case BT_TOOLS_GLM_XML: put_special(out, f->close, ""); return;
     case BT_TOOLS_MISTRAL:
     case BT_TOOLS_NONE:
     case BT_TOOLS_STYLES: return;
@@ -106,7 +120,9 @@ static void put_frame(enum bt_reply_tools style, struct bt_buf *out)
 {
     const struct bt_reply_frame *f = bt_reply_frame(style);
     switch (style) {
-    case BT_TOOLS_HERMES: bt_buf_puts(out, ",\"separator\":\"\\n\""); return;
+    case BT_TOOLS_HERMES:
+    case BT_TOOLS_QWEN_XML:
+    case BT_TOOLS_GLM_XML: bt_buf_puts(out, ",\"separator\":\"\\n\""); return;
     case BT_TOOLS_LLAMA3:
         bt_buf_puts(out, ",\"separator\":\"; \",\"triggers\":[\"{\\\"name\\\"\"]");
         return;
@@ -172,24 +188,42 @@ static bool put_content(const struct bt_gen_grammar *g, const char *why, struct 
     return true;
 }
 
-/* True: the text holds every number of the schemas. all: arguments of all tools follow their
- * schemas, also of those that are not strict. */
+/* The content of a call's tag. False: e is set. */
+static bool put_arguments(enum bt_reply_tools style, const json_t *function, bool all, bool strict,
+                          struct bt_buf *out, struct bt_front_error *e)
+{
+    const json_t *parameters = json_object_get(function, "parameters");
+    const struct bt_reply_xml_form *xml = bt_reply_xml_form(style);
+    if (xml != NULL) {
+        size_t before = out->len;
+        bool ok = (!all && !strict) || bt_front_put_members(xml, parameters, strict, out, e);
+        bt_buf_puts(out, out->len == before ? "\"any\":true" : "");
+        return ok;
+    }
+    bt_buf_puts(out, "\"schema\":");
+    if (!all && !strict) {
+        bt_buf_puts(out, "{\"type\":\"object\"}");
+        return true;
+    }
+    return bt_front_put_json(out, parameters) ||
+           bt_front_fail(e, 400, "tools", "invalid_value",
+                         "a schema in 'tools' has a number beyond 64 bits");
+}
+
+/* all: arguments of all tools follow their schemas, also of those that are not strict. False: e is
+ * set. */
 static bool put_tags(const struct bt_front_chat *chat, const struct bt_front_tools *t, bool all,
-                     struct bt_buf *out)
+                     struct bt_buf *out, struct bt_front_error *e)
 {
     enum bt_reply_tools style = chat->reply.style.tools;
     bool ok = true;
-    for (size_t i = 0; i < json_array_size(t->list); i++) {
+    for (size_t i = 0; ok && i < json_array_size(t->list); i++) {
         const json_t *f = json_object_get(json_array_get(t->list, i), "function");
         const char *name = json_string_value(json_object_get(f, "name"));
         bt_buf_puts(out, i > 0 ? ",{\"begin\":[" : "{\"begin\":[");
         put_begin(style, name, out);
-        bt_buf_puts(out, "],\"schema\":");
-        if (all || json_object_get(t->strict, name) != NULL) {
-            ok = bt_front_put_json(out, json_object_get(f, "parameters")) && ok;
-        } else {
-            bt_buf_puts(out, "{\"type\":\"object\"}");
-        }
+        bt_buf_puts(out, "],");
+        ok = put_arguments(style, f, all, json_object_get(t->strict, name) != NULL, out, e);
         bt_buf_puts(out, ",\"end\":[");
         put_end(style, out);
         bt_buf_puts(out, "]}");
@@ -206,27 +240,20 @@ static bool set_tags(const struct bt_front_model *m, const struct bt_front_chat 
                      const struct bt_front_tools *t, bool all, const struct bt_gen_grammar *content,
                      struct bt_gen_spec *spec, struct bt_front_error *e)
 {
+    bool calls_only = t->choose == FRONT_TOOLS_REQUIRED || content != NULL;
     struct bt_buf text;
     bt_buf_init(&text);
     bt_buf_puts(&text, "{\"tags\":[");
-    bool ok = put_tags(chat, t, all, &text) ||
-              bt_front_fail(e, 400, "tools", "invalid_value",
-                            "a schema in 'tools' has a number beyond 64 bits");
-    if (content != NULL) {
-        bt_buf_puts(&text, ",");
-        ok = ok && put_content(content, "the answer may be a call of a tool", &text, e);
-    }
+    bool ok = put_tags(chat, t, all, &text, e);
     bt_buf_puts(&text, "]");
     put_frame(chat->reply.style.tools, &text);
     put_first(chat, &text);
-    if (content != NULL) {
-        bt_buf_puts(&text, ONE_OF_THEM "}");
-    } else {
-        bt_buf_puts(&text, t->choose == FRONT_TOOLS_REQUIRED
-                               ? ",\"at_least_one\":true,\"free_text\":false"
-                               : "");
-        bt_buf_puts(&text, t->one ? ",\"stop_after_first\":true}" : "}");
+    if (ok && content != NULL) {
+        bt_buf_puts(&text, ",\"instead\":");
+        ok = put_content(content, "the answer may be a call of a tool", &text, e);
     }
+    bt_buf_puts(&text, calls_only ? ",\"at_least_one\":true,\"free_text\":false" : "");
+    bt_buf_puts(&text, t->one ? ",\"stop_after_first\":true}" : "}");
     ok = ok && bt_front_set_grammar(m, BT_GRAMMAR_TAGS, text.data, text.len, "tools", spec, e);
     bt_buf_cleanup(&text);
     return ok;
@@ -249,22 +276,6 @@ static bool behind_thoughts(const struct bt_front_model *m, const struct bt_fron
     return ok;
 }
 
-/* A constrained answer, or a call instead. */
-static bool beside_calls(const struct bt_front_model *m, const struct bt_front_chat *chat,
-                         const struct bt_front_tools *t, const struct bt_gen_grammar *content,
-                         struct bt_gen_spec *spec, struct bt_front_error *e)
-{
-    if (bt_reply_frame(chat->reply.style.tools)->call != NULL ||
-        chat->reply.style.tools == BT_TOOLS_MISTRAL_LIST) {
-        return bt_front_fail(
-            e, 400, "tool_choice", "unsupported_parameter",
-            "with this model's form of calls, an answer cannot be either a call "
-            "or constrained text; set 'tool_choice' to \"none\" or \"required\", or "
-            "leave the constraint out");
-    }
-    return set_tags(m, chat, t, false, content, spec, e);
-}
-
 static bool force(const struct bt_front_model *m, const struct bt_front_chat *chat,
                   const struct bt_front_tools *t, const struct bt_gen_grammar *content,
                   struct bt_gen_spec *spec, struct bt_front_error *e)
@@ -273,7 +284,7 @@ static bool force(const struct bt_front_model *m, const struct bt_front_chat *ch
         return behind_thoughts(m, chat, content, spec, e);
     }
     if (t->choose != FRONT_TOOLS_REQUIRED && content != NULL) {
-        return beside_calls(m, chat, t, content, spec, e);
+        return set_tags(m, chat, t, false, content, spec, e);
     }
     bool required = t->choose == FRONT_TOOLS_REQUIRED;
     if (set_tags(m, chat, t, required, NULL, spec, e)) {

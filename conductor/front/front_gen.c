@@ -10,6 +10,7 @@
 
 #include "common/base/sha256.h"
 #include "common/log/log.h"
+#include "conductor/front/front_elements.h"
 #include "conductor/front/front_gen.h"
 #include "conductor/front/front_jobs.h"
 
@@ -461,8 +462,8 @@ static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint
             "million are allowed; lower 'n' or 'logprobs', or send fewer prompts",
             (unsigned long long)names / 1000000, ANSWER_NAMES_MAX / 1000000);
     }
-    size_t bytes =
-        gen->echoed.len + gen->prompts.n * (PROMPT_BYTES + (size_t)gen->opt.n * CHOICE_BYTES);
+    size_t bytes = gen->echoed.len + bt_front_kinds_bytes(gen->kinds) +
+                   gen->prompts.n * (PROMPT_BYTES + (size_t)gen->opt.n * CHOICE_BYTES);
     for (uint32_t i = 0; i < gen->prompts.n; i++) {
         const struct bt_gen_spec *s = &gen->specs[i];
         bytes += gen->prompts.list[i].text.len;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "conductor/front/front_adapt.h"
+#include "conductor/front/front_elements.h"
 #include "conductor/front/front_fields.h"
 #include "conductor/front/front_forced.h"
 #include "conductor/front/front_grammar.h"
@@ -48,6 +49,7 @@ void bt_front_generation_cleanup(struct bt_front_generation *g)
     }
     free(g->specs);
     bt_buf_cleanup(&g->echoed);
+    json_decref(g->kinds);
     bt_front_prompts_cleanup(&g->prompts);
     *g = (struct bt_front_generation){0};
 }
@@ -491,6 +493,9 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
              bt_front_force(m, root, &opt->parts, &tools, base, e);
         if (ok) {
             bt_front_set_budget(m, &opt->parts, base);
+        }
+        if (ok && bt_reply_xml_form(opt->parts.reply.style.tools) != NULL) {
+            g->kinds = bt_front_kinds_of(tools.list);
         }
         bt_front_tools_cleanup(&tools);
         base->kept = opt->parts.reply.tools ? m->kept_tools : m->kept_thoughts;

@@ -35,6 +35,7 @@ struct bt_front_generation {
     struct bt_front_options opt;
     struct bt_front_prompts prompts; /* their ids have moved into the specs */
     struct bt_buf echoed;            /* Responses: members that the answer repeats */
+    json_t *kinds; /* of the tools' arguments (front_elements.h); NULL: they are JSON anyway */
     struct bt_gen_spec *specs; /* [prompts.n], everything but id, received_ns, timeout_ms, tenant */
 };
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "conductor/front/front_elements.h"
 #include "conductor/front/front_fields.h"
 #include "conductor/front/front_thinking.h"
 
@@ -436,6 +437,7 @@ static bool take_reply(const struct bt_front_model *m, const json_t *root,
     *chat = (struct bt_front_chat){.reply = {.style = m->style.reply,
                                              .tools = tools->list != NULL,
                                              .one_call = tools->one,
+                                             .kinds = bt_front_kinds,
                                              .keep_thoughts = !separate},
                                    .hides_thoughts = separate && !include};
     if (tools->list == NULL) {

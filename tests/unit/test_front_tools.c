@@ -24,7 +24,7 @@ static const char hermes[] = ROWS "{# <tool_call> <think> #}{% if think is defin
 static const char kimi[] = ROWS "{# <|tool_calls_section_begin|> #}";
 static const char mistral[] = ROWS "{# [TOOL_CALLS] #}";
 static const char deaf[] = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
-static const char foreign[] = ROWS "{# <arg_key> #}";
+static const char foreign[] = ROWS "{# <call> #}";
 
 static struct bt_template *own;
 
@@ -763,8 +763,28 @@ static void test_formats_beside_tools(void **state)
     assert_true(allows(v, "{\"a\":1}"));
     abandon(fd);
     close_own(state);
-    open_with(kimi);
-    refused(CHAT(FG("false") "," FORMAT(SCHEMA)), "tool_choice", "either a call or");
+    static const char *const framed[][3] = {
+        {kimi,
+         "<|tool_calls_section_begin|>" KC("functions.f:0", "{\"a\":1}")
+             KC("functions.g:1", "{}") "<|tool_calls_section_end|>",
+         "<|tool_calls_section_begin|><|tool_calls_section_end|>"},
+        {mistral, "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\":1}}]", "[TOOL_CALLS] []"},
+        {ROWS "{# <｜tool▁calls▁begin｜> #}",
+         "<｜tool▁calls▁begin｜>" DC("f", "{\"a\":1}") DC("g", "{}") "<｜tool▁calls▁end｜>",
+         "<｜tool▁calls▁begin｜>{\"a\":1}"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(framed); i++) {
+        open_with(framed[i][0]);
+        fd = begin("/v1/chat/completions", CHAT(FG("true") "," FORMAT(SCHEMA)));
+        assert_true(allows(v, framed[i][1]));
+        assert_true(allows(v, "{\"a\":1}"));
+        assert_false(allows(v, "{\"a\":\"1\"}"));
+        assert_false(allows(v, framed[i][2]));
+        assert_false(allows(v, "text"));
+        abandon(fd);
+        close_own(state);
+    }
+    open_with(hermes);
     bt_grammar_vocab_destroy(v);
 }
 
