@@ -625,6 +625,8 @@ static inline void fixture_start(struct fixture *f)
 static inline void fixture_cleanup(struct fixture *f)
 {
     bt_requests_destroy(f->rs);
+    clock_jump(100); /* a timer that is still set would find memory that is free */
+    bt_loop_poll(f->loop, 0);
     bt_view_destroy(f->view);
     if (f->etcd != NULL) {
         bt_etcd_destroy(f->etcd);

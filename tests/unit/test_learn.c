@@ -277,6 +277,8 @@ static void test_short_answers(void **state)
            few = bt_sched_learned_tbt(&l, 10, 0, 2, 0);
     print_message("longest tenth of 60 gaps %.1f, longest of 2 %.1f\n", all, few);
     assert_true(all > 35 && few > 12 && few < 20); /* 44 and 17.6 in the mean */
+    /* The longest tenth of ten gaps is one gap, and without a hand-off all ten are steps. */
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 10, 0) - bt_sched_learned_gap(&l, 10)) < 1e-9);
 }
 
 static void test_life_is_a_mean(void **state)

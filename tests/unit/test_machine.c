@@ -113,6 +113,8 @@ static void test_what_operators_see(void **state)
     T.now_ns += 70 * MS;
     say_token(PREFILL, 0, BT_TOKEN_GOES_ON);
     struct bt_request_info i = infos();
+    assert_true(metric("vllm:num_requests_running{model_name=\"m\"}") == 1);
+    assert_true(metric("vllm:num_requests_waiting{model_name=\"m\"}") == 0);
     assert_true(i.n == 1 && i.age_ms == 70 && i.tokens == 1 && i.prompt_tokens == 40);
     assert_true(i.epoch == 1 && i.wire_id == T.id);
     const struct bt_explanation *e = bt_machine_explain(T.mc, "cmpl-1");
@@ -149,6 +151,7 @@ static void test_nobody_is_there(void **state)
     T.nobody = true;
     begin(5);
     assert_int_equal(stats().waiting, 1);
+    assert_true(metric("vllm:num_requests_waiting{model_name=\"m\"}") == 1);
     pass(500);
     assert_int_equal(T.n_error, 0);
     pass(1);
