@@ -53,9 +53,9 @@ def install():
 def run(script, url, model, scenarios):
     """What the scenarios print: one process runs all, because loading the packages takes a second."""
     folder = install()
-    path = os.path.join(folder, script)
-    shutil.copy(os.path.join(HERE, script), path)  # node looks for packages beside it
-    p = subprocess.run(["node", path, url, model, *scenarios], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    for name in (script, "shared.mjs"):  # node looks for packages beside them
+        shutil.copy(os.path.join(HERE, name), os.path.join(folder, name))
+    p = subprocess.run(["node", os.path.join(folder, script), url, model, *scenarios], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT, timeout=240)
     return p.stdout.decode(errors="replace")
 

@@ -1,5 +1,5 @@
 /* Anthropic's POST /v1/messages and count_tokens. Fixture: front_fixture.h. */
-#include "tests/unit/front_fixture.h"
+#include "tests/unit/front_prompts.h"
 
 #define PATH   "/v1/messages"
 #define COUNT  PATH "/count_tokens"
@@ -8,28 +8,12 @@
 
 /* ---- prompts ---- */
 
-/* The prompt's text of the generation that a body begins. The caller frees it. */
-static char *prompt_of(const char *path, const char *body)
-{
-    struct bt_buf text = {0};
-    int fd = begin(path, body);
-    assert_int_equal(
-        bt_tokenizer_decode(tok, now->spec.prompt.ids, now->spec.prompt.n, false, &text), BT_OK);
-    fail_now(500, "enough", 0);
-    receive(fd);
-    return bt_buf_take(&text);
-}
-
 /* Both bodies make the same prompt. chat: the messages of a chat body. */
 static void same_prompt(const char *members, const char *chat)
 {
-    char *own, *others, *body = bt_sprintf("{\"max_tokens\":8,%s}", members);
+    char *body = bt_sprintf("{\"max_tokens\":8,%s}", members);
     char *chat_body = bt_sprintf("{\"max_tokens\":8,%s}", chat);
-    own = prompt_of(PATH, body);
-    others = prompt_of("/v1/chat/completions", chat_body);
-    assert_string_equal(own, others);
-    free(own);
-    free(others);
+    same_prompt_as_chat(PATH, body, chat_body);
     free(body);
     free(chat_body);
 }
@@ -173,37 +157,6 @@ static void test_long(void **state)
 }
 
 /* ---- streams ---- */
-
-/* The i-th event of ans.body; its name must be the data's type. */
-static json_t *event(int i)
-{
-    char *p = ans.body;
-    for (; i > 0; i--) {
-        p = strstr(p, "\n\n");
-        assert_non_null(p);
-        p += 2;
-    }
-    char name[64] = "";
-    assert_int_equal(sscanf(p, "event: %63s\n", name), 1);
-    char *data = strstr(p, "\ndata: "), *end = strstr(p, "\n\n");
-    assert_non_null(end);
-    assert_true(data < end);
-    char *text = bt_sprintf("%.*s", (int)(end - data - 7), data + 7);
-    json_t *j = parse(text);
-    free(text);
-    assert_string_equal(str_at(j, "type"), name);
-    return j;
-}
-
-static void is_event(int i, const char *type, const char *path, const char *expected)
-{
-    json_t *j = event(i);
-    assert_string_equal(str_at(j, "type"), type);
-    if (path != NULL) {
-        assert_string_equal(str_at(j, path), expected);
-    }
-    json_decref(j);
-}
 
 static void test_stream(void **state)
 {

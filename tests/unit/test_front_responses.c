@@ -1,5 +1,5 @@
 /* OpenAI's POST /v1/responses. Fixture: front_fixture.h. */
-#include "tests/unit/front_fixture.h"
+#include "tests/unit/front_prompts.h"
 
 #define PATH   "/v1/responses"
 #define SIMPLE "{\"input\":\"Hello\",\"max_output_tokens\":8"
@@ -7,27 +7,12 @@
 
 /* ---- prompts ---- */
 
-/* The prompt's text of the generation that a body begins. The caller frees it. */
-static char *prompt_of(const char *path, const char *body)
-{
-    struct bt_buf text = {0};
-    int fd = begin(path, body);
-    assert_int_equal(
-        bt_tokenizer_decode(tok, now->spec.prompt.ids, now->spec.prompt.n, false, &text), BT_OK);
-    fail_now(500, "enough", 0);
-    receive(fd);
-    return bt_buf_take(&text);
-}
-
 /* Both bodies make the same prompt. chat: the messages of a chat body. */
 static void same_prompt(const char *members, const char *messages)
 {
     char *body = bt_sprintf("{%s}", members);
     char *chat = bt_sprintf("{\"messages\":[%s]}", messages);
-    char *own = prompt_of(PATH, body), *others = prompt_of("/v1/chat/completions", chat);
-    assert_string_equal(own, others);
-    free(own);
-    free(others);
+    same_prompt_as_chat(PATH, body, chat);
     free(body);
     free(chat);
 }
@@ -136,33 +121,18 @@ static void test_incomplete(void **state)
 
 /* ---- streams ---- */
 
-/* The i-th event of ans.body; its name must be the data's type, and its number i. */
-static json_t *event(int i)
+/* The i-th event of ans.body; its number must be i. */
+static json_t *numbered(int i)
 {
-    char *p = ans.body, name[64] = "";
-    for (int k = 0; k < i; k++) {
-        p = strstr(p, "\n\n");
-        assert_non_null(p);
-        p += 2;
-    }
-    assert_int_equal(sscanf(p, "event: %63s\n", name), 1);
-    char *data = strstr(p, "\ndata: "), *end = strstr(p, "\n\n");
-    assert_non_null(end);
-    assert_true(data < end);
-    char *text = bt_sprintf("%.*s", (int)(end - data - 7), data + 7);
-    json_t *j = parse(text);
-    free(text);
-    assert_string_equal(str_at(j, "type"), name);
+    json_t *j = event(i);
     assert_int_equal(json_integer_value(at(j, "sequence_number")), i);
     return j;
 }
 
-static void is_event(int i, const char *type, const char *path, const char *expected)
+static void has_event(int i, const char *type, const char *path, const char *expected)
 {
-    json_t *j = event(i);
-    assert_string_equal(str_at(j, "type"), type);
-    assert_string_equal(str_at(j, path), expected);
-    json_decref(j);
+    json_decref(numbered(i));
+    is_event(i, type, path, expected);
 }
 
 static void test_stream(void **state)
@@ -178,31 +148,31 @@ static void test_stream(void **state)
     receive(fd);
     assert_int_equal(ans.status, 200);
     assert_non_null(strstr(ans.head, "\r\nContent-Type: text/event-stream\r\n"));
-    is_event(0, "response.created", "response.status", "in_progress");
-    is_event(1, "response.in_progress", "response.status", "in_progress");
-    is_event(2, "response.output_item.added", "item.status", "in_progress");
-    is_event(3, "response.content_part.added", "part.text", "");
-    json_t *j = event(4), *item;
+    has_event(0, "response.created", "response.status", "in_progress");
+    has_event(1, "response.in_progress", "response.status", "in_progress");
+    has_event(2, "response.output_item.added", "item.status", "in_progress");
+    has_event(3, "response.content_part.added", "part.text", "");
+    json_t *j = numbered(4), *item;
     assert_string_equal(str_at(j, "type"), "response.output_text.delta");
     assert_string_equal(str_at(j, "delta"), "Good");
     assert_int_equal(json_array_size(at(j, "logprobs")), 2);
     assert_int_equal(json_integer_value(at(j, "output_index")), 0);
     assert_int_equal(json_integer_value(at(j, "content_index")), 0);
     json_decref(j);
-    is_event(5, "response.output_text.delta", "delta", " morrow");
-    is_event(6, "response.output_text.done", "text", "Good morrow");
-    is_event(7, "response.content_part.done", "part.text", "Good morrow");
-    is_event(8, "response.output_item.done", "item.content.0.text", "Good morrow");
-    j = event(9);
+    has_event(5, "response.output_text.delta", "delta", " morrow");
+    has_event(6, "response.output_text.done", "text", "Good morrow");
+    has_event(7, "response.content_part.done", "part.text", "Good morrow");
+    has_event(8, "response.output_item.done", "item.content.0.text", "Good morrow");
+    j = numbered(9);
     assert_string_equal(str_at(j, "type"), "response.completed");
     assert_string_equal(str_at(j, "response.status"), "completed");
     assert_string_equal(str_at(j, "response.output.0.content.0.text"), "Good morrow");
     assert_int_equal(json_array_size(at(j, "response.output.0.content.0.logprobs")), 3);
     assert_int_equal(json_integer_value(at(j, "response.usage.output_tokens")), 3);
-    item = event(2);
+    item = numbered(2);
     assert_string_equal(str_at(item, "item.id"), str_at(j, "response.output.0.id"));
     json_decref(item);
-    item = event(4);
+    item = numbered(4);
     assert_string_equal(str_at(item, "item_id"), str_at(j, "response.output.0.id"));
     json_decref(item);
     json_decref(j);
@@ -215,9 +185,9 @@ static void test_stream_without_text(void **state)
     now->ops->on_finish(now->arg, 0, BT_FINISH_LENGTH, NULL);
     done(1, 0);
     receive(fd);
-    is_event(0, "response.created", "response.status", "in_progress");
-    is_event(1, "response.in_progress", "response.status", "in_progress");
-    is_event(2, "response.incomplete", "response.incomplete_details.reason", "max_output_tokens");
+    has_event(0, "response.created", "response.status", "in_progress");
+    has_event(1, "response.in_progress", "response.status", "in_progress");
+    has_event(2, "response.incomplete", "response.incomplete_details.reason", "max_output_tokens");
 }
 
 static void test_stream_fails(void **state)
@@ -229,9 +199,9 @@ static void test_stream_fails(void **state)
     fail_now(503, "no worker is left", 1);
     receive(fd);
     assert_int_equal(ans.status, 200);
-    is_event(4, "response.output_text.delta", "delta", "Good");
-    is_event(5, "response.failed", "response.error.message", "no worker is left");
-    is_event(6, "error", "message", "no worker is left");
+    has_event(4, "response.output_text.delta", "delta", "Good");
+    has_event(5, "response.failed", "response.error.message", "no worker is left");
+    has_event(6, "error", "message", "no worker is left");
     assert_null(strstr(ans.body, "response.completed"));
 }
 

@@ -1,12 +1,10 @@
 // One scenario of npm clients of the Responses and Messages APIs against a running cluster:
-// node client.mjs URL MODEL SCENARIO... Exit status 0 and a line "ok NAME" for each that holds.
+// node client.mjs URL MODEL SCENARIO... (shared.mjs).
 // ../test_api_clients.py runs it.
 import assert from "node:assert/strict";
+import { aiScenarios, anthropicClient, apiKey, chatAnthropic, chatOpenAI, model, openAI, refused, run, url } from "./shared.mjs";
 
-const [url, model, ...names] = process.argv.slice(2);
-const apiKey = process.env.TEST_API_KEY ?? "none";
 const system = "You are a player.", question = "Speak, good sir.";
-const options = { apiKey, maxRetries: 0, timeout: 60000 };
 
 /* What chat answers: the other APIs must answer the same. */
 async function chat(more = {}) {
@@ -19,18 +17,10 @@ async function chat(more = {}) {
   return r.json();
 }
 
-async function refused(promise, status, word) {
-  const e = await Promise.resolve(promise).then(() => assert.fail("was not refused"), (err) => err);
-  assert.equal(e.status ?? e.statusCode, status, `${e}`);
-  assert.ok(`${e.message}`.includes(word), e.message);
-  return e;
-}
-
 // ---- openai, two versions ----
 
 async function responses(name) {
-  const OpenAI = (await import(name)).default;
-  const client = new OpenAI({ ...options, baseURL: `${url}/v1` });
+  const client = await openAI(name);
   const body = { model, instructions: system, input: question, temperature: 0, max_output_tokens: 16 };
   const same = await chat();
   const text = same.choices[0].message.content;
@@ -81,8 +71,7 @@ async function responses(name) {
 // ---- the Anthropic client ----
 
 async function messages() {
-  const Anthropic = (await import("@anthropic-ai/sdk")).default;
-  const client = new Anthropic({ ...options, baseURL: url });
+  const client = await anthropicClient();
   const body = { model, system, max_tokens: 16, temperature: 0,
                  messages: [{ role: "user", content: question }] };
   const same = await chat();
@@ -135,10 +124,10 @@ async function messages() {
   assert.ok(total(rest.usage) > total(whole.usage));
 
   const e = await refused(client.messages.create({ ...body, temperature: -1 }), 400, "temperature");
-  assert.ok(e instanceof Anthropic.BadRequestError);
+  assert.ok(e instanceof client.constructor.BadRequestError);
   assert.equal(e.type ?? e.error.error.type, "invalid_request_error");
   const missing = await refused(client.messages.create({ ...body, model: "claude" }), 404, "claude");
-  assert.ok(missing instanceof Anthropic.NotFoundError);
+  assert.ok(missing instanceof client.constructor.NotFoundError);
   const image = { type: "image", source: { type: "base64", media_type: "image/png", data: "" } };
   await refused(client.messages.create({ ...body, messages: [{ role: "user", content: [image] }] }),
                 400, "'image'");
@@ -146,10 +135,7 @@ async function messages() {
 
 // Leaves a stream in the middle.
 async function abort() {
-  const Anthropic = (await import("@anthropic-ai/sdk")).default;
-  const OpenAI = (await import("openai")).default;
-  const anthropic = new Anthropic({ ...options, baseURL: url });
-  const openai = new OpenAI({ ...options, baseURL: `${url}/v1` });
+  const anthropic = await anthropicClient(), openai = await openAI("openai");
   let n = 0;
   const long = { model, stream: true, ignore_eos: true };
   for await (const e of await anthropic.messages.create({
@@ -212,41 +198,13 @@ const scenarios = {
   openai6: () => responses("openai"),
   anthropic: messages,
   abort,
-  async ai_openai() {
-    const { createOpenAI } = await import("@ai-sdk/openai");
-    await aiSdk(createOpenAI({ baseURL: `${url}/v1`, apiKey }).responses(model));
-  },
-  async ai_compatible() {
-    const { createOpenAICompatible } = await import("@ai-sdk/openai-compatible");
-    await aiSdk(createOpenAICompatible({ name: "baton", baseURL: `${url}/v1`, apiKey,
-                                         includeUsage: true })(model));
-  },
-  async ai_anthropic() {
-    const { createAnthropic } = await import("@ai-sdk/anthropic");
-    await aiSdk(createAnthropic({ baseURL: `${url}/v1`, apiKey })(model));
-  },
+  ...aiScenarios(aiSdk, { includeUsage: true }),
   async langchain_openai() {
-    const { ChatOpenAI } = await import("@langchain/openai");
-    const base = { model, temperature: 0, maxTokens: 16, apiKey, maxRetries: 0, streamUsage: true,
-                   configuration: { baseURL: `${url}/v1` } };
-    await langChain(new ChatOpenAI(base));
-    await langChain(new ChatOpenAI({ ...base, useResponsesApi: true }), false);
+    const [chat, responses] = await chatOpenAI({ temperature: 0, maxTokens: 16, streamUsage: true });
+    await langChain(chat);
+    await langChain(responses, false);
   },
-  async langchain_anthropic() {
-    const { ChatAnthropic } = await import("@langchain/anthropic");
-    await langChain(new ChatAnthropic({ model, temperature: 0, maxTokens: 16, apiKey, maxRetries: 0,
-                                        anthropicApiUrl: url }));
-  },
+  langchain_anthropic: async () => langChain(await chatAnthropic({ temperature: 0, maxTokens: 16 })),
 };
 
-let failed = 0;
-for (const name of names) {
-  try {
-    await scenarios[name]();
-    console.log(`ok ${name}`);
-  } catch (e) {
-    failed++;
-    console.log(`failed ${name}: ${e.stack}`);
-  }
-}
-process.exit(failed > 0 ? 1 : 0);
+await run(scenarios);

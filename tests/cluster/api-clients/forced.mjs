@@ -2,10 +2,8 @@
 // that the grammar allows.
 import assert from "node:assert/strict";
 import { z } from "zod";
+import { aiScenarios, anthropicClient, chatAnthropic, chatOpenAI, model, openAI, refused, run } from "./shared.mjs";
 
-const [url, model, ...names] = process.argv.slice(2);
-const apiKey = "none";
-const options = { apiKey, maxRetries: 0, timeout: 60000 };
 const shape = z.object({ city: z.enum(["Rome", "Oslo"]), soon: z.boolean() });
 const schema = { type: "object", required: ["city", "soon"], additionalProperties: false,
                  properties: { city: { type: "string", enum: ["Rome", "Oslo"] },
@@ -17,9 +15,8 @@ function valid(v) {
 }
 
 async function openai(name) {
-  const OpenAI = (await import(name)).default;
   const { zodTextFormat } = await import(`${name}/helpers/zod`);
-  const client = new OpenAI({ ...options, baseURL: `${url}/v1` });
+  const client = await openAI(name);
   const ask = { model, input: question, max_output_tokens: 2000 };
   const parsed = await client.responses.parse({ ...ask, text: { format: zodTextFormat(shape, "weather") } });
   assert.equal(parsed.status, "completed");
@@ -41,14 +38,12 @@ async function openai(name) {
   assert.ok(none.output.every((o) => o.type === "message"));
   const wrong = client.responses.create({ ...ask, text: { format: {
     type: "json_schema", name: "x", schema: { type: "object", not: {} } } } });
-  const e = await wrong.then(() => assert.fail("was not refused"), (err) => err);
-  assert.equal(e.status, 400);
+  const e = await refused(wrong, 400, "text.format");
   assert.ok(e.param.startsWith("text.format"), e.param);
 }
 
 async function anthropic() {
-  const Anthropic = (await import("@anthropic-ai/sdk")).default;
-  const client = new Anthropic({ ...options, baseURL: url });
+  const client = await anthropicClient();
   const ask = { model, max_tokens: 2000, messages: [{ role: "user", content: question }] };
   const tools = ["weather", "other"].map((name) => ({ name, input_schema: schema }));
   for (const choice of [{ type: "any" }, { type: "tool", name: "weather" }]) {
@@ -86,44 +81,15 @@ async function langChain(llm, methods) {
   }
 }
 
-const base = { model, maxTokens: 2000, apiKey, maxRetries: 0 };
 const scenarios = {
   openai5: () => openai("openai5"),
   openai6: () => openai("openai"),
   anthropic,
-  async ai_openai() {
-    const { createOpenAI } = await import("@ai-sdk/openai");
-    await aiSdk(createOpenAI({ baseURL: `${url}/v1`, apiKey }).responses(model));
-  },
-  async ai_compatible() {
-    const { createOpenAICompatible } = await import("@ai-sdk/openai-compatible");
-    await aiSdk(createOpenAICompatible({ name: "baton", baseURL: `${url}/v1`, apiKey,
-                                         supportsStructuredOutputs: true })(model));
-  },
-  async ai_anthropic() {
-    const { createAnthropic } = await import("@ai-sdk/anthropic");
-    await aiSdk(createAnthropic({ baseURL: `${url}/v1`, apiKey })(model));
-  },
+  ...aiScenarios(aiSdk, { supportsStructuredOutputs: true }),
   async langchain_openai() {
-    const { ChatOpenAI } = await import("@langchain/openai");
-    const at = { ...base, configuration: { baseURL: `${url}/v1` } };
-    await langChain(new ChatOpenAI(at), ["jsonSchema", "functionCalling"]);
-    await langChain(new ChatOpenAI({ ...at, useResponsesApi: true }), ["jsonSchema", "functionCalling"]);
+    for (const llm of await chatOpenAI({ maxTokens: 2000 })) await langChain(llm, ["jsonSchema", "functionCalling"]);
   },
-  async langchain_anthropic() {
-    const { ChatAnthropic } = await import("@langchain/anthropic");
-    await langChain(new ChatAnthropic({ ...base, anthropicApiUrl: url }), ["functionCalling"]);
-  },
+  langchain_anthropic: async () => langChain(await chatAnthropic({ maxTokens: 2000 }), ["functionCalling"]),
 };
 
-let failed = 0;
-for (const name of names) {
-  try {
-    await scenarios[name]();
-    console.log(`ok ${name}`);
-  } catch (e) {
-    failed++;
-    console.log(`failed ${name}: ${e.stack}`);
-  }
-}
-process.exit(failed > 0 ? 1 : 0);
+await run(scenarios);

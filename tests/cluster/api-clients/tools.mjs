@@ -2,10 +2,8 @@
 // message, so the question is a scripted answer, and the answer to a tool's result is that result.
 import assert from "node:assert/strict";
 import { z } from "zod";
+import { aiScenarios, anthropicClient, chatAnthropic, chatOpenAI, model, openAI, run } from "./shared.mjs";
 
-const [url, model, ...names] = process.argv.slice(2);
-const apiKey = "none";
-const options = { apiKey, maxRetries: 0, timeout: 60000 };
 const input = { city: "Rome", "days": 2 };
 const question = `<think>\nhm\n</think>\n\nLet me see.\n<tool_call>\n${JSON.stringify({
   name: "weather", arguments: input })}\n</tool_call>`;
@@ -23,8 +21,7 @@ function weather(args) {
 // ---- openai ----
 
 async function chat(name) {
-  const OpenAI = (await import(name)).default;
-  const client = new OpenAI({ ...options, baseURL: `${url}/v1` });
+  const client = await openAI(name);
   const body = { model, messages: [{ role: "user", content: question }],
                  tools: [{ type: "function", function: { ...fields, parameters: schema } }] };
   const whole = (await client.chat.completions.create(body)).choices[0];
@@ -44,8 +41,7 @@ async function chat(name) {
 }
 
 async function responses(name) {
-  const OpenAI = (await import(name)).default;
-  const client = new OpenAI({ ...options, baseURL: `${url}/v1` });
+  const client = await openAI(name);
   const body = { model, input: [{ role: "user", content: question }],
                  tools: [{ type: "function", ...fields, parameters: schema, strict: false }] };
   const whole = await client.responses.create(body);
@@ -75,8 +71,7 @@ async function responses(name) {
 // ---- the Anthropic client ----
 
 async function anthropic() {
-  const Anthropic = (await import("@anthropic-ai/sdk")).default;
-  const client = new Anthropic({ ...options, baseURL: url });
+  const client = await anthropicClient();
   const body = { model, max_tokens: 200, messages: [{ role: "user", content: question }],
                  tools: [{ ...fields, input_schema: schema }] };
   const whole = await client.messages.create(body);
@@ -152,38 +147,11 @@ const scenarios = {
   openai5: () => responses("openai5"),
   openai6: () => responses("openai"),
   anthropic,
-  async ai_openai() {
-    const { createOpenAI } = await import("@ai-sdk/openai");
-    await aiSdk(createOpenAI({ baseURL: `${url}/v1`, apiKey }).responses(model));
-  },
-  async ai_compatible() {
-    const { createOpenAICompatible } = await import("@ai-sdk/openai-compatible");
-    await aiSdk(createOpenAICompatible({ name: "baton", baseURL: `${url}/v1`, apiKey })(model));
-  },
-  async ai_anthropic() {
-    const { createAnthropic } = await import("@ai-sdk/anthropic");
-    await aiSdk(createAnthropic({ baseURL: `${url}/v1`, apiKey })(model));
-  },
+  ...aiScenarios(aiSdk),
   async langchain_openai() {
-    const { ChatOpenAI } = await import("@langchain/openai");
-    const base = { model, maxTokens: 200, apiKey, maxRetries: 0, configuration: { baseURL: `${url}/v1` } };
-    await langChain(new ChatOpenAI(base));
-    await langChain(new ChatOpenAI({ ...base, useResponsesApi: true }));
+    for (const llm of await chatOpenAI({ maxTokens: 200 })) await langChain(llm);
   },
-  async langchain_anthropic() {
-    const { ChatAnthropic } = await import("@langchain/anthropic");
-    await langChain(new ChatAnthropic({ model, maxTokens: 200, apiKey, maxRetries: 0, anthropicApiUrl: url }));
-  },
+  langchain_anthropic: async () => langChain(await chatAnthropic({ maxTokens: 200 })),
 };
 
-let failed = 0;
-for (const name of names) {
-  try {
-    await scenarios[name]();
-    console.log(`ok ${name}`);
-  } catch (e) {
-    failed++;
-    console.log(`failed ${name}: ${e.stack}`);
-  }
-}
-process.exit(failed > 0 ? 1 : 0);
+await run(scenarios);
