@@ -92,10 +92,9 @@ void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice)
         return;
     }
     /* Each of these puts the gaps into another order: the first one is looked at before. */
-    bool landing = is_told(sq) && f->plan.gaps.landing_ms > 0 && choice == sq->first;
+    bool landing = is_told(sq) && !f->plan.at.both && choice == sq->first;
     if (landing && f->decode != NULL) {
-        bt_sched_learn_landing(&f->decode->learned, f->plan.gaps.step_ms, f->plan.gaps.landing_ms,
-                               c->gaps_ms[0]);
+        bt_sched_learn_landing(&f->decode->learned, f->plan.gaps.step_ms, c->gaps_ms[0]);
     }
     double others = bt_sched_tbt_of(c->gaps_ms + landing, c->n_gaps - landing);
     double actual = bt_sched_tbt_of(c->gaps_ms, c->n_gaps);

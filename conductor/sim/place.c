@@ -63,7 +63,7 @@ static void go(struct bt_sim *s, uint32_t id, const struct bt_sched_plan *plan)
     l->work_ms = plan->first.work_ms;
     l->step_ms = plan->gaps.step_ms;
     l->mixed_ms = plan->gaps.mixed_ms;
-    l->landing_ms = plan->gaps.landing_ms;
+    l->lands = !plan->at.both;
     l->job = (struct bt_sim_job){.id = id,
                                  .late = plan->background,
                                  .pos = plan->prefix.cached_tokens,

@@ -124,12 +124,12 @@ static void learn_gaps(struct bt_sim *s, uint32_t node, const struct bt_sim_done
 {
     const struct bt_sim_live *l = &s->live[done->id];
     struct bt_sched_learned *to = &s->nodes[node].learned;
-    bool landing = l->landing_ms > 0;
+    bool landing = l->lands;
     if (!l->told_plan) {
         return;
     }
     if (landing) {
-        bt_sched_learn_landing(to, l->step_ms, l->landing_ms, done->first_gap_ms);
+        bt_sched_learn_landing(to, l->step_ms, done->first_gap_ms);
     }
     bt_sched_learn_tbt(to, l->step_ms, l->mixed_ms, done->n_gaps - landing,
                        landing ? done->others_ms : done->tbt_ms);

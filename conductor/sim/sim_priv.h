@@ -46,9 +46,10 @@ struct bt_sim_live {               /* what a running request needs beside its re
      * outcome.c. */
     bool told_plan, alone; /* told_plan: it is compared. alone: no queue was expected */
     double work_ms;
-    double step_ms, mixed_ms, landing_ms; /* ... and the gaps */
-    uint32_t told;                        /* tokens that the estimate of lengths knows of */
-    uint32_t given; /* tokens given out before it was placed for the last time */
+    double step_ms, mixed_ms; /* ... and the gaps */
+    bool lands;               /* the first token comes from another node */
+    uint32_t told;            /* tokens that the estimate of lengths knows of */
+    uint32_t given;           /* tokens given out before it was placed for the last time */
     uint32_t fetch_from, tries;
     uint32_t best_tokens, fetch_tokens;
     uint32_t held;      /* blocks of its prefix at its prefill node, while it computes */

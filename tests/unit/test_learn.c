@@ -127,17 +127,17 @@ static void test_a_bad_start_is_forgotten(void **state)
         for (int i = 0; i < bad; i++) {
             bt_sched_learn_ttft(&l, 50, 60, 2500 + 50);
             bt_sched_learn_tbt(&l, 5, 0, 62, 900);
-            bt_sched_learn_landing(&l, 5, 5, 800);
+            bt_sched_learn_landing(&l, 5, 800);
         }
         assert_true(l.overhead_ms > 1000);
         for (int i = 0; i < 12; i++) {
             double noise = 0.7 + 0.6 * (double)(rng(&s) % 1000) / 1000;
             bt_sched_learn_ttft(&l, 50, 60, 60 + 3 * noise);
             bt_sched_learn_tbt(&l, 5, 0, 62, 7 * noise);
-            bt_sched_learn_landing(&l, 5, 5, 5 + 2 * noise);
+            bt_sched_learn_landing(&l, 5, 5 + 2 * noise);
         }
         assert_true(l.overhead_ms > 1 && l.overhead_ms < 6);
-        assert_true(l.land_ms[0] > 0.5 && l.land_ms[0] < 4);
+        assert_true(l.land_ms > 0.5 && l.land_ms < 4);
         double gap = bt_sched_learned_gap(&l, 5);
         assert_true(gap > 4 && gap < 12);
         for (int i = 0; i < 40; i++) {
@@ -218,13 +218,13 @@ static void test_prompts_beside_rows_are_no_tail(void **state)
         bt_sched_learn_tbt(&l, step, 37.5, 62, 37.2);
     }
     assert_true(bt_sched_learned_gap(&l, 36) < 38 && bt_sched_learned_gap(&l, 20) < 22);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 37.5, 62, 0) - 37) < 1);
-    assert_true(bt_sched_learned_tbt(&l, 20, -1, 62, 0) < 22); /* a worker that takes none */
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 37.5, 62, false) - 37) < 1);
+    assert_true(bt_sched_learned_tbt(&l, 20, -1, 62, false) < 22); /* a worker that takes none */
     for (int i = 0; i < 400; i++) { /* the prompts have gone; some gaps are a little short */
         bt_sched_learn_tbt(&l, 20, 37.5, 62, i % 3 == 0 ? 19 : 20.5);
     }
     assert_true(bt_sched_learned_gap(&l, 36) >= 36);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 37.5, 62, 0) - 20.5) < 1);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 37.5, 62, false) - 20.5) < 1);
     for (int i = 0; i < 400; i++) {
         double step = 20 + (double)(rng(&s) % 1600) / 100;
         bt_sched_learn_tbt(&l, step, 37.5, 62, 60);
@@ -238,25 +238,23 @@ static void test_the_gap_of_a_landing(void **state)
 {
     (void)state;
     struct bt_sched_learned l = {0};
-    assert_true(bt_sched_learned_tbt(&l, 10, 0, 1, 10) == 10); /* nothing is known */
-    bt_sched_learn_landing(&l, 10, 0, 5);
-    bt_sched_learn_landing(&l, 5, 5, 0);
-    assert_true(l.land_ms[0] == 0 && l.n_land[0] == 0);
+    assert_true(bt_sched_learned_tbt(&l, 10, 0, 1, true) == 10); /* nothing is known */
+    bt_sched_learn_landing(&l, 0, 5);
+    bt_sched_learn_landing(&l, 5, 0);
+    assert_true(l.land_ms == 0 && l.n_land == 0);
     for (int i = 0; i < 200; i++) {
-        bt_sched_learn_landing(&l, 10, 15, i % 12 == 5 ? 300 : 24);
-        bt_sched_learn_landing(&l, 10, 10, 11); /* without rows it is another matter */
+        bt_sched_learn_landing(&l, 10, i % 12 == 5 ? 300 : 24);
         bt_sched_learn_tbt(&l, 10, 0, 62, 12);
     }
-    assert_true(fabs(l.land_ms[1] - 9) < 2 && fabs(l.land_ms[0] - 1) < 0.2);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 0, 3, 30) - (l.land_ms[1] + 30)) < 1e-9);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, 15) - (24 + 6 * 12) / 7.0) < 0.6);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, 0) - 12) < 0.2);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 1, 10) - 11) < 0.2);
+    assert_true(fabs(l.land_ms - 14) < 2);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 20, 0, 3, true) - (l.land_ms + 20)) < 1e-9);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, true) - (24 + 6 * 12) / 7.0) < 0.6);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, false) - 12) < 0.2);
     for (int i = 0; i < 300; i++) {
-        bt_sched_learn_landing(&l, 10, 10, 8); /* less than a step is no hand-off's time */
+        bt_sched_learn_landing(&l, 10, 8); /* less than a step is no hand-off's time */
     }
-    assert_true(l.land_ms[0] < 0.1);
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, 10) - 12) < 0.2);
+    assert_true(l.land_ms < 0.1);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 64, true) - 12) < 0.2);
 }
 
 /* One gap in ten is five times as long: the longest of few is mostly a step. */
@@ -273,12 +271,13 @@ static void test_short_answers(void **state)
         }
         bt_sched_learn_tbt(&l, 10, 0, n, bt_sched_tbt_of(gaps, n));
     }
-    double all = bt_sched_learned_tbt(&l, 10, 0, 60, 0),
-           few = bt_sched_learned_tbt(&l, 10, 0, 2, 0);
+    double all = bt_sched_learned_tbt(&l, 10, 0, 60, false),
+           few = bt_sched_learned_tbt(&l, 10, 0, 2, false);
     print_message("longest tenth of 60 gaps %.1f, longest of 2 %.1f\n", all, few);
     assert_true(all > 35 && few > 12 && few < 20); /* 44 and 17.6 in the mean */
     /* The longest tenth of ten gaps is one gap, and without a hand-off all ten are steps. */
-    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 10, 0) - bt_sched_learned_gap(&l, 10)) < 1e-9);
+    assert_true(fabs(bt_sched_learned_tbt(&l, 10, 0, 10, false) - bt_sched_learned_gap(&l, 10)) <
+                1e-9);
 }
 
 static void test_life_is_a_mean(void **state)

@@ -159,24 +159,17 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double mixed
     l->tail = BT_MIN(BT_MAX(l->tail, TAIL_MIN), TAIL_MAX);
 }
 
-static int had_rows(double step_ms, double steps_ms)
+void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double actual_ms)
 {
-    return steps_ms > step_ms ? 1 : 0;
-}
-
-void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double steps_ms,
-                            double actual_ms)
-{
-    int rows = had_rows(step_ms, steps_ms);
-    if (!(steps_ms > 0) || !(actual_ms > 0)) {
+    if (!(step_ms > 0) || !(actual_ms > 0)) {
         return;
     }
-    double predicted = l->land_ms[rows] + steps_ms, miss = actual_ms - predicted;
-    double by = rate(++l->n_land[rows]) * predicted;
-    if (l->n_land[rows] > 1) {
-        miss = limited(miss, gain(l->n_land[rows]), by, &l->run_land[rows]);
+    double predicted = l->land_ms + step_ms, miss = actual_ms - predicted;
+    double by = rate(++l->n_land) * predicted;
+    if (l->n_land > 1) {
+        miss = limited(miss, gain(l->n_land), by, &l->run_land);
     }
-    l->land_ms[rows] = BT_MAX(l->land_ms[rows] + miss, 0);
+    l->land_ms = BT_MAX(l->land_ms + miss, 0);
 }
 
 void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms)
@@ -188,13 +181,13 @@ void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms)
 }
 
 double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, double mixed_ms,
-                            uint32_t n_gaps, double landing_ms)
+                            uint32_t n_gaps, bool lands)
 {
-    double others = longest(l, filled_ms(l, step_ms, mixed_ms),
-                            n_gaps - BT_MIN(landing_ms > 0 ? 1u : 0u, n_gaps));
-    double first = landing_ms + l->land_ms[had_rows(step_ms, landing_ms)];
+    double others =
+        longest(l, filled_ms(l, step_ms, mixed_ms), n_gaps - BT_MIN(lands ? 1u : 0u, n_gaps));
+    double first = step_ms + l->land_ms;
     uint32_t k = BT_MAX(BT_DIV_UP(n_gaps, 10u), 1u);
-    return landing_ms > 0 && first > others ? (first + (k - 1) * others) / k : others;
+    return lands && first > others ? (first + (k - 1) * others) / k : others;
 }
 
 double bt_sched_error(double predicted, double actual)

@@ -28,14 +28,12 @@ struct bt_sched_learned {
      * and tail do not describe them. The longest tenth lies this share of the way from a step of
      * rows alone to that length, 0 to 1. */
     double filled;
-    /* The first gap of a row whose first token came from another worker, without the steps that it
-     * waits for: the part of the hand-off that is not hidden. [1]: the worker had rows, so loading
-     * begins at the end of a step, and the next step may begin without the new row. [0]: it had no
-     * rows */
-    double land_ms[2];
+    /* The first gap of a row whose first token came from another worker, without a step: the part
+     * of the hand-off that is not hidden, and the wait for the step under way. */
+    double land_ms;
     double life_ms; /* mean life of a row; 0: not known */
-    uint32_t n_ttft, n_idle, n_tbt, n_land[2], n_life;
-    struct bt_sched_run run_idle, run_slow, run_tbt, run_land[2];
+    uint32_t n_ttft, n_idle, n_tbt, n_land, n_life;
+    struct bt_sched_run run_idle, run_slow, run_tbt, run_land;
 };
 
 /* Each value follows a median in small steps, because a single delayed request says little. After
@@ -63,17 +61,16 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double mixed
 /* The predicted mean of the longest tenth of ten gaps or more, ms, between steps of step_ms without
  * prompts beside rows. */
 double bt_sched_learned_gap(const struct bt_sched_learned *l, double step_ms);
-/* The first gap of a row whose first token came from another worker was actual_ms. Its steps had
- * been predicted as steps_ms, of step_ms each: more than one step if the worker had rows. */
-void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double steps_ms,
-                            double actual_ms);
+/* The first gap of a row whose first token came from another worker was actual_ms; a step had been
+ * predicted as step_ms. */
+void bt_sched_learn_landing(struct bt_sched_learned *l, double step_ms, double actual_ms);
 /* A row lasted life_ms, from its first token to its last. */
 void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms);
 /* The predicted TBT of an answer of n_gaps gaps, ms. mixed_ms: as in bt_sched_learn_tbt.
- * landing_ms: steps in the first gap if the first token comes from another worker, else 0. In a
- * short answer that gap is the longest tenth. */
+ * lands: the first token comes from another worker. In a short answer the first gap is then the
+ * longest tenth. */
 double bt_sched_learned_tbt(const struct bt_sched_learned *l, double step_ms, double mixed_ms,
-                            uint32_t n_gaps, double landing_ms);
+                            uint32_t n_gaps, bool lands);
 
 /* Relative error of a prediction, |predicted - actual| / actual; 0 where actual is not above 0. */
 double bt_sched_error(double predicted, double actual);

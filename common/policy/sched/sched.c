@@ -333,12 +333,8 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     plan->gaps.tail_ms = bt_sched_learned_gap(&wd->learned, plan->gaps.step_ms);
     plan->takes.decode_work = bt_sched_decode_work(wd, j->req);
     uint32_t more = j->req->likely_new != 0 ? j->req->likely_new : j->req->max_new;
-    /* A row that lands at a worker with rows waits for the step under way: for half of it in the
-     * mean. */
-    double steps = wd->rows.running + wd->rows.landing > 0 ? 1.5 : 1;
-    plan->gaps.landing_ms = plan->at.both ? 0 : steps * plan->gaps.step_ms;
     plan->gaps.ms = bt_sched_learned_tbt(&wd->learned, plan->gaps.step_ms, plan->gaps.mixed_ms,
-                                         more - BT_MIN(more, 1u), plan->gaps.landing_ms);
+                                         more - BT_MIN(more, 1u), !plan->at.both);
 }
 
 /* ---- late ---- */

@@ -251,11 +251,10 @@ struct bt_sched_first {
 
 /* Predicted gaps between tokens, ms. */
 struct bt_sched_gaps {
-    double ms;         /* TBT: the mean of the longest tenth */
-    double step_ms;    /* the step of rows alone, without learned values */
-    double mixed_ms;   /* longest step with prompts beside its rows; <= 0: there are none */
-    double tail_ms;    /* ms without the gap of the hand-off, and without prompts */
-    double landing_ms; /* time of the steps in the gap of the hand-off; 0: no hand-off */
+    double ms;       /* TBT: the mean of the longest tenth */
+    double step_ms;  /* the step of rows alone, without learned values */
+    double mixed_ms; /* longest step with prompts beside its rows; <= 0: there are none */
+    double tail_ms;  /* ms without the gap of the hand-off, and without prompts */
 };
 
 /* What a plan takes from the workers. */
