@@ -341,7 +341,6 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
 
 /* A late prompt behind which others wait takes at most this time. */
 #define LATE_WORK_MS 10000.0
-#define LATE_RATE_MS 10000.0 /* admitted work is measured over at least this time */
 
 /* The share of prefill workers' time that is left for late work, because prompts in time go first;
  * from the recently admitted work. 0: nothing is left. */
@@ -349,7 +348,7 @@ static double share_left(const struct bt_sched_job *j)
 {
     double asked = 0;
     if (j->s->let_in != NULL) {
-        asked = bt_sched_demand_rate(j->s->let_in, j->s->now_ms, LATE_RATE_MS);
+        asked = bt_sched_demand_rate(j->s->let_in, j->s->now_ms, BT_SCHED_BURST_MS);
     }
     return BT_MAX(1 - asked / BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u), 0);
 }
@@ -362,7 +361,7 @@ static bool too_much_late(const struct bt_sched_job *j, double compute_ms)
     double n = BT_MAX(j->no_prefill_role ? j->n_decode : j->n_prefill, 1u);
     double asked = 0, have = share_left(j) * n;
     if (j->s->late_demand != NULL) {
-        asked = bt_sched_demand_rate(j->s->late_demand, j->s->now_ms, LATE_RATE_MS);
+        asked = bt_sched_demand_rate(j->s->late_demand, j->s->now_ms, BT_SCHED_BURST_MS);
     }
     return asked > have && bt_sched_demand_below(j->s->late_demand, compute_ms) > have / asked;
 }
