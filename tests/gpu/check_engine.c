@@ -143,7 +143,7 @@ static void test_chunks(void **state)
     if (BRIEF) {
         skip();
     }
-    enum { N = 700, STEPS = 24 };
+    enum { N = ON_HOST ? 330 : 700, STEPS = ON_HOST ? 12 : 24 };
     uint32_t prompt[N], whole[STEPS], parts[STEPS], tiny[STEPS];
     float gap[STEPS], other[STEPS];
     fill(prompt, N, 1);
@@ -161,7 +161,7 @@ static void test_chunks(void **state)
 static void test_mixed(void **state)
 {
     (void)state;
-    enum { SEQS = 6, PROMPTS = 3, LEN = 300, STEPS = 8 };
+    enum { SEQS = 6, PROMPTS = 3, LEN = ON_HOST ? 180 : 300, STEPS = 8 };
     static uint32_t prompt[SEQS][LEN], want[SEQS][STEPS];
     static float gap[SEQS][STEPS];
     struct bt_engine_row rows[SEQS];
@@ -215,7 +215,7 @@ static void test_batch(void **state)
         skip();
     }
     /* On a host the lengths still cross pages of 64 tokens and items of prompts. */
-    enum { SEQS = 20, STEPS = ON_HOST ? 12 : 24, MORE = ON_HOST ? 7 : 20, LEN = SEQS * MORE };
+    enum { SEQS = 20, STEPS = ON_HOST ? 12 : 24, MORE = ON_HOST ? 5 : 20, LEN = SEQS * MORE };
     static uint32_t prompt[SEQS][LEN], want[SEQS][STEPS], got[SEQS][STEPS];
     static float gap[SEQS][STEPS], lp[SEQS][STEPS], other[SEQS][STEPS];
     struct bt_engine_row rows[SEQS];

@@ -104,8 +104,8 @@ static void test_tenants_and_classes_differ(void **state)
     }
     near(bt_survival_mean(&s, a, 0, 100000), 20, 0.3);
     near(bt_survival_mean(&s, b, 0, 100000), 1000, 0.3);
-    double mixed = bt_survival_mean(&s, fresh, 0, 100000); /* a new tenant: as all */
-    assert_true(mixed > 350 && mixed < 900); /* more than the prior */
+    double mixed = bt_survival_mean(&s, fresh, 0, 100000);  /* a new tenant: as all */
+    assert_true(mixed > 350 && mixed < 900);                /* more than the prior */
     near(bt_survival_mean(&s, far, 0, 100000), mixed, 0.1); /* nothing of that class yet: as all */
     for (int i = 0; i < 1000; i++) { /* nor do prompts half as long again say much of these */
         bt_survival_note(&s, bt_survival_key(3, 1600), 0, geometric(&x, 50), true);
