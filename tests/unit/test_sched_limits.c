@@ -107,15 +107,15 @@ static void test_packed_rows(void **state)
     static const struct bt_batch_cost each = {.base_ns = 10e6, .token_ns = BT_BATCH_TOKEN_NS(1e6)};
     pack();
     assert_true(packed());
-    set_room(3, 10, 1000, 1000); /* of ten places nine would be taken: full */
-    set_rows(3, 8, 1000);
+    set_room(3, 10, 1000, 1000); /* it would take the last of ten places */
+    set_rows(3, 9, 1000);
     assert_false(packed());
-    set_rows(3, 7, 1000);
+    set_rows(3, 8, 1000);
     assert_true(packed());
     pack();
-    set_room(3, 64, 100, 20); /* of a hundred pages ninety */
+    set_room(3, 64, 100, 10); /* the last of a hundred pages */
     assert_false(packed());
-    set_room(3, 64, 100, 21);
+    set_room(3, 64, 100, 11);
     assert_true(packed());
     pack(); /* the step may be half of the objective, with this row's token */
     set_rows(3, 5, 39000);

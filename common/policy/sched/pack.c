@@ -14,9 +14,6 @@
 #define SHARE_IDLE 0.5
 #define ASKED_IDLE 0.5
 
-/* Packed rows use a worker's pages and slots up to this share, with rows on their way. */
-#define FULL 0.9
-
 /* If the first token is expected within this share of its objective, prompts need no more room, and
  * longer steps would only harm short answers. */
 #define TTFT_SAFE 0.03
@@ -88,6 +85,8 @@ static double full_step_ms(const struct bt_sched_job *j, const struct bt_sched_w
     return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
 }
 
+/* The larger share of w's pages and slots that is taken with the request and all rows on their way;
+ * 1: there is no room beside it. */
 static double full(const struct bt_sched_job *j, const struct bt_sched_worker *w, double load)
 {
     double tokens = (double)w->rows.own_coming_tokens + j->req->n_tokens;
@@ -122,7 +121,7 @@ double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double loa
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
     double late = late_ms(j, w);
-    if (late > 0 || full(j, w, load) >= FULL || full_step_ms(j, w) > most_step_ms(j)) {
+    if (late > 0 || full(j, w, load) >= 1 || full_step_ms(j, w) > most_step_ms(j)) {
         return 2 + load + late / j->c->objective.tbt_ms;
     }
     return bt_sched_row_free(w) ? 1 : 1 - load;
