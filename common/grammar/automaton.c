@@ -41,7 +41,7 @@ bool bt_automaton_grow(struct bt_automaton *m, void *array_p, uint32_t n, uint32
     return true;
 }
 
-static bool heads_init(struct bt_automaton *m, uint32_t **heads, uint32_t *n, uint32_t want)
+bool bt_automaton_heads(struct bt_automaton *m, uint32_t **heads, uint32_t *n, uint32_t want)
 {
     if (!bt_automaton_take(m, (want - *n) * sizeof(uint32_t))) {
         return false;
@@ -55,9 +55,12 @@ static bool heads_init(struct bt_automaton *m, uint32_t **heads, uint32_t *n, ui
 static bool begin(struct bt_automaton *m)
 {
     m->n_frames = 1; /* 0: the end */
-    return bt_automaton_grow(m, &m->frames, 1, &m->frames_cap, sizeof(*m->frames)) &&
-           heads_init(m, &m->frame_heads, &m->n_frame_heads, 64) &&
-           heads_init(m, &m->state_heads, &m->n_state_heads, 64);
+    if (!bt_automaton_grow(m, &m->frames, 1, &m->frames_cap, sizeof(*m->frames))) {
+        return false;
+    }
+    m->frames[0] = (struct bt_frame){0};
+    return bt_automaton_heads(m, &m->frame_heads, &m->n_frame_heads, 64) &&
+           bt_automaton_heads(m, &m->state_heads, &m->n_state_heads, 64);
 }
 
 bool bt_automaton_init(struct bt_automaton *m, struct bt_program *p, size_t max_bytes)
@@ -79,6 +82,10 @@ void bt_automaton_cleanup(struct bt_automaton *m)
     free(m->arena);
     free(m->ops);
     free(m->done);
+    free(m->distinct.nodes);
+    free(m->distinct.heads);
+    free(m->distinct.rich);
+    free(m->distinct.found);
 }
 
 void bt_automaton_reset(struct bt_automaton *m)
@@ -142,7 +149,8 @@ bool bt_memo_put(struct bt_automaton *m, const uint32_t key[4], uint32_t value)
 
 /* ---- frames ---- */
 
-uint32_t bt_frame(struct bt_automaton *m, bt_node_t node, uint32_t payload, uint32_t parent)
+static uint32_t frame_of(struct bt_automaton *m, bt_node_t node, uint32_t payload, uint32_t parent,
+                         bool text)
 {
     uint32_t hash = hash4(node, payload, parent, 0);
     for (uint32_t i = m->frame_heads[hash & (m->n_frame_heads - 1)]; i != UINT32_MAX;
@@ -153,7 +161,7 @@ uint32_t bt_frame(struct bt_automaton *m, bt_node_t node, uint32_t payload, uint
         }
     }
     if (m->n_frames >= m->n_frame_heads) {
-        if (!heads_init(m, &m->frame_heads, &m->n_frame_heads, m->n_frame_heads * 2)) {
+        if (!bt_automaton_heads(m, &m->frame_heads, &m->n_frame_heads, m->n_frame_heads * 2)) {
             return UINT32_MAX;
         }
         for (uint32_t i = 1; i < m->n_frames; i++) {
@@ -168,14 +176,24 @@ uint32_t bt_frame(struct bt_automaton *m, bt_node_t node, uint32_t payload, uint
         return UINT32_MAX;
     }
     uint32_t *head = &m->frame_heads[hash & (m->n_frame_heads - 1)];
-    m->frames[m->n_frames] = (struct bt_frame){node, payload, parent, *head};
-    *head = m->n_frames;
-    return m->n_frames++;
+    uint32_t id = m->n_frames++;
+    m->frames[id] =
+        (struct bt_frame){.node = node, .payload = payload, .parent = parent, .next = *head};
+    *head = id;
+    if (m->p->has_distinct) {
+        bt_distinct_frame(m, id, text);
+    }
+    return id;
+}
+
+uint32_t bt_frame(struct bt_automaton *m, bt_node_t node, uint32_t payload, uint32_t parent)
+{
+    return frame_of(m, node, payload, parent, false);
 }
 
 uint32_t bt_text_frame(struct bt_automaton *m, bt_node_t node, uint32_t byte, uint32_t parent)
 {
-    uint32_t f = bt_frame(m, node, byte, parent);
+    uint32_t f = frame_of(m, node, byte, parent, true);
     return f == UINT32_MAX ? f : f | BT_FRAME_TEXT;
 }
 
@@ -282,7 +300,8 @@ static bool enter(struct bt_automaton *m, bt_node_t id, uint32_t f, bool fresh)
         return seen != UINT32_MAX && bt_push_thread(m, bt_object_rx(m, n->a, seen, true),
                                                     bt_object_frame(m, id, seen, f));
     }
-    case BT_NODE_K_UNIQUE: return bt_unique_enter(m, id, f);
+    case BT_NODE_K_DISTINCT: return push_op(m, OP_ENTER, n->a, bt_distinct_enter(m, id, f), fresh);
+    case BT_NODE_K_ITEM: return push_op(m, OP_ENTER, n->a, bt_distinct_item(m, id, f), fresh);
     case BT_NODE_K_RULE: return push_op(m, OP_ENTER, n->a, f, fresh);
     }
     return true;
@@ -333,8 +352,9 @@ static bool leave(struct bt_automaton *m, uint32_t id, bool fresh)
     if (n->kind == BT_NODE_K_REPEAT) {
         return repeat_on(m, f, fresh);
     }
-    if (n->kind == BT_NODE_K_UNIQUE) {
-        return bt_unique_item(m, id);
+    if (n->kind == BT_NODE_K_DISTINCT || n->kind == BT_NODE_K_ITEM) {
+        bool goes_on = n->kind == BT_NODE_K_DISTINCT || bt_distinct_item_done(m, id);
+        return !m->full && (!goes_on || push_op(m, OP_RETURN, 0, f.parent, fresh));
     }
     BT_ASSERT(n->kind == BT_NODE_K_OBJECT && f.payload & 1);
     uint32_t seen = f.payload >> 1;
@@ -437,7 +457,7 @@ static bool ended(struct bt_automaton *m, bt_rx_t q, uint32_t f)
     if (!bt_rx_nullable(m->rx, q)) {
         return true;
     }
-    return f & BT_FRAME_TEXT ? bt_unique_item_done(m, f) : push_op(m, OP_RETURN, 0, f, false);
+    return push_op(m, OP_RETURN, 0, f, false);
 }
 
 /* Whether nothing but a marker may follow. */
@@ -490,14 +510,25 @@ uint32_t bt_automaton_sort(struct bt_automaton *m, uint32_t at)
     return k;
 }
 
-uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint8_t byte)
+/* The reader after a byte. false: a limit. */
+static bool read_byte(struct bt_automaton *m, uint8_t byte)
+{
+    if (m->reader >= BT_READER_ANY) {
+        m->distinct.out = m->reader & BT_READER_OUT;
+    } else if (m->reader != 0) {
+        m->reader = bt_reader_step(m, m->reader, byte);
+    }
+    return m->reader != BT_READER_FAILED;
+}
+
+uint32_t bt_automaton_step_all(struct bt_automaton *m, uint32_t at, uint32_t n, uint8_t byte)
 {
     uint32_t top = m->n_arena;
     m->final = false;
     if (byte == BT_RX_MARK) {
         return 0;
     }
-    if (!bt_rx_work(m->rx, n)) {
+    if (!bt_rx_work(m->rx, n) || (m->reader != 0 && !read_byte(m, byte))) {
         return UINT32_MAX;
     }
     for (uint32_t i = at; i < at + n; i++) {
@@ -522,14 +553,27 @@ uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint
         m->n_arena = top;
         return UINT32_MAX;
     }
+    if (m->reader >= BT_READER_ANY) {
+        m->reader = (m->reader & ~BT_READER_OUT) | m->distinct.out;
+    }
     return m->n_arena - top <= 1 ? m->n_arena - top : bt_automaton_sort(m, top);
+}
+
+uint32_t bt_automaton_step(struct bt_automaton *m, uint32_t at, uint32_t n, uint8_t byte)
+{
+    uint32_t top = m->n_arena, count = bt_automaton_step_all(m, at, n, byte);
+    if (m->reader != 0 && count != UINT32_MAX) {
+        count = bt_distinct_filter(m, top, count);
+        m->n_arena = count == UINT32_MAX ? top : m->n_arena;
+    }
+    return count;
 }
 
 /* ---- states ---- */
 
-static uint32_t state_hash(const struct bt_thread *v, uint32_t n, bool final)
+static uint32_t state_hash(const struct bt_thread *v, uint32_t n, bool final, uint32_t reader)
 {
-    uint64_t h = n * 2 + final;
+    uint64_t h = ((uint64_t)reader << 32) + n * 2 + final;
     for (uint32_t i = 0; i < n; i++) {
         h = (h ^ ((uint64_t)v[i].q << 32 | v[i].frame)) * 0xD6E8FEB86659FD93u;
         h ^= h >> 32;
@@ -545,22 +589,24 @@ uint32_t bt_automaton_intern(struct bt_automaton *m, uint32_t at, bool final)
     if (n == 0 && !final) {
         return BT_STATE_DEAD;
     }
-    hash = state_hash(v, n, final);
+    hash = state_hash(v, n, final, m->reader);
     for (uint32_t i = m->state_heads[hash & (m->n_state_heads - 1)]; i != UINT32_MAX;
          i = m->states[i].next) {
         const struct bt_state *s = &m->states[i];
-        if (s->n == n && s->final == final && bt_compare(m->pool + s->at, v, n * sizeof(*v)) == 0) {
+        if (s->n == n && s->final == final && s->reader == m->reader &&
+            bt_compare(m->pool + s->at, v, n * sizeof(*v)) == 0) {
             return i;
         }
     }
     if (m->n_states >= m->n_state_heads) {
-        if (!heads_init(m, &m->state_heads, &m->n_state_heads, m->n_state_heads * 2)) {
+        if (!bt_automaton_heads(m, &m->state_heads, &m->n_state_heads, m->n_state_heads * 2)) {
             return BT_STATE_FAILED;
         }
         for (uint32_t i = 0; i < m->n_states; i++) {
             struct bt_state *s = &m->states[i];
-            uint32_t *head = &m->state_heads[state_hash(m->pool + s->at, s->n, s->final) &
-                                             (m->n_state_heads - 1)];
+            uint32_t *head =
+                &m->state_heads[state_hash(m->pool + s->at, s->n, s->final, s->reader) &
+                                (m->n_state_heads - 1)];
             s->next = *head;
             *head = i;
         }
@@ -575,8 +621,8 @@ uint32_t bt_automaton_intern(struct bt_automaton *m, uint32_t at, bool final)
     }
     bt_copy(m->pool + m->n_pool, v, n * sizeof(*v));
     uint32_t *head = &m->state_heads[hash & (m->n_state_heads - 1)];
-    m->states[m->n_states] =
-        (struct bt_state){.at = m->n_pool, .n = n, .final = final, .next = *head};
+    m->states[m->n_states] = (struct bt_state){
+        .at = m->n_pool, .n = n, .final = final, .reader = m->reader, .next = *head};
     *head = m->n_states;
     m->n_pool += n;
     return m->n_states++;
@@ -586,6 +632,7 @@ uint32_t bt_automaton_start(struct bt_automaton *m)
 {
     uint32_t at = m->n_arena;
     m->final = false;
+    m->reader = 0;
     if (!push_op(m, OP_ENTER, m->p->start, 0, false) || !closure(m) ||
         bt_automaton_sort(m, at) == UINT32_MAX) {
         m->n_arena = at;
@@ -594,10 +641,21 @@ uint32_t bt_automaton_start(struct bt_automaton *m)
     return bt_automaton_intern(m, at, m->final);
 }
 
+bool bt_distinct_exists(struct bt_automaton *m, bt_node_t node)
+{
+    uint32_t at = m->n_arena;
+    m->reader = 0;
+    bool found = push_op(m, OP_ENTER, node, 0, false) && closure(m) &&
+                 bt_distinct_filter(m, at, m->n_arena - at) != UINT32_MAX && m->n_arena > at;
+    m->n_arena = at;
+    return found;
+}
+
 uint32_t bt_automaton_load(struct bt_automaton *m, uint32_t state)
 {
     struct bt_state s = m->states[state];
     uint32_t at = m->n_arena;
+    m->reader = s.reader;
     for (uint32_t i = 0; i < s.n; i++) {
         if (!bt_push_thread(m, m->pool[s.at + i].q, m->pool[s.at + i].frame)) {
             m->n_arena = at;

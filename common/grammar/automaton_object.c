@@ -6,6 +6,8 @@
 #include "common/base/map.h"
 #include "common/grammar/automaton.h"
 
+#define TEXT_MAX (1u << 20)
+
 enum tag {
     TAG_SEEN = 0x10000000,
     TAG_KEYS = 0x20000000,
@@ -184,6 +186,24 @@ uint32_t bt_object_frame(struct bt_automaton *m, bt_node_t node, uint32_t seen, 
         return f;
     }
     return bt_text_frame(m, node, BT_TEXT_BEGIN, f);
+}
+
+char *bt_frame_text(struct bt_automaton *m, uint32_t frame, uint32_t *n_p, uint32_t *base_p)
+{
+    uint32_t n = 0, at = frame;
+    for (; bt_frame_at(m, at)->payload != BT_TEXT_BEGIN; at = bt_frame_at(m, at)->parent) {
+        n++;
+    }
+    if (n > TEXT_MAX || !bt_rx_work(m->rx, n)) {
+        return NULL;
+    }
+    *base_p = bt_frame_at(m, at)->parent;
+    *n_p = n;
+    char *text = bt_malloc(n + 1);
+    for (at = frame; n > 0; at = bt_frame_at(m, at)->parent) {
+        text[--n] = (char)bt_frame_at(m, at)->payload;
+    }
+    return text;
 }
 
 /* The code unit of four hexadecimal digits. */

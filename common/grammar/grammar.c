@@ -60,6 +60,26 @@ static size_t bytes_of(const struct bt_grammar *g)
            g->masks.bytes;
 }
 
+/* Whether arrays with a minimum can have so many different items: nodes that the program takes for
+ * productive must be. */
+static bt_status_t check_distinct(struct bt_automaton *m, char *err, size_t err_cap)
+{
+    const struct bt_program *p = m->p;
+    for (uint32_t i = 0; p->has_distinct && i < p->n_nodes; i++) {
+        const struct bt_node *n = &p->nodes[i];
+        if (n->kind != BT_NODE_K_DISTINCT || n->b < 2 || !(n->flags & BT_NODE_F_PRODUCTIVE) ||
+            bt_distinct_exists(m, i)) {
+            continue;
+        }
+        snprintf(err, err_cap,
+                 m->full ? "%s: the search for %u different items takes too long; lower minItems"
+                         : "%s: there are not %u different items; lower minItems",
+                 p->names[n->c], n->b);
+        return m->full ? BT_ERR_EXHAUSTED : BT_ERR_UNSUPPORTED;
+    }
+    return BT_OK;
+}
+
 bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_grammar **g_p,
                             char *err, size_t err_cap)
 {
@@ -77,6 +97,11 @@ bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_gra
     pthread_cond_init(&g->idle, NULL);
     bool ok = bt_automaton_init(&g->automaton, p, BT_GRAMMAR_BYTES_MAX / 8);
     BT_ASSERT(ok);
+    st = check_distinct(&g->automaton, err, err_cap);
+    if (st != BT_OK) {
+        bt_grammar_unref(g);
+        return st;
+    }
     g->bytes = bytes_of(g);
     *g_p = g;
     return BT_OK;

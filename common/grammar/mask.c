@@ -14,13 +14,15 @@
 
 struct bt_mask_level {
     uint32_t at, n; /* in the automaton's arena */
+    uint32_t reader;
 };
 struct mask { /* kept with a state */
     size_t bytes;
     uint8_t slice; /* BT_SLICE_SETS: none */
     uint8_t chars; /* of the slice's tokens at most */
     bool full;     /* ids is a bitmap */
-    uint32_t n, ids[];
+    uint32_t n, n_later;
+    uint32_t ids[]; /* [n], then [n_later] nodes of the slice's trie that were put off */
 };
 
 /* ---- slices ---- */
@@ -116,7 +118,7 @@ static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab 
 {
     uint8_t kinds;
     if (bt_rx_free_chars(m->rx, q, &kinds) >= BT_SLICE_CHARS && kinds & slice_encodings[set]) {
-        return BT_SLICE_CHARS | AT_LEAST;
+        return LEVELS_MAX | AT_LEAST; /* enough for what choose_slice asks */
     }
     q = bt_rx_relax(m->rx, q, LEVELS_MAX);
     uint32_t key[4] = {TAG_SLICE, set, q, 0};
@@ -157,16 +159,19 @@ static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab 
     return cap;
 }
 
-/* The slice that the threads arena[at..at+n) allow; BT_SLICE_SETS: none. */
+/* The slice that the threads arena[at..at+n) allow; BT_SLICE_SETS: none. Items that must differ
+ * from earlier ones need some more characters to do so. */
 static enum bt_slice_set choose_slice(struct bt_automaton *m, const struct bt_grammar_vocab *v,
                                       uint32_t at, uint32_t n, uint8_t *chars)
 {
+    bool tests = m->reader != 0 && m->reader != (BT_READER_ANY | BT_READER_OUT);
     for (uint32_t set = 0; set < BT_SLICE_SETS; set++) {
         for (uint32_t i = 0; i < n && i < 8; i++) {
             uint32_t cap = slice_cap(m, v, (enum bt_slice_set)set, m->arena[at + i].q);
             uint32_t count = cap & 0xFF;
             bool exact = !(cap & AT_LEAST) && n == 1;
-            if (count >= BT_SLICE_CHARS || (exact && count > 0)) {
+            if (tests ? count > BT_SLICE_CHARS + 8
+                      : count >= BT_SLICE_CHARS || (exact && count > 0)) {
                 *chars = (uint8_t)BT_MIN(count, BT_SLICE_CHARS);
                 return (enum bt_slice_set)set;
             }
@@ -178,38 +183,63 @@ static enum bt_slice_set choose_slice(struct bt_automaton *m, const struct bt_gr
 
 /* ---- the walk ---- */
 
+static void push_id(uint32_t **ids, uint32_t *n, uint32_t *cap, uint32_t id)
+{
+    if (*n == *cap) {
+        *cap = *cap ? *cap * 2 : 1024;
+        *ids = bt_realloc(*ids, *cap * sizeof(**ids));
+    }
+    (*ids)[(*n)++] = id;
+}
+
 static void add_token(struct bt_mask_cache *c, const struct bt_grammar_vocab *v, uint32_t id)
 {
     for (; id != BT_VOCAB_NO_TOKEN; id = v->same[id]) {
-        if (c->n_ids == c->ids_cap) {
-            c->ids_cap = c->ids_cap ? c->ids_cap * 2 : 1024;
-            c->ids = bt_realloc(c->ids, c->ids_cap * sizeof(*c->ids));
-        }
-        c->ids[c->n_ids++] = id;
+        push_id(&c->ids, &c->n_ids, &c->ids_cap, id);
     }
 }
 
-/* Collects the tokens of the trie that arena[at..at+n) allow. */
+/* Whether a thread that only goes on in its expression stays as it is, also with its reader. */
+static bool needs_no_test(const struct bt_automaton *m, uint32_t frame, uint32_t reader)
+{
+    return reader == 0 || reader == (BT_READER_ANY | BT_READER_OUT) ||
+           (reader >= BT_READER_ANY && frame != 0 && m->frames[frame].flags & BT_FRAME_F_SAFE);
+}
+
+/* Steps the threads above the depth by a byte. false: a limit. */
+static bool descend(struct bt_mask_cache *c, struct bt_automaton *m, uint32_t depth, uint8_t byte)
+{
+    struct bt_mask_level *up = &c->levels[depth - 1], *here = &c->levels[depth];
+    here->at = m->n_arena = up->at + up->n;
+    m->reader = up->reader;
+    here->n = bt_automaton_step(m, up->at, up->n, byte);
+    here->reader = m->reader;
+    return here->n != UINT32_MAX;
+}
+
+/* Collects the tokens of the trie's nodes from..to that the threads above them allow. Nodes at
+ * which the reader knows too little are put off. false: a limit. */
 static bool walk(struct bt_mask_cache *c, struct bt_automaton *m, const struct bt_grammar_vocab *v,
-                 const struct bt_trie *t, uint32_t at, uint32_t n)
+                 const struct bt_trie *t, uint32_t from, uint32_t to)
 {
     struct bt_mask_level *levels = c->levels;
     const struct bt_trie_node *nodes = t->nodes;
-    levels[0] = (struct bt_mask_level){at, n};
-    for (uint32_t i = 0; i < t->n;) {
+    for (uint32_t i = from; i < to;) {
         const struct bt_trie_node *node = &nodes[i];
         struct bt_mask_level up = levels[node->depth - 1], *here = &levels[node->depth];
         here->at = up.at + up.n;
         struct bt_thread one = m->arena[up.at];
-        if (up.n == 1 && node->byte != BT_RX_MARK && !(one.frame & BT_FRAME_TEXT)) {
-            uint32_t to = bt_rx_next(m->rx, one.q, node->byte);
-            if (to == BT_RX_NONE) {
+        if (up.n == 1 && node->byte != BT_RX_MARK && !(one.frame & BT_FRAME_TEXT) &&
+            needs_no_test(m, one.frame, up.reader)) {
+            uint32_t next = bt_rx_next(m->rx, one.q, node->byte);
+            if (next == BT_RX_NONE) {
                 i = node->skip;
                 continue;
             }
-            if (!(to & BT_RX_ENDS) && here->at < m->arena_cap) {
+            if (!(next & BT_RX_ENDS) && here->at < m->arena_cap) {
                 here->n = 1;
-                m->arena[here->at] = (struct bt_thread){to, one.frame};
+                here->reader = up.reader;
+                m->arena[here->at] = (struct bt_thread){next, one.frame};
                 if (node->token != BT_VOCAB_NO_TOKEN) {
                     add_token(c, v, node->token);
                 }
@@ -217,10 +247,14 @@ static bool walk(struct bt_mask_cache *c, struct bt_automaton *m, const struct b
                 continue;
             }
         }
-        m->n_arena = here->at;
-        here->n = bt_automaton_step(m, up.at, up.n, node->byte);
-        if (here->n == UINT32_MAX) {
+        if (!descend(c, m, node->depth, node->byte)) {
             return false;
+        }
+        if (m->distinct.uncertain) {
+            m->distinct.uncertain = false;
+            push_id(&c->later, &c->n_later, &c->later_cap, i);
+            i = node->skip;
+            continue;
         }
         if (node->token != BT_VOCAB_NO_TOKEN && (here->n > 0 || m->final)) {
             add_token(c, v, node->token);
@@ -243,12 +277,15 @@ static struct mask *keep(struct bt_mask_cache *c, const struct bt_grammar_vocab 
 {
     bool full = c->n_ids > v->words;
     uint32_t n = full ? v->words : c->n_ids;
-    struct mask *k = bt_calloc(1, sizeof(*k) + n * sizeof(uint32_t));
-    k->bytes = sizeof(*k) + n * sizeof(uint32_t);
+    size_t bytes = sizeof(struct mask) + (n + (size_t)c->n_later) * sizeof(uint32_t);
+    struct mask *k = bt_calloc(1, bytes);
+    k->bytes = bytes;
     k->slice = slice;
     k->chars = chars;
     k->full = full;
     k->n = n;
+    k->n_later = c->n_later;
+    bt_copy(k->ids + n, c->later, c->n_later * sizeof(uint32_t));
     if (full) {
         set_bits(k->ids, c->ids, c->n_ids);
     } else {
@@ -278,11 +315,15 @@ static void apply(const struct mask *k, const struct bt_grammar_vocab *v, bool f
     }
 }
 
-/* The state without limits that no token can reach; FAILED: a limit of the automaton. */
+/* The state whose mask is looked up: without limits that no token can reach, and without the items
+ * of arrays that must differ, where a mask can be made without them. FAILED: a limit. */
 static uint32_t relaxed(struct bt_automaton *m, const struct bt_grammar_vocab *v, uint32_t state)
 {
     uint32_t n = m->states[state].n, at = bt_automaton_load(m, state);
-    bool changed = false;
+    bool changed = m->reader != 0 && bt_distinct_forgets(m, state);
+    if (changed) {
+        m->reader = BT_READER_ANY | BT_READER_OUT;
+    }
     for (uint32_t i = at; at != UINT32_MAX && i < at + n; i++) {
         bt_rx_t q = bt_rx_relax(m->rx, m->arena[i].q, v->longest);
         if (q == BT_RX_FAILED) {
@@ -300,6 +341,143 @@ static uint32_t relaxed(struct bt_automaton *m, const struct bt_grammar_vocab *v
     return bt_automaton_intern(m, at, m->states[state].final);
 }
 
+/* Puts the threads of the state at the trie's root. false: a limit. */
+static bool enter(struct bt_mask_cache *c, struct bt_automaton *m, const struct bt_grammar_vocab *v,
+                  uint32_t state)
+{
+    if (c->n_levels < v->longest + 1) {
+        c->n_levels = v->longest + 1;
+        c->levels = bt_realloc(c->levels, c->n_levels * sizeof(*c->levels));
+    }
+    c->n_ids = c->n_later = 0;
+    c->n_frames = m->n_frames;
+    c->n_readers = m->distinct.n_nodes;
+    m->distinct.uncertain = false;
+    uint32_t at = bt_automaton_load(m, state);
+    c->levels[0] = (struct bt_mask_level){at, m->states[state].n, m->reader};
+    return at != UINT32_MAX;
+}
+
+/* Forgets what walks from the root have made: it is in no state. */
+static void leave(struct bt_mask_cache *c, struct bt_automaton *m)
+{
+    m->n_arena = c->levels[0].at;
+    bt_automaton_drop_frames(m, c->n_frames);
+    if (m->p->has_distinct) {
+        bt_reader_drop(m, c->n_readers);
+        bt_distinct_forget(m);
+    }
+}
+
+static const struct bt_trie *trie_of(const struct bt_grammar_vocab *v, uint32_t set)
+{
+    return set == BT_SLICE_SETS ? &v->all : &v->slices[set].rest;
+}
+
+/* Makes the mask of a state. */
+static bool make(struct bt_mask_cache *c, struct bt_automaton *m, const struct bt_grammar_vocab *v,
+                 uint32_t state)
+{
+    if (!enter(c, m, v, state)) {
+        return false;
+    }
+    uint8_t chars;
+    struct bt_mask_level root = c->levels[0];
+    enum bt_slice_set set = choose_slice(m, v, root.at, root.n, &chars);
+    const struct bt_trie *t = trie_of(v, set);
+    bool ok = root.n == 0 || walk(c, m, v, t, 0, t->n);
+    leave(c, m);
+    if (!ok) {
+        return false;
+    }
+    if (c->bytes > c->max_bytes) {
+        bt_mask_drop(c, m);
+    }
+    m->states[state].mask = keep(c, v, (uint8_t)set, chars);
+    return true;
+}
+
+/* ---- masks that were made without the items of arrays ---- */
+
+/* Collects the tokens of a node that was put off. */
+static bool walk_later(struct bt_mask_cache *c, struct bt_automaton *m,
+                       const struct bt_grammar_vocab *v, const struct bt_trie *t, uint32_t i)
+{
+    uint32_t k = i, depth = t->nodes[i].depth, n;
+    while (t->nodes[k].token == BT_VOCAB_NO_TOKEN) {
+        k++;
+    }
+    const uint8_t *bytes = bt_vocab_bytes(v, t->nodes[k].token, &n);
+    for (uint32_t d = 1; d <= depth; d++) {
+        if (!descend(c, m, d, bytes[d - 1])) {
+            return false;
+        }
+        if (c->levels[d].n == 0 && !(d == depth && m->final)) {
+            return true;
+        }
+    }
+    if (t->nodes[i].token != BT_VOCAB_NO_TOKEN) {
+        add_token(c, v, t->nodes[i].token);
+    }
+    return c->levels[depth].n == 0 || walk(c, m, v, t, i + 1, t->nodes[i].skip);
+}
+
+static void set_bit(const struct bt_grammar_vocab *v, uint32_t id, bool on, uint32_t *bits)
+{
+    for (; id != BT_VOCAB_NO_TOKEN; id = v->same[id]) {
+        uint32_t bit = 1u << (id & 31), *word = &bits[id >> 5];
+        *word = on ? *word | bit : *word & ~bit;
+    }
+}
+
+/* Corrects the bits of tokens with which items stay beginnings of earlier items, or become equal to
+ * one. */
+static bool correct(struct bt_mask_cache *c, struct bt_automaton *m,
+                    const struct bt_grammar_vocab *v, uint32_t *bits)
+{
+    const struct bt_trie_node *nodes = v->all.nodes;
+    for (uint32_t i = 0; i < v->all.n;) {
+        const struct bt_trie_node *node = &nodes[i];
+        uint32_t reader = bt_reader_step(m, c->levels[node->depth - 1].reader, node->byte);
+        if (reader == BT_READER_FAILED) {
+            return false;
+        }
+        if (!bt_reader_may_double(m, reader, 0)) {
+            i = node->skip;
+            continue;
+        }
+        if (!descend(c, m, node->depth, node->byte)) {
+            return false;
+        }
+        uint32_t n = c->levels[node->depth].n, end = n > 0 ? i + 1 : node->skip;
+        for (uint32_t k = i; k < end; k++) {
+            if (nodes[k].token != BT_VOCAB_NO_TOKEN) {
+                set_bit(v, nodes[k].token, k == i && (n > 0 || m->final), bits);
+            }
+        }
+        i = end;
+    }
+    return true;
+}
+
+/* What a mask that was made without the items of arrays lacks in this state. */
+static bool complete(struct bt_mask_cache *c, struct bt_automaton *m,
+                     const struct bt_grammar_vocab *v, uint32_t state, const struct mask *k,
+                     uint32_t *bits)
+{
+    if (!enter(c, m, v, state)) {
+        return false;
+    }
+    bool ok = true;
+    for (uint32_t i = 0; i < k->n_later && ok; i++) {
+        ok = walk_later(c, m, v, trie_of(v, k->slice), k->ids[k->n + i]);
+    }
+    set_bits(bits, c->ids, c->n_ids);
+    ok = ok && (!bt_reader_may_double(m, c->levels[0].reader, 0) || correct(c, m, v, bits));
+    leave(c, m);
+    return ok && !m->full;
+}
+
 bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_automaton *m,
                         const struct bt_grammar_vocab *v, uint32_t state, uint32_t *bits)
 {
@@ -307,39 +485,14 @@ bt_status_t bt_mask_get(struct bt_mask_cache *c, struct bt_automaton *m,
         bt_mask_drop(c, m);
         c->serial = v->serial;
     }
-    if (!m->states[state].mask) {
-        state = relaxed(m, v, state);
-        if (state == BT_STATE_FAILED) {
-            return BT_ERR_EXHAUSTED;
-        }
+    uint32_t shared = m->states[state].mask ? state : relaxed(m, v, state);
+    if (shared == BT_STATE_FAILED || (!m->states[shared].mask && !make(c, m, v, shared))) {
+        return BT_ERR_EXHAUSTED;
     }
-    if (!m->states[state].mask) {
-        if (c->n_levels < v->longest + 1) {
-            c->n_levels = v->longest + 1;
-            c->levels = bt_realloc(c->levels, c->n_levels * sizeof(*c->levels));
-        }
-        uint32_t at = bt_automaton_load(m, state), n = m->states[state].n;
-        if (at == UINT32_MAX) {
-            return BT_ERR_EXHAUSTED;
-        }
-        uint8_t chars;
-        enum bt_slice_set set = choose_slice(m, v, at, n, &chars);
-        c->n_ids = 0;
-        uint32_t frames = m->n_frames;
-        bool ok =
-            n == 0 || walk(c, m, v, set == BT_SLICE_SETS ? &v->all : &v->slices[set].rest, at, n);
-        m->n_arena = at;
-        bt_automaton_drop_frames(m, frames); /* those of the walk are in no state */
-        if (!ok) {
-            return BT_ERR_EXHAUSTED;
-        }
-        if (c->bytes > c->max_bytes) {
-            bt_mask_drop(c, m);
-        }
-        m->states[state].mask = keep(c, v, (uint8_t)set, chars);
-    }
-    apply(m->states[state].mask, v, m->states[state].final, bits);
-    return BT_OK;
+    const struct mask *k = m->states[shared].mask;
+    apply(k, v, m->states[state].final, bits);
+    bool whole = m->states[shared].reader == m->states[state].reader;
+    return whole || complete(c, m, v, state, k, bits) ? BT_OK : BT_ERR_EXHAUSTED;
 }
 
 void bt_mask_drop(struct bt_mask_cache *c, struct bt_automaton *m)
@@ -356,4 +509,5 @@ void bt_mask_cleanup(struct bt_mask_cache *c, struct bt_automaton *m)
     bt_mask_drop(c, m);
     free(c->levels);
     free(c->ids);
+    free(c->later);
 }

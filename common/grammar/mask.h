@@ -13,6 +13,9 @@ struct bt_mask_cache {
     uint32_t n_levels;
     uint32_t *ids; /* tokens of the mask under way */
     uint32_t n_ids, ids_cap;
+    uint32_t *later; /* nodes of the trie that it puts off */
+    uint32_t n_later, later_cap;
+    uint32_t n_frames, n_readers; /* of the automaton, before the mask */
 };
 
 /* bits[v->words] of a state. ERR_EXHAUSTED: a limit of the automaton. */

@@ -67,8 +67,11 @@ void bt_program_destroy(struct bt_program *p)
         free(p->objects[i].keys);
         free(p->objects[i].optional);
     }
+    for (uint32_t i = 0; i < p->n_names; i++) {
+        free(p->names[i]);
+    }
+    free(p->names);
     free(p->objects);
-    free(p->uniques);
     free(p->lists);
     free(p->nodes);
     bt_rx_set_destroy(p->rx);
@@ -419,34 +422,24 @@ bt_node_t bt_program_object(struct bt_program *p, const struct bt_program_object
     return add(p, (struct bt_node){.kind = BT_NODE_K_OBJECT, .a = p->n_objects - 1});
 }
 
-bt_node_t bt_program_unique(struct bt_program *p, bt_rx_t item, uint32_t min, uint32_t max,
-                            bt_rx_t space, bt_program_spellings_fn spellings)
+bt_node_t bt_program_item(struct bt_program *p, bt_node_t value)
 {
-    struct bt_rx_set *s = p->rx;
-    struct bt_unique u = {.item = item, .min = min, .max = max, .spellings = spellings};
-    bool none = false;
-    if (min > max) {
-        return BT_NODE_NONE;
+    return value == BT_NODE_NONE || value == BT_NODE_FAILED
+               ? value
+               : add(p, (struct bt_node){.kind = BT_NODE_K_ITEM, .a = value});
+}
+
+bt_node_t bt_program_distinct(struct bt_program *p, bt_node_t body, uint32_t min, const char *where)
+{
+    if (body == BT_NODE_NONE || body == BT_NODE_FAILED) {
+        return body;
     }
-    if (bt_rx_is_none(s, item, ALIVE_STATES, &none) != BT_OK ||
-        !bt_program_grow(p, &p->uniques, p->n_uniques, &p->uniques_cap, sizeof(*p->uniques))) {
-        p->full = true;
+    if (!bt_program_grow(p, &p->names, p->n_names, &p->names_cap, sizeof(*p->names)) ||
+        !bt_program_take(p, strlen(where) + 1)) {
         return BT_NODE_FAILED;
     }
-    if (none) {
-        u.max = 0;
-    }
-    u.open = bt_rx_concat(s, bt_rx_text(s, "[", 1), space);
-    bt_rx_t comma[3] = {space, bt_rx_text(s, ",", 1), space};
-    u.comma = bt_rx_seq(s, comma, 3);
-    u.close = bt_rx_concat(s, space, bt_rx_text(s, "]", 1));
-    if (u.open == BT_RX_FAILED || u.comma == BT_RX_FAILED || u.close == BT_RX_FAILED) {
-        p->full = true;
-        return BT_NODE_FAILED;
-    }
-    if (none && min > 0) {
-        return BT_NODE_NONE;
-    }
-    p->uniques[p->n_uniques++] = u;
-    return add(p, (struct bt_node){.kind = BT_NODE_K_UNIQUE, .a = p->n_uniques - 1});
+    p->names[p->n_names] = bt_strdup(where);
+    p->has_distinct = true;
+    return add(
+        p, (struct bt_node){.kind = BT_NODE_K_DISTINCT, .a = body, .b = min, .c = p->n_names++});
 }

@@ -55,12 +55,11 @@ struct bt_program_object {
 };
 bt_node_t bt_program_object(struct bt_program *p, const struct bt_program_object *o);
 
-/* A JSON array of scalars no two of which have the same value. spellings returns the texts of the
- * same value as an item's text: with an earlier one as text, later items match item and not these.
- * The caller sees to it that item has min values or more (else the node is BT_NODE_NONE). */
-typedef bt_rx_t (*bt_program_spellings_fn)(struct bt_rx_set *s, const void *text, size_t n);
-bt_node_t bt_program_unique(struct bt_program *p, bt_rx_t item, uint32_t min, uint32_t max,
-                            bt_rx_t space, bt_program_spellings_fn spellings);
+/* A JSON array of any items no two of which are equal: the array, body, in which each item is made
+ * by bt_program_item, and which has min items or more. where: names it in an error; copied. */
+bt_node_t bt_program_item(struct bt_program *p, bt_node_t value);
+bt_node_t bt_program_distinct(struct bt_program *p, bt_node_t body, uint32_t min,
+                              const char *where);
 
 /* Ends building with the start node: removes nodes that can produce nothing (a required property
  * without a value, a rule that never ends) and whatever needs them, refuses left recursion

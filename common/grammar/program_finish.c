@@ -45,7 +45,8 @@ static bool has_flag(const struct bt_program *p, const struct bt_node *n, uint8_
         return n->c == 0 || (bt_node_is(p, n->a, flag) && (n->c == 1 || bt_node_is(p, n->b, flag)));
     case BT_NODE_K_OBJECT:
         return flag == BT_NODE_F_PRODUCTIVE && object_productive(p, &p->objects[n->a]);
-    case BT_NODE_K_UNIQUE: return flag == BT_NODE_F_PRODUCTIVE;
+    case BT_NODE_K_DISTINCT:
+    case BT_NODE_K_ITEM:
     case BT_NODE_K_RULE: return bt_node_is(p, n->a, flag);
     }
     return false;
@@ -67,6 +68,8 @@ static void children(const struct bt_program *p, bt_node_t id, child_fn fn, void
         fn(arg, id, n->b);
         fn(arg, id, n->a);
         break;
+    case BT_NODE_K_DISTINCT:
+    case BT_NODE_K_ITEM:
     case BT_NODE_K_RULE: fn(arg, id, n->a); break;
     case BT_NODE_K_OBJECT: {
         const struct bt_object *o = &p->objects[n->a];
@@ -77,7 +80,6 @@ static void children(const struct bt_program *p, bt_node_t id, child_fn fn, void
     }
     case BT_NODE_K_NONE:
     case BT_NODE_K_EMPTY:
-    case BT_NODE_K_UNIQUE:
     case BT_NODE_K_RX: break;
     }
 }
@@ -186,11 +188,12 @@ static bool leftmost(const struct bt_program *p, const struct bt_node *n, uint32
     case BT_NODE_K_REPEAT:
         *out = c == 0 ? n->a : n->b;
         return c == 0 || (c == 1 && bt_node_is(p, n->a, BT_NODE_F_NULLABLE));
+    case BT_NODE_K_DISTINCT:
+    case BT_NODE_K_ITEM:
     case BT_NODE_K_RULE: *out = n->a; return c == 0;
     case BT_NODE_K_NONE:
     case BT_NODE_K_EMPTY:
     case BT_NODE_K_RX:
-    case BT_NODE_K_UNIQUE:
     case BT_NODE_K_OBJECT: break;
     }
     return false;

@@ -7,13 +7,14 @@
 enum bt_node_kind {
     BT_NODE_K_NONE,
     BT_NODE_K_EMPTY,
-    BT_NODE_K_RX,     /* a: the expression */
-    BT_NODE_K_SEQ,    /* lists[a..a+b) */
-    BT_NODE_K_ALT,    /* lists[a..a+b) */
-    BT_NODE_K_REPEAT, /* a: item, b: separator, c to d times */
-    BT_NODE_K_OBJECT, /* objects[a] */
-    BT_NODE_K_UNIQUE, /* uniques[a] */
-    BT_NODE_K_RULE    /* a: body, BT_NODE_NONE until it is set */
+    BT_NODE_K_RX,       /* a: the expression */
+    BT_NODE_K_SEQ,      /* lists[a..a+b) */
+    BT_NODE_K_ALT,      /* lists[a..a+b) */
+    BT_NODE_K_REPEAT,   /* a: item, b: separator, c to d times */
+    BT_NODE_K_OBJECT,   /* objects[a] */
+    BT_NODE_K_DISTINCT, /* a: an array of different items, of b or more, c: names[c] */
+    BT_NODE_K_ITEM,     /* a: an item of it */
+    BT_NODE_K_RULE      /* a: body, BT_NODE_NONE until it is set */
 };
 #define BT_NODE_F_PRODUCTIVE 1u /* can produce a text */
 #define BT_NODE_F_NULLABLE   2u /* can produce the empty text */
@@ -42,13 +43,6 @@ struct bt_object {
     bool distinct; /* undeclared keys count towards a minimum: each may come once only */
 };
 
-struct bt_unique { /* an array of different scalars */
-    bt_rx_t item;
-    bt_rx_t open, comma, close; /* with their spaces */
-    uint32_t min, max;
-    bt_program_spellings_fn spellings;
-};
-
 struct bt_program {
     struct bt_rx_set *rx;
     size_t max_bytes, bytes;
@@ -59,8 +53,9 @@ struct bt_program {
     uint32_t n_lists, lists_cap;
     struct bt_object *objects;
     uint32_t n_objects, objects_cap;
-    struct bt_unique *uniques;
-    uint32_t n_uniques, uniques_cap;
+    char **names; /* of places, for errors */
+    uint32_t n_names, names_cap;
+    bool has_distinct;
     bt_node_t start;
 };
 

@@ -168,19 +168,6 @@ static void build_or_fail(struct bt_schema *c, const char *text, size_t len, bt_
         *start = build(c, text, len);
 }
 
-void bt_schema_guard(struct bt_schema *c,
-                     bt_rx_t (*make)(struct bt_schema *c, const char *text, size_t n),
-                     const char *text, size_t n, bt_rx_t *out)
-{
-    jmp_buf jump;
-    c->jump = &jump;
-    if (setjmp(jump) == 0) {
-        c->num_all = bt_schema_rx(c, bt_num_rx_all(c->rx));
-        *out = make(c, text, n);
-    }
-    free_arena(c);
-}
-
 bt_status_t bt_grammar_build_schema(struct bt_program *p, const char *text, size_t len,
                                     bt_node_t *start, char *err, size_t err_cap)
 {

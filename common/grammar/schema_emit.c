@@ -41,9 +41,8 @@ static bt_rx_t quoted(struct bt_schema *c, bt_rx_t str)
     return bt_schema_rx(c, bt_rx_concat(c->rx, quote, bt_rx_concat(c->rx, str, quote)));
 }
 
-/* Null, booleans, numbers and strings as one expression. normal: numbers in the spellings whose
- * value is known. */
-static bt_rx_t scalars(struct bt_schema *c, const struct bt_nf *f, bool normal)
+/* Null, booleans, numbers and strings as one expression. */
+static bt_rx_t scalars(struct bt_schema *c, const struct bt_nf *f)
 {
     bt_rx_t r = BT_RX_NONE;
     static const char *const words[] = {"null", "false", "true"};
@@ -53,8 +52,7 @@ static bt_rx_t scalars(struct bt_schema *c, const struct bt_nf *f, bool normal)
     if (f->num.n) {
         if (f->why_num)
             refuse(c, f->why_num);
-        bt_rx_t num = bt_num_rx(c, f->num);
-        r = bt_rx_or(c->rx, r, num == c->num_all && normal ? bt_num_rx_normal(c) : num);
+        r = bt_rx_or(c->rx, r, bt_num_rx(c, f->num));
     }
     if (!bt_strset_none(f->str)) {
         if (f->why_str)
@@ -75,7 +73,7 @@ static bt_node_t node_of(struct bt_schema *c, bt_set_t set)
         c->todo = bt_schema_grow(c, c->todo, c->n_todo, &c->cap_todo, sizeof(*c->todo));
         c->todo[c->n_todo++] = set;
     } else {
-        bt_rx_t rx = scalars(c, f, false);
+        bt_rx_t rx = scalars(c, f);
         n = rx == BT_RX_NONE || bt_str_none(c, rx) ? BT_NODE_NONE
                                                    : ok(c, bt_program_regex(c->p, rx));
     }
@@ -89,20 +87,28 @@ static uint32_t less(uint32_t a, uint32_t b)
     return a == BT_RX_NO_MAX ? a : a > b ? a - b : 0;
 }
 
-/* min to max items with commas, each followed by white space. */
-static bt_node_t items(struct bt_schema *c, bt_set_t set, uint32_t min, uint32_t max)
+/* An item of a. */
+static bt_node_t item_of(struct bt_schema *c, const struct bt_arr *a, bt_set_t set)
 {
-    bt_node_t item =
-        seq(c, (bt_node_t[]){node_of(c, set), ok(c, bt_program_regex(c->p, c->space))}, 2);
-    return ok(c, bt_program_repeat_sep(c->p, item, mark(c, ","), min, max));
+    bt_node_t n = node_of(c, set);
+    return a->unique && a->max > 1 ? ok(c, bt_program_item(c->p, n)) : n;
 }
 
-/* The same, with a comma before each. */
-static bt_node_t more_items(struct bt_schema *c, bt_set_t set, uint32_t min, uint32_t max)
+/* All items of a with commas, each followed by white space. */
+static bt_node_t items(struct bt_schema *c, const struct bt_arr *a)
+{
+    bt_node_t item =
+        seq(c, (bt_node_t[]){item_of(c, a, a->rest), ok(c, bt_program_regex(c->p, c->space))}, 2);
+    return ok(c, bt_program_repeat_sep(c->p, item, mark(c, ","), a->min, a->max));
+}
+
+/* min to max further items, with a comma before each. */
+static bt_node_t more_items(struct bt_schema *c, const struct bt_arr *a, uint32_t min, uint32_t max)
 {
     if (max == 0)
         return BT_NODE_EMPTY;
-    bt_node_t parts[3] = {mark(c, ","), node_of(c, set), ok(c, bt_program_regex(c->p, c->space))};
+    bt_node_t parts[3] = {mark(c, ","), item_of(c, a, a->rest),
+                          ok(c, bt_program_regex(c->p, c->space))};
     if (parts[1] == BT_NODE_NONE)
         return min ? BT_NODE_NONE : BT_NODE_EMPTY;
     return ok(c, bt_program_repeat(c->p, seq(c, parts, 3), min, max));
@@ -113,32 +119,21 @@ static bt_node_t some_item(struct bt_schema *c, const struct bt_arr *a)
 {
     const struct bt_why *why = a->has[0].why;
     uint32_t bound = a->max == BT_RX_NO_MAX ? (a->min ? a->min - 1 : 0) : a->max - 1;
-    if (a->n_has > 1 || a->n_prefix || a->unique || bound > HAS_COUNT_MAX)
+    if (a->n_has > 1 || a->n_prefix || bound > HAS_COUNT_MAX)
         refuse(c, why);
     bt_set_t set = bt_set_meet(c, a->rest, a->has[0].item);
     bt_node_t space = ok(c, bt_program_regex(c->p, c->space)), all = BT_NODE_NONE;
-    bt_node_t it = seq(c, (bt_node_t[]){node_of(c, set), space}, 2);
-    bt_node_t other = seq(c, (bt_node_t[]){node_of(c, a->rest), space, mark(c, ",")}, 3);
+    bt_node_t it = seq(c, (bt_node_t[]){item_of(c, a, set), space}, 2);
+    bt_node_t other = seq(c, (bt_node_t[]){item_of(c, a, a->rest), space, mark(c, ",")}, 3);
     for (uint32_t i = 0; i <= bound; i++) { /* i items before it, the last time i or more */
         bool last = i == bound && a->max == BT_RX_NO_MAX;
         bt_node_t parts[3];
         parts[0] = ok(c, bt_program_repeat(c->p, other, i, last ? BT_RX_NO_MAX : i));
         parts[1] = it;
-        parts[2] = more_items(c, a->rest, less(a->min, i + 1), less(a->max, i + 1));
+        parts[2] = more_items(c, a, less(a->min, i + 1), less(a->max, i + 1));
         all = alt(c, all, seq(c, parts, 3));
     }
     return all;
-}
-
-static bt_node_t unique_array(struct bt_schema *c, const struct bt_arr *a)
-{
-    const struct bt_nf *f = bt_set_nf(c, a->rest);
-    if (a->n_prefix || a->n_has || f->n_arr || f->n_obj)
-        refuse(c, a->unique);
-    if (!bt_schema_has_values(c, f, a->min))
-        return BT_NODE_NONE;
-    return ok(c, bt_program_unique(c->p, scalars(c, f, true), a->min, a->max, c->space,
-                                   bt_schema_spellings));
 }
 
 static bt_node_t array(struct bt_schema *c, const struct bt_arr *a)
@@ -147,27 +142,34 @@ static bt_node_t array(struct bt_schema *c, const struct bt_arr *a)
     bt_node_t space = ok(c, bt_program_regex(c->p, c->space)), body;
     if (a->why)
         refuse(c, a->why);
-    if (a->unique && a->max > 1)
-        return unique_array(c, a);
+    if (a->unique && a->max > 1 && !a->n_prefix && !a->n_has) {
+        const struct bt_nf *f = bt_set_nf(c, a->rest);
+        if (!f->n_arr && !f->n_obj && !bt_schema_has_values(c, f, a->min))
+            return BT_NODE_NONE;
+    }
     if (a->max == 0) {
         body = BT_NODE_EMPTY;
     } else if (a->n_has) {
         body = some_item(c, a);
     } else if (!a->n_prefix) {
-        body = items(c, a->rest, a->min, a->max);
+        body = items(c, a);
     } else {
-        bt_node_t tail =
-            more_items(c, a->rest, less(a->min, a->n_prefix), less(a->max, a->n_prefix));
+        bt_node_t tail = more_items(c, a, less(a->min, a->n_prefix), less(a->max, a->n_prefix));
         for (uint32_t i = a->n_prefix; i-- > 0;) {
-            bt_node_t parts[4] = {i ? mark(c, ",") : BT_NODE_EMPTY, node_of(c, a->prefix[i]), space,
-                                  tail};
+            bt_node_t parts[4] = {i ? mark(c, ",") : BT_NODE_EMPTY, item_of(c, a, a->prefix[i]),
+                                  space, tail};
             tail = seq(c, parts, 4);
             if (i >= a->min)
                 tail = alt(c, BT_NODE_EMPTY, tail);
         }
         body = tail;
     }
-    return seq(c, (bt_node_t[]){open, body, close}, 3);
+    bt_node_t all = seq(c, (bt_node_t[]){open, body, close}, 3);
+    if (!a->unique || a->max < 2)
+        return all;
+    char where[256];
+    bt_sj_pointer(a->unique->at, where, sizeof(where));
+    return ok(c, bt_program_distinct(c->p, all, a->min, where));
 }
 
 /* ---- objects ---- */
@@ -212,7 +214,7 @@ static bt_node_t object(struct bt_schema *c, const struct bt_obj *o)
 
 static bt_node_t body(struct bt_schema *c, const struct bt_nf *f)
 {
-    bt_rx_t rx = scalars(c, f, false);
+    bt_rx_t rx = scalars(c, f);
     bt_node_t *parts = NULL;
     uint32_t n = 0, cap = 0;
     if (rx != BT_RX_NONE) {

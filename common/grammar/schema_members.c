@@ -227,8 +227,8 @@ static void contains(struct bt_schema *c, struct bt_arr *a, const struct bt_sj *
         return;
     const struct bt_why *why =
         bt_schema_why(c, v,
-                      "contains together with prefixItems, uniqueItems, a second contains or "
-                      "counts above 16 cannot be enforced; use items");
+                      "contains together with prefixItems, a second contains or counts above 16 "
+                      "cannot be enforced; use items");
     a->has = bt_schema_alloc(c, sizeof(*a->has));
     a->has[0] = (struct bt_has){bt_set_of(c, v), why};
     a->n_has = 1;
@@ -270,7 +270,7 @@ struct bt_arr *bt_schema_array(struct bt_schema *c, const struct bt_sj *s)
         bt_schema_fail(c, BT_ERR_INVALID, v, "uniqueItems is true or false");
     if (v && v->type == BT_SJ_TRUE)
         a->unique = bt_schema_why(c, v,
-                                  "uniqueItems is enforced for items of plain types only "
-                                  "(no arrays, objects, prefixItems or contains); remove it");
+                                  "the opposite of uniqueItems cannot be enforced; write out what "
+                                  "is allowed");
     return a;
 }

@@ -337,15 +337,6 @@ static bt_rx_t piece(struct num *x, const struct bt_piece *p)
     return bt_schema_rx(x->c, r);
 }
 
-bt_rx_t bt_num_rx_normal(struct bt_schema *c)
-{
-    struct num x = makers(c);
-    bt_rx_t mant = bt_rx_concat(c->rx, range(c->rx, '1', '9'), x.any_frac);
-    bt_rx_t exp = bt_rx_or(c->rx, x.zero_exp, bt_rx_concat(c->rx, mant, any_exponent(c->rx)));
-    bt_rx_t signed_exp = bt_rx_concat(c->rx, opt(c->rx, ch(c->rx, '-')), exp);
-    return bt_schema_rx(c, bt_rx_or(c->rx, c->num_plain, signed_exp));
-}
-
 /* Two texts of a value that is not zero: with digits alone, and normalised. */
 static void value_texts(struct num *x, const struct bt_dec *v, struct bt_trie_text *out)
 {

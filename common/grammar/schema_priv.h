@@ -213,11 +213,6 @@ void bt_schema_work(struct bt_schema *c, uint32_t n);  /* counts steps; fails ov
 bt_rx_t bt_schema_rx(struct bt_schema *c, bt_rx_t rx); /* fails if rx did */
 const struct bt_why *bt_schema_why(struct bt_schema *c, const struct bt_sj *at, const char *text);
 
-/* Calls make on the text with an arena of its own; *out stays as it is after an error. */
-void bt_schema_guard(struct bt_schema *c,
-                     bt_rx_t (*make)(struct bt_schema *c, const char *text, size_t n),
-                     const char *text, size_t n, bt_rx_t *out);
-
 /* schema_json.c */
 struct bt_sj *bt_sj_parse(struct bt_schema *c, const char *text, size_t len);
 const struct bt_sj *bt_sj_get(const struct bt_sj *object, const char *key); /* NULL: no such */
@@ -247,8 +242,6 @@ struct bt_numset bt_num_join(struct bt_schema *c, const struct bt_numset *a, uin
 struct bt_numset bt_num_not(struct bt_schema *c, struct bt_numset a);
 /* schema_number_rx.c: their texts */
 bt_rx_t bt_num_rx(struct bt_schema *c, struct bt_numset a);
-/* The two spellings of all numbers with constraints. */
-bt_rx_t bt_num_rx_normal(struct bt_schema *c);
 bt_rx_t bt_num_rx_all(struct bt_rx_set *s);
 bt_rx_t bt_num_rx_plain(struct bt_rx_set *s);
 
@@ -331,8 +324,6 @@ bt_rx_t bt_schema_pattern(struct bt_schema *c, const struct bt_sj *at, struct bt
 struct bt_obj *bt_schema_object(struct bt_schema *c, const struct bt_sj *s);
 struct bt_arr *bt_schema_array(struct bt_schema *c, const struct bt_sj *s);
 /* schema_unique.c */
-/* All texts of the scalar value whose text is given; for bt_program_unique. */
-bt_rx_t bt_schema_spellings(struct bt_rx_set *s, const void *text, size_t n);
 /* With properties instead of classes of few names, so that minProperties knows how many keys are
  * left. NULL: there are not enough. */
 const struct bt_obj *bt_schema_name_classes(struct bt_schema *c, const struct bt_obj *o);

@@ -1,5 +1,4 @@
-/* uniqueItems for scalars: the texts of one value, which later items must not have, and whether
- * enough different values exist. */
+/* Whether enough different values exist: scalars for uniqueItems, names for minProperties. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
@@ -7,36 +6,6 @@
 #define COUNT_STEPS 20000 /* of the search for different strings; beyond: there are enough */
 #define COUNT_DEPTH 100
 #define FINITE_MAX  64 /* names of a class that become properties */
-
-/* ---- while a document is matched ---- */
-
-static bt_rx_t texts_of(struct bt_schema *c, const char *text, size_t n)
-{
-    struct bt_sj *v = bt_sj_parse(c, text, n);
-    if (v->type == BT_SJ_STRING) {
-        struct bt_trie_text t = {v->text, BT_RX_EMPTY};
-        bt_rx_t quote = bt_rx_text(c->rx, "\"", 1);
-        return bt_rx_concat(c->rx, quote, bt_rx_concat(c->rx, bt_str_trie(c, &t, 1, true), quote));
-    }
-    if (v->type == BT_SJ_NUMBER) {
-        if (v->num.n > BT_SCHEMA_DIGITS_MAX || v->num.exp > (int32_t)BT_SCHEMA_DIGITS_MAX ||
-            v->num.exp < -(int32_t)BT_SCHEMA_DIGITS_MAX)
-            return bt_rx_text(c->rx, text, n);
-        const struct bt_sj *one = v;
-        return bt_num_rx(c, bt_num_values(c, &one, 1));
-    }
-    return bt_rx_text(c->rx, text, n);
-}
-
-bt_rx_t bt_schema_spellings(struct bt_rx_set *s, const void *text, size_t n)
-{
-    struct bt_schema c = {.rx = s};
-    bt_rx_t out = BT_RX_FAILED;
-    bt_schema_guard(&c, texts_of, text, n, &out);
-    return out;
-}
-
-/* ---- while a schema is compiled ---- */
 
 struct count {
     struct bt_schema *c;

@@ -85,7 +85,7 @@ class Schemas:
             s["minItems"] = self.some(3)
         if self.some(3) == 0:
             s["maxItems"] = 2 + self.some(3)
-        if self.some(6) == 0:
+        if self.some(4) == 0:
             s["uniqueItems"] = True
         if self.some(8) == 0:
             s["contains"] = self.any_of([self.literal(), self.integer()])
@@ -212,12 +212,27 @@ class Documents:
         if kind == "array":
             n = self.rng.choice([s.get("minItems", 0), s.get("maxItems", 3), self.rng.randrange(4)])
             prefix = s.get("prefixItems", [])
-            return [self.make(prefix[i] if i < len(prefix) else s.get("items", True), depth - 1) for i in range(n)]
+            items = [self.make(prefix[i] if i < len(prefix) else s.get("items", True), depth - 1) for i in range(n)]
+            if s.get("uniqueItems") and len(items) > 1 and self.rng.randrange(4) == 0:
+                items[-1] = self.other_spelling(items[0])
+            return items
         if kind == "object":
             return self.object(s, depth)
         if kind is None and self.rng.randrange(2):
             return self.rng.choice([self.number(s, True), self.string(s)])
         return {"boolean": True, "null": None}.get(kind, self.anything())
+
+    def other_spelling(self, value):
+        """The same value, or nearly the same one, with its members in another order."""
+        if isinstance(value, dict):
+            keys = list(value)
+            self.rng.shuffle(keys)
+            return {k: self.other_spelling(value[k]) for k in keys}
+        if isinstance(value, list):
+            return [self.other_spelling(v) for v in value]
+        if isinstance(value, int) and not isinstance(value, bool):
+            return self.rng.choice([value, float(value), value + 1])
+        return value
 
     def object(self, s, depth):
         names = [n for n in s.get("properties", {}) if n in s.get("required", []) or self.rng.randrange(2)]

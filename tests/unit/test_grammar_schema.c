@@ -287,6 +287,23 @@ static void arrays(void **state)
          "\"minItems\": 2}",
          {"[\"a\",\"b\"]", "[\"b\",\"a\"]"},
          {"[\"a\"]", "[\"a\",\"a\"]", "[\"a\",\"b\",\"a\"]"}},
+        /* Values are equal whatever their spelling and the order of their members are. */
+        {"{\"type\": \"array\", \"uniqueItems\": true}",
+         {"[{},[],\"\",0,null]", "[{\"a\":1,\"b\":2},{\"a\":2,\"b\":1},{\"a\":1}]",
+          "[[1,2],[2,1],[1]]"},
+         {"[{},{ }]", "[{\"a\":1,\"b\":[2]},{\"b\":[2.0],\"\\u0061\":1e0}]", "[[[1]],[],[[10e-1]]]",
+          "[\"\\ud83d\\ude00\",\"\xf0\x9f\x98\x80\"]", "[0,-0.0]"}},
+        /* Where both are 0 already, the last member of a third item can only be 1. */
+        {"{\"type\": \"array\", \"uniqueItems\": true, \"items\": {\"type\": \"object\", "
+         "\"properties\": "
+         "{\"a\": {\"enum\": [0, 1]}, \"b\": {\"enum\": [0, 1]}}, \"required\": [\"a\", \"b\"], "
+         "\"additionalProperties\": false}}",
+         {"[{\"a\":0,\"b\":0},{\"b\":0,\"a\":1},{\"a\":0,\"b\":1},{\"a\":1,\"b\":1}]"},
+         {"[{\"a\":0,\"b\":0},{\"b\":0,\"a\":0}]"}},
+        {"{\"type\": \"array\", \"uniqueItems\": true, \"prefixItems\": [{\"enum\": [[], {}]}], "
+         "\"items\": {\"const\": []}, \"minItems\": 2}",
+         {"[{},[]]"},
+         {"[[],[]]", "[[]]", "[{},[],[]]"}},
     };
     CHECK(rows);
 }
@@ -407,8 +424,12 @@ static void errors_name_the_place(void **state)
         {"{\"type\": \"object\", \"minProperties\": 3, \"patternProperties\": {\"^(a|b)$\": true}, "
          "\"additionalProperties\": false}",
          BT_ERR_INVALID, "no text can satisfy"},
-        {"{\"type\": \"array\", \"items\": {\"type\": \"object\"}, \"uniqueItems\": true}",
-         BT_ERR_UNSUPPORTED, "#/uniqueItems: "},
+        {"{\"type\": \"array\", \"not\": {\"uniqueItems\": true}}", BT_ERR_UNSUPPORTED,
+         "#/not/uniqueItems: "},
+        {"{\"type\": \"array\", \"items\": {\"type\": \"object\", \"properties\": {\"a\": "
+         "{\"enum\": "
+         "[1, 1.0]}}, \"additionalProperties\": false}, \"uniqueItems\": true, \"minItems\": 3}",
+         BT_ERR_UNSUPPORTED, "#/uniqueItems: there are not 3 different items"},
         {"{\"properties\": {\"a/b\": {\"type\": \"array\", \"contains\": {}, \"minContains\": 2}}}",
          BT_ERR_UNSUPPORTED, "#/properties/a~1b/contains: "},
         {"{\"type\": \"object\", \"not\": {\"additionalProperties\": false}}", BT_ERR_UNSUPPORTED,
