@@ -12,15 +12,16 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI 7
+#define BT_ENGINE_ABI 8
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
 
-enum {                          /* bt_engine_info.caps */
-       BT_ENGINE_CAP_EXACT = 1, /* row results do not depend on neighbours, chunking or cache */
-       BT_ENGINE_CAP_MIXED = 2, /* prompt chunks and single tokens in one step */
-       BT_ENGINE_CAP_DRAFTS = 4 /* rows with drafts; without it they are ERR_UNSUPPORTED */
+enum {                           /* bt_engine_info.caps */
+       BT_ENGINE_CAP_EXACT = 1,  /* row results do not depend on neighbours, chunking or cache */
+       BT_ENGINE_CAP_MIXED = 2,  /* prompt chunks and single tokens in one step */
+       BT_ENGINE_CAP_DRAFTS = 4, /* rows with drafts; without it they are ERR_UNSUPPORTED */
+       BT_ENGINE_CAP_HIDDEN = 8  /* params.dola, penalty_alpha; else slot_open: ERR_UNSUPPORTED */
 };
 
 struct bt_engine_config {
@@ -55,6 +56,7 @@ struct bt_engine_info {
     uint32_t caps;
     uint32_t vocab, max_model_len;
     uint32_t pages, max_slots, max_rows;
+    uint32_t hidden_bytes; /* that a slot with params.penalty_alpha keeps of a token */
     struct bt_kv_layout layout;
     char device[96]; /* "cpu avx512_core_bf16 2 threads" */
 };
@@ -82,7 +84,8 @@ struct bt_engine_row { /* n consecutive tokens of one sequence */
      * n. The engine samples at the token before them and at each of them, one after the other as
      * single rows would, as long as the token drawn is the next draft. So the row has 1 to n_draft
      * + 1 results: accepted drafts, then one more token. KV of drafts that were not accepted stays
-     * behind the sequence's end, where its next row overwrites it. */
+     * behind the sequence's end, where its next row overwrites it. 0 in slots with params.dola
+     * or penalty_alpha. */
     uint32_t n_draft;
     struct bt_engine_at wait; /* layer l waits until the LOAD flow has loaded item wait.seq + l */
     struct bt_engine_at
@@ -147,7 +150,8 @@ struct bt_engine_vtable {
     void (*slab_close)(struct bt_engine *, void *mem);
 
     /* Opens a sequence. tokens[0..n) is what is known so far (prompt and generated), n_prompt of
-     * them prompt: penalties and the random position are rebuilt from them. No KV is computed. */
+     * them prompt: penalties and the random position are rebuilt from them. No KV is computed.
+     * ERR_NO_MEMORY: there is no room for hidden_max hidden states. */
     bt_status_t (*slot_open)(struct bt_engine *, uint32_t slot, const struct bt_engine_params *,
                              const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
     /* Tells the sequence's page table: pages[i] holds tokens [(first+i)*page_tokens, ...). */
@@ -159,7 +163,7 @@ struct bt_engine_vtable {
      * pages that no other slot has, so the caller must replace the page of a partial block, with
      * slot_pages and page_copy. A fork between a forward and its sample is sampled with it: its
      * first token comes from the same logits, and its results follow those of the rows, in order of
-     * forking; it has no part in the drafts of a row. */
+     * forking; it has no part in the drafts of a row. ERR_UNSUPPORTED with params.penalty_alpha. */
     bt_status_t (*slot_fork)(struct bt_engine *, uint32_t from, uint32_t to, uint32_t choice);
     /* Copies the KV of the first toks tokens of a page, all layers, behind the forwards before it
      * and before those after it. */

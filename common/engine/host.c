@@ -34,7 +34,7 @@ bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, u
                  (unsigned long long)mem_limit, (unsigned long long)page_bytes);
         return BT_ERR_CONFIG;
     }
-    if (__builtin_mul_overflow(page_bytes, h->info.pages, &h->kv_bytes)) {
+    if (__builtin_mul_overflow(page_bytes, (uint64_t)h->info.pages + BT_HOST_SPARE, &h->kv_bytes)) {
         snprintf(err, err_cap, "engine.pages: %u pages overflow the address space", h->info.pages);
         return BT_ERR_CONFIG;
     }
@@ -47,7 +47,7 @@ bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, u
         return BT_ERR_NO_MEMORY;
     }
     h->kv = m;
-    h->slots = bt_calloc(h->info.max_slots, sizeof(*h->slots));
+    h->slots = bt_calloc(h->info.max_slots + BT_HOST_SPARE, sizeof(*h->slots));
     h->n_flows = h->info.max_slots * FLOWS_PER_SLOT;
     h->flows = bt_calloc(h->n_flows, sizeof(*h->flows));
     h->sampler = bt_sampler_create(h->info.vocab);
@@ -61,6 +61,7 @@ static void ticket_free(struct bt_list *head)
         bt_list_remove(&t->link);
         free(t->out);
         free(t->logits);
+        free(t->early);
         free(t->samples);
         free(t);
     }
@@ -70,14 +71,16 @@ static void slot_clear(struct bt_host_slot *s)
 {
     free((void *)s->params.bias_ids);
     free((void *)s->params.bias);
+    free(s->hidden);
+    s->hidden = NULL;
     s->params = (struct bt_engine_params){0};
     s->open = false;
-    s->n_tokens = s->n_prompt = s->next_pos = 0;
+    s->n_tokens = s->n_prompt = s->next_pos = s->n_hidden = 0;
 }
 
 void bt_host_cleanup(struct bt_host *h)
 {
-    for (uint32_t i = 0; h->slots && i < h->info.max_slots; i++) {
+    for (uint32_t i = 0; h->slots && i < h->info.max_slots + BT_HOST_SPARE; i++) {
         slot_clear(&h->slots[i]);
         free(h->slots[i].tokens);
         free(h->slots[i].pages);
@@ -132,12 +135,27 @@ bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_
     if (bt_sampler_check(p, h->info.vocab, &what) != BT_OK) {
         return BT_ERR_INVALID;
     }
+    if ((p->n_dola || p->penalty_alpha > 0) && !(h->info.caps & BT_ENGINE_CAP_HIDDEN)) {
+        return BT_ERR_UNSUPPORTED;
+    }
+    for (uint32_t i = 0; i < p->n_dola; i++) {
+        if (p->dola[i] >= h->info.layout.n_layers) {
+            return BT_ERR_INVALID;
+        }
+    }
     for (uint32_t i = 0; i < n; i++) {
         if (tokens[i] >= h->info.vocab) {
             return BT_ERR_INVALID;
         }
     }
     struct bt_host_slot *s = &h->slots[slot];
+    if (p->penalty_alpha > 0 && h->hidden > 0) {
+        size_t floats = (size_t)BT_MAX(p->hidden_max, 1u) * h->hidden;
+        s->hidden = malloc(floats * sizeof(*s->hidden));
+        if (!s->hidden) {
+            return BT_ERR_NO_MEMORY;
+        }
+    }
     /* Allocated at a slot's first use; the kernel backs calloc'd memory only as it is written. */
     if (!s->tokens) {
         s->tokens = bt_calloc(h->info.max_model_len, sizeof(*s->tokens));
@@ -198,6 +216,9 @@ bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uin
         return BT_ERR_INVALID;
     }
     struct bt_engine_params p = s->params;
+    if (p.penalty_alpha > 0) {
+        return BT_ERR_UNSUPPORTED;
+    }
     p.choice = choice;
     bt_status_t st = bt_host_slot_open(h, to, &p, s->tokens, s->n_tokens, s->n_prompt);
     if (st == BT_OK) {
@@ -209,13 +230,10 @@ bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uin
     return st;
 }
 
-bt_status_t bt_host_page_copy(struct bt_host *h, uint32_t from, uint32_t to, uint32_t toks)
+static void copy_page(struct bt_host *h, uint32_t from, uint32_t to, uint32_t toks)
 {
     const struct bt_kv_layout *l = &h->info.layout;
     const struct bt_kv_group *g = &l->groups[0];
-    if (from >= h->info.pages || to >= h->info.pages || toks > l->page_tokens) {
-        return BT_ERR_INVALID;
-    }
     size_t row = bt_kv_row_bytes(g);
     for (uint32_t layer = 0; from != to && layer < l->n_layers; layer++) {
         const uint8_t *src = bt_host_segment(h, layer, from);
@@ -228,7 +246,30 @@ bt_status_t bt_host_page_copy(struct bt_host *h, uint32_t from, uint32_t to, uin
             memcpy(dst + at, src + at, toks);
         }
     }
+}
+
+bt_status_t bt_host_page_copy(struct bt_host *h, uint32_t from, uint32_t to, uint32_t toks)
+{
+    if (from >= h->info.pages || to >= h->info.pages || toks > h->info.layout.page_tokens) {
+        return BT_ERR_INVALID;
+    }
+    copy_page(h, from, to, toks);
     return BT_OK;
+}
+
+void bt_host_spare(struct bt_host *h, uint32_t i, uint32_t slot, uint32_t pos)
+{
+    struct bt_host_slot *to = &h->slots[h->info.max_slots + i];
+    const struct bt_host_slot *from = &h->slots[slot];
+    uint32_t page_tokens = h->info.layout.page_tokens, last = pos / page_tokens;
+    if (!to->pages) {
+        to->pages = bt_calloc(h->max_pages_of_slot, sizeof(*to->pages));
+    }
+    memcpy(to->pages, from->pages, last * sizeof(*to->pages));
+    to->pages[last] = h->info.pages + i + 1;
+    if (pos % page_tokens > 0) {
+        copy_page(h, from->pages[last] - 1, h->info.pages + i, pos % page_tokens);
+    }
 }
 
 bt_status_t bt_host_slot_accept(struct bt_host *h, uint32_t slot, uint32_t token)
@@ -288,16 +329,21 @@ void bt_host_prompt_out(const struct bt_host *h, uint32_t slot, uint32_t pos, co
 static bt_status_t check_row(const struct bt_host *h, const struct bt_engine_row *r)
 {
     const struct bt_host_slot *s = slot_of(h, r->slot);
+    const bool contrastive = s && s->params.penalty_alpha > 0;
     if (!s || r->n == 0 || (r->flags & ~(uint32_t)(BT_ROW_SAMPLE | BT_ROW_PROMPT_LOGPROBS))) {
         return BT_ERR_INVALID;
     }
-    if (r->n_draft >= r->n || (r->n_draft && r->flags != BT_ROW_SAMPLE)) {
+    if (r->n_draft >= r->n ||
+        (r->n_draft && (r->flags != BT_ROW_SAMPLE || s->params.n_dola || contrastive))) {
         return BT_ERR_INVALID;
     }
     if (!r->tokens && (r->n != 1 || s->n_tokens == 0 || (r->flags & BT_ROW_PROMPT_LOGPROBS))) {
         return BT_ERR_INVALID;
     }
     uint32_t pos = bt_host_row_pos(h, r);
+    if (contrastive && (pos > s->n_hidden || pos + r->n > s->params.hidden_max)) {
+        return pos > s->n_hidden ? BT_ERR_INVALID : BT_ERR_TOO_LARGE;
+    }
     if (pos >= h->info.max_model_len || r->n > h->info.max_model_len - pos) {
         return BT_ERR_TOO_LARGE;
     }
@@ -364,13 +410,26 @@ void bt_host_ticket_sample_row(const struct bt_host *h, struct bt_host_ticket *t
                                const struct bt_engine_row *r)
 {
     uint32_t first = r->n - r->n_draft, pos = bt_host_row_pos(h, r) + first;
+    bool dola = h->slots[r->slot].params.n_dola > 0;
     for (uint32_t i = 0; i <= r->n_draft; i++) {
         const struct bt_host_sample want = {.slot = r->slot,
                                             .pos = pos + i,
                                             .row = t->n_rows++,
+                                            .early = dola ? t->n_early++ : BT_HOST_NO_EARLY,
                                             .draft = i < r->n_draft ? r->tokens[first + i]
                                                                     : BT_HOST_NO_DRAFT};
         bt_host_ticket_sample(t, &want);
+    }
+}
+
+/* Room for n floats; what was there is lost. */
+static void grow(float **p, size_t *cap, size_t n)
+{
+    if (n > *cap) {
+        free(*p);
+        *p = aligned_alloc(64, BT_ALIGN_UP(n * sizeof(float), (size_t)64));
+        BT_ASSERT(*p);
+        *cap = n;
     }
 }
 
@@ -387,16 +446,16 @@ struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits)
     t->id = h->next_ticket++;
     t->status = BT_OK;
     t->run_us = 0;
-    t->n_out = t->n_sample = t->n_rows = 0;
+    t->n_out = t->n_sample = t->n_rows = t->n_early = 0;
     t->forward = t->sampled = t->close_flow = false;
     t->flow = t->seq = 0;
-    if (cap_logits > t->cap_logits) {
-        free(t->logits);
-        t->logits = aligned_alloc(64, BT_ALIGN_UP(cap_logits * sizeof(float), (size_t)64));
-        BT_ASSERT(t->logits);
-        t->cap_logits = cap_logits;
-    }
+    grow(&t->logits, &t->cap_logits, cap_logits);
     return t;
+}
+
+void bt_host_ticket_early(const struct bt_host *h, struct bt_host_ticket *t)
+{
+    grow(&t->early, &t->cap_early, (size_t)t->n_early * h->info.vocab);
 }
 
 void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status)
@@ -462,8 +521,22 @@ bt_status_t bt_host_sample_by(struct bt_host *h, bt_engine_ticket_t fwd, bt_host
 struct host_draw {
     struct bt_host *h;
     const uint32_t *mask;
+    bt_host_cosines_fn cosines;
+    void *arg;
     float *row_logits; /* [vocab], or NULL: the ticket's own may be changed */
 };
+
+static void search(const struct host_draw *d, const struct bt_host_sample *want,
+                   const struct bt_sampler_row *row, struct bt_engine_out *o)
+{
+    struct bt_sampler_candidates c;
+    float cosines[BT_ENGINE_CANDIDATES];
+    bt_sampler_candidates(d->h->sampler, row, &c, o);
+    if (c.n > 0 && d->cosines(d->arg, want->slot, want->pos, c.id, c.n, cosines) != BT_OK) {
+        c.n = 0;
+    }
+    bt_sampler_contrast(&c, cosines, row->params->penalty_alpha, o);
+}
 
 static void draw_of_logits(void *arg, const struct bt_host_ticket *f,
                            const struct bt_host_sample *want, struct bt_engine_out *o)
@@ -484,16 +557,21 @@ static void draw_of_logits(void *arg, const struct bt_host_ticket *f,
         .n_prompt = s->n_prompt,
         .mask = d->mask ? d->mask + (size_t)want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
         .known = d->h->ids.known,
+        .early = want->early != BT_HOST_NO_EARLY ? f->early + (size_t)want->early * vocab : NULL,
     };
-    bt_sampler_run(d->h->sampler, &row, o);
+    if (s->params.penalty_alpha > 0) {
+        search(d, want, &row, o);
+    } else {
+        bt_sampler_run(d->h->sampler, &row, o);
+    }
 }
 
 bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
-                           bt_engine_ticket_t *out_p)
+                           bt_host_cosines_fn cosines, void *arg, bt_engine_ticket_t *out_p)
 {
     const struct bt_host_ticket *f = find(&h->done, fwd);
     f = f ? f : find(&h->given, fwd);
-    struct host_draw d = {.h = h, .mask = mask};
+    struct host_draw d = {.h = h, .mask = mask, .cosines = cosines, .arg = arg};
     if (f &&
         f->n_rows < f->n_sample) { /* the sampler changes logits, and a fork needs them again */
         d.row_logits = bt_malloc(h->info.vocab * sizeof(float));

@@ -18,15 +18,24 @@ struct bt_host_slot {
     uint32_t n_tokens, n_prompt;
     uint32_t next_pos; /* after the last token that was run */
     uint32_t *pages;   /* [max_model_len / page_tokens] page + 1; 0: not told */
+    /* Contrastive search: hidden states of the first n_hidden tokens, of length 1. */
+    float *hidden; /* [params.hidden_max][host.hidden], or NULL */
+    uint32_t n_hidden;
 };
+
+/* Slots behind max_slots and pages behind info.pages, of which only the back end knows: the
+ * candidates of a contrastive search run there. */
+#define BT_HOST_SPARE BT_ENGINE_CANDIDATES
 
 struct bt_host_sample { /* a token that the sample of a forward will choose */
     uint32_t slot, pos; /* pos: of the token to be chosen */
     uint32_t row;       /* of the forward's logits */
+    uint32_t early;     /* row of its early logits; BT_HOST_NO_EARLY: its slot has no DoLa */
     uint32_t draft; /* if this is chosen, the next of the list follows; BT_HOST_NO_DRAFT: the last
                        of its row */
 };
 #define BT_HOST_NO_DRAFT UINT32_MAX
+#define BT_HOST_NO_EARLY UINT32_MAX
 
 struct bt_host_ticket {
     struct bt_list link; /* in done, waiting, given (delivered, not released) or free */
@@ -38,6 +47,9 @@ struct bt_host_ticket {
     uint32_t cap_out;
     float *logits; /* forward: [n_rows][vocab] */
     size_t cap_logits;
+    float *early; /* forward: [n_early][vocab], by the layers that DoLa has chosen */
+    uint32_t n_early;
+    size_t cap_early;
     struct bt_host_sample *samples;        /* forward: of the SAMPLE rows, then of their forks */
     uint32_t n_rows, n_sample, cap_sample; /* n_rows: rows of logits, one a sampled position */
     bool forward, sampled;
@@ -65,7 +77,8 @@ struct bt_host {
     uint8_t *kv; /* [layer][page] segments */
     size_t kv_bytes;
     uint32_t max_pages_of_slot;
-    struct bt_host_slot *slots; /* [max_slots] */
+    uint32_t hidden;            /* values that a slot's hidden state has; 0: slots keep none here */
+    struct bt_host_slot *slots; /* [max_slots + BT_HOST_SPARE] */
     struct bt_host_flow *flows; /* [n_flows]; index + 1 is the number */
     uint32_t n_flows;
     bt_engine_ticket_t next_ticket;
@@ -84,7 +97,8 @@ void bt_host_cleanup(struct bt_host *h);
 /* A layer's segment of a page. */
 static inline uint8_t *bt_host_segment(const struct bt_host *h, uint32_t layer, uint32_t page)
 {
-    return h->kv + ((size_t)layer * h->info.pages + page) * h->info.layout.groups[0].seg_bytes;
+    return h->kv + ((size_t)layer * (h->info.pages + BT_HOST_SPARE) + page) *
+                       h->info.layout.groups[0].seg_bytes;
 }
 
 /* Checks a batch whole before anything is run; *n_tokens_p and *n_sample_p are its totals. */
@@ -124,9 +138,12 @@ void bt_host_step_end(struct bt_host *h, const struct bt_engine_batch *b);
 struct bt_host_ticket *bt_host_ticket_new(struct bt_host *h, size_t cap_logits);
 /* Adds a token that the sample of this forward chooses. */
 void bt_host_ticket_sample(struct bt_host_ticket *t, const struct bt_host_sample *s);
-/* Adds those of the SAMPLE row r, whose logits are the ticket's next rows, and counts the rows. */
+/* Adds those of the SAMPLE row r, whose logits are the ticket's next rows, and counts the rows.
+ * With DoLa its early logits are the next row of those. */
 void bt_host_ticket_sample_row(const struct bt_host *h, struct bt_host_ticket *t,
                                const struct bt_engine_row *r);
+/* Room for the early logits of all its samples. */
+void bt_host_ticket_early(const struct bt_host *h, struct bt_host_ticket *t);
 void bt_host_ticket_outs(struct bt_host_ticket *t, uint32_t n); /* n_out = n, with room in out */
 /* Finished with this status: bt_host_poll tells it. t stays the host's. */
 void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status);
@@ -148,8 +165,15 @@ bt_status_t bt_host_flow_release(struct bt_host *h, uint32_t flow, uint32_t seq,
                                  bt_engine_ticket_t *done_p);
 bt_status_t bt_host_flow_close(struct bt_host *h, uint32_t flow, bool abort,
                                bt_engine_ticket_t *quiet_p);
+/* Writes for each of n tokens that may follow at `pos` of `slot` the largest cosine of its hidden
+ * state with one of the tokens before. ERR_DEVICE, ERR_NO_MEMORY. */
+typedef bt_status_t (*bt_host_cosines_fn)(void *arg, uint32_t slot, uint32_t pos,
+                                          const uint32_t *tokens, uint32_t n, float *cosines);
+/* cosines: for slots with contrastive search; NULL if none can be opened. */
 bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
-                           bt_engine_ticket_t *out_p);
+                           bt_host_cosines_fn cosines, void *arg, bt_engine_ticket_t *out_p);
+/* Lets spare slot i stand at `pos` of `slot`: the same pages, but the one of pos is a copy. */
+void bt_host_spare(struct bt_host *h, uint32_t i, uint32_t slot, uint32_t pos);
 /* The same with a draw of the back end's own: fills *out, whose slot and pos are set; bad was set
  * to false. */
 typedef void (*bt_host_draw_fn)(void *arg, const struct bt_host_ticket *f,

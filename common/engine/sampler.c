@@ -72,6 +72,14 @@ bt_status_t bt_sampler_check(const struct bt_engine_params *p, uint32_t vocab, c
         what = "logprobs: -1 to " TEXT(BT_ENGINE_MAX_TOP);
     } else if (p->n_eos > BT_ENGINE_MAX_EOS) {
         what = "n_eos: at most " TEXT(BT_ENGINE_MAX_EOS);
+    } else if (p->n_dola > BT_ENGINE_DOLA_MAX) {
+        what = "dola: at most " TEXT(BT_ENGINE_DOLA_MAX) " layers";
+    } else if (!(p->penalty_alpha >= 0.0f && p->penalty_alpha <= 1.0f)) {
+        what = "penalty_alpha: 0 to 1";
+    } else if (p->penalty_alpha > 0.0f && (p->top_k < 2 || p->top_k > BT_ENGINE_CANDIDATES)) {
+        what = "penalty_alpha: with top_k 2 to " TEXT(BT_ENGINE_CANDIDATES);
+    } else if (p->penalty_alpha > 0.0f && (p->temperature > 0.0f || p->n_dola > 0)) {
+        what = "penalty_alpha: with temperature 0 and without dola";
     } else if (p->n_bias && (!p->bias_ids || !p->bias)) {
         what = "bias: ids and values";
     }
@@ -177,14 +185,44 @@ static void mask_row(float *l, uint32_t vocab, const uint32_t *bits)
     }
 }
 
-static void adjust(struct bt_sampler *s, const struct bt_sampler_row *r)
+double bt_sampler_divergence(const float *last, const float *early, uint32_t vocab)
+{
+    float max, early_max;
+    if (!row_max(last, vocab, &max) || !row_max(early, vocab, &early_max)) {
+        return -INFINITY; /* not to be chosen */
+    }
+    float lse = (float)log_sum_exp(last, vocab, max);
+    float early_lse = (float)log_sum_exp(early, vocab, early_max);
+    double sum = 0;
+    for (uint32_t i = 0; i < vocab; i++) {
+        float p = last[i] - lse, q = early[i] - early_lse;
+        float m = 0.5f * (expf(p) + expf(q));
+        sum += m > 0 ? m * (2 * logf(m) - p - q) : 0;
+    }
+    return sum;
+}
+
+/* r's logits are masked by now; lse: of the row before. */
+static void contrast(const struct bt_sampler *s, const struct bt_sampler_row *r, double lse)
+{
+    float *l = r->logits, max, early_max;
+    row_max(l, s->vocab, &max);
+    float floor = (float)(max - lse) + logf(BT_SAMPLER_DOLA_TOP);
+    bool good = row_max(r->early, s->vocab, &early_max);
+    double early_lse = log_sum_exp(r->early, s->vocab, early_max);
+    for (uint32_t i = 0; i < s->vocab; i++) {
+        float p = (float)(l[i] - lse);
+        l[i] = !good        ? NAN /* the row is bad */
+               : p >= floor ? p - (float)(r->early[i] - early_lse)
+                            : -INFINITY;
+    }
+}
+
+static void adjust(struct bt_sampler *s, const struct bt_sampler_row *r, double lse)
 {
     const struct bt_engine_params *p = r->params;
     mask_row(r->logits, s->vocab, r->mask);
     mask_row(r->logits, s->vocab, r->known);
-    for (uint32_t i = 0; i < p->n_bias; i++) {
-        r->logits[p->bias_ids[i]] += p->bias[i];
-    }
     uint32_t generated = r->n_tokens > r->n_prompt ? r->n_tokens - r->n_prompt : 0;
     if (generated < p->min_new) {
         for (uint32_t i = 0; i < p->n_eos; i++) {
@@ -192,6 +230,12 @@ static void adjust(struct bt_sampler *s, const struct bt_sampler_row *r)
                 r->logits[p->eos[i]] = -INFINITY;
             }
         }
+    }
+    if (r->early) {
+        contrast(s, r, lse);
+    }
+    for (uint32_t i = 0; i < p->n_bias; i++) {
+        r->logits[p->bias_ids[i]] += p->bias[i];
     }
     apply_penalties(s, r);
 }
@@ -341,27 +385,43 @@ void bt_sampler_logprob(const float *logits, uint32_t vocab, const uint32_t *kno
     }
 }
 
-void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *r, struct bt_engine_out *out)
+/* Raw logprobs into *out and *lse_p, then r's logits are adjusted; *max_p: the largest of them.
+ * False: the row is bad. */
+static bool prepare(struct bt_sampler *s, const struct bt_sampler_row *r, struct bt_engine_out *out,
+                    double *lse_p, float *max_p)
 {
     const struct bt_engine_params *p = r->params;
-    float max;
     *out = (struct bt_engine_out){.slot = out->slot, .pos = r->position};
-    if (!row_max(r->logits, s->vocab, &max) || !(max > -INFINITY)) {
-        out->bad = true;
-        return;
+    if (!row_max(r->logits, s->vocab, max_p) || !(*max_p > -INFINITY)) {
+        return false;
     }
-    double lse = 0;
+    if (p->logprobs >= 0 || r->early) {
+        *lse_p = log_sum_exp(r->logits, s->vocab, *max_p);
+    }
     if (p->logprobs >= 0) {
-        lse = log_sum_exp(r->logits, s->vocab, max);
         if (p->logprobs > 0) {
-            top_n(r->logits, s->vocab, r->known, lse, out,
+            top_n(r->logits, s->vocab, r->known, *lse_p, out,
                   BT_MIN((uint32_t)p->logprobs, (uint32_t)BT_ENGINE_MAX_TOP));
         }
         memcpy(s->raw, r->logits, s->vocab * sizeof(*s->raw));
     }
-    adjust(s, r);
+    adjust(s, r, *lse_p);
+    return row_max(r->logits, s->vocab, max_p) && *max_p > -INFINITY;
+}
+
+static void set_bad(struct bt_engine_out *out)
+{
+    out->n_top = 0;
+    out->bad = true;
+}
+
+void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *r, struct bt_engine_out *out)
+{
+    const struct bt_engine_params *p = r->params;
+    float max;
+    double lse = 0;
     uint32_t token = UINT32_MAX;
-    if (row_max(r->logits, s->vocab, &max) && max > -INFINITY) {
+    if (prepare(s, r, out, &lse, &max)) {
         if (p->temperature > 0.0f) {
             token = draw(s, r, max);
         } else {
@@ -370,12 +430,50 @@ void bt_sampler_run(struct bt_sampler *s, const struct bt_sampler_row *r, struct
         }
     }
     if (token >= s->vocab) {
-        out->n_top = 0;
-        out->bad = true;
+        set_bad(out);
         return;
     }
     out->token = token;
     if (p->logprobs >= 0) {
         out->logprob = (float)(s->raw[token] - lse);
     }
+}
+
+void bt_sampler_candidates(struct bt_sampler *s, const struct bt_sampler_row *r,
+                           struct bt_sampler_candidates *c, struct bt_engine_out *out)
+{
+    float max;
+    double lse = 0;
+    struct bt_engine_out top = {0}; /* its list is long enough: BT_ENGINE_MAX_TOP */
+    c->n = 0;
+    if (!prepare(s, r, out, &lse, &max)) {
+        set_bad(out);
+        return;
+    }
+    double sum = log_sum_exp(r->logits, s->vocab, max);
+    top_n(r->logits, s->vocab, NULL, sum, &top,
+          BT_MIN(r->params->top_k, (uint32_t)BT_ENGINE_CANDIDATES));
+    for (uint32_t i = 0; i < top.n_top && top.top_logprob[i] > -INFINITY; i++) {
+        c->id[i] = top.top_id[i];
+        c->p[i] = expf(top.top_logprob[i]);
+        c->logprob[i] = r->params->logprobs >= 0 ? (float)(s->raw[c->id[i]] - lse) : 0;
+        c->n = i + 1;
+    }
+}
+
+void bt_sampler_contrast(const struct bt_sampler_candidates *c, const float *cosine, float alpha,
+                         struct bt_engine_out *out)
+{
+    float best = -INFINITY;
+    out->bad = true; /* as long as all scores are NaN */
+    for (uint32_t i = 0; i < c->n; i++) {
+        float score = (1 - alpha) * c->p[i] - alpha * cosine[i];
+        if (score > best) {
+            best = score;
+            out->token = c->id[i];
+            out->logprob = c->logprob[i];
+            out->bad = false;
+        }
+    }
+    out->n_top = out->bad ? 0 : out->n_top;
 }

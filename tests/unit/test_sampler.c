@@ -456,6 +456,70 @@ static void test_ids_without_a_token(void **state)
     assert_true(o.bad);
 }
 
+/* DoLa, by hand: the filter is a tenth of the most likely token that may be drawn, and the rest is
+ * in the order of the last layer's logprob minus the early one's. */
+static void test_dola(void **state)
+{
+    (void)state;
+    struct bt_engine_params p = defaults(0);
+    const float last[V] = {5, 4.9f, 4, 2.6f, 0, 0, 0, 0, 0, 0};
+    const float early[V] = {3, 2.9f, 1, -5, -9, 0, 0, 0, 0, 0};
+    float l[V];
+    struct bt_sampler_row row = {.logits = l, .params = &p, .early = early};
+    struct bt_engine_out o = {0};
+    p.logprobs = 0;
+    memcpy(l, last, sizeof(l));
+    bt_sampler_run(smp, &row, &o); /* 3 is the best, but 2.4 below the largest: less than a tenth */
+    assert_int_equal(o.token, 2);
+    double sum = 0;
+    for (int i = 0; i < V; i++) {
+        sum += exp(last[i]);
+    }
+    assert_true(fabs(o.logprob - (4 - log(sum))) < 1e-5); /* the model's own */
+    const uint32_t mask[1] = {~3u};                       /* without 0 and 1 a tenth is of 2's */
+    row.mask = mask;
+    memcpy(l, last, sizeof(l));
+    bt_sampler_run(smp, &row, &o);
+    assert_int_equal(o.token, 3);
+    row.mask = NULL;
+    p.min_new = p.n_eos = 1; /* the same of an end that may not come yet */
+    p.eos[0] = 0;
+    memcpy(l, last, sizeof(l));
+    l[2] = -INFINITY;
+    bt_sampler_run(smp, &row, &o);
+    assert_int_equal(o.token, 3);
+    /* penalties come behind: they see the difference, here of two negative numbers */
+    p = defaults(0);
+    p.repetition_penalty = 2;
+    const float flat[V] = {0};
+    const uint32_t seen[] = {0};
+    row = (struct bt_sampler_row){
+        .logits = l, .params = &p, .early = flat, .tokens = seen, .n_tokens = 1, .n_prompt = 1};
+    memcpy(l, last, sizeof(l));
+    bt_sampler_run(smp, &row, &o);
+    assert_int_equal(o.token, 1);
+    float bad[V] = {0};
+    bad[4] = NAN;
+    row.early = bad;
+    memcpy(l, last, sizeof(l));
+    bt_sampler_run(smp, &row, &o);
+    assert_true(o.bad);
+}
+
+static void test_divergence(void **state)
+{
+    (void)state;
+    const float a[2] = {0, 0}, b[2] = {logf(0.9f), logf(0.1f)}, bad[2] = {0, NAN};
+    double p[2] = {0.5, 0.5}, q[2] = {0.9, 0.1}, want = 0;
+    for (int i = 0; i < 2; i++) {
+        double m = (p[i] + q[i]) / 2;
+        want += m * log(m / p[i]) + m * log(m / q[i]);
+    }
+    assert_true(fabs(bt_sampler_divergence(a, b, 2) - want) < 1e-6);
+    assert_true(fabs(bt_sampler_divergence(a, a, 2)) < 1e-6);
+    assert_true(bt_sampler_divergence(a, bad, 2) == -INFINITY);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -472,6 +536,8 @@ int main(void)
         cmocka_unit_test(test_skipping),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_ids_without_a_token),
+        cmocka_unit_test(test_dola),
+        cmocka_unit_test(test_divergence),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

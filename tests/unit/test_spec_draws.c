@@ -73,7 +73,7 @@ static uint32_t draw(struct bt_host *h, uint64_t seed, uint32_t out[2])
     bt_host_ticket_sample_row(h, t, &row);
     bt_host_ticket_done(h, t, BT_OK);
     bt_engine_ticket_t fwd = t->id;
-    assert_int_equal(bt_host_sample(h, fwd, NULL, &id), BT_OK);
+    assert_int_equal(bt_host_sample(h, fwd, NULL, NULL, NULL, &id), BT_OK);
     assert_int_equal(bt_host_slot_close(h, 0, &quiet), BT_OK);
     assert_int_equal(bt_host_poll(h, ev, 4, 0), 3);
     uint32_t n = ev[1].n_out;

@@ -50,6 +50,7 @@ static void cpu_close(struct bt_engine *e)
     free(e->sum);
     free(e->scratch);
     free(e->logits);
+    bt_cpu_dola_cleanup(e);
     free(e);
 }
 
@@ -270,9 +271,11 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                  conf->page_tokens);
         return st;
     }
+    info.hidden_bytes = c->hidden * (uint32_t)sizeof(float);
     e->k = kernels_for(isa);
     st = bt_host_init(&e->host, &info, conf->mem_limit ? conf->mem_limit : KV_BYTES_DEF, err,
                       err_cap);
+    e->host.hidden = c->hidden;
     if (st == BT_OK) {
         st = bt_ids_load(conf->model_dir, info.vocab, &e->host.ids, err, err_cap);
     }
@@ -308,7 +311,7 @@ static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engin
         return BT_ERR_UNSUPPORTED;
     }
     struct bt_engine_info *info = &e->host.info;
-    info->caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_DRAFTS |
+    info->caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_DRAFTS | BT_ENGINE_CAP_HIDDEN |
                  (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u);
     snprintf(info->device, sizeof(info->device), "cpu %s %s %d thread%s", e->k->name,
              bt_gemm_isa() == BT_ISA_AMX ? "amx"
@@ -346,7 +349,7 @@ static bt_status_t cpu_forward(struct bt_engine *e, const struct bt_engine_batch
 static bt_status_t cpu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint32_t *mask,
                               bt_engine_ticket_t *out_p)
 {
-    return bt_host_sample(&e->host, fwd, mask, out_p);
+    return bt_host_sample(&e->host, fwd, mask, bt_cpu_contrast_cosines, e, out_p);
 }
 
 static const struct bt_engine_vtable vtable = {

@@ -64,10 +64,11 @@ struct bt_cpu_item {              /* a block of query tokens of one sequence */
     uint32_t out;                 /* row of the output */
 };
 
-struct bt_cpu_kept { /* what the logits of a row are for */
-    uint32_t prompt; /* a prompt token's result: its index + 1; 0: none */
-    uint32_t slot, pos;
-    uint32_t sample; /* a sample: index + 1; 0: none */
+struct bt_cpu_kept {    /* what the logits of a row are for */
+    uint32_t prompt;    /* a prompt token's result: its index + 1; 0: none */
+    uint32_t slot, pos; /* pos: behind the row */
+    uint32_t sample;    /* a sample: index + 1; 0: none */
+    bool hidden;        /* its hidden state is kept */
 };
 
 #define BT_CPU_EXPERTS_MAX 1024
@@ -76,6 +77,14 @@ struct bt_cpu_kept { /* what the logits of a row are for */
 struct bt_cpu_use {
     uint32_t expert;
     float weight;
+};
+
+/* What DoLa reads of a step: dola.c. Memory is taken when it is first used. */
+struct bt_cpu_dola {
+    float *x;      /* [rows][BT_ENGINE_DOLA_MAX][hidden rounded up to 16] hidden states */
+    uint32_t rows; /* of x */
+    void *act;     /* [BT_ENGINE_DOLA_MAX, hidden] */
+    float *logits; /* [BT_ENGINE_DOLA_MAX][vocab] */
 };
 
 #define BT_CPU_LOGIT_ROWS 64 /* rows of logits at a time for prompt logprobs */
@@ -115,7 +124,8 @@ struct bt_engine {
     float *sum;              /* [rows, hidden]: of the experts */
     void *ae;                /* act [rows, hidden or q_rank]: input of one expert; MLA: of q_b */
     float *logits;           /* [BT_CPU_LOGIT_ROWS, vocab], once prompt logprobs are asked for */
-    uint8_t *scratch;        /* [threads] attention */
+    struct bt_cpu_dola dola;
+    uint8_t *scratch; /* [threads] attention */
     size_t scratch_bytes;
     uint64_t phase_ns[BT_CPU_PHASES], phase_at; /* ended phases; when the current one began */
     bool failed;                                /* oneDNN reported an error: sticky */
@@ -129,6 +139,9 @@ struct bt_cpu_step {
     uint32_t n_items; /* attention blocks */
     uint32_t n_prompt_out;
     uint64_t attn_work;
+    bool dola;     /* some of its sampled rows have early layers */
+    bool contrast; /* some rows' hidden states are kept */
+    float *states; /* in place of slots: of all rows; such a step has no logits */
 };
 
 static inline int bt_cpu_threads(const struct bt_engine *e, uint64_t floats)
@@ -166,6 +179,21 @@ bt_status_t bt_cpu_attn_outputs(struct bt_cpu_step *s, uint32_t layer) BT_MUST_C
 /* mlp.c. x += MLP or experts of norm(x). ERR_DEVICE. */
 bt_status_t bt_cpu_mlp(struct bt_cpu_step *s, uint32_t layer) BT_MUST_CHECK;
 
+/* dola.c. A step with such rows calls all three, in this order. begin: ERR_NO_MEMORY as false. */
+bool bt_cpu_dola_begin(struct bt_cpu_step *s) BT_MUST_CHECK;
+/* Keeps what enters `layer` of the sampled rows whose slots name it. */
+void bt_cpu_dola_keep(struct bt_cpu_step *s, uint32_t layer);
+/* The last layer's logits are in t: chooses each row's early layer. */
+bt_status_t bt_cpu_dola_head(struct bt_cpu_step *s, struct bt_host_ticket *t) BT_MUST_CHECK;
+void bt_cpu_dola_cleanup(struct bt_engine *e);
+
+/* contrast.c. Before the final norm: keeps the hidden states of rows that say so, and leaves those
+ * with logits in the step. */
+void bt_cpu_contrast_keep(struct bt_cpu_step *s);
+/* A bt_host_cosines_fn; arg: the engine. */
+bt_status_t bt_cpu_contrast_cosines(void *arg, uint32_t slot, uint32_t pos, const uint32_t *tokens,
+                                    uint32_t n, float *cosines) BT_MUST_CHECK;
+
 /* mlp_acts: parts of act in gate, up and down. */
 bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g, uint32_t mlp_acts,
                               const struct bt_engine_config *c, char *err,
@@ -175,5 +203,9 @@ void bt_cpu_model_cleanup(struct bt_cpu_model *m);
 /* Runs a checked batch; logits of the SAMPLE rows go to logits (bt_gemm_rows(n_sample) rows). */
 bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
                            struct bt_host_ticket *t) BT_MUST_CHECK;
+/* Runs single tokens of slots without flows; states [n][hidden]: their hidden states, of length
+ * 1. */
+bt_status_t bt_cpu_states(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n,
+                          float *states) BT_MUST_CHECK;
 
 #endif

@@ -130,6 +130,31 @@ static void keep_run(struct bt_cpu_step *s, uint32_t first, uint32_t out, uint32
     bt_cpu_attn_items(s, first, out, n, tok->pos, tok->slot);
 }
 
+static bool keeps_hidden(const struct bt_cpu_step *s, const struct bt_engine_row *b)
+{
+    return s->states || s->e->host.slots[b->slot].params.penalty_alpha > 0;
+}
+
+/* All rows of a slot with contrastive search continue, for their hidden states; the first `prompt`
+ * of them have prompt logprobs. */
+static void keep_hidden(struct bt_cpu_step *s, struct bt_host_ticket *t,
+                        const struct bt_engine_row *b, uint32_t row, uint32_t prompt, uint32_t out)
+{
+    struct bt_cpu_kept *kept = &s->e->kept[out];
+    s->contrast = true;
+    keep_run(s, row, out, b->n);
+    for (uint32_t i = 0; i < b->n; i++) {
+        kept[i] = (struct bt_cpu_kept){.prompt = i < prompt ? ++s->n_prompt_out : 0,
+                                       .slot = b->slot,
+                                       .pos = s->e->tokens[row + i].pos + 1,
+                                       .hidden = true};
+    }
+    if (b->flags & BT_ROW_SAMPLE) {
+        bt_host_ticket_sample_row(&s->e->host, t, b);
+        kept[b->n - 1].sample = t->n_rows;
+    }
+}
+
 /* From here on only rows whose logits are wanted are computed: the last layer's KV is complete. */
 static void keep_wanted(struct bt_cpu_step *s, struct bt_host_ticket *t)
 {
@@ -140,6 +165,12 @@ static void keep_wanted(struct bt_cpu_step *s, struct bt_host_ticket *t)
     for (uint32_t r = 0; r < s->b->n_rows; r++) {
         const struct bt_engine_row *b = &s->b->rows[r];
         uint32_t prompt = bt_host_row_prompt_outs(&s->e->host, b), last = row + b->n - 1;
+        if (keeps_hidden(s, b)) {
+            keep_hidden(s, t, b, row, prompt, out);
+            out += b->n;
+            row += b->n;
+            continue;
+        }
         if (prompt) {
             keep_run(s, row, out, prompt);
         }
@@ -195,16 +226,14 @@ static bt_status_t head_in_parts(struct bt_cpu_step *s, struct bt_host_ticket *t
     return st;
 }
 
-bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
-                           struct bt_host_ticket *t)
+/* All layers; then only rows that are needed behind them are in the step. */
+static bt_status_t run_layers(struct bt_cpu_step *s, struct bt_host_ticket *t)
 {
+    struct bt_engine *e = s->e;
+    const struct bt_engine_batch *b = s->b;
     const struct bt_model_config *c = &e->model.config;
-    struct bt_cpu_step s = {.e = e, .b = b};
-    if (n_tokens == 0) {
-        return BT_OK;
-    }
     e->phase_at = bt_mono_ns();
-    gather(&s);
+    gather(s);
     bt_cpu_phase(e, BT_CPU_PHASE_GATHER);
     for (uint32_t l = 0; l < c->layers; l++) {
         const struct bt_cpu_layer *y = &e->model.layers[l];
@@ -213,36 +242,67 @@ bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b,
             return st;
         }
         bt_cpu_phase(e, BT_CPU_PHASE_WAIT);
-        bt_cpu_norm_rows(&s, l ? bt_cpu_residual(e) : NULL, y->norm_attn, y->norm_attn_bias, 2);
+        bt_cpu_norm_rows(s, l ? bt_cpu_residual(e) : NULL, y->norm_attn, y->norm_attn_bias, 2);
+        if (s->dola) { /* x is whole now */
+            bt_cpu_dola_keep(s, l);
+        }
         bt_cpu_phase(e, BT_CPU_PHASE_NORM);
-        st = bt_cpu_attn_inputs(&s, l);
+        st = bt_cpu_attn_inputs(s, l);
         if (st != BT_OK) {
             return st;
         }
         bt_host_layer_fire(&e->host, b, l); /* K and V of the layer are complete */
         bt_cpu_phase(e, BT_CPU_PHASE_WAIT);
         if (l + 1 == c->layers) {
-            keep_wanted(&s, t);
-            if (s.n == 0) {
+            keep_wanted(s, t);
+            if (s->n == 0) {
                 break;
             }
         }
-        st = bt_cpu_attn_outputs(&s, l);
+        st = bt_cpu_attn_outputs(s, l);
         if (st == BT_OK) {
-            st = bt_cpu_mlp(&s, l);
+            st = bt_cpu_mlp(s, l);
         }
         if (st != BT_OK) {
             return st;
         }
     }
     bt_host_step_end(&e->host, b);
-    if (s.n == 0) {
+    if (s->n > 0 && s->contrast) {
+        bt_cpu_contrast_keep(s);
+    }
+    return BT_OK;
+}
+
+bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                           struct bt_host_ticket *t)
+{
+    struct bt_cpu_step s = {.e = e, .b = b};
+    if (n_tokens == 0) {
         return BT_OK;
+    }
+    if (!bt_cpu_dola_begin(&s)) {
+        return BT_ERR_NO_MEMORY;
+    }
+    bt_status_t st = run_layers(&s, t);
+    if (st != BT_OK || s.n == 0) {
+        return st;
     }
     bt_cpu_norm_rows(&s, bt_cpu_residual(e), e->model.norm, e->model.norm_bias, 2);
     bt_cpu_phase(e, BT_CPU_PHASE_NORM);
-    bt_status_t st = s.n_prompt_out ? head_in_parts(&s, t)
-                                    : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
+    st = s.n_prompt_out ? head_in_parts(&s, t)
+                        : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
+    if (st == BT_OK && s.dola) {
+        st = bt_cpu_dola_head(&s, t);
+    }
     bt_cpu_phase(e, BT_CPU_PHASE_HEAD);
     return st;
+}
+
+bt_status_t bt_cpu_states(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n,
+                          float *states)
+{
+    struct bt_cpu_step s = {.e = e, .b = b, .states = states};
+    BT_ASSERT(n > 0);
+    return run_layers(&s, NULL);
 }
