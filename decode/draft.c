@@ -10,6 +10,9 @@
 
 static bt_spec_kind_t kind_of(const struct bt_wcore *c, const struct bt_submission *s)
 {
+    if (s->params.n_dola > 0 || s->params.penalty_alpha > 0) {
+        return BT_SPEC_OFF; /* engines take no drafts there */
+    }
     bool own = c->spec.kind == BT_SPEC_OFF || s->speculation == BT_SPEC_AUTO ||
                (s->speculation == BT_SPEC_MODEL && c->spec.model.eng == NULL);
     return own ? c->spec.kind : s->speculation;

@@ -79,6 +79,23 @@ static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
     return true;
 }
 
+/* Is there room for r's hidden states beside those of the active requests? */
+static bool hidden_fit(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    uint64_t bytes = bt_submission_hidden(r->sub, c->info);
+    struct bt_list *it;
+    if (bytes == 0) {
+        return true;
+    }
+    bt_list_for_each (it, &c->reqs.active) {
+        bytes += bt_submission_hidden(BT_CONTAINER_OF(it, struct bt_wreq, link)->sub, c->info);
+    }
+    bt_list_for_each (it, &c->reqs.closing) {
+        bytes += bt_submission_hidden(BT_CONTAINER_OF(it, struct bt_wreq, link)->sub, c->info);
+    }
+    return bytes <= BT_WORKER_HIDDEN_BYTES;
+}
+
 /* Preempts rows of a lower class than r's if that gets r its slot and pages. */
 static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
 {
@@ -121,6 +138,9 @@ void bt_wcore_admit(struct bt_wcore *c)
         struct bt_wreq *r = BT_CONTAINER_OF(c->reqs.queue.next, struct bt_wreq, link);
         if (!late_may_start(c, r)) { /* late requests are the end of the queue */
             return;
+        }
+        if (!hidden_fit(c, r)) {
+            return; /* until another contrastive search has ended */
         }
         if (c->n_free_slots == 0 || !take_pages(c, r)) {
             make_way(c, r);

@@ -155,6 +155,7 @@ struct bt_wstep { /* the step in flight: one at a time */
     uint32_t n_rows, n_sample; /* n_sample: sampled positions, 1 + n_draft of a SAMPLE row */
     uint64_t launched_ns;
     uint32_t prompt_tokens, decode_tokens, decode_rows;
+    uint32_t searches; /* rows of contrastive search, whose candidates are passes of their own */
     struct bt_batch_work work;
     struct bt_wreq **reqs;       /* [max_slots] */
     struct bt_batch_row *rows;   /* [max_slots] */

@@ -10,6 +10,9 @@ void bt_wcost_measure(struct bt_wcore *c)
     bt_metric_observe(c->stats->iteration_tokens, s->prompt_tokens + s->decode_tokens);
     bt_metric_add(c->stats->steps, 1);
     bt_metric_add(c->stats->prompt_tokens, s->prompt_tokens);
+    if (s->searches > 0) {
+        return; /* it says nothing of the cost of steps like others */
+    }
     bt_spec_trial_over(&c->spec.trial, ns);
     bt_spec_trial_over(&c->spec.passes, ns + c->spec.drafting_ns);
     if (s->decode_rows > 0) {

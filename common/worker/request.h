@@ -57,6 +57,15 @@ struct bt_submission {
     uint64_t attach;                /* attachment that its LocalOpen went to */
 };
 
+/* Hidden states that all contrastive searches of a worker may keep. */
+#define BT_WORKER_HIDDEN_BYTES (512ull << 20)
+/* What s keeps of that, at its longest; 0: it is no contrastive search. */
+static inline uint64_t bt_submission_hidden(const struct bt_submission *s,
+                                            const struct bt_engine_info *info)
+{
+    return s->params.penalty_alpha > 0 ? (uint64_t)s->len_max * info->hidden_bytes : 0;
+}
+
 /* The control thread's part of a lead: what the kvstore and the conductor have said of it already.
  */
 struct bt_wreq_ctl {

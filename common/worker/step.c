@@ -77,6 +77,7 @@ static void fill_row(struct bt_wcore *c, uint32_t i)
         bt_wmask_row(c, r, s->n_sample, &r->tokens[r->len], e->n_draft);
     }
     s->n_sample += e->flags & BT_ROW_SAMPLE ? 1 + e->n_draft : 0;
+    s->searches += (e->flags & BT_ROW_SAMPLE) != 0 && r->sub->params.penalty_alpha > 0;
     s->reqs[i] = r;
     r->in_step = true;
     r->pos = b->pos + b->n - e->n_draft; /* drafts count once they are accepted */
@@ -132,7 +133,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     if (s->n_rows == 0) {
         return false;
     }
-    s->n_sample = s->prompt_tokens = s->decode_tokens = s->decode_rows = 0;
+    s->n_sample = s->prompt_tokens = s->decode_tokens = s->decode_rows = s->searches = 0;
     s->work = bt_batch_work_of(&c->batch, s->rows, s->n_rows);
     for (uint32_t i = 0; i < s->n_rows; i++) {
         fill_row(c, i);

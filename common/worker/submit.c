@@ -29,6 +29,7 @@ static struct bt_engine_params params_of(const Baton__Submit *m)
         .seed = s->seed,
         .choice = m->choice,
         .logprobs = s->logprobs,
+        .penalty_alpha = s->penalty_alpha,
         .min_new = s->min_new,
         .n_eos = (uint32_t)s->n_stop_ids,
         .n_bias = (uint32_t)s->n_bias,
@@ -41,14 +42,19 @@ static struct bt_engine_params params_of(const Baton__Submit *m)
     for (size_t i = 0; i < s->n_stop_ids; i++) {
         p.eos[i] = s->stop_ids[i];
     }
+    for (size_t i = 0; i < s->n_dola_layers; i++) {
+        p.dola[p.n_dola++] = (uint16_t)s->dola_layers[i];
+    }
     return p;
 }
 
 /* NULL: the engine can sample with it. */
-static const char *check_sampling(const Baton__Submit *m, uint32_t vocab, char *text, size_t cap)
+static const char *check_sampling(const struct bt_engine_info *info, const Baton__Submit *m,
+                                  char *text, size_t cap)
 {
     const Baton__Sampling *s = m->sampling;
     const char *what;
+    uint32_t vocab = info->vocab, layers = info->layout.n_layers;
     if (s == NULL) {
         return "sampling is missing";
     }
@@ -64,6 +70,20 @@ static const char *check_sampling(const Baton__Submit *m, uint32_t vocab, char *
     for (size_t i = 0; i < s->n_stop_ids; i++) {
         if (s->stop_ids[i] >= vocab) {
             return "sampling.stop_ids: an id is outside the vocabulary";
+        }
+    }
+    if (s->n_dola_layers > BT_ENGINE_DOLA_MAX) {
+        return "sampling.dola_layers: more than 16";
+    }
+    if ((s->n_dola_layers > 0 || s->penalty_alpha > 0) && !(info->caps & BT_ENGINE_CAP_HIDDEN)) {
+        return "sampling.dola_layers, penalty_alpha: this worker's engine has neither DoLa nor "
+               "contrastive search; the cpu and cuda engines have them";
+    }
+    for (size_t i = 0; i < s->n_dola_layers; i++) {
+        if (s->dola_layers[i] >= layers) {
+            snprintf(text, cap, "sampling.dola_layers: layer %u of a model of %u layers",
+                     s->dola_layers[i], layers);
+            return text;
         }
     }
     struct bt_engine_params p = params_of(m);
@@ -121,6 +141,12 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
         snprintf(text, cap, "n is %u: at most %u choices", m->n, BT_WORKER_CHOICES);
         return text;
     }
+    if (m->sampling != NULL && m->sampling->penalty_alpha > 0 &&
+        (m->phases != BATON__PHASES__BOTH || !m->no_cache || m->n > 1)) {
+        return "sampling.penalty_alpha: contrastive search needs BOTH, no_cache and one choice: "
+               "its "
+               "prompt's hidden states are where it generates";
+    }
     if (m->prompt_logprobs && m->phases == BATON__PHASES__DECODE) {
         return "prompt_logprobs belong to the phase that computes the prompt";
     }
@@ -157,7 +183,7 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
         }
     }
     const char *why = m->thoughts != NULL ? check_thoughts(m->thoughts, info->vocab) : NULL;
-    return why != NULL ? why : check_sampling(m, info->vocab, text, cap);
+    return why != NULL ? why : check_sampling(info, m, text, cap);
 }
 
 static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__Submit *m,
@@ -190,6 +216,7 @@ static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__
         .params = params_of(m),
         .attach = w->attach,
     };
+    s.params.hidden_max = s.len_max;
     memcpy(s.root.b, m->root_key.data, sizeof(s.root.b));
     return s;
 }
@@ -273,6 +300,16 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
                  "prompt and answer of up to %u tokens need %u KV pages, this worker has %u: raise "
                  "engine.pages or ask for fewer tokens",
                  last, pages, info->pages);
+        *st_p = BT_ERR_TOO_LARGE;
+        return NULL;
+    }
+    uint64_t hidden = bt_submission_hidden(&s, info);
+    if (hidden > BT_WORKER_HIDDEN_BYTES) {
+        snprintf(
+            err, err_cap,
+            "penalty_alpha: the hidden states of up to %u tokens take %llu bytes, and contrastive "
+            "searches may keep %llu: shorten the prompt or lower max_tokens",
+            s.len_max, (unsigned long long)hidden, (unsigned long long)BT_WORKER_HIDDEN_BYTES);
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }

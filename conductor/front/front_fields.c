@@ -120,6 +120,17 @@ static const struct field fields[] = {
     {"frequency_penalty", EVERY, USED, "-2 to 2"},
     {"presence_penalty", EVERY, USED, "-2 to 2"},
     {"logit_bias", EVERY, USED, "up to 1024 token ids with -100 to 100"},
+    {"dola_layers", BODY, USED,
+     "DoLa, as in transformers: `low`, `high` (every second layer of a half), or up to 16 layers, "
+     "0 is "
+     "the embedding. Of these layers the one that differs most from the last is subtracted from "
+     "it. "
+     "Goes together with everything else; drafts are not used"},
+    {"penalty_alpha", BODY, USED,
+     "contrastive search, 0 to 1, with `top_k` 2 to 16 and as in transformers: of the `top_k` most "
+     "likely tokens the one with the best (1 - alpha) * probability - alpha * similarity to the "
+     "text "
+     "so far. One choice, temperature 0; neither prefix cache nor drafts are used"},
     {"speculation", EVERY, USED,
      "auto, off, suffix, ngram or draft: where drafts come from, unless the workers are configured "
      "to "

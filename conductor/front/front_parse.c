@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "conductor/front/front_adapt.h"
+#include "conductor/front/front_contrast.h"
 #include "conductor/front/front_elements.h"
 #include "conductor/front/front_fields.h"
 #include "conductor/front/front_forced.h"
@@ -478,10 +479,11 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     if (!check_model(m, root, e) ||
         !bt_front_fields_check(root, chat ? FRONT_CHAT : FRONT_COMPLETION, "", e) ||
         !take_choices(root, opt, e) || !take_look(root, chat, base, opt, e) ||
-        !take_sampling(m, root, base, e) || !take_ends(m, root, &base->sampling, opt, e) ||
-        !take_bias(m, root, &base->sampling, e) || !take_stops(root, base, e) ||
-        !take_salt(root, base, e) || !take_speculation(root, base, e) ||
-        !take_lengths(m, root, opt, &l, e) || !bt_front_take_grammar(m, root, base, e)) {
+        !take_sampling(m, root, base, e) || !bt_front_take_contrast(m, root, opt->n, base, e) ||
+        !take_ends(m, root, &base->sampling, opt, e) || !take_bias(m, root, &base->sampling, e) ||
+        !take_stops(root, base, e) || !take_salt(root, base, e) ||
+        !take_speculation(root, base, e) || !take_lengths(m, root, opt, &l, e) ||
+        !bt_front_take_grammar(m, root, base, e)) {
         return false;
     }
     base->n = opt->n;

@@ -251,6 +251,7 @@ static struct bt_sched_request request_of(const struct bt_sequence *sq, uint64_t
     struct bt_machine *mc = r->mc;
     struct bt_sched_request req = {.n_tokens = sq->n_tokens,
                                    .n_choices = sq->n,
+                                   .one_worker = r->spec.sampling.penalty_alpha > 0,
                                    .max_new = r->spec.max_tokens - r->choices[sq->first].journal.n,
                                    .block_tokens = mc->conf.block_tokens,
                                    .token_bytes = mc->conf.token_bytes,

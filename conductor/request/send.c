@@ -78,7 +78,8 @@ static void send_reserve(const struct bt_action *a)
     to_kvstore(a->to, BATON__TO_KVSTORE__M_RESERVE, &v);
 }
 
-static void fill_sampling(const struct bt_action *a, Baton__Sampling *s)
+/* dola: [BT_ENGINE_DOLA_MAX], which s points to. */
+static void fill_sampling(const struct bt_action *a, Baton__Sampling *s, uint32_t *dola)
 {
     const struct bt_engine_params *p = &bt_request_spec(a->submit.plan.r)->sampling;
     s->temperature = p->temperature;
@@ -97,6 +98,12 @@ static void fill_sampling(const struct bt_action *a, Baton__Sampling *s)
     s->n_bias_ids = s->n_bias = p->n_bias;
     s->bias_ids = (uint32_t *)p->bias_ids;
     s->bias = (float *)p->bias;
+    s->penalty_alpha = p->penalty_alpha;
+    s->n_dola_layers = p->n_dola;
+    s->dola_layers = dola;
+    for (uint32_t i = 0; i < p->n_dola; i++) {
+        dola[i] = p->dola[i];
+    }
 }
 
 static Baton__Marker marker_of(const struct bt_gen_marker *m)
@@ -116,7 +123,8 @@ static void send_submit(const struct bt_action *a)
     const struct bt_action_plan *p = &a->submit.plan;
     const struct bt_gen_spec *spec = bt_request_spec(p->r);
     Baton__Sampling sampling = BATON__SAMPLING__INIT;
-    fill_sampling(a, &sampling);
+    uint32_t dola[BT_ENGINE_DOLA_MAX];
+    fill_sampling(a, &sampling, dola);
     Baton__Submit v = BATON__SUBMIT__INIT;
     v.request = a->id;
     v.epoch = a->epoch;

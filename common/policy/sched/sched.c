@@ -194,6 +194,10 @@ static bool decide_local(const struct bt_sched_job *j, bt_sched_reason_t *reason
         *reason_p = BT_SCHED_LARGER_THAN_SLAB;
         return true;
     }
+    if (j->req->one_worker) {
+        *reason_p = BT_SCHED_ONE_WORKER;
+        return true;
+    }
     if (j->no_prefill_role || j->no_decode_role) {
         *reason_p = j->no_prefill_role ? BT_SCHED_NO_PREFILL_WORKER : BT_SCHED_NO_DECODE_WORKER;
         return true;
@@ -512,7 +516,8 @@ static bool place_mixed(struct bt_sched_job *j, uint32_t p, uint32_t d, struct b
     }
     bool spare = j->packing && bt_sched_row_free(&j->s->workers[m]);
     plan->reason = all_both ? plan->reason : spare ? BT_SCHED_SPARE : BT_SCHED_MIXED;
-    finish_plan(j, m, bt_sched_hands_over(j, m, d, e->ttft_ms) ? d : m, e, plan);
+    bool over = !j->req->one_worker && bt_sched_hands_over(j, m, d, e->ttft_ms);
+    finish_plan(j, m, over ? d : m, e, plan);
     plan->first.queue_ms = e->queue_ms;
     return true;
 }

@@ -125,6 +125,7 @@ struct bt_sched_request {
     uint32_t likely_new; /* the median for each choice; 0: not known */
     double mean_new;     /* the mean for each choice; 0: not known */
     uint32_t n_choices;  /* rows at the decode worker; 0 counts as 1 */
+    bool one_worker;     /* the decode worker must compute the prompt */
     uint32_t block_tokens;
     uint32_t token_bytes; /* of KV, over all layers */
     double waited_ms;     /* since the last byte of its body: part of its time to first token */
