@@ -198,13 +198,13 @@ def test_a_budget_of_messages(tools):
 
 def test_a_killed_worker_changes_no_budget(model):
     """Before the end of the reasoning, and about where it is forced: the next worker goes on from the tokens."""
-    body = dict(BASE, max_tokens=400, temperature=0.7, seed=11, tool_choice="none", ignore_eos=True,
-                thinking={"type": "enabled", "budget_tokens": 200})
+    body = dict(BASE, max_tokens=2500, temperature=0.7, seed=11, tool_choice="none", ignore_eos=True,
+                thinking={"type": "enabled", "budget_tokens": 600})
     setting = Restarts("--nodes", "3", "--prefill", "1", "--decode", "2", "--model", model)
     try:
         want, ended = gather(setting.c.stream(CHAT, body))
         assert want[0]["reasoning"] and want[0]["content"]
-        for at in (20, 199):
+        for at in (20, 598):
             def killing():
                 for i, e in enumerate(setting.c.stream(CHAT, body)):
                     if i == at:
