@@ -54,6 +54,8 @@ bt_status_t bt_tokenizer_string(const struct bt_tokenizer *t, uint32_t id,
 bt_status_t bt_tokenizer_piece(const struct bt_tokenizer *t, uint32_t id,
                                struct bt_buf *out) BT_MUST_CHECK;
 bool bt_tokenizer_is_special(const struct bt_tokenizer *t, uint32_t id);
+/* Is it one of added_tokens, special or not: what a text spells becomes this token alone. */
+bool bt_tokenizer_is_added(const struct bt_tokenizer *t, uint32_t id);
 /* Id of a token by its content ("<|eot_id|>"); false if there is none. */
 bool bt_tokenizer_find(const struct bt_tokenizer *t, const char *content, uint32_t *id_p);
 

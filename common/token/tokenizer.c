@@ -98,6 +98,21 @@ uint32_t bt_tokenizer_vocab(const struct bt_tokenizer *t)
     return t->vocab.n;
 }
 
+static bool has_added(const struct bt_added_set *s, uint32_t id)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        if (s->items[i].id == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool bt_tokenizer_is_added(const struct bt_tokenizer *t, uint32_t id)
+{
+    return has_added(&t->raw, id) || has_added(&t->normalized, id);
+}
+
 bool bt_tokenizer_is_special(const struct bt_tokenizer *t, uint32_t id)
 {
     return id < t->vocab.n && (t->vocab.flags[id] & BT_TOK_SPECIAL) != 0;

@@ -454,6 +454,19 @@ static void keep_markers(const struct bt_tokenizer *tok, struct bt_reply_style s
     }
 }
 
+/* The markers of a style that are tokens of the model, special or not. */
+static void find_tokens(const struct bt_tokenizer *tok, const struct bt_reply_style *style,
+                        struct bt_reply_tokens *t)
+{
+    const char *marker;
+    for (size_t i = 0; (marker = bt_reply_marker(style, i)) != NULL; i++) {
+        if (bt_tokenizer_find(tok, marker, &t->id[t->n]) &&
+            bt_tokenizer_is_added(tok, t->id[t->n])) {
+            t->marker[t->n++] = marker;
+        }
+    }
+}
+
 /* Does the template write a call's arguments only if they are a text? */
 static bool wants_text(const struct bt_template *t)
 {
@@ -483,6 +496,8 @@ static bt_status_t take_style(struct bt_front *f, const char *form, char *err, s
     m->style.takes_tools = text != NULL && bt_reply_template_takes_tools(text);
     bool elements = bt_reply_xml_form(m->style.reply.tools) != NULL;
     m->style.text_arguments = m->style.takes_tools && !elements && wants_text(m->tmpl);
+    find_tokens(m->tok, &m->style.reply, &f->marker_tokens);
+    m->style.tokens = &f->marker_tokens;
     keep_markers(m->tok, m->style.reply, &f->kept_tools);
     keep_markers(m->tok, (struct bt_reply_style){BT_TOOLS_NONE, m->style.reply.thoughts},
                  &f->kept_thoughts);

@@ -262,6 +262,9 @@ static void take_apart(struct bt_front_answer *a, struct bt_front_choice *c,
     if (d == NULL) {
         bt_reply_end(c->reply);
     } else {
+        for (size_t i = 0; i < d->n_tokens; i++) {
+            bt_reply_token(c->reply, d->tokens[i].id, d->tokens[i].text_offset);
+        }
         bt_reply_feed(c->reply, d->text, d->text_len);
     }
     uint64_t end = bt_reply_thoughts_end(c->reply);

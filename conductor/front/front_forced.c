@@ -129,7 +129,7 @@ static void put_frame(enum bt_reply_tools style, struct bt_buf *out)
     case BT_TOOLS_MISTRAL_LIST:
         bt_buf_puts(out, ",\"separator\":\", \",\"close\":\"]\",\"open\":[");
         put_special(out, f->open, "");
-        bt_buf_puts(out, ",\" [\"]");
+        bt_buf_puts(out, ",{\"regex\":\" ?\\\\[\"}]"); /* Nemo writes no blank */
         return;
     case BT_TOOLS_DEEPSEEK_V3:
     case BT_TOOLS_DEEPSEEK_V31:

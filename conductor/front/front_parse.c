@@ -496,6 +496,9 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
         if (ok) {
             bt_front_set_budget(m, &opt->parts, base);
         }
+        if (base->grammar != NULL) { /* it lets markers be spelled in any tokens */
+            opt->parts.reply.tokens = NULL;
+        }
         if (ok && bt_reply_xml_form(opt->parts.reply.style.tools) != NULL) {
             g->kinds = bt_front_kinds_of(tools.list);
         }

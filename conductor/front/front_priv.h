@@ -66,6 +66,7 @@ struct bt_front {
     struct bt_requests *rs;
     struct bt_metrics *metrics;
     struct bt_front_model model;
+    struct bt_reply_tokens marker_tokens;
     struct bt_tokens kept_thoughts, kept_tools, thoughts_end; /* of model */
     struct bt_model_config config;
     char *model_id, *model_path;

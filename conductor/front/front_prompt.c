@@ -435,6 +435,7 @@ static bool take_reply(const struct bt_front_model *m, const json_t *root,
         return false;
     }
     *chat = (struct bt_front_chat){.reply = {.style = m->style.reply,
+                                             .tokens = m->style.tokens,
                                              .tools = tools->list != NULL,
                                              .one_call = tools->one,
                                              .kinds = bt_front_kinds,

@@ -208,12 +208,20 @@ void bt_front_thoughts_end(const struct bt_tokenizer *tok, enum bt_reply_thought
     bt_buf_cleanup(&text);
 }
 
-/* Markers of a grammar may be spelled in any tokens (front_forced.c). */
+/* As the reply sees it (bt_reply_options.tokens). Markers of a grammar may be spelled in any
+ * tokens.
+ */
 static struct bt_gen_marker marker_of(const struct bt_front_model *m, const char *text,
                                       bool by_text)
 {
+    const struct bt_reply_tokens *t = m->style.tokens;
     struct bt_gen_marker marker = {.text = text};
-    marker.is_token = !by_text && bt_tokenizer_find(m->tok, text, &marker.id);
+    for (uint32_t i = 0; i < t->n && !by_text; i++) {
+        if (strcmp(t->marker[i], text) == 0) {
+            marker.is_token = true;
+            marker.id = t->id[i];
+        }
+    }
     return marker;
 }
 

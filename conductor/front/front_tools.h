@@ -8,8 +8,9 @@
 
 struct bt_front_style { /* how the served model answers; see reply.h */
     struct bt_reply_style reply;
-    bool takes_tools;    /* its template does */
-    bool text_arguments; /* its template wants the arguments of calls as text */
+    const struct bt_reply_tokens *tokens; /* its markers; the front's */
+    bool takes_tools;                     /* its template does */
+    bool text_arguments;                  /* its template wants the arguments of calls as text */
 };
 
 enum bt_front_choose { FRONT_TOOLS_NONE, FRONT_TOOLS_AUTO, FRONT_TOOLS_REQUIRED };

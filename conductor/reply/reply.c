@@ -8,6 +8,8 @@
 
 #define NAME_MAX 256 /* bytes of a function's name, with what stands around it */
 #define NO_END   UINT64_MAX
+/* An incomplete character before a token becomes up to three of U+FFFD. */
+#define MARK_LATE 9
 
 enum state {
     TEXT,
@@ -43,6 +45,7 @@ struct bt_reply {
     uint32_t calls;
     uint64_t at;           /* bytes taken */
     uint64_t thoughts_end; /* see bt_reply_thoughts_end */
+    struct bt_buf marks;   /* uint64_t: where tokens stand that are markers, as far as not taken */
     struct bt_buf in;      /* text that was not taken yet */
     struct bt_buf space;   /* white space that may belong to nothing */
     struct bt_buf raw;     /* the text of a call that is not committed */
@@ -107,13 +110,36 @@ static void put_space(struct bt_reply *r, enum bt_reply_kind kind)
 
 /* ---- markers ---- */
 
-enum bt_found bt_reply_begins(const char *p, size_t n, const char *marker, bool complete)
+/* Is the marker a token, and does no such token stand here? */
+static bool is_only_text(const struct bt_reply *r, const char *marker)
+{
+    const struct bt_reply_tokens *t = r->o.tokens;
+    bool token = false;
+    for (uint32_t i = 0; t != NULL && i < t->n; i++) {
+        token |= strcmp(t->marker[i], marker) == 0;
+    }
+    const uint64_t *marks = (const uint64_t *)(const void *)r->marks.data;
+    for (size_t i = 0; token && i < r->marks.len / sizeof(*marks); i++) {
+        token = !(r->at >= marks[i] && r->at <= marks[i] + MARK_LATE);
+    }
+    return token;
+}
+
+enum bt_found bt_reply_begins(const struct bt_reply *r, const char *p, size_t n, const char *marker)
 {
     size_t len = marker != NULL ? strlen(marker) : 0;
-    if (len == 0 || memcmp(p, marker, BT_MIN(n, len)) != 0) {
+    if (len == 0 || memcmp(p, marker, BT_MIN(n, len)) != 0 || is_only_text(r, marker)) {
         return FOUND_NOT;
     }
-    return n >= len ? FOUND : complete ? FOUND_NOT : FOUND_PART;
+    return n >= len ? FOUND : r->complete ? FOUND_NOT : FOUND_PART;
+}
+
+unsigned bt_reply_kinds(const struct bt_reply *r, const struct bt_buf *function, const char *key,
+                        size_t key_len)
+{
+    return r->o.kinds != NULL
+               ? r->o.kinds(r->o.kinds_arg, function->data, function->len, key, key_len)
+               : BT_REPLY_IS_ANY;
 }
 
 /* Which of the markers does the text begin with? -1: none; *part_p: one of them may come. */
@@ -122,7 +148,7 @@ static int marker_at(const struct bt_reply *r, const char *p, size_t n, const ch
 {
     *part_p = false;
     for (int i = 0; i < n_markers; i++) {
-        enum bt_found f = bt_reply_begins(p, n, markers[i], r->complete);
+        enum bt_found f = bt_reply_begins(r, p, n, markers[i]);
         if (f == FOUND) {
             return i;
         }
@@ -398,8 +424,7 @@ static size_t step_xml(struct bt_reply *r, const char *p, size_t n)
     }
     uint8_t before = x->state;
     if (s == BT_SCAN_MORE) {
-        taken =
-            bt_reply_xml_step(x, p, n, r->complete, r->o.kinds, r->o.kinds_arg, &r->arguments, &s);
+        taken = bt_reply_xml_step(x, r, p, n, &r->arguments, &s);
     }
     if (s == BT_SCAN_BAD) {
         if (!r->committed) {
@@ -488,8 +513,7 @@ static size_t step_before_value(struct bt_reply *r, const char *p)
 
 static size_t step_second_name(struct bt_reply *r, const char *p)
 {
-    if (r->name.len > NAME_MAX ||
-        bt_reply_begins(p, 1, r->form->frame.open, r->complete) != FOUND_NOT) {
+    if (r->name.len > NAME_MAX || bt_reply_begins(r, p, 1, r->form->frame.open) != FOUND_NOT) {
         return fail(r);
     }
     if (p[0] != '\n') {
@@ -639,6 +663,7 @@ void bt_reply_destroy(struct bt_reply *r)
     if (r == NULL) {
         return;
     }
+    bt_buf_cleanup(&r->marks);
     bt_buf_cleanup(&r->in);
     bt_buf_cleanup(&r->space);
     bt_buf_cleanup(&r->raw);
@@ -650,12 +675,38 @@ void bt_reply_destroy(struct bt_reply *r)
     free(r);
 }
 
+void bt_reply_token(struct bt_reply *r, uint32_t id, uint64_t offset)
+{
+    const struct bt_reply_tokens *t = r->o.tokens;
+    for (uint32_t i = 0; t != NULL && i < t->n; i++) {
+        if (t->id[i] == id) {
+            bt_buf_append(&r->marks, &offset, sizeof(offset));
+            return;
+        }
+    }
+}
+
+/* Forgets tokens whose text was taken. */
+static void drop_marks(struct bt_reply *r)
+{
+    size_t n = 0;
+    uint64_t first;
+    for (; n < r->marks.len; n += sizeof(first)) {
+        memcpy(&first, r->marks.data + n, sizeof(first));
+        if (first + MARK_LATE >= r->at) {
+            break;
+        }
+    }
+    bt_buf_consume(&r->marks, n);
+}
+
 void bt_reply_feed(struct bt_reply *r, const char *text, size_t len)
 {
     if (len > 0) {
         bt_buf_append(&r->in, text, len);
         take(r);
         flush(r);
+        drop_marks(r);
     }
 }
 
@@ -693,6 +744,6 @@ uint64_t bt_reply_thoughts_end(const struct bt_reply *r)
 
 size_t bt_reply_held(const struct bt_reply *r)
 {
-    return sizeof(*r) + r->in.cap + r->space.cap + r->raw.cap + r->name.cap + r->arguments.cap +
-           r->out.cap + r->xml.name.cap + r->xml.key.cap + r->xml.value.cap;
+    return sizeof(*r) + r->marks.cap + r->in.cap + r->space.cap + r->raw.cap + r->name.cap +
+           r->arguments.cap + r->out.cap + r->xml.name.cap + r->xml.key.cap + r->xml.value.cap;
 }

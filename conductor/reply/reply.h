@@ -107,14 +107,23 @@ enum bt_reply_is {
 typedef unsigned (*bt_reply_kinds_fn)(const void *arg, const char *function, size_t function_len,
                                       const char *key, size_t key_len);
 
+/* Markers that are tokens of the model's vocabulary. Such a marker counts only as its token: a text
+ * that spells it is text. */
+struct bt_reply_tokens {
+    uint32_t n;
+    const char *marker[BT_REPLY_MARKERS]; /* as bt_reply_marker gives them */
+    uint32_t id[BT_REPLY_MARKERS];
+};
+
 struct bt_reply_options {
     struct bt_reply_style style;
-    bt_reply_kinds_fn kinds; /* NULL: every argument may be of any kind */
-    const void *kinds_arg;   /* outlives the reply */
-    bool tools;              /* false: nothing is taken for a call */
-    bool one_call;           /* calls behind the first one are left out */
-    bool thinks;             /* the answer begins inside the reasoning (bt_reply_prompt_thinks) */
-    bool keep_thoughts;      /* reasoning with its markers is part of the text */
+    const struct bt_reply_tokens *tokens; /* outlives the reply; NULL: all markers are text */
+    bt_reply_kinds_fn kinds;              /* NULL: every argument may be of any kind */
+    const void *kinds_arg;                /* outlives the reply */
+    bool tools;                           /* false: nothing is taken for a call */
+    bool one_call;                        /* calls behind the first one are left out */
+    bool thinks;        /* the answer begins inside the reasoning (bt_reply_prompt_thinks) */
+    bool keep_thoughts; /* reasoning with its markers is part of the text */
 };
 
 struct bt_reply;
@@ -122,6 +131,9 @@ struct bt_reply;
 struct bt_reply *bt_reply_create(const struct bt_reply_options *o,
                                  void (*bit)(void *arg, const struct bt_reply_bit *b), void *arg);
 void bt_reply_destroy(struct bt_reply *r);
+/* A token that is a marker stands at this byte of the answer's text, or behind characters that were
+ * incomplete there. Call it before its text is fed. */
+void bt_reply_token(struct bt_reply *r, uint32_t id, uint64_t offset);
 /* Takes further text. What does not parse as a call comes out as text: nothing is lost. Wherever
  * the text is cut, the same bits come out, in other pieces. */
 void bt_reply_feed(struct bt_reply *r, const char *text, size_t len);

@@ -25,9 +25,13 @@ const struct bt_reply_form *bt_reply_form_of(enum bt_reply_tools tools);
 
 /* ---- markers ---- */
 enum bt_found { FOUND_NOT, FOUND_PART, FOUND };
-/* Does the text begin with the marker (NULL: none)? PART: it may, with what comes; not if the text
- * is complete. */
-enum bt_found bt_reply_begins(const char *p, size_t n, const char *marker, bool complete);
+/* Does the text that comes next, p[0..n), begin with the marker (NULL: none)? PART: it may, with
+ * what follows; not if the text is complete. */
+enum bt_found bt_reply_begins(const struct bt_reply *r, const char *p, size_t n,
+                              const char *marker);
+/* The kinds of an argument. */
+unsigned bt_reply_kinds(const struct bt_reply *r, const struct bt_buf *function, const char *key,
+                        size_t key_len);
 
 /* ---- a call as elements ---- */
 
@@ -45,9 +49,8 @@ void bt_reply_xml_init(struct bt_reply_xml *x, const struct bt_reply_xml_form *f
 void bt_reply_xml_cleanup(struct bt_reply_xml *x);
 /* Takes some of p[0..n), n > 0, and appends what it adds to the arguments. 0 with MORE: it needs
  * more text, or has changed its state. DONE: the call is over. BAD: p[0] cannot stand here. */
-size_t bt_reply_xml_step(struct bt_reply_xml *x, const char *p, size_t n, bool complete,
-                         bt_reply_kinds_fn kinds, const void *arg, struct bt_buf *out,
-                         enum bt_scan *result);
+size_t bt_reply_xml_step(struct bt_reply_xml *x, const struct bt_reply *r, const char *p, size_t n,
+                         struct bt_buf *out, enum bt_scan *result);
 /* May the frame end here? */
 bool bt_reply_xml_between(const struct bt_reply_xml *x);
 void bt_reply_xml_end(struct bt_reply_xml *x, struct bt_buf *out);

@@ -176,7 +176,8 @@ static enum bt_reply_tools tools_of(const char *text)
     if (has(text, forms[BT_TOOLS_DEEPSEEK_V3].frame.open)) {
         return has(text, "```json") ? BT_TOOLS_DEEPSEEK_V3 : BT_TOOLS_DEEPSEEK_V31;
     }
-    if (has(text, forms[BT_TOOLS_KIMI].frame.open)) {
+    if (has(text, forms[BT_TOOLS_KIMI].frame.open) ||
+        (has(text, "tool_declare") && has(text, "<|im_middle|>"))) { /* its first template */
         return BT_TOOLS_KIMI;
     }
     if (has(text, "[TOOL_CALLS]")) {

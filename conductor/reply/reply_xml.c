@@ -126,12 +126,12 @@ static size_t step_name(struct bt_reply_xml *x, char c, enum bt_scan *result)
     return 1;
 }
 
-static size_t step_body(struct bt_reply_xml *x, const char *p, size_t n, bool complete,
+static size_t step_body(struct bt_reply_xml *x, const struct bt_reply *r, const char *p, size_t n,
                         struct bt_buf *out, enum bt_scan *result)
 {
     const struct bt_reply_xml_form *f = x->f;
-    enum bt_found key = bt_reply_begins(p, n, f->key_open, complete);
-    enum bt_found end = bt_reply_begins(p, n, f->call_close, complete);
+    enum bt_found key = bt_reply_begins(r, p, n, f->key_open);
+    enum bt_found end = bt_reply_begins(r, p, n, f->call_close);
     if (key == FOUND) {
         x->sure = true;
         bt_buf_clear(&x->key);
@@ -153,8 +153,7 @@ static size_t step_body(struct bt_reply_xml *x, const char *p, size_t n, bool co
 }
 
 /* What precedes the value in the object. */
-static void begin_value(struct bt_reply_xml *x, bt_reply_kinds_fn kinds, const void *arg,
-                        struct bt_buf *out)
+static void begin_value(struct bt_reply_xml *x, const struct bt_reply *r, struct bt_buf *out)
 {
     size_t from = 0, to = x->key.len;
     while (from < to && x->key.data[from] == ' ') {
@@ -163,25 +162,21 @@ static void begin_value(struct bt_reply_xml *x, bt_reply_kinds_fn kinds, const v
     while (to > from && x->key.data[to - 1] == ' ') {
         to--;
     }
-    bt_buf_puts(&x->name, "");
-    bt_buf_puts(&x->key, "");
     bt_buf_puts(out, x->n++ == 0 ? "{" : ", ");
     put_string(to > 0 ? x->key.data + from : "", to - from, out);
     bt_buf_puts(out, ": ");
-    x->kinds = kinds != NULL ? kinds(arg, x->name.data, x->name.len,
-                                     to > 0 ? x->key.data + from : "", to - from)
-                             : BT_REPLY_IS_ANY;
+    x->kinds = bt_reply_kinds(r, &x->name, to > 0 ? x->key.data + from : "", to - from);
     bt_buf_puts(out, x->kinds == BT_REPLY_IS_STRING ? "\"" : "");
     bt_buf_clear(&x->value);
     x->first = true;
     x->newline = false;
 }
 
-static size_t step_key(struct bt_reply_xml *x, const char *p, size_t n, bool complete,
+static size_t step_key(struct bt_reply_xml *x, const struct bt_reply *r, const char *p, size_t n,
                        enum bt_scan *result)
 {
     const struct bt_reply_xml_form *f = x->f;
-    enum bt_found end = bt_reply_begins(p, n, f->key_close, complete);
+    enum bt_found end = bt_reply_begins(r, p, n, f->key_close);
     if (end == FOUND) {
         return go(x, BEFORE_VALUE, f->key_close);
     }
@@ -196,16 +191,16 @@ static size_t step_key(struct bt_reply_xml *x, const char *p, size_t n, bool com
     return 1;
 }
 
-static size_t step_before_value(struct bt_reply_xml *x, const char *p, size_t n, bool complete,
-                                bt_reply_kinds_fn kinds, const void *arg, struct bt_buf *out)
+static size_t step_before_value(struct bt_reply_xml *x, const struct bt_reply *r, const char *p,
+                                size_t n, struct bt_buf *out)
 {
     const char *open = x->f->value_open;
-    enum bt_found at = open != NULL ? bt_reply_begins(p, n, open, complete) : FOUND;
+    enum bt_found at = open != NULL ? bt_reply_begins(r, p, n, open) : FOUND;
     if (at == FOUND_PART) {
         return 0;
     }
     if (at == FOUND) {
-        begin_value(x, kinds, arg, out);
+        begin_value(x, r, out);
         return go(x, VALUE, open);
     }
     return 1;
@@ -220,11 +215,11 @@ static void add(struct bt_reply_xml *x, char c, struct bt_buf *out)
     }
 }
 
-static size_t step_value(struct bt_reply_xml *x, const char *p, size_t n, bool complete,
+static size_t step_value(struct bt_reply_xml *x, const struct bt_reply *r, const char *p, size_t n,
                          struct bt_buf *out)
 {
     const struct bt_reply_xml_form *f = x->f;
-    enum bt_found end = bt_reply_begins(p, n, f->value_close, complete);
+    enum bt_found end = bt_reply_begins(r, p, n, f->value_close);
     if (end == FOUND_PART) {
         return 0;
     }
@@ -253,17 +248,16 @@ static size_t step_value(struct bt_reply_xml *x, const char *p, size_t n, bool c
     return 1;
 }
 
-size_t bt_reply_xml_step(struct bt_reply_xml *x, const char *p, size_t n, bool complete,
-                         bt_reply_kinds_fn kinds, const void *arg, struct bt_buf *out,
-                         enum bt_scan *result)
+size_t bt_reply_xml_step(struct bt_reply_xml *x, const struct bt_reply *r, const char *p, size_t n,
+                         struct bt_buf *out, enum bt_scan *result)
 {
     *result = BT_SCAN_MORE;
     switch (x->state) {
     case NAME: return step_name(x, p[0], result);
-    case BODY: return step_body(x, p, n, complete, out, result);
-    case KEY: return step_key(x, p, n, complete, result);
-    case BEFORE_VALUE: return step_before_value(x, p, n, complete, kinds, arg, out);
-    default: return step_value(x, p, n, complete, out);
+    case BODY: return step_body(x, r, p, n, out, result);
+    case KEY: return step_key(x, r, p, n, result);
+    case BEFORE_VALUE: return step_before_value(x, r, p, n, out);
+    default: return step_value(x, r, p, n, out);
     }
 }
 

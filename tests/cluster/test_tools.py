@@ -196,6 +196,36 @@ def test_a_budget_of_messages(tools):
     assert out["output"][0]["content"][0]["text"] == blocks[0]["thinking"]
 
 
+def test_markers_that_are_tokens(model, tmp_path):
+    """A vocabulary with a token for the end of the reasoning: it ends there, and the text that spells it is reasoning."""
+    folder = tmp_path / "marked"
+    shutil.copytree(model, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    for t in tokenizer["added_tokens"]:
+        t["content"] = {2045: "<think>", 2046: "</think>"}.get(t["id"], t["content"])
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    c = Cluster("--model", str(folder))
+    try:
+        assert c.post("/tokenize", {"prompt": "</think>", "add_special_tokens": False})["tokens"] == [2046]
+        plain = [c.post("/tokenize", {"prompt": p, "add_special_tokens": False})["tokens"] for p in ("</", "think", ">")]
+        body = dict(BASE, enable_thinking=True, thinking_token_budget=8, max_tokens=30, temperature=0, tool_choice="none")
+        for stream in False, True:
+            if stream:
+                m = gather(c.stream(CHAT, body))[0][0]
+            else:
+                out = c.post(CHAT, dict(body, logprobs=True))["choices"][0]
+                m = out["message"]
+                assert sum(t["token"] == "</think>" for t in out["logprobs"]["content"]) == 1
+            assert m["reasoning"] and m["content"] and "think>" not in m["reasoning"] + m["content"]
+        # Nothing but the parts of the marker's text is drawn: they are no marker.
+        only = {str(i): 100 for part in plain for i in part}
+        m = c.post(CHAT, dict(body, logit_bias=only, thinking_token_budget=None, temperature=9, max_tokens=3000, ignore_eos=True))["choices"][0]["message"]
+        assert not m["content"] and "<" in m["reasoning"]
+        assert "</think>" in m["reasoning"]
+    finally:
+        c.stop()
+
+
 def test_a_killed_worker_changes_no_budget(model):
     """Before the end of the reasoning, and about where it is forced: the next worker goes on from the tokens."""
     body = dict(BASE, max_tokens=2500, temperature=0.7, seed=11, tool_choice="none", ignore_eos=True,

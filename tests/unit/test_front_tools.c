@@ -768,7 +768,7 @@ static void test_formats_beside_tools(void **state)
          "<|tool_calls_section_begin|>" KC("functions.f:0", "{\"a\":1}")
              KC("functions.g:1", "{}") "<|tool_calls_section_end|>",
          "<|tool_calls_section_begin|><|tool_calls_section_end|>"},
-        {mistral, "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\":1}}]", "[TOOL_CALLS] []"},
+        {mistral, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\":1}}]", "[TOOL_CALLS] []"},
         {ROWS "{# <｜tool▁calls▁begin｜> #}",
          "<｜tool▁calls▁begin｜>" DC("f", "{\"a\":1}") DC("g", "{}") "<｜tool▁calls▁end｜>",
          "<｜tool▁calls▁begin｜>{\"a\":1}"},

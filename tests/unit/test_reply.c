@@ -388,6 +388,66 @@ static void the_end_of_reasoning_is_counted_in_bytes(void **state)
     }
 }
 
+/* Where a marker is a token, only the token counts; before it an incomplete character may become
+ * U+FFFD, and its text may come late. */
+static void tokens_are_no_text(void **state)
+{
+    (void)state;
+    static const struct bt_reply_tokens tokens = {
+        .n = 4,
+        .marker = {"<think>", "</think>", "<tool_call>", "</arg_value>"},
+        .id = {50, 51, 52, 53}};
+    static const struct {
+        enum bt_reply_tools tools;
+        const char *text; /* \1 to \4: the tokens */
+        const char *bits;
+    } rows[] = {
+        {H, "\1say </think>\2ok", "R:say </think>|T:ok"},
+        {H, "<think>\1a\2b", "T:<think><think>a</think>b"},
+        {H, "a<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+         "T:a<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>"},
+        {H, "<tool_call>\3\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>",
+         "T:<tool_call>|C0:f|A0:{}"},
+        {G, "\3f\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>b\4</tool_call>",
+         "C0:f|A0:{\"s\": \"a</arg_value>b\"}"},
+        {H, "\1\357\277\275\357\277\275\2ok", "R:\357\277\275\357\277\275|T:ok"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        for (int late = 0; late <= 1; late++) { /* the text comes with the tokens, or at the end */
+            struct example x = {.tools = rows[i].tools, .thoughts = BT_THOUGHTS_TAGS};
+            struct bt_reply_options o = {.style = {x.tools, x.thoughts},
+                                         .tools = true,
+                                         .tokens = &tokens,
+                                         .kinds = kinds,
+                                         .kinds_arg = examples};
+            struct line l = {0};
+            struct bt_reply *r = bt_reply_create(&o, add_bit, &l);
+            struct bt_buf held;
+            uint64_t at = 0;
+            bt_buf_init(&held);
+            for (const char *c = rows[i].text; *c != '\0'; c++) {
+                bool token = *c >= '\1' && *c <= '\4';
+                const char *text = token ? tokens.marker[*c - '\1'] : c;
+                size_t n = token ? strlen(text) : 1;
+                bool broken = token && c - rows[i].text > 3 && c[-1] == '\275';
+                bt_reply_token(r, token ? tokens.id[*c - '\1'] : 9, at - (broken ? 6 : 0));
+                bt_buf_append(&held, text, n);
+                at += n;
+                if (late == 0) {
+                    bt_reply_feed(r, held.data, held.len);
+                    bt_buf_clear(&held);
+                }
+            }
+            bt_reply_feed(r, held.data, held.len);
+            bt_reply_end(r);
+            assert_string_equal(l.text.data, rows[i].bits);
+            bt_reply_destroy(r);
+            bt_buf_cleanup(&l.text);
+            bt_buf_cleanup(&held);
+        }
+    }
+}
+
 static void deep_arguments_end_at_the_limit(void **state)
 {
     (void)state;
@@ -432,6 +492,7 @@ static void styles_come_from_templates_and_words(void **state)
         {"auto", "tools <｜tool▁calls▁begin｜>```json</think>", D3, BT_THOUGHTS_TAGS},
         {"auto", "tools <｜tool▁calls▁begin｜>", D, BT_THOUGHTS_NONE},
         {"auto", "tools <|tool_calls_section_begin|>", K, BT_THOUGHTS_NONE},
+        {"auto", "{% if tools %}<|im_system|>tool_declare<|im_middle|>", K, BT_THOUGHTS_NONE},
         {"none", "tools <tool_call>", N, BT_THOUGHTS_NONE},
         {"hermes", NULL, H, BT_THOUGHTS_NONE},
         {"think-seed", NULL, N, BT_THOUGHTS_SEED},
@@ -467,6 +528,7 @@ int main(void)
         cmocka_unit_test(every_cut_gives_the_same_bits),
         cmocka_unit_test(damage_loses_nothing_and_no_cut_matters),
         cmocka_unit_test(the_end_of_reasoning_is_counted_in_bytes),
+        cmocka_unit_test(tokens_are_no_text),
         cmocka_unit_test(deep_arguments_end_at_the_limit),
         cmocka_unit_test(styles_come_from_templates_and_words),
     };
