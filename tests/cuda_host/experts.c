@@ -6,7 +6,9 @@
 #include "common/base/base.h"
 #include "common/engine/cuda/experts/experts.h"
 #include "common/engine/cuda/rows/rows.h"
+#include "common/engine/fp8.h"
 #include "common/engine/safetensors.h"
+#include "tests/cuda_host/values.h"
 
 #define SCRATCH_BEGIN 256 /* bytes that experts.h keeps for the kernels */
 
@@ -17,7 +19,8 @@ struct use {
 
 bool bt_cu_experts_fits(const struct bt_cu_experts *x)
 {
-    return x->hidden % 16 == 0 && x->inter % 8 == 0;
+    bool e4m3 = x->hidden % BT_CU_WEIGHT_BLOCK == 0 && x->inter % BT_CU_WEIGHT_BLOCK == 0;
+    return x->hidden % 16 == 0 && x->inter % 8 == 0 && (!x->e4m3 || (e4m3 && !x->invariant));
 }
 /* Few, so that a step takes several calls. */
 uint32_t bt_cu_experts_rows(const struct bt_cu_experts *x)
@@ -52,7 +55,7 @@ static void run_scores(const void *args)
         float f = (float)(1 / sqrt(sum / hidden + p->norm.eps));
         for (uint32_t i = 0; i < hidden; i++) {
             v[i] = x[i] * f * p->norm.w[i];
-            p->a[t * hidden + i] = bt_bf16_of_f32(v[i]);
+            p->a[t * hidden + i] = to_16(p->x.e4m3, v[i]);
         }
         for (uint32_t e = 0; e < n; e++) {
             double score = 0;
@@ -178,17 +181,24 @@ cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
 
 struct run {
     struct bt_cu_experts x;
-    const uint16_t *gate_up, *down, *a;
+    struct bt_cu_weight gate_up, down;
+    const uint16_t *a;
     const struct use *uses;
     float *out;
     uint32_t rows;
 };
 
-static float dot(const uint16_t *w, const float *v, uint32_t n)
+/* A row of weights times v. */
+static float dot_row(const struct bt_cu_weight *w, size_t row, const float *v, uint32_t k)
 {
+    const uint16_t *bf16 = (const uint16_t *)w->w + row * k;
+    const uint8_t *e4m3 = (const uint8_t *)w->w + row * k;
+    const float *scale = w->scale + row / BT_CU_WEIGHT_BLOCK * bt_cu_scale_stride(k);
     float sum = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        sum += bt_f32_of_bf16(w[i]) * v[i];
+    for (uint32_t i = 0; i < k; i++) {
+        sum += v[i] * (w->kind == BT_CU_WEIGHT_BF16
+                           ? bt_f32_of_bf16(bf16[i])
+                           : bt_f32_of_e4m3(e4m3[e4m3_place(i)]) * scale[i / BT_CU_WEIGHT_BLOCK]);
     }
     return sum;
 }
@@ -198,16 +208,14 @@ static void add_expert(const struct run *p, const struct use *u, const float *a,
                        float *out)
 {
     uint32_t hidden = p->x.hidden, inter = p->x.inter;
-    size_t each = (size_t)hidden * inter;
-    const uint16_t *gate = p->gate_up + (size_t)u->expert * 2 * each, *up = gate + each;
-    const uint16_t *down = p->down + (size_t)u->expert * each;
+    const size_t gate = (size_t)u->expert * 2 * inter, down = (size_t)u->expert * hidden;
     for (uint32_t i = 0; i < inter; i++) {
-        float g = dot(gate + (size_t)i * hidden, a, hidden);
-        float v = g / (1 + expf(-g)) * dot(up + (size_t)i * hidden, a, hidden);
-        h[i] = bt_f32_of_bf16(bt_bf16_of_f32(v));
+        float g = dot_row(&p->gate_up, gate + i, a, hidden);
+        float v = g / (1 + expf(-g)) * dot_row(&p->gate_up, gate + inter + i, a, hidden);
+        h[i] = from_16(p->x.e4m3, to_16(p->x.e4m3, v));
     }
     for (uint32_t i = 0; i < hidden; i++) {
-        out[i] += u->weight * dot(down + (size_t)i * inter, h, inter);
+        out[i] += u->weight * dot_row(&p->down, down + i, h, inter);
     }
 }
 
@@ -218,7 +226,7 @@ static void run_experts(const void *args)
     float *a = malloc((hidden + p->x.inter) * sizeof(*a));
     for (size_t t = 0; t < p->rows; t++) {
         for (uint32_t i = 0; i < hidden; i++) {
-            a[i] = bt_f32_of_bf16(p->a[t * hidden + i]);
+            a[i] = from_16(p->x.e4m3, p->a[t * hidden + i]);
         }
         for (uint32_t k = 0; k < p->x.used; k++) {
             const struct use *u = &p->uses[t * p->x.used + k];
@@ -229,15 +237,20 @@ static void run_experts(const void *args)
     }
     free(a);
 }
-cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
-                              const void *a, uint32_t rows, void *scratch, float *out, bool add,
-                              const struct bt_cu_experts_next *next, cudaStream_t s)
+cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, struct bt_cu_weight gate_up,
+                              struct bt_cu_weight down, const void *a, uint32_t rows, void *scratch,
+                              float *out, bool add, const struct bt_cu_experts_next *next,
+                              cudaStream_t s)
 {
+    const enum bt_cu_weight_kind kind = x->e4m3 ? BT_CU_WEIGHT_BLOCKS : BT_CU_WEIGHT_BF16;
     const struct use *uses = (const struct use *)((uint8_t *)scratch + SCRATCH_BEGIN);
     const struct run p = {*x, gate_up, down, a, uses, out, rows};
     cuda_host_launch(s, run_experts, &p, sizeof(p));
-    if (next && bt_cu_norm(out, NULL, next->w, rows, x->hidden, next->eps, next->a, s)) {
+    if (next && (next->f16 ? bt_cu_norm_f16 : bt_cu_norm)(out, NULL, next->w, rows, x->hidden,
+                                                          next->eps, next->a, s)) {
         return cudaErrorInvalidValue;
     }
-    return add && rows <= bt_cu_experts_rows(x) ? cudaSuccess : cudaErrorInvalidValue;
+    return add && gate_up.kind == kind && down.kind == kind && rows <= bt_cu_experts_rows(x)
+               ? cudaSuccess
+               : cudaErrorInvalidValue;
 }

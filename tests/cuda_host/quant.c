@@ -10,13 +10,6 @@
 #include "common/engine/fp8.h"
 #include "tests/cuda_host/values.h"
 
-/* The place of a column in a row of e4m3 (weight.h). */
-static uint32_t place_of(uint32_t column)
-{
-    uint32_t in = column % 16;
-    return column / 16 * 16 + in % 8 / 2 * 4 + in / 8 * 2 + in % 2;
-}
-
 /* One row, rounded with a scale for each 128 columns. */
 static void put_row(const struct bt_cu_e4m3_rows *to, uint32_t m, uint32_t row, const float *v,
                     uint32_t k)
@@ -29,7 +22,7 @@ static void put_row(const struct bt_cu_e4m3_rows *to, uint32_t m, uint32_t row, 
         }
         float f = top > 0 ? fminf(448 / top, 0x1p126f) : 0;
         for (uint32_t i = b * 128; i < end; i++) {
-            to->v[(size_t)row * k + place_of(i)] = bt_e4m3_of_f32(v[i] * f);
+            to->v[(size_t)row * k + e4m3_place(i)] = bt_e4m3_of_f32(v[i] * f);
         }
         to->scale[(size_t)b * bt_cu_e4m3_stride(m) + row] = f > 0 ? 1 / f : 0;
     }
@@ -134,7 +127,7 @@ static void run_quantize(const void *args)
     }
     *p->bad |= !bt_fp8_quantize(v, p->n, p->k, e, scale);
     for (size_t i = 0; i < values; i++) {
-        p->w[i / p->k * p->k + place_of((uint32_t)(i % p->k))] = e[i];
+        p->w[i / p->k * p->k + e4m3_place((uint32_t)(i % p->k))] = e[i];
     }
     for (uint32_t i = 0; i < across * down; i++) {
         p->scale[i / across * bt_cu_scale_stride(p->k) + i % across] = scale[i];
@@ -156,7 +149,7 @@ static void run_order(const void *args)
     const struct weights *p = args;
     const uint8_t *from = p->from;
     for (size_t i = 0; i < (size_t)p->n * p->k; i++) {
-        p->w[i / p->k * p->k + place_of((uint32_t)(i % p->k))] = from[i];
+        p->w[i / p->k * p->k + e4m3_place((uint32_t)(i % p->k))] = from[i];
         *p->bad |= (from[i] & 0x7f) == 0x7f;
     }
 }

@@ -2,6 +2,7 @@
 #ifndef BT_TESTS_CUDA_HOST_VALUES_H
 #define BT_TESTS_CUDA_HOST_VALUES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -52,6 +53,25 @@ static inline uint16_t half_bits(float f)
     uint16_t v;
     memcpy(&v, &h, 2);
     return v;
+}
+
+/* In f16, limited to its range, or in bf16. */
+static inline uint16_t to_16(bool f16, float f)
+{
+    return f16 ? half_bits(f) : to_bf16(f);
+}
+static inline float from_16(bool f16, uint16_t v)
+{
+    half h;
+    memcpy(&h, &v, 2);
+    return f16 ? (float)h : from_bf16(v);
+}
+
+/* The place of a column in a row of e4m3 (cuda/weight.h). */
+static inline uint32_t e4m3_place(uint32_t column)
+{
+    uint32_t in = column % 16;
+    return column / 16 * 16 + in % 8 / 2 * 4 + in / 8 * 2 + in % 2;
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

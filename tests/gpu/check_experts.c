@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "common/engine/cuda/experts/experts_priv.h"
+#include "common/engine/cuda/rows/rows.h"
 #include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
 
@@ -299,8 +300,9 @@ static int check_scores(struct bt_cu_experts x, uint32_t rows, bool choose, uint
         for (uint32_t i = 0; i < x.hidden; i++) {
             double want = v[i] * f * hw[i];
             length += want * want;
-            bad +=
-                !(fabs(bf16(ha[(size_t)r * x.hidden + i]) - want) <= fabs(want) * 0x1p-8 + 1e-30);
+            float got = to_float(ha[(size_t)r * x.hidden + i], x.e4m3 ? BT_CU_F16 : BT_CU_BF16);
+            bad += !(fabs(got - want) <=
+                     (x.e4m3 ? fabs(want) * 0x1p-11 + 0x1p-24 : fabs(want) * 0x1p-8 + 1e-30));
         }
         for (uint32_t e = 0; e < n; e++) {
             double want = 0;
@@ -328,8 +330,19 @@ static int check_scores(struct bt_cu_experts x, uint32_t rows, bool choose, uint
 struct weights {
     struct bt_cu_experts x;
     const char *name;
-    void *gate_up, *down;
+    void *gate_up, *down;       /* the values in bf16 */
+    struct bt_cu_weight in, of; /* what the experts read: gate_up and down, or e4m3 */
 };
+
+/* A matrix of rows x cols, one for each expert, in e4m3. */
+static struct bt_cu_weight e4m3_open(void *values, size_t rows, uint32_t cols, uint32_t seed)
+{
+    struct bt_cu_weight w = {.kind = BT_CU_WEIGHT_BLOCKS};
+    CHECK(cudaMalloc(&w.w, rows * cols));
+    CHECK(cudaMalloc((void **)&w.scale, rows / 128 * bt_cu_scale_stride(cols) * 4));
+    ref_fill_e4m3(&w, values, rows, cols, 1 / sqrtf((float)cols), seed);
+    return w;
+}
 
 static struct weights weights_open(const char *name, struct bt_cu_experts x, uint32_t seed)
 {
@@ -337,8 +350,15 @@ static struct weights weights_open(const char *name, struct bt_cu_experts x, uin
     size_t each = (size_t)x.n * x.hidden * x.inter;
     CHECK(cudaMalloc(&w.gate_up, each * 4));
     CHECK(cudaMalloc(&w.down, each * 2));
-    ref_fill(w.gate_up, each * 2, BT_CU_BF16, 1 / sqrtf((float)x.hidden), seed);
-    ref_fill(w.down, each, BT_CU_BF16, 1 / sqrtf((float)x.inter), seed + 1);
+    if (x.e4m3) {
+        w.in = e4m3_open(w.gate_up, (size_t)x.n * 2 * x.inter, x.hidden, seed);
+        w.of = e4m3_open(w.down, (size_t)x.n * x.hidden, x.inter, seed + 1);
+    } else {
+        w.in = bt_cu_bf16(w.gate_up);
+        w.of = bt_cu_bf16(w.down);
+        ref_fill(w.gate_up, each * 2, BT_CU_BF16, 1 / sqrtf((float)x.hidden), seed);
+        ref_fill(w.down, each, BT_CU_BF16, 1 / sqrtf((float)x.inter), seed + 1);
+    }
     CHECK(cudaDeviceSynchronize());
     return w;
 }
@@ -346,6 +366,10 @@ static void weights_close(struct weights *w)
 {
     cudaFree(w->gate_up);
     cudaFree(w->down);
+    for (int i = 0; i < 2 && w->x.e4m3; i++) {
+        cudaFree(i ? w->in.w : w->of.w);
+        cudaFree(i ? w->in.scale : w->of.scale);
+    }
 }
 
 /* Whether the reference is right itself: some values of one row in plain C. */
@@ -385,7 +409,7 @@ static uint32_t bad_reference(const struct weights *w, const void *a, const uint
 struct run {
     const struct weights *w;
     uint32_t rows;
-    void *scores, *bias, *slots, *a, *scratch;
+    void *scores, *bias, *slots, *a, *in, *scratch; /* a: in bf16; in: as the experts read it */
     uint8_t *out;
     bool add; /* and the norm that follows */
     struct bt_cu_experts_next next;
@@ -395,7 +419,7 @@ struct run {
 static void run_once(const struct run *r)
 {
     CHECK(bt_cu_experts_route(&r->w->x, r->scores, r->bias, r->slots, r->rows, r->scratch, r->s));
-    CHECK(bt_cu_experts_run(&r->w->x, r->w->gate_up, r->w->down, r->a, r->rows, r->scratch,
+    CHECK(bt_cu_experts_run(&r->w->x, r->w->in, r->w->of, r->in, r->rows, r->scratch,
                             (float *)r->out, r->add, r->add ? &r->next : NULL, r->s));
 }
 
@@ -453,10 +477,11 @@ static double worst_row(const float *got, const float *want, uint32_t rows, uint
     return worst;
 }
 
-/* Values of the norm that are not those of `out`, in bf16. */
+/* Values of the norm that are not those of `out`, in bf16 or f16. */
 static uint32_t bad_norm(const float *out, const float *w, const uint16_t *a, uint32_t rows,
-                         uint32_t hidden, float eps)
+                         uint32_t hidden, float eps, bool f16)
 {
+    const int type = f16 ? BT_CU_F16 : BT_CU_BF16;
     uint32_t bad = 0;
     for (size_t t = 0; t < rows; t++) {
         const float *x = out + t * hidden;
@@ -467,7 +492,8 @@ static uint32_t bad_norm(const float *out, const float *w, const uint16_t *a, ui
         double f = 1 / sqrt(sum / hidden + eps);
         for (uint32_t i = 0; i < hidden; i++) {
             double want = x[i] * f * w[i];
-            bad += !(fabs(bf16(a[t * hidden + i]) - want) <= 1e-6 + fabs(want) * 0x1.02p-8);
+            bad += !(fabs(to_float(a[t * hidden + i], type) - want) <=
+                     1e-6 + fabs(want) * (f16 ? 0x1.02p-11 : 0x1.02p-8));
         }
     }
     return bad;
@@ -500,12 +526,19 @@ static int check_experts(const struct weights *w, uint32_t rows, enum steer stee
     r.out = device(NULL, bytes);
     CHECK(cudaStreamCreateWithFlags(&r.s, cudaStreamNonBlocking));
     ref_fill(r.a, (size_t)rows * x->hidden, BT_CU_BF16, 1, seed);
+    r.in = r.a;
+    if (x->e4m3) { /* the same values, but for tiny ones */
+        CHECK(cudaMalloc(&r.in, (size_t)rows * x->hidden * 2));
+        CHECK(cudaMemcpy(r.in, r.a, (size_t)rows * x->hidden * 2, cudaMemcpyDeviceToDevice));
+        CHECK(bt_cu_bf16_to_f16(r.in, (size_t)rows * x->hidden, 0));
+        CHECK(cudaDeviceSynchronize());
+    }
     float *norm = malloc(x->hidden * 4);
     for (uint32_t i = 0; i < x->hidden; i++) {
         norm[i] = uniform();
     }
     r.next = (struct bt_cu_experts_next){device(norm, x->hidden * 4), 1e-5f,
-                                         device(NULL, values * 2 + BEHIND)};
+                                         device(NULL, values * 2 + BEHIND), x->e4m3};
     CHECK(cudaMemset(r.next.a, 0xff, values * 2 + BEHIND));
     CHECK(cudaMemset(r.scratch, 0xff, room + BEHIND));
     CHECK(cudaMemset(r.scratch, 0, 256));
@@ -544,17 +577,24 @@ static int check_experts(const struct weights *w, uint32_t rows, enum steer stee
     for (uint32_t i = 0; i < BEHIND; i++) {
         bad += normed[values * 2 + i] != 0xff;
     }
-    bad +=
-        add ? bad_norm((float *)got[0], norm, (uint16_t *)normed, rows, x->hidden, r.next.eps) : 0;
+    bad += add ? bad_norm((float *)got[0], norm, (uint16_t *)normed, rows, x->hidden, r.next.eps,
+                          x->e4m3)
+               : 0;
     double e = worst_row((float *)got[0], hwant, rows, x->hidden, padded ? slots : NULL, old);
-    /* Many rows: gate, up and each expert's result are rounded to bf16 too. */
-    int ok = e < (bt_cu_experts_few_rows(x, rows) ? 3e-3 : 1e-2) && bad == 0 && same;
-    printf("%s experts %-8s %4u rows, %s%s%s: %.1e, %u wrong%s\n", ok ? "ok  " : "FAIL", w->name,
+    /* Many rows: gate, up and each expert's result are rounded to bf16 too; with e4m3 weights x and
+     * SwiGLU's results to e4m3, each value by up to a 16th. */
+    const bool few = bt_cu_experts_few_rows(x, rows);
+    const double rounded = x->hidden < 1024 ? 1e-1 : 6e-2; /* few terms */
+    int ok = e < (few ? 3e-3 : x->e4m3 ? rounded : 1e-2) && bad == 0 && same;
+    printf("%s experts %-12s %4u rows, %s%s%s: %.1e, %u wrong%s\n", ok ? "ok  " : "FAIL", w->name,
            rows, steers[steer], padded ? ", padding" : "", add ? ", add" : "", e, bad,
            same ? "" : ", not the same again");
     void *mine[] = {scores, bias, slots, got[0], got[1], base, hwant, tail, norm, normed};
     for (size_t i = 0; i < sizeof(mine) / sizeof(mine[0]); i++) {
         free(mine[i]);
+    }
+    if (x->e4m3) {
+        cudaFree(r.in);
     }
     void *theirs[] = {r.scores, r.bias, r.slots,          r.a,     r.scratch, r.out,
                       want,     h,      (void *)r.next.w, r.next.a};
@@ -565,38 +605,43 @@ static int check_experts(const struct weights *w, uint32_t rows, enum steer stee
     return ok;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         struct bt_cu_experts x;
         uint32_t most; /* rows; 0: as many as any */
     } shapes[] = {
-        {"small", {8, 2, 272, 264, 1, 1, 1, true, true, 1, 0, false}, 0},
-        {"odd", {24, 3, 336, 328, 4, 2, 2, true, true, 2.5f, 0, false}, 0},
-        {"V2-Lite", {64, 6, 2048, 1408, 1, 1, 1, true, true, 1, 0, false}, 0},
-        {"Qwen3", {128, 8, 2048, 768, 1, 1, 1, true, true, 1, 0, false}, 0},
-        {"V3", {32, 8, 7168, 2048, 4, 3, 2, true, true, 2.5f, 0, false}, 300},
-        {"Mixtral", {8, 2, 4096, 14336, 1, 1, 1, true, true, 1, 0, false}, 128},
-        {"shared", {66, 8, 2048, 1408, 1, 1, 1, false, false, 1, 2, false}, 0},
-        {"narrow", {9, 3, 256, 128, 4, 2, 2, true, true, 1.5f, 1, false}, 128},
-        {"least", {8, 3, 64, 48, 1, 1, 1, false, true, 1, 0, false}, 128},
-        {"invariant", {66, 8, 2048, 1408, 1, 1, 1, false, false, 1, 2, true}, 300},
-        {"least invariant", {8, 3, 64, 48, 1, 1, 1, false, true, 1, 0, true}, 128},
+        {"small", {8, 2, 272, 264, 1, 1, 1, true, true, 1, 0, false, false}, 0},
+        {"odd", {24, 3, 336, 328, 4, 2, 2, true, true, 2.5f, 0, false, false}, 0},
+        {"V2-Lite", {64, 6, 2048, 1408, 1, 1, 1, true, true, 1, 0, false, false}, 0},
+        {"Qwen3", {128, 8, 2048, 768, 1, 1, 1, true, true, 1, 0, false, false}, 0},
+        {"V3", {32, 8, 7168, 2048, 4, 3, 2, true, true, 2.5f, 0, false, false}, 300},
+        {"Mixtral", {8, 2, 4096, 14336, 1, 1, 1, true, true, 1, 0, false, false}, 128},
+        {"shared", {66, 8, 2048, 1408, 1, 1, 1, false, false, 1, 2, false, false}, 0},
+        {"narrow", {9, 3, 256, 128, 4, 2, 2, true, true, 1.5f, 1, false, false}, 128},
+        {"least", {8, 3, 64, 48, 1, 1, 1, false, true, 1, 0, false, false}, 128},
+        {"invariant", {66, 8, 2048, 1408, 1, 1, 1, false, false, 1, 2, true, false}, 300},
+        {"least invariant", {8, 3, 64, 48, 1, 1, 1, false, true, 1, 0, true, false}, 128},
+        {"V2-Lite e4m3", {64, 6, 2048, 1408, 1, 1, 1, true, true, 1, 0, false, true}, 0},
+        {"Qwen3 e4m3", {128, 8, 2048, 768, 1, 1, 1, true, true, 1, 0, false, true}, 0},
+        {"V3 e4m3", {33, 9, 7168, 2048, 4, 3, 2, true, true, 2.5f, 1, false, true}, 1000},
+        {"odd e4m3", {9, 3, 384, 128, 4, 2, 2, true, true, 1.5f, 1, false, true}, 0},
+        {"least e4m3", {8, 3, 128, 256, 1, 1, 1, false, true, 1, 0, false, true}, 0},
     };
     static const struct bt_cu_experts routers[] = {
-        {64, 6, 512, 512, 1, 1, 1, false, false, 1, 0, false},
-        {128, 8, 512, 512, 1, 1, 1, false, true, 1, 0, false},
-        {256, 8, 512, 512, 8, 4, 2, true, true, 2.5f, 0, false},
-        {160, 6, 512, 512, 8, 3, 1, false, false, 16, 0, false},
-        {384, 8, 512, 512, 1, 1, 2, true, true, 2.8f, 0, false},
-        {8, 2, 512, 512, 1, 1, 1, false, true, 1, 0, false},
-        {1024, 32, 512, 512, 32, 9, 2, true, true, 1, 0, false},
-        {3, 3, 512, 512, 1, 1, 1, false, true, 1, 0, false},
-        {520, 10, 512, 512, 10, 5, 1, false, false, 1, 0, false},
-        {1, 1, 512, 512, 1, 1, 1, true, false, 1, 0, false},
-        {257, 9, 512, 512, 8, 4, 2, true, true, 2.5f, 1, false},
-        {66, 8, 512, 512, 1, 1, 1, false, false, 1, 2, false},
+        {64, 6, 512, 512, 1, 1, 1, false, false, 1, 0, false, false},
+        {128, 8, 512, 512, 1, 1, 1, false, true, 1, 0, false, false},
+        {256, 8, 512, 512, 8, 4, 2, true, true, 2.5f, 0, false, false},
+        {160, 6, 512, 512, 8, 3, 1, false, false, 16, 0, false, false},
+        {384, 8, 512, 512, 1, 1, 2, true, true, 2.8f, 0, false, false},
+        {8, 2, 512, 512, 1, 1, 1, false, true, 1, 0, false, false},
+        {1024, 32, 512, 512, 32, 9, 2, true, true, 1, 0, false, false},
+        {3, 3, 512, 512, 1, 1, 1, false, true, 1, 0, false, false},
+        {520, 10, 512, 512, 10, 5, 1, false, false, 1, 0, false, false},
+        {1, 1, 512, 512, 1, 1, 1, true, false, 1, 0, false, false},
+        {257, 9, 512, 512, 8, 4, 2, true, true, 2.5f, 1, false, false},
+        {66, 8, 512, 512, 1, 1, 1, false, false, 1, 2, false, false},
     };
     static const uint32_t sizes[] = {1, 2, 7, 8, 9, 33, 64, 127, 128, 129, 300, 1000};
     uint32_t seed = (uint32_t)time(NULL), failed = 0, n = 0;
@@ -609,14 +654,18 @@ int main(void)
         printf("1..0 # SKIP no Hopper GPU\n");
         return 0;
     }
+    const char *only = argc > 1 ? argv[1] : ""; /* shapes whose names hold it */
     srand(seed);
-    for (size_t i = 0; i < sizeof(routers) / sizeof(routers[0]); i++) {
+    for (size_t i = 0; i < sizeof(routers) / sizeof(routers[0]) && !*only; i++) {
         for (enum load l = EVEN; l <= NUMBERS; l++, n += 2) {
             failed += !check_router(routers[i], 1 + (uint32_t)rand() % 128, l, routers[i].sigmoid);
             failed += !check_router(routers[i], 129 + (uint32_t)rand() % 900, l, i % 2);
         }
     }
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        if (!strstr(shapes[i].name, only)) {
+            continue;
+        }
         static const uint32_t rows[] = {1, 8, 17, 128, 129, 1000};
         for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++, n++) {
             failed += !check_scores(shapes[i].x, rows[r], false, seed + n * 3);
@@ -626,6 +675,9 @@ int main(void)
         }
     }
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        if (!strstr(shapes[i].name, only)) {
+            continue;
+        }
         struct weights w = weights_open(shapes[i].name, shapes[i].x, seed + n * 3);
         for (size_t r = 0; r < sizeof(sizes) / sizeof(sizes[0]); r++, n++) {
             if (shapes[i].most == 0 || sizes[r] <= shapes[i].most) {
@@ -633,11 +685,11 @@ int main(void)
                                          r % 2, r == 0, seed + n * 3);
             }
         }
-        for (enum steer s = EVENLY; s < STEERS && i < 3; s++, n++) {
+        for (enum steer s = EVENLY; s < STEERS && (i < 3 || shapes[i].x.e4m3); s++, n++) {
             failed += !check_experts(&w, 100, s, false, true, false, seed + n * 3);
             failed += !check_experts(&w, 500, s, true, false, false, seed + n * 3);
         }
-        if (i == 2 || i == 3) {
+        if (i == 2 || i == 3 || i == 11 || i == 12) {
             failed += !check_experts(&w, 8192, EVENLY, false, true, false, seed + n++ * 3);
         }
         weights_close(&w);

@@ -34,8 +34,8 @@ static uint8_t *all_rows(const struct bed *b, uint32_t step)
         uint16_t *a = (uint16_t *)b->a + at;
         CHECK(
             bt_cu_experts_choose(x, &norm, &router, NULL, m, a, b->scores + r * n, b->scratch, 0));
-        CHECK(bt_cu_experts_run(x, b->gate_up, b->down, a, m, b->scratch, b->out + at, true, NULL,
-                                0));
+        CHECK(bt_cu_experts_run(x, bt_cu_bf16(b->gate_up), bt_cu_bf16(b->down), a, m, b->scratch,
+                                b->out + at, true, NULL, 0));
     }
     CHECK(cudaDeviceSynchronize());
     uint8_t *all = malloc(ROWS * (x->hidden * 6 + n * 4));

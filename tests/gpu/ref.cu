@@ -287,6 +287,38 @@ extern "C" void ref_experts(const void *gate_up, const void *down, const void *a
     CHECK(cudaGetLastError());
 }
 
+/* A scale has three bits, so that its product with four bits of e4m3 is exact in bf16. */
+static __global__ void fill_e4m3_weights_kernel(uint8_t *w, float *scale, __nv_bfloat16 *values,
+                                                size_t n, uint32_t k, uint32_t stride, float sigma,
+                                                uint32_t seed)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n * k;
+         i += (size_t)gridDim.x * blockDim.x) {
+        const size_t row = i / k, col = i % k, block = row / 128 * stride + col / 128;
+        const uint32_t h = hash(seed, (int)block), at = col % 16;
+        const float s = ldexpf(1.0f + (float)(h % 4) / 4, (int)(h / 4 % 5) - 5) * sigma;
+        const uint8_t v =
+            (uint8_t)__nv_cvt_float_to_fp8(normal(seed, i) * sigma / s, __NV_SATFINITE, __NV_E4M3);
+        const __half_raw f = __nv_cvt_fp8_to_halfraw(v, __NV_E4M3);
+        w[i - at + at % 8 / 2 * 4 + at / 8 * 2 + at % 2] = v;
+        if (values) {
+            values[i] = __float2bfloat16(__half2float(f) * s);
+        }
+        if (row % 128 == 0 && col % 128 == 0) {
+            scale[block] = s;
+        }
+    }
+}
+
+extern "C" void ref_fill_e4m3(const struct bt_cu_weight *w, void *bf16, size_t n, uint32_t k,
+                              float sigma, uint32_t seed)
+{
+    fill_e4m3_weights_kernel<<<4096, 256>>>((uint8_t *)w->w, w->scale, (__nv_bfloat16 *)bf16, n, k,
+                                            bt_cu_scale_stride(k), exp2f(rintf(log2f(sigma))),
+                                            seed);
+    CHECK(cudaGetLastError());
+}
+
 static __device__ uint8_t *mla_row(const struct bt_mla_pool &p, uint32_t layer_row,
                                    const int32_t *table, int token)
 {

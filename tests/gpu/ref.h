@@ -5,6 +5,7 @@
 #include "common/engine/cuda/attention/attention.h"
 #include "common/engine/cuda/attention/mla.h"
 #include "common/engine/cuda/attention/mla_prefill.h"
+#include "common/engine/cuda/weight.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -12,6 +13,11 @@ extern "C" {
 
 /* n normal values times sigma. */
 void ref_fill(void *p, size_t n, int type, float sigma, uint32_t seed);
+/* e4m3 weights [n][k] in the order of weight.h with scales of blocks, which differ by up to 2^5,
+ * and the same values in bf16, exactly (NULL: not wanted). Normal values of about sigma. n and k
+ * are multiples of 128. */
+void ref_fill_e4m3(const struct bt_cu_weight *w, void *bf16, size_t n, uint32_t k, float sigma,
+                   uint32_t seed);
 /* K and V of tokens [0, len) of one sequence, in its pages of one layer. */
 void ref_fill_kv(const struct bt_attn_pool *p, uint32_t layer_row, const int32_t *table_row,
                  int len, uint32_t seed);

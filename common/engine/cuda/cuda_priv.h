@@ -52,7 +52,7 @@ struct bt_cu_latent_weights {
 struct bt_cu_expert_weights {
     struct bt_cu_weight router; /* [n][hidden]; NULL: the layer has one MLP */
     float *bias;                /* [n] of the router, or NULL */
-    struct bt_cu_weight in;     /* [n + always][2 intermediate][hidden] */
+    struct bt_cu_weight in;     /* [n + always][2 intermediate][hidden], as one matrix */
     struct bt_cu_weight down;   /* [n + always][hidden][intermediate] */
 };
 
@@ -77,7 +77,8 @@ struct bt_cu_model {
     void **memory; /* all of the above, to be freed */
     uint32_t n_memory, cap_memory;
     size_t bytes;
-    bool e4m3; /* all matrices of layers are */
+    bool e4m3;         /* all matrices of layers but experts are */
+    bool e4m3_experts; /* all experts are */
 };
 
 struct bt_cu_staging { /* one step's small inputs on their way to the device */

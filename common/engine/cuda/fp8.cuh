@@ -4,6 +4,7 @@
 #define BT_CUDA_FP8_CUH
 
 #include "common/engine/cuda/e4m3.cuh"
+#include "common/engine/cuda/mma.cuh"
 
 /* A word of weights in the order of weight.h (columns 2c, 2c + 1, 8 + 2c, 9 + 2c) as two pairs of
  * f16: what lane % 4 = c holds of a row in a product over 16 columns. */
@@ -17,6 +18,14 @@ static __device__ __forceinline__ void f16_of_e4m3(uint32_t w, uint32_t &low, ui
 static __device__ __forceinline__ float f16_range(float v)
 {
     return v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v;
+}
+
+/* Four values in f16, limited to its range, or in bf16. */
+static __device__ __forceinline__ uint2 pack4_as(bool f16, float x, float y, float z, float w)
+{
+    return f16 ? make_uint2(pack2<__half>(f16_range(x), f16_range(y)),
+                            pack2<__half>(f16_range(z), f16_range(w)))
+               : make_uint2(pack2<__nv_bfloat16>(x, y), pack2<__nv_bfloat16>(z, w));
 }
 
 #define LARGEST 448.0f /* of e4m3 */
@@ -61,6 +70,49 @@ static __device__ __forceinline__ float e4m3_factor(float top)
 static __device__ __forceinline__ float e4m3_scale_of(float factor)
 {
     return factor > 0 ? 1.0f / factor : 0.0f;
+}
+
+/* Times f, rounded and in the order of weight.h. */
+static __device__ __forceinline__ uint4 ordered16(const float (&v)[16], float f)
+{
+    uint32_t w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[i] = pack_e4m3(v[i * 2] * f, v[i * 2 + 1] * f, v[i * 2 + 8] * f, v[i * 2 + 9] * f);
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+/* The largest magnitude of 128 columns of a row, of which eight neighbouring lanes have 16 each.
+ * All lanes of a warp run this together. */
+static __device__ __forceinline__ float top128(const float (&v)[16])
+{
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        top = fmaxf(top, fabsf(v[i]));
+    }
+#pragma unroll
+    for (int d = 1; d < 8; d *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    }
+    return top;
+}
+
+/* Eight values of 16 bits. */
+template <bool BF16> static __device__ __forceinline__ void wide8(const uint4 &v, float *to)
+{
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        __half2 h;
+        memcpy(&h, &w[i], 4);
+        float2 f =
+            BF16 ? make_float2(__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xffff0000u))
+                 : __half22float2(h);
+        to[i * 2] = f.x;
+        to[i * 2 + 1] = f.y;
+    }
 }
 
 #endif

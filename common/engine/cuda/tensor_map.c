@@ -26,11 +26,15 @@ cudaError_t bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint3
         *(void **)&encode = fn;
     }
     const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
-    CUtensorMapDataType of =
-        type == BT_CU_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    CUresult r = encode(map, of, rank, (void *)base, (const cuuint64_t *)dims,
-                        (const cuuint64_t *)strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        box[0] == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUtensorMapDataType of = type == BT_CU_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                             : type == BT_CU_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    CUtensorMapSwizzle swizzle = type == BT_CU_F32 ? CU_TENSOR_MAP_SWIZZLE_NONE
+                                 : box[0] == 32    ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                   : CU_TENSOR_MAP_SWIZZLE_128B;
+    CUresult r =
+        encode(map, of, rank, (void *)base, (const cuuint64_t *)dims, (const cuuint64_t *)strides,
+               box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* A tensor map of 16-bit values (E4M3: pairs) in 128-byte swizzle; box[0] is 64, or 32 and the
- * swizzle is of 64 bytes. */
+/* A tensor map of 16-bit values (pairs of E4M3, too) in 128-byte swizzle; box[0] is 64, or 32 and
+ * the swizzle is of 64 bytes. F32: without swizzle. */
 cudaError_t bt_cu_tensor_map(CUtensorMap *map, int type, const void *base, uint32_t rank,
                              const uint64_t *dims, const uint64_t *strides, const uint32_t *box);
 

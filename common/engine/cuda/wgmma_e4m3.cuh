@@ -40,4 +40,36 @@ static __device__ __forceinline__ void wgmma_ss_e4m3(float (&d)[64], uint64_t a,
     WG_E4M3(128, WG_REGS64, WG_F64, 64, 65, 66);
 }
 
+#define WG_REGS24    WG_REGS16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define WG_REGS40    WG_REGS32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define WG_REGS56    WG_REGS48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define WG_F24(d, i) WG_F16(d, i), WG_F8(d, i + 16)
+#define WG_F40(d, i) WG_F32(d, i), WG_F8(d, i + 32)
+#define WG_F56(d, i) WG_F48(d, i), WG_F8(d, i + 48)
+
+/* N columns, in the first N / 2 values of d. */
+template <int N>
+static __device__ __forceinline__ void wgmma_part_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b,
+                                                       int accumulate)
+{
+    static_assert(N % 16 == 0 && N <= 128, "not made");
+    if constexpr (N == 16) {
+        WG_E4M3(16, WG_REGS8, WG_F8, 8, 9, 10);
+    } else if constexpr (N == 32) {
+        WG_E4M3(32, WG_REGS16, WG_F16, 16, 17, 18);
+    } else if constexpr (N == 48) {
+        WG_E4M3(48, WG_REGS24, WG_F24, 24, 25, 26);
+    } else if constexpr (N == 64) {
+        WG_E4M3(64, WG_REGS32, WG_F32, 32, 33, 34);
+    } else if constexpr (N == 80) {
+        WG_E4M3(80, WG_REGS40, WG_F40, 40, 41, 42);
+    } else if constexpr (N == 96) {
+        WG_E4M3(96, WG_REGS48, WG_F48, 48, 49, 50);
+    } else if constexpr (N == 112) {
+        WG_E4M3(112, WG_REGS56, WG_F56, 56, 57, 58);
+    } else {
+        WG_E4M3(128, WG_REGS64, WG_F64, 64, 65, 66);
+    }
+}
+
 #endif

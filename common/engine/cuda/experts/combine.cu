@@ -2,6 +2,7 @@
  * stream that the next layer reads: a block for each row, which it keeps in registers. */
 #include "common/engine/cuda/block_sum.cuh"
 #include "common/engine/cuda/experts/experts_priv.h"
+#include "common/engine/cuda/fp8.cuh"
 #include "common/engine/cuda/mma.cuh"
 
 #define NONE 0xffffffffu
@@ -157,9 +158,8 @@ static __global__ void __launch_bounds__(threads_of<F32>(), KEPT == 1 ? combinin
             const uint32_t quad = p * 512 + threadIdx.x * quads + j;
             if (quad < a.hidden / 4) {
                 const float4 v = x[p][j], u = F32 ? w[p][j] : ((const float4 *)norm)[quad];
-                ((uint2 *)a.next.a)[row * (a.hidden / 4) + quad] =
-                    make_uint2(pack2<__nv_bfloat16>(v.x * f * u.x, v.y * f * u.y),
-                               pack2<__nv_bfloat16>(v.z * f * u.z, v.w * f * u.w));
+                ((uint2 *)a.next.a)[row * (a.hidden / 4) + quad] = pack4_as(
+                    a.next.f16, v.x * f * u.x, v.y * f * u.y, v.z * f * u.z, v.w * f * u.w);
             }
         }
     }

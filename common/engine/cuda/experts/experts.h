@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/engine/cuda/weight.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -26,7 +28,10 @@ extern "C" {
  * the last `always` of n and of used: each row uses them with weight 1, and the router does not
  * know them.
  * invariant: one kernel computes any number of rows, that of many rows where it can. It sums a row
- * from the first column to the last, whatever part of an expert's rows it is in. */
+ * from the first column to the last, whatever part of an expert's rows it is in.
+ * e4m3: weights are BT_CU_WEIGHT_BLOCKS, and activations f16 instead of bf16. Kernels of few rows
+ * make weights f16, exactly; those of many rows round activations to e4m3, with a scale for each
+ * row and 128 columns, and SwiGLU's results, too. */
 struct bt_cu_experts {
     uint32_t n, used;
     uint32_t hidden, inter;                   /* of a row; of one expert */
@@ -36,13 +41,14 @@ struct bt_cu_experts {
     float scale;
     uint32_t always;
     bool invariant; /* a row's result has the same bits whatever the other rows are */
+    bool e4m3;      /* weights are; else bf16 */
 };
 
 /* Hopper; n, used and groups within the limits above, enough experts in the groups that are used,
- * hidden a multiple of 16 and inter of 8. */
+ * hidden a multiple of 16 and inter of 8; e4m3: both of 128, and not invariant. */
 bool bt_cu_experts_fits(const struct bt_cu_experts *x);
-/* The most rows of a call: BT_CU_EXPERTS_FEW where hidden or inter is not more than 256, otherwise
- * any number. */
+/* The most rows of a call: BT_CU_EXPERTS_FEW where hidden or inter is not more than 256 (bf16),
+ * otherwise any number. */
 uint32_t bt_cu_experts_rows(const struct bt_cu_experts *x);
 /* Bytes of scratch memory for steps of up to `rows` rows; a multiple of 256, as its address must
  * be. Its first 256 bytes are zero before the first use, and stay with the kernels. */
@@ -53,8 +59,8 @@ struct bt_cu_experts_norm {
     const float *x, *w;
     float eps;
 };
-/* a [rows][hidden] = norm(x) in bf16, and scores [rows][n - always] = its product with the router
- * [n - always][hidden] bf16. The product reads 16 bits of each activation, not a's 8. */
+/* a [rows][hidden] = norm(x) in bf16 (e4m3: f16), and scores [rows][n - always] = its product with
+ * the router [n - always][hidden] bf16. The product reads 16 bits of each activation, not a's 8. */
 cudaError_t bt_cu_experts_scores(const struct bt_cu_experts *x,
                                  const struct bt_cu_experts_norm *norm, const void *router,
                                  uint32_t rows, void *a, float *scores, cudaStream_t s);
@@ -76,21 +82,23 @@ cudaError_t bt_cu_experts_choose(const struct bt_cu_experts *x,
                                  const struct bt_cu_experts_router *router, const int32_t *slots,
                                  uint32_t rows, void *a, float *scores, void *scratch,
                                  cudaStream_t s);
-/* What follows the experts: a [rows][hidden] = RMSNorm of out with the weights w [hidden], in bf16.
- * It may be the memory of the experts' own input. */
+/* What follows the experts: a [rows][hidden] = RMSNorm of out with the weights w [hidden], in bf16
+ * or f16. It may be the memory of the experts' own input. */
 struct bt_cu_experts_next {
     const float *w;
     float eps;
     void *a;
+    bool f16;
 };
 /* Computes the experts of rows that route has put into scratch: once after each route or choose.
- * gate_up [n][2 inter][hidden] (an expert's gate rows, then its up rows), down [n][hidden][inter]
- * and a [rows][hidden] in bf16. out [rows][hidden] f32: set, or added to if `add` (a padding row's:
- * set to zero, or kept). next: NULL, or where hidden is at most BT_CU_EXPERTS_NORM_MAX.
- * cudaErrorInvalidValue: it does not fit. */
-cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, const void *gate_up, const void *down,
-                              const void *a, uint32_t rows, void *scratch, float *out, bool add,
-                              const struct bt_cu_experts_next *next, cudaStream_t s);
+ * gate_up [n][2 inter][hidden] (an expert's gate rows, then its up rows) and down
+ * [n][hidden][inter], each as one matrix; a [rows][hidden] as choose leaves it. out [rows][hidden]
+ * f32: set, or added to if `add` (a padding row's: set to zero, or kept). next: NULL, or where
+ * hidden is at most BT_CU_EXPERTS_NORM_MAX. cudaErrorInvalidValue: it does not fit. */
+cudaError_t bt_cu_experts_run(const struct bt_cu_experts *x, struct bt_cu_weight gate_up,
+                              struct bt_cu_weight down, const void *a, uint32_t rows, void *scratch,
+                              float *out, bool add, const struct bt_cu_experts_next *next,
+                              cudaStream_t s);
 
 /* What route has written for `rows` rows, for tests. expert, weight: [rows][used] by rising expert,
  * ~0: a padding row's. first [n + 1]: where an expert's uses begin in `uses`, whose values are row

@@ -476,8 +476,8 @@ extern "C" cudaError_t bt_cu_experts_many(const struct bt_cu_experts *x,
     struct many_maps m;
     cudaError_t e = rows_map(&m.x[0], a.one ? w->a : p->y, a.one ? 1 : uses, x->hidden);
     e = e == cudaSuccess ? rows_map(&m.x[1], p->h, uses, x->inter) : e;
-    e = e == cudaSuccess ? bt_cu_experts_weights_map(&m.w[0], x, w->gate_up, false, 8) : e;
-    e = e == cudaSuccess ? bt_cu_experts_weights_map(&m.w[1], x, w->down, true, 8) : e;
+    e = e == cudaSuccess ? bt_cu_experts_weights_map(&m.w[0], x, w->gate_up.w, false, 8) : e;
+    e = e == cudaSuccess ? bt_cu_experts_weights_map(&m.w[1], x, w->down.w, true, 8) : e;
     if (e == cudaSuccess) {
         e = cudaFuncSetAttribute(many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM);
     }

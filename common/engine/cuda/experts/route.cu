@@ -29,13 +29,6 @@ static __device__ __forceinline__ uint32_t ordered(float v)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-static __device__ __forceinline__ float warp_max(float v)
-{
-    for (int d = 16; d > 0; d /= 2) {
-        v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
-    }
-    return v;
-}
 static __device__ __forceinline__ float warp_sum(float v)
 {
     for (int d = 16; d > 0; d /= 2) {

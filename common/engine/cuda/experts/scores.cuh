@@ -2,7 +2,7 @@
  * An expert is chosen by comparing scores, so a rounding may replace one expert by another. Hence
  * the product reads each activation as two bf16 parts, 16 bits of it, as the CPU engine does; what
  * is left are ties closer than about 1e-5 of a score, which the order of a sum decides. The experts
- * themselves get one bf16.
+ * themselves get one bf16, or f16.
  *
  * A warp multiplies rows of x (16 MT of them, the M of m16n8k16) with rows of the router (8 NT, its
  * N). A dot product may run over k in any order, so a lane reads 8 contiguous columns of either and
@@ -13,6 +13,7 @@
 #define BT_CUDA_EXPERTS_SCORES_CUH
 
 #include "common/engine/cuda/experts/experts_priv.h"
+#include "common/engine/cuda/fp8.cuh"
 #include "common/engine/cuda/mma.cuh"
 
 /* How a block divides its work: rows of x and of the router, in tiles of 16 and 8; warps; steps of
@@ -33,6 +34,7 @@ struct scores_args {
     uint32_t rows, hidden, n;
     uint32_t tiles; /* blocks beside each other: 8 NT experts each */
     float eps;
+    bool f16; /* a is; else bf16 */
 };
 
 /* Two rows of 8 values as fragments of two products: their leading bf16 parts and the rest. */
@@ -206,8 +208,8 @@ static __device__ __forceinline__ void write_norm(const struct scores_args &a, u
         const size_t at = (size_t)(row0 + row) * quads + q;
         const float4 v = ((const float4 *)a.x)[at], w = ((const float4 *)a.norm)[q];
         const float f = factor[row];
-        ((uint2 *)a.a)[at] = make_uint2(pack2<__nv_bfloat16>(v.x * f * w.x, v.y * f * w.y),
-                                        pack2<__nv_bfloat16>(v.z * f * w.z, v.w * f * w.w));
+        ((uint2 *)a.a)[at] =
+            pack4_as(a.f16, v.x * f * w.x, v.y * f * w.y, v.z * f * w.z, v.w * f * w.w);
     }
 }
 
@@ -281,6 +283,7 @@ static struct scores_args scores_args_of(const struct bt_cu_experts *x,
     args.rows = rows;
     args.hidden = x->hidden;
     args.n = x->n - x->always;
+    args.f16 = x->e4m3;
     return args;
 }
 

@@ -17,23 +17,10 @@ struct target { /* of activations */
 static __device__ __forceinline__ void put16(const struct target &to, size_t row, uint32_t col,
                                              const float (&v)[16])
 {
-    float top = 0;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        top = fmaxf(top, fabsf(v[i]));
-    }
-#pragma unroll
-    for (int d = 1; d < 8; d *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-    }
-    const float f = e4m3_factor(top);
-    uint32_t w[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        w[i] = pack_e4m3(v[i * 2] * f, v[i * 2 + 1] * f, v[i * 2 + 8] * f, v[i * 2 + 9] * f);
-    }
+    const float f = e4m3_factor(top128(v));
+    const uint4 w = ordered16(v, f);
     if (col < to.k) {
-        *(uint4 *)(to.v + row * to.k + col) = make_uint4(w[0], w[1], w[2], w[3]);
+        *(uint4 *)(to.v + row * to.k + col) = w;
         if (col % BT_CU_WEIGHT_BLOCK == 0) {
             to.scale[(size_t)(col / BT_CU_WEIGHT_BLOCK) * to.stride + row] = e4m3_scale_of(f);
         }
@@ -44,22 +31,6 @@ static __device__ __forceinline__ float4 bf16_quad(const uint2 &v)
 {
     return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
                        __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
-}
-
-/* Eight values of 16 bits. */
-template <bool BF16> static __device__ __forceinline__ void wide8(const uint4 &v, float *to)
-{
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        __half2 h;
-        memcpy(&h, &w[i], 4);
-        float2 f =
-            BF16 ? make_float2(__uint_as_float(w[i] << 16), __uint_as_float(w[i] & 0xffff0000u))
-                 : __half22float2(h);
-        to[i * 2] = f.x;
-        to[i * 2 + 1] = f.y;
-    }
 }
 
 /* A block has a row, and a thread 16 columns at a time: of the first, it keeps the values. */

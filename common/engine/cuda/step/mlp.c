@@ -98,7 +98,7 @@ bool bt_cu_experts_make_norm(const struct bt_engine *e, uint32_t layer, uint32_t
     uint32_t rows = e->deterministic ? UINT32_MAX : n;
     return layer > 0 && layer < c->layers && bt_model_has_experts(c, layer - 1) &&
            c->hidden <= BT_CU_EXPERTS_NORM_MAX && rows <= bt_cu_experts_rows(&e->act.experts.x) &&
-           e->model.layers[layer].qkv.kind == BT_CU_WEIGHT_BF16;
+           !bt_cu_takes_e4m3(&e->model.layers[layer].qkv, n);
 }
 
 /* x += the layer's experts of norm(x), the shared expert among them (weights.c) */
@@ -112,7 +112,8 @@ static bt_status_t routed(struct bt_engine *e, const struct bt_cu_layout *l,
     uint32_t most = bt_cu_experts_rows(x), n = l->tokens;
     bool makes_norm = bt_cu_experts_make_norm(e, layer + 1, n);
     const struct bt_cu_experts_next next = {makes_norm ? y[1].norm_attn : NULL,
-                                            e->model.config.norm_eps, e->act.a};
+                                            e->model.config.norm_eps, e->act.a,
+                                            makes_norm && y[1].qkv.kind != BT_CU_WEIGHT_BF16};
     for (uint32_t at = 0, m; at < n; at += m) {
         m = BT_MIN(n - at, most);
         float *rows = e->act.x + (size_t)at * x->hidden;
@@ -120,8 +121,8 @@ static bt_status_t routed(struct bt_engine *e, const struct bt_cu_layout *l,
         BT_CU_TRY(e,
                   bt_cu_experts_choose(x, &norm, &router, in->slots + at, m, e->act.a,
                                        e->act.experts.scores, e->act.experts.scratch, e->compute));
-        BT_CU_TRY(e, bt_cu_experts_run(x, w->in.w, w->down.w, e->act.a, m, e->act.experts.scratch,
-                                       rows, true, makes_norm ? &next : NULL, e->compute));
+        BT_CU_TRY(e, bt_cu_experts_run(x, w->in, w->down, e->act.a, m, e->act.experts.scratch, rows,
+                                       true, makes_norm ? &next : NULL, e->compute));
     }
     return BT_OK;
 }
@@ -162,6 +163,7 @@ cudaError_t bt_cu_experts_open(struct bt_engine *e, uint32_t rows)
 {
     e->act.experts.x = bt_cu_experts_of(&e->model.config);
     e->act.experts.x.invariant = e->deterministic;
+    e->act.experts.x.e4m3 = e->model.e4m3_experts;
     const struct bt_cu_experts *x = &e->act.experts.x;
     uint32_t most = BT_MIN(rows, bt_cu_experts_rows(x));
     size_t bytes = bt_cu_experts_scratch(x, most);
