@@ -27,11 +27,12 @@ void bt_model_fp8_destroy(struct bt_model_fp8 *q);
 bt_status_t bt_model_fp8_check_quantize(const char *dir, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Whether most weights of this model are fp8: in its files, or by model.quantize (may be NULL). */
 bool bt_model_is_fp8(const char *dir, const char *quantize);
-/* Whether a Hopper GPU keeps such a model's matrices in 8 bits: latent attention, experts and GPT-2
- * have no kernels for that yet. */
+/* Whether a Hopper GPU keeps such a model's matrices in 8 bits: there are no kernels for GPT-2, and
+ * for experts whose blocks have fewer rows or columns than 128. */
 static inline bool bt_model_stays_fp8(const struct bt_model_config *c)
 {
-    return !c->mla.kv_rank && !c->experts.n && !c->gpt2;
+    return !c->gpt2 &&
+           (!c->experts.n || (c->hidden % 128 == 0 && c->experts.intermediate % 128 == 0));
 }
 
 /* What a matrix is for: a checkpoint's lm_head and routers are linear layers for compressed-tensors

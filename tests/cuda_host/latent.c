@@ -90,7 +90,7 @@ static void run_append(const void *args)
             norm(in, a->q_norm, a->q_rank, a->eps, v);
         }
         for (uint32_t i = 0; i < a->q_rank; i++) {
-            ((uint16_t *)a->q)[(size_t)t * a->q_rank + i] = to_bf16(v[i]);
+            ((uint16_t *)a->q)[(size_t)t * a->q_rank + i] = to_16(a->q_f16, v[i]);
         }
         if (a->slots[t] < 0) {
             continue;
@@ -165,6 +165,7 @@ struct values {
     const half *mix, *kv_b;
     uint16_t *out;
     uint32_t n, heads;
+    bool f16;
 };
 static void run_values(const void *args)
 {
@@ -175,14 +176,14 @@ static void run_values(const void *args)
         from_half(a->mix + (size_t)i * BT_LATENT, BT_LATENT, mix);
         for (uint32_t d = 0; d < BT_LATENT_V; d++) {
             from_half(kv_b + (size_t)d * BT_LATENT, BT_LATENT, w);
-            a->out[(size_t)i * BT_LATENT_V + d] = to_bf16(dot(mix, w, BT_LATENT));
+            a->out[(size_t)i * BT_LATENT_V + d] = to_16(a->f16, dot(mix, w, BT_LATENT));
         }
     }
 }
 cudaError_t bt_cu_latent_values(const void *mix, const void *kv_b, uint32_t n, uint32_t heads,
-                                void *out, cudaStream_t s)
+                                void *out, bool f16, cudaStream_t s)
 {
-    const struct values a = {mix, kv_b, out, n, heads};
+    const struct values a = {mix, kv_b, out, n, heads, f16};
     cuda_host_launch(s, run_values, &a, sizeof(a));
     return cudaSuccess;
 }
@@ -417,7 +418,7 @@ static void run_prefill(const void *args)
             attend(&s, (const half *)f->q + row * f->q_stride + head * BT_LATENT_HEAD, out);
             for (uint32_t d = 0; d < BT_LATENT_V; d++) {
                 ((uint16_t *)f->out)[row * f->out_stride + head * BT_LATENT_V + d] =
-                    to_bf16(out[d]);
+                    to_16(f->out_f16, out[d]);
             }
         }
     }

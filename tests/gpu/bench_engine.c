@@ -252,7 +252,7 @@ static void bench_prefill(uint32_t len, double torch_ms)
              "flow");
         with[i] = prefill(0, len, flow);
         uint64_t t0 = bt_mono_ns();
-        while (bt_flow_read(&word, 1) < len / CHUNK * model.layers) {
+        while (bt_flow_read(&word, 1) < BT_DIV_UP(len, CHUNK) * model.layers) {
         }
         exposed[i] = (double)(bt_mono_ns() - t0) * 1e-9;
         must(vt->flow_close(e, flow, false, &t) == BT_OK, "flow_close");
@@ -491,7 +491,9 @@ static const char usage[] =
     "  decode:B:LEN        a step of B sequences of LEN tokens\n"
     "  sampled:B:LEN       the same with temperature, top_p, a penalty and logprobs\n"
     "  mixed:B:LEN:PROMPT  a step with PROMPT tokens of a prompt besides\n"
-    "  prefill:LEN         one prompt, without and with its KV streaming to the slab\n"
+    "  prefill:LEN         one prompt of up to 8192 tokens, or a multiple, without and with its "
+    "KV\n"
+    "                      streaming to the slab\n"
     "  burst:N:LEN:STEP    N prompts at once in steps of STEP tokens, streaming\n"
     "--model: a model from files: the engine says how fast they came. --config: the shape of this\n"
     "config.json with random weights. --engine null tries this program without a GPU, with few "
@@ -528,7 +530,8 @@ static bool run_what(const char *what, bool try)
     } else if (sscanf(what, "mixed:%u:%u:%u%n", &a, &b, &c, &end) == 3 && a && b && c &&
                !what[end]) {
         try ? (void)0 : bench_mixed(a, b, c);
-    } else if (sscanf(what, "prefill:%u%n", &a, &end) == 1 && a && a % CHUNK == 0 && !what[end]) {
+    } else if (sscanf(what, "prefill:%u%n", &a, &end) == 1 && a && (a < CHUNK || a % CHUNK == 0) &&
+               !what[end]) {
         try ? (void)0 : bench_prefill(a, torch_of(0, a));
     } else if (sscanf(what, "burst:%u:%u:%u%n", &a, &b, &c, &end) == 3 && a && b && c &&
                !what[end]) {

@@ -25,7 +25,7 @@ static void launch(const struct bench *b, int what, const void *kv_b)
     if (what == 0) {
         CHECK(bt_cu_latent_absorb(&p, NULL, b->s));
     } else {
-        CHECK(bt_cu_latent_values(b->mix, kv_b, b->n, b->heads, b->out, b->s));
+        CHECK(bt_cu_latent_values(b->mix, kv_b, b->n, b->heads, b->out, false, b->s));
     }
 }
 

@@ -87,7 +87,7 @@ static void layer(const struct bench *b, uint32_t i, int without)
         CHECK(bt_mla_decode(b->mla, &d, i * BT_MLA_PAGE_TOKENS, b->s));
     }
     if (without != VALUES) {
-        CHECK(bt_cu_latent_values(b->mix, b->kv_b[i], b->n, b->heads, b->out, b->s));
+        CHECK(bt_cu_latent_values(b->mix, b->kv_b[i], b->n, b->heads, b->out, false, b->s));
     }
     if (without != O) {
         product(b, 1, b->o[i], b->out, b->x, b->hidden, b->heads * BT_LATENT_V);

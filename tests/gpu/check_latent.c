@@ -384,7 +384,7 @@ static void check_values(uint32_t n, uint32_t heads)
     struct array a[] = {random_f16((size_t)n * heads * BT_LATENT, 1),
                         random_f16((size_t)heads * KV * BT_LATENT, 0.05f),
                         array((size_t)n * heads * BT_LATENT_V * 2 + 64)};
-    CHECK(bt_cu_latent_values(a[0].d, a[1].d, n, heads, a[2].d, 0));
+    CHECK(bt_cu_latent_values(a[0].d, a[1].d, n, heads, a[2].d, false, 0));
     fetch(&a[2]);
     struct sum s = {0};
     uint32_t bad = 0;

@@ -160,19 +160,8 @@ static float **vector_home(struct bt_cu_model *m, const struct bt_decoder_tensor
     return homes[d->item];
 }
 
-static bool is_expert(const struct bt_decoder_tensors *d)
-{
-    return d->item == BT_DECODER_EXPERT_GATE_UP || d->item == BT_DECODER_EXPERT_DOWN;
-}
-static bool is_shared(const struct bt_decoder_tensors *d)
-{
-    return d->item == BT_DECODER_SHARED_GATE_UP || d->item == BT_DECODER_SHARED_DOWN;
-}
-
-/* Rows of the matrix that an item is part of, and those before it. The latter are with MLA: a
- * layer's first product has queries (or what they come from), then latents. */
-static uint64_t matrix_rows(const struct bt_model_config *c, const struct bt_decoder_tensors *d,
-                            uint64_t *before_p)
+uint64_t bt_cu_loader_rows(const struct bt_model_config *c, const struct bt_decoder_tensors *d,
+                           uint64_t *before_p)
 {
     uint64_t latents = c->mla.kv_rank + c->mla.rope;
     uint64_t queries = c->mla.q_rank ? c->mla.q_rank : (uint64_t)c->heads * c->head_dim;
@@ -190,14 +179,14 @@ static bt_status_t memory_of(struct bt_cu_loader *l, const struct bt_decoder_ten
     const struct bt_cu_experts x = bt_cu_experts_of(&m->config);
     struct bt_cu_weight *w = matrix_home(m, d);
     void **home = w ? &w->w : (void **)vector_home(m, d);
-    uint64_t before, rows = matrix_rows(&m->config, d, &before);
-    size_t row = bytes / d->rows, each = is_shared(d) ? bytes / x.always : bytes;
+    uint64_t before, rows = bt_cu_loader_rows(&m->config, d, &before);
+    size_t row = bytes / d->rows, each = bt_cu_is_shared(d) ? bytes / x.always : bytes;
     bt_status_t st = BT_OK;
     if (*home == NULL) {
-        st = bt_cu_loader_take(l, row * rows * (is_expert(d) ? x.n : 1), home);
+        st = bt_cu_loader_take(l, row * rows * (bt_cu_is_expert(d) ? x.n : 1), home);
     }
     if (st == BT_OK) {
-        size_t at = is_shared(d) ? m->config.experts.n : d->expert;
+        size_t at = bt_cu_is_shared(d) ? m->config.experts.n : d->expert;
         *to_p = (uint8_t *)*home + at * each + row * before;
     }
     return st;
@@ -252,7 +241,7 @@ static bt_status_t place(void *arg, const struct bt_decoder_tensors *d)
         st = bt_cu_loader_dummy(l, d, to);
         return st == BT_OK && d->item == BT_DECODER_KV_B ? make_f16(l, d, to) : st;
     }
-    if (st == BT_OK && is_shared(d)) {
+    if (st == BT_OK && bt_cu_is_shared(d)) {
         return place_shared(l, d, to);
     }
     size_t at = 0;

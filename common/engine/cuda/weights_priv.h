@@ -37,15 +37,28 @@ bt_status_t bt_cu_loader_upload(struct bt_cu_loader *l, const struct bt_cu_view 
 bt_status_t bt_cu_loader_dummy(struct bt_cu_loader *l, const struct bt_decoder_tensors *d,
                                void *to) BT_MUST_CHECK;
 
+/* Rows of the matrix that an item is part of, and those before it. The latter are with MLA: a
+ * layer's first product has queries (or what they come from), then latents. */
+uint64_t bt_cu_loader_rows(const struct bt_model_config *c, const struct bt_decoder_tensors *d,
+                           uint64_t *before_p);
+static inline bool bt_cu_is_expert(const struct bt_decoder_tensors *d)
+{
+    return d->item == BT_DECODER_EXPERT_GATE_UP || d->item == BT_DECODER_EXPERT_DOWN;
+}
+static inline bool bt_cu_is_shared(const struct bt_decoder_tensors *d)
+{
+    return d->item == BT_DECODER_SHARED_GATE_UP || d->item == BT_DECODER_SHARED_DOWN;
+}
+
 /* ---- weights_fp8.c ---- */
 
 bt_status_t bt_cu_fp8_open(struct bt_cu_loader *l) BT_MUST_CHECK;
 /* ERR_INVALID: a weight was not finite; err names the layer. Waits for the device. */
 bt_status_t bt_cu_fp8_check(struct bt_cu_loader *l) BT_MUST_CHECK;
 void bt_cu_fp8_close(struct bt_cu_loader *l);
-/* Sets model.e4m3: whether all matrices of layers are kept in e4m3. Not so for models with latent
- * attention or experts, whose kernels read bf16; if a matrix is not fp8, has a shape or a form of
- * scales without kernels, or the device has none. Reads no weights. */
+/* Sets model.e4m3 and model.e4m3_experts: whether all matrices of layers, and all experts, are kept
+ * in e4m3. Not so if one of them is not fp8, has a shape or a form of scales without kernels, or
+ * the device has none. Reads no weights. */
 bt_status_t bt_cu_fp8_look(struct bt_cu_loader *l,
                            const struct bt_engine_config *conf) BT_MUST_CHECK;
 /* What this matrix is kept as. */

@@ -5,7 +5,7 @@
 
 #include "common/engine/cuda/attention/mla.h"
 #include "common/engine/cuda/copy_async.cuh"
-#include "common/engine/cuda/e4m3.cuh"
+#include "common/engine/cuda/fp8.cuh"
 #include "common/engine/cuda/mma.cuh"
 
 #define WARPS 4
@@ -107,8 +107,7 @@ static __device__ void append_q(const struct bt_cu_latent_append &a, uint32_t t,
     float f = rsqrtf(warp_sum(sum) / (float)a.q_rank + a.eps);
     for (uint32_t i = lane; i < a.q_rank / 4; i += 32) { /* the cache still has these values */
         float4 v = in[i], u = w[i];
-        out[i] = make_uint2(pack2<__nv_bfloat16>(v.x * f * u.x, v.y * f * u.y),
-                            pack2<__nv_bfloat16>(v.z * f * u.z, v.w * f * u.w));
+        out[i] = pack4_as(a.q_f16, v.x * f * u.x, v.y * f * u.y, v.z * f * u.z, v.w * f * u.w);
     }
 }
 
@@ -304,8 +303,9 @@ static __device__ __forceinline__ uint4 load_ahead(const __half *p)
 
 struct values_args {
     const __half *mix, *kv_b;
-    __nv_bfloat16 *out;
+    uint16_t *out;
     uint32_t n, heads, rows; /* rows: of a block */
+    bool f16;
 };
 
 /* A block makes 16 values of some tokens of a head; its warps divide k. A dot product may run over
@@ -368,16 +368,20 @@ static __global__ void __launch_bounds__(WARPS * 32)
             v += sum[k][d][t];
         }
         a.out[((size_t)(first + t) * a.heads + head) * BT_LATENT_V + tile * 16 + d] =
-            __float2bfloat16(v);
+            (uint16_t)(a.f16 ? pack2<__half>(f16_range(v), 0) : pack2<__nv_bfloat16>(v, 0));
     }
 }
 
 extern "C" cudaError_t bt_cu_latent_values(const void *mix, const void *kv_b, uint32_t n,
-                                           uint32_t heads, void *out, cudaStream_t s)
+                                           uint32_t heads, void *out, bool f16, cudaStream_t s)
 {
-    const struct values_args a = {
-        (const __half *)mix,    (const __half *)kv_b, (__nv_bfloat16 *)out, n, heads,
-        rows_of_block(n, heads)};
+    const struct values_args a = {(const __half *)mix,
+                                  (const __half *)kv_b,
+                                  (uint16_t *)out,
+                                  n,
+                                  heads,
+                                  rows_of_block(n, heads),
+                                  f16};
     uint32_t grid = BT_LATENT_V / 16 * heads * ((n + a.rows - 1) / a.rows);
     return launch_early(values_kernel, grid, WARPS * 32, 0, s, a);
 }

@@ -37,8 +37,9 @@ struct bt_cu_latent_append {
     uint32_t in_stride;       /* the last 576 values of a row are latent and key part */
     const float *latent_norm; /* [512] */
     const float *q_norm;      /* [q_rank] */
-    void *q;                  /* [n][q_rank] bf16: norm of the first q_rank values */
-    uint32_t q_rank;          /* 0: no such norm; else a multiple of 4 */
+    void *q;                  /* [n][q_rank] bf16 or f16: norm of the first q_rank values */
+    bool q_f16;
+    uint32_t q_rank; /* 0: no such norm; else a multiple of 4 */
     struct bt_cu_rope rope;
     const int32_t *slots; /* [n]; -1: padding */
     const int32_t *table;
@@ -65,9 +66,10 @@ cudaError_t bt_cu_latent_queries(const struct bt_cu_latent_queries *a, cudaStrea
  * neither needs the other's results. */
 cudaError_t bt_cu_latent_absorb(const struct bt_cu_latent_queries *a,
                                 const struct bt_cu_latent_append *append, cudaStream_t s);
-/* mix [n][heads][512] f16, out [n][heads][128] bf16: the heads' outputs from mixes of latents. */
+/* mix [n][heads][512] f16, out [n][heads][128] bf16 or f16: the heads' outputs from mixes of
+ * latents. */
 cudaError_t bt_cu_latent_values(const void *mix, const void *kv_b, uint32_t n, uint32_t heads,
-                                void *out, cudaStream_t s);
+                                void *out, bool f16, cudaStream_t s);
 
 struct bt_cu_latent_gather {
     const void *pool;

@@ -7,6 +7,7 @@
 #define BT_CUDA_MLA_PREFILL_H
 
 #include <cuda_runtime.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -29,14 +30,15 @@ struct bt_mla_prefill_item {
 
 struct bt_mla_prefill {
     const void *q;      /* f16 [rows][heads][192], the part without position first */
-    void *out;          /* bf16 [rows][heads][128] */
+    void *out;          /* bf16 or f16 [rows][heads][128] */
     const void *kv;     /* f16 [kv_rows][heads][256]: key without position, then value */
     const void *k_rope; /* f16 [kv_rows][64] */
     uint64_t q_stride, out_stride, kv_stride, rope_stride; /* values from row to row */
     uint32_t heads, rows, kv_rows;
     const struct bt_mla_prefill_item *items; /* largest pos first balances best */
     uint32_t n_items;
-    float scale;       /* of the scores, above 0 */
+    float scale; /* of the scores, above 0 */
+    bool out_f16;
     uint32_t *tickets; /* [2], 0 before the first launch and after each. Launches that may run at
                           the same time need their own */
 };

@@ -16,6 +16,7 @@ struct mla_args {
     uint16_t *out;
     uint32_t *tickets;
     float scale_log2;
+    bool f16;
 };
 
 struct mla_maps {
@@ -86,7 +87,7 @@ struct mla_work {
             int token = row + r * 8;
             uint16_t *out =
                 a.out + (size_t)(tile->row + token) * a.out_stride + tile->head * shape::DV;
-            store_row(t, r, sum[r], token < tile->n ? out : NULL, true);
+            store_row(t, r, sum[r], token < tile->n ? out : NULL, !a.f16);
         }
     }
 };
@@ -162,8 +163,9 @@ extern "C" cudaError_t bt_mla_prefill(const struct bt_mla_prefill *f, cudaStream
     if (e != cudaSuccess) {
         return e;
     }
-    const struct mla_args a = {f->items,           f->n_items, f->n_items * f->heads, f->out_stride,
-                               (uint16_t *)f->out, f->tickets, f->scale * 1.44269504f};
+    const struct mla_args a = {
+        f->items,           f->n_items, f->n_items * f->heads,  f->out_stride,
+        (uint16_t *)f->out, f->tickets, f->scale * 1.44269504f, f->out_f16};
     const uint32_t blocks = multiprocessors(), grid = a.tiles < blocks ? a.tiles : blocks;
     mla_prefill_kernel<<<grid, THREADS, shape::bytes, s>>>(maps, a);
     return cudaGetLastError();

@@ -26,11 +26,22 @@ static bool is_added(const struct bt_cu_layer_product *p)
     return p->end == BT_CU_SKINNY_ADD;
 }
 
+/* p's weights in the first layer that has them. */
+static const struct bt_cu_weight *first_of(const struct bt_engine *e,
+                                           const struct bt_cu_layer_product *p)
+{
+    uint32_t i = 0;
+    while (i + 1 < e->model.config.layers && !bt_cu_weight_of(&e->model.layers[i], p)->w) {
+        i++;
+    }
+    return bt_cu_weight_of(&e->model.layers[i], p);
+}
+
 /* Of p's weights: those of all layers are of one kind, but for the form of scales. */
 static enum bt_cu_weight_kind kind_of(const struct bt_engine *e,
                                       const struct bt_cu_layer_product *p)
 {
-    return bt_cu_weight_of(&e->model.layers[0], p)->kind;
+    return first_of(e, p)->kind;
 }
 
 /* The weights of p in the first layers that have it; returns their number. 0 also where there is no
@@ -80,7 +91,7 @@ static bt_status_t tune_layer(struct bt_engine *e, uint32_t m, uint32_t proposal
         const void *w[TUNE_LAYERS];
         uint32_t layers = weights_of(e, p, m, w);
         if (kind_of(e, p) != BT_CU_WEIGHT_BF16) {
-            bool many = bt_cu_takes_e4m3(bt_cu_weight_of(&e->model.layers[0], p), m);
+            bool many = bt_cu_takes_e4m3(first_of(e, p), m);
             bt_status_t st = many ? tune_e4m3(e, p, m, proposals) : BT_OK;
             if (st != BT_OK) {
                 return st;
@@ -140,7 +151,7 @@ static bt_status_t meet(struct bt_engine *e)
             const struct bt_cu_layer_product *p = &of[i];
             const void *w[TUNE_LAYERS];
             if (kind_of(e, p) != BT_CU_WEIGHT_BF16) {
-                const struct bt_cu_weight *first = bt_cu_weight_of(&e->model.layers[0], p);
+                const struct bt_cu_weight *first = first_of(e, p);
                 bt_status_t st = bt_cu_takes_e4m3(first, m)
                                      ? bt_cu_product(e, first, NULL, p->y, m, p->n, p->k,
                                                      is_bf16(p), is_added(p))
@@ -413,12 +424,16 @@ static bt_status_t trial_mlp(struct bt_engine *e, uint32_t m)
 static bt_status_t trial_added(struct bt_engine *e, uint32_t m, bool down)
 {
     const struct bt_model_config *c = &e->model.config;
-    uint32_t k = down ? c->intermediate : c->heads * c->head_dim;
+    uint32_t k = down ? c->intermediate : c->heads * (c->mla.kv_rank ? c->mla.v : c->head_dim);
     bt_status_t st = BT_OK;
-    for (uint32_t i = 0; st == BT_OK && i < BT_MIN(c->layers, TRIAL_LAYERS); i++) {
+    for (uint32_t i = 0, n = 0; st == BT_OK && i < c->layers && n < TRIAL_LAYERS; i++) {
         const struct bt_cu_layer *y = &e->model.layers[i];
-        st = bt_cu_product_e4m3(e, down ? &y->mlp.down : &y->o, &e->act.e4m3, e->act.x, m,
-                                c->hidden, k, false, true);
+        const struct bt_cu_weight *w = down ? &y->mlp.down : &y->o;
+        if (!w->w) {
+            continue;
+        }
+        n++;
+        st = bt_cu_product_e4m3(e, w, &e->act.e4m3, e->act.x, m, c->hidden, k, false, true);
     }
     return st;
 }
@@ -525,6 +540,7 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
     for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
         bool has = i == BT_CU_WIDE_QKV       ? !(e->e4m3 || e->latent)
                    : i == BT_CU_WIDE_GATE_UP ? bt_cu_mlp_width(c) && !c->gpt2
+                   : i == BT_CU_WIDE_DOWN    ? e->model.e4m3 && bt_cu_mlp_width(c)
                                              : e->model.e4m3;
         if (has) {
             st = find_wide_from(e, (enum bt_cu_wide)i, trials[i], ev);

@@ -22,7 +22,7 @@
 
 struct bt_cu_latent {
     struct bt_mla *decode;
-    void *q_low;    /* [rows][q_rank] bf16: what the queries' second product reads */
+    void *q_low;    /* [rows][q_rank] bf16 or f16: what the queries' second product reads */
     float *sums;    /* of that product, for some heads: sum_values of them */
     void *absorbed; /* [max_batch][heads][576] f16; deterministic: [rows] */
     void *mix;      /* [max_batch][heads][512] f16; deterministic: [rows] */
@@ -104,6 +104,8 @@ cudaError_t bt_cu_latent_open(struct bt_engine *e, size_t rows)
     size_t kv_head = (size_t)m->room * KV_HEAD * 2;
     size_t kv = BT_MAX(BT_MIN(heads * kv_head, BT_CU_LATENT_BYTES), kv_head);
     size_t sums = BT_MAX(BT_MIN(heads * rows * wide, BT_CU_LATENT_BYTES), heads * singles * wide);
+    /* Some heads of an e4m3 matrix may begin within a block. */
+    sums = e->model.e4m3 ? heads * rows * wide : sums;
     sums = c->mla.q_rank ? BT_MAX(sums, rows * wide) : 0;
     m->kv_values = kv / 2;
     m->sum_values = sums / sizeof(float);
@@ -180,13 +182,27 @@ struct queries {
     uint32_t stride;
 };
 
+/* What the product with w reads is f16; else bf16. */
+static bool reads_f16(const struct bt_cu_weight *w)
+{
+    return w->kind != BT_CU_WEIGHT_BF16;
+}
+
 static bt_status_t product_of_heads(struct bt_engine *e, const struct part *p, uint32_t row,
                                     uint32_t n, uint32_t head, uint32_t heads)
 {
     const struct bt_model_config *c = &e->model.config;
     size_t rank = c->mla.q_rank;
-    const struct bt_cu_weight w = {.w = (uint8_t *)p->y->latent.q_b.w +
-                                        head * BT_LATENT_HEAD * rank * 2};
+    const struct bt_cu_weight *q_b = &p->y->latent.q_b;
+    if (reads_f16(q_b)) { /* bt_cu_latent_open has left room for all heads of all tokens */
+        if (bt_cu_takes_e4m3(q_b, n)) {
+            BT_CU_TRY(
+                e, bt_cu_rows_e4m3(e->latent->q_low, n, c->mla.q_rank, &e->act.e4m3, e->compute));
+        }
+        return bt_cu_product(e, q_b, e->latent->q_low, e->latent->sums, n, heads * BT_LATENT_HEAD,
+                             c->mla.q_rank, false, false);
+    }
+    const struct bt_cu_weight w = {.w = (uint8_t *)q_b->w + head * BT_LATENT_HEAD * rank * 2};
     return bt_cu_product(e, &w, (uint8_t *)e->latent->q_low + row * rank * 2, e->latent->sums, n,
                          heads * BT_LATENT_HEAD, c->mla.q_rank, false, false);
 }
@@ -217,6 +233,7 @@ static struct bt_cu_latent_append append_of(const struct bt_engine *e, const str
                                         .latent_norm = p->y->latent.kv_a_norm,
                                         .q_norm = p->y->latent.q_a_norm,
                                         .q = e->latent->q_low,
+                                        .q_f16 = reads_f16(&p->y->latent.q_b),
                                         .q_rank = c->mla.q_rank,
                                         .rope = {e->act.rope, p->in->pos, c->rope_pairs},
                                         .slots = p->in->slots,
@@ -294,7 +311,7 @@ static bt_status_t decode(struct bt_engine *e, const struct part *p)
         return st;
     }
     BT_CU_TRY(e, bt_cu_latent_values(e->latent->mix, p->y->latent.kv_b.w, n, c->heads, e->act.o,
-                                     e->compute));
+                                     reads_f16(&p->y->o), e->compute));
     return BT_OK;
 }
 
@@ -319,6 +336,7 @@ static bt_status_t prefill_heads(struct bt_engine *e, const struct part *p,
     const void *kv_b = (const uint16_t *)p->y->latent.kv_b.w + (size_t)head * KV_HEAD * BT_LATENT;
     const struct bt_mla_prefill f = {.q = e->act.q,
                                      .out = (uint16_t *)e->act.o + head * BT_LATENT_V,
+                                     .out_f16 = reads_f16(&p->y->o),
                                      .kv = e->latent->kv,
                                      .k_rope = e->latent->k_rope,
                                      .q_stride = wide,
@@ -407,15 +425,19 @@ bt_status_t bt_cu_latent_attention(struct bt_engine *e, const struct bt_engine_b
                                              bt_kv_row_bytes(&e->host.info.layout.groups[0])),
                      .whole = bt_cu_latent_sums_fit(e, l->tokens),
                      .together = !b && c->mla.q_rank == 0};
-    if (!bt_cu_experts_make_norm(e, layer, l->tokens)) {
-        BT_CU_TRY(e, bt_cu_norm(e->act.x, NULL, y->norm_attn, l->tokens, c->hidden, c->norm_eps,
-                                e->act.a, e->compute));
-    }
-    bt_status_t st = inputs(e, &p);
+    const struct bt_cu_norm_of norm = {.w = y->norm_attn};
+    bt_status_t st = bt_cu_experts_make_norm(e, layer, l->tokens)
+                         ? BT_OK
+                         : bt_cu_norm_for(e, &y->qkv, &norm, l->tokens);
+    st = st == BT_OK ? inputs(e, &p) : st;
     st = st == BT_OK && b ? bt_cu_layer_fire(e, b, layer) : st;
     st = st == BT_OK && p.whole ? product_of_heads(e, &p, 0, l->tokens, 0, heads) : st;
     st = st == BT_OK && (l->singles || e->deterministic) ? decode(e, &p) : st;
     st = st == BT_OK && l->items && !e->deterministic ? prefill(e, &p) : st;
+    if (st == BT_OK && bt_cu_takes_e4m3(&y->o, l->tokens)) {
+        BT_CU_TRY(
+            e, bt_cu_rows_e4m3(e->act.o, l->tokens, heads * BT_LATENT_V, &e->act.e4m3, e->compute));
+    }
     return st == BT_OK ? bt_cu_product(e, &y->o, e->act.o, e->act.x, l->tokens, c->hidden,
                                        heads * BT_LATENT_V, false, true)
                        : st;
