@@ -103,9 +103,9 @@ const struct bt_conf_row bt_conf_common_rows[] = {
      .offset = ROW(model_quantize),
      .def = "none",
      .doc = "none: as in the checkpoint. fp8: the matrices of all layers become e4m3 while they "
-            "are loaded, with a scale for each block of 128 x 128. On Hopper GPUs dense models "
-            "then take half the memory, and steps 0.66 to 0.80 of the time; elsewhere the values "
-            "are kept in 16 bits. Refused for fp8 checkpoints. The same in all daemons.",
+            "are loaded, with a scale for each block of 128 x 128. On Hopper GPUs models (not "
+            "GPT-2) then take half the memory, and steps 0.65 to 0.94 of the time; elsewhere the "
+            "values are kept in 16 bits. Refused for fp8 checkpoints. The same in all daemons.",
      .when = "when a 16-bit model is too large or too slow and tolerates fp8."},
     {.key = "engine.deterministic",
      .type = BT_CONF_BOOL,

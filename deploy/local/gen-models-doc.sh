@@ -17,9 +17,9 @@ cat <<'T'
 | `DeepseekV2ForCausalLM`, `DeepseekV3ForCausalLM` | V2-Lite, V2, V3, R1, Kimi K2 | yes | Hopper: latents of 512 + 64, heads of 128 + 64 and 128, `kv.block_tokens: 64` |
 | `GPT2LMHeadModel` | GPT-2 | yes | yes, as Llama |
 
-- **A worker has one GPU.** A model runs today if one of the columns with one GPU has tokens for it (the second number counts for dense models only: the others have no fp8 weights on a GPU); the columns with eight GPUs say only what their memory could hold, until several GPUs serve one model.
+- **A worker has one GPU.** A model runs today if one of the columns with one GPU has tokens for it (the second number needs a Hopper GPU); the columns with eight GPUs say only what their memory could hold, until several GPUs serve one model.
 - **Engines refuse** at the start what they cannot compute, by name, and say by how much a model does not fit.
-- **fp8 weights**: engines read fp8 checkpoints, and `model.quantize: fp8` makes fp8 of 16-bit ones. Dense models keep them in fp8 on a Hopper GPU. With latent attention or experts they become 16 bits there, so the bf16 column counts. On the CPU engine they take 32 bits, as f16 and f32 weights do, and as all weights do without bf16 units ([engines](../common/engine/README.md)).
+- **fp8 weights**: engines read fp8 checkpoints, and `model.quantize: fp8` makes fp8 of 16-bit ones. A Hopper GPU keeps them in fp8, but for GPT-2, for the matrix that makes keys and values of latents, and for experts whose sizes 128 does not divide or that have a scale for each row. On the CPU engine they take 32 bits, as f16 and f32 weights do, and as all weights do without bf16 units ([engines](../common/engine/README.md)).
 - **fp8 KV** (`model.kv_dtype: fp8`): keys and values on the cuda engine, latents (DeepSeek, Kimi) on both engines.
 
 ## Weights, KV, and tokens that fit
