@@ -169,7 +169,9 @@ static bool allow(struct bt_front_tools *t, const json_t *choice, const char *wh
                              "'%s.function.name' is '%s', which 'tools' does not have", where,
                              name);
     }
-    json_array_append(allowed, (json_t *)tool);
+    if (tool_named(allowed, name) == NULL) { /* a template writes each as often as it is there */
+        json_array_append(allowed, (json_t *)tool);
+    }
     return true;
 }
 

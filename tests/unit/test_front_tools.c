@@ -109,7 +109,7 @@ static void test_prompts(void **state)
     expect_prompt(CHAT(TOOLS ",\"tool_choice\":\"none\""), "[user|a]");
     expect_prompt(CHAT("\"tools\":[],\"tool_choice\":\"auto\""), "[user|a]");
     expect_prompt(CHAT(TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{"
-                             "\"mode\":\"auto\",\"tools\":[" TOOL("g") "]}}"),
+                             "\"mode\":\"auto\",\"tools\":[" TOOL("g") "," TOOL("g") "]}}"),
                   "[user|a][{\"type\": \"function\", \"function\": {\"name\": \"g\", "
                   "\"parameters\": {\"type\": \"object\", \"properties\": {}}}}]");
 }
