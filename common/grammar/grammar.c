@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "common/base/list.h"
+#include "common/base/map.h"
 #include "common/base/sha256.h"
 #include "common/grammar/front_end.h"
 #include "common/grammar/grammar_priv.h"
@@ -52,6 +53,22 @@ bt_status_t bt_grammar_compile(const struct bt_grammar_spec *spec, struct bt_gra
         return st;
     }
     return bt_grammar_take(p, start, g_p, err, err_cap);
+}
+
+static void account_unref(struct bt_grammar_account *a)
+{
+    if (a && __atomic_sub_fetch(&a->refs, 1, __ATOMIC_ACQ_REL) == 0) {
+        free(a);
+    }
+}
+
+/* Under the lock of g, or while nobody else has it. */
+static void set_bytes(struct bt_grammar *g, size_t bytes)
+{
+    if (g->account) {
+        __atomic_add_fetch(&g->account->bytes, bytes - g->bytes, __ATOMIC_RELAXED);
+    }
+    g->bytes = bytes;
 }
 
 static size_t bytes_of(const struct bt_grammar *g)
@@ -118,6 +135,8 @@ void bt_grammar_unref(struct bt_grammar *g)
     if (!g || __atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) {
         return;
     }
+    set_bytes(g, 0);
+    account_unref(g->account);
     bt_mask_cleanup(&g->masks, &g->automaton);
     bt_automaton_cleanup(&g->automaton);
     bt_program_destroy(g->program);
@@ -146,7 +165,7 @@ void bt_grammar_leave(struct bt_grammar *g)
 {
     size_t bytes = bytes_of(g);
     pthread_mutex_lock(&g->lock);
-    g->bytes = bytes;
+    set_bytes(g, bytes);
     g->use = BT_GRAMMAR_IDLE;
     if (g->waiting > 0) { /* all: a short call shall see a long one that comes before it */
         pthread_cond_broadcast(&g->idle);
@@ -167,36 +186,36 @@ struct entry {
     struct bt_list link; /* most recently used first */
     uint8_t key[32];     /* SHA-256 of kind and text */
     struct bt_grammar *g;
-    size_t bytes; /* when it was last asked for */
 };
 struct bt_grammar_cache {
     pthread_mutex_t lock;
     struct bt_list entries;
-    size_t max_bytes, bytes;
+    struct bt_map *by_key;
+    size_t max_bytes;
+    struct bt_grammar_account *account;
 };
-
-/* Of a grammar with all that it had built when the last call ended. */
-static size_t grammar_bytes(struct bt_grammar *g)
-{
-    pthread_mutex_lock(&g->lock);
-    size_t n = g->bytes;
-    pthread_mutex_unlock(&g->lock);
-    return n;
-}
 
 struct bt_grammar_cache *bt_grammar_cache_create(size_t max_bytes)
 {
     struct bt_grammar_cache *c = bt_calloc(1, sizeof(*c));
     c->max_bytes = max_bytes;
+    c->by_key = bt_map_create(sizeof(((struct entry *)0)->key));
+    c->account = bt_calloc(1, sizeof(*c->account));
+    c->account->refs = 1;
     pthread_mutex_init(&c->lock, NULL);
     bt_list_init(&c->entries);
     return c;
 }
 
+static size_t used(const struct bt_grammar_cache *c)
+{
+    return __atomic_load_n(&c->account->bytes, __ATOMIC_RELAXED);
+}
+
 static void drop(struct bt_grammar_cache *c, struct entry *e)
 {
     bt_list_remove(&e->link);
-    c->bytes -= e->bytes;
+    (void)bt_map_del(c->by_key, e->key);
     bt_grammar_unref(e->g);
     free(e);
 }
@@ -209,22 +228,16 @@ void bt_grammar_cache_destroy(struct bt_grammar_cache *c)
     while (!bt_list_empty(&c->entries)) {
         drop(c, BT_CONTAINER_OF(c->entries.next, struct entry, link));
     }
+    account_unref(c->account);
+    bt_map_destroy(c->by_key);
     pthread_mutex_destroy(&c->lock);
     free(c);
 }
 
-/* Measures all entries anew (grammars grow while they are used) and drops the oldest ones that
- * nobody else holds until the rest fits. */
+/* Drops the oldest ones that nobody else holds until the rest fits. */
 static void evict(struct bt_grammar_cache *c)
 {
-    c->bytes = 0;
-    struct bt_list *l;
-    bt_list_for_each (l, &c->entries) {
-        struct entry *e = BT_CONTAINER_OF(l, struct entry, link);
-        e->bytes = grammar_bytes(e->g);
-        c->bytes += e->bytes;
-    }
-    for (l = c->entries.prev; l != &c->entries && c->bytes > c->max_bytes;) {
+    for (struct bt_list *l = c->entries.prev; l != &c->entries && used(c) > c->max_bytes;) {
         struct entry *e = BT_CONTAINER_OF(l, struct entry, link);
         l = l->prev;
         if (__atomic_load_n(&e->g->refs, __ATOMIC_ACQUIRE) == 1) {
@@ -245,16 +258,26 @@ static void key_of(const struct bt_grammar_spec *spec, uint8_t key[32])
 /* The entry of key, moved to the front. Under the lock. */
 static struct entry *find(struct bt_grammar_cache *c, const uint8_t key[32])
 {
-    struct bt_list *l;
-    bt_list_for_each (l, &c->entries) {
-        struct entry *e = BT_CONTAINER_OF(l, struct entry, link);
-        if (memcmp(e->key, key, sizeof(e->key)) == 0) {
-            bt_list_remove(&e->link);
-            bt_list_insert_head(&c->entries, &e->link);
-            return e;
-        }
+    struct entry *e = bt_map_get(c->by_key, key);
+    if (e) {
+        bt_list_remove(&e->link);
+        bt_list_insert_head(&c->entries, &e->link);
     }
-    return NULL;
+    return e;
+}
+
+/* g, a reference of the caller's, is the cache's as well. Under the lock. */
+static struct entry *insert(struct bt_grammar_cache *c, const uint8_t key[32], struct bt_grammar *g)
+{
+    struct entry *e = bt_calloc(1, sizeof(*e));
+    memcpy(e->key, key, sizeof(e->key));
+    e->g = bt_grammar_ref(g);
+    bt_list_insert_head(&c->entries, &e->link);
+    (void)bt_map_put(c->by_key, e->key, e);
+    __atomic_add_fetch(&c->account->refs, 1, __ATOMIC_RELAXED);
+    g->account = c->account;
+    __atomic_add_fetch(&c->account->bytes, g->bytes, __ATOMIC_RELAXED);
+    return e;
 }
 
 bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_grammar_spec *spec,
@@ -280,16 +303,12 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
     e = find(c, key);
     if (e) {
         bt_grammar_unref(g);
-        g = e->g;
+        g = bt_grammar_ref(e->g);
     } else {
-        e = bt_calloc(1, sizeof(*e));
-        memcpy(e->key, key, sizeof(key));
-        e->g = g;
-        bt_list_insert_head(&c->entries, &e->link);
+        e = insert(c, key, g);
     }
-    bt_grammar_ref(g); /* so that it stays */
-    evict(c);
-    bool fits = c->bytes <= c->max_bytes * IN_USE_MAX;
+    evict(c); /* not this one: it is in use */
+    bool fits = used(c) <= c->max_bytes * IN_USE_MAX;
     if (!fits) {
         drop(c, e);
     }

@@ -8,6 +8,12 @@
 #include "common/grammar/grammar.h"
 #include "common/grammar/mask.h"
 
+/* Memory of all grammars of a cache, those in use included. References: the cache's and theirs. */
+struct bt_grammar_account {
+    uint32_t refs;
+    size_t bytes;
+};
+
 enum bt_grammar_use { BT_GRAMMAR_IDLE, BT_GRAMMAR_SHORT, BT_GRAMMAR_LONG };
 struct bt_grammar {
     uint32_t refs;
@@ -15,7 +21,8 @@ struct bt_grammar {
     pthread_cond_t idle;
     enum bt_grammar_use use; /* the call under way, whose what follows `bytes` is */
     uint32_t waiting;
-    size_t bytes; /* memory with all that was built, behind the last call */
+    size_t bytes;                       /* memory with all that was built, behind the last call */
+    struct bt_grammar_account *account; /* that bytes are a part of; NULL: none */
     struct bt_program *program;
     struct bt_automaton automaton;
     struct bt_mask_cache masks;

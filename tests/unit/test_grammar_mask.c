@@ -413,6 +413,71 @@ static void a_limited_call_comes_back(void **state)
     bt_grammar_vocab_destroy(v);
 }
 
+/* ---- the cache ---- */
+
+static struct bt_grammar *get(struct bt_grammar_cache *c, const char *pattern, bt_status_t want)
+{
+    const struct bt_grammar_spec spec = {BT_GRAMMAR_REGEX, pattern, strlen(pattern)};
+    struct bt_grammar *g = NULL;
+    char err[160] = "";
+    assert_int_equal(bt_grammar_cache_get(c, &spec, &g, err, sizeof(err)), want);
+    assert_true(want == BT_OK || strstr(err, "try again later") != NULL);
+    return g;
+}
+
+static void a_flood_drops_the_oldest_that_nobody_has(void **state)
+{
+    (void)state;
+    enum { ROOM = 4 << 20 };
+    struct bt_grammar_cache *c = bt_grammar_cache_create(ROOM);
+    struct bt_grammar *held = get(c, "held", BT_OK), *idle = get(c, "idle", BT_OK);
+    assert_ptr_equal(get(c, "held", BT_OK), held); /* two references now */
+    bt_grammar_unref(idle);
+    for (uint32_t i = 0; i < 2000; i++) {
+        char pattern[32];
+        snprintf(pattern, sizeof(pattern), "flood%u", i);
+        bt_grammar_unref(get(c, pattern, BT_OK));
+        assert_true(held->account->bytes <= ROOM);
+    }
+    assert_true(held->account->bytes > ROOM / 2);
+    assert_ptr_equal(get(c, "held", BT_OK), held);
+    assert_int_equal(held->refs, 4); /* the cache's, and ours */
+    /* What a grammar builds while it is used counts, too. */
+    struct bt_grammar_vocab *v = make_vocab();
+    struct bt_matcher *m = bt_matcher_create(held, v);
+    uint32_t bits[BT_DIV_UP(VOCAB, 32)];
+    size_t before = held->account->bytes;
+    assert_int_equal(bt_matcher_mask(m, bits), BT_OK);
+    assert_true(held->account->bytes > before);
+    bt_matcher_destroy(m);
+    bt_grammar_vocab_destroy(v);
+    /* Those in use may have four times the room. They outlive the cache. */
+    struct bt_grammar *all[8192];
+    uint32_t n = 0;
+    while (held->account->bytes < 4 * (size_t)ROOM - 65536) {
+        char pattern[32];
+        snprintf(pattern, sizeof(pattern), "used%u", n);
+        all[n++] = get(c, pattern, BT_OK);
+        assert_true(n < BT_ARRAY_LEN(all));
+    }
+    for (uint32_t i = 0; i < 16; i++) {
+        char pattern[32];
+        snprintf(pattern, sizeof(pattern), "more%u", i);
+        const struct bt_grammar_spec spec = {BT_GRAMMAR_REGEX, pattern, strlen(pattern)};
+        char err[160] = "";
+        bt_status_t st = bt_grammar_cache_get(c, &spec, &all[n], err, sizeof(err));
+        n += st == BT_OK;
+    }
+    (void)get(c, "one more", BT_ERR_EXHAUSTED);
+    bt_grammar_cache_destroy(c);
+    while (n > 0) {
+        bt_grammar_unref(all[--n]);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        bt_grammar_unref(held);
+    }
+}
+
 /* ---- the rest ---- */
 struct run {
     struct bt_grammar *g;
@@ -511,6 +576,7 @@ int main(void)
         cmocka_unit_test(too_deep_a_text_is_an_error),
         cmocka_unit_test(too_many_threads_are_an_error),
         cmocka_unit_test(a_limited_call_comes_back),
+        cmocka_unit_test(a_flood_drops_the_oldest_that_nobody_has),
         cmocka_unit_test(threads_share_a_grammar),
         cmocka_unit_test(forced_text_has_no_choice),
     };
