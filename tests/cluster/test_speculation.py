@@ -92,6 +92,31 @@ def test_a_draft_model(make_cluster, prompt, model):
         assert drafts(m, "accepted_tokens") - before[1] == drafts(m) - before[0]
 
 
+@pytest.mark.skipif(not EXACT, reason="without AVX512 near ties may fall the other way")
+def test_a_killed_worker_with_a_draft_model(prompt):
+    """Its successor's draft model computes the tokens anew, and drafts for rows in the middle: nothing changes."""
+    r = Restarts("--nodes", "3", "--prefill", "1", "--decode", "2", "--set", "decode.engine.threads=1", "--set",
+                 "decode.worker.speculate=" + os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m"))
+    try:
+        at = r.c.host, r.c.port
+        plain = [dict(b, speculation="off") for b in bodies(r.c, prompt)]
+        plain += [{"prompt": prompt, "max_tokens": TOKENS, "temperature": 0.9, "seed": 5, "logprobs": 1, "speculation": "off",
+                   "guided_regex": "([a-z]{2,9}[ ,] ?){60}"}]
+        want = run_streams(at, plain)
+        victim = {}
+
+        def kill():
+            victim.update(max(r.members("decode"), key=lambda m: drafts(scrape(m["http"]))))
+            assert drafts(scrape(victim["http"])) > 0
+            r.kill_member(victim)
+        same(run_streams(at, [dict(b, speculation="draft") for b in plain], kill, when=60), want)
+        assert r.total("baton_requests_replanned_total") > 0
+        left = [m for m in r.members("decode") if m["pid"] != victim["pid"]]
+        assert sum(drafts(scrape(m["http"])) for m in left) > 0
+    finally:
+        r.stop()
+
+
 def test_a_draft_model_of_other_tokens(make_cluster, tmp_path):
     model = shutil.copytree(os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m"), tmp_path / "draft")
     tokenizer = json.loads((model / "tokenizer.json").read_text())
