@@ -2,6 +2,8 @@
 out always follows its schema, pattern or list; a killed worker changes no token of it."""
 import concurrent.futures
 import json
+import os
+import random
 import re
 import time
 
@@ -598,6 +600,49 @@ def test_hostile_conductors(c, node):
     assert not c.d.find("ended", r)
     assert c.result(r, 400, [c.d]) == alone
     assert both(c, c.d, ids, 60, WORDS) == wanted
+
+
+def odd_submit(rng, pb, ids):
+    """Fields that constrain an answer, each with odd values; some are right."""
+    texts = [b"", b"[a-z]+", b"(a|b)*c", b"{", b'{"type":"object"}', b'["a","b"]', b'root ::= "a" root | "b"', b'root ::= root "x"', b"\0" * 9,
+             b"\xff\xfe(", b'{"tags":[{"begin":"<","schema":{},"end":">"}]}', b'{"tags":' + b"[" * 3000, b"(" * 70000, b"a{1,999999}" * 40,
+             b'{"$ref":"#"}', b'{"allOf":[{"$ref":"#"}]}']
+    number = lambda *usual: rng.choice([*usual, 0, 1, rng.randrange(2 ** 31), 2 ** 31 - 1])  # noqa: E731
+    text = bytearray(rng.choice(texts))
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        at = rng.randrange(len(text) + 1)
+        text[at:at] = bytes([rng.randrange(256)])
+    marker = lambda: pb.Marker(is_token=rng.random() < 0.5, id=number(5), text=rng.choice(["", "<t>", "x" * 47, "x" * 48, "é" * 100]))  # noqa: E731
+    thoughts = pb.Thoughts(budget=number(7), begun=rng.random() < 0.5, open=rng.choice([None, marker()]),
+                           ends=[marker() for _ in range(rng.choice([0, 1, 2, 4, 5, 60]))],
+                           force=[number(9, 20) for _ in range(rng.choice([0, 1, 2, 32, 33, 1000]))])
+    return dict(n_prompt=number(len(ids), 3), n=rng.choice([0, 1, 2, 16, 17, number()]), choice=number(),
+                speculation=number(2, 3, 4, 5), grammar_kind=number(*range(8)), grammar=bytes(text), thoughts=rng.choice([None, thoughts]),
+                sampling=dict(temperature=1, top_p=1, repetition_penalty=1, seed=number(), logprobs=rng.choice([-1, 0, 20, 21]),
+                              max_new=number(5, 30), min_new=number(3), stop_ids=rng.choice([ENDS, ENDS, [], [number()], ENDS * 8])))
+
+
+def test_odd_constraints(c, node):
+    """Whatever a conductor asks for, a worker answers it, keeps nothing of it and goes on."""
+    rng = random.Random(int(os.environ.get("BATON_TEST_SEED", "5")))
+    ids = prompt(40, 8)
+    wanted = both(c, c.d, ids, 60, WORDS)
+    seen = {}
+    for _ in range(int(os.environ.get("BATON_TEST_SUBMITS", "150"))):
+        r, worker = rid(), rng.choice([c.p, c.d])
+        fields = odd_submit(rng, c.pb, ids)
+        c.reserve(r, ids, wait=False)
+        worker.send(submit=c.pb.Submit(request=r, epoch=1, phases=c.pb.BOTH, tokens=pack(ids), root_key=node.settings.root_key,
+                                       **dict(fields, sampling=c.pb.Sampling(**fields["sampling"]))))
+        if rng.random() < 0.3:
+            worker.send(cancel=c.pb.Cancel(request=r, epoch=1))
+        e = worker.ended(r)
+        seen[e.status] = seen.get(e.status, 0) + 1
+        assert e.status == 0 or e.detail, (fields, e)
+        c.release(r)
+    print(seen)
+    assert seen[0] > 2 and seen[INVALID] > 20
+    assert both(c, c.p, ids, 60, WORDS) == wanted == both(c, c.d, ids, 60, WORDS)
 
 
 def test_requests_that_end_while_they_are_compiled(c):

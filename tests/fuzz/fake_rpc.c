@@ -434,6 +434,11 @@ void bt_rpc_channel_destroy(struct bt_rpc_channel *ch)
     free(ch);
 }
 
+void bt_rpc_channel_dial_again(struct bt_rpc_channel *ch)
+{
+    BT_ASSERT(!ch->dying);
+}
+
 void bt_rpc_unary(struct bt_rpc_channel *ch, const char *method, const void *data, size_t len,
                   uint64_t deadline_ms, bt_rpc_reply_fn done, void *arg)
 {

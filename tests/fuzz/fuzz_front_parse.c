@@ -1,6 +1,6 @@
-/* libFuzzer: bodies of the API. The first byte chooses the route; whatever is accepted must be
- * within the limits that the request machine relies on. Build and run: tests/fuzz/run front_parse
- * 60 */
+/* libFuzzer: bodies of the API. The first byte chooses the route and how the model writes calls;
+ * whatever is accepted must be within the limits that the request machine relies on. Build and run:
+ * tests/fuzz/run front_parse 60 */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -15,7 +15,13 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 #define MODEL "deploy/models/shakespeare-llama-6m"
 
 static struct bt_model_config config;
-static struct bt_front_model model = {.id = "m", .max_model_len = 256, .config = &config};
+static const struct bt_tokens none;
+static struct bt_front_model model = {.id = "m",
+                                      .max_model_len = 256,
+                                      .config = &config,
+                                      .kept_thoughts = &none,
+                                      .kept_tools = &none,
+                                      .thoughts_end = &none};
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
@@ -77,7 +83,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size == 0) {
         return 0;
     }
-    uint8_t route = data[0] % 7;
+    uint8_t route = data[0] % 7, style = data[0] / 7;
+    model.style = (struct bt_front_style){
+        .reply = {.tools = (enum bt_reply_tools)(style % BT_TOOLS_STYLES),
+                  .thoughts = style > 18 ? BT_THOUGHTS_TAGS : BT_THOUGHTS_NONE},
+        .takes_tools = true,
+        .text_arguments = style % 2 == 1};
     switch (route) {
     case 2: ok = bt_front_parse_tokenize(&model, data + 1, size - 1, &ids, &strings, &e); break;
     case 3: ok = bt_front_parse_detokenize(&model, data + 1, size - 1, &ids, &e); break;

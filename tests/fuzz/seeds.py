@@ -156,6 +156,24 @@ def http_parse(_root):
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nab\r\n0\r\nT: v\r\n\r\n"]
 
 
+def reply(_root):
+    """A call of each form behind a reasoning, and two calls."""
+    calls = [b"plain", b'<tool_call>\n{"name": "f", "arguments": {"a": [1, "x\\u00e9"]}}\n</tool_call>', b'{"name": "f", "parameters": {"a": 1}}',
+             b'[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": "{}"}]', b'[TOOL_CALLS]f[ARGS]{"a": 1}',
+             "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>f\n```json\n{\"a\": 1}\n```"
+             "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>".encode(),
+             "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>f<\uff5ctool\u2581sep\uff5c>{\"a\": 1}"
+             "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>".encode(),
+             b"<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+             b"<|tool_calls_section_end|>",
+             b"<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+             b"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"]
+    thoughts = [(b"", b""), (b"<think>\n", b"\n</think>\n\n"), (b"[THINK]", b"[/THINK]"), ("\u25c1think\u25b7".encode(), "\u25c1/think\u25b7".encode()),
+                (b"<seed:think>", b"</seed:think>")]
+    out = [bytes([i, 1, 3]) + thoughts[1][0] + b"hm" + thoughts[1][1] + c + b"\n" + c for i, c in enumerate(calls)]
+    return out + [bytes([1, k, 5]) + a + b"hm" + b + b"yes" for k, (a, b) in enumerate(thoughts)]
+
+
 def front_parse(_root):
     body = {"model": "m", "max_tokens": 5, "temperature": 0.7, "top_p": 0.9, "n": 2, "stop": ["a", "b"], "stream": True,
             "stream_options": {"include_usage": True}, "seed": 1, "logit_bias": {"5": 1.5}, "min_p": 0.1, "top_k": 5}
@@ -195,7 +213,7 @@ def tapes(name):
     return [r.randbytes(n) for n in (64, 100, 150, 200, 300, 400, 500)]
 
 
-MADE = {f.__name__: f for f in (conf, keys, cert, model, weights, tokenizer, chat_file, template, token, http_parse, front_parse)}
+MADE = {f.__name__: f for f in (conf, keys, cert, model, weights, tokenizer, chat_file, template, token, http_parse, front_parse, reply)}
 
 
 def make(root, name, out):

@@ -55,6 +55,7 @@ static void request_free(struct bt_request *r)
     free((void *)r->spec.sampling.bias);
     free(r->spec.cache_salt);
     free(r->spec.tenant);
+    bt_gen_grammar_unref(r->spec.grammar);
     free(r->spec.id);
     now = NULL;
     for (int i = 0; i < LIVE_MAX; i++) {
