@@ -27,11 +27,6 @@ static char *last_file;
 static struct args last_args;
 static void *last_conf; /* a copy with the file's values, as daemons replace names in theirs */
 
-const char *bt_conf_env(const char *name)
-{
-    return getenv(name);
-}
-
 static void usage_error(const struct bt_conf_schema *s, const char *what, const char *arg)
 {
     bt_conf_say("baton-%s: %s%s%s; try --help", s->daemon, what, arg != NULL ? " " : "",
