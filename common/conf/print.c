@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/buf.h"
 #include "common/conf/conf_priv.h"
 
 static const char *default_text(const struct bt_conf_row *r)
@@ -10,13 +11,13 @@ static const char *default_text(const struct bt_conf_row *r)
     return r->required ? "required" : r->def == NULL ? "none" : r->def;
 }
 
-/* Prints text in lines of at most 80 columns. The first line begins with `first`, the others with
+/* Prints text in lines of at most `columns`. The first line begins with `first`, the others with
  * `rest`. */
-static void print_wrapped(const char *first, const char *rest, const char *text)
+static void print_lines(size_t columns, const char *first, const char *rest, const char *text)
 {
     const char *lead = first;
     while (*text != '\0') {
-        size_t room = 80 - strlen(lead), n = strlen(text);
+        size_t room = columns - strlen(lead), n = strlen(text);
         if (n > room) {
             for (n = room; n > 0 && text[n] != ' '; n--) {
             }
@@ -27,6 +28,11 @@ static void print_wrapped(const char *first, const char *rest, const char *text)
         text += strspn(text, " ");
         lead = rest;
     }
+}
+
+static void print_wrapped(const char *first, const char *rest, const char *text)
+{
+    print_lines(80, first, rest, text);
 }
 
 static void help_row(void *arg, const struct bt_conf_row *r)
@@ -138,26 +144,29 @@ void bt_conf_print_example(const struct bt_conf_schema *s)
     example_section(&all, "", 0);
 }
 
-/* One line of docs/CONFIG.md: key, default, limits, meaning, and when to change it. */
+/* One entry of docs/CONFIG.md: key, default, limits, meaning, and when to change it. */
 static void docs_row(const struct bt_conf_row *r)
 {
+    struct bt_buf b;
+    bt_buf_init(&b);
     const char *quote = r->required || r->def == NULL ? "" : "`";
-    printf("- **`%s`** (%s%s%s", r->key, quote, default_text(r), quote);
+    bt_buf_printf(&b, "**`%s`** (%s%s%s", r->key, quote, default_text(r), quote);
     if (r->min != 0 || r->max != 0) {
         char min[40], max[40];
         bt_conf_bound_text(r, r->min, min, sizeof(min));
         bt_conf_bound_text(r, r->max, max, sizeof(max));
-        printf("; %s to %s", min, max);
+        bt_buf_printf(&b, "; %s to %s", min, max);
     } else if (r->type == BT_CONF_LIST) {
-        printf("; a list");
+        bt_buf_printf(&b, "; a list");
     }
-    printf("%s): %s", r->reload ? "; reload" : "", r->doc);
+    bt_buf_printf(&b, "%s): %s", r->reload ? "; reload" : "", r->doc);
     if (r->when != NULL && strchr("wto", r->when[0]) != NULL) { /* when, together, to, only */
-        printf(" _Change it %s_", r->when);
+        bt_buf_printf(&b, " _Change it %s_", r->when);
     } else if (r->when != NULL) { /* set, raise, lower, always */
-        printf(" _%c%s_", toupper(r->when[0]), r->when + 1);
+        bt_buf_printf(&b, " _%c%s_", toupper(r->when[0]), r->when + 1);
     }
-    printf("\n");
+    print_lines(120, "- ", "  ", b.data);
+    bt_buf_cleanup(&b);
 }
 
 void bt_conf_print_docs(const struct bt_conf_schema *s, bool common)
@@ -166,7 +175,8 @@ void bt_conf_print_docs(const struct bt_conf_schema *s, bool common)
         printf("## All daemons\n\nEvery daemon has these keys. Most of them must be the same in "
                "the whole cluster.\n\n");
     } else {
-        printf("## baton-%s\n\n%s File: `/etc/baton/%s.yaml`.\n\nMost operators set these first: `",
+        printf("## baton-%s\n\n%s File: `/etc/baton/%s.yaml`.\n\nMost operators set these "
+               "first:\n`",
                s->daemon, s->summary, s->daemon);
         print_main_keys(s, "`, `");
         printf("`.\n\n");
