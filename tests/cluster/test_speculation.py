@@ -11,7 +11,7 @@ from conftest import ROOT, scrape, wait_for
 from restarts import Restarts
 from test_faults import EXACT, run_streams
 
-TOKENS = 160
+TOKENS = 100
 NAME = "vllm:spec_decode_num_"
 
 

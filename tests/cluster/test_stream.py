@@ -187,12 +187,12 @@ def test_several_at_once(streams):
     back, with the tokens that it has alone; a short one beside them finds its place."""
     s = streams("always")
     before = settled(s.c)
-    alone = {seed: s.ask(seed) for seed in (1, 2, 3)}
+    alone = {seed: s.ask(seed) for seed in (1, 2)}
     s.written()
     short = s.ask(7, 100)
     passed = s.kv('baton_kvstore_stream_blocks_total{way="out"}')
-    # None of 4 to 6 is known yet: they are computed and written beside each other. 1 to 3 come back meanwhile.
-    jobs = {seed: s.beside(seed) for seed in (4, 5, 6, 1, 2, 3)}
+    # Neither 4 nor 5 is known yet: they are computed and written beside each other. 1 and 2 come back meanwhile.
+    jobs = {seed: s.beside(seed) for seed in (4, 5, 1, 2)}
     same(s.ask(7, 100), short)
     for t, _ in jobs.values():
         t.join()
@@ -200,8 +200,8 @@ def test_several_at_once(streams):
     for seed, want in alone.items():
         same(jobs[seed][1][0], want)
     s.written()
-    assert s.kv('baton_kvstore_stream_blocks_total{way="out"}') - passed >= 3 * (s.blocks - s.slots / 2)
-    for seed in (4, 5, 6):  # and again, one by one: all that was written beside the others is right, and all is there
+    assert s.kv('baton_kvstore_stream_blocks_total{way="out"}') - passed >= 2 * (s.blocks - s.slots / 2)
+    for seed in (4, 5):  # and again, one by one: all that was written beside the others is right, and all is there
         got = s.ask(seed)
         same(got, jobs[seed][1][0])
         assert got[2] == s.blocks * BLOCK

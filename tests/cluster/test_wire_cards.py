@@ -130,10 +130,10 @@ def test_one_flow_takes_both_cards(peers, machines):
     lanes_up(a, b, (1, 2))
     tries = []
     while len(tries) < 4 and not (tries and tries[-1] > 1.7):
-        both = seconds(a, b, len(tries) + 1, 48)
-        tries.append(seconds(c, d, len(tries) + 1, 48) / both)
+        both = seconds(a, b, len(tries) + 1, 32)
+        tries.append(seconds(c, d, len(tries) + 1, 32) / both)
     assert tries[-1] > 1.7, tries
-    shares = [sent(a, k) / ((len(tries) * 48 + 8) * 524288) for k in (1, 2)]
+    shares = [sent(a, k) / ((len(tries) * 32 + 8) * 524288) for k in (1, 2)]
     assert abs(sum(shares) - 1) < 1e-9 and 0.3 < shares[0] < 0.7, shares
     received = [of_card(b, "bytes_total", k, ',dir="received"') for k in (1, 2)]
     assert received == [sent(a, k) for k in (1, 2)]
@@ -195,7 +195,7 @@ def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
     """link: one end is set down, which both see. path: nothing gets through, and both links are up."""
     slow(machines)
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
-    start(a, b, 1, 64)
+    start(a, b, 1, 40)
     b.wait("progress 1 (8|9|1[0-9]) ")
     if how == "link":
         machines[1].link(card, "down")
@@ -211,7 +211,7 @@ def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
         until(lambda: lines(p, "wire_card_down", card) > 0)  # the log comes on a pipe of its own
         assert lines(p, "wire_card_down", card) == 1 and lines(p, "wire_card_down", 3 - card) == 0
     before = sent(a, card)
-    start(a, b, 2, 16)  # while it is away
+    start(a, b, 2, 8)  # while it is away
     finish(a, b, 2)
     assert sent(a, card) == before
     if how == "link":
@@ -221,7 +221,7 @@ def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
         machines[1].join(card, machines[0])
     until(lambda: of_card(a, "lanes", card) == 1 and of_card(b, "lanes", card) == 1)
     until(lambda: of_card(a, "up", card) == 1 and of_card(b, "up", card) == 1)
-    start(a, b, 3, 32)
+    start(a, b, 3, 16)
     finish(a, b, 3)
     assert sent(a, card) > before
     until(lambda: lines(a, "wire_card_up", card) and lines(b, "wire_card_up", card))

@@ -88,9 +88,9 @@ def test_idle_processes_burn_no_cpu(trio):
     start_flow(a, b, 1, 3)  # a flow that waits for its writer
     b.wait("progress 1 3")
     before = [p.usage()["cpu_s"] for p in trio[:3]]
-    time.sleep(1)
+    time.sleep(0.5)
     used = [p.usage()["cpu_s"] - x for p, x in zip(trio[:3], before)]
-    assert max(used) < 0.1, used
+    assert max(used) < 0.05, used
     b.ask("cancel 1", "quiet 1")
 
 
@@ -253,12 +253,12 @@ def test_a_stopped_peer_costs_no_cpu(trio):
     a, b, c, _ = trio
     stop_mid_segment(a, b, 1)
     before = b.usage()["cpu_s"]
-    time.sleep(1)
-    assert b.usage()["cpu_s"] - before < 0.2
+    time.sleep(0.5)
+    assert b.usage()["cpu_s"] - before < 0.1
     b.wait("quiet 1")
     before = b.usage()["cpu_s"]
-    time.sleep(1)
-    assert b.usage()["cpu_s"] - before < 0.1
+    time.sleep(0.5)
+    assert b.usage()["cpu_s"] - before < 0.05
 
 
 def test_short_stop_is_survived(trio):
@@ -397,22 +397,23 @@ def test_sessions_that_end_before_they_begin(transport, certificates):  # noqa: 
         p.kill()
 
 
-@pytest.mark.parametrize("who", ["dialer", "listener"])
-def test_a_peer_stands_still_during_wire_up(who):
+def test_a_peer_stands_still_during_wire_up():
     """Longer than the other waits for its proof. UCX 1.13.1 ended the one that stood still when it went on and found the
-    other's endpoint closed, wherever in wire-up that was: eight pairs, stopped at as many moments, three times."""
-    pairs = [[Peer(f"{name}{i}", seg=8192, layers=4, slots=60) for name in "ab"] for i in range(8)]
+    other's endpoint closed, wherever in wire-up that was: sixteen pairs, stopped at as many moments, three times. Of every
+    other pair the one that dials stands still, of the rest the one that listens."""
+    pairs = [[Peer(f"{name}{i}", seg=8192, layers=4, slots=60) for name in "ab"] for i in range(16)]
+    still = [(a, b)[i % 2] for i, (a, b) in enumerate(pairs)]
     try:
         for req in range(1, 4):
             for i, (a, b) in enumerate(pairs):
                 b.say(f"peerdown {a.name} {a.inc}")
                 a.grant(req, 1, 64, 32, req)
                 b.recv(a, req, 1, 64, 32)
-                time.sleep(0.0004 * (req * len(pairs) + i))
-                (b if who == "dialer" else a).signal(signal.SIGSTOP)
+                time.sleep(0.0002 * (req * len(pairs) + i))
+                still[i].signal(signal.SIGSTOP)
             time.sleep(1.4)
-            for a, b in pairs:
-                (b if who == "dialer" else a).signal(signal.SIGCONT)
+            for p in still:
+                p.signal(signal.SIGCONT)
             for a, b in pairs:
                 a.say(f"raise {req} 8")
                 a.say(f"trailer {req} 1 0")

@@ -464,21 +464,21 @@ def test_preempted_rows_come_back_from_the_pool(engine):
             pytest.skip("on this processor rows depend on their neighbours' number")
         c = Conductor(n)
         jobs = [(rid(), prompt(30 + 5 * i, 700 + i)) for i in range(10)]
-        alone = [c.both(c.p, rid(), ids, 300, **SEEDED) for _, ids in jobs]
+        alone = [c.both(c.p, rid(), ids, 200, **SEEDED) for _, ids in jobs]
         for i, (r, ids) in enumerate(jobs):
             c.reserve(r, ids, wait=False)
-            c.submit(c.d, r, ids, c.pb.DECODE if i % 2 else c.pb.BOTH, 300, **SEEDED)
+            c.submit(c.d, r, ids, c.pb.DECODE if i % 2 else c.pb.BOTH, 200, **SEEDED)
             if i % 2:
-                c.submit(c.p, r, ids, c.pb.PREFILL, 300, **SEEDED)
-        assert [c.result(r, 300, [c.p, c.d] if i % 2 else [c.d]) for i, (r, _) in enumerate(jobs)] == alone
+                c.submit(c.p, r, ids, c.pb.PREFILL, 200, **SEEDED)
+        assert [c.result(r, 200, [c.p, c.d] if i % 2 else [c.d]) for i, (r, _) in enumerate(jobs)] == alone
         preempted = n.metric("decode", "vllm:num_preemptions_total")
         assert preempted > 0
         assert resumed(n, "reloaded") > resumed(n, "recomputed"), n.metrics("decode")
         c.idle()
         r, ids = rid(), prompt(60, 799)  # choices, whose generated blocks differ
-        alone = [c.both(c.p, rid(), ids, 300, choice=k, **SEEDED) for k in range(10)]
+        alone = [c.both(c.p, rid(), ids, 200, choice=k, **SEEDED) for k in range(10)]
         before = resumed(n, "reloaded")
-        assert c.apart(r, ids, 300, n=10, **SEEDED) == alone
+        assert c.apart(r, ids, 200, n=10, **SEEDED) == alone
         assert n.metric("decode", "vllm:num_preemptions_total") > preempted and resumed(n, "reloaded") > before
         c.idle()  # no lease is left
         c.close()

@@ -276,10 +276,12 @@ static void test_offers(void **state)
 static void test_answers_that_do_not_fit(void **state)
 {
     (void)state;
-    static const char *const why[] = {"dialed kvstore-x, but \"kvstore-y\" answered", "answered",
+    static const char *const why[] = {"dialed kvstore-x, but \"kvstore-y\" answered",
+                                      "answered",
                                       "malformed list of network cards",
                                       "no network card in kvstore.wire.listen",
-                                      "the KV stream echoes another nonce"};
+                                      "the KV stream echoes another nonce",
+                                      "the peer's hello has no KV address"};
     for (uint32_t i = 0; i < BT_ARRAY_LEN(why); i++) {
         struct host h;
         struct wp_sink k;
@@ -306,6 +308,8 @@ static void test_answers_that_do_not_fit(void **state)
         } else if (i == 3) { /* its only card is of another network, and has no way here */
             hello.n_cards = 1;
             hello.cards = cards;
+            hello.ucx_address.len = 0;
+        } else if (i == 5) {
             hello.ucx_address.len = 0;
         }
         say_hello(&h.session, &hello);

@@ -5,7 +5,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <arpa/inet.h>
 #include <cmocka.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "kvstore/wire/wx_child.h"
 #include "wire_pair.h"
@@ -35,12 +39,22 @@ static void test_a_peer_that_is_gone(void **state)
     wp_pull(&P, &k, s, 0);
     WAIT_FOR(&P, k.n_quiet == 1 && s->n_ended == 2);
     assert_int_equal(k.n_done, 1);
-    /* one that is being dialed */
-    struct bt_wire_peer_addr nobody = {"kvstore-n9", "127.0.0.1:1", 9};
+    /* one that is being dialed and does not answer */
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(here);
+    char target[32];
+    int deaf = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(deaf, (struct sockaddr *)&here, len), 0);
+    assert_int_equal(listen(deaf, 1), 0);
+    assert_int_equal(getsockname(deaf, (struct sockaddr *)&here, &len), 0);
+    snprintf(target, sizeof(target), "127.0.0.1:%u", ntohs(here.sin_port));
+    struct bt_wire_peer_addr nobody = {"kvstore-n9", target, 9};
     wp_recv(&P, B, &waits, &nobody, 1, 1, 96, 16, 0, 0);
     bt_wire_peer_down(B->wire, "kvstore-n9", 9);
     WAIT_FOR(&P, waits.n_quiet == 1);
     assert_int_equal(waits.failed, BT_ERR_PEER_LOST);
+    assert_non_null(strstr(waits.why, "has left the cluster"));
+    close(deaf);
 }
 
 /* A's wire ends and begins again as another incarnation: flows to the old one fail, at once. */
