@@ -1,8 +1,8 @@
 /* Speculation: drafts behind the next token of each row. An index of the row's own tokens proposes
- * them (common/spec/match.h), the cost of a step and how many were accepted so far decide how many
- * a step tries (choose.h). The index follows from the tokens alone, so a row that was handed off,
- * resumed or forked has the same drafts as one that was not. Text that a row's grammar forces goes
- * before what the index proposes. Engine thread. */
+ * them (common/spec/match.h). How many a step tries follows from the cost of a step and from how
+ * many were accepted so far (choose.h). The index follows from the tokens alone, so a row that was
+ * handed off, resumed or forked has the same drafts as one that was not. Text that a row's grammar
+ * forces is proposed first. Engine thread. */
 #include "decode/decode.h"
 
 /* Tokens that enter indexes before one step: 0.1 ms. A prompt of 128k is in after 16 steps. */
@@ -64,8 +64,8 @@ static bool update_index(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *
     return all;
 }
 
-/* Writes drafts behind r's tokens; returns their number. Tokens behind the longest answer would be
- * dropped, so it has no drafts for them. */
+/* Writes drafts behind r's tokens; returns their number. Tokens beyond the longest answer would be
+ * dropped, so there are no drafts for them. */
 static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *index_p)
 {
     struct bt_spec_draft d;

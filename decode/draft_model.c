@@ -2,8 +2,8 @@
  * step it computes the tokens that it does not have yet, then one pass for each draft, for all rows
  * at once. It draws with the row's own parameters and random numbers, so that it often draws the
  * same token as the model. Its KV is computed from the tokens wherever a row begins or comes back:
- * for a model this small that is faster than moving it. Engine thread; a back end that finishes
- * inside its calls is assumed to be quick here, others wait. */
+ * for a model this small that is faster than moving it. Engine thread, which waits for each pass:
+ * the model must be quick. */
 #include "common/base/clock.h"
 #include "common/log/log.h"
 #include "decode/decode.h"

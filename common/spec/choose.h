@@ -1,5 +1,6 @@
-/* How many drafts each sequence gets in a step: as many as make most tokens a second, by how many
- * of its drafts were accepted so far and by the cost of the step (common/batch/cost.h). PURE. */
+/* Decides how many drafts each sequence gets in a step: the number that gives the most tokens a
+ * second. This follows from the share of drafts that was accepted so far and from the cost of a
+ * step (common/batch/cost.h). PURE. */
 #ifndef BT_SPEC_CHOOSE_H
 #define BT_SPEC_CHOOSE_H
 
@@ -8,8 +9,8 @@
 
 #define BT_SPEC_CLASSES 6 /* by the length of the match: a model's, 2, 3-4, 5-8, 9-16, longer */
 
-/* Probability that a draft is accepted if all before it were, by class: means that fade. A
- * sequence's own begins as the worker's. */
+/* Probability that a draft is accepted if all before it were, by class: means that fade. A sequence
+ * begins with the worker's rates. */
 struct bt_spec_rates {
     float of[BT_SPEC_CLASSES];
 };
@@ -30,7 +31,7 @@ struct bt_spec_row { /* a sequence that has drafts */
 /* Trials: drafts that do not pay by what is known. Without them a rate or a cost that is too
  * pessimistic would never be corrected. They may take a hundredth of the time. Zeroed at first. */
 struct bt_spec_trial {
-    double credit_ns;  /* time for trials; below 0: they took more */
+    double credit_ns;  /* time that trials may take; below 0: they took more */
     double without_ns; /* the step under way, without its trial */
     uint32_t turn, n;
     bool now; /* the step under way has one */
@@ -45,7 +46,7 @@ uint32_t bt_spec_choose(const struct bt_batch_cost *c, const struct bt_batch_wor
                         double tokens, uint32_t most, struct bt_spec_row *rows, uint32_t n,
                         struct bt_spec_trial *trial);
 
-/* The same of a draft model, which drafts for all of n rows at once: one pass of draft_ns for each
+/* The same for a draft model, which drafts for all n rows at once, in a pass of draft_ns for each
  * draft. rates: of the rows. Returns how many drafts each row gets, at most `most`. */
 uint32_t bt_spec_choose_passes(const struct bt_batch_cost *c, const struct bt_batch_work *work,
                                double tokens, uint32_t most, const float *rates, uint32_t n,

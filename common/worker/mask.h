@@ -32,16 +32,17 @@ struct bt_wctl;
 struct bt_wstats;
 struct bt_wmask_pool;
 
-/* A mask that is made ahead of its row's step, without a limit of a step: a lead's first one, by
- * the thread that has compiled its grammar, and those that need more than a step may give. Owned by
- * who works on it: a compiling or the slow thread, then the row's match. */
+/* A mask that is made ahead of its row's step, so that no step's limit applies: the first mask of a
+ * lead, which the compiling thread makes, and masks that need more work than a step gives. The
+ * thread that makes it owns it (a compiling thread or the slow thread); afterwards the row's
+ * bt_wmatch does. */
 struct bt_wahead {
     uint64_t request;
     uint32_t epoch;
     uint32_t n, *tokens;         /* behind the prompt */
-    struct bt_wgrammar *grammar; /* a reference; of a first one: NULL */
+    struct bt_wgrammar *grammar; /* a reference; NULL in a lead's first mask */
     struct bt_matcher *matcher;  /* NULL: from the beginning */
-    uint32_t *bits;              /* what may follow them; NULL: not asked for */
+    uint32_t *bits;              /* the mask behind them; NULL: not wanted */
     bt_status_t status;
     struct bt_task task;
     struct bt_wmask_pool *pool;
@@ -51,15 +52,15 @@ struct bt_wahead {
 struct bt_wahead *bt_wahead_create(const uint32_t *tokens, uint32_t n, uint32_t words);
 void bt_wahead_destroy(struct bt_wahead *a); /* may be NULL */
 
-/* What constrains a submission: the text of its grammar, then what was made of it, and the budget
- * of its reasoning. References: the submission's and that of the compiling threads. Written by a
- * compiling thread, read when `done` has run. */
+/* What constrains a submission: its grammar, first as text and then compiled, and the budget of its
+ * reasoning. The submission and the compiling threads each have a reference. A compiling thread
+ * writes it; others read it after `done` has run. */
 struct bt_wgrammar {
     _Atomic uint32_t refs;
     enum bt_grammar_kind kind; /* BT_GRAMMAR_ANY: there is a budget only */
     char *text;                /* until it is compiled */
     size_t len;
-    uint32_t min_new; /* EOS waits for so many generated tokens, where another token is allowed */
+    uint32_t min_new; /* no EOS before so many generated tokens, unless nothing else is allowed */
     uint32_t n_stop, stop[BT_ENGINE_MAX_EOS]; /* what ends the sequence */
     uint64_t request;
     uint32_t epoch, tenant;
@@ -79,15 +80,16 @@ struct bt_wgrammar {
 struct bt_wgrammar *bt_wgrammar_create(enum bt_grammar_kind kind, const void *text, size_t len);
 void bt_wgrammar_unref(struct bt_wgrammar *g); /* may be NULL */
 
-/* What a choice has of its grammar: engine thread, and a mask thread while a job runs. */
+/* Where a choice is in its grammar. Owned by the engine thread, and by a mask thread while the
+ * choice's job runs. */
 struct bt_wmatch {
     struct bt_matcher *matcher;   /* NULL: no mask was made yet, or it is away */
     struct bt_wahead *ahead;      /* a mask that was made ahead; NULL: none */
     const struct bt_wahead *away; /* the slow thread has it: the row is in no step meanwhile */
     struct bt_wthoughts thoughts; /* as far as masks were made */
-    bool late, slow; /* this step: a mask is missing, for it needs more work than a step gives */
+    bool late, slow; /* of this step: a mask is missing; it needs more work than a step gives */
     bool compiled;   /* of a lead: the grammar may be used */
-    bool queue_due;  /* of a lead: it is to be queued once that is so */
+    bool queue_due;  /* of a lead: queue it once `compiled` is set */
     /* Text that the grammar forces behind forced_at tokens, as the tokenizer splits it. */
     uint32_t n_forced, forced_at;
     uint32_t forced[BT_SPEC_MAX + 1];
@@ -104,7 +106,7 @@ struct bt_wmask_job {
     bt_status_t status;
     uint32_t n_made;
     bool begun;
-    bool must; /* it begins however late it is */
+    bool must; /* it begins even after the step's limit */
 };
 
 /* The engine thread's. */
@@ -122,7 +124,7 @@ void bt_wmask_init(struct bt_wmasks *m, uint32_t places, uint32_t vocab);
 void bt_wmask_cleanup(struct bt_wmasks *m);
 /* Do r's next tokens need masks? */
 bool bt_wmask_needed(const struct bt_wreq *r);
-/* May r be queued? If not, it is as soon as its grammar is compiled. */
+/* May r be queued now? If not, it is queued once its grammar is compiled. */
 bool bt_wmask_ready(struct bt_wreq *r);
 /* The grammar of the lead r is compiled, or cannot be. */
 void bt_wmask_compiled(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const char *detail);
@@ -133,16 +135,17 @@ void bt_wmask_row(struct bt_wcore *c, struct bt_wreq *r, uint32_t at, const uint
 /* Begins to make the masks of the rows. */
 void bt_wmask_start(struct bt_wcore *c);
 /* Fills d with the tokens of text that r's grammar or budget forces to follow, at most `most`;
- * returns their number. They are drafts: r may be drawn in other tokens of the same text. */
+ * returns their number. They are only drafts, because the model may write the same text with other
+ * tokens. */
 uint32_t bt_wmask_forced(const struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d);
-/* Waits for them, a part of a step's time at most. The masks of all n places of the step, as
- * vt->sample takes them; NULL: no row needs one. Ends requests whose mask cannot be made. Where a
- * mask is late, all its bits are 0: nothing is drawn there. */
+/* Waits for the masks, for a part of a step's time at most. Returns those of all n places of the
+ * step, as vt->sample takes them; NULL: no row needs a mask. Ends requests whose mask cannot be
+ * made. Where a mask is late, all its bits are 0: nothing is drawn there. */
 const uint32_t *bt_wmask_wait(struct bt_wcore *c, uint32_t n);
 /* The step of r, whose mask was late, is over, and nothing was drawn at its end. r goes on in the
  * next step, or when its mask was made ahead. */
 void bt_wmask_late(struct bt_wcore *c, struct bt_wreq *r);
-/* a, of a choice of lead, was made, or it cannot be. Takes a. */
+/* The mask a, for a choice of lead, is made, or a->status says why not. Takes a. */
 void bt_wmask_made(struct bt_wcore *c, struct bt_wreq *lead, struct bt_wahead *a);
 
 /* ---- vocab.c ---- */
@@ -156,11 +159,11 @@ struct bt_wvocab {
 bt_status_t bt_wvocab_load(const char *model_path, uint32_t vocab, struct bt_wvocab *v, char *err,
                            size_t err_cap) BT_MUST_CHECK;
 void bt_wvocab_cleanup(struct bt_wvocab *v);
-/* The same for another thread, to be given back before v is cleaned up. */
+/* A copy for another thread. It must be given back before v is cleaned up. */
 struct bt_wvocab bt_wvocab_share(const struct bt_wvocab *v);
 void bt_wvocab_give_back(struct bt_wvocab *shared);
-/* The tokens of text[0..n), which may go on in any way: without the last one. At most cap; returns
- * their number. */
+/* The tokens of text[0..n), at most cap, without the last one: text that follows may change that
+ * one. Returns their number. */
 uint32_t bt_wvocab_tokens(const struct bt_wvocab *v, const void *text, size_t n, uint32_t *tokens,
                           uint32_t cap);
 
@@ -188,13 +191,14 @@ struct bt_wmask_pool *bt_wmask_pool_create(const struct bt_wmask_pool_conf *conf
 void bt_wmask_pool_destroy(struct bt_wmask_pool *p);
 /* Any thread: compiles g, of which the pool takes a reference. */
 void bt_wmask_pool_compile(struct bt_wmask_pool *p, struct bt_wgrammar *g);
-/* Engine thread: jobs[n] begin; jobs and bits stay until bt_wmask_pool_wait returns. */
+/* Engine thread: begins jobs[n]. jobs and bits must stay valid until bt_wmask_pool_wait returns. */
 void bt_wmask_pool_start(struct bt_wmask_pool *p, struct bt_wmask_job *jobs, uint32_t n,
                          uint32_t *bits, uint32_t words);
-/* No more jobs begin after wait_ns, but one does in any case: the others' status is AGAIN. */
+/* Waits until the jobs are done. After wait_ns no job begins but the step's first one; the status
+ * of those that have not begun is AGAIN. */
 void bt_wmask_pool_wait(struct bt_wmask_pool *p, uint64_t wait_ns);
-/* Engine thread: the slow thread makes a. Of those that wait, the one whose row has used the least
- * work is next. */
+/* Engine thread: gives a to the slow thread. That takes next what belongs to the row with the least
+ * work so far. */
 void bt_wmask_pool_slow(struct bt_wmask_pool *p, struct bt_wahead *a);
 
 #endif

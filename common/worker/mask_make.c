@@ -35,8 +35,8 @@ static bt_status_t take(struct place *p, uint32_t token)
     return st;
 }
 
-/* Goes on to the last of n tokens behind the prompt. Those that another worker or an earlier epoch
- * has drawn come from outside: they may be wrong. */
+/* Moves the matcher to the last of n tokens behind the prompt. Tokens that another worker or an
+ * earlier epoch has drawn come from outside, so they may be wrong. */
 static bt_status_t follow(struct bt_matcher *m, const uint32_t *tokens, uint32_t n)
 {
     bt_status_t st = BT_OK;
@@ -57,7 +57,8 @@ static bt_status_t catch_up(struct place *p, const uint32_t *tokens, uint32_t n)
     return st;
 }
 
-/* The answer shall have min_new tokens. Where the grammar allows nothing but its end, it ends. */
+/* Forbids the end of an answer that has fewer than min_new tokens. If the grammar allows nothing
+ * else, the answer ends all the same. */
 static void forbid_end(const struct bt_wvocab *v, uint32_t *bits, uint32_t words)
 {
     const uint32_t *eos = v->eos;
@@ -96,7 +97,8 @@ static uint32_t rest_of_end(const struct place *p, uint32_t *tokens)
     return n;
 }
 
-/* What must follow `at` known tokens and drafts, if it is more than a token or two. */
+/* Finds the text that must follow `at` tokens, known ones and drafts. One or two tokens are not
+ * worth a draft. */
 static void look_ahead(const struct place *p, uint32_t at, struct bt_wmatch *match)
 {
     char text[FORCED_BYTES];

@@ -12,7 +12,8 @@
 #include "common/worker/mask.h"
 #include "common/worker/stats.h"
 
-/* A hostile grammar takes one compiling thread for 100 ms. With two, others wait less. */
+/* A hostile grammar occupies a compiling thread for 100 ms. With two threads other grammars wait
+ * less. */
 #define COMPILERS 2
 #define SLOW      1
 #define TURNS     256 /* tenants that are told apart, by their number */
@@ -20,7 +21,7 @@
  * cores is enough. */
 #define MAKERS_MAX  8
 #define CORES_MAKER 4
-/* Of compiled grammars. Those in use stay, beyond this too. */
+/* Memory for compiled grammars. Grammars in use stay even beyond it. */
 #define CACHE_BYTES ((size_t)256 << 20)
 
 struct bt_wmask_pool {
@@ -39,8 +40,8 @@ struct bt_wmask_pool {
     bool reading, known;         /* the vocabulary */
     struct bt_wmask_job *jobs;
     uint32_t n_jobs, next, n_done;
-    uint32_t from, n_begun; /* the step's first job; how many began before one that did not */
-    bool missed;            /* one did not */
+    uint32_t from, n_begun; /* the step's first job; how many jobs began before one was too late */
+    bool missed;            /* a job of this step did not begin */
     uint64_t until_ns;      /* no job but the first begins later; 0: no limit yet */
     uint32_t *bits, words;
     bool stop;
@@ -292,7 +293,7 @@ static void one_done(struct bt_wmask_pool *p)
     }
 }
 
-/* Too late for this step. The next one begins with such a job. */
+/* Job j was too late for this step. The next step begins with such a job. */
 static void not_begun(struct bt_wmask_pool *p, struct bt_wmask_job *j)
 {
     j->status = BT_AGAIN;

@@ -1,5 +1,5 @@
-/* Within front/: what a body says about the form of its answers, into the text of a grammar. Pure
- * but for the cache of compiled grammars. */
+/* Within front/: turns what a body says about the form of its answers into the text of a grammar.
+ * Pure, but for the cache of compiled grammars. */
 #ifndef BT_CONDUCTOR_FRONT_GRAMMAR_H
 #define BT_CONDUCTOR_FRONT_GRAMMAR_H
 

@@ -177,7 +177,8 @@ static bool is_object(const struct bt_buf *text)
     return is;
 }
 
-/* "input" must be an object. A call that ended with max_tokens may have begun one only. */
+/* "input" must be an object. A call that max_tokens has cut off may have the beginning of one only.
+ */
 static void put_input(const struct bt_front_item *item, struct bt_front_script *s)
 {
     if (is_object(&item->text)) {

@@ -400,7 +400,7 @@ static void repeat_objects(const json_t *root, json_t *to)
     json_object_set_new(to, "reasoning", reasoning);
 }
 
-/* 0.7 and not 0.699999988. */
+/* Writes 0.7, not 0.699999988: the shortest text of the same float. */
 static json_t *real_of(float v)
 {
     char text[32];

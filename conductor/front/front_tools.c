@@ -329,7 +329,8 @@ static bool is_mistral(enum bt_reply_tools style)
     return style == BT_TOOLS_MISTRAL || style == BT_TOOLS_MISTRAL_LIST;
 }
 
-/* An id as the model's template takes it: clients have ids of this server or of another one. */
+/* An id in the form that the model's template takes. Clients send ids of this server or of another
+ * one. */
 static json_t *models_id(const struct bt_front_calls *c, const char *id, const char *name)
 {
     if (c->style->reply.tools == BT_TOOLS_KIMI && name != NULL) {
@@ -349,7 +350,8 @@ static json_t *models_id(const struct bt_front_calls *c, const char *id, const c
     return json_string(letters);
 }
 
-/* The arguments as the template wants them, mostly as an object. What is none stays a text. */
+/* The arguments as the template wants them, mostly as an object. A text that is no object stays a
+ * text. */
 static json_t *arguments_of(struct bt_front_calls *c, const json_t *v)
 {
     if (c->style->text_arguments && json_is_object(v)) {

@@ -1,5 +1,5 @@
-/* Within front/: tools in chat bodies: the functions that a model may call, its earlier calls, and
- * what is asked for of its reasoning. Into values for the chat template and for replies. Pure. */
+/* Within front/: reads the functions that a model may call, its earlier calls and what is asked of
+ * its reasoning from a chat body, into values for the chat template and for replies. Pure. */
 #ifndef BT_CONDUCTOR_FRONT_TOOLS_H
 #define BT_CONDUCTOR_FRONT_TOOLS_H
 
