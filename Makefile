@@ -204,12 +204,12 @@ $(B)/tests/%: $(B)/obj/tests/%.o $(LIBS)
 	$(link)
 	$(LINK) -lcmocka
 # The cuda engine's host code over a device in plain C: needs neither a GPU nor CUDA.
-CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights weights_fp8 copy slab step/step step/inputs step/attention step/latent step/mlp step/products step/choose step/invariant sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
+CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights weights_fp8 copy slab step/step step/inputs step/attention step/latent step/mlp step/products step/choose step/invariant step/dola step/contrast sample/draw sample/draw_check) $(call obj,$(wildcard tests/cuda_host/*.c))
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
 $(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) -Itests/cuda_host -DBT_CU_SLAB_PIECE=4096 -DBT_CU_LATENT_BYTES=600000 $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
-$(patsubst %,$(B)/tests/unit/test_cuda_%,engine fp8 golden model): $(CUDA_HOST_O)
+$(patsubst %,$(B)/tests/unit/test_cuda_%,engine fp8 golden model search): $(CUDA_HOST_O)
 -include $(CUDA_HOST_O:.o=.d)
 # Fuzz targets: tests/fuzz/run builds them, with clang, in a build directory of their own. rig.c stands in for the clock,
 # the kernel's random numbers and the log; FUZZ_WRAP_TARGET names what else a target replaces.
@@ -260,7 +260,7 @@ ifeq ($(NVCC),)
 check-gpu bench-gpu gpu-programs:
 	@echo "$@: needs nvcc in $(CUDA)/bin and a Hopper GPU; set CUDA=<toolkit>"; exit 1
 else
-gpu-programs: $(GPU_BINS) $(B)/tests/golden/test_engine_golden $(B)/tests/golden/test_engine_exact
+gpu-programs: $(GPU_BINS) $(B)/tests/golden/test_engine_golden $(B)/tests/golden/test_engine_exact $(B)/tests/golden/test_engine_search
 check-gpu: gpu-programs
 	@tests/gpu/run check $(B)
 bench-gpu: gpu-programs

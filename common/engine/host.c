@@ -173,6 +173,11 @@ bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_
     return BT_OK;
 }
 
+void bt_host_slot_undo(struct bt_host *h, uint32_t slot)
+{
+    slot_clear(&h->slots[slot]);
+}
+
 bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
                                const uint32_t *pages, uint32_t n)
 {

@@ -151,6 +151,8 @@ void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_
 /* The vtable's calls that are the same for all: engine.h says what they do. */
 bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_engine_params *p,
                               const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
+/* As if slot_open had not been called: the back end has no memory for it. */
+void bt_host_slot_undo(struct bt_host *h, uint32_t slot);
 bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
                                const uint32_t *pages, uint32_t n);
 bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uint32_t choice);

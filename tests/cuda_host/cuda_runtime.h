@@ -49,6 +49,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most);
 cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);
+cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t e);
 
 cudaError_t cudaMalloc(void **p, size_t bytes);

@@ -872,12 +872,13 @@ static void draw_row(const struct bt_cu_sampling *a, uint32_t n, struct bt_sampl
     }
     memcpy(l, a->logits + (size_t)w->row * a->vocab, a->vocab * sizeof(*l));
     uint32_t *counts = a->counts + (size_t)w->slot * a->vocab;
-    struct bt_sampler_row r = {.logits = l,
-                               .params = &p,
-                               .position = w->position,
-                               .mask = a->mask ? a->mask + (size_t)w->row * ((a->vocab + 31) / 32)
-                                               : NULL,
-                               .known = a->known};
+    struct bt_sampler_row r = {
+        .logits = l,
+        .params = &p,
+        .position = w->position,
+        .mask = a->mask ? a->mask + (size_t)w->row * ((a->vocab + 31) / 32) : NULL,
+        .known = a->known,
+        .early = w->early ? a->early + (size_t)(w->early - 1) * a->vocab : NULL};
     if (w->penalties) {
         history(counts, a->vocab, &r);
     }

@@ -12,6 +12,18 @@
 /* What counts as a tie: the engine's own differences from f32 are smaller. */
 #define DOLA_TIE     0.05
 #define CONTRAST_TIE 0.005
+/* Engines that round to bf16 differ ten times as much. */
+#define ROUNDED 10
+
+static const char *engine(void)
+{
+    const char *name = bt_conf_env("BT_GOLDEN_ENGINE");
+    return name ? name : "cpu";
+}
+static bool rounds(void)
+{
+    return strcmp(engine(), "cpu") != 0;
+}
 
 static uint32_t *ids_of(const json_t *list, uint32_t *n_p)
 {
@@ -90,32 +102,33 @@ static void check_kind(const char *kind, double tie)
 {
     json_error_t je;
     json_t *cases = json_load_file("tests/golden/search.json", 0, &je);
-    const char *engine = bt_conf_env("BT_GOLDEN_ENGINE"), *open = "";
+    const char *open = "";
     struct drive d;
-    uint32_t ties = 0, tokens = 0;
+    uint32_t ties = 0, tokens = 0, n = 0;
     if (!cases) {
         fail_msg("tests/golden/search.json: %s", je.text);
     }
     for (size_t i = 0; i < json_array_size(cases); i++) {
         const json_t *c = json_array_get(cases, i);
         const char *model = json_string_value(json_object_get(c, "model"));
-        if (!json_object_get(c, kind) || access(model, R_OK) != 0) {
+        if (!json_object_get(c, kind) || access(model, R_OK) != 0 ||
+            (bt_conf_env("BT_GOLDEN_BRIEF") && n++ % 4 > 0)) {
             continue; /* some models lie beside a checkout only */
         }
         if (strcmp(open, model) != 0) {
             if (*open) {
                 drive_close(&d);
             }
-            drive_open(&d, engine ? engine : "cpu", model, 16);
+            drive_open(&d, engine(), model, 16);
             open = model;
         }
-        ties += check_case(&d, c, tie);
+        ties += check_case(&d, c, rounds() ? ROUNDED * tie : tie);
         tokens += (uint32_t)json_array_size(json_object_get(c, "ids"));
     }
     drive_close(&d);
     json_decref(cases);
     printf("# %s: %u tokens, %u near ties decided otherwise\n", kind, tokens, ties);
-    assert_true(tokens > 300 && ties * 50 < tokens);
+    assert_true(tokens > (n > 0 ? 100 : 300) && ties * (rounds() ? 10 : 50) < tokens);
 }
 
 static void test_dola(void **state)
@@ -136,7 +149,7 @@ static void test_contrastive_chunks(void **state)
 {
     (void)state;
     struct drive d;
-    drive_open(&d, "cpu", "deploy/models/shakespeare-llama-6m", 16);
+    drive_open(&d, engine(), "deploy/models/shakespeare-llama-6m", 16);
     uint32_t all[60], want[20];
     struct bt_engine_params p = drive_greedy(0), other = drive_greedy(-1);
     p.penalty_alpha = 0.5f;
@@ -182,7 +195,7 @@ static void test_contrastive_refused(void **state)
 {
     (void)state;
     struct drive d;
-    drive_open(&d, "cpu", "deploy/models/shakespeare-llama-6m", 16);
+    drive_open(&d, engine(), "deploy/models/shakespeare-llama-6m", 16);
     const uint32_t tokens[24] = {5, 6, 7, 8}, pages[2] = {1, 2};
     struct bt_engine_params good = drive_greedy(-1), p;
     good.penalty_alpha = 0.6f;
@@ -220,7 +233,7 @@ static void test_mixed_batch(void **state)
 {
     (void)state;
     struct drive d;
-    drive_open(&d, "cpu", "deploy/models/shakespeare-llama-6m", 16);
+    drive_open(&d, engine(), "deploy/models/shakespeare-llama-6m", 16);
     uint32_t tokens[40], alone[3][8];
     struct bt_engine_params p[3] = {drive_greedy(-1), drive_greedy(0), drive_greedy(5)};
     for (uint32_t i = 0; i < 40; i++) {
@@ -262,7 +275,7 @@ static void test_refused(void **state)
 {
     (void)state;
     struct drive d;
-    drive_open(&d, "cpu", "deploy/models/shakespeare-llama-6m", 16);
+    drive_open(&d, engine(), "deploy/models/shakespeare-llama-6m", 16);
     struct bt_engine_params p = drive_greedy(-1);
     const uint32_t tokens[4] = {5, 6, 7, 8};
     p.n_dola = 1;

@@ -54,6 +54,7 @@ static uint32_t check(uint64_t seed, uint32_t vocab, uint32_t n, bool masked, ui
     }
     size_t row = (size_t)n * vocab * 4, words = (size_t)n * ((vocab + 31) / 32) * 4;
     struct bt_cu_sampling a = {.logits = on_device(c.logits, row),
+                               .early = on_device(c.early, row),
                                .draws = on_device(c.draws, n * sizeof(*c.draws)),
                                .mask = masked ? on_device(c.mask, words) : NULL,
                                .bias = on_device(c.biases, n * BT_CU_BIAS_MAX * sizeof(*c.biases)),
@@ -101,8 +102,8 @@ static uint32_t check(uint64_t seed, uint32_t vocab, uint32_t n, bool masked, ui
     free(counts);
     free(first);
     free(second);
-    const void *all[] = {a.logits, a.draws,    a.mask, a.bias,
-                         a.counts, a.adjusted, a.out,  a.last_token};
+    const void *all[] = {a.logits, a.early,    a.draws, a.mask,      a.bias,
+                         a.counts, a.adjusted, a.out,   a.last_token};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         CHECK(cudaFree((void *)(uintptr_t)all[i]));
     }

@@ -17,6 +17,7 @@ struct sample_cases { /* row and slot i belong to case i */
     uint32_t vocab, n;
     uint64_t rng;
     float *logits; /* [n][vocab] */
+    float *early;  /* [n][vocab]: every third case has DoLa */
     struct bt_engine_params *params;
     uint32_t *bias_ids; /* [n][BT_CU_BIAS_MAX] */
     float *bias;
@@ -131,6 +132,7 @@ static inline void sample_cases_make(struct sample_cases *c, uint64_t seed, uint
     uint32_t words = (vocab + 31) / 32;
     *c = (struct sample_cases){.vocab = vocab, .n = n, .rng = seed};
     c->logits = bt_calloc((size_t)n * vocab, sizeof(float));
+    c->early = bt_calloc((size_t)n * vocab, sizeof(float));
     c->params = bt_calloc(n, sizeof(*c->params));
     c->bias_ids = bt_calloc((size_t)n * BT_CU_BIAS_MAX, sizeof(uint32_t));
     c->bias = bt_calloc((size_t)n * BT_CU_BIAS_MAX, sizeof(float));
@@ -159,6 +161,10 @@ static inline void sample_cases_make(struct sample_cases *c, uint64_t seed, uint
         }
         c->draws[i] =
             bt_cu_draw_make(&c->params[i], i, i, c->n_tokens[i], c->n_tokens[i] - c->n_prompt[i]);
+        if (i % 3 == 2) {
+            sample_cases_logits(c, c->early + (size_t)i * vocab);
+            c->draws[i].early = i + 1;
+        }
     }
 }
 
@@ -180,8 +186,8 @@ static inline void sample_cases_ids(struct sample_cases *c, bool holes)
 
 static inline void sample_cases_free(struct sample_cases *c)
 {
-    void *all[] = {c->logits,   c->params, c->bias_ids, c->bias,   c->tokens, c->n_tokens,
-                   c->n_prompt, c->draws,  c->biases,   c->counts, c->mask,   c->known};
+    void *all[] = {c->early,    c->logits, c->params, c->bias_ids, c->bias, c->tokens, c->n_tokens,
+                   c->n_prompt, c->draws,  c->biases, c->counts,   c->mask, c->known};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         free(all[i]);
     }
@@ -234,14 +240,16 @@ static inline uint32_t sample_cases_check(struct sample_cases *c, const struct b
         const struct bt_cu_drawn *d = &out[i];
         struct bt_engine_out o = {0};
         memcpy(l, c->logits + (size_t)i * c->vocab, c->vocab * sizeof(float));
-        const struct bt_sampler_row r = {.logits = l,
-                                         .params = &c->params[i],
-                                         .position = c->n_tokens[i],
-                                         .tokens = c->tokens + (size_t)i * SAMPLE_CASES_LEN,
-                                         .n_tokens = c->n_tokens[i],
-                                         .n_prompt = c->n_prompt[i],
-                                         .mask = c->mask ? c->mask + (size_t)i * words : NULL,
-                                         .known = c->known};
+        const struct bt_sampler_row r = {
+            .logits = l,
+            .params = &c->params[i],
+            .position = c->n_tokens[i],
+            .tokens = c->tokens + (size_t)i * SAMPLE_CASES_LEN,
+            .n_tokens = c->n_tokens[i],
+            .n_prompt = c->n_prompt[i],
+            .mask = c->mask ? c->mask + (size_t)i * words : NULL,
+            .known = c->known,
+            .early = c->draws[i].early ? c->early + (size_t)i * c->vocab : NULL};
         bt_sampler_run(s, &r, &o);
         const char *what = d->bad != o.bad        ? "bad"
                            : d->n_top != o.n_top  ? "n_top"

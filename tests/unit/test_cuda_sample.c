@@ -46,6 +46,7 @@ static uint32_t run_cases(uint64_t seed, uint32_t vocab, uint32_t n, bool masked
     memset(adjusted, 0xff, (size_t)n * vocab * sizeof(*adjusted)); /* NaN */
     struct bt_cu_sampling a = {.logits = c.logits,
                                .draws = c.draws,
+                               .early = c.early,
                                .mask = c.mask,
                                .bias = c.biases,
                                .counts = counts,

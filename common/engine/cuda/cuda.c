@@ -162,23 +162,25 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
     cudaError_t ce = cudaMemGetInfo(&free_bytes, &total);
     uint64_t room = free_bytes > SPARE_BYTES ? free_bytes - SPARE_BYTES : 0;
     uint64_t limit = conf->mem_limit ? BT_MIN(room, conf->mem_limit) : room;
-    uint64_t pages = conf->pages ? conf->pages : limit / block;
-    pages = BT_MIN(pages, (uint64_t)INT32_MAX * row / block);
-    if (ce != cudaSuccess || pages == 0 || pages * block > room) {
+    uint64_t fit = limit / block, spare = BT_HOST_SPARE;
+    uint64_t pages = conf->pages ? conf->pages : fit > spare ? fit - spare : 0;
+    pages = BT_MIN(pages, (uint64_t)INT32_MAX * row / block - spare);
+    uint64_t all = pages + spare;
+    if (ce != cudaSuccess || pages == 0 || all * block > room) {
         snprintf(err, err_cap,
                  "engine: %llu KV pages of %zu bytes do not fit the %zu bytes that the GPU has "
                  "free after weights and steps; lower engine.pages",
-                 (unsigned long long)pages, block, free_bytes);
+                 (unsigned long long)(pages ? all : 1 + spare), block, free_bytes);
         return BT_ERR_NO_MEMORY;
     }
     info->pages = (uint32_t)pages;
-    ce = cudaMalloc(&e->kv, pages * block);
+    ce = cudaMalloc(&e->kv, all * block);
     /* Positions that no token has written must be finite numbers, so that copies of partial pages
      * are. */
-    ce = ce == cudaSuccess ? cudaMemset(e->kv, 0, pages * block) : ce;
+    ce = ce == cudaSuccess ? cudaMemset(e->kv, 0, all * block) : ce;
     e->page_rows = (uint32_t)(block / row);
     e->pool = (struct bt_attn_pool){.kv = e->kv,
-                                    .rows = pages * block / row,
+                                    .rows = all * block / row,
                                     .page_rows = e->page_rows,
                                     .page_tokens = conf->page_tokens,
                                     .heads = c->heads,
@@ -261,12 +263,13 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     struct bt_model_config *c = &e->model.config;
     struct bt_engine_info info = {.size = sizeof(info),
                                   .abi = BT_ENGINE_ABI,
-                                  .caps = BT_ENGINE_CAP_MIXED,
+                                  .caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_HIDDEN,
                                   .vocab = c->vocab,
                                   .max_model_len = c->max_model_len,
                                   .pages = 1, /* host memory for pages, which is not used */
                                   .max_slots = conf->max_slots,
-                                  .max_rows = conf->max_rows};
+                                  .max_rows = conf->max_rows,
+                                  .hidden_bytes = c->hidden * (uint32_t)sizeof(float)};
     bt_status_t st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
     if (st != BT_OK || info.layout.n_groups != 1) {
         snprintf(err, err_cap,
@@ -341,6 +344,9 @@ static bt_status_t cuda_open(const struct bt_engine_config *conf, struct bt_engi
     }
     struct cudaDeviceProp p;
     struct bt_engine_info *info = &e->host.info;
+    if (e->sampler.host_only) { /* the host does not see early logits */
+        info->caps &= ~(uint32_t)BT_ENGINE_CAP_HIDDEN;
+    }
     snprintf(info->device, sizeof(info->device), "cuda %.60s",
              cudaGetDeviceProperties(&p, e->device) == cudaSuccess ? p.name : "?");
     *e_p = e;
@@ -359,6 +365,12 @@ static bt_status_t cuda_slot_open(struct bt_engine *e, uint32_t slot,
     }
     e->use.asked_ns = bt_mono_ns();
     bt_status_t st = bt_host_slot_open(&e->host, slot, p, tokens, n, n_prompt);
+    if (st == BT_OK && (p->n_dola || p->penalty_alpha > 0)) {
+        st = p->n_dola ? bt_cu_dola_open(e) : bt_cu_contrast_open(e, slot, p->hidden_max);
+        if (st != BT_OK) {
+            bt_host_slot_undo(&e->host, slot);
+        }
+    }
     if (st != BT_OK) {
         return st;
     }
@@ -451,6 +463,7 @@ static bt_status_t cuda_slot_close(struct bt_engine *e, uint32_t slot, bt_engine
     if (st != BT_OK) {
         return st;
     }
+    bt_cu_contrast_drop(e, slot);
     /* The slot is quiet only when the device has done everything enqueued so far. */
     struct bt_host_ticket *t = BT_CONTAINER_OF(e->host.done.prev, struct bt_host_ticket, link);
     bt_list_remove(&t->link);

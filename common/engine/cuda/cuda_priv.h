@@ -115,12 +115,29 @@ struct bt_cu_routing {
     float *scores; /* [rows][experts of the router] */
 };
 
+/* What DoLa keeps, on the device; NULL until a sequence asks for it. step/dola.c. */
+struct bt_cu_dola {
+    void *rows;    /* [max_slots][BT_ENGINE_DOLA_MAX][hidden] bf16: what enters early layers */
+    float *logits; /* [BT_ENGINE_DOLA_MAX][vocab], of one row */
+    float *far;    /* [BT_ENGINE_DOLA_MAX], of one row */
+    float *early;  /* [max_slots][vocab]: of the layers that were chosen */
+};
+
+/* What contrastive search keeps, likewise. step/contrast.c. */
+struct bt_cu_contrast {
+    float **states;    /* [max_slots] device: [params.hidden_max][hidden], of length 1 */
+    float *candidates; /* [BT_HOST_SPARE][hidden] */
+    uint32_t *most;    /* [BT_HOST_SPARE]: bt_cu_cosine */
+};
+
 /* Activations of a step, on the device. */
 struct bt_cu_act {
     float *rope, *x, *qkv, *logits;
     void *a, *q, *o, *gu;        /* a: norm's output and SwiGLU's */
     struct bt_cu_e4m3_rows e4m3; /* rounded: of norm, attention or SwiGLU; none: NULL */
     struct bt_cu_routing experts;
+    struct bt_cu_dola dola;
+    struct bt_cu_contrast contrast;
 };
 
 /* Inputs of the running step, and the buffers that they are written to first. */
@@ -177,7 +194,7 @@ struct bt_engine {
     struct bt_cu_latent *latent;   /* step/latent.c; NULL: keys and values of KV heads */
     struct bt_cu_group *groups;    /* of the step that is being enqueued: [max_rows] */
     uint32_t n_groups, group_room; /* group_room: most pages of a group; 0: no limit */
-    int32_t *table;                /* [max_slots][max_pages_of_slot] */
+    int32_t *table;                /* [max_slots + BT_HOST_SPARE][max_pages_of_slot] */
     int32_t *last_token;
     struct bt_cu_act act;
     struct bt_cu_step_buffers inputs;
@@ -238,6 +255,19 @@ void bt_cu_step_close(struct bt_engine *e);
 /* Enqueues a checked batch; t learns its samples. */
 bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
                            struct bt_host_ticket *t) BT_MUST_CHECK;
+
+/* Memory that DoLa needs. ERR_NO_MEMORY. */
+bt_status_t bt_cu_dola_open(struct bt_engine *e) BT_MUST_CHECK;
+void bt_cu_dola_close(struct bt_engine *e);
+/* Memory for so many hidden states of a slot, and giving it back. ERR_NO_MEMORY. */
+bt_status_t bt_cu_contrast_open(struct bt_engine *e, uint32_t slot, uint32_t tokens) BT_MUST_CHECK;
+void bt_cu_contrast_drop(struct bt_engine *e, uint32_t slot);
+void bt_cu_contrast_close(struct bt_engine *e);
+/* Are there contrastive searches among f's samples? */
+bool bt_cu_contrasts(const struct bt_engine *e, const struct bt_host_ticket *f);
+/* Replaces their results in t, whose draws are done, before another forward. mask: as sample's. */
+bt_status_t bt_cu_contrast_draw(struct bt_engine *e, const struct bt_host_ticket *f,
+                                const uint32_t *mask, struct bt_host_ticket *t) BT_MUST_CHECK;
 
 /* Queues a ticket behind what the stream has now. */
 bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum bt_cu_kind kind,

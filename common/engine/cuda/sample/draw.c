@@ -308,6 +308,7 @@ bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const 
 {
     size_t first = (size_t)at * e->host.info.max_slots;
     const struct bt_cu_sampling a = {.logits = e->act.logits,
+                                     .early = e->act.dola.early,
                                      .draws = e->results.draws + first,
                                      .mask = mask,
                                      .bias = e->sampler.bias,
@@ -355,6 +356,9 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
         const struct bt_host_slot *slot = &e->host.slots[s->slot];
         d[i] = bt_cu_draw_make(&slot->params, s->row, s->slot, s->pos,
                                slot->n_tokens - slot->n_prompt);
+        d[i].early = s->early != BT_HOST_NO_EARLY ? s->early + 1 : 0;
+        /* A search replaces the token, so it does not count. */
+        d[i].penalties = slot->params.penalty_alpha > 0 ? 0 : d[i].penalties;
     }
     uint32_t n = f->n_sample;
     if (n) {
@@ -422,6 +426,12 @@ bt_status_t bt_cu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const uint
     bt_cu_range_push("sample", f->n_sample);
     bt_status_t st =
         e->sampler.host_only ? draw_on_host(e, f, mask, t) : draw_on_device(e, f, mask, t);
+    if (st == BT_OK && bt_cu_contrasts(e, f)) {
+        bt_cu_work_advance(e, true); /* a search needs the device: it goes on when t is finished */
+        st = bt_cu_contrast_draw(e, f, mask, t);
+        bt_cu_range_pop();
+        return st == BT_ERR_DEVICE ? BT_OK : st; /* the ticket reports it */
+    }
     bt_cu_range_pop();
     if (st != BT_OK) { /* the device failed: the ticket reports it */
         bt_host_ticket_done(&e->host, t, st);

@@ -21,6 +21,7 @@ struct bt_cu_draw { /* a row's parameters; as struct bt_engine_params, but where
     int32_t logprobs;
     uint32_t penalties; /* the slot's counts are kept */
     uint32_t n_bias, n_banned;
+    uint32_t early;                 /* DoLa: row of the early logits and 1; 0: none */
     uint32_t banned[BT_CU_EOS_MAX]; /* EOS while the sequence is too short for it */
 };
 
@@ -39,6 +40,7 @@ struct bt_cu_bias {
 struct bt_cu_sampling {             /* draws, out: may be pinned memory of the host */
     const float *logits;            /* [rows][vocab]; only read */
     const struct bt_cu_draw *draws; /* [n] */
+    const float *early;             /* [rows][vocab], of the layers that DoLa has chosen */
     const uint32_t *mask;           /* [rows][vocab / 32 rounded up] bits, or NULL */
     const struct bt_cu_bias *bias;  /* [slots][BT_CU_BIAS_MAX] */
     uint32_t *counts;        /* [slots][vocab]: generated tokens; COUNT_PROMPT: in the prompt */

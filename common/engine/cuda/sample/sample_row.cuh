@@ -14,9 +14,10 @@
 
 typedef unsigned long long sample_u64;
 
-#define SAMPLE_BINS   2048
-#define SAMPLE_GATHER BT_CU_SAMPLE_THREADS /* candidates that are ranked one by one */
-#define SAMPLE_ALL    (~0ull)
+#define SAMPLE_BINS     2048
+#define SAMPLE_GATHER   BT_CU_SAMPLE_THREADS /* candidates that are ranked one by one */
+#define SAMPLE_ALL      (~0ull)
+#define SAMPLE_DOLA_TOP 0.1f /* BT_SAMPLER_DOLA_TOP */
 /* The largest Gumbel variate of 23 random bits. */
 #define SAMPLE_GUMBEL_MAX 16.64f
 
@@ -417,9 +418,28 @@ static __device__ double sample_log_sum(const float *l, uint32_t vocab, float ma
     return max + log((double)total * 0x1p-44);
 }
 
-/* Applies mask, bias, minimum length and penalties: reads l, writes the row's v. */
+/* DoLa: v, masked logits of a row whose log sum is lse, become differences from early's logprobs;
+ * those below `end`, as the others cannot be drawn. */
+static __device__ void sample_contrast(const float *early, uint32_t vocab, uint32_t end, double lse,
+                                       float *v)
+{
+    sample_u64 top;
+    bool some = sample_row_top(v, end, &top);
+    float floor = some ? (float)(v[sample_key_id(top)] - lse) + logf(SAMPLE_DOLA_TOP) : INFINITY;
+    bool good = sample_row_top(early, vocab, &top);
+    double early_lse = good ? sample_log_sum(early, vocab, early[sample_key_id(top)]) : 0;
+    for (uint32_t i = threadIdx.x; i < end; i += BT_CU_SAMPLE_THREADS) {
+        float p = (float)(v[i] - lse);
+        v[i] = !good ? NAN : p >= floor ? p - (float)(early[i] - early_lse) : -INFINITY;
+    }
+    __syncthreads();
+}
+
+/* Applies mask, minimum length, DoLa, bias and penalties: reads l, whose log sum is lse, writes the
+ * row's v. */
 static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
-                                     const struct sample_ids *ids, const float *l, float *v)
+                                     const struct sample_ids *ids, const float *l, double lse,
+                                     float *v)
 {
     uint32_t words = (a->vocab + 31) / 32;
     const uint32_t *mask = a->mask ? a->mask + (size_t)w->row * words : NULL;
@@ -427,13 +447,16 @@ static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struc
         v[i] = sample_bit(mask, i) && sample_bit(ids->known, i) ? l[i] : -INFINITY;
     }
     __syncthreads();
+    if (threadIdx.x < w->n_banned && w->banned[threadIdx.x] < a->vocab) {
+        v[w->banned[threadIdx.x]] = -INFINITY;
+    }
+    __syncthreads();
+    if (w->early) {
+        sample_contrast(a->early + (size_t)(w->early - 1) * a->vocab, a->vocab, ids->end, lse, v);
+    }
     const struct bt_cu_bias *bias = a->bias + (size_t)w->slot * BT_CU_BIAS_MAX;
     for (uint32_t i = threadIdx.x; i < w->n_bias; i += BT_CU_SAMPLE_THREADS) {
         atomicAdd(&v[bias[i].id], bias[i].value); /* an id may come twice */
-    }
-    __syncthreads();
-    if (threadIdx.x < w->n_banned && w->banned[threadIdx.x] < a->vocab) {
-        v[w->banned[threadIdx.x]] = -INFINITY;
     }
     __syncthreads();
     const uint32_t *counts = a->counts + (size_t)w->slot * a->vocab;
@@ -486,13 +509,15 @@ static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
     double lse = 0;
     uint32_t token = a->vocab;
     bool good = sample_row_top(l, a->vocab, &top);
-    if (good && w->logprobs >= 0) {
+    if (good && (w->logprobs >= 0 || w->early)) {
         lse = sample_log_sum(l, a->vocab, l[sample_key_id(top)]);
+    }
+    if (good && w->logprobs >= 0) {
         sample_top_n(l, &ids, lse, (uint32_t)w->logprobs, out);
     }
-    if (good && (a->mask || ids.known || w->n_bias || w->n_banned || w->penalties)) {
+    if (good && (a->mask || ids.known || w->n_bias || w->n_banned || w->penalties || w->early)) {
         float *v = a->adjusted + (size_t)n * a->vocab;
-        sample_adjust(a, w, &ids, l, v);
+        sample_adjust(a, w, &ids, l, lse, v);
         l = v;
         good = sample_row_top(l, ids.end, &top);
     } else if (good && sample_key_id(top) >= ids.end) {

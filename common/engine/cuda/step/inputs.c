@@ -142,7 +142,7 @@ void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
                        const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
                        struct bt_host_ticket *t)
 {
-    uint32_t single = 0, chunk = l->singles, n_items = 0, sample = 0;
+    uint32_t single = 0, chunk = l->singles, n_items = 0;
     e->n_groups = 0;
     for (uint32_t r = 0; r < b->n_rows; r++) {
         const struct bt_engine_row *row = &b->rows[r];
@@ -156,15 +156,10 @@ void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
             last = chunk - 1;
         }
         if (row->flags & BT_ROW_SAMPLE) {
-            const struct bt_host_sample want = {.slot = row->slot,
-                                                .pos = (uint32_t)in->pos[last] + 1,
-                                                .row = sample,
-                                                .draft = BT_HOST_NO_DRAFT};
-            in->rows[sample++] = (int32_t)last;
-            bt_host_ticket_sample(t, &want);
+            in->rows[t->n_rows] = (int32_t)last;
+            bt_host_ticket_sample_row(&e->host, t, row);
         }
     }
-    t->n_rows = sample;
     for (uint32_t i = 0; i < e->n_groups; i++) {
         sort_items(e, &e->groups[i], in);
     }

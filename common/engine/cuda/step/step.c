@@ -56,6 +56,8 @@ void bt_cu_step_close(struct bt_engine *e)
     for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
         cudaFree(all[i]);
     }
+    bt_cu_dola_close(e);
+    bt_cu_contrast_close(e);
     bt_cu_experts_close(e);
     free(e->groups);
     bt_cu_latent_close(e);
@@ -79,6 +81,7 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     const struct bt_model_config *c = &e->model.config;
     const struct bt_engine_info *info = &e->host.info;
     size_t wide = bt_cu_mlp_width(c);
+    size_t table_bytes = ((size_t)info->max_slots + BT_HOST_SPARE) * e->host.max_pages_of_slot * 4;
     /* A multiple of four: bt_cu_e4m3_stride. */
     size_t rows = BT_DIV_UP(BT_MAX(info->max_rows, e->max_batch), 4u) * 4,
            q = (size_t)c->heads * c->head_dim;
@@ -106,14 +109,14 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
         e->act.e4m3.scale = take(rows * BT_DIV_UP(most, BT_CU_WEIGHT_BLOCK) * 4, &ce);
     }
     e->act.logits = take((size_t)e->max_batch * c->vocab * 4, &ce);
-    e->table = take((size_t)info->max_slots * e->host.max_pages_of_slot * 4, &ce);
+    e->table = take(table_bytes, &ce);
     e->last_token = take(info->max_slots * 4, &ce);
     e->results.prompt_rows = take(e->max_batch * 4, &ce);
     if (ce == cudaSuccess && bt_cu_has_experts(c)) {
         ce = bt_cu_experts_open(e, (uint32_t)rows);
     }
     if (ce == cudaSuccess) {
-        ce = cudaMemset(e->table, 0, (size_t)info->max_slots * e->host.max_pages_of_slot * 4);
+        ce = cudaMemset(e->table, 0, table_bytes);
     }
     if (ce == cudaSuccess) {
         ce = fill_rope(e);
@@ -183,9 +186,11 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
                                       .hidden = c->hidden,
                                       .x = e->act.x};
     BT_CU_TRY(e, bt_cu_embed(&embed, e->compute));
+    const bool dola = b && bt_cu_has_dola(e, b);
     for (uint32_t i = 0; i < c->layers; i++) {
         bt_cu_range_push("layer", i);
-        bt_status_t st = run_layer(e, b, l, in, i);
+        bt_status_t st = dola ? bt_cu_dola_keep(e, b, l, i) : BT_OK;
+        st = st == BT_OK ? run_layer(e, b, l, in, i) : st;
         bt_cu_range_pop();
         if (st != BT_OK) {
             return st;
@@ -285,7 +290,7 @@ static bool decode_only(const struct bt_engine *e, const struct bt_engine_batch 
         flat = row->n == 1 && !row->wait.flow && !row->fire.flow &&
                !(row->flags & BT_ROW_PROMPT_LOGPROBS);
     }
-    return flat;
+    return flat && !bt_cu_has_dola(e, b);
 }
 
 static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch *b,
@@ -341,12 +346,14 @@ static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b,
         st = send_inputs(e, b, &l, t);
         struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
         st = st == BT_OK ? run_model(e, b, &l, &in) : st;
+        st = st == BT_OK ? bt_cu_dola_head(e, t) : st;
         st = st == BT_OK ? prompt_logprobs(e, b, &l, t) : st;
         /* Prompt logprobs have overwritten the sample's logits. */
         if (st == BT_OK && t->n_out && l.wanted) {
             st = bt_cu_head(e, in.rows, l.wanted);
         }
     }
+    st = st == BT_OK ? bt_cu_contrast_keep(e, b, &l) : st;
     return st == BT_OK ? bt_cu_step_end(e, b) : st;
 }
 

@@ -31,6 +31,18 @@ struct bt_cu_layer_product {
 
 /* ---- inputs.c ---- */
 
+/* Where a batch's rows are among those of the model, one batch row after the other. */
+struct bt_cu_rows_at {
+    uint32_t single, chunk; /* chunk begins as the layout's singles */
+};
+/* The first row of the model of the next row of the batch. */
+static inline uint32_t bt_cu_next_rows(struct bt_cu_rows_at *at, const struct bt_engine_row *row)
+{
+    uint32_t *next = row->n == 1 ? &at->single : &at->chunk, first = *next;
+    *next += row->n;
+    return first;
+}
+
 /* tokens: rows of the model; singles: of them single tokens; wanted: rows whose logits are; items
  * and spans: of attention.h. */
 struct bt_cu_layout bt_cu_lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted,
@@ -131,6 +143,21 @@ bt_status_t bt_cu_mlp_dense(struct bt_engine *e, const struct bt_cu_layer *y,
 /* Memory for experts of steps of up to `rows` rows. */
 cudaError_t bt_cu_experts_open(struct bt_engine *e, uint32_t rows) BT_MUST_CHECK;
 void bt_cu_experts_close(struct bt_engine *e);
+
+/* ---- dola.c: in a step's order; none of them in a graph ---- */
+
+bool bt_cu_has_dola(const struct bt_engine *e, const struct bt_engine_batch *b);
+/* Keeps what enters `layer` of the sampled rows whose slots name it. */
+bt_status_t bt_cu_dola_keep(struct bt_engine *e, const struct bt_engine_batch *b,
+                            const struct bt_cu_layout *l, uint32_t layer) BT_MUST_CHECK;
+/* The samples' logits are complete: chooses each one's early layer. */
+bt_status_t bt_cu_dola_head(struct bt_engine *e, const struct bt_host_ticket *t) BT_MUST_CHECK;
+
+/* ---- contrast.c ---- */
+
+/* Behind the last layer: keeps the hidden states of rows of contrastive searches. */
+bt_status_t bt_cu_contrast_keep(struct bt_engine *e, const struct bt_engine_batch *b,
+                                const struct bt_cu_layout *l) BT_MUST_CHECK;
 
 /* ---- choose.c: once, in this order ---- */
 
