@@ -389,7 +389,7 @@ static bt_rx_t first_required(struct bt_automaton *m, struct bt_thread t)
     for (uint32_t i = 0; i < o->n_props; i++) {
         if (o->keys[i].required && !(m->seen[seen + 1 + (i >> 5)] >> (i & 31) & 1)) {
             bt_rx_t before = first ? bt_rx_concat(m->rx, o->open, bt_rx_text(m->rx, "\"", 1))
-                                   : bt_rx_concat(m->rx, o->space, o->comma);
+                                   : bt_rx_concat(m->rx, o->blank, o->comma);
             return bt_rx_concat(m->rx, before, o->keys[i].rx);
         }
     }

@@ -168,10 +168,12 @@ bt_rx_t bt_object_rx(struct bt_automaton *m, uint32_t object, uint32_t seen, boo
     bt_rx_t keys = BT_RX_NONE;
     if (more) {
         keys = keys_left(m, object, set, o->max != BT_RX_NO_MAX && count + required >= o->max);
-        keys = bt_rx_concat(s, first ? bt_rx_text(s, "\"", 1) : o->comma, keys);
+        keys = first ? bt_rx_concat(s, bt_rx_text(s, "\"", 1), keys)
+                     : bt_rx_concat(s, o->blank, bt_rx_concat(s, o->comma, keys));
     }
-    bt_rx_t body = close ? bt_rx_or(s, o->close, keys) : keys;
-    r = bt_rx_concat(s, first ? o->open : o->space, body);
+    bt_rx_t end = first ? o->close : bt_rx_concat(s, o->space, o->close);
+    r = close ? bt_rx_or(s, end, keys) : keys;
+    r = first ? bt_rx_concat(s, o->open, r) : r;
     if (r == BT_RX_FAILED || r == BT_RX_NONE || !bt_memo_put(m, key, r)) {
         m->full = true;
         return BT_RX_FAILED;

@@ -350,7 +350,7 @@ static bool add_keys(struct bt_program *p, struct bt_object *o, const struct bt_
     }
     qsort(order, n, sizeof(*order), by_name);
     bt_rx_t colon[3] = {bt_rx_text(s, "\"", 1),
-                        bt_rx_seq(s, (bt_rx_t[]){in->space, bt_rx_text(s, ":", 1)}, 2), in->space};
+                        bt_rx_seq(s, (bt_rx_t[]){in->blank, bt_rx_text(s, ":", 1)}, 2), in->blank};
     bt_rx_t before = bt_rx_seq(s, colon, 3);
     bool ok = before != BT_RX_FAILED;
     for (uint32_t i = 0; i < n && ok; i++) {
@@ -406,7 +406,7 @@ bt_node_t bt_program_object(struct bt_program *p, const struct bt_program_object
         return BT_NODE_FAILED;
     }
     struct bt_object *o = &p->objects[p->n_objects++];
-    *o = (struct bt_object){.min = in->min, .max = in->max, .space = in->space};
+    *o = (struct bt_object){.min = in->min, .max = in->max, .space = in->space, .blank = in->blank};
     o->keys = bt_calloc(keys + 1, sizeof(*o->keys));
     o->optional = bt_calloc(words + 1, sizeof(uint32_t));
     o->words = (uint32_t)words;

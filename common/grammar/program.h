@@ -51,7 +51,8 @@ struct bt_program_object {
     const struct bt_program_pattern *patterns;
     size_t n_patterns;
     uint32_t min, max; /* number of properties; max BT_RX_NO_MAX: no limit */
-    bt_rx_t space;     /* white space between tokens of the object */
+    /* White space: behind { and , and before }, where lines begin; around : and before a comma. */
+    bt_rx_t space, blank;
 };
 bt_node_t bt_program_object(struct bt_program *p, const struct bt_program_object *o);
 

@@ -34,11 +34,11 @@ struct bt_object {
     struct bt_object_key *keys; /* [n_props] sorted by name, then [n_patterns] */
     uint32_t n_props, n_patterns;
     uint32_t min, max;
-    bt_rx_t open, comma; /* { and , with their spaces and the quote of a key */
-    bt_rx_t close;       /* } with the marker 0 */
-    bt_rx_t space;
-    uint32_t *optional; /* [words] bit i: key i is not required */
-    uint32_t words;     /* of 32 properties */
+    bt_rx_t open, comma;  /* { and , with their spaces and the quote of a key */
+    bt_rx_t close;        /* } with the marker 0 */
+    bt_rx_t space, blank; /* before close, before comma */
+    uint32_t *optional;   /* [words] bit i: key i is not required */
+    uint32_t words;       /* of 32 properties */
     uint32_t n_required;
     bool distinct; /* undeclared keys count towards a minimum: each may come once only */
 };

@@ -122,10 +122,60 @@ static uint32_t draft_of(const struct bt_sj *root)
     return 2020;
 }
 
-static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
+/* What "x-guidance" of the root says about white space (llguidance's extension of JSON Schema).
+ * Without it: a space, and where a line may begin a line end with spaces or tabs. */
+static void white_space(struct bt_schema *c)
 {
     uint64_t ws[4] = {(1ull << ' ') | (1ull << '\t') | (1ull << '\n') | (1ull << '\r')};
-    c->space = bt_schema_rx(c, bt_rx_repeat(c->rx, bt_rx_class(c->rx, ws), 0, BT_SCHEMA_SPACE_MAX));
+    struct bt_rx_set *s = c->rx;
+    bt_rx_t any = bt_rx_class(s, ws), space = bt_rx_text(s, " ", 1);
+    bt_rx_t in_line = bt_rx_repeat(s, space, 0, 1), line = bt_rx_text(s, "\n", 1);
+    bt_rx_t indent = bt_rx_or(s, bt_rx_repeat(s, space, 0, BT_SCHEMA_INDENT_MAX),
+                              bt_rx_repeat(s, bt_rx_text(s, "\t", 1), 0, BT_SCHEMA_INDENT_MAX / 4));
+    line = bt_rx_concat(s, bt_rx_or(s, line, bt_rx_text(s, "\r\n", 2)), indent);
+    c->kept.blank = bt_schema_rx(c, in_line);
+    c->kept.space = bt_schema_rx(c, bt_rx_or(s, in_line, line));
+    const struct bt_sj *x = c->root->type == BT_SJ_OBJECT ? bt_sj_get(c->root, "x-guidance") : NULL;
+    if (!x)
+        return;
+    if (x->type != BT_SJ_OBJECT)
+        bt_schema_fail(c, BT_ERR_INVALID, x, "x-guidance is an object");
+    for (uint32_t i = 0; i < x->n; i++) {
+        const struct bt_sj *v = x->items[i];
+        bool flexible = bt_sj_get(x, "whitespace_flexible") == v;
+        if (!flexible && bt_sj_get(x, "whitespace_pattern") != v)
+            bt_schema_fail(
+                c, BT_ERR_UNSUPPORTED, v,
+                "only whitespace_pattern and whitespace_flexible are known; leave it out");
+        if (flexible ? v->type != BT_SJ_TRUE && v->type != BT_SJ_FALSE : v->type != BT_SJ_STRING)
+            bt_schema_fail(c, BT_ERR_INVALID, v,
+                           flexible ? "whitespace_flexible is true or false"
+                                    : "whitespace_pattern is a string");
+    }
+    const struct bt_sj *pattern = bt_sj_get(x, "whitespace_pattern");
+    const struct bt_sj *flexible = bt_sj_get(x, "whitespace_flexible");
+    if (pattern) {
+        char why[200] = "";
+        bt_rx_t rx = BT_RX_NONE;
+        bt_status_t st = bt_rx_parse(s, pattern->text.s, pattern->text.n, false, BT_RX_UTF8, &rx,
+                                     why, sizeof(why));
+        if (st != BT_OK)
+            bt_schema_fail(c, st, pattern, "%s", why);
+        bt_rx_t others = bt_rx_not(s, bt_rx_repeat(s, any, 0, BT_RX_NO_MAX));
+        if (bt_str_none(c, rx) || !bt_str_none(c, bt_schema_rx(c, bt_rx_and(s, rx, others))))
+            bt_schema_fail(c, BT_ERR_INVALID, pattern,
+                           "the pattern must match spaces, tabs and line ends, and nothing else");
+        c->kept.space = c->kept.blank = bt_schema_rx(c, rx);
+    } else if (flexible && flexible->type == BT_SJ_TRUE) {
+        c->kept.space = c->kept.blank =
+            bt_schema_rx(c, bt_rx_repeat(s, any, 0, BT_SCHEMA_SPACE_MAX));
+    } else if (flexible) {
+        c->kept.space = c->kept.blank;
+    }
+}
+
+static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
+{
     c->str_all = bt_str_any(c);
     c->num_all = bt_schema_rx(c, bt_num_rx_all(c->rx));
     c->num_plain = bt_schema_rx(c, bt_num_rx_plain(c->rx));
@@ -146,13 +196,14 @@ static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
     c->n_sets = 2;
     c->root = bt_sj_parse(c, text, len);
     c->draft = draft_of(c->root);
+    white_space(c);
     bt_schema_names(c);
     bt_node_t parts[3];
     parts[1] = bt_schema_emit(c, bt_set_of(c, c->root));
     if (parts[1] == BT_NODE_NONE)
         bt_schema_fail(c, BT_ERR_INVALID, c->root,
                        "nothing satisfies this schema; remove what contradicts itself");
-    parts[0] = parts[2] = bt_program_regex(c->p, c->space);
+    parts[0] = parts[2] = bt_program_regex(c->p, bt_rx_or(c->rx, c->kept.space, BT_RX_EMPTY));
     bt_node_t node = bt_program_seq(c->p, parts, 3);
     if (node == BT_NODE_FAILED)
         bt_schema_fail(c, BT_ERR_EXHAUSTED, NULL, "the schema is too large; make it smaller");

@@ -28,11 +28,15 @@ static bt_node_t alt(struct bt_schema *c, bt_node_t a, bt_node_t b)
     return ok(c, bt_program_alt(c->p, (bt_node_t[]){a, b}, 2));
 }
 
-/* A byte and the white space after it. */
-static bt_node_t mark(struct bt_schema *c, const char *text)
+static bt_node_t regex3(struct bt_schema *c, bt_rx_t before, const char *text, bt_rx_t after)
 {
-    bt_rx_t rx = bt_rx_concat(c->rx, bt_rx_text(c->rx, text, 1), c->space);
-    return ok(c, bt_program_regex(c->p, bt_schema_rx(c, rx)));
+    bt_rx_t rx = bt_rx_concat(c->rx, bt_rx_text(c->rx, text, 1), after);
+    return ok(c, bt_program_regex(c->p, bt_schema_rx(c, bt_rx_concat(c->rx, before, rx))));
+}
+
+static bt_node_t comma(struct bt_schema *c)
+{
+    return regex3(c, c->kept.blank, ",", c->kept.space);
 }
 
 static bt_rx_t quoted(struct bt_schema *c, bt_rx_t str)
@@ -94,12 +98,10 @@ static bt_node_t item_of(struct bt_schema *c, const struct bt_arr *a, bt_set_t s
     return a->unique && a->max > 1 ? ok(c, bt_program_item(c->p, n)) : n;
 }
 
-/* All items of a with commas, each followed by white space. */
+/* All items of a with commas. */
 static bt_node_t items(struct bt_schema *c, const struct bt_arr *a)
 {
-    bt_node_t item =
-        seq(c, (bt_node_t[]){item_of(c, a, a->rest), ok(c, bt_program_regex(c->p, c->space))}, 2);
-    return ok(c, bt_program_repeat_sep(c->p, item, mark(c, ","), a->min, a->max));
+    return ok(c, bt_program_repeat_sep(c->p, item_of(c, a, a->rest), comma(c), a->min, a->max));
 }
 
 /* min to max further items, with a comma before each. */
@@ -107,11 +109,10 @@ static bt_node_t more_items(struct bt_schema *c, const struct bt_arr *a, uint32_
 {
     if (max == 0)
         return BT_NODE_EMPTY;
-    bt_node_t parts[3] = {mark(c, ","), item_of(c, a, a->rest),
-                          ok(c, bt_program_regex(c->p, c->space))};
+    bt_node_t parts[2] = {comma(c), item_of(c, a, a->rest)};
     if (parts[1] == BT_NODE_NONE)
         return min ? BT_NODE_NONE : BT_NODE_EMPTY;
-    return ok(c, bt_program_repeat(c->p, seq(c, parts, 3), min, max));
+    return ok(c, bt_program_repeat(c->p, seq(c, parts, 2), min, max));
 }
 
 /* Items of which one, at position i or later, fulfils has. */
@@ -122,9 +123,8 @@ static bt_node_t some_item(struct bt_schema *c, const struct bt_arr *a)
     if (a->n_has > 1 || a->n_prefix || bound > HAS_COUNT_MAX)
         refuse(c, why);
     bt_set_t set = bt_set_meet(c, a->rest, a->has[0].item);
-    bt_node_t space = ok(c, bt_program_regex(c->p, c->space)), all = BT_NODE_NONE;
-    bt_node_t it = seq(c, (bt_node_t[]){item_of(c, a, set), space}, 2);
-    bt_node_t other = seq(c, (bt_node_t[]){item_of(c, a, a->rest), space, mark(c, ",")}, 3);
+    bt_node_t all = BT_NODE_NONE, it = item_of(c, a, set);
+    bt_node_t other = seq(c, (bt_node_t[]){item_of(c, a, a->rest), comma(c)}, 2);
     for (uint32_t i = 0; i <= bound; i++) { /* i items before it, the last time i or more */
         bool last = i == bound && a->max == BT_RX_NO_MAX;
         bt_node_t parts[3];
@@ -138,8 +138,8 @@ static bt_node_t some_item(struct bt_schema *c, const struct bt_arr *a)
 
 static bt_node_t array(struct bt_schema *c, const struct bt_arr *a)
 {
-    bt_node_t open = mark(c, "["), close = ok(c, bt_program_regex(c->p, bt_rx_text(c->rx, "]", 1)));
-    bt_node_t space = ok(c, bt_program_regex(c->p, c->space)), body;
+    bt_node_t open = regex3(c, BT_RX_EMPTY, "[", c->kept.space), body;
+    bt_node_t close = regex3(c, c->kept.space, "]", BT_RX_EMPTY);
     if (a->why)
         refuse(c, a->why);
     if (a->unique && a->max > 1 && !a->n_prefix && !a->n_has) {
@@ -156,9 +156,8 @@ static bt_node_t array(struct bt_schema *c, const struct bt_arr *a)
     } else {
         bt_node_t tail = more_items(c, a, less(a->min, a->n_prefix), less(a->max, a->n_prefix));
         for (uint32_t i = a->n_prefix; i-- > 0;) {
-            bt_node_t parts[4] = {i ? mark(c, ",") : BT_NODE_EMPTY, item_of(c, a, a->prefix[i]),
-                                  space, tail};
-            tail = seq(c, parts, 4);
+            bt_node_t parts[3] = {i ? comma(c) : BT_NODE_EMPTY, item_of(c, a, a->prefix[i]), tail};
+            tail = seq(c, parts, 3);
             if (i >= a->min)
                 tail = alt(c, BT_NODE_EMPTY, tail);
         }
@@ -187,7 +186,8 @@ static bt_node_t object(struct bt_schema *c, const struct bt_obj *o)
                                     .patterns = keys,
                                     .min = o->min,
                                     .max = o->max,
-                                    .space = c->space};
+                                    .space = c->kept.space,
+                                    .blank = c->kept.blank};
     for (uint32_t i = 0; i < o->n_props; i++) {
         const struct bt_prop *p = &o->props[i];
         props[i] =

@@ -23,7 +23,8 @@ struct bt_nf;
 #define BT_SCHEMA_CLASSES      64      /* of keys that patterns tell apart */
 #define BT_SCHEMA_MULTIPLE_MAX 5000    /* of multipleOf with bounds or a fraction */
 #define BT_SCHEMA_DIGITS_MAX   400u    /* of a number in a schema, and of its exponent's value */
-#define BT_SCHEMA_SPACE_MAX    64u     /* white space in a row */
+#define BT_SCHEMA_SPACE_MAX    64u     /* white space in a row where any is asked for */
+#define BT_SCHEMA_INDENT_MAX   40u     /* spaces at the beginning of a line; tabs: a quarter */
 
 /* ---- JSON values (schema_json.c) ---- */
 enum bt_sj_type {
@@ -165,6 +166,7 @@ struct bt_schema_uri { /* a schema with a name: a URI, or a URI with #anchor */
 #define BT_SCHEMA_PATTERNS 256
 struct bt_schema_kept { /* expressions that schemas ask for again and again; NONE: not made */
     bt_rx_t any_char;
+    bt_rx_t space, blank; /* white space where a line may begin; elsewhere */
     bt_rx_t formats[BT_SCHEMA_FORMATS];
     struct {
         struct bt_sj_text text;
@@ -199,7 +201,7 @@ struct bt_schema {
     const struct bt_nf *all;
     const struct bt_sj *large_multiple; /* the last multipleOf above BT_SCHEMA_MULTIPLE_MAX */
     struct bt_schema_kept kept;
-    bt_rx_t str_all, space, num_all, num_plain;
+    bt_rx_t str_all, num_all, num_plain;
 };
 
 /* schema.c */

@@ -252,7 +252,9 @@ static const struct field fields[] = {
     {"mm_processor_kwargs", C | M | T, REFUSED, "content is text only"},
     {"media_io_kwargs", C | M | T, REFUSED, "content is text only"},
     {"structural_tag", BODY | ST, REFUSED, "use `tools`"},
-    {"guided_whitespace_pattern", BODY, REFUSED, "JSON has the whitespace that it always may have"},
+    {"guided_whitespace_pattern", BODY, USED,
+     "a pattern of the white space between the tokens of JSON. Without it: a space, or a line end "
+     "with spaces or tabs"},
     {"chat_template", C | M | T, REFUSED, "the model's own template is used"},
 
     {"role", MSG, USED, "system, developer, user, assistant or tool"},
@@ -306,8 +308,8 @@ static const struct field fields[] = {
     {"choice", ST, USED, "strings: the answer is one of them"},
     {"grammar", ST, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
     {"disable_fallback", ST, HARMLESS, "there is one way"},
-    {"whitespace_pattern", ST, REFUSED, "JSON has the whitespace that it always may have"},
-    {"disable_any_whitespace", ST, REFUSED, "JSON has the whitespace that it always may have"},
+    {"whitespace_pattern", ST, USED, "as `guided_whitespace_pattern`"},
+    {"disable_any_whitespace", ST, USED, "true: at most one space between tokens of JSON"},
     {"disable_additional_properties", ST, REFUSED, "say it in the schema"},
 
     /* /v1/responses */

@@ -272,6 +272,80 @@ static bool take_structured(struct found *f, const json_t *root, struct bt_front
     return ok;
 }
 
+/* ---- white space ---- */
+
+/* Writes what the schema says about white space in front of its members (schema.c, "x-guidance").
+ */
+static void put_guidance(struct found *f, const char *member, const char *pattern, size_t len)
+{
+    const char *text = f->text.data != NULL ? (const char *)f->text.data : "";
+    size_t n = f->text.len, at = 0;
+    struct bt_buf out;
+    bt_buf_init(&out);
+    bt_buf_printf(&out, "{\"x-guidance\":{\"%s\":", member);
+    if (pattern != NULL) {
+        bt_front_put_str(&out, pattern, len);
+    } else {
+        bt_buf_puts(&out, "false");
+    }
+    bt_buf_puts(&out, "}");
+    while (at < n && strchr(" \t\r\n", text[at]) != NULL && text[at] != '\0') {
+        at++;
+    }
+    if (f->kind == BT_GRAMMAR_JSON_OBJECT) {
+        bt_buf_puts(&out, ",\"type\":\"object\"}");
+        f->kind = BT_GRAMMAR_JSON_SCHEMA;
+    } else if (at < n && text[at] == '{') {
+        size_t next = at + 1;
+        while (next < n && strchr(" \t\r\n", text[next]) != NULL && text[next] != '\0') {
+            next++;
+        }
+        bt_buf_puts(&out, next < n && text[next] == '}' ? "" : ",");
+        bt_buf_append(&out, text + at + 1, n - at - 1);
+    } else if (n - at >= 4 && memcmp(text + at, "true", 4) == 0) {
+        bt_buf_puts(&out, "}");
+    } else { /* no schema: compiling says so */
+        bt_buf_cleanup(&out);
+        return;
+    }
+    bt_buf_cleanup(&f->text);
+    f->text = out;
+}
+
+/* whitespace_pattern, disable_any_whitespace, guided_whitespace_pattern. */
+static bool take_white_space(struct found *f, const json_t *root, struct bt_front_error *e)
+{
+    const json_t *so = json_object_get(root, "structured_outputs");
+    const json_t *guided = json_object_get(root, "guided_whitespace_pattern");
+    const json_t *pattern = json_object_get(so, "whitespace_pattern");
+    bool tight = false, old = guided != NULL && !json_is_null(guided);
+    const char *param = old ? "guided_whitespace_pattern" : "structured_outputs.whitespace_pattern";
+    if (so != NULL && !bt_front_get_bool(so, "disable_any_whitespace", &tight, e)) {
+        return false;
+    }
+    pattern = old ? guided : pattern;
+    if (pattern == NULL || json_is_null(pattern)) {
+        pattern = NULL;
+        param = "structured_outputs.disable_any_whitespace";
+    } else if (!json_is_string(pattern) || tight) {
+        return bt_front_fail(e, 400, param, tight ? "invalid_value" : "invalid_type",
+                             tight ? "'%s' and 'disable_any_whitespace' exclude each other"
+                                   : "'%s' must be a string",
+                             param);
+    }
+    if (pattern == NULL && !tight) {
+        return true;
+    }
+    if (f->kind != BT_GRAMMAR_JSON_SCHEMA && f->kind != BT_GRAMMAR_JSON_OBJECT) {
+        return bt_front_fail(e, 400, param, "invalid_value",
+                             "'%s' needs an answer in JSON: add a JSON schema or leave it out",
+                             param);
+    }
+    put_guidance(f, pattern != NULL ? "whitespace_pattern" : "whitespace_flexible",
+                 json_string_value(pattern), json_string_length(pattern));
+    return true;
+}
+
 /* ---- compiling ---- */
 
 /* The reason may be long: what does not fit into the message is cut. */
@@ -334,6 +408,7 @@ bool bt_front_take_grammar(const struct bt_front_model *m, const json_t *root,
     for (size_t i = 0; ok && i < BT_ARRAY_LEN(fields); i++) {
         ok = take(&f, fields[i].kind, "", fields[i].name, json_object_get(root, fields[i].name), e);
     }
+    ok = ok && take_white_space(&f, root, e);
     if (ok && f.kind != BT_GRAMMAR_ANY && json_is_true(json_object_get(root, "ignore_eos"))) {
         ok = bt_front_fail(e, 400, "ignore_eos", "invalid_value",
                            "'ignore_eos' and '%s' exclude each other: a constrained answer ends "

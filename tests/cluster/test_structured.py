@@ -49,6 +49,18 @@ def is_object(text):
     assert isinstance(json.loads(text), dict)
 
 
+def is_tight(text):
+    return is_person(text) and not re.search(r"\s\s|[\n\r\t]", re.sub('"([^"\\\\]|\\\\.)*"', '""', text))
+
+
+def has_line_ends(text):
+    return is_object(text) and text.lstrip("\n").startswith("{\n\n")
+
+
+def has_no_space(text):
+    return is_person(text) and not re.search(r"\s", re.sub('"([^"\\\\]|\\\\.)*"', '""', text))
+
+
 def matches(pattern):
     def check(text):
         assert re.fullmatch(pattern, text), text
@@ -74,6 +86,9 @@ FORMS = {
     "vllm-json": ({"structured_outputs": {"json": PERSON}}, is_person),
     "vllm-json-text": ({"structured_outputs": {"json": json.dumps(PERSON)}}, is_person),
     "vllm-object": ({"structured_outputs": {"json_object": True}}, is_object),
+    "vllm-tight": ({"structured_outputs": {"json": PERSON, "disable_any_whitespace": True}}, is_tight),
+    "vllm-spaces": ({"structured_outputs": {"json_object": True, "whitespace_pattern": "\\n{2}"}}, has_line_ends),
+    "guided-spaces": ({"guided_json": PERSON, "guided_whitespace_pattern": ""}, has_no_space),
     "vllm-regex": ({"structured_outputs": {"regex": DATE}}, matches(DATE)),
     "vllm-choice": ({"structured_outputs": {"choice": CHOICES}}, is_choice),
     "vllm-grammar": ({"structured_outputs": {"grammar": GBNF}}, matches(GBNF_RE)),
@@ -306,7 +321,10 @@ REFUSED = [
     ({"grammar": "x" * 600000}, "grammar", "at most 524288"),
     ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "did you mean 'structured_outputs.json'"),
     ({"structured_outputs": []}, "structured_outputs", "object"),
-    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", ""),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern", "in JSON"),
+    ({"structured_outputs": {"json": {}, "whitespace_pattern": "a?"}}, "structured_outputs.json", "whitespace_pattern: the pattern must"),
+    ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace", "in JSON"),
+    ({"guided_json": {}, "guided_whitespace_pattern": 1}, "guided_whitespace_pattern", "a string"),
 ]
 
 

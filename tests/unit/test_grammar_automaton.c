@@ -221,7 +221,8 @@ static bt_node_t make(struct bt_program *p, uint32_t id)
                                       .n_patterns = 1,
                                       .min = t->min,
                                       .max = t->max,
-                                      .space = BT_RX_EMPTY};
+                                      .space = BT_RX_EMPTY,
+                                      .blank = BT_RX_EMPTY};
         n = bt_program_object(p, &o);
         break;
     }
@@ -434,8 +435,12 @@ static void counted_keys_differ_in_any_spelling(void **state)
     struct bt_program_pattern rest = {
         bt_rx_repeat(s, bt_rx_chars(s, BT_RX_JSON_STRING, &all, 1), 0, BT_RX_NO_MAX),
         bt_program_regex(p, bt_rx_text(s, "1", 1))};
-    struct bt_program_object o = {
-        .patterns = &rest, .n_patterns = 1, .min = 2, .max = BT_RX_NO_MAX, .space = BT_RX_EMPTY};
+    struct bt_program_object o = {.patterns = &rest,
+                                  .n_patterns = 1,
+                                  .min = 2,
+                                  .max = BT_RX_NO_MAX,
+                                  .space = BT_RX_EMPTY,
+                                  .blank = BT_RX_EMPTY};
     struct bt_grammar *g;
     char err[200];
     assert_int_equal(bt_grammar_take(p, bt_program_object(p, &o), &g, err, sizeof(err)), BT_OK);

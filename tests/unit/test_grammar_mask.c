@@ -146,7 +146,8 @@ static bt_node_t value(struct bt_program *p, uint32_t depth, bt_node_t any)
                                   .n_patterns = 1,
                                   .min = draw(3) ? 0 : draw(3),
                                   .max = draw(2) ? BT_RX_NO_MAX : 2 + draw(5),
-                                  .space = space};
+                                  .space = space,
+                                  .blank = space};
     return bt_program_object(p, &o);
 }
 

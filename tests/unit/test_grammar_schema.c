@@ -394,6 +394,28 @@ struct error {
     const char *part;
 };
 
+static void white_space_is_limited(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"{\"type\": [\"object\", \"array\"]}",
+         {"{\"a\":1,\"b\":[1,2]}", "{\"a\": 1, \"b\": [1, 2]}",
+          "{\n  \"a\": 1,\n  \"b\": [\n    1,\n    2\n  ]\n}\n", "{\r\n\t\"a\" : 1\r\n}"},
+         {"{  \"a\":1}", "{\"a\":\n1}", "{\"a\"\n:1}", "{\"a\":1\n,\"b\":2}", "[\n\n1]", "[1  ]",
+          "[\n \t1]"}},
+        {"{\"x-guidance\": {\"whitespace_flexible\": true}, \"type\": \"array\"}",
+         {"[  1\n\n,\t2 ]\n\n", "[]"},
+         {"{}"}},
+        {"{\"x-guidance\": {\"whitespace_flexible\": false}}",
+         {"[1,2]", "{\"a\": [ ] }"},
+         {"[\n1]", "[  1]"}},
+        {"{\"x-guidance\": {\"whitespace_pattern\": \"[ \\n]{2}\"}, \"type\": \"array\"}",
+         {"[  1  ,\n 2  ]", "  [    ]"},
+         {"[1]", "[ 1 ]", " []"}},
+    };
+    CHECK(rows);
+}
+
 static void errors_name_the_place(void **state)
 {
     (void)state;
@@ -403,6 +425,11 @@ static void errors_name_the_place(void **state)
         {"[]", BT_ERR_INVALID, "#: a schema is an object"},
         {"{\"properties\": {\"a\": {\"type\": \"any\"}}, \"required\": [\"a\"]}", BT_ERR_INVALID,
          "#/properties/a/type: a type is"},
+        {"{\"x-guidance\": {\"whitespace_pattern\": \" |a\"}}", BT_ERR_INVALID,
+         "#/x-guidance/whitespace_pattern: the pattern must"},
+        {"{\"x-guidance\": {\"whitespace_pattern\": \"(\"}}", BT_ERR_INVALID,
+         "#/x-guidance/whitespace_pattern: "},
+        {"{\"x-guidance\": {\"lazy\": true}}", BT_ERR_UNSUPPORTED, "#/x-guidance/lazy: "},
         {"{\"type\": \"string\", \"minLength\": -1}", BT_ERR_INVALID, "#/minLength: "},
         {"{\"type\": \"object\", \"required\": true}", BT_ERR_INVALID, "#/required: "},
         {"{\"$ref\": \"#/$defs/x\"}", BT_ERR_INVALID, "#/$ref: the document has no schema"},
@@ -518,6 +545,7 @@ int main(void)
         cmocka_unit_test(arrays),
         cmocka_unit_test(combinations),
         cmocka_unit_test(references),
+        cmocka_unit_test(white_space_is_limited),
         cmocka_unit_test(errors_name_the_place),
         cmocka_unit_test(hostile_schemas_end_at_a_limit),
         cmocka_unit_test(large_schemas_compile),
