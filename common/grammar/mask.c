@@ -31,8 +31,10 @@ struct mask { /* kept with a state */
  * themselves are texts of either one. */
 static const uint8_t slice_encodings[BT_SLICE_SETS] = {
     [BT_SLICE_TEXT] = BT_RX_F_CHARS << BT_RX_UTF8, [BT_SLICE_NO_TAG] = BT_RX_F_CHARS << BT_RX_UTF8,
-    [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_ALPHA_SPACE] = BT_RX_F_CHARS_ALL,
-    [BT_SLICE_ALPHA] = BT_RX_F_CHARS_ALL,          [BT_SLICE_LOWER] = BT_RX_F_CHARS_ALL};
+    [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_BELOW_EF] = BT_RX_F_CHARS_ALL,
+    [BT_SLICE_ASCII] = BT_RX_F_CHARS_ALL,          [BT_SLICE_ALPHA_SPACE] = BT_RX_F_CHARS_ALL,
+    [BT_SLICE_ALNUM] = BT_RX_F_CHARS_ALL,          [BT_SLICE_ALPHA] = BT_RX_F_CHARS_ALL,
+    [BT_SLICE_LOWER] = BT_RX_F_CHARS_ALL};
 
 struct pair { /* a state of an expression and one of the slice's automaton */
     bt_rx_t q;

@@ -22,8 +22,11 @@ static bool in_set(enum bt_slice_set set, uint8_t c)
     switch (set) {
     case BT_SLICE_TEXT: return text;
     case BT_SLICE_NO_TAG: return text && c != '<';
-    case BT_SLICE_JSON: return c >= 0x20 && c != 0x7F && c != '"' && c != '\\';
+    case BT_SLICE_JSON:
+    case BT_SLICE_BELOW_EF:
+    case BT_SLICE_ASCII: return c >= 0x20 && c != 0x7F && c != '"' && c != '\\';
     case BT_SLICE_ALPHA_SPACE: return alpha || c == ' ';
+    case BT_SLICE_ALNUM: return alpha || (c >= '0' && c <= '9');
     case BT_SLICE_ALPHA: return alpha;
     case BT_SLICE_LOWER: return lower;
     case BT_SLICE_SETS: break;
@@ -37,7 +40,7 @@ static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
     if (b < 0x80) {
         return in_set(set, b) ? 0 : BT_SLICE_DEAD;
     }
-    if (set > BT_SLICE_JSON || b < 0xC2 || b > 0xF4) {
+    if (set > BT_SLICE_BELOW_EF || b < 0xC2 || b > (set == BT_SLICE_BELOW_EF ? 0xEE : 0xF4)) {
         return BT_SLICE_DEAD;
     }
     return b < 0xE0    ? 1

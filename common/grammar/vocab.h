@@ -26,7 +26,10 @@ enum bt_slice_set {
     BT_SLICE_TEXT,        /* all but control characters; with tab and line ends */
     BT_SLICE_NO_TAG,      /* these without < */
     BT_SLICE_JSON,        /* what stands for itself in a JSON string */
+    BT_SLICE_BELOW_EF,    /* of these, the characters below U+F000: many patterns name no others */
+    BT_SLICE_ASCII,       /* of these, those of ASCII */
     BT_SLICE_ALPHA_SPACE, /* A-Z a-z and space */
+    BT_SLICE_ALNUM,       /* A-Z a-z 0-9 */
     BT_SLICE_ALPHA,
     BT_SLICE_LOWER,
     BT_SLICE_SETS
