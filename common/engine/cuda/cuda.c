@@ -137,7 +137,7 @@ static bt_status_t open_wide(struct bt_engine *e, char *err, size_t err_cap)
                                       .kv_heads = c->kv_heads,
                                       .head_dim = c->head_dim,
                                       .type = BT_CU_F16,
-                                      .out_type = e->model.e4m3 ? BT_CU_F16 : BT_CU_BF16,
+                                      .out_type = e->model.e4m3_attention ? BT_CU_F16 : BT_CU_BF16,
                                       .scale = c->attn_scale,
                                       .window = c->window};
     ce = ce == cudaSuccess ? bt_attn_create(&pool, 1, &e->wide_attn) : ce;
@@ -188,7 +188,7 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
                                     .head_dim = c->head_dim,
                                     .type = e->e4m3 ? BT_CU_E4M3 : BT_CU_F16,
                                     .scale_row = (uint32_t)(g->scale_off / row),
-                                    .out_type = e->model.e4m3 ? BT_CU_F16 : BT_CU_BF16,
+                                    .out_type = e->model.e4m3_attention ? BT_CU_F16 : BT_CU_BF16,
                                     .scale = c->attn_scale,
                                     .window = c->window,
                                     .segment = e->deterministic ? BT_CU_SEGMENT : 0,

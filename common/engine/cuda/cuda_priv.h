@@ -77,8 +77,8 @@ struct bt_cu_model {
     void **memory; /* all of the above, to be freed */
     uint32_t n_memory, cap_memory;
     size_t bytes;
-    bool e4m3;         /* all matrices of layers but experts are */
-    bool e4m3_experts; /* all experts are */
+    /* Which matrices are e4m3, in all layers: attention's, those of MLPs, those of experts. */
+    bool e4m3_attention, e4m3_mlp, e4m3_experts;
 };
 
 struct bt_cu_staging { /* one step's small inputs on their way to the device */

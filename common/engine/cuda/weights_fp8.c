@@ -57,12 +57,15 @@ static bt_status_t scratch(struct bt_cu_loader *l, size_t bytes)
     return BT_OK;
 }
 
-/* A matrix that bt_cu_product multiplies with (step/products.c). */
-static bool of_layer(const struct bt_decoder_tensors *d)
+/* Matrices that bt_cu_product multiplies with (step/products.c). */
+static bool of_attention(const struct bt_decoder_tensors *d)
 {
-    return d->item == BT_DECODER_QKV || d->item == BT_DECODER_O || d->item == BT_DECODER_GATE_UP ||
-           d->item == BT_DECODER_DOWN || d->item == BT_DECODER_Q_A || d->item == BT_DECODER_Q_B ||
-           d->item == BT_DECODER_KV_A;
+    return d->item == BT_DECODER_QKV || d->item == BT_DECODER_O || d->item == BT_DECODER_Q_A ||
+           d->item == BT_DECODER_Q_B || d->item == BT_DECODER_KV_A;
+}
+static bool of_mlp(const struct bt_decoder_tensors *d)
+{
+    return d->item == BT_DECODER_GATE_UP || d->item == BT_DECODER_DOWN;
 }
 static bool of_experts(const struct bt_decoder_tensors *d)
 {
@@ -102,7 +105,8 @@ static enum bt_cu_weight_kind kind_of(const struct bt_model_config *c,
     const uint32_t block = BT_CU_WEIGHT_BLOCK;
     bool experts = of_experts(d), rows = !experts, blocks;
     bool fits = experts ? c->hidden % block == 0 && c->experts.intermediate % block == 0
-                        : of_layer(d) && bt_cu_gemm_e4m3_fits((uint32_t)d->rows, d->cols);
+                        : (of_attention(d) || of_mlp(d)) &&
+                              bt_cu_gemm_e4m3_fits((uint32_t)d->rows, d->cols);
     uint64_t before;
     bt_cu_loader_rows(c, d, &before);
     blocks = parts_aligned(d) && before % block == 0;
@@ -127,14 +131,17 @@ enum bt_cu_weight_kind bt_cu_fp8_kind(const struct bt_cu_loader *l,
                                       const struct bt_decoder_tensors *d)
 {
     const struct bt_cu_model *m = &l->e->model;
-    return (of_experts(d) ? m->e4m3_experts : m->e4m3) ? kind_of(&m->config, d) : BT_CU_WEIGHT_BF16;
+    bool may = of_experts(d)     ? m->e4m3_experts
+               : of_attention(d) ? m->e4m3_attention
+                                 : of_mlp(d) && m->e4m3_mlp;
+    return may ? kind_of(&m->config, d) : BT_CU_WEIGHT_BF16;
 }
 
 /* What look has found: a matrix of each kind of scales that is joined from several items (MLA's
  * first) has one kind. */
 struct found {
     const struct bt_model_config *c;
-    bool layers, experts;
+    bool attention, mlp, experts;
     enum bt_cu_weight_kind first; /* of the item before, in MLA's first matrix */
 };
 
@@ -145,10 +152,12 @@ static bt_status_t look(void *arg, const struct bt_decoder_tensors *d)
     uint64_t before;
     if (of_experts(d)) {
         f->experts = f->experts && kind != BT_CU_WEIGHT_BF16;
-    } else if (of_layer(d)) {
-        f->layers = f->layers && kind != BT_CU_WEIGHT_BF16;
+    } else if (of_mlp(d)) {
+        f->mlp = f->mlp && kind != BT_CU_WEIGHT_BF16;
+    } else if (of_attention(d)) {
+        f->attention = f->attention && kind != BT_CU_WEIGHT_BF16;
         bt_cu_loader_rows(f->c, d, &before);
-        f->layers = f->layers && (before == 0 || kind == f->first);
+        f->attention = f->attention && (before == 0 || kind == f->first);
         f->first = bt_cu_loader_rows(f->c, d, &before) > d->rows ? kind : f->first;
     }
     return BT_OK;
@@ -161,11 +170,15 @@ bt_status_t bt_cu_fp8_look(struct bt_cu_loader *l, const struct bt_engine_config
     /* invariant.c has bf16 alone. */
     bool may = !l->e->deterministic && bt_model_stays_fp8(c) &&
                bt_model_is_fp8(conf->model_dir, conf->quantize);
-    struct found f = {.c = c, .layers = may, .experts = may && bt_cu_has_experts(c)};
+    struct found f = {.c = c,
+                      .attention = may,
+                      .mlp = may && bt_cu_mlp_width(c),
+                      .experts = may && bt_cu_has_experts(c)};
     struct bt_engine_config quiet = *conf;
     quiet.progress = NULL;
     bt_status_t st = may ? bt_decoder_load(&quiet, c, look, &f, l->err, l->err_cap) : BT_OK;
-    m->e4m3 = f.layers;
+    m->e4m3_attention = f.attention;
+    m->e4m3_mlp = f.mlp;
     m->e4m3_experts = f.experts;
     return st;
 }

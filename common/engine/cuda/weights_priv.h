@@ -56,9 +56,9 @@ bt_status_t bt_cu_fp8_open(struct bt_cu_loader *l) BT_MUST_CHECK;
 /* ERR_INVALID: a weight was not finite; err names the layer. Waits for the device. */
 bt_status_t bt_cu_fp8_check(struct bt_cu_loader *l) BT_MUST_CHECK;
 void bt_cu_fp8_close(struct bt_cu_loader *l);
-/* Sets model.e4m3 and model.e4m3_experts: whether all matrices of layers, and all experts, are kept
- * in e4m3. Not so if one of them is not fp8, has a shape or a form of scales without kernels, or
- * the device has none. Reads no weights. */
+/* Sets model.e4m3_*: whether all matrices of attention, of MLPs and of experts are kept in e4m3.
+ * Not so if one of them is not fp8, has a shape or a form of scales without kernels, or the device
+ * has none. Reads no weights. */
 bt_status_t bt_cu_fp8_look(struct bt_cu_loader *l,
                            const struct bt_engine_config *conf) BT_MUST_CHECK;
 /* What this matrix is kept as. */

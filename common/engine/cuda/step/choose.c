@@ -446,11 +446,17 @@ static bt_status_t trial_down(struct bt_engine *e, uint32_t m)
     return trial_added(e, m, true);
 }
 
+static bool is_e4m3(const struct bt_engine *e, enum bt_cu_wide what)
+{
+    const bool attention = what == BT_CU_WIDE_QKV || what == BT_CU_WIDE_O;
+    return attention ? e->model.e4m3_attention : e->model.e4m3_mlp;
+}
+
 static bool wide_fits(const struct bt_engine *e, enum bt_cu_wide what, uint32_t m)
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t qkv = (c->heads + 2 * c->kv_heads) * c->head_dim, wide = bt_cu_mlp_width(c);
-    if (e->model.e4m3) { /* whose sizes fit cuBLASLt's product, so these, too */
+    if (is_e4m3(e, what)) { /* whose sizes fit cuBLASLt's product, so these, too */
         return bt_cu_wide_e4m3_fits(m, c->hidden, c->hidden);
     }
     return what == BT_CU_WIDE_QKV ? bt_cu_wide_fits(m, qkv, c->hidden)
@@ -519,7 +525,7 @@ static cudaError_t trial_inputs(struct bt_engine *e)
              ? bt_cu_dummy_bf16(e->act.x, (size_t)rows * c->hidden * 2, 1.0f, 2, e->compute)
              : ce;
     ce = ce == cudaSuccess ? bt_cu_dummy_bf16(e->act.a, rows * wide, 1.0f, 4, e->compute) : ce;
-    return ce == cudaSuccess && e->model.e4m3
+    return ce == cudaSuccess && e->act.e4m3.v
                ? bt_cu_rows_e4m3(e->act.a, rows, (uint32_t)wide, &e->act.e4m3, e->compute)
                : ce;
 }
@@ -540,8 +546,7 @@ bt_status_t bt_cu_choose_wide(struct bt_engine *e, char *err, size_t err_cap)
     for (int i = 0; st == BT_OK && i < BT_CU_WIDES; i++) {
         bool has = i == BT_CU_WIDE_QKV       ? !(e->e4m3 || e->latent)
                    : i == BT_CU_WIDE_GATE_UP ? bt_cu_mlp_width(c) && !c->gpt2
-                   : i == BT_CU_WIDE_DOWN    ? e->model.e4m3 && bt_cu_mlp_width(c)
-                                             : e->model.e4m3;
+                                             : is_e4m3(e, (enum bt_cu_wide)i);
         if (has) {
             st = find_wide_from(e, (enum bt_cu_wide)i, trials[i], ev);
             st = st == BT_OK ? find_wide_at(e, (enum bt_cu_wide)i, trials[i], ev) : st;

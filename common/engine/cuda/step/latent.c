@@ -105,7 +105,7 @@ cudaError_t bt_cu_latent_open(struct bt_engine *e, size_t rows)
     size_t kv = BT_MAX(BT_MIN(heads * kv_head, BT_CU_LATENT_BYTES), kv_head);
     size_t sums = BT_MAX(BT_MIN(heads * rows * wide, BT_CU_LATENT_BYTES), heads * singles * wide);
     /* Some heads of an e4m3 matrix may begin within a block. */
-    sums = e->model.e4m3 ? heads * rows * wide : sums;
+    sums = e->model.e4m3_attention ? heads * rows * wide : sums;
     sums = c->mla.q_rank ? BT_MAX(sums, rows * wide) : 0;
     m->kv_values = kv / 2;
     m->sum_values = sums / sizeof(float);

@@ -103,7 +103,7 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
     e->act.o = take(rows * q * 2, &ce);
     e->act.a = take(rows * bt_cu_input_width(c) * 2, &ce); /* trials put all inputs there */
     e->act.gu = take(rows * 2 * wide * 2, &ce);
-    if (e->model.e4m3) {
+    if (e->model.e4m3_attention || e->model.e4m3_mlp) {
         size_t most = bt_cu_input_width(c);
         e->act.e4m3.v = take(rows * most, &ce);
         e->act.e4m3.scale = take(rows * BT_DIV_UP(most, BT_CU_WEIGHT_BLOCK) * 4, &ce);
