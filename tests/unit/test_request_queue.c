@@ -709,19 +709,26 @@ static void test_follows(void **state)
     pair_start(&x);
     x.p->load.prefill_tokens_per_s = 10;
     until(&x.f, session_of_fake(x.p)->load.prefill_tokens_per_s == 10);
-    struct client c[N];
+    /* How much late work is asked for is known some time after the first late request. */
+    struct client c[N], early;
+    struct bt_gen_spec short_one = spec_of(11, 1);
+    client_start(&x.f, &early, &short_one);
+    until(&x.f, x.p->submits == 1 && placed(&x));
+    serve_one(&x, 11, &early);
+    client_cleanup(&early);
+    pass(&x.f, 20000);
     for (int i = 0; i < N; i++) {
         struct bt_gen_spec s = spec_of(i == FOLLOWER ? 41 : 40 + 10u * (i > FOLLOWER) + i, 1);
         s.prompt.ids[0] += i == OTHER;
         s.no_cache = i == NO_CACHE;
         client_start(&x.f, &c[i], &s);
         pass(&x.f, 300);
-        assert_int_equal(x.p->submits, i < FOLLOWER ? 1 : i);
+        assert_int_equal(x.p->submits, 1 + (i < FOLLOWER ? 1 : i));
         assert_true(x.p->submit[x.p->submits - 1].late);
     }
     serve_one(&x, 40, &c[FIRST]);
-    until(&x.f, x.p->submits == N && placed(&x));
-    assert_int_equal(x.p->submit[N - 1].n_tokens, 41);
+    until(&x.f, x.p->submits == 1 + N && placed(&x));
+    assert_int_equal(x.p->submit[N].n_tokens, 41);
     serve_one(&x, 41, &c[FOLLOWER]);
     serve_one(&x, 50 + OTHER, &c[OTHER]);
     serve_one(&x, 50 + NO_CACHE, &c[NO_CACHE]);

@@ -279,7 +279,12 @@ static void objects_live_and_end(void **state)
     start_card();
     pid_t pid = K.x->proxy->process.pid;
     open_all();
+    assert_ptr_not_equal(K.conn.heard_at, &K.conn.heard); /* counted where the process sees it */
     stop_all();
+    assert_ptr_equal(K.conn.heard_at, &K.conn.heard);
+    for (uint32_t i = 0; i < BT_WX_HEARD; i++) { /* and the place is free for another session */
+        assert_false(K.x->proxy->heard_taken[i]);
+    }
     assert_int_equal(K.conn_ev | K.recv_ev | K.path_ev, BT_WX_EV_STOPPED);
     assert_int_equal(K.x->proxy->process.pid, pid);
     assert_int_equal((int)bt_metric_value(K.conf.process_restarts), 0);
