@@ -12,6 +12,8 @@
 #define TRIAL_MOST   8      /* steps that one trial may cost, and that may be saved up */
 #define TRIAL_LEAST  0.25f  /* probability of the last draft of a trial */
 #define LEVELS       64
+/* No row's pace falls below a half for the drafts of other rows, however many tokens these make. */
+#define PACE_LEAST 0.5
 
 /* Before anything is known. A trial or a long match corrects them soon. */
 void bt_spec_rates_init(struct bt_spec_rates *r)
@@ -100,12 +102,33 @@ void bt_spec_trial_over(struct bt_spec_trial *t, double step_ns)
     }
 }
 
+/* Tokens that r is expected to have in a step with drafts of this level or higher. */
+static double tokens_at(const struct bt_spec_row *r, uint32_t level)
+{
+    double sum = 1;
+    float p = r->rate;
+    for (uint32_t k = 0; k < r->n && level_of(p) >= level; k++, p *= r->rate) {
+        sum += p;
+    }
+    return sum;
+}
+
+/* Those of the row that has the fewest; others: rows without drafts. */
+static double fewest_at(const struct bt_spec_row *rows, uint32_t n, bool others, uint32_t level)
+{
+    double least = others || n == 0 ? 1 : tokens_at(&rows[0], level);
+    for (uint32_t i = 1; i < n && least > 1; i++) {
+        least = BT_MIN(least, tokens_at(&rows[i], level));
+    }
+    return least;
+}
+
 uint32_t bt_spec_choose(const struct bt_batch_cost *c, const struct bt_batch_work *work,
                         double tokens, uint32_t most, struct bt_spec_row *rows, uint32_t n,
                         struct bt_spec_trial *trial)
 {
     uint32_t count[LEVELS] = {0}, all = 0, best = LEVELS;
-    double sum[LEVELS] = {0}, kv = 0;
+    double sum[LEVELS] = {0}, up_to[LEVELS] = {0}, kv = 0;
     for (uint32_t i = 0; i < n; i++) {
         float p = rows[i].rate;
         for (uint32_t k = 0; k < rows[i].n; k++, p *= rows[i].rate) {
@@ -120,15 +143,21 @@ uint32_t bt_spec_choose(const struct bt_batch_cost *c, const struct bt_batch_wor
         return 0;
     }
     kv /= all;
-    double m = 0, gain = 0, best_rate = LEAST_GAIN * tokens / bt_batch_work_ns(c, work);
+    double alone = bt_batch_work_ns(c, work);
+    double m = 0, gain = 0, best_rate = LEAST_GAIN * tokens / alone;
     for (uint32_t level = LEVELS; level-- > 0 && m + count[level] <= most;) {
         m += count[level];
+        up_to[level] = m;
         gain += sum[level];
         double rate = (tokens + gain) / with_drafts(c, work, m, kv);
         if (count[level] > 0 && rate > best_rate) {
             best_rate = rate;
             best = level;
         }
+    }
+    while (best < LEVELS && fewest_at(rows, n, tokens > n, best) * alone <
+                                PACE_LEAST * with_drafts(c, work, up_to[best], kv)) {
+        best++;
     }
     uint32_t taken = 0;
     for (uint32_t i = 0; i < n && best < LEVELS; i++) {
@@ -145,13 +174,20 @@ uint32_t bt_spec_choose_passes(const struct bt_batch_cost *c, const struct bt_ba
 {
     double alone = bt_batch_work_ns(c, work), best_rate = LEAST_GAIN * tokens / alone;
     double kv = work->tokens > 0 ? work->kv / work->tokens : 0, gain = 0;
+    double fewest = 1;
+    float lowest = tokens > n ? 0 : 1;
     uint32_t best = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        lowest = BT_MIN(lowest, rates[i]);
+    }
     for (uint32_t k = 1; k <= most; k++) {
         for (uint32_t i = 0; i < n; i++) {
             gain += pow(rates[i], k);
         }
-        double rate = (tokens + gain) / (with_drafts(c, work, (double)k * n, kv) + k * draft_ns);
-        if (rate > best_rate) {
+        fewest += pow(lowest, k);
+        double step = with_drafts(c, work, (double)k * n, kv) + k * draft_ns;
+        double rate = (tokens + gain) / step;
+        if (rate > best_rate && fewest * alone >= PACE_LEAST * step) {
             best_rate = rate;
             best = k;
         }

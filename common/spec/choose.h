@@ -41,7 +41,8 @@ void bt_spec_trial_over(struct bt_spec_trial *t, double step_ns);
 
 /* Chooses rows[].take of n rows; most: tokens that the step has room for beside `work`, which is
  * the step without drafts and gives `tokens` tokens. Drafts are taken only if they make at least 5
- * % more tokens a second, and in trials. Returns the number of drafts. */
+ * % more tokens a second and leave every row half of its own, and in trials. Returns the number of
+ * drafts. */
 uint32_t bt_spec_choose(const struct bt_batch_cost *c, const struct bt_batch_work *work,
                         double tokens, uint32_t most, struct bt_spec_row *rows, uint32_t n,
                         struct bt_spec_trial *trial);

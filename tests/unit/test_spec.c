@@ -197,6 +197,37 @@ static void test_each_row_by_its_rate(void **state)
     assert_true(rows[0].take > rows[1].take);
 }
 
+/* Sure drafts of many rows make more tokens a second, but the row without any, or with unsure ones,
+ * keeps half of its pace. */
+static void test_other_rows_keep_their_pace(void **state)
+{
+    (void)state;
+    const struct bt_batch_cost c = {.base_ns = 1e6, .token_ns = BT_BATCH_TOKEN_NS(2e5)};
+    struct bt_spec_row rows[9];
+    struct bt_spec_trial t = {.n = 1000, .credit_ns = -1e12};
+    const double alone = 1e6 + 9 * 2e5;
+    for (uint32_t n = 8; n <= 9; n++) { /* the ninth row has no drafts, or one that is unsure */
+        for (uint32_t i = 0; i < n; i++) {
+            rows[i] = (struct bt_spec_row){.rate = 0.99f, .n = 16, .pos = 9};
+        }
+        rows[8].rate = n == 9 ? 0.1f : 0;
+        struct bt_batch_work w = {.tokens = 9, .kv = 81};
+        uint32_t m = bt_spec_choose(&c, &w, 9, 1000, rows, n, &t);
+        assert_true(m > 0 && alone + m * 2e5 <= 2 * alone);
+    }
+    for (uint32_t i = 0; i < 9; i++) { /* all are sure: each gains more than the step costs */
+        rows[i] = (struct bt_spec_row){.rate = 0.99f, .n = 16, .pos = 9};
+    }
+    struct bt_batch_work w = {.tokens = 9, .kv = 81};
+    assert_true(alone + bt_spec_choose(&c, &w, 9, 1000, rows, 9, &t) * 2e5 > 3 * alone);
+    /* The same of a model. */
+    const float sure[9] = {0.99f, 0.99f, 0.99f, 0.99f, 0.99f, 0.99f, 0.99f, 0.99f, 0.99f};
+    uint32_t k = bt_spec_choose_passes(&c, &w, 9, 16, sure, 9, 1e4, &t);
+    assert_true(alone + k * (9 * 2e5 + 1e4) > 3 * alone);
+    k = bt_spec_choose_passes(&c, &w, 9, 16, sure, 8, 1e4, &t);
+    assert_true(alone + k * (8 * 2e5 + 1e4) <= 2 * alone);
+}
+
 static void test_trials_take_their_share(void **state)
 {
     (void)state;
@@ -266,6 +297,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_takes_what_pays),
         cmocka_unit_test(test_each_row_by_its_rate),
+        cmocka_unit_test(test_other_rows_keep_their_pace),
         cmocka_unit_test(test_trials_take_their_share),
         cmocka_unit_test(test_passes_of_a_model),
         cmocka_unit_test(test_learns_rates),
