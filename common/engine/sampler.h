@@ -6,18 +6,28 @@
  *                  all rows of the model, those without a token too, as vLLM has it)
  *   mask           l[i] = -inf where the bit of i is 0, in mask or in known
  *   minimum length l[eos] = -inf while fewer than min_new tokens were generated
- *   DoLa           with p = softmax(l), e = log softmax(early): l[i] = log p[i] - e[i] where p[i]
- * is at least a tenth of the largest p that is left, else -inf (Chuang et al. 2023) bias l[id] +=
- * bias repetition     for i in prompt or generated: l[i] = l[i] > 0 ? l[i] / r : l[i] * r (Keskar
- * et al., CTRL, section 4.1, with the sign rule of Hugging Face) frequency, presence  l[i] -= f *
- * count[i] + p * (count[i] > 0), count over generated tokens greedy (temperature 0): the largest l,
- * lowest id first temperature    s[i] = l[i] / T min_p          keep p[i] >= min_p * max p (Nguyen
- * et al., Min-p sampling) top_k          keep the k first in the order (falling s, rising id) top_p
- * of those, keep the shortest prefix whose renormalised mass reaches top_p (Holtzman et al.,
- * nucleus sampling); at least one token stays choose         argmax over the kept of s[i] + g[i],
- * g[i] = -log(-log(u[i])), which is a draw from softmax(s) (Gumbel-max); u[i] = (w >> 9 + 1/2) *
- * 2^-23, w = word i % 4 of Philox4x32-10(key = seed, counter = (position, choice, i / 4, 0)). The
- * draw depends on seed, position and choice only, not on where or with whom it runs. */
+ *   DoLa           with p = softmax(l) and e = log softmax(early): l[i] = log p[i] - e[i] where
+ *                  p[i] is at least a tenth of the largest p that is left, else -inf
+ *                  (Chuang et al., DoLa)
+ *   bias           l[id] += bias
+ *   repetition     for i in prompt or generated: l[i] = l[i] > 0 ? l[i] / r : l[i] * r
+ *                  (Keskar et al., CTRL, section 4.1, with the sign rule of Hugging Face)
+ *   frequency, presence  l[i] -= f * count[i] + p * (count[i] > 0), count over generated tokens
+ *   greedy (temperature 0): the largest l, lowest id first
+ *   temperature    s[i] = l[i] / T
+ *   min_p          keep p[i] >= min_p * max p                   (Nguyen et al., Min-p sampling)
+ *   top_k          keep the k first in the order (falling s, rising id)
+ *   top_p          of those, keep the shortest prefix whose renormalised mass reaches top_p
+ *                  (Holtzman et al., nucleus sampling); at least one token stays
+ *   choose         argmax over the kept of s[i] + g[i], g[i] = -log(-log(u[i])), which is a draw
+ *                  from softmax(s) (Gumbel-max); u[i] = (w >> 9 + 1/2) * 2^-23, w = word i % 4 of
+ *                  Philox4x32-10(key = seed, counter = (position, choice, i / 4, 0)).
+ * The draw depends on seed, position and choice only, not on where or with whom it runs.
+ *
+ * Contrastive search (Su et al. 2022) takes, instead of all from greedy on, the top_k of softmax(l)
+ * in the order (falling p, rising id). Of these it chooses the first with the largest
+ *   (1 - penalty_alpha) * p[i] - penalty_alpha * c[i]
+ * where c[i] is the largest cosine of the hidden state behind i with one before. */
 #ifndef BT_ENGINE_SAMPLER_H
 #define BT_ENGINE_SAMPLER_H
 
