@@ -40,7 +40,7 @@ install -m 755 "$etcd" "$lib/etcd"
 programs=()
 if [ -n "$tests" ]; then
     mkdir -p "$stage/tests/gpu" "$stage/tests/golden"
-    cp "$build"/tests/gpu/{check,bench}_* tests/gpu/run "$stage/tests/gpu/"
+    cp -r "$build"/tests/gpu/{check,bench}_* tests/gpu/run tests/gpu/shapes "$stage/tests/gpu/"
     cp "$build"/tests/golden/test_engine_{golden,exact} tests/golden/shakespeare-*.json "$stage/tests/golden/"
     mkdir "$stage/tests/golden/models"
     cp -r tests/golden/models/{tiny-gpt2,gpu-}* "$stage/tests/golden/models/"
