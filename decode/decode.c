@@ -21,8 +21,10 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, 
                      r->row->first_token, c->info->vocab);
         return;
     }
-    r->row->finished = finished || bt_submission_finish(r->sub, r->sub->n + 1, first_token) !=
-                                       BATON__FINISH__NOT_FINISHED;
+    /* A search has no first token. */
+    r->row->finished =
+        !r->sub->search && (finished || bt_submission_finish(r->sub, r->sub->n + 1, first_token) !=
+                                            BATON__FINISH__NOT_FINISHED);
     if (r->row->finished && r->next_choice == NULL) {
         bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported the token */
         return;
@@ -101,6 +103,11 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }
+    if (r->sub->search) { /* begins with the row of the prompt's last token */
+        r->pos = r->sub->n - 1;
+        r->stage = BT_WREQ_PROMPT;
+        return;
+    }
     bt_status_t st = c->vt->slot_accept(c->eng, r->slot, r->row->first_token);
     if (st != BT_OK) {
         bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: first token: %s", bt_status_text(st));
@@ -123,6 +130,10 @@ static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
                     const struct bt_engine_out *out, uint32_t n_out)
 {
+    if (r->stage == BT_WREQ_ROW && r->sub->search) {
+        bt_decode_beam_stepped(c, r, b, out);
+        return;
+    }
     if (r->stage == BT_WREQ_ROW) {
         r->row->landed_ns = 0;
         bt_decode_drafted(c, r, b->n - 1, n_out - 1);
@@ -130,6 +141,11 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     if (out == NULL) {
         bt_wback_offer(c, r);
         return; /* a chunk that is computed again */
+    }
+    if (r->sub->search) {
+        bt_wback_offer(c, r);
+        bt_decode_search(c, r, out);
+        return;
     }
     /* Tokens behind the end of the answer are dropped. */
     for (uint32_t i = 0; i < n_out && r->finish == BATON__FINISH__NOT_FINISHED; i++) {
@@ -173,4 +189,12 @@ const struct bt_decode_ops bt_decode = {
     .provide_pages = bt_decode_provide_pages,
     .draft = bt_decode_draft,
     .bound_prompts = bt_decode_bound_prompts,
+    .search = bt_decode_search,
+    .plan_beams = bt_decode_plan_beams,
+    .beam_row = bt_decode_beam_row,
+    .beam_pages = bt_decode_beam_pages,
+    .take_beam_pages = bt_decode_take_beam_pages,
+    .beam_growth = bt_decode_beam_growth,
+    .return_beam_pages = bt_decode_return_beam_pages,
+    .tell = bt_decode_tell,
 };

@@ -21,6 +21,7 @@ struct bt_row {
     uint32_t match;             /* of the drafts of the step under way */
     uint64_t model_owner;       /* its opening in the draft model's engine; 0: none */
     uint32_t model_pos;         /* tokens whose KV the draft model has */
+    struct bt_beams *beams;     /* of a beam search, behind `shared`; NULL: not admitted yet */
     /* Of the lead: pages of the prompt that are kept for choices that have not begun. */
     struct bt_wreq *lead;
     struct bt_list shared_link;
@@ -73,6 +74,32 @@ uint32_t bt_decode_draft_pages(struct bt_wcore *c, struct bt_wreq *r, uint32_t n
 /* Gives rows of c's batch drafts of the draft model. work: the step without them; most: tokens that
  * it has room for. */
 void bt_decode_draft_by_model(struct bt_wcore *c, const struct bt_batch_work *work, uint32_t most);
+
+/* ---- beam.c ---- */
+/* Bytes that a search takes in its row's state, and where. */
+size_t bt_decode_beam_bytes(const struct bt_wcore *c, const struct bt_submission *s);
+void *bt_decode_beam_memory(const struct bt_wcore *c, const struct bt_wreq *r);
+/* As search, plan_beams, beam_row, beam_pages, take_beam_pages, beam_growth, return_beam_pages and
+ * tell of bt_decode_ops. */
+void bt_decode_search(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);
+uint32_t bt_decode_plan_beams(struct bt_wcore *c, struct bt_wreq *r, uint32_t first);
+void bt_decode_beam_row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
+                        struct bt_engine_row *e);
+uint32_t bt_decode_beam_pages(const struct bt_wcore *c, struct bt_wreq *r);
+void bt_decode_take_beam_pages(struct bt_wcore *c, struct bt_wreq *r);
+uint32_t bt_decode_beam_growth(const struct bt_wcore *c, struct bt_wreq *r, uint32_t tokens);
+void bt_decode_return_beam_pages(struct bt_wcore *c, struct bt_wreq *r);
+bool bt_decode_tell(struct bt_wcore *c);
+/* The step with this row of a beam is over; out: NULL: its tokens were computed again. */
+void bt_decode_beam_stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
+                            const struct bt_engine_out *out);
+/* Pages that r's beams lack for their next rows. */
+uint32_t bt_decode_beam_missing(const struct bt_wcore *c, const struct bt_wreq *r);
+/* Gives them these pages. */
+bt_status_t bt_decode_beam_grow(struct bt_wcore *c, struct bt_wreq *r,
+                                const uint32_t *pages) BT_MUST_CHECK;
+/* Is r a search that is over, but for telling its answers? It will soon give its pages back. */
+bool bt_decode_beams_over(const struct bt_wreq *r);
 
 /* ---- preempt.c, mixed_step.c: as the functions of bt_decode_ops ---- */
 void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t want);

@@ -10,8 +10,8 @@
 
 static bt_spec_kind_t kind_of(const struct bt_wcore *c, const struct bt_submission *s)
 {
-    if (s->params.n_dola > 0 || s->params.penalty_alpha > 0) {
-        return BT_SPEC_OFF; /* engines take no drafts there */
+    if (s->search || s->params.n_dola > 0 || s->params.penalty_alpha > 0) {
+        return BT_SPEC_OFF; /* engines take no drafts there; beams are chosen among all tokens */
     }
     bool own = c->spec.kind == BT_SPEC_OFF || s->speculation == BT_SPEC_AUTO ||
                (s->speculation == BT_SPEC_MODEL && c->spec.model.eng == NULL);
@@ -33,7 +33,13 @@ size_t bt_decode_row_bytes(const struct bt_wcore *c, const struct bt_submission 
 {
     /* The draft model may fail: then rows have drafts of their own text. */
     bool drafts = kind_of(c, s) != BT_SPEC_OFF && s->phases != BATON__PHASES__PREFILL;
-    return index_at(c, s) + (drafts ? bt_spec_match_bytes(s->len_max) : 0);
+    size_t beams = s->beams.width > 0 ? bt_decode_beam_bytes(c, s) : 0;
+    return index_at(c, s) + (drafts ? bt_spec_match_bytes(s->len_max) : beams);
+}
+
+void *bt_decode_beam_memory(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    return (char *)r->row + index_at(c, r->sub);
 }
 
 static struct bt_spec_rates *rates_of(const struct bt_wcore *c, struct bt_wreq *r)
@@ -119,7 +125,7 @@ void bt_decode_draft(struct bt_wcore *c)
             continue;
         }
         work.tokens += 1;
-        work.kv += r->pos;
+        work.kv += c->batch.seqs[i].pos;
         uint32_t have = n < BT_WORKER_DRAFT_ROWS ? propose(c, r, &index) : 0;
         if (have > 0) {
             s->seqs[n] = i;

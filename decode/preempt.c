@@ -4,12 +4,13 @@
 #include "common/log/log.h"
 #include "decode/decode.h"
 
-/* The row to preempt first: the youngest of the lowest class. NULL: no rows. */
+/* The row to preempt first: the youngest of the lowest class. A search that is over ends soon.
+ * NULL: no rows. */
 static struct bt_wreq *last_row(const struct bt_wcore *c)
 {
     for (struct bt_list *it = c->reqs.active.prev; it != &c->reqs.active; it = it->prev) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
-        if (r->stage == BT_WREQ_ROW) {
+        if (r->stage == BT_WREQ_ROW && !bt_decode_beams_over(r)) {
             return r;
         }
     }
@@ -22,7 +23,7 @@ static void preempt(struct bt_wcore *c, struct bt_wreq *r)
     bt_metric_add(c->stats->preemptions, 1);
     BT_INFO("preempted", "req=%016llx epoch=%u priority=%d tokens=%u pages=%u",
             (unsigned long long)r->sub->request, r->sub->epoch, r->sub->priority, r->len,
-            r->n_pages);
+            r->n_pages + r->beam_pages);
     bt_wback_preempt(c, r);
     r->row->page_wait = false;
     r->row->model_owner = 0;
@@ -39,8 +40,8 @@ static uint32_t held(const struct bt_list *list, const struct bt_wreq *of, uint3
     bt_list_for_each (it, list) {
         const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
         if (of == NULL || (a->stage == BT_WREQ_ROW && bt_wreq_lower_class(a, of))) {
-            pages += a->n_pages;
-            *slots_p += a->slot != BT_WORKER_NO_SLOT;
+            pages += a->n_pages + a->beam_pages;
+            *slots_p += a->slot != BT_WORKER_NO_SLOT ? a->sub->n_slots : 0;
         }
     }
     return pages;
@@ -55,36 +56,54 @@ void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t wa
     uint32_t slots = c->n_free_slots;
     uint32_t pages = bt_page_pool_free_count(c->pages) + held(&c->reqs.closing, NULL, &slots);
     uint32_t their_slots = 0, theirs = held(&c->reqs.active, r, &their_slots);
-    if (pages + theirs < want || slots + their_slots == 0) {
+    if (pages + theirs < want || slots + their_slots < r->sub->n_slots) {
         return;
     }
-    while ((pages < want || slots == 0) && last != NULL && bt_wreq_lower_class(last, r)) {
-        pages += last->n_pages;
-        slots++;
+    while ((pages < want || slots < r->sub->n_slots) && last != NULL &&
+           bt_wreq_lower_class(last, r)) {
+        pages += last->n_pages + last->beam_pages;
+        slots += last->sub->n_slots;
         preempt(c, last);
         last = last_row(c);
     }
 }
 
-/* Takes a page for r's next position. When no page is free, pages that are only kept for choices to
- * come are taken, then the last row is preempted. r skips this step (page_wait) until pages have
- * come back. The first row is never preempted while others hold pages, so one row always advances.
- * True: requests have left the list of active ones. */
+/* How many pages r needs for its next position: one, or one for each of its beams. */
+static uint32_t pages_due(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    if (r->sub->search) {
+        return bt_decode_beam_missing(c, r);
+    }
+    return r->pos / c->block_tokens < r->n_pages ? 0 : 1;
+}
+
+/* Gives r the pages that it needs. */
+static bt_status_t give_pages(struct bt_wcore *c, struct bt_wreq *r, const uint32_t *pages)
+{
+    if (r->sub->search) {
+        return bt_decode_beam_grow(c, r, pages);
+    }
+    r->pages[r->n_pages++] = pages[0];
+    return c->vt->slot_pages(c->eng, r->slot, r->n_pages - 1, pages, 1);
+}
+
+/* Takes the pages for r's next position. When not enough are free, pages that are only kept for
+ * choices to come are taken, then the last row is preempted. r skips this step (page_wait) until
+ * pages have come back. The first row is never preempted while others hold pages, so one row always
+ * advances. True: requests have left the list of active ones. */
 static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
 {
+    uint32_t pages[BT_BEAM_WIDTH_MAX], n = pages_due(c, r);
     r->row->page_wait = false;
-    if (r->pos / c->block_tokens < r->n_pages) {
+    if (n == 0) {
         return false;
     }
-    uint32_t page;
     bt_status_t st;
-    while ((st = bt_page_pool_get(c->pages, 1, &page)) != BT_OK &&
+    while ((st = bt_page_pool_get(c->pages, n, pages)) != BT_OK &&
            (bt_decode_fork_drop(c, NULL) || bt_wback_expire(c))) {
     }
     if (st == BT_OK) {
-        r->pages[r->n_pages] = page;
-        st = c->vt->slot_pages(c->eng, r->slot, r->n_pages, &page, 1);
-        r->n_pages++;
+        st = give_pages(c, r, pages);
         if (st != BT_OK) {
             bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: slot_pages: %s", bt_status_text(st));
         }
@@ -94,7 +113,11 @@ static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
     if (!bt_list_empty(&c->reqs.closing) || bt_wcore_rows(c) < 2) {
         return false; /* pages will come back soon */
     }
-    preempt(c, last_row(c));
+    struct bt_wreq *last = last_row(c);
+    if (last == NULL) {
+        return false; /* the others are searches that are over */
+    }
+    preempt(c, last);
     return true;
 }
 

@@ -185,11 +185,11 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }
-    if (!bt_wcore_token(c, r, out)) {
+    if (!r->sub->search && !bt_wcore_token(c, r, out)) {
         return;
     }
     report(c, r);
-    bt_wgrant_trailer(r, out->token);
+    bt_wgrant_trailer(r, r->sub->search ? 0 : out->token);
     c->decode->prompt_done(c, r);
     if (r->leaving) {
         r->finish = BATON__FINISH__STOP;
@@ -202,6 +202,9 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         bt_wcore_flow_close(c, r, &r->store_flow, false);
         if (r->flows_pending == 0) {
             r->role->quiet(c, r);
+        }
+        if (r->sub->search) {
+            c->decode->search(c, r, out);
         }
         return;
     }

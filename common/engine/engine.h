@@ -78,6 +78,8 @@ struct bt_engine_row { /* n consecutive tokens of one sequence */
     uint32_t slot;
     uint32_t pos; /* absolute position of the first; BT_ENGINE_POS_NEXT: after the last one run */
     uint32_t n;
+    /* They may differ from those that the slot knows: the beam of a beam search continues another
+     * one. Such a slot may have no penalties and no min_new. */
     const uint32_t *tokens; /* NULL (n = 1): the token this slot sampled last, on the device */
     uint32_t flags;
     /* Of a SAMPLE row: how many of its last tokens are drafts, which slot does not know yet; below
@@ -154,7 +156,8 @@ struct bt_engine_vtable {
      * ERR_NO_MEMORY: there is no room for hidden_max hidden states. */
     bt_status_t (*slot_open)(struct bt_engine *, uint32_t slot, const struct bt_engine_params *,
                              const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
-    /* Tells the sequence's page table: pages[i] holds tokens [(first+i)*page_tokens, ...). */
+    /* Tells the sequence's page table: pages[i] holds tokens [(first+i)*page_tokens, ...). Also in
+     * place of pages that it had. */
     bt_status_t (*slot_pages)(struct bt_engine *, uint32_t slot, uint32_t first,
                               const uint32_t *pages, uint32_t n);
     /* Opens `to` as another choice of `from`: the same parameters except choice, the same tokens

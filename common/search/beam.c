@@ -117,18 +117,19 @@ bool bt_beam_wants(const struct bt_beam_search *s, uint32_t place)
     return !s->over && place < s->live && !s->rows[place].there;
 }
 
-bool bt_beam_put(struct bt_beam_search *s, uint32_t place, const struct bt_engine_out *out)
+bool bt_beam_put(struct bt_beam_search *s, uint32_t place, const uint32_t *ids,
+                 const float *logprobs, uint32_t n)
 {
     struct row *r = &s->rows[place];
     BT_ASSERT(bt_beam_wants(s, place));
-    if (out->n_top < BT_MAX(bt_beam_tops(s->conf->width, s->n_eos), s->conf->n_top)) {
+    if (n < BT_MAX(bt_beam_tops(s->conf->width, s->n_eos), s->conf->n_top)) {
         return false;
     }
     r->there = true;
     r->next = 0;
-    r->n = out->n_top;
-    memcpy(r->id, out->top_id, r->n * sizeof(r->id[0]));
-    memcpy(r->logprob, out->top_logprob, r->n * sizeof(r->logprob[0]));
+    r->n = BT_MIN(n, (uint32_t)BT_ENGINE_MAX_TOP);
+    memcpy(r->id, ids, r->n * sizeof(r->id[0]));
+    memcpy(r->logprob, logprobs, r->n * sizeof(r->logprob[0]));
     return true;
 }
 

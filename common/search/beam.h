@@ -11,7 +11,7 @@
 #define BT_SEARCH_BEAM_H
 
 #include "common/base/base.h"
-#include "common/engine/engine.h"
+#include "common/engine/sampling.h"
 
 #define BT_BEAM_WIDTH_MAX   BT_ENGINE_CHOICES_MAX
 #define BT_BEAM_PENALTY_MAX 10 /* of either sign */
@@ -55,9 +55,10 @@ struct bt_beam_search *bt_beam_init(void *mem, const struct bt_beam_conf *conf, 
 /* Does this turn still lack the row of this place? Before the first choice only place 0 has one:
  * the row of the prompt's last token. */
 bool bt_beam_wants(const struct bt_beam_search *s, uint32_t place);
-/* Gives the row of a place: out's top tokens. False: there are fewer than the search needs. */
-bool bt_beam_put(struct bt_beam_search *s, uint32_t place,
-                 const struct bt_engine_out *out) BT_MUST_CHECK;
+/* Gives the row of a place: its n most likely tokens, by falling logprob. False: these are fewer
+ * than the search needs. */
+bool bt_beam_put(struct bt_beam_search *s, uint32_t place, const uint32_t *ids,
+                 const float *logprobs, uint32_t n) BT_MUST_CHECK;
 /* Is every row of this turn there? */
 bool bt_beam_ready(const struct bt_beam_search *s);
 /* Makes the next beams. from[place]: the place whose beam the one at `place` continues; if another

@@ -7,16 +7,19 @@ static uint32_t pages_needed(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     /* A decode row's first step writes the KV of the position behind the prompt. */
     uint32_t tokens = r->len;
-    if (r->sub->phases == BATON__PHASES__DECODE && r == r->lead && !r->resumed) {
+    if (r->sub->phases == BATON__PHASES__DECODE && r == r->lead && !r->resumed &&
+        r->sub->beams.width == 0) {
         tokens = BT_MIN(r->len + 1, r->sub->len_max);
     }
     return BT_DIV_UP(tokens, c->block_tokens);
 }
 
 /* Pages beyond `have` that r needs to grow by `tokens`. */
-static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t have,
-                       uint32_t tokens)
+static uint32_t growth(const struct bt_wcore *c, struct bt_wreq *r, uint32_t have, uint32_t tokens)
 {
+    if (r->sub->beams.width > 0) {
+        return c->decode->beam_growth(c, r, tokens);
+    }
     uint32_t last = (uint32_t)BT_MIN((uint64_t)r->len + tokens, (uint64_t)r->sub->len_max);
     uint32_t pages = BT_DIV_UP(last, c->block_tokens);
     return pages > have ? pages - have : 0;
@@ -27,7 +30,7 @@ static uint32_t growth(const struct bt_wcore *c, const struct bt_wreq *r, uint32
  * block. For a preempted request: the pages that they need while r generates half as many tokens as
  * its recomputation needs. So under pressure the worker recomputes at most a small multiple of what
  * it generates. Rows of a lower class do not count: they are preempted for r. */
-static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t need)
+static uint32_t reserve(const struct bt_wcore *c, struct bt_wreq *r, uint32_t need)
 {
     uint32_t tokens = c->block_tokens, pages;
     if (c->reqs.n_active == 0) {
@@ -39,7 +42,7 @@ static uint32_t reserve(const struct bt_wcore *c, const struct bt_wreq *r, uint3
     pages = r->resumed ? growth(c, r, need, tokens) : 0;
     struct bt_list *it;
     bt_list_for_each (it, &c->reqs.active) {
-        const struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        struct bt_wreq *a = BT_CONTAINER_OF(it, struct bt_wreq, link);
         bool grows = a->sub->phases != BATON__PHASES__PREFILL && !bt_wreq_lower_class(a, r);
         pages += grows ? growth(c, a, a->n_pages, tokens) : 0;
     }
@@ -63,17 +66,21 @@ static bool make_room(struct bt_wcore *c, struct bt_wreq *r, uint32_t own, uint3
 static bool take_pages(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t shared = c->decode->kept_blocks(r), need = pages_needed(c, r);
+    uint32_t beams = r->sub->beams.width > 0 ? c->decode->beam_pages(c, r) : 0;
     BT_ASSERT(shared < need);
     /* Asks the kvstore which blocks of r it has only once there is room. Its answer may need more
      * pages. */
-    if (!make_room(c, r, need - shared, need) || !c->decode->ready(c, r) ||
-        !make_room(c, r, need - shared, need)) {
+    if (!make_room(c, r, need - shared + beams, need) || !c->decode->ready(c, r) ||
+        !make_room(c, r, need - shared + beams, need)) {
         return false;
     }
     if (bt_page_pool_get(c->pages, need - shared, r->pages + shared) != BT_OK) {
         return false;
     }
     c->decode->take_kept(c, r);
+    if (r->sub->beams.width > 0) {
+        c->decode->take_beam_pages(c, r);
+    }
     r->n_pages = need;
     r->lead->group.n_holding++;
     return true;
@@ -97,10 +104,11 @@ static bool hidden_fit(const struct bt_wcore *c, const struct bt_wreq *r)
 }
 
 /* Preempts rows of a lower class than r's if that gets r its slot and pages. */
-static void make_way(struct bt_wcore *c, const struct bt_wreq *r)
+static void make_way(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t need = pages_needed(c, r);
-    c->decode->make_way(c, r, need - c->decode->kept_blocks(r) + reserve(c, r, need));
+    uint32_t beams = r->sub->beams.width > 0 ? c->decode->beam_pages(c, r) : 0;
+    c->decode->make_way(c, r, need - c->decode->kept_blocks(r) + beams + reserve(c, r, need));
 }
 
 /* Is r a late request's prompt? It keeps slot and pages until it is computed; rows are preempted
@@ -142,11 +150,14 @@ void bt_wcore_admit(struct bt_wcore *c)
         if (!hidden_fit(c, r)) {
             return; /* until another contrastive search has ended */
         }
-        if (c->n_free_slots == 0 || !take_pages(c, r)) {
+        if (c->n_free_slots < r->sub->n_slots || !take_pages(c, r)) {
             make_way(c, r);
             return;
         }
         r->slot = c->free_slots[--c->n_free_slots];
+        for (uint32_t i = 1; i < r->sub->n_slots; i++) {
+            r->more_slots[i - 1] = c->free_slots[--c->n_free_slots];
+        }
         bt_wcore_activate(c, r);
         if (!r->resumed) {
             bt_metric_observe(c->stats->queue_time,

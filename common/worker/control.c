@@ -309,6 +309,7 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_TOKENS: on_tokens(w, o->u.tokens); break;
     case BT_WOUT_PROMPT_LOGPROBS: bt_wsession_prompt_logprobs(w, o->u.prompt); break;
     case BT_WOUT_PREFILL_DONE: bt_wsession_prefill_done(w, o); break;
+    case BT_WOUT_SEARCHING: bt_wsession_searching(w, o); break;
     case BT_WOUT_TRAILER:
     case BT_WOUT_CLOSE:
     case BT_WOUT_TAIL_END:

@@ -145,6 +145,7 @@ bool bt_wsession_behind(const struct bt_wctl *w);
 void bt_wsession_mask_made(void *ctl, struct bt_wahead *a);
 void bt_wsession_prompt_logprobs(struct bt_wctl *w, struct bt_wprompt *p);
 void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o);
+void bt_wsession_searching(struct bt_wctl *w, const struct bt_wout *o);
 void bt_wsession_ended(struct bt_wctl *w, struct bt_wreq *r, bt_status_t st, const char *detail);
 /* Ends all sessions with UNAVAILABLE, after the queued messages. */
 void bt_wsession_close_all(struct bt_wctl *w, const char *why);

@@ -97,10 +97,18 @@ void bt_wcore_activate(struct bt_wcore *c, struct bt_wreq *r)
 
 /* ---- slot, flows and closing ---- */
 
+static uint32_t slot_of(const struct bt_wreq *r, uint32_t i)
+{
+    return i == 0 ? r->slot : r->more_slots[i - 1];
+}
+
 bt_status_t bt_wcore_slot_open(struct bt_wcore *c, struct bt_wreq *r)
 {
-    bt_status_t st =
-        c->vt->slot_open(c->eng, r->slot, &r->sub->params, r->tokens, r->len, r->sub->n_prompt);
+    bt_status_t st = BT_OK;
+    for (uint32_t i = 0; i < r->sub->n_slots && st == BT_OK; i++) {
+        st = c->vt->slot_open(c->eng, slot_of(r, i), &r->sub->params, r->tokens, r->len,
+                              r->sub->n_prompt);
+    }
     return st == BT_OK ? c->vt->slot_pages(c->eng, r->slot, 0, r->pages, r->n_pages) : st;
 }
 
@@ -122,16 +130,18 @@ void bt_wcore_flow_close(struct bt_wcore *c, struct bt_wreq *r, uint32_t *flow, 
     bt_wcore_ticket(c, quiet, BT_WT_FLOW, r);
 }
 
-static void close_slot(struct bt_wcore *c, struct bt_wreq *r)
+static void close_slots(struct bt_wcore *c, struct bt_wreq *r)
 {
-    bt_engine_ticket_t quiet;
-    bt_status_t st = c->vt->slot_close(c->eng, r->slot, &quiet);
-    if (st != BT_OK) {
-        bt_wcore_fatal(c, st, "slot_close");
-        return;
+    for (uint32_t i = 0; i < r->sub->n_slots; i++) {
+        bt_engine_ticket_t quiet;
+        bt_status_t st = c->vt->slot_close(c->eng, slot_of(r, i), &quiet);
+        if (st != BT_OK) {
+            bt_wcore_fatal(c, st, "slot_close");
+            return;
+        }
+        r->pending++;
+        bt_wcore_ticket(c, quiet, BT_WT_SLOT, r);
     }
-    r->pending++;
-    bt_wcore_ticket(c, quiet, BT_WT_SLOT, r);
 }
 
 static void count_end(struct bt_wcore *c, const struct bt_wreq *r)
@@ -147,12 +157,18 @@ static void count_end(struct bt_wcore *c, const struct bt_wreq *r)
     bt_metric_add(c->stats->finished[reason], 1);
 }
 
-static void return_slot(struct bt_wcore *c, struct bt_wreq *r)
+/* With the pages of beams, which belong to their slots. */
+static void return_slots(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->slot != BT_WORKER_NO_SLOT) {
         r->lead->group.n_holding--;
-        c->free_slots[c->n_free_slots++] = r->slot;
+        for (uint32_t i = 0; i < r->sub->n_slots; i++) {
+            c->free_slots[c->n_free_slots++] = slot_of(r, i);
+        }
         r->slot = BT_WORKER_NO_SLOT;
+        if (r->sub->beams.width > 0) {
+            c->decode->return_beam_pages(c, r);
+        }
     }
 }
 
@@ -185,7 +201,7 @@ void bt_wcore_forget(struct bt_wcore *c, struct bt_wreq *r)
 
 static void finish_end(struct bt_wcore *c, struct bt_wreq *r)
 {
-    return_slot(c, r);
+    return_slots(c, r);
     bt_wgrant_close(c, r);
     bt_wlease_drop(c, r);
     count_end(c, r);
@@ -222,7 +238,7 @@ static void close_now(struct bt_wcore *c, struct bt_wreq *r)
     bt_wcore_flow_close(c, r, &r->load_flow, r->end_status != BT_OK);
     bt_wcore_flow_close(c, r, &r->store_flow, r->end_status != BT_OK);
     if (r->slot != BT_WORKER_NO_SLOT && !slot_closing) {
-        close_slot(c, r);
+        close_slots(c, r);
     }
     if (r->pending == 0 && !c->fatal) {
         finish_end(c, r);
@@ -310,7 +326,7 @@ void bt_wcore_requeue(struct bt_wcore *c, struct bt_wreq *r)
     unlink_req(c, r);
     r->stage = BT_WREQ_PREEMPTING;
     bt_list_insert_tail(&c->reqs.closing, &r->link);
-    close_slot(c, r);
+    close_slots(c, r);
 }
 
 /* Called after each ticket of r: goes on once nothing of r is in use any more. */
@@ -323,7 +339,7 @@ static void settle(struct bt_wcore *c, struct bt_wreq *r)
         finish_end(c, r);
     } else if (r->stage == BT_WREQ_PREEMPTING) {
         return_pages(c, r);
-        return_slot(c, r);
+        return_slots(c, r);
         r->role = &c->decode->role;
         r->resumed = true;
         bt_wlease_drop(c, r);

@@ -97,6 +97,7 @@ typedef enum {
     BT_WOUT_TOKENS,
     BT_WOUT_PROMPT_LOGPROBS, /* the control thread frees them */
     BT_WOUT_PREFILL_DONE,
+    BT_WOUT_SEARCHING,
     BT_WOUT_TRAILER,  /* to the kvstore */
     BT_WOUT_CLOSE,    /* to the kvstore */
     BT_WOUT_TAIL_END, /* to the kvstore */
@@ -125,6 +126,10 @@ struct bt_wout {
             uint64_t request, session, start_ns, last_compute_ns;
             uint32_t epoch, cached, computed;
         } prefill;
+        struct {
+            uint64_t request, session;
+            uint32_t epoch, tokens;
+        } searching;
         struct {
             uint64_t id;
             uint32_t depth, n_tokens, tenant;
@@ -157,7 +162,8 @@ struct bt_wstep { /* the step in flight: one at a time */
     uint32_t prompt_tokens, decode_tokens, decode_rows;
     uint32_t searches; /* rows of contrastive search, whose candidates are passes of their own */
     struct bt_batch_work work;
-    struct bt_wreq **reqs;       /* [max_slots] */
+    struct bt_wreq **reqs; /* [max_slots] */
+    uint32_t *places;      /* [max_slots]: of which place of a beam search batch.seqs are; else 0 */
     struct bt_batch_row *rows;   /* [max_slots] */
     struct bt_engine_row *erows; /* [max_slots] */
 };
@@ -184,7 +190,7 @@ struct bt_wtickets {
 struct bt_wtokens_out {
     struct bt_wtokens bufs[BT_WORKER_TOKEN_BUFS];
     struct bt_wtokens *now; /* of the step being finished */
-    struct bt_wout *after;  /* [max_slots] goes out behind its tokens */
+    struct bt_wout *after;  /* [2 * max_slots] goes out behind its tokens */
     uint32_t n_after;
 };
 

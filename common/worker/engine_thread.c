@@ -141,6 +141,7 @@ static void allocate(struct bt_wcore *c)
     }
     c->batch.seqs = bt_calloc(c->max_slots, sizeof(c->batch.seqs[0]));
     c->seq_reqs = bt_calloc(c->max_slots, sizeof(c->seq_reqs[0]));
+    c->step.places = bt_calloc(c->max_slots, sizeof(c->step.places[0]));
     c->step.reqs = bt_calloc(c->max_slots, sizeof(c->step.reqs[0]));
     c->step.rows = bt_calloc(c->max_slots, sizeof(c->step.rows[0]));
     c->step.erows = bt_calloc(c->max_slots, sizeof(c->step.erows[0]));
@@ -148,16 +149,16 @@ static void allocate(struct bt_wcore *c)
     c->puts.max = BT_MIN((uint32_t)c->conf->writeback_max, c->max_slots);
     c->puts.all = c->puts.max + c->max_slots;
     c->puts.put = bt_calloc(c->puts.all, sizeof(c->puts.put[0]));
-    /* Open tickets: at most four for a request (slot, three flows), one for a put, two for a
-     * step. */
-    c->tickets.max = 4 * (uint32_t)c->conf->max_requests + 3 * c->max_slots + c->puts.all + 8;
+    /* Open tickets: at most four for a request (slot, three flows), one for each further slot of
+     * its beams, one for a put, two for a step. */
+    c->tickets.max = 4 * (uint32_t)c->conf->max_requests + 4 * c->max_slots + c->puts.all + 8;
     c->tickets.of = bt_calloc(c->tickets.max, sizeof(c->tickets.of[0]));
     uint32_t blocks = BT_DIV_UP(c->info->max_model_len, c->block_tokens) + 1;
     c->blocks = bt_calloc(blocks, sizeof(c->blocks[0]));
     for (uint32_t i = 0; i < BT_WORKER_TOKEN_BUFS; i++) {
         c->tokens.bufs[i].t = bt_calloc(c->max_tokens, sizeof(c->tokens.bufs[i].t[0]));
     }
-    c->tokens.after = bt_calloc(c->max_slots, sizeof(c->tokens.after[0]));
+    c->tokens.after = bt_calloc(2 * (size_t)c->max_slots, sizeof(c->tokens.after[0]));
     bt_wmask_init(&c->masks, c->max_tokens, c->info->vocab);
     c->batch.cost = &c->speed.fit.cost;
     c->batch.lim.max_rows = c->max_rows;
@@ -179,6 +180,7 @@ static void free_all(struct bt_wcore *c)
     free(c->free_slots);
     free(c->batch.seqs);
     free(c->seq_reqs);
+    free(c->step.places);
     free(c->step.reqs);
     free(c->step.rows);
     free(c->step.erows);

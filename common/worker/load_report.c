@@ -130,10 +130,10 @@ void bt_wload_publish(struct bt_wcore *c)
         queued += r->stage == BT_WREQ_PROMPT ? add_prompt(c, r, &classes) : 0;
         if (r->stage == BT_WREQ_ROW) {
             struct bt_class *k = bt_classes_at(&classes, class_of(r));
-            kv += r->pos;
-            k->rows++;
+            kv += (uint64_t)r->pos * r->sub->n_slots;
+            k->rows += r->sub->n_slots;
             rows++;
-            k->pages += r->n_pages;
+            k->pages += r->n_pages + r->beam_pages;
         }
     }
     share_steps(c, rows, &classes);

@@ -168,6 +168,7 @@ void bt_wnode_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_TOKENS:
     case BT_WOUT_PROMPT_LOGPROBS:
     case BT_WOUT_PREFILL_DONE:
+    case BT_WOUT_SEARCHING:
     case BT_WOUT_ENDED: break;
     }
 }

@@ -21,7 +21,7 @@ static struct bt_wreq *alloc(const struct bt_wcore *c, const struct bt_submissio
                              uint32_t n_bias)
 {
     uint32_t last = BT_MAX(s->n, s->len_max), pages = BT_DIV_UP(last, c->block_tokens);
-    size_t words = (size_t)last + 1 + pages + 2 * (size_t)n_bias,
+    size_t words = (size_t)last + 1 + pages + 2 * (size_t)n_bias + s->n_slots,
            prompt = words64(c->prefill->state_bytes), row = words64(c->decode->state_bytes(c, s));
     struct bt_wreq_mem *m = bt_calloc(1, sizeof(*m) + 8 * (prompt + row) + 4 * words);
     struct bt_wreq *r = &m->r;
@@ -31,8 +31,9 @@ static struct bt_wreq *alloc(const struct bt_wcore *c, const struct bt_submissio
     r->row = (struct bt_row *)(m->states + prompt);
     r->tokens = (uint32_t *)(m->states + prompt + row);
     r->pages = r->tokens + last + 1;
+    r->more_slots = r->pages + pages;
     if (n_bias > 0) {
-        uint32_t *ids = r->pages + pages;
+        uint32_t *ids = r->more_slots + s->n_slots;
         float *bias = (float *)(ids + n_bias);
         memcpy(ids, s->params.bias_ids, n_bias * sizeof(ids[0]));
         memcpy(bias, s->params.bias, n_bias * sizeof(bias[0]));

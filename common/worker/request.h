@@ -7,6 +7,7 @@
 #include "common/base/list.h"
 #include "common/engine/engine.h"
 #include "common/kv/key.h"
+#include "common/search/beam.h"
 #include "common/spec/spec.h"
 #include "common/worker/grant.h"
 #include "common/worker/lease.h"
@@ -54,6 +55,10 @@ struct bt_submission {
     struct bt_kv_key root;
     struct bt_engine_params params; /* bias arrays: in the lead's allocation */
     struct bt_wgrammar *grammar;    /* the lead has the reference; NULL: the answer is free */
+    bool search;                    /* a beam search: the prompt's end gives no token. Its answers
+                                       are `choice` and the next ones; there is only the lead */
+    struct bt_beam_conf beams;      /* of a search; width 0 where only its prompt is computed */
+    uint32_t n_slots;               /* that it needs: one, or one for each beam */
     uint64_t attach;                /* attachment that its LocalOpen went to */
 };
 
@@ -106,9 +111,11 @@ struct bt_wreq {
     uint32_t len, pos; /* known tokens; next position to compute */
     uint32_t cached;   /* tokens whose KV was loaded and not computed */
     uint32_t slot, n_pages;
-    uint32_t *tokens; /* [len_max + 1] */
-    uint32_t *pages;  /* [pages_max] */
-    bool resumed;     /* preempted before: no grant, no flows but the one of a reload */
+    uint32_t beam_pages;  /* of its beams, beside n_pages; one that they share counts for each */
+    uint32_t *more_slots; /* [sub->n_slots - 1] of beams, held together with slot */
+    uint32_t *tokens;     /* [len_max + 1] */
+    uint32_t *pages;      /* [pages_max] */
+    bool resumed;         /* preempted before: no grant, no flows but the one of a reload */
     bool oversized; /* a lead whose grant has only the beginning of its prompt: no slab holds it */
     bool in_step;
     uint32_t load_flow, store_flow;     /* 0: none open */

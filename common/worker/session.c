@@ -267,7 +267,7 @@ static bt_status_t admit(struct bt_wctl *w, struct bt_wsession *s, const Baton__
         snprintf(err, cap, "epoch %u has been submitted or cancelled already", m->epoch);
         return BT_ERR_EXISTS;
     }
-    uint32_t choices = m->phases == BATON__PHASES__PREFILL ? 1 : BT_MAX(m->n, 1u);
+    uint32_t choices = m->phases == BATON__PHASES__PREFILL || m->beams > 0 ? 1 : BT_MAX(m->n, 1u);
     if (w->n_choices + choices > (uint64_t)w->conf.max_requests) {
         snprintf(err, cap, "%u sequences are here already (worker.max_requests)", w->n_choices);
         return BT_ERR_EXHAUSTED;
@@ -557,6 +557,22 @@ void bt_wsession_prefill_done(struct bt_wctl *w, const struct bt_wout *o)
     Baton__FromWorker m = BATON__FROM_WORKER__INIT;
     m.m_case = BATON__FROM_WORKER__M_PREFILL_DONE;
     m.prefill_done = &p;
+    session_send(s, &m);
+}
+
+void bt_wsession_searching(struct bt_wctl *w, const struct bt_wout *o)
+{
+    struct bt_wsession *s = session_find(w, o->u.searching.session);
+    if (s == NULL) {
+        return;
+    }
+    Baton__Searching p = BATON__SEARCHING__INIT;
+    p.request = o->u.searching.request;
+    p.epoch = o->u.searching.epoch;
+    p.tokens = o->u.searching.tokens;
+    Baton__FromWorker m = BATON__FROM_WORKER__INIT;
+    m.m_case = BATON__FROM_WORKER__M_SEARCHING;
+    m.searching = &p;
     session_send(s, &m);
 }
 

@@ -63,6 +63,10 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
         bt_metrics_histogram(m, "baton_worker_queue_seconds", l,
                              "Time from the submission of a request until it has a slot and pages.",
                              queue_bounds, BT_ARRAY_LEN(queue_bounds));
+    s->beam_searches =
+        bt_metrics_counter(m, "baton_worker_beam_searches_total", NULL, "Beam searches begun.");
+    s->beam_copies = bt_metrics_counter(m, "baton_worker_beam_page_copies_total", NULL,
+                                        "Last pages copied because several beams continue one.");
     s->compile_time =
         bt_metrics_histogram(m, "baton_worker_grammar_compile_seconds", NULL,
                              "Time to get a submission's compiled grammar, from the cache or anew.",

@@ -57,6 +57,7 @@ struct bt_wstats {
     struct bt_metric *mixed[2];      /* seconds of a step with prompts beside rows, of a gap */
     struct bt_metric *drafts, *draft_tokens, *drafts_accepted;
     struct bt_metric *accepted_at[BT_SPEC_MAX]; /* the draft at this place of those of a step */
+    struct bt_metric *beam_searches, *beam_copies;
     struct bt_metric *compile_time, *mask_time, *mask_wait, *masks_late, *grammars_failed;
     struct bt_metric *wb_done, *wb_skipped, *pages_free, *steps;
     struct bt_wload_shared load;

@@ -37,8 +37,13 @@ static void fill_batch(struct bt_wcore *c)
     struct bt_list *it;
     bt_list_for_each (it, &c->reqs.active) {
         struct bt_wreq *r = BT_CONTAINER_OF(it, struct bt_wreq, link);
+        if (r->stage == BT_WREQ_ROW && r->sub->beams.width > 0) {
+            n += c->decode->plan_beams(c, r, n);
+            continue;
+        }
         struct bt_batch_seq *s = &c->batch.seqs[n];
         *s = (struct bt_batch_seq){0};
+        c->step.places[n] = 0;
         if ((r->stage == BT_WREQ_PROMPT || r->stage == BT_WREQ_ROW) && r->match.away == NULL &&
             r->role->plan(c, r, s)) {
             fill_seq(r, s);
@@ -48,12 +53,32 @@ static void fill_batch(struct bt_wcore *c)
     c->batch.n = n;
 }
 
+static void fill_beam_row(struct bt_wcore *c, uint32_t i)
+{
+    struct bt_wstep *s = &c->step;
+    const struct bt_batch_row *b = &s->rows[i];
+    struct bt_engine_row *e = &s->erows[i];
+    bool next = c->batch.seqs[b->seq].kind == BT_BATCH_DECODE;
+    *e = (struct bt_engine_row){.pos = b->pos, .n = b->n, .flags = next ? BT_ROW_SAMPLE : 0};
+    s->reqs[i] = c->seq_reqs[b->seq];
+    s->reqs[i]->in_step = true;
+    c->decode->beam_row(c, s->reqs[i], b, e);
+    s->n_sample += next;
+    s->decode_tokens += next;
+    s->decode_rows += next;
+    s->prompt_tokens += next ? 0 : b->n; /* a beam that was preempted is computed again */
+}
+
 static void fill_row(struct bt_wcore *c, uint32_t i)
 {
     struct bt_wstep *s = &c->step;
     const struct bt_batch_row *b = &s->rows[i];
     struct bt_wreq *r = c->seq_reqs[b->seq];
     struct bt_engine_row *e = &s->erows[i];
+    if (r->stage == BT_WREQ_ROW && r->sub->beams.width > 0) {
+        fill_beam_row(c, i);
+        return;
+    }
     memset(e, 0, sizeof(*e));
     e->slot = r->slot;
     e->pos = b->pos;
@@ -119,6 +144,10 @@ static void step_failed(struct bt_wcore *c, bt_status_t st, const char *what)
 bool bt_wcore_launch(struct bt_wcore *c)
 {
     struct bt_wstep *s = &c->step;
+    bool told = c->decode->tell(c);
+    if (told && !bt_wcore_may_step(c)) {
+        return true;
+    }
     c->decode->provide_pages(c);
     if (c->fatal) {
         return false;
@@ -131,7 +160,7 @@ bool bt_wcore_launch(struct bt_wcore *c)
     s->n_rows = rows ? bt_batch_decode(&c->batch, s->rows, c->max_slots)
                      : bt_batch_prefill(&c->batch, s->rows, c->max_slots);
     if (s->n_rows == 0) {
-        return false;
+        return told;
     }
     s->n_sample = s->prompt_tokens = s->decode_tokens = s->decode_rows = s->searches = 0;
     s->work = bt_batch_work_of(&c->batch, s->rows, s->n_rows);

@@ -1,5 +1,6 @@
 /* From a Submit message to a request: everything a conductor could get wrong is checked here, on
  * the control thread, before the engine thread sees it. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,8 @@
 #include "common/engine/sampler.h"
 #include "common/worker/control.h"
 
-#define LEFT_MS_MAX (1ull << 40) /* more means no limit */
+#define LEFT_MS_MAX      (1ull << 40) /* more means no limit */
+#define SEARCH_BYTES_MAX (64u << 20)  /* memory of one beam search */
 
 /* 0 of a field that has no meaning at 0 is protobuf's "not given". */
 static float or_default(float v, float def)
@@ -118,6 +120,43 @@ static const char *check_thoughts(const Baton__Thoughts *t, uint32_t vocab)
     return ok ? NULL : "thoughts.force must have 1 to 32 tokens of the vocabulary";
 }
 
+/* NULL: a beam search is possible with it. Its beams are chosen by the model's own logprobs. */
+static const char *check_search(const struct bt_wctl *w, const Baton__Submit *m, char *text,
+                                size_t cap)
+{
+    const Baton__Sampling *s = m->sampling;
+    uint32_t tops = bt_beam_tops(BT_MIN(m->beams, BT_BEAM_WIDTH_MAX + 1), (uint32_t)s->n_stop_ids);
+    uint32_t most = BT_MIN(w->core.info->vocab, BT_ENGINE_MAX_TOP);
+    if (m->beams > BT_BEAM_WIDTH_MAX || BT_MAX(m->n, 1u) > m->beams) {
+        snprintf(text, cap, "beams %u: at most %u, and n (%u) at most as many", m->beams,
+                 BT_BEAM_WIDTH_MAX, m->n);
+        return text;
+    }
+    if (tops > most) {
+        snprintf(text, cap,
+                 "%u beams and %zu ids that end an answer are together more than %u: use fewer",
+                 m->beams, s->n_stop_ids, most);
+        return text;
+    }
+    if (!(fabsf(m->length_penalty) <= BT_BEAM_PENALTY_MAX)) {
+        return "length_penalty must be within -10 and 10";
+    }
+    if (m->early_stopping >= BT_BEAM_STOPS) {
+        return "early_stopping is none of 0 to 2";
+    }
+    if (m->grammar_kind != BT_GRAMMAR_ANY || m->thoughts != NULL) {
+        return "a beam search follows no grammar, and has no budget of reasoning";
+    }
+    if (or_default(s->repetition_penalty, 1) != 1 || s->frequency_penalty != 0 ||
+        s->presence_penalty != 0 || s->n_bias > 0) {
+        return "a beam search has neither penalties nor bias";
+    }
+    if (s->n_dola_layers > 0 || s->penalty_alpha != 0) {
+        return "a beam search has neither dola_layers nor penalty_alpha";
+    }
+    return s->max_new > 0 ? NULL : "a beam search needs max_new";
+}
+
 static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *text, size_t cap)
 {
     const struct bt_engine_info *info = w->core.info;
@@ -183,7 +222,8 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
         }
     }
     const char *why = m->thoughts != NULL ? check_thoughts(m->thoughts, info->vocab) : NULL;
-    return why != NULL ? why : check_sampling(info, m, text, cap);
+    why = why != NULL ? why : check_sampling(info, m, text, cap);
+    return why == NULL && m->beams > 0 ? check_search(w, m, text, cap) : why;
 }
 
 static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__Submit *m,
@@ -219,6 +259,57 @@ static struct bt_submission submission_of(const struct bt_wctl *w, const Baton__
     s.params.hidden_max = s.len_max;
     memcpy(s.root.b, m->root_key.data, sizeof(s.root.b));
     return s;
+}
+
+/* The engine draws nothing for a search: it tells the most likely tokens. */
+static void add_search(struct bt_submission *s, const Baton__Submit *m)
+{
+    s->n_slots = 1;
+    s->search = m->beams > 0;
+    if (!s->search || s->phases == BATON__PHASES__PREFILL) {
+        return;
+    }
+    struct bt_engine_params *p = &s->params;
+    s->n_slots = m->beams;
+    s->beams = (struct bt_beam_conf){.width = m->beams,
+                                     .n = BT_MAX(m->n, 1u),
+                                     .length_penalty = m->length_penalty,
+                                     .stop = (bt_beam_stop_t)m->early_stopping,
+                                     .min_new = p->min_new,
+                                     .n_top = (uint32_t)BT_MAX(s->logprobs, 0)};
+    p->temperature = p->min_p = 0;
+    p->top_p = 1;
+    p->top_k = p->min_new = 0;
+    p->logprobs = BT_MAX(p->logprobs, (int32_t)bt_beam_tops(m->beams, p->n_eos));
+}
+
+/* Does the worker have the room that the search needs at its longest? */
+static bool search_fits(const struct bt_wctl *w, const struct bt_submission *s, char *err,
+                        size_t err_cap)
+{
+    const struct bt_engine_info *info = w->core.info;
+    uint32_t block = w->core.block_tokens, shared = s->n / block;
+    uint64_t pages = shared + (uint64_t)s->n_slots * (BT_DIV_UP(s->len_max, block) - shared);
+    size_t bytes = w->core.decode->state_bytes(&w->core, s);
+    if (s->n_slots > info->max_slots) {
+        snprintf(err, err_cap,
+                 "%u beams need as many slots, this worker has %u: raise engine.max_slots or use "
+                 "fewer",
+                 s->n_slots, info->max_slots);
+    } else if (pages > info->pages) {
+        snprintf(err, err_cap,
+                 "%u beams of up to %u tokens need %llu KV pages, this worker has %u: raise "
+                 "engine.pages or ask for fewer beams or tokens",
+                 s->n_slots, s->len_max, (unsigned long long)pages, info->pages);
+    } else if (bytes > SEARCH_BYTES_MAX) {
+        snprintf(err, err_cap,
+                 "%u beams of up to %u new tokens take %zu MiB with their logprobs: at most %u; "
+                 "ask for fewer",
+                 s->n_slots, s->len_max - s->n, bytes >> 20, SEARCH_BYTES_MAX >> 20);
+    } else {
+        return true;
+    }
+    return false;
 }
 
 static void take_marker(const Baton__Marker *m, struct bt_wmarker *to)
@@ -293,6 +384,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         return NULL;
     }
     struct bt_submission s = submission_of(w, m, session);
+    add_search(&s, m);
     uint32_t last = m->phases == BATON__PHASES__PREFILL ? s.n : s.len_max;
     uint32_t block = w->core.block_tokens, pages = BT_DIV_UP(last, block);
     if (pages > info->pages) {
@@ -313,11 +405,15 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         *st_p = BT_ERR_TOO_LARGE;
         return NULL;
     }
+    if (s.beams.width > 0 && !search_fits(w, &s, err, err_cap)) {
+        *st_p = BT_ERR_TOO_LARGE;
+        return NULL;
+    }
     add_constraints(&s, m, info->vocab);
     struct bt_wreq *r = bt_wreq_alloc(&w->core, &s, m->tokens.data);
     /* The prefill worker needs no other choices: its part ends with the first choice's first
      * token. */
-    for (uint32_t i = 1; i < m->n && m->phases != BATON__PHASES__PREFILL; i++) {
+    for (uint32_t i = 1; i < m->n && m->phases != BATON__PHASES__PREFILL && !s.search; i++) {
         bt_wreq_add_choice(&w->core, r, m->choice + i);
     }
     return r;

@@ -93,6 +93,28 @@ struct bt_decode_ops {
     /* Sets in c's batch how many prompt tokens may join rows, by time if that is bounded, by tokens
      * otherwise. */
     void (*bound_prompts)(struct bt_wcore *c);
+    /* ---- beam searches (sub->beams.width > 0), from their prompt's end on; all in stage ROW ----
+     */
+    /* r's prompt is in its pages, and out are the most likely tokens behind it: begins the search,
+     * or goes on with it. */
+    void (*search)(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engine_out *out);
+    /* Plans the rows of r's beams as c's batch.seqs from number `first` on, with seq_reqs and
+     * step.places; returns their number. */
+    uint32_t (*plan_beams)(struct bt_wcore *c, struct bt_wreq *r, uint32_t first);
+    /* Completes the engine row of one of them: slot and tokens. */
+    void (*beam_row)(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
+                     struct bt_engine_row *e);
+    /* Pages that r's beams take beside r->pages when r is admitted. */
+    uint32_t (*beam_pages)(const struct bt_wcore *c, struct bt_wreq *r);
+    /* Takes them: so many are free. */
+    void (*take_beam_pages)(struct bt_wcore *c, struct bt_wreq *r);
+    /* Pages that the beams, which have begun, still need to grow by `tokens`. */
+    uint32_t (*beam_growth)(const struct bt_wcore *c, struct bt_wreq *r, uint32_t tokens);
+    /* r ends or is preempted, and its slots are quiet: gives the beams' pages back. */
+    void (*return_beam_pages)(struct bt_wcore *c, struct bt_wreq *r);
+    /* Gives a part of a finished search's answers to its conductor. There is a buffer for tokens.
+     * False: there is no such search. */
+    bool (*tell)(struct bt_wcore *c);
 };
 
 /* The two roles. prefill/ and decode/ define them, and both binaries link both: a worker can change
