@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/engine/engine.h"
 #include "common/search/beam.h"
 
 #define VOCAB 48u
@@ -169,7 +170,7 @@ static uint32_t run(const struct world *w, void *mem, struct bt_beam_search **s_
                 bt_beam_path(s, p, tokens);
                 memcpy(before[p], tokens, sizeof(tokens));
                 top(w, tokens, bt_beam_len(s), &o);
-                assert_true(bt_beam_put(s, p, &o));
+                assert_true(bt_beam_put(s, p, o.top_id, o.top_logprob, o.n_top));
             }
         }
         turns++;
@@ -273,11 +274,11 @@ static void needs_enough_tokens_of_a_row(void **state)
     top(&w, NULL, 0, &o);
     assert_int_equal(o.n_top, 6);
     o.n_top = 5;
-    assert_false(bt_beam_put(s, 0, &o));
+    assert_false(bt_beam_put(s, 0, o.top_id, o.top_logprob, o.n_top));
     assert_false(bt_beam_ready(s));
     assert_false(bt_beam_wants(s, 1)); /* there is only the prompt's row */
     o.n_top = 6;
-    assert_true(bt_beam_put(s, 0, &o));
+    assert_true(bt_beam_put(s, 0, o.top_id, o.top_logprob, o.n_top));
     assert_false(bt_beam_wants(s, 0));
     assert_true(bt_beam_ready(s));
     free(mem);

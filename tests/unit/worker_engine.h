@@ -3,7 +3,8 @@
  * used again only after their quiet ticket was polled, a page that several sequences hold is only
  * read, a flow is closed once. Each page remembers which token stands where (loaded ones are taken
  * on trust), so a row that runs over anything but the KV of its own tokens is noticed. The next
- * token is a function of the last one, its position and the choice. */
+ * token is a function of the last one, its position and the choice. Of a beam search, the most
+ * likely tokens are a function of all tokens before them, as the KV has them. */
 #ifndef BT_TEST_WORKER_ENGINE_H
 #define BT_TEST_WORKER_ENGINE_H
 
@@ -27,9 +28,10 @@
 #define FE_ROWS    48u
 #define FE_BAD     666u /* seed whose tokens are NaN */
 #define FE_DEVICE  777u /* seed whose forward loses the device */
+#define FE_BEAM    888u /* seed of beam searches */
 
 struct fe_slot {
-    bool open, closing;
+    bool open, closing, beam; /* beam: its rows bring their tokens */
     uint64_t seed;
     uint32_t choice, n_prompt, n_top;
     uint32_t n; /* known tokens */
@@ -52,9 +54,11 @@ struct fe_ticket {
 struct bt_engine {
     struct fe_slot slots[FE_SLOTS];
     struct fe_flow flows[FE_FLOWS];
-    uint32_t page_slots[FE_PAGES];   /* sequences that hold it */
-    uint32_t page_flows[FE_PAGES];   /* flows that use it */
-    uint64_t kv[FE_PAGES][FE_BLOCK]; /* what was computed there: FE_CHAIN, or FE_LOADED */
+    uint32_t page_slots[FE_PAGES];       /* sequences that hold it */
+    uint32_t page_flows[FE_PAGES];       /* flows that use it */
+    uint64_t kv[FE_PAGES][FE_BLOCK];     /* what was computed there: FE_CHAIN, or FE_LOADED */
+    uint64_t behind[FE_PAGES][FE_BLOCK]; /* ... and the chain before it */
+    uint64_t chain[FE_SLOTS];            /* of the last row of a slot */
     struct fe_ticket t[FE_TICKETS];
     uint32_t head, tail; /* not yet polled: [head, tail) */
     bt_engine_ticket_t next;
@@ -73,6 +77,8 @@ struct bt_engine {
 static struct bt_engine *fe_last; /* the engine that was opened last, for the test's end */
 static bool fe_drafts;            /* engines to come take drafts, and their texts nearly repeat */
 static uint64_t fe_accepted, fe_refused;
+static uint64_t fe_copies;           /* pages copied */
+static uint32_t fe_pages = FE_PAGES; /* of engines to come */
 static atomic_bool fe_hold, fe_held; /* a step does not begin while held; held: one waits */
 
 #define FE_LOADED 1ull
@@ -86,6 +92,19 @@ static inline uint64_t fe_chain(uint64_t before, uint32_t token)
 {
     uint64_t h = (before ^ (token + 1)) * 0x9e3779b97f4a7c15ull;
     return (h ^ h >> 29) | 2;
+}
+/* The n most likely tokens behind this chain. One of them may be the lowest id. */
+static inline void fe_top(uint64_t chain, uint32_t n, struct bt_engine_out *o)
+{
+    float lp = -0.2f;
+    uint32_t zero = chain >> 20 & 255;
+    o->n_top = n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t h = fe_chain(chain, i);
+        o->top_id[i] = i == zero ? 0 : 1 + (uint32_t)(h >> 40) % 64 * 24 + i;
+        o->top_logprob[i] = lp;
+        lp -= 0.01f + (float)(h >> 44) / (1u << 20);
+    }
 }
 static inline uint32_t fe_rnd(struct bt_engine *e, uint32_t n)
 {
@@ -116,7 +135,7 @@ static bt_status_t fe_open(const struct bt_engine_config *c, struct bt_engine **
         BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_EXACT | (fe_drafts ? BT_ENGINE_CAP_DRAFTS : 0);
     e->info.vocab = FE_VOCAB;
     e->info.max_model_len = FE_CONTEXT;
-    e->info.pages = FE_PAGES;
+    e->info.pages = fe_pages;
     e->info.max_slots = FE_SLOTS;
     e->info.max_rows = FE_ROWS;
     e->rng = 12345;
@@ -147,6 +166,7 @@ static bt_status_t fe_slot_open(struct bt_engine *e, uint32_t slot,
     s->choice = p->choice;
     s->n_prompt = n_prompt;
     s->n_top = p->logprobs > 0 ? (uint32_t)p->logprobs : 0;
+    s->beam = p->seed == FE_BEAM;
     s->n = n;
     memcpy(s->tokens, tokens, n * sizeof(tokens[0]));
     return BT_OK;
@@ -171,9 +191,15 @@ static bt_status_t fe_slot_pages(struct bt_engine *e, uint32_t slot, uint32_t fi
                                  const uint32_t *pages, uint32_t n)
 {
     struct fe_slot *s = fe_slot(e, slot);
-    BT_ASSERT(first == s->n_pages);
+    BT_ASSERT(first == s->n_pages || (s->beam && first < s->n_pages && first + n <= s->n_pages));
     for (uint32_t i = 0; i < n; i++) {
         BT_ASSERT(pages[i] < FE_PAGES);
+        if (first + i < s->n_pages) { /* a beam continues another one: rows check what it has */
+            e->page_slots[s->pages[first + i]]--;
+            e->page_slots[pages[i]]++;
+            s->pages[first + i] = pages[i];
+            continue;
+        }
         s->pages[s->n_pages++] = pages[i];
         /* Nobody's: its last owner is quiet, and no copy reads or writes it. Or it is shared. */
         bool fresh = e->page_slots[pages[i]]++ == 0 && e->page_flows[pages[i]] == 0;
@@ -185,6 +211,8 @@ static bt_status_t fe_page_copy(struct bt_engine *e, uint32_t from, uint32_t to,
 {
     BT_ASSERT(from < FE_PAGES && to < FE_PAGES && from != to && toks > 0 && toks < FE_BLOCK);
     BT_ASSERT(e->page_slots[to] == 1 && e->page_flows[to] == 0);
+    fe_copies++;
+    memcpy(e->behind[to], e->behind[from], toks * sizeof(e->kv[to][0]));
     memcpy(e->kv[to], e->kv[from], toks * sizeof(e->kv[to][0]));
     return BT_OK;
 }
@@ -257,9 +285,36 @@ static bt_status_t fe_flow_close(struct bt_engine *e, uint32_t flow, bool abort,
     fe_ticket(e, quiet)->flow = (int)flow - 1;
     return BT_OK;
 }
+/* The row of a beam behind its prompt: its KV is one chain. */
+static void fe_check_beam(struct bt_engine *e, const struct bt_engine_row *r)
+{
+    struct fe_slot *s = fe_slot(e, r->slot);
+    uint64_t chain = 0;
+    BT_ASSERT(r->n_draft == 0 && BT_DIV_UP(r->pos + r->n, FE_BLOCK) <= s->n_pages);
+    for (uint32_t i = 0; i < r->pos + r->n; i++) {
+        uint32_t page = s->pages[i / FE_BLOCK];
+        uint64_t *kv = &e->kv[page][i % FE_BLOCK], *behind = &e->behind[page][i % FE_BLOCK];
+        if (i < s->n_prompt) {
+            chain = fe_chain(chain, s->tokens[i]);
+            BT_ASSERT(*kv == FE_LOADED || *kv == chain);
+        } else if (i < r->pos) {
+            BT_ASSERT(*behind == chain);
+            chain = *kv;
+        } else {
+            BT_ASSERT(e->page_slots[page] == 1);
+            *behind = chain;
+            *kv = chain = fe_chain(chain, r->tokens[i - r->pos]);
+        }
+    }
+    e->chain[r->slot] = chain;
+}
 static void fe_check_row(struct bt_engine *e, const struct bt_engine_row *r)
 {
     struct fe_slot *s = fe_slot(e, r->slot);
+    if (s->beam && r->pos >= s->n_prompt) {
+        fe_check_beam(e, r);
+        return;
+    }
     uint32_t end = r->pos + r->n, known = end - r->n_draft;
     uint64_t chain = 0;
     BT_ASSERT(r->n > r->n_draft && known <= s->n && end < FE_CONTEXT);
@@ -278,6 +333,7 @@ static void fe_check_row(struct bt_engine *e, const struct bt_engine_row *r)
             *kv = chain;
         }
     }
+    e->chain[r->slot] = chain;
     e->prompt_rows += r->n - r->n_draft > 1 ? r->n : 0;
     for (uint32_t i = r->pos; (r->flags & BT_ROW_PROMPT_LOGPROBS) && i < end; i++) {
         if (i + 1 < s->n_prompt) {
@@ -352,6 +408,9 @@ static bt_status_t fe_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const 
             o->token = fe_next(s->tokens[s->n - 1], s->n, s->choice);
             o->bad = s->seed == FE_BAD;
             s->tokens[s->n++] = o->token;
+            if (s->beam) {
+                fe_top(e->chain[o->slot], s->n_top, o);
+            }
             o->more = !o->bad && k < e->drafts[i].n && e->drafts[i].tokens[k] == o->token;
             k += o->more;
         } while (o->more);

@@ -32,7 +32,8 @@ enum lease_mode {
 
 struct track { /* what the test knows of one submission */
     struct bt_wreq *req;
-    uint32_t n, max_new, want, choices;
+    uint32_t n, max_new, want, choices, beams;
+    uint32_t *found[BT_WORKER_CHOICES]; /* a beam search's answers */
     uint32_t prompt_last;
     struct {
         uint32_t got, last; /* tokens by offset */
@@ -43,7 +44,8 @@ struct track { /* what the test knows of one submission */
     uint32_t cached;                         /* tokens */
     uint32_t nth;                            /* to end, from 1 */
     bool part;                               /* its grant has only the beginning of the prompt */
-    bool opened, closed, ended, trailer, trailer_finished, prefill_done, cancelled, detached;
+    bool opened, closed, ended, trailer, trailer_finished, prefill_done, cancelled, detached,
+        searched;
     bt_status_t status;
     char detail[BT_WORKER_DETAIL];
 };
@@ -100,7 +102,7 @@ static void attach(struct rig *g)
     g->gone = false;
 }
 
-static void detach(struct rig *g)
+static void __attribute__((unused)) detach(struct rig *g)
 {
     struct bt_wcmd c = {.kind = BT_WCMD_DETACHED};
     command(g, &c);
@@ -169,6 +171,7 @@ struct job {
     bool prompt_logprobs;
     int32_t priority;
     bool late;
+    uint32_t beams; /* a search, for `choices` answers */
 };
 
 static uint32_t submit_job(struct rig *g, const struct job *j)
@@ -185,12 +188,26 @@ static uint32_t submit_job(struct rig *g, const struct job *j)
                                 .len_max = len_max,
                                 .attach = g->attach,
                                 .arrived_ns = bt_mono_ns(),
+                                .n_slots = 1,
                                 .logprobs = -1,
                                 .prompt_logprobs = j->prompt_logprobs};
     sub.prompt_top = sub.params.logprobs = j->prompt_logprobs ? 2 : -1;
     sub.params.seed = j->seed;
     sub.params.n_eos = j->stop != 0;
     sub.params.eos[0] = j->stop;
+    if (j->beams > 0) {
+        sub.search = true;
+        sub.params.seed = FE_BEAM;
+        sub.params.n_eos = 1; /* 0 */
+    }
+    if (j->beams > 0 && j->phases != BATON__PHASES__PREFILL) {
+        sub.n_slots = j->beams;
+        sub.beams = (struct bt_beam_conf){.width = j->beams,
+                                          .n = BT_MAX(j->choices, 1u),
+                                          .length_penalty = 1,
+                                          .stop = (bt_beam_stop_t)(g->n % BT_BEAM_STOPS)};
+        sub.params.logprobs = (int32_t)bt_beam_tops(j->beams, 1);
+    }
     struct track *t = &g->t[g->n];
     assert_true(g->n < MAX_REQS && BT_DIV_UP(len_max, FE_BLOCK) <= FE_PAGES);
     for (uint32_t i = 0; i < j->n; i++) { /* each submission's are its own */
@@ -199,15 +216,17 @@ static uint32_t submit_job(struct rig *g, const struct job *j)
     struct bt_wreq *r = bt_wreq_alloc(&g->core, &sub, tokens);
     *t = (struct track){.req = r, .n = j->n, .max_new = j->max_new};
     t->prompt_last = r->tokens[j->n - 1];
+    t->beams = j->beams;
     t->choices = BT_MAX(j->choices, 1u);
     t->want = j->phases == BATON__PHASES__PREFILL ? 1 : len_max - j->n;
     for (uint32_t i = 0; i < t->choices; i++) {
         t->k[i].last = t->prompt_last;
-        if (i > 0) {
+        t->found[i] = j->beams > 0 ? bt_calloc(j->max_new, sizeof(*t->found[i])) : NULL;
+        if (i > 0 && j->beams == 0) {
             bt_wreq_add_choice(&g->core, r, i);
         }
     }
-    t->k[0].got = j->phases == BATON__PHASES__DECODE ? 1 : 0;
+    t->k[0].got = j->phases == BATON__PHASES__DECODE && j->beams == 0 ? 1 : 0;
     struct bt_wcmd c = {.kind = BT_WCMD_SUBMIT, .req = r};
     command(g, &c);
     g->open++;
@@ -317,6 +336,13 @@ static void on_token(struct rig *g, const struct bt_wtoken *k)
     assert_false(t->ended || k->choice >= t->choices || t->k[k->choice].finished);
     uint32_t got = t->k[k->choice].got++;
     assert_int_equal(k->offset, got);
+    if (t->beams > 0) {
+        assert_true(got < t->max_new && t->searched);
+        t->found[k->choice][got] = k->token;
+        t->k[k->choice].finished = k->finish != BATON__FINISH__NOT_FINISHED;
+        assert_int_equal(k->finish == BATON__FINISH__STOP, k->token == 0);
+        return;
+    }
     assert_int_equal(k->token, fe_next(t->k[k->choice].last, t->n + got, k->choice));
     t->k[k->choice].last = k->token;
     t->k[k->choice].finished = k->finish != BATON__FINISH__NOT_FINISHED;
@@ -425,7 +451,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
     case BT_WOUT_PROMPT_LOGPROBS: on_prompt(g, o->u.prompt); break;
     case BT_WOUT_PREFILL_DONE:
         t = &g->t[o->u.prefill.request - 1];
-        assert_int_equal(t->k[0].got, BT_MIN(t->max_new, 1u)); /* the first token went before */
+        assert_int_equal(t->k[0].got, t->beams > 0 ? 0 : BT_MIN(t->max_new, 1u)); /* went before */
         if (t->req->sub->prompt_logprobs) {
             assert_int_equal(o->u.prefill.cached, 0);
             assert_int_equal(t->prompt_got, t->n - 1);
@@ -446,6 +472,7 @@ static void on_out(struct rig *g, struct bt_wout *o)
         t->trailer = true;
         t->trailer_finished = o->u.local.finished;
         break;
+    case BT_WOUT_SEARCHING: g->t[o->u.searching.request - 1].searched = true; break;
     case BT_WOUT_TAIL_END: g->tail_ends++; break;
     case BT_WOUT_CLOSE:
         t = &g->t[o->u.local.request - 1];
@@ -531,11 +558,11 @@ static void stop(struct rig *g)
     struct bt_wout o;
     if (!g->fatal) {
         /* Puts still on their way hold pages. */
-        for (int i = 0; i < 5000 && atomic_load(&g->core.stats->load.pages_free) != FE_PAGES; i++) {
+        for (int i = 0; i < 5000 && atomic_load(&g->core.stats->load.pages_free) != fe_pages; i++) {
             turn(g);
             usleep(1000);
         }
-        assert_int_equal(atomic_load(&g->core.stats->load.pages_free), FE_PAGES);
+        assert_int_equal(atomic_load(&g->core.stats->load.pages_free), fe_pages);
         assert_int_equal(atomic_load(&g->core.stats->load.slots_free), FE_SLOTS);
     }
     command(g, &c);
@@ -571,6 +598,11 @@ static void stop(struct rig *g)
         assert_int_equal(g->n_leases, 0);
     }
     free(g->keys);
+    for (uint32_t i = 0; i < g->n; i++) {
+        for (uint32_t k = 0; k < BT_WORKER_CHOICES; k++) {
+            free(g->t[i].found[k]);
+        }
+    }
     if (g->core.slab != NULL) {
         bt_slab_unmap(g->core.slab->slab);
         free(g->core.slab);
