@@ -56,7 +56,7 @@ static struct bt_survival_key key_of(const struct bt_request *r)
 void bt_expect_length(const struct bt_sequence *sq, struct bt_sched_request *req)
 {
     const struct bt_request *r = sq->r;
-    uint32_t have = r->choices[sq->first].journal.n;
+    uint32_t have = bt_sequence_have(sq);
     uint32_t most = have + req->max_new;
     if (r->spec.sampling.n_eos == 0 && r->spec.stop == NULL) { /* only the limit ends it */
         req->expect_new = req->likely_new = req->max_new;

@@ -31,6 +31,12 @@ void bt_journal_begin(struct bt_journal *j, uint32_t epoch)
     j->waiting = 0;
 }
 
+void bt_journal_again(struct bt_journal *j, uint32_t epoch)
+{
+    bt_journal_begin(j, epoch);
+    j->base = 0;
+}
+
 /* Makes room for a token `ahead` places behind the next one. */
 static void window_grow(struct bt_journal *j, uint32_t ahead)
 {

@@ -41,6 +41,9 @@ void bt_journal_cleanup(struct bt_journal *j);
 /* A new plan: offsets start again at 0, after the tokens that were handed out. Waiting tokens are
  * dropped. */
 void bt_journal_begin(struct bt_journal *j, uint32_t epoch);
+/* A new plan that makes the answer again from its beginning: the tokens that were handed out come
+ * once more, and are ERR_EXISTS. */
+void bt_journal_again(struct bt_journal *j, uint32_t epoch);
 /* Puts a token. offset counts from the submission of e->epoch. OK: kept, see bt_journal_take.
  * ERR_STALE: another epoch. ERR_EXISTS: it was there already. ERR_EXHAUSTED: too far ahead of a
  * missing token. */

@@ -27,6 +27,7 @@ typedef enum {
     BT_EV_TOKEN,        /* one token of one choice */
     BT_EV_PROMPT,       /* logprobs of a part of the prompt */
     BT_EV_PREFILL_DONE, /* the prompt is computed; its times */
+    BT_EV_SEARCHING,    /* a beam search goes on */
     BT_EV_ENDED, /* the worker holds nothing of (request, epoch) any more; with a status if it gave
                     up */
     /* A kvstore says: */

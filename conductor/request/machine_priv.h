@@ -315,6 +315,17 @@ void bt_sequence_finishing(struct bt_sequence *sq, bool hard, uint64_t now_ns);
 void bt_sequence_choice_finished(struct bt_sequence *sq, uint32_t choice, bool by_worker,
                                  uint64_t now_ns);
 const char *bt_sequence_state_name(bt_sequence_state_t s);
+/* Tokens of the answer so far, which the next plan continues. A beam search begins again. */
+static inline uint32_t bt_sequence_have(const struct bt_sequence *sq)
+{
+    const struct bt_request *r = sq->r;
+    return r->spec.beams.width > 0 ? 0 : r->choices[sq->first].journal.n;
+}
+/* Rows that its workers compute at once. */
+static inline uint32_t bt_sequence_rows(const struct bt_sequence *sq)
+{
+    return sq->r->spec.beams.width > 0 ? sq->r->spec.beams.width : sq->n;
+}
 static inline bool bt_sequence_running(const struct bt_sequence *sq)
 {
     return sq->state == BT_SEQ_PREFILLING || sq->state == BT_SEQ_DECODING;
@@ -358,7 +369,8 @@ bool bt_sequence_watch(struct bt_sequence *sq, uint64_t now_ns);
 
 /* ---- request.c: towards the client ---- */
 /* Puts a worker's token into the choice's journal. Returns what bt_journal_put returns, or
- * ERR_INVALID for a token that the tokenizer does not have. */
+ * ERR_INVALID for a token that the tokenizer does not have, or ERR_MISMATCH if a beam search that
+ * began again has found another token than the client was given. */
 bt_status_t bt_request_put(struct bt_request *r, const struct bt_event *ev) BT_MUST_CHECK;
 /* Gives the client the next tokens of the choice's journal. If the prompt's logprobs are wanted,
  * the tokens wait until those are complete. */

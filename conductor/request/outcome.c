@@ -47,7 +47,7 @@ static bool is_told(const struct bt_sequence *sq)
 void bt_outcome_first_token(struct bt_sequence *sq, uint64_t now_ns)
 {
     struct bt_flight *f = sq->flight;
-    if (!is_told(sq) || sq->r->spec.prompt_logprobs) {
+    if (!is_told(sq) || sq->r->spec.prompt_logprobs || sq->r->spec.beams.width > 0) {
         return;
     }
     double actual = (double)(now_ns - sq->r->spec.received_ns) / 1e6;

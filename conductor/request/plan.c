@@ -15,7 +15,7 @@ static void gather_tokens(struct bt_sequence *sq)
     /* With several choices no journal has tokens yet. */
     const struct bt_journal *j = &r->choices[sq->first].journal;
     uint32_t n_prompt = (uint32_t)r->spec.prompt.n;
-    uint32_t n = n_prompt + j->n;
+    uint32_t have = bt_sequence_have(sq), n = n_prompt + have;
     if (n > sq->tokens_cap) {
         sq->tokens_cap = n;
         sq->tokens = bt_realloc(sq->tokens, (size_t)n * sizeof(*sq->tokens));
@@ -24,8 +24,8 @@ static void gather_tokens(struct bt_sequence *sq)
         return; /* planned before, and nothing was added since */
     }
     memcpy(sq->tokens, r->spec.prompt.ids, (size_t)n_prompt * sizeof(*sq->tokens));
-    if (j->n != 0) {
-        memcpy(sq->tokens + n_prompt, j->tokens, (size_t)j->n * sizeof(*sq->tokens));
+    if (have != 0) {
+        memcpy(sq->tokens + n_prompt, j->tokens, (size_t)have * sizeof(*sq->tokens));
     }
     sq->n_tokens = n;
     uint32_t bt = r->mc->conf.block_tokens;
@@ -115,7 +115,7 @@ static void submit_to(const struct bt_sequence *sq, struct bt_peer *to, bt_phase
     a->submit.phases = phases;
     a->submit.choice = sq->first;
     a->submit.n = sq->n;
-    a->submit.max_new = r->spec.max_tokens - r->choices[sq->first].journal.n;
+    a->submit.max_new = r->spec.max_tokens - bt_sequence_have(sq);
     a->submit.priority = bt_flight_class(sq->flight);
     a->submit.late = sq->flight->plan.background;
     a->submit.prompt_logprobs = r->prompt != NULL && phases != BT_PHASES_DECODE;
@@ -173,7 +173,12 @@ static struct bt_flight *begin_flight(struct bt_sequence *sq, const struct bt_sc
 {
     sq->epoch++;
     for (uint32_t i = sq->first; i < sq->first + sq->n; i++) {
-        bt_journal_begin(&sq->r->choices[i].journal, sq->epoch);
+        struct bt_journal *j = &sq->r->choices[i].journal;
+        if (sq->r->spec.beams.width > 0) {
+            bt_journal_again(j, sq->epoch);
+        } else {
+            bt_journal_begin(j, sq->epoch);
+        }
     }
     if (sq->r->prompt != NULL) {
         bt_prompt_begin(sq->r->prompt);
@@ -189,8 +194,8 @@ static struct bt_flight *begin_flight(struct bt_sequence *sq, const struct bt_sc
         f->same_kv = plan->at.kv_prefill == plan->at.kv_decode;
         f->decode = v->worker[plan->at.decode];
         f->kv_decode = v->kvstore[plan->at.kv_decode];
-        f->own_rows = sq->n;
-        f->own_kv = (uint64_t)sq->n * sq->n_tokens;
+        f->own_rows = bt_sequence_rows(sq);
+        f->own_kv = (uint64_t)f->own_rows * sq->n_tokens;
         snprintf(u->decode, sizeof(u->decode), "%s", f->decode->name);
     }
     f->plan = *plan;
@@ -250,9 +255,9 @@ static struct bt_sched_request request_of(const struct bt_sequence *sq, uint64_t
     const struct bt_request *r = sq->r;
     struct bt_machine *mc = r->mc;
     struct bt_sched_request req = {.n_tokens = sq->n_tokens,
-                                   .n_choices = sq->n,
+                                   .n_choices = bt_sequence_rows(sq),
                                    .one_worker = r->spec.sampling.penalty_alpha > 0,
-                                   .max_new = r->spec.max_tokens - r->choices[sq->first].journal.n,
+                                   .max_new = r->spec.max_tokens - bt_sequence_have(sq),
                                    .block_tokens = mc->conf.block_tokens,
                                    .token_bytes = mc->conf.token_bytes,
                                    .waited_ms =

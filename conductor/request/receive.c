@@ -110,6 +110,10 @@ void bt_receive_worker(struct bt_machine *mc, struct bt_session *s, const Baton_
     } else if (m->m_case == BATON__FROM_WORKER__M_RECEIVED) {
         struct bt_event ev = event_of(BT_EV_RECEIVED, s, m->received->request, m->received->epoch);
         bt_machine_event(mc, &ev, now_ns);
+    } else if (m->m_case == BATON__FROM_WORKER__M_SEARCHING) {
+        const Baton__Searching *g = m->searching;
+        struct bt_event ev = event_of(BT_EV_SEARCHING, s, g->request, g->epoch);
+        bt_machine_event(mc, &ev, now_ns);
     } else if (m->m_case == BATON__FROM_WORKER__M_ENDED) {
         take_ended(mc, s, m->ended, now_ns);
     }

@@ -53,6 +53,9 @@ void bt_sequence_leave_plan(struct bt_sequence *sq, uint64_t now_ns)
 bool bt_sequence_splits(const struct bt_sequence *sq)
 {
     bool begun = false;
+    if (sq->r->spec.beams.width > 0) {
+        return false; /* one search has them all */
+    }
     for (uint32_t i = sq->first; i < sq->first + sq->n; i++) {
         begun = begun || sq->r->choices[i].journal.n != 0;
     }

@@ -173,7 +173,8 @@ static void observe_token(struct bt_sequence *sq, struct bt_choice *c, uint64_t 
         bt_metric_observe(mc->m.ttft, (double)(now_ns - r->spec.received_ns) / 1e9);
         bt_metric_add(mc->m.prompt, r->spec.prompt.n);
     }
-    if (c->last_ns != 0) {
+    /* Answers of a beam search come whole: their gaps say nothing. */
+    if (c->last_ns != 0 && r->spec.beams.width == 0) {
         bt_metric_observe(mc->m.itl, (double)(now_ns - c->last_ns) / 1e9);
         bt_outcome_gap(c, now_ns);
     }
@@ -275,7 +276,11 @@ bt_status_t bt_request_put(struct bt_request *r, const struct bt_event *ev)
     if (ev->token.at->token >= bt_tokenizer_vocab(r->mc->tok)) {
         return BT_ERR_INVALID;
     }
-    return bt_journal_put(&c->journal, ev->token.offset, ev->token.at);
+    bt_status_t st = bt_journal_put(&c->journal, ev->token.offset, ev->token.at);
+    bool other = st == BT_ERR_EXISTS && r->spec.beams.width > 0 &&
+                 ev->token.offset < c->journal.n &&
+                 c->journal.tokens[ev->token.offset] != ev->token.at->token;
+    return other ? BT_ERR_MISMATCH : st;
 }
 
 /* ---- numbers ---- */

@@ -8,6 +8,7 @@
 
 #include "common/base/base.h"
 #include "common/engine/sampling.h"
+#include "common/search/beam.h"
 #include "common/spec/spec.h"
 #include "common/token/token.h"
 
@@ -54,6 +55,9 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
         sampling;                   /* eos: filled by the front from the model unless ignore_eos */
     bt_spec_kind_t speculation;     /* where drafts may come from */
     uint32_t n;                     /* choices, 1..16, numbered from 0: one prefill, then forks */
+    struct bt_beam_conf beams;      /* a beam search, if it has a width (at least n): its n best
+                                       answers are the choices. Only these are read: width,
+                                       length_penalty, stop */
     struct bt_gen_grammar *grammar; /* a reference; NULL: the answer is free */
     struct bt_gen_thoughts thoughts;
     char **stop;       /* NULL-terminated list of stop strings, or NULL */

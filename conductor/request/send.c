@@ -145,6 +145,9 @@ static void send_submit(const struct bt_action *a)
     v.tenant = bt_kv_tenant_tag(text_of(spec->tenant));
     v.prompt_logprobs = a->submit.prompt_logprobs;
     v.prompt_top = v.prompt_logprobs ? spec->prompt_top : 0;
+    v.beams = spec->beams.width;
+    v.length_penalty = spec->beams.length_penalty;
+    v.early_stopping = spec->beams.stop;
     if (spec->grammar != NULL) {
         v.grammar_kind = spec->grammar->kind;
         v.grammar.data = (uint8_t *)spec->grammar->text;

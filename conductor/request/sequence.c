@@ -255,6 +255,15 @@ static void on_token(struct bt_sequence *sq, const struct bt_sequence_input *in)
                            in->now_ns);
         return;
     }
+    if (st == BT_ERR_MISMATCH) {
+        bt_request_fail(sq->r, BT_REJECT_FAILED, 500, 0,
+                        "the beam search began again after a failure and found another answer than "
+                        "the part that was sent; its worker's engine is not exact");
+        return;
+    }
+    if (st == BT_ERR_EXISTS && sq->r->spec.beams.width > 0) {
+        return; /* it was given out by an earlier plan */
+    }
     if (st != BT_OK) {
         bt_metric_add(sq->r->mc->m.stale, 1);
         return;
@@ -270,6 +279,28 @@ static void on_token(struct bt_sequence *sq, const struct bt_sequence_input *in)
         bt_sequence_replan(sq, NULL,
                            "the decode worker ended the request before all its tokens had come",
                            in->now_ns);
+    }
+}
+
+/* A beam search goes on. It has computed its prompt, so this stands for its first tokens, which
+ * come at its end. */
+static void on_searching(struct bt_sequence *sq, const struct bt_sequence_input *in)
+{
+    struct bt_flight *f = sq->flight;
+    if (sq->r->spec.beams.width == 0 || in->peer != f->decode) {
+        return;
+    }
+    sq->progress_ns = in->now_ns;
+    sq->queued_ns = 0;
+    sq->put_offs = 0;
+    sq->stuck = false;
+    f->got_first = true;
+    f->got_decode = !f->both;
+    if (f->expected) {
+        bt_expect_row(f, in->now_ns);
+    }
+    if (sq->state == BT_SEQ_PREFILLING) {
+        bt_sequence_set_state(sq, BT_SEQ_DECODING);
     }
 }
 
@@ -334,8 +365,9 @@ static bool needed(const struct bt_flight *f, const struct bt_peer *p)
     if (p == f->decode && !f->decode_ended) {
         return true;
     }
+    bool first_missing = !f->got_first && (f->both || r->spec.beams.width == 0);
     if (p == f->prefill) {
-        return prompt_missing || !f->got_first || (!f->both && !landed);
+        return prompt_missing || first_missing || (!f->both && !landed);
     }
     if (p == f->kv_prefill) {
         return f->both ? !f->got_first : !landed;
@@ -445,7 +477,8 @@ static void on_ended(struct bt_sequence *sq, const struct bt_sequence_input *in)
         bt_sequence_repair(sq, in->peer, e->status, e->detail, in->now_ns);
         return;
     }
-    if (in->peer == f->prefill && ((!f->both && !f->got_first) || sq->r->prompt != NULL)) {
+    bool first_due = !f->both && !f->got_first && sq->r->spec.beams.width == 0;
+    if (in->peer == f->prefill && (first_due || sq->r->prompt != NULL)) {
         bt_sequence_avoid(sq, in->peer);
         bt_sequence_replan(
             sq, NULL,

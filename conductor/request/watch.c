@@ -23,7 +23,9 @@
 struct bt_peer *bt_sequence_due(const struct bt_sequence *sq)
 {
     const struct bt_flight *f = sq->flight;
-    if (sq->state == BT_SEQ_PREFILLING || (!f->both && !f->got_first)) {
+    /* The prefill worker of a beam search sends no token. */
+    bool search = sq->r->spec.beams.width > 0 && !f->both && f->prefill_ended;
+    if (!search && (sq->state == BT_SEQ_PREFILLING || (!f->both && !f->got_first))) {
         return f->prefill_ended ? NULL : f->prefill;
     }
     return f->decode_ended ? NULL : f->decode;

@@ -41,6 +41,9 @@ static struct {
     uint32_t n_orders;
     uint64_t id; /* of the last Submit */
     uint32_t epoch;
+    struct {
+        uint32_t n_tokens, max_new, n;
+    } submit; /* what it said */
     /* the client */
     struct bt_request *r;
     uint32_t n_delta, n_finish, n_done, n_error;
@@ -184,6 +187,9 @@ static inline void apply(void)
             if (a.type == BT_ACT_SUBMIT) {
                 T.id = a.id;
                 T.epoch = a.epoch;
+                T.submit.n_tokens = a.submit.plan.n_tokens;
+                T.submit.max_new = a.submit.max_new;
+                T.submit.n = a.submit.n;
             }
         } else {
             tell_client(&a);
