@@ -198,6 +198,9 @@ static void add_tokens(struct bt_front_answer *a, struct bt_front_choice *c,
     if (d->n_tokens > 0) {
         c->last_id = d->tokens[d->n_tokens - 1].id;
     }
+    for (size_t i = 0; i < d->n_tokens; i++) {
+        c->logprob += d->tokens[i].logprob;
+    }
     for (size_t i = 0; i < d->n_tokens && a->opt.logprobs >= 0; i++) {
         bt_front_logprobs_add(&c->lp, a->opt.chat, &a->names, &d->tokens[i],
                               (uint32_t)a->opt.logprobs, &c->chars);
@@ -321,7 +324,7 @@ void bt_front_call_id(const struct bt_front_answer *a, uint32_t choice, uint32_t
 
 uint32_t bt_front_thought_tokens(const struct bt_front_answer *a)
 {
-    uint32_t n = 0;
+    uint32_t n = a->left_out_thoughts;
     for (uint32_t i = 0; i < a->n_choices; i++) {
         n += a->choices[i].thought_tokens;
     }
@@ -358,4 +361,43 @@ void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finis
     for (uint32_t i = 0; i < a->opt.n_stop_ids && reason == BT_FINISH_STOP; i++) {
         c->stop_by_id |= stop_string == NULL && a->opt.stop_ids[i] == c->last_id;
     }
+}
+
+/* Is a's mean logprob higher than b's? What is no number is below all. */
+static bool is_better(const struct bt_front_choice *a, const struct bt_front_choice *b)
+{
+    double x = a->logprob / BT_MAX(a->tokens, 1u), y = b->logprob / BT_MAX(b->tokens, 1u);
+    return x > y || (x == x && y != y);
+}
+
+/* Puts the best ones of c[n] first, by falling mean; equal ones stay in order. */
+static void sort_choices(struct bt_front_choice *c, uint32_t n)
+{
+    for (uint32_t i = 1; i < n; i++) {
+        struct bt_front_choice moved = c[i];
+        uint32_t at = i;
+        for (; at > 0 && is_better(&moved, &c[at - 1]); at--) {
+            c[at] = c[at - 1];
+        }
+        c[at] = moved;
+    }
+}
+
+void bt_front_answer_select(struct bt_front_answer *a)
+{
+    uint32_t n = a->opt.n, best = a->opt.n_best;
+    if (best == 0) {
+        return;
+    }
+    for (uint32_t p = 0; p < a->n_prompts; p++) {
+        struct bt_front_choice *of = &a->choices[p * n];
+        sort_choices(of, n);
+        for (uint32_t i = best; i < n; i++) {
+            a->left_out_thoughts += of[i].thought_tokens;
+            choice_cleanup(&of[i]);
+        }
+        memmove(&a->choices[p * best], of, best * sizeof(of[0]));
+    }
+    a->opt.n = best;
+    a->n_choices = a->n_prompts * best;
 }

@@ -20,6 +20,7 @@ struct bt_front_choice {
     struct bt_front_logprobs lp; /* ... its logprobs; streams: of the next event */
     uint32_t chars;              /* characters of the text up to the next token, for text_offset */
     uint32_t tokens, last_id;
+    double logprob;          /* of all its tokens, where they have logprobs */
     uint32_t thought_tokens; /* ... of its reasoning */
     struct bt_reply *reply;  /* takes the text apart; NULL: it is content only */
     struct bt_buf thoughts;  /* as text: the reasoning */
@@ -62,6 +63,7 @@ struct bt_front_answer {
     struct bt_buf echoed;   /* members that repeat the request */
     json_t *kinds;          /* of the arguments of calls; NULL: they are JSON anyway */
     uint32_t n_prompts, n_choices;
+    uint32_t left_out_thoughts; /* reasoning tokens of choices that best_of leaves out */
     struct bt_front_answer_prompt *prompts;
     struct bt_front_choice *choices; /* choice k of prompt i at i * opt.n + k */
     struct bt_front_items items;     /* formats that keep the answer as items */
@@ -147,6 +149,8 @@ void bt_front_call_id(const struct bt_front_answer *a, uint32_t choice, uint32_t
 uint32_t bt_front_thought_tokens(const struct bt_front_answer *a);
 /* Streams: begins the event of a choice that ends without further text. */
 void bt_front_answer_empty(struct bt_front_answer *a, uint32_t choice, struct bt_buf *out);
+/* Whole responses, when all choices are complete: leaves out those that best_of does not return. */
+void bt_front_answer_select(struct bt_front_answer *a);
 void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finish_t reason,
                             const char *stop_string);
 

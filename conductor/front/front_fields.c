@@ -106,7 +106,12 @@ static const struct field fields[] = {
     {"max_completion_tokens", BODY, USED, "the same as `max_tokens`; it wins if both are given"},
     {"min_tokens", EVERY, USED, "the answer has at least this many tokens"},
     {"n", BODY, USED, "choices of each prompt, 1 to 16"},
-    {"best_of", BODY, USED, "only the value of `n`"},
+    {"best_of", BODY, USED,
+     "`n` to 16: so many choices are made, and the `n` with the highest logprob per token are the "
+     "answer; not with `stream`. With `use_beam_search`: the number of beams"},
+    {"use_beam_search", BODY, USED, "true: the answer is found by beam search, see below"},
+    {"length_penalty", BODY, USED, "of a beam search: -10 to 10; 1 unless given"},
+    {"early_stopping", BODY, USED, "of a beam search: true, false or `never`"},
     {"ignore_eos", EVERY, USED, "go on after the model's end-of-text token"},
     {"stop", BODY, USED, "a string or up to 16"},
     {"stop_token_ids", EVERY, USED, "further tokens that end a choice"},
@@ -205,13 +210,11 @@ static const struct field fields[] = {
     {"rid", BODY, HARMLESS, "the header `x-request-id` names a request"},
     {"spaces_between_special_tokens", BODY, HARMLESS, "for tokenizers of another kind"},
     {"detokenize", BODY, HARMLESS, "the answer is always text"},
-    {"early_stopping", BODY, HARMLESS, "it is about beam search, and `use_beam_search` is refused"},
     {"guided_decoding_backend", BODY, HARMLESS, "there is one"},
 
     {"suffix", C, REFUSED, "text that follows the answer"},
     {"echo", M, REFUSED, "of completions only"},
-    {"use_beam_search", BODY, REFUSED, "beam search is not built"},
-    {"length_penalty", BODY, REFUSED, "for beam search, which is not built"},
+    {"num_beams", BODY, REFUSED, "use `use_beam_search` and `best_of`"},
     {"typical_p", BODY, REFUSED, "not built"},
     {"prompt_embeds", BODY, REFUSED, "a prompt is text or token ids"},
     {"input_embeds", BODY, REFUSED, "a prompt is text or token ids"},
@@ -462,7 +465,7 @@ static const struct neutral {
     bool (*is)(const json_t *v);
     const char *doc;
 } neutrals[] = {
-    {"length_penalty", is_one, "1"},
+    {"num_beams", is_one, "1"},
     {"typical_p", is_one, "1"},
     {"truncate_prompt_tokens", is_null, "null"},
     {"truncation", is_disabled, "`disabled`"},

@@ -337,6 +337,7 @@ static void on_done(void *arg, const struct bt_gen_usage *u)
     if (g->a.opt.stream) {
         bt_front_out_stream_end(g, true);
     } else {
+        bt_front_answer_select(&g->a);
         bt_front_out_whole(g);
     }
 }
@@ -541,7 +542,8 @@ static void on_parsed(struct bt_front_job *j)
     bt_http_peer(j->req, peer);
     uint64_t owner = bt_front_room_owner(j->tenant, peer);
     size_t bytes = 0;
-    work.generations = (uint64_t)j->gen.prompts.n * j->gen.opt.n;
+    work.generations =
+        (uint64_t)j->gen.prompts.n * BT_MAX(j->gen.opt.n, j->gen.specs[0].beams.width);
     work.context = f->model.max_model_len;
     for (uint32_t i = 0; i < j->gen.prompts.n; i++) {
         work.prompt_tokens += j->gen.specs[i].prompt.n;

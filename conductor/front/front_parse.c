@@ -11,6 +11,7 @@
 #include "conductor/front/front_fields.h"
 #include "conductor/front/front_forced.h"
 #include "conductor/front/front_grammar.h"
+#include "conductor/front/front_search.h"
 #include "conductor/front/front_thinking.h"
 
 #define STOPS_MAX      16
@@ -97,25 +98,6 @@ static bool check_model(const struct bt_front_model *m, const json_t *root,
                              "the model '%.128s' does not exist; this server has '%.128s'", model,
                              m->id);
     }
-    return true;
-}
-
-/* With best_of the server would draw more choices than it returns; here the client gets all n. */
-static bool take_choices(const json_t *root, struct bt_front_options *opt, struct bt_front_error *e)
-{
-    int64_t n = 1;
-    if (!bt_front_get_int(root, "n", 1, FRONT_N_MAX, &n, e)) {
-        return false;
-    }
-    int64_t best = n;
-    if (!bt_front_get_int(root, "best_of", 1, FRONT_N_MAX, &best, e)) {
-        return false;
-    }
-    if (best != n) {
-        return bt_front_fail(e, 400, "best_of", "unsupported_parameter",
-                             "'best_of' other than 'n' is not supported; leave it out");
-    }
-    opt->n = (uint32_t)n;
     return true;
 }
 
@@ -478,7 +460,7 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     struct lengths l;
     if (!check_model(m, root, e) ||
         !bt_front_fields_check(root, chat ? FRONT_CHAT : FRONT_COMPLETION, "", e) ||
-        !take_choices(root, opt, e) || !take_look(root, chat, base, opt, e) ||
+        !take_look(root, chat, base, opt, e) || !bt_front_take_choices(root, base, opt, e) ||
         !take_sampling(m, root, base, e) || !bt_front_take_contrast(m, root, opt->n, base, e) ||
         !take_ends(m, root, &base->sampling, opt, e) || !take_bias(m, root, &base->sampling, e) ||
         !take_stops(root, base, e) || !take_salt(root, base, e) ||
@@ -486,7 +468,6 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
         !bt_front_take_grammar(m, root, base, e)) {
         return false;
     }
-    base->n = opt->n;
     want_prompt_logprobs(opt, &l, base);
     bool ok;
     if (chat) {
@@ -510,7 +491,8 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     } else {
         ok = bt_front_take_prompts(m, root, opt->echo, opt->skip_special, &g->prompts, e);
     }
-    return ok && make_specs(m, &l, base, g, e);
+    return ok && bt_front_finish_choices(root, l.max, base, opt, e) &&
+           make_specs(m, &l, base, g, e);
 }
 
 bool bt_front_parse_generation(const struct bt_front_model *m, enum bt_front_api api,

@@ -25,6 +25,7 @@ struct bt_front_options { /* options of one answer that are not part of its spec
     bool skip_special;
     struct bt_front_chat parts; /* chat: what the answer is taken apart into */
     uint32_t n;                 /* choices of each prompt */
+    uint32_t n_best;            /* of these, so many are the answer; 0: all */
     uint32_t n_stop_ids;        /* stop_token_ids: the one that ended a choice is its stop_reason */
     uint32_t stop_ids[BT_ENGINE_MAX_EOS];
 };

@@ -19,6 +19,20 @@ is the same as leaving a field out.
 T
 "${BUILD:-build}/bin/baton-conductor" --print-api
 cat <<'T'
+## Beam search
+
+With `use_beam_search` the choices are the `n` best answers that a search of `best_of` beams (`n` unless given) finds, the best
+first. The tokens are those of transformers' `generate(num_beams=...)`: an answer's score is the sum of its logprobs divided by
+its length to the power of `length_penalty`; `early_stopping` says when the search may end with as many answers as beams: true: at
+once; false: when the best beam, if it ended now, would not be one of them; `never`: when no beam can become one of them.
+
+- At most 16 beams, and at most 20 together with the ids that end an answer (the model's and `stop_token_ids`).
+- Nothing is drawn: `seed` has no effect, and `temperature` (but 0 and 1), `top_p`, `top_k`, `min_p`, penalties, `logit_bias`,
+  `stop` and constrained output get 400.
+- `stream` sends everything when the search is over. `min_tokens`, `ignore_eos`, `stop_token_ids`, `echo` and logprobs mean what
+  they mean elsewhere.
+- `usage` counts the tokens of the answers, not those of other beams. Limits of API keys count each beam as a request.
+
 ## Constrained output
 
 At most one field constrains an answer; two get 400 with both names. The server compiles what it gets before anything runs: what
