@@ -29,7 +29,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
 BLOCK = 16
-OK, INVALID, EXISTS, STALE, PEER_LOST, UNAVAILABLE = 0, -1, -3, -5, -30, -32
+OK, INVALID, EXISTS, STALE, TOO_LARGE, PEER_LOST, UNAVAILABLE = 0, -1, -3, -5, -9, -30, -32
 
 _gen = None
 
