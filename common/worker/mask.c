@@ -166,6 +166,7 @@ static void done(struct bt_wcore *c, const struct bt_wmask_job *j)
     struct bt_wreq *r = j->r;
     if (j->status == BT_AGAIN) {
         r->match.late = true;
+        r->match.made = j->n_made;
         r->match.slow = j->begun;
         return;
     }

@@ -88,6 +88,7 @@ struct bt_wmatch {
     const struct bt_wahead *away; /* the slow thread has it: the row is in no step meanwhile */
     struct bt_wthoughts thoughts; /* as far as masks were made */
     bool late, slow; /* of this step: a mask is missing; it needs more work than a step gives */
+    uint32_t made;   /* ... behind this many that were made */
     bool compiled;   /* of a lead: the grammar may be used */
     bool queue_due;  /* of a lead: queue it once `compiled` is set */
     /* Text that the grammar forces behind forced_at tokens, as the tokenizer splits it. */

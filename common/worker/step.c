@@ -218,7 +218,7 @@ static void row_stepped(struct bt_wcore *c, uint32_t i, const struct bt_engine_o
     const struct bt_engine_row *e = &c->step.erows[i];
     const struct bt_batch_row *b = &c->step.rows[i];
     struct bt_wreq *r = c->step.reqs[i];
-    bool late = o != NULL && r->match.late && o[n - 1].bad;
+    bool late = o != NULL && r->match.late && n == r->match.made + 1 && o[n - 1].bad;
     n -= late;
     if (late && n == 0) {
         BT_ASSERT(r->role == &c->decode->role); /* a prompt's first mask was made ahead */

@@ -340,8 +340,13 @@ def test_hostile_grammars(cluster):
     for _ in range(900):
         deep = {"items": deep}
     wide = {"anyOf": [{"properties": {f"p{i}": {"type": "string", "pattern": f"^(a|b{i}){{1,50}}$"}}} for i in range(3000)]}
+    rules = range(50)  # each letter leaves two threads for each rule and length so far
+    nested = "root ::= " + " | ".join(f"r{i}" for i in rules) + "".join(
+        f'\nr{i} ::= [a-z] r{i}? "{i}" | [a-z] r{i}' for i in rules)
+    hub = "root ::= hub\nhub ::= " + " | ".join(f"r{i}" for i in range(1500)) + "".join(
+        f'\nr{i} ::= [a-z] hub | "{i}"' for i in range(1500))
     hostile = [
-        {"guided_json": deep}, {"guided_json": wide}, {"guided_json": {"$ref": "#"}},
+        {"grammar": nested}, {"grammar": hub}, {"guided_json": deep}, {"guided_json": wide}, {"guided_json": {"$ref": "#"}},
         {"guided_json": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}},
         {"guided_json": {"minLength": 10 ** 9, "type": "string"}},
         {"guided_regex": "(((((a{1,1000}){1,1000}){1,1000}){1,1000})b?){7}"}, {"guided_regex": "(a*)*(a*)*(a*)*$" * 500},
