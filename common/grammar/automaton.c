@@ -59,7 +59,10 @@ static bool begin(struct bt_automaton *m)
         return false;
     }
     m->frames[0] = (struct bt_frame){0};
-    return bt_automaton_heads(m, &m->frame_heads, &m->n_frame_heads, 64) &&
+    /* A state without threads points into these, so they exist from the beginning. */
+    return bt_automaton_grow(m, &m->pool, 0, &m->pool_cap, sizeof(*m->pool)) &&
+           bt_automaton_grow(m, &m->arena, 0, &m->arena_cap, sizeof(*m->arena)) &&
+           bt_automaton_heads(m, &m->frame_heads, &m->n_frame_heads, 64) &&
            bt_automaton_heads(m, &m->state_heads, &m->n_state_heads, 64);
 }
 

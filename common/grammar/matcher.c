@@ -161,7 +161,9 @@ static void push_step(struct bt_matcher *m, const uint8_t *p, uint32_t n)
         m->bytes_cap = m->bytes_cap * 2 + n + 64;
         m->bytes = bt_realloc(m->bytes, m->bytes_cap);
     }
-    bt_copy(m->bytes + m->n_bytes, p, n);
+    if (n > 0) { /* else there may be no room yet */
+        memcpy(m->bytes + m->n_bytes, p, n);
+    }
     m->n_bytes += n;
     m->steps[m->n_steps++] = (struct step){m->state, m->generation, m->n_bytes};
 }

@@ -455,7 +455,8 @@ static bool read_tags(struct builder *b, const json_t *tags, struct span text, s
         snprintf(where, sizeof(where), "tags/%zu", i);
         bt_node_t v[3] = {BT_NODE_EMPTY, BT_NODE_EMPTY,
                           content_node(b, tag, take_value(&text), where)};
-        v[0] = bt_program_regex(b->p, head_rx(b, head->data + from, head->len - from));
+        const char *p = head->len > from ? (const char *)head->data + from : "";
+        v[0] = bt_program_regex(b->p, head_rx(b, p, head->len - from));
         v[1] = parts_node(b, json_object_get(tag, "begin"), t->heads[i].parts, where);
         all[i] = bt_program_seq(b->p, v, 3);
     }

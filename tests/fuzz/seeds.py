@@ -151,6 +151,25 @@ def token(_root):
     return [bytes([k]) + "Hello, w\u00f6rld! 12345\n  it's \U0001f600 <s> <|eot_id|>".encode() for k in range(7)]
 
 
+def grammar(_root):
+    """The kind of the spec, the tokens of the walk, the spec."""
+    pair = {"type": "object", "properties": {"a": {"enum": [0, 1]}, "b": {"enum": [[], {}]}}, "required": ["a"],
+            "additionalProperties": False}
+    schemas = [True, {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "minProperties": 1},
+               {"type": "array", "uniqueItems": True}, {"type": "array", "uniqueItems": True, "items": pair, "minItems": 2},
+               {"type": "array", "uniqueItems": True, "prefixItems": [{"enum": [1, 2]}, {"const": 1}], "minItems": 2},
+               {"type": "array", "uniqueItems": True, "items": {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}},
+               {"anyOf": [{"type": "string", "pattern": "^(?!a)[a-f]*$", "maxLength": 9}, {"type": "number", "multipleOf": 0.5}]},
+               {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"$ref": "#/$defs/n"}}}}},
+               {"x-guidance": {"whitespace_pattern": " ?"}, "type": "array", "contains": {"const": 1}, "maxItems": 3},
+               {"type": "string", "format": "date-time"}, {"type": "integer", "minimum": -7, "maximum": 12}]
+    tags = {"tags": [{"begin": "<tool_call>", "schema": {"type": "object"}, "end": "</tool_call>"}, {"begin": "<t", "regex": "a*"}]}
+    specs = [(1, json.dumps(x)) for x in schemas] + [(2, ""), (4, '["a","ab","b"]'), (6, json.dumps(tags))]
+    specs += [(3, x) for x in (r"\d{3}-[a-z]+(?<!b)", "a(?=b)b|c{2,5}", "[^x]*x$")]
+    specs += [(5, x) for x in ('root ::= "a" b\nb ::= [a-z]* | "(" root ")"', 'root ::= ("x" | [0-9])+ "y"?', "root ::= <tool_call> .*")]
+    return [bytes([kind - 1, walk]) + text.encode() for kind, text in specs for walk in (0, 77)]
+
+
 def http_parse(_root):
     return [b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}",
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nab\r\n0\r\nT: v\r\n\r\n"]
@@ -213,7 +232,8 @@ def tapes(name):
     return [r.randbytes(n) for n in (64, 100, 150, 200, 300, 400, 500)]
 
 
-MADE = {f.__name__: f for f in (conf, keys, cert, model, weights, tokenizer, chat_file, template, token, http_parse, front_parse, reply)}
+MADE = {f.__name__: f for f in (conf, keys, cert, model, weights, tokenizer, chat_file, template, token, http_parse, front_parse, grammar,
+                                reply)}
 
 
 def make(root, name, out):
