@@ -168,7 +168,7 @@ typedef bt_http_pull_t (*bt_http_pull_fn)(void *arg, struct bt_buf *out);
 void bt_http_pull(struct bt_http_req *r, bt_http_pull_fn fn, void *arg);
 /* A waiting pull has more to send. If no pull waits nothing happens. */
 void bt_http_resume(struct bt_http_req *r);
-/* Ends a started response without a proper end: the client sees a broken stream. */
-void bt_http_abort(struct bt_http_req *r);
+/* Bytes of its response that the client has not taken. */
+size_t bt_http_req_unsent(const struct bt_http_req *r);
 
 #endif

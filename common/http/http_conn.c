@@ -274,7 +274,7 @@ void bt_http_conn_settle(struct bt_http_conn *c)
     }
     h->current = NULL;
     if (alive && c->req != NULL && c->req->started && bt_http_conn_unsent(c) > h->o.out_max) {
-        BT_DEBUG("http_slow_reader", "unsent=%zu", bt_http_conn_unsent(c));
+        BT_INFO("http_slow_reader", "unsent=%zu cut=yes", bt_http_conn_unsent(c));
         c->trace.cut = true;
         alive = false;
     }

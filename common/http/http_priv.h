@@ -168,7 +168,7 @@ void bt_http_record_status(struct bt_http_conn *c, int status);
 /* Output was sent. */
 void bt_http_record_sent(struct bt_http_conn *c, size_t n);
 /* The handler has ended the response. */
-void bt_http_record_answered(struct bt_http_conn *c, bool cut);
+void bt_http_record_answered(struct bt_http_conn *c);
 /* Tells options.ended if the response is over. closed: it is, whatever is unsent. */
 void bt_http_record_settle(struct bt_http_conn *c, bool closed);
 

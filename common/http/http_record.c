@@ -111,10 +111,9 @@ void bt_http_record_sent(struct bt_http_conn *c, size_t n)
     }
 }
 
-void bt_http_record_answered(struct bt_http_conn *c, bool cut)
+void bt_http_record_answered(struct bt_http_conn *c)
 {
     c->trace.answered = true;
-    c->trace.cut = c->trace.cut || cut;
     c->trace.out_end = out_end(c);
 }
 

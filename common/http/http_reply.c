@@ -122,7 +122,7 @@ void bt_http_reply_error(struct bt_http_conn *c, int status, const char *why)
     put_head(c, status, "application/json", (long)body.len, false, later ? &retry : NULL);
     bt_buf_append(&c->out, body.data, body.len);
     bt_buf_cleanup(&body);
-    bt_http_record_answered(c, false);
+    bt_http_record_answered(c);
     c->state = HTTP_CLOSING;
     c->announced = 0;
     bt_http_parser_reset(&c->parser); /* no more input is parsed, so free the memory now */
@@ -139,16 +139,16 @@ void bt_http_req_free(struct bt_http_req *r)
 }
 
 /* The handler has finished r: the connection continues with the next request, or closes. */
-static void finish(struct bt_http_req *r, bool close_now)
+static void finish(struct bt_http_req *r)
 {
     struct bt_http_conn *c = r->conn;
     if (r->in_gone) {
         return; /* the caller of on_gone frees it */
     }
     if (c != NULL) {
-        bt_http_record_answered(c, close_now);
+        bt_http_record_answered(c);
         c->req = NULL;
-        c->state = close_now || c->close_after ? HTTP_CLOSING : HTTP_READING;
+        c->state = c->close_after ? HTTP_CLOSING : HTTP_READING;
         if (c->state == HTTP_READING && r->parser.phase == BT_HTTP_BODY) { /* see decide_close */
             c->parser = r->parser;
             r->parser = (struct bt_http_parser){0};
@@ -202,7 +202,7 @@ void bt_http_respond(struct bt_http_req *r, int status, const char *content_type
             bt_buf_append(&c->out, body, len);
         }
     }
-    finish(r, false);
+    finish(r);
 }
 
 void bt_http_start(struct bt_http_req *r, int status, const char *content_type)
@@ -254,7 +254,7 @@ void bt_http_end(struct bt_http_req *r)
     if (r->conn != NULL && r->chunked && !r->head_only) {
         bt_buf_append(&r->conn->out, "0\r\n\r\n", 5);
     }
-    finish(r, false);
+    finish(r);
 }
 
 void bt_http_pull(struct bt_http_req *r, bt_http_pull_fn fn, void *arg)
@@ -292,9 +292,9 @@ void bt_http_req_pull(struct bt_http_req *r)
     }
 }
 
-void bt_http_abort(struct bt_http_req *r)
+size_t bt_http_req_unsent(const struct bt_http_req *r)
 {
-    finish(check(r), true);
+    return r->conn != NULL ? bt_http_conn_unsent(r->conn) : 0;
 }
 
 /* ---- the request for the handler ---- */

@@ -381,6 +381,9 @@ static void create_metrics(struct bt_front *f)
     f->m.gone = bt_metrics_counter(m, "baton_http_disconnects_total", NULL,
                                    "Clients that left, or read too slowly, before their answer's "
                                    "end.");
+    f->m.slow = bt_metrics_counter(m, "baton_http_slow_readers_total", NULL,
+                                   "Streams that ended with an error because their client was too "
+                                   "far behind.");
     f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL,
                                  "Generations whose client is still waiting.");
     for (uint32_t i = 1; i < BT_ARRAY_LEN(f->m.constrained); i++) {

@@ -201,8 +201,7 @@ static bool has_room(struct bt_front_gen *g)
     struct bt_front_error e = {0};
     size_t bytes = g->base + g->a.held + g->queued + g->events.len;
     if (g->queued + g->events.len > FRONT_QUEUED_MAX) {
-        BT_DEBUG("http_slow_reader", "unsent=%zu", g->queued + g->events.len);
-        bt_front_out_abort(g);
+        bt_front_out_slow(g, g->queued + g->events.len);
         return false;
     }
     if (bt_front_room_grow(&g->f->room, &g->hold, bytes, &e)) {

@@ -9,6 +9,9 @@
 /* Limit of events that wait behind echoed prompts. Prompts take seconds to send, so this limit is
  * higher than the usual one for unsent output (bt_http_options.out_max). */
 #define FRONT_QUEUED_MAX (8 * 1024 * 1024)
+/* Of other streams. A stream that has more unsent ends with an error behind what is unsent; the
+ * limit of bt_http_options.out_max leaves room for it. */
+#define FRONT_UNSENT_MAX (960 * 1024)
 
 struct bt_front_part { /* one prompt's request */
     struct bt_front_gen *g;
@@ -66,7 +69,7 @@ void bt_front_out_whole(struct bt_front_gen *g);
 void bt_front_out_error(struct bt_front_gen *g, const struct bt_front_error *e,
                         const struct bt_front_part *p, const struct bt_gen_plan *plan);
 /* Ends the answer without a proper end, so that the client sees a broken stream. */
-void bt_front_out_abort(struct bt_front_gen *g);
+void bt_front_out_slow(struct bt_front_gen *g, size_t unsent);
 void bt_front_out_cleanup(struct bt_front_gen *g);
 
 /* ---- front_gen.c ---- */

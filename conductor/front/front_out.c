@@ -137,6 +137,11 @@ static void send_events(struct bt_front_gen *g)
 {
     bt_front_out_complete(g);
     bt_list_remove(&g->pending);
+    size_t unsent = g->started && !g->pulled ? bt_http_req_unsent(g->req) + g->events.len : 0;
+    if (unsent > FRONT_UNSENT_MAX && !g->closed) {
+        bt_front_out_slow(g, unsent);
+        return;
+    }
     if (g->events.len == 0 && bt_list_empty(&g->queue)) {
         return;
     }
@@ -268,13 +273,33 @@ void bt_front_out_error(struct bt_front_gen *g, const struct bt_front_error *e,
     bt_front_gen_answered(g);
 }
 
-void bt_front_out_abort(struct bt_front_gen *g)
+/* Drops events that the client has not begun to get. */
+static void drop_events(struct bt_front_gen *g)
 {
-    g->closed = true;
-    bt_front_gen_note(g);
-    bt_metric_add(g->f->m.gone, 1);
-    bt_http_abort(g->req);
-    bt_front_gen_answered(g);
+    struct bt_list *next, *it = g->queue.next;
+    for (; it != &g->queue; it = next) {
+        struct front_piece *p = BT_CONTAINER_OF(it, struct front_piece, link);
+        next = it->next;
+        if (it != g->queue.next || (!p->echo && p->at == 0)) {
+            g->queued -= p->bytes.len;
+            piece_free(p);
+        }
+    }
+    bt_front_out_complete(g);
+    bt_buf_clear(&g->events);
+}
+
+void bt_front_out_slow(struct bt_front_gen *g, size_t unsent)
+{
+    struct bt_front_error e = {0};
+    drop_events(g);
+    bt_metric_add(g->f->m.slow, 1);
+    BT_INFO("http_slow_reader", "id=%s unsent=%zu", g->id, unsent);
+    bt_front_fail(&e, 500, NULL, "slow_reader",
+                  "the client has not read %zu KiB of this stream, so it ends here; read faster, "
+                  "ask for fewer choices or logprobs, or leave 'stream' out",
+                  unsent / 1024);
+    bt_front_out_error(g, &e, NULL, NULL);
 }
 
 /* ---- long texts that are there already ---- */

@@ -88,7 +88,8 @@ struct bt_front {
     struct bt_timer pending_timer, starting_timer, ending_timer, dead_timer;
     struct {
         struct bt_metric *constrained[BT_GRAMMAR_TAGS + 1]; /* by enum bt_grammar_kind */
-        struct bt_metric *by_code[FRONT_CODES], *gone, *open, *conns, *held, *unsent, *unheard;
+        struct bt_metric *by_code[FRONT_CODES], *gone, *slow, *open, *conns, *held, *unsent,
+            *unheard;
     } m;
 };
 

@@ -117,8 +117,10 @@ def test_half_open_while_it_is_answered(cluster):
 
 
 def test_a_reader_that_does_not_read_is_cut_off(cluster):
-    """Unread output is bounded (1 MiB beside the kernel's buffers); the generation ends with it."""
-    before = disconnects(cluster)
+    """Unread output is bounded (1 MiB beside the kernel's buffers); the generation ends with it, and a client that goes on
+    to read is told why."""
+    slow = "baton_http_slow_readers_total"
+    before = cluster.metrics("conductor")[slow]
     pid = cluster.daemon("conductor")["pid"]
 
     def resident_mib():
@@ -131,10 +133,19 @@ def test_a_reader_that_does_not_read_is_cut_off(cluster):
     s.connect(address(cluster))
     s.sendall(generation({"prompt": "O", "max_tokens": 2000, "n": 16, "logprobs": 20,
                           "ignore_eos": True, "stream": True}))
-    wait_for(lambda: disconnects(cluster) == before + 1, 60, "it is cut off")
+    wait_for(lambda: cluster.metrics("conductor")[slow] == before + 1, 60, "its stream ends")
     if not sanitizer.KIND:  # a sanitizer keeps what is freed
         assert resident_mib() < base + 32
     nothing_open(cluster)
+    s.settimeout(30)
+    got = b""
+    while not got.endswith(b"\r\n0\r\n\r\n"):
+        piece = s.recv(65536)
+        assert piece, got[-300:]
+        got += piece
+    assert 2 ** 19 < len(got) < 2 ** 22
+    last = got.split(b"data: ")[-1]
+    assert b'"code":"slow_reader"' in last and b"read faster" in last, last
     s.close()
 
 

@@ -482,21 +482,6 @@ static void test_gone_without_callback(void **state)
     bt_http_end(r);
 }
 
-static void test_abort_breaks_the_stream(void **state)
-{
-    (void)state;
-    int fd = dial();
-    puts_to(fd, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
-    WAIT_FOR(n_held == 1);
-    struct bt_http_req *r = held[0];
-    held[0] = NULL;
-    bt_http_start(r, 200, "text/event-stream");
-    bt_http_write(r, "x", 1);
-    bt_http_abort(r);
-    assert_null(strstr(get(fd, NULL), "0\r\n\r\n"));
-    close(fd);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -517,7 +502,6 @@ int main(void)
         T_WITH(test_rate_of_reading, setup_two_seconds),
         T_WITH(test_a_stream_without_news_is_kept, setup_short),
         T_WITH(test_total, setup_small_total),
-        T(test_abort_breaks_the_stream),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
