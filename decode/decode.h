@@ -6,6 +6,7 @@
 
 #include "common/spec/choose.h"
 #include "common/spec/match.h"
+#include "common/spec/predict.h"
 #include "common/worker/core.h"
 
 /* What the role knows of a sequence beside the request itself. */
@@ -14,8 +15,9 @@ struct bt_row {
     bool finished;        /* of a reader: the first token ends the answer */
     bool page_wait;       /* skips a step: no page is free for its next position */
     uint64_t landed_ns; /* when its KV landed (mono), of a reader that was in no step yet; else 0 */
-    uint32_t load_first;         /* first block that is, or was, loaded again */
-    struct bt_spec_match *index; /* of its tokens, behind `shared`; NULL: none yet */
+    uint32_t load_first;            /* first block that is, or was, loaded again */
+    struct bt_spec_predict predict; /* its place in the prediction */
+    struct bt_spec_match *index;    /* of its tokens, behind `shared`; NULL: none yet */
     bool rated;
     struct bt_spec_rates rates; /* of its drafts, if rated */
     uint32_t match;             /* of the drafts of the step under way */

@@ -7,6 +7,8 @@
 
 /* Tokens that enter indexes before one step: 0.1 ms. A prompt of 128k is in after 16 steps. */
 #define INDEX_TOKENS 8192
+/* Of one answer's tokens that are looked up in its prediction before one step. */
+#define PREDICT_TOKENS 64
 
 static bt_spec_kind_t kind_of(const struct bt_wcore *c, const struct bt_submission *s)
 {
@@ -70,6 +72,25 @@ static bool update_index(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *
     return all;
 }
 
+/* Follows the answer through its prediction; drafts from there if the text there is at least as
+ * long as what *d matched. */
+static void predict(struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d)
+{
+    struct bt_spec_predict *p = &r->row->predict;
+    const struct bt_submission *s = r->sub;
+    struct bt_spec_draft own;
+    for (uint32_t i = 0; i < PREDICT_TOKENS && s->n_prompt + p->n < r->len; i++) {
+        bt_spec_predict_take(p, s->prediction, s->n_prediction, r->tokens[s->n_prompt + p->n]);
+    }
+    if (s->n_prompt + p->n < r->len) {
+        return;
+    }
+    bt_spec_predict_find(p, s->prediction, s->n_prediction, most, &own);
+    if (own.n > 0 && own.match >= d->match) {
+        *d = own;
+    }
+}
+
 /* Writes drafts behind r's tokens; returns their number. Tokens beyond the longest answer would be
  * dropped, so there are no drafts for them. */
 static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *index_p)
@@ -83,6 +104,9 @@ static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *i
     uint32_t most = r->sub->len_max - r->len - 1;
     if (bt_wmask_forced(r, most, &d) == 0) {
         bt_spec_match_find(r->row->index, r->tokens, r->len, most, &d);
+        if (r->sub->n_prediction > 0) {
+            predict(r, most, &d);
+        }
     }
     for (uint32_t i = 0; i < d.n; i++) {
         r->tokens[r->len + i] = d.tokens[i];

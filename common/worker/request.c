@@ -91,6 +91,7 @@ void bt_wreq_free(struct bt_wreq *lead)
         }
         if (lead == lead->lead) {
             bt_wgrammar_unref(lead->sub->grammar);
+            free(lead->sub->prediction);
         }
         bt_matcher_destroy(lead->match.matcher);
         bt_wahead_destroy(lead->match.ahead);

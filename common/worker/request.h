@@ -54,12 +54,14 @@ struct bt_submission {
     bool late; /* it may delay no other request: a class of its own behind all others */
     struct bt_kv_key root;
     struct bt_engine_params params; /* bias arrays: in the lead's allocation */
-    struct bt_wgrammar *grammar;    /* the lead has the reference; NULL: the answer is free */
-    bool search;                    /* a beam search: the prompt's end gives no token. Its answers
-                                       are `choice` and the next ones; there is only the lead */
-    struct bt_beam_conf beams;      /* of a search; width 0 where only its prompt is computed */
-    uint32_t n_slots;               /* that it needs: one, or one for each beam */
-    uint64_t attach;                /* attachment that its LocalOpen went to */
+    uint32_t n_prediction;
+    uint32_t *prediction;        /* [n_prediction], the lead's; tokens that drafts come from */
+    struct bt_wgrammar *grammar; /* the lead has the reference; NULL: the answer is free */
+    bool search;                 /* a beam search: the prompt's end gives no token. Its answers
+                                    are `choice` and the next ones; there is only the lead */
+    struct bt_beam_conf beams;   /* of a search; width 0 where only its prompt is computed */
+    uint32_t n_slots;            /* that it needs: one, or one for each beam */
+    uint64_t attach;             /* attachment that its LocalOpen went to */
 };
 
 /* Hidden states that all contrastive searches of a worker may keep. */

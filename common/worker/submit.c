@@ -210,6 +210,11 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
                  BT_GRAMMAR_TEXT_MAX);
         return text;
     }
+    if (m->prediction.len % 4 != 0 || m->prediction.len / 4 > info->max_model_len) {
+        snprintf(text, cap, "the prediction has %zu bytes: at most %u tokens of 4 bytes",
+                 m->prediction.len, info->max_model_len);
+        return text;
+    }
     if (m->root_key.len != sizeof(struct bt_kv_key)) {
         return "root_key must have 32 bytes";
     }
@@ -371,6 +376,20 @@ static void add_constraints(struct bt_submission *s, const Baton__Submit *m, uin
     s->grammar = g;
 }
 
+/* A prediction's tokens need not be of the vocabulary: the engine's drafts must. */
+static void add_prediction(struct bt_submission *s, const Baton__Submit *m, uint32_t vocab)
+{
+    uint32_t n = (uint32_t)(m->prediction.len / 4), token;
+    if (n == 0 || s->max_new == 0) {
+        return;
+    }
+    s->prediction = bt_malloc(n * sizeof(token));
+    for (uint32_t i = 0; i < n; i++) {
+        memcpy(&token, m->prediction.data + 4 * (size_t)i, sizeof(token));
+        s->prediction[s->n_prediction++] = BT_MIN(token, vocab - 1);
+    }
+}
+
 struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, uint64_t session,
                                bt_status_t *st_p, char *err, size_t err_cap)
 {
@@ -410,6 +429,7 @@ struct bt_wreq *bt_wreq_create(const struct bt_wctl *w, const Baton__Submit *m, 
         return NULL;
     }
     add_constraints(&s, m, info->vocab);
+    add_prediction(&s, m, info->vocab);
     struct bt_wreq *r = bt_wreq_alloc(&w->core, &s, m->tokens.data);
     /* The prefill worker needs no other choices: its part ends with the first choice's first
      * token. */

@@ -141,6 +141,10 @@ static const struct field fields[] = {
      "to "
      "have "
      "none; it changes the speed and never the answer"},
+    {"prediction", M, USED,
+     "{type: `content`, content: a string or text parts}: what much of the answer is expected to "
+     "be; "
+     "drafts come from it, and it changes the speed and never the answer"},
     {"seed", EVERY, USED, "a 64-bit integer; the same request draws the same tokens"},
     /* form of the answer */
     {"stream", EVERY, USED, "server-sent events"},
@@ -203,7 +207,6 @@ static const struct field fields[] = {
     {"prompt_cache_key", BODY | R, HARMLESS, "prompts are cached by their content"},
     {"prompt_cache_retention", BODY | R, HARMLESS, "prompts are cached as long as there is room"},
     {"service_tier", EVERY, HARMLESS, "there is one tier; `priority` orders requests"},
-    {"prediction", M, HARMLESS, "a hint for speed"},
     {"verbosity", M, HARMLESS, "a hint"},
     {"stream_reasoning", M, HARMLESS, "streams have the reasoning as it is generated"},
     {"request_id", BODY, HARMLESS, "the header `x-request-id` names a request"},

@@ -36,9 +36,22 @@ static void put_usage(uint32_t prompt, uint32_t completion, int64_t thoughts,
         bt_front_put_uint(out, u->cached_tokens);
         bt_buf_puts(out, "}");
     }
+    bool predicted = u != NULL && u->predicted_tokens > 0;
+    if (thoughts >= 0 || predicted) {
+        bt_buf_puts(out, ",\"completion_tokens_details\":{");
+    }
     if (thoughts >= 0) {
-        bt_buf_puts(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":");
+        bt_buf_puts(out, "\"reasoning_tokens\":");
         bt_front_put_uint(out, (uint64_t)thoughts);
+    }
+    if (predicted) {
+        bt_buf_puts(out, thoughts >= 0 ? "," : "");
+        bt_buf_puts(out, "\"accepted_prediction_tokens\":");
+        bt_front_put_uint(out, u->accepted_tokens);
+        bt_buf_puts(out, ",\"rejected_prediction_tokens\":");
+        bt_front_put_uint(out, u->predicted_tokens - u->accepted_tokens);
+    }
+    if (thoughts >= 0 || predicted) {
         bt_buf_puts(out, "}");
     }
     bt_buf_puts(out, "}");

@@ -304,6 +304,8 @@ static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bo
     sum->prompt_tokens += u->prompt_tokens;
     sum->completion_tokens += u->completion_tokens;
     sum->cached_tokens += u->cached_tokens;
+    sum->predicted_tokens += u->predicted_tokens;
+    sum->accepted_tokens += u->accepted_tokens;
     sum->kv_bytes += u->kv_bytes;
     sum->kv_segments += u->kv_segments;
     sum->replans += u->replans;

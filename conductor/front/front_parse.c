@@ -37,6 +37,7 @@ static void spec_cleanup(struct bt_gen_spec *spec)
     free(spec->stop);
     free(spec->cache_salt);
     bt_gen_grammar_unref(spec->grammar);
+    bt_tokens_cleanup(&spec->prediction);
     free(spec->tenant);
     free(spec->id);
     free((void *)spec->sampling.bias_ids);
@@ -80,6 +81,8 @@ static struct bt_gen_spec spec_copy(const struct bt_gen_spec *s)
         }
     }
     c.grammar = bt_gen_grammar_ref(s->grammar);
+    c.prediction.ids = copy_of(s->prediction.ids, s->prediction.n * sizeof(uint32_t));
+    c.prediction.cap = s->prediction.n;
     c.cache_salt = s->cache_salt != NULL ? bt_strdup(s->cache_salt) : NULL;
     c.sampling.bias_ids = copy_of(s->sampling.bias_ids, s->sampling.n_bias * sizeof(uint32_t));
     c.sampling.bias = copy_of(s->sampling.bias, s->sampling.n_bias * sizeof(float));
@@ -471,8 +474,9 @@ static bool take_generation(const struct bt_front_model *m, bool chat, const jso
     want_prompt_logprobs(opt, &l, base);
     bool ok;
     if (chat) {
-        struct bt_front_tools tools;
-        ok = bt_front_take_chat(m, root, &ids, &opt->parts, &tools, e) &&
+        struct bt_front_tools tools = {0};
+        ok = bt_front_take_prediction(m, root, &base->prediction, e) &&
+             bt_front_take_chat(m, root, &ids, &opt->parts, &tools, e) &&
              bt_front_force(m, root, &opt->parts, &tools, base, e);
         if (ok) {
             bt_front_set_budget(m, &opt->parts, base);

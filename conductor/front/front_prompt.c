@@ -506,3 +506,34 @@ bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, stru
     json_decref(ctx);
     return ok;
 }
+
+bool bt_front_take_prediction(const struct bt_front_model *m, const json_t *root,
+                              struct bt_tokens *out, struct bt_front_error *e)
+{
+    const json_t *v = json_object_get(root, "prediction"), *content = json_object_get(v, "content");
+    const char *type = json_string_value(json_object_get(v, "type"));
+    bool parts = json_is_array(content), ok = true;
+    struct bt_buf text;
+    if (!bt_front_has(root, "prediction")) {
+        return true;
+    }
+    if (type == NULL || strcmp(type, "content") != 0 || (!parts && !json_is_string(content))) {
+        return bt_front_fail(e, 400, "prediction", "invalid_type",
+                             "'prediction' must be {\"type\":\"content\",\"content\":...} with a "
+                             "string or text parts");
+    }
+    bt_buf_init(&text);
+    for (size_t i = 0; ok && i < (parts ? json_array_size(content) : 1); i++) {
+        const json_t *part = parts ? json_object_get(json_array_get(content, i), "text") : content;
+        ok = json_is_string(part) ||
+             bt_front_fail(e, 400, "prediction", "invalid_type",
+                           "'prediction.content[%zu]' must be {\"type\":\"text\",\"text\":...}", i);
+        if (ok) {
+            bt_buf_append(&text, json_string_value(part), json_string_length(part));
+        }
+    }
+    ok = ok && (text.len == 0 || encode(m, "prediction", text.data, text.len, false, out, e));
+    out->n = ok ? BT_MIN(out->n, (size_t)m->max_model_len) : 0; /* no answer is longer */
+    bt_buf_cleanup(&text);
+    return ok;
+}

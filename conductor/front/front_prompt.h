@@ -63,6 +63,9 @@ struct bt_front_chat { /* what the answer to a chat will be taken apart into */
 bool bt_front_take_chat(const struct bt_front_model *m, const json_t *root, struct bt_tokens *out,
                         struct bt_front_chat *chat, struct bt_front_tools *tools,
                         struct bt_front_error *e);
+/* Reads `prediction` of a chat, into the tokens of its text; none: out stays empty. */
+bool bt_front_take_prediction(const struct bt_front_model *m, const json_t *root,
+                              struct bt_tokens *out, struct bt_front_error *e);
 /* Token ids of a JSON array; key names it in errors. */
 bool bt_front_take_ids(const struct bt_front_model *m, const char *key, const json_t *list,
                        struct bt_tokens *out, struct bt_front_error *e);

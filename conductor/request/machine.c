@@ -36,6 +36,7 @@ static void spec_cleanup(struct bt_gen_spec *s)
     free(s->tenant);
     free(s->cache_salt);
     bt_gen_grammar_unref(s->grammar);
+    bt_tokens_cleanup(&s->prediction);
     free(s->id);
 }
 

@@ -11,6 +11,7 @@
 #include "common/policy/sched/expected.h"
 #include "common/policy/sched/share.h"
 #include "common/policy/sched/survival.h"
+#include "common/spec/predict.h"
 #include "conductor/request/emit.h"
 #include "conductor/request/inspect.h"
 #include "conductor/request/journal.h"
@@ -77,6 +78,7 @@ struct bt_flight {
 struct bt_choice {
     struct bt_journal journal;
     struct bt_emit emit;
+    struct bt_spec_predict predict; /* its place in the prediction */
     bool finished;
     uint32_t told;    /* tokens that the estimate of lengths knows of */
     uint64_t last_ns; /* of its last token */

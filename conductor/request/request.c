@@ -53,6 +53,11 @@ static void fill_usage(struct bt_request *r)
     struct bt_gen_usage *u = &r->usage;
     u->prompt_tokens = (uint32_t)r->spec.prompt.n;
     u->completion_tokens = tokens_of(r);
+    u->predicted_tokens = u->accepted_tokens = 0;
+    for (uint32_t i = 0; i < r->spec.n && r->spec.prediction.n > 0; i++) {
+        u->predicted_tokens += (uint32_t)r->spec.prediction.n;
+        u->accepted_tokens += r->choices[i].predict.accepted;
+    }
     if (r->first_ns == 0) {
         return;
     }
@@ -189,6 +194,10 @@ static void deliver(struct bt_sequence *sq, uint32_t choice, const struct bt_jou
     struct bt_choice *c = &r->choices[choice];
     observe_token(sq, c, now_ns);
     bool look = c->journal.n > r->spec.sampling.min_new;
+    if (r->spec.prediction.n > 0) {
+        bt_spec_predict_take(&c->predict, r->spec.prediction.ids, (uint32_t)r->spec.prediction.n,
+                             e->token);
+    }
     bool by_id = e->finish == BT_TOKEN_STOP;
     bool by_length = e->finish == BT_TOKEN_LENGTH || c->journal.n >= r->spec.max_tokens;
     struct bt_buf *text = &r->mc->actions.text;

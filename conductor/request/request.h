@@ -60,9 +60,10 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
                                        length_penalty, stop */
     struct bt_gen_grammar *grammar; /* a reference; NULL: the answer is free */
     struct bt_gen_thoughts thoughts;
-    char **stop;       /* NULL-terminated list of stop strings, or NULL */
-    bool include_stop; /* keep the stop string in the text */
-    bool skip_special; /* leave special tokens out of the text */
+    struct bt_tokens prediction; /* what much of the answer is expected to be; may be empty */
+    char **stop;                 /* NULL-terminated list of stop strings, or NULL */
+    bool include_stop;           /* keep the stop string in the text */
+    bool skip_special;           /* leave special tokens out of the text */
     const struct bt_tokens
         *kept;            /* ... but for these; NULL: none. The front's, which outlives it */
     bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */
@@ -113,6 +114,7 @@ struct bt_gen_plan { /* predictions of the first plan; "" and < 0: there was non
 
 struct bt_gen_usage {
     uint32_t prompt_tokens, completion_tokens, cached_tokens;
+    uint32_t predicted_tokens, accepted_tokens; /* of all choices' predictions; that came true */
     /* where the time went, for the `timings` object and the demo; ms, bytes, counts; < 0: not known
      */
     double ttft_ms, queue_ms, prefill_ms, decode_ms;

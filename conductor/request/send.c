@@ -153,6 +153,8 @@ static void send_submit(const struct bt_action *a)
         v.grammar.data = (uint8_t *)spec->grammar->text;
         v.grammar.len = spec->grammar->len;
     }
+    v.prediction.data = (uint8_t *)spec->prediction.ids;
+    v.prediction.len = spec->prediction.n * sizeof(uint32_t);
     const struct bt_gen_thoughts *t = &spec->thoughts;
     Baton__Thoughts thoughts = BATON__THOUGHTS__INIT;
     Baton__Marker open, ends[BT_GEN_THOUGHTS_ENDS], *list[BT_GEN_THOUGHTS_ENDS];

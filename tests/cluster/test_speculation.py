@@ -214,3 +214,44 @@ def test_the_operator_decides(null_engine, make_cluster, prompt):
     body = dict(edited(c, prompt)[0], n=1, speculation="suffix", max_tokens=50)
     assert answer(c, body)[1] == 50
     assert drafts(c.metrics("decode")) == 0
+
+
+@pytest.mark.skipif(not EXACT, reason="without AVX512 near ties may fall the other way")
+def test_a_prediction_changes_the_speed_only(make_cluster):
+    """OpenAI's predicted outputs: an answer that is known beforehand needs fewer steps, one that is not stays as it is."""
+    c = make_cluster("--nodes", "2", "--prefill", "1", "--decode", "1", "--set", "decode.engine.threads=1")
+    base = {"messages": [{"role": "user", "content": "Speak, good my lord."}], "max_tokens": 120, "ignore_eos": True,
+            "temperature": 0.7, "seed": 4, "logprobs": True, "top_logprobs": 3}
+
+    def ask(**more):
+        before = c.metrics("decode")
+        out = c.post("/v1/chat/completions", dict(base, **more))
+        after = c.metrics("decode")
+        steps = after["baton_worker_steps_total"] - before["baton_worker_steps_total"]
+        return [[x["message"], x["finish_reason"], x["logprobs"]] for x in out["choices"]], out["usage"], steps
+
+    want, usage, steps = ask()
+    assert "completion_tokens_details" not in usage
+    text = want[0][0]["content"]
+    said = {"type": "content", "content": text}
+    got, usage, fewer = ask(prediction=said)
+    details = usage["completion_tokens_details"]
+    assert got == want and fewer < steps * 0.7, (fewer, steps)
+    count = len(c.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"])
+    assert details["accepted_prediction_tokens"] > 0.8 * 120
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == count
+    # in parts, and edited: some is left out, some is put in
+    parts = {"type": "content", "content": [{"type": "text", "text": text[:100]}, {"type": "text", "text": "QQ ZZ " + text[160:]}]}
+    got, usage, _ = ask(prediction=parts)
+    assert got == want and 30 < usage["completion_tokens_details"]["accepted_prediction_tokens"] < 120
+    # another text, no speculation, two choices
+    got, usage, _ = ask(prediction={"type": "content", "content": "0123456789" * 50})
+    assert got == want and usage["completion_tokens_details"]["accepted_prediction_tokens"] < 5
+    assert ask(prediction=said, speculation="off")[0] == want
+    two = ask(n=2)[0]
+    assert ask(n=2, prediction=said)[0] == two
+    events = [e for e in c.stream("/v1/chat/completions", dict(base, prediction=said, stream_options={"include_usage": True}))]
+    assert events[-2]["usage"]["completion_tokens_details"] == details
+    for bad in ("text", {"type": "content"}, {"type": "content", "content": [1]}, {"type": "x", "content": ""}):
+        status, _, body = c.request("POST", "/v1/chat/completions", dict(base, prediction=bad))
+        assert status == 400 and b'"param":"prediction"' in body, body
