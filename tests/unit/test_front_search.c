@@ -63,6 +63,9 @@ static void test_best_of_returns_the_best(void **state)
             snprintf(text, sizeof(text), "%u%u", p, k);
             say(r, k, text, lps[p][k]);
             say(r, k, ";", k == 1 ? lps[p][k] - 0.5f : lps[p][k]);
+            for (uint32_t i = 0; i < 2 && p == 0 && k == 2; i++) { /* long, with a low sum */
+                say(r, k, "", lps[p][k]);
+            }
             r->ops->on_finish(r->arg, k, k == 1 ? BT_FINISH_STOP : BT_FINISH_LENGTH, NULL);
         }
     }

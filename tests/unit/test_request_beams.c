@@ -89,6 +89,21 @@ static void test_a_silent_search_is_planned_again(void **state)
     assert_int_equal(T.epoch, 2);
 }
 
+/* Its decode worker has other things to do first: nobody waits for the prefill worker, which has
+ * ended. */
+static void test_a_search_may_wait(void **state)
+{
+    (void)state;
+    begin_search(2, 3);
+    hand_over();
+    T.running = 5;
+    for (uint32_t i = 0; i < 10; i++) {
+        T.output_ns = T.load_ns = T.now_ns;
+        pass(500);
+    }
+    assert_int_equal(T.epoch, 1);
+}
+
 static void test_the_prefill_worker_cannot_search(void **state)
 {
     (void)state;
@@ -162,11 +177,9 @@ static int unload(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T_(test_a_whole_search),
-        T_(test_a_silent_search_is_planned_again),
-        T_(test_the_prefill_worker_cannot_search),
-        T_(test_a_search_begins_again),
-        T_(test_another_answer_is_no_answer),
+        T_(test_a_whole_search),        T_(test_a_silent_search_is_planned_again),
+        T_(test_a_search_may_wait),     T_(test_the_prefill_worker_cannot_search),
+        T_(test_a_search_begins_again), T_(test_another_answer_is_no_answer),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }
