@@ -440,11 +440,12 @@ static bool correct(struct bt_mask_cache *c, struct bt_automaton *m,
     const struct bt_trie_node *nodes = v->all.nodes;
     for (uint32_t i = 0; i < v->all.n;) {
         const struct bt_trie_node *node = &nodes[i];
-        uint32_t reader = bt_reader_step(m, c->levels[node->depth - 1].reader, node->byte);
+        uint32_t up = c->levels[node->depth - 1].reader; /* 0: the threads have left all arrays */
+        uint32_t reader = up != 0 ? bt_reader_step(m, up, node->byte) : 0;
         if (reader == BT_READER_FAILED) {
             return false;
         }
-        if (!bt_reader_may_double(m, reader, 0)) {
+        if (reader == 0 || !bt_reader_may_double(m, reader, 0)) {
             i = node->skip;
             continue;
         }
