@@ -16,6 +16,11 @@
 #define TEXT_OF(x) #x
 #define TEXT(x)    TEXT_OF(x) /* of a limit in sampling.h */
 
+struct ranked { /* by rising value, then by id */
+    float value;
+    uint32_t id;
+};
+
 struct bt_sampler {
     uint32_t vocab;
     uint32_t *count; /* generated tokens per id, only during a row with penalties */
@@ -23,6 +28,7 @@ struct bt_sampler {
     float *scaled;   /* logits / temperature */
     uint32_t *heap;  /* ids in a heap, ordered by falling scaled value, then by rising id */
     uint32_t *kept;
+    struct ranked *ranked;
     float *raw; /* the row as the model computed it, kept for logprobs */
 };
 
@@ -35,6 +41,7 @@ struct bt_sampler *bt_sampler_create(uint32_t vocab)
     s->scaled = bt_calloc(vocab, sizeof(*s->scaled));
     s->heap = bt_calloc(vocab, sizeof(*s->heap));
     s->kept = bt_calloc(vocab, sizeof(*s->kept));
+    s->ranked = bt_calloc(vocab, sizeof(*s->ranked));
     s->raw = bt_calloc(vocab, sizeof(*s->raw));
     return s;
 }
@@ -47,6 +54,7 @@ void bt_sampler_destroy(struct bt_sampler *s)
         free(s->scaled);
         free(s->heap);
         free(s->kept);
+        free(s->ranked);
         free(s->raw);
         free(s);
     }
@@ -72,6 +80,11 @@ bt_status_t bt_sampler_check(const struct bt_engine_params *p, uint32_t vocab, c
         what = "logprobs: -1 to " TEXT(BT_ENGINE_MAX_TOP);
     } else if (p->n_eos > BT_ENGINE_MAX_EOS) {
         what = "n_eos: at most " TEXT(BT_ENGINE_MAX_EOS);
+    } else if (!(p->typical_p >= 0.0f && p->typical_p <= 1.0f)) {
+        what = "typical_p: 0 to 1";
+    } else if (!(p->xtc_probability >= 0.0f && p->xtc_probability <= 1.0f) ||
+               !(p->xtc_threshold >= 0.0f && p->xtc_threshold <= 1.0f)) {
+        what = "xtc_probability, xtc_threshold: 0 to 1";
     } else if (p->n_dola > BT_ENGINE_DOLA_MAX) {
         what = "dola: at most " TEXT(BT_ENGINE_DOLA_MAX) " layers";
     } else if (!(p->penalty_alpha >= 0.0f && p->penalty_alpha <= 1.0f)) {
@@ -330,6 +343,70 @@ static uint32_t gumbel_argmax(const struct bt_sampler *s, const struct bt_sample
     return best;
 }
 
+static int by_value(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    return x->value != y->value ? (x->value > y->value) - (x->value < y->value)
+                                : (x->id > y->id) - (x->id < y->id);
+}
+
+/* Keeps the typical ones of n ids; returns their number. Surprise is counted from the most likely
+ * token's, which changes no difference. */
+static uint32_t typical(struct bt_sampler *s, float share, uint32_t *ids, uint32_t n)
+{
+    double mass = 0, mean = 0, part = 0;
+    struct ranked *all = s->ranked;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        double w = exp((double)s->scaled[ids[i]]);
+        mass += w;
+        mean += w > 0 ? w * -s->scaled[ids[i]] : 0;
+    }
+    float center = (float)(mean / mass);
+    for (uint32_t i = 0; i < n; i++) {
+        all[i] = (struct ranked){fabsf(s->scaled[ids[i]] + center), ids[i]};
+    }
+    qsort(all, n, sizeof(*all), by_value);
+    while (kept < n && (kept == 0 || part < share * mass)) {
+        part += exp((double)s->scaled[all[kept].id]);
+        ids[kept] = all[kept].id;
+        kept++;
+    }
+    return kept;
+}
+
+/* Leaves out the top choices among n ids, if this position is one where they are; returns how many
+ * are left. */
+static uint32_t exclude_top(const struct bt_sampler *s, const struct bt_sampler_row *r,
+                            uint32_t *ids, uint32_t n)
+{
+    const struct bt_engine_params *p = r->params;
+    const uint32_t key[2] = {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)};
+    const uint32_t counter[4] = {r->position, p->choice, 0, 1};
+    uint32_t words[4], last = UINT32_MAX, top = 0, left = 0;
+    double mass = 0;
+    bt_philox4x32(key, counter, words);
+    if (((float)(words[0] >> 9) + 0.5f) * 0x1p-23f > p->xtc_probability) {
+        return n;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        mass += exp((double)s->scaled[ids[i]]);
+    }
+    float floor = (float)((double)(float)log((double)p->xtc_threshold) + log(mass));
+    for (uint32_t i = 0; i < n; i++) {
+        if (s->scaled[ids[i]] >= floor) {
+            top++;
+            last = last == UINT32_MAX || before(s->scaled, last, ids[i]) ? ids[i] : last;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (top < 2 || !before(s->scaled, ids[i], last)) {
+            ids[left++] = ids[i];
+        }
+    }
+    return left;
+}
+
 static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float max)
 {
     const struct bt_engine_params *p = r->params;
@@ -338,7 +415,8 @@ static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float
         s->scaled[i] = (r->logits[i] - max) * inv_t; /* the largest becomes 0 at any temperature */
     }
     bool truncate = p->top_p < 1.0f || (p->top_k && p->top_k < s->vocab);
-    if (!truncate && p->min_p <= 0.0f) {
+    bool is_typical = p->typical_p > 0.0f && p->typical_p < 1.0f;
+    if (!truncate && !is_typical && p->xtc_probability <= 0.0f && p->min_p <= 0.0f) {
         return gumbel_argmax(s, r, NULL, s->vocab);
     }
     float floor = p->min_p > 0.0f ? logf(p->min_p) : -INFINITY;
@@ -348,11 +426,18 @@ static uint32_t draw(struct bt_sampler *s, const struct bt_sampler_row *r, float
             s->heap[n++] = i;
         }
     }
-    if (!truncate || n == 0) {
-        return gumbel_argmax(s, r, s->heap, n);
+    uint32_t *ids = s->heap;
+    if (truncate && n > 0) {
+        n = truncate_row(s, p, n, 0.0f);
+        ids = s->kept;
     }
-    n = truncate_row(s, p, n, 0.0f);
-    return gumbel_argmax(s, r, s->kept, n);
+    if (is_typical && n > 0) {
+        n = typical(s, p->typical_p, ids, n);
+    }
+    if (p->xtc_probability > 0.0f && n > 1) {
+        n = exclude_top(s, r, ids, n);
+    }
+    return gumbel_argmax(s, r, ids, n);
 }
 
 /* The token's rank in the order of top_n, from 1. */

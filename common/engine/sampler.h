@@ -19,6 +19,12 @@
  *   top_k          keep the k first in the order (falling s, rising id)
  *   top_p          of those, keep the shortest prefix whose renormalised mass reaches top_p
  *                  (Holtzman et al., nucleus sampling); at least one token stays
+ *   typical_p      of those, by rising |-log p[i] - their entropy|, then by id, keep the shortest
+ *                  prefix whose mass reaches typical_p (Meister et al., Locally Typical Sampling)
+ *   XTC            with probability xtc_probability, if at least two of those have p[i] >=
+ *                  xtc_threshold: leave out all of these but the least likely one (the sampler of
+ *                  that name of text-generation-webui and llama.cpp); this draws word 0 of the
+ *                  generator below at counter (position, choice, 0, 1)
  *   choose         argmax over the kept of s[i] + g[i], g[i] = -log(-log(u[i])), which is a draw
  *                  from softmax(s) (Gumbel-max); u[i] = (w >> 9 + 1/2) * 2^-23, w = word i % 4 of
  *                  Philox4x32-10(key = seed, counter = (position, choice, i / 4, 0)).

@@ -22,6 +22,8 @@ struct bt_engine_params { /* sampling of one sequence; fixed while its slot is o
     float min_p;          /* 0: off */
     uint32_t top_k;       /* 0: off */
     float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0, 0: off */
+    float typical_p;                                               /* 0 and 1: off */
+    float xtc_probability, xtc_threshold;                          /* probability 0: off */
     uint64_t seed;
     uint32_t choice;  /* enters the random counter: forks of one request differ */
     int32_t logprobs; /* -1: none; 0: of the chosen token; n: and the n most likely */

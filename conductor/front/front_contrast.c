@@ -96,7 +96,8 @@ static bool take_alpha(const json_t *root, uint32_t n, struct bt_gen_spec *spec,
     static const struct {
         const char *name;
         double neutral;
-    } draws[] = {{"temperature", 0}, {"top_p", 1}, {"min_p", 0}};
+    } draws[] = {
+        {"temperature", 0}, {"top_p", 1}, {"min_p", 0}, {"typical_p", 1}, {"xtc_probability", 0}};
     struct bt_engine_params *s = &spec->sampling;
     if (!bt_front_get_num(root, "penalty_alpha", 0, false, 1, &s->penalty_alpha, e)) {
         return false;

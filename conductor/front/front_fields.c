@@ -121,6 +121,13 @@ static const struct field fields[] = {
     {"top_p", EVERY, USED, "above 0, at most 1"},
     {"top_k", EVERY, USED, "0 and -1: off"},
     {"min_p", EVERY, USED, "0 to 1"},
+    {"typical_p", BODY, USED, "above 0, at most 1: off. Behind `top_k` and `top_p`"},
+    {"xtc_probability", BODY, USED,
+     "0 to 1, 0: off. How often XTC leaves out the most likely tokens, all but the last one of "
+     "those "
+     "that `xtc_threshold` names"},
+    {"xtc_threshold", BODY, USED, "above 0, at most 1; 0.1 unless given"},
+    {"dry_multiplier", BODY, REFUSED, "not built; use `repetition_penalty` or `frequency_penalty`"},
     {"repetition_penalty", EVERY, USED, "above 0, at most 100"},
     {"frequency_penalty", EVERY, USED, "-2 to 2"},
     {"presence_penalty", EVERY, USED, "-2 to 2"},
@@ -218,7 +225,6 @@ static const struct field fields[] = {
     {"suffix", C, REFUSED, "text that follows the answer"},
     {"echo", M, REFUSED, "of completions only"},
     {"num_beams", BODY, REFUSED, "use `use_beam_search` and `best_of`"},
-    {"typical_p", BODY, REFUSED, "not built"},
     {"prompt_embeds", BODY, REFUSED, "a prompt is text or token ids"},
     {"input_embeds", BODY, REFUSED, "a prompt is text or token ids"},
     {"truncate_prompt_tokens", C | M | T, REFUSED, "a prompt is never cut"},
@@ -469,7 +475,6 @@ static const struct neutral {
     const char *doc;
 } neutrals[] = {
     {"num_beams", is_one, "1"},
-    {"typical_p", is_one, "1"},
     {"truncate_prompt_tokens", is_null, "null"},
     {"truncation", is_disabled, "`disabled`"},
     {"stop", is_null, "null"},

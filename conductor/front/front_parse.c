@@ -228,10 +228,15 @@ static bool take_sampling(const struct bt_front_model *m, const json_t *root,
     s->temperature = c->temperature >= 0 ? c->temperature : 1.0f;
     s->top_p = c->top_p > 0 && c->top_p <= 1 ? c->top_p : 1.0f;
     s->min_p = c->min_p > 0 ? c->min_p : 0;
+    s->typical_p = 1;
+    s->xtc_threshold = 0.1f;
     s->repetition_penalty = c->repetition_penalty > 0 ? c->repetition_penalty : 1.0f;
     if (!bt_front_get_num(root, "temperature", 0, false, API_MAX_TEMPERATURE, &s->temperature, e) ||
         !bt_front_get_num(root, "top_p", 0, true, 1, &s->top_p, e) ||
         !bt_front_get_num(root, "min_p", 0, false, 1, &s->min_p, e) ||
+        !bt_front_get_num(root, "typical_p", 0, true, 1, &s->typical_p, e) ||
+        !bt_front_get_num(root, "xtc_probability", 0, false, 1, &s->xtc_probability, e) ||
+        !bt_front_get_num(root, "xtc_threshold", 0, true, 1, &s->xtc_threshold, e) ||
         !bt_front_get_int(root, "top_k", -1, INT32_MAX, &top_k, e) ||
         !bt_front_get_num(root, "repetition_penalty", 0, true, API_MAX_REPETITION,
                           &s->repetition_penalty, e) ||

@@ -83,6 +83,12 @@ static const char *senseless(const json_t *root, const struct bt_gen_spec *spec,
     if (other_than(root, "min_p", 0, 0)) {
         return "min_p";
     }
+    if (other_than(root, "typical_p", 1, 1)) {
+        return "typical_p";
+    }
+    if (other_than(root, "xtc_probability", 0, 0)) {
+        return "xtc_probability";
+    }
     *why_p = "beams are chosen by the model's own logprobs";
     if (s->repetition_penalty != 1) { /* also if it is the model's */
         *why_p = "beams are chosen by the model's own logprobs; set it to 1";

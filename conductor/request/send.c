@@ -99,6 +99,9 @@ static void fill_sampling(const struct bt_action *a, Baton__Sampling *s, uint32_
     s->bias_ids = (uint32_t *)p->bias_ids;
     s->bias = (float *)p->bias;
     s->penalty_alpha = p->penalty_alpha;
+    s->typical_p = p->typical_p;
+    s->xtc_probability = p->xtc_probability;
+    s->xtc_threshold = p->xtc_threshold;
     s->n_dola_layers = p->n_dola;
     s->dola_layers = dola;
     for (uint32_t i = 0; i < p->n_dola; i++) {

@@ -1,6 +1,6 @@
-"""DoLa and contrastive search through the cluster: the same tokens from a cold and a warm cache, after a hand-off, a killed
-decode worker and preemption, with grammars and beside other requests. That they are the papers' tokens is checked by
-tests/golden/test_engine_search.c."""
+"""DoLa, contrastive search, typical_p and XTC through the cluster: the same tokens from a cold and a warm cache, after a
+hand-off, a killed decode worker and preemption, with grammars and beside other requests. That DoLa's and the searches' are
+the papers' tokens is checked by tests/golden/test_engine_search.c."""
 import json
 
 import pytest
@@ -9,10 +9,11 @@ from conftest import scrape
 from restarts import Restarts
 from test_faults import EXACT, run_streams, same
 
-TOKENS = 120
+TOKENS = 90
 DOLA = [{"dola_layers": "low"}, {"dola_layers": "high", "repetition_penalty": 1.2}, {"dola_layers": [1, 4, 5]},
         {"dola_layers": "high", "temperature": 0.8, "n": 2, "seed": 5},
-        {"dola_layers": [2], "structured_outputs": {"regex": "([a-z]{1,8} ){30}"}}]
+        {"dola_layers": [2], "structured_outputs": {"regex": "([a-z]{1,8} ){30}"}},
+        {"typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.05, "temperature": 1, "seed": 3}]
 SEARCH = [{"penalty_alpha": 0.6, "top_k": 4}, {"penalty_alpha": 0.3, "top_k": 8, "frequency_penalty": 0.2},
           {"penalty_alpha": 0.5, "top_k": 5, "structured_outputs": {"regex": "([a-z]{1,8} ){30}"}}]
 

@@ -62,6 +62,7 @@ static void test_completion_all_options(void **state)
         begin("/v1/completions",
               "{\"model\":\"" MODEL_ID "\",\"prompt\":[1,2,2047],\"max_tokens\":8189,"
               "\"temperature\":0,\"top_p\":0.5,\"top_k\":7,\"min_p\":0.1,\"seed\":-5,"
+              "\"typical_p\":0.7,\"xtc_probability\":0.25,"
               "\"stop\":[\"a\",\"b\"],\"logprobs\":20,\"ignore_eos\":true,\"min_tokens\":3,"
               "\"repetition_penalty\":1.1,\"frequency_penalty\":-2,\"presence_penalty\":2,"
               "\"skip_special_tokens\":false,\"include_stop_str_in_output\":true,"
@@ -78,6 +79,8 @@ static void test_completion_all_options(void **state)
     assert_true(s->sampling.min_p == 0.1f && s->sampling.repetition_penalty == 1.1f);
     assert_true(s->sampling.frequency_penalty == -2.0f && s->sampling.presence_penalty == 2.0f);
     assert_int_equal(s->sampling.top_k, 7);
+    assert_true(s->sampling.typical_p == 0.7f && s->sampling.xtc_probability == 0.25f &&
+                s->sampling.xtc_threshold == 0.1f);
     assert_true(s->sampling.seed == (uint64_t)-5 && !s->unseeded);
     assert_string_equal(s->stop[0], "a");
     assert_string_equal(s->stop[1], "b");

@@ -83,6 +83,8 @@ static const struct {
     {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"temperature\": 0.5}", "temperature"},
     {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"top_p\": 0.5}", "top_p"},
     {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"min_p\": 0.5}", "min_p"},
+    {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"typical_p\": 0.5}", "typical_p"},
+    {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"xtc_probability\": 0.5}", "xtc_probability"},
     {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"n\": 2}", "n"},
     {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"dola_layers\": \"low\"}", "dola_layers"},
     {"{\"penalty_alpha\": 0.6, \"top_k\": 4, \"use_beam_search\": true}", "use_beam_search"},

@@ -14,7 +14,7 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"a\",\"temprature\":0}", "temprature", "did you mean 'temperature'"},
     {COMPLETION, "{\"prompt\":\"a\",\"Temperature\":0}", "Temperature", "mean 'temperature'"},
     {COMPLETION, "{\"prompt\":\"a\",\"max_token\":null}", "max_token", NULL},
-    {COMPLETION, "{\"prompt\":\"a\",\"typical_p\":0.5}", "typical_p", "not supported"},
+    {COMPLETION, "{\"prompt\":\"a\",\"dry_multiplier\":0.8}", "dry_multiplier", "not supported"},
     {COMPLETION, "{\"prompt\":\"a\",\"max_new_tokens\":5}", "max_new_tokens", "max_tokens"},
     {COMPLETION, "{\"prompt\":\"a\",\"do_sample\":false}", "do_sample", "temperature"},
     {COMPLETION, "{\"prompt\":\"a\",\"truncate_prompt_tokens\":0}", "truncate_prompt_tokens", NULL},

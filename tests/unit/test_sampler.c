@@ -456,6 +456,68 @@ static void test_ids_without_a_token(void **state)
     assert_true(o.bad);
 }
 
+/* Which tokens of a hundred positions are drawn, as bits. */
+static uint32_t drawn(const float *l, const struct bt_engine_params *p)
+{
+    uint32_t bits = 0;
+    for (uint32_t pos = 0; pos < 100; pos++) {
+        bits |= 1u << run_row(l, p, pos, NULL, 0, 0, NULL).token;
+    }
+    return bits;
+}
+
+/* By hand: 0.5, 0.25, 0.125, 0.125 have an entropy of 1.2130; their surprise is 0.69, 1.39, 2.08,
+ * 2.08, so the second is the most typical one, then the first. */
+static void test_typical(void **state)
+{
+    (void)state;
+    struct bt_engine_params p = defaults(1);
+    float l[V];
+    const float share[V] = {0.5f, 0.25f, 0.125f, 0.125f};
+    for (int i = 0; i < V; i++) {
+        l[i] = logf(share[i]);
+    }
+    assert_int_equal(drawn(l, &p), 15);
+    p.typical_p = 0.2f;
+    assert_int_equal(drawn(l, &p), 2);
+    p.typical_p = 0.26f;
+    assert_int_equal(drawn(l, &p), 3);
+    p.typical_p = 0.8f;
+    assert_int_equal(drawn(l, &p), 7);
+    p.typical_p = 1;
+    assert_int_equal(drawn(l, &p), 15);
+    p.top_k = 2; /* of two: 2/3 and 1/3, entropy 0.6365, surprise 0.405 and 1.0986 */
+    p.typical_p = 0.5f;
+    assert_int_equal(drawn(l, &p), 1);
+}
+
+static void test_xtc(void **state)
+{
+    (void)state;
+    struct bt_engine_params p = defaults(1);
+    float l[V];
+    const float share[V] = {0.5f, 0.25f, 0.125f, 0.125f};
+    for (int i = 0; i < V; i++) {
+        l[i] = logf(share[i]);
+    }
+    p.xtc_probability = 1;
+    p.xtc_threshold = 0.2f;
+    assert_int_equal(drawn(l, &p), 14); /* the last one that reaches 0.2 stays */
+    p.xtc_threshold = 0.4f;
+    assert_int_equal(drawn(l, &p), 15); /* one alone stays */
+    p.xtc_threshold = 0.1f;
+    assert_int_equal(drawn(l, &p), 8);
+    p.xtc_probability = 0.5f;
+    p.xtc_threshold = 0.2f;
+    uint32_t first = 0;
+    for (uint32_t pos = 0; pos < 2000; pos++) { /* 0 where XTC does nothing: half of 0.5 */
+        first += run_row(l, &p, pos, NULL, 0, 0, NULL).token == 0;
+    }
+    assert_in_range(first, 420, 580);
+    p.temperature = 0; /* the most likely token */
+    assert_int_equal(drawn(l, &p), 1);
+}
+
 /* DoLa, by hand: the filter is a tenth of the most likely token that may be drawn, and the rest is
  * in the order of the last layer's logprob minus the early one's. */
 static void test_dola(void **state)
@@ -536,6 +598,8 @@ int main(void)
         cmocka_unit_test(test_skipping),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_ids_without_a_token),
+        cmocka_unit_test(test_typical),
+        cmocka_unit_test(test_xtc),
         cmocka_unit_test(test_dola),
         cmocka_unit_test(test_divergence),
     };

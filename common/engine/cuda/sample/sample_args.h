@@ -13,8 +13,10 @@
 struct bt_cu_draw { /* a row's parameters; as struct bt_engine_params, but where it says more */
     uint64_t seed;
     uint32_t position, choice;
-    float inv_temperature; /* 0: greedy */
-    float top_p, floor;    /* floor: log(min_p), -inf: off */
+    float inv_temperature;            /* 0: greedy */
+    float top_p, floor;               /* floor: log(min_p), -inf: off */
+    float typical_p;                  /* 1: off */
+    float xtc_probability, xtc_floor; /* xtc_floor: log of the threshold */
     float repetition, frequency, presence;
     uint32_t top_k;
     uint32_t row, slot; /* of the logits and the mask; whose tables and last_token */

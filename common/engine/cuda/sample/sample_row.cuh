@@ -91,11 +91,15 @@ static __device__ sample_u64 sample_weight(float s)
 }
 
 /* A row of scaled logits s <= 0, the largest of them 0. The order of tokens is by |s|, then by id;
- * a token's place is this number. Tokens below the floor, or with s = -inf, have no place. */
+ * a token's place is this number. Tokens below the floor, or with s = -inf, have no place, nor have
+ * those outside first and last. With `typical` the order of the others is by |s + center|, then by
+ * id. */
 struct sample_row {
     const float *l;
     uint32_t vocab;
-    float max, inv_t, floor;
+    float max, inv_t, floor, center;
+    bool typical;
+    sample_u64 first, last;
 };
 static __device__ float sample_scaled(const struct sample_row *r, uint32_t i)
 {
@@ -106,14 +110,20 @@ static __device__ bool sample_place(const struct sample_row *r, uint32_t i, floa
 {
     float s = sample_scaled(r, i);
     *s_p = s;
-    *place_p = (sample_u64)(__float_as_uint(s) & 0x7fffffffu) << 32 | i;
-    return s >= r->floor && s > -INFINITY;
+    sample_u64 place = (sample_u64)(__float_as_uint(s) & 0x7fffffffu) << 32 | i;
+    bool has = s >= r->floor && s > -INFINITY && place >= r->first && place <= r->last;
+    if (r->typical) {
+        float far = __fadd_rn(s, r->center);
+        place = (sample_u64)(__float_as_uint(far) & 0x7fffffffu) << 32 | i;
+    }
+    *place_p = place;
+    return has;
 }
 
 /* The first level's bins are 1/64 of s wide, which distributes a model's tokens well. */
-static __device__ uint32_t sample_first_bin(float s)
+static __device__ uint32_t sample_first_bin(sample_u64 place)
 {
-    float b = -s * 64.0f;
+    float b = __uint_as_float((uint32_t)(place >> 32)) * 64.0f;
     return b < (float)(SAMPLE_BINS - 1) ? (uint32_t)b : SAMPLE_BINS - 1;
 }
 
@@ -157,7 +167,7 @@ static __device__ void sample_count(const struct sample_row *r, const struct sam
         sample_u64 place;
         if (sample_place(r, i, &s, &place) && place >= v->from && place <= v->to) {
             uint32_t bin =
-                v->first ? sample_first_bin(s) : (uint32_t)((place - v->from) >> v->shift);
+                v->first ? sample_first_bin(place) : (uint32_t)((place - v->from) >> v->shift);
             atomicAdd(&h->n[bin], 1u);
             if (mass) {
                 sample_add(h, bin, sample_weight(s));
@@ -282,10 +292,10 @@ static __device__ sample_u64 sample_cut(const struct sample_row *r, sample_u64 l
 
 /* bt_philox4x32 of common/base/philox.h. */
 static __device__ void sample_philox(uint64_t seed, uint32_t position, uint32_t choice,
-                                     uint32_t group, uint32_t *out)
+                                     uint32_t group, uint32_t what, uint32_t *out)
 {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = position, c1 = choice, c2 = group, c3 = 0;
+    uint32_t c0 = position, c1 = choice, c2 = group, c3 = what;
     for (int round = 0; round < 10; round++) {
         uint32_t n0 = __umulhi(0xCD9E8D57u, c2) ^ c1 ^ k0, n2 = __umulhi(0xD2511F53u, c0) ^ c3 ^ k1;
         c1 = 0xCD9E8D57u * c2;
@@ -318,7 +328,7 @@ static __device__ sample_u64 sample_gumbel(const struct sample_row *r, const str
                 continue;
             }
             if (!drawn) {
-                sample_philox(w->seed, w->position, w->choice, g, words);
+                sample_philox(w->seed, w->position, w->choice, g, 0, words);
                 drawn = true;
             }
             uint32_t word = i == 0 ? words[0] : i == 1 ? words[1] : i == 2 ? words[2] : words[3];
@@ -329,6 +339,53 @@ static __device__ sample_u64 sample_gumbel(const struct sample_row *r, const str
         }
     }
     return block_max64(best);
+}
+
+/* ---- typical_p and XTC ---- */
+
+/* The mass of places up to `last`, and *mean_p: of their |s|. */
+static __device__ double sample_mass(const struct sample_row *r, sample_u64 last, double *mean_p)
+{
+    sample_u64 mass = 0, sum = 0, masses, sums;
+    for (uint32_t i = threadIdx.x; i < r->vocab; i += BT_CU_SAMPLE_THREADS) {
+        float s;
+        sample_u64 place;
+        if (sample_place(r, i, &s, &place) && place <= last) {
+            mass += sample_weight(s);
+            sum += (sample_u64)(expf(s) * -s * 0x1p44f);
+        }
+    }
+    block_scan64(mass, &masses);
+    block_scan64(sum, &sums);
+    *mean_p = (double)sums / (double)masses;
+    return (double)masses * 0x1p-44;
+}
+
+/* If at least two of the places up to `last` reach XTC's threshold, r->first becomes that of the
+ * least likely of them; and only where a draw of the row says so. */
+static __device__ void sample_exclude_top(struct sample_row *r, const struct bt_cu_draw *w,
+                                          sample_u64 last)
+{
+    uint32_t words[4];
+    double mean;
+    sample_philox(w->seed, w->position, w->choice, 0, 1, words);
+    if (__fmul_rn((float)(words[0] >> 9) + 0.5f, 0x1p-23f) > w->xtc_probability) {
+        return;
+    }
+    double mass = sample_mass(r, last, &mean);
+    float floor = (float)((double)w->xtc_floor + log(mass));
+    sample_u64 own = 0, n = 0, all;
+    for (uint32_t i = threadIdx.x; i < r->vocab; i += BT_CU_SAMPLE_THREADS) {
+        float s;
+        sample_u64 place;
+        if (sample_place(r, i, &s, &place) && place <= last && s >= floor) {
+            own = sample_max(own, (sample_u64)(__float_as_uint(s) & 0x7fffffffu) << 32 | i);
+            n++;
+        }
+    }
+    own = block_max64(own);
+    block_scan64(n, &all);
+    r->first = all > 1 ? own : 0;
 }
 
 /* ---- a row ---- */
@@ -478,7 +535,8 @@ static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struc
 static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
                                          uint32_t end, const float *v, sample_u64 top)
 {
-    const struct sample_row r = {v, end, v[sample_key_id(top)], w->inv_temperature, w->floor};
+    struct sample_row r = {
+        v, end, v[sample_key_id(top)], w->inv_temperature, w->floor, 0, false, 0, SAMPLE_ALL};
     sample_u64 last = SAMPLE_ALL;
     if (w->inv_temperature <= 0) {
         return sample_key_id(top);
@@ -488,6 +546,17 @@ static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const s
     }
     if (w->top_p < 1) {
         last = sample_cut(&r, last, true, 0, w->top_p);
+    }
+    if (w->typical_p < 1) {
+        double mean;
+        sample_mass(&r, last, &mean);
+        r.last = last;
+        r.center = (float)mean;
+        r.typical = true;
+        last = sample_cut(&r, SAMPLE_ALL, true, 0, w->typical_p);
+    }
+    if (w->xtc_probability > 0) {
+        sample_exclude_top(&r, w, last);
     }
     sample_u64 best = sample_gumbel(&r, w, last);
     return best ? sample_key_id(best) : a->vocab;
