@@ -190,6 +190,59 @@ static void test_contrastive_chunks(void **state)
     drive_close(&d);
 }
 
+/* Prompt logprobs of a slot that keeps hidden states are those of one that does not. */
+static void test_contrastive_prompt_logprobs(void **state)
+{
+    (void)state;
+    struct drive d;
+    drive_open(&d, engine(), "deploy/models/shakespeare-llama-6m", 16);
+    uint32_t tokens[30];
+    float want[29];
+    uint32_t first[2];
+    for (uint32_t i = 0; i < 30; i++) {
+        tokens[i] = 9 * i + 4;
+    }
+    for (uint32_t s = 0; s < 2; s++) {
+        struct bt_engine_params p = drive_greedy(0);
+        p.penalty_alpha = s ? 0.6f : 0;
+        p.top_k = s ? 4 : 0;
+        p.hidden_max = 40;
+        drive_slot(&d, s, &p, tokens, 30, 8);
+        for (uint32_t at = 0; at < 30; at += 15) {
+            const struct bt_engine_row row = {.slot = s,
+                                              .pos = at,
+                                              .n = 15,
+                                              .tokens = tokens + at,
+                                              .flags = BT_ROW_PROMPT_LOGPROBS |
+                                                       (at ? BT_ROW_SAMPLE : 0)};
+            const struct bt_engine_batch b = {.n_rows = 1, .rows = &row};
+            bt_engine_ticket_t fwd, smp;
+            assert_int_equal(d.vt->forward(d.e, &b, &fwd), BT_OK);
+            struct bt_engine_event ev = drive_wait(&d, fwd);
+            assert_int_equal(ev.n_out, at ? 14 : 15);
+            for (uint32_t i = 0; i < ev.n_out; i++) {
+                assert_int_equal(ev.out[i].pos, at + i + 1);
+                if (s == 0) {
+                    want[at + i] = ev.out[i].logprob;
+                } else {
+                    assert_true(fabsf(ev.out[i].logprob - want[at + i]) <
+                                (rounds() ? 0.05f : 1e-6f));
+                }
+            }
+            assert_int_equal(d.vt->sample(d.e, fwd, NULL, &smp), BT_OK);
+            ev = drive_wait(&d, smp);
+            assert_int_equal(ev.n_out, at ? 1 : 0);
+            first[s] = at ? ev.out[0].token : 0;
+            assert_false(at && ev.out[0].bad);
+            d.vt->release(d.e, fwd);
+            d.vt->release(d.e, smp);
+        }
+        assert_false(drive_decode(&d, s).bad);
+    }
+    assert_true(first[0] < 2048 && first[1] < 2048);
+    drive_close(&d);
+}
+
 /* What a slot with contrastive search does not take. */
 static void test_contrastive_refused(void **state)
 {
@@ -302,6 +355,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_contrastive),
         cmocka_unit_test(test_contrastive_chunks),
+        cmocka_unit_test(test_contrastive_prompt_logprobs),
         cmocka_unit_test(test_contrastive_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -204,6 +204,24 @@ static void test_who_shares_a_step_is_not_passed_over(void **state)
     }
 }
 
+/* A contrastive search is computed where it generates, whatever the roles and the policy are. */
+static void test_one_worker(void **state)
+{
+    (void)state;
+    static const struct bt_sched_policy *const all[] = {&bt_sched_round_robin, &bt_sched_least_load,
+                                                        &bt_sched_cache_aware, &bt_sched_kvcache,
+                                                        &bt_sched_baton};
+    X.req.n_tokens = 4000;
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        X.req.one_worker = false;
+        assert_false(place(all[i]).at.both);
+        X.req.one_worker = true;
+        struct bt_sched_plan p = place(all[i]);
+        assert_true(p.at.both && p.at.prefill == p.at.decode && p.at.decode >= P);
+        assert_int_equal(p.reason, BT_SCHED_ONE_WORKER);
+    }
+}
+
 /* Turns go round however many workers there are. */
 static void test_turns_of_three(void **state)
 {
@@ -330,6 +348,7 @@ int main(void)
         T(test_of_equal_holders_the_one_that_is_free),
         T(test_fetches_that_gain_nothing),
         T(test_who_shares_a_step_is_not_passed_over),
+        T(test_one_worker),
         T(test_turns_of_three),
         T(test_places_and_pages_in_use),
         T(test_rows_that_make_way),
