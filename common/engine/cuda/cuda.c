@@ -192,7 +192,7 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
                                     .scale = c->attn_scale,
                                     .window = c->window,
                                     .segment = e->deterministic ? BT_CU_SEGMENT : 0,
-                                    .items = info->max_rows + info->max_slots};
+                                    .items = info->max_rows + e->max_batch};
     ce = ce != cudaSuccess ? ce
          : e->latent       ? bt_cu_latent_open_pages(e)
                            : bt_attn_create(&e->pool, e->max_batch, &e->attn);
