@@ -208,7 +208,7 @@ CUDA_HOST_O := $(patsubst %,$(B)/obj/cuda_host/%.o,cuda weights weights_fp8 copy
 CFLAGS_tests_cuda_host_ := -Itests/cuda_host
 $(B)/obj/cuda_host/%.o: common/engine/cuda/%.c | $(GEN_H)
 	@mkdir -p $(@D)
-	$(CC) -Itests/cuda_host -DBT_CU_SLAB_PIECE=4096 -DBT_CU_LATENT_BYTES=600000 $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+	$(CC) -Itests/cuda_host -DBT_CU_SLAB_PIECE=4096 -DBT_CU_LATENT_BYTES=600000 -DBT_CU_CLASS_BYTES=2000 $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 $(patsubst %,$(B)/tests/unit/test_cuda_%,engine fp8 fp8_files golden model search): $(CUDA_HOST_O)
 -include $(CUDA_HOST_O:.o=.d)
 # Fuzz targets: tests/fuzz/run builds them, with clang, in a build directory of their own. rig.c stands in for the clock,

@@ -637,6 +637,8 @@ cudaError_t bt_cu_bf16_to_f16(void *w, size_t n, cudaStream_t s)
 
 struct bt_attn {
     struct bt_attn_pool pool;
+    const struct bt_attn_queries *queries; /* of the last plan */
+    uint32_t n;
 };
 cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
                            struct bt_attn **attn_p)
@@ -655,14 +657,18 @@ uint32_t bt_attn_prefill_tokens(const struct bt_attn *a)
     (void)a;
     return 24;
 }
-cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
-                                cudaStream_t s)
+/* Fewer than the device's kernels have, so that rows with drafts take several entries. */
+uint32_t bt_attn_decode_most(const struct bt_attn *a)
 {
-    (void)a;
-    (void)lens;
-    (void)batch;
+    return BT_MAX(12 / (a->pool.heads / a->pool.kv_heads), 1u);
+}
+cudaError_t bt_attn_decode_plan(struct bt_attn *a, const struct bt_attn_queries *queries,
+                                uint32_t n, uint32_t most, cudaStream_t s)
+{
     (void)s;
-    return cudaSuccess;
+    a->queries = queries; /* read when the step runs, as the device reads what it made of them */
+    a->n = n;
+    return n && most && most <= bt_attn_decode_most(a) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t bt_attn_segments_plan(struct bt_attn *a, const struct bt_attn_item *items,
@@ -733,24 +739,28 @@ static void attend(const struct bt_attn_pool *p, uint32_t layer_row, const half 
 struct decode {
     struct bt_attn_pool pool;
     struct bt_attn_decode d;
-    uint32_t layer_row;
+    const struct bt_attn_queries *queries;
+    uint32_t n, layer_row;
 };
 static void run_decode(const void *args)
 {
     const struct decode *p = args;
-    for (uint32_t r = 0; r < p->d.batch; r++) {
-        uint32_t slot = (uint32_t)(p->d.slots ? p->d.slots[r] : (int32_t)r);
-        if (p->d.lens[r] > 0) {
-            attend(&p->pool, p->layer_row, (const half *)p->d.q + (size_t)r * p->d.q_stride,
-                   (uint16_t *)p->d.out + (size_t)r * p->d.out_stride,
-                   p->d.table + (size_t)slot * p->d.table_stride, (uint32_t)p->d.lens[r]);
+    for (uint32_t i = 0; i < p->n; i++) {
+        const struct bt_attn_queries *q = &p->queries[i];
+        BT_ASSERT(q->len == 0 || (q->n > 0 && q->n <= (int32_t)p->d.most));
+        for (int32_t j = 0; q->len > 0 && j < q->n; j++) {
+            size_t row = (size_t)(q->row + j);
+            attend(&p->pool, p->layer_row, (const half *)p->d.q + row * p->d.q_stride,
+                   (uint16_t *)p->d.out + row * p->d.out_stride,
+                   p->d.table + (size_t)q->slot * p->d.table_stride,
+                   (uint32_t)(q->len - q->n + 1 + j));
         }
     }
 }
 cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_decode *d, uint32_t layer_row,
                            cudaStream_t s)
 {
-    const struct decode p = {a->pool, *d, layer_row};
+    const struct decode p = {a->pool, *d, a->queries, a->n, layer_row};
     cuda_host_launch(s, run_decode, &p, sizeof(p));
     return cudaSuccess;
 }

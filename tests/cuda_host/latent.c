@@ -275,6 +275,8 @@ static void attend(const struct seen *s, const half *q, float *out)
 
 struct bt_mla {
     struct bt_mla_pool pool;
+    const struct bt_attn_queries *queries; /* of the last plan */
+    uint32_t n;
 };
 cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, struct bt_mla **m_p)
 {
@@ -287,15 +289,13 @@ void bt_mla_destroy(struct bt_mla *m)
 {
     free(m);
 }
-cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
-                               uint32_t queries, cudaStream_t s)
+cudaError_t bt_mla_decode_plan(struct bt_mla *m, const struct bt_attn_queries *queries, uint32_t n,
+                               uint32_t most, cudaStream_t s)
 {
-    (void)m;
-    (void)lens;
-    (void)batch;
-    (void)queries;
     (void)s;
-    return cudaSuccess;
+    m->queries = queries;
+    m->n = n;
+    return n && most && most <= BT_MLA_MAX_QUERIES ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 /* `queries` tokens of a sequence of `len`, which are its last: q and out begin with theirs. */
@@ -331,23 +331,25 @@ static void attend_last(const struct bt_mla_pool *pool, uint32_t layer_row, cons
 struct decode {
     struct bt_mla_pool pool;
     struct bt_mla_decode d;
-    uint32_t layer_row;
+    const struct bt_attn_queries *queries;
+    uint32_t n, layer_row;
 };
 static void run_decode(const void *args)
 {
     const struct decode *p = args;
-    for (uint32_t b = 0; b < p->d.batch; b++) {
-        uint32_t slot = (uint32_t)(p->d.slots ? p->d.slots[b] : (int32_t)b);
-        size_t at = (size_t)b * p->d.queries * p->pool.heads;
-        attend_last(&p->pool, p->layer_row, p->d.table + (size_t)slot * p->d.table_stride,
-                    p->d.lens[b], p->d.queries, (const half *)p->d.q + at * BT_LATENT_ROW,
+    for (uint32_t i = 0; i < p->n; i++) {
+        const struct bt_attn_queries *q = &p->queries[i];
+        size_t at = (size_t)q->row * p->pool.heads;
+        BT_ASSERT(q->len == 0 || (q->n > 0 && q->n <= (int32_t)p->d.most));
+        attend_last(&p->pool, p->layer_row, p->d.table + (size_t)q->slot * p->d.table_stride,
+                    q->len, (uint32_t)q->n, (const half *)p->d.q + at * BT_LATENT_ROW,
                     (half *)p->d.out + at * BT_LATENT);
     }
 }
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
                           cudaStream_t s)
 {
-    const struct decode p = {m->pool, *d, layer_row};
+    const struct decode p = {m->pool, *d, m->queries, m->n, layer_row};
     cuda_host_launch(s, run_decode, &p, sizeof(p));
     return cudaSuccess;
 }

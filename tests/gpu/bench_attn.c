@@ -13,13 +13,15 @@
 struct bed { /* a pool and tensors for one shape */
     struct bt_attn_pool pool;
     struct bt_attn *attn;
-    uint32_t layers, pages, stride, batch, table_stride;
+    uint32_t layers, pages, stride, batch, table_stride, each;
     void *kv, *q, *out;
-    int32_t *table, *lens;
+    int32_t *table;
+    struct bt_attn_queries *queries;
 };
 
-static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t q_rows, int type,
-                     size_t rotate)
+/* each: query tokens of a sequence in a decode. */
+static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t each, uint32_t q_rows,
+                     int type, size_t rotate)
 {
     *b = (struct bed){.batch = batch, .table_stride = (len + PAGE - 1) / PAGE};
     b->pages = batch * b->table_stride;
@@ -37,14 +39,17 @@ static void bed_open(struct bed *b, uint32_t batch, uint32_t len, uint32_t q_row
     CHECK(cudaMalloc(&b->q, (size_t)q_rows * b->stride * 2));
     CHECK(cudaMalloc(&b->out, (size_t)q_rows * b->stride * 2));
     ref_fill(b->q, (size_t)q_rows * b->stride, q_type, 1.0f, 2);
-    int32_t *t = random_order(b->pages), *l = malloc(batch * 4);
+    int32_t *t = random_order(b->pages);
+    struct bt_attn_queries *queries = malloc(batch * sizeof(*queries));
     for (uint32_t i = 0; i < batch; i++) {
-        l[i] = (int32_t)len;
+        queries[i] =
+            (struct bt_attn_queries){(int32_t)(i * each), (int32_t)each, (int32_t)i, (int32_t)len};
     }
     b->table = device_memory(t, b->pages * 4);
-    b->lens = device_memory(l, batch * 4);
+    b->queries = device_memory(queries, batch * sizeof(*queries));
+    b->each = each;
     free(t);
-    free(l);
+    free(queries);
     b->pool = (struct bt_attn_pool){.kv = b->kv,
                                     .rows = (uint64_t)b->pages * seg * b->layers,
                                     .page_rows = seg,
@@ -65,7 +70,7 @@ static void bed_close(struct bed *b)
     cudaFree(b->q);
     cudaFree(b->out);
     cudaFree(b->table);
-    cudaFree(b->lens);
+    cudaFree(b->queries);
 }
 
 /* Median time in us of what is captured on s, replayed. */
@@ -104,31 +109,40 @@ static void decode_body(void *arg, cudaStream_t s)
 {
     struct bt_cu_decode_run *r = arg;
     struct bed *b = r->b;
-    struct bt_attn_decode d = {b->q,    b->out, b->stride, b->stride,       b->batch,
-                               b->lens, NULL,   b->table,  b->table_stride, false};
+    const struct bt_attn_decode d = {.q = b->q,
+                                     .out = b->out,
+                                     .q_stride = b->stride,
+                                     .out_stride = b->stride,
+                                     .most = b->each,
+                                     .table = b->table,
+                                     .table_stride = b->table_stride,
+                                     .fresh = b->each};
     for (int i = 0; i < r->n; i++) {
         CHECK(
             bt_attn_decode(b->attn, &d, (uint32_t)i % b->layers * b->pages * b->pool.page_rows, s));
     }
 }
 
-static void bench_decode(cudaStream_t s, uint32_t batch, uint32_t len, float fa3, float cudnn,
-                         float aim, float read_gbs, int type)
+static void bench_decode(cudaStream_t s, uint32_t batch, uint32_t len, uint32_t each, float fa3,
+                         float cudnn, float aim, float read_gbs, int type)
 {
     struct bed b;
-    bed_open(&b, batch, len, batch, type, 400u << 20);
-    CHECK(bt_attn_decode_plan(b.attn, b.lens, batch, s));
+    bed_open(&b, batch, len, each, batch * each, type, 400u << 20);
+    CHECK(bt_attn_decode_plan(b.attn, b.queries, batch, each, s));
     double bytes = (double)batch * len * KV_HEADS * 2 * (type == BT_CU_E4M3 ? DIM + 1 : DIM * 2);
     struct bt_cu_decode_run r = {&b, (int)(b.layers * 2 > 8 ? b.layers * 2 : 8)};
     float us = replay(s, decode_body, &r, 11) / (float)r.n;
-    char name[32];
-    snprintf(name, sizeof(name), "B%u %u", batch, len);
-    printf("decode %s %-10s %8.1f us %6.0f GB/s  floor %.1f us (%.0f %%)  aim %.1f  FA3 %.1f cuDNN "
+    char name[32], tokens[16] = "";
+    if (each > 1) {
+        snprintf(tokens, sizeof(tokens), "_q%u", each);
+    }
+    snprintf(name, sizeof(name), "B%u %u%s", batch, len, tokens);
+    printf("decode %s %-12s %8.1f us %6.0f GB/s  floor %.1f us (%.0f %%)  aim %.1f  FA3 %.1f cuDNN "
            "%.1f\n",
            type == BT_CU_E4M3 ? "e4m3" : "f16 ", name, us, bytes / us / 1e3, bytes / read_gbs / 1e3,
            bytes / read_gbs / 1e1 / us, aim, fa3, cudnn);
-    printf("bench,decode_attention_%sb%u_%u,%.1f,us,%s,%.2f\n", type == BT_CU_E4M3 ? "e4m3_" : "",
-           batch, len, us, fa3 > 0 ? "FA3 paged on the same kind of card with bf16" : "-",
+    printf("bench,decode_attention_%sb%u_%u%s,%.1f,us,%s,%.2f\n", type == BT_CU_E4M3 ? "e4m3_" : "",
+           batch, len, tokens, us, fa3 > 0 ? "FA3 paged on the same kind of card with bf16" : "-",
            fa3 > 0 ? us / fa3 : 0);
     fflush(stdout);
     bed_close(&b);
@@ -147,7 +161,7 @@ static void launch_prefill(void *arg, cudaStream_t s)
 static void bench_prefill(cudaStream_t s, uint32_t len, float fa3, float cudnn, float aim, int type)
 {
     struct bed b;
-    bed_open(&b, 1, len, len, type, 0);
+    bed_open(&b, 1, len, 1, len, type, 0);
     int tokens = (int)bt_attn_prefill_tokens(b.attn), n = 0;
     struct bt_attn_item *items = calloc(len, sizeof(*items));
     for (int t = (int)len - tokens; t >= 0; t -= tokens) {
@@ -208,8 +222,15 @@ int main(int argc, char **argv)
         if (argc > 1 && (d[i].batch != only[0] || d[i].len != only[1])) {
             continue;
         }
-        bench_decode(s, d[i].batch, d[i].len, d[i].fa3, d[i].cudnn, d[i].aim, read_gbs, BT_CU_F16);
-        bench_decode(s, d[i].batch, d[i].len, d[i].fa3, d[i].cudnn, 0, read_gbs, BT_CU_E4M3);
+        bench_decode(s, d[i].batch, d[i].len, 1, d[i].fa3, d[i].cudnn, d[i].aim, read_gbs,
+                     BT_CU_F16);
+        bench_decode(s, d[i].batch, d[i].len, 1, d[i].fa3, d[i].cudnn, 0, read_gbs, BT_CU_E4M3);
+        if (d[i].batch <= 64 && d[i].len <= 8192) { /* with one, three and seven drafts */
+            bench_decode(s, d[i].batch, d[i].len, 2, 0, 0, 0, read_gbs, BT_CU_F16);
+            bench_decode(s, d[i].batch, d[i].len, 4, 0, 0, 0, read_gbs, BT_CU_F16);
+            bench_decode(s, d[i].batch, d[i].len, 8, 0, 0, 0, read_gbs, BT_CU_F16);
+            bench_decode(s, d[i].batch, d[i].len, 4, 0, 0, 0, read_gbs, BT_CU_E4M3);
+        }
     }
     static const struct {
         uint32_t len;

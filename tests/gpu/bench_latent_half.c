@@ -25,7 +25,8 @@ struct bench {
     void *first[LAYERS], *kv_b[LAYERS], *o[LAYERS];
     float *x, *norm, *in, *rope;
     void *a, *absorbed, *mix, *out, *kv;
-    int32_t *lens, *pos, *slots, *table;
+    int32_t *pos, *slots, *table;
+    struct bt_attn_queries *queries;
     uint32_t n, heads, hidden, width;
     int way[2]; /* of the first product and of o; -1: gemv.cu */
 };
@@ -68,10 +69,8 @@ static void layer(const struct bench *b, uint32_t i, int without)
                                            b->width, b->n,       b->heads};
     const struct bt_mla_decode d = {.q = b->absorbed,
                                     .out = b->mix,
-                                    .batch = b->n,
-                                    .queries = 1,
-                                    .lens = b->lens,
-                                    .slots = b->slots,
+                                    .tokens = b->n,
+                                    .most = 1,
                                     .table = b->table,
                                     .table_stride = LEN / BT_MLA_PAGE_TOKENS};
     if (without != NORM) {
@@ -102,7 +101,7 @@ static float replay(const struct bench *b, int without)
     cudaEvent_t t0, t1;
     float best = 1e9f, ms;
     CHECK(cudaStreamBeginCapture(b->s, cudaStreamCaptureModeThreadLocal));
-    CHECK(bt_mla_decode_plan(b->mla, b->lens, b->n, 1, b->s));
+    CHECK(bt_mla_decode_plan(b->mla, b->queries, b->n, 1, b->s));
     for (uint32_t i = 0; i < LAYERS; i++) {
         layer(b, i, without);
     }
@@ -216,7 +215,8 @@ static void close_shape(struct bench *b)
 
 int main(void)
 {
-    static int32_t table[PAGES], lens[BATCH], pos[BATCH], slots[BATCH];
+    static int32_t table[PAGES], pos[BATCH], slots[BATCH];
+    static struct bt_attn_queries queries[BATCH];
     static float ones[8192];
     struct bench b = {0};
     if (cudaStreamCreateWithFlags(&b.s, cudaStreamNonBlocking) != cudaSuccess) {
@@ -230,7 +230,7 @@ int main(void)
         table[i] = i;
     }
     for (int i = 0; i < BATCH; i++) {
-        lens[i] = LEN;
+        queries[i] = (struct bt_attn_queries){i, 1, i, LEN};
         pos[i] = LEN - 1;
         slots[i] = i;
     }
@@ -241,7 +241,7 @@ int main(void)
     b.rope = device_memory(NULL, (size_t)LEN * BT_LATENT_ROPE * 4);
     CHECK(cudaMemset(b.rope, 0, (size_t)LEN * BT_LATENT_ROPE * 4));
     b.table = device_memory(table, sizeof(table));
-    b.lens = device_memory(lens, sizeof(lens));
+    b.queries = device_memory(queries, sizeof(queries));
     b.pos = device_memory(pos, sizeof(pos));
     b.slots = device_memory(slots, sizeof(slots));
     open_shape(&b, 16, 2048);

@@ -16,27 +16,29 @@ struct bed { /* a pool and tensors for one shape */
     struct bt_mla *mla;
     uint32_t layers, pages, launches;
     void *kv, *q, *out;
-    int32_t *table, *lens;
+    int32_t *table;
+    struct bt_attn_queries *queries;
     struct bt_mla_decode decode;
 };
 
 static bool e4m3;
 
-static void bed_open(struct bed *b, uint32_t heads, uint32_t batch, uint32_t len, uint32_t queries)
+static void bed_open(struct bed *b, uint32_t heads, uint32_t batch, uint32_t len,
+                     uint32_t n_queries)
 {
     const uint32_t per_seq = (len + PAGE - 1) / PAGE;
     *b = (struct bed){.pages = batch * per_seq};
     size_t layer = (size_t)b->pages * PAGE * (e4m3 ? BT_MLA_E4M3_ROW : BT_MLA_ROW * 2); /* bytes */
-    size_t q_n = (size_t)batch * queries * heads * BT_MLA_ROW;
+    size_t q_n = (size_t)batch * n_queries * heads * BT_MLA_ROW;
     b->layers = layer < ROTATE ? (uint32_t)(ROTATE / layer) + 1 : 1;
     b->launches = b->layers * 2 > 8 ? b->layers * 2 : 8;
     CHECK(cudaMalloc(&b->kv, layer * b->layers));
     CHECK(cudaMalloc(&b->q, q_n * 2));
     CHECK(cudaMalloc(&b->out, q_n * 2));
     CHECK(cudaMalloc((void **)&b->table, b->pages * 4));
-    CHECK(cudaMalloc((void **)&b->lens, batch * 4));
     ref_fill(b->q, q_n, BT_CU_F16, 1.0f, 2);
-    int32_t *t = malloc(b->pages * 4), *l = malloc(batch * 4);
+    int32_t *t = malloc(b->pages * 4);
+    struct bt_attn_queries *queries = malloc(batch * sizeof(*queries));
     for (uint32_t i = 0; i < b->pages; i++) {
         t[i] = (int32_t)i;
     }
@@ -47,12 +49,13 @@ static void bed_open(struct bed *b, uint32_t heads, uint32_t batch, uint32_t len
         t[j] = x;
     }
     for (uint32_t i = 0; i < batch; i++) {
-        l[i] = (int32_t)len;
+        queries[i] = (struct bt_attn_queries){(int32_t)(i * n_queries), (int32_t)n_queries,
+                                              (int32_t)i, (int32_t)len};
     }
     CHECK(cudaMemcpy(b->table, t, b->pages * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(b->lens, l, batch * 4, cudaMemcpyHostToDevice));
+    b->queries = device_memory(queries, batch * sizeof(*queries));
     free(t);
-    free(l);
+    free(queries);
     const struct bt_mla_pool pool = {
         b->kv, (uint64_t)b->pages * PAGE * b->layers, PAGE, heads, 0.0722f, e4m3, 0};
     if (e4m3) {
@@ -65,13 +68,13 @@ static void bed_open(struct bed *b, uint32_t heads, uint32_t batch, uint32_t len
     CHECK(bt_mla_create(&pool, batch, &b->mla));
     CHECK(cudaDeviceSynchronize()); /* the benchmark's stream does not wait for this one */
     b->decode =
-        (struct bt_mla_decode){b->q, b->out, batch, queries, b->lens, NULL, b->table, per_seq};
+        (struct bt_mla_decode){b->q, b->out, batch * n_queries, n_queries, b->table, per_seq};
 }
 
 static void bed_close(struct bed *b)
 {
     bt_mla_destroy(b->mla);
-    void *all[] = {b->kv, b->q, b->out, b->table, b->lens};
+    void *all[] = {b->kv, b->q, b->out, b->table, b->queries};
     for (int i = 0; i < 5; i++) {
         CHECK(cudaFree(all[i]));
     }
@@ -119,7 +122,7 @@ static void bench(cudaStream_t s, const struct row *r, float read_gbs)
 {
     struct bed b;
     bed_open(&b, r->heads, r->batch, r->len, r->queries);
-    CHECK(bt_mla_decode_plan(b.mla, b.lens, r->batch, r->queries, s));
+    CHECK(bt_mla_decode_plan(b.mla, b.queries, r->batch, r->queries, s));
     double tokens = (double)r->batch * r->len;
     double bytes = tokens * (e4m3 ? BT_MLA_E4M3_ROW : BT_MLA_ROW * 2);
     double flop = tokens * r->heads * r->queries * 2 * (BT_MLA_ROW + BT_MLA_LATENT);

@@ -1,18 +1,20 @@
 /* make check-gpu: decode and prefill attention against slow kernels over random ragged batches:
  * lengths 1 to 32k, page edges, all head sizes and groups, windows, both orders of the pool,
- * 16-bit and e4m3 pages. What a kernel may not read is NaN, what it must write is NaN before; a
- * second decode begins before its rows' last tokens are in the pages. Some results are checked
- * against double precision on the CPU, so that a common mistake of both kernels would show. */
+ * 16-bit and e4m3 pages, one query token of a sequence or several. What a kernel may not read is
+ * NaN, what it must write is NaN before; a second decode begins before its rows' last tokens are in
+ * the pages. Some results are checked against double precision on the CPU, so that a common mistake
+ * of both kernels would show. */
 #include <time.h>
 
 #include "common/engine/cuda/device.h"
 #include "tests/gpu/kit.h"
 #include "tests/gpu/ref.h"
 
-#define LAYERS    3
-#define LAYER     1
-#define MAX_BATCH 320
-#define MAX_LEN   32768
+#define LAYERS      3
+#define LAYER       1
+#define MAX_BATCH   320
+#define MAX_LEN     32768
+#define MAX_ENTRIES 1024
 
 struct setup {
     struct bt_attn_pool pool;
@@ -200,8 +202,36 @@ static void random_shape(struct bt_attn_pool *p, int i)
     p->scale = 0;
 }
 
-static int check_decode(int i, int e4m3)
+/* A step: entries of the decode, and the query tokens of them all. */
+struct step {
+    struct bt_attn_queries queries[MAX_ENTRIES];
+    struct ref_row rows[MAX_ENTRIES];
+    uint32_t n_queries, n_rows;
+};
+
+/* Each sequence's last token, or (many) some of its last tokens, in entries of at most `most`.
+ * Entries are in another order than slots; one of length 0 has one row. */
+static void make_step(const struct setup *s, uint32_t most, int many, struct step *t)
 {
+    t->n_queries = t->n_rows = 0;
+    for (uint32_t b = 0; b < s->batch; b++) {
+        int slot = s->batch % 7 == 0 ? (int)b : (int)((b * 7 + 3) % s->batch), len = s->len[slot];
+        int n = !many || len == 0 ? 1 : 1 + (int)rnd(s->batch > 100 ? 3 : 18);
+        n = len > 0 && n > len ? len : n;
+        for (int at = 0; at < n; at += (int)most) {
+            int m = n - at < (int)most ? n - at : (int)most;
+            t->queries[t->n_queries++] = (struct bt_attn_queries){(int32_t)t->n_rows, m, slot,
+                                                                  len > 0 ? len - n + at + m : 0};
+            for (int k = 0; k < m; k++) {
+                t->rows[t->n_rows++] = (struct ref_row){slot, len > 0 ? len - n + at + k : -1};
+            }
+        }
+    }
+}
+
+static int check_decode(int i, int e4m3, int many)
+{
+    static struct step t;
     struct setup s = {0};
     random_shape(&s.pool, i);
     if (e4m3) {
@@ -216,69 +246,66 @@ static int check_decode(int i, int e4m3)
     s.len[0] = s.batch == 1 ? 1 + (int)rnd(MAX_LEN) : s.len[0];
     make_pool(&s);
     struct bt_attn_pool *p = &s.pool;
+    struct bt_attn *a;
+    CHECK(bt_attn_create(p, MAX_ENTRIES, &a));
+    /* In every third case drafts are entries of their own, for the kernels of single tokens. */
+    uint32_t most = many && i % 3 ? bt_attn_decode_most(a) : 1;
+    make_step(&s, most, many, &t);
     uint32_t cols = p->heads * p->head_dim, stride = cols + 64; /* rows wider than the heads */
-    size_t bytes = (size_t)s.batch * stride * 2;
+    size_t bytes = (size_t)t.n_rows * stride * 2;
     void *q, *out;
     float *ref;
-    int32_t *lens, *slots;
-    struct ref_row *rows, host_rows[MAX_BATCH];
+    struct bt_attn_queries *queries = device_memory(t.queries, t.n_queries * sizeof(*queries));
+    struct ref_row *rows = device_memory(t.rows, t.n_rows * sizeof(*rows));
     CHECK(cudaMalloc(&q, bytes));
     CHECK(cudaMalloc(&out, bytes));
-    CHECK(cudaMalloc((void **)&ref, (size_t)s.batch * cols * 4));
-    CHECK(cudaMalloc((void **)&lens, sizeof(s.len)));
-    CHECK(cudaMalloc((void **)&slots, sizeof(s.len)));
-    CHECK(cudaMalloc((void **)&rows, sizeof(host_rows)));
-    int len[MAX_BATCH] = {0}, slot[MAX_BATCH];
-    for (uint32_t b = 0; b < s.batch; b++) { /* batch rows in another order than slots */
-        slot[b] = (int)((b * 7 + 3) % s.batch);
-        slot[b] = s.batch % 7 == 0 ? (int)b : slot[b];
-        len[b] = s.len[slot[b]];
-        host_rows[b] = (struct ref_row){slot[b], len[b] - 1};
-    }
-    CHECK(cudaMemcpy(lens, len, sizeof(len), cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(slots, slot, sizeof(slot), cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(rows, host_rows, sizeof(host_rows), cudaMemcpyHostToDevice));
+    CHECK(cudaMalloc((void **)&ref, (size_t)t.n_rows * cols * 4));
     ref_fill(q, bytes / 2, e4m3 ? BT_CU_F16 : p->type, 1.5f, rnd(1u << 30));
-    ref_attn(p, s.layer_row, q, stride, rows, s.batch, s.table, s.table_stride, ref);
-    struct bt_attn *a;
-    CHECK(bt_attn_create(p, MAX_BATCH, &a));
-    struct bt_attn_decode d = {q,    out,   stride,  stride,         s.batch,
-                               lens, slots, s.table, s.table_stride, false};
+    ref_attn(p, s.layer_row, q, stride, rows, t.n_rows, s.table, s.table_stride, ref);
+    struct bt_attn_decode d = {.q = q,
+                               .out = out,
+                               .q_stride = stride,
+                               .out_stride = stride,
+                               .most = most,
+                               .table = s.table,
+                               .table_stride = s.table_stride,
+                               .fresh = many ? BT_ATTN_FRESH : 1};
     uint16_t *first = malloc(bytes), *again = malloc(bytes);
     void *kept;
-    size_t kept_bytes = (size_t)s.batch * p->kv_heads * 2 * (p->head_dim * 2 + 1);
+    size_t kept_bytes = (size_t)t.n_rows * p->kv_heads * 2 * (p->head_dim * 2 + 1);
     CHECK(cudaMalloc(&kept, kept_bytes));
     CHECK(cudaMemset(kept, 0xff, kept_bytes));
     for (int run = 0; run < 2; run++) { /* again: last tokens come while the kernel has begun */
         d.early = run;
         CHECK(cudaMemset(out, 0xff, bytes));
         if (d.early) {
-            ref_last_kv(p, s.layer_row, rows, s.batch, s.table, s.table_stride, kept, 0);
+            ref_last_kv(p, s.layer_row, rows, t.n_rows, s.table, s.table_stride, kept, 0);
         }
-        CHECK(bt_attn_decode_plan(a, lens, s.batch, 0));
+        CHECK(bt_attn_decode_plan(a, queries, t.n_queries, most, 0));
         if (d.early) {
-            ref_last_kv(p, s.layer_row, rows, s.batch, s.table, s.table_stride, kept, 30);
+            ref_last_kv(p, s.layer_row, rows, t.n_rows, s.table, s.table_stride, kept, 30);
         }
         CHECK(bt_attn_decode(a, &d, s.layer_row, 0));
         CHECK(cudaMemcpy(run ? again : first, out, bytes, cudaMemcpyDeviceToHost));
     }
     float worst = 0;
-    for (uint32_t b = 0; b < s.batch; b++) { /* rows of length 0 are left as they were */
-        size_t at = (size_t)b * stride;
-        if (len[b] == 0) {
+    for (uint32_t r = 0; r < t.n_rows; r++) { /* entries of length 0 are left as they were */
+        size_t at = (size_t)r * stride;
+        if (t.rows[r].pos < 0) {
             worst = fmaxf(worst, first[at] == 0xffff ? 0.0f : 1e9f);
         } else {
             worst = fmaxf(worst, ref_worst((uint16_t *)out + at, stride, p->out_type,
-                                           ref + (size_t)b * cols, 1, p->heads, p->head_dim));
+                                           ref + (size_t)r * cols, 1, p->heads, p->head_dim));
         }
     }
-    double cpu = cpu_samples(&s, q, out, stride, host_rows, s.batch, 3);
-    int ok = report("decode", &s, s.batch, worst, cpu, memcmp(first, again, bytes) == 0);
+    double cpu = cpu_samples(&s, q, out, stride, t.rows, t.n_rows, 3);
+    int ok = report(many ? "drafts" : "decode", &s, t.n_rows, worst, cpu,
+                    memcmp(first, again, bytes) == 0);
     bt_attn_destroy(a);
     free(first);
     free(again);
-    void *all[] = {q, out, ref, lens, slots, rows, kept};
-    for (int k = 0; k < 7; k++) {
+    void *all[] = {q, out, ref, queries, rows, kept};
+    for (int k = 0; k < 6; k++) {
         cudaFree(all[k]);
     }
     free_pool(&s);
@@ -425,11 +452,11 @@ int main(int argc, char **argv)
         return 0;
     }
     printf("# seed %llu\n", (unsigned long long)seed);
-    for (int i = 0; i < 4 * n; i++) {
+    for (int i = 0; i < 6 * n; i++) {
         int k = i % n, e4m3 = i / n % 2;
         rng = seed + (uint64_t)k;
-        failed += i < 2 * n ? !check_decode(k, e4m3) : !check_prefill(k, e4m3);
+        failed += i < 4 * n ? !check_decode(k, e4m3, i >= 2 * n) : !check_prefill(k, e4m3);
     }
-    printf("%d passed, %d failed\n", 4 * n - failed, failed);
+    printf("%d passed, %d failed\n", 6 * n - failed, failed);
     return failed != 0;
 }

@@ -1,5 +1,6 @@
 /* make check-gpu: decode attention over latent KV against a slow kernel, over random ragged
- * batches: latents in f16 and e4m3, 1 to 128 heads, 1 to 8 query tokens of a sequence, lengths 0 to
+ * batches: latents in f16 and e4m3, 1 to 128 heads, 1 to 8 query tokens of a sequence (the same
+ * number of each, or not), lengths 0 to
  * 32k, page edges, both orders of the pool. What the kernel may not read is NaN, what it must write
  * is NaN before. Every step runs twice and must give the same bits. Some results are checked
  * against double precision on the CPU, so that a common mistake of both kernels would show. */
@@ -203,22 +204,24 @@ static void random_shape(struct setup *s, int i)
 
 /* Largest error of the result, of which `host` is a copy with the bytes behind it. 1e9 if bytes
  * changed that must not: those behind it, and sequences of length 0. */
-static float worst_of(const struct setup *s, const int32_t *len, const uint8_t *host,
+static float worst_of(const struct setup *s, const struct bt_attn_queries *q, const uint8_t *host,
                       const void *out, const float *ref)
 {
     const uint32_t heads = s->pool.heads;
-    const size_t per_seq = (size_t)s->queries * heads * BT_MLA_LATENT;
+    const size_t per_row = (size_t)heads * BT_MLA_LATENT;
     float worst = 0;
     for (uint32_t b = 0; b <= s->batch; b++) {
-        size_t n = b < s->batch ? per_seq * 2 : BEHIND;
-        if (b < s->batch && len[b] > 0) {
-            worst = fmaxf(worst, ref_worst((const uint16_t *)out + b * per_seq,
-                                           heads * BT_MLA_LATENT, BT_CU_F16, ref + b * per_seq,
-                                           s->queries, heads, BT_MLA_LATENT));
+        const struct bt_attn_queries *last = &q[s->batch - 1];
+        size_t row = (size_t)(b < s->batch ? q[b].row : last->row + last->n);
+        size_t n = b < s->batch ? (size_t)q[b].n * per_row * 2 : BEHIND;
+        if (b < s->batch && q[b].len > 0) {
+            worst = fmaxf(worst, ref_worst((const uint16_t *)out + row * per_row, (uint32_t)per_row,
+                                           BT_CU_F16, ref + row * per_row, (uint32_t)q[b].n, heads,
+                                           BT_MLA_LATENT));
             continue;
         }
         for (size_t k = 0; k < n; k++) {
-            worst = host[b * per_seq * 2 + k] == 0xff ? worst : 1e9f;
+            worst = host[row * per_row * 2 + k] == 0xff ? worst : 1e9f;
         }
     }
     return worst;
@@ -229,45 +232,40 @@ static int check(int i)
     struct setup s = {0};
     random_shape(&s, i);
     make_pool(&s);
-    const uint32_t heads = s.pool.heads, n_rows = s.batch * s.queries;
+    static struct ref_row host_rows[MAX_ROWS];
+    static struct bt_attn_queries host_queries[MAX_BATCH];
+    const uint32_t heads = s.pool.heads;
+    uint32_t n_rows = 0;
+    for (uint32_t b = 0; b < s.batch; b++) { /* entries in another order than slots */
+        int slot = s.batch % 7 == 0 ? (int)b : (int)((b * 7 + 3) % s.batch), len = s.len[slot];
+        int n = i % 16 < 8 ? (int)s.queries : 1 + (int)rnd(s.queries); /* all the same, or not */
+        host_queries[b] = (struct bt_attn_queries){(int32_t)n_rows, n, slot, len};
+        for (int j = 0; j < n; j++) {
+            host_rows[n_rows++] = (struct ref_row){slot, len - n + j};
+        }
+    }
     const size_t q_n = (size_t)n_rows * heads * BT_MLA_ROW;
     const size_t out_bytes = (size_t)n_rows * heads * BT_MLA_LATENT * 2;
-    static struct ref_row host_rows[MAX_ROWS];
-    int32_t len[MAX_BATCH], slot[MAX_BATCH];
     void *q, *out;
     float *ref;
-    int32_t *lens, *slots;
-    struct ref_row *rows;
+    struct bt_attn_queries *queries = device_memory(host_queries, s.batch * sizeof(*queries));
+    struct ref_row *rows = device_memory(host_rows, n_rows * sizeof(*rows));
     CHECK(cudaMalloc(&q, q_n * 2));
     CHECK(cudaMalloc(&out, out_bytes + BEHIND));
     CHECK(cudaMalloc((void **)&ref, out_bytes * 2));
-    CHECK(cudaMalloc((void **)&lens, sizeof(len)));
-    CHECK(cudaMalloc((void **)&slots, sizeof(slot)));
-    CHECK(cudaMalloc((void **)&rows, sizeof(host_rows)));
-    for (uint32_t b = 0; b < s.batch; b++) { /* batch rows in another order than slots */
-        slot[b] = s.batch % 7 == 0 ? (int)b : (int)((b * 7 + 3) % s.batch);
-        len[b] = s.len[slot[b]];
-        for (uint32_t j = 0; j < s.queries; j++) {
-            host_rows[b * s.queries + j] =
-                (struct ref_row){slot[b], len[b] - (int)s.queries + (int)j};
-        }
-    }
-    CHECK(cudaMemcpy(lens, len, s.batch * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(slots, slot, s.batch * 4, cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(rows, host_rows, n_rows * sizeof(*rows), cudaMemcpyHostToDevice));
     ref_fill(q, q_n, BT_CU_F16, 1.0f, rnd(1u << 30));
     ref_mla(&s.pool, s.layer_row, q, rows, n_rows, s.table, s.table_stride, ref);
     struct bt_mla *m;
     CHECK(bt_mla_create(&s.pool, MAX_BATCH, &m));
-    struct bt_mla_decode d = {q, out, s.batch, s.queries, lens, slots, s.table, s.table_stride};
+    struct bt_mla_decode d = {q, out, n_rows, s.queries, s.table, s.table_stride};
     uint8_t *first = malloc(out_bytes + BEHIND), *again = malloc(out_bytes + BEHIND);
     for (int run = 0; run < 2; run++) {
         CHECK(cudaMemset(out, 0xff, out_bytes + BEHIND));
-        CHECK(bt_mla_decode_plan(m, lens, s.batch, s.queries, 0));
+        CHECK(bt_mla_decode_plan(m, queries, s.batch, s.queries, 0));
         CHECK(bt_mla_decode(m, &d, s.layer_row, 0));
         CHECK(cudaMemcpy(run ? again : first, out, out_bytes + BEHIND, cudaMemcpyDeviceToHost));
     }
-    float worst = worst_of(&s, len, first, out, ref);
+    float worst = worst_of(&s, host_queries, first, out, ref);
     double cpu = cpu_samples(&s, q, out, host_rows, n_rows, 3);
     int same = memcmp(first, again, out_bytes) == 0, ok = worst < WORST && cpu < WORST && same;
     int longest = 0;
@@ -281,8 +279,8 @@ static int check(int i)
     bt_mla_destroy(m);
     free(first);
     free(again);
-    void *all[] = {q, out, ref, lens, slots, rows};
-    for (int k = 0; k < 6; k++) {
+    void *all[] = {q, out, ref, queries, rows};
+    for (int k = 0; k < 5; k++) {
         cudaFree(all[k]);
     }
     free_pool(&s);
@@ -302,9 +300,9 @@ static int check_refusals(void)
     none.heads = 0;
     scale.scale = 0;
     rows.rows = 1ull << 31;
-    struct bt_mla_decode d = {.queries = 9, .batch = 1}, wide = {.queries = 1, .batch = 5},
-                         odd_q = {.q = (char *)kv + 8, .queries = 1, .batch = 1},
-                         odd_out = {.q = kv, .out = (char *)kv + 4, .queries = 1, .batch = 1};
+    struct bt_mla_decode d = {.most = 9, .tokens = 1}, none_of = {.most = 1},
+                         odd_q = {.q = (char *)kv + 8, .most = 1, .tokens = 1},
+                         odd_out = {.q = kv, .out = (char *)kv + 4, .most = 1, .tokens = 1};
     int ok = bt_mla_create(&heads, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&none, 4, &m) == cudaErrorInvalidValue &&
              bt_mla_create(&scale, 4, &m) == cudaErrorInvalidValue &&
@@ -312,7 +310,9 @@ static int check_refusals(void)
              bt_mla_create(&good, 0, &m) == cudaErrorInvalidValue && !m;
     CHECK(bt_mla_create(&good, 4, &m));
     ok = ok && bt_mla_decode(m, &d, 0, 0) == cudaErrorInvalidValue &&
-         bt_mla_decode(m, &wide, 0, 0) == cudaErrorInvalidValue &&
+         bt_mla_decode(m, &none_of, 0, 0) == cudaErrorInvalidValue &&
+         bt_mla_decode_plan(m, kv, 5, 1, 0) == cudaErrorInvalidValue &&
+         bt_mla_decode_plan(m, kv, 1, 9, 0) == cudaErrorInvalidValue &&
          bt_mla_decode(m, &odd_q, 0, 0) == cudaErrorInvalidValue &&
          bt_mla_decode(m, &odd_out, 0, 0) == cudaErrorInvalidValue;
     bt_mla_destroy(m);

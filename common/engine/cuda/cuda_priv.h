@@ -20,7 +20,9 @@
 #define BT_CU_STAGING   4 /* steps whose inputs may be on their way */
 #define BT_CU_RESULTS   8 /* samples whose results may be on their way */
 #define BT_CU_GRAPH_MAX 512u
-/* Decode graphs for 1, 2, 4, ... 128, 192, 256, ... sequences. */
+#define BT_CU_CLASSES   4    /* of steps, by the drafts of their rows: bt_cu_class_of */
+#define BT_CU_DRAFTS    256u /* of a step: about as many as pay */
+/* Decode graphs for 1, 2, 4, ... 128, 192, 256, ... tokens. */
 #define BT_CU_BUCKETS (8 + (BT_CU_GRAPH_MAX - BT_CU_SKINNY_ROWS) / BT_CU_CLOSE_STEP)
 
 /* Products that wide.h or, with e4m3 weights, wide_e4m3.h may take from cuBLASLt. wide.h takes the
@@ -180,8 +182,9 @@ struct bt_engine {
     struct bt_attn_pool pool;
     cudaStream_t compute, store, load;
     void *kv; /* [page][layer] segments: a page's bytes are its slab block's */
-    uint32_t page_rows, max_batch;
-    struct {                       /* for the threads that pin slabs (slab.c) */
+    uint32_t page_rows;
+    uint32_t max_batch; /* single tokens and drafts of a step, and rows whose logits are wanted */
+    struct {            /* for the threads that pin slabs (slab.c) */
         _Atomic uint64_t asked_ns; /* when a slot, flow or step was asked for */
         _Atomic uint32_t launched; /* steps */
     } use;
@@ -198,7 +201,7 @@ struct bt_engine {
     int32_t *last_token;
     struct bt_cu_act act;
     struct bt_cu_step_buffers inputs;
-    cudaGraphExec_t graphs[BT_CU_BUCKETS];
+    cudaGraphExec_t graphs[BT_CU_CLASSES][BT_CU_BUCKETS];
     bt_engine_ticket_t logits_of; /* the forward whose logits these are */
     struct bt_list work, idle;    /* struct bt_cu_work */
     struct bt_list waiting;       /* tickets of flows whose items are not on their way */
@@ -211,6 +214,11 @@ struct bt_engine {
     char fault[160];
 };
 
+/* Drafts of a step, over all rows: logits of that many more rows have memory. */
+static inline uint32_t bt_cu_most_drafts(uint32_t max_slots, uint32_t max_rows)
+{
+    return BT_MIN(BT_MIN(max_slots * (BT_ATTN_FRESH - 1), BT_CU_DRAFTS), max_rows);
+}
 static inline bool bt_cu_has_experts(const struct bt_model_config *c)
 {
     bool any = false;

@@ -49,13 +49,12 @@ cudaError_t bt_cu_take(void **memory_p, const size_t *sizes, void **const *place
 
 static cudaError_t take_memory(struct bt_attn *a)
 {
-    uint32_t group = a->pool.heads / a->pool.kv_heads;
     size_t sizes[] = {sizeof(struct bt_cu_decode_plan),
                       (a->max_batch + 1) * sizeof(struct bt_cu_decode_seq),
                       a->blocks * sizeof(struct bt_cu_decode_run),
                       (size_t)a->max_batch * a->pool.kv_heads * sizeof(uint32_t),
-                      (size_t)a->blocks * 2 * group * a->pool.head_dim * sizeof(float),
-                      (size_t)a->blocks * 2 * group * 2 * sizeof(float),
+                      (size_t)a->blocks * 2 * a->columns * a->pool.head_dim * sizeof(float),
+                      (size_t)a->blocks * 2 * a->columns * 2 * sizeof(float),
                       2 * sizeof(uint32_t)};
     void **places[] = {(void **)&a->plan,    (void **)&a->seqs,   (void **)&a->decode_runs,
                        (void **)&a->arrived, (void **)&a->part_o, (void **)&a->part_ml,
@@ -105,7 +104,8 @@ cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
     a->blocks = (uint32_t)sms;
     a->shared = (uint32_t)shared;
     a->hopper = bt_cu_hopper();
-    if (e == cudaSuccess && !bt_attn_decode_fits(a)) {
+    a->columns = e == cudaSuccess ? bt_attn_decode_columns(a) : 0;
+    if (e == cudaSuccess && a->columns == 0) {
         e = cudaErrorInvalidValue;
     }
     if (e == cudaSuccess && a->hopper) {

@@ -36,32 +36,49 @@ struct bt_attn_pool {
 
 struct bt_attn; /* tensor maps and scratch for one pool */
 
-/* max_batch: sequences of a decode step. cudaErrorInvalidValue: a shape that
+/* max_batch: entries of a decode step. cudaErrorInvalidValue: a shape that
  * the kernels lack, or for which the device has too little shared memory. An E4M3 pool has no
  * prefill: chunks attend to pages that bt_attn_expand wrote. */
 cudaError_t bt_attn_create(const struct bt_attn_pool *pool, uint32_t max_batch,
                            struct bt_attn **attn_p);
 void bt_attn_destroy(struct bt_attn *a);
 
+/* A sequence's query tokens in a decode step: a new token, and drafts behind it. Query j sees the
+ * first len - n + 1 + j tokens of the sequence. */
+struct bt_attn_queries {
+    int32_t row;  /* of the first in q and out; the others follow */
+    int32_t n;    /* at most bt_attn_decode_most */
+    int32_t slot; /* row of table */
+    int32_t len;  /* tokens in the pages, the queries' own included; 0: the entry is left out */
+};
+
+/* Tokens at the end of a sequence that a step may write, if it has drafts: more than a row with
+ * drafts has. */
+#define BT_ATTN_FRESH 32
+
 struct bt_attn_decode {
-    const void *q; /* [batch][heads][head_dim], q_stride values from row to row */
+    const void *q; /* [rows][heads][head_dim], q_stride values from row to row */
     void *out;     /* the same with out_stride */
-    uint32_t q_stride, out_stride, batch;
-    const int32_t *lens;  /* [batch] tokens a row sees, its own included; 0: row is left out */
-    const int32_t *slots; /* [batch] rows of table; NULL: row i for i */
+    uint32_t q_stride, out_stride;
+    uint32_t most; /* as in the plan */
     const int32_t *table;
     uint32_t table_stride;
+    uint32_t fresh; /* last tokens of a sequence that the step writes: 1, or up to BT_ATTN_FRESH */
     /* KV of earlier steps is asked for while the kernel launched right before still runs. All that
-     * this one reads but q and the last token of each row, which that kernel may write, must have
-     * been there when it began: plan, slots, table, the other KV. */
+     * this one reads but q and each sequence's fresh tokens, which that kernel may write, must have
+     * been there when it began: plan, table, the other KV. */
     bool early;
 };
 
-/* Splits the step's KV over the multiprocessors by tokens, from lens; once per step, before the
- * decodes of all its layers. */
-cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
-                                cudaStream_t s);
-/* One query token per sequence. Its K and V must be in the pages already. */
+/* Query tokens that fit an entry. More tokens of a sequence take several entries, and KV is read
+ * for each. */
+uint32_t bt_attn_decode_most(const struct bt_attn *a);
+/* Splits the step's KV over the multiprocessors by tokens; once per step, before the decodes of all
+ * its layers. most: the largest n, 1 to bt_attn_decode_most; steps of single tokens have kernels of
+ * their own. */
+cudaError_t bt_attn_decode_plan(struct bt_attn *a, const struct bt_attn_queries *queries,
+                                uint32_t n, uint32_t most, cudaStream_t s);
+/* Attention of the plan's queries, whose K and V must be in the pages already. */
 cudaError_t bt_attn_decode(struct bt_attn *a, const struct bt_attn_decode *d, uint32_t layer_row,
                            cudaStream_t s);
 

@@ -11,10 +11,12 @@
  * runs, one per block of the grid. A sequence and head that lies in several runs has its pieces
  * combined by the block that finishes last. */
 struct bt_cu_decode_seq {
-    int32_t first; /* tiles of the sequences before it, one head each */
+    int32_t first; /* tiles of the sequences before it, one head each; MLA: not used */
     int32_t tiles; /* of one head */
     int32_t tile0; /* first tile that the window shows */
     int32_t len;
+    int32_t row, n, slot; /* as in struct bt_attn_queries */
+    int32_t pad;
 };
 struct bt_cu_decode_run {
     int32_t seq, head, tile; /* where it begins */
@@ -49,6 +51,7 @@ struct bt_attn {
     struct bt_attn_pool pool;
     uint32_t max_batch, blocks;
     uint32_t shared;      /* bytes of shared memory that a block may have */
+    uint32_t columns;     /* decode: query rows (tokens x heads of a group) of an entry */
     bool hopper;          /* else the kernels for sm_80 and newer, and no tensor maps */
     CUtensorMap kv_pair;  /* box: 128 bytes of a row (or all) x K and V of a page's head */
     CUtensorMap kv_plane; /* the same of K or V; not for E4M3 */
@@ -57,8 +60,8 @@ struct bt_attn {
     struct bt_cu_decode_seq *seqs;
     struct bt_cu_decode_run *decode_runs;
     uint32_t *arrived; /* [max_batch][kv_heads] pieces of the combine */
-    float *part_o;     /* [blocks][2][group][head_dim] */
-    float *part_ml;    /* [blocks][2][group][2] */
+    float *part_o;     /* [blocks][2][columns][head_dim] */
+    float *part_ml;    /* [blocks][2][columns][2] */
     uint32_t *tickets; /* prefill: next tile, finished blocks */
     struct bt_attn_segments segments;
     void *memory, *segments_memory;
@@ -80,8 +83,8 @@ cudaError_t bt_attn_prefill_tma(struct bt_attn *a, const struct bt_attn_prefill 
                                 uint32_t layer_row, cudaStream_t s);
 cudaError_t bt_attn_prefill_mma(struct bt_attn *a, const struct bt_attn_prefill *f,
                                 uint32_t layer_row, cudaStream_t s);
-/* Whether shared memory holds what a decode of this shape needs. */
-bool bt_attn_decode_fits(const struct bt_attn *a);
+/* The most query rows of an entry for which shared memory has room; 0: not even a token's. */
+uint32_t bt_attn_decode_columns(const struct bt_attn *a);
 
 #ifdef __cplusplus
 }

@@ -2,8 +2,9 @@
  * become f16 in registers, as the products of mma.cuh need them.
  *   - ldmatrix moves pairs of bytes, so a thread gets other values of a row than from f16. A
  *     product may run over its inner dimension in any order. So K's bytes stay as they are, and the
- *     query is loaded in the same order. Of V, the even dimensions of the pairs are the first 8
- *     rows of a product and the odd ones the last 8; the output is put in order when it is written.
+ *     query is loaded in the same order: a thread's four bytes of K are two pairs of values. Of V,
+ * the even dimensions of the pairs are the first 8 rows of a product and the odd ones the last 8;
+ * the output is put in order when it is written.
  *   - K's scale is applied to the score. V's scale belongs to the weight, which must fit f16: so
  *     the reference of the weights is that of score + log2(V's scale). Sums of weights are taken
  *     without that scale but with the same reference, so that pieces are merged as for f16. */
@@ -27,34 +28,18 @@ template <int D> static __device__ __forceinline__ uint32_t e4m3_chunk(uint32_t 
     return c / 8 * e4m3_tile<D>::half + (c % 8 ^ lane % 8) * 16;
 }
 
-template <int D, int ROWS>
-static __device__ __forceinline__ void load_q_e4m3(const __half *base, uint32_t group,
-                                                   uint32_t (&q)[D / 16][ROWS / 8][2])
-{
-    uint32_t lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-#pragma unroll
-        for (int n = 0; n < ROWS / 8; n++) {
-            uint32_t h = n * 8 + lane / 4; /* a thread's four bytes of K are two pairs of values */
-            const uint32_t *at = (const uint32_t *)(base + (size_t)h * D + k * 16 + lane % 4 * 4);
-            q[k][n][0] = h < group ? at[0] : 0;
-            q[k][n][1] = h < group ? at[1] : 0;
-        }
-    }
-}
-
 /* The shift of a token whose V is zero. It is low, so that the token does not push other weights
  * out of f16's range, but not so low that the sum of weights could overflow against it. */
 #define ZERO_SHIFT (-40.0f)
 
-/* One warp's 16 tokens of a tile. lo, hi: tokens [lo, hi) of the 16 count; k_scale, v_scale: the
+/* One warp's 16 tokens of a tile. lo, hi, unseen, lo_of_any: as take_tokens; k_scale, v_scale: the
  * first token's. */
 template <int D, int ROWS>
 static __device__ __forceinline__ void
 take_tokens_e4m3(struct warp_state<D, ROWS> &w, const uint32_t (&q)[D / 16][ROWS / 8][2],
-                 uint32_t k_at, uint32_t v_at, const uint8_t *k_scale, const uint8_t *v_scale,
-                 int lo, int hi, float scale)
+                 const int (&unseen)[ROWS / 8][2], uint32_t k_at, uint32_t v_at,
+                 const uint8_t *k_scale, const uint8_t *v_scale, int lo, int hi, int lo_of_any,
+                 float scale)
 {
     constexpr uint32_t row = e4m3_tile<D>::row;
     const int lane = threadIdx.x % 32, token = lane / 4;
@@ -87,21 +72,25 @@ take_tokens_e4m3(struct warp_state<D, ROWS> &w, const uint32_t (&q)[D / 16][ROWS
     float by[2], shift[2];
 #pragma unroll
     for (int t = 0; t < 2; t++) {
-        bool in = token + t * 8 >= lo && token + t * 8 < hi;
+        bool in = token + t * 8 >= lo_of_any && token + t * 8 < hi;
         float f = e4m3_scale_value(e[0][t]) * scale;
         by[t] = in ? e4m3_scale_value(e[1][t]) : 0.0f;
         shift[t] = e[1][t] ? (float)((int)e[1][t] - 127) : ZERO_SHIFT;
 #pragma unroll
         for (int n = 0; n < ROWS / 8; n++) {
-            x[n][t * 2] = in ? (s[0][n][t * 2] + s[1][n][t * 2]) * f : -INFINITY;
-            x[n][t * 2 + 1] = in ? (s[0][n][t * 2 + 1] + s[1][n][t * 2 + 1]) * f : -INFINITY;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int at = token + t * 8 + unseen[n][i];
+                float v = (s[0][n][t * 2 + i] + s[1][n][t * 2 + i]) * f;
+                x[n][t * 2 + i] = at >= lo && at < hi ? v : -INFINITY;
+            }
         }
     }
     raise_reference(w, x, shift);
     weigh<__half>(w, x, by, p);
-    if (lo > 0 || hi < 16) { /* the same for the whole warp */
+    if (lo_of_any > 0 || hi < 16) { /* the same for the whole warp */
         uint32_t keep[2];
-        keep_tokens(lo, hi, keep);
+        keep_tokens(lo_of_any, hi, keep);
 #pragma unroll
         for (int j = 0; j < D / 32; j++) {
 #pragma unroll

@@ -21,7 +21,7 @@ struct async_copy {
     {
         typedef tile_of<E4M3, D> tile;
         constexpr uint32_t bytes = D * tile::value, chunks = tile::row / 16;
-        const uint32_t me = threadIdx.x - tile::warps * 32, rows = 2 * a.page_tokens;
+        const uint32_t me = threadIdx.x % (WARPS * 32), rows = 2 * a.page_tokens;
         const uint8_t *first = a.kv + ((size_t)page * a.page_rows + a.layer_row + row) * bytes;
 #pragma unroll 4
         for (uint32_t i = me; i < rows * chunks; i += WARPS * 32) {

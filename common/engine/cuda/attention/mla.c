@@ -34,13 +34,11 @@ static cudaError_t take_memory(struct bt_mla *m)
     size_t sizes[] = {m->max_batch * sizeof(struct bt_cu_decode_seq),
                       m->max_batch * groups * sizeof(struct bt_mla_cut),
                       m->blocks * sizeof(struct bt_cu_decode_run),
-                      m->max_batch * sizeof(int32_t),
                       m->max_batch * groups * 2 * sizeof(uint32_t),
                       pieces * BT_MLA_LATENT * sizeof(float),
                       pieces * 2 * sizeof(float)};
-    void **places[] = {(void **)&m->seqs,   (void **)&m->cuts,    (void **)&m->runs,
-                       (void **)&m->slots,  (void **)&m->arrived, (void **)&m->part_o,
-                       (void **)&m->part_ml};
+    void **places[] = {(void **)&m->seqs,    (void **)&m->cuts,   (void **)&m->runs,
+                       (void **)&m->arrived, (void **)&m->part_o, (void **)&m->part_ml};
     return bt_cu_take(&m->memory, sizes, places, sizeof(sizes) / sizeof(sizes[0]));
 }
 
@@ -90,29 +88,24 @@ void bt_mla_destroy(struct bt_mla *m)
     }
 }
 
-static int step_ok(const struct bt_mla *m, uint32_t batch, uint32_t queries)
+cudaError_t bt_mla_decode_plan(struct bt_mla *m, const struct bt_attn_queries *queries, uint32_t n,
+                               uint32_t most, cudaStream_t s)
 {
-    return batch > 0 && batch <= m->max_batch && queries > 0 && queries <= BT_MLA_MAX_QUERIES;
-}
-
-cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
-                               uint32_t queries, cudaStream_t s)
-{
-    if (!step_ok(m, batch, queries)) {
+    if (n == 0 || n > m->max_batch || most == 0 || most > BT_MLA_MAX_QUERIES) {
         return cudaErrorInvalidValue;
     }
-    struct bt_mla_shape shape = shape_of(m, queries);
-    return bt_mla_plan(m, lens, batch, queries, &shape, PIECES, s);
+    struct bt_mla_shape shape = shape_of(m, most);
+    return bt_mla_plan(m, queries, n, &shape, PIECES, s);
 }
 
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
                           cudaStream_t s)
 {
-    if (!step_ok(m, d->batch, d->queries) || (uintptr_t)d->q % 16 != 0 ||
-        (uintptr_t)d->out % 16 != 0) {
+    if (d->tokens == 0 || d->most == 0 || d->most > BT_MLA_MAX_QUERIES ||
+        (uintptr_t)d->q % 16 != 0 || (uintptr_t)d->out % 16 != 0) {
         return cudaErrorInvalidValue;
     }
-    struct bt_mla_shape shape = shape_of(m, d->queries);
+    struct bt_mla_shape shape = shape_of(m, d->most);
     if (m->pool.e4m3) {
         return bt_mla_decode_e4m3(m, d, &shape, layer_row, s);
     }

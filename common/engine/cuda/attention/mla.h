@@ -53,23 +53,21 @@ cudaError_t bt_mla_create(const struct bt_mla_pool *pool, uint32_t max_batch, st
 void bt_mla_destroy(struct bt_mla *m);
 
 struct bt_mla_decode {
-    const void *q; /* [batch][queries][heads][576] f16, aligned to 16 bytes */
-    void *out;     /* [batch][queries][heads][512] f16, aligned to 16 bytes */
-    uint32_t batch;
-    uint32_t queries;    /* tokens of a sequence, 1 to 8: as in the plan */
-    const int32_t *lens; /* [batch] tokens in the pages, the queries' own included. Query j sees the
-                            first lens - queries + j + 1 of them; zeros if it sees none. 0: the
-                            sequence is left out */
-    const int32_t *slots; /* [batch] rows of table; NULL: row i for i */
+    const void *q; /* [tokens][heads][576] f16, aligned to 16 bytes */
+    void *out;     /* [tokens][heads][512] f16, aligned to 16 bytes; zeros where a query sees
+                      nothing */
+    uint32_t tokens;
+    uint32_t most;        /* as in the plan */
     const int32_t *table; /* page ids, table_stride of them in a row */
     uint32_t table_stride;
 };
 
-/* Splits the step's KV over the multiprocessors by tokens, from lens; once per step, before the
- * decodes of all its layers, with their batch and queries. */
-cudaError_t bt_mla_decode_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
-                               uint32_t queries, cudaStream_t s);
-/* The tokens' rows must be in the pages already. cudaErrorInvalidValue: batch or queries that are
+/* Splits the step's KV over the multiprocessors by tokens; once per step, before the decodes of all
+ * its layers. most: the largest n of the queries, 1 to 8; each sequence takes the time of so many.
+ */
+cudaError_t bt_mla_decode_plan(struct bt_mla *m, const struct bt_attn_queries *queries, uint32_t n,
+                               uint32_t most, cudaStream_t s);
+/* The plan's queries, whose rows must be in the pages already. cudaErrorInvalidValue: n or most is
  * out of range, or q or out is not aligned. */
 cudaError_t bt_mla_decode(struct bt_mla *m, const struct bt_mla_decode *d, uint32_t layer_row,
                           cudaStream_t s);

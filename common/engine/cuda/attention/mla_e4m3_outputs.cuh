@@ -120,7 +120,8 @@ template <int N, int C>
 static __device__ __forceinline__ struct out_latents<N>
 latents_of(const struct mla_args &a, const struct walk &w, int latent) {
     const int first = group_of<C>(w) * N;
-    return {a.out + ((size_t)w.seq * a.rows + first) * BT_MLA_LATENT + latent, (int)a.rows - first};
+    return {a.out + (size_t)(first_row(a, w) + first) * BT_MLA_LATENT + latent,
+            rows_of(a, w) - first};
 }
 
 /* Writes the result of a sequence that is not cut. f: inverse sums of the thread's columns. */

@@ -173,8 +173,8 @@ static __device__ __forceinline__ void score_e4m3(const struct mla_args &a, stru
             if (i == w.n - 1) {
                 release<1>(&b->q_empty[qr.at]);
             }
-            if (base + TOKENS > w.s.len - (int)a.queries + 1) {
-                mask(t, a, base, w.s.len, group_of<C>(w) * N);
+            if (base + TOKENS > w.s.len - w.s.n + 1) {
+                mask(t, a, w, base, group_of<C>(w) * N);
             }
             prepare_rows(tile, w.s.len - base);
             bar_wait(smem_addr(&b->weights_empty[p.at]), free.phase);

@@ -37,7 +37,7 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
     const int lane = threadIdx.x % 32;
     struct ring r = {0, 1}, qr = {0, 1}; /* all stages are free at first */
     for (; walk_piece(w); walk_next(a, w)) {
-        const int32_t *table = a.table + (size_t)w.slot * a.table_stride;
+        const int32_t *table = a.table + (size_t)w.s.slot * a.table_stride;
         const int last = (w.s.len - 1) / TOKENS;
         int ids = 0, more = table[min(w.tile + lane, last)];
         for (int t = 0; t < w.n; t++) {
@@ -58,8 +58,8 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
                     bar_expect(bar, at::q_bytes);
 #pragma unroll 1
                     for (int i = 0; i < BOXES; i++) {
-                        tma_load_3d(smem + qr.at * at::q_bytes + i * (N * 128), q_map, bar, i * 64,
-                                    group_of<C>(w) * N, w.seq);
+                        tma_load_2d(smem + qr.at * at::q_bytes + i * (N * 128), q_map, bar, i * 64,
+                                    first_row(a, w) + group_of<C>(w) * N, TMA_EVICT_NORMAL);
                     }
                 }
             }
@@ -133,7 +133,7 @@ static cudaError_t launch(struct bt_mla *m, const struct bt_mla_decode *d,
 {
     const uint32_t bytes = e4m3_shape<N>::bytes, blocks = C == 1 ? m->blocks : m->clusters * 2;
     CUtensorMap q_map;
-    cudaError_t e = mla_q_map(&q_map, d, args, N);
+    cudaError_t e = mla_q_map(&q_map, args, d->tokens, N);
     if (e == cudaSuccess) {
         e = cudaFuncSetAttribute(mla_e4m3_kernel<N, C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  (int)bytes);

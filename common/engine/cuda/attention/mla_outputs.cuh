@@ -99,7 +99,7 @@ template <int N> struct out_columns {
 template <int N>
 static __device__ __forceinline__ struct out_columns<N> out_of(const struct mla_args &a,
                                                                const struct walk &w, int half) {
-    return {a.out + (size_t)w.seq * a.rows * BT_MLA_LATENT + half * 256, (int)a.rows};
+    return {a.out + (size_t)first_row(a, w) * BT_MLA_LATENT + half * 256, rows_of(a, w)};
 }
 
 /* Writes the part of a cut sequence. */

@@ -271,7 +271,7 @@ template <bool FIXED> static __device__ __forceinline__ bool ends(const struct w
 template <int C> static __device__ __forceinline__ struct walk run_walk(const struct mla_args &a)
 {
     struct bt_cu_decode_run run = run_at(a.runs + blockIdx.x / C);
-    struct walk w = {run.seq, run.head, run.tile, run.n, 0, 0, {}};
+    struct walk w = {run.seq, run.head, run.tile, run.n, 0, {}};
     walk_seq(a, w);
     return w;
 }

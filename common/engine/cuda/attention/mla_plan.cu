@@ -83,8 +83,8 @@ static __device__ int divide(const struct planned &p, int batch, int sets, int l
 }
 
 static __global__ void __launch_bounds__(1024)
-    mla_plan_kernel(const int32_t *lens, int batch, int queries, int sets, int blocks, int pieces,
-                    struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
+    mla_plan_kernel(const struct bt_attn_queries *queries, int batch, int sets, int blocks,
+                    int pieces, struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
                     struct bt_mla_cut *cuts)
 {
     __shared__ struct planned p;
@@ -94,8 +94,9 @@ static __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
     for (int i = threadIdx.x; i < batch; i += 1024) {
-        const int len = lens[i], tiles = (len + BT_MLA_PAGE_TOKENS - 1) / BT_MLA_PAGE_TOKENS;
-        seqs[i] = {i * queries, tiles, queries, len};
+        const struct bt_attn_queries q = queries[i];
+        const int tiles = (q.len + BT_MLA_PAGE_TOKENS - 1) / BT_MLA_PAGE_TOKENS;
+        seqs[i] = {0, tiles, 0, q.len, q.row, q.n, q.slot, 0};
         p.tiles[i] = tiles;
         atomicAdd(&p.total, tiles);
         atomicMax(&p.longest, tiles);
@@ -127,11 +128,11 @@ static __global__ void __launch_bounds__(1024)
     }
 }
 
-extern "C" cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch,
-                                   uint32_t queries, const struct bt_mla_shape *shape,
-                                   uint32_t pieces, cudaStream_t s)
+extern "C" cudaError_t bt_mla_plan(struct bt_mla *m, const struct bt_attn_queries *queries,
+                                   uint32_t n, const struct bt_mla_shape *shape, uint32_t pieces,
+                                   cudaStream_t s)
 {
-    mla_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)queries, (int)shape->sets,
+    mla_plan_kernel<<<1, 1024, 0, s>>>(queries, (int)n, (int)shape->sets,
                                        (int)(shape->blocks == 2 ? m->clusters : m->blocks),
                                        (int)pieces, m->seqs, m->runs, m->cuts);
     return cudaGetLastError();
@@ -199,8 +200,8 @@ static __device__ int largest_segment(int tiles, int unit)
 
 static __global__ void __launch_bounds__(1024)
     mla_items_plan_kernel(const struct bt_attn_item *items, int n, int unit, int blocks, int parts,
-                          struct bt_cu_decode_seq *seqs, int32_t *slots,
-                          struct bt_cu_decode_run *runs, struct bt_mla_cut *cuts)
+                          struct bt_cu_decode_seq *seqs, struct bt_cu_decode_run *runs,
+                          struct bt_mla_cut *cuts)
 {
     __shared__ struct planned_items p;
     if (threadIdx.x == 0) {
@@ -214,8 +215,7 @@ static __global__ void __launch_bounds__(1024)
     for (int i = threadIdx.x; i < n; i += 1024) {
         const struct bt_attn_item it = items[i];
         const int len = it.pos + it.n, tiles = (len + BT_MLA_PAGE_TOKENS - 1) / BT_MLA_PAGE_TOKENS;
-        seqs[i] = {it.row, tiles, it.n, len};
-        slots[i] = it.slot;
+        seqs[i] = {0, tiles, 0, len, it.row, it.n, it.slot, 0};
         p.tiles[i] = tiles;
         atomicAdd(&p.total, tiles);
         atomicMax(&p.longest, tiles);
@@ -250,6 +250,6 @@ extern "C" cudaError_t bt_mla_items_plan(struct bt_mla *m, const struct bt_attn_
     const uint32_t blocks = shape->blocks == 2 ? m->clusters : m->blocks;
     mla_items_plan_kernel<<<1, 1024, 0, s>>>(
         items, (int)n, (int)m->pool.segment / BT_MLA_PAGE_TOKENS, (int)blocks,
-        (int)(BT_MLA_SEGMENT_PARTS / shape->blocks), m->seqs, m->slots, m->runs, m->cuts);
+        (int)(BT_MLA_SEGMENT_PARTS / shape->blocks), m->seqs, m->runs, m->cuts);
     return cudaGetLastError();
 }

@@ -35,7 +35,6 @@ struct bt_mla {
     struct bt_cu_decode_seq *seqs;
     struct bt_cu_decode_run *runs;
     struct bt_mla_cut *cuts; /* [max_batch][sets] */
-    int32_t *slots;          /* [max_batch], of bt_mla_invariant's items */
     uint32_t *arrived;       /* [max_batch][groups of rows][2]: counts of parts */
     /* Parts: [blocks][2], or with segments [blocks + BT_MLA_SEGMENT_PARTS]. */
     float *part_o;  /* of [columns x 512], in the order of the products' registers */
@@ -48,9 +47,9 @@ extern "C" {
 #endif
 
 /* Makes the plan of a step: seqs, runs and cuts. pieces: about how many a sequence may have. */
-cudaError_t bt_mla_plan(struct bt_mla *m, const int32_t *lens, uint32_t batch, uint32_t queries,
+cudaError_t bt_mla_plan(struct bt_mla *m, const struct bt_attn_queries *queries, uint32_t n,
                         const struct bt_mla_shape *shape, uint32_t pieces, cudaStream_t s);
-/* The same for items: also slots. */
+/* The same for items. */
 cudaError_t bt_mla_items_plan(struct bt_mla *m, const struct bt_attn_item *items, uint32_t n,
                               const struct bt_mla_shape *shape, cudaStream_t s);
 /* How many clusters of two blocks of bt_mla_decode_rows run at once on a device of `blocks`

@@ -36,16 +36,6 @@ struct score_rows {
     struct ring h, r; /* the tile's halves and RoPE box */
 };
 
-/* Query rows of the sequence, and where they begin in q and out. */
-static __device__ __forceinline__ int rows_of(const struct mla_args &a, const struct walk &w)
-{
-    return w.s.tile0 * (int)a.heads;
-}
-static __device__ __forceinline__ int first_row(const struct mla_args &a, const struct walk &w)
-{
-    return w.s.first * (int)a.heads;
-}
-
 /* Loads the first boxes of Q in the order in which the products read registers. row: of the
  * sequence, the thread's first. */
 static __device__ __forceinline__ void load_q(struct score_rows &t, const struct mla_args &a,
@@ -107,7 +97,7 @@ static __device__ __forceinline__ void scores(float (&s)[32], const struct score
 static __device__ __forceinline__ void mask(float (&s)[32], const struct mla_args &a,
                                             const struct walk &w, int base, int row)
 {
-    const int len = w.s.len, queries = w.s.tile0;
+    const int len = w.s.len, queries = w.s.n;
     const int token = base + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -215,7 +205,7 @@ static __device__ __forceinline__ void weigh(struct score_rows &t, const struct 
     if (leave_q) {
         release<1>(&b->q_empty);
     }
-    if (base + TOKENS > w.s.len - w.s.tile0 + 1) {
+    if (base + TOKENS > w.s.len - w.s.n + 1) {
         mask(s, a, w, base, row);
     }
     bool raised = refer(s, t, a.scale_log2, i == 0, factor);

@@ -56,7 +56,7 @@ static __device__ __forceinline__ void produce(const struct mla_args &a, const C
     uint32_t q_phase = 1;
     bool begins = true;
     for (; piece<FIXED>(a, w); walk_next(a, w)) {
-        const int32_t *table = a.table + (size_t)w.slot * a.table_stride;
+        const int32_t *table = a.table + (size_t)w.s.slot * a.table_stride;
         const int last = (w.s.len - 1) / TOKENS;
         int ids = 0, more = table[min(w.tile + lane, last)];
         for (int t = 0; t < w.n; t++) {
@@ -177,16 +177,14 @@ extern "C" cudaError_t bt_mla_rows_clusters(uint32_t blocks, uint32_t *clusters_
     return e == cudaSuccess && n == 0 ? cudaErrorNotSupported : e;
 }
 
-/* rows: of all queries. */
+/* tokens: of q. */
 template <int C, bool FIXED>
-static cudaError_t launch(struct bt_mla *m, const struct mla_args &args, uint64_t rows,
+static cudaError_t launch(struct bt_mla *m, const struct mla_args &args, uint32_t tokens,
                           cudaStream_t s)
 {
     const uint32_t bytes = SHARED_BYTES, blocks = C == 1 ? m->blocks : m->clusters * 2;
-    const uint64_t dims[2] = {BT_MLA_ROW, rows}, strides[1] = {BT_MLA_ROW * 2};
-    const uint32_t box[2] = {64, ROWS};
     CUtensorMap q_map;
-    cudaError_t e = bt_cu_tensor_map(&q_map, BT_CU_F16, args.q, 2, dims, strides, box);
+    cudaError_t e = mla_q_map(&q_map, args, tokens, ROWS);
     if (e == cudaSuccess) {
         e = cudaFuncSetAttribute(mla_rows_kernel<C, FIXED>,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
@@ -201,8 +199,8 @@ extern "C" cudaError_t bt_mla_decode_rows(struct bt_mla *m, const struct bt_mla_
                                           cudaStream_t s)
 {
     const struct mla_args a = mla_args_of(m, d, shape, layer_row);
-    const uint64_t rows = (uint64_t)d->batch * a.rows;
-    return shape->blocks == 2 ? launch<2, false>(m, a, rows, s) : launch<1, false>(m, a, rows, s);
+    return shape->blocks == 2 ? launch<2, false>(m, a, d->tokens, s)
+                              : launch<1, false>(m, a, d->tokens, s);
 }
 
 extern "C" cudaError_t bt_mla_invariant_rows(struct bt_mla *m, const struct bt_mla_invariant *d,
@@ -211,15 +209,14 @@ extern "C" cudaError_t bt_mla_invariant_rows(struct bt_mla *m, const struct bt_m
 {
     const struct bt_mla_decode decode = {.q = d->q,
                                          .out = d->out,
-                                         .batch = d->n_items,
-                                         .queries = d->most,
-                                         .slots = m->slots,
+                                         .tokens = d->tokens,
+                                         .most = d->most,
                                          .table = d->table,
                                          .table_stride = d->table_stride};
     struct mla_args a = mla_args_of(m, &decode, shape, layer_row);
     a.unit = (int)m->pool.segment / TOKENS;
     a.evict = d->most > 1 ? TMA_EVICT_NORMAL : TMA_EVICT_FIRST; /* a prompt's items share KV */
     a.kept = m->blocks;
-    const uint64_t rows = (uint64_t)d->tokens * a.heads;
-    return shape->blocks == 2 ? launch<2, true>(m, a, rows, s) : launch<1, true>(m, a, rows, s);
+    return shape->blocks == 2 ? launch<2, true>(m, a, d->tokens, s)
+                              : launch<1, true>(m, a, d->tokens, s);
 }

@@ -37,13 +37,13 @@ static __device__ __forceinline__ void scores(struct score_state<N> &t, struct m
  * that is the block's first column. */
 template <int N>
 static __device__ __forceinline__ void mask(struct score_state<N> &t, const struct mla_args &a,
-                                            int base, int len, int first)
+                                            const struct walk &w, int base, int first)
 {
     const int token = base + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int c = 0; c < N / 4; c++) {
         int row = first + c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2;
-        int seen = min(len - (int)a.queries + 1 + row / (int)a.heads, len);
+        int seen = min(w.s.len - w.s.n + 1 + row / (int)a.heads, w.s.len);
 #pragma unroll
         for (int i = c % 2; i < 4; i += 2) {
             float *s = t.s + c / 2 * 4 + i;
@@ -184,8 +184,8 @@ static __device__ __forceinline__ void score(const struct mla_args &a, struct wa
             if (i == w.n - 1 && leader) {
                 bar_arrive(smem_addr(&b->q_empty[qr.at]));
             }
-            if (base + TOKENS > w.s.len - (int)a.queries + 1) {
-                mask(t, a, base, w.s.len, 0);
+            if (base + TOKENS > w.s.len - w.s.n + 1) {
+                mask(t, a, w, base, 0);
             }
             relate(t, a, &b->w, r.at, i == 0); /* now all warps have read the RoPE box */
             if (base + TOKENS > w.s.len) {

@@ -29,10 +29,10 @@
 struct mla_args {
     const __half *q;
     __half *out;
-    const int32_t *slots, *table;
+    const int32_t *table;
     uint32_t table_stride, page_rows, layer_row;
-    uint32_t kv_heads;             /* sets */
-    uint32_t heads, rows, queries; /* rows: queries x heads */
+    uint32_t kv_heads; /* sets */
+    uint32_t heads;
     float scale_log2;
     uint64_t evict;
     const struct bt_cu_decode_seq *seqs;
@@ -80,15 +80,12 @@ static inline struct mla_args mla_args_of(const struct bt_mla *m, const struct b
     struct mla_args a = {};
     a.q = (const __half *)d->q;
     a.out = (__half *)d->out;
-    a.slots = d->slots;
     a.table = d->table;
     a.table_stride = d->table_stride;
     a.page_rows = m->pool.page_rows;
     a.layer_row = layer_row;
     a.kv_heads = shape->sets;
     a.heads = m->pool.heads;
-    a.rows = m->pool.heads * d->queries;
-    a.queries = d->queries;
     a.scale_log2 = m->scale_log2;
     a.evict = shape->sets == 1 ? TMA_EVICT_FIRST : TMA_EVICT_NORMAL;
     a.seqs = m->seqs;
@@ -100,15 +97,26 @@ static inline struct mla_args mla_args_of(const struct bt_mla *m, const struct b
     return a;
 }
 
-/* The tensor map of the queries; its box: 64 columns of `rows` query rows of a sequence. A box that
- * has more rows than the sequence gets zeros for them. */
-static inline cudaError_t mla_q_map(CUtensorMap *map, const struct bt_mla_decode *d,
-                                    const struct mla_args &a, uint32_t rows)
+/* The tensor map of the queries of `tokens` tokens; its box: 64 columns of `rows` query rows. A box
+ * that has more rows than the sequence gets those of others behind it, or zeros at the end. Nothing
+ * of them is stored. */
+static inline cudaError_t mla_q_map(CUtensorMap *map, const struct mla_args &a, uint32_t tokens,
+                                    uint32_t rows)
 {
-    const uint64_t dims[3] = {BT_MLA_ROW, a.rows, d->batch};
-    const uint64_t strides[2] = {BT_MLA_ROW * 2, (uint64_t)a.rows * BT_MLA_ROW * 2};
-    const uint32_t box[3] = {64, rows, 1};
-    return bt_cu_tensor_map(map, BT_CU_F16, d->q, 3, dims, strides, box);
+    const uint64_t dims[2] = {BT_MLA_ROW, (uint64_t)tokens * a.heads};
+    const uint64_t strides[1] = {BT_MLA_ROW * 2};
+    const uint32_t box[2] = {64, rows};
+    return bt_cu_tensor_map(map, BT_CU_F16, a.q, 2, dims, strides, box);
+}
+
+/* Query rows of the sequence (tokens x heads), and where they begin in q and out. */
+static __device__ __forceinline__ int rows_of(const struct mla_args &a, const struct walk &w)
+{
+    return w.s.n * (int)a.heads;
+}
+static __device__ __forceinline__ int first_row(const struct mla_args &a, const struct walk &w)
+{
+    return w.s.row * (int)a.heads;
 }
 
 /* A warp's arrival at a barrier, in all C blocks of a cluster: all its threads have done what the

@@ -8,8 +8,8 @@
 /* One block computes the tiles of each sequence, their running sum, and the beginning of every
  * run. */
 static __global__ void __launch_bounds__(1024)
-    decode_plan_kernel(const int32_t *lens, int batch, int kv_heads, int window, int blocks,
-                       struct bt_cu_decode_plan *plan, struct bt_cu_decode_seq *seqs,
+    decode_plan_kernel(const struct bt_attn_queries *queries, int batch, int kv_heads, int window,
+                       int blocks, struct bt_cu_decode_plan *plan, struct bt_cu_decode_seq *seqs,
                        struct bt_cu_decode_run *runs)
 {
     __shared__ int warp_sum[32], carry;
@@ -19,8 +19,13 @@ static __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
     for (int at = 0; at < batch; at += 1024) {
-        int i = at + threadIdx.x, len = i < batch ? lens[i] : 0;
-        int tile0 = window && len > window ? (len - window) / DECODE_TILE : 0;
+        int i = at + threadIdx.x;
+        struct bt_attn_queries q = {0, 0, 0, 0};
+        if (i < batch) {
+            q = queries[i];
+        }
+        int len = q.len, seen = len - q.n + 1; /* seen: by the first query */
+        int tile0 = window && seen > window ? (seen - window) / DECODE_TILE : 0;
         int tiles = (len + DECODE_TILE - 1) / DECODE_TILE - tile0, sum = tiles;
         for (int d = 1; d < 32; d *= 2) {
             int v = __shfl_up_sync(~0u, sum, d);
@@ -35,7 +40,7 @@ static __global__ void __launch_bounds__(1024)
             before += warp_sum[w];
         }
         if (i < batch) {
-            seqs[i] = {before + sum - tiles, tiles, tile0, len};
+            seqs[i] = {before + sum - tiles, tiles, tile0, len, q.row, q.n, q.slot, 0};
         }
         __syncthreads();
         if (threadIdx.x == 1023) {
@@ -67,26 +72,42 @@ static __global__ void __launch_bounds__(1024)
     }
 }
 
-extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const int32_t *lens, uint32_t batch,
-                                           cudaStream_t s)
+extern "C" cudaError_t bt_attn_decode_plan(struct bt_attn *a, const struct bt_attn_queries *queries,
+                                           uint32_t n, uint32_t most, cudaStream_t s)
 {
-    if (batch == 0 || batch > a->max_batch) {
+    if (n == 0 || n > a->max_batch || most == 0 || most > bt_attn_decode_most(a)) {
         return cudaErrorInvalidValue;
     }
-    decode_plan_kernel<<<1, 1024, 0, s>>>(lens, (int)batch, (int)a->pool.kv_heads,
+    decode_plan_kernel<<<1, 1024, 0, s>>>(queries, (int)n, (int)a->pool.kv_heads,
                                           (int)a->pool.window, (int)a->blocks, a->plan, a->seqs,
                                           a->decode_runs);
     return cudaGetLastError();
 }
 
-template <int D> static bool fits(const struct bt_attn *a)
+/* Several tokens of a sequence: 16 columns, or twice 16 where there is room. */
+template <bool E4M3, int D> static uint32_t columns_of(const struct bt_attn *a)
 {
-    return (a->pool.type == BT_CU_E4M3 ? stages_of<true, D>(a) : stages_of<false, D>(a)) > 0;
+    uint32_t group = a->pool.heads / a->pool.kv_heads;
+    uint32_t single = stages_of<E4M3, D>(a, group) > 0 ? group : 0;
+    return single == 0                                            ? 0
+           : two_sets<E4M3, D>() && stages_of<E4M3, D>(a, 32) > 1 ? 32
+           : stages_of<E4M3, D>(a, 16) > 0                        ? 16
+                                                                  : single;
 }
 
-extern "C" bool bt_attn_decode_fits(const struct bt_attn *a)
+template <int D> static uint32_t columns_of(const struct bt_attn *a)
 {
-    return a->pool.head_dim == 64    ? fits<64>(a)
-           : a->pool.head_dim == 128 ? fits<128>(a)
-                                     : fits<256>(a);
+    return a->pool.type == BT_CU_E4M3 ? columns_of<true, D>(a) : columns_of<false, D>(a);
+}
+
+extern "C" uint32_t bt_attn_decode_columns(const struct bt_attn *a)
+{
+    return a->pool.head_dim == 64    ? columns_of<64>(a)
+           : a->pool.head_dim == 128 ? columns_of<128>(a)
+                                     : columns_of<256>(a);
+}
+
+extern "C" uint32_t bt_attn_decode_most(const struct bt_attn *a)
+{
+    return a->columns / (a->pool.heads / a->pool.kv_heads);
 }

@@ -1,6 +1,5 @@
 /* How a block of a decode kernel walks through its run of tiles (attention_priv.h), piece by piece.
- * The kernel's arguments (ARGS) have the plan's seqs, the table rows of the sequences in slots
- * (NULL: row i for i), and kv_heads. Device code only. */
+ * The kernel's arguments (ARGS) have the plan's seqs, and kv_heads. Device code only. */
 #ifndef BT_CUDA_ATTN_RUNS_CUH
 #define BT_CUDA_ATTN_RUNS_CUH
 
@@ -26,21 +25,19 @@ static __device__ __forceinline__ struct bt_cu_decode_run run_at(const struct bt
 }
 static __device__ __forceinline__ struct bt_cu_decode_seq seq_at(const struct bt_cu_decode_seq *p)
 {
-    int4 v = __ldcg((const int4 *)p);
-    return {v.x, v.y, v.z, v.w};
+    int4 v = __ldcg((const int4 *)p), q = __ldcg((const int4 *)p + 1);
+    return {v.x, v.y, v.z, v.w, q.x, q.y, q.z, 0};
 }
 
 /* The walk through a run, piece by piece. A piece is tiles of one sequence and head. */
 struct walk {
     int seq, head, tile, left; /* tile: counted from the sequence's tile0 */
     int n;                     /* tiles of this piece */
-    int slot;
     struct bt_cu_decode_seq s;
 };
 template <class ARGS> static __device__ __forceinline__ void walk_seq(const ARGS &a, struct walk &w)
 {
     w.s = seq_at(a.seqs + w.seq);
-    w.slot = a.slots ? __ldcg(a.slots + w.seq) : w.seq;
 }
 static __device__ __forceinline__ bool walk_piece(struct walk &w)
 {

@@ -24,8 +24,15 @@ static bt_status_t attend(struct bt_engine *e, const struct bt_cu_layout *l,
         return BT_OK;
     }
     if (l->singles) {
-        const struct bt_attn_decode d = {e->act.q, e->act.o,  q,        q,      l->singles,
-                                         in->lens, in->slots, e->table, stride, true};
+        const struct bt_attn_decode d = {.q = e->act.q,
+                                         .out = e->act.o,
+                                         .q_stride = q,
+                                         .out_stride = q,
+                                         .most = l->most,
+                                         .table = e->table,
+                                         .table_stride = stride,
+                                         .fresh = l->fresh,
+                                         .early = true};
         BT_CU_TRY(e, bt_attn_decode(e->attn, &d, layer_row, e->compute));
     }
     for (uint32_t i = 0; l->items && i < e->n_groups; i++) {

@@ -395,7 +395,8 @@ bt_status_t bt_cu_choose_products(struct bt_engine *e)
 
 static bt_status_t trial_qkv(struct bt_engine *e, uint32_t m)
 {
-    const struct bt_cu_layout l = bt_cu_lay_out(e->host.info.max_rows, 0, 0, 0, 0);
+    struct bt_cu_layout l = {.tokens = e->host.info.max_rows};
+    bt_cu_lay_out(&l);
     const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
     bt_status_t st = BT_OK;
     for (uint32_t i = 0; st == BT_OK && i < BT_MIN(e->model.config.layers, TRIAL_LAYERS); i++) {
@@ -512,7 +513,8 @@ static cudaError_t trial_inputs(struct bt_engine *e)
 {
     const struct bt_model_config *c = &e->model.config;
     uint32_t rows = e->host.info.max_rows, *pos = bt_malloc(rows * sizeof(*pos));
-    const struct bt_cu_layout l = bt_cu_lay_out(rows, 0, 0, 0, 0);
+    struct bt_cu_layout l = {.tokens = rows};
+    bt_cu_lay_out(&l);
     const struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
     for (uint32_t i = 0; i < rows; i++) {
         pos[i] = i % c->max_model_len;

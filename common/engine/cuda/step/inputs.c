@@ -13,19 +13,16 @@ static size_t put(size_t *at, size_t bytes)
     return here;
 }
 
-struct bt_cu_layout bt_cu_lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted,
-                                  uint32_t items, uint32_t spans)
+void bt_cu_lay_out(struct bt_cu_layout *l)
 {
-    struct bt_cu_layout l = {
-        .tokens = tokens, .singles = singles, .wanted = wanted, .items = items, .spans = spans};
-    l.ids = put(&l.bytes, tokens * 4);
-    l.pos = put(&l.bytes, tokens * 4);
-    l.slots = put(&l.bytes, tokens * 4);
-    l.lens = put(&l.bytes, singles * 4);
-    l.rows = put(&l.bytes, wanted * 4);
-    l.item = put(&l.bytes, items * sizeof(struct bt_attn_item));
-    l.span = put(&l.bytes, spans * sizeof(struct bt_attn_span));
-    return l;
+    l->bytes = 0;
+    l->ids = put(&l->bytes, l->tokens * 4);
+    l->pos = put(&l->bytes, l->tokens * 4);
+    l->slots = put(&l->bytes, l->tokens * 4);
+    l->query = put(&l->bytes, l->queries * sizeof(struct bt_attn_queries));
+    l->rows = put(&l->bytes, l->wanted * 4);
+    l->item = put(&l->bytes, l->items * sizeof(struct bt_attn_item));
+    l->span = put(&l->bytes, l->spans * sizeof(struct bt_attn_span));
 }
 
 struct bt_cu_inputs bt_cu_inputs_at(const struct bt_cu_layout *l, uint8_t *p)
@@ -33,8 +30,8 @@ struct bt_cu_inputs bt_cu_inputs_at(const struct bt_cu_layout *l, uint8_t *p)
     return (struct bt_cu_inputs){(int32_t *)(p + l->ids),
                                  (int32_t *)(p + l->pos),
                                  (int32_t *)(p + l->slots),
-                                 (int32_t *)(p + l->lens),
                                  (int32_t *)(p + l->rows),
+                                 (struct bt_attn_queries *)(p + l->query),
                                  (struct bt_attn_item *)(p + l->item),
                                  (struct bt_mla_prefill_item *)(p + l->item),
                                  (struct bt_attn_span *)(p + l->span)};
@@ -72,6 +69,75 @@ uint32_t bt_cu_item_tokens(const struct bt_engine *e)
     return bt_attn_prefill_tokens(e->attn);
 }
 
+/* ---- classes ---- */
+
+#define SET_COLUMNS                                                                                \
+    16u /* query rows for which decode attention has one set of warps (decode.cuh) */
+#ifndef BT_CU_CLASS_BYTES
+#define BT_CU_CLASS_BYTES 1e6
+#endif
+
+/* What attention over keys and values costs more in a layer than with entries of one token, in
+ * BT_CU_CLASS_BYTES of KV that are read in the same time; measured at the shape of Llama-3-8B.
+ * Kernels with two sets of warps leave no room on a multiprocessor for the small blocks of products
+ * of few tokens, which otherwise begin early. */
+static double cost_of(uint32_t class_, uint32_t n_tokens)
+{
+    enum { FEW = 8 };
+    return BT_CU_CLASS_BYTES * (class_ < 2 ? 0 : class_ == 2 ? 13 : n_tokens > FEW ? 33 : 134);
+}
+
+uint32_t bt_cu_class_most(const struct bt_engine *e, uint32_t class_)
+{
+    if (e->deterministic || class_ == 0) {
+        return 1;
+    }
+    if (e->latent) {
+        return 1u << class_;
+    }
+    uint32_t most = bt_attn_decode_most(e->attn);
+    uint32_t one_set = SET_COLUMNS / (e->model.config.heads / e->model.config.kv_heads);
+    return class_ == 1 ? 1 : class_ == 2 ? BT_MIN(one_set, most) : most;
+}
+
+/* The time that a class costs, in bytes of KV: those that its entries read again, and its cost. */
+static double time_of(const struct bt_engine *e, const struct bt_engine_batch *b, uint32_t class_)
+{
+    const struct bt_kv_layout *kv = &e->host.info.layout;
+    double again = 0, token = (double)kv->block_bytes / kv->page_tokens / kv->n_layers;
+    uint32_t n = 0, most = bt_cu_class_most(e, class_);
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        if (bt_cu_is_single(row)) {
+            n += row->n;
+            again += (double)(BT_DIV_UP(row->n, most) - 1) * bt_host_row_pos(&e->host, row);
+        }
+    }
+    return again * token + cost_of(class_, n);
+}
+
+uint32_t bt_cu_class_of(const struct bt_engine *e, const struct bt_engine_batch *b)
+{
+    uint32_t most = 1, best = 1;
+    for (uint32_t r = 0; r < b->n_rows; r++) {
+        most = bt_cu_is_single(&b->rows[r]) ? BT_MAX(most, b->rows[r].n) : most;
+    }
+    if (most == 1 || e->deterministic) {
+        return 0;
+    }
+    if (e->latent) { /* each further token of an entry costs all of the step's entries more */
+        while (best + 1 < BT_CU_CLASSES && bt_cu_class_most(e, best) < most) {
+            best++;
+        }
+        return best;
+    }
+    for (uint32_t i = 2; i < BT_CU_CLASSES; i++) {
+        bool more = bt_cu_class_most(e, i) > bt_cu_class_most(e, i - 1);
+        best = more && time_of(e, b, i) < time_of(e, b, best) ? i : best;
+    }
+    return best;
+}
+
 /* The group of a chunk with this many pages. Pages of e4m3 or latents are expanded side by side; a
  * group has as many as there is room for. */
 static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32_t n_items)
@@ -85,34 +151,48 @@ static struct bt_cu_group *group_for(struct bt_engine *e, uint32_t pages, uint32
     return g;
 }
 
-static void put_single(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
-                       const struct bt_cu_inputs *in, uint32_t *n_items)
+/* How much of the layout is filled. */
+struct filled {
+    uint32_t single, chunk; /* tokens; of chunks counted from the first row of the model */
+    uint32_t queries, items;
+};
+
+/* A single token, and drafts behind it. */
+static void put_single(struct bt_engine *e, const struct bt_engine_row *row,
+                       const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
+                       struct filled *f)
 {
     const struct bt_host_slot *s = &e->host.slots[row->slot];
-    uint32_t pos = bt_host_row_pos(&e->host, row);
-    in->ids[at] = row->tokens                     ? (int32_t)row->tokens[0]
-                  : e->sampler.pending[row->slot] ? BT_CU_ID_LAST
-                                                  : (int32_t)s->tokens[s->n_tokens - 1];
-    in->pos[at] = (int32_t)pos;
-    in->slots[at] = (int32_t)row->slot;
-    in->lens[at] = (int32_t)pos + 1;
-    if (e->deterministic) {
-        group_for(e, 0, *n_items)->n_items++;
-        in->items[(*n_items)++] = (struct bt_attn_item){.row = (int32_t)at,
-                                                        .n = 1,
-                                                        .pos = (int32_t)pos,
-                                                        .slot = (int32_t)row->slot,
-                                                        .len = (int32_t)pos + 1};
+    uint32_t pos = bt_host_row_pos(&e->host, row), at = f->single;
+    int32_t slot = (int32_t)row->slot;
+    for (uint32_t i = 0; i < row->n; i++) {
+        in->ids[at + i] = row->tokens                     ? (int32_t)row->tokens[i]
+                          : e->sampler.pending[row->slot] ? BT_CU_ID_LAST
+                                                          : (int32_t)s->tokens[s->n_tokens - 1];
+        in->pos[at + i] = (int32_t)(pos + i);
+        in->slots[at + i] = slot;
     }
+    for (uint32_t i = 0; i < row->n; i += l->most) {
+        int32_t n = (int32_t)BT_MIN(l->most, row->n - i), first = (int32_t)(at + i);
+        int32_t len = (int32_t)(pos + i) + n;
+        if (e->deterministic) {
+            group_for(e, 0, f->items)->n_items++;
+            in->items[f->items++] = (struct bt_attn_item){
+                .row = first, .n = n, .pos = len - n, .slot = slot, .len = len};
+        } else {
+            in->queries[f->queries++] = (struct bt_attn_queries){first, n, slot, len};
+        }
+    }
+    f->single += row->n;
 }
 
-static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint32_t at,
-                      const struct bt_cu_inputs *in, uint32_t *n_items)
+static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row,
+                      const struct bt_cu_inputs *in, struct filled *f)
 {
-    uint32_t pos = bt_host_row_pos(&e->host, row), per = bt_cu_item_tokens(e);
+    uint32_t pos = bt_host_row_pos(&e->host, row), per = bt_cu_item_tokens(e), at = f->chunk;
     uint32_t pages =
         e->latent ? pos + row->n : BT_DIV_UP(pos + row->n, e->host.info.layout.page_tokens);
-    struct bt_cu_group *g = group_for(e, pages, *n_items);
+    struct bt_cu_group *g = group_for(e, pages, f->items);
     int32_t slot = (int32_t)row->slot;
     if (e->group_room) { /* what is expanded has no slots; a sequence is named by its first page */
         in->spans[g->span + g->n_spans++] = (struct bt_attn_span){slot, (int32_t)g->pages};
@@ -127,13 +207,33 @@ static void put_chunk(struct bt_engine *e, const struct bt_engine_row *row, uint
     }
     for (uint32_t i = 0; i < row->n; i += per) {
         int32_t n = (int32_t)BT_MIN(per, row->n - i), first = (int32_t)(at + i);
-        int32_t begin = (int32_t)(pos + i), index = (int32_t)(*n_items)++;
+        int32_t begin = (int32_t)(pos + i), index = (int32_t)f->items++;
         if (e->latent && !e->deterministic) {
             in->latent_items[index] = (struct bt_mla_prefill_item){first, n, begin, slot};
         } else {
             in->items[index] = (struct bt_attn_item){
                 .row = first, .n = n, .pos = begin, .slot = slot, .len = (int32_t)(pos + row->n)};
         }
+    }
+    f->chunk += row->n;
+}
+
+/* Fills the graph's unused places: no slot, no KV, and logits that are not read. */
+static void pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *in, const struct filled *f,
+                uint32_t wanted)
+{
+    for (uint32_t i = f->single; i < l->singles; i++) {
+        in->ids[i] = in->pos[i] = 0;
+        in->slots[i] = -1;
+        if (l->items) { /* deterministic: the first token of slot 0's first page, whatever it is */
+            in->items[i] = (struct bt_attn_item){.row = (int32_t)i, .n = 1, .len = 1};
+        }
+    }
+    for (uint32_t i = f->queries; i < l->queries; i++) {
+        in->queries[i] = (struct bt_attn_queries){0};
+    }
+    for (uint32_t i = wanted; i < l->wanted; i++) {
+        in->rows[i] = 0;
     }
 }
 
@@ -142,41 +242,27 @@ void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
                        const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
                        struct bt_host_ticket *t)
 {
-    uint32_t single = 0, chunk = l->singles, n_items = 0;
+    struct filled f = {.chunk = l->singles};
     e->n_groups = 0;
     for (uint32_t r = 0; r < b->n_rows; r++) {
         const struct bt_engine_row *row = &b->rows[r];
-        uint32_t last;
-        if (row->n == 1) {
-            last = single++;
-            put_single(e, row, last, in, &n_items);
+        uint32_t sample = t->n_rows, end;
+        if (bt_cu_is_single(row)) {
+            put_single(e, row, l, in, &f);
+            end = f.single;
         } else {
-            put_chunk(e, row, chunk, in, &n_items);
-            chunk += row->n;
-            last = chunk - 1;
+            put_chunk(e, row, in, &f);
+            end = f.chunk;
         }
         if (row->flags & BT_ROW_SAMPLE) {
-            in->rows[t->n_rows] = (int32_t)last;
             bt_host_ticket_sample_row(&e->host, t, row);
         }
-    }
-    for (uint32_t i = 0; i < e->n_groups; i++) {
-        sort_items(e, &e->groups[i], in);
-    }
-}
-
-/* Fills the graph's unused sequences: no slot, no KV, and logits that are not read. */
-void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *in, uint32_t from,
-                      uint32_t wanted)
-{
-    for (uint32_t i = from; i < l->singles; i++) {
-        in->ids[i] = in->pos[i] = in->lens[i] = 0;
-        in->slots[i] = -1;
-        if (l->items) { /* deterministic: the first token of slot 0's first page, whatever it is */
-            in->items[i] = (struct bt_attn_item){.row = (int32_t)i, .n = 1, .len = 1};
+        for (uint32_t i = sample; i < t->n_rows; i++) { /* the row's last tokens */
+            in->rows[i] = (int32_t)(end - (t->n_rows - i));
         }
     }
-    for (uint32_t i = wanted; i < l->wanted; i++) {
-        in->rows[i] = 0;
+    pad(l, in, &f, t->n_rows);
+    for (uint32_t i = 0; i < e->n_groups; i++) {
+        sort_items(e, &e->groups[i], in);
     }
 }

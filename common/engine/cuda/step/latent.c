@@ -36,10 +36,11 @@ struct bt_cu_latent {
 
 /* ---- open ---- */
 
-/* Of a deterministic step: single tokens, and chunks of which each may have a smaller item. */
+/* Of a deterministic step: single tokens and drafts, and chunks of which each may have a smaller
+ * item. */
 static uint32_t most_items(uint32_t heads, uint32_t slots, uint32_t rows)
 {
-    return 2 * slots + rows / bt_mla_item_tokens(heads);
+    return 2 * slots + bt_cu_most_drafts(slots, rows) + rows / bt_mla_item_tokens(heads);
 }
 
 bt_status_t bt_cu_latent_check(const struct bt_engine_config *conf, const struct bt_model_config *c,
@@ -277,10 +278,8 @@ static bt_status_t attend(struct bt_engine *e, const struct part *p)
     }
     const struct bt_mla_decode d = {.q = e->latent->absorbed,
                                     .out = e->latent->mix,
-                                    .batch = p->l->singles,
-                                    .queries = 1,
-                                    .lens = p->in->lens,
-                                    .slots = p->in->slots,
+                                    .tokens = p->l->singles,
+                                    .most = p->l->most,
                                     .table = e->table,
                                     .table_stride = e->host.max_pages_of_slot};
     BT_CU_TRY(e, bt_mla_decode(e->latent->decode, &d, p->layer_row, e->compute));
@@ -406,7 +405,8 @@ bt_status_t bt_cu_latent_plan(struct bt_engine *e, const struct bt_cu_layout *l,
         BT_CU_TRY(e, bt_mla_invariant_plan(e->latent->decode, in->items, l->items,
                                            most_of_item(e, l), e->compute));
     } else if (l->singles) {
-        BT_CU_TRY(e, bt_mla_decode_plan(e->latent->decode, in->lens, l->singles, 1, e->compute));
+        BT_CU_TRY(
+            e, bt_mla_decode_plan(e->latent->decode, in->queries, l->queries, l->most, e->compute));
     }
     return BT_OK;
 }

@@ -1,8 +1,8 @@
 /* One forward step on the device: ragged rows of prompt chunks and single tokens over paged KV.
- * Steps of single tokens alone are replayed as CUDA graphs, one per size of batch (bucket_of);
- * other steps are launched kernel by kernel, with the flows' events between the layers. Owner
- * thread: the engine's. The only wait for the device is for the staging memory of a much older
- * step. */
+ * Steps of single tokens and drafts alone are replayed as CUDA graphs, one per number of tokens
+ * (bucket_of) and class (bt_cu_class_of); other steps are launched kernel by kernel, with the
+ * flows' events between the layers. Owner thread: the engine's. The only wait for the device is for
+ * the staging memory of a much older step. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,9 +67,10 @@ void bt_cu_step_close(struct bt_engine *e)
             cudaEventDestroy(e->inputs.staging[i].sent);
         }
     }
-    for (uint32_t i = 0; i < BT_CU_BUCKETS; i++) {
-        if (e->graphs[i]) {
-            cudaGraphExecDestroy(e->graphs[i]);
+    for (uint32_t i = 0; i < BT_CU_CLASSES * BT_CU_BUCKETS; i++) {
+        cudaGraphExec_t g = e->graphs[i / BT_CU_BUCKETS][i % BT_CU_BUCKETS];
+        if (g) {
+            cudaGraphExecDestroy(g);
         }
     }
 }
@@ -87,8 +88,13 @@ bt_status_t bt_cu_step_open(struct bt_engine *e, char *err, size_t err_cap)
            q = (size_t)c->heads * c->head_dim;
     size_t qkv =
         c->mla.kv_rank ? bt_cu_latent_first_rows(c) : q + (size_t)2 * c->kv_heads * c->head_dim;
-    struct bt_cu_layout all = bt_cu_lay_out((uint32_t)rows, e->max_batch, info->max_slots,
-                                            info->max_rows + info->max_slots, info->max_rows);
+    struct bt_cu_layout all = {.tokens = (uint32_t)rows,
+                               .singles = e->max_batch,
+                               .queries = e->max_batch,
+                               .wanted = e->max_batch,
+                               .items = info->max_rows + e->max_batch,
+                               .spans = info->max_rows};
+    bt_cu_lay_out(&all);
     cudaError_t ce = cudaSuccess;
     for (int i = 0; i < BT_CU_WIDES; i++) {
         e->wides.from[i] = UINT32_MAX;
@@ -174,7 +180,7 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
     } else if (e->deterministic) {
         BT_CU_TRY(e, bt_attn_segments_plan(e->attn, in->items, l->items, e->compute));
     } else if (l->singles) {
-        BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->lens, l->singles, e->compute));
+        BT_CU_TRY(e, bt_attn_decode_plan(e->attn, in->queries, l->queries, l->most, e->compute));
     }
     const struct bt_cu_embed embed = {.ids = in->ids,
                                       .slots = in->slots,
@@ -204,7 +210,8 @@ static bt_status_t run_model(struct bt_engine *e, const struct bt_engine_batch *
 static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_batch *b,
                                    const struct bt_cu_layout *l, struct bt_host_ticket *t)
 {
-    uint32_t vocab = e->model.config.vocab, chunk = l->singles, single = 0, out = 0, total = 0;
+    uint32_t vocab = e->model.config.vocab, out = 0, total = 0;
+    struct bt_cu_rows_at next = {0, l->singles};
     for (uint32_t r = 0; r < b->n_rows; r++) {
         total += bt_host_row_prompt_outs(&e->host, &b->rows[r]);
     }
@@ -217,8 +224,7 @@ static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_b
     bt_status_t st = BT_OK;
     for (uint32_t r = 0; r < b->n_rows; r++) {
         const struct bt_engine_row *row = &b->rows[r];
-        uint32_t first = row->n == 1 ? single++ : chunk, n = bt_host_row_prompt_outs(&e->host, row);
-        chunk += row->n == 1 ? 0 : row->n;
+        uint32_t first = bt_cu_next_rows(&next, row), n = bt_host_row_prompt_outs(&e->host, row);
         for (uint32_t at = 0; st == BT_OK && at < n; at += e->max_batch) {
             uint32_t m = BT_MIN(n - at, e->max_batch), pos = bt_host_row_pos(&e->host, row) + at;
             for (uint32_t i = 0; i < m; i++) {
@@ -247,8 +253,8 @@ static bt_status_t prompt_logprobs(struct bt_engine *e, const struct bt_engine_b
 
 /* ---- a step ---- */
 
-/* The number of sequences in the graph for n. Up to 128 rows a product's cost is reading its
- * weights, so a few sizes are enough; above 128 each row costs time. */
+/* The number of tokens in the graph for n. Up to 128 rows a product's cost is reading its weights,
+ * so a few sizes are enough (one for 96 saved nothing); above 128 each row costs time. */
 static uint32_t bucket_of(uint32_t n, int *index_p)
 {
     uint32_t bucket = 1;
@@ -261,20 +267,20 @@ static uint32_t bucket_of(uint32_t n, int *index_p)
     return bucket;
 }
 
-/* The graph for `bucket` single tokens, captured at its first use. */
-static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
+/* The graph of a layout, captured at its first use. */
+static bt_status_t graph_for(struct bt_engine *e, const struct bt_cu_layout *l,
+                             cudaGraphExec_t *graph_p)
 {
-    if (e->graphs[index]) {
+    if (*graph_p) {
         return BT_OK;
     }
-    struct bt_cu_layout l = bt_cu_lay_out(bucket, bucket, bucket, e->deterministic ? bucket : 0, 0);
-    struct bt_cu_inputs in = bt_cu_inputs_at(&l, e->inputs.step);
+    struct bt_cu_inputs in = bt_cu_inputs_at(l, e->inputs.step);
     cudaGraph_t g = NULL;
     BT_CU_TRY(e, cudaStreamBeginCapture(e->compute, cudaStreamCaptureModeThreadLocal));
-    bt_status_t st = run_model(e, NULL, &l, &in);
+    bt_status_t st = run_model(e, NULL, l, &in);
     cudaError_t ce = cudaStreamEndCapture(e->compute, &g);
     if (st == BT_OK && ce == cudaSuccess) {
-        ce = cudaGraphInstantiate(&e->graphs[index], g, 0);
+        ce = cudaGraphInstantiate(graph_p, g, 0);
     }
     if (g) {
         cudaGraphDestroy(g);
@@ -282,12 +288,14 @@ static bt_status_t graph_for(struct bt_engine *e, uint32_t bucket, int index)
     return st == BT_OK && ce != cudaSuccess ? bt_cu_fail(e, ce, "capture of a decode step") : st;
 }
 
-static bool decode_only(const struct bt_engine *e, const struct bt_engine_batch *b)
+/* Whether a graph has this batch: single tokens and drafts alone, no flows. */
+static bool decode_only(const struct bt_engine *e, const struct bt_engine_batch *b,
+                        uint32_t n_tokens)
 {
-    bool flat = b->n_rows > 0 && b->n_rows <= BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
+    bool flat = n_tokens <= BT_MIN(e->max_batch, BT_CU_GRAPH_MAX);
     for (uint32_t r = 0; flat && r < b->n_rows; r++) {
         const struct bt_engine_row *row = &b->rows[r];
-        flat = row->n == 1 && !row->wait.flow && !row->fire.flow &&
+        flat = bt_cu_is_single(row) && !row->wait.flow && !row->fire.flow &&
                !(row->flags & BT_ROW_PROMPT_LOGPROBS);
     }
     return flat && !bt_cu_has_dola(e, b);
@@ -302,7 +310,6 @@ static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch
     }
     struct bt_cu_inputs in = bt_cu_inputs_at(l, s->host);
     bt_cu_inputs_fill(e, b, l, &in, t);
-    bt_cu_inputs_pad(l, &in, BT_MIN(l->singles, b->n_rows), t->n_rows);
     if (l->bytes <= FETCH_MAX) { /* a copy between two kernels would take 10 us longer */
         BT_CU_TRY(e, bt_cu_fetch(s->host, e->inputs.step, l->bytes, e->compute));
     } else {
@@ -317,14 +324,46 @@ static bt_status_t send_inputs(struct bt_engine *e, const struct bt_engine_batch
 static struct bt_cu_layout batch_layout(const struct bt_engine *e, const struct bt_engine_batch *b,
                                         uint32_t n_tokens)
 {
-    uint32_t singles = 0, wanted = 0, items = 0, chunks = 0, per = bt_cu_item_tokens(e);
+    uint32_t per = bt_cu_item_tokens(e), class_ = bt_cu_class_of(e, b);
+    struct bt_cu_layout l = {.tokens = n_tokens,
+                             .most = bt_cu_class_most(e, class_),
+                             .fresh = class_ ? BT_ATTN_FRESH : 1};
     for (uint32_t r = 0; r < b->n_rows; r++) {
-        singles += b->rows[r].n == 1;
-        wanted += b->rows[r].flags & BT_ROW_SAMPLE ? 1 : 0;
-        items += b->rows[r].n == 1 && !e->deterministic ? 0 : BT_DIV_UP(b->rows[r].n, per);
-        chunks += b->rows[r].n > 1;
+        const struct bt_engine_row *row = &b->rows[r];
+        bool single = bt_cu_is_single(row);
+        l.singles += single ? row->n : 0;
+        l.queries += single && !e->deterministic ? BT_DIV_UP(row->n, l.most) : 0;
+        l.wanted += row->flags & BT_ROW_SAMPLE ? 1 + row->n_draft : 0;
+        l.items += !single            ? BT_DIV_UP(row->n, per)
+                   : e->deterministic ? BT_DIV_UP(row->n, l.most)
+                                      : 0;
+        l.spans += !single && e->group_room;
     }
-    return bt_cu_lay_out(n_tokens, singles, wanted, items, e->group_room ? chunks : 0);
+    bt_cu_lay_out(&l);
+    return l;
+}
+
+/* With an entry for each token there are enough, however many drafts the rows have. */
+static bt_status_t replay(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
+                          struct bt_cu_layout *l, struct bt_host_ticket *t)
+{
+    int index;
+    uint32_t n = BT_MIN(bucket_of(n_tokens, &index), e->max_batch), class_ = bt_cu_class_of(e, b);
+    *l = (struct bt_cu_layout){.tokens = n,
+                               .singles = n,
+                               .queries = e->deterministic ? 0 : n,
+                               .most = bt_cu_class_most(e, class_),
+                               .fresh = class_ ? BT_ATTN_FRESH : 1,
+                               .wanted = n,
+                               .items = e->deterministic ? n : 0};
+    cudaGraphExec_t *graph = &e->graphs[class_][index];
+    bt_cu_lay_out(l);
+    bt_status_t st = graph_for(e, l, graph);
+    st = st == BT_OK ? send_inputs(e, b, l, t) : st;
+    if (st == BT_OK) {
+        BT_CU_TRY(e, cudaGraphLaunch(*graph, e->compute));
+    }
+    return st;
 }
 
 static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
@@ -332,15 +371,8 @@ static bt_status_t enqueue(struct bt_engine *e, const struct bt_engine_batch *b,
 {
     struct bt_cu_layout l;
     bt_status_t st;
-    if (decode_only(e, b)) {
-        int index;
-        uint32_t bucket = BT_MIN(bucket_of(b->n_rows, &index), e->max_batch);
-        l = bt_cu_lay_out(bucket, bucket, bucket, e->deterministic ? bucket : 0, 0);
-        st = graph_for(e, bucket, index);
-        st = st == BT_OK ? send_inputs(e, b, &l, t) : st;
-        if (st == BT_OK) {
-            BT_CU_TRY(e, cudaGraphLaunch(e->graphs[index], e->compute));
-        }
+    if (decode_only(e, b, n_tokens)) {
+        st = replay(e, b, n_tokens, &l, t);
     } else {
         l = batch_layout(e, b, n_tokens);
         st = send_inputs(e, b, &l, t);

@@ -8,13 +8,20 @@
 #include "common/engine/cuda/cuda_priv.h"
 
 /* A step's small inputs, in one piece of memory laid out by its sizes: a graph's pointers depend on
- * its batch alone. Single tokens come first, then the chunks. */
+ * its sizes alone. Single tokens come first, each with its drafts behind it, then the chunks. */
 struct bt_cu_layout {
-    uint32_t tokens, singles, wanted, items, spans;
-    size_t ids, pos, slots, lens, rows, item, span, bytes;
+    uint32_t tokens;       /* rows of the model */
+    uint32_t singles;      /* of them: single tokens and drafts */
+    uint32_t queries;      /* entries of decode attention, for singles; deterministic: none */
+    uint32_t most;         /* tokens of an entry: bt_cu_class_most */
+    uint32_t fresh;        /* of attention.h: 1, with drafts BT_ATTN_FRESH */
+    uint32_t wanted;       /* rows whose logits are */
+    uint32_t items, spans; /* of attention.h, for chunks; deterministic: for all */
+    size_t ids, pos, slots, query, rows, item, span, bytes;
 };
 struct bt_cu_inputs { /* the same on the host or on the device */
-    int32_t *ids, *pos, *slots, *lens, *rows;
+    int32_t *ids, *pos, *slots, *rows;
+    struct bt_attn_queries *queries;
     struct bt_attn_item *items;
     struct bt_mla_prefill_item *latent_items; /* with latent attention, in items' place */
     struct bt_attn_span *spans;
@@ -31,6 +38,13 @@ struct bt_cu_layer_product {
 
 /* ---- inputs.c ---- */
 
+/* Finds the places for the sizes, which are set. */
+void bt_cu_lay_out(struct bt_cu_layout *l);
+/* Whether all tokens of a row are computed as single ones: it has one, or drafts. */
+static inline bool bt_cu_is_single(const struct bt_engine_row *row)
+{
+    return row->n == 1 || (row->n_draft > 0 && row->n <= BT_ATTN_FRESH);
+}
 /* Where a batch's rows are among those of the model, one batch row after the other. */
 struct bt_cu_rows_at {
     uint32_t single, chunk; /* chunk begins as the layout's singles */
@@ -38,25 +52,24 @@ struct bt_cu_rows_at {
 /* The first row of the model of the next row of the batch. */
 static inline uint32_t bt_cu_next_rows(struct bt_cu_rows_at *at, const struct bt_engine_row *row)
 {
-    uint32_t *next = row->n == 1 ? &at->single : &at->chunk, first = *next;
+    uint32_t *next = bt_cu_is_single(row) ? &at->single : &at->chunk, first = *next;
     *next += row->n;
     return first;
 }
 
-/* tokens: rows of the model; singles: of them single tokens; wanted: rows whose logits are; items
- * and spans: of attention.h. */
-struct bt_cu_layout bt_cu_lay_out(uint32_t tokens, uint32_t singles, uint32_t wanted,
-                                  uint32_t items, uint32_t spans);
 /* Query tokens that fit an item. */
 uint32_t bt_cu_item_tokens(const struct bt_engine *e);
+/* Steps of a class have entries of decode attention that are as large: 0 has no drafts. With
+ * latents a class has up to 1, 2, 4 or 8 tokens in an entry. With keys and values a row's drafts
+ * are entries of their own (1), or as many as one (2) or two sets (3) of the kernel's columns hold.
+ * The class of a batch, and the tokens that its entries have at most. */
+uint32_t bt_cu_class_of(const struct bt_engine *e, const struct bt_engine_batch *b);
+uint32_t bt_cu_class_most(const struct bt_engine *e, uint32_t class_);
 struct bt_cu_inputs bt_cu_inputs_at(const struct bt_cu_layout *l, uint8_t *p);
-/* What b's rows are, in l's places; t learns which rows are sampled. */
+/* What b's rows are, in l's places, and padding behind them; t learns which rows are sampled. */
 void bt_cu_inputs_fill(struct bt_engine *e, const struct bt_engine_batch *b,
                        const struct bt_cu_layout *l, const struct bt_cu_inputs *in,
                        struct bt_host_ticket *t);
-/* Single tokens from `from` on, and logits' rows from `wanted` on, are padding. */
-void bt_cu_inputs_pad(const struct bt_cu_layout *l, const struct bt_cu_inputs *in, uint32_t from,
-                      uint32_t wanted);
 
 /* ---- products.c: ERR_DEVICE as everywhere ---- */
 
