@@ -158,7 +158,7 @@ void bt_decode_draft(struct bt_wcore *c)
         }
     }
     uint32_t used = (uint32_t)work.tokens + (bt_batch_waiting(&c->batch) > 0 ? c->block_tokens : 0);
-    uint32_t most = c->max_rows - BT_MIN(used, c->max_rows);
+    uint32_t most = BT_MIN(c->max_rows - BT_MIN(used, c->max_rows), c->info->max_drafts);
     if (n > 0 && most > 0) {
         bt_spec_choose(&c->speed.fit.cost, &work, work.tokens, most, s->rows, n, &s->trial);
     }

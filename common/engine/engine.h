@@ -12,7 +12,7 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI 8
+#define BT_ENGINE_ABI 9
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
@@ -56,6 +56,7 @@ struct bt_engine_info {
     uint32_t caps;
     uint32_t vocab, max_model_len;
     uint32_t pages, max_slots, max_rows;
+    uint32_t max_drafts;   /* of a step, over all its rows; 0 without CAP_DRAFTS */
     uint32_t hidden_bytes; /* that a slot with params.penalty_alpha keeps of a token */
     struct bt_kv_layout layout;
     char device[96]; /* "cpu avx512_core_bf16 2 threads" */

@@ -496,6 +496,7 @@ bt_status_t bt_host_sample_by(struct bt_host *h, bt_engine_ticket_t fwd, bt_host
     f->sampled = true;
     uint32_t n = 0, n_sample = f->status == BT_OK ? f->n_sample : 0;
     bool refused = false; /* a draft of this row: what follows it has no place in the sequence */
+    bool first = true;    /* of its row */
     bt_host_ticket_outs(t, n_sample);
     for (uint32_t i = 0; i < n_sample; i++) {
         const struct bt_host_sample *want = &f->samples[i];
@@ -509,12 +510,13 @@ bt_status_t bt_host_sample_by(struct bt_host *h, bt_engine_ticket_t fwd, bt_host
             }
             if (!o->bad && s->n_tokens < h->info.max_model_len) {
                 s->tokens[s->n_tokens++] = o->token;
-                s->next_pos = BT_MIN(s->next_pos, want->pos);
+                s->next_pos = first && want->draft == BT_HOST_NO_DRAFT ? s->next_pos : want->pos;
                 o->more = o->token == want->draft;
             }
             refused = !o->more;
         }
-        refused = refused && want->draft != BT_HOST_NO_DRAFT;
+        first = want->draft == BT_HOST_NO_DRAFT;
+        refused = refused && !first;
     }
     t->n_out = n;
     t->run_us = (float)(bt_mono_ns() - t0) * 1e-3f;

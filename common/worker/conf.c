@@ -149,8 +149,8 @@ static const struct bt_conf_row rows[] = {
             "with the same "
             "tokens, whose KV takes engine.pages of its own size; off: no drafts. A step has "
             "drafts only where they make it faster by the worker's own measurements. Requests may "
-            "choose with the field speculation, unless it is off here. The cuda engine has none "
-            "yet.",
+            "choose with the field speculation, unless it is off here. On a GPU a draft model "
+            "needs engine.mem or engine.pages, so that memory is left for it.",
      .when = "off if every step must take the same time."},
     {.key = "worker.writeback",
      .type = BT_CONF_BOOL,

@@ -114,7 +114,8 @@ static void open_drafts(struct bt_wcore *c)
     c->spec.kind = can ? kind : BT_SPEC_OFF;
     c->max_tokens = c->max_slots;
     if (c->spec.kind != BT_SPEC_OFF) {
-        c->max_tokens = BT_MAX(BT_MIN(c->max_rows, c->max_slots * (1 + BT_SPEC_MAX)), c->max_slots);
+        uint32_t drafts = BT_MIN(c->max_slots * BT_SPEC_MAX, c->info->max_drafts);
+        c->max_tokens = BT_MAX(BT_MIN(c->max_rows, c->max_slots + drafts), c->max_slots);
         bt_spec_rates_init(&c->spec.rates);
         c->spec.rows = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(c->spec.rows[0]));
         c->spec.seqs = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(c->spec.seqs[0]));

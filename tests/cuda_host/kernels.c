@@ -892,8 +892,14 @@ static void draw_row(const struct bt_cu_sampling *a, uint32_t n, struct bt_sampl
         .mask = a->mask ? a->mask + (size_t)w->row * ((a->vocab + 31) / 32) : NULL,
         .known = a->known,
         .early = w->early ? a->early + (size_t)(w->early - 1) * a->vocab : NULL};
+    for (uint32_t k = w->n_before; w->penalties && k > 0; k--) {
+        counts[a->draws[n - k].draft]++;
+    }
     if (w->penalties) {
         history(counts, a->vocab, &r);
+    }
+    for (uint32_t k = w->n_before; w->penalties && k > 0; k--) {
+        counts[a->draws[n - k].draft]--;
     }
     struct bt_engine_out o = {0};
     bt_sampler_run(s, &r, &o);
@@ -904,10 +910,25 @@ static void draw_row(const struct bt_cu_sampling *a, uint32_t n, struct bt_sampl
     d->n_top = o.n_top;
     memcpy(d->top_id, o.top_id, sizeof(d->top_id));
     memcpy(d->top_logprob, o.top_logprob, sizeof(d->top_logprob));
-    a->last_token[w->slot] = (int32_t)o.token;
-    counts[o.token] += w->penalties && !o.bad;
+    if (!w->drafts) {
+        a->last_token[w->slot] = (int32_t)o.token;
+        counts[o.token] += w->penalties && !o.bad;
+    }
     free((void *)(uintptr_t)r.tokens);
     free(l);
+}
+/* Draws of a row with drafts count as long as the token before is the draft. */
+static void accept_row(const struct bt_cu_sampling *a, uint32_t first)
+{
+    for (uint32_t i = first;; i++) {
+        const struct bt_cu_draw *w = &a->draws[i];
+        const struct bt_cu_drawn *d = &a->out[i];
+        a->last_token[w->slot] = (int32_t)d->token;
+        a->counts[(size_t)w->slot * a->vocab + d->token] += w->penalties && !d->bad;
+        if (d->bad || d->token != w->draft) {
+            return;
+        }
+    }
 }
 static void run_draw(const void *args)
 {
@@ -915,6 +936,11 @@ static void run_draw(const void *args)
     struct bt_sampler *s = bt_sampler_create(d->a.vocab);
     for (uint32_t i = 0; i < d->n; i++) {
         draw_row(&d->a, i, s);
+    }
+    for (uint32_t i = 0; d->a.chosen && i < d->n; i++) {
+        if (d->a.draws[i].drafts && d->a.draws[i].n_before == 0) {
+            accept_row(&d->a, i);
+        }
     }
     bt_sampler_destroy(s);
 }

@@ -429,7 +429,7 @@ static uint32_t step_with_drafts(uint32_t slot, const uint32_t *text, uint32_t n
     /* A neighbour between: its results come behind the run. */
     const struct bt_engine_row rows[2] = {
         {.slot = slot,
-         .pos = n - 1,
+         .pos = BT_ENGINE_POS_NEXT, /* behind the drafts that were accepted before */
          .n = 1 + right + wrong,
          .tokens = row,
          .flags = BT_ROW_SAMPLE,

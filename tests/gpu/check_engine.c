@@ -414,6 +414,252 @@ static void test_ahead(void **state)
     assert_memory_equal(tokens[0], tokens[1], sizeof(tokens[0]));
 }
 
+/* A row with drafts: `from` is the last token of its sequence, the drafts are the next `n` of
+ * right[], but the one number `wrong`. text: room for the row. */
+static struct bt_engine_row drafts_row(uint32_t slot, uint32_t from, const uint32_t *right,
+                                       uint32_t n, uint32_t wrong, uint32_t *text)
+{
+    text[0] = from;
+    memcpy(text + 1, right, n * sizeof(*text));
+    if (wrong < n) {
+        text[1 + wrong] = (text[1 + wrong] + 1) % d.info->vocab;
+    }
+    return (struct bt_engine_row){.slot = slot,
+                                  .pos = BT_ENGINE_POS_NEXT,
+                                  .n = n + 1,
+                                  .tokens = text,
+                                  .flags = BT_ROW_SAMPLE,
+                                  .n_draft = n};
+}
+
+/* Looks at a row's results, which begin at `o` for position `pos`: drafts are accepted as long as
+ * they are the token drawn. Returns the number of results. */
+static uint32_t run_of(const struct bt_engine_row *row, const struct bt_engine_out *o, uint32_t pos)
+{
+    for (uint32_t i = 0;; i++) {
+        assert_int_equal(o[i].slot, row->slot);
+        assert_int_equal(o[i].pos, pos + i);
+        assert_false(o[i].bad);
+        assert_int_equal(o[i].more, i < row->n_draft && o[i].token == row->tokens[1 + i]);
+        if (!o[i].more) {
+            return i + 1;
+        }
+    }
+}
+
+/* Sequences with drafts, right and wrong ones, another number in each row and step, at times beside
+ * a prompt: the tokens are those of single rows. */
+static void test_drafts(void **state)
+{
+    (void)state;
+    enum { SEQS = 6, LEN = 70, MORE = 31, STEPS = ON_HOST ? 26 : 60, MOST = 10, CHUNK = 40 };
+    static uint32_t prompt[SEQS + 1][LEN + SEQS * MORE], want[SEQS][STEPS], known[SEQS];
+    static uint32_t text[SEQS][1 + MOST];
+    static float gap[SEQS][STEPS];
+    struct bt_engine_row rows[SEQS + 1];
+    struct bt_engine_out out[SEQS * (1 + MOST)];
+    const struct bt_engine_params p = drive_greedy(2);
+    uint32_t checked = 0, accepted = 0, live = SEQS;
+    for (uint32_t s = 0; s < SEQS; s++) {
+        d.next_page = 0;
+        fill(prompt[s], LEN + s * MORE, s + 40);
+        alone(prompt[s], LEN + s * MORE, 2048, want[s], gap[s], STEPS);
+    }
+    d.next_page = 0;
+    for (uint32_t s = 0; s < SEQS; s++) {
+        uint32_t n = LEN + s * MORE;
+        drive_slot(&d, s, &p, prompt[s], n, STEPS + MOST);
+        uint32_t first = drive_prefill(&d, s, prompt[s], 0, n, 2048).token;
+        known[s] = same(want[s], &first, gap[s], 1);
+        live -= known[s] == 0;
+    }
+    fill(prompt[SEQS], CHUNK, 4711);
+    drive_slot(&d, SEQS, &p, prompt[SEQS], CHUNK, 8);
+    for (uint32_t turn = 0; live > 0; turn++) {
+        uint32_t of[SEQS], n = 0, at = 0;
+        for (uint32_t s = 0; s < SEQS; s++) {
+            if (known[s] > 0 && known[s] < STEPS) {
+                uint32_t room = STEPS - known[s] - 1,
+                         k = BT_MIN((3 * s + 5 * turn) % (MOST + 1), room);
+                of[n] = s;
+                rows[n++] = drafts_row(s, want[s][known[s] - 1], want[s] + known[s], k,
+                                       (turn + s) % (MOST + 2), text[s]);
+            }
+        }
+        if (turn % 3 == 2) {
+            rows[n] = (struct bt_engine_row){.slot = SEQS, .n = CHUNK, .tokens = prompt[SEQS]};
+        }
+        uint32_t n_out = drive_step(&d, rows, n + (turn % 3 == 2), out);
+        live = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t s = of[i], m = run_of(&rows[i], out + at, LEN + s * MORE + known[s]), k = 0;
+            while (k < m && out[at + k].token == want[s][known[s] + k]) {
+                k++;
+            }
+            if (k < m && (gap[s][known[s] + k] > near_tie() || kind->deterministic)) {
+                fail_msg("sequence %u, token %u: %u and %u, gap %f", s, known[s] + k,
+                         want[s][known[s] + k], out[at + k].token, gap[s][known[s] + k]);
+            }
+            checked += k;
+            accepted += m - 1;
+            known[s] = k < m ? 0 : known[s] + m; /* 0: the texts went apart */
+            live += known[s] > 0 && known[s] < STEPS;
+            at += m;
+        }
+        assert_int_equal(at, n_out);
+    }
+    for (uint32_t s = 0; s <= SEQS; s++) {
+        drive_slot_close(&d, s);
+    }
+    printf("# %u of %u tokens before near-ties, %u of them drafts\n", checked, SEQS * (STEPS - 1),
+           accepted);
+    assert_true(checked > SEQS * STEPS / (kind->kv_dtype || kind->text || kind->experts ? 6 : 2));
+    assert_true(accepted > checked / 3);
+}
+
+/* The mask of a sequence's position, and a step with masks. */
+static bool allows(uint32_t s, uint32_t pos, uint32_t id)
+{
+    return (id * 7 + id / 11 + pos + s) % 4 != 0;
+}
+static void put_mask(uint32_t *mask, uint32_t s, uint32_t pos)
+{
+    for (uint32_t i = 0; i < BT_DIV_UP(d.info->vocab, 32u) * 32; i++) {
+        uint32_t bit = allows(s, pos, i);
+        mask[i / 32] = (mask[i / 32] & ~(1u << i % 32)) | bit << i % 32;
+    }
+}
+static void step_masked(const struct bt_engine_row *rows, uint32_t n, const uint32_t *mask,
+                        struct bt_engine_out *out, uint32_t *n_out_p)
+{
+    const struct bt_engine_batch b = {.n_rows = n, .rows = rows};
+    bt_engine_ticket_t f, t;
+    assert_int_equal(d.vt->forward(d.e, &b, &f), BT_OK);
+    assert_int_equal(d.vt->sample(d.e, f, mask, &t), BT_OK);
+    struct bt_engine_event ev = drive_wait(&d, t);
+    assert_int_equal(ev.status, BT_OK);
+    memcpy(out, ev.out, ev.n_out * sizeof(*out));
+    *n_out_p = ev.n_out;
+    d.vt->release(d.e, f);
+    d.vt->release(d.e, t);
+}
+
+/* Draws with every parameter and a mask for each position, with drafts and without: the same tokens
+ * and logprobs, which only a deterministic engine promises. */
+static void test_drafts_drawn(void **state)
+{
+    (void)state;
+    if (!kind->deterministic) {
+        skip();
+    }
+    enum { SEQS = 5, STEPS = 30, N = 30, MOST = 7, MORE = STEPS + MOST + 1, WORDS = 4096 };
+    static const uint32_t ids[] = {5, 9, 40};
+    static const float bias[] = {4, -3, 2};
+    static struct bt_engine_out want[SEQS][MORE], out[SEQS * (1 + MOST)];
+    static uint32_t prompt[N], mask[SEQS * (1 + MOST) * WORDS], text[SEQS][1 + MOST];
+    struct bt_engine_row rows[SEQS];
+    const uint32_t words = BT_DIV_UP(d.info->vocab, 32u);
+    assert_true(words <= WORDS);
+    fill(prompt, N, 8);
+    for (int drafts = 0; drafts < 2; drafts++) {
+        uint32_t known[SEQS] = {0}, behind = SEQS, right[MOST];
+        d.next_page = 0;
+        for (uint32_t s = 0; s < SEQS; s++) {
+            struct bt_engine_params p = drive_greedy(s % 2 ? -1 : 3);
+            p.temperature = s % 4 ? 0.9f : 0;
+            p.top_p = s % 2 ? 0.9f : 1;
+            p.repetition_penalty = s > 0 ? 1.3f : 1;
+            p.frequency_penalty = s > 1 ? 0.4f : 0;
+            p.presence_penalty = s > 2 ? 0.6f : 0;
+            p.seed = 70 + s;
+            p.min_new = STEPS / 2;
+            p.n_eos = 1;
+            p.eos[0] = 12;
+            p.n_bias = s % 2 ? BT_ARRAY_LEN(ids) : 0;
+            p.bias_ids = ids;
+            p.bias = bias;
+            drive_slot(&d, s, &p, prompt, N, MORE + 1);
+        }
+        for (uint32_t turn = 0; behind > 0; turn++) {
+            uint32_t n_mask = 0, n_out, n_rows = 0, at = 0, of[SEQS];
+            for (uint32_t s = 0; s < SEQS; s++) {
+                uint32_t n = known[s], k = drafts && n > 0 ? (2 * s + 3 * turn) % (MOST + 1) : 0;
+                if (n >= MORE - (drafts ? MOST + 1 : 0)) {
+                    continue;
+                }
+                for (uint32_t i = 0; i < k; i++) {
+                    right[i] = want[s][n + i].token;
+                }
+                rows[n_rows] = drafts_row(s, n ? want[s][n - 1].token : 0, right, k,
+                                          (turn + s) % (MOST + 1), text[s]);
+                if (n == 0) {
+                    rows[n_rows] = (struct bt_engine_row){
+                        .slot = s, .n = N, .tokens = prompt, .flags = BT_ROW_SAMPLE};
+                }
+                of[n_rows++] = s;
+                for (uint32_t i = 0; i <= k; i++) {
+                    put_mask(mask + (size_t)n_mask++ * words, s, n + i);
+                }
+            }
+            step_masked(rows, n_rows, mask, out, &n_out);
+            behind = 0;
+            for (uint32_t r = 0; r < n_rows; r++) {
+                uint32_t s = of[r], m = run_of(&rows[r], out + at, N + known[s]);
+                for (uint32_t i = 0; i < m; i++, at++, known[s]++) {
+                    struct bt_engine_out *w = &want[s][known[s]];
+                    assert_true(allows(s, known[s], out[at].token));
+                    assert_true(known[s] >= STEPS / 2 || out[at].token != 12);
+                    if (!drafts) {
+                        *w = out[at];
+                        continue;
+                    }
+                    assert_int_equal(out[at].token, w->token);
+                    assert_int_equal(out[at].n_top, w->n_top);
+                    assert_memory_equal(&out[at].logprob, &w->logprob, sizeof(w->logprob));
+                }
+                behind += known[s] < MORE - (drafts ? MOST + 1 : 0);
+            }
+            assert_int_equal(at, n_out);
+        }
+        for (uint32_t s = 0; s < SEQS; s++) {
+            drive_slot_close(&d, s);
+        }
+    }
+}
+
+/* Rows and steps with more drafts than the engine takes are refused, and nothing happens to their
+ * sequences. */
+static void test_too_many_drafts(void **state)
+{
+    (void)state;
+    enum { N = 20, MANY = 400 };
+    static uint32_t text[MANY];
+    struct bt_engine_row rows[32];
+    const struct bt_engine_params p = drive_greedy(0);
+    bt_engine_ticket_t f;
+    fill(text, MANY, 3);
+    d.next_page = 0;
+    assert_in_range(d.info->max_drafts, 1, 31 * 16 - 1);
+    for (uint32_t s = 0; s < 32; s++) {
+        drive_slot(&d, s, &p, text, N, 40);
+        rows[s] = (struct bt_engine_row){.slot = s,
+                                         .pos = N - 1,
+                                         .n = 32,
+                                         .tokens = text,
+                                         .flags = BT_ROW_SAMPLE,
+                                         .n_draft = 31};
+    }
+    const struct bt_engine_batch all = {.n_rows = 32, .rows = rows},
+                                 one = {.n_rows = 1, .rows = rows};
+    assert_int_equal(d.vt->forward(d.e, &all, &f), BT_ERR_TOO_LARGE);
+    rows[0].n = 33;
+    rows[0].n_draft = 32;
+    assert_int_equal(d.vt->forward(d.e, &one, &f), BT_ERR_TOO_LARGE);
+    for (uint32_t s = 0; s < 32; s++) {
+        drive_slot_close(&d, s);
+    }
+}
+
 static void wait_ok(bt_engine_ticket_t t)
 {
     assert_int_equal(drive_wait(&d, t).status, BT_OK);
@@ -562,15 +808,16 @@ static int teardown(void **state)
 static int run(const struct kind *k)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_chunks), cmocka_unit_test(test_batch), cmocka_unit_test(test_mixed),
-        cmocka_unit_test(test_draws),  cmocka_unit_test(test_ahead), cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_chunks), cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_mixed),  cmocka_unit_test(test_draws),
+        cmocka_unit_test(test_ahead),  cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_drafts), cmocka_unit_test(test_too_many_drafts),
     };
     const struct CMUnitTest kv[] = {
         /* what the form of KV decides */
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_mixed),
-        cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_chunks), cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_mixed),  cmocka_unit_test(test_flow),
+        cmocka_unit_test(test_drafts), cmocka_unit_test(test_drafts_drawn),
     };
     kind = k;
     return k == &llama ? cmocka_run_group_tests_name(k->name, tests, setup, teardown)

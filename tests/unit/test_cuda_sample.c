@@ -145,6 +145,85 @@ static void test_flat(void **state)
     bt_sampler_destroy(host);
 }
 
+/* Rows with right drafts, then wrong ones: each draw is what the host's sampler draws behind the
+ * accepted drafts, and these alone are counted. */
+static void test_drafts(void **state)
+{
+    (void)state;
+    NEEDS_FIBERS;
+    enum { V = 257, K = 6, KNOWN = 20, PROMPT = 8 };
+    static float logits[(K + 1) * V], adjusted[(K + 1) * V], judged[V];
+    struct bt_sampler *host = bt_sampler_create(V);
+    for (uint32_t n = 0; n < 40; n++) {
+        const struct bt_engine_params p = {.temperature = n % 4 ? 0.8f : 0,
+                                           .top_p = n % 3 ? 1 : 0.9f,
+                                           .repetition_penalty = n % 5 ? 1.4f : 1,
+                                           .frequency_penalty = n % 2 ? 0.7f : 0,
+                                           .presence_penalty = n % 7 ? 0.3f : 0,
+                                           .min_new = KNOWN - PROMPT + 3,
+                                           .n_eos = 1,
+                                           .eos = {n},
+                                           .seed = n,
+                                           .logprobs = n % 3 ? -1 : 2};
+        uint32_t tokens[KNOWN + K + 1], counts[V] = {0}, want[V] = {0}, right = n % (K + 1);
+        uint64_t x = n + 1;
+        for (uint32_t i = 0; i < (K + 1) * V; i++) {
+            x = x * 6364136223846793005ull + 1442695040888963407ull;
+            logits[i] = (float)(x >> 40 & 0x3ff) / 400;
+        }
+        for (uint32_t i = 0; i < KNOWN; i++) {
+            tokens[i] = (i * i + n) % 11; /* some of them again and again */
+            counts[tokens[i]] = i < PROMPT ? BT_CU_COUNT_PROMPT : counts[tokens[i]] + 1;
+        }
+        memcpy(want, counts, sizeof(want));
+        struct bt_cu_draw draws[K + 1];
+        struct bt_cu_drawn out[K + 1];
+        struct bt_cu_chosen chosen[K + 1];
+        struct bt_engine_out truth[K + 1];
+        int32_t last = -1;
+        for (uint32_t i = 0; i <= K; i++) {
+            const struct bt_sampler_row r = {.logits = judged,
+                                             .params = &p,
+                                             .position = KNOWN + i,
+                                             .tokens = tokens,
+                                             .n_tokens = KNOWN + i,
+                                             .n_prompt = PROMPT};
+            memcpy(judged, logits + (size_t)i * V, sizeof(judged));
+            truth[i] = (struct bt_engine_out){0};
+            bt_sampler_run(host, &r, &truth[i]);
+            tokens[KNOWN + i] = truth[i].token;
+            want[truth[i].token] += i <= right && bt_cu_penalizes(&p);
+            draws[i] = bt_cu_draw_make(&p, i, 0, KNOWN + i, KNOWN - PROMPT + i);
+            draws[i].drafts = 1;
+            draws[i].n_before = i;
+            draws[i].draft = i == K      ? BT_CU_NO_DRAFT
+                             : i < right ? truth[i].token
+                                         : (truth[i].token + 1) % V;
+        }
+        struct bt_cu_sampling a = {.logits = logits,
+                                   .draws = draws,
+                                   .counts = counts,
+                                   .adjusted = adjusted,
+                                   .out = out,
+                                   .chosen = chosen,
+                                   .last_token = &last,
+                                   .vocab = V};
+        for (uint32_t i = 0; i <= K; i++) {
+            cuda_block_run(body, &a, BT_CU_SAMPLE_THREADS, K - i); /* blocks come in any order */
+        }
+        for (uint32_t i = 0; i <= K; i++) {
+            sample_accept(&a, i);
+        }
+        for (uint32_t i = 0; i <= right; i++) {
+            assert_int_equal(out[i].token, truth[i].token);
+            assert_int_equal(out[i].n_top, truth[i].n_top);
+        }
+        assert_int_equal(last, truth[right].token);
+        assert_memory_equal(counts, want, sizeof(want));
+    }
+    bt_sampler_destroy(host);
+}
+
 static int teardown(void **state)
 {
     (void)state;
@@ -157,6 +236,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_flat),
+        cmocka_unit_test(test_drafts),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }

@@ -138,6 +138,7 @@ static bt_status_t fe_open(const struct bt_engine_config *c, struct bt_engine **
     e->info.pages = fe_pages;
     e->info.max_slots = FE_SLOTS;
     e->info.max_rows = FE_ROWS;
+    e->info.max_drafts = fe_drafts ? FE_ROWS : 0;
     e->rng = 12345;
     fe_last = e;
     *e_p = e;

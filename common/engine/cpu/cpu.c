@@ -257,7 +257,8 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
                                   .max_model_len = c->max_model_len,
                                   .pages = conf->pages,
                                   .max_slots = conf->max_slots,
-                                  .max_rows = conf->max_rows};
+                                  .max_rows = conf->max_rows,
+                                  .max_drafts = conf->max_rows};
     st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
     if (st == BT_OK && info.layout.groups[0].scale_off) {
         snprintf(err, err_cap,

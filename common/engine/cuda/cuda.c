@@ -196,6 +196,8 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
     ce = ce != cudaSuccess ? ce
          : e->latent       ? bt_cu_latent_open_pages(e)
                            : bt_attn_create(&e->pool, e->max_batch, &e->attn);
+    /* The memory is set on the default stream, for which the engine's streams do not wait. */
+    ce = ce == cudaSuccess ? cudaDeviceSynchronize() : ce;
     if (ce == cudaErrorInvalidValue) {
         snprintf(err, err_cap,
                  "%s/config.json: %u heads over %u KV heads of %u: the cuda engine has attention "
@@ -263,12 +265,14 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     struct bt_model_config *c = &e->model.config;
     struct bt_engine_info info = {.size = sizeof(info),
                                   .abi = BT_ENGINE_ABI,
-                                  .caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_HIDDEN,
+                                  .caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_DRAFTS |
+                                          BT_ENGINE_CAP_HIDDEN,
                                   .vocab = c->vocab,
                                   .max_model_len = c->max_model_len,
                                   .pages = 1, /* host memory for pages, which is not used */
                                   .max_slots = conf->max_slots,
                                   .max_rows = conf->max_rows,
+                                  .max_drafts = bt_cu_most_drafts(conf->max_slots, conf->max_rows),
                                   .hidden_bytes = c->hidden * (uint32_t)sizeof(float)};
     bt_status_t st = bt_model_kv_layout(c, conf->kv_dtype, conf->page_tokens, &info.layout);
     if (st != BT_OK || info.layout.n_groups != 1) {
@@ -288,7 +292,7 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     if (st != BT_OK) {
         return st;
     }
-    e->max_batch = conf->max_slots;
+    e->max_batch = conf->max_slots + info.max_drafts;
     e->load_events = bt_calloc(e->host.n_flows, sizeof(*e->load_events));
     if (bt_cu_gemm_create(&e->gemm) != cudaSuccess || bt_cu_draw_open(e) != BT_OK) {
         snprintf(err, err_cap, "engine cuda: cuBLASLt or memory for results: %s", e->fault);
@@ -412,6 +416,7 @@ static void fork_running(struct bt_engine *e, uint32_t from, uint32_t to)
             if (t->samples[i].slot == from) {
                 struct bt_host_sample s = t->samples[i];
                 s.slot = to;
+                s.draft = BT_HOST_NO_DRAFT;
                 bt_host_ticket_sample(t, &s);
                 break;
             }
@@ -475,16 +480,22 @@ static bt_status_t cuda_slot_close(struct bt_engine *e, uint32_t slot, bt_engine
 
 /* ---- steps ---- */
 
-/* Rows that continue from a token that the host has not drawn yet must wait for it. */
+/* Rows that continue from a token that the host has not drawn yet must wait for it, and so must
+ * those of a sequence whose drafts the host has not accepted yet: it does not know how long the
+ * sequence is. */
 static void settle(struct bt_engine *e, const struct bt_engine_batch *b)
 {
     struct bt_list *l;
-    bool host = false;
+    bool host = false, drafts = false;
     bt_list_for_each (l, &e->work) {
-        host |= BT_CONTAINER_OF(l, struct bt_cu_work, link)->kind == BT_CU_HOST_SAMPLE;
+        const struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
+        host |= w->kind == BT_CU_HOST_SAMPLE;
+        drafts |= w->kind == BT_CU_DRAW && w->drafts;
     }
-    for (uint32_t r = 0; host && r < b->n_rows; r++) {
-        if (!b->rows[r].tokens) {
+    for (uint32_t r = 0; (host || drafts) && r < b->n_rows; r++) {
+        const struct bt_engine_row *row = &b->rows[r];
+        bool known = row->slot < e->host.info.max_slots; /* else the batch is refused below */
+        if ((host && !row->tokens) || (drafts && known && e->sampler.pending[row->slot])) {
             bt_cu_work_advance(e, true);
             return;
         }
@@ -494,7 +505,7 @@ static void settle(struct bt_engine *e, const struct bt_engine_batch *b)
 static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batch *b,
                                 bt_engine_ticket_t *fwd_p)
 {
-    uint32_t n, n_sample, singles = 0;
+    uint32_t n, n_sample, singles = 0, drafts = 0;
     if (e->failed != cudaSuccess) {
         return BT_ERR_DEVICE;
     }
@@ -502,10 +513,13 @@ static bt_status_t cuda_forward(struct bt_engine *e, const struct bt_engine_batc
     settle(e, b);
     bt_status_t st = bt_host_check_batch(&e->host, b, &n, &n_sample);
     for (uint32_t r = 0; st == BT_OK && r < b->n_rows; r++) {
-        singles += b->rows[r].n == 1;
-        st = b->rows[r].n_draft > 0 ? BT_ERR_UNSUPPORTED : st; /* no CAP_DRAFTS */
+        const struct bt_engine_row *row = &b->rows[r];
+        singles += bt_cu_is_single(row) ? row->n : 0;
+        drafts += row->n_draft;
+        st = row->n_draft < BT_ATTN_FRESH ? st : BT_ERR_TOO_LARGE;
     }
-    if (st == BT_OK && (singles > e->max_batch || n_sample > e->max_batch)) {
+    if (st == BT_OK &&
+        (singles > e->max_batch || n_sample > e->max_batch || drafts > e->host.info.max_drafts)) {
         st = BT_ERR_TOO_LARGE;
     }
     if (st != BT_OK) {

@@ -106,6 +106,7 @@ struct bt_cu_work { /* a ticket that waits for the device */
     uint32_t results; /* place in the ring of pinned results */
     struct bt_host_sample *samples;
     uint32_t n, cap, flow; /* flow: to be freed with the ticket, index + 1 */
+    bool drafts;           /* DRAW: rows whose drafts may be accepted are among the samples */
     const uint32_t *mask;  /* HOST_SAMPLE: the caller's, copied */
     uint32_t *mask_copy;
 };
@@ -152,7 +153,7 @@ struct bt_cu_step_buffers {
 
 /* What is drawn from the logits, step by step. */
 struct bt_cu_results {
-    struct bt_cu_draw *draws;  /* pinned [RESULTS][max_slots]: read from there, */
+    struct bt_cu_draw *draws;  /* pinned [RESULTS][max_batch]: read from there, */
     struct bt_cu_drawn *drawn; /* and written there: a copy would cost a step 10 us */
     int32_t *prompt_rows;      /* device [max_batch]: of prompts' logprobs */
     uint32_t next;
@@ -160,15 +161,16 @@ struct bt_cu_results {
 
 /* What sampling knows of each slot. */
 struct bt_cu_sampler {
-    uint32_t *mask, *host_mask; /* device [max_slots] rows; pinned [RESULTS], from the first on */
-    struct bt_cu_bias *bias;    /* device [max_slots][BT_CU_BIAS_MAX] */
-    uint32_t *known;            /* device: of host.ids; NULL: all ids have a token */
-    uint32_t *counts;           /* device [max_slots][vocab], of slots with penalties */
-    uint32_t *history;          /* device: tokens on their way into counts */
-    float *adjusted;            /* device [max_slots][vocab] */
-    uint32_t *pending;          /* [max_slots] last tokens of a slot that only the device knows */
-    bool host_only;             /* every token is drawn on the host: see draw_check.c */
-    float *host_logits;         /* pinned, grown when a row must be sampled here */
+    uint32_t *mask, *host_mask;  /* device [max_batch] rows; pinned [RESULTS], from the first on */
+    struct bt_cu_chosen *chosen; /* device [max_batch] */
+    struct bt_cu_bias *bias;     /* device [max_slots][BT_CU_BIAS_MAX] */
+    uint32_t *known;             /* device: of host.ids; NULL: all ids have a token */
+    uint32_t *counts;            /* device [max_slots][vocab], of slots with penalties */
+    uint32_t *history;           /* device: tokens on their way into counts */
+    float *adjusted;             /* device [max_batch][vocab] */
+    uint32_t *pending;           /* [max_slots] last tokens of a slot that only the device knows */
+    bool host_only;              /* every token is drawn on the host: see draw_check.c */
+    float *host_logits;          /* pinned, grown when a row must be sampled here */
     size_t cap_host_logits;
 };
 
@@ -289,9 +291,9 @@ bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_
                             const uint32_t *tokens, uint32_t n, uint32_t n_prompt) BT_MUST_CHECK;
 bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to) BT_MUST_CHECK;
 bt_status_t bt_cu_draw_accept(struct bt_engine *e, uint32_t slot, uint32_t token) BT_MUST_CHECK;
-/* Draws n rows of place `at` of e->results.draws from e->act.logits into e->results.drawn. mask:
- * device, or NULL. */
-bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n,
+/* Draws n rows of place `at` of e->results.draws from e->act.logits into e->results.drawn. drafts:
+ * some are of rows with drafts; mask: device, or NULL. */
+bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, bool drafts,
                             const uint32_t *mask) BT_MUST_CHECK;
 /* Before the first slot: sets host_only if the device's draws are not the host's. */
 bt_status_t bt_cu_draw_check(struct bt_engine *e) BT_MUST_CHECK;

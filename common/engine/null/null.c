@@ -119,6 +119,7 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
                                   .pages = c->pages,
                                   .max_slots = c->max_slots,
                                   .max_rows = c->max_rows,
+                                  .max_drafts = c->max_rows,
                                   .device = "null"};
     st = bt_model_kv_layout(&e->config, c->kv_dtype, c->page_tokens, &info.layout);
     if (st != BT_OK) {

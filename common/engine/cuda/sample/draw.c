@@ -18,15 +18,17 @@ static size_t mask_words(const struct bt_engine *e)
 
 bt_status_t bt_cu_draw_open(struct bt_engine *e)
 {
-    size_t n = e->host.info.max_slots, vocab = e->host.info.vocab;
+    size_t slots = e->host.info.max_slots, n = e->max_batch, vocab = e->host.info.vocab;
     bt_list_init(&e->work);
     bt_list_init(&e->idle);
-    e->sampler.pending = bt_calloc(n, sizeof(*e->sampler.pending));
+    e->sampler.pending = bt_calloc(slots, sizeof(*e->sampler.pending));
     BT_CU_TRY(e,
               cudaMalloc((void **)&e->sampler.mask, n * mask_words(e) * sizeof(*e->sampler.mask)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->sampler.chosen, n * sizeof(*e->sampler.chosen)));
+    BT_CU_TRY(e, cudaMalloc((void **)&e->sampler.bias,
+                            slots * BT_CU_BIAS_MAX * sizeof(*e->sampler.bias)));
     BT_CU_TRY(e,
-              cudaMalloc((void **)&e->sampler.bias, n * BT_CU_BIAS_MAX * sizeof(*e->sampler.bias)));
-    BT_CU_TRY(e, cudaMalloc((void **)&e->sampler.counts, n * vocab * sizeof(*e->sampler.counts)));
+              cudaMalloc((void **)&e->sampler.counts, slots * vocab * sizeof(*e->sampler.counts)));
     BT_CU_TRY(e,
               cudaMalloc((void **)&e->sampler.adjusted, n * vocab * sizeof(*e->sampler.adjusted)));
     BT_CU_TRY(e, cudaMalloc((void **)&e->sampler.history, HISTORY * sizeof(*e->sampler.history)));
@@ -61,8 +63,8 @@ void bt_cu_draw_close(struct bt_engine *e)
     work_free(&e->work);
     work_free(&e->idle);
     free(e->sampler.pending);
-    void *device[] = {e->sampler.mask,   e->sampler.known,    e->sampler.bias,
-                      e->sampler.counts, e->sampler.adjusted, e->sampler.history};
+    void *device[] = {e->sampler.mask,     e->sampler.known,   e->sampler.bias,  e->sampler.counts,
+                      e->sampler.adjusted, e->sampler.history, e->sampler.chosen};
     for (size_t i = 0; i < BT_ARRAY_LEN(device); i++) {
         cudaFree(device[i]);
     }
@@ -94,6 +96,7 @@ bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum b
     w->t = t;
     w->n = w->flow = 0;
     w->mask = NULL;
+    w->drafts = false;
     bt_list_insert_tail(&e->work, &w->link);
     cudaError_t ce = cudaEventRecord(w->end, s);
     if (ce != cudaSuccess) {
@@ -109,65 +112,90 @@ bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum b
 
 /* ---- results ---- */
 
-static void accept(struct bt_engine *e, uint32_t slot, const struct bt_engine_out *o)
+/* The place of a token whose row has drafts is known when those before it are accepted. */
+#define NO_PLACE UINT32_MAX
+
+/* What the device drew. */
+static void take_drawn(const struct bt_engine *e, const struct bt_cu_work *w, uint32_t i,
+                       struct bt_engine_out *o)
 {
-    struct bt_host_slot *s = &e->host.slots[slot];
-    if (!o->bad && s->n_tokens < e->host.info.max_model_len) {
-        s->tokens[s->n_tokens++] = o->token;
-    }
+    const struct bt_cu_drawn *d = e->results.drawn + (size_t)w->results * e->max_batch + i;
+    o->token = d->token;
+    o->logprob = d->logprob;
+    o->n_top = d->n_top;
+    memcpy(o->top_id, d->top_id, o->n_top * sizeof(o->top_id[0]));
+    memcpy(o->top_logprob, d->top_logprob, o->n_top * sizeof(o->top_logprob[0]));
+    o->bad = d->bad;
 }
 
-/* The tokens' positions in their sequences were reserved when the draw was enqueued. */
-static void finish_draw(struct bt_engine *e, struct bt_cu_work *w)
+static void draw_here(struct bt_engine *e, const struct bt_cu_work *w, uint32_t i,
+                      float *row_logits, struct bt_engine_out *o)
 {
-    const struct bt_cu_drawn *d = e->results.drawn + (size_t)w->results * e->host.info.max_slots;
-    bt_host_ticket_outs(w->t, w->n);
-    for (uint32_t i = 0; i < w->n; i++) {
-        struct bt_engine_out *o = &w->t->out[i];
-        *o = (struct bt_engine_out){.slot = w->samples[i].slot, .pos = w->samples[i].pos};
-        o->token = d[i].token;
-        o->logprob = d[i].logprob;
-        o->n_top = d[i].n_top;
-        memcpy(o->top_id, d[i].top_id, o->n_top * sizeof(o->top_id[0]));
-        memcpy(o->top_logprob, d[i].top_logprob, o->n_top * sizeof(o->top_logprob[0]));
-        o->bad = d[i].bad || !e->host.slots[o->slot].open;
-        struct bt_host_slot *s = &e->host.slots[o->slot];
-        if (s->open) {
-            if (w->samples[i].row < s->n_tokens) {
-                s->tokens[w->samples[i].row] = o->token;
-            }
-            e->sampler.pending[o->slot]--;
-        }
-    }
-}
-
-static void finish_host_sample(struct bt_engine *e, struct bt_cu_work *w)
-{
+    const struct bt_host_sample *want = &w->samples[i];
+    const struct bt_host_slot *s = &e->host.slots[want->slot];
     size_t vocab = e->host.info.vocab;
-    float *row_logits = bt_malloc(vocab * sizeof(*row_logits));
+    memcpy(row_logits, e->sampler.host_logits + want->row * vocab, vocab * sizeof(*row_logits));
+    const struct bt_sampler_row row = {
+        .logits = row_logits,
+        .params = &s->params,
+        .position = want->pos,
+        .tokens = s->tokens,
+        .n_tokens = s->n_tokens,
+        .n_prompt = s->n_prompt,
+        .mask = w->mask ? w->mask + want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
+        .known = e->host.ids.known,
+    };
+    bt_sampler_run(e->host.sampler, &row, o);
+}
+
+/* Puts a token into its sequence, at `place` if that was reserved when the draw was enqueued.
+ * Returns whether it is an accepted draft. */
+static bool put(struct bt_engine *e, const struct bt_host_sample *want, uint32_t place,
+                const struct bt_engine_out *o)
+{
+    struct bt_host_slot *s = &e->host.slots[want->slot];
+    if (place != NO_PLACE) {
+        if (place < s->n_tokens) {
+            s->tokens[place] = o->token;
+        }
+        return false;
+    }
+    if (o->bad || s->n_tokens == e->host.info.max_model_len) {
+        return false;
+    }
+    s->tokens[s->n_tokens++] = o->token;
+    return o->token == want->draft;
+}
+
+/* Draws behind a draft that was not accepted have no place in the sequence. */
+static void finish_sample(struct bt_engine *e, struct bt_cu_work *w)
+{
+    bool drawn = w->kind == BT_CU_DRAW, refused = false, first = true;
+    float *row_logits = drawn ? NULL : bt_malloc(e->host.info.vocab * sizeof(*row_logits));
+    uint32_t n = 0;
     bt_host_ticket_outs(w->t, w->n);
     for (uint32_t i = 0; i < w->n; i++) {
         const struct bt_host_sample *want = &w->samples[i];
-        struct bt_engine_out *o = &w->t->out[i];
         struct bt_host_slot *s = &e->host.slots[want->slot];
-        *o = (struct bt_engine_out){.slot = want->slot, .pos = want->pos, .bad = true};
-        if (!s->open) {
-            continue;
+        bool last = want->draft == BT_HOST_NO_DRAFT; /* of its row */
+        if (!refused) {
+            struct bt_engine_out *o = &w->t->out[n++];
+            *o = (struct bt_engine_out){.slot = want->slot, .pos = want->pos, .bad = true};
+            if (s->open) {
+                o->bad = false;
+                drawn ? take_drawn(e, w, i, o) : draw_here(e, w, i, row_logits, o);
+                o->more = put(e, want, drawn ? want->row : NO_PLACE, o);
+                s->next_pos = first && last ? s->next_pos : want->pos;
+            }
+            refused = !o->more;
         }
-        memcpy(row_logits, e->sampler.host_logits + want->row * vocab, vocab * sizeof(*row_logits));
-        const struct bt_sampler_row row = {
-            .logits = row_logits,
-            .params = &s->params,
-            .position = want->pos,
-            .tokens = s->tokens,
-            .n_tokens = s->n_tokens,
-            .n_prompt = s->n_prompt,
-            .mask = w->mask ? w->mask + want->row * BT_DIV_UP(vocab, (size_t)32) : NULL,
-            .known = e->host.ids.known,
-        };
-        bt_sampler_run(e->host.sampler, &row, o);
-        accept(e, want->slot, o);
+        if (last && drawn && s->open) {
+            e->sampler.pending[want->slot]--;
+        }
+        refused = refused && !last;
+        first = last;
     }
+    w->t->n_out = n;
     free(row_logits);
 }
 
@@ -182,10 +210,8 @@ void bt_cu_work_advance(struct bt_engine *e, bool wait)
         }
         if (ce != cudaSuccess) {
             (void)bt_cu_fail(e, ce, "a step on the device");
-        } else if (w->kind == BT_CU_DRAW) {
-            finish_draw(e, w);
-        } else if (w->kind == BT_CU_HOST_SAMPLE) {
-            finish_host_sample(e, w);
+        } else if (w->kind == BT_CU_DRAW || w->kind == BT_CU_HOST_SAMPLE) {
+            finish_sample(e, w);
         } else if (w->kind == BT_CU_FORWARD) {
             float ms = 0;
             ce = cudaEventElapsedTime(&ms, w->start, w->end);
@@ -291,22 +317,29 @@ static void set_samples(struct bt_cu_work *w, const struct bt_host_ticket *f)
     w->n = f->n_sample;
 }
 
-/* From now on the sequences are one token longer, though the host does not know that token yet. */
+/* From now on the sequences are one token longer, though the host does not know that token yet. How
+ * much longer those of rows with drafts are is not known. samples[].row, which had the row of the
+ * logits before, becomes the token's place. */
 static void take_places(struct bt_engine *e, struct bt_cu_work *w)
 {
+    bool first = true;
     for (uint32_t i = 0; i < w->n; i++) {
         struct bt_host_slot *s = &e->host.slots[w->samples[i].slot];
-        w->samples[i].row = s->n_tokens; /* this field had the row of the logits before */
-        if (s->n_tokens < e->host.info.max_model_len) {
+        bool last = w->samples[i].draft == BT_HOST_NO_DRAFT, single = first && last;
+        w->samples[i].row = single ? s->n_tokens : NO_PLACE;
+        if (single && s->n_tokens < e->host.info.max_model_len) {
             s->tokens[s->n_tokens++] = 0;
         }
-        e->sampler.pending[w->samples[i].slot]++;
+        w->drafts |= !single;
+        e->sampler.pending[w->samples[i].slot] += last;
+        first = last;
     }
 }
 
-bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const uint32_t *mask)
+bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, bool drafts,
+                            const uint32_t *mask)
 {
-    size_t first = (size_t)at * e->host.info.max_slots;
+    size_t first = (size_t)at * e->max_batch;
     const struct bt_cu_sampling a = {.logits = e->act.logits,
                                      .early = e->act.dola.early,
                                      .draws = e->results.draws + first,
@@ -315,6 +348,7 @@ bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const 
                                      .counts = e->sampler.counts,
                                      .adjusted = e->sampler.adjusted,
                                      .out = e->results.drawn + first,
+                                     .chosen = drafts ? e->sampler.chosen : NULL,
                                      .last_token = e->last_token,
                                      .vocab = e->host.info.vocab,
                                      .known = e->sampler.known,
@@ -327,7 +361,7 @@ bt_status_t bt_cu_draw_rows(struct bt_engine *e, uint32_t at, uint32_t n, const 
 /* The caller's mask is copied through pinned memory, at this sample's place in the ring. */
 static bt_status_t send_mask(struct bt_engine *e, const uint32_t *mask, uint32_t rows, size_t at)
 {
-    size_t all = e->host.info.max_slots * mask_words(e), n = rows * mask_words(e);
+    size_t all = e->max_batch * mask_words(e), n = rows * mask_words(e);
     if (!e->sampler.host_mask) {
         BT_CU_TRY(
             e, cudaMallocHost((void **)&e->sampler.host_mask, BT_CU_RESULTS * all * sizeof(*mask)));
@@ -338,10 +372,36 @@ static bt_status_t send_mask(struct bt_engine *e, const uint32_t *mask, uint32_t
     return BT_OK;
 }
 
+/* The draws of f's samples. Returns whether drafts are among them. */
+static bool make_draws(const struct bt_engine *e, const struct bt_host_ticket *f,
+                       struct bt_cu_draw *d)
+{
+    bool any = false;
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < f->n_sample; i++) {
+        const struct bt_host_sample *s = &f->samples[i];
+        const struct bt_host_slot *slot = &e->host.slots[s->slot];
+        bool last = s->draft == BT_HOST_NO_DRAFT;
+        d[i] = bt_cu_draw_make(&slot->params, s->row, s->slot, s->pos,
+                               slot->n_tokens - slot->n_prompt + before);
+        d[i].drafts = before > 0 || !last;
+        d[i].n_before = before;
+        d[i].draft = s->draft;
+        d[i].early = s->early != BT_HOST_NO_EARLY ? s->early + 1 : 0;
+        /* A search replaces the token, so it does not count. */
+        d[i].penalties = slot->params.penalty_alpha > 0 ? 0 : d[i].penalties;
+        any |= d[i].drafts != 0;
+        before = last ? 0 : before + 1;
+    }
+    return any;
+}
+_Static_assert(BT_HOST_NO_DRAFT == BT_CU_NO_DRAFT && BT_CU_DRAFTS_MAX == BT_ATTN_FRESH - 1,
+               "sample_args.h");
+
 static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_ticket *f,
                                   const uint32_t *mask, struct bt_host_ticket *t)
 {
-    size_t max = e->host.info.max_slots, at = e->results.next++ % BT_CU_RESULTS;
+    size_t at = e->results.next++ % BT_CU_RESULTS;
     struct bt_list *l;
     bt_list_for_each (l, &e->work) { /* an earlier draw may still use this place in the ring */
         struct bt_cu_work *w = BT_CONTAINER_OF(l, struct bt_cu_work, link);
@@ -350,23 +410,14 @@ static bt_status_t draw_on_device(struct bt_engine *e, const struct bt_host_tick
             break;
         }
     }
-    struct bt_cu_draw *d = e->results.draws + at * max;
-    for (uint32_t i = 0; i < f->n_sample; i++) {
-        const struct bt_host_sample *s = &f->samples[i];
-        const struct bt_host_slot *slot = &e->host.slots[s->slot];
-        d[i] = bt_cu_draw_make(&slot->params, s->row, s->slot, s->pos,
-                               slot->n_tokens - slot->n_prompt);
-        d[i].early = s->early != BT_HOST_NO_EARLY ? s->early + 1 : 0;
-        /* A search replaces the token, so it does not count. */
-        d[i].penalties = slot->params.penalty_alpha > 0 ? 0 : d[i].penalties;
-    }
+    bool drafts = make_draws(e, f, e->results.draws + at * e->max_batch);
     uint32_t n = f->n_sample;
     if (n) {
         bt_status_t sent = mask ? send_mask(e, mask, f->n_rows, at) : BT_OK;
         if (sent != BT_OK) {
             return sent;
         }
-        sent = bt_cu_draw_rows(e, (uint32_t)at, n, mask ? e->sampler.mask : NULL);
+        sent = bt_cu_draw_rows(e, (uint32_t)at, n, drafts, mask ? e->sampler.mask : NULL);
         if (sent != BT_OK) {
             return sent;
         }

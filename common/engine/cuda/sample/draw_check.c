@@ -79,7 +79,7 @@ static bt_status_t trial(struct bt_engine *e, uint32_t n, float *logits, bool *s
     }
     BT_CU_TRY(e, cudaMemcpyAsync(e->act.logits, logits, vocab * sizeof(*logits),
                                  cudaMemcpyHostToDevice, e->compute));
-    st = bt_cu_draw_rows(e, 0, 1, NULL);
+    st = bt_cu_draw_rows(e, 0, 1, false, NULL);
     if (st != BT_OK) {
         return st;
     }

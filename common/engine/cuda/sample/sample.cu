@@ -9,10 +9,22 @@ static __global__ void __launch_bounds__(BT_CU_SAMPLE_THREADS)
     sample_draw(&a, blockIdx.x);
 }
 
+static __global__ void __launch_bounds__(128)
+    accept_kernel(const __grid_constant__ struct bt_cu_sampling a, uint32_t n)
+{
+    uint32_t i = blockIdx.x * 128 + threadIdx.x;
+    if (i < n) {
+        sample_accept(&a, i);
+    }
+}
+
 extern "C" cudaError_t bt_cu_sample_rows(const struct bt_cu_sampling *a, uint32_t n, cudaStream_t s)
 {
     if (n) {
         sample_kernel<<<n, BT_CU_SAMPLE_THREADS, 0, s>>>(*a);
+    }
+    if (n && a->chosen) {
+        accept_kernel<<<(n + 127) / 128, 128, 0, s>>>(*a, n);
     }
     return cudaGetLastError();
 }

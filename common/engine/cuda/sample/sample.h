@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 /* Draws a->draws[0..n): as common/engine/sampler.h says, up to the last bits of its logarithms. One
- * block a row; a slot may stand in n once. */
+ * block a row; a slot may stand in n once, or in the draws of one row with drafts. */
 cudaError_t bt_cu_sample_rows(const struct bt_cu_sampling *a, uint32_t n, cudaStream_t s);
 /* Counts tokens[0..n) (device memory), n_prompt of them prompt, into one slot's counts [vocab].
  * Tokens outside the vocabulary are left out. */

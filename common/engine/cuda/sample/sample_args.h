@@ -25,6 +25,16 @@ struct bt_cu_draw { /* a row's parameters; as struct bt_engine_params, but where
     uint32_t n_bias, n_banned;
     uint32_t early;                 /* DoLa: row of the early logits and 1; 0: none */
     uint32_t banned[BT_CU_EOS_MAX]; /* EOS while the sequence is too short for it */
+    /* Of a row with drafts: the draws before it and behind it are the row's others. It counts if
+     * the token of each of the n_before draws before it is that one's draft. */
+    uint32_t drafts, n_before, draft; /* drafts: it is of such a row; draft: BT_CU_NO_DRAFT: none */
+};
+#define BT_CU_DRAFTS_MAX 31u /* of a row */
+#define BT_CU_NO_DRAFT   0xffffffffu
+
+struct bt_cu_chosen { /* what becomes of a draw of a row with drafts is decided behind all draws */
+    uint32_t token, bad, draft, n_before;
+    uint32_t drafts, slot, penalties;
 };
 
 struct bt_cu_drawn {
@@ -45,10 +55,11 @@ struct bt_cu_sampling {             /* draws, out: may be pinned memory of the h
     const float *early;             /* [rows][vocab], of the layers that DoLa has chosen */
     const uint32_t *mask;           /* [rows][vocab / 32 rounded up] bits, or NULL */
     const struct bt_cu_bias *bias;  /* [slots][BT_CU_BIAS_MAX] */
-    uint32_t *counts;        /* [slots][vocab]: generated tokens; COUNT_PROMPT: in the prompt */
-    float *adjusted;         /* [n][vocab]: scratch */
-    struct bt_cu_drawn *out; /* [n] */
-    int32_t *last_token;     /* [slots] */
+    uint32_t *counts;            /* [slots][vocab]: generated tokens; COUNT_PROMPT: in the prompt */
+    float *adjusted;             /* [n][vocab]: scratch */
+    struct bt_cu_drawn *out;     /* [n] */
+    struct bt_cu_chosen *chosen; /* [n], device; NULL: no draw is of a row with drafts */
+    int32_t *last_token;         /* [slots] */
     uint32_t vocab;
     /* Ids that have a token (common/engine/ids.h): bits [vocab / 32 rounded up], how many, and the
      * last one plus 1. NULL: all of vocab. */

@@ -493,15 +493,28 @@ static __device__ void sample_contrast(const float *early, uint32_t vocab, uint3
 }
 
 /* Applies mask, minimum length, DoLa, bias and penalties: reads l, whose log sum is lse, writes the
- * row's v. */
+ * row's v. before: the drafts of the n_before draws before this one. */
 static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struct bt_cu_draw *w,
-                                     const struct sample_ids *ids, const float *l, double lse,
-                                     float *v)
+                                     const uint32_t *before, const struct sample_ids *ids,
+                                     const float *l, double lse, float *v)
 {
+    enum { AHEAD = 8 };
     uint32_t words = (a->vocab + 31) / 32;
     const uint32_t *mask = a->mask ? a->mask + (size_t)w->row * words : NULL;
-    for (uint32_t i = threadIdx.x; i < a->vocab; i += BT_CU_SAMPLE_THREADS) {
-        v[i] = sample_bit(mask, i) && sample_bit(ids->known, i) ? l[i] : -INFINITY;
+    for (uint32_t at = threadIdx.x; at < a->vocab; at += AHEAD * BT_CU_SAMPLE_THREADS) {
+        float x[AHEAD];
+        bool in[AHEAD];
+        for (uint32_t k = 0; k < AHEAD; k++) { /* loads that do not wait for each other */
+            uint32_t i = at + k * BT_CU_SAMPLE_THREADS;
+            x[k] = i < a->vocab ? l[i] : 0;
+            in[k] = i < a->vocab && sample_bit(mask, i) && sample_bit(ids->known, i);
+        }
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            uint32_t i = at + k * BT_CU_SAMPLE_THREADS;
+            if (i < a->vocab) {
+                v[i] = in[k] ? x[k] : -INFINITY;
+            }
+        }
     }
     __syncthreads();
     if (threadIdx.x < w->n_banned && w->banned[threadIdx.x] < a->vocab) {
@@ -518,7 +531,11 @@ static __device__ void sample_adjust(const struct bt_cu_sampling *a, const struc
     __syncthreads();
     const uint32_t *counts = a->counts + (size_t)w->slot * a->vocab;
     for (uint32_t i = threadIdx.x; w->penalties && i < a->vocab; i += BT_CU_SAMPLE_THREADS) {
-        uint32_t c = counts[i], n = c & ~BT_CU_COUNT_PROMPT;
+        uint32_t c = counts[i], n;
+        for (uint32_t k = 0; k < w->n_before; k++) { /* it counts only if these are accepted */
+            c += before[k] == i;
+        }
+        n = c & ~BT_CU_COUNT_PROMPT;
         if (c) {
             float x = v[i];
             x = x > 0 ? x / w->repetition : __fmul_rn(x, w->repetition);
@@ -566,11 +583,15 @@ static __device__ uint32_t sample_choose(const struct bt_cu_sampling *a, const s
 static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
 {
     __shared__ struct bt_cu_draw draw; /* a copy, as reading host memory is slow */
+    __shared__ uint32_t before[BT_CU_DRAFTS_MAX];
     if (threadIdx.x == 0) {
         draw = a->draws[n];
     }
     __syncthreads();
     const struct bt_cu_draw *w = &draw;
+    if (w->penalties && threadIdx.x < w->n_before) { /* sample_adjust begins with a barrier */
+        before[threadIdx.x] = a->draws[n - w->n_before + threadIdx.x].draft;
+    }
     struct bt_cu_drawn *out = &a->out[n];
     const float *l = a->logits + (size_t)w->row * a->vocab, *raw = l;
     const struct sample_ids ids = sample_ids_of(a);
@@ -586,7 +607,7 @@ static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
     }
     if (good && (a->mask || ids.known || w->n_bias || w->n_banned || w->penalties || w->early)) {
         float *v = a->adjusted + (size_t)n * a->vocab;
-        sample_adjust(a, w, &ids, l, lse, v);
+        sample_adjust(a, w, before, &ids, l, lse, v);
         l = v;
         good = sample_row_top(l, ids.end, &top);
     } else if (good && sample_key_id(top) >= ids.end) {
@@ -603,10 +624,34 @@ static __device__ void sample_draw(const struct bt_cu_sampling *a, uint32_t n)
         out->logprob = good && w->logprobs >= 0 ? (float)(raw[token] - lse) : 0;
         uint32_t n_top = w->logprobs > 0 ? (uint32_t)w->logprobs : 0;
         out->n_top = !good ? 0 : n_top < ids.n ? n_top : ids.n;
-        a->last_token[w->slot] = (int32_t)token;
-        if (good && w->penalties) {
-            a->counts[(size_t)w->slot * a->vocab + token]++;
+        if (a->chosen) {
+            const struct bt_cu_chosen c = {token,     !good,   w->draft,    w->n_before,
+                                           w->drafts, w->slot, w->penalties};
+            a->chosen[n] = c;
         }
+        if (!w->drafts) {
+            a->last_token[w->slot] = (int32_t)token;
+            if (good && w->penalties) {
+                a->counts[(size_t)w->slot * a->vocab + token]++;
+            }
+        }
+    }
+}
+
+/* After all draws, with one thread for each draw n: counts the tokens of rows with drafts that
+ * became part of their sequence, and keeps the last one. */
+static __device__ void sample_accept(const struct bt_cu_sampling *a, uint32_t n)
+{
+    const struct bt_cu_chosen *c = &a->chosen[n];
+    bool part = c->drafts != 0;
+    for (uint32_t k = 1; part && k <= c->n_before; k++) {
+        part = !c[-(int)k].bad && c[-(int)k].token == c[-(int)k].draft;
+    }
+    if (part && !c->bad && c->penalties) {
+        atomicAdd(&a->counts[(size_t)c->slot * a->vocab + c->token], 1u);
+    }
+    if (part && (c->bad || c->token != c->draft)) {
+        a->last_token[c->slot] = (int32_t)c->token;
     }
 }
 
