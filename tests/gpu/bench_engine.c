@@ -2,8 +2,8 @@
  * weights, through engine.h:
  * decode steps (host to host, drawn on the device, launched one ahead of the results), prompts with
  * and without their KV streaming to the slab, many prompts at once cut as the prefill worker cuts
- * them, decode steps with prompt tokens among them. Floors: bytes of weights and KV over 4.3 TB/s,
- * products at 790 TFLOP/s. */
+ * them, decode steps with prompt tokens among them, with drafts, with masks. Floors: bytes of
+ * weights and KV over 4.3 TB/s, products at 790 TFLOP/s. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -404,6 +404,115 @@ static void bench_mixed(uint32_t batch, uint32_t len, uint32_t prompt)
     fflush(stdout);
 }
 
+/* ---- steps one after the other, as a worker makes them, which needs a step's tokens for the next
+ * one's drafts and masks ---- */
+
+/* What a kind of step is made of. */
+struct kind {
+    uint32_t drafts; /* of each row, each right with a probability of 0.8 */
+    bool masked;     /* a mask for each row, another one each step */
+};
+
+/* Sequences and where they are in the text that they generate without drafts. */
+struct texts {
+    uint32_t batch, len, n;
+    uint32_t *text[SLOTS]; /* [n], known from a run before */
+    uint32_t at[SLOTS];    /* text[at] is the next token to be run, at position len + at */
+    uint32_t *mask;
+    uint64_t rng, results, steps;
+};
+enum { DRAFTS_MOST = 16, MASKS = 4 };
+
+static uint32_t random_of(struct texts *t, uint32_t n)
+{
+    t->rng = t->rng * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((t->rng >> 33) % n);
+}
+
+/* Runs a step and takes its time in ms. Without drafts the text follows from it. */
+static double step_of(struct texts *t, struct kind k)
+{
+    static uint32_t tokens[SLOTS][1 + DRAFTS_MOST];
+    struct bt_engine_row rows[SLOTS];
+    bt_engine_ticket_t f, smp;
+    const size_t words = BT_DIV_UP(model.vocab, 32u);
+    for (uint32_t s = 0; s < t->batch; s++) {
+        must(t->at[s] + k.drafts < t->n, "a text that is long enough");
+        for (uint32_t i = 0; i <= k.drafts; i++) {
+            bool wrong = i > 0 && random_of(t, 5) == 0;
+            tokens[s][i] = (t->text[s][t->at[s] + i] + wrong) % model.vocab;
+        }
+        rows[s] = (struct bt_engine_row){.slot = s,
+                                         .pos = t->len + t->at[s],
+                                         .n = 1 + k.drafts,
+                                         .tokens = tokens[s],
+                                         .flags = BT_ROW_SAMPLE,
+                                         .n_draft = k.drafts};
+    }
+    const struct bt_engine_batch b = {.n_rows = t->batch, .rows = rows};
+    const uint32_t *mask =
+        k.masked ? t->mask + t->steps % MASKS * t->batch * (1 + k.drafts) * words : NULL;
+    uint64_t t0 = bt_mono_ns();
+    must(vt->forward(e, &b, &f) == BT_OK && vt->sample(e, f, mask, &smp) == BT_OK, "step");
+    struct bt_engine_event ev = wait_for(smp);
+    double ms = (double)(bt_mono_ns() - t0) * 1e-6;
+    for (uint32_t i = 0, s = 0; i < ev.n_out; i++, t->results++) {
+        t->at[s]++;
+        if (!ev.out[i].more) {
+            t->text[s][t->at[s]] = ev.out[i].token; /* if texts went apart at a near-tie: this */
+            s++;
+        }
+    }
+    t->steps++;
+    vt->release(e, f);
+    vt->release(e, smp);
+    return ms;
+}
+
+/* Median times of steps of both kinds, in turns. */
+static void bench_kind(uint32_t batch, uint32_t len, struct kind k, const char *name)
+{
+    enum { STEPS = 40, FIRST = 6 };
+    static struct texts t;
+    uint32_t n = STEPS * (2 + k.drafts) + DRAFTS_MOST + 2, per = BT_DIV_UP(len + n, PAGE);
+    size_t words = BT_DIV_UP(model.vocab, 32u) * (size_t)batch * (1 + k.drafts) * MASKS;
+    double plain[STEPS], other[STEPS];
+    must(k.drafts <= DRAFTS_MOST && batch * k.drafts <= info->max_drafts, "so many drafts");
+    open_batch(batch, len, per);
+    t = (struct texts){.batch = batch, .len = len, .n = n};
+    t.mask = malloc(words * sizeof(*t.mask));
+    for (size_t i = 0; i < words; i++) { /* half of the tokens */
+        t.mask[i] = random_of(&t, UINT32_MAX);
+    }
+    for (uint32_t s = 0; s < batch; s++) {
+        t.text[s] = calloc(n + 1, sizeof(*t.text[s]));
+        t.text[s][0] = (11 + s * 4999) % model.vocab;
+    }
+    for (uint32_t i = 0; k.drafts && i + 1 < n; i++) {
+        step_of(&t, (struct kind){0});
+    }
+    memset(t.at, 0, sizeof(t.at));
+    t.results = t.steps = 0;
+    for (uint32_t i = 0; i < STEPS; i++) {
+        plain[i] = step_of(&t, (struct kind){0});
+        other[i] = step_of(&t, k);
+    }
+    for (uint32_t s = 0; s < batch; s++) {
+        close_slot(s);
+        free(t.text[s]);
+    }
+    free(t.mask);
+    qsort(plain + FIRST, STEPS - FIRST, sizeof(double), by_value);
+    qsort(other + FIRST, STEPS - FIRST, sizeof(double), by_value);
+    double p = plain[FIRST + (STEPS - FIRST) / 2], o = other[FIRST + (STEPS - FIRST) / 2];
+    double tokens = ((double)t.results - STEPS * (double)batch) / (STEPS * (double)batch);
+    printf("%s B%u %u, %u drafts: %.2f ms and %.2f tokens a row, without %.2f ms\n", name, batch,
+           len, k.drafts, o, tokens, p);
+    printf("bench,%s_step_b%u_%u_d%u,%.2f,ms,the same without,%.3f\n", name, batch, len, k.drafts,
+           o, o / p);
+    fflush(stdout);
+}
+
 /* n prompts that come together, cut by the prefill worker's batcher into steps of `step` tokens,
  * each with a flow to the slab; a step is launched when the last one's results are in, as there. */
 static void bench_burst(uint32_t n, uint32_t len, uint32_t step)
@@ -489,6 +598,11 @@ static const char usage[] =
     "[WHAT...]\n\n"
     "The engine at the shape of Llama-3-8B with random weights. WHAT, by default a table of each:\n"
     "  decode:B:LEN        a step of B sequences of LEN tokens\n"
+    "  decode:B:LEN:drafts=K  with K drafts in each row, each right with a probability of 0.8;\n"
+    "                      beside steps without, each launched when the last one's tokens are "
+    "known\n"
+    "  masked:B:LEN        with a mask for each row, in the same way\n"
+    "  masked:B:LEN:drafts=K  with both\n"
     "  sampled:B:LEN       the same with temperature, top_p, a penalty and logprobs\n"
     "  mixed:B:LEN:PROMPT  a step with PROMPT tokens of a prompt besides\n"
     "  prefill:LEN         one prompt of up to 8192 tokens, or a multiple, without and with its "
@@ -525,6 +639,13 @@ static bool run_what(const char *what, bool try)
     int end = 0;
     if (sscanf(what, "decode:%u:%u%n", &a, &b, &end) == 2 && a && b && !what[end]) {
         try ? (void)0 : bench_decode(a, b, torch_of(a, b));
+    } else if (sscanf(what, "decode:%u:%u:drafts=%u%n", &a, &b, &c, &end) == 3 && a && b && c &&
+               !what[end]) {
+        try ? (void)0 : bench_kind(a, b, (struct kind){.drafts = c}, "drafts");
+    } else if ((sscanf(what, "masked:%u:%u:drafts=%u%n", &a, &b, &c, &end) == 3 ||
+                sscanf(what, "masked:%u:%u%n", &a, &b, &end) == 2) &&
+               a && b && !what[end]) {
+        try ? (void)0 : bench_kind(a, b, (struct kind){.drafts = c, .masked = true}, "masked");
     } else if (sscanf(what, "sampled:%u:%u%n", &a, &b, &end) == 2 && a && b && !what[end]) {
         try ? (void)0 : bench_sampled(a, b);
     } else if (sscanf(what, "mixed:%u:%u:%u%n", &a, &b, &c, &end) == 3 && a && b && c &&
@@ -544,11 +665,16 @@ static bool run_what(const char *what, bool try)
 
 int main(int argc, char **argv)
 {
-    static const char *const table[] = {
-        "decode:1:1024",      "decode:8:1024",      "decode:64:1024",     "decode:64:8192",
-        "decode:256:1024",    "decode:300:1500",    "decode:384:1500",    "sampled:64:1024",
-        "mixed:128:1500:128", "mixed:255:1500:256", "mixed:255:1500:512", "mixed:255:1500:2048",
-        "prefill:8192",       "prefill:32768",      "burst:64:1000:4096", "burst:64:1000:8192"};
+    static const char *const table[] = {"decode:1:1024",          "decode:8:1024",
+                                        "decode:64:1024",         "decode:64:8192",
+                                        "decode:256:1024",        "decode:300:1500",
+                                        "decode:384:1500",        "sampled:64:1024",
+                                        "decode:1:1024:drafts=4", "decode:16:1024:drafts=4",
+                                        "masked:64:1024",         "mixed:128:1500:128",
+                                        "mixed:255:1500:256",     "mixed:255:1500:512",
+                                        "mixed:255:1500:2048",    "prefill:8192",
+                                        "prefill:32768",          "burst:64:1000:4096",
+                                        "burst:64:1000:8192"};
     int at = 1;
     for (; at < argc && argv[at][0] == '-'; at += 2) {
         if (at + 1 < argc && strcmp(argv[at], "--engine") == 0) {
