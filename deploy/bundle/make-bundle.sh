@@ -41,14 +41,14 @@ programs=()
 if [ -n "$tests" ]; then
     mkdir -p "$stage/tests/gpu" "$stage/tests/golden"
     cp -r "$build"/tests/gpu/{check,bench}_* tests/gpu/run tests/gpu/shapes "$stage/tests/gpu/"
-    cp "$build"/tests/golden/test_engine_{golden,exact} tests/golden/shakespeare-*.json "$stage/tests/golden/"
+    cp "$build"/tests/golden/test_engine_{golden,exact,search} tests/golden/{shakespeare-*,search}.json "$stage/tests/golden/"
     mkdir "$stage/tests/golden/models"
     cp -r tests/golden/models/{tiny-gpt2,gpu-}* "$stage/tests/golden/models/"
     cp -r deploy/models/shakespeare-draft-1m "$stage/share/baton/models/"
     mkdir "$stage/deploy" # the checks look for models where the source tree has them
     ln -s ../share/baton/models "$stage/deploy/models"
     cp -r deploy/shapes "$stage/deploy/"
-    programs=("$stage"/tests/gpu/{check,bench}_* "$stage"/tests/golden/test_engine_{golden,exact})
+    programs=("$stage"/tests/gpu/{check,bench}_* "$stage"/tests/golden/test_engine_{golden,exact,search})
 fi
 
 # ---- shared libraries: what ldd names, but not libc's family, nor what belongs to a GPU's driver and CUDA ----

@@ -231,6 +231,23 @@ static inline bool sample_cases_cut(const struct sample_cases *c, uint32_t i, ui
     return same;
 }
 
+/* Is one of two tokens of case i as likely as min_p allows, but for the last bits? Then one sampler
+ * may drop it and the other not. l: adjusted. */
+static inline bool sample_cases_at_min_p(const struct sample_cases *c, uint32_t i, const float *l,
+                                         uint32_t a, uint32_t b)
+{
+    const struct bt_engine_params *p = &c->params[i];
+    if (!(p->min_p > 0) || !(p->temperature > 0)) {
+        return false;
+    }
+    float most = l[a];
+    for (uint32_t t = 0; t < c->vocab; t++) {
+        most = BT_MAX(most, l[t]);
+    }
+    double least = most + p->temperature * log(p->min_p), slack = 1e-5 * (1 + fabs(least));
+    return fabs(l[a] - least) < slack || fabs(l[b] - least) < slack;
+}
+
 /* Holds out[i] against the host's sampler. *near_p counts other tokens that are as good but for the
  * last bits. Returns how many cases are wrong, and prints them. */
 static inline uint32_t sample_cases_check(struct sample_cases *c, const struct bt_cu_drawn *out,
@@ -262,8 +279,9 @@ static inline uint32_t sample_cases_check(struct sample_cases *c, const struct b
         if (!what && !same) {
             double a = sample_cases_value(c, i, l, d->token),
                    b = sample_cases_value(c, i, l, o.token);
-            bool tie =
-                fabs(a - b) < 1e-5 * (1 + fabs(b)) || sample_cases_cut(c, i, d->token, &r, s, l);
+            bool tie = fabs(a - b) < 1e-5 * (1 + fabs(b)) ||
+                       sample_cases_at_min_p(c, i, l, d->token, o.token) ||
+                       sample_cases_cut(c, i, d->token, &r, s, l);
             *near_p += tie;
             what = tie ? NULL : "token";
         }
