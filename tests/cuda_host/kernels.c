@@ -193,11 +193,20 @@ cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, v
     cuda_host_launch(s, run_product, &p, sizeof(p));
     return cudaSuccess;
 }
+static struct product product_of(const struct bt_cu_e4m3_product *q)
+{
+    return (struct product){q->w, NULL, q->a, q->y, q->m, q->n, q->k, q->bf16, q->add};
+}
+void cuda_host_product_e4m3(const struct bt_cu_e4m3_product *q)
+{
+    const struct product p = product_of(q);
+    run_product(&p);
+}
 cudaError_t bt_cu_gemm_e4m3_run(struct bt_cu_gemm *g, const struct bt_cu_e4m3_product *q,
                                 cudaStream_t s)
 {
     (void)g;
-    const struct product p = {q->w, NULL, q->a, q->y, q->m, q->n, q->k, q->bf16, q->add};
+    const struct product p = product_of(q);
     cuda_host_launch(s, run_product, &p, sizeof(p));
     return cudaSuccess;
 }

@@ -169,35 +169,37 @@ bool bt_cu_skinny_rounded_fits(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
     return way == 0 && m == BT_CU_SKINNY_ROWS && k % 128 == 0;
 }
 
+/* A product whose two halves become SwiGLU's result. A graph runs it more than once, so its memory
+ * is taken where it runs. */
 struct gated {
-    float *gu; /* freed */
+    struct bt_cu_e4m3_product p;
     _Float16 *h;
-    uint32_t m, inter;
 };
 static void run_gated(const void *args)
 {
-    const struct gated *p = args;
-    for (size_t i = 0; i < (size_t)p->m * p->inter; i++) {
-        const float *at = p->gu + i / p->inter * 2 * p->inter + i % p->inter;
-        p->h[i] = (_Float16)(at[0] / (1 + expf(-at[0])) * at[p->inter]);
+    const struct gated *g = args;
+    struct bt_cu_e4m3_product p = g->p;
+    uint32_t inter = p.n / 2;
+    float *gu = malloc((size_t)p.m * p.n * sizeof(*gu));
+    p.y = gu;
+    cuda_host_product_e4m3(&p);
+    for (size_t i = 0; i < (size_t)p.m * inter; i++) {
+        const float *at = gu + i / inter * p.n + i % inter;
+        g->h[i] = (_Float16)(at[0] / (1 + expf(-at[0])) * at[inter]);
     }
-    free(p->gu);
+    free(gu);
 }
 cudaError_t bt_cu_skinny_rounded(uint32_t way, struct bt_cu_weight w,
                                  const struct bt_cu_e4m3_rows *x, void *y, uint32_t m, uint32_t n,
                                  uint32_t k, enum bt_cu_skinny_end end, cudaStream_t s)
 {
-    struct bt_cu_e4m3_product p = {w, *x, y, m, n, k, false, end == BT_CU_SKINNY_ADD};
-    struct gated all = {NULL, y, m, n / 2};
+    const struct gated g = {{w, *x, y, m, n, k, false, end == BT_CU_SKINNY_ADD}, y};
     (void)way;
     if (end != BT_CU_SKINNY_SWIGLU) {
-        return bt_cu_gemm_e4m3_run(NULL, &p, s);
+        return bt_cu_gemm_e4m3_run(NULL, &g.p, s);
     }
-    all.gu = malloc((size_t)bt_cu_e4m3_stride(m) * n * sizeof(*all.gu));
-    p.y = all.gu;
-    cudaError_t e = bt_cu_gemm_e4m3_run(NULL, &p, s);
-    cuda_host_launch(s, run_gated, &all, sizeof(all));
-    return e;
+    cuda_host_launch(s, run_gated, &g, sizeof(g));
+    return cudaSuccess;
 }
 
 bool bt_cu_skinny_rounds(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
@@ -207,20 +209,30 @@ bool bt_cu_skinny_rounds(uint32_t way, uint32_t m, uint32_t n, uint32_t k)
     (void)k;
     return m > 64; /* and fewer take the other way */
 }
-static void free_it(const void *args)
+struct gated_rows {
+    struct gated g;
+    struct rows to;
+};
+static void run_gated_rows(const void *args)
 {
-    free(*(void *const *)args);
+    struct gated_rows x = *(const struct gated_rows *)args;
+    void *h = malloc((size_t)x.g.p.m * x.g.p.n);
+    x.g.h = h;
+    x.to.in = h;
+    run_gated(&x.g);
+    run_rows(&x.to);
+    free(h);
 }
 cudaError_t bt_cu_skinny_rounded_swiglu(uint32_t way, struct bt_cu_weight w,
                                         const struct bt_cu_e4m3_rows *x,
                                         const struct bt_cu_e4m3_rows *to, uint32_t m, uint32_t n,
                                         uint32_t k, cudaStream_t s)
 {
-    void *h = malloc((size_t)m * n);
-    cudaError_t e = bt_cu_skinny_rounded(way, w, x, h, m, n, k, BT_CU_SKINNY_SWIGLU, s);
-    e = e == cudaSuccess ? bt_cu_rows_e4m3(h, m, n / 2, to, s) : e;
-    cuda_host_launch(s, free_it, &h, sizeof(h));
-    return e;
+    const struct gated_rows g = {{{w, *x, NULL, m, n, k, false, false}, NULL},
+                                 {NULL, NULL, m, n / 2, 0, *to}};
+    (void)way;
+    cuda_host_launch(s, run_gated_rows, &g, sizeof(g));
+    return cudaSuccess;
 }
 
 /* check_wide_e4m3 checks these on a GPU; without one, cuBLASLt's take their products. */

@@ -110,4 +110,8 @@ FAST static inline void from_half(const half *v, uint32_t n, float *to)
     }
 }
 
+struct bt_cu_e4m3_product;
+/* Computes a product now, not in a stream's turn. */
+void cuda_host_product_e4m3(const struct bt_cu_e4m3_product *q);
+
 #endif
