@@ -102,6 +102,15 @@ class Restarts:
                 out[m["node"]] = sum(x for k, x in v.items() if k.startswith("baton_worker_requests_running"))
         return out
 
+    def busiest(self, kind):
+        """The member whose worker runs most requests. Waits for one that says so: their reports come some time after the
+        first tokens, and all requests may run on one worker."""
+        def running():
+            runs = self.running(kind)
+            return runs if any(runs.values()) else None
+        runs = wait_for(running, 10, f"a {kind} worker runs a request")
+        return self.members(kind, max(runs, key=runs.get))[0]
+
     def second_conductor(self):
         """Another conductor of the same cluster; (process, host, port)."""
         argv, env, cwd = self.args["conductor", self.members("conductor")[0]["name"]]

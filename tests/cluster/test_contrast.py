@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from conftest import scrape
 from restarts import Restarts
 from test_faults import EXACT, run_streams, same
 
@@ -31,10 +30,6 @@ def plans(metrics, reason):
     return sum(v for k, v in metrics.items() if k.startswith("baton_plan_total") and f'"{reason}"' in k)
 
 
-def running(metrics):
-    return sum(v for k, v in metrics.items() if k.startswith("vllm:num_requests_running"))
-
-
 @pytest.mark.skipif(not EXACT, reason="without AVX512 near ties may fall the other way")
 def test_the_same_tokens_whatever_happens():
     r = Restarts("--nodes", "3", "--prefill", "1", "--decode", "2")
@@ -55,10 +50,9 @@ def test_the_same_tokens_whatever_happens():
             assert (cached == 0) == ("penalty_alpha" in w.body), (w.body, cached)
             assert again["choices"][0]["text"] == w.text[0]
         same(run_streams(at, all_of), want)  # beside each other
-        members = r.members("decode")
 
         def kill():
-            r.kill_member(max(members, key=lambda x: running(scrape(x["http"]))))
+            r.kill_member(r.busiest("decode"))
 
         same(run_streams(at, all_of, kill, when=3), want)
         assert r.total("baton_requests_replanned_total") > 0

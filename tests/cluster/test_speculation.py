@@ -10,7 +10,6 @@ import pytest
 from conftest import ROOT, scrape, wait_for
 from restarts import Restarts
 from test_faults import EXACT, run_streams
-from test_structured import metric
 
 TOKENS = 100
 NAME = "vllm:spec_decode_num_"
@@ -107,7 +106,7 @@ def test_a_killed_worker_with_a_draft_model(prompt):
         victim = {}
 
         def kill():
-            victim.update(max(r.members("decode"), key=lambda m: metric(m, "baton_worker_requests_running")))
+            victim.update(r.busiest("decode"))
             r.kill_member(victim)
         same(run_streams(at, [dict(b, speculation="draft") for b in plain], kill, when=60), want)
         assert r.total("baton_requests_replanned_total") > 0

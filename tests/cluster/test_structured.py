@@ -410,7 +410,7 @@ def test_a_killed_decode_worker_changes_no_token(setting):
               dict(base, repetition_penalty=1.2, logit_bias={"100": 5})]
     want = run_streams(at, bodies)
     def kill():
-        busy = max(setting.members("decode"), key=lambda m: metric(m, "baton_worker_requests_running"))
+        busy = setting.busiest("decode")
         setting.kill_member(busy)
     got = run_streams(at, bodies, kill, when=40)
     same(got, want)
@@ -419,10 +419,6 @@ def test_a_killed_decode_worker_changes_no_token(setting):
         for i, text in s.text.items():
             if s.reason[i] == "stop":
                 jsonschema.validate(json.loads(text), long)
-
-
-def metric(member, name):
-    return sum(v for k, v in scrape(member["http"]).items() if k.split("{")[0] == name)
 
 
 # ---- workers without a conductor ----

@@ -10,7 +10,6 @@ import pytest
 from conftest import ROOT, Cluster, wait_for
 from restarts import Restarts
 from test_openai_client import client, run  # noqa: F401 (a fixture)
-from test_structured import metric
 
 CHAT = "/v1/chat/completions"
 # The constructs of the templates of Hermes and Qwen 3.
@@ -276,7 +275,7 @@ def test_a_killed_worker_changes_no_budget(model):
             def killing():
                 for i, e in enumerate(setting.c.stream(CHAT, body)):
                     if i == at:
-                        busy = max(setting.members("decode"), key=lambda m: metric(m, "baton_worker_requests_running"))
+                        busy = setting.busiest("decode")
                         dead.append(setting.kill_member(busy))
                     yield e
             dead = []
@@ -302,7 +301,7 @@ def test_a_killed_worker_changes_no_call(model):
         def killing():
             for i, e in enumerate(setting.c.stream(CHAT, body)):
                 if i == 40:
-                    busy = max(setting.members("decode"), key=lambda m: metric(m, "baton_worker_requests_running"))
+                    busy = setting.busiest("decode")
                     setting.kill_member(busy)
                 yield e
         got, finish = gather(killing())
