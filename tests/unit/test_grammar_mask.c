@@ -568,6 +568,37 @@ static void forced_text_has_no_choice(void **state)
     bt_grammar_vocab_destroy(v);
 }
 
+/* A token may leave the array whose items must differ, while the text goes on in an alternative
+ * without such a rule. */
+static void masks_leave_arrays_of_different_items(void **state)
+{
+    (void)state;
+    static const char schema[] =
+        "{\"anyOf\": [{\"type\": \"array\", \"uniqueItems\": true, \"items\": {\"type\": "
+        "\"array\", \"items\": {\"type\": \"number\"}}}, {\"type\": \"array\", \"items\": "
+        "{\"type\": \"array\", \"uniqueItems\": true, \"items\": {\"type\": \"string\"}}}]}";
+    static const char *const texts[] = {"[[\"a\",\"b\"],[\"a\",\"c\"],[\"a\"],[\"b\",\"}\"]]",
+                                        "[[1],[2,1],[1,2]]"};
+    const struct bt_grammar_spec spec = {
+        .kind = BT_GRAMMAR_JSON_SCHEMA, .text = schema, .len = strlen(schema)};
+    struct bt_grammar_vocab *v = make_vocab();
+    struct bt_grammar *g;
+    char err[256];
+    assert_int_equal(bt_grammar_compile(&spec, &g, err, sizeof(err)), BT_OK);
+    for (uint32_t t = 0; t < BT_ARRAY_LEN(texts); t++) {
+        struct bt_matcher *m = bt_matcher_create(g, v);
+        uint32_t bits[BT_DIV_UP(VOCAB, 32)];
+        for (const char *c = texts[t]; *c; c++) {
+            assert_true(check_mask(m, bits, t) > 0);
+            assert_int_equal(bt_matcher_accept(m, 3 + (uint8_t)*c), BT_OK);
+        }
+        assert_true(may_end(m));
+        bt_matcher_destroy(m);
+    }
+    bt_grammar_unref(g);
+    bt_grammar_vocab_destroy(v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -580,6 +611,7 @@ int main(void)
         cmocka_unit_test(a_flood_drops_the_oldest_that_nobody_has),
         cmocka_unit_test(threads_share_a_grammar),
         cmocka_unit_test(forced_text_has_no_choice),
+        cmocka_unit_test(masks_leave_arrays_of_different_items),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
