@@ -33,6 +33,7 @@ class Stream:
         self.text, self.lps, self.reason = {}, {}, {}
         self.usage = self.error = None
         self.done, self.gap, self.last = False, 0.0, None
+        self.met = None  # the event of the run met it with so many tokens of its first choice; None: it was over
 
     def take(self, ev):
         now = time.monotonic()
@@ -99,6 +100,8 @@ def run_streams(at, bodies, on_event=None, when=AT, before=None):
     for tokens, what in ((when + 1) // 2, before), (when, on_event):
         if what:
             wait_for(lambda: has_tokens(streams[0], tokens), 30, "the first stream runs", every_s=0.005)
+            for s in streams:
+                s.met = None if s.reason.get(0) or s.error else len(s.lps.get(0, []))
             what()
     for t in ts:
         t.join(90 * PATIENCE)
@@ -177,8 +180,10 @@ def test_a_killed_daemon_costs_time_not_tokens(setting, kind, node):
         got = setting.run(lambda: killed.append(r.kill_member(victim)))
         same(got, setting.want)
         assert max(s.gap for s in got) < 5 * PATIENCE
-        if kind == "decode":  # n = 2 is one plan for two choices; the one that ends at its stop may be over
-            assert r.total("baton_requests_replanned_total") - before >= len(setting.bodies) - 1
+        if kind == "decode":  # n = 2 is one plan for two choices
+            # On a fast machine some are over by then. One with few tokens left may have sent its last.
+            running = [s for s in got if s.met is not None and s.met < TOKENS - 100 and "stop" not in s.reason.values()]
+            assert running and r.total("baton_requests_replanned_total") - before >= len(running)
             # A request ends when its workers have said so, which may be after the client has its answer.
             wait_for(lambda: setting.r.ctl("requests") == [], 5, "nothing is left of them")
     finally:
