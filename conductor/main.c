@@ -77,11 +77,11 @@ static bool fail(struct conductor *c, const char *what, const char *why)
     return false;
 }
 
-/* As fail(), for a fault that another start would meet again. */
-static bool refuse(struct conductor *c, const char *what, const char *why)
+/* As fail(), for the model's files that were not loaded, or do not fit each other. */
+static bool refuse(struct conductor *c, bt_status_t status, const char *what, const char *why)
 {
     (void)fail(c, what, why);
-    c->exit_code = BT_EXIT_REFUSED;
+    c->exit_code = bt_conf_model_exit(status);
     return false;
 }
 
@@ -92,33 +92,39 @@ static bool load_model(struct conductor *c)
     c->model_id = bt_conf_model_id(m);
     bt_notify_status("loading the tokenizer of %s", c->model_id);
     BT_INFO("loading", "what=model path=%s", m->model_path);
-    if (bt_model_config_load(m->model_path, &c->model, err, sizeof(err)) != BT_OK ||
-        bt_model_root_key(m->model_path,
-                          &(struct bt_model_settings){.load_format = m->model_load_format,
-                                                      .activations = m->model_activations,
-                                                      .quantize = m->model_quantize,
-                                                      .kv_dtype = m->model_kv_dtype,
-                                                      .deterministic = m->engine_deterministic,
-                                                      .block_tokens = (uint32_t)m->kv_block_tokens},
-                          &c->layout, &c->root, err, sizeof(err)) != BT_OK ||
-        bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err)) != BT_OK) {
-        return refuse(c, "model.path", err);
+    bt_status_t st = bt_model_config_load(m->model_path, &c->model, err, sizeof(err));
+    if (st == BT_OK) {
+        st = bt_model_root_key(
+            m->model_path,
+            &(struct bt_model_settings){.load_format = m->model_load_format,
+                                        .activations = m->model_activations,
+                                        .quantize = m->model_quantize,
+                                        .kv_dtype = m->model_kv_dtype,
+                                        .deterministic = m->engine_deterministic,
+                                        .block_tokens = (uint32_t)m->kv_block_tokens},
+            &c->layout, &c->root, err, sizeof(err));
+    }
+    if (st == BT_OK) {
+        st = bt_tokenizer_load(m->model_path, &c->tok, err, sizeof(err));
+    }
+    if (st != BT_OK) {
+        return refuse(c, st, "model.path", err);
     }
     if (bt_tokenizer_vocab(c->tok) > c->model.vocab) {
         snprintf(err, sizeof(err),
                  "%.300s/tokenizer.json: it has ids up to %u, vocab_size of config.json is %u; the "
                  "two files are not of one model",
                  m->model_path, bt_tokenizer_vocab(c->tok) - 1, c->model.vocab);
-        return refuse(c, "model.path", err);
+        return refuse(c, BT_ERR_INVALID, "model.path", err);
     }
-    bt_status_t st = bt_template_load(m->model_path, &c->tmpl, err, sizeof(err));
+    st = bt_template_load(m->model_path, &c->tmpl, err, sizeof(err));
     if (st == BT_ERR_NOT_FOUND) {
         c->tmpl = NULL;
         BT_INFO("no_chat_template", "note=%s",
                 "chat requests are refused: the model has no chat template");
         return true;
     }
-    return st == BT_OK || refuse(c, "chat template", err);
+    return st == BT_OK || refuse(c, st, "chat template", err);
 }
 
 /* Applies the scheduler's configuration, at the start and after SIGHUP. */

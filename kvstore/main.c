@@ -259,16 +259,18 @@ static bool start_memory(struct daemon *d)
     const struct bt_conf_common *c = &d->conf.common;
     char err[512];
     int shown = 0;
-    if (bt_model_root_key(c->model_path,
+    bt_status_t st =
+        bt_model_root_key(c->model_path,
                           &(struct bt_model_settings){.load_format = c->model_load_format,
                                                       .activations = c->model_activations,
                                                       .quantize = c->model_quantize,
                                                       .kv_dtype = c->model_kv_dtype,
                                                       .deterministic = c->engine_deterministic,
                                                       .block_tokens = (uint32_t)c->kv_block_tokens},
-                          &d->layout, &d->root, err, sizeof(err)) != BT_OK) {
+                          &d->layout, &d->root, err, sizeof(err));
+    if (st != BT_OK) {
         BT_ERROR("config", "key=model.path why=%s", err);
-        d->exit_code = BT_EXIT_REFUSED;
+        d->exit_code = bt_conf_model_exit(st);
         return false;
     }
     d->slab_path = bt_kvstore_slab_path(&d->conf);

@@ -60,6 +60,16 @@ bool bt_conf_secret_id(const struct bt_conf_common *c, struct bt_secret *s)
     return good;
 }
 
+int bt_conf_model_exit(bt_status_t status)
+{
+    if (status == BT_ERR_DEVICE) {
+        return BT_EXIT_DEVICE;
+    }
+    bool files = status == BT_ERR_INVALID || status == BT_ERR_UNSUPPORTED ||
+                 status == BT_ERR_NOT_FOUND || status == BT_ERR_TOO_LARGE;
+    return files ? BT_EXIT_REFUSED : BT_EXIT_FAILED;
+}
+
 /* ---- addresses and names ---- */
 
 char *bt_conf_dialled(const char *listen, const char *advertise, int port)

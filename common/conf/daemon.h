@@ -4,6 +4,7 @@
 #ifndef BT_CONF_DAEMON_H
 #define BT_CONF_DAEMON_H
 
+#include "common/base/status.h"
 #include "common/conf/conf.h"
 #include "common/conf/secret.h"
 
@@ -15,6 +16,10 @@ enum {
     BT_EXIT_REFUSED = 3, /* does not fit the cluster or the model; another try will not help */
     BT_EXIT_DEVICE = 4   /* the device failed */
 };
+
+/* The exit status for a model whose files were not loaded, by the loader's status: files that are
+ * wrong stay wrong, but another start may find memory, or a disk that answers. */
+int bt_conf_model_exit(bt_status_t status);
 
 /* Starts the log as log.level and log.format say; again after a reload. daemon as in bt_log_init.
  */

@@ -94,7 +94,8 @@ static bt_status_t file_map(struct bt_weights *w, const char *name, bool *missin
     } else {
         map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (map == MAP_FAILED) {
-            status = fail(w, BT_ERR_IO, name, "mmap: %s", strerror(errno));
+            bt_status_t why = errno == ENOMEM ? BT_ERR_NO_MEMORY : BT_ERR_IO;
+            status = fail(w, why, name, "mmap: %s", strerror(errno));
         }
     }
     close(fd);

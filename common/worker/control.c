@@ -10,6 +10,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "common/conf/daemon.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
 
@@ -284,18 +285,6 @@ static void on_tokens(struct bt_wctl *w, struct bt_wtokens *t)
     }
 }
 
-/* Exit status of an engine that did not start. Errors in the model's files are permanent: a restart
- * does not help. */
-static int exit_of(bt_status_t st)
-{
-    if (st == BT_ERR_DEVICE) {
-        return BT_EXIT_DEVICE;
-    }
-    bool files = st == BT_ERR_INVALID || st == BT_ERR_UNSUPPORTED || st == BT_ERR_NOT_FOUND ||
-                 st == BT_ERR_TOO_LARGE;
-    return files ? BT_EXIT_REFUSED : BT_EXIT_FAILED;
-}
-
 static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
 {
     switch (o->kind) {
@@ -303,7 +292,7 @@ static void handle_out(struct bt_wctl *w, const struct bt_wout *o)
     case BT_WOUT_READY: on_engine_ready(w); break;
     case BT_WOUT_FAILED:
         BT_ERROR("engine", "status=%s why=%s", bt_status_name(o->status), o->detail);
-        stop_with(w, exit_of(o->status));
+        stop_with(w, bt_conf_model_exit(o->status));
         break;
     case BT_WOUT_FATAL: on_fatal(w, o); break;
     case BT_WOUT_TOKENS: on_tokens(w, o->u.tokens); break;
