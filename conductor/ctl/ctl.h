@@ -8,34 +8,30 @@
 #include "common/base/base.h"
 #include "common/rpc/pb.h"
 #include "common/rpc/tls.h"
+#include "conductor/ctl/table.h"
 
-struct bt_ctl_pin { /* options of pin, as given; NULL: not */
-    const char *prompt, *prompt_file, *tokens_file, *chat_file, *request;
-    const char *ttl, *label, *tenant, *api_key_file, *cache_salt;
-    const char *given; /* name of the last such option, for messages */
+enum bt_ctl_option_id {
+#define BT_CTL_OPTION(id, name, value, commands, text) BT_CTL_##id,
+#include "conductor/ctl/options.def"
+#undef BT_CTL_OPTION
+    BT_CTL_N_OPTIONS
 };
 
 struct bt_ctl {
     const char *command;
-    const char *arg;  /* NODE, REQUEST_ID; NULL: none given */
-    const char *arg2; /* ROLE */
+    const char *arg;                   /* NODE, REQUEST_ID; NULL: none given */
+    const char *arg2;                  /* ROLE */
+    const char *opt[BT_CTL_N_OPTIONS]; /* as given; a flag is ""; NULL: not given */
     char addr[256];
     const char *addr_from; /* for error messages */
-    const char *tls_dir;   /* --tls */
-    const char *state_dir; /* --dir: of a local cluster */
     struct bt_tls *tls;    /* NULL: plaintext */
-    bool json, last, force;
+    bool json;
     uint32_t limit;
-    struct bt_ctl_pin pin;
+    double watch_s; /* 0: once */
 };
 
 /* Prints what is wrong with the command line; returns the exit status. arg may be NULL. */
 int bt_ctl_usage(const char *what, const char *arg);
-/* Is arg the option, as "--opt" or "--opt=value"? */
-bool bt_ctl_is_option(const char *arg, const char *name);
-/* Value of option argv[*i], in it or behind it; NULL if it is missing. */
-const char *bt_ctl_option_value(int argc, char **argv, int *i, const char *name);
-
 /* Sends q to method and waits for the reply, a message of reply_type, which the caller frees
  * (baton__..._free_unpacked); NULL after an error message. */
 void *bt_ctl_ask(const struct bt_ctl *c, const char *method, const ProtobufCMessage *q,
@@ -43,17 +39,21 @@ void *bt_ctl_ask(const struct bt_ctl *c, const char *method, const ProtobufCMess
 /* Prints and frees j; exit status. */
 int bt_ctl_print_json(json_t *j);
 
-/* Commands; each returns the exit status. */
-int bt_ctl_requests(const struct bt_ctl *c);
-int bt_ctl_explain(const struct bt_ctl *c);
-int bt_ctl_drain(const struct bt_ctl *c);
-int bt_ctl_undrain(const struct bt_ctl *c);
-int bt_ctl_role(const struct bt_ctl *c);
-int bt_ctl_pin(const struct bt_ctl *c);
-int bt_ctl_unpin(const struct bt_ctl *c);
-int bt_ctl_pins(const struct bt_ctl *c);
+/* Sorts the table as --sort says, prints it and frees its cells; exit status. */
+int bt_ctl_print_table(const struct bt_ctl *c, struct bt_ctl_table *t);
 
-/* Takes argv[*i] if it is an option of pin. 0: taken; -1: it is none; else exit status + 1. */
-int bt_ctl_pin_option(struct bt_ctl *c, int argc, char **argv, int *i);
+/* The members by kind, node and name. */
+void bt_ctl_sort_nodes(Baton__AdminStatus *s);
+/* A member's state in a word. */
+const char *bt_ctl_state_of(const Baton__AdminNode *n);
+
+/* What `batonctl status` and others ask for; NULL after an error message. The caller frees it
+ * (baton__admin_status__free_unpacked). */
+Baton__AdminStatus *bt_ctl_status_of(const struct bt_ctl *c);
+
+/* The commands (commands.def); each returns the exit status. */
+#define BT_CTL_COMMAND(name, run, arg, arg2, summary, details) int run(const struct bt_ctl *c);
+#include "conductor/ctl/commands.def"
+#undef BT_CTL_COMMAND
 
 #endif

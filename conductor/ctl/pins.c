@@ -33,42 +33,13 @@ static uint64_t parse_ttl(const char *text)
     return 0;
 }
 
-int bt_ctl_pin_option(struct bt_ctl *c, int argc, char **argv, int *i)
+static int sources(const struct bt_ctl *c)
 {
-    static const struct {
-        const char *name, *wants;
-        size_t offset;
-    } options[] = {{"--prompt", "TEXT", offsetof(struct bt_ctl_pin, prompt)},
-                   {"--prompt-file", "a FILE", offsetof(struct bt_ctl_pin, prompt_file)},
-                   {"--tokens-file", "a FILE", offsetof(struct bt_ctl_pin, tokens_file)},
-                   {"--chat-file", "a FILE", offsetof(struct bt_ctl_pin, chat_file)},
-                   {"--request", "a REQUEST_ID", offsetof(struct bt_ctl_pin, request)},
-                   {"--ttl", "a time as 90s, 30m, 1h, 7d", offsetof(struct bt_ctl_pin, ttl)},
-                   {"--label", "TEXT", offsetof(struct bt_ctl_pin, label)},
-                   {"--tenant", "a NAME", offsetof(struct bt_ctl_pin, tenant)},
-                   {"--api-key-file", "a FILE", offsetof(struct bt_ctl_pin, api_key_file)},
-                   {"--cache-salt", "TEXT", offsetof(struct bt_ctl_pin, cache_salt)}};
-    for (size_t k = 0; k < BT_ARRAY_LEN(options); k++) {
-        if (!bt_ctl_is_option(argv[*i], options[k].name)) {
-            continue;
-        }
-        char text[80];
-        const char *v = bt_ctl_option_value(argc, argv, i, options[k].name);
-        if (v == NULL || v[0] == '\0') {
-            snprintf(text, sizeof(text), "%s wants %s", options[k].name, options[k].wants);
-            return bt_ctl_usage(text, v) + 1;
-        }
-        memcpy((char *)&c->pin + options[k].offset, &v, sizeof(v));
-        c->pin.given = options[k].name;
-        return 0;
+    int n = 0;
+    for (int i = BT_CTL_PROMPT; i <= BT_CTL_REQUEST; i++) {
+        n += c->opt[i] != NULL;
     }
-    return -1;
-}
-
-static int sources(const struct bt_ctl_pin *p)
-{
-    return (p->prompt != NULL) + (p->prompt_file != NULL) + (p->tokens_file != NULL) +
-           (p->chat_file != NULL) + (p->request != NULL);
+    return n;
 }
 
 /* ---- what to pin ---- */
@@ -159,20 +130,22 @@ static json_t *chat_body(const char *text, size_t len, const char *path)
     return v;
 }
 
-static json_t *make_body(const struct bt_ctl_pin *p)
+static json_t *make_body(const struct bt_ctl *c)
 {
-    const char *path = p->prompt_file != NULL   ? p->prompt_file
-                       : p->tokens_file != NULL ? p->tokens_file
-                                                : p->chat_file;
+    const char *prompt = c->opt[BT_CTL_PROMPT], *prompt_file = c->opt[BT_CTL_PROMPT_FILE],
+               *tokens_file = c->opt[BT_CTL_TOKENS_FILE];
+    const char *path = prompt_file != NULL   ? prompt_file
+                       : tokens_file != NULL ? tokens_file
+                                             : c->opt[BT_CTL_CHAT_FILE];
     size_t len = 0;
-    if (p->prompt != NULL) {
-        return text_body(p->prompt, strlen(p->prompt), "--prompt");
+    if (prompt != NULL) {
+        return text_body(prompt, strlen(prompt), "--prompt");
     }
     char *text = read_file(path, &len);
-    json_t *body = text == NULL             ? NULL
-                   : p->prompt_file != NULL ? text_body(text, len, path)
-                   : p->tokens_file != NULL ? tokens_body(text, path)
-                                            : chat_body(text, len, path);
+    json_t *body = text == NULL          ? NULL
+                   : prompt_file != NULL ? text_body(text, len, path)
+                   : tokens_file != NULL ? tokens_body(text, path)
+                                         : chat_body(text, len, path);
     free(text);
     return body;
 }
@@ -254,7 +227,7 @@ static void at_text(const Baton__AdminPin *p, char *out, size_t cap)
     }
 }
 
-static void pins_table(const Baton__AdminPins *a)
+static int pins_table(const struct bt_ctl *c, const Baton__AdminPins *a)
 {
     static const char *const head[] = {"ID",     "LABEL", "TENANT",   "TOKENS",
                                        "BLOCKS", "LEFT",  "PROTECTED"};
@@ -273,8 +246,8 @@ static void pins_table(const Baton__AdminPins *a)
         bt_ctl_table_cell(&t, "%s", left);
         bt_ctl_table_cell(&t, "%s", at);
     }
-    bt_ctl_table_print(&t, stdout);
-    bt_ctl_table_cleanup(&t);
+    int rc = bt_ctl_print_table(c, &t);
+    return rc;
 }
 
 /* Prints and frees the reply to a pin or an unpin. NULL: the error was printed before. */
@@ -305,27 +278,29 @@ static int show(const struct bt_ctl *c, Baton__AdminPin *p, bool unpinned)
 
 int bt_ctl_pin(const struct bt_ctl *c)
 {
-    const struct bt_ctl_pin *o = &c->pin;
+    const char *ttl = c->opt[BT_CTL_TTL], *named = c->opt[BT_CTL_TENANT],
+               *key_file = c->opt[BT_CTL_API_KEY_FILE], *label = c->opt[BT_CTL_LABEL],
+               *salt = c->opt[BT_CTL_CACHE_SALT], *request = c->opt[BT_CTL_REQUEST];
     Baton__AdminPinRequest q = BATON__ADMIN_PIN_REQUEST__INIT;
     char tenant[33] = "";
-    if (sources(o) != 1) {
+    if (sources(c) != 1) {
         return bt_ctl_usage(
             "pin needs one of --prompt, --prompt-file, --tokens-file, --chat-file, --request",
             NULL);
     }
-    if (o->ttl == NULL || (q.ttl_ms = parse_ttl(o->ttl)) == 0) {
-        return bt_ctl_usage("pin needs --ttl with a time such as 90s, 30m, 1h or 7d", o->ttl);
+    if (ttl == NULL || (q.ttl_ms = parse_ttl(ttl)) == 0) {
+        return bt_ctl_usage("pin needs --ttl with a time such as 90s, 30m, 1h or 7d", ttl);
     }
-    if (o->tenant != NULL && o->api_key_file != NULL) {
+    if (named != NULL && key_file != NULL) {
         return bt_ctl_usage("--tenant and --api-key-file both name the tenant; give one of them",
                             NULL);
     }
-    if (o->api_key_file != NULL && !tenant_of_key(o->api_key_file, tenant)) {
+    if (key_file != NULL && !tenant_of_key(key_file, tenant)) {
         return 1;
     }
     char *text = NULL;
-    if (o->request == NULL) {
-        json_t *body = make_body(o);
+    if (request == NULL) {
+        json_t *body = make_body(c);
         if (body == NULL) {
             return 1;
         }
@@ -334,11 +309,11 @@ int bt_ctl_pin(const struct bt_ctl *c)
         q.body.data = (uint8_t *)text;
         q.body.len = strlen(text);
     } else {
-        q.request = (char *)o->request;
+        q.request = (char *)request;
     }
-    q.label = (char *)(o->label != NULL ? o->label : "");
-    q.tenant = (char *)(o->tenant != NULL ? o->tenant : tenant);
-    q.cache_salt = (char *)(o->cache_salt != NULL ? o->cache_salt : "");
+    q.label = (char *)(label != NULL ? label : "");
+    q.tenant = (char *)(named != NULL ? named : tenant);
+    q.cache_salt = (char *)(salt != NULL ? salt : "");
     Baton__AdminPin *p = bt_ctl_ask(c, "/baton.Admin/Pin", &q.base, &baton__admin_pin__descriptor);
     free(text);
     return show(c, p, false);
@@ -370,7 +345,7 @@ int bt_ctl_pins(const struct bt_ctl *c)
     } else if (a->n_list == 0) {
         printf("nothing is pinned\n");
     } else {
-        pins_table(a);
+        rc = pins_table(c, a);
     }
     baton__admin_pins__free_unpacked(a, NULL);
     return rc;

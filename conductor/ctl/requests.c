@@ -22,7 +22,7 @@ static json_t *request_json(const Baton__AdminRequest *r)
                      "decode", r->decode);
 }
 
-static void requests_table(const Baton__AdminRequests *a)
+static int requests_table(const struct bt_ctl *c, const Baton__AdminRequests *a)
 {
     static const char *const head[] = {"ID",     "REQ",   "CHOICES", "STATE",   "AGE",   "PROMPT",
                                        "TOKENS", "EPOCH", "REPLANS", "PREFILL", "DECODE"};
@@ -46,11 +46,11 @@ static void requests_table(const Baton__AdminRequests *a)
         bt_ctl_table_cell(&t, "%s", r->prefill[0] != '\0' ? r->prefill : "-");
         bt_ctl_table_cell(&t, "%s", r->decode[0] != '\0' ? r->decode : "-");
     }
-    bt_ctl_table_print(&t, stdout);
-    bt_ctl_table_cleanup(&t);
+    int rc = bt_ctl_print_table(c, &t);
     if (a->n_list < a->total) {
         printf("(%zu of %" PRIu64 " shown; --limit N shows more)\n", a->n_list, a->total);
     }
+    return rc;
 }
 
 int bt_ctl_requests(const struct bt_ctl *c)
@@ -70,7 +70,7 @@ int bt_ctl_requests(const struct bt_ctl *c)
         }
         rc = bt_ctl_print_json(list);
     } else {
-        requests_table(a);
+        rc = requests_table(c, a);
     }
     baton__admin_requests__free_unpacked(a, NULL);
     return rc;
@@ -280,7 +280,7 @@ static int drain(const struct bt_ctl *c, bool undrain)
     Baton__AdminDrainRequest q = BATON__ADMIN_DRAIN_REQUEST__INIT;
     q.node = (char *)c->arg;
     q.undrain = undrain;
-    q.force = c->force;
+    q.force = c->opt[BT_CTL_FORCE] != NULL;
     Baton__AdminDrain *d =
         bt_ctl_ask(c, "/baton.Admin/Drain", &q.base, &baton__admin_drain__descriptor);
     if (d == NULL) {

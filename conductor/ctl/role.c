@@ -29,7 +29,7 @@ int bt_ctl_role(const struct bt_ctl *c)
         return 2;
     }
     q.worker = (char *)c->arg;
-    q.force = c->force;
+    q.force = c->opt[BT_CTL_FORCE] != NULL;
     Baton__AdminRole *r =
         bt_ctl_ask(c, "/baton.Admin/Role", &q.base, &baton__admin_role__descriptor);
     if (r == NULL) {

@@ -20,12 +20,46 @@ void bt_ctl_table_cell(struct bt_ctl_table *t, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    for (char *p = text; *p != '\0'; p++) {
+        *p = (unsigned char)*p < ' ' || *p == 0x7f ? '?' : *p;
+    }
     if (t->n == t->cap) {
         t->cap = t->cap != 0 ? t->cap * 2 : 64;
         t->cells = bt_realloc(t->cells, t->cap * sizeof(char *));
     }
     t->cells[t->n++] = bt_strdup(text);
 }
+
+/* ---- order ---- */
+
+struct order {
+    size_t column;
+    bool down;
+};
+
+static int compare_rows(const void *a, const void *b, void *arg)
+{
+    const struct order *o = arg;
+    const char *const *x = a, *const *y = b;
+    int by = strverscmp(x[o->column], y[o->column]);
+    return o->down ? -by : by;
+}
+
+bool bt_ctl_table_sort(struct bt_ctl_table *t, const char *column)
+{
+    struct order o = {.down = column[0] == '-'};
+    column += o.down;
+    while (o.column < t->columns && strcasecmp(t->head[o.column], column) != 0) {
+        o.column++;
+    }
+    if (o.column == t->columns) {
+        return false;
+    }
+    qsort_r(t->cells, t->n / t->columns, t->columns * sizeof(char *), compare_rows, &o);
+    return true;
+}
+
+/* ---- output ---- */
 
 static void print_row(const struct bt_ctl_table *t, const char *const *row, const size_t *width,
                       FILE *f)

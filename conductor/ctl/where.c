@@ -12,8 +12,8 @@
 /* Returns the folder of the local cluster's state. The caller frees it. */
 static char *state_dir(const struct bt_ctl *c)
 {
-    if (c->state_dir != NULL) {
-        return bt_strdup(c->state_dir);
+    if (c->opt[BT_CTL_DIR] != NULL) {
+        return bt_strdup(c->opt[BT_CTL_DIR]);
     }
     const char *dir = bt_conf_env("XDG_RUNTIME_DIR");
     return bt_sprintf("%s/baton-%u", dir != NULL && dir[0] != '\0' ? dir : "/tmp",
@@ -74,7 +74,7 @@ static bool find_addr(struct bt_ctl *c, const char *dir)
         c->addr_from = "--addr";
         return true;
     }
-    if (c->state_dir != NULL) {
+    if (c->opt[BT_CTL_DIR] != NULL) {
         return read_local_addr(c, dir);
     }
     const char *env = bt_conf_env("BATON_ADDR");
@@ -107,8 +107,8 @@ static bool read_tls(struct bt_ctl *c, const char *dir)
 static bool find_tls(struct bt_ctl *c, const char *state)
 {
     const char *env = bt_conf_env("BATON_TLS");
-    if (c->tls_dir != NULL) {
-        return read_tls(c, c->tls_dir);
+    if (c->opt[BT_CTL_TLS] != NULL) {
+        return read_tls(c, c->opt[BT_CTL_TLS]);
     }
     if (env != NULL && env[0] != '\0') {
         return read_tls(c, env);

@@ -1,7 +1,9 @@
 """batonctl against a running cluster, and where there is none."""
 import json
 import os
+import pty
 import re
+import signal
 import socket
 import subprocess
 import tempfile
@@ -237,8 +239,83 @@ def test_usage(args):
 
 
 def test_help():
-    for args in (["--help"], ["-h"], ["status", "--help"], ["help"]):
+    for args in (["--help"], ["-h"], ["help"]):
         rc, out, err = ctl(*args)
         assert rc == 0 and err == ""
         for word in ("status", "nodes", "blocks", "requests", "explain", "drain", "undrain", "version", "--addr", "BATON_ADDR", "json"):
             assert word in out
+    for args in (["drain", "--help"], ["-h", "drain"], ["help", "drain"]):
+        rc, out, err = ctl(*args)
+        assert (rc, err) == (0, "") and out.startswith("usage: batonctl drain NODE") and "--force" in out and "--ttl" not in out
+    assert ctl("help", "frobnicate")[0] == 2
+
+
+def test_an_option_of_another_command_is_refused():
+    for args in (["nodes", "--force"], ["status", "--ttl", "1h"], ["status", "--sort", "NAME"], ["drain", "n1", "--watch"],
+                 ["explain", "--last=yes"], ["status", "--watch=0"], ["status", "--watch=x"]):
+        rc, out, err = ctl("--addr", "127.0.0.1:1", *args)
+        name = next(a for a in args if a.startswith("--")).split("=")[0]
+        assert rc == 2 and out == "" and (name in err or "takes no value" in err), (args, err)
+
+
+def test_sorted_tables(cluster, addr):
+    def column(title, *args):
+        rc, out, err = ctl("--addr", addr, "nodes", *args)
+        assert (rc, err) == (0, "")
+        lines = out.splitlines()
+        at = lines[0].index(title)
+        return [line[at:].split()[0] for line in lines[1:]]
+
+    kinds = column("KIND")
+    assert kinds == sorted(kinds, key=["conductor", "prefill", "decode", "kvstore"].index)
+    assert column("NODE", "--sort", "node") == sorted(column("NODE"))
+    assert column("NODE", "--sort", "-NODE") == sorted(column("NODE"), reverse=True)
+    assert set(column("HTTP")) == {d["http"] for d in cluster.status() if d["daemon"] != "etcd"}
+    rc, out, err = ctl("--addr", addr, "nodes", "--sort", "COLOUR")
+    assert rc == 2 and out == "" and "COLOUR" in err
+
+
+def test_watch(cluster, addr):
+    """Again and again, until it is interrupted: one JSON document behind the other, or a table."""
+    p = subprocess.Popen([CTL, "--addr", addr, "status", "--watch=0.1", "-o", "json"], stdout=subprocess.PIPE, text=True)
+    decoder, text, docs = json.JSONDecoder(), "", []
+    while len(docs) < 3:
+        text += p.stdout.readline()
+        try:
+            doc, end = decoder.raw_decode(text)
+        except ValueError:
+            continue
+        docs.append(doc)
+        text = text[end:].lstrip()
+    p.send_signal(signal.SIGINT)
+    p.stdout.read()
+    p.stdout.close()
+    assert p.wait(10) == 0 and all(d["serving"] for d in docs)
+
+
+def test_top(cluster, addr):
+    rc, out, err = ctl("--addr", addr, "top")  # no terminal: one picture
+    names = {d["node"] for d in cluster.status()}
+    assert (rc, err) == (0, "") and "serving yes" in out and "\033" not in out and all(n in out for n in names)
+    # On a terminal: a picture each second, on a screen of its own, until q; a stream's tokens are seen to grow.
+    s, events = running(cluster, 1, 3000)
+    main, side = pty.openpty()
+    p = subprocess.Popen([CTL, "--addr", addr, "top", "--watch=0.2"], stdin=side, stdout=side, stderr=side)
+    seen = b""
+    try:
+        while seen.count(b"serving yes") < 3:
+            seen += os.read(main, 65536)
+        os.write(main, b"q")
+        while b"\033[?1049l" not in seen:
+            seen += os.read(main, 65536)
+        assert p.wait(10) == 0
+    finally:
+        p.kill()
+        os.close(main)
+        os.close(side)
+        s.close()
+    text = seen.decode()
+    rows = [line.split() for line in text.splitlines() if line.startswith(events[0]["id"])]
+    assert len(rows) >= 2 and text.startswith("\033[?1049h"), text
+    rate = [float(r[6]) for r in rows[1:]]  # ID, state, age, s, prompt, tokens, tokens/s
+    assert max(rate) > 0
