@@ -100,6 +100,11 @@ $(B)/gen/categories.def: common/grammar/categories_gen.py
 	@mkdir -p $(@D)
 	$(PYTHON) $< >$@.new && mv $@.new $@
 $(B)/obj/common/grammar/chars.o: $(B)/gen/categories.def common/grammar/scripts.def
+UI_FILES := $(wildcard conductor/ui/*.html conductor/ui/*.css conductor/ui/*.js conductor/ui/*.svg)
+$(B)/gen/ui_files.def: conductor/ui/embed.py $(UI_FILES)
+	@mkdir -p $(@D)
+	$(PYTHON) $< $(UI_FILES) >$@.new && mv $@.new $@
+$(B)/obj/conductor/front/front_pages.o: $(B)/gen/ui_files.def
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(filter-out $(WARN),$(CFLAGS)) -c -o $@ $<

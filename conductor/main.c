@@ -496,7 +496,7 @@ static int print_api(void)
 {
     struct bt_buf text;
     bt_buf_init(&text);
-    bt_front_fields_doc(&text);
+    bt_front_api_doc(&text);
     bool ok = fwrite(text.data, 1, text.len, stdout) == text.len && fflush(stdout) == 0;
     bt_buf_cleanup(&text);
     return ok ? 0 : BT_EXIT_FAILED;

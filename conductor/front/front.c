@@ -10,8 +10,10 @@
 #include "common/conf/conf.h"
 #include "common/grammar/grammar.h"
 #include "common/log/log.h"
+#include "conductor/front/front_fields.h"
 #include "conductor/front/front_format.h"
 #include "conductor/front/front_jobs.h"
+#include "conductor/front/front_reference.h"
 #include "conductor/front/front_thinking.h"
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
@@ -191,35 +193,55 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
 
 /* ---- routing ---- */
 
-struct bt_front_route {
-    const char *path; /* ends with '/': a prefix */
-    bool post;
-    bool open;      /* needs no API key: for probes and scrapers */
-    bool generates; /* a POST that needs one of the key's generations (concurrency=) */
-    void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
-};
+#define TEXT "text/plain"
+#define HTML "text/html"
+#define JSON FRONT_JSON_TYPE
 
 static const struct bt_front_route routes[] = {
-    {"/v1/completions", true, false, true, bt_front_post_completions},
-    {"/v1/chat/completions", true, false, true, bt_front_post_chat},
-    {RESPONSES_PATH, true, false, true, bt_front_post_responses},
-    {RESPONSES_PATH "/input_tokens", true, false, false, bt_front_post_input_tokens},
-    {MESSAGES_PATH, true, false, true, bt_front_post_messages},
-    {MESSAGES_PATH "/count_tokens", true, false, false, bt_front_post_count},
-    {"/v1/models", false, false, false, get_models},
-    {"/v1/models/", false, false, false, get_model},
-    {"/tokenize", true, false, false, bt_front_post_tokenize},
-    {"/detokenize", true, false, false, bt_front_post_detokenize},
-    {"/health", false, true, false, get_health},
-    {"/version", false, true, false, get_version},
-    {"/metrics", false, true, false, get_metrics},
+    {"/v1/completions", "", true, false, true, bt_front_post_completions, FRONT_COMPLETION, JSON,
+     "continues a prompt (OpenAI's legacy API)"},
+    {"/v1/chat/completions", "", true, false, true, bt_front_post_chat, FRONT_CHAT, JSON,
+     "answers a conversation (OpenAI's API)"},
+    {RESPONSES_PATH, "", true, false, true, bt_front_post_responses, FRONT_RESPONSES, JSON,
+     "answers a conversation (OpenAI's Responses); nothing is stored"},
+    {RESPONSES_PATH "/input_tokens", "", true, false, false, bt_front_post_input_tokens,
+     FRONT_RESPONSES, JSON, "counts the prompt's tokens"},
+    {MESSAGES_PATH, "", true, false, true, bt_front_post_messages, FRONT_MESSAGES, JSON,
+     "answers a conversation (Anthropic's API)"},
+    {MESSAGES_PATH "/count_tokens", "", true, false, false, bt_front_post_count,
+     FRONT_MESSAGES_COUNT, JSON, "counts the prompt's tokens"},
+    {"/v1/models", "", false, false, false, get_models, 0, JSON, "lists the served model"},
+    {"/v1/models/", "{model}", false, false, false, get_model, 0, JSON, "describes the model"},
+    {"/tokenize", "", true, false, false, bt_front_post_tokenize, FRONT_TOKENIZE, JSON,
+     "token ids of a prompt or a conversation"},
+    {"/detokenize", "", true, false, false, bt_front_post_detokenize, FRONT_DETOKENIZE, JSON,
+     "text of token ids"},
+    {"/health", "", false, true, false, get_health, 0, TEXT,
+     "200 while requests are served, otherwise 503 and why not"},
+    {"/version", "", false, true, false, get_version, 0, JSON, "version of the server"},
+    {"/metrics", "", false, true, false, get_metrics, 0, TEXT, "metrics for Prometheus"},
+    {"/docs", "", false, true, false, bt_front_get_docs, 0, HTML, "this reference as a page"},
+    {"/openapi.json", "", false, true, false, bt_front_get_openapi, 0, JSON,
+     "this reference as OpenAPI 3.1"},
+    {"/ui/", "{file}", false, true, false, bt_front_get_ui, 0, HTML,
+     "files of the pages for browsers"},
+    {"/", "", false, true, false, bt_front_get_home, 0, HTML, "a page with links to the others"},
 };
+#undef TEXT
+#undef HTML
+#undef JSON
+
+const struct bt_front_route *bt_front_routes(size_t *n_p)
+{
+    *n_p = BT_ARRAY_LEN(routes);
+    return routes;
+}
 
 static const struct bt_front_route *find_route(const char *path)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(routes); i++) {
         size_t n = strlen(routes[i].path);
-        bool prefix = routes[i].path[n - 1] == '/';
+        bool prefix = routes[i].rest[0] != '\0';
         if (prefix ? strncmp(path, routes[i].path, n) == 0 : strcmp(path, routes[i].path) == 0) {
             return &routes[i];
         }
@@ -304,8 +326,13 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
                              bt_http_path(req));
     }
     if (r == NULL) {
-        return bt_front_fail(e, 404, NULL, NULL, "there is no '%.128s' on this server",
-                             bt_http_path(req));
+        struct bt_buf paths;
+        bt_buf_init(&paths);
+        bt_front_reference_paths(routes, BT_ARRAY_LEN(routes), &paths);
+        bt_front_fail(e, 404, NULL, NULL, "there is no '%.128s' on this server; there are: %s",
+                      bt_http_path(req), paths.data);
+        bt_buf_cleanup(&paths);
+        return false;
     }
     if (!check_method(req, r, e)) {
         return false;
@@ -430,6 +457,11 @@ static char *base_name(const char *path)
         from--;
     }
     return bt_sprintf("%.*s", (int)(n - from), path + from);
+}
+
+void bt_front_api_doc(struct bt_buf *out)
+{
+    bt_front_reference_markdown(routes, BT_ARRAY_LEN(routes), out);
 }
 
 bt_status_t bt_front_check_form(const char *form, char *err, size_t err_cap)
@@ -608,6 +640,8 @@ void bt_front_destroy(struct bt_front *f)
     bt_front_room_cleanup(&f->room);
     bt_front_keys_destroy(f->keys);
     bt_grammar_cache_destroy(f->model.grammars);
+    bt_buf_cleanup(&f->docs_page);
+    bt_buf_cleanup(&f->openapi);
     free(f->allowed_origins);
     bt_tokens_cleanup(&f->kept_thoughts);
     bt_tokens_cleanup(&f->thoughts_end);

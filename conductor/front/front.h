@@ -54,8 +54,8 @@ bt_status_t bt_front_check_form(const char *form, char *err, size_t err_cap) BT_
  * configuration, file, line and remedy. */
 bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap) BT_MUST_CHECK;
 
-/* Writes all request fields as Markdown: the tables of docs/API.md. */
-void bt_front_fields_doc(struct bt_buf *out);
+/* Writes all routes and request fields as Markdown: the lists of docs/API.md. */
+void bt_front_api_doc(struct bt_buf *out);
 
 /* Starts listening. port_p (may be NULL) gets the bound port. ERR_CONFIG: the keys file cannot be
  * read, is readable by others, or holds no key, or allowed_origins names no origin. ERR_IO: listen

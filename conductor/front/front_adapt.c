@@ -99,6 +99,7 @@ void bt_front_adapt_copy(const json_t *from, json_t *to)
                                        "frequency_penalty",
                                        "seed",
                                        "priority",
+                                       "speculation",
                                        "presence_penalty",
                                        "cache_salt",
                                        "skip_special_tokens",

@@ -1,4 +1,5 @@
-/* The table of request fields; see front_fields.h. `make docs` makes docs/API.md from it. Pure. */
+/* The table of request fields; see front_fields.h. front_reference.c makes documents from it. Pure.
+ */
 #include "conductor/front/front_fields.h"
 
 #include <stdio.h>
@@ -41,18 +42,31 @@
 #define TC  FRONT_TOOL_CALL
 #define CF  FRONT_CALLED
 
-enum answer {
-    USED,     /* read and checked by front_parse.c or front_prompt.c */
-    HARMLESS, /* accepted with any value: it cannot change the generated text */
-    REFUSED   /* would change the answer and is not implemented: only neutral values pass */
-};
-
-struct field {
-    const char *name;
-    uint64_t objects; /* of enum bt_front_object */
-    enum answer answer;
-    const char *why; /* what the server does with the field */
-};
+/* What a supported field may be, as members of a JSON Schema. */
+#define USED(schema)   FRONT_USED, schema
+#define HARMLESS       FRONT_HARMLESS, NULL
+#define REFUSED        FRONT_REFUSED, NULL
+#define TYPE(name)     "\"type\":\"" name "\""
+#define BOOL           TYPE("boolean")
+#define STR            TYPE("string")
+#define OBJECT         TYPE("object")
+#define INT(lo, hi)    TYPE("integer") ",\"minimum\":" #lo ",\"maximum\":" #hi
+#define NUM(lo, hi)    TYPE("number") ",\"minimum\":" #lo ",\"maximum\":" #hi
+#define ABOVE(lo, hi)  TYPE("number") ",\"exclusiveMinimum\":" #lo ",\"maximum\":" #hi
+#define BYTES(lo, hi)  TYPE("string") ",\"minLength\":" #lo ",\"maxLength\":" #hi
+#define WORDS(list)    TYPE("string") ",\"enum\":[" list "]"
+#define LIST(of)       TYPE("array") ",\"items\":{" of "}"
+#define AT_MOST(n, of) LIST(of) ",\"maxItems\":" #n
+#define IDS            LIST(TYPE("integer") ",\"minimum\":0")
+#define EITHER(a, b)   "\"anyOf\":[{" a "},{" b "}]"
+#define REF(name)      "\"$ref\":\"#/components/schemas/" name "\""
+#define PROMPT         "\"anyOf\":[{" STR "},{" IDS "},{" LIST(STR) "},{" LIST(IDS) "}]"
+#define SCHEMA         "\"type\":[\"object\",\"boolean\",\"string\"]"
+#define BIASES         OBJECT ",\"maxProperties\":1024,\"additionalProperties\":{" NUM(-100, 100) "}"
+#define ITEM                                                                                       \
+    "\"anyOf\":[{" REF("ResponsesMessage") "},{" REF("ResponsesCall") "},{" REF(                   \
+        "ResponsesOutput") "},{" REF("ResponsesReasoning") "}]"
+#define LABELS OBJECT ",\"maxProperties\":16,\"additionalProperties\":{" STR ",\"maxLength\":512}"
 
 static bool is_null(const json_t *v)
 {
@@ -91,121 +105,130 @@ static bool is_disabled(const json_t *v)
 
 #define BODY  (C | M)
 #define EVERY (BODY | A | R) /* the same in every API that generates */
-static const struct field fields[] = {
-    {"model", C | M | T | D | A | AC | R, USED,
+static const struct bt_front_field fields[] = {
+    {"model", C | M | T | D | A | AC | R, USED(STR),
      "must be the served model; left out or empty: the served model"},
-    {"prompt", C | T, USED, "a string, token ids, or (completions) a list of either"},
-    {"messages", M | T, USED,
+    {"prompt", C | T, USED(PROMPT), "a string, token ids, or (completions) a list of either"},
+    {"messages", M | T, USED(LIST(REF("Message"))),
      "text messages of the roles system, developer, user, assistant, tool"},
-    {"tokens", D, USED, "token ids"},
+    {"tokens", D, USED(IDS), "token ids"},
     /* length and number of answers */
-    {"max_tokens", BODY, USED,
+    {"max_tokens", BODY, USED(INT(0, 2147483647)),
      "completions: 16 unless given; chat: the rest of the context, or "
      "`max_new_tokens` of generation_config.json. Prompt and `max_tokens` must "
      "fit into the context together"},
-    {"max_completion_tokens", BODY, USED, "the same as `max_tokens`; it wins if both are given"},
-    {"min_tokens", EVERY, USED, "the answer has at least this many tokens"},
-    {"n", BODY, USED, "choices of each prompt, 1 to 16"},
-    {"best_of", BODY, USED,
+    {"max_completion_tokens", BODY, USED(INT(0, 2147483647)),
+     "the same as `max_tokens`; it wins if both are given"},
+    {"min_tokens", EVERY, USED(INT(0, 2147483647)), "the answer has at least this many tokens"},
+    {"n", BODY, USED(INT(1, 16)), "choices of each prompt, 1 to 16"},
+    {"best_of", BODY, USED(INT(1, 16)),
      "`n` to 16: so many choices are made, and the `n` with the highest logprob per token are the "
      "answer; not with `stream`. With `use_beam_search`: the number of beams"},
-    {"use_beam_search", BODY, USED, "true: the answer is found by beam search, see below"},
-    {"length_penalty", BODY, USED, "of a beam search: -10 to 10; 1 unless given"},
-    {"early_stopping", BODY, USED, "of a beam search: true, false or `never`"},
-    {"ignore_eos", EVERY, USED, "go on after the model's end-of-text token"},
-    {"stop", BODY, USED, "a string or up to 16"},
-    {"stop_token_ids", EVERY, USED, "further tokens that end a choice"},
-    {"include_stop_str_in_output", BODY, USED, "the stop string is part of the text"},
+    {"use_beam_search", BODY, USED(BOOL), "true: the answer is found by beam search, see below"},
+    {"length_penalty", BODY, USED(NUM(-10, 10)), "of a beam search: -10 to 10; 1 unless given"},
+    {"early_stopping", BODY, USED(EITHER(BOOL, WORDS("\"never\""))),
+     "of a beam search: true, false or `never`"},
+    {"ignore_eos", EVERY, USED(BOOL), "go on after the model's end-of-text token"},
+    {"stop", BODY, USED(EITHER(STR, AT_MOST(16, STR))), "a string or up to 16"},
+    {"stop_token_ids", EVERY, USED(IDS), "further tokens that end a choice"},
+    {"include_stop_str_in_output", BODY, USED(BOOL), "the stop string is part of the text"},
     /* sampling */
-    {"temperature", EVERY, USED, "0 to 100; 0: the most likely token"},
-    {"top_p", EVERY, USED, "above 0, at most 1"},
-    {"top_k", EVERY, USED, "0 and -1: off"},
-    {"min_p", EVERY, USED, "0 to 1"},
-    {"typical_p", BODY, USED, "above 0, at most 1: off. Behind `top_k` and `top_p`"},
-    {"xtc_probability", BODY, USED,
+    {"temperature", EVERY, USED(NUM(0, 100)), "0 to 100; 0: the most likely token"},
+    {"top_p", EVERY, USED(ABOVE(0, 1)), "above 0, at most 1"},
+    {"top_k", EVERY, USED(INT(-1, 2147483647)), "0 and -1: off"},
+    {"min_p", EVERY, USED(NUM(0, 1)), "0 to 1"},
+    {"typical_p", BODY, USED(ABOVE(0, 1)), "above 0, at most 1: off. Behind `top_k` and `top_p`"},
+    {"xtc_probability", BODY, USED(NUM(0, 1)),
      "0 to 1, 0: off. How often XTC leaves out the most likely tokens, all but the last one of "
      "those "
      "that `xtc_threshold` names"},
-    {"xtc_threshold", BODY, USED, "above 0, at most 1; 0.1 unless given"},
+    {"xtc_threshold", BODY, USED(ABOVE(0, 1)), "above 0, at most 1; 0.1 unless given"},
     {"dry_multiplier", BODY, REFUSED, "not built; use `repetition_penalty` or `frequency_penalty`"},
-    {"repetition_penalty", EVERY, USED, "above 0, at most 100"},
-    {"frequency_penalty", EVERY, USED, "-2 to 2"},
-    {"presence_penalty", EVERY, USED, "-2 to 2"},
-    {"logit_bias", EVERY, USED, "up to 1024 token ids with -100 to 100"},
-    {"dola_layers", BODY, USED,
+    {"repetition_penalty", EVERY, USED(ABOVE(0, 100)), "above 0, at most 100"},
+    {"frequency_penalty", EVERY, USED(NUM(-2, 2)), "-2 to 2"},
+    {"presence_penalty", EVERY, USED(NUM(-2, 2)), "-2 to 2"},
+    {"logit_bias", EVERY, USED(BIASES), "up to 1024 token ids with -100 to 100"},
+    {"dola_layers", BODY, USED(EITHER(WORDS("\"low\",\"high\""), AT_MOST(16, INT(0, 2147483647)))),
      "DoLa, as in transformers: `low`, `high` (every second layer of a half), or up to 16 layers, "
      "0 is "
      "the embedding. Of these layers the one that differs most from the last is subtracted from "
      "it. "
      "Goes together with everything else; drafts are not used"},
-    {"penalty_alpha", BODY, USED,
+    {"penalty_alpha", BODY, USED(NUM(0, 1)),
      "contrastive search, 0 to 1, with `top_k` 2 to 16 and as in transformers: of the `top_k` most "
      "likely tokens the one with the best (1 - alpha) * probability - alpha * similarity to the "
      "text "
      "so far. One choice, temperature 0; neither prefix cache nor drafts are used"},
-    {"speculation", EVERY, USED,
+    {"speculation", EVERY, USED(WORDS("\"auto\",\"off\",\"suffix\",\"ngram\",\"draft\"")),
      "auto, off, suffix, ngram or draft: where drafts come from, unless the workers are configured "
      "to "
      "have "
      "none; it changes the speed and never the answer"},
-    {"prediction", M, USED,
+    {"prediction", M, USED(OBJECT),
      "{type: `content`, content: a string or text parts}: what much of the answer is expected to "
      "be; "
      "drafts come from it, and it changes the speed and never the answer"},
-    {"seed", EVERY, USED, "a 64-bit integer; the same request draws the same tokens"},
+    {"seed", EVERY, USED(INT(-9223372036854775808, 9223372036854775807)),
+     "a 64-bit integer; the same request draws the same tokens"},
     /* form of the answer */
-    {"stream", EVERY, USED, "server-sent events"},
-    {"stream_options", BODY, USED, "needs `stream`: true"},
-    {"echo", C, USED, "the text begins with the prompt"},
-    {"logprobs", BODY, USED, "completions: 0 to 20; chat: true or false"},
-    {"top_logprobs", M, USED, "0 to 20, needs `logprobs`"},
-    {"prompt_logprobs", BODY, USED, "0 to 20, not with `stream`"},
-    {"return_tokens_as_token_ids", BODY, USED, "`token_id:N` in logprobs"},
-    {"skip_special_tokens", EVERY, USED, "true unless given"},
+    {"stream", EVERY, USED(BOOL), "server-sent events"},
+    {"stream_options", BODY, USED(REF("StreamOptions")), "needs `stream`: true"},
+    {"echo", C, USED(BOOL), "the text begins with the prompt"},
+    {"logprobs", C, USED(INT(0, 20)), "0 to 20: so many of the most likely tokens"},
+    {"logprobs", M, USED(BOOL), "true: those of the chosen tokens"},
+    {"top_logprobs", M, USED(INT(0, 20)), "0 to 20, needs `logprobs`"},
+    {"prompt_logprobs", BODY, USED(INT(0, 20)), "0 to 20, not with `stream`"},
+    {"return_tokens_as_token_ids", BODY, USED(BOOL), "`token_id:N` in logprobs"},
+    {"skip_special_tokens", EVERY, USED(BOOL), "true unless given"},
     /* constrained output */
-    {"response_format", BODY, USED, "of type `text`, `json_object` or `json_schema`"},
-    {"structured_outputs", BODY, USED, "an object, see below"},
-    {"guided_json", BODY, USED, "a JSON schema: an object, or a string with its text"},
-    {"json_schema", BODY, USED, "a JSON schema: an object, or a string with its text"},
-    {"guided_regex", BODY, USED, "a regular expression for the whole answer"},
-    {"regex", BODY, USED, "a regular expression for the whole answer"},
-    {"guided_choice", BODY, USED, "strings: the answer is one of them"},
-    {"guided_grammar", BODY, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
-    {"grammar", BODY, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
-    {"ebnf", BODY, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
+    {"response_format", BODY, USED(REF("ResponseFormat")),
+     "of type `text`, `json_object` or `json_schema`"},
+    {"structured_outputs", BODY, USED(REF("StructuredOutputs")), "an object, see below"},
+    {"guided_json", BODY, USED(SCHEMA), "a JSON schema: an object, or a string with its text"},
+    {"json_schema", BODY, USED(SCHEMA), "a JSON schema: an object, or a string with its text"},
+    {"guided_regex", BODY, USED(STR), "a regular expression for the whole answer"},
+    {"regex", BODY, USED(STR), "a regular expression for the whole answer"},
+    {"guided_choice", BODY, USED(LIST(STR)), "strings: the answer is one of them"},
+    {"guided_grammar", BODY, USED(STR), "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
+    {"grammar", BODY, USED(STR), "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
+    {"ebnf", BODY, USED(STR), "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
     /* prompts */
-    {"add_special_tokens", C | M | T, USED,
+    {"add_special_tokens", C | M | T, USED(BOOL),
      "add the tokenizer's special tokens (such as BOS) to the prompt"},
-    {"add_generation_prompt", M | T, USED, "given to the chat template; true unless given"},
-    {"continue_final_message", M | T, USED, "the answer continues the last message"},
-    {"chat_template_kwargs", M | T | A | AC | R, USED, "an object: variables of the chat template"},
+    {"add_generation_prompt", M | T, USED(BOOL), "given to the chat template; true unless given"},
+    {"continue_final_message", M | T, USED(BOOL), "the answer continues the last message"},
+    {"chat_template_kwargs", M | T | A | AC | R, USED(OBJECT),
+     "an object: variables of the chat template"},
     /* tools and reasoning */
-    {"tools", M | T, USED,
+    {"tools", M | T, USED(LIST(REF("Tool"))),
      "functions that the model may call; given to the chat template. In streams, arguments come in "
      "pieces as they are generated"},
-    {"tool_choice", M | T, USED,
+    {"tool_choice", M | T, USED(EITHER(WORDS("\"none\",\"auto\",\"required\""), OBJECT)),
      "`auto`, `none` (the model does not see the tools), `required` or a named function (the "
      "answer "
      "is calls, and their arguments follow the schemas), or `allowed_tools`"},
-    {"parallel_tool_calls", M | T, USED, "false: calls behind the first one are left out"},
-    {"include_reasoning", M, USED,
+    {"parallel_tool_calls", M | T, USED(BOOL), "false: calls behind the first one are left out"},
+    {"include_reasoning", M, USED(BOOL),
      "false: the answer has no `reasoning_content`. Otherwise the model's reasoning is there, and "
      "again in `reasoning`, the newer name"},
-    {"separate_reasoning", M, USED,
+    {"separate_reasoning", M, USED(BOOL),
      "false: the reasoning, as the model has written it, is part of the content"},
-    {"thinking_token_budget", M | T, USED,
+    {"thinking_token_budget", M | T, USED(INT(-1, 2147483647)),
      "the reasoning has at most so many tokens; then its end is forced and the answer follows"},
-    {"thinking_budget", M | T, USED,
+    {"thinking_budget", M | T, USED(INT(-1, 2147483647)),
      "the same; also in `chat_template_kwargs`, where templates read it too"},
-    {"thinking", M | T, USED, "an object, see below: whether the model thinks, and its budget"},
-    {"reasoning", M | T, USED, "an object, see below: how hard the model thinks, and its budget"},
-    {"reasoning_effort", M | T, USED,
+    {"thinking", M | T, USED(REF("Thinking")),
+     "an object, see below: whether the model thinks, and its budget"},
+    {"reasoning", M | T, USED(REF("Reasoning")),
+     "an object, see below: how hard the model thinks, and its budget"},
+    {"reasoning_effort", M | T, USED(STR),
      "a word for the chat template; `none`: as `enable_thinking` false"},
-    {"enable_thinking", M | T, USED, "true or false: a variable of chat templates"},
-    {"return_token_strs", T, USED, "the tokens as tokenizer.json spells them, as well"},
+    {"enable_thinking", M | T, USED(BOOL), "true or false: a variable of chat templates"},
+    {"return_token_strs", T, USED(BOOL), "the tokens as tokenizer.json spells them, as well"},
     /* scheduling */
-    {"priority", EVERY, USED, "an integer; smaller goes first"},
-    {"cache_salt", EVERY, USED, "only requests with the same salt share cached prompts"},
+    {"priority", EVERY, USED(INT(-2147483648, 2147483647)), "an integer; smaller goes first"},
+    {"cache_salt", EVERY, USED(BYTES(1, 256)),
+     "only requests with the same salt share cached prompts"},
 
     {"user", C | M | T | D | R, HARMLESS, "a label for the provider's records"},
     {"safety_identifier", BODY | R, HARMLESS, "a label for the provider's records"},
@@ -264,20 +287,23 @@ static const struct field fields[] = {
     {"mm_processor_kwargs", C | M | T, REFUSED, "content is text only"},
     {"media_io_kwargs", C | M | T, REFUSED, "content is text only"},
     {"structural_tag", BODY | ST, REFUSED, "use `tools`"},
-    {"guided_whitespace_pattern", BODY, USED,
+    {"guided_whitespace_pattern", BODY, USED(STR),
      "a pattern of the white space between the tokens of JSON. Without it: a space, or a line end "
      "with spaces or tabs"},
     {"chat_template", C | M | T, REFUSED, "the model's own template is used"},
 
-    {"role", MSG, USED, "system, developer, user, assistant or tool"},
-    {"content", MSG, USED, "a string, or a list of text parts; null in an assistant's message"},
-    {"tool_calls", MSG, USED,
+    {"role", MSG, USED(WORDS("\"system\",\"developer\",\"user\",\"assistant\",\"tool\"")),
+     "system, developer, user, assistant or tool"},
+    {"content", MSG, USED(EITHER(STR, LIST(REF("Part")))),
+     "a string, or a list of text parts; null in an assistant's message"},
+    {"tool_calls", MSG, USED(LIST(REF("ToolCall"))),
      "an assistant's calls. The template gets arguments as an object, and ids as the model's "
      "family writes them"},
-    {"tool_call_id", MSG, USED, "of a message of role tool: the id of the call that it answers"},
-    {"name", MSG, USED, "given to the chat template"},
-    {"reasoning_content", MSG, USED, "a string, given to the chat template"},
-    {"reasoning", MSG, USED, "the same as `reasoning_content`"},
+    {"tool_call_id", MSG, USED(STR),
+     "of a message of role tool: the id of the call that it answers"},
+    {"name", MSG, USED(STR), "given to the chat template"},
+    {"reasoning_content", MSG, USED(STR), "a string, given to the chat template"},
+    {"reasoning", MSG, USED(STR), "the same as `reasoning_content`"},
     {"refusal", MSG, HARMLESS, "part of an earlier answer"},
     {"parsed", MSG, HARMLESS, "a client's own record"},
     {"annotations", MSG | PRT, HARMLESS, "part of an earlier answer"},
@@ -298,46 +324,49 @@ static const struct field fields[] = {
     {"prefix", MSG, REFUSED, "use `continue_final_message`"},
     {"partial", MSG, REFUSED, "use `continue_final_message`"},
 
-    {"type", PRT, USED, "`text`"},
-    {"text", PRT, USED, "a string"},
+    {"type", PRT, USED(WORDS("\"text\"")), "`text`"},
+    {"text", PRT, USED(STR), "a string"},
 
-    {"include_usage", SO, USED, "a last event with the number of tokens"},
-    {"continuous_usage_stats", SO, USED, "that number in every event, needs `include_usage`"},
+    {"include_usage", SO, USED(BOOL), "a last event with the number of tokens"},
+    {"continuous_usage_stats", SO, USED(BOOL), "that number in every event, needs `include_usage`"},
     {"include_obfuscation", SO, HARMLESS, "events have no padding"},
 
-    {"type", RF, USED, "`text`, `json_object` (any object) or `json_schema`"},
-    {"json_schema", RF, USED, "an object, see below"},
-    {"schema", RF, USED,
+    {"type", RF, USED(WORDS("\"text\",\"json_object\",\"json_schema\"")),
+     "`text`, `json_object` (any object) or `json_schema`"},
+    {"json_schema", RF, USED(REF("JsonSchema")), "an object, see below"},
+    {"schema", RF, USED(SCHEMA),
      "a JSON schema; of type `json_object`, or of `json_schema` without a field of that name"},
     {"name", RF | JS, HARMLESS, "a label"},
     {"description", RF | JS, HARMLESS, "a label"},
-    {"strict", RF | JS, USED, "true or false: the schema is enforced either way"},
-    {"schema", JS, USED, "the JSON schema: an object, or a string with its text"},
+    {"strict", RF | JS, USED(BOOL), "true or false: the schema is enforced either way"},
+    {"schema", JS, USED(SCHEMA), "the JSON schema: an object, or a string with its text"},
 
-    {"json", ST, USED, "a JSON schema: an object, or a string with its text"},
-    {"json_object", ST, USED, "true: any JSON object"},
-    {"regex", ST, USED, "a regular expression for the whole answer"},
-    {"choice", ST, USED, "strings: the answer is one of them"},
-    {"grammar", ST, USED, "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
+    {"json", ST, USED(SCHEMA), "a JSON schema: an object, or a string with its text"},
+    {"json_object", ST, USED(BOOL), "true: any JSON object"},
+    {"regex", ST, USED(STR), "a regular expression for the whole answer"},
+    {"choice", ST, USED(LIST(STR)), "strings: the answer is one of them"},
+    {"grammar", ST, USED(STR), "a grammar in GBNF, llama.cpp's EBNF; it begins at `root`"},
     {"disable_fallback", ST, HARMLESS, "there is one way"},
-    {"whitespace_pattern", ST, USED, "as `guided_whitespace_pattern`"},
-    {"disable_any_whitespace", ST, USED, "true: at most one space between tokens of JSON"},
+    {"whitespace_pattern", ST, USED(STR), "as `guided_whitespace_pattern`"},
+    {"disable_any_whitespace", ST, USED(BOOL), "true: at most one space between tokens of JSON"},
     {"disable_additional_properties", ST, REFUSED, "say it in the schema"},
 
     /* /v1/responses */
-    {"input", R, USED,
+    {"input", R, USED(EITHER(STR, LIST(ITEM))),
      "a string, or items: message, function_call, function_call_output, reasoning"},
-    {"instructions", R, USED, "the system message; the answer repeats up to 64 KiB of JSON"},
-    {"max_output_tokens", R, USED,
+    {"instructions", R, USED(STR), "the system message; the answer repeats up to 64 KiB of JSON"},
+    {"max_output_tokens", R, USED(INT(1, 2147483647)),
      "the rest of the context unless given; must fit into the context with the prompt"},
-    {"top_logprobs", R, USED, "0 to 20"},
-    {"include", R, USED, "`message.output_text.logprobs`; others have no effect"},
-    {"text", R, USED, "an object: `format`"},
-    {"tools", R, USED, "of the type `function`"},
-    {"tool_choice", R, USED, "none, auto, required, or an object of the type `function`"},
-    {"parallel_tool_calls", R, USED, "false: at most one call in an answer"},
-    {"reasoning", R, USED, "an object, see below"},
-    {"metadata", R, USED, "up to 16 strings, repeated in the answer"},
+    {"top_logprobs", R, USED(INT(0, 20)), "0 to 20"},
+    {"include", R, USED(LIST(STR)), "`message.output_text.logprobs`; others have no effect"},
+    {"text", R, USED(REF("ResponsesText")), "an object: `format`"},
+    {"tools", R, USED(LIST(REF("ResponsesTool"))), "of the type `function`"},
+    {"tool_choice", R,
+     USED(EITHER(WORDS("\"none\",\"auto\",\"required\""), REF("ResponsesChoice"))),
+     "none, auto, required, or an object of the type `function`"},
+    {"parallel_tool_calls", R, USED(BOOL), "false: at most one call in an answer"},
+    {"reasoning", R, USED(REF("Reasoning")), "an object, see below"},
+    {"metadata", R, USED(LABELS), "up to 16 strings, repeated in the answer"},
     {"max_tool_calls", R, HARMLESS, "it is about tools that the server runs itself"},
     {"stream_options", R, HARMLESS, "events have no padding"},
     {"background", R, REFUSED, "answers are not stored"},
@@ -349,61 +378,68 @@ static const struct field fields[] = {
     {"context_management", R, REFUSED, "a prompt is never cut"},
     {"stop", R, REFUSED, "of chat and completions only"},
 
-    {"type", RM | RC | RO | RR, USED, "names the kind of the item; left out: `message`"},
-    {"role", RM, USED, "user, assistant, system or developer"},
-    {"content", RM, USED, "a string or parts: `input_text`, `output_text`"},
+    {"type", RM | RC | RO | RR, USED(STR), "names the kind of the item; left out: `message`"},
+    {"role", RM, USED(WORDS("\"user\",\"assistant\",\"system\",\"developer\"")),
+     "user, assistant, system or developer"},
+    {"content", RM, USED(EITHER(STR, LIST(REF("ResponsesPart")))),
+     "a string or parts: `input_text`, `output_text`"},
     {"phase", RM, HARMLESS, "part of an earlier answer"},
-    {"call_id", RC | RO, USED, "joins a call and its output"},
-    {"name", RC, USED, "the function"},
-    {"arguments", RC, USED, "a string of JSON"},
+    {"call_id", RC | RO, USED(STR), "joins a call and its output"},
+    {"name", RC, USED(STR), "the function"},
+    {"arguments", RC, USED(STR), "a string of JSON"},
     {"namespace", RC, HARMLESS, "part of an earlier answer"},
-    {"output", RO, USED, "a string or parts of text"},
-    {"content", RR, USED, "parts of the type `reasoning_text`: given to the chat template"},
-    {"summary", RR, USED, "parts of the type `summary_text`, used if there is no `content`"},
+    {"output", RO, USED(EITHER(STR, LIST(REF("ResponsesPart")))), "a string or parts of text"},
+    {"content", RR, USED(LIST(REF("ResponsesPart"))),
+     "parts of the type `reasoning_text`: given to the chat template"},
+    {"summary", RR, USED(LIST(REF("ResponsesPart"))),
+     "parts of the type `summary_text`, used if there is no `content`"},
     {"encrypted_content", RR, HARMLESS, "it was not made here"},
     {"id", RM | RC | RO | RR, HARMLESS, "part of an earlier answer"},
     {"status", RM | RC | RO | RR, HARMLESS, "part of an earlier answer"},
     {"created_by", RC | RO, HARMLESS, "part of an earlier answer"},
 
-    {"type", RP, USED, "names the kind of the part"},
-    {"text", RP, USED, "a string"},
+    {"type", RP, USED(STR), "names the kind of the part"},
+    {"text", RP, USED(STR), "a string"},
     {"annotations", RP, HARMLESS, "part of an earlier answer"},
     {"logprobs", RP, HARMLESS, "part of an earlier answer"},
 
-    {"type", RT | RCH, USED, "`function`"},
-    {"name", RT | RCH, USED, "the function"},
-    {"description", RT, USED, "given to the chat template"},
-    {"parameters", RT, USED, "the JSON schema of the arguments"},
-    {"strict", RT, USED, "true or false"},
+    {"type", RT | RCH, USED(WORDS("\"function\"")), "`function`"},
+    {"name", RT | RCH, USED(STR), "the function"},
+    {"description", RT, USED(STR), "given to the chat template"},
+    {"parameters", RT, USED(OBJECT), "the JSON schema of the arguments"},
+    {"strict", RT, USED(BOOL), "true or false"},
     {"defer_loading", RT, REFUSED, "searches of tools are not built"},
 
-    {"format", RTX, USED, "`text`, `json_object` or `json_schema`"},
+    {"format", RTX, USED(OBJECT), "`text`, `json_object` or `json_schema`"},
     {"verbosity", RTX, HARMLESS, "a hint"},
-    {"type", RFM, USED, "`json_schema`"},
-    {"name", RFM, USED, "a label"},
-    {"description", RFM, USED, "a label"},
-    {"schema", RFM, USED, "the JSON schema of the answer"},
-    {"strict", RFM, USED, "true or false"},
+    {"type", RFM, USED(WORDS("\"json_schema\"")), "`json_schema`"},
+    {"name", RFM, USED(STR), "a label"},
+    {"description", RFM, USED(STR), "a label"},
+    {"schema", RFM, USED(OBJECT), "the JSON schema of the answer"},
+    {"strict", RFM, USED(BOOL), "true or false"},
 
-    {"effort", RE, USED, "as `reasoning_effort` of chat"},
-    {"max_tokens", RE, USED, "as `thinking_token_budget` of chat"},
-    {"enabled", RE, USED, "as `enable_thinking` of chat"},
-    {"exclude", RE, USED, "true: the answer has no reasoning"},
+    {"effort", RE, USED(STR), "as `reasoning_effort` of chat"},
+    {"max_tokens", RE, USED(INT(-1, 2147483647)), "as `thinking_token_budget` of chat"},
+    {"enabled", RE, USED(BOOL), "as `enable_thinking` of chat"},
+    {"exclude", RE, USED(BOOL), "true: the answer has no reasoning"},
     {"summary", RE, HARMLESS, "reasoning is part of the answer"},
     {"generate_summary", RE, HARMLESS, "reasoning is part of the answer"},
 
     /* /v1/messages */
-    {"max_tokens", A, USED, "required. Prompt and `max_tokens` must fit into the context together"},
-    {"messages", A | AC, USED,
+    {"max_tokens", A, USED(INT(1, 2147483647)),
+     "required. Prompt and `max_tokens` must fit into the context together"},
+    {"messages", A | AC, USED(LIST(REF("Turn"))),
      "turns of the roles user, assistant and system; the answer continues a last turn of the "
      "assistant"},
-    {"system", A | AC, USED, "a string or text blocks: the system message"},
-    {"stop_sequences", A, USED, "up to 16"},
-    {"tools", A | AC, USED, "tools with an `input_schema`; not those that a server runs itself"},
-    {"tool_choice", A | AC, USED, "auto, any, tool or none"},
-    {"thinking", A | AC, USED, "enabled, disabled or adaptive"},
-    {"output_config", A | AC, USED, "an object"},
-    {"output_format", A | AC, USED, "the same as `output_config.format`"},
+    {"system", A | AC, USED(EITHER(STR, LIST(REF("Block")))),
+     "a string or text blocks: the system message"},
+    {"stop_sequences", A, USED(AT_MOST(16, STR)), "up to 16"},
+    {"tools", A | AC, USED(LIST(REF("MessagesTool"))),
+     "tools with an `input_schema`; not those that a server runs itself"},
+    {"tool_choice", A | AC, USED(REF("MessagesChoice")), "auto, any, tool or none"},
+    {"thinking", A | AC, USED(REF("Thinking")), "enabled, disabled or adaptive"},
+    {"output_config", A | AC, USED(REF("OutputConfig")), "an object"},
+    {"output_format", A | AC, USED(OBJECT), "the same as `output_config.format`"},
     {"cache_control", A | AC, HARMLESS, "prompts are cached by their content"},
     {"inference_geo", A, HARMLESS, "there is one place"},
     {"speed", A | AC, HARMLESS, "a hint"},
@@ -412,57 +448,61 @@ static const struct field fields[] = {
     {"container", A, REFUSED, "the server runs no code"},
     {"context_management", A | AC, REFUSED, "a prompt is never cut"},
 
-    {"role", AM, USED, "user, assistant or system"},
-    {"content", AM, USED, "a string, or a list of blocks"},
+    {"role", AM, USED(WORDS("\"user\",\"assistant\",\"system\"")), "user, assistant or system"},
+    {"content", AM, USED(EITHER(STR, LIST(REF("Block")))), "a string, or a list of blocks"},
 
-    {"type", AB, USED,
+    {"type", AB, USED(STR),
      "`text`; of a user also `tool_result`; of the assistant also `tool_use`, "
      "`thinking`, and `redacted_thinking`, which is left out"},
-    {"text", AB, USED, "a string"},
-    {"id", AB, USED, "of a `tool_use`"},
-    {"name", AB, USED, "of a `tool_use`"},
-    {"input", AB, USED, "of a `tool_use`: an object"},
-    {"tool_use_id", AB, USED, "of a `tool_result`"},
-    {"content", AB, USED, "of a `tool_result`: a string or text blocks"},
-    {"is_error", AB, USED, "of a `tool_result`: `Error: ` goes before its text"},
-    {"thinking", AB, USED, "of a `thinking` block: given to the chat template"},
+    {"text", AB, USED(STR), "a string"},
+    {"id", AB, USED(STR), "of a `tool_use`"},
+    {"name", AB, USED(STR), "of a `tool_use`"},
+    {"input", AB, USED(OBJECT), "of a `tool_use`: an object"},
+    {"tool_use_id", AB, USED(STR), "of a `tool_result`"},
+    {"content", AB, USED(EITHER(STR, LIST(REF("Block")))),
+     "of a `tool_result`: a string or text blocks"},
+    {"is_error", AB, USED(BOOL), "of a `tool_result`: `Error: ` goes before its text"},
+    {"thinking", AB, USED(STR), "of a `thinking` block: given to the chat template"},
     {"signature", AB, HARMLESS, "reasoning is not checked"},
     {"data", AB, HARMLESS, "`redacted_thinking` is left out"},
     {"citations", AB, HARMLESS, "part of an earlier answer"},
     {"caller", AB, HARMLESS, "part of an earlier answer"},
     {"cache_control", AB | AT, HARMLESS, "prompts are cached by their content"},
 
-    {"type", AT, USED, "`custom`"},
-    {"name", AT | ACH, USED, "of a tool"},
-    {"description", AT, USED, "given to the chat template"},
-    {"input_schema", AT, USED, "an object: the JSON schema of the tool's input"},
-    {"strict", AT, USED, "true or false"},
+    {"type", AT, USED(WORDS("\"custom\"")), "`custom`"},
+    {"name", AT | ACH, USED(STR), "of a tool"},
+    {"description", AT, USED(STR), "given to the chat template"},
+    {"input_schema", AT, USED(OBJECT), "an object: the JSON schema of the tool's input"},
+    {"strict", AT, USED(BOOL), "true or false"},
     {"eager_input_streaming", AT, HARMLESS, "inputs are always streamed as they come"},
     {"defer_loading", AT, REFUSED, "searches of tools are not built"},
     {"allowed_callers", AT, HARMLESS, "only the client calls tools"},
     {"input_examples", AT, HARMLESS, "a hint"},
 
-    {"type", ACH, USED, "`auto`, `any`, `tool` or `none`"},
-    {"disable_parallel_tool_use", ACH, USED, "at most one call in an answer"},
+    {"type", ACH, USED(WORDS("\"auto\",\"any\",\"tool\",\"none\"")),
+     "`auto`, `any`, `tool` or `none`"},
+    {"disable_parallel_tool_use", ACH, USED(BOOL), "at most one call in an answer"},
 
-    {"type", ATH, USED, "`enabled`, `disabled`, or `adaptive` or `auto`: as the model does"},
-    {"budget_tokens", ATH, USED, "as `thinking_token_budget` of chat"},
+    {"type", ATH, USED(WORDS("\"enabled\",\"disabled\",\"adaptive\",\"auto\"")),
+     "`enabled`, `disabled`, or `adaptive` or `auto`: as the model does"},
+    {"budget_tokens", ATH, USED(INT(-1, 2147483647)), "as `thinking_token_budget` of chat"},
     {"display", ATH, HARMLESS, "reasoning is always part of the answer"},
 
-    {"format", AO, USED, "of the type `json_schema`, with a `schema`"},
-    {"effort", AO, USED, "as `reasoning_effort` of chat"},
+    {"format", AO, USED(OBJECT), "of the type `json_schema`, with a `schema`"},
+    {"effort", AO, USED(STR), "as `reasoning_effort` of chat"},
     {"task_budget", AO, HARMLESS, "a hint"},
 
-    {"type", TL | TC, USED, "`function`"},
-    {"function", TL | TC, USED, "an object"},
+    {"type", TL | TC, USED(WORDS("\"function\"")), "`function`"},
+    {"function", TL, USED(REF("Function")), "what it is"},
+    {"function", TC, USED(REF("Called")), "what it calls"},
     {"cache_control", TL, HARMLESS, "prompts are cached by their content"},
-    {"name", FN | CF, USED, "1 to 128 letters, digits or characters of `_-.:/`"},
-    {"description", FN, USED, "a string"},
-    {"parameters", FN, USED, "a JSON schema of the arguments"},
-    {"strict", FN, USED, "true: arguments always follow the schema, also with `auto`"},
-    {"id", TC, USED, "a string"},
+    {"name", FN | CF, USED(BYTES(1, 128)), "1 to 128 letters, digits or characters of `_-.:/`"},
+    {"description", FN, USED(STR), "a string"},
+    {"parameters", FN, USED(OBJECT), "a JSON schema of the arguments"},
+    {"strict", FN, USED(BOOL), "true: arguments always follow the schema, also with `auto`"},
+    {"id", TC, USED(STR), "a string"},
     {"index", TC, HARMLESS, "its place in the list counts"},
-    {"arguments", CF, USED, "a string with a JSON object; or the object"},
+    {"arguments", CF, USED(EITHER(STR, OBJECT)), "a string with a JSON object; or the object"},
     {"parsed_arguments", CF, HARMLESS, "a client's own record"},
 };
 #undef EVERY
@@ -498,43 +538,46 @@ static const struct neutral *neutral_of(const char *name)
     return NULL;
 }
 
-static const struct { /* in the order of docs/API.md */
-    uint64_t kind;
-    const char *name, *title; /* title: of its section there; NULL: it has none */
-} objects[] = {
-    {C, "/v1/completions", NULL},
-    {M, "/v1/chat/completions", NULL},
-    {T, "/tokenize", NULL},
-    {D, "/detokenize", NULL},
-    {MSG, "a message", "A message: `messages[i]`"},
-    {PRT, "a part of a message", "A part of a message: `messages[i].content[k]`"},
-    {SO, "stream_options", "`stream_options`"},
-    {RF, "response_format", "`response_format`"},
-    {TL, "a tool", "A tool: `tools[i]`"},
-    {FN, "a function", "Its function: `tools[i].function`"},
-    {TC, "a tool call", "A call: `messages[i].tool_calls[k]`"},
-    {CF, "a tool call's function", "What it calls: `messages[i].tool_calls[k].function`"},
-    {JS, "response_format.json_schema", "`response_format.json_schema`"},
-    {ST, "structured_outputs", "`structured_outputs`"},
-    {R, "/v1/responses", "`POST /v1/responses` and `/v1/responses/input_tokens`"},
-    {RM, "a message", "`/v1/responses`: `input[i]`, a message"},
-    {RC, "a function_call", "`/v1/responses`: `input[i]`, a `function_call`"},
-    {RO, "a function_call_output", "`/v1/responses`: `input[i]`, a `function_call_output`"},
-    {RR, "a reasoning item", "`/v1/responses`: `input[i]`, `reasoning`"},
-    {RP, "a part", "`/v1/responses`: a part of an item"},
-    {RT, "a tool", "`/v1/responses`: `tools[i]`"},
-    {RCH, "tool_choice", "`/v1/responses`: `tool_choice`"},
-    {RTX, "text", "`/v1/responses`: `text`"},
-    {RFM, "text.format", "`/v1/responses`: `text.format` of the type `json_schema`"},
-    {RE, "reasoning", "`reasoning` of chat and `/v1/responses`"},
-    {A, "/v1/messages", "`POST /v1/messages`"},
-    {AC, "/v1/messages/count_tokens", "`POST /v1/messages/count_tokens`"},
-    {AM, "a message", "`/v1/messages`: `messages[i]`"},
-    {AB, "a block", "`/v1/messages`: a block of `messages[i].content` or `system`"},
-    {AT, "a tool", "`/v1/messages`: `tools[i]`"},
-    {ACH, "tool_choice", "`/v1/messages`: `tool_choice`"},
-    {ATH, "thinking", "`thinking` of chat and `/v1/messages`"},
-    {AO, "output_config", "`/v1/messages`: `output_config`"}};
+static const struct bt_front_object_doc objects[] = {
+    {C, "Completion", "prompt", "/v1/completions", NULL},
+    {M, "Chat", "messages", "/v1/chat/completions", NULL},
+    {T, "Tokenize", "", "/tokenize", NULL},
+    {D, "Detokenize", "tokens", "/detokenize", NULL},
+    {MSG, "Message", "role", "a message", "A message: `messages[i]`"},
+    {PRT, "Part", "type", "a part of a message", "A part of a message: `messages[i].content[k]`"},
+    {SO, "StreamOptions", "", "stream_options", "`stream_options`"},
+    {RF, "ResponseFormat", "", "response_format", "`response_format`"},
+    {TL, "Tool", "type function", "a tool", "A tool: `tools[i]`"},
+    {FN, "Function", "name", "a function", "Its function: `tools[i].function`"},
+    {TC, "ToolCall", "function", "a tool call", "A call: `messages[i].tool_calls[k]`"},
+    {CF, "Called", "name", "a tool call's function",
+     "What it calls: `messages[i].tool_calls[k].function`"},
+    {JS, "JsonSchema", "", "response_format.json_schema", "`response_format.json_schema`"},
+    {ST, "StructuredOutputs", "", "structured_outputs", "`structured_outputs`"},
+    {R, "Responses", "input", "/v1/responses",
+     "`POST /v1/responses` and `/v1/responses/input_tokens`"},
+    {RM, "ResponsesMessage", "role", "a message", "`/v1/responses`: `input[i]`, a message"},
+    {RC, "ResponsesCall", "call_id name arguments", "a function_call",
+     "`/v1/responses`: `input[i]`, a `function_call`"},
+    {RO, "ResponsesOutput", "call_id output", "a function_call_output",
+     "`/v1/responses`: `input[i]`, a `function_call_output`"},
+    {RR, "ResponsesReasoning", "", "a reasoning item", "`/v1/responses`: `input[i]`, `reasoning`"},
+    {RP, "ResponsesPart", "type", "a part", "`/v1/responses`: a part of an item"},
+    {RT, "ResponsesTool", "", "a tool", "`/v1/responses`: `tools[i]`"},
+    {RCH, "ResponsesChoice", "", "tool_choice", "`/v1/responses`: `tool_choice`"},
+    {RTX, "ResponsesText", "", "text", "`/v1/responses`: `text`"},
+    {RFM, "ResponsesFormat", "", "text.format",
+     "`/v1/responses`: `text.format` of the type `json_schema`"},
+    {RE, "Reasoning", "", "reasoning", "`reasoning` of chat and `/v1/responses`"},
+    {A, "Messages", "max_tokens messages", "/v1/messages", "`POST /v1/messages`"},
+    {AC, "MessagesCount", "messages", "/v1/messages/count_tokens",
+     "`POST /v1/messages/count_tokens`"},
+    {AM, "Turn", "role content", "a message", "`/v1/messages`: `messages[i]`"},
+    {AB, "Block", "", "a block", "`/v1/messages`: a block of `messages[i].content` or `system`"},
+    {AT, "MessagesTool", "name input_schema", "a tool", "`/v1/messages`: `tools[i]`"},
+    {ACH, "MessagesChoice", "type", "tool_choice", "`/v1/messages`: `tool_choice`"},
+    {ATH, "Thinking", "", "thinking", "`thinking` of chat and `/v1/messages`"},
+    {AO, "OutputConfig", "", "output_config", "`/v1/messages`: `output_config`"}};
 
 static const char *object_name(uint64_t kinds)
 {
@@ -548,7 +591,7 @@ static const char *object_name(uint64_t kinds)
 
 /* ---- checking ---- */
 
-static const struct field *find(const char *name, uint64_t kinds)
+static const struct bt_front_field *find(const char *name, uint64_t kinds)
 {
     for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
         if ((fields[i].objects & kinds) && strcmp(fields[i].name, name) == 0) {
@@ -571,7 +614,7 @@ static const char *nearest(const char *name, uint64_t kind)
     const char *best = NULL;
     unsigned best_d = BT_MIN((unsigned)strnlen(name, 16) / 3, 3u) + 1;
     for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
-        bool of = (fields[i].objects & kind) && fields[i].answer == USED;
+        bool of = (fields[i].objects & kind) && fields[i].answer == FRONT_USED;
         unsigned d = of ? bt_edit_distance(name, fields[i].name) : best_d;
         if (d < best_d) {
             best_d = d;
@@ -586,7 +629,7 @@ static bool unknown(const char *name, uint64_t kind, const char *prefix, struct 
     static const unsigned bodies = C | M | T | D | R | A | AC;
     char param[64];
     const char *meant = nearest(name, kind);
-    const struct field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;
+    const struct bt_front_field *elsewhere = (kind & bodies) ? find(name, bodies) : NULL;
     put_name(param, prefix, name);
     if (meant != NULL) {
         return bt_front_fail(e, 400, param, "unknown_parameter",
@@ -599,11 +642,11 @@ static bool unknown(const char *name, uint64_t kind, const char *prefix, struct 
                              object_name(elsewhere->objects));
     }
     return bt_front_fail(e, 400, param, "unknown_parameter",
-                         "'%s' is not a field of %s; docs/API.md lists them. Leave it out", param,
+                         "'%s' is not a field of %s; /docs lists them. Leave it out", param,
                          object_name(kind));
 }
 
-static bool refuse(const struct field *f, const json_t *v, const char *prefix,
+static bool refuse(const struct bt_front_field *f, const json_t *v, const char *prefix,
                    struct bt_front_error *e)
 {
     char param[64];
@@ -630,115 +673,31 @@ bool bt_front_fields_check(const json_t *object, uint64_t kinds, const char *pre
     json_t *v;
     json_object_foreach((json_t *)object, name, v)
     {
-        const struct field *f = find(name, kinds);
+        const struct bt_front_field *f = find(name, kinds);
         if (f == NULL) {
             return unknown(name, kinds, prefix, e);
         }
-        if (f->answer == REFUSED && refuse(f, v, prefix, e)) {
+        if (f->answer == FRONT_REFUSED && refuse(f, v, prefix, e)) {
             return false;
         }
     }
     return true;
 }
 
-/* ---- docs/API.md ---- */
+/* ---- for documents ---- */
 
-#define ROUTES (C | M | T | D)
-
-static const char *const answers[] = {
-    [USED] = "supported", [HARMLESS] = "no effect", [REFUSED] = "refused"};
-
-/* The end of a field's line: what the server does with the field, and the accepted values of a
- * refused field. */
-static void put_why(struct bt_buf *out, const struct field *f)
+const struct bt_front_field *bt_front_field_at(size_t i)
 {
-    const struct neutral *n = f->answer == REFUSED ? neutral_of(f->name) : NULL;
-    bt_buf_printf(out, ": %s%s%s\n", f->why, n != NULL ? "; accepted: " : "",
-                  n != NULL ? n->doc : "");
+    return i < BT_ARRAY_LEN(fields) ? &fields[i] : NULL;
 }
 
-/* Do two fields share a line of the list about these objects? They are of the same objects and have
- * the same answer and text. */
-static bool same_line(const struct field *a, const struct field *b, unsigned of)
+const struct bt_front_object_doc *bt_front_object_at(size_t i)
 {
-    const struct neutral *na = neutral_of(a->name), *nb = neutral_of(b->name);
-    bool same = a->answer != REFUSED || strcmp(na ? na->doc : "", nb ? nb->doc : "") == 0;
-    return a->answer == b->answer && (a->objects & of) == (b->objects & of) &&
-           strcmp(a->why, b->why) == 0 && same;
+    return i < BT_ARRAY_LEN(objects) ? &objects[i] : NULL;
 }
 
-/* Writes the names of all fields in the line of fields[i]. False: an earlier field's line has
- * them. */
-static bool put_names(struct bt_buf *out, size_t i, unsigned of)
+const char *bt_front_field_neutral(const struct bt_front_field *f)
 {
-    for (size_t k = 0; k < i; k++) {
-        if (same_line(&fields[k], &fields[i], of)) {
-            return false;
-        }
-    }
-    const char *before = "- ";
-    for (size_t k = i; k < BT_ARRAY_LEN(fields); k++) {
-        if (same_line(&fields[i], &fields[k], of)) {
-            bt_buf_printf(out, "%s`%s`", before, fields[k].name);
-            before = ", ";
-        }
-    }
-    return true;
-}
-
-/* Writes the routes of a field behind its name, but for a field of completions and chat. */
-static void put_routes_of(struct bt_buf *out, const struct field *f)
-{
-    static const struct {
-        uint64_t kind;
-        const char *name;
-    } names[] = {{C, "completions"}, {M, "chat"}, {T, "tokenize"}, {D, "detokenize"}};
-    const char *before = " (";
-    if ((f->objects & ROUTES) == (C | M)) {
-        return;
-    }
-    for (size_t k = 0; k < BT_ARRAY_LEN(names); k++) {
-        if (f->objects & names[k].kind) {
-            bt_buf_printf(out, "%s%s", before, names[k].name);
-            before = ", ";
-        }
-    }
-    bt_buf_puts(out, ")");
-}
-
-/* Writes the fields of all routes that get this answer. */
-static void put_bodies(struct bt_buf *out, enum answer answer)
-{
-    bt_buf_printf(out, "**%s:**\n\n", answers[answer]);
-    for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
-        const struct field *f = &fields[i];
-        if (f->answer == answer && (f->objects & ROUTES) != 0 && put_names(out, i, ROUTES)) {
-            put_routes_of(out, f);
-            put_why(out, f);
-        }
-    }
-    bt_buf_puts(out, "\n");
-}
-
-void bt_front_fields_doc(struct bt_buf *out)
-{
-    bt_buf_puts(out, "## Bodies\n\nThe routes are `POST /v1/completions`, `/v1/chat/completions`, "
-                     "`/tokenize` and `/detokenize`. A field without a route is of "
-                     "completions and chat.\n\n");
-    put_bodies(out, USED);
-    put_bodies(out, HARMLESS);
-    put_bodies(out, REFUSED);
-    for (size_t o = 0; o < BT_ARRAY_LEN(objects); o++) {
-        if (objects[o].kind & ROUTES) {
-            continue;
-        }
-        bt_buf_printf(out, "## %s\n\n", objects[o].title);
-        for (size_t i = 0; i < BT_ARRAY_LEN(fields); i++) {
-            if ((fields[i].objects & objects[o].kind) && put_names(out, i, objects[o].kind)) {
-                bt_buf_printf(out, " (%s)", answers[fields[i].answer]);
-                put_why(out, &fields[i]);
-            }
-        }
-        bt_buf_puts(out, "\n");
-    }
+    const struct neutral *n = f->answer == FRONT_REFUSED ? neutral_of(f->name) : NULL;
+    return n != NULL ? n->doc : NULL;
 }

@@ -51,4 +51,31 @@ enum bt_front_object {
 bool bt_front_fields_check(const json_t *object, uint64_t kinds, const char *prefix,
                            struct bt_front_error *e);
 
+enum bt_front_use {
+    FRONT_USED,     /* read and checked by the parsers */
+    FRONT_HARMLESS, /* accepted with any value: it cannot change the generated text */
+    FRONT_REFUSED   /* would change the answer and is not built: only neutral values pass */
+};
+
+struct bt_front_field {
+    const char *name;
+    uint64_t objects; /* of enum bt_front_object */
+    enum bt_front_use answer;
+    const char *schema; /* USED: what it may be: members of a JSON Schema without the braces */
+    const char *why;    /* what the server does with the field */
+};
+
+struct bt_front_object_doc {
+    uint64_t kind;
+    const char *component;    /* its name among the schemas of /openapi.json */
+    const char *required;     /* fields that it must have, with spaces between */
+    const char *name, *title; /* title: of its section in docs/API.md; NULL: it has none */
+};
+
+/* Field or object number i of the tables, in the order of docs/API.md; NULL: there is none. */
+const struct bt_front_field *bt_front_field_at(size_t i);
+const struct bt_front_object_doc *bt_front_object_at(size_t i);
+/* Values that a refused field may have besides null and the like; NULL: none. */
+const char *bt_front_field_neutral(const struct bt_front_field *f);
+
 #endif

@@ -70,8 +70,9 @@ struct bt_front {
     struct bt_tokens kept_thoughts, kept_tools, thoughts_end; /* of model */
     struct bt_model_config config;
     char *model_id, *model_path;
-    char *allowed_origins;      /* "": none */
-    struct bt_front_keys *keys; /* NULL: open to all */
+    char *allowed_origins;            /* "": none */
+    struct bt_front_keys *keys;       /* NULL: open to all */
+    struct bt_buf docs_page, openapi; /* made when first asked for (front_pages.c) */
     uint64_t created_s, request_timeout_ms;
     double access_share;    /* bt_front_config.access_share */
     uint64_t access_random; /* state of the sample's random numbers, never 0 */
@@ -109,7 +110,19 @@ void bt_front_count(struct bt_front *f, int status);
 
 /* front_access.c: the access log. The note of a request holds what HTTP does not know: what its
  * header decided (front.c), and what the log adds. It is gone when the answer was sent. */
-struct bt_front_route; /* front.c */
+struct bt_front_route {
+    const char *path; /* ends with '/': a prefix */
+    const char *rest; /* what follows a prefix, for documents: "{model}"; "" */
+    bool post;
+    bool open;      /* needs no API key: for probes, scrapers and pages */
+    bool generates; /* a POST that needs one of the key's generations (concurrency=) */
+    void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+    uint64_t body;       /* of enum bt_front_object; 0: none */
+    const char *type;    /* media type of its answer */
+    const char *summary; /* for documents */
+};
+/* The table of routes (front.c). */
+const struct bt_front_route *bt_front_routes(size_t *n_p);
 struct bt_front_note {
     const struct bt_front_route *route; /* NULL: there is none */
     char tenant[33];                    /* of its API key; "": none */
@@ -151,6 +164,12 @@ void bt_front_post_count(struct bt_front *f, struct bt_http_req *req, const char
 void bt_front_post_input_tokens(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_tokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+
+/* front_pages.c: pages for people, and files for their browsers. */
+void bt_front_get_home(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_get_docs(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_get_openapi(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_get_ui(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 
 /* Cancels the requests that answered generations have left running, and frees them. */
 void bt_front_gen_end_all(struct bt_front *f);

@@ -1,12 +1,13 @@
 #!/bin/bash
-# docs/API.md from the conductor's own table of request fields (make docs). BUILD: the build directory (build).
+# docs/API.md from the conductor's own tables of routes and request fields (make docs). BUILD: the build directory (build).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cat <<'T'
-# Fields of requests
+# API
 
-`make docs` prints this file from the conductor's tables; do not edit it. Baton accepts the OpenAI API as vLLM
-extends it, OpenAI's Responses, and Anthropic's Messages (version 2023-06-01).
+`make docs` prints this file from the conductor's tables; do not edit it. A conductor shows the same tables at `/docs` (a page)
+and `/openapi.json` (OpenAPI 3.1). Baton accepts the OpenAI API as vLLM extends it, OpenAI's Responses, and Anthropic's Messages
+(version 2023-06-01).
 
 - **supported**: read and checked.
 - **no effect**: accepted with any value, because it cannot change the generated text.

@@ -429,7 +429,7 @@ static void test_routes(void **state)
         int status;
         const char *allow;
     } cases[] = {
-        {"GET", "/", "", 404, NULL},
+        {"GET", "/v2", "", 404, NULL},
         {"GET", "/v1", "", 404, NULL},
         {"POST", "/v1/embeddings", "", 404, NULL},
         {"GET", "/v1/models/x", "", 404, NULL},
