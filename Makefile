@@ -11,7 +11,7 @@
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU; TESTS=1: also
 #                        with the programs of check-gpu, to run there by tests/gpu/run)
 #   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall removes it
-#   make lint, docs      checks of the sources; docs/CONFIG.md and docs/API.md anew
+#   make lint, docs      checks of the sources; the generated documents anew
 #   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
@@ -288,6 +288,7 @@ docs: all
 	@deploy/local/gen-config-doc.sh > docs/CONFIG.md
 	@deploy/local/gen-api-doc.sh > docs/API.md
 	@deploy/local/gen-models-doc.sh > docs/MODELS.md
+	@deploy/local/gen-metrics-doc.sh > docs/METRICS.md
 install: all install-files install-system
 # Also of a bundle, which is an installation under PREFIX= with its libraries beside it.
 install-files:

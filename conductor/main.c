@@ -236,19 +236,12 @@ static void on_tick(void *arg, const struct bt_loop_tick *t)
 static void watch_loop(struct conductor *c)
 {
     static const double bounds[] = {0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1};
-    static const char ticks[] = "Duration of the control loop's turns; nothing else happens during "
-                                "a turn. clock=cpu is the CPU time of the thread.";
-    static const char longest[] = "The longest turn of the control loop since the start.";
     static const char wall[] = "clock=\"wall\"", cpu[] = "clock=\"cpu\"";
     size_t n = BT_ARRAY_LEN(bounds);
-    c->tick.wall =
-        bt_metrics_histogram(c->metrics, "baton_loop_tick_seconds", wall, ticks, bounds, n);
-    c->tick.cpu =
-        bt_metrics_histogram(c->metrics, "baton_loop_tick_seconds", cpu, ticks, bounds, n);
-    c->tick.longest_wall =
-        bt_metrics_gauge(c->metrics, "baton_loop_tick_longest_seconds", wall, longest);
-    c->tick.longest_cpu =
-        bt_metrics_gauge(c->metrics, "baton_loop_tick_longest_seconds", cpu, longest);
+    c->tick.wall = bt_metrics_histogram(c->metrics, "baton_loop_tick_seconds", wall, bounds, n);
+    c->tick.cpu = bt_metrics_histogram(c->metrics, "baton_loop_tick_seconds", cpu, bounds, n);
+    c->tick.longest_wall = bt_metrics_gauge(c->metrics, "baton_loop_tick_longest_seconds", wall);
+    c->tick.longest_cpu = bt_metrics_gauge(c->metrics, "baton_loop_tick_longest_seconds", cpu);
     bt_loop_watch(c->loop, on_tick, c);
 }
 
@@ -492,11 +485,11 @@ static void run(struct conductor *c)
 }
 
 /* The fields of requests, for docs/API.md. */
-static int print_api(void)
+static int print_doc(void (*doc)(struct bt_buf *out))
 {
     struct bt_buf text;
     bt_buf_init(&text);
-    bt_front_api_doc(&text);
+    doc(&text);
     bool ok = fwrite(text.data, 1, text.len, stdout) == text.len && fflush(stdout) == 0;
     bt_buf_cleanup(&text);
     return ok ? 0 : BT_EXIT_FAILED;
@@ -507,7 +500,10 @@ int main(int argc, char **argv)
     static struct conductor c;
     int exit_code = 0;
     if (argc == 2 && strcmp(argv[1], "--print-api") == 0) {
-        return print_api();
+        return print_doc(bt_front_api_doc);
+    }
+    if (argc == 2 && strcmp(argv[1], "--print-metrics") == 0) {
+        return print_doc(bt_metrics_doc);
     }
     if (!bt_conf_main(bt_conductor_schema(), argc, argv, &c.conf, &exit_code)) {
         return exit_code;

@@ -128,10 +128,8 @@ struct bt_role_job *bt_role_job_create(struct bt_loop *loop, struct bt_etcd *etc
     j->conf = *conf;
     j->conf.cluster = j->cluster = bt_strdup(conf->cluster);
     j->conf.name = j->name = bt_strdup(conf->name);
-    j->m_owner = bt_metrics_gauge(metrics, "baton_role_policy_owner", NULL,
-                                  "1: this conductor decides the workers' roles (sched.roles).");
-    j->m_changes = bt_metrics_counter(metrics, "baton_role_policy_changes_total", NULL,
-                                      "Roles that this conductor's policy has changed.");
+    j->m_owner = bt_metrics_gauge(metrics, "baton_role_policy_owner", NULL);
+    j->m_changes = bt_metrics_counter(metrics, "baton_role_policy_changes_total", NULL);
     char *key = bt_sprintf("/baton/%s/jobs/roles", j->cluster);
     j->owner = bt_owner_start(etcd, key, j->name, LEASE_S, &ops, j);
     free(key);

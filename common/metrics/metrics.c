@@ -8,13 +8,13 @@
 #include <string.h>
 
 #include "common/base/base.h"
-
-typedef enum { COUNTER, GAUGE, HISTOGRAM } metric_type_t;
+#include "common/metrics/table.h"
 
 struct bt_metric {
     struct bt_metric *next; /* in order of registration */
-    char *name, *labels, *help;
-    metric_type_t type;
+    char *name, *labels;
+    const char *help; /* of its row; NULL: it has none */
+    bt_metric_type_t type;
     _Atomic uint64_t *count; /* counter: value; histogram: observations. Usually points to
                                 own_count */
     _Atomic uint64_t own_count;
@@ -48,7 +48,6 @@ void bt_metrics_destroy(struct bt_metrics *m)
         next = s->next;
         free(s->name);
         free(s->labels);
-        free(s->help);
         free(s->bounds);
         free((void *)s->buckets);
         free(s);
@@ -56,15 +55,17 @@ void bt_metrics_destroy(struct bt_metrics *m)
     free(m);
 }
 
-static struct bt_metric *add(struct bt_metrics *m, metric_type_t type, const char *name,
-                             const char *labels, const char *help)
+static struct bt_metric *add(struct bt_metrics *m, bt_metric_type_t type, const char *name,
+                             const char *labels)
 {
     struct bt_metric *s = bt_calloc(1, sizeof(*s));
     s->type = type;
     s->count = &s->own_count;
     s->name = bt_strdup(name);
     s->labels = bt_strdup(labels == NULL ? "" : labels);
-    s->help = bt_strdup(help);
+    const struct bt_metric_row *row = bt_metric_row(name);
+    BT_ASSERT(row == NULL || row->type == type);
+    s->help = row != NULL ? row->help : NULL;
     /* Series of one name must be adjacent in the text format. */
     struct bt_metric *after = NULL;
     for (struct bt_metric *i = m->first; i != NULL; i = i->next) {
@@ -83,22 +84,20 @@ static struct bt_metric *add(struct bt_metrics *m, metric_type_t type, const cha
     return s;
 }
 
-struct bt_metric *bt_metrics_counter(struct bt_metrics *m, const char *name, const char *labels,
-                                     const char *help)
+struct bt_metric *bt_metrics_counter(struct bt_metrics *m, const char *name, const char *labels)
 {
-    return add(m, COUNTER, name, labels, help);
+    return add(m, BT_METRIC_COUNTER, name, labels);
 }
 
-struct bt_metric *bt_metrics_gauge(struct bt_metrics *m, const char *name, const char *labels,
-                                   const char *help)
+struct bt_metric *bt_metrics_gauge(struct bt_metrics *m, const char *name, const char *labels)
 {
-    return add(m, GAUGE, name, labels, help);
+    return add(m, BT_METRIC_GAUGE, name, labels);
 }
 
 struct bt_metric *bt_metrics_histogram(struct bt_metrics *m, const char *name, const char *labels,
-                                       const char *help, const double *bounds, size_t n)
+                                       const double *bounds, size_t n)
 {
-    struct bt_metric *s = add(m, HISTOGRAM, name, labels, help);
+    struct bt_metric *s = add(m, BT_METRIC_HISTOGRAM, name, labels);
     s->n_bounds = n;
     s->bounds = bt_calloc(n + 1, sizeof(double));
     memcpy(s->bounds, bounds, n * sizeof(double));
@@ -143,7 +142,7 @@ void bt_metric_add(struct bt_metric *s, uint64_t n)
 
 void bt_metric_share(struct bt_metric *s, _Atomic uint64_t *at)
 {
-    BT_ASSERT(s->type == COUNTER);
+    BT_ASSERT(s->type == BT_METRIC_COUNTER);
     _Atomic uint64_t *to = at != NULL ? at : &s->own_count;
     uint64_t v = atomic_load(s->count);
     if (to != s->count) {
@@ -176,8 +175,9 @@ void bt_metric_observe(struct bt_metric *s, double v)
 
 double bt_metric_value(const struct bt_metric *s)
 {
-    return s->type == COUNTER ? (double)atomic_load_explicit(s->count, memory_order_relaxed)
-                              : from_bits(atomic_load_explicit(&s->bits, memory_order_relaxed));
+    return s->type == BT_METRIC_COUNTER
+               ? (double)atomic_load_explicit(s->count, memory_order_relaxed)
+               : from_bits(atomic_load_explicit(&s->bits, memory_order_relaxed));
 }
 
 static void put_number(struct bt_buf *out, double v)
@@ -242,15 +242,16 @@ void bt_metrics_render(const struct bt_metrics *m, struct bt_buf *out)
             m->refresh[i].fn(m->refresh[i].arg);
         }
     }
-    static const char *const type_name[] = {"counter", "gauge", "histogram"};
     const char *last = "";
     for (const struct bt_metric *s = m->first; s != NULL; s = s->next) {
         if (strcmp(last, s->name) != 0) {
-            bt_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", s->name, s->help, s->name,
-                          type_name[s->type]);
+            if (s->help != NULL) {
+                bt_buf_printf(out, "# HELP %s %s\n", s->name, s->help);
+            }
+            bt_buf_printf(out, "# TYPE %s %s\n", s->name, bt_metric_type_names[s->type]);
             last = s->name;
         }
-        if (s->type == HISTOGRAM) {
+        if (s->type == BT_METRIC_HISTOGRAM) {
             render_histogram(out, s);
         } else {
             put_series(out, s, "", "");

@@ -247,12 +247,8 @@ void bt_tls_watch(struct bt_tls *t, struct bt_loop *loop, struct bt_metrics *met
         char *label = bt_metrics_label("use", t->key);
         pthread_mutex_lock(&t->lock);
         t->m_not_after =
-            bt_metrics_gauge(metrics, "baton_tls_certificate_not_after_seconds", label,
-                             "When this daemon's certificate ends, seconds since 1970");
-        t->m_refused =
-            bt_metrics_counter(metrics, "baton_tls_peers_refused_total", label,
-                               "Certificates of others that were refused, and calls that "
-                               "their roles do not allow");
+            bt_metrics_gauge(metrics, "baton_tls_certificate_not_after_seconds", label);
+        t->m_refused = bt_metrics_counter(metrics, "baton_tls_peers_refused_total", label);
         bt_metric_set(t->m_not_after, (double)t->own.not_after_s);
         pthread_mutex_unlock(&t->lock);
         free(label);

@@ -13,9 +13,6 @@ static const double queue_bounds[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 
 static const double mask_bounds[] = {1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3};
 
 static const double error_bounds[] = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1, 2, 5};
-static const char error_help[] = "Error of the predicted duration of engine steps: the difference "
-                                 "from the actual duration, divided by it.";
-
 struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
 {
     static const char *const reasons[BT_REASONS] = {"stop", "length", "abort", "error", "handoff"};
@@ -26,102 +23,61 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     char *name = bt_metrics_label("model_name", model);
     char *l = bt_sprintf("%s,engine=\"0\"", name);
     free(name);
-    s->running = bt_metrics_gauge(m, "baton_worker_requests_running", l,
-                                  "Requests that hold a sequence slot of the engine.");
-    s->waiting = bt_metrics_gauge(m, "baton_worker_requests_waiting", l,
-                                  "Requests that wait for KV to land, a slot or pages.");
-    s->kv_usage = bt_metrics_gauge(m, "vllm:kv_cache_usage_perc", l,
-                                   "Share of the engine's KV pages in use, 0 to 1.");
-    s->prompt_tokens = bt_metrics_counter(m, "baton_worker_prompt_tokens_total", l,
-                                          "Prompt tokens computed (recomputation included).");
-    s->prompt_cached = bt_metrics_counter(m, "baton_worker_prompt_tokens_cached_total", l,
-                                          "Prompt tokens whose KV was loaded and not computed.");
-    s->generation_tokens =
-        bt_metrics_counter(m, "baton_worker_generation_tokens_total", l, "Tokens sampled.");
-    s->preemptions = bt_metrics_counter(m, "vllm:num_preemptions_total", l,
-                                        "Preemptions: a row lost its pages to another row.");
-    s->reloaded = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"reloaded\"",
-                                     "Tokens of preempted rows, by how their KV came back.");
-    s->recomputed = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"recomputed\"",
-                                       "Tokens of preempted rows, by how their KV came back.");
-    s->prefix_queries = bt_metrics_counter(m, "vllm:prefix_cache_queries_total", l,
-                                           "Prompt tokens looked up in the pool.");
-    s->prefix_hits = bt_metrics_counter(m, "vllm:prefix_cache_hits_total", l,
-                                        "Prompt tokens found in the pool.");
+    s->running = bt_metrics_gauge(m, "baton_worker_requests_running", l);
+    s->waiting = bt_metrics_gauge(m, "baton_worker_requests_waiting", l);
+    s->kv_usage = bt_metrics_gauge(m, "vllm:kv_cache_usage_perc", l);
+    s->prompt_tokens = bt_metrics_counter(m, "baton_worker_prompt_tokens_total", l);
+    s->prompt_cached = bt_metrics_counter(m, "baton_worker_prompt_tokens_cached_total", l);
+    s->generation_tokens = bt_metrics_counter(m, "baton_worker_generation_tokens_total", l);
+    s->preemptions = bt_metrics_counter(m, "vllm:num_preemptions_total", l);
+    s->reloaded = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"reloaded\"");
+    s->recomputed = bt_metrics_counter(m, "baton_worker_resumed_tokens_total", "kv=\"recomputed\"");
+    s->prefix_queries = bt_metrics_counter(m, "vllm:prefix_cache_queries_total", l);
+    s->prefix_hits = bt_metrics_counter(m, "vllm:prefix_cache_hits_total", l);
     for (int i = 0; i < BT_REASONS; i++) {
         char *fl = bt_sprintf("%s,finished_reason=\"%s\"", l, reasons[i]);
-        s->finished[i] =
-            bt_metrics_counter(m, "baton_worker_requests_ended_total", fl,
-                               "Requests that ended on this worker, by reason; handoff: prefilled "
-                               "here, decoded elsewhere.");
+        s->finished[i] = bt_metrics_counter(m, "baton_worker_requests_ended_total", fl);
         free(fl);
     }
-    s->iteration_tokens =
-        bt_metrics_histogram(m, "vllm:iteration_tokens_total", l, "Tokens of one engine step.",
-                             tokens_bounds, BT_ARRAY_LEN(tokens_bounds));
-    s->queue_time =
-        bt_metrics_histogram(m, "baton_worker_queue_seconds", l,
-                             "Time from the submission of a request until it has a slot and pages.",
-                             queue_bounds, BT_ARRAY_LEN(queue_bounds));
-    s->beam_searches =
-        bt_metrics_counter(m, "baton_worker_beam_searches_total", NULL, "Beam searches begun.");
-    s->beam_copies = bt_metrics_counter(m, "baton_worker_beam_page_copies_total", NULL,
-                                        "Last pages copied because several beams continue one.");
-    s->compile_time =
-        bt_metrics_histogram(m, "baton_worker_grammar_compile_seconds", NULL,
-                             "Time to get a submission's compiled grammar, from the cache or anew.",
-                             mask_bounds, BT_ARRAY_LEN(mask_bounds));
-    s->mask_time =
-        bt_metrics_histogram(m, "baton_worker_mask_seconds", NULL,
-                             "Time of a mask thread for one row of a step that follows a grammar.",
-                             mask_bounds, BT_ARRAY_LEN(mask_bounds));
-    s->mask_wait = bt_metrics_histogram(
-        m, "baton_worker_mask_wait_seconds", NULL,
-        "Time that the engine thread has waited for the masks of a step with constrained rows.",
-        mask_bounds, BT_ARRAY_LEN(mask_bounds));
-    s->masks_late =
-        bt_metrics_counter(m, "baton_worker_masks_late_total", NULL,
-                           "Rows that sat out a step because their mask took too long for it.");
-    s->grammars_failed = bt_metrics_counter(
-        m, "baton_worker_grammars_failed_total", NULL,
-        "Requests that ended because their grammar could not be compiled or followed.");
-    s->steps = bt_metrics_counter(m, "baton_worker_steps_total", NULL, "Engine steps.");
+    s->iteration_tokens = bt_metrics_histogram(m, "vllm:iteration_tokens_total", l, tokens_bounds,
+                                               BT_ARRAY_LEN(tokens_bounds));
+    s->queue_time = bt_metrics_histogram(m, "baton_worker_queue_seconds", l, queue_bounds,
+                                         BT_ARRAY_LEN(queue_bounds));
+    s->beam_searches = bt_metrics_counter(m, "baton_worker_beam_searches_total", NULL);
+    s->beam_copies = bt_metrics_counter(m, "baton_worker_beam_page_copies_total", NULL);
+    s->compile_time = bt_metrics_histogram(m, "baton_worker_grammar_compile_seconds", NULL,
+                                           mask_bounds, BT_ARRAY_LEN(mask_bounds));
+    s->mask_time = bt_metrics_histogram(m, "baton_worker_mask_seconds", NULL, mask_bounds,
+                                        BT_ARRAY_LEN(mask_bounds));
+    s->mask_wait = bt_metrics_histogram(m, "baton_worker_mask_wait_seconds", NULL, mask_bounds,
+                                        BT_ARRAY_LEN(mask_bounds));
+    s->masks_late = bt_metrics_counter(m, "baton_worker_masks_late_total", NULL);
+    s->grammars_failed = bt_metrics_counter(m, "baton_worker_grammars_failed_total", NULL);
+    s->steps = bt_metrics_counter(m, "baton_worker_steps_total", NULL);
     s->step_error[0] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"decode\"",
-                                            error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
+                                            error_bounds, BT_ARRAY_LEN(error_bounds));
     s->step_error[1] = bt_metrics_histogram(m, "baton_worker_step_error_ratio", "step=\"prompt\"",
-                                            error_help, error_bounds, BT_ARRAY_LEN(error_bounds));
-    s->drafts = bt_metrics_counter(m, "vllm:spec_decode_num_drafts_total", l,
-                                   "Rows of steps that had drafts.");
-    s->draft_tokens = bt_metrics_counter(m, "vllm:spec_decode_num_draft_tokens_total", l,
-                                         "Drafts: tokens that steps tried behind a row's next.");
-    s->drafts_accepted = bt_metrics_counter(m, "vllm:spec_decode_num_accepted_tokens_total", l,
-                                            "Drafts that were accepted.");
+                                            error_bounds, BT_ARRAY_LEN(error_bounds));
+    s->drafts = bt_metrics_counter(m, "vllm:spec_decode_num_drafts_total", l);
+    s->draft_tokens = bt_metrics_counter(m, "vllm:spec_decode_num_draft_tokens_total", l);
+    s->drafts_accepted = bt_metrics_counter(m, "vllm:spec_decode_num_accepted_tokens_total", l);
     for (uint32_t i = 0; i < BT_SPEC_MAX; i++) {
         char *pl = bt_sprintf("%s,position=\"%u\"", l, i);
         s->accepted_at[i] =
-            bt_metrics_counter(m, "vllm:spec_decode_num_accepted_tokens_per_pos_total", pl,
-                               "Drafts that were accepted, by their place behind the row's next.");
+            bt_metrics_counter(m, "vllm:spec_decode_num_accepted_tokens_per_pos_total", pl);
         free(pl);
     }
-    s->pages_free = bt_metrics_gauge(m, "baton_worker_pages_free", NULL, "Free KV pages.");
-    s->wb_done =
-        bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"done\"",
-                           "Generated blocks that were to go back to the pool, by result.");
+    s->pages_free = bt_metrics_gauge(m, "baton_worker_pages_free", NULL);
+    s->wb_done = bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"done\"");
     s->wb_skipped =
-        bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"skipped\"",
-                           "Generated blocks that were to go back to the pool, by result.");
+        bt_metrics_counter(m, "baton_worker_writeback_blocks_total", "result=\"skipped\"");
     char *il = bt_sprintf("role=\"%s\",version=\"%s\"", kind, bt_version());
-    bt_metric_set(bt_metrics_gauge(m, "baton_worker_info", il, "Role and version."), 1);
+    bt_metric_set(bt_metrics_gauge(m, "baton_worker_info", il), 1);
     free(il);
-    s->role[0] = bt_metrics_gauge(m, "baton_worker_role", "role=\"prefill\"",
-                                  "1 while the worker offers this role.");
-    s->role[1] = bt_metrics_gauge(m, "baton_worker_role", "role=\"decode\"",
-                                  "1 while the worker offers this role.");
-    static const char mixed_help[] =
-        "Time limit of steps with prompts beside rows (of=step), and of steps that a row joins, "
-        "with its wait (of=gap). 0: such steps have at most 256 tokens of prompts.";
-    s->mixed[0] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"step\"", mixed_help);
-    s->mixed[1] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"gap\"", mixed_help);
+    s->role[0] = bt_metrics_gauge(m, "baton_worker_role", "role=\"prefill\"");
+    s->role[1] = bt_metrics_gauge(m, "baton_worker_role", "role=\"decode\"");
+    s->mixed[0] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"step\"");
+    s->mixed[1] = bt_metrics_gauge(m, "baton_worker_mixed_step_seconds", "of=\"gap\"");
     free(l);
     return s;
 }
@@ -139,19 +95,14 @@ void bt_wstats_cache_config(struct bt_wstats *s, uint32_t block_tokens, uint32_t
     char *l = bt_sprintf("engine=\"0\",block_size=\"%u\",num_gpu_blocks=\"%u\","
                          "enable_prefix_caching=\"True\"",
                          block_tokens, pages);
-    bt_metric_set(bt_metrics_gauge(s->registry, "vllm:cache_config_info", l,
-                                   "Configuration of the KV cache, as labels."),
-                  1);
+    bt_metric_set(bt_metrics_gauge(s->registry, "vllm:cache_config_info", l), 1);
     free(l);
 }
 
 void bt_wstats_engine(struct bt_wstats *s, const char *plugin, const char *device, bool exact)
 {
     char *l = bt_sprintf("plugin=\"%s\",device=\"%s\",exact=\"%d\"", plugin, device, exact);
-    bt_metric_set(bt_metrics_gauge(s->registry, "baton_worker_engine_info", l,
-                                   "The engine; exact: a row's result does not depend on its "
-                                   "neighbours, on chunking, on the cache or on the worker."),
-                  1);
+    bt_metric_set(bt_metrics_gauge(s->registry, "baton_worker_engine_info", l), 1);
     free(l);
 }
 

@@ -402,33 +402,20 @@ static void create_metrics(struct bt_front *f)
         } else {
             snprintf(labels, sizeof(labels), "code=\"other\"");
         }
-        f->m.by_code[i] = bt_metrics_counter(m, "baton_http_responses_total", labels,
-                                             "HTTP responses by status.");
+        f->m.by_code[i] = bt_metrics_counter(m, "baton_http_responses_total", labels);
     }
-    f->m.gone = bt_metrics_counter(m, "baton_http_disconnects_total", NULL,
-                                   "Clients that left, or read too slowly, before their answer's "
-                                   "end.");
-    f->m.slow = bt_metrics_counter(m, "baton_http_slow_readers_total", NULL,
-                                   "Streams that ended with an error because their client was too "
-                                   "far behind.");
-    f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL,
-                                 "Generations whose client is still waiting.");
+    f->m.gone = bt_metrics_counter(m, "baton_http_disconnects_total", NULL);
+    f->m.slow = bt_metrics_counter(m, "baton_http_slow_readers_total", NULL);
+    f->m.open = bt_metrics_gauge(m, "baton_http_generations_open", NULL);
     for (uint32_t i = 1; i < BT_ARRAY_LEN(f->m.constrained); i++) {
         char labels[48];
         snprintf(labels, sizeof(labels), "kind=\"%s\"", bt_front_grammar_name(i));
-        f->m.constrained[i] =
-            bt_metrics_counter(m, "baton_http_constrained_total", labels,
-                               "Generations whose answers follow a grammar, by its kind.");
+        f->m.constrained[i] = bt_metrics_counter(m, "baton_http_constrained_total", labels);
     }
-    f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL, "Open HTTP connections.");
-    f->m.unheard = bt_metrics_counter(
-        m, "baton_http_connections_unheard_total", NULL,
-        "Connections closed before one of their requests was read, because no descriptor was free, "
-        "conductor.http.conns_max was reached, or too many connections had no accepted request.");
-    static const char bytes[] = "Bytes of memory for answers: text and logprobs that are kept "
-                                "until they are sent, and output that clients have not read.";
-    f->m.held = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"generations\"", bytes);
-    f->m.unsent = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"unsent\"", bytes);
+    f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL);
+    f->m.unheard = bt_metrics_counter(m, "baton_http_connections_unheard_total", NULL);
+    f->m.held = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"generations\"");
+    f->m.unsent = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"unsent\"");
 }
 
 static uint32_t longest_piece(const struct bt_tokenizer *tok)

@@ -14,31 +14,23 @@ static void register_latencies(struct bt_machine *mc)
                                  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
     static const double queue[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
     struct bt_metrics *m = mc->metrics;
-    mc->m.queue =
-        bt_metrics_histogram(m, "vllm:request_queue_time_seconds", mc->labels,
-                             "Time from the request's last byte to the start of its prefill.",
-                             queue, BT_ARRAY_LEN(queue));
-    mc->m.ttft = bt_metrics_histogram(m, "vllm:time_to_first_token_seconds", mc->labels,
-                                      "Time from the request's last byte to its first token.", ttft,
+    mc->m.queue = bt_metrics_histogram(m, "vllm:request_queue_time_seconds", mc->labels, queue,
+                                       BT_ARRAY_LEN(queue));
+    mc->m.ttft = bt_metrics_histogram(m, "vllm:time_to_first_token_seconds", mc->labels, ttft,
                                       BT_ARRAY_LEN(ttft));
-    mc->m.itl = bt_metrics_histogram(m, "vllm:inter_token_latency_seconds", mc->labels,
-                                     "Time between two tokens of a request, including re-plans.",
-                                     itl, BT_ARRAY_LEN(itl));
-    mc->m.e2e = bt_metrics_histogram(m, "vllm:e2e_request_latency_seconds", mc->labels,
-                                     "Time from the request's last byte to its end.", e2e,
+    mc->m.itl = bt_metrics_histogram(m, "vllm:inter_token_latency_seconds", mc->labels, itl,
+                                     BT_ARRAY_LEN(itl));
+    mc->m.e2e = bt_metrics_histogram(m, "vllm:e2e_request_latency_seconds", mc->labels, e2e,
                                      BT_ARRAY_LEN(e2e));
 }
 
 static void register_errors(struct bt_machine *mc)
 {
     static const double bounds[] = {0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1, 2, 5};
-    static const char help[] =
-        "Error of the plans' predictions: the difference from the actual time, divided by the "
-        "actual time. Requests that were planned again are not counted.";
     mc->m.ttft_error = bt_metrics_histogram(mc->metrics, "baton_plan_error_ratio", "of=\"ttft\"",
-                                            help, bounds, BT_ARRAY_LEN(bounds));
+                                            bounds, BT_ARRAY_LEN(bounds));
     mc->m.tbt_error = bt_metrics_histogram(mc->metrics, "baton_plan_error_ratio", "of=\"tbt\"",
-                                           help, bounds, BT_ARRAY_LEN(bounds));
+                                           bounds, BT_ARRAY_LEN(bounds));
 }
 
 static void register_reasons(struct bt_machine *mc)
@@ -50,35 +42,24 @@ static void register_reasons(struct bt_machine *mc)
     char l[256];
     for (size_t i = 0; i < BT_SUCCESS_REASONS; i++) {
         snprintf(l, sizeof(l), "%s,finished_reason=\"%s\"", mc->labels, success[i]);
-        mc->m.finished[i] = bt_metrics_counter(mc->metrics, "vllm:request_success_total", l,
-                                               "Requests by how they ended.");
+        mc->m.finished[i] = bt_metrics_counter(mc->metrics, "vllm:request_success_total", l);
     }
     for (size_t i = 0; i < BT_REJECT_REASONS; i++) {
         snprintf(l, sizeof(l), "reason=\"%s\"", reject[i]);
-        mc->m.rejected[i] = bt_metrics_counter(mc->metrics, "baton_requests_rejected_total", l,
-                                               "Requests answered with an error, by its reason.");
+        mc->m.rejected[i] = bt_metrics_counter(mc->metrics, "baton_requests_rejected_total", l);
     }
     for (size_t i = 0; i < BT_SCHED_REASONS; i++) {
         for (int local = 0; local < 2; local++) {
             snprintf(l, sizeof(l), "kind=\"%s\",reason=\"%s\"", local ? "local" : "disaggregated",
                      bt_sched_reason_names[i]);
-            mc->m.plan[local][i] =
-                bt_sched_reason_of[i][local]
-                    ? bt_metrics_counter(mc->metrics, "baton_plan_total", l,
-                                         "Plans, with prefill and decode on two workers or on one.")
-                    : NULL;
+            mc->m.plan[local][i] = bt_sched_reason_of[i][local]
+                                       ? bt_metrics_counter(mc->metrics, "baton_plan_total", l)
+                                       : NULL;
         }
     }
-    mc->m.fetch_plans = bt_metrics_counter(
-        mc->metrics, "baton_plan_fetches_total", NULL,
-        "Plans that fetch a part of the prompt's KV from other nodes' kvstores.");
-    mc->m.fetch_tokens =
-        bt_metrics_counter(mc->metrics, "baton_plan_fetch_tokens_total", NULL,
-                           "Prompt tokens whose KV plans fetch from other nodes' kvstores.");
-    mc->m.places_short = bt_metrics_counter(
-        mc->metrics, "baton_plan_places_short_total", NULL,
-        "Plans with prefill and decode on two workers where a decode worker would have computed "
-        "the prompt sooner beside its rows, but had too few places (engine.max_slots).");
+    mc->m.fetch_plans = bt_metrics_counter(mc->metrics, "baton_plan_fetches_total", NULL);
+    mc->m.fetch_tokens = bt_metrics_counter(mc->metrics, "baton_plan_fetch_tokens_total", NULL);
+    mc->m.places_short = bt_metrics_counter(mc->metrics, "baton_plan_places_short_total", NULL);
 }
 
 void bt_machine_register(struct bt_machine *mc)
@@ -87,27 +68,14 @@ void bt_machine_register(struct bt_machine *mc)
     register_latencies(mc);
     register_errors(mc);
     register_reasons(mc);
-    mc->m.running = bt_metrics_gauge(m, "vllm:num_requests_running", mc->labels,
-                                     "Requests that run on workers.");
-    mc->m.waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", mc->labels,
-                                     "Requests that wait for a place or a worker.");
-    mc->m.prompt = bt_metrics_counter(m, "vllm:prompt_tokens_total", mc->labels,
-                                      "Prompt tokens of requests that got a first token.");
-    mc->m.generation = bt_metrics_counter(m, "vllm:generation_tokens_total", mc->labels,
-                                          "Tokens given to clients.");
-    mc->m.cached = bt_metrics_counter(m, "vllm:prompt_tokens_cached_total", mc->labels,
-                                      "Prompt tokens whose KV was not computed again.");
-    mc->m.replanned = bt_metrics_counter(m, "baton_requests_replanned_total", NULL,
-                                         "Plans made again after a failure.");
-    mc->m.stuck =
-        bt_metrics_counter(m, "baton_requests_stuck_total", NULL,
-                           "Requests that made no progress although their workers are alive.");
-    mc->m.moved = bt_metrics_counter(m, "baton_requests_moved_total", NULL,
-                                     "Plans made again because a node or daemon is leaving.");
-    mc->m.stale = bt_metrics_counter(m, "baton_stale_messages_total", NULL,
-                                     "Messages of workers and kvstores that were dropped because "
-                                     "they belong to an older epoch or repeat an earlier message.");
-    mc->m.ended_late =
-        bt_metrics_counter(m, "baton_requests_never_ended_total", NULL,
-                           "Requests given to a worker that never reported their end.");
+    mc->m.running = bt_metrics_gauge(m, "vllm:num_requests_running", mc->labels);
+    mc->m.waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", mc->labels);
+    mc->m.prompt = bt_metrics_counter(m, "vllm:prompt_tokens_total", mc->labels);
+    mc->m.generation = bt_metrics_counter(m, "vllm:generation_tokens_total", mc->labels);
+    mc->m.cached = bt_metrics_counter(m, "vllm:prompt_tokens_cached_total", mc->labels);
+    mc->m.replanned = bt_metrics_counter(m, "baton_requests_replanned_total", NULL);
+    mc->m.stuck = bt_metrics_counter(m, "baton_requests_stuck_total", NULL);
+    mc->m.moved = bt_metrics_counter(m, "baton_requests_moved_total", NULL);
+    mc->m.stale = bt_metrics_counter(m, "baton_stale_messages_total", NULL);
+    mc->m.ended_late = bt_metrics_counter(m, "baton_requests_never_ended_total", NULL);
 }

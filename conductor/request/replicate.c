@@ -17,10 +17,8 @@ void bt_replicate_init(struct bt_machine *mc, uint64_t now_ns)
     struct bt_replicate *r = &mc->replicate;
     bt_sched_copies_init(&r->copies, mc->conf.replica_bytes_per_s, mc->conf.replica_uses,
                          (double)now_ns / 1e6);
-    r->started = bt_metrics_counter(mc->metrics, "baton_replicas_started_total", NULL,
-                                    "Copies of hot prefixes that were ordered.");
-    r->blocks = bt_metrics_counter(mc->metrics, "baton_replica_blocks_total", NULL,
-                                   "Blocks that these copies have put into slabs.");
+    r->started = bt_metrics_counter(mc->metrics, "baton_replicas_started_total", NULL);
+    r->blocks = bt_metrics_counter(mc->metrics, "baton_replica_blocks_total", NULL);
 }
 
 /* The key of the last block stands for the whole prefix. */

@@ -122,25 +122,14 @@ struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
     v->conf.model = v->model;
     bt_list_init(&v->sessions);
     v->index = bt_holders_create(conf->index_keys_max);
-    v->m.down = bt_metrics_counter(metrics, "baton_sessions_down_total", NULL,
-                                   "Sessions with workers and kvstores that broke.");
-    v->m.mismatch = bt_metrics_counter(metrics, "baton_sessions_refused_total", NULL,
-                                       "Sessions refused because the peer does not match.");
-    v->m.gaps =
-        bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL,
-                           "Gaps in kvstores' block events (each is followed by a resync).");
-    v->m.index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL,
-                                       "Entries of the index of cached prefixes "
-                                       "(conductor.index_blocks).");
-    v->m.index_full = bt_metrics_counter(
-        metrics, "baton_index_refused_total", NULL,
-        "Entries that the index refused because it was full (conductor.index_blocks).");
-    v->m.misnamed = bt_metrics_gauge(metrics, "baton_members_misnamed", NULL,
-                                     "Members whose model.served_name is not this conductor's.");
-    v->m.up[0] =
-        bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"", "Sessions that are up.");
-    v->m.up[1] =
-        bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"kvstore\"", "Sessions that are up.");
+    v->m.down = bt_metrics_counter(metrics, "baton_sessions_down_total", NULL);
+    v->m.mismatch = bt_metrics_counter(metrics, "baton_sessions_refused_total", NULL);
+    v->m.gaps = bt_metrics_counter(metrics, "baton_block_event_gaps_total", NULL);
+    v->m.index_keys = bt_metrics_gauge(metrics, "baton_index_blocks", NULL);
+    v->m.index_full = bt_metrics_counter(metrics, "baton_index_refused_total", NULL);
+    v->m.misnamed = bt_metrics_gauge(metrics, "baton_members_misnamed", NULL);
+    v->m.up[0] = bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"worker\"");
+    v->m.up[1] = bt_metrics_gauge(metrics, "baton_sessions_up", "kind=\"kvstore\"");
     v->rules = bt_session_rules;
     if (conf->heartbeat_ms != 0) {
         v->rules.heartbeat_ms = v->rules.tick_ms = conf->heartbeat_ms;

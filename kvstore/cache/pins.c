@@ -461,14 +461,10 @@ struct bt_pins *bt_pins_create(const struct bt_pins_config *c)
     }
     if (c->metrics != NULL) {
         static const char *const tiers[] = {"tier=\"slab\"", "tier=\"ssd\""};
-        p->m.pins = bt_metrics_gauge(c->metrics, "baton_pool_pins", NULL,
-                                     "Pins (batonctl pin) that this kvstore knows");
+        p->m.pins = bt_metrics_gauge(c->metrics, "baton_pool_pins", NULL);
         for (int t = 0; t < BT_PIN_TIERS; t++) {
-            p->m.held[t] = bt_metrics_gauge(c->metrics, "baton_pool_pinned_blocks", tiers[t],
-                                            "Blocks that pins protect from eviction");
-            p->m.beyond[t] = bt_metrics_gauge(
-                c->metrics, "baton_pool_pin_beyond_blocks", tiers[t],
-                "Pinned blocks that are not protected: kvstore.pin_max is reached");
+            p->m.held[t] = bt_metrics_gauge(c->metrics, "baton_pool_pinned_blocks", tiers[t]);
+            p->m.beyond[t] = bt_metrics_gauge(c->metrics, "baton_pool_pin_beyond_blocks", tiers[t]);
         }
     }
     bt_timer_start(c->loop, &p->tick, TICK_MS, TICK_MS, on_tick, p);

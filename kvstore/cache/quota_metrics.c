@@ -55,11 +55,9 @@ static void row_create(struct bt_quota_metrics *q, struct row *r, const char *te
     char *label = bt_metrics_label("tenant", tenant);
     for (int t = 0; t < BT_TENANT_TIERS; t++) {
         char *labels = bt_sprintf("%s,tier=\"%s\"", label, tiers[t]);
-        r->used[t] = bt_metrics_gauge(q->m, "baton_pool_tenant_blocks", labels,
-                                      "Slots that a tenant has; (others): all that have no rule");
+        r->used[t] = bt_metrics_gauge(q->m, "baton_pool_tenant_blocks", labels);
         if (named) {
-            r->max[t] = bt_metrics_gauge(q->m, "baton_pool_tenant_quota_blocks", labels,
-                                         "Slots that a tenant keeps when others want room");
+            r->max[t] = bt_metrics_gauge(q->m, "baton_pool_tenant_quota_blocks", labels);
         }
         free(labels);
     }

@@ -515,12 +515,9 @@ bt_status_t bt_tier_create(const struct bt_tier_config *c, const struct bt_ssd_c
     }
     if (c->metrics != NULL) {
         static const char *const name = "baton_kvstore_ssd_loads_total";
-        static const char *const help = "Blocks brought from the SSD into the slab for a request";
-        t->m.hits = bt_metrics_counter(c->metrics, name, "result=\"ok\"", help);
-        t->m.failed = bt_metrics_counter(c->metrics, name, "result=\"failed\"", help);
-        t->m.late = bt_metrics_counter(
-            c->metrics, "baton_kvstore_ssd_late_total", NULL,
-            "Requests that stopped waiting before all of their blocks had come from the SSD");
+        t->m.hits = bt_metrics_counter(c->metrics, name, "result=\"ok\"");
+        t->m.failed = bt_metrics_counter(c->metrics, name, "result=\"failed\"");
+        t->m.late = bt_metrics_counter(c->metrics, "baton_kvstore_ssd_late_total", NULL);
     }
     *t_p = t;
     return BT_OK;

@@ -403,33 +403,19 @@ static void metrics_create(struct bt_fetches *fs, struct bt_metrics *m)
                                     0.2,   0.5,   1,     2,    5,    10};
     const char *bytes = "baton_kvstore_fetched_bytes_total",
                *pieces = "baton_kvstore_fetches_total";
-    const char *bytes_help =
-        "KV bytes fetched from other nodes for a prefix, by the tier where they were";
-    const char *help = "Transfers of blocks from other nodes, by result (lacking: the source had "
-                       "only some of the blocks)";
-    fs->m.bytes[BT_RATE_SLAB] = bt_metrics_counter(m, bytes, "tier=\"slab\"", bytes_help);
-    fs->m.bytes[BT_RATE_SSD] = bt_metrics_counter(m, bytes, "tier=\"ssd\"", bytes_help);
-    fs->m.ok = bt_metrics_counter(m, pieces, "result=\"ok\"", help);
-    fs->m.lacking = bt_metrics_counter(m, pieces, "result=\"lacking\"", help);
-    fs->m.failed = bt_metrics_counter(m, pieces, "result=\"failed\"", help);
-    fs->m.replaced = bt_metrics_counter(m, "baton_kvstore_fetch_replaced_total", NULL,
-                                        "Blocks asked of another source after one had failed or "
-                                        "lacked them");
-    fs->m.late =
-        bt_metrics_counter(m, "baton_kvstore_gather_late_total", NULL,
-                           "Requests that stopped waiting before all of their prefix had come");
-    fs->m.overlaps = bt_metrics_counter(m, "baton_kvstore_tails_total", NULL,
-                                        "Prefixes that were loaded from their end while a worker "
-                                        "computed from their beginning");
-    fs->m.overlap_blocks =
-        bt_metrics_counter(m, "baton_kvstore_tail_blocks_total", NULL,
-                           "Blocks of these ends that arrived in time for the worker");
-    fs->m.piece_s = bt_metrics_histogram(m, "baton_kvstore_fetch_seconds", NULL,
-                                         "Time from asking another node for blocks to having them",
-                                         bounds, BT_ARRAY_LEN(bounds));
-    fs->m.wait_s = bt_metrics_histogram(m, "baton_kvstore_gather_seconds", NULL,
-                                        "Time that reservations waited for their prefix", bounds,
-                                        BT_ARRAY_LEN(bounds));
+    fs->m.bytes[BT_RATE_SLAB] = bt_metrics_counter(m, bytes, "tier=\"slab\"");
+    fs->m.bytes[BT_RATE_SSD] = bt_metrics_counter(m, bytes, "tier=\"ssd\"");
+    fs->m.ok = bt_metrics_counter(m, pieces, "result=\"ok\"");
+    fs->m.lacking = bt_metrics_counter(m, pieces, "result=\"lacking\"");
+    fs->m.failed = bt_metrics_counter(m, pieces, "result=\"failed\"");
+    fs->m.replaced = bt_metrics_counter(m, "baton_kvstore_fetch_replaced_total", NULL);
+    fs->m.late = bt_metrics_counter(m, "baton_kvstore_gather_late_total", NULL);
+    fs->m.overlaps = bt_metrics_counter(m, "baton_kvstore_tails_total", NULL);
+    fs->m.overlap_blocks = bt_metrics_counter(m, "baton_kvstore_tail_blocks_total", NULL);
+    fs->m.piece_s =
+        bt_metrics_histogram(m, "baton_kvstore_fetch_seconds", NULL, bounds, BT_ARRAY_LEN(bounds));
+    fs->m.wait_s =
+        bt_metrics_histogram(m, "baton_kvstore_gather_seconds", NULL, bounds, BT_ARRAY_LEN(bounds));
 }
 
 struct bt_fetches *bt_fetches_create(const struct bt_fetches_config *c)

@@ -55,15 +55,10 @@ struct bt_fetch_server *bt_fetch_server_create(const struct bt_fetch_server_conf
     sv->blocks_max = n.total / 2;
     if (c->metrics != NULL) {
         static const char *const name = "baton_kvstore_offered_blocks_total";
-        static const char *const help =
-            "Blocks that other nodes asked for, by the tier where they were";
-        sv->m.slab = bt_metrics_counter(c->metrics, name, "tier=\"slab\"", help);
-        sv->m.ssd = bt_metrics_counter(c->metrics, name, "tier=\"ssd\"", help);
-        sv->m.lacking = bt_metrics_counter(c->metrics, name, "tier=\"none\"", help);
-        sv->m.refused =
-            bt_metrics_counter(c->metrics, "baton_kvstore_offers_refused_total", NULL,
-                               "Fetches of other nodes that were refused: not a member, "
-                               "or too many at once");
+        sv->m.slab = bt_metrics_counter(c->metrics, name, "tier=\"slab\"");
+        sv->m.ssd = bt_metrics_counter(c->metrics, name, "tier=\"ssd\"");
+        sv->m.lacking = bt_metrics_counter(c->metrics, name, "tier=\"none\"");
+        sv->m.refused = bt_metrics_counter(c->metrics, "baton_kvstore_offers_refused_total", NULL);
     }
     return sv;
 }

@@ -41,49 +41,27 @@ void bt_grant_metrics_create(struct bt_grants *gs, struct bt_metrics *ms)
     static const char *const states[4] = {"state=\"free\"", "state=\"writing\"", "state=\"sealed\"",
                                           "state=\"quarantine\""};
     for (int i = 0; i < 4; i++) {
-        gs->m.slots[i] =
-            bt_metrics_gauge(ms, "baton_pool_slots", states[i], "Slots of the slab by state");
+        gs->m.slots[i] = bt_metrics_gauge(ms, "baton_pool_slots", states[i]);
     }
-    gs->m.transit = bt_metrics_gauge(ms, "baton_pool_transit_slots", NULL,
-                                     "Slots that only receive a hand-off");
-    gs->m.leases = bt_metrics_gauge(ms, "baton_pool_leases", NULL, "Leases on slots");
-    gs->m.copies =
-        bt_metrics_gauge(ms, "baton_pool_copies", NULL,
-                         "Blocks fetched from other nodes that only one request has used so far");
-    gs->m.fetching = bt_metrics_gauge(ms, "baton_kvstore_fetching", NULL,
-                                      "Running transfers from other nodes' caches");
-    gs->m.served = bt_metrics_gauge(ms, "baton_kvstore_offers", NULL,
-                                    "Running transfers to other nodes' caches");
-    gs->m.grants = bt_metrics_gauge(ms, "baton_kvstore_grants", NULL, "Open grants");
-    gs->m.opens =
-        bt_metrics_gauge(ms, "baton_kvstore_opens", NULL, "Grants that local workers have opened");
-    gs->m.workers =
-        bt_metrics_gauge(ms, "baton_kvstore_workers", NULL, "Local workers known and not dead");
-    gs->m.passing = bt_metrics_gauge(ms, "baton_kvstore_stream_slots", NULL,
-                                     "Slots with blocks of prompts that are too large for a slab, "
-                                     "on their way to the SSD or from it");
-    gs->m.overlaps = bt_metrics_gauge(ms, "baton_kvstore_tail_slots", NULL,
-                                      "Slots that hold the end of a prefix beside those of its "
-                                      "grant, until the worker has loaded it");
+    gs->m.transit = bt_metrics_gauge(ms, "baton_pool_transit_slots", NULL);
+    gs->m.leases = bt_metrics_gauge(ms, "baton_pool_leases", NULL);
+    gs->m.copies = bt_metrics_gauge(ms, "baton_pool_copies", NULL);
+    gs->m.fetching = bt_metrics_gauge(ms, "baton_kvstore_fetching", NULL);
+    gs->m.served = bt_metrics_gauge(ms, "baton_kvstore_offers", NULL);
+    gs->m.grants = bt_metrics_gauge(ms, "baton_kvstore_grants", NULL);
+    gs->m.opens = bt_metrics_gauge(ms, "baton_kvstore_opens", NULL);
+    gs->m.workers = bt_metrics_gauge(ms, "baton_kvstore_workers", NULL);
+    gs->m.passing = bt_metrics_gauge(ms, "baton_kvstore_stream_slots", NULL);
+    gs->m.overlaps = bt_metrics_gauge(ms, "baton_kvstore_tail_slots", NULL);
     const char *passed = "baton_kvstore_stream_blocks_total";
-    const char *passed_help = "Blocks of prompts that are too large for a slab: written to the SSD "
-                              "(out), and read for a worker (in)";
-    gs->m.passed_out = bt_metrics_counter(ms, passed, "way=\"out\"", passed_help);
-    gs->m.passed_in = bt_metrics_counter(ms, passed, "way=\"in\"", passed_help);
-    gs->m.hits = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"hit\"",
-                                    "Prompt blocks looked up");
-    gs->m.misses = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"miss\"",
-                                      "Prompt blocks looked up");
-    gs->m.sealed =
-        bt_metrics_counter(ms, "baton_kvstore_blocks_sealed_total", NULL, "Blocks indexed");
-    gs->m.duplicates =
-        bt_metrics_counter(ms, "baton_kvstore_blocks_duplicate_total", NULL,
-                           "Sealed blocks dropped because the slab had them already");
-    gs->m.evicted =
-        bt_metrics_counter(ms, "baton_kvstore_blocks_evicted_total", NULL, "Blocks evicted");
-    gs->m.killed = bt_metrics_counter(ms, "baton_kvstore_workers_killed_total", NULL,
-                                      "Workers killed because they kept revoked slots");
-    gs->m.failed = bt_metrics_counter(ms, "baton_kvstore_grants_failed_total", NULL,
-                                      "Grants that could not be completed");
+    gs->m.passed_out = bt_metrics_counter(ms, passed, "way=\"out\"");
+    gs->m.passed_in = bt_metrics_counter(ms, passed, "way=\"in\"");
+    gs->m.hits = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"hit\"");
+    gs->m.misses = bt_metrics_counter(ms, "baton_kvstore_prefix_blocks_total", "result=\"miss\"");
+    gs->m.sealed = bt_metrics_counter(ms, "baton_kvstore_blocks_sealed_total", NULL);
+    gs->m.duplicates = bt_metrics_counter(ms, "baton_kvstore_blocks_duplicate_total", NULL);
+    gs->m.evicted = bt_metrics_counter(ms, "baton_kvstore_blocks_evicted_total", NULL);
+    gs->m.killed = bt_metrics_counter(ms, "baton_kvstore_workers_killed_total", NULL);
+    gs->m.failed = bt_metrics_counter(ms, "baton_kvstore_grants_failed_total", NULL);
     bt_metrics_refresh(ms, metrics_update, gs);
 }

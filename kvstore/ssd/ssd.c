@@ -652,24 +652,17 @@ static void adopt(struct bt_ssd *s, struct bt_ssd_found *found, uint32_t n)
 static void metrics_create(struct bt_ssd *s, struct bt_metrics *ms)
 {
     static const char *const err = "baton_ssd_errors_total";
-    static const char *const errs = "Failed reads, failed writes and wrong checksums of the SSD";
-    s->m.read_bytes =
-        bt_metrics_counter(ms, "baton_ssd_read_bytes_total", NULL, "Bytes read from the SSD");
-    s->m.written_bytes =
-        bt_metrics_counter(ms, "baton_ssd_written_bytes_total", NULL, "Bytes written to the SSD");
-    s->m.read_errors = bt_metrics_counter(ms, err, "what=\"read\"", errs);
-    s->m.write_errors = bt_metrics_counter(ms, err, "what=\"write\"", errs);
-    s->m.crc_errors = bt_metrics_counter(ms, err, "what=\"crc\"", errs);
-    s->m.evicted = bt_metrics_counter(ms, "baton_ssd_blocks_evicted_total", NULL,
-                                      "Blocks removed from the SSD to make room for others");
-    s->m.dropped =
-        bt_metrics_counter(ms, "baton_ssd_blocks_dropped_total", NULL,
-                           "Writes that had to wait, or were not made, because the backlog "
-                           "was full or no slot was free");
-    s->m.blocks = bt_metrics_gauge(ms, "baton_ssd_blocks", NULL, "Blocks on the SSD");
-    s->m.slots = bt_metrics_gauge(ms, "baton_ssd_slots", NULL, "Slots of the SSD's slab file");
-    s->m.backlog = bt_metrics_gauge(ms, "baton_ssd_backlog", NULL, "Blocks waiting to be written");
-    s->m.up = bt_metrics_gauge(ms, "baton_ssd_up", NULL, "1 while the SSD is used");
+    s->m.read_bytes = bt_metrics_counter(ms, "baton_ssd_read_bytes_total", NULL);
+    s->m.written_bytes = bt_metrics_counter(ms, "baton_ssd_written_bytes_total", NULL);
+    s->m.read_errors = bt_metrics_counter(ms, err, "what=\"read\"");
+    s->m.write_errors = bt_metrics_counter(ms, err, "what=\"write\"");
+    s->m.crc_errors = bt_metrics_counter(ms, err, "what=\"crc\"");
+    s->m.evicted = bt_metrics_counter(ms, "baton_ssd_blocks_evicted_total", NULL);
+    s->m.dropped = bt_metrics_counter(ms, "baton_ssd_blocks_dropped_total", NULL);
+    s->m.blocks = bt_metrics_gauge(ms, "baton_ssd_blocks", NULL);
+    s->m.slots = bt_metrics_gauge(ms, "baton_ssd_slots", NULL);
+    s->m.backlog = bt_metrics_gauge(ms, "baton_ssd_backlog", NULL);
+    s->m.up = bt_metrics_gauge(ms, "baton_ssd_up", NULL);
 }
 
 /* The files are open: starts the tier. Takes ownership of the contents of f. */

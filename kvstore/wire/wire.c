@@ -225,22 +225,16 @@ uint32_t bt_wire_first_card(const struct bt_wire *w)
 
 static void card_metrics(struct bt_metrics *m, struct bt_wire_card_state *k, struct bt_wx_card *x)
 {
-    const char *bytes = "KV bytes moved over a network card",
-               *segs = "KV segments moved over a network card";
     char sent[128], received[128], *name = bt_metrics_label("interface", k->card.ifname);
     snprintf(sent, sizeof(sent), "%s,dir=\"sent\"", name);
     snprintf(received, sizeof(received), "%s,dir=\"received\"", name);
-    x->sent_bytes = bt_metrics_counter(m, "baton_kv_card_bytes_total", sent, bytes);
-    x->recv_bytes = bt_metrics_counter(m, "baton_kv_card_bytes_total", received, bytes);
-    x->sent_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", sent, segs);
-    x->recv_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", received, segs);
-    k->up = bt_metrics_gauge(
-        m, "baton_kv_card_up", name,
-        "1 while the card's link is up and every session that should use the card does");
-    k->paths = bt_metrics_gauge(m, "baton_kv_card_lanes", name,
-                                "Paths to other kvstores over this card, in either direction");
-    k->failures = bt_metrics_counter(m, "baton_kv_card_failures_total", name,
-                                     "Times that the card was taken out of use");
+    x->sent_bytes = bt_metrics_counter(m, "baton_kv_card_bytes_total", sent);
+    x->recv_bytes = bt_metrics_counter(m, "baton_kv_card_bytes_total", received);
+    x->sent_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", sent);
+    x->recv_segs = bt_metrics_counter(m, "baton_kv_card_segments_total", received);
+    k->up = bt_metrics_gauge(m, "baton_kv_card_up", name);
+    k->paths = bt_metrics_gauge(m, "baton_kv_card_lanes", name);
+    k->failures = bt_metrics_counter(m, "baton_kv_card_failures_total", name);
     free(name);
     bt_metric_set(k->up, k->good);
 }
@@ -322,37 +316,23 @@ static void make_metrics(struct bt_wire *w, struct bt_metrics *m, struct bt_wx_m
 {
     static const double bounds[] = {0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
                                     0.2,   0.5,   1,     2,    5,    10};
-    const char *segs = "KV segments moved between nodes",
-               *drops = "KV messages that were dropped, by reason";
-    x->sent_bytes =
-        bt_metrics_counter(m, "baton_kv_sent_bytes_total", NULL, "KV bytes sent to other nodes");
-    x->recv_bytes = bt_metrics_counter(m, "baton_kv_received_bytes_total", NULL,
-                                       "KV bytes received from other nodes and found correct");
-    x->sent_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"sent\"", segs);
-    x->recv_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"received\"", segs);
-    x->resent_segs = bt_metrics_counter(
-        m, "baton_kv_resent_segments_total", NULL,
-        "KV segments sent again over another network card, after one had failed");
-    x->unordered = bt_metrics_counter(
-        m, "baton_kv_unordered_messages_total", NULL,
-        "KV messages whose bytes came out of order, because UCX used several connections for one");
-    x->crc_errors = bt_metrics_counter(m, "baton_kv_crc_errors_total", NULL,
-                                       "Received KV segments with a wrong CRC");
+    x->sent_bytes = bt_metrics_counter(m, "baton_kv_sent_bytes_total", NULL);
+    x->recv_bytes = bt_metrics_counter(m, "baton_kv_received_bytes_total", NULL);
+    x->sent_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"sent\"");
+    x->recv_segs = bt_metrics_counter(m, "baton_kv_segments_total", "dir=\"received\"");
+    x->resent_segs = bt_metrics_counter(m, "baton_kv_resent_segments_total", NULL);
+    x->unordered = bt_metrics_counter(m, "baton_kv_unordered_messages_total", NULL);
+    x->crc_errors = bt_metrics_counter(m, "baton_kv_crc_errors_total", NULL);
     const char *name = "baton_kv_dropped_messages_total";
-    x->drop_unknown = bt_metrics_counter(m, name, "reason=\"unknown_stream\"", drops);
-    x->drop_stale = bt_metrics_counter(m, name, "reason=\"stale\"", drops);
-    x->drop_garbled = bt_metrics_counter(m, name, "reason=\"garbled\"", drops);
-    x->drop_duplicate = bt_metrics_counter(m, name, "reason=\"duplicate\"", drops);
-    w->peers_up = bt_metrics_gauge(m, "baton_kv_peer_sessions", NULL,
-                                   "Sessions with other kvstores that are up, either direction");
-    w->sessions_lost = bt_metrics_counter(m, "baton_kv_peer_sessions_lost_total", NULL,
-                                          "Sessions with other kvstores that ended after being up");
-    w->flows_failed = bt_metrics_counter(m, "baton_kv_flows_failed_total", NULL,
-                                         "Incoming transfers that did not complete");
+    x->drop_unknown = bt_metrics_counter(m, name, "reason=\"unknown_stream\"");
+    x->drop_stale = bt_metrics_counter(m, name, "reason=\"stale\"");
+    x->drop_garbled = bt_metrics_counter(m, name, "reason=\"garbled\"");
+    x->drop_duplicate = bt_metrics_counter(m, name, "reason=\"duplicate\"");
+    w->peers_up = bt_metrics_gauge(m, "baton_kv_peer_sessions", NULL);
+    w->sessions_lost = bt_metrics_counter(m, "baton_kv_peer_sessions_lost_total", NULL);
+    w->flows_failed = bt_metrics_counter(m, "baton_kv_flows_failed_total", NULL);
     w->flow_seconds =
-        bt_metrics_histogram(m, "baton_kv_transfer_seconds", NULL,
-                             "Time from the first to the last segment of an incoming transfer",
-                             bounds, BT_ARRAY_LEN(bounds));
+        bt_metrics_histogram(m, "baton_kv_transfer_seconds", NULL, bounds, BT_ARRAY_LEN(bounds));
 }
 
 /* The host:port where KV over gRPC is received. */
@@ -418,8 +398,7 @@ bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_r
     make_metrics(w, metrics, &xc.m);
     if (!conf->over_grpc) {
         xc.process_restarts =
-            bt_metrics_counter(metrics, "baton_kv_wire_process_losses_total", NULL,
-                               "Times that the process with UCX ended and was started again");
+            bt_metrics_counter(metrics, "baton_kv_wire_process_losses_total", NULL);
     }
     xc.layout = &w->layout;
     xc.arg = w;

@@ -402,7 +402,7 @@ static void share_counters(struct bt_wx_config *conf)
     C.metrics = bt_metrics_create();
     for (uint32_t i = 0; i < n; i++) {
         snprintf(label, sizeof(label), "i=\"%u\"", i);
-        *list[i] = bt_metrics_counter(C.metrics, "shared", label, "see the kvstore's");
+        *list[i] = bt_metrics_counter(C.metrics, "shared", label);
         bt_metric_share(*list[i], &C.board->counters[i]);
     }
 }

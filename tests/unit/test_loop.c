@@ -191,12 +191,10 @@ static void metrics_render_as_prometheus_reads_them(void **state)
     (void)state;
     struct bt_metrics *m = bt_metrics_create();
     static const double bounds[] = {0.1, 1};
-    struct bt_metric *free_slots =
-        bt_metrics_gauge(m, "baton_pool_slots", "state=\"free\"", "Slots by state.");
-    struct bt_metric *sent = bt_metrics_counter(m, "baton_kv_sent_bytes_total", NULL, "Bytes.");
-    struct bt_metric *h = bt_metrics_histogram(m, "t_seconds", "m=\"x\"", "Time.", bounds, 2);
-    struct bt_metric *sealed =
-        bt_metrics_gauge(m, "baton_pool_slots", "state=\"sealed\"", "Slots by state.");
+    struct bt_metric *free_slots = bt_metrics_gauge(m, "baton_pool_slots", "state=\"free\"");
+    struct bt_metric *sent = bt_metrics_counter(m, "baton_kv_sent_bytes_total", NULL);
+    struct bt_metric *h = bt_metrics_histogram(m, "t_seconds", "m=\"x\"", bounds, 2);
+    struct bt_metric *sealed = bt_metrics_gauge(m, "baton_pool_slots", "state=\"sealed\"");
     bt_metric_set(free_slots, 12);
     bt_metric_set(sealed, 0.5);
     bt_metric_add(sent, 1ull << 40);
@@ -209,14 +207,13 @@ static void metrics_render_as_prometheus_reads_them(void **state)
     struct bt_buf out;
     bt_buf_init(&out);
     bt_metrics_render(m, &out);
-    assert_string_equal(out.data, "# HELP baton_pool_slots Slots by state.\n"
+    assert_string_equal(out.data, "# HELP baton_pool_slots Slots of the slab by state.\n"
                                   "# TYPE baton_pool_slots gauge\n"
                                   "baton_pool_slots{state=\"free\"} 12\n"
                                   "baton_pool_slots{state=\"sealed\"} 0.5\n"
-                                  "# HELP baton_kv_sent_bytes_total Bytes.\n"
+                                  "# HELP baton_kv_sent_bytes_total KV bytes sent to other nodes.\n"
                                   "# TYPE baton_kv_sent_bytes_total counter\n"
                                   "baton_kv_sent_bytes_total 1099511627776\n"
-                                  "# HELP t_seconds Time.\n"
                                   "# TYPE t_seconds histogram\n"
                                   "t_seconds_bucket{m=\"x\",le=\"0.1\"} 1\n"
                                   "t_seconds_bucket{m=\"x\",le=\"1\"} 2\n"
@@ -244,7 +241,7 @@ static void a_counter_elsewhere(void **state)
     (void)state;
     _Atomic uint64_t at = 5; /* of an earlier process */
     struct bt_metrics *m = bt_metrics_create();
-    struct bt_metric *c = bt_metrics_counter(m, "t_total", NULL, "Test.");
+    struct bt_metric *c = bt_metrics_counter(m, "t_total", NULL);
     bt_metric_add(c, 2);
     bt_metric_share(c, &at);
     assert_int_equal((int)bt_metric_value(c), 7);
@@ -263,7 +260,7 @@ static void gauges_are_of_the_moment_they_are_asked_for(void **state)
 {
     (void)state;
     struct bt_metrics *m = bt_metrics_create();
-    struct level l = {.gauge = bt_metrics_gauge(m, "level", NULL, "Level.")};
+    struct level l = {.gauge = bt_metrics_gauge(m, "level", NULL)};
     bt_metrics_refresh(m, take_level, &l);
     for (l.now = 1; l.now < 4; l.now++) {
         struct bt_buf out;

@@ -191,9 +191,9 @@ static int setup(void **state)
     uint32_t n = bt_wx_counters(&K.conf, list);
     for (uint32_t i = 0; i < n; i++) {
         snprintf(err, sizeof(err), "i=\"%u\"", i);
-        *list[i] = bt_metrics_counter(K.metrics, "counters", err, "Test.");
+        *list[i] = bt_metrics_counter(K.metrics, "counters", err);
     }
-    K.conf.process_restarts = bt_metrics_counter(K.metrics, "losses", NULL, "Test.");
+    K.conf.process_restarts = bt_metrics_counter(K.metrics, "losses", NULL);
     K.x = bt_wx_create(&K.conf);
     return 0;
 }
