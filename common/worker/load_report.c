@@ -169,5 +169,7 @@ void bt_wload_publish(struct bt_wcore *c)
     bt_metric_set(s->running, c->reqs.n_active);
     bt_metric_set(s->waiting, c->reqs.n_queue + c->reqs.n_waiting);
     bt_metric_set(s->pages_free, pages_free);
-    bt_metric_set(s->kv_usage, 1.0 - (double)pages_free / c->info->pages);
+    double used = 1.0 - (double)pages_free / c->info->pages;
+    bt_metric_set(s->kv_usage, used);
+    bt_metric_set(s->kv_usage_old, used);
 }

@@ -26,6 +26,7 @@ struct bt_wstats *bt_wstats_create(const char *model, const char *kind)
     s->running = bt_metrics_gauge(m, "baton_worker_requests_running", l);
     s->waiting = bt_metrics_gauge(m, "baton_worker_requests_waiting", l);
     s->kv_usage = bt_metrics_gauge(m, "vllm:kv_cache_usage_perc", l);
+    s->kv_usage_old = bt_metrics_gauge(m, "vllm:gpu_cache_usage_perc", l);
     s->prompt_tokens = bt_metrics_counter(m, "baton_worker_prompt_tokens_total", l);
     s->prompt_cached = bt_metrics_counter(m, "baton_worker_prompt_tokens_cached_total", l);
     s->generation_tokens = bt_metrics_counter(m, "baton_worker_generation_tokens_total", l);

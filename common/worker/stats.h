@@ -46,7 +46,7 @@ struct bt_wload_shared {
 
 struct bt_wstats {
     struct bt_metrics *registry;
-    struct bt_metric *running, *waiting, *kv_usage;
+    struct bt_metric *running, *waiting, *kv_usage, *kv_usage_old;
     struct bt_metric *prompt_tokens, *prompt_cached, *generation_tokens, *preemptions;
     struct bt_metric *reloaded, *recomputed;
     struct bt_metric *prefix_queries, *prefix_hits;

@@ -208,6 +208,8 @@ struct bt_expect {
 struct bt_machine_metrics {
     struct bt_metric *ttft, *queue, *itl, *e2e, *finished[BT_SUCCESS_REASONS], *running, *waiting,
         *prompt, *generation;
+    struct bt_metric *tpot, *prefill, *decode, *inference; /* times of a request */
+    struct bt_metric *prompt_length, *answer_length, *longest_answer, *max_tokens, *choices;
     struct bt_metric *ttft_error, *tbt_error;
     struct bt_metric *replanned, *stuck, *moved, *stale, *ended_late, *cached;
     struct bt_metric *fetch_plans, *fetch_tokens, *places_short;

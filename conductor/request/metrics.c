@@ -14,6 +14,7 @@ static void register_latencies(struct bt_machine *mc)
                                  30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
     static const double queue[] = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
     struct bt_metrics *m = mc->metrics;
+    const char *l = mc->labels;
     mc->m.queue = bt_metrics_histogram(m, "vllm:request_queue_time_seconds", mc->labels, queue,
                                        BT_ARRAY_LEN(queue));
     mc->m.ttft = bt_metrics_histogram(m, "vllm:time_to_first_token_seconds", mc->labels, ttft,
@@ -22,6 +23,33 @@ static void register_latencies(struct bt_machine *mc)
                                      BT_ARRAY_LEN(itl));
     mc->m.e2e = bt_metrics_histogram(m, "vllm:e2e_request_latency_seconds", mc->labels, e2e,
                                      BT_ARRAY_LEN(e2e));
+    mc->m.tpot =
+        bt_metrics_histogram(m, "vllm:time_per_output_token_seconds", l, itl, BT_ARRAY_LEN(itl));
+    mc->m.prefill =
+        bt_metrics_histogram(m, "vllm:request_prefill_time_seconds", l, e2e, BT_ARRAY_LEN(e2e));
+    mc->m.decode =
+        bt_metrics_histogram(m, "vllm:request_decode_time_seconds", l, e2e, BT_ARRAY_LEN(e2e));
+    mc->m.inference =
+        bt_metrics_histogram(m, "vllm:request_inference_time_seconds", l, e2e, BT_ARRAY_LEN(e2e));
+}
+
+/* Also vLLM's buckets: 1, 2, 5 times the powers of ten. They do not depend on the model's context,
+ * so that the series of several models can be added. */
+static void register_lengths(struct bt_machine *mc)
+{
+    static const double tokens[] = {1,    2,    5,    10,    20,    50,    100,    200,    500,
+                                    1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000};
+    static const double choices[] = {1, 2, 5, 10, 20};
+    struct bt_metrics *m = mc->metrics;
+    const char *l = mc->labels;
+    size_t n = BT_ARRAY_LEN(tokens);
+    mc->m.prompt_length = bt_metrics_histogram(m, "vllm:request_prompt_tokens", l, tokens, n);
+    mc->m.answer_length = bt_metrics_histogram(m, "vllm:request_generation_tokens", l, tokens, n);
+    mc->m.longest_answer =
+        bt_metrics_histogram(m, "vllm:request_max_num_generation_tokens", l, tokens, n);
+    mc->m.max_tokens = bt_metrics_histogram(m, "vllm:request_params_max_tokens", l, tokens, n);
+    mc->m.choices =
+        bt_metrics_histogram(m, "vllm:request_params_n", l, choices, BT_ARRAY_LEN(choices));
 }
 
 static void register_errors(struct bt_machine *mc)
@@ -66,6 +94,7 @@ void bt_machine_register(struct bt_machine *mc)
 {
     struct bt_metrics *m = mc->metrics;
     register_latencies(mc);
+    register_lengths(mc);
     register_errors(mc);
     register_reasons(mc);
     mc->m.running = bt_metrics_gauge(m, "vllm:num_requests_running", mc->labels);

@@ -31,10 +31,40 @@ static uint32_t tokens_of(const struct bt_request *r)
 
 /* ---- the end ---- */
 
+/* The phases of a request that has a first token, as vLLM divides them. */
+static void observe_times(const struct bt_request *r)
+{
+    const struct bt_machine_metrics *m = &r->mc->m;
+    double first = (double)(r->first_ns - r->spec.received_ns) / 1e9;
+    double prefill = BT_MAX(first - BT_MAX(r->usage.queue_ms, 0.0) / 1e3, 0.0);
+    double decode = (double)(r->last_ns - r->first_ns) / 1e9;
+    bt_metric_observe(m->prefill, prefill);
+    bt_metric_observe(m->decode, decode);
+    bt_metric_observe(m->inference, prefill + decode);
+}
+
+static void observe_lengths(const struct bt_request *r)
+{
+    const struct bt_machine_metrics *m = &r->mc->m;
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < r->spec.n; i++) {
+        longest = BT_MAX(longest, r->choices[i].journal.n);
+    }
+    bt_metric_observe(m->prompt_length, (double)r->spec.prompt.n);
+    bt_metric_observe(m->answer_length, tokens_of(r));
+    bt_metric_observe(m->longest_answer, longest);
+    bt_metric_observe(m->max_tokens, r->spec.max_tokens);
+    bt_metric_observe(m->choices, r->spec.n);
+}
+
 static void observe_end(struct bt_request *r, int success, uint64_t now_ns)
 {
     bt_metric_add(r->mc->m.finished[success], 1);
     bt_metric_observe(r->mc->m.e2e, (double)(now_ns - r->spec.received_ns) / 1e9);
+    if (r->first_ns != 0) {
+        observe_times(r);
+        observe_lengths(r);
+    }
 }
 
 /* Ends all sequences. The request then only waits for their workers to end. */
@@ -181,6 +211,7 @@ static void observe_token(struct bt_sequence *sq, struct bt_choice *c, uint64_t 
     /* Answers of a beam search come whole: their gaps say nothing. */
     if (c->last_ns != 0 && r->spec.beams.width == 0) {
         bt_metric_observe(mc->m.itl, (double)(now_ns - c->last_ns) / 1e9);
+        bt_metric_observe(mc->m.tpot, (double)(now_ns - c->last_ns) / 1e9);
         bt_outcome_gap(c, now_ns);
     }
     r->last_ns = c->last_ns = now_ns;
