@@ -18,6 +18,7 @@
 struct args {
     const char *file;
     bool check, check_values; /* --check; --check=values: without checks of this host */
+    bool print_values;
     const char *sets[SETS_MAX];
     size_t n_sets;
 };
@@ -61,6 +62,8 @@ static bool parse_args(const struct bt_conf_schema *s, int argc, char **argv, st
             a->check = true;
         } else if (strcmp(arg, "--check=values") == 0) {
             a->check = a->check_values = true;
+        } else if (strcmp(arg, "--print-values") == 0) {
+            a->print_values = true;
         } else {
             *code = 0;
             if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
@@ -408,6 +411,12 @@ bool bt_conf_main(const struct bt_conf_schema *s, int argc, char **argv, void *c
             s->describe(conf, text, sizeof(text));
         }
         printf("baton-%s: the configuration is good\n%s", s->daemon, text);
+        *exit_code = 0;
+        bt_conf_cleanup(s, conf);
+        return false;
+    }
+    if (a.print_values) {
+        bt_conf_print_values(s, conf);
         *exit_code = 0;
         bt_conf_cleanup(s, conf);
         return false;

@@ -32,6 +32,8 @@ void bt_conf_set_list(const struct bt_conf_row *row, void *conf, const char *con
 bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *conf, bool *whole_p);
 void bt_conf_print_help(const struct bt_conf_schema *s);
 void bt_conf_print_example(const struct bt_conf_schema *s);
+/* "key: value" for each key; nothing behind the colon: it is not set. A list has commas. */
+void bt_conf_print_values(const struct bt_conf_schema *s, const void *conf);
 /* The daemon's section of docs/CONFIG.md without the keys that all daemons have; common: only
  * those. */
 void bt_conf_print_docs(const struct bt_conf_schema *s, bool common);

@@ -67,6 +67,8 @@ void bt_conf_print_help(const struct bt_conf_schema *s)
            "  --check            check the configuration, and the addresses, directories and\n"
            "                     model that it names on this host, and exit (0 good, 2 not)\n"
            "  --check=values     check the values only\n"
+           "  --print-values     print every key with its value, as the file, the environment\n"
+           "                     and --set make it, and exit\n"
            "  --print-example    print a commented configuration file and exit\n"
            "  --version, --help\n\n"
            "Every key can also be set by the environment: kv.block_tokens is\n"
@@ -142,6 +144,49 @@ void bt_conf_print_example(const struct bt_conf_schema *s)
     printf("# /etc/baton/%s.yaml: defaults are commented out.\n", s->daemon);
     bt_conf_each(s, collect_row, &all);
     example_section(&all, "", 0);
+}
+
+/* ---- --print-values ---- */
+
+struct values {
+    const char *conf;
+};
+
+static void value_row(void *arg, const struct bt_conf_row *r)
+{
+    const struct values *v = arg;
+    const void *at = v->conf + r->offset;
+    char number[40] = "";
+    if (r->hidden) {
+        return;
+    }
+    printf("%s: ", r->key);
+    switch (r->type) {
+    case BT_CONF_STR:
+    case BT_CONF_ADDR: printf("%s", *(char *const *)at != NULL ? *(char *const *)at : ""); break;
+    case BT_CONF_BOOL: printf("%s", *(const bool *)at ? "true" : "false"); break;
+    case BT_CONF_INT:
+        bt_conf_bound_text(r, (double)*(const int64_t *)at, number, sizeof(number));
+        break;
+    case BT_CONF_SIZE:
+    case BT_CONF_MS:
+        bt_conf_bound_text(r, (double)*(const uint64_t *)at, number, sizeof(number));
+        break;
+    case BT_CONF_FLOAT: bt_conf_bound_text(r, *(const double *)at, number, sizeof(number)); break;
+    case BT_CONF_LIST:
+        for (char *const *i = *(char **const *)at; i != NULL && *i != NULL; i++) {
+            printf("%s%s", i == *(char **const *)at ? "" : ",", *i);
+        }
+        break;
+    default: break;
+    }
+    printf("%s\n", number);
+}
+
+void bt_conf_print_values(const struct bt_conf_schema *s, const void *conf)
+{
+    struct values v = {.conf = conf};
+    bt_conf_each(s, value_row, &v);
 }
 
 /* One entry of docs/CONFIG.md: key, default, limits, meaning, and when to change it. */

@@ -313,6 +313,14 @@ void bt_tls_unref(struct bt_tls *t)
     free(t);
 }
 
+int64_t bt_tls_not_after_s(struct bt_tls *t)
+{
+    pthread_mutex_lock(&t->lock);
+    int64_t s = (int64_t)t->own.not_after_s;
+    pthread_mutex_unlock(&t->lock);
+    return s;
+}
+
 void bt_tls_release(struct bt_tls *t)
 {
     if (t == NULL) {

@@ -31,6 +31,8 @@ bt_status_t bt_tls_create(const struct bt_tls_config *conf, struct bt_tls **tls_
 /* Looks at the files every few seconds on this loop, and tells of new ones, and of old ones that
  * are about to end, in the log; metrics may be NULL. */
 void bt_tls_watch(struct bt_tls *tls, struct bt_loop *loop, struct bt_metrics *metrics);
+/* When our certificate ends, in seconds since 1970. */
+int64_t bt_tls_not_after_s(struct bt_tls *tls);
 /* Ends the watching and the caller's reference. NULL is allowed. */
 void bt_tls_release(struct bt_tls *tls);
 
