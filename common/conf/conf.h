@@ -122,10 +122,11 @@ bool bt_conf_user(const char *key, const char *text, uid_t *uid_p, char *err,
 bool bt_conf_name_good(const char *key, const char *name, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* Parses the command line ([--config FILE] [--check] [--set k=v]... [--help] [--version]
- * [--print-values] [--print-example] [--print-docs[=common]]), then the file (default /etc/baton/<daemon>.yaml,
- * which may be absent if every required key is --set), then --set. Environment: BATON_<KEY WITH _>
- * overrides the file and yields to --set. Prints errors as "FILE:LINE: key: what, and the remedy"
- * to stderr. Returns true if the daemon is to go on; false with *exit_code set (0 after --help,
+ * [--print-values] [--print-example] [--print-docs[=common]]), then the file (default
+ * /etc/baton/<daemon>.yaml, which may be absent if every required key is --set), then --set.
+ * Environment: BATON_<KEY WITH _> overrides the file and yields to --set. Prints errors as
+ * "FILE:LINE: key: what, and the remedy" to stderr. Returns true if the daemon is to go on; false
+ * with *exit_code set (0 after --help,
  * --check,
  * --version, --print-*; 2 on an error). conf is caller memory of conf_size bytes. */
 bool bt_conf_main(const struct bt_conf_schema *schema, int argc, char **argv, void *conf,

@@ -160,6 +160,9 @@ static int check_command(const struct bt_ctl *c, const struct bt_ctl_command *k)
 
 static int run(struct bt_ctl *c, const struct bt_ctl_command *k)
 {
+    if (k->run == bt_ctl_doctor || k->run == bt_ctl_debug) { /* also without a conductor */
+        return k->run(c);
+    }
     if (!bt_ctl_find_conductor(c)) {
         return 1;
     }

@@ -127,3 +127,17 @@ bool bt_ctl_find_conductor(struct bt_ctl *c)
     free(state);
     return ok;
 }
+
+char *bt_ctl_local_logs(const struct bt_ctl *c)
+{
+    char *state = state_dir(c), *logs = NULL;
+    if (access(state, F_OK) == 0 && is_ours(state)) {
+        logs = bt_sprintf("%s/logs", state);
+        if (access(logs, R_OK | X_OK) != 0) {
+            free(logs);
+            logs = NULL;
+        }
+    }
+    free(state);
+    return logs;
+}

@@ -1,0 +1,18 @@
+/* Programs that batonctl runs: daemons' --check and --print-values, nvidia-smi, journalctl, tar. */
+#ifndef BT_CONDUCTOR_CTL_CHILD_H
+#define BT_CONDUCTOR_CTL_CHILD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define CTL_CHILD_ARGS_MAX 80 /* with the NULL at the end */
+
+/* Runs argv[0] (looked up in PATH) without standard input and waits, seconds_max at most: then it
+ * is killed. Returns its exit status; -1 if it did not start, was killed, or did not end in time.
+ * *out_p: what it wrote to both outputs, up to 4 MiB, with a NUL behind it. The caller frees it. */
+int bt_ctl_child(const char *const *argv, int seconds_max, char **out_p);
+
+/* The path of a program that was installed beside batonctl (baton-kvstore). The caller frees it. */
+char *bt_ctl_beside(const char *program);
+
+#endif

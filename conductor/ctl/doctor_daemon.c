@@ -1,0 +1,467 @@
+/* What doctor looks at of a daemon: the one that runs, or the configuration of one that could. */
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "common/base/buf.h"
+#include "common/base/clock.h"
+#include "common/conf/conf.h"
+#include "common/rpc/rpc.h"
+#include "common/rpc/tls.h"
+#include "conductor/ctl/child.h"
+#include "conductor/ctl/doctor.h"
+#include "etcd.pb-c.h"
+
+#define ETCD_ASKS         5
+#define ETCD_SLOW_MS      50
+#define EXPIRES_SOON_DAYS 30
+#define FILES_LEAST       10000
+
+static const char *const kinds[] = {"conductor", "kvstore", "prefill", "decode"};
+
+/* ---- which there are ---- */
+
+/* A file of /proc as it is, with two NULs behind it; NULL: it cannot be read. */
+static char *read_proc(pid_t pid, const char *name)
+{
+    char path[64];
+    struct bt_buf b;
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
+    FILE *f = fopen(path, "re");
+    if (f == NULL) {
+        return NULL;
+    }
+    bt_buf_init(&b);
+    char part[4096];
+    for (size_t n; (n = fread(part, 1, sizeof(part), f)) > 0 && b.len < 1u << 20;) {
+        bt_buf_append(&b, part, n);
+    }
+    (void)fclose(f);
+    bt_buf_append(&b, "\0", 2);
+    return bt_buf_take(&b);
+}
+
+/* Of a list of texts with a NUL behind each: those behind the first (skip), or those that begin
+ * with prefix. In the same form. */
+static char *texts(const char *all, bool skip, const char *prefix)
+{
+    struct bt_buf b;
+    bt_buf_init(&b);
+    for (const char *p = all; *p != '\0'; p += strlen(p) + 1) {
+        if ((p != all || !skip) && strncmp(p, prefix, strlen(prefix)) == 0) {
+            bt_buf_append(&b, p, strlen(p) + 1);
+        }
+    }
+    bt_buf_append(&b, "\0", 2);
+    return bt_buf_take(&b);
+}
+
+static void add(struct bt_ctl_daemons *d, const char *kind, pid_t pid, char *argv, char *env)
+{
+    struct bt_ctl_daemon *x;
+    d->list = bt_realloc(d->list, (d->n + 1) * sizeof(*d->list));
+    x = &d->list[d->n++];
+    *x = (struct bt_ctl_daemon){.kind = bt_strdup(kind), .pid = pid, .argv = argv, .env = env};
+    char *out;
+    if (bt_ctl_daemon_say(x, "--print-values", &out) == 0) {
+        x->values = out;
+    } else {
+        free(out);
+    }
+}
+
+/* Only a process of the very program that stands beside this batonctl is looked at: what is done
+ * with its arguments is what that program does with them. */
+static void find_running(struct bt_ctl_daemons *d, const char *kind)
+{
+    char name[40];
+    snprintf(name, sizeof(name), "baton-%s", kind);
+    char *want = bt_ctl_beside(name);
+    DIR *all = opendir("/proc");
+    for (struct dirent *e; all != NULL && (e = readdir(all)) != NULL;) {
+        char path[64], exe[PATH_MAX];
+        pid_t pid = (pid_t)atoi(e->d_name);
+        snprintf(path, sizeof(path), "/proc/%d/exe", (int)pid);
+        ssize_t n = pid > 0 ? readlink(path, exe, sizeof(exe) - 1) : -1;
+        exe[BT_MAX(n, 0)] = '\0';
+        char *gone = strstr(exe, " (deleted)");
+        bool replaced = gone != NULL;
+        *(replaced ? gone : exe + strlen(exe)) = '\0';
+        char *argv = strcmp(exe, want) == 0 ? read_proc(pid, "cmdline") : NULL;
+        char *env = argv != NULL ? read_proc(pid, "environ") : NULL;
+        bool part = argv != NULL && strcmp(argv + strlen(argv) + 1, "--wire-process") == 0;
+        if (env != NULL && !part) { /* a kvstore's wire process is part of it */
+            add(d, kind, pid, texts(argv, true, ""), texts(env, false, "BATON_"));
+            d->list[d->n - 1].replaced = replaced;
+        }
+        free(argv);
+        free(env);
+    }
+    if (all != NULL) {
+        (void)closedir(all);
+    }
+    free(want);
+}
+
+void bt_ctl_find_daemons(const char *given, struct bt_ctl_daemons *d)
+{
+    const char *etc = given != NULL ? given : BT_CTL_ETC;
+    for (size_t k = 0; k < BT_ARRAY_LEN(kinds); k++) {
+        size_t before = d->n;
+        char path[PATH_MAX];
+        find_running(d, kinds[k]);
+        snprintf(path, sizeof(path), "%s/%s.yaml", etc, kinds[k]);
+        if ((d->n == before || given != NULL) && access(path, F_OK) == 0) {
+            struct bt_buf argv;
+            bt_buf_init(&argv);
+            bt_buf_append(&argv, "--config", sizeof("--config"));
+            bt_buf_append(&argv, path, strlen(path) + 1);
+            bt_buf_append(&argv, "", 1);
+            add(d, kinds[k], 0, bt_buf_take(&argv), bt_strdup(""));
+        }
+    }
+}
+
+void bt_ctl_daemons_free(struct bt_ctl_daemons *d)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        free(d->list[i].kind);
+        free(d->list[i].argv);
+        free(d->list[i].env);
+        free(d->list[i].values);
+    }
+    free(d->list);
+}
+
+int bt_ctl_daemon_say(const struct bt_ctl_daemon *d, const char *more, char **out_p)
+{
+    const char *argv[CTL_CHILD_ARGS_MAX];
+    char name[40];
+    size_t n = 0;
+    snprintf(name, sizeof(name), "baton-%s", d->kind);
+    char *program = bt_ctl_beside(name);
+    argv[n++] = "env";
+    for (const char *p = d->env; *p != '\0' && n < CTL_CHILD_ARGS_MAX / 2; p += strlen(p) + 1) {
+        argv[n++] = p;
+    }
+    argv[n++] = program;
+    for (const char *p = d->argv; *p != '\0' && n < CTL_CHILD_ARGS_MAX - 2; p += strlen(p) + 1) {
+        argv[n++] = p;
+    }
+    argv[n++] = more;
+    argv[n] = NULL;
+    int rc = bt_ctl_child(argv, 60, out_p);
+    free(program);
+    return rc;
+}
+
+void bt_ctl_daemon_value(const struct bt_ctl_daemon *d, const char *key, char *out, size_t cap)
+{
+    size_t len = strlen(key);
+    out[0] = '\0';
+    for (const char *p = d->values; p != NULL && *p != '\0';) {
+        size_t n = strcspn(p, "\n");
+        if (n >= len + 2 && strncmp(p, key, len) == 0 && p[len] == ':') {
+            snprintf(out, cap, "%.*s", (int)(n - len - 2), p + len + 2);
+            return;
+        }
+        p += n + (p[n] == '\n');
+    }
+}
+
+/* ---- what is looked at ---- */
+
+struct look {
+    struct bt_ctl_findings *f;
+    const struct bt_ctl_daemon *d;
+};
+
+static void find(const struct look *l, enum bt_ctl_level level, const char *what,
+                 const char *remedy, const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+
+static void find(const struct look *l, enum bt_ctl_level level, const char *what,
+                 const char *remedy, const char *fmt, ...)
+{
+    char text[1000], name[80];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    if (l->d->pid != 0) {
+        snprintf(name, sizeof(name), "%s[%d] %s", l->d->kind, (int)l->d->pid, what);
+    } else {
+        snprintf(name, sizeof(name), "%s %s", l->d->kind, what);
+    }
+    bt_ctl_find(l->f, level, name, remedy, "%s", text);
+}
+
+/* The daemon's own check of its configuration and of what that names on this host. */
+static void look_configuration(const struct look *l)
+{
+    char *out;
+    int rc = bt_ctl_daemon_say(l->d, "--check", &out);
+    size_t n = strlen(out);
+    while (n > 0 && out[n - 1] == '\n') {
+        out[--n] = '\0';
+    }
+    if (rc == 0) {
+        find(l, BT_CTL_GOOD, "configuration", NULL, "good");
+    } else {
+        find(l, BT_CTL_FAULT, "configuration", "mend what the message names", "%s",
+             n != 0 ? out : "the program does not start");
+    }
+    free(out);
+}
+
+static double bytes_of(const char *text)
+{
+    char *unit = NULL;
+    double v = strtod(text, &unit);
+    static const struct {
+        const char *name;
+        double factor;
+    } units[] = {{"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+                 {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
+    for (size_t i = 0; i < BT_ARRAY_LEN(units); i++) {
+        v *= strcmp(unit, units[i].name) == 0 ? units[i].factor : 1;
+    }
+    return v;
+}
+
+/* Is there room for the slab? Its file has its whole size from the start of the kvstore on. */
+static void look_slab(const struct look *l)
+{
+    char size[40], path[PATH_MAX], folder[PATH_MAX];
+    struct statvfs v;
+    bt_ctl_daemon_value(l->d, "kvstore.slab_bytes", size, sizeof(size));
+    bt_ctl_daemon_value(l->d, "kvstore.slab_path", path, sizeof(path));
+    snprintf(folder, sizeof(folder), "%s", path[0] != '\0' ? path : "/dev/shm/slab");
+    char *slash = strrchr(folder, '/');
+    *(slash != NULL && slash != folder ? slash : folder + strlen(folder)) = '\0';
+    if (size[0] == '\0' || statvfs(folder, &v) != 0) {
+        return;
+    }
+    double want = bytes_of(size), all = (double)v.f_blocks * (double)v.f_frsize,
+           left = (double)v.f_bavail * (double)v.f_frsize;
+    if (want > all || (l->d->pid == 0 && want > left)) {
+        find(l, BT_CTL_FAULT, "slab",
+             want > all ? "make the file system larger: mount -o remount,size=... (and in "
+                          "/etc/fstab), or set a smaller kvstore.slab_bytes"
+                        : "remove what else lies there ('ls -l' shows it), or set a smaller "
+                          "kvstore.slab_bytes",
+             "kvstore.slab_bytes is %s, and %s has %.1f GiB, %.1f of them free", size, folder,
+             all / 0x1p30, left / 0x1p30);
+    } else {
+        find(l, BT_CTL_GOOD, "slab", NULL, "%s of the %.1f GiB in %s", size, all / 0x1p30, folder);
+    }
+}
+
+static void look_ssd(const struct look *l)
+{
+    char size[40], path[PATH_MAX];
+    struct statvfs v;
+    bt_ctl_daemon_value(l->d, "kvstore.ssd.bytes", size, sizeof(size));
+    bt_ctl_daemon_value(l->d, "kvstore.ssd.path", path, sizeof(path));
+    if (path[0] == '\0' || statvfs(path, &v) != 0) {
+        return; /* none, or not made yet: --check has looked at the folder above it */
+    }
+    double want = bytes_of(size), all = (double)v.f_blocks * (double)v.f_frsize;
+    if (want > all) {
+        find(l, BT_CTL_FAULT, "SSD", "set a smaller kvstore.ssd.bytes, or another kvstore.ssd.path",
+             "kvstore.ssd.bytes is %s, and the file system of %s has %.1f GiB", size, path,
+             all / 0x1p30);
+    } else {
+        find(l, BT_CTL_GOOD, "SSD", NULL, "%s in %s", size, path);
+    }
+}
+
+/* A limit of a running process; false: the kernel does not say. *unlimited_p: there is none. */
+static bool limit_of(pid_t pid, const char *name, uint64_t *value_p)
+{
+    char *all = read_proc(pid, "limits");
+    const char *at = all != NULL ? strstr(all, name) : NULL;
+    if (at != NULL) {
+        at += strlen(name);
+        at += strspn(at, " ");
+        *value_p = strncmp(at, "unlimited", 9) == 0 ? UINT64_MAX : strtoull(at, NULL, 10);
+    }
+    free(all);
+    return at != NULL;
+}
+
+static void look_limits(const struct look *l)
+{
+    uint64_t files, locked;
+    if (strcmp(l->d->kind, "conductor") == 0 && limit_of(l->d->pid, "Max open files", &files) &&
+        files < FILES_LEAST) {
+        find(l, BT_CTL_WARNING, "limits",
+             "start it with Baton's systemd unit, or with a larger 'ulimit -n'",
+             "it can open %llu files; each client and each session needs one",
+             (unsigned long long)files);
+    }
+    if (strcmp(l->d->kind, "kvstore") == 0 && access("/sys/class/infiniband", F_OK) == 0 &&
+        limit_of(l->d->pid, "Max locked memory", &locked) && locked != UINT64_MAX) {
+        find(l, BT_CTL_WARNING, "limits", "LimitMEMLOCK=infinity in its unit",
+             "it can lock %llu bytes; RDMA locks the whole slab", (unsigned long long)locked);
+    }
+}
+
+/* Can a daemon that does not run listen there? One that runs has proved it. */
+static void look_address(const struct look *l, const char *key)
+{
+    char addr[300], why[400] = "";
+    bt_ctl_daemon_value(l->d, key, addr, sizeof(addr));
+    const char *port = strrchr(addr, ':');
+    if (port == NULL || strcmp(port, ":0") == 0) {
+        return;
+    }
+    if (l->d->pid == 0) {
+        bt_conf_listen_why(addr, why, sizeof(why));
+    }
+    if (why[0] != '\0') {
+        find(l, BT_CTL_FAULT, key, "ss -ltnp shows who has the port", "%s: %s", addr, why);
+    } else {
+        find(l, BT_CTL_GOOD, key, NULL, "%s %s", addr, l->d->pid == 0 ? "is free" : "listens");
+    }
+}
+
+/* A file that a key of this prefix names, or else of another; "" if neither does. */
+static void tls_file(const struct look *l, const char *prefix, const char *other, const char *name,
+                     char *out, size_t cap)
+{
+    char key[80];
+    snprintf(key, sizeof(key), "%s.%s", prefix, name);
+    bt_ctl_daemon_value(l->d, key, out, cap);
+    if (out[0] == '\0' && other != NULL) {
+        tls_file(l, other, NULL, name, out, cap);
+    }
+}
+
+/* Reads certificates as the daemon does (common/rpc/tls_conf.c): those of etcd.tls.* are those of
+ * cluster.tls.* where they are not set. NULL: there are none, or they are wrong. */
+static struct bt_tls *look_certificates(const struct look *l, bool of_etcd)
+{
+    const char *prefix = of_etcd ? "etcd.tls" : "cluster.tls",
+               *other = of_etcd ? "cluster.tls" : NULL;
+    char ca[PATH_MAX], cert[PATH_MAX], private_key[PATH_MAX], cluster[200], own[PATH_MAX], err[700];
+    struct bt_tls *tls;
+    tls_file(l, prefix, other, "ca", ca, sizeof(ca));
+    tls_file(l, prefix, NULL, "cert", own, sizeof(own));
+    tls_file(l, prefix, other, "cert", cert, sizeof(cert));
+    tls_file(l, own[0] != '\0' ? prefix : "cluster.tls", NULL, "key", private_key,
+             sizeof(private_key));
+    bt_ctl_daemon_value(l->d, "cluster.name", cluster, sizeof(cluster));
+    if (ca[0] == '\0') {
+        return NULL;
+    }
+    struct bt_tls_config conf = {.key = prefix,
+                                 .ca = ca,
+                                 .cert = cert,
+                                 .private_key = private_key,
+                                 .cluster = cluster,
+                                 .host_names = of_etcd};
+    if (bt_tls_create(&conf, &tls, err, sizeof(err)) != BT_OK) {
+        find(l, BT_CTL_FAULT, prefix, "mend what the message names", "%s", err);
+        return NULL;
+    }
+    if (of_etcd && own[0] == '\0') {
+        return tls; /* the cluster's, which was looked at */
+    }
+    double days = ((double)bt_tls_not_after_s(tls) - (double)bt_real_ns() / 1e9) / 86400;
+    if (days < EXPIRES_SOON_DAYS) {
+        find(l, BT_CTL_WARNING, prefix,
+             "make a new one with baton-certs and put it in its place; the daemon reads it by "
+             "itself",
+             "the certificate %s ends in %.1f days", cert, days);
+    } else {
+        find(l, BT_CTL_GOOD, prefix, NULL, "%s is good for %.0f days", cert, days);
+    }
+    return tls;
+}
+
+/* How long a connection and a linearizable read take at one endpoint: the shortest of a few. */
+static void look_etcd_at(const struct look *l, const char *endpoint, struct bt_tls *tls)
+{
+    Etcdserverpb__RangeRequest q = ETCDSERVERPB__RANGE_REQUEST__INIT;
+    uint8_t data[64];
+    double best = 1e9;
+    char detail[400] = "";
+    bool secure = strncmp(endpoint, "https://", 8) == 0;
+    const char *host = strstr(endpoint, "://");
+    q.key.data = (uint8_t *)"/baton-doctor";
+    q.key.len = 13;
+    size_t len = etcdserverpb__range_request__pack(&q, data);
+    struct bt_rpc_question ask = {.target = host != NULL ? host + 3 : endpoint,
+                                  .tls = secure ? tls : NULL,
+                                  .method = "/etcdserverpb.KV/Range",
+                                  .data = data,
+                                  .len = len,
+                                  .deadline_ms = 5000};
+    for (size_t i = 0; i < ETCD_ASKS; i++) {
+        void *reply = NULL;
+        size_t n = 0;
+        uint64_t from = bt_mono_ns();
+        int code = bt_rpc_unary_blocking(&ask, &reply, &n, detail, sizeof(detail));
+        best = BT_MIN(best, (double)(bt_mono_ns() - from) / 1e6);
+        if (code != BT_GRPC_OK) {
+            find(l, BT_CTL_FAULT, "etcd",
+                 "start etcd there, check etcd.endpoints and the firewall; https:// for TLS",
+                 "%s does not answer: %s", endpoint,
+                 detail[0] != '\0' ? detail : "no reason given");
+            return;
+        }
+        free(reply);
+    }
+    bool slow = best > ETCD_SLOW_MS;
+    find(l, slow ? BT_CTL_WARNING : BT_CTL_GOOD, "etcd",
+         slow ? "give etcd a disk of its own that syncs fast, and a near network: members whose "
+                "lease it renews too late are taken for dead"
+              : NULL,
+         "%s takes a connection and answers a read in %.1f ms", endpoint, best);
+}
+
+static void look_etcd(const struct look *l, struct bt_tls *tls)
+{
+    char all[2000], *save = NULL;
+    bt_ctl_daemon_value(l->d, "etcd.endpoints", all, sizeof(all));
+    for (char *e = strtok_r(all, ",", &save); e != NULL; e = strtok_r(NULL, ",", &save)) {
+        look_etcd_at(l, e, tls);
+    }
+}
+
+void bt_ctl_look_daemon(struct bt_ctl_findings *f, const struct bt_ctl_daemon *d)
+{
+    static const char *const addresses[] = {"rpc.listen", "http.listen", "conductor.http.listen"};
+    struct look l = {.f = f, .d = d};
+    look_configuration(&l);
+    if (d->values == NULL) {
+        return;
+    }
+    if (strcmp(d->kind, "kvstore") == 0) {
+        look_slab(&l);
+        look_ssd(&l);
+    }
+    if (d->replaced) {
+        find(&l, BT_CTL_WARNING, "program",
+             "start it again to use the new one; UPGRADING says in which order",
+             "its program was replaced since it started");
+    }
+    if (d->pid != 0) {
+        look_limits(&l);
+    }
+    for (size_t i = 0; i < BT_ARRAY_LEN(addresses); i++) {
+        look_address(&l, addresses[i]);
+    }
+    struct bt_tls *cluster = look_certificates(&l, false), *etcd = look_certificates(&l, true);
+    look_etcd(&l, etcd);
+    bt_tls_release(etcd);
+    bt_tls_release(cluster);
+}

@@ -1,0 +1,104 @@
+"""batonctl doctor and batonctl debug: what they find of a sound cluster and of faults, and what they give away."""
+import json
+import os
+import socket
+import subprocess
+import tarfile
+
+from conftest import CTL
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
+
+
+def doctor(*args):
+    p = subprocess.run([CTL, "doctor", *args, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    return p.returncode, json.loads(p.stdout), p.stderr
+
+
+def faults(found):
+    return [f for f in found if f["level"] == "fault"]
+
+
+def test_a_sound_cluster_has_no_fault(cluster):
+    rc, found, _ = doctor("--dir", cluster.state_dir)
+    mine = {d["pid"] for d in cluster.status() if d["daemon"] != "etcd"}
+    looked = {int(f["what"].split("[")[1].split("]")[0]) for f in found if "[" in f["what"]}
+    assert mine <= looked  # tests beside this one may run daemons of the same build
+    assert [f for f in faults(found) if "[" not in f["what"] or int(f["what"].split("[")[1].split("]")[0]) in mine] == []
+    said = {f["what"].split(" ", 1)[1]: f for f in found if f["what"].startswith("kvstore[")}
+    assert {"configuration", "slab", "etcd"} <= set(said) and "answers a read in" in said["etcd"]["text"]
+    assert any(f["what"] == "cluster" and f["level"] == "ok" and cluster.model in f["text"] for f in found)
+    assert all(f["remedy"] for f in found if f["level"] in ("fault", "warning"))
+
+
+def test_faults_of_a_configuration(tmp_path):
+    with socket.socket() as s, socket.socket() as gone:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        gone.bind(("127.0.0.1", 0))  # bound, not listening: refused
+        taken, nobody = s.getsockname()[1], gone.getsockname()[1]
+        (tmp_path / "kvstore.yaml").write_text(
+            f"node: {{id: a}}\nmodel: {{path: {MODEL}}}\nrpc: {{listen: '127.0.0.1:{taken}'}}\n"
+            f"etcd: {{endpoints: ['127.0.0.1:{nobody}']}}\nkvstore: {{slab_bytes: 9TiB}}\n")
+        (tmp_path / "decode.yaml").write_text("node: {id: a}\nmodel: {path: /nowhere}\nno_such: 1\n")
+        rc, found, err = doctor("--addr", f"127.0.0.1:{nobody}", "--config", str(tmp_path))
+    by = {f["what"]: f["text"] for f in faults(found)}
+    assert rc == 1 and "9TiB" in by["kvstore slab"] and "Address already in use" in by["kvstore rpc.listen"]
+    assert f"127.0.0.1:{nobody} does not answer" in by["kvstore etcd"] and "no_such" in by["decode configuration"]
+    assert f"127.0.0.1:{nobody}" in by["cluster"] and "batonctl:" in err
+
+
+def test_a_certificate_that_ends_soon(tmp_path):
+    certs = os.path.join(ROOT, "deploy", "local", "baton-certs")
+    for args in (["ca"], ["--days", "3", "node", "n1", "kvstore"]):
+        subprocess.run([certs, "--dir", str(tmp_path), "--cluster", "prod", *args], check=True, stdout=subprocess.DEVNULL)
+    cert = next(f for f in os.listdir(tmp_path) if f.endswith(".crt") and f != "ca.crt")
+    at = {"ca": tmp_path / "ca.crt", "cert": tmp_path / cert, "key": (tmp_path / cert).with_suffix(".key")}
+    (tmp_path / "kvstore.yaml").write_text(
+        f"cluster: {{name: prod, tls: {{ca: {at['ca']}, cert: {at['cert']}, key: {at['key']}}}}}\n"
+        f"node: {{id: n1}}\nmodel: {{path: {MODEL}}}\netcd: {{endpoints: ['127.0.0.1:1']}}\n")
+    _, found, _ = doctor("--addr", "127.0.0.1:1", "--config", str(tmp_path))
+    tls = [f for f in found if f["what"] == "kvstore cluster.tls"]
+    assert len(tls) == 1 and tls[0]["level"] == "warning" and cert in tls[0]["text"] and "baton-certs" in tls[0]["remedy"]
+
+
+def test_values_are_printed_as_they_are_in_force(tmp_path):
+    conf = tmp_path / "d.yaml"
+    conf.write_text(f"node: {{id: a}}\nmodel: {{path: {MODEL}}}\nkvstore: {{slab_bytes: 1GiB}}\n")
+    program = os.path.join(os.path.dirname(CTL), "baton-kvstore")
+    p = subprocess.run([program, "--config", str(conf), "--set", "kvstore.slab_bytes=3GiB", "--print-values"], stdout=subprocess.PIPE,
+                       text=True, check=True, timeout=60, env=dict(os.environ, BATON_KVSTORE_PIN_MAX="0.5"))
+    values = dict(line.split(": ", 1) for line in p.stdout.splitlines())
+    assert values["kvstore.slab_bytes"] == "3GiB" and values["kvstore.pin_max"] == "0.5" and values["etcd.endpoints"] == "127.0.0.1:2379"
+    assert values["node.id"] == "a" and values["kvstore.ssd.path"] == ""
+
+
+def test_a_bundle_says_much_and_gives_no_prompt_away(cluster, tmp_path):
+    secret = "Rosencrantz keeps the treasure under the willow"
+    answer = cluster.complete(secret, max_tokens=8)["choices"][0]["text"]
+    archive = tmp_path / "b:undle.tar.gz"
+    p = subprocess.run([CTL, "--dir", cluster.state_dir, "debug", "--file", str(archive)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                       text=True, timeout=120)
+    assert p.returncode == 0 and p.stdout.strip() == str(archive), p.stderr
+    assert os.stat(archive).st_mode & 0o077 == 0
+    with tarfile.open(archive) as t:
+        files = {os.path.basename(m.name): t.extractfile(m).read().decode() for m in t.getmembers() if m.isfile()}
+        assert len({m.name.split("/")[0] for m in t.getmembers()}) == 1
+    assert json.loads(files["status.json"])["serving"] is True
+    for d in cluster.status():
+        if d["daemon"] != "etcd":
+            assert any(f.startswith(f"values-{d['daemon']}-{d['pid']}") for f in files)
+    names = [n["name"] for n in json.loads(files["nodes.json"])]
+    assert all("baton_" in files[f"metrics-{n}.txt"] for n in names)
+    assert any(f.startswith("log-") and "ev=ready" in text for f, text in files.items())
+    for text in files.values():
+        assert secret not in text and "willow" not in text and (len(answer.strip()) < 8 or answer.strip() not in text)
+    left = [f for f in os.listdir("/tmp") if f.startswith("batonctl-")]
+    assert not [f for f in left if os.stat("/tmp/" + f).st_mtime > archive.stat().st_mtime - 60 and os.listdir("/tmp/" + f)]
+
+
+def test_a_bundle_that_cannot_be_written(cluster, tmp_path):
+    p = subprocess.run([CTL, "--dir", cluster.state_dir, "debug", "--file", str(tmp_path / "none" / "x.tar.gz")],
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert p.returncode == 1 and p.stdout == "" and "was not written" in p.stderr and "No such file" in p.stderr
