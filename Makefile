@@ -289,6 +289,7 @@ docs: all
 	@deploy/local/gen-api-doc.sh > docs/API.md
 	@deploy/local/gen-models-doc.sh > docs/MODELS.md
 	@deploy/local/gen-metrics-doc.sh > docs/METRICS.md
+	@$(PYTHON) -B deploy/grafana/dashboards.py
 install: all install-files install-system
 # Also of a bundle, which is an installation under PREFIX= with its libraries beside it.
 install-files:
@@ -299,7 +300,7 @@ install-files:
 	if [ -x $(B)/tests/tools/bench_engine ]; then install -m 755 $(B)/tests/tools/bench_engine $(DESTDIR)$(PREFIX)/bin/baton-bench-engine; fi
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
-	cp -R deploy/systemd deploy/config $(DESTDIR)$(PREFIX)/share/baton
+	cp -R deploy/systemd deploy/config deploy/prometheus deploy/grafana $(DESTDIR)$(PREFIX)/share/baton
 	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/baton
 	cp -R docs/plots docs/measurements $(DESTDIR)$(PREFIX)/share/doc/baton
 # Units, system user and /etc/baton/*.example; nothing is started or enabled.
