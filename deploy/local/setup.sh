@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs what building (and with --tests: testing, --bundle: packing) Baton needs from the distribution's packages.
-# Asks before sudo, names what it installs, starts and enables no service: etcd's package ships a unit,
-# so its binary is unpacked into build/third instead of installed. Does nothing if all is there.
+# Asks before sudo, names what it installs, starts and enables no service: the packages of etcd and
+# Prometheus ship units, so they are unpacked into build/third instead of installed. Does nothing if all is there.
 # With --check it only says which packages of the build are missing, and fails if there are any.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -62,18 +62,27 @@ if [ ${#missing[@]} -gt 0 ]; then
         -o Dpkg::Use-Pty=0 "${missing[@]}" | sed -u -n 's/^Setting up \([^ ]*\).*/setup:   \1/p' >&2
 fi
 
-# A private etcd for local clusters, without installing its service.
-if [ ! -x build/third/etcd/usr/bin/etcd ] && ! command -v etcd >/dev/null; then
-    say "unpacking etcd into build/third/etcd"
-    mkdir -p build/third
+# Unpacks a package below build/third: installing it would start its service. unpack NAME PACKAGE
+unpack() {
+    say "unpacking $1 into build/third/$1"
+    local tmp
     tmp=$(mktemp -d)
-    trap 'rm -rf "$tmp"' EXIT
     chmod 755 "$tmp"
-    if ! (cd "$tmp" && apt-get download -qq etcd-server) >/dev/null 2>"$tmp/err"; then
+    mkdir -p build/third
+    if ! (cd "$tmp" && apt-get download -qq "$2") >/dev/null 2>"$tmp/err"; then
         cat "$tmp/err" >&2
-        say "cannot download the package etcd-server; run apt-get update and try again"
-        exit 1
+        rm -rf "$tmp"
+        return 1
     fi
-    dpkg-deb -x "$tmp"/etcd-server_*.deb build/third/etcd
-    build/third/etcd/usr/bin/etcd --version | sed -n '1s/^/setup:   /p' >&2
+    dpkg-deb -x "$tmp/$2"_*.deb "build/third/$1"
+    rm -rf "$tmp"
+    "build/third/$1/usr/bin/$1" --version 2>&1 | sed -n '1s/^/setup:   /p' >&2
+}
+# A private etcd for local clusters.
+if [ ! -x build/third/etcd/usr/bin/etcd ] && ! command -v etcd >/dev/null; then
+    unpack etcd etcd-server || { say "cannot download the package etcd-server; run apt-get update and try again"; exit 1; }
+fi
+# Prometheus, to test rules, alerts and dashboards with.
+if [ "${1:-}" = --tests ] && [ ! -x build/third/prometheus/usr/bin/promtool ] && ! command -v promtool >/dev/null; then
+    unpack prometheus prometheus || say "cannot download the package prometheus: its tests will be skipped"
 fi

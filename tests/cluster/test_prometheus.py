@@ -1,0 +1,201 @@
+"""Recording rules, alerts and dashboards, with Prometheus' own tools and a real Prometheus that scrapes a real cluster."""
+import glob
+import http.client
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import urllib.parse
+
+import pytest
+
+from conftest import ROOT, wait_for
+from test_metrics import c, exposition, series, tables  # noqa: F401
+
+RULES = os.path.join(ROOT, "deploy", "prometheus")
+NAME = re.compile(r"\b(?:baton_|vllm:|baton:)[a-z0-9_:]+")
+
+# For each alert: series that make it fire within the hour, and the same series when all is well.
+GROWS, STANDS, ONE, ZERO = "0+10x60", "7x60", "1x60", "0x60"
+ERRORS = 'baton_plan_error_ratio_bucket{of="ttft",le="%s"}'
+ALERTS = {
+    "BatonDaemonDown": ('up{job="baton-decode"}', ZERO, ONE),
+    "BatonNoWorker": ('baton_sessions_up{kind="worker"}', ZERO, ONE),
+    "BatonRequestsFailed": ('baton_requests_rejected_total{reason="failed"}', GROWS, STANDS),
+    "BatonQueueStands": ("vllm:num_requests_waiting", "3x60", ZERO),
+    "BatonReplans": ("baton_requests_replanned_total", GROWS, "0 1x59"),
+    "BatonRequestStuck": ("baton_requests_stuck_total", GROWS, STANDS),
+    "BatonConnectionsRefused": ("baton_http_connections_unheard_total", GROWS, STANDS),
+    "BatonIndexFull": ("baton_index_refused_total", GROWS, STANDS),
+    "BatonMemberMisnamed": ("baton_members_misnamed", ONE, ZERO),
+    "BatonMasksLate": ("baton_worker_masks_late_total", "0+100x60", "0+10x60"),
+    "BatonWorkerKilled": ("baton_kvstore_workers_killed_total", GROWS, STANDS),
+    "BatonQuarantine": ('baton_pool_slots{state="quarantine"}', ONE, ZERO),
+    "BatonGrantsFail": ("baton_kvstore_grants_failed_total", GROWS, "0+1x60"),
+    "BatonKvDamaged": ('baton_ssd_errors_total{what="crc"}', GROWS, STANDS),
+    "BatonSsdDown": ("baton_ssd_up", ZERO, ONE),
+    "BatonSsdSlow": ("baton_kvstore_ssd_late_total", GROWS, "0+1x60"),
+    "BatonFetchesFail": ('baton_kvstore_fetches_total{result="failed"}', GROWS, "0+1x60"),
+    "BatonCardDown": ('baton_kv_card_up{interface="a"}', ZERO, ONE),
+    "BatonPeerSessionsLost": ("baton_kv_peer_sessions_lost_total", GROWS, "0 1 2 2x57"),
+    "BatonWireProcessLost": ("baton_kv_wire_process_losses_total", GROWS, STANDS),
+    "BatonCertificateEnds": ("baton_tls_certificate_not_after_seconds", "600000x60", "6000000x60"),
+    # Of several series: lists.
+    "BatonRequestsRefused": (['baton_requests_rejected_total{reason="no_room"}', "vllm:request_success_total"],
+                             [GROWS, "0+100x60"], [GROWS, "0+1000x60"]),
+    "BatonSlowFirstToken": ([f'vllm:time_to_first_token_seconds_bucket{{le="{le}"}}' for le in ("5", "10", "+Inf")],
+                            [ZERO, GROWS, GROWS], [GROWS, GROWS, GROWS]),
+    "BatonSlowTokens": ([f'vllm:inter_token_latency_seconds_bucket{{le="{le}"}}' for le in ("0.5", "1", "+Inf")],
+                        [ZERO, GROWS, GROWS], [GROWS, GROWS, GROWS]),
+    "BatonPredictionsOff": ([ERRORS % le for le in ("1", "2", "+Inf")], [ZERO, GROWS, GROWS], [GROWS, GROWS, GROWS]),
+    "BatonSlowLoop": ([f'baton_loop_tick_seconds_bucket{{clock="wall",le="{le}"}}' for le in ("0.05", "0.1", "+Inf")],
+                      [ZERO, GROWS, GROWS], [GROWS, GROWS, GROWS]),
+    "BatonPagesShort": (["vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"], ["0.95x60", GROWS], ["0.95x60", STANDS]),
+}
+
+
+def tool(name):
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"no {name} here (Debian's package prometheus)")
+    return path
+
+
+def rules(kind):
+    """[(name, expression)] of the recording rules or the alerts, without a YAML library."""
+    out = []
+    for path in sorted(glob.glob(os.path.join(RULES, "*s.yml"))):
+        with open(path) as f:
+            text = re.sub(r"expr: >\n((?: {10,}.*\n)+)", lambda m: "expr: " + " ".join(m[1].split()) + "\n", f.read())
+        out += re.findall(rf"- {kind}: (\S+)\n +expr: (.*)", text)
+    return out
+
+
+def panels():
+    """[(dashboard: title, expression)]"""
+    out = []
+    for path in glob.glob(os.path.join(ROOT, "deploy", "grafana", "*.json")):
+        with open(path) as f:
+            d = json.load(f)
+        out += [(f"{d['title']}: {p['title']}", t["expr"]) for p in d["panels"] for t in p.get("targets", [])]
+    assert len(out) > 60
+    return out
+
+
+def test_configuration_and_rules_are_sound():
+    p = subprocess.run([tool("promtool"), "check", "config", os.path.join(RULES, "prometheus.yml")], stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, timeout=60)
+    assert p.returncode == 0 and p.stdout.count(b"rules found") == 2, p.stdout.decode()
+
+
+def test_every_alert_fires_and_only_then(tmp_path):
+    """One that never fires is found here, as is one that fires when all is well."""
+    assert set(ALERTS) == {name for name, _ in rules("alert")}
+    tests = []
+    for name, (what, bad, good) in ALERTS.items():
+        for fires, values in ((True, bad), (False, good)):
+            listed = list(zip(what, values)) if isinstance(what, list) else [(what, values)]
+            tests.append({"name": f"{name} {fires}", "interval": "1m",
+                          "input_series": [{"series": s, "values": v} for s, v in listed],
+                          "promql_expr_test": [{"expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})', "eval_time": "55m",
+                                                "exp_samples": [{"labels": "{}", "value": 1}] if fires else []}]})
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"rule_files": [os.path.join(RULES, f) for f in ("rules.yml", "alerts.yml")],
+                                "evaluation_interval": "1m", "tests": tests}))
+    p = subprocess.run([tool("promtool"), "test", "rules", str(file)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert p.returncode == 0, p.stdout.decode()
+
+
+def test_alerts_lead_to_their_sections():
+    with open(os.path.join(ROOT, "docs", "TROUBLESHOOTING.md")) as f:
+        sections = dict(re.findall(r"^### (Baton\w+)\n\n((?:.+\n)+)", f.read(), re.M))
+    with open(os.path.join(RULES, "alerts.yml")) as f:
+        urls = re.findall(r"runbook_url: (\S+)", f.read())
+    names = [name for name, _ in rules("alert")]
+    assert urls == ["docs/TROUBLESHOOTING.md#" + n.lower() for n in names]
+    assert set(sections) == set(names)
+    for name, text in sections.items():
+        assert re.findall(r"^- \*\*(\w+)\*\*: .", text, re.M) == ["Symptom", "Cause", "Command"], name
+
+
+def test_dashboards_are_what_the_tool_writes():
+    folder = os.path.join(ROOT, "deploy", "grafana")
+    spec = importlib.util.spec_from_file_location("dashboards", os.path.join(folder, "dashboards.py"))
+    m = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(m)
+    for name, text in m.FILES.items():
+        with open(os.path.join(folder, name)) as f:
+            assert f.read() == text, f"{name}: run make docs"
+        places = [tuple(p["gridPos"].values()) for p in json.loads(text)["panels"]]
+        assert len(set(places)) == len(places)
+
+
+def test_metrics_of_rules_and_panels_exist(c):  # noqa: F811
+    c.complete("ROMEO:\n", 4)
+    served = {name for d in c.status() if d["daemon"] != "etcd" for name in series(exposition(d["http"]))}
+    elsewhere = {n for t in tables().values() for n in t if n.startswith("baton_kv_card_")}  # no card over loopback
+    known = served | elsewhere | {name for name, _ in rules("record")}
+    for where, expr in rules("record") + rules("alert") + panels():
+        for name in NAME.findall(expr):
+            assert name in known or re.sub(r"_(bucket|sum|count)$", "", name) in known, (where, name)
+
+
+class Prometheus:
+    def __init__(self, folder, targets):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        jobs = [{"job_name": "baton-" + kind, "static_configs": [{"targets": at}]} for kind, at in targets.items()]
+        conf = {"global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"}, "scrape_configs": jobs,
+                "rule_files": [os.path.join(RULES, f) for f in ("rules.yml", "alerts.yml")]}
+        (folder / "p.yml").write_text(json.dumps(conf))
+        with open(folder / "log", "w") as log:
+            self.process = subprocess.Popen([tool("prometheus"), f"--config.file={folder}/p.yml", f"--storage.tsdb.path={folder}/data",
+                                             f"--web.listen-address=127.0.0.1:{self.port}"], stdout=log, stderr=log)
+
+    def get(self, path):
+        conn = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            conn.request("GET", "/api/v1/" + path)
+            body = json.loads(conn.getresponse().read())
+        except (OSError, ValueError):  # not there yet
+            return None
+        finally:
+            conn.close()
+        assert body["status"] == "success", (path, body)
+        return body["data"]
+
+    def query(self, expr):
+        data = self.get("query?" + urllib.parse.urlencode({"query": expr}))
+        return data["result"] if data else []
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+
+def test_a_real_prometheus(c, tmp_path):  # noqa: F811
+    targets = {}
+    for d in c.status():
+        if d["daemon"] != "etcd":
+            targets.setdefault(d["daemon"], []).append(d["http"])
+    targets["decode"].append("127.0.0.1:1")  # a daemon that is not there
+    p = Prometheus(tmp_path, targets)
+    try:
+        wait_for(lambda: len(p.query('up{job=~"baton-.*"} == 1')) == 5, 30, "all daemons are scraped")
+        c.complete("ROMEO:\n", 8)
+        rate = "baton:tokens:rate5m"
+        wait_for(lambda: any(float(s["value"][1]) > 0 for s in p.query(rate)), 30, "a recording rule has a value")
+        found = [r for g in p.get("rules")["groups"] for r in g["rules"]]
+        assert len(found) == len(rules("record") + rules("alert"))
+        assert all(r["health"] == "ok" for r in found), [r for r in found if r["health"] != "ok"]
+        # Only the daemon that is not there alarms.
+        alerts = wait_for(lambda: p.get("alerts")["alerts"], 30, "an alert")
+        assert {(a["labels"]["alertname"], a["labels"]["instance"]) for a in alerts} == {("BatonDaemonDown", "127.0.0.1:1")}
+        for where, expr in panels():
+            p.query(expr.replace("$__rate_interval", "1m").replace("$model", ".*"))  # fails if it is no expression
+    finally:
+        p.stop()
