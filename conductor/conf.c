@@ -66,10 +66,9 @@ static const struct bt_conf_row rows[] = {
     {.key = "conductor.api_keys_file",
      .type = BT_CONF_STR,
      .offset = ROW(api_keys_file),
-     .doc = "File with one API key a line; '#' begins a comment; mode 0600 or 0640. A key may "
-            "be followed by tenant=, rps=, tokens_per_s=, concurrency=, weight=, priority=, "
-            "slo_ttft_ms= and slo_tbt_ms= (docs/OPERATING.md explains them). Without the file, "
-            "requests need no key.",
+     .doc = "File of API keys, one a line: digests (batonctl key add) with their scopes, end, "
+            "tenant and limits; mode 0600 or 0640. Read again within seconds. With it, requests, "
+            "/metrics and batonctl need a key; docs/OPERATING.md explains the lines.",
      .when = "set it when more than one client uses the cluster."},
     {.key = "conductor.answer_form",
      .type = BT_CONF_STR,

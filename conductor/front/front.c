@@ -25,7 +25,7 @@
 #define MESSAGES_OVERLOADED 529 /* as that API calls 503 */
 #define STRANGERS_PART      4   /* connections without a key may take a quarter of all */
 
-static const int codes[FRONT_CODES] = {200, 400, 401, 404, 405, 415,
+static const int codes[FRONT_CODES] = {200, 400, 401, 403, 404, 405, 415,
                                        429, 500, 503, 504, 529, 0 /* any other code */};
 
 void bt_front_count(struct bt_front *f, int status)
@@ -85,8 +85,8 @@ void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
         snprintf(seconds, sizeof(seconds), "%u", e->retry_after_s);
         bt_http_add_header(req, "Retry-After", seconds);
     }
-    if (e->http == 401) {
-        bt_http_add_header(req, "WWW-Authenticate", "Bearer");
+    if (e->http == 401 || e->http == 403) {
+        bt_front_auth_challenge(req, e);
     }
     bt_front_respond(f, req, status, FRONT_JSON_TYPE, &out);
     bt_buf_cleanup(&out);
@@ -198,34 +198,36 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
 #define JSON FRONT_JSON_TYPE
 
 static const struct bt_front_route routes[] = {
-    {"/v1/completions", "", true, false, true, bt_front_post_completions, FRONT_COMPLETION, JSON,
-     "continues a prompt (OpenAI's legacy API)"},
-    {"/v1/chat/completions", "", true, false, true, bt_front_post_chat, FRONT_CHAT, JSON,
-     "answers a conversation (OpenAI's API)"},
-    {RESPONSES_PATH, "", true, false, true, bt_front_post_responses, FRONT_RESPONSES, JSON,
-     "answers a conversation (OpenAI's Responses); nothing is stored"},
-    {RESPONSES_PATH "/input_tokens", "", true, false, false, bt_front_post_input_tokens,
+    {"/v1/completions", "", true, BT_KEYS_INFERENCE, true, bt_front_post_completions,
+     FRONT_COMPLETION, JSON, "continues a prompt (OpenAI's legacy API)"},
+    {"/v1/chat/completions", "", true, BT_KEYS_INFERENCE, true, bt_front_post_chat, FRONT_CHAT,
+     JSON, "answers a conversation (OpenAI's API)"},
+    {RESPONSES_PATH, "", true, BT_KEYS_INFERENCE, true, bt_front_post_responses, FRONT_RESPONSES,
+     JSON, "answers a conversation (OpenAI's Responses); nothing is stored"},
+    {RESPONSES_PATH "/input_tokens", "", true, BT_KEYS_INFERENCE, false, bt_front_post_input_tokens,
      FRONT_RESPONSES, JSON, "counts the prompt's tokens"},
-    {MESSAGES_PATH, "", true, false, true, bt_front_post_messages, FRONT_MESSAGES, JSON,
+    {MESSAGES_PATH, "", true, BT_KEYS_INFERENCE, true, bt_front_post_messages, FRONT_MESSAGES, JSON,
      "answers a conversation (Anthropic's API)"},
-    {MESSAGES_PATH "/count_tokens", "", true, false, false, bt_front_post_count,
+    {MESSAGES_PATH "/count_tokens", "", true, BT_KEYS_INFERENCE, false, bt_front_post_count,
      FRONT_MESSAGES_COUNT, JSON, "counts the prompt's tokens"},
-    {"/v1/models", "", false, false, false, get_models, 0, JSON, "lists the served model"},
-    {"/v1/models/", "{model}", false, false, false, get_model, 0, JSON, "describes the model"},
-    {"/tokenize", "", true, false, false, bt_front_post_tokenize, FRONT_TOKENIZE, JSON,
+    {"/v1/models", "", false, BT_KEYS_INFERENCE, false, get_models, 0, JSON,
+     "lists the served model"},
+    {"/v1/models/", "{model}", false, BT_KEYS_INFERENCE, false, get_model, 0, JSON,
+     "describes the model"},
+    {"/tokenize", "", true, BT_KEYS_INFERENCE, false, bt_front_post_tokenize, FRONT_TOKENIZE, JSON,
      "token ids of a prompt or a conversation"},
-    {"/detokenize", "", true, false, false, bt_front_post_detokenize, FRONT_DETOKENIZE, JSON,
-     "text of token ids"},
-    {"/health", "", false, true, false, get_health, 0, TEXT,
+    {"/detokenize", "", true, BT_KEYS_INFERENCE, false, bt_front_post_detokenize, FRONT_DETOKENIZE,
+     JSON, "text of token ids"},
+    {"/health", "", false, 0, false, get_health, 0, TEXT,
      "200 while requests are served, otherwise 503 and why not"},
-    {"/version", "", false, true, false, get_version, 0, JSON, "version of the server"},
-    {"/metrics", "", false, true, false, get_metrics, 0, TEXT, "metrics for Prometheus"},
-    {"/docs", "", false, true, false, bt_front_get_docs, 0, HTML, "this reference as a page"},
-    {"/openapi.json", "", false, true, false, bt_front_get_openapi, 0, JSON,
+    {"/version", "", false, 0, false, get_version, 0, JSON, "version of the server"},
+    {"/metrics", "", false, BT_KEYS_METRICS, false, get_metrics, 0, TEXT, "metrics for Prometheus"},
+    {"/docs", "", false, 0, false, bt_front_get_docs, 0, HTML, "this reference as a page"},
+    {"/openapi.json", "", false, 0, false, bt_front_get_openapi, 0, JSON,
      "this reference as OpenAPI 3.1"},
-    {"/ui/", "{file}", false, true, false, bt_front_get_ui, 0, HTML,
+    {"/ui/", "{file}", false, 0, false, bt_front_get_ui, 0, HTML,
      "files of the pages for browsers"},
-    {"/", "", false, true, false, bt_front_get_home, 0, HTML, "a page with links to the others"},
+    {"/", "", false, 0, false, bt_front_get_home, 0, HTML, "a page with links to the others"},
 };
 #undef TEXT
 #undef HTML
@@ -278,7 +280,8 @@ static bool is_json(const char *type)
 static bool check_single(const struct bt_http_req *req, struct bt_front_error *e)
 {
     static const char *const names[] = {"authorization",    "x-api-key", "content-type",
-                                        "content-encoding", "origin",    "x-request-id"};
+                                        "content-encoding", "origin",    "x-request-id",
+                                        "api-key"};
     for (size_t i = 0; i < BT_ARRAY_LEN(names); i++) {
         if (bt_http_header_ambiguous(req, names[i])) {
             return bt_front_fail(
@@ -305,18 +308,12 @@ static bool check_method(struct bt_http_req *req, const struct bt_front_route *r
 
 /* Decides what the header alone decides. False: e is the answer. */
 static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct bt_front_route *r,
-                       char tenant[33], struct bt_front_error *e)
+                       struct bt_front_note *note, struct bt_front_error *e)
 {
-    bool open = r != NULL && r->open;
-    if (!check_single(req, e)) {
+    bool open = r != NULL && r->scope == 0;
+    if (!check_single(req, e) ||
+        (!open && !bt_front_auth(f, req, r != NULL ? r->scope : 0, note, e))) {
         return false;
-    }
-    if (f->keys != NULL && !open &&
-        !bt_front_keys_check(f->keys, bt_http_header(req, "authorization"),
-                             bt_http_header(req, "x-api-key"), tenant)) {
-        return bt_front_fail(e, 401, NULL, "invalid_api_key",
-                             "a valid API key is required: Authorization: Bearer KEY, or "
-                             "x-api-key: KEY; if both are sent, they must be the same");
     }
     if (r == NULL &&
         strncmp(bt_http_path(req), RESPONSES_PATH "/", strlen(RESPONSES_PATH "/")) == 0) {
@@ -368,14 +365,14 @@ static bool on_head(void *arg, struct bt_http_req *req)
     if (r != NULL && bt_front_cors_preflight(f, req, r->post ? "POST" : "GET, HEAD")) {
         return false; /* a preflight request never has a key */
     }
-    if (!check_head(f, req, r, note->tenant, &e) ||
+    if (!check_head(f, req, r, note, &e) ||
         (r->post && !bt_front_keys_admit_body(f->keys, note->tenant, bt_http_body_announced(req),
                                               r->generates, &e))) {
         bt_front_respond_error(f, req, &e);
         return false;
     }
-    if (r->open) { /* answered at once: without a key, a client cannot make us reserve memory for a
-                      body */
+    if (r->scope == 0) { /* answered at once: without a key, a client cannot make us reserve memory
+                      for a body */
         r->fn(f, req, NULL);
         return false;
     }
@@ -412,6 +409,7 @@ static void create_metrics(struct bt_front *f)
         snprintf(labels, sizeof(labels), "kind=\"%s\"", bt_front_grammar_name(i));
         f->m.constrained[i] = bt_metrics_counter(m, "baton_http_constrained_total", labels);
     }
+    bt_front_auth_metrics(f);
     f->m.conns = bt_metrics_gauge(m, "baton_http_connections", NULL);
     f->m.unheard = bt_metrics_counter(m, "baton_http_connections_unheard_total", NULL);
     f->m.held = bt_metrics_gauge(m, "baton_http_answer_bytes", "of=\"generations\"");
@@ -569,7 +567,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
         st = take_style(f, conf->answer_form, err, err_cap);
     }
     if (st == BT_OK && conf->api_keys_file != NULL) {
-        st = bt_front_keys_load(conf->api_keys_file, &f->keys, err, err_cap);
+        st = bt_front_auth_start(f, conf->api_keys_file, err, err_cap);
     }
     if (st == BT_OK) {
         st = bt_front_jobs_create(f, err, err_cap);
@@ -625,7 +623,7 @@ void bt_front_destroy(struct bt_front *f)
     bt_front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);
     bt_front_room_cleanup(&f->room);
-    bt_front_keys_destroy(f->keys);
+    bt_front_auth_stop(f);
     bt_grammar_cache_destroy(f->model.grammars);
     bt_buf_cleanup(&f->docs_page);
     bt_buf_cleanup(&f->openapi);

@@ -23,7 +23,7 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     const struct bt_model_config *model;
     uint32_t max_model_len;      /* 0 or more than the model's limit: the model's limit */
     const char *allowed_origins; /* list of browser origins, "*": any; NULL, "": none */
-    const char *api_keys_file;   /* one key a line, '#' comments; NULL: no keys are asked for */
+    const char *api_keys_file;   /* common/keys; NULL: no keys are asked for */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
     size_t answers_max;          /* bytes of answers in memory; 0: 512 MiB */
@@ -77,8 +77,13 @@ void bt_front_destroy(struct bt_front *f);
 /* True if requests need API keys. Then every tenant has a cache of its own. */
 bool bt_front_has_keys(const struct bt_front *f);
 /* The tenant of this name, or of the API key with this digest (the first 16 bytes of its SHA-256,
- * in hexadecimal). NULL: no key has it. Valid as long as the front. */
+ * in hexadecimal). NULL: no key has it. Valid until the loop turns. */
 const char *bt_front_tenant(const struct bt_front *f, const char *name);
+/* Does this value of an Authorization header (NULL: absent) show a key with the scope admin? For
+ * callers that are not HTTP clients; keys must be needed (bt_front_has_keys). False: why says what
+ * is missing, and *known_p whether a valid key was shown. */
+bool bt_front_admin_key(struct bt_front *f, const char *authorization, char id[33], bool *known_p,
+                        char *why, size_t cap);
 /* Token ids of the prompt of a body, which has the form of /tokenize or of a generation, for
  * callers that are not HTTP clients. done is called once, later: with ids, or with NULL and the
  * reason. Both are valid during the call. */

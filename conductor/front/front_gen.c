@@ -371,7 +371,7 @@ static const struct bt_gen_ops gen_ops = {
 /* What its headers ask for, within what its key allows. It runs twice: a request may be refused
  * before its body is parsed, and the body may have the priority to which the key's bound applies.
  */
-static void take_terms(struct bt_gen_spec *s, const struct bt_front_key_terms *t,
+static void take_terms(struct bt_gen_spec *s, const struct bt_keys_terms *t,
                        const struct bt_front_headers *h)
 {
     s->priority = h->has_priority ? h->priority : s->priority;

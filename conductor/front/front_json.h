@@ -17,6 +17,8 @@ struct bt_front_error {
     uint32_t retry_after_s;
     bool beyond; /* a limit of bt_front_model ended the parsing; without that limit the body may be
                     right */
+    const char *refusal; /* why a key is refused: static, NULL: another error */
+    uint32_t scope;      /* that the key lacks, of a 403 */
 };
 
 /* Fills e and returns false, for `return bt_front_fail(...)`. param may be NULL. */

@@ -1,7 +1,6 @@
-/* API keys: a file with one key a line ('#' begins a comment). Behind each key come the limits of
- * its tenant. Only SHA-256 digests of keys are kept; they are compared in constant time.
- * tenant=NAME names the tenant. Without a name the digest is the name, and the key is a tenant of
- * its own. Tenants do not share cached prefixes. */
+/* The API keys of a front: reads their file (common/keys has its form), reads it again when it
+ * changes, says which key a request has, and keeps the limits of tenants. Limits and what is in
+ * flight belong to the tenant, so they outlive a new file. Loop thread. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,302 +9,340 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "common/base/sha256.h"
+#include "common/base/map.h"
 #include "common/conf/conf.h"
 #include "common/policy/sched/share.h"
 #include "conductor/front/front_priv.h"
 
-#define KEY_BYTES_MAX 512
-#define UNIT_BYTES    (256 * 1024)
-#define DEBT_S        60 /* seconds of its rate that a request may take beyond a full bucket */
+#define UNIT_BYTES (256 * 1024)
+#define DEBT_S     60 /* seconds of its rate that a request may take beyond a full bucket */
 
-#define TENANT_BYTES 32
-
-struct tenant { /* one for each key */
-    uint8_t digest[BT_SHA256_LEN];
-    char name[TENANT_BYTES + 1]; /* tenant=, else the digest's first half in hex */
-    bool has_terms;
-    struct bt_front_key_terms terms;
+struct tenant {
+    char name[BT_KEYS_NAME_BYTES + 1];
+    struct bt_keys_terms terms;
     struct bt_sched_bucket requests, tokens;
     uint64_t in_flight; /* generations */
+    uint64_t owner;     /* its number */
+};
+
+struct stamp { /* of the file, to see that it is another one */
+    uint64_t dev, ino, size, mode;
+    struct timespec mtime, ctime;
 };
 
 struct bt_front_keys {
-    struct tenant *all;
-    size_t n;
+    char *path;
+    struct bt_keys *set;
+    struct stamp stamp;
+    /* By name, zeros behind it. Tenants stay when their keys are removed: requests may still run.
+     */
+    struct bt_map *tenants;
+    uint64_t n_owners;
 };
 
 /* ---- the file ---- */
 
-static const struct {
-    const char *name;
-    double min, max;
-    size_t offset; /* SIZE_MAX: priority, the only term that is not a double */
-} terms[] = {{"rps", 1e-6, 1e9, offsetof(struct bt_front_key_terms, requests_per_s)},
-             {"tokens_per_s", 1e-3, 1e12, offsetof(struct bt_front_key_terms, tokens_per_s)},
-             {"concurrency", 1, 1e6, offsetof(struct bt_front_key_terms, concurrency)},
-             {"weight", 1e-3, 1e6, offsetof(struct bt_front_key_terms, weight)},
-             {"priority", INT32_MIN, INT32_MAX, SIZE_MAX},
-             {"slo_ttft_ms", 1e-3, 86400000, offsetof(struct bt_front_key_terms, slo_ttft_ms)},
-             {"slo_tbt_ms", 1e-3, 86400000, offsetof(struct bt_front_key_terms, slo_tbt_ms)}};
-
-static bool read_name(const char *name, char out[TENANT_BYTES + 1], char *err, size_t cap)
+static struct stamp stamp_of(const struct stat *st)
 {
-    size_t n = strlen(name);
-    if (n == 0 || n > TENANT_BYTES || strcmp(name, "-") == 0 ||
-        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != n) {
-        snprintf(err, cap,
-                 "tenant=%.60s: give a name of 1 to %d letters, digits and the signs . _ -", name,
-                 TENANT_BYTES);
-        return false;
-    }
-    memcpy(out, name, n + 1);
-    return true;
+    struct stamp s;
+    memset(&s, 0, sizeof(s)); /* compared as bytes */
+    s.dev = st->st_dev;
+    s.ino = st->st_ino;
+    s.size = (uint64_t)st->st_size;
+    s.mode = st->st_mode;
+    s.mtime = st->st_mtim;
+    s.ctime = st->st_ctim;
+    return s;
 }
 
-/* Reads name=value words; text ends with NUL. False: err says which word is wrong and why. */
-static bool read_terms(char *text, struct tenant *x, char *err, size_t cap)
+/* Reads and parses the file. NULL: err says what is wrong and where. stamp_p is set in any case. */
+static struct bt_keys *read_file(const char *path, struct stamp *stamp_p, char *err, size_t cap)
 {
-    struct bt_front_key_terms *t = &x->terms;
-    uint32_t seen = 0;
-    char *save = NULL;
-    for (char *w = strtok_r(text, " \t", &save); w != NULL; w = strtok_r(NULL, " \t", &save)) {
-        size_t name = strcspn(w, "="), i = 0;
-        if (strncmp(w, "tenant=", 7) == 0) {
-            if (x->name[0] != '\0') {
-                snprintf(err, cap, "tenant= occurs twice for one key");
-                return false;
-            }
-            if (!read_name(w + 7, x->name, err, cap)) {
-                return false;
-            }
+    struct stat st;
+    struct bt_keys *set = NULL;
+    FILE *file = fopen(path, "re");
+    const char *what = NULL;
+    char why[400], *text = NULL;
+    size_t n = 0;
+    memset(stamp_p, 0, sizeof(*stamp_p));
+    if (file == NULL || fstat(fileno(file), &st) != 0) {
+        what = strerror(errno);
+    } else {
+        *stamp_p = stamp_of(&st);
+        if (!S_ISREG(st.st_mode)) {
+            what = "not a regular file";
+        } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
+            what = why;
+        } else if ((uint64_t)st.st_size > BT_KEYS_FILE_MAX) {
+            what = "larger than 8 MiB";
+        }
+    }
+    if (what == NULL) {
+        (void)setvbuf(file, NULL, _IONBF, 0); /* no second copy of keys in memory */
+        text = bt_malloc((size_t)st.st_size + 1);
+        n = fread(text, 1, (size_t)st.st_size, file);
+        what = ferror(file) != 0 ? strerror(errno) : NULL;
+    }
+    if (what != NULL) {
+        snprintf(err, cap, "conductor.api_keys_file: %s: %s", path, what);
+    } else if (bt_keys_parse(text, n, &set, why, sizeof(why)) != BT_OK) {
+        snprintf(err, cap, "conductor.api_keys_file: %s:%s", path, why);
+    } else if (set->n == 0) {
+        bt_keys_destroy(set);
+        set = NULL;
+        snprintf(err, cap,
+                 "conductor.api_keys_file: %s: contains no key; make one with "
+                 "batonctl key add, or remove conductor.api_keys_file",
+                 path);
+    }
+    free(text);
+    if (file != NULL) {
+        fclose(file);
+    }
+    return set;
+}
+
+static struct tenant *find(const struct bt_front_keys *k, const char *tenant)
+{
+    char name[BT_KEYS_NAME_BYTES + 1] = "";
+    if (k == NULL || tenant == NULL || strlen(tenant) >= sizeof(name)) {
+        return NULL;
+    }
+    memcpy(name, tenant, strlen(tenant));
+    return bt_map_get(k->tenants, name);
+}
+
+/* A bucket gets another rate; what is left in it, or owed, stays. */
+static void set_rate(struct bt_sched_bucket *b, double per_s, double burst, double now_ms)
+{
+    double level = b->level;
+    bool had = b->per_s > 0;
+    if (had && b->per_s == per_s) {
+        return;
+    }
+    bt_sched_bucket_init(b, per_s, burst, now_ms);
+    b->level = had ? BT_MIN(level, b->level) : b->level;
+}
+
+/* The first key of a tenant says its terms. A client may send one second's requests at once, and
+ * ten seconds' tokens, because prompts are long. */
+static void take_tenants(struct bt_front_keys *k)
+{
+    double now_ms = (double)bt_mono_ns() / 1e6;
+    struct bt_map *seen = bt_map_create(BT_KEYS_NAME_BYTES + 1);
+    for (size_t i = 0; i < k->set->n; i++) {
+        const struct bt_key *key = &k->set->all[i];
+        char name[BT_KEYS_NAME_BYTES + 1] = "";
+        memcpy(name, key->tenant, strlen(key->tenant));
+        if (bt_map_put(seen, name, k) != NULL) {
             continue;
         }
-        while (i < BT_ARRAY_LEN(terms) &&
-               (strlen(terms[i].name) != name || strncmp(terms[i].name, w, name) != 0)) {
-            i++;
+        struct tenant *t = bt_map_get(k->tenants, name);
+        if (t == NULL) {
+            t = bt_calloc(1, sizeof(*t));
+            memcpy(t->name, name, sizeof(name));
+            t->owner = ++k->n_owners;
+            bt_map_put(k->tenants, name, t);
         }
-        if (i == BT_ARRAY_LEN(terms) || w[name] != '=') {
-            snprintf(err, cap,
-                     "'%.40s' is not one of tenant=, rps=, tokens_per_s=, "
-                     "concurrency=, weight=, priority=, slo_ttft_ms=, slo_tbt_ms=",
-                     w);
-            return false;
-        }
-        if ((seen >> i & 1) != 0) {
-            snprintf(err, cap, "%s= occurs twice for one key", terms[i].name);
-            return false;
-        }
-        seen |= 1u << i;
-        char *end;
-        double v = strtod(w + name + 1, &end);
-        bool whole = terms[i].offset == SIZE_MAX ||
-                     terms[i].offset == offsetof(struct bt_front_key_terms, concurrency);
-        if (end == w + name + 1 || *end != '\0' || !(v >= terms[i].min && v <= terms[i].max) ||
-            (whole && v != floor(v))) {
-            snprintf(err, cap, "%.60s: give a%s number from %g to %g", w, whole ? " whole" : "",
-                     terms[i].min, terms[i].max);
-            return false;
-        }
-        x->has_terms = true;
-        if (terms[i].offset == SIZE_MAX) {
-            t->priority = (int32_t)v;
-        } else {
-            memcpy((char *)t + terms[i].offset, &v, sizeof(v));
-        }
+        t->terms = key->terms;
+        set_rate(&t->requests, t->terms.requests_per_s, t->terms.requests_per_s, now_ms);
+        set_rate(&t->tokens, t->terms.tokens_per_s, 10 * t->terms.tokens_per_s, now_ms);
     }
-    return true;
-}
-
-/* A tenant's limits must stand at its first key. False: err says so. */
-static bool join_tenant(const struct bt_front_keys *k, struct tenant *x, char *err, size_t cap)
-{
-    if (x->name[0] == '\0') {
-        bt_hex(x->digest, TENANT_BYTES / 2, x->name);
-    }
-    for (size_t i = 0; i < k->n; i++) {
-        if (memcmp(k->all[i].digest, x->digest, sizeof(x->digest)) == 0) {
-            snprintf(err, cap, "this key is listed twice; remove one of the two lines");
-            return false;
-        }
-        if (strcmp(k->all[i].name, x->name) == 0 && x->has_terms) {
-            snprintf(err, cap,
-                     "two keys of tenant %s have limits; give them with its first key only",
-                     x->name);
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Reads one line of n bytes, with its line end, and overwrites it. False: err says what is
- * wrong. */
-static bool read_line(struct bt_front_keys *k, char *line, size_t n, char *err, size_t cap)
-{
-    if (memchr(line, '\0', n) != NULL) {
-        snprintf(err, cap, "a key holds a NUL");
-        return false;
-    }
-    while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL) {
-        n--;
-    }
-    line[n] = '\0';
-    char *key = line + strspn(line, " \t");
-    size_t len = strcspn(key, " \t");
-    if (*key == '\0' || *key == '#') {
-        return true;
-    }
-    if (n > KEY_BYTES_MAX) {
-        snprintf(err, cap, "a line is longer than %d bytes", KEY_BYTES_MAX);
-        return false;
-    }
-    struct tenant t = {.terms = {.priority = INT32_MIN}};
-    bt_sha256(key, len, t.digest);
-    if (!read_terms(key + len, &t, err, cap) || !join_tenant(k, &t, err, cap)) {
-        return false;
-    }
-    double now_ms = (double)bt_mono_ns() / 1e6;
-    /* A client may send one second's requests at once, and ten seconds' tokens, because prompts are
-     * long. */
-    bt_sched_bucket_init(&t.requests, t.terms.requests_per_s, t.terms.requests_per_s, now_ms);
-    bt_sched_bucket_init(&t.tokens, t.terms.tokens_per_s, 10 * t.terms.tokens_per_s, now_ms);
-    k->all = bt_realloc(k->all, (k->n + 1) * sizeof(k->all[0]));
-    k->all[k->n++] = t;
-    return true;
-}
-
-/* Reads all lines and wipes the keys from the buffer. False: err names the line and what is
- * wrong. */
-static bool read_lines(struct bt_front_keys *k, FILE *file, const char *path, char *err, size_t cap)
-{
-    char *line = NULL, why[256];
-    size_t room = 0;
-    ssize_t n;
-    bool ok = true;
-    for (uint32_t no = 1; ok && (n = getline(&line, &room, file)) > 0; no++) {
-        size_t bom = no == 1 && n >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-        ok = read_line(k, line + bom, (size_t)n - bom, why, sizeof(why));
-        if (!ok) {
-            snprintf(err, cap, "conductor.api_keys_file: %s:%u: %s", path, no, why);
-        }
-        explicit_bzero(line, room);
-    }
-    free(line);
-    return ok;
+    bt_map_destroy(seen);
 }
 
 bt_status_t bt_front_keys_load(const char *path, struct bt_front_keys **keys_p, char *err,
                                size_t err_cap)
 {
-    struct stat st;
-    struct bt_front_keys *k = bt_calloc(1, sizeof(*k));
-    FILE *file = fopen(path, "re");
-    const char *what = NULL;
-    char why[200];
-    if (file == NULL) {
-        what = strerror(errno);
-    } else if (fstat(fileno(file), &st) != 0 || !S_ISREG(st.st_mode)) {
-        what = "not a regular file";
-    } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
-        what = why;
-    }
-    bool ok = what == NULL && read_lines(k, file, path, err, err_cap);
-    if (ok && k->n == 0) {
-        what = "contains no key; write one key a line, or remove conductor.api_keys_file";
-    }
-    if (what != NULL) {
-        snprintf(err, err_cap, "conductor.api_keys_file: %s: %s", path, what);
-    }
-    if (file != NULL) {
-        fclose(file);
-    }
-    if (!ok || what != NULL) {
-        bt_front_keys_destroy(k);
+    struct stamp stamp;
+    struct bt_keys *set = read_file(path, &stamp, err, err_cap);
+    if (set == NULL) {
         return BT_ERR_CONFIG;
     }
+    struct bt_front_keys *k = bt_calloc(1, sizeof(*k));
+    k->path = bt_strdup(path);
+    k->set = set;
+    k->stamp = stamp;
+    k->tenants = bt_map_create(BT_KEYS_NAME_BYTES + 1);
+    take_tenants(k);
     *keys_p = k;
     return BT_OK;
 }
 
 bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap)
 {
-    struct bt_front_keys *k = NULL;
-    bt_status_t st = path != NULL ? bt_front_keys_load(path, &k, err, err_cap) : BT_OK;
-    bt_front_keys_destroy(k);
-    return st;
+    struct stamp stamp;
+    struct bt_keys *set = path != NULL ? read_file(path, &stamp, err, err_cap) : NULL;
+    bool ok = path == NULL || set != NULL;
+    bt_keys_destroy(set);
+    return ok ? BT_OK : BT_ERR_CONFIG;
 }
 
 void bt_front_keys_destroy(struct bt_front_keys *k)
 {
-    if (k != NULL) {
-        free(k->all);
-        free(k);
+    if (k == NULL) {
+        return;
+    }
+    size_t it = 0;
+    struct tenant *t;
+    while ((t = bt_map_next(k->tenants, &it, NULL)) != NULL) {
+        free(t);
+    }
+    bt_map_destroy(k->tenants);
+    bt_keys_destroy(k->set);
+    free(k->path);
+    free(k);
+}
+
+/* Keys that are no longer in the file, as far as `now` is concerned. */
+static size_t missing(const struct bt_keys *before, const struct bt_keys *now)
+{
+    struct bt_map *have = bt_map_create(BT_SHA256_LEN);
+    size_t n = 0;
+    for (size_t i = 0; i < now->n; i++) {
+        bt_map_put(have, now->all[i].digest, have);
+    }
+    for (size_t i = 0; i < before->n; i++) {
+        n += bt_map_get(have, before->all[i].digest) == NULL;
+    }
+    bt_map_destroy(have);
+    return n;
+}
+
+void bt_front_keys_say(const struct bt_front_keys *k)
+{
+    size_t plain = 0;
+    for (size_t i = 0; i < k->set->n; i++) {
+        plain += k->set->all[i].plain;
+    }
+    if (plain > 0) {
+        BT_WARN("keys_plain", "keys=%zu file=%s remedy=%s", plain, k->path,
+                "the file has these keys themselves, so its readers can use them; make new ones "
+                "with batonctl key add, which stores digests");
     }
 }
 
-bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization,
-                         const char *api_key, char tenant[33])
+void bt_front_keys_look(struct bt_front_keys *k)
 {
-    uint8_t mine[BT_SHA256_LEN];
-    const char *key = api_key;
-    if (authorization != NULL) {
-        if (strncasecmp(authorization, "Bearer ", 7) != 0) {
+    struct stat st;
+    struct stamp now;
+    memset(&now, 0, sizeof(now));
+    if (stat(k->path, &st) == 0) {
+        now = stamp_of(&st);
+    }
+    if (memcmp(&now, &k->stamp, sizeof(now)) == 0) {
+        return;
+    }
+    char err[700];
+    struct bt_keys *set = read_file(k->path, &k->stamp, err, sizeof(err));
+    if (set == NULL) {
+        BT_WARN("audit", "who=file what=keys_reload target=%s result=failed why=%s remedy=%s",
+                k->path, err, "the keys that were read before stay in force");
+        return;
+    }
+    size_t added = missing(set, k->set), removed = missing(k->set, set), revoked = 0;
+    for (size_t i = 0; i < set->n; i++) {
+        revoked += set->all[i].revoked_s != 0;
+    }
+    bt_keys_destroy(k->set);
+    k->set = set;
+    take_tenants(k);
+    BT_INFO("audit",
+            "who=file what=keys_reload target=%s result=ok keys=%zu added=%zu removed=%zu "
+            "revoked=%zu",
+            k->path, set->n, added, removed, revoked);
+    bt_front_keys_say(k);
+}
+
+/* ---- who asks ---- */
+
+/* The key that a request shows; headers that are absent are NULL. False: none, or not one. */
+static bool shown(const struct bt_front_credentials *c, const char **key_p)
+{
+    const char *key = NULL, *all[] = {NULL, c->x_api_key, c->api_key};
+    if (c->authorization != NULL) {
+        if (strncasecmp(c->authorization, "Bearer ", 7) != 0) {
             return false;
         }
-        key = authorization + 7 + strspn(authorization + 7, " ");
+        all[0] = c->authorization + 7 + strspn(c->authorization + 7, " ");
     }
-    if (key == NULL || (api_key != NULL && strcmp(key, api_key) != 0)) {
-        return false;
-    }
-    bt_sha256(key, strlen(key), mine);
-    const struct tenant *found = NULL;
-    for (size_t i = 0; i < k->n; i++) { /* always all keys and all their bytes: constant time */
-        uint8_t differ = 0;
-        for (size_t b = 0; b < BT_SHA256_LEN; b++) {
-            differ |= (uint8_t)(mine[b] ^ k->all[i].digest[b]);
+    for (size_t i = 0; i < BT_ARRAY_LEN(all); i++) {
+        if (all[i] != NULL && key != NULL && strcmp(all[i], key) != 0) {
+            return false;
         }
-        found = differ == 0 ? &k->all[i] : found;
+        key = all[i] != NULL ? all[i] : key;
     }
-    if (found != NULL) {
-        memcpy(tenant, found->name, sizeof(found->name));
+    *key_p = key;
+    return key != NULL;
+}
+
+const struct bt_key *bt_front_keys_check(const struct bt_front_keys *k,
+                                         const struct bt_front_credentials *c, uint32_t scope,
+                                         struct bt_front_error *e)
+{
+    const char *secret = NULL;
+    char when[32];
+    const struct bt_key *key =
+        shown(c, &secret) ? bt_keys_find(k->set, secret, strlen(secret)) : NULL;
+    if (key == NULL) {
+        bt_front_fail(e, 401, NULL, "invalid_api_key",
+                      "a valid API key is required: Authorization: Bearer KEY, x-api-key: KEY, or "
+                      "api-key: KEY; if several are sent, they must be the same");
+        e->refusal = secret == NULL ? "no_key" : "unknown_key";
+        return NULL;
     }
-    return found != NULL;
+    bt_key_state_t state = bt_key_state(key, bt_real_ns() / 1000000000);
+    if (state != BT_KEY_VALID) {
+        bool expired = state == BT_KEY_EXPIRED;
+        bt_keys_time_put(expired ? key->expires_s : key->revoked_s, when);
+        bt_front_fail(e, 401, NULL, "invalid_api_key",
+                      "this API key (id %s) %s %s; ask the operator for a new one", key->id,
+                      expired ? "expired at" : "was revoked at", when);
+        e->refusal = expired ? "expired_key" : "revoked_key";
+        return NULL;
+    }
+    if ((key->scopes & scope) != scope) {
+        struct bt_buf has, needs;
+        bt_buf_init(&has);
+        bt_buf_init(&needs);
+        bt_keys_scopes_put(key->scopes, &has);
+        bt_keys_scopes_put(scope, &needs);
+        bt_front_fail(
+            e, 403, NULL, "insufficient_scope",
+            "this API key (id %s) has the scope %s, and this needs %s; use another key, or "
+            "ask the operator for the scope",
+            key->id, has.data, needs.data);
+        e->refusal = "missing_scope";
+        e->scope = scope;
+        bt_buf_cleanup(&has);
+        bt_buf_cleanup(&needs);
+        return NULL;
+    }
+    return key;
 }
 
 /* ---- terms ---- */
 
-static struct tenant *find(const struct bt_front_keys *k, const char *tenant)
+const char *bt_front_keys_tenant(const struct bt_front_keys *k, const char *name)
 {
-    if (k == NULL || tenant == NULL) {
-        return NULL;
-    }
-    for (size_t i = 0; i < k->n; i++) {
-        if (strcmp(k->all[i].name, tenant) == 0) {
-            return &k->all[i];
+    for (size_t i = 0; k != NULL && i < k->set->n; i++) {
+        const struct bt_key *key = &k->set->all[i];
+        char digest[33];
+        bt_hex(key->digest, 16, digest);
+        if (strcmp(key->tenant, name) == 0 || strcmp(digest, name) == 0) {
+            return key->tenant;
         }
     }
     return NULL;
 }
 
-const char *bt_front_keys_tenant(const struct bt_front_keys *k, const char *name)
-{
-    const struct tenant *t = find(k, name);
-    for (size_t i = 0; t == NULL && k != NULL && i < k->n; i++) {
-        char digest[33];
-        bt_hex(k->all[i].digest, 16, digest);
-        t = strcmp(digest, name) == 0 ? &k->all[i] : NULL;
-    }
-    return t != NULL ? t->name : NULL;
-}
-
 uint64_t bt_front_keys_owner(const struct bt_front_keys *k, const char *tenant)
 {
     const struct tenant *t = find(k, tenant);
-    return t != NULL ? (uint64_t)(t - k->all) + 1 : 0;
+    return t != NULL ? t->owner : 0;
 }
 
-const struct bt_front_key_terms *bt_front_keys_terms(const struct bt_front_keys *k,
-                                                     const char *tenant)
+const struct bt_keys_terms *bt_front_keys_terms(const struct bt_front_keys *k, const char *tenant)
 {
     const struct tenant *t = find(k, tenant);
     return t != NULL ? &t->terms : NULL;

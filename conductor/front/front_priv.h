@@ -5,6 +5,8 @@
 
 #include "common/base/list.h"
 #include "common/grammar/grammar.h"
+#include "common/keys/keys.h"
+#include "common/log/log.h"
 #include "conductor/front/front.h"
 #include "conductor/front/front_answer.h"
 #include "conductor/front/front_grammar.h"
@@ -13,29 +15,32 @@
 
 struct bt_front_keys; /* API keys, hashed */
 
-struct bt_front_key_terms {              /* the terms that follow a key in its file */
-    double requests_per_s, tokens_per_s; /* 0: no limit */
-    double concurrency;                  /* generations in flight; 0: no limit */
-    double weight;                       /* share against other tenants; 0: 1 */
-    int32_t priority;                    /* the highest class that its requests may have */
-    double slo_ttft_ms, slo_tbt_ms;      /* 0: the configuration's */
+struct bt_front_credentials { /* headers; NULL: absent */
+    const char *authorization, *x_api_key, *api_key;
 };
 
-/* ERR_CONFIG with err: unreadable, readable by others, or empty. */
+/* ERR_CONFIG with err: unreadable, readable by others, wrong, or empty. */
 bt_status_t bt_front_keys_load(const char *path, struct bt_front_keys **keys_p, char *err,
                                size_t err_cap) BT_MUST_CHECK;
 void bt_front_keys_destroy(struct bt_front_keys *k);
-/* Checks the key of an Authorization or an x-api-key header (NULL: absent) in constant time. Two
- * different keys are wrong. True: tenant[33] names the key's owner. */
-bool bt_front_keys_check(const struct bt_front_keys *k, const char *authorization,
-                         const char *api_key, char tenant[33]);
-/* The tenant of this name, or of the key whose digest's first half is this in hex; NULL: none. */
+/* Warns of keys that the file has as they are. */
+void bt_front_keys_say(const struct bt_front_keys *k);
+/* Reads the file again if it has changed. A wrong file changes nothing; the log says what is
+ * wrong. */
+void bt_front_keys_look(struct bt_front_keys *k);
+/* The key that a request shows, if it may be used now and has all bits of scope; valid until the
+ * next bt_front_keys_look. Two different keys are wrong. Takes the same time for all keys. NULL: e
+ * is a 401 or 403. */
+const struct bt_key *bt_front_keys_check(const struct bt_front_keys *k,
+                                         const struct bt_front_credentials *c, uint32_t scope,
+                                         struct bt_front_error *e);
+/* The tenant of this name, or of the key whose digest's first half is this in hex; NULL: none.
+ * Valid as long as a key. */
 const char *bt_front_keys_tenant(const struct bt_front_keys *k, const char *name);
 /* The tenant's number, from 1 on, as bt_http_accept takes it; 0 where there are no keys. */
 uint64_t bt_front_keys_owner(const struct bt_front_keys *k, const char *tenant);
-/* The terms of a tenant that bt_front_keys_check has named; NULL for NULL. */
-const struct bt_front_key_terms *bt_front_keys_terms(const struct bt_front_keys *k,
-                                                     const char *tenant);
+/* The terms of a tenant; NULL for NULL. */
+const struct bt_keys_terms *bt_front_keys_terms(const struct bt_front_keys *k, const char *tenant);
 /* May the tenant send a body of this many bytes (0: not known)? True: what the body counts is taken
  * from its limits. generates: false while all of its concurrency is in use. False: e is a 429 that
  * says when to try again, or a 400 if it can never be allowed. tenant NULL: true. */
@@ -57,7 +62,8 @@ void bt_front_keys_end(struct bt_front_keys *k, const char *tenant, uint64_t gen
 /* Charges generated tokens. */
 void bt_front_keys_charge(struct bt_front_keys *k, const char *tenant, uint64_t tokens);
 
-#define FRONT_CODES     12
+#define FRONT_CODES     13
+#define FRONT_REFUSALS  5 /* reasons for which keys are refused */
 #define FRONT_JSON_TYPE "application/json"
 
 struct bt_front {
@@ -70,8 +76,10 @@ struct bt_front {
     struct bt_tokens kept_thoughts, kept_tools, thoughts_end; /* of model */
     struct bt_model_config config;
     char *model_id, *model_path;
-    char *allowed_origins;            /* "": none */
-    struct bt_front_keys *keys;       /* NULL: open to all */
+    char *allowed_origins;      /* "": none */
+    struct bt_front_keys *keys; /* NULL: open to all */
+    struct bt_timer keys_timer;
+    struct bt_log_pace refused_pace;  /* of lines about keys that were refused */
     struct bt_buf docs_page, openapi; /* made when first asked for (front_pages.c) */
     uint64_t created_s, request_timeout_ms;
     double access_share;    /* bt_front_config.access_share */
@@ -89,6 +97,7 @@ struct bt_front {
     struct bt_timer pending_timer, starting_timer, ending_timer, dead_timer;
     struct {
         struct bt_metric *constrained[BT_GRAMMAR_TAGS + 1]; /* by enum bt_grammar_kind */
+        struct bt_metric *keys_refused[FRONT_REFUSALS];
         struct bt_metric *by_code[FRONT_CODES], *gone, *slow, *open, *conns, *held, *unsent,
             *unheard;
     } m;
@@ -108,13 +117,26 @@ void bt_front_respond_error(struct bt_front *f, struct bt_http_req *req,
 void bt_front_common_headers(const struct bt_front *f, struct bt_http_req *req);
 void bt_front_count(struct bt_front *f, int status);
 
+/* front_auth.c: who may ask. */
+struct bt_front_note;
+bt_status_t bt_front_auth_start(struct bt_front *f, const char *path, char *err,
+                                size_t err_cap) BT_MUST_CHECK; /* as bt_front_keys_load */
+void bt_front_auth_stop(struct bt_front *f);
+void bt_front_auth_metrics(struct bt_front *f);
+/* Does the request show a key with all bits of scope? True, too, where no keys are needed. note
+ * gets tenant and id of the key. False: e is the answer. */
+bool bt_front_auth(struct bt_front *f, struct bt_http_req *req, uint32_t scope,
+                   struct bt_front_note *note, struct bt_front_error *e);
+/* Adds the header WWW-Authenticate of a 401 or 403. */
+void bt_front_auth_challenge(struct bt_http_req *req, const struct bt_front_error *e);
+
 /* front_access.c: the access log. The note of a request holds what HTTP does not know: what its
  * header decided (front.c), and what the log adds. It is gone when the answer was sent. */
 struct bt_front_route {
     const char *path; /* ends with '/': a prefix */
     const char *rest; /* what follows a prefix, for documents: "{model}"; "" */
     bool post;
-    bool open;      /* needs no API key: for probes, scrapers and pages */
+    uint32_t scope; /* that an API key needs; 0: no key is needed, for probes and pages */
     bool generates; /* a POST that needs one of the key's generations (concurrency=) */
     void (*fn)(struct bt_front *f, struct bt_http_req *req, const char *tenant);
     uint64_t body;       /* of enum bt_front_object; 0: none */
@@ -125,7 +147,7 @@ struct bt_front_route {
 const struct bt_front_route *bt_front_routes(size_t *n_p);
 struct bt_front_note {
     const struct bt_front_route *route; /* NULL: there is none */
-    char tenant[33];                    /* of its API key; "": none */
+    char tenant[33], key[33];           /* of its API key: tenant and id; "": none */
     char generation[48]; /* id, as answers and `batonctl explain` have it; "": none was made */
     uint64_t prompt_tokens, completion_tokens;
     const char *grammar; /* kind of what its answers follow; NULL: nothing */

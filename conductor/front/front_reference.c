@@ -173,12 +173,19 @@ static void markdown_line(struct bt_buf *out, const struct line *l, bool with_an
     bt_buf_printf(out, ": %s\n", l->why.data);
 }
 
+static const char *key_note(const struct bt_front_route *r)
+{
+    return r->scope == 0                 ? " (needs no key)"
+           : r->scope == BT_KEYS_METRICS ? " (needs the scope metrics)"
+                                         : "";
+}
+
 static void markdown_routes(const struct bt_front_route *routes, size_t n, struct bt_buf *out)
 {
     bt_buf_puts(out, "## Endpoints\n\n");
     for (size_t i = 0; i < n; i++) {
         bt_buf_printf(out, "- `%s %s%s`%s: %s\n", routes[i].post ? "POST" : "GET", routes[i].path,
-                      routes[i].rest, routes[i].open ? " (needs no key)" : "", routes[i].summary);
+                      routes[i].rest, key_note(&routes[i]), routes[i].summary);
     }
     bt_buf_puts(out, "\nAny other path gets 404 with this list, another method 405 with the "
                      "methods that there are.\n\n");
@@ -262,6 +269,12 @@ static void page_table(struct bt_buf *out, struct line *l, uint64_t of)
     bt_buf_puts(out, "</tbody></table>\n");
 }
 
+/* The scope of the key that a route needs where the server has keys. */
+static const char *key_name(const struct bt_front_route *r)
+{
+    return r->scope == 0 ? "not needed" : r->scope == BT_KEYS_METRICS ? "metrics" : "inference";
+}
+
 static void page_routes(const struct bt_front_route *routes, size_t n, struct bt_buf *out)
 {
     bt_buf_puts(out, "<table><thead><tr><th>Method</th><th>Path</th><th>Key</th><th>What it does"
@@ -273,7 +286,7 @@ static void page_routes(const struct bt_front_route *routes, size_t n, struct bt
         bt_buf_puts(out, "<tr>");
         page_cell(out, "type", routes[i].post ? "POST" : "GET");
         page_cell(out, "name", path.data);
-        page_cell(out, "type", routes[i].open ? "not needed" : "if the server has keys");
+        page_cell(out, "type", key_name(&routes[i]));
         page_cell(out, "why", routes[i].summary);
         bt_buf_puts(out, "</tr>\n");
         bt_buf_cleanup(&path);
@@ -414,7 +427,8 @@ static void put_route(struct bt_buf *out, const struct bt_front_route *r)
                       "\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}}}",
                       component);
     }
-    bt_buf_printf(out, ",\"security\":[{}%s]", r->open ? "" : ",{\"bearer\":[]},{\"apiKey\":[]}");
+    bt_buf_printf(out, ",\"security\":[{}%s]",
+                  r->scope == 0 ? "" : ",{\"bearer\":[]},{\"apiKey\":[]}");
     bt_buf_printf(out,
                   ",\"responses\":{\"200\":{\"description\":\"The answer.\",\"content\":{"
                   "\"%s\":{}%s}},\"default\":{\"description\":\"An error.\",\"content\":{"

@@ -171,7 +171,7 @@ class Cluster:
 
     # ---- metrics ----
     def metrics(self, kind, index=0):
-        return scrape(self.daemon(kind, index)["http"])
+        return scrape(self.daemon(kind, index)["http"], self.headers)
 
 
 def start_time(pid):
@@ -184,11 +184,13 @@ def start_time(pid):
     return "" if fields[0] == "Z" else fields[19]
 
 
-def scrape(address):
-    """All samples of a daemon's /metrics: {'name{labels}': value}."""
+def scrape(address, headers=None):
+    """All samples of a daemon's /metrics: {'name{labels}': value}. Shows the key in BATON_API_KEY, if it is set."""
+    key = os.environ.get("BATON_API_KEY")
+    headers = headers or ({"Authorization": "Bearer " + key} if key else {})
     host, port = address.rsplit(":", 1)
     c = http.client.HTTPConnection(host, int(port), timeout=10 * PATIENCE)
-    c.request("GET", "/metrics")
+    c.request("GET", "/metrics", headers=headers)
     r = c.getresponse()
     assert r.status == 200
     out = {}

@@ -331,9 +331,9 @@ def test_api_keys(tmp_path):
             c.close()
             return r.status, data
 
-        for path in ("/health", "/version", "/metrics"):
+        for path in ("/health", "/version"):
             assert ask("GET", path)[0] == 200
-        for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"),
+        for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("POST", "/v1/completions"),
                              ("POST", "/v1/chat/completions"), ("POST", "/tokenize"),
                              ("POST", "/detokenize"), ("GET", "/v1/nothing")):
             for key in (None, "sk-onex", "sk-", "# the team's"):

@@ -50,6 +50,7 @@ def conf_dict(root):
 
 def keys(_root):
     return [b"# keys\nsk-one\nsk-two tenant=a rps=2 tokens_per_s=1000 concurrency=4 weight=2 priority=-1\n\0Bearer sk-two",
+            b"sha256:" + b"9f" * 32 + b" id=ci scopes=inference,metrics,admin expires=2027-01-31T00:00:00Z\nsk-old revoked=2026-01-01\n\0Bearer sk-old",
             b"\xef\xbb\xbfsk-a slo_ttft_ms=500 slo_tbt_ms=50.5\r\nsk-b\ttenant=t.1\nsk-c tenant=t.1\n\0Bearer sk-c",
             b"k rps=1e-6\n\0t", b"a\nb rps=1e9 tokens_per_s=1e12\n\0Bearer b"]
 
