@@ -294,6 +294,7 @@ static void on_explain(void *arg, struct bt_rpc_call *call, const void *data, si
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
         return;
     }
+    bt_admin_gate_target(call, "%s", q->id);
     const struct bt_explanation *e = bt_requests_explain(a->rs, q->id[0] != '\0' ? q->id : NULL);
     if (e != NULL) {
         reply_explanation(call, e);
@@ -419,6 +420,10 @@ static void on_drain(void *arg, struct bt_rpc_call *call, const void *data, size
     struct bt_admin *a = arg;
     char why[512];
     Baton__AdminDrainRequest *q = bt_admin_drain_request_unpack(data, len, why, sizeof(why));
+    if (q != NULL) {
+        bt_admin_gate_target(call, "node=%s%s%s", q->node, q->undrain ? " undrain" : "",
+                             q->force ? " force" : "");
+    }
     if (q == NULL) {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
     } else if (q->node[0] == '\0' || strchr(q->node, '/') != NULL) {
@@ -434,20 +439,20 @@ static void on_drain(void *arg, struct bt_rpc_call *call, const void *data, size
     }
 }
 
-struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *view,
+struct bt_admin *bt_admin_create(struct bt_admin_gate *gate, struct bt_view *view,
                                  struct bt_requests *rs, const struct bt_admin_config *conf)
 {
     struct bt_admin *a = bt_calloc(1, sizeof(*a));
     a->view = view;
     a->rs = rs;
     a->conf = *conf;
-    bt_rpc_server_unary(server, "/baton.Admin/Status", "admin", on_status, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Blocks", "admin", on_blocks, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Requests", "admin", on_requests, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Explain", "admin", on_explain, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Drain", "admin", on_drain, a);
+    bt_admin_gate_serve(gate, "Status", on_status, a);
+    bt_admin_gate_serve(gate, "Blocks", on_blocks, a);
+    bt_admin_gate_serve(gate, "Requests", on_requests, a);
+    bt_admin_gate_serve(gate, "Explain", on_explain, a);
+    bt_admin_gate_serve(gate, "Drain", on_drain, a);
     a->role = (struct bt_admin_role){.view = view, .rs = rs};
-    bt_admin_role_register(server, &a->role);
+    bt_admin_role_register(gate, &a->role);
     return a;
 }
 

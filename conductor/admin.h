@@ -2,7 +2,7 @@
 #ifndef BT_CONDUCTOR_ADMIN_H
 #define BT_CONDUCTOR_ADMIN_H
 
-#include "common/rpc/rpc.h"
+#include "conductor/admin_gate.h"
 #include "conductor/request/requests.h"
 #include "conductor/view/view.h"
 
@@ -13,8 +13,8 @@ struct bt_admin_config { /* strings are the caller's */
     uint32_t block_tokens;
 };
 
-/* Registers /baton.Admin on the server (before its start). view and rs outlive it. */
-struct bt_admin *bt_admin_create(struct bt_rpc_server *server, struct bt_view *view,
+/* Serves /baton.Admin behind the gate (before its server's start). view and rs outlive it. */
+struct bt_admin *bt_admin_create(struct bt_admin_gate *gate, struct bt_view *view,
                                  struct bt_requests *rs, const struct bt_admin_config *conf);
 /* The view is about to be destroyed. Calls that wait for etcd are still answered, when etcd's
  * client ends. */

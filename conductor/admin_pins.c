@@ -224,6 +224,11 @@ static void on_pin(void *arg, struct bt_rpc_call *call, const void *data, size_t
     char text[256];
     Baton__AdminPinRequest *q = bt_admin_pin_request_unpack(data, len, text, sizeof(text));
     const char *why = q != NULL ? fault(a, q, text, sizeof(text)) : text;
+    if (q != NULL) {
+        bt_admin_gate_target(call, "%s%s tenant=%s ttl_ms=%" PRIu64 " label=%s",
+                             q->request[0] != '\0' ? "request=" : "prompt", q->request, q->tenant,
+                             q->ttl_ms, q->label);
+    }
     if (why != NULL) {
         refuse(call, BT_GRPC_INVALID_ARGUMENT, why);
         if (q != NULL) {
@@ -252,6 +257,7 @@ static void on_unpin(void *arg, struct bt_rpc_call *call, const void *data, size
     Baton__AdminUnpinRequest *q = bt_admin_unpin_request_unpack(data, len, why, sizeof(why));
     char *end = NULL;
     uint64_t id = q != NULL ? strtoull(q->id, &end, 16) : 0;
+    bt_admin_gate_target(call, "pin=%s", q != NULL ? q->id : "");
     if (q == NULL || strlen(q->id) != 16 || *end != '\0') {
         refuse(call, BT_GRPC_INVALID_ARGUMENT,
                "unpin needs the id of a pin, 16 hex digits as 'batonctl pins' shows them");
@@ -298,14 +304,14 @@ static void on_pins(void *arg, struct bt_rpc_call *call, const void *data, size_
     free(all);
 }
 
-struct bt_admin_pins *bt_admin_pins_create(struct bt_rpc_server *server,
+struct bt_admin_pins *bt_admin_pins_create(struct bt_admin_gate *gate,
                                            const struct bt_admin_pins_config *conf)
 {
     struct bt_admin_pins *a = bt_calloc(1, sizeof(*a));
     a->c = *conf;
-    bt_rpc_server_unary(server, "/baton.Admin/Pin", "admin", on_pin, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Unpin", "admin", on_unpin, a);
-    bt_rpc_server_unary(server, "/baton.Admin/Pins", "admin", on_pins, a);
+    bt_admin_gate_serve(gate, "Pin", on_pin, a);
+    bt_admin_gate_serve(gate, "Unpin", on_unpin, a);
+    bt_admin_gate_serve(gate, "Pins", on_pins, a);
     return a;
 }
 

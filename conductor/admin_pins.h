@@ -2,7 +2,7 @@
 #ifndef BT_CONDUCTOR_ADMIN_PINS_H
 #define BT_CONDUCTOR_ADMIN_PINS_H
 
-#include "common/rpc/rpc.h"
+#include "conductor/admin_gate.h"
 #include "conductor/front/front.h"
 #include "conductor/pin_table.h"
 #include "conductor/request/requests.h"
@@ -21,8 +21,8 @@ struct bt_admin_pins_config { /* everything outlives it */
     size_t secret_len;
 };
 
-/* Registers the calls on the server (before its start). */
-struct bt_admin_pins *bt_admin_pins_create(struct bt_rpc_server *server,
+/* Serves the calls behind the gate (before its server's start). */
+struct bt_admin_pins *bt_admin_pins_create(struct bt_admin_gate *gate,
                                            const struct bt_admin_pins_config *conf);
 /* Call it after the front and etcd were destroyed. */
 void bt_admin_pins_destroy(struct bt_admin_pins *a);

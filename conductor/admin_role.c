@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "admin.pb-c.h"
+#include "common/etcd/roles.h"
 #include "common/rpc/pb.h"
 #include "common/rpc/ranges.h"
 #include "conductor/request/inspect.h"
@@ -38,6 +39,11 @@ static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_
     struct bt_admin_role *a = arg;
     char why[256];
     Baton__AdminRoleRequest *q = bt_admin_role_request_unpack(data, len, why, sizeof(why));
+    if (q != NULL) {
+        bt_admin_gate_target(call, "worker=%s role=%s%s", q->worker,
+                             q->role != 0 ? bt_roles_name(q->role) : "own",
+                             q->force ? " force" : "");
+    }
     if (q == NULL) {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
     } else if (q->worker[0] == '\0') {
@@ -58,7 +64,7 @@ static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_
     }
 }
 
-void bt_admin_role_register(struct bt_rpc_server *server, struct bt_admin_role *a)
+void bt_admin_role_register(struct bt_admin_gate *gate, struct bt_admin_role *a)
 {
-    bt_rpc_server_unary(server, "/baton.Admin/Role", "admin", on_role, a);
+    bt_admin_gate_serve(gate, "Role", on_role, a);
 }

@@ -2,7 +2,7 @@
 #ifndef BT_CONDUCTOR_ADMIN_ROLE_H
 #define BT_CONDUCTOR_ADMIN_ROLE_H
 
-#include "common/rpc/rpc.h"
+#include "conductor/admin_gate.h"
 #include "conductor/request/requests.h"
 #include "conductor/view/view.h"
 
@@ -11,7 +11,7 @@ struct bt_admin_role {
     struct bt_requests *rs;
 };
 
-/* a outlives the server. */
-void bt_admin_role_register(struct bt_rpc_server *server, struct bt_admin_role *a);
+/* a outlives the gate's server. */
+void bt_admin_role_register(struct bt_admin_gate *gate, struct bt_admin_role *a);
 
 #endif

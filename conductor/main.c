@@ -58,6 +58,7 @@ struct conductor {
     struct bt_view *view;
     struct bt_requests *requests;
     struct bt_front *front;
+    struct bt_admin_gate gate;
     struct bt_admin *admin;
     struct bt_pin_table *pins;
     struct bt_admin_pins *admin_pins;
@@ -274,7 +275,8 @@ static bool start_parts(struct conductor *c)
                                  .name = c->name,
                                  .model_id = c->model_id,
                                  .block_tokens = (uint32_t)m->kv_block_tokens};
-    c->admin = bt_admin_create(c->server, c->view, c->requests, &ac);
+    c->gate = (struct bt_admin_gate){.server = c->server, .front = c->front};
+    c->admin = bt_admin_create(&c->gate, c->view, c->requests, &ac);
     c->pins = bt_pin_table_create(c->etcd, m->cluster_name);
     struct bt_admin_pins_config pc = {.view = c->view,
                                       .requests = c->requests,
@@ -284,7 +286,7 @@ static bool start_parts(struct conductor *c)
                                       .root = c->root,
                                       .secret = c->secret.bytes,
                                       .secret_len = c->secret.len};
-    c->admin_pins = bt_admin_pins_create(c->server, &pc);
+    c->admin_pins = bt_admin_pins_create(&c->gate, &pc);
     bt_rpc_server_start(c->server);
     return true;
 }
@@ -427,6 +429,8 @@ static void stop(struct conductor *c)
 #define DESTROY(member, type) ((c->member != NULL) ? bt_##type##_destroy(c->member) : (void)0)
     DESTROY(role_job, role_job);
     DESTROY(front, front);
+    c->front = NULL;
+    c->gate.closed = true;
     DESTROY(requests, requests);
     if (c->admin != NULL) {
         bt_admin_leave_view(c->admin);

@@ -308,6 +308,12 @@ int bt_rpc_unary_blocking(const struct bt_rpc_question *q, void **reply_p, size_
     unary_call_init(&u, make_call(ch, cq, q->method, deadline_in(q->deadline_ms)), q->data, q->len);
     grpc_op ops[6];
     unary_call_ops(&u, ops);
+    grpc_metadata md = {.key = grpc_slice_from_static_string("authorization")};
+    if (q->authorization != NULL) {
+        md.value = grpc_slice_from_copied_string(q->authorization);
+        ops[0].data.send_initial_metadata.metadata = &md;
+        ops[0].data.send_initial_metadata.count = 1;
+    }
     grpc_call_error err = grpc_call_start_batch(u.call, ops, 6, &u, NULL);
     BT_ASSERT(err == GRPC_CALL_OK);
     grpc_event ev = grpc_completion_queue_next(cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
@@ -332,6 +338,9 @@ int bt_rpc_unary_blocking(const struct bt_rpc_question *q, void **reply_p, size_
         snprintf(detail, detail_cap, "%s", why);
     }
     gpr_free(text);
+    if (q->authorization != NULL) {
+        grpc_slice_unref(md.value);
+    }
     unary_call_cleanup(&u);
     grpc_channel_destroy(ch);
     grpc_completion_queue_shutdown(cq);

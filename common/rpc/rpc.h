@@ -28,7 +28,8 @@ enum {
     BT_GRPC_FAILED_PRECONDITION = 9,
     BT_GRPC_UNIMPLEMENTED = 12,
     BT_GRPC_INTERNAL = 13,
-    BT_GRPC_UNAVAILABLE = 14
+    BT_GRPC_UNAVAILABLE = 14,
+    BT_GRPC_UNAUTHENTICATED = 16
 };
 
 /* ERR_IO (logged): no eventfd or thread could be created. loop outlives rpc. */
@@ -105,6 +106,21 @@ void bt_rpc_server_start(struct bt_rpc_server *srv);
 /* Answers the call, now or later; code != 0 ignores data. The call is gone afterwards. */
 void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, const void *data,
                        size_t len);
+/* Who calls: the name in the certificate, as "cert:baton://CLUSTER/ROLE/NODE", otherwise the
+ * address, as "addr:192.0.2.7". */
+void bt_rpc_call_caller(const struct bt_rpc_call *call, char *text, size_t cap);
+/* Has the caller shown a certificate (which the method's role check has accepted)? */
+bool bt_rpc_call_has_certificate(const struct bt_rpc_call *call);
+/* The call's metadata `authorization`. NULL: absent; "": longer than 1 KiB, or there are two. Valid
+ * as long as the call. */
+const char *bt_rpc_call_authorization(const struct bt_rpc_call *call);
+/* fn is called once, when the call is answered, also if that happens at the server's end; detail
+ * may be NULL. */
+typedef void (*bt_rpc_replied_fn)(void *arg, int code, const char *detail);
+void bt_rpc_call_on_reply(struct bt_rpc_call *call, bt_rpc_replied_fn fn, void *arg);
+/* The arg of bt_rpc_call_on_reply while the call is not answered, if it was set with this fn; else
+ * NULL. */
+void *bt_rpc_call_watcher(const struct bt_rpc_call *call, bt_rpc_replied_fn fn);
 /* Stops accepting and cancels open calls and streams (on_close is called for each before this
  * returns; clients see UNAVAILABLE). The port is free a moment later, when the loop has turned. */
 void bt_rpc_server_destroy(struct bt_rpc_server *srv);
@@ -145,7 +161,8 @@ struct bt_rpc_question {
     struct bt_tls *tls; /* NULL: plaintext */
     const char *who;    /* as in bt_rpc_channel_create_tls; NULL: any daemon of the cluster */
     const char *method; /* "/pkg.Svc/M" */
-    const void *data;   /* the packed message, len bytes */
+    const char *authorization; /* metadata of this name; NULL: none */
+    const void *data;          /* the packed message, len bytes */
     size_t len;
     uint64_t deadline_ms;
 };

@@ -17,6 +17,7 @@
 #define CONNECTION_STREAMS_MAX   128  /* a daemon needs two, batonctl one */
 #define STREAMS_MAX              1024 /* open at once on one server; the same number of calls */
 #define REQUEST_WAIT_MS          5000 /* for the message of a unary call */
+#define AUTHORIZATION_BYTES      1024
 #define HANDSHAKE_MS             5000 /* for TLS and HTTP/2; a client's attempt ends earlier */
 
 struct method {
@@ -58,6 +59,10 @@ struct bt_rpc_call {
     bt_rpc_unary_fn fn; /* NULL when the server is destroyed */
     void *arg;
     bool replied;
+    bool has_cert;
+    char *authorization; /* NULL: none */
+    bt_rpc_replied_fn on_reply;
+    void *on_reply_arg;
     grpc_byte_buffer *recv_bb, *send_bb;
     int cancelled;
     struct bt_timer wait; /* limit for the request message */
@@ -74,6 +79,10 @@ static void call_put(struct bt_rpc_call *c)
     }
     bt_timer_stop(c->rpc->loop, &c->wait);
     bt_list_remove(&c->link);
+    if (c->authorization != NULL) {
+        explicit_bzero(c->authorization, strlen(c->authorization));
+        free(c->authorization);
+    }
     if (c->recv_bb != NULL) {
         grpc_byte_buffer_destroy(c->recv_bb);
     }
@@ -91,6 +100,15 @@ static void on_call_op(void *owner, bool success)
     call_put(owner);
 }
 
+static void tell_reply(struct bt_rpc_call *c, int code, const char *detail)
+{
+    bt_rpc_replied_fn fn = c->on_reply;
+    c->on_reply = NULL;
+    if (fn != NULL) {
+        fn(c->on_reply_arg, code, detail);
+    }
+}
+
 void bt_rpc_call_reply(struct bt_rpc_call *c, int code, const char *detail, const void *data,
                        size_t len)
 {
@@ -100,6 +118,7 @@ void bt_rpc_call_reply(struct bt_rpc_call *c, int code, const char *detail, cons
         code = BT_GRPC_EXHAUSTED;
         detail = "the reply is larger than the 16 MiB that a message may have";
     }
+    tell_reply(c, code, detail);
     grpc_slice text = grpc_slice_from_copied_string(detail == NULL ? "" : detail);
     grpc_op ops[3] = {{.op = GRPC_OP_SEND_INITIAL_METADATA},
                       {.op = GRPC_OP_SEND_STATUS_FROM_SERVER}};
@@ -163,9 +182,71 @@ static void on_request_timeout(void *arg)
                                  "the call's message did not come within 5 s", NULL);
 }
 
-static void start_unary(struct bt_rpc_server *srv, grpc_call *call, const struct method *m)
+/* Copies the metadata `authorization`; NULL: there is none, "": it is too long. The first one
+ * counts, and a second one is refused with it: two could mean different callers. */
+static char *authorization_of(const grpc_metadata_array *md)
+{
+    char *value = NULL;
+    for (size_t i = 0; i < md->count; i++) {
+        const grpc_slice *v = &md->metadata[i].value;
+        size_t n = GRPC_SLICE_LENGTH(*v);
+        if (grpc_slice_str_cmp(md->metadata[i].key, "authorization") != 0) {
+            continue;
+        }
+        bool bad = value != NULL || n > AUTHORIZATION_BYTES ||
+                   memchr(GRPC_SLICE_START_PTR(*v), '\0', n) != NULL;
+        free(value);
+        value = bt_calloc(1, n + 1);
+        if (bad) {
+            return value; /* "": it is no key */
+        }
+        bt_copy(value, GRPC_SLICE_START_PTR(*v), n);
+    }
+    return value;
+}
+
+const char *bt_rpc_call_authorization(const struct bt_rpc_call *c)
+{
+    return c->authorization;
+}
+
+bool bt_rpc_call_has_certificate(const struct bt_rpc_call *c)
+{
+    return c->has_cert;
+}
+
+void bt_rpc_call_caller(const struct bt_rpc_call *c, char *text, size_t cap)
+{
+    if (c->has_cert) {
+        snprintf(text, cap, "cert:");
+        bt_tls_call_name(c->call, text + 5, cap - 5);
+        return;
+    }
+    char *peer = grpc_call_get_peer(c->call); /* ipv4:192.0.2.7:4711 */
+    const char *colon = strchr(peer, ':'), *port = strrchr(peer, ':');
+    const char *at = colon != NULL && colon != port ? colon + 1 : peer;
+    snprintf(text, cap, "addr:%.*s", port > at ? (int)(port - at) : (int)strlen(at), at);
+    gpr_free(peer);
+}
+
+void bt_rpc_call_on_reply(struct bt_rpc_call *c, bt_rpc_replied_fn fn, void *arg)
+{
+    BT_ASSERT(!c->replied && c->on_reply == NULL);
+    c->on_reply = fn;
+    c->on_reply_arg = arg;
+}
+
+void *bt_rpc_call_watcher(const struct bt_rpc_call *c, bt_rpc_replied_fn fn)
+{
+    return c->on_reply == fn ? c->on_reply_arg : NULL;
+}
+
+static void start_unary(struct bt_rpc_server *srv, grpc_call *call, const struct method *m,
+                        char *authorization)
 {
     struct bt_rpc_call *c = call_new(srv, call);
+    c->authorization = authorization;
+    c->has_cert = srv->tls != NULL;
     c->fn = m->unary;
     c->arg = m->arg;
     grpc_op recv = {.op = GRPC_OP_RECV_MESSAGE};
@@ -189,6 +270,7 @@ void bt_rpc_calls_abandon(struct bt_rpc *rpc)
         grpc_call_cancel(c->call, NULL);
         if (!c->replied) {
             c->replied = true;
+            tell_reply(c, BT_GRPC_UNAVAILABLE, "shutting down");
             call_put(c);
         }
     }
@@ -261,9 +343,11 @@ static void on_accept(void *owner, bool success)
     srv->n_armed--;
     grpc_call *call = success ? a->call : NULL;
     char *name = success ? grpc_slice_to_c_string(a->details.method) : NULL;
+    char *authorization = success ? authorization_of(&a->md) : NULL;
     grpc_call_details_destroy(&a->details);
     grpc_metadata_array_destroy(&a->md);
     if (srv->dying) {
+        free(authorization);
         if (call != NULL) {
             grpc_call_unref(call);
         }
@@ -273,6 +357,7 @@ static void on_accept(void *owner, bool success)
     }
     arm(a); /* first, so that accepting does not wait for the handler */
     if (call == NULL) {
+        free(authorization);
         return;
     }
     struct method *m = find_method(srv, name);
@@ -286,13 +371,15 @@ static void on_accept(void *owner, bool success)
         refuse(srv, call, BT_GRPC_EXHAUSTED, "too many calls and streams are open here");
     } else if (m->unary != NULL) {
         caller_known(call);
-        start_unary(srv, call, m);
+        start_unary(srv, call, m, authorization);
+        authorization = NULL;
     } else {
         caller_known(call);
         struct bt_rpc_stream *s = bt_rpc_stream_new(srv->rpc, call, srv->tls, true, &srv->streams);
         bt_rpc_stream_start_server(s, m->stream, m->arg);
     }
     gpr_free(name);
+    free(authorization);
 }
 
 static void on_shutdown(void *owner, bool success)

@@ -254,7 +254,7 @@ bool bt_tls_call_counts(struct bt_tls *t, grpc_call *call, char *text, size_t ca
     return false;
 }
 
-static void name_of(grpc_call *call, char *text, size_t cap)
+void bt_tls_call_name(grpc_call *call, char *text, size_t cap)
 {
     grpc_auth_context *ctx = grpc_call_auth_context(call);
     grpc_auth_property_iterator it =
@@ -274,7 +274,7 @@ bool bt_tls_may_call(struct bt_tls *t, grpc_call *call, const char *method, cons
     if (bt_tls_call_is(t, call, role, NULL)) {
         return true;
     }
-    name_of(call, name, sizeof(name));
+    bt_tls_call_name(call, name, sizeof(name));
     snprintf(text, cap, "%s may not call %s; only %s may", name, method,
              role != NULL ? role : "members of this cluster");
     if (note_refusal(t, text)) {

@@ -62,6 +62,8 @@ bool bt_tls_may_call(struct bt_tls *tls, grpc_call *call, const char *method, co
                      char *text, size_t cap);
 /* Does the certificate at the other end of a call name this role and node? tls NULL: true. */
 bool bt_tls_call_is(struct bt_tls *tls, grpc_call *call, const char *role, const char *node);
+/* The first URI in the certificate at the other end of a call, for logs. */
+void bt_tls_call_name(grpc_call *call, char *text, size_t cap);
 /* Does the certificate at the other end of a call still count? False once it has expired or is on
  * the list; text says which and whose it is. True before the handshake, and if tls is NULL or knows
  * servers by host names. Counts and logs a refusal. */

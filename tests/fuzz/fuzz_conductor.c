@@ -51,6 +51,7 @@ static struct {
     struct bt_rpc_server *server;
     struct bt_view *view;
     struct bt_requests *rs;
+    struct bt_admin_gate gate;
     struct bt_admin *admin;
     struct client clients[CLIENTS];
     struct task tasks[TASKS];
@@ -517,7 +518,8 @@ static void start(void)
     BT_ASSERT(bt_rpc_server_create(x.rpc, "x", &x.server, NULL) == BT_OK);
     struct bt_admin_config ac = {.cluster = "c", .name = "conductor-n0", .model_id = "m"};
     ac.block_tokens = BLOCK;
-    x.admin = bt_admin_create(x.server, x.view, x.rs, &ac);
+    x.gate = (struct bt_admin_gate){.server = x.server};
+    x.admin = bt_admin_create(&x.gate, x.view, x.rs, &ac);
     bt_rpc_server_start(x.server);
 }
 

@@ -51,7 +51,8 @@ static void a_drain_under_way_outlives_the_view(void **state)
     assert_int_equal(bt_rpc_create(f.loop, &near), BT_OK);
     assert_int_equal(bt_rpc_server_create(far, "127.0.0.1:0", &server, &port), BT_OK);
     struct bt_admin_config conf = {.cluster = "test", .name = "c", .model_id = "m"};
-    struct bt_admin *admin = bt_admin_create(server, f.view, f.rs, &conf);
+    struct bt_admin_gate gate = {.server = server};
+    struct bt_admin *admin = bt_admin_create(&gate, f.view, f.rs, &conf);
     bt_rpc_server_start(server);
     snprintf(target, sizeof(target), "127.0.0.1:%d", port);
     assert_int_equal(bt_rpc_channel_create(near, target, NULL, &ch), BT_OK);
