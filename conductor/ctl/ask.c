@@ -13,7 +13,8 @@
 static void say_failure(const struct bt_ctl *c, int code, const char *detail)
 {
     if (code == BT_GRPC_NOT_FOUND || code == BT_GRPC_FAILED_PRECONDITION ||
-        code == BT_GRPC_INVALID_ARGUMENT) { /* the conductor's message says it all */
+        code == BT_GRPC_INVALID_ARGUMENT ||
+        code == BT_GRPC_UNAUTHENTICATED) { /* the conductor's message says it all */
         fprintf(stderr, "batonctl: %s\n", detail);
         return;
     }
@@ -44,6 +45,7 @@ void *bt_ctl_ask(const struct bt_ctl *c, const char *method, const ProtobufCMess
                                   .tls = c->tls,
                                   .who = "conductor",
                                   .method = method,
+                                  .authorization = c->authorization,
                                   .data = data,
                                   .len = n,
                                   .deadline_ms = DEADLINE_MS};

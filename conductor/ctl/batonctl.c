@@ -152,7 +152,7 @@ static int check_command(const struct bt_ctl *c, const struct bt_ctl_command *k)
     if (empty && k->arg != NULL && !last) {
         return bt_ctl_usage("this command needs an argument", k->arg);
     }
-    if (c->arg2 == NULL && k->arg2 != NULL) {
+    if (c->arg2 == NULL && k->arg2 != NULL && k->arg2[0] != '[') {
         return bt_ctl_usage("this command needs a second argument", k->arg2);
     }
     return 0;
@@ -160,7 +160,8 @@ static int check_command(const struct bt_ctl *c, const struct bt_ctl_command *k)
 
 static int run(struct bt_ctl *c, const struct bt_ctl_command *k)
 {
-    if (k->run == bt_ctl_doctor || k->run == bt_ctl_debug) { /* also without a conductor */
+    if (k->run == bt_ctl_doctor || k->run == bt_ctl_debug || /* also without a conductor */
+        k->run == bt_ctl_key) {
         return k->run(c);
     }
     if (!bt_ctl_find_conductor(c)) {
@@ -168,6 +169,10 @@ static int run(struct bt_ctl *c, const struct bt_ctl_command *k)
     }
     int rc = bt_ctl_watch(c, k);
     bt_tls_release(c->tls);
+    if (c->authorization != NULL) {
+        explicit_bzero(c->authorization, strlen(c->authorization));
+        free(c->authorization);
+    }
     return rc;
 }
 

@@ -1,6 +1,7 @@
 /* Where the conductor is (option, environment, local cluster), and the client's certificate. */
 #include "conductor/ctl/where.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,10 +121,54 @@ static bool find_tls(struct bt_ctl *c, const char *state)
     return ok;
 }
 
+/* Reads the first word of a file that only its owner and group may read. */
+static bool read_key(struct bt_ctl *c, const char *path)
+{
+    struct stat st;
+    char key[600] = "", why[256];
+    FILE *f = fopen(path, "re");
+    if (f == NULL || fstat(fileno(f), &st) != 0) {
+        fprintf(stderr, "batonctl: --key-file: %s cannot be read: %s\n", path, strerror(errno));
+    } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
+        fprintf(stderr, "batonctl: --key-file: %s: %s\n", path, why);
+    } else if (fgets(key, sizeof(key), f) == NULL || key[strspn(key, " \t\r\n")] == '\0') {
+        fprintf(stderr, "batonctl: --key-file: %s: the first line has no key\n", path);
+        key[0] = '\0';
+    }
+    if (f != NULL) {
+        (void)fclose(f);
+    }
+    char *word = key + strspn(key, " \t\r\n");
+    word[strcspn(word, " \t\r\n")] = '\0';
+    if (word[0] != '\0') {
+        c->authorization = bt_sprintf("Bearer %s", word);
+    }
+    explicit_bzero(key, sizeof(key));
+    return c->authorization != NULL;
+}
+
+/* Without --key-file and BATON_API_KEY: the key that baton-local has made for its cluster. */
+static bool find_key(struct bt_ctl *c, const char *state)
+{
+    const char *env = bt_conf_env("BATON_API_KEY");
+    if (c->opt[BT_CTL_KEY_FILE] != NULL) {
+        return read_key(c, c->opt[BT_CTL_KEY_FILE]);
+    }
+    if (env != NULL && env[0] != '\0') {
+        c->authorization = bt_sprintf("Bearer %s", env);
+        return true;
+    }
+    char *local = bt_sprintf("%s/keys/admin.key", state);
+    bool ours = strncmp(c->addr_from, "the local", 9) == 0 && access(local, F_OK) == 0;
+    bool ok = !ours || read_key(c, local);
+    free(local);
+    return ok;
+}
+
 bool bt_ctl_find_conductor(struct bt_ctl *c)
 {
     char *state = state_dir(c);
-    bool ok = find_addr(c, state) && find_tls(c, state);
+    bool ok = find_addr(c, state) && find_tls(c, state) && find_key(c, state);
     free(state);
     return ok;
 }

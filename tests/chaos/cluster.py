@@ -275,7 +275,8 @@ class Cluster:
     def up(self, device):
         keys = os.path.join(self.folder, "keys")
         with open(os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600), "w") as f:
-            f.write("".join(f"{key} tenant={tenant}\n" for tenant, key in KEYS.items()))
+            f.write("".join(f"{key} tenant={tenant} scopes=inference,metrics,admin\n" for tenant, key in KEYS.items()))
+        os.environ["BATON_API_KEY"] = next(iter(KEYS.values()))  # of scrape() and batonctl
         sets = {"conductor.conductor.api_keys_file": keys, "kvstore.kvstore.slab_bytes": "40MiB",
                 "kvstore.kvstore.ssd.path": os.path.join(self.folder, "disk-{node}", "ssd"),
                 "kvstore.kvstore.ssd.bytes": "64MiB", "kvstore.kvstore.ssd.probe_ms": "100ms",

@@ -49,8 +49,9 @@ class Restarts:
         self.c.stop()
 
     def ctl(self, *args):
+        key = self.c.headers.get("Authorization", "").removeprefix("Bearer ")
         p = subprocess.run([CTL, "--addr", self.addr, *args, "-o", "json"], stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, timeout=20 * PATIENCE)
+                           stderr=subprocess.PIPE, timeout=20 * PATIENCE, env=dict(os.environ, BATON_API_KEY=key))
         assert p.returncode == 0, p.stderr
         return json.loads(p.stdout)
 

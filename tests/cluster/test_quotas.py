@@ -23,7 +23,8 @@ def ids(seed):
 class Pool:
     def __init__(self, tmp_path, *more):
         keys = tmp_path / "keys"
-        keys.write_text("".join(f"{KEYS[t]} tenant={t}\n" for t in ("acme", "globex")) + KEYS["other"] + "\n")
+        keys.write_text("".join(f"{KEYS[t]} tenant={t} scopes=inference,metrics,admin\n" for t in ("acme", "globex")) +
+                        KEYS["other"] + "\n")
         keys.chmod(0o600)
         self.r = Restarts("--nodes", "1", "--set", "kvstore.kvstore.slab_bytes=4MiB", "--set",
                           "kvstore.kvstore.eviction=lru", "--set",  # without quotas a flood takes everything
@@ -104,7 +105,8 @@ def test_pins_know_tenants(make, tmp_path):
     other = p.r.ctl(*what, "--api-key-file", str(tmp_path / "key"))
     assert other["id"] != pin["id"] and len(other["tenant"]) == 32
     for bad in ((), ("--tenant", "nobody")):
-        run = subprocess.run([CTL, "--addr", p.r.addr, *what, *bad], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        run = subprocess.run([CTL, "--addr", p.r.addr, *what, *bad], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=dict(os.environ, BATON_API_KEY=KEYS["acme"]))
         assert run.returncode == 1 and b"api_keys_file" in run.stderr, run
 
 
