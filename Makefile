@@ -3,6 +3,7 @@
 #   make check           set-up, build, all tests; last line "N passed, M failed"
 #   make demo            set-up, build, a whole cluster on this machine answers a prompt
 #   make up, down        a cluster on this machine that stays (deploy/local/baton-local has the options)
+#   make check-upgrade  a cluster of an earlier release is upgraded under load (PREVIOUS=tag; by default the last one)
 #   make chaos           a cluster under load and faults (MINUTES=60, SEED= to repeat a run, CHAOS=options; docs/FAULTS.md)
 #   make fuzz            all fuzz targets (SECONDS=300 in all, FUZZ=options and targets; tests/fuzz/README.md); needs clang
 #   make tsan            the daemons under the thread sanitizer and a mixed load (SECONDS=60 for each engine)
@@ -29,7 +30,10 @@ endif
 PYTHON ?= python3
 CUDA ?= /usr/local/cuda
 NVCC := $(wildcard $(CUDA)/bin/nvcc)
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+RELEASE := $(shell cat deploy/VERSION)
+# The commit: of this checkout, not of a repository around it; of an archive that git made; or given as COMMIT=.
+COMMIT  ?= $(shell if [ -e .git ]; then git describe --exclude='*' --always --abbrev=12 --dirty; else grep -v Format deploy/COMMIT; fi 2>/dev/null)
+VERSION := $(RELEASE) ($(or $(COMMIT),unknown))
 
 WARN := -Wall -Wextra -Wshadow -Wmissing-prototypes -Wstrict-prototypes -Wswitch-enum -Werror=implicit-function-declaration
 OPT  ?= -O2
@@ -76,7 +80,7 @@ UNIT_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(UNIT_C))
 TOOL_BINS := $(patsubst tests/%.c,$(B)/tests/%,$(TOOL_C)) $(B)/tests/tools/fail_nth.so
 
 .PHONY: all tests setup setup-tests check check-gpu bench-gpu gpu-programs demo up down bench lint install install-files install-system uninstall bundle clean help docs
-all: $(BINS) $(BENCH_TOOL) $(PLUGINS)
+all: $(BINS) $(BENCH_TOOL) $(PLUGINS) $(B)/version
 ifeq ($(NVCC),)
 	@echo "note: no nvcc in $(CUDA)/bin; CUDA sources were not compiled"
 endif
@@ -112,7 +116,7 @@ $(B)/obj/%.o: %.c | $(GEN_H)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(CFLAGS_$(subst /,_,$(dir $<))) -MMD -MP -c -o $@ $<
 # A build that goes on after a commit must not mix versions.
-CPPFLAGS_version := -DBT_VERSION='"$(VERSION)"'
+CPPFLAGS_version := -DBT_RELEASE='"$(RELEASE)"' -DBT_VERSION='"$(VERSION)"'
 $(B)/version: FORCE
 	@mkdir -p $(B)
 	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' > $@
@@ -164,6 +168,8 @@ $(B)/bin/baton-sim: $(B)/obj/conductor/sim/main.o $(B)/libsim.a $(B)/libconducto
 $(B)/bin/baton-bench: tests/bench/baton-bench
 	$(link)
 	@ln -sf ../../$< $@
+# Installed beside the modules of baton-bench, which start them.
+$(B)/bin/baton-bench-grammar $(B)/tests/tools/bench_engine: RPATH := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/..'
 $(B)/bin/baton-bench-grammar: $(B)/obj/tests/tools/bench_grammar.o $(B)/libbaton.a
 	$(link)
 	$(LINK)
@@ -251,10 +257,13 @@ check: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/run
 MINUTES ?= 60
-.PHONY: chaos tsan
+.PHONY: chaos tsan check-upgrade
 chaos: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) all $(B)/tests/tools/net_switch SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/chaos/chaos.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(CHAOS)
+check-upgrade: setup-tests
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@BUILD=$(B) tests/check-upgrade $(PREVIOUS)
 fuzz: setup-tests
 	@tests/fuzz/run --seconds $(or $(SECONDS),300) $(FUZZ)
 # Load under the thread sanitizer, in its own build directory.
@@ -295,9 +304,11 @@ install: all install-files install-system
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/baton $(addprefix $(DESTDIR)$(PREFIX)/share/,doc/baton baton/models)
 	install -d $(DESTDIR)$(PREFIX)/lib/baton/bench
-	install -m 755 $(BINS) $(B)/bin/baton-bench-grammar deploy/local/baton-local deploy/local/baton-certs tests/bench/baton-bench $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(BINS) deploy/local/baton-local deploy/local/baton-certs tests/bench/baton-bench $(DESTDIR)$(PREFIX)/bin
 	install -m 644 tests/bench/load.py tests/bench/traces.py tests/bench/svg.py tests/bench/kv.py tests/bench/grammar.py tests/bench/vocab.py $(DESTDIR)$(PREFIX)/lib/baton/bench
-	if [ -x $(B)/tests/tools/bench_engine ]; then install -m 755 $(B)/tests/tools/bench_engine $(DESTDIR)$(PREFIX)/bin/baton-bench-engine; fi
+	install -m 755 $(B)/bin/baton-bench-grammar $(DESTDIR)$(PREFIX)/lib/baton/bench
+	if [ -x $(B)/tests/tools/bench_engine ]; then install -m 755 $(B)/tests/tools/bench_engine $(DESTDIR)$(PREFIX)/lib/baton/bench/baton-bench-engine; fi
+	install -m 644 $(B)/version $(DESTDIR)$(PREFIX)/lib/baton/version
 	install -m 755 $(PLUGINS) $(DESTDIR)$(PREFIX)/lib/baton
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
 	cp -R deploy/systemd deploy/config deploy/prometheus deploy/grafana $(DESTDIR)$(PREFIX)/share/baton
@@ -308,7 +319,7 @@ install-system:
 	PREFIX=$(PREFIX) CONF=$(SYSCONFDIR)/baton deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton
 # All of it but configurations that somebody has made.
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(BINS)) baton-local baton-certs baton-bench baton-bench-engine baton-bench-grammar)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,$(notdir $(BINS)) baton-local baton-certs baton-bench)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/baton share/baton share/doc/baton)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(wildcard deploy/systemd/*.service deploy/systemd/*.target deploy/systemd/*.d)))
 	rm -f $(DESTDIR)$(PREFIX)/lib/sysusers.d/baton.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/baton.conf
@@ -318,7 +329,7 @@ uninstall:
 bundle:
 	@deploy/local/setup.sh --bundle
 	@$(MAKE) --no-print-directory -j$$(nproc) all $(if $(TESTS),gpu-programs)
-	@deploy/bundle/make-bundle.sh $(B) $(VERSION) $(if $(GPU),gpu) $(if $(TESTS),tests)
+	@deploy/bundle/make-bundle.sh $(B) $(RELEASE) $(if $(GPU),gpu) $(if $(TESTS),tests)
 clean:
 	rm -rf build build-san-*
 help:

@@ -501,7 +501,7 @@ int main(int argc, char **argv)
     do {
         bt_random(&d.incarnation, sizeof(d.incarnation));
     } while (d.incarnation == 0);
-    BT_INFO("starting", "version=%s incarnation=%016llx slab_bytes=%llu", bt_version(),
+    BT_INFO("starting", "version=\"%s\" incarnation=%016llx slab_bytes=%llu", bt_version(),
             (unsigned long long)d.incarnation, (unsigned long long)d.conf.slab_bytes);
     if (bt_loop_create(&d.loop) != BT_OK) {
         return BT_EXIT_FAILED;

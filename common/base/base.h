@@ -32,7 +32,9 @@ static inline int bt_compare(const void *a, const void *b, size_t n)
 {
     return n > 0 ? memcmp(a, b, n) : 0;
 }
-/* The output of git describe when this was built; static. */
+/* The release (deploy/VERSION): "0.1.0"; static. */
+const char *bt_release(void);
+/* The release and the commit that was built: "0.1.0 (230fe750)"; static. */
 const char *bt_version(void);
 
 char *bt_strdup(const char *s);

@@ -1,9 +1,11 @@
-/* The only object file with the commit's name: only this one is compiled again for a new commit. */
+/* The only object file with release and commit: only this one is compiled again for a new commit.
+ */
 #include "common/base/base.h"
 
-#ifndef BT_VERSION
-#define BT_VERSION "unknown"
-#endif
+const char *bt_release(void)
+{
+    return BT_RELEASE;
+}
 
 const char *bt_version(void)
 {

@@ -5,10 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/base.h"
+
+static uint32_t oldest_of(const struct bt_rpc_hello *h)
+{
+    return h->oldest == 0 || h->oldest > h->version ? h->version : h->oldest;
+}
+
 bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
                                       const struct bt_rpc_hello *h, uint64_t dialled, bool proved)
 {
-    if (h->version != BT_RPC_SESSION_VERSION) {
+    if (h->version < BT_RPC_SESSION_OLDEST || oldest_of(h) > BT_RPC_SESSION_VERSION) {
         return BT_HELLO_VERSION;
     }
     if (strcmp(h->cluster, self->cluster) != 0) {
@@ -38,17 +45,36 @@ bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
 
 #define NAME "%.40s" /* the longest texts stay within BT_RPC_SESSION_WHY */
 
+static void range_text(uint32_t oldest, uint32_t newest, char *buf, size_t cap)
+{
+    if (oldest == newest) {
+        snprintf(buf, cap, "%u", newest);
+    } else {
+        snprintf(buf, cap, "%u to %u", oldest, newest);
+    }
+}
+
+/* Both ends with their releases and the versions that they speak. */
+static void version_why(const struct bt_rpc_identity *self, const struct bt_rpc_hello *h, char *buf,
+                        size_t cap)
+{
+    const char *release = h->release == NULL || h->release[0] == '\0' ? "unknown" : h->release;
+    char theirs[32], mine[32];
+    range_text(oldest_of(h), h->version, theirs, sizeof(theirs));
+    range_text(BT_RPC_SESSION_OLDEST, BT_RPC_SESSION_VERSION, mine, sizeof(mine));
+    snprintf(buf, cap,
+             NAME " (release %.16s) speaks session version %s, " NAME
+                  " (release %.16s) version %s: update the older one",
+             h->name, release, theirs, self->name, bt_release(), mine);
+}
+
 /* A fault without a case fails to compile (-Wswitch-enum). */
 const char *bt_rpc_hello_why(bt_hello_fault_t fault, const struct bt_rpc_identity *self,
                              const struct bt_rpc_hello *h, uint64_t dialled, char *buf, size_t cap)
 {
     switch (fault) {
     case BT_HELLO_FITS: return NULL;
-    case BT_HELLO_VERSION:
-        snprintf(buf, cap,
-                 NAME " speaks session version %u, " NAME " version %u: update the older one",
-                 h->name, h->version, self->name, BT_RPC_SESSION_VERSION);
-        return buf;
+    case BT_HELLO_VERSION: version_why(self, h, buf, cap); return buf;
     case BT_HELLO_CLUSTER:
         snprintf(buf, cap,
                  NAME " has cluster.name \"" NAME "\", " NAME " has \"" NAME
@@ -100,6 +126,8 @@ void bt_rpc_hello_fill(const struct bt_rpc_identity *self, uint64_t expect_incar
 {
     baton__session_hello__init(h);
     h->version = BT_RPC_SESSION_VERSION;
+    h->oldest = BT_RPC_SESSION_OLDEST;
+    h->release = (char *)bt_release();
     h->cluster = (char *)self->cluster;
     h->name = (char *)self->name;
     h->node = (char *)self->node;
@@ -113,8 +141,10 @@ void bt_rpc_hello_fill(const struct bt_rpc_identity *self, uint64_t expect_incar
 struct bt_rpc_hello bt_rpc_hello_read(const Baton__SessionHello *h)
 {
     return (struct bt_rpc_hello){.version = h->version,
+                                 .oldest = h->oldest,
                                  .cluster = h->cluster,
                                  .name = h->name,
+                                 .release = h->release,
                                  .incarnation = h->incarnation,
                                  .expect_incarnation = h->expect_incarnation,
                                  .root_key = h->root_key,

@@ -6,7 +6,12 @@
 #include "common/kv/key.h"
 #include "session.pb-c.h"
 
+/* The newest and the oldest version of the messages between daemons that this program speaks; two
+ * daemons use the newest that both speak. docs/UPGRADING.md says when they are raised. */
+#ifndef BT_RPC_SESSION_VERSION
 #define BT_RPC_SESSION_VERSION 1
+#endif
+#define BT_RPC_SESSION_OLDEST 1
 
 struct bt_rpc_identity {
     const char *cluster, *name, *node;
@@ -30,8 +35,8 @@ typedef enum {
 
 /* A peer's hello, whichever message it came in. */
 struct bt_rpc_hello {
-    uint32_t version;
-    const char *cluster, *name;
+    uint32_t version, oldest;             /* oldest 0: only `version` */
+    const char *cluster, *name, *release; /* release "": not told */
     uint64_t incarnation;
     uint64_t expect_incarnation; /* 0: any */
     ProtobufCBinaryData root_key;

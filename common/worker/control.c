@@ -604,7 +604,7 @@ static int serve(struct bt_wctl *w)
     bt_loop_on_signal(w->loop, SIGTERM, on_signal, w);
     bt_loop_on_signal(w->loop, SIGINT, on_signal, w);
     bt_loop_on_signal(w->loop, SIGHUP, on_reload_signal, w);
-    BT_INFO("starting", "version=%s name=%s incarnation=%016llx", bt_version(), w->conf.name,
+    BT_INFO("starting", "version=\"%s\" name=%s incarnation=%016llx", bt_version(), w->conf.name,
             (unsigned long long)w->incarnation);
     (void)bt_wmixed_apply(w);
     if (!bt_conf_secret_id(&w->conf.common, &w->secret)) {

@@ -186,6 +186,8 @@ static void say_hello(void *arg)
     h.n_cards = w->n_cards;
     h.cards = cards;
     h.version = BT_RPC_SESSION_VERSION;
+    h.oldest = BT_RPC_SESSION_OLDEST;
+    h.release = (char *)bt_release();
     h.cluster = w->cluster;
     h.name = w->name;
     h.incarnation = w->incarnation;
@@ -240,8 +242,10 @@ static const char *identity_mismatch(const struct bt_wire_session *s, const Bato
                                          .root = &w->root,
                                          .layout_id = w->layout.layout_id};
     const struct bt_rpc_hello theirs = {.version = h->version,
+                                        .oldest = h->oldest,
                                         .cluster = h->cluster,
                                         .name = h->name,
+                                        .release = h->release,
                                         .incarnation = h->incarnation,
                                         .expect_incarnation = h->expect_incarnation,
                                         .root_key = h->root_key,

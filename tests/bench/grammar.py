@@ -31,7 +31,7 @@ class Helper:
             folder = self.folder.name
             os.symlink(os.path.abspath(tokenizer), os.path.join(folder, "tokenizer.json"))
         build = os.environ.get("BUILD", "build")
-        paths = [os.path.join(HERE, "..", "..", "..", "bin", "baton-bench-grammar"),  # installed
+        paths = [os.path.join(HERE, "baton-bench-grammar"),  # installed
                  os.path.join(HERE, "..", "..", build, "bin", "baton-bench-grammar")]
         path = next((p for p in paths if os.access(p, os.X_OK)), None)
         if path is None:

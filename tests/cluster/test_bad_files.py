@@ -510,10 +510,16 @@ def test_directories_of_others_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("program", ["baton-conductor", "baton-kvstore", "baton-prefill", "baton-decode", "batonctl",
-                                     "baton-sim"])
+                                     "baton-sim", "baton-bench", "baton-local", "baton-certs"])
 def test_help_and_version(program):
-    assert re.fullmatch(program + r" \S+\n", run(program, "--version")[1])
-    rc, text = run(program, "--help")
+    script = os.path.join(ROOT, "deploy", "local", program)
+    path = script if os.path.exists(script) else os.path.join(BUILD, "bin", program)
+    with open(os.path.join(ROOT, "deploy", "VERSION")) as f:
+        release = re.escape(f.read().strip())
+    with open(os.path.join(ROOT, "docs", "CHANGELOG.md")) as f:
+        assert re.search(rf"^## {release} ", f.read(), re.M)
+    assert re.fullmatch(rf"{program} {release} \((unknown|[0-9a-f]+(-dirty)?)\)\n", run(path, "--version")[1])
+    rc, text = run(path, "--help")
     assert rc == 0 and len(text) > 200
 
 

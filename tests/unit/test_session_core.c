@@ -205,8 +205,50 @@ static void test_compare(void **state)
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, false), BT_HELLO_NAME);
     h.cluster = "d";
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, false), BT_HELLO_CLUSTER);
-    h.version = 2;
+    h.version = h.oldest = BT_RPC_SESSION_VERSION + 1;
     assert_int_equal(bt_rpc_hello_compare(&me, &h, 7, false), BT_HELLO_VERSION);
+}
+
+/* Two releases talk if one version is within the ranges of both, whichever is newer. */
+static void test_versions(void **state)
+{
+    (void)state;
+    struct bt_kv_key root = {{7}};
+    const struct bt_rpc_identity me = {.cluster = "c", .name = "kvstore-n1", .root = &root};
+    const uint32_t newest = BT_RPC_SESSION_VERSION, oldest = BT_RPC_SESSION_OLDEST;
+    const struct {
+        uint32_t version, oldest;
+        bt_hello_fault_t fault;
+        const char *says;
+    } cases[] = {
+        {newest, oldest, BT_HELLO_FITS, NULL},
+        {newest, 0, BT_HELLO_FITS, NULL},
+        {newest + 1, newest, BT_HELLO_FITS, NULL}, /* N+1 speaks N, too */
+        {newest + 7, 1, BT_HELLO_FITS, NULL},
+        {oldest, 0, BT_HELLO_FITS, NULL},
+        {newest + 1, 0, BT_HELLO_VERSION, "session version 2,"},
+        {newest + 2, newest + 1, BT_HELLO_VERSION, "session version 2 to 3,"},
+        {newest + 1, newest + 9, BT_HELLO_VERSION, "session version 2,"},
+        {oldest - 1, 0, BT_HELLO_VERSION, "session version 0,"},
+        {oldest - 1, newest, BT_HELLO_VERSION, "session version 0,"},
+    };
+    for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
+        const struct bt_rpc_hello h = {.version = cases[i].version,
+                                       .oldest = cases[i].oldest,
+                                       .cluster = "c",
+                                       .name = "kvstore-n2",
+                                       .release = "0.9.3",
+                                       .root_key = {sizeof(root.b), root.b}};
+        char buf[BT_RPC_SESSION_WHY];
+        assert_int_equal(bt_rpc_hello_compare(&me, &h, 0, true), cases[i].fault);
+        const char *why = bt_rpc_hello_why(cases[i].fault, &me, &h, 0, buf, sizeof(buf));
+        assert_true((why == NULL) == (cases[i].says == NULL));
+        if (why != NULL) {
+            assert_non_null(strstr(why, cases[i].says));
+            assert_non_null(strstr(why, "kvstore-n2 (release 0.9.3)"));
+            assert_non_null(strstr(why, bt_release()));
+        }
+    }
 }
 
 /* Every fault has a text with both names, both values where there are two, and what to do. */
@@ -259,7 +301,11 @@ static void test_why_is_whole(void **state)
     memset(name, 'x', sizeof(name) - 1);
     name[sizeof(name) - 1] = '\0';
     const struct bt_rpc_identity me = {.cluster = name, .name = name, .root = &root};
-    const struct bt_rpc_hello h = {.version = UINT32_MAX, .cluster = name, .name = name};
+    const struct bt_rpc_hello h = {.version = UINT32_MAX,
+                                   .oldest = UINT32_MAX - 1,
+                                   .cluster = name,
+                                   .name = name,
+                                   .release = name};
     for (int f = BT_HELLO_VERSION; f <= BT_HELLO_ROOT; f++) {
         assert_in_range(strlen(bt_rpc_hello_why(f, &me, &h, 7, buf, sizeof(buf))), 1,
                         sizeof(buf) - 2);
@@ -698,14 +744,23 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hello),         cmocka_unit_test(test_prepares_and_joins),
-        cmocka_unit_test(test_refused),       cmocka_unit_test(test_out_of_turn),
-        cmocka_unit_test(test_compare),       cmocka_unit_test(test_silence),
-        cmocka_unit_test(test_beats),         cmocka_unit_test(test_own_standstill),
-        cmocka_unit_test(test_queue_full),    cmocka_unit_test(test_backoff),
-        cmocka_unit_test(test_pair_lives),    cmocka_unit_test(test_pair_hangs),
-        cmocka_unit_test(test_peer_restarts), cmocka_unit_test(test_two_sessions_of_one_peer),
-        cmocka_unit_test(test_random),        cmocka_unit_test(test_why),
+        cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_prepares_and_joins),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_out_of_turn),
+        cmocka_unit_test(test_compare),
+        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_silence),
+        cmocka_unit_test(test_beats),
+        cmocka_unit_test(test_own_standstill),
+        cmocka_unit_test(test_queue_full),
+        cmocka_unit_test(test_backoff),
+        cmocka_unit_test(test_pair_lives),
+        cmocka_unit_test(test_pair_hangs),
+        cmocka_unit_test(test_peer_restarts),
+        cmocka_unit_test(test_two_sessions_of_one_peer),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_why),
         cmocka_unit_test(test_why_is_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
