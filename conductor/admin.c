@@ -51,16 +51,21 @@ static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_con
     st->mixed = mixed;
 }
 
-static void on_status(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+/* What is done with an answer: it is sent to batonctl, or written as JSON. */
+typedef void (*use_fn)(void *arg, const ProtobufCMessage *m);
+
+static void reply(void *call, const ProtobufCMessage *m)
 {
-    struct bt_admin *a = arg;
-    char text[256];
-    Baton__AdminStatusRequest *q = bt_admin_status_request_unpack(data, len, text, sizeof(text));
-    if (q == NULL) {
-        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, text, NULL, 0);
-        return;
-    }
-    baton__admin_status_request__free_unpacked(q, NULL);
+    bt_rpc_call_reply_pb(call, m);
+}
+
+static void put_json(void *out, const ProtobufCMessage *m)
+{
+    bt_pb_json(m, out);
+}
+
+static void make_status(struct bt_admin *a, use_fn use, void *arg)
+{
     struct bt_requests_stats stats;
     bt_requests_stats(a->rs, &stats);
     const char *why = NULL;
@@ -89,9 +94,21 @@ static void on_status(void *arg, struct bt_rpc_call *call, const void *data, siz
         st.nodes[st.n_nodes] = &nodes[st.n_nodes];
         fill_node(st.nodes[st.n_nodes++], BT_CONTAINER_OF(l, struct bt_session, link), now);
     }
-    bt_rpc_call_reply_pb(call, &st.base);
+    use(arg, &st.base);
     free(st.nodes);
     free(nodes);
+}
+
+static void on_status(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
+{
+    char text[256];
+    Baton__AdminStatusRequest *q = bt_admin_status_request_unpack(data, len, text, sizeof(text));
+    if (q == NULL) {
+        bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, text, NULL, 0);
+        return;
+    }
+    baton__admin_status_request__free_unpacked(q, NULL);
+    make_status(arg, reply, call);
 }
 
 /* Limits of one answer. The index may have a hundred million places, and a block may have as many
@@ -197,24 +214,28 @@ static void add_request(void *arg, const struct bt_request_info *in)
     x->reply.list[x->reply.n_list++] = r;
 }
 
+static void make_requests(struct bt_admin *a, uint32_t limit, use_fn use, void *arg)
+{
+    struct request_list x = {.reply = BATON__ADMIN_REQUESTS__INIT, .limit = limit};
+    x.items = bt_calloc(x.limit + 1, sizeof(*x.items));
+    x.reply.list = bt_calloc(x.limit + 1, sizeof(*x.reply.list));
+    bt_requests_each(a->rs, add_request, &x);
+    use(arg, &x.reply.base);
+    free(x.reply.list);
+    free(x.items);
+}
+
 static void on_requests(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
 {
-    struct bt_admin *a = arg;
     char why[256];
     Baton__AdminRequestsRequest *q = bt_admin_requests_request_unpack(data, len, why, sizeof(why));
     if (q == NULL) {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
         return;
     }
-    struct request_list x = {.reply = BATON__ADMIN_REQUESTS__INIT,
-                             .limit = BT_MIN(q->limit, LIST_MAX)};
+    uint32_t limit = BT_MIN(q->limit, LIST_MAX);
     baton__admin_requests_request__free_unpacked(q, NULL);
-    x.items = bt_calloc(x.limit + 1, sizeof(*x.items));
-    x.reply.list = bt_calloc(x.limit + 1, sizeof(*x.reply.list));
-    bt_requests_each(a->rs, add_request, &x);
-    bt_rpc_call_reply_pb(call, &x.reply.base);
-    free(x.reply.list);
-    free(x.items);
+    make_requests(arg, limit, reply, call);
 }
 
 /* ---- explain ---- */
@@ -229,35 +250,53 @@ static void fill_outcome(Baton__AdminOutcome *o, const struct bt_explanation *e)
     o->tbt_ms = e->actual.tbt_ms;
     o->queue_ms = e->actual.queue_ms;
     o->prefill_ms = e->actual.prefill_ms;
+    o->planned_ms = e->actual.planned_ms;
+    o->decode_ms = e->actual.decode_ms;
+    o->flow_from_ms = e->actual.flow_from_ms;
+    o->flow_to_ms = e->actual.flow_to_ms;
+    o->kv_bytes = e->actual.kv_bytes;
+    o->hidden_fraction = e->actual.hidden_fraction;
+    o->in_time = e->actual.in_time;
 }
 
-static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanation *e)
+/* Fills in all but lists and the outcome. */
+static void fill_explanation(Baton__AdminExplanation *x, const struct bt_explanation *e)
+{
+    baton__admin_explanation__init(x);
+    x->id = (char *)e->id;
+    x->wire_id = e->wire_id;
+    x->epoch = e->epoch;
+    x->received_ns = e->received_ns;
+    x->planned_ns = e->planned_ns;
+    x->prefill = (char *)e->prefill;
+    x->decode = (char *)e->decode;
+    x->tokens = e->n_tokens;
+    x->cached_tokens = e->cached_tokens;
+    x->choices = e->n_choices;
+    x->planned = e->planned;
+    x->both = e->both;
+    x->draining = e->draining;
+    x->reason = (char *)e->reason;
+    x->again = (char *)e->again;
+    x->ttft_ms = e->ttft_ms;
+    x->tbt_ms = e->tbt_ms;
+    x->queue_ms = e->queue_ms;
+    x->prefill_ms = e->prefill_ms;
+    x->fetch_tokens = e->fetch_tokens;
+    x->candidates_total = e->n_candidates;
+}
+
+static void make_explanation(const struct bt_explanation *e, use_fn use, void *arg)
 {
     Baton__AdminCandidate items[BT_EXPLAIN_CANDIDATES], *list[BT_EXPLAIN_CANDIDATES];
-    Baton__AdminExplanation x = BATON__ADMIN_EXPLANATION__INIT;
-    x.id = (char *)e->id;
-    x.wire_id = e->wire_id;
-    x.epoch = e->epoch;
-    x.planned_ns = e->planned_ns;
-    x.tokens = e->n_tokens;
-    x.cached_tokens = e->cached_tokens;
-    x.choices = e->n_choices;
-    x.planned = e->planned;
-    x.both = e->both;
-    x.draining = e->draining;
-    x.reason = (char *)e->reason;
-    x.again = (char *)e->again;
-    x.ttft_ms = e->ttft_ms;
-    x.tbt_ms = e->tbt_ms;
-    x.queue_ms = e->queue_ms;
-    x.prefill_ms = e->prefill_ms;
+    Baton__AdminExplanation x;
+    fill_explanation(&x, e);
     Baton__AdminOutcome outcome = BATON__ADMIN_OUTCOME__INIT;
     if (e->actual.over) {
         fill_outcome(&outcome, e);
         x.outcome = &outcome;
     }
     Baton__AdminSource source[BT_EXPLAIN_SOURCES], *sources[BT_EXPLAIN_SOURCES];
-    x.fetch_tokens = e->fetch_tokens;
     x.sources = sources;
     for (; x.n_sources < e->n_sources; x.n_sources++) {
         Baton__AdminSource *s = sources[x.n_sources] = &source[x.n_sources];
@@ -265,7 +304,6 @@ static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanat
         s->kvstore = (char *)e->sources[x.n_sources].name;
         s->blocks = e->sources[x.n_sources].blocks;
     }
-    x.candidates_total = e->n_candidates;
     x.candidates = list;
     for (uint32_t i = 0; i < e->n_listed; i++) {
         const struct bt_sched_candidate *c = &e->candidates[i].c;
@@ -282,7 +320,22 @@ static void reply_explanation(struct bt_rpc_call *call, const struct bt_explanat
         items[i].load = c->load;
         list[x.n_candidates++] = &items[i];
     }
-    bt_rpc_call_reply_pb(call, &x.base);
+    use(arg, &x.base);
+}
+
+/* NULL: why says that the request is not known (any more). */
+static const struct bt_explanation *find_explanation(struct bt_admin *a, const char *id, char *why,
+                                                     size_t cap)
+{
+    const struct bt_explanation *e = bt_requests_explain(a->rs, id[0] != '\0' ? id : NULL);
+    if (e == NULL) {
+        snprintf(why, cap, "%.100s%s", id,
+                 id[0] != '\0' ? " is not among the last 128 requests that this conductor "
+                                 "planned; give the \"id\" of the answer or req= of a log line, "
+                                 "and name the conductor that served the request with --addr"
+                               : "this conductor has not planned any request yet");
+    }
+    return e;
 }
 
 static void on_explain(void *arg, struct bt_rpc_call *call, const void *data, size_t len)
@@ -295,18 +348,73 @@ static void on_explain(void *arg, struct bt_rpc_call *call, const void *data, si
         return;
     }
     bt_admin_gate_target(call, "%s", q->id);
-    const struct bt_explanation *e = bt_requests_explain(a->rs, q->id[0] != '\0' ? q->id : NULL);
+    const struct bt_explanation *e = find_explanation(a, q->id, why, sizeof(why));
     if (e != NULL) {
-        reply_explanation(call, e);
+        make_explanation(e, reply, call);
     } else {
-        snprintf(why, sizeof(why), "%.100s%s", q->id,
-                 q->id[0] != '\0' ? " is not among the last 128 requests that this conductor "
-                                    "planned; give the \"id\" of the answer or req= of a log line, "
-                                    "and name the conductor that served the request with --addr"
-                                  : "this conductor has not planned any request yet");
         bt_rpc_call_reply(call, BT_GRPC_NOT_FOUND, why, NULL, 0);
     }
     baton__admin_explain_request__free_unpacked(q, NULL);
+}
+
+/* ---- the same as JSON, for the web page ---- */
+
+#define PAGE_REQUESTS 500u /* open requests of one answer */
+#define PAGE_RECENT   128u
+
+static void make_recent(struct bt_admin *a, use_fn use, void *arg)
+{
+    Baton__AdminExplanation *items = bt_calloc(PAGE_RECENT, sizeof(*items));
+    Baton__AdminOutcome *outcomes = bt_calloc(PAGE_RECENT, sizeof(*outcomes));
+    Baton__AdminExplanation *list[PAGE_RECENT];
+    Baton__AdminRecent r = BATON__ADMIN_RECENT__INIT;
+    const struct bt_explanation *e;
+    r.list = list;
+    while (r.n_list < PAGE_RECENT && (e = bt_requests_recent(a->rs, (uint32_t)r.n_list)) != NULL) {
+        Baton__AdminExplanation *x = list[r.n_list] = &items[r.n_list];
+        fill_explanation(x, e);
+        if (e->actual.over) {
+            x->outcome = &outcomes[r.n_list];
+            baton__admin_outcome__init(x->outcome);
+            fill_outcome(x->outcome, e);
+        }
+        r.n_list++;
+    }
+    use(arg, &r.base);
+    free(outcomes);
+    free(items);
+}
+
+int bt_admin_page(void *arg, const char *what, struct bt_buf *out, char *why, size_t cap)
+{
+    static const char explain[] = "explain/";
+    struct bt_admin *a = arg;
+    if (strcmp(what, "status") == 0) {
+        make_status(a, put_json, out);
+        return 200;
+    }
+    if (strcmp(what, "requests") == 0) {
+        bt_buf_puts(out, "{\"open\":");
+        make_requests(a, PAGE_REQUESTS, put_json, out);
+        bt_buf_puts(out, ",\"recent\":");
+        make_recent(a, put_json, out);
+        bt_buf_puts(out, "}");
+        return 200;
+    }
+    if (strcmp(what, "history") == 0 && a->conf.history != NULL) {
+        bt_history_make(a->conf.history, put_json, out);
+        return 200;
+    }
+    if (strncmp(what, explain, strlen(explain)) != 0) {
+        snprintf(why, cap, "there is no '%.64s'", what);
+        return 404;
+    }
+    const struct bt_explanation *e = find_explanation(a, what + strlen(explain), why, cap);
+    if (e == NULL) {
+        return 404;
+    }
+    make_explanation(e, put_json, out);
+    return 200;
 }
 
 /* ---- drain ---- */

@@ -3,6 +3,7 @@
 #define BT_CONDUCTOR_ADMIN_H
 
 #include "conductor/admin_gate.h"
+#include "conductor/history.h"
 #include "conductor/request/requests.h"
 #include "conductor/view/view.h"
 
@@ -11,11 +12,15 @@ struct bt_admin;
 struct bt_admin_config { /* strings are the caller's */
     const char *cluster, *name, *model_id;
     uint32_t block_tokens;
+    const struct bt_history *history; /* NULL: none is kept */
 };
 
 /* Serves /baton.Admin behind the gate (before its server's start). view and rs outlive it. */
 struct bt_admin *bt_admin_create(struct bt_admin_gate *gate, struct bt_view *view,
                                  struct bt_requests *rs, const struct bt_admin_config *conf);
+/* Appends what a page asks for as JSON: "status", "requests", "history", "explain/ID". Returns 200,
+ * or 404 with the reason in why. arg: the bt_admin; for bt_front_show. */
+int bt_admin_page(void *arg, const char *what, struct bt_buf *out, char *why, size_t cap);
 /* The view is about to be destroyed. Calls that wait for etcd are still answered, when etcd's
  * client ends. */
 void bt_admin_leave_view(struct bt_admin *a);

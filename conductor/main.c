@@ -59,6 +59,7 @@ struct conductor {
     struct bt_requests *requests;
     struct bt_front *front;
     struct bt_admin_gate gate;
+    struct bt_history *history;
     struct bt_admin *admin;
     struct bt_pin_table *pins;
     struct bt_admin_pins *admin_pins;
@@ -271,12 +272,15 @@ static bool start_parts(struct conductor *c)
     if (!start_front(c)) {
         return false;
     }
+    c->history = bt_history_create(c->loop, c->requests);
     struct bt_admin_config ac = {.cluster = m->cluster_name,
                                  .name = c->name,
                                  .model_id = c->model_id,
-                                 .block_tokens = (uint32_t)m->kv_block_tokens};
+                                 .block_tokens = (uint32_t)m->kv_block_tokens,
+                                 .history = c->history};
     c->gate = (struct bt_admin_gate){.server = c->server, .front = c->front};
     c->admin = bt_admin_create(&c->gate, c->view, c->requests, &ac);
+    bt_front_show(c->front, bt_admin_page, c->admin);
     c->pins = bt_pin_table_create(c->etcd, m->cluster_name);
     struct bt_admin_pins_config pc = {.view = c->view,
                                       .requests = c->requests,
@@ -431,6 +435,7 @@ static void stop(struct conductor *c)
     DESTROY(front, front);
     c->front = NULL;
     c->gate.closed = true;
+    DESTROY(history, history);
     DESTROY(requests, requests);
     if (c->admin != NULL) {
         bt_admin_leave_view(c->admin);

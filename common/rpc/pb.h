@@ -4,6 +4,7 @@
 
 #include <protobuf-c/protobuf-c.h>
 
+#include "common/base/buf.h"
 #include "common/rpc/rpc.h"
 
 /* Packs msg and queues it; status codes as bt_rpc_stream_send. */
@@ -11,6 +12,11 @@ bt_status_t bt_rpc_stream_send_pb(struct bt_rpc_stream *s,
                                   const ProtobufCMessage *msg) BT_MUST_CHECK;
 /* Packs msg and replies OK. */
 void bt_rpc_call_reply_pb(struct bt_rpc_call *call, const ProtobufCMessage *msg);
+
+/* Appends msg as JSON: every field by the name that it has in its .proto. fixed64 (ids) and bytes
+ * are hexadecimal text, enums their names, absent messages and numbers that are not finite null.
+ * Strings are escaped as in logs. */
+void bt_pb_json(const ProtobufCMessage *msg, struct bt_buf *out);
 
 /* Frees the unknown fields of an unpacked message and of the messages in it. A message that is
  * packed again must not have them, because protobuf-c writes some unknown tags in a form that it

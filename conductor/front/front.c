@@ -225,8 +225,15 @@ static const struct bt_front_route routes[] = {
     {"/docs", "", false, 0, false, bt_front_get_docs, 0, HTML, "this reference as a page"},
     {"/openapi.json", "", false, 0, false, bt_front_get_openapi, 0, JSON,
      "this reference as OpenAPI 3.1"},
-    {"/ui/", "{file}", false, 0, false, bt_front_get_ui, 0, HTML,
-     "files of the pages for browsers"},
+    {"/admin/v1/status", "", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
+     "members, their loads and pools, objectives"},
+    {"/admin/v1/requests", "", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
+     "open requests, and the last plans with what came of them"},
+    {"/admin/v1/explain/", "{id}", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
+     "why a request was placed where it is, and who else could have taken it"},
+    {"/admin/v1/history", "", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
+     "what was counted over the last half hour"},
+    {"/ui/", "{file}", false, 0, false, bt_front_get_ui, 0, HTML, "files of the pages"},
     {"/", "", false, 0, false, bt_front_get_home, 0, HTML, "a page with links to the others"},
 };
 #undef TEXT

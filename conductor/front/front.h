@@ -84,6 +84,11 @@ const char *bt_front_tenant(const struct bt_front *f, const char *name);
  * is missing, and *known_p whether a valid key was shown. */
 bool bt_front_admin_key(struct bt_front *f, const char *authorization, char id[33], bool *known_p,
                         char *why, size_t cap);
+/* Shows what fn makes below /admin/v1/: fn appends JSON for `what`, the rest of the path, and
+ * returns 200, or another status with the reason in why. */
+typedef int (*bt_front_show_fn)(void *arg, const char *what, struct bt_buf *out, char *why,
+                                size_t cap);
+void bt_front_show(struct bt_front *f, bt_front_show_fn fn, void *arg);
 /* Token ids of the prompt of a body, which has the form of /tokenize or of a generation, for
  * callers that are not HTTP clients. done is called once, later: with ids, or with NULL and the
  * reason. Both are valid during the call. */

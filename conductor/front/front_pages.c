@@ -54,6 +54,35 @@ void bt_front_get_ui(struct bt_front *f, struct bt_http_req *req, const char *te
     respond_file(f, req, *name != '\0' ? name : "index.html");
 }
 
+void bt_front_show(struct bt_front *f, bt_front_show_fn fn, void *arg)
+{
+    f->show = fn;
+    f->show_arg = arg;
+}
+
+/* Answers without CORS headers, so that no page of another origin can read it. */
+void bt_front_get_admin(struct bt_front *f, struct bt_http_req *req, const char *tenant)
+{
+    struct bt_buf out;
+    struct bt_front_error e = {0};
+    char why[400] = "this server shows nothing here";
+    (void)tenant;
+    bt_buf_init(&out);
+    int status = f->show != NULL ? f->show(f->show_arg, bt_http_path(req) + strlen("/admin/v1/"),
+                                           &out, why, sizeof(why))
+                                 : 404;
+    if (status != 200) {
+        bt_front_fail(&e, status, NULL, NULL, "%s", why);
+        bt_front_respond_error(f, req, &e);
+    } else {
+        bt_http_add_header(req, "Cache-Control", "no-store");
+        bt_http_add_header(req, "X-Content-Type-Options", "nosniff");
+        bt_front_count(f, 200);
+        bt_http_respond(req, 200, FRONT_JSON_TYPE, out.data, out.len);
+    }
+    bt_buf_cleanup(&out);
+}
+
 void bt_front_get_home(struct bt_front *f, struct bt_http_req *req, const char *tenant)
 {
     (void)tenant;

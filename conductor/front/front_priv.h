@@ -81,6 +81,8 @@ struct bt_front {
     struct bt_timer keys_timer;
     struct bt_log_pace refused_pace;  /* of lines about keys that were refused */
     struct bt_buf docs_page, openapi; /* made when first asked for (front_pages.c) */
+    bt_front_show_fn show;            /* bt_front_show */
+    void *show_arg;
     uint64_t created_s, request_timeout_ms;
     double access_share;    /* bt_front_config.access_share */
     uint64_t access_random; /* state of the sample's random numbers, never 0 */
@@ -191,6 +193,7 @@ void bt_front_post_detokenize(struct bt_front *f, struct bt_http_req *req, const
 void bt_front_get_home(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_get_docs(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_get_openapi(struct bt_front *f, struct bt_http_req *req, const char *tenant);
+void bt_front_get_admin(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 void bt_front_get_ui(struct bt_front *f, struct bt_http_req *req, const char *tenant);
 
 /* Cancels the requests that answered generations have left running, and frees them. */

@@ -177,6 +177,7 @@ static const char *key_note(const struct bt_front_route *r)
 {
     return r->scope == 0                 ? " (needs no key)"
            : r->scope == BT_KEYS_METRICS ? " (needs the scope metrics)"
+           : r->scope == BT_KEYS_ADMIN   ? " (needs the scope admin)"
                                          : "";
 }
 
@@ -272,7 +273,10 @@ static void page_table(struct bt_buf *out, struct line *l, uint64_t of)
 /* The scope of the key that a route needs where the server has keys. */
 static const char *key_name(const struct bt_front_route *r)
 {
-    return r->scope == 0 ? "not needed" : r->scope == BT_KEYS_METRICS ? "metrics" : "inference";
+    return r->scope == 0                 ? "not needed"
+           : r->scope == BT_KEYS_METRICS ? "metrics"
+           : r->scope == BT_KEYS_ADMIN   ? "admin"
+                                         : "inference";
 }
 
 static void page_routes(const struct bt_front_route *routes, size_t n, struct bt_buf *out)

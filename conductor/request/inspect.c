@@ -159,6 +159,8 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     e->wire_id = sq->id;
     e->epoch = sq->epoch + (plan != NULL);
     e->planned_ns = bt_machine_wall_ns(sq->r->mc);
+    uint64_t age_ns = sq->r->mc->now_ns - sq->r->spec.received_ns;
+    e->received_ns = e->planned_ns - BT_MIN(age_ns, e->planned_ns);
     e->n_tokens = req->n_tokens;
     e->n_choices = BT_MAX(req->n_choices, 1u);
     e->planned = plan != NULL;
@@ -166,7 +168,15 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
              plan != NULL ? bt_sched_reason_names[plan->reason] : rej->reason);
     snprintf(e->again, sizeof(e->again), "%s", sq->r->usage.again);
     e->ttft_ms = e->tbt_ms = e->queue_ms = e->prefill_ms = -1;
-    e->actual.ttft_ms = e->actual.tbt_ms = e->actual.queue_ms = e->actual.prefill_ms = -1;
+    e->actual = (struct bt_explained_outcome){.ttft_ms = -1,
+                                              .tbt_ms = -1,
+                                              .queue_ms = -1,
+                                              .prefill_ms = -1,
+                                              .planned_ms = -1,
+                                              .decode_ms = -1,
+                                              .flow_from_ms = -1,
+                                              .flow_to_ms = -1,
+                                              .hidden_fraction = -1};
     /* The time to first token of a later plan is the time from now to the next token. */
     double before_ms = sq->epoch != 0 ? req->waited_ms : 0;
     if (plan != NULL) {
@@ -177,6 +187,8 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
         e->cached_tokens = plan->prefix.cached_tokens;
         e->ttft_ms = plan->first.ms - before_ms;
         e->tbt_ms = plan->gaps.ms;
+        snprintf(e->prefill, sizeof(e->prefill), "%s", v->worker[plan->at.prefill]->name);
+        snprintf(e->decode, sizeof(e->decode), "%s", v->worker[plan->at.decode]->name);
     }
     struct bt_sched_candidate list[BT_EXPLAIN_CANDIDATES];
     e->n_candidates = bt_sched_explain(sq->r->mc->conf.policy, params, &v->snap, req, plan, list,
@@ -191,27 +203,45 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     }
 }
 
+/* What happened to a request, since it came. Clocks of workers and kvstores may be wrong: nothing
+ * is told of what they place before the request. */
+static void take_outcome(struct bt_explanation *e, const struct bt_request *r, const char *why)
+{
+    const struct bt_gen_usage *u = &r->usage;
+    struct bt_explained_outcome *o = &e->actual;
+    o->over = true;
+    snprintf(o->error, sizeof(o->error), "%s", why != NULL ? why : "");
+    o->cached_tokens = u->cached_tokens;
+    o->tokens = u->completion_tokens;
+    o->replans = u->replans;
+    o->ttft_ms = u->ttft_ms;
+    o->tbt_ms = u->tbt_ms;
+    o->queue_ms = u->queue_ms;
+    o->prefill_ms = u->prefill_ms;
+    o->decode_ms = u->decode_ms;
+    o->hidden_fraction = u->hidden_fraction;
+    o->kv_bytes = u->kv_bytes;
+    o->in_time = why == NULL && bt_request_in_time(r);
+    if (e->planned_ns >= e->received_ns) {
+        o->planned_ms = (double)(e->planned_ns - e->received_ns) / 1e6;
+    }
+    if (r->flow_first_ns >= e->received_ns && r->flow_last_ns >= r->flow_first_ns) {
+        o->flow_from_ms = (double)(r->flow_first_ns - e->received_ns) / 1e6;
+        o->flow_to_ms = (double)(r->flow_last_ns - e->received_ns) / 1e6;
+    }
+}
+
 void bt_explain_outcome(const struct bt_request *r, const char *why)
 {
     struct bt_explain_ring *x = r->mc->explained;
-    const struct bt_gen_usage *u = &r->usage;
     const struct bt_list *l;
     bt_list_for_each (l, &r->sequences) {
         uint64_t id = BT_CONTAINER_OF(l, struct bt_sequence, link)->id;
         for (uint32_t i = 0; i < x->n; i++) {
             struct bt_explanation *e = &x->at[i];
-            if (e->wire_id != id) {
-                continue;
+            if (e->wire_id == id) {
+                take_outcome(e, r, why);
             }
-            e->actual.over = true;
-            snprintf(e->actual.error, sizeof(e->actual.error), "%s", why != NULL ? why : "");
-            e->actual.cached_tokens = u->cached_tokens;
-            e->actual.tokens = u->completion_tokens;
-            e->actual.replans = u->replans;
-            e->actual.ttft_ms = u->ttft_ms;
-            e->actual.tbt_ms = u->tbt_ms;
-            e->actual.queue_ms = u->queue_ms;
-            e->actual.prefill_ms = u->prefill_ms;
         }
     }
 }
@@ -245,6 +275,18 @@ const struct bt_explanation *bt_machine_explain(const struct bt_machine *mc, con
     for (uint32_t i = 0; i < x->n; i++) { /* newest first */
         const struct bt_explanation *e = &x->at[(x->next + EXPLAINED_MAX - 1 - i) % EXPLAINED_MAX];
         if (e->wire_id != 0 && (id == NULL || is_called(e, id) || (hex && e->wire_id == wire))) {
+            return e;
+        }
+    }
+    return NULL;
+}
+
+const struct bt_explanation *bt_machine_recent(const struct bt_machine *mc, uint32_t i)
+{
+    const struct bt_explain_ring *x = mc->explained;
+    for (uint32_t k = 0; k < x->n; k++) {
+        const struct bt_explanation *e = &x->at[(x->next + EXPLAINED_MAX - 1 - k) % EXPLAINED_MAX];
+        if (e->wire_id != 0 && i-- == 0) {
             return e;
         }
     }

@@ -35,6 +35,11 @@ struct bt_explained_outcome { /* what happened; times < 0: not known */
     char error[256]; /* why it failed, "" if it did not */
     uint32_t cached_tokens, tokens, replans;
     double ttft_ms, tbt_ms, queue_ms, prefill_ms;
+    double planned_ms, decode_ms;    /* until this plan; from the first token to the last one */
+    double flow_from_ms, flow_to_ms; /* of the KV to the decode side, since the request came */
+    double hidden_fraction;
+    uint64_t kv_bytes;
+    bool in_time; /* it ended well and met its objectives */
 };
 
 struct bt_explained_candidate {
@@ -50,8 +55,9 @@ struct bt_explained_source {
 struct bt_explanation {
     char id[BT_EXPLAIN_NAME];
     uint64_t wire_id;
-    uint32_t epoch;      /* of the plan; of a rejected one, the last that was made */
-    uint64_t planned_ns; /* wall clock */
+    uint32_t epoch;                   /* of the plan; of a rejected one, the last that was made */
+    uint64_t received_ns, planned_ns; /* wall clock */
+    char prefill[BT_EXPLAIN_NAME], decode[BT_EXPLAIN_NAME]; /* workers of the plan; "": none */
     uint32_t n_tokens, cached_tokens, n_choices;
     bool planned, both, draining;
     char reason[96]; /* static text of sched: why the roles are apart or together, or why the
@@ -74,5 +80,9 @@ struct bt_explanation {
  * wire id in hexadecimal. id NULL: the last plan of all requests. NULL: not known, or forgotten.
  * Valid until the loop turns. */
 const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, const char *id);
+
+/* The plan number i of the last ones, the newest first. NULL: no more. Valid until the loop
+ * turns. */
+const struct bt_explanation *bt_requests_recent(const struct bt_requests *rs, uint32_t i);
 
 #endif

@@ -399,7 +399,12 @@ bool bt_machine_draining(const struct bt_machine *mc)
 
 void bt_machine_stats(const struct bt_machine *mc, struct bt_requests_stats *out)
 {
-    memset(out, 0, sizeof(*out));
+    *out = mc->done;
+    out->refused = (uint64_t)(bt_metric_value(mc->m.rejected[BT_REJECT_QUEUE_FULL]) +
+                              bt_metric_value(mc->m.rejected[BT_REJECT_OVERLOADED]));
+    out->prompt_tokens = (uint64_t)bt_metric_value(mc->m.prompt);
+    out->cached_tokens = (uint64_t)bt_metric_value(mc->m.cached);
+    out->tokens = (uint64_t)bt_metric_value(mc->m.generation);
     out->total = mc->total;
     out->replanned = mc->replanned;
     struct bt_list *l;

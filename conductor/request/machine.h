@@ -121,6 +121,7 @@ void bt_machine_each(struct bt_machine *mc, bt_request_info_fn fn, void *arg, ui
 uint32_t bt_machine_on_worker(struct bt_machine *mc, const struct bt_peer *p);
 uint32_t bt_machine_on_node(struct bt_machine *mc, const char *node);
 const struct bt_explanation *bt_machine_explain(const struct bt_machine *mc, const char *id);
+const struct bt_explanation *bt_machine_recent(const struct bt_machine *mc, uint32_t i);
 
 /* ---- what comes out ---- */
 

@@ -211,6 +211,7 @@ struct bt_machine_metrics {
     struct bt_metric *tpot, *prefill, *decode, *inference; /* times of a request */
     struct bt_metric *prompt_length, *answer_length, *longest_answer, *max_tokens, *choices;
     struct bt_metric *ttft_error, *tbt_error;
+    struct bt_metric *in_time;
     struct bt_metric *replanned, *stuck, *moved, *stale, *ended_late, *cached;
     struct bt_metric *fetch_plans, *fetch_tokens, *places_short;
     struct bt_metric *plan[2][BT_SCHED_REASONS], *rejected[BT_REJECT_REASONS];
@@ -260,7 +261,8 @@ struct bt_machine {
     struct bt_gate gates[4];
     uint32_t next_gate;
     uint64_t total, replanned;
-    uint64_t decisions; /* asked of the policy so far */
+    struct bt_requests_stats done; /* what is counted of requests that have ended */
+    uint64_t decisions;            /* asked of the policy so far */
     struct bt_explain_ring *explained;
     uint32_t moves_left; /* moves that this tick may still make: a drained node is emptied step by
                             step */
@@ -385,6 +387,8 @@ void bt_request_no_tokens(struct bt_sequence *sq, uint64_t now_ns);
 void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
                      const char *why);
 void bt_request_prefill_done(struct bt_request *r, const struct bt_event *ev, uint64_t now_ns);
+/* Did its times, as its usage has them, meet its objectives? Without objectives: true. */
+bool bt_request_in_time(const struct bt_request *r);
 void bt_request_flow_done(struct bt_request *r, const struct bt_event *ev);
 /* A sequence has settled. When it is the last one, the request is done. */
 void bt_request_settled(struct bt_request *r, uint64_t now_ns);

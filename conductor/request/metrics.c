@@ -101,6 +101,7 @@ void bt_machine_register(struct bt_machine *mc)
     mc->m.waiting = bt_metrics_gauge(m, "vllm:num_requests_waiting", mc->labels);
     mc->m.prompt = bt_metrics_counter(m, "vllm:prompt_tokens_total", mc->labels);
     mc->m.generation = bt_metrics_counter(m, "vllm:generation_tokens_total", mc->labels);
+    mc->m.in_time = bt_metrics_counter(m, "baton_requests_in_time_total", NULL);
     mc->m.cached = bt_metrics_counter(m, "vllm:prompt_tokens_cached_total", mc->labels);
     mc->m.replanned = bt_metrics_counter(m, "baton_requests_replanned_total", NULL);
     mc->m.stuck = bt_metrics_counter(m, "baton_requests_stuck_total", NULL);

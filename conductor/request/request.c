@@ -67,6 +67,27 @@ static void observe_end(struct bt_request *r, int success, uint64_t now_ns)
     }
 }
 
+bool bt_request_in_time(const struct bt_request *r)
+{
+    const struct bt_sched_params *p = &r->mc->conf.sched;
+    double ttft_ms = bt_request_objective(r->spec.slo_ttft_ms, p->objective.ttft_ms);
+    double tbt_ms = bt_request_objective(r->spec.slo_tbt_ms, p->objective.tbt_ms);
+    return (ttft_ms == 0 || r->usage.ttft_ms <= ttft_ms) &&
+           (tbt_ms == 0 || r->usage.tbt_ms <= tbt_ms);
+}
+
+/* Adds a request that has ended well to what is counted since the start. */
+static void count_done(const struct bt_request *r)
+{
+    struct bt_requests_stats *s = &r->mc->done;
+    bool in_time = bt_request_in_time(r);
+    s->finished++;
+    s->in_time += in_time;
+    s->ttft_ms += BT_MAX(r->usage.ttft_ms, 0.0);
+    s->tbt_ms += BT_MAX(r->usage.tbt_ms, 0.0);
+    bt_metric_add(r->mc->m.in_time, in_time);
+}
+
 /* Ends all sequences. The request then only waits for their workers to end. */
 static void end_sequences(struct bt_request *r, uint64_t now_ns)
 {
@@ -115,6 +136,7 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
                wire_id(r), log_id(r), http, tokens_of(r), why);
     }
     bt_metric_add(r->mc->m.rejected[reject], 1);
+    r->mc->done.failed += http != 429;
     observe_end(r, BT_SUCCESS_ERROR, now);
     fill_usage(r);
     bt_explain_outcome(r, why);
@@ -165,6 +187,7 @@ void bt_request_settled(struct bt_request *r, uint64_t now_ns)
     fill_usage(r);
     bt_explain_outcome(r, NULL);
     observe_end(r, r->success, now_ns);
+    count_done(r);
     bt_metric_add(r->mc->m.cached, u->cached_tokens);
     BT_INFO("request_done",
             "req=%016" PRIx64 " id=%s n=%u prompt=%u completion=%u cached=%u ttft_ms=%.1f "

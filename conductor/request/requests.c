@@ -282,3 +282,8 @@ const struct bt_explanation *bt_requests_explain(const struct bt_requests *rs, c
 {
     return bt_machine_explain(rs->mc, id);
 }
+
+const struct bt_explanation *bt_requests_recent(const struct bt_requests *rs, uint32_t i)
+{
+    return bt_machine_recent(rs->mc, i);
+}

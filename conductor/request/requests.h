@@ -57,6 +57,10 @@ struct bt_requests_stats {
     uint32_t running, waiting; /* planned and submitted; queued or without a worker yet */
     uint32_t open; /* all requests that exist, also those whose workers are still ending */
     uint64_t total, replanned;
+    /* since the start: complete answers, of these in time for their objectives, errors, 429 */
+    uint64_t finished, in_time, failed, refused;
+    uint64_t prompt_tokens, cached_tokens, tokens; /* as the metrics of vLLM's names count them */
+    double ttft_ms, tbt_ms;                        /* sums over the finished ones */
 };
 void bt_requests_stats(const struct bt_requests *rs, struct bt_requests_stats *out);
 
