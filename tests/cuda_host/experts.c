@@ -6,8 +6,8 @@
 #include "common/base/base.h"
 #include "common/engine/cuda/experts/experts.h"
 #include "common/engine/cuda/rows/rows.h"
-#include "common/engine/fp8.h"
 #include "common/engine/safetensors.h"
+#include "tests/cuda_host/products.h"
 #include "tests/cuda_host/values.h"
 
 #define SCRATCH_BEGIN 256 /* bytes that experts.h keeps for the kernels */
@@ -188,34 +188,23 @@ struct run {
     uint32_t rows;
 };
 
-/* A row of weights times v. */
-static float dot_row(const struct bt_cu_weight *w, size_t row, const float *v, uint32_t k)
-{
-    const uint16_t *bf16 = (const uint16_t *)w->w + row * k;
-    const uint8_t *e4m3 = (const uint8_t *)w->w + row * k;
-    const float *scale = w->scale + row / BT_CU_WEIGHT_BLOCK * bt_cu_scale_stride(k);
-    float sum = 0;
-    for (uint32_t i = 0; i < k; i++) {
-        sum += v[i] * (w->kind == BT_CU_WEIGHT_BF16
-                           ? bt_f32_of_bf16(bf16[i])
-                           : bt_f32_of_e4m3(e4m3[e4m3_place(i)]) * scale[i / BT_CU_WEIGHT_BLOCK]);
-    }
-    return sum;
-}
-
 /* out += weight * expert(a); h: memory for inter values. */
 static void add_expert(const struct run *p, const struct use *u, const float *a, float *h,
                        float *out)
 {
     uint32_t hidden = p->x.hidden, inter = p->x.inter;
-    const size_t gate = (size_t)u->expert * 2 * inter, down = (size_t)u->expert * hidden;
+    const uint32_t expert = (uint32_t)u->expert, n = p->x.n;
+    const size_t values = (size_t)inter * hidden;
+    const float *gate = cuda_host_weights(&p->gate_up, n * 2 * inter, hidden) + expert * 2 * values;
+    const float *up = gate + values;
+    const float *down = cuda_host_weights(&p->down, n * hidden, inter) + expert * values;
     for (uint32_t i = 0; i < inter; i++) {
-        float g = dot_row(&p->gate_up, gate + i, a, hidden);
-        float v = g / (1 + expf(-g)) * dot_row(&p->gate_up, gate + inter + i, a, hidden);
+        float g = dot(gate + (size_t)i * hidden, a, hidden);
+        float v = g / (1 + expf(-g)) * dot(up + (size_t)i * hidden, a, hidden);
         h[i] = from_16(p->x.e4m3, to_16(p->x.e4m3, v));
     }
     for (uint32_t i = 0; i < hidden; i++) {
-        out[i] += u->weight * dot_row(&p->down, down + i, h, inter);
+        out[i] += u->weight * dot(down + (size_t)i * inter, h, inter);
     }
 }
 

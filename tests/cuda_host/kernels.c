@@ -13,19 +13,9 @@
 #include "common/engine/cuda/rows/rows.h"
 #include "common/engine/cuda/sample/sample.h"
 #include "common/engine/sampler.h"
+#include "tests/cuda_host/products.h"
 #include "tests/cuda_host/values.h"
 
-/* e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7f is NaN, 448 the largest. Each value
- * once: attention reads every key and value again for each row. */
-static float e4m3[256];
-__attribute__((constructor)) static void fill_e4m3(void)
-{
-    for (int v = 0; v < 256; v++) {
-        int e = v >> 3 & 15, m = v & 7;
-        float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-        e4m3[v] = (v & 0x7f) == 0x7f ? NAN : v & 0x80 ? -f : f;
-    }
-}
 static uint8_t to_e4m3(float f)
 {
     uint8_t sign = signbit(f) ? 0x80 : 0;
@@ -39,175 +29,31 @@ static uint8_t to_e4m3(float f)
     return v >= 448 ? sign | 0x7e : (uint8_t)(sign | BT_MIN(bits, 0x7e));
 }
 
-/* Products of 4 rows with 4: what is read of a row serves four sums. */
-enum { TILE = 4 };
-FAST static void dot_tile(const float *x, const float *w, size_t k, float y[TILE][TILE])
-{
-    const float *x1 = x + k, *x2 = x1 + k, *x3 = x2 + k, *w1 = w + k, *w2 = w1 + k, *w3 = w2 + k;
-    float s[TILE * TILE] = {0};
-    for (size_t i = 0; i < k; i++) {
-        s[0] += x[i] * w[i], s[1] += x[i] * w1[i], s[2] += x[i] * w2[i], s[3] += x[i] * w3[i];
-        s[4] += x1[i] * w[i], s[5] += x1[i] * w1[i], s[6] += x1[i] * w2[i], s[7] += x1[i] * w3[i];
-        s[8] += x2[i] * w[i], s[9] += x2[i] * w1[i], s[10] += x2[i] * w2[i], s[11] += x2[i] * w3[i];
-        s[12] += x3[i] * w[i], s[13] += x3[i] * w1[i], s[14] += x3[i] * w2[i],
-            s[15] += x3[i] * w3[i];
-    }
-    memcpy(y, s, sizeof(s));
-}
-
-/* y(r, j) = x[r] . w[j] for [m][k] and [n][k]; four rows of w stay in the cache while x passes. */
-static void multiply(const float *x, uint32_t m, const float *w, uint32_t n, uint32_t k,
-                     void (*y)(const void *to, uint32_t r, uint32_t j, float v), const void *to)
-{
-    for (uint32_t j = 0; j < n; j += TILE) {
-        for (uint32_t r = 0; r < m; r += TILE) {
-            float v[TILE][TILE];
-            bool whole = r + TILE <= m && j + TILE <= n;
-            if (whole) {
-                dot_tile(x + (size_t)r * k, w + (size_t)j * k, k, v);
-            }
-            for (uint32_t a = r; a < BT_MIN(r + TILE, m); a++) {
-                for (uint32_t b = j; b < BT_MIN(j + TILE, n); b++) {
-                    y(to, a, b,
-                      whole ? v[a - r][b - j] : dot(x + (size_t)a * k, w + (size_t)b * k, k));
-                }
-            }
-        }
-    }
-}
-
 /* ---- products ---- */
 
-struct product {
-    struct bt_cu_weight w;
-    const uint16_t *a; /* bf16; e: instead of it */
-    struct bt_cu_e4m3_rows e;
-    void *y;
-    uint32_t m, n, k;
-    bool bf16, add;
-};
-
-/* Weights in f32, converted at their first use and kept while the engine is open. */
-static struct weights {
-    struct weights *next;
-    const void *w;
-    float values[];
-} * known;
-
-/* The column of a place in a row of e4m3 (weight.h). */
-static uint32_t column_of(uint32_t at)
-{
-    uint32_t in = at % 16;
-    return at / 16 * 16 + in / 4 * 2 + in % 2 + in % 4 / 2 * 8;
-}
-
-/* Values of e4m3 [n][k]. */
-static void from_e4m3(const struct bt_cu_weight *w, uint32_t n, uint32_t k, float *to)
-{
-    const bool blocks = w->kind == BT_CU_WEIGHT_BLOCKS;
-    const uint8_t *v = w->w;
-    for (uint32_t r = 0; r < n; r++) {
-        for (uint32_t i = 0; i < k; i++) {
-            uint32_t c = column_of(i);
-            float scale = blocks ? w->scale[r / 128 * bt_cu_scale_stride(k) + c / 128]
-                                 : w->scale[(size_t)c / 128 * n + r];
-            to[(size_t)r * k + c] = e4m3[v[(size_t)r * k + i]] * scale;
-        }
-    }
-}
-
-static const float *weights_of(const struct bt_cu_weight *of, uint32_t rows, uint32_t k)
-{
-    const uint16_t *w = of->w;
-    const size_t n = (size_t)rows * k;
-    struct weights *x = known;
-    for (; x; x = x->next) {
-        if (x->w == w) {
-            return x->values;
-        }
-    }
-    x = malloc(sizeof(*x) + n * sizeof(float));
-    x->next = known;
-    x->w = w;
-    for (size_t i = 0; of->kind == BT_CU_WEIGHT_BF16 && i < n; i++) {
-        x->values[i] = from_bf16(w[i]);
-    }
-    if (of->kind != BT_CU_WEIGHT_BF16) {
-        from_e4m3(of, rows, k, x->values);
-    }
-    known = x;
-    return x->values;
-}
-
-static void put(const void *to, uint32_t row, uint32_t column, float v)
-{
-    const struct product *p = to;
-    const size_t at = (size_t)row * p->n + column;
-    if (p->bf16) {
-        ((uint16_t *)p->y)[at] = to_bf16(v);
-    } else {
-        float *y = p->y;
-        y[at] = p->add ? y[at] + v : v;
-    }
-}
-static void run_product(const void *args)
-{
-    const struct product *p = args;
-    const float *w = weights_of(&p->w, p->n, p->k);
-    float *a = malloc((size_t)p->m * p->k * 4);
-    if (!p->e.v && p->w.kind != BT_CU_WEIGHT_BF16) {
-        from_half((const half *)p->a, p->m * p->k, a);
-    }
-    for (size_t i = 0; !p->e.v && p->w.kind == BT_CU_WEIGHT_BF16 && i < (size_t)p->m * p->k; i++) {
-        a[i] = from_bf16(p->a[i]);
-    }
-    for (size_t i = 0; p->e.v && i < (size_t)p->m * p->k; i++) {
-        size_t row = i / p->k, c = column_of((uint32_t)(i % p->k));
-        a[row * p->k + c] = e4m3[p->e.v[i]] * p->e.scale[c / 128 * bt_cu_e4m3_stride(p->m) + row];
-    }
-    multiply(a, p->m, w, p->n, p->k, put, p);
-    free(a);
-}
-
-struct bt_cu_gemm {
-    int nothing;
-};
-cudaError_t bt_cu_gemm_create(struct bt_cu_gemm **g_p)
-{
-    *g_p = calloc(1, sizeof(**g_p));
-    return cudaSuccess;
-}
-void bt_cu_gemm_destroy(struct bt_cu_gemm *g)
-{
-    for (struct weights *next; known; known = next) {
-        next = known->next;
-        free(known);
-    }
-    free(g);
-}
 cudaError_t bt_cu_gemm_run(struct bt_cu_gemm *g, const void *w, const void *a, void *y, uint32_t m,
                            uint32_t n, uint32_t k, bool bf16, bool add, cudaStream_t s)
 {
     (void)g;
-    const struct product p = {bt_cu_bf16(w), a, {0}, y, m, n, k, bf16, add};
-    cuda_host_launch(s, run_product, &p, sizeof(p));
+    const struct cuda_host_product p = {bt_cu_bf16(w), a, {0}, y, m, n, k, bf16, add};
+    cuda_host_launch(s, cuda_host_run_product, &p, sizeof(p));
     return cudaSuccess;
 }
-static struct product product_of(const struct bt_cu_e4m3_product *q)
+static struct cuda_host_product product_of(const struct bt_cu_e4m3_product *q)
 {
-    return (struct product){q->w, NULL, q->a, q->y, q->m, q->n, q->k, q->bf16, q->add};
+    return (struct cuda_host_product){q->w, NULL, q->a, q->y, q->m, q->n, q->k, q->bf16, q->add};
 }
 void cuda_host_product_e4m3(const struct bt_cu_e4m3_product *q)
 {
-    const struct product p = product_of(q);
-    run_product(&p);
+    const struct cuda_host_product p = product_of(q);
+    cuda_host_run_product(&p);
 }
 cudaError_t bt_cu_gemm_e4m3_run(struct bt_cu_gemm *g, const struct bt_cu_e4m3_product *q,
                                 cudaStream_t s)
 {
     (void)g;
-    const struct product p = product_of(q);
-    cuda_host_launch(s, run_product, &p, sizeof(p));
+    const struct cuda_host_product p = product_of(q);
+    cuda_host_launch(s, cuda_host_run_product, &p, sizeof(p));
     return cudaSuccess;
 }
 cudaError_t bt_cu_gemm_e4m3_tune(struct bt_cu_gemm *g, const struct bt_cu_e4m3_product *p,
@@ -291,8 +137,8 @@ bool bt_cu_gemv_fits(uint32_t m, uint32_t n, uint32_t k, enum bt_cu_weight_kind 
 cudaError_t bt_cu_gemv(struct bt_cu_weight w, const void *x, float *y, uint32_t m, uint32_t n,
                        uint32_t k, bool add, cudaStream_t s)
 {
-    const struct product p = {w, x, {0}, y, m, n, k, false, add};
-    cuda_host_launch(s, run_product, &p, sizeof(p));
+    const struct cuda_host_product p = {w, x, {0}, y, m, n, k, false, add};
+    cuda_host_launch(s, cuda_host_run_product, &p, sizeof(p));
     return cudaSuccess;
 }
 
@@ -324,11 +170,11 @@ cudaError_t bt_cu_swiglu(const void *gu, uint32_t n, uint32_t inter, void *a, cu
 
 static void run_gemv_swiglu(const void *args)
 {
-    struct product p = *(const struct product *)args;
+    struct cuda_host_product p = *(const struct cuda_host_product *)args;
     float *y = malloc((size_t)p.m * p.n * 4);
     uint16_t *a = p.y;
     p.y = y;
-    run_product(&p);
+    cuda_host_run_product(&p);
     for (uint32_t r = 0; r < p.m; r++) {
         for (uint32_t i = 0; i < p.n / 2; i++) {
             const float *row = y + (size_t)r * p.n;
@@ -342,7 +188,7 @@ static void run_gemv_swiglu(const void *args)
 cudaError_t bt_cu_gemv_swiglu(struct bt_cu_weight w, const void *x, void *y, uint32_t m, uint32_t n,
                               uint32_t k, cudaStream_t s)
 {
-    const struct product p = {w, x, {0}, y, m, n, k, false, false};
+    const struct cuda_host_product p = {w, x, {0}, y, m, n, k, false, false};
     cuda_host_launch(s, run_gemv_swiglu, &p, sizeof(p));
     return cudaSuccess;
 }
@@ -571,7 +417,7 @@ cudaError_t bt_cu_wide_sum(const void *w, const void *x, float *y, uint32_t m, u
 }
 
 struct wide_append {
-    struct product p;
+    struct cuda_host_product p;
     struct bt_cu_append a;
 };
 static void run_wide_append(const void *args)
@@ -580,7 +426,7 @@ static void run_wide_append(const void *args)
     float *y = malloc((size_t)w.p.m * w.p.n * 4);
     w.p.y = y;
     w.a.qkv = y;
-    run_product(&w.p);
+    cuda_host_run_product(&w.p);
     run_append(&w.a);
     free(y);
 }
@@ -700,7 +546,7 @@ static void kv_row(const struct bt_attn_pool *p, size_t segment, size_t row, flo
     int e = ((const uint8_t *)p->kv + (segment + p->scale_row) * p->head_dim)[row];
     float scale = e ? ldexpf(1, e - 127) : 0;
     for (uint32_t i = 0; i < p->head_dim; i++) {
-        to[i] = e4m3[v[i]] * scale;
+        to[i] = cuda_host_e4m3[v[i]] * scale;
     }
 }
 

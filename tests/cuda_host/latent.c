@@ -11,6 +11,7 @@
 #include "common/engine/cuda/gemm/gemm.h"
 #include "common/engine/safetensors.h"
 #include "common/kv/latent.h"
+#include "tests/cuda_host/products.h"
 #include "tests/cuda_host/values.h"
 
 #define KV_HEAD ((size_t)(BT_LATENT_NOPE + BT_LATENT_V))
@@ -46,12 +47,10 @@ static void row_of(const void *pool, bool e4m3, size_t row, half *out)
     const float *scales = (const float *)(from + bt_kv_latent_scales(&g));
     const uint16_t *rope = (const uint16_t *)(from + bt_kv_latent_rope(&g));
     for (uint32_t i = 0; i < BT_LATENT; i++) {
-        int e = from[i] >> 3 & 15, m = from[i] & 7;
-        float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-        out[i] = (half)((from[i] >> 7 ? -f : f) * scales[i / BT_KV_LATENT_GROUP]);
+        out[i] = to_f16(cuda_host_e4m3[from[i]] * scales[i / BT_KV_LATENT_GROUP]);
     }
     for (uint32_t i = 0; i < BT_LATENT_ROPE; i++) {
-        out[BT_LATENT + i] = (half)bt_f32_of_bf16(rope[i]);
+        out[BT_LATENT + i] = to_f16(bt_f32_of_bf16(rope[i]));
     }
 }
 
@@ -139,16 +138,16 @@ cudaError_t bt_cu_latent_queries(const struct bt_cu_latent_queries *a, cudaStrea
 static void run_absorb(const void *args)
 {
     const struct bt_cu_latent_queries *a = args;
-    float w[BT_LATENT], sum[BT_LATENT];
+    const float *kv_b = cuda_host_weights_f16(a->kv_b, a->heads * KV_HEAD * BT_LATENT);
+    float sum[BT_LATENT];
     for (uint32_t i = 0; i < a->n * a->heads; i++) {
         uint32_t head = i % a->heads;
         const float *in = a->in + (size_t)(i / a->heads) * a->in_stride + head * BT_LATENT_HEAD;
-        const half *kv_b = (const half *)a->kv_b + head * KV_HEAD * BT_LATENT;
+        const float *w = kv_b + head * KV_HEAD * BT_LATENT;
         half *out = (half *)a->out + (size_t)i * BT_LATENT_ROW;
         memset(sum, 0, sizeof(sum));
         for (uint32_t k = 0; k < BT_LATENT_NOPE; k++) {
-            from_half(kv_b + (size_t)k * BT_LATENT, BT_LATENT, w);
-            add_scaled(sum, in[k], w, BT_LATENT);
+            add_scaled(sum, in[k], w + (size_t)k * BT_LATENT, BT_LATENT);
         }
         to_half(sum, BT_LATENT, out);
         turn(&a->rope, i / a->heads, in + BT_LATENT_NOPE, out + BT_LATENT);
@@ -170,13 +169,14 @@ struct values {
 static void run_values(const void *args)
 {
     const struct values *a = args;
-    float mix[BT_LATENT], w[BT_LATENT];
+    const float *kv_b = cuda_host_weights_f16(a->kv_b, a->heads * KV_HEAD * BT_LATENT);
+    float mix[BT_LATENT];
     for (uint32_t i = 0; i < a->n * a->heads; i++) {
-        const half *kv_b = a->kv_b + (i % a->heads * KV_HEAD + BT_LATENT_NOPE) * BT_LATENT;
+        const float *w = kv_b + (i % a->heads * KV_HEAD + BT_LATENT_NOPE) * BT_LATENT;
         from_half(a->mix + (size_t)i * BT_LATENT, BT_LATENT, mix);
         for (uint32_t d = 0; d < BT_LATENT_V; d++) {
-            from_half(kv_b + (size_t)d * BT_LATENT, BT_LATENT, w);
-            a->out[(size_t)i * BT_LATENT_V + d] = to_16(a->f16, dot(mix, w, BT_LATENT));
+            a->out[(size_t)i * BT_LATENT_V + d] =
+                to_16(a->f16, dot(mix, w + (size_t)d * BT_LATENT, BT_LATENT));
         }
     }
 }
@@ -211,31 +211,12 @@ cudaError_t bt_cu_latent_gather(const struct bt_cu_latent_gather *a, cudaStream_
     return cudaSuccess;
 }
 
-struct product {
-    const half *w, *a;
-    half *y;
-    uint32_t m, n, k;
-};
-static void run_product(const void *args)
-{
-    const struct product *p = args;
-    float *a = malloc((size_t)p->m * p->k * sizeof(*a)), *w = malloc(p->k * sizeof(*w));
-    from_half(p->a, p->m * p->k, a);
-    for (uint32_t j = 0; j < p->n; j++) {
-        from_half(p->w + (size_t)j * p->k, p->k, w);
-        for (uint32_t i = 0; i < p->m; i++) {
-            p->y[(size_t)i * p->n + j] = (half)dot(a + (size_t)i * p->k, w, p->k);
-        }
-    }
-    free(a);
-    free(w);
-}
 cudaError_t bt_cu_gemm_run_f16(struct bt_cu_gemm *g, const void *w, const void *a, void *y,
                                uint32_t m, uint32_t n, uint32_t k, cudaStream_t s)
 {
     (void)g;
-    const struct product p = {w, a, y, m, n, k};
-    cuda_host_launch(s, run_product, &p, sizeof(p));
+    const struct cuda_host_product_f16 p = {w, a, y, m, n, k};
+    cuda_host_launch(s, cuda_host_run_product_f16, &p, sizeof(p));
     return cudaSuccess;
 }
 
@@ -243,7 +224,7 @@ cudaError_t bt_cu_gemm_run_f16(struct bt_cu_gemm *g, const void *w, const void *
 
 /* One head's query over keys of two parts, and values. */
 struct seen {
-    const half *key, *rope, *value; /* strides in values from token to token */
+    const float *key, *rope, *value; /* strides in values from token to token */
     size_t key_stride, rope_stride, value_stride;
     uint32_t key_n, value_n, n;
     float scale;
@@ -251,21 +232,19 @@ struct seen {
 
 static void attend(const struct seen *s, const half *q, float *out)
 {
-    float query[BT_LATENT_ROW], v[BT_LATENT_ROW], top = -INFINITY, sum = 0;
+    float query[BT_LATENT_ROW], top = -INFINITY, sum = 0;
     float *score = malloc((s->n + 1) * sizeof(*score));
     from_half(q, s->key_n + BT_LATENT_ROPE, query);
     memset(out, 0, s->value_n * sizeof(*out));
     for (uint32_t t = 0; t < s->n; t++) {
-        from_half(s->key + t * s->key_stride, s->key_n, v);
-        from_half(s->rope + t * s->rope_stride, BT_LATENT_ROPE, v + s->key_n);
-        score[t] = s->scale * dot(query, v, s->key_n + BT_LATENT_ROPE);
+        score[t] = s->scale * (dot(query, s->key + t * s->key_stride, s->key_n) +
+                               dot(query + s->key_n, s->rope + t * s->rope_stride, BT_LATENT_ROPE));
         top = fmaxf(top, score[t]);
     }
     for (uint32_t t = 0; t < s->n; t++) {
         float e = expf(score[t] - top);
         sum += e;
-        from_half(s->value + t * s->value_stride, s->value_n, v);
-        add_scaled(out, e, v, s->value_n);
+        add_scaled(out, e, s->value + t * s->value_stride, s->value_n);
     }
     for (uint32_t i = 0; i < s->value_n && s->n; i++) {
         out[i] /= sum;
@@ -302,13 +281,13 @@ cudaError_t bt_mla_decode_plan(struct bt_mla *m, const struct bt_attn_queries *q
 static void attend_last(const struct bt_mla_pool *pool, uint32_t layer_row, const int32_t *table,
                         int32_t len, uint32_t queries, const half *q, half *out)
 {
-    half *kv = malloc(((size_t)len + 1) * BT_LATENT_ROW * sizeof(*kv));
-    float v[BT_LATENT];
+    float *kv = malloc(((size_t)len + 1) * BT_LATENT_ROW * sizeof(*kv)), v[BT_LATENT];
+    half row[BT_LATENT_ROW];
     for (int32_t t = 0; t < len; t++) {
         size_t page = (size_t)table[t / BT_MLA_PAGE_TOKENS];
         row_of(pool->kv, pool->e4m3,
-               page * pool->page_rows + layer_row + (size_t)t % BT_MLA_PAGE_TOKENS,
-               kv + (size_t)t * BT_LATENT_ROW);
+               page * pool->page_rows + layer_row + (size_t)t % BT_MLA_PAGE_TOKENS, row);
+        from_half(row, BT_LATENT_ROW, kv + (size_t)t * BT_LATENT_ROW);
     }
     for (uint32_t k = 0; len > 0 && k < queries * pool->heads; k++) {
         int32_t n = len - (int32_t)(queries - k / pool->heads - 1);
@@ -397,25 +376,39 @@ uint32_t bt_mla_prefill_tokens(void)
 {
     return 24;
 }
+/* Rows of n values as f32, one behind the other. */
+static float *rows_of(const half *from, uint64_t stride, uint32_t n, uint32_t rows)
+{
+    float *to = malloc((size_t)n * rows * sizeof(*to));
+    for (uint32_t r = 0; r < rows; r++) {
+        from_half(from + r * stride, n, to + (size_t)r * n);
+    }
+    return to;
+}
 static void run_prefill(const void *args)
 {
     const struct bt_mla_prefill *f = args;
+    const uint32_t width = f->heads * (uint32_t)KV_HEAD;
     float out[BT_LATENT_V];
     for (uint32_t i = 0; i < f->n_items; i++) {
         const struct bt_mla_prefill_item *it = &f->items[i];
-        for (uint32_t k = 0; k < (uint32_t)it->n * f->heads; k++) {
-            size_t row = (size_t)it->row + k / f->heads, head = k % f->heads,
-                   at = (size_t)it->first;
-            const half *kv = (const half *)f->kv + at * f->kv_stride + head * KV_HEAD;
-            const struct seen s = {kv,
-                                   (const half *)f->k_rope + at * f->rope_stride,
-                                   kv + BT_LATENT_NOPE,
-                                   f->kv_stride,
-                                   f->rope_stride,
-                                   f->kv_stride,
+        const uint32_t first = (uint32_t)it->first, pos = (uint32_t)it->pos, n = (uint32_t)it->n;
+        float *kv =
+            rows_of((const half *)f->kv + first * f->kv_stride, f->kv_stride, width, pos + n);
+        float *rope = rows_of((const half *)f->k_rope + first * f->rope_stride, f->rope_stride,
+                              BT_LATENT_ROPE, pos + n);
+        for (uint32_t k = 0; k < n * f->heads; k++) {
+            size_t row = (size_t)it->row + k / f->heads, head = k % f->heads;
+            const float *key = kv + head * KV_HEAD;
+            const struct seen s = {key,
+                                   rope,
+                                   key + BT_LATENT_NOPE,
+                                   width,
+                                   BT_LATENT_ROPE,
+                                   width,
                                    BT_LATENT_NOPE,
                                    BT_LATENT_V,
-                                   (uint32_t)it->pos + k / f->heads + 1,
+                                   pos + k / f->heads + 1,
                                    f->scale};
             attend(&s, (const half *)f->q + row * f->q_stride + head * BT_LATENT_HEAD, out);
             for (uint32_t d = 0; d < BT_LATENT_V; d++) {
@@ -423,6 +416,8 @@ static void run_prefill(const void *args)
                     to_16(f->out_f16, out[d]);
             }
         }
+        free(kv);
+        free(rope);
     }
 }
 cudaError_t bt_mla_prefill(const struct bt_mla_prefill *f, cudaStream_t s)
