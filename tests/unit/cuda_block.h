@@ -21,7 +21,8 @@ struct cuda_index {
 };
 static struct cuda_index threadIdx, blockIdx;
 
-#define CUDA_BLOCK_STACK (64u << 10)
+/* No power of two: the tops of all stacks would share the same few lines of the cache. */
+#define CUDA_BLOCK_STACK ((64u << 10) + 320)
 
 static struct {
     uint32_t threads, arrived, done;
@@ -34,6 +35,7 @@ static struct {
     uint8_t *stacks;
     bool *entered;
     uint64_t *exchanges; /* [thread] it has come to */
+    uint64_t *together;  /* [warp] the sum of its threads' exchanges */
     uint64_t (*slots)[2];
     uint64_t moves; /* to see that nothing moves any more */
     void (*body)(void *);
@@ -90,17 +92,17 @@ static inline void __syncthreads(void)
     (void)__syncthreads_or(0);
 }
 
-/* A lane may be one exchange ahead of the others of its warp, not more: two places suffice. */
+/* A lane may be one exchange ahead of the others of its warp, not more: two places suffice. For the
+ * same reason, all 32 lanes have come to an exchange as soon as their sum says so. */
 static uint64_t cuda_block_exchange(uint64_t v, uint32_t from)
 {
-    uint32_t me = threadIdx.x, first = me / 32 * 32;
+    uint32_t me = threadIdx.x;
     uint64_t turn = ++cuda_block.exchanges[me];
     cuda_block.slots[me][turn % 2] = v;
     cuda_block.moves++;
-    for (uint32_t i = first; i < first + 32; i++) {
-        while (cuda_block.exchanges[i] < turn) {
-            cuda_block_yield();
-        }
+    cuda_block.together[me / 32]++;
+    while (cuda_block.together[me / 32] < 32 * turn) {
+        cuda_block_yield();
     }
     return cuda_block.slots[from][turn % 2];
 }
@@ -176,6 +178,7 @@ static void cuda_block_prepare(uint32_t i)
 {
     ucontext_t *fiber = &cuda_block.fibers[i];
     cuda_block.exchanges[i] = 0;
+    cuda_block.together[i / 32] = 0;
     cuda_block.entered[i] = false;
     getcontext(fiber);
     fiber->uc_stack.ss_sp = cuda_block.stacks + (size_t)i * CUDA_BLOCK_STACK;
@@ -194,6 +197,7 @@ static void cuda_block_run(void (*body)(void *), void *arg, uint32_t threads, ui
         cuda_block.jumps = calloc(threads, sizeof(*cuda_block.jumps));
         cuda_block.entered = calloc(threads, sizeof(*cuda_block.entered));
         cuda_block.exchanges = calloc(threads, sizeof(*cuda_block.exchanges));
+        cuda_block.together = calloc(threads / 32, sizeof(*cuda_block.together));
         cuda_block.slots = calloc(threads, sizeof(*cuda_block.slots));
     }
     cuda_block.done = 0;
@@ -227,6 +231,7 @@ static void cuda_block_free(void)
     free(cuda_block.jumps);
     free(cuda_block.entered);
     free(cuda_block.exchanges);
+    free(cuda_block.together);
     free(cuda_block.slots);
     cuda_block.fibers = NULL;
 }
