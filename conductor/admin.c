@@ -94,7 +94,14 @@ static void make_status(struct bt_admin *a, use_fn use, void *arg)
         st.nodes[st.n_nodes] = &nodes[st.n_nodes];
         fill_node(st.nodes[st.n_nodes++], BT_CONTAINER_OF(l, struct bt_session, link), now);
     }
+    size_t starting = a->conf.starting != NULL ? bt_starting_count(a->conf.starting) : 0;
+    st.starting = bt_calloc(starting + 1, sizeof(Baton__Starting *));
+    for (; st.n_starting < starting; st.n_starting++) {
+        st.starting[st.n_starting] =
+            (Baton__Starting *)(uintptr_t)bt_starting_at(a->conf.starting, st.n_starting);
+    }
     use(arg, &st.base);
+    free(st.starting);
     free(st.nodes);
     free(nodes);
 }
@@ -566,6 +573,7 @@ struct bt_admin *bt_admin_create(struct bt_admin_gate *gate, struct bt_view *vie
 
 void bt_admin_leave_view(struct bt_admin *a)
 {
+    a->conf.starting = NULL;
     a->view = NULL;
 }
 

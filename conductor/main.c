@@ -11,6 +11,7 @@
 #include "common/conf/daemon.h"
 #include "common/engine/model_config.h"
 #include "common/etcd/member.h"
+#include "common/etcd/starting.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
 #include "common/rpc/tls_conf.h"
@@ -58,6 +59,7 @@ struct conductor {
     struct bt_view *view;
     struct bt_requests *requests;
     struct bt_front *front;
+    struct bt_starting_table *starting;
     struct bt_admin_gate gate;
     struct bt_history *history;
     struct bt_admin *admin;
@@ -273,11 +275,13 @@ static bool start_parts(struct conductor *c)
         return false;
     }
     c->history = bt_history_create(c->loop, c->requests);
+    c->starting = bt_starting_watch(c->etcd, m->cluster_name);
     struct bt_admin_config ac = {.cluster = m->cluster_name,
                                  .name = c->name,
                                  .model_id = c->model_id,
                                  .block_tokens = (uint32_t)m->kv_block_tokens,
-                                 .history = c->history};
+                                 .history = c->history,
+                                 .starting = c->starting};
     c->gate = (struct bt_admin_gate){.server = c->server, .front = c->front};
     c->admin = bt_admin_create(&c->gate, c->view, c->requests, &ac);
     bt_front_show(c->front, bt_admin_page, c->admin);
@@ -441,6 +445,7 @@ static void stop(struct conductor *c)
         bt_admin_leave_view(c->admin);
     }
     DESTROY(view, view);
+    bt_starting_unwatch(c->starting);
     DESTROY(pins, pin_table);
     DESTROY(etcd, etcd);
     DESTROY(server, rpc_server);

@@ -57,6 +57,7 @@ struct bt_range {
     X(blocks_credit, Baton__BlocksCredit, baton__blocks_credit)                                    \
     X(block_events, Baton__BlockEvents, baton__block_events)                                       \
     X(member, Baton__Member, baton__member)                                                        \
+    X(starting, Baton__Starting, baton__starting)                                                  \
     X(role_table, Baton__RoleTable, baton__role_table)                                             \
     X(cluster_settings, Baton__ClusterSettings, baton__cluster_settings)                           \
     X(pin, Baton__Pin, baton__pin)                                                                 \

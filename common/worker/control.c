@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/conf/daemon.h"
+#include "common/etcd/starting.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
 
@@ -127,6 +128,8 @@ static void on_joined(void *arg)
 {
     struct bt_wctl *w = arg;
     w->joined = true;
+    bt_starting_end(w->net.starting);
+    w->net.starting = NULL;
     bt_wctl_update_state(w);
 }
 
@@ -151,7 +154,14 @@ static bool connect_etcd(struct bt_wctl *w)
         BT_ERROR("etcd", "why=%s", "etcd.endpoints cannot be used");
         return false;
     }
-    bt_wrole_start(w); /* registers in etcd when it knows the role */
+    Baton__Starting self = BATON__STARTING__INIT;
+    self.kind = (char *)(uintptr_t)w->kind;
+    self.name = w->conf.name;
+    self.node = w->conf.common.node_id;
+    self.http = w->net.http_addr;
+    self.what = (char *)(uintptr_t) "starts";
+    self.started_ns = w->started_ns;
+    w->net.starting = bt_starting_begin(w->net.etcd, w->conf.common.cluster_name, &self);
     return true;
 }
 
@@ -191,8 +201,11 @@ void bt_wctl_join(struct bt_wctl *w)
 
 static void on_progress(struct bt_wctl *w, const struct bt_wout *o)
 {
-    snprintf(w->health, sizeof(w->health), "loading: %s %d%%", o->detail,
-             (int)(o->u.fraction * 100));
+    int percent = (int)(o->u.fraction * 100);
+    snprintf(w->health, sizeof(w->health), "loading: %s %d%%", o->detail, percent);
+    if (w->net.starting != NULL) {
+        bt_starting_say(w->net.starting, o->detail, (uint32_t)BT_MIN(BT_MAX(percent, 0), 100));
+    }
     if (o->u.fraction >= w->load_logged + 0.1 || o->u.fraction < w->load_logged ||
         (o->u.fraction >= 1 && w->load_logged < 1)) {
         w->load_logged = o->u.fraction;
@@ -235,8 +248,9 @@ static void on_engine_ready(struct bt_wctl *w)
     bt_notify_status("the engine is ready; waiting for this node's kvstore and for etcd");
     bt_rpc_server_start(w->net.server);
     bt_wnode_start(w);
-    if (!connect_etcd(w)) {
-        stop_with(w, BT_EXIT_CONFIG);
+    bt_wrole_start(w); /* registers in etcd when it knows the role */
+    if (w->net.starting != NULL) {
+        bt_starting_say(w->net.starting, "waits for its kvstore and for etcd", 100);
     }
 }
 
@@ -528,6 +542,7 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
     bt_timer_stop(w->loop, &w->drain_timer);
     bt_timer_stop(w->loop, &w->held.timer);
     bt_wrole_stop(w);
+    bt_starting_end(w->net.starting);
     if (w->net.member != NULL) {
         /* First, so that no conductor plans with this worker any more. */
         bt_member_leave(w->net.member);
@@ -609,7 +624,7 @@ static int serve(struct bt_wctl *w)
     (void)bt_wmixed_apply(w);
     if (!bt_conf_secret_id(&w->conf.common, &w->secret)) {
         w->exit_code = BT_EXIT_CONFIG;
-    } else if (start_servers(w) && start_core(w, &thread)) {
+    } else if (start_servers(w) && connect_etcd(w) && start_core(w, &thread)) {
         core_running = true;
         bt_timer_start(w->loop, &w->tick, BT_WCTL_TICK_MS, BT_WCTL_TICK_MS, on_tick, w);
         bt_loop_short_slices(BT_LOOP_SLICE_US); /* this thread sends each step's tokens */

@@ -64,6 +64,7 @@ struct bt_wnet {
     struct bt_rpc_server *server;
     struct bt_etcd *etcd;
     struct bt_member *member;
+    struct bt_starting *starting; /* until it is a member */
     struct bt_status_page *page;
     char *rpc_addr, *http_addr;
 };

@@ -158,6 +158,18 @@ static void print_scheduling(const Baton__AdminStatus *s)
     putchar('\n');
 }
 
+static json_t *starting_json(const Baton__AdminStatus *s)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < s->n_starting; i++) {
+        const Baton__Starting *x = s->starting[i];
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s,s:I}", "kind", x->kind, "name",
+                                              x->name, "node", x->node, "http", x->http, "what",
+                                              x->what, "percent", (json_int_t)x->percent));
+    }
+    return list;
+}
+
 int bt_ctl_status(const struct bt_ctl *c)
 {
     Baton__AdminStatus *s = bt_ctl_status_of(c);
@@ -167,13 +179,13 @@ int bt_ctl_status(const struct bt_ctl *c)
     int rc = 0;
     if (c->json) {
         rc = bt_ctl_print_json(json_pack(
-            "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "cluster", s->cluster,
+            "{s:s,s:s,s:s,s:s,s:b,s:s,s:I,s:I,s:I,s:I,s:I,s:o,s:o,s:o}", "cluster", s->cluster,
             "conductor", s->conductor, "version", s->version, "model_id", s->model_id, "serving",
             s->serving, "reason", s->reason, "requests_running", (json_int_t)s->requests_running,
             "requests_waiting", (json_int_t)s->requests_waiting, "requests_total",
             (json_int_t)s->requests_total, "replanned_total", (json_int_t)s->replanned_total,
             "nodes", (json_int_t)s->n_nodes, "misnamed", misnamed_json(s), "scheduling",
-            scheduling_json(s)));
+            scheduling_json(s), "starting", starting_json(s)));
     } else {
         printf("cluster    %s\nconductor  %s (%s)\nmodel      %s\nserving    %s%s%s\n"
                "requests   %u running, %u waiting, %" PRIu64 " in all, %" PRIu64 " re-planned\n"
@@ -181,6 +193,9 @@ int bt_ctl_status(const struct bt_ctl *c)
                s->cluster, s->conductor, c->addr, s->model_id, s->serving ? "yes" : "no",
                s->reason[0] != '\0' ? ": " : "", s->reason, s->requests_running,
                s->requests_waiting, s->requests_total, s->replanned_total, s->n_nodes);
+        if (s->n_starting != 0) {
+            printf("starting   %zu; 'batonctl nodes' shows how far they are\n", s->n_starting);
+        }
         print_scheduling(s);
         print_misnamed(s);
     }
@@ -208,6 +223,30 @@ static void mixed_cell(struct bt_ctl_table *t, const Baton__MixedSteps *m)
     } else {
         bt_ctl_table_cell(t, "%g ms", m->step_ms);
     }
+}
+
+size_t bt_ctl_print_starting(const Baton__AdminStatus *s)
+{
+    static const char *const head[] = {"STARTING", "NAME", "NODE", "HTTP", "DONE", "WHAT"};
+    struct bt_ctl_table t;
+    size_t n = s->n_starting;
+    if (n == 0) {
+        return 0;
+    }
+    bt_ctl_table_init(&t, head, BT_ARRAY_LEN(head));
+    for (size_t i = 0; i < n; i++) {
+        const Baton__Starting *x = s->starting[i];
+        bt_ctl_table_cell(&t, "%s", x->kind);
+        bt_ctl_table_cell(&t, "%s", x->name);
+        bt_ctl_table_cell(&t, "%s", x->node);
+        bt_ctl_table_cell(&t, "%s", x->http);
+        bt_ctl_table_cell(&t, "%u%%", x->percent);
+        bt_ctl_table_cell(&t, "%s", x->what);
+    }
+    putchar('\n');
+    bt_ctl_table_print(&t, stdout);
+    bt_ctl_table_cleanup(&t);
+    return n + 2;
 }
 
 static int kind_rank(const char *kind)
@@ -284,6 +323,7 @@ int bt_ctl_nodes(const struct bt_ctl *c)
             node_row(&t, s->nodes[i]);
         }
         rc = bt_ctl_print_table(c, &t);
+        (void)bt_ctl_print_starting(s);
     }
     baton__admin_status__free_unpacked(s, NULL);
     return rc;

@@ -45,6 +45,8 @@ int bt_ctl_print_table(const struct bt_ctl *c, struct bt_ctl_table *t);
 
 /* The members by kind, node and name. */
 void bt_ctl_sort_nodes(Baton__AdminStatus *s);
+/* A table of the daemons that are not members yet, if there are any. Returns the lines printed. */
+size_t bt_ctl_print_starting(const Baton__AdminStatus *s);
 /* A member's state in a word. */
 const char *bt_ctl_state_of(const Baton__AdminNode *n);
 

@@ -247,6 +247,7 @@ int bt_ctl_top(const struct bt_ctl *c)
         bt_ctl_sort_nodes(s);
         used += put_workers(s);
         used += put_pool(s);
+        used += bt_ctl_print_starting(s);
         used += 4; /* an empty line, the titles, the line behind the table, the cursor's */
         put_requests(a, all > used ? all - used : 0, now);
         last.at_ns = now;

@@ -3,6 +3,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -319,3 +320,32 @@ def test_top(cluster, addr):
     assert len(rows) >= 2 and text.startswith("\033[?1049h"), text
     rate = [float(r[6]) for r in rows[1:]]  # ID, state, age, s, prompt, tokens, tokens/s
     assert max(rate) > 0
+
+
+def test_a_worker_that_loads_says_how_far_it_is(cluster, addr, tmp_path):
+    """A model of another size than the cluster's: it takes seconds to load."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    shutil.copy(os.path.join(root, "deploy/shapes/GPT-2/config.json"), tmp_path)
+    for name in "tokenizer.json", "tokenizer_config.json":
+        shutil.copy(os.path.join(root, "deploy/models/shakespeare-llama-6m", name), tmp_path)
+    conf = next(f for f in sorted(os.listdir(cluster.state_dir + "/conf")) if f.startswith("decode"))
+    with open(tmp_path / "log", "w") as log:
+        p = subprocess.Popen([os.path.join(os.path.dirname(CTL), "baton-decode"), "--config", f"{cluster.state_dir}/conf/{conf}",
+                              "--set", "worker.index=7", "--set", "engine.mem=64MiB", "--set", f"model.path={tmp_path}",
+                              "--set", "model.load_format=dummy"], stdout=log, stderr=log)
+
+    def starting():
+        return [s for s in json.loads(ctl("--addr", addr, "status", "-o", "json")[1])["starting"] if s["name"].endswith("-7")]
+
+    try:
+        seen = wait_for(lambda: (lambda s: s if s and s[0]["what"] == "weights" and s[0]["percent"] > 0 else None)(starting()), 30,
+                        "it loads", every_s=0.02)
+        assert seen[0]["kind"] == "decode" and seen[0]["http"].startswith("127.0.0.1:")
+        rc, out, _ = ctl("--addr", addr, "nodes")
+        assert rc == 0 and re.search(r"^STARTING +NAME", out, re.M) and seen[0]["name"] in out
+        p.terminate()
+        p.wait(20)
+        wait_for(lambda: not starting(), 5, "its record is gone")
+    finally:
+        p.kill()
+        p.wait()
