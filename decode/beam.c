@@ -337,6 +337,7 @@ void bt_decode_beam_row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_b
 {
     uint32_t place = c->step.places[b->seq];
     e->slot = slot_of(r, place);
+    e->flags |= BT_ROW_BEAM;
     e->tokens = r->row->beams->replay == place ? r->tokens + b->pos
                                                : bt_beam_last(r->row->beams->search, place);
 }

@@ -38,6 +38,16 @@ static bt_fp8_role_t fp8_role(const struct bt_model_config *c, bt_decoder_item_t
                                        : BT_FP8_OF_LAYER;
 }
 
+/* DeepSeek's fp8 checkpoints have the MTP layer's joining matrix in bf16, and do not say so. */
+static bool stays_wide(const struct walk *w, bt_decoder_item_t item, const char *name)
+{
+    const struct bt_tensor *t = NULL;
+    if (item == BT_DECODER_MTP_JOIN && w->w != NULL) {
+        t = bt_weights_find(w->w, name);
+    }
+    return item == BT_DECODER_MTP_JOIN && (t == NULL || t->dtype != BT_TENSOR_F8);
+}
+
 static bt_status_t give_expert(const struct walk *w, bt_decoder_item_t item, uint32_t layer,
                                uint32_t expert, uint32_t cols, const struct part *parts, uint32_t n)
 {
@@ -55,7 +65,8 @@ static bt_status_t give_expert(const struct walk *w, bt_decoder_item_t item, uin
         /* The tables of tokens and positions are looked up by row, so they are not turned. */
         p->transposed = w->c->gpt2 && cols != 0 && layer != IN_NO_LAYER;
         d.rows += p->rows;
-        const bt_fp8_role_t role = fp8_role(w->c, item, cols);
+        const bt_fp8_role_t role =
+            stays_wide(w, item, p->name) ? BT_FP8_OF_NONE : fp8_role(w->c, item, cols);
         const struct bt_fp8_form *form = bt_model_fp8_form(w->fp8, p->name, role);
         d.quantize = (w->quantize && role == BT_FP8_OF_LAYER) || (w->w == NULL && form != NULL);
         if (w->w != NULL) {
@@ -233,6 +244,60 @@ static bt_status_t layer(const struct walk *w, uint32_t i)
     return bt_model_has_experts(c, i) ? experts(w, i) : mlp(w, i, 0, &dense);
 }
 
+/* A checkpoint may repeat the embedding and the head in the MTP layer. Both are those of the model
+ * (DeepSeek-V3, 2.2), which is checked. */
+static bt_status_t check_shared(const struct walk *w, const char *name, const char *of)
+{
+    char full[96];
+    snprintf(full, sizeof(full), "model.layers.%u.%s", w->c->layers, name);
+    const struct bt_tensor *t = bt_weights_find(w->w, full), *all = bt_weights_find(w->w, of);
+    if (t == NULL || all == NULL ||
+        (t->dtype == all->dtype && t->bytes == all->bytes && t->n_dims == all->n_dims &&
+         memcmp(t->data, all->data, t->bytes) == 0)) {
+        return BT_OK;
+    }
+    snprintf(w->err, w->err_cap,
+             "%s/%s: tensor %s differs from %s, and Baton runs MTP layers that share it; set "
+             "model.mtp to false in all daemons",
+             w->conf->model_dir, t->file, full, of);
+    return BT_ERR_UNSUPPORTED;
+}
+
+/* The MTP layer: norms of its two inputs, the matrix that joins them, a layer, a norm. */
+static bt_status_t mtp_layer(const struct walk *w)
+{
+    const struct bt_model_config *c = w->c;
+    const uint32_t i = c->layers, h = c->hidden;
+    char name[64];
+    snprintf(name, sizeof(name), "model.layers.%u.eh_proj.weight", i);
+    if (w->w != NULL && bt_weights_find(w->w, name) == NULL) {
+        snprintf(w->err, w->err_cap,
+                 "%s: tensor %s is missing: the checkpoint came without its MTP layer; set "
+                 "model.mtp to false in all daemons",
+                 w->conf->model_dir, name);
+        return BT_ERR_UNSUPPORTED;
+    }
+    bt_status_t st =
+        w->w != NULL ? check_shared(w, "embed_tokens.weight", "model.embed_tokens.weight") : BT_OK;
+    if (st == BT_OK && w->w != NULL) {
+        st = check_shared(w, "shared_head.head.weight",
+                          c->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight");
+    }
+    if (st == BT_OK) {
+        st = vector(w, BT_DECODER_MTP_NORM_EMBED, i, "enorm.weight", h);
+    }
+    if (st == BT_OK) {
+        st = vector(w, BT_DECODER_MTP_NORM_STATE, i, "hnorm.weight", h);
+    }
+    if (st == BT_OK) {
+        st = matrix(w, BT_DECODER_MTP_JOIN, i, "eh_proj.weight", h, 2 * h);
+    }
+    if (st == BT_OK) {
+        st = layer(w, i);
+    }
+    return st == BT_OK ? vector(w, BT_DECODER_MTP_NORM, i, "shared_head.norm.weight", h) : st;
+}
+
 static bt_status_t gpt2_layer(const struct walk *w, uint32_t i)
 {
     const struct bt_model_config *c = w->c;
@@ -307,6 +372,7 @@ static bt_status_t model(struct walk *w)
             w->conf->progress(w->conf->progress_arg, "weights", (double)(i + 1) / c->layers);
         }
     }
+    st = st == BT_OK && c->mtp ? mtp_layer(w) : st;
     return st == BT_OK ? behind_layers(w, &n) : st;
 }
 
@@ -390,7 +456,7 @@ bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
     bt_model_count(c, &size);
     bool fp8 = bt_model_is_fp8(conf->model_dir, conf->quantize);
     uint32_t matrix = fp8 ? bytes.fp8 : bytes.other;
-    double matrices = (double)(size.weights + size.embed - size.wide);
+    double matrices = (double)(size.weights + size.mtp + size.embed - size.wide);
     double need = matrices * matrix + (double)(size.wide - size.embed) * bytes.other +
                   (double)size.embed * bytes.embed;
     double have = (double)free_bytes;

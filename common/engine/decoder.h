@@ -39,6 +39,10 @@ typedef enum {
     BT_DECODER_EXPERT_DOWN,    /* matrix [hidden, experts.intermediate] of expert `expert` */
     BT_DECODER_SHARED_GATE_UP, /* matrix [2 * experts.shared, hidden] */
     BT_DECODER_SHARED_DOWN,    /* matrix [hidden, experts.shared] */
+    BT_DECODER_MTP_NORM_EMBED, /* MTP layer, in front of its layer's items: vector [hidden] */
+    BT_DECODER_MTP_NORM_STATE, /* vector [hidden] */
+    BT_DECODER_MTP_JOIN,       /* matrix [hidden, 2 * hidden], the token's embedding first */
+    BT_DECODER_MTP_NORM,       /* vector [hidden], before the head */
     BT_DECODER_NORM,           /* vector [hidden] */
     BT_DECODER_NORM_BIAS,
     BT_DECODER_POSITIONS, /* GPT-2: matrix [max_model_len, hidden] */

@@ -12,7 +12,7 @@
 #include "common/kv/flow.h"
 #include "common/kv/layout.h"
 
-#define BT_ENGINE_ABI 9
+#define BT_ENGINE_ABI 10
 
 struct bt_engine;
 typedef uint64_t bt_engine_ticket_t; /* increasing; 0: none */
@@ -21,7 +21,8 @@ enum {                           /* bt_engine_info.caps */
        BT_ENGINE_CAP_EXACT = 1,  /* row results do not depend on neighbours, chunking or cache */
        BT_ENGINE_CAP_MIXED = 2,  /* prompt chunks and single tokens in one step */
        BT_ENGINE_CAP_DRAFTS = 4, /* rows with drafts; without it they are ERR_UNSUPPORTED */
-       BT_ENGINE_CAP_HIDDEN = 8  /* params.dola, penalty_alpha; else slot_open: ERR_UNSUPPORTED */
+       BT_ENGINE_CAP_HIDDEN = 8, /* params.dola, penalty_alpha; else slot_open: ERR_UNSUPPORTED */
+       BT_ENGINE_CAP_MTP = 16    /* config.mtp was set: the last layer of KV is the MTP layer's */
 };
 
 struct bt_engine_config {
@@ -49,6 +50,9 @@ struct bt_engine_config {
      * BT_ENGINE_CAP_EXACT says; a back end that cannot do that refuses. Part of the KV root key. */
     bool deterministic;
     const char *kv_dtype; /* "f16" (NULL) or "fp8": what KV is kept as, see model_config.h */
+    /* The model's MTP layer is loaded, and its KV kept for all tokens; a back end that cannot do
+     * that refuses. Part of the KV layout. */
+    bool mtp;
 };
 
 struct bt_engine_info {
@@ -71,16 +75,17 @@ struct bt_engine_at {
  * reports logprobs of prompt tokens. For each token of the row that a prompt token follows (by
  * slot_open's tokens and n_prompt) it has the logprob of that next token; params.logprobs says how
  * many alternatives come with it. A prompt computed without cache, in any chunks, reports its
- * tokens 1 to n_prompt - 1 once each. */
-enum { BT_ROW_SAMPLE = 1, BT_ROW_PROMPT_LOGPROBS = 2 };
+ * tokens 1 to n_prompt - 1 once each. BEAM: a row of a beam search, which has no drafts: what its
+ * slot knows may be another beam's text, so its KV of an MTP layer is zeros. */
+enum { BT_ROW_SAMPLE = 1, BT_ROW_PROMPT_LOGPROBS = 2, BT_ROW_BEAM = 4 };
 #define BT_ENGINE_POS_NEXT UINT32_MAX
 
 struct bt_engine_row { /* n consecutive tokens of one sequence */
     uint32_t slot;
     uint32_t pos; /* absolute position of the first; BT_ENGINE_POS_NEXT: after the last one run */
     uint32_t n;
-    /* They may differ from those that the slot knows: the beam of a beam search continues another
-     * one. Such a slot may have no penalties and no min_new. */
+    /* With BT_ROW_BEAM they may differ from those that the slot knows: the beam of a beam search
+     * continues another one. Such a slot may have no penalties and no min_new. */
     const uint32_t *tokens; /* NULL (n = 1): the token this slot sampled last, on the device */
     uint32_t flags;
     /* Of a SAMPLE row: how many of its last tokens are drafts, which slot does not know yet; below
@@ -207,11 +212,27 @@ struct bt_engine_vtable {
      * and the sequence stays as it is. */
     bt_status_t (*sample)(struct bt_engine *, bt_engine_ticket_t fwd, const uint32_t *mask,
                           bt_engine_ticket_t *out_p);
+    /* Without BT_ENGINE_CAP_MTP NULL, or ERR_UNSUPPORTED. Drafts: for each of n slots up to k
+     * tokens that may follow those that it knows, drawn as its next ones will be, but without a
+     * mask. outs: [n][k] results, of which slot i has counts[i]. It has none before the token
+     * before its last one has run in it, as in the first step behind loaded KV. The slot stays as
+     * it is; in the pages of its last token and of the k - 1 positions behind it KV of the MTP
+     * layer is written, which their rows write again. Blocks until the drafts are there.
+     * ERR_INVALID, ERR_DEVICE; ERR_TOO_LARGE for n above max_rows. Not for slots with params.dola
+     * or penalty_alpha, nor for beams. */
+    bt_status_t (*draft)(struct bt_engine *, const uint32_t *slots, uint32_t n, uint32_t k,
+                         struct bt_engine_out *outs, uint32_t *counts);
     /* Finished tickets, in order of their number; blocks at most timeout_us. Returns the count. */
     uint32_t (*poll)(struct bt_engine *, struct bt_engine_event *, uint32_t max,
                      uint32_t timeout_us);
     void (*release)(struct bt_engine *, bt_engine_ticket_t);
 };
+
+/* Layers of the model itself, without an MTP layer. */
+static inline uint32_t bt_engine_layers(const struct bt_engine_info *info)
+{
+    return info->layout.n_layers - (info->caps & BT_ENGINE_CAP_MTP ? 1 : 0);
+}
 
 typedef const struct bt_engine_vtable *(*bt_engine_plugin_fn)(uint32_t abi);
 /* Exported by each plugin; NULL if it does not speak this ABI. */

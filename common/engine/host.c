@@ -75,7 +75,7 @@ static void slot_clear(struct bt_host_slot *s)
     s->hidden = NULL;
     s->params = (struct bt_engine_params){0};
     s->open = false;
-    s->n_tokens = s->n_prompt = s->next_pos = s->n_hidden = 0;
+    s->n_tokens = s->n_prompt = s->next_pos = s->n_hidden = s->n_states = 0;
 }
 
 void bt_host_cleanup(struct bt_host *h)
@@ -83,6 +83,7 @@ void bt_host_cleanup(struct bt_host *h)
     for (uint32_t i = 0; h->slots && i < h->info.max_slots + BT_HOST_SPARE; i++) {
         slot_clear(&h->slots[i]);
         free(h->slots[i].tokens);
+        free(h->slots[i].states);
         free(h->slots[i].pages);
     }
     for (uint32_t i = 0; h->flows && i < h->n_flows; i++) {
@@ -139,7 +140,7 @@ bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_
         return BT_ERR_UNSUPPORTED;
     }
     for (uint32_t i = 0; i < p->n_dola; i++) {
-        if (p->dola[i] >= h->info.layout.n_layers) {
+        if (p->dola[i] >= bt_engine_layers(&h->info)) {
             return BT_ERR_INVALID;
         }
     }
@@ -229,6 +230,9 @@ bt_status_t bt_host_slot_fork(struct bt_host *h, uint32_t from, uint32_t to, uin
     if (st == BT_OK) {
         memcpy(h->slots[to].pages, s->pages, h->max_pages_of_slot * sizeof(*s->pages));
         h->slots[to].next_pos = s->next_pos;
+        if (s->n_states > 0) {
+            bt_host_keep_states(h, to, s->state_pos, s->states, s->n_states);
+        }
         fork_pending(&h->done, from, to);
         fork_pending(&h->given, from, to);
     }
@@ -260,6 +264,33 @@ bt_status_t bt_host_page_copy(struct bt_host *h, uint32_t from, uint32_t to, uin
     }
     copy_page(h, from, to, toks);
     return BT_OK;
+}
+
+const float *bt_host_state(const struct bt_host *h, uint32_t slot, uint32_t pos)
+{
+    const struct bt_host_slot *s = &h->slots[slot];
+    return pos >= s->state_pos && pos - s->state_pos < s->n_states
+               ? s->states + (size_t)(pos - s->state_pos) * h->hidden
+               : NULL;
+}
+
+void bt_host_keep_states(struct bt_host *h, uint32_t slot, uint32_t pos, const float *states,
+                         uint32_t n)
+{
+    struct bt_host_slot *s = &h->slots[slot];
+    const float *before = pos > 0 ? bt_host_state(h, slot, pos - 1) : NULL;
+    size_t at = before ? (size_t)(before - s->states) : 0, one = h->hidden;
+    uint32_t had = before ? 1 : 0;
+    if (had + n > s->cap_states) {
+        s->cap_states = had + n;
+        s->states = bt_realloc(s->states, s->cap_states * one * sizeof(*s->states));
+    }
+    if (had && at > 0) {
+        memmove(s->states, s->states + at, one * sizeof(*s->states));
+    }
+    memcpy(s->states + had * one, states, n * one * sizeof(*states));
+    s->state_pos = pos - had;
+    s->n_states = had + n;
 }
 
 void bt_host_spare(struct bt_host *h, uint32_t i, uint32_t slot, uint32_t pos)
@@ -335,7 +366,8 @@ static bt_status_t check_row(const struct bt_host *h, const struct bt_engine_row
 {
     const struct bt_host_slot *s = slot_of(h, r->slot);
     const bool contrastive = s && s->params.penalty_alpha > 0;
-    if (!s || r->n == 0 || (r->flags & ~(uint32_t)(BT_ROW_SAMPLE | BT_ROW_PROMPT_LOGPROBS))) {
+    if (!s || r->n == 0 ||
+        (r->flags & ~(uint32_t)(BT_ROW_SAMPLE | BT_ROW_PROMPT_LOGPROBS | BT_ROW_BEAM))) {
         return BT_ERR_INVALID;
     }
     if (r->n_draft >= r->n ||
@@ -586,6 +618,30 @@ bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint
     bt_status_t st = bt_host_sample_by(h, fwd, draw_of_logits, &d, out_p);
     free(d.row_logits);
     return st;
+}
+
+void bt_host_draft(struct bt_host *h, uint32_t slot, float *logits, struct bt_engine_out *out)
+{
+    struct bt_host_slot *s = &h->slots[slot];
+    const struct bt_sampler_row row = {.logits = logits,
+                                       .params = &s->params,
+                                       .position = s->n_tokens,
+                                       .tokens = s->tokens,
+                                       .n_tokens = s->n_tokens,
+                                       .n_prompt = s->n_prompt,
+                                       .known = h->ids.known};
+    *out = (struct bt_engine_out){.slot = slot, .pos = s->n_tokens};
+    bt_sampler_run(h->sampler, &row, out);
+    if (!out->bad && s->n_tokens < h->info.max_model_len) {
+        s->tokens[s->n_tokens++] = out->token;
+    } else {
+        out->bad = true;
+    }
+}
+
+void bt_host_undraft(struct bt_host *h, uint32_t slot, uint32_t n)
+{
+    h->slots[slot].n_tokens -= n;
 }
 
 uint32_t bt_host_poll(struct bt_host *h, struct bt_engine_event *ev, uint32_t max,

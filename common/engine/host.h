@@ -21,6 +21,9 @@ struct bt_host_slot {
     /* Contrastive search: hidden states of the first n_hidden tokens, of length 1. */
     float *hidden; /* [params.hidden_max][host.hidden], or NULL */
     uint32_t n_hidden;
+    /* MTP: hidden states of the last tokens that ran, of those from position state_pos on. */
+    float *states; /* [cap_states][host.hidden] */
+    uint32_t state_pos, n_states, cap_states;
 };
 
 /* Slots behind max_slots and pages behind info.pages, of which only the back end knows: the
@@ -174,6 +177,17 @@ typedef bt_status_t (*bt_host_cosines_fn)(void *arg, uint32_t slot, uint32_t pos
 /* cosines: for slots with contrastive search; NULL if none can be opened. */
 bt_status_t bt_host_sample(struct bt_host *h, bt_engine_ticket_t fwd, const uint32_t *mask,
                            bt_host_cosines_fn cosines, void *arg, bt_engine_ticket_t *out_p);
+/* The hidden state of the token at `pos` of `slot`; NULL: it is not kept. */
+const float *bt_host_state(const struct bt_host *h, uint32_t slot, uint32_t pos);
+/* Keeps those of n tokens from `pos` on, [n][hidden], in place of others, together with the one
+ * before them, if it was kept. */
+void bt_host_keep_states(struct bt_host *h, uint32_t slot, uint32_t pos, const float *states,
+                         uint32_t n);
+/* Draws a draft of `slot` by logits [vocab], which are changed, and adds it to the slot's tokens.
+ */
+void bt_host_draft(struct bt_host *h, uint32_t slot, float *logits, struct bt_engine_out *out);
+/* Takes the last n tokens, which were drafts, away again. */
+void bt_host_undraft(struct bt_host *h, uint32_t slot, uint32_t n);
 /* Lets spare slot i stand at `pos` of `slot`: the same pages, but the one of pos is a copy. */
 void bt_host_spare(struct bt_host *h, uint32_t i, uint32_t slot, uint32_t pos);
 /* The same with a draw of the back end's own: fills *out, whose slot and pos are set; bad was set

@@ -42,7 +42,8 @@ struct bt_model_experts {
     bt_router_t router;
     bool bias, normalise;
     float scale;
-    uint8_t layers[BT_MODEL_LAYERS_MAX / 8]; /* bit: the layer has experts, not one MLP */
+    /* bit: the layer has experts, not one MLP; the MTP layer's number is the one behind the last */
+    uint8_t layers[BT_MODEL_LAYERS_MAX / 8 + 1];
 };
 
 struct bt_model_config {
@@ -66,7 +67,8 @@ struct bt_model_config {
     char rope_text[512]; /* canonical text of the parameters of RoPE, MLA and experts, for the root
                             hash */
     bool tie_embeddings;
-    uint32_t n_mtp; /* layers behind the last that predict further tokens; not loaded */
+    uint32_t n_mtp; /* layers behind the last that predict further tokens */
+    bool mtp;       /* the first of them is used (bt_model_take_mtp) */
     uint32_t bos, n_eos,
         eos[16]; /* eos: generation_config's, else config's; bos UINT32_MAX: none */
     /* sampling defaults of generation_config.json; negative: not given */
@@ -78,6 +80,10 @@ struct bt_model_config {
 /* ERR_INVALID / ERR_UNSUPPORTED / ERR_NOT_FOUND; err names file, field and the allowed values. */
 bt_status_t bt_model_config_load(const char *dir, struct bt_model_config *c, char *err,
                                  size_t err_cap) BT_MUST_CHECK;
+/* model.mtp: the MTP layer is used. It becomes one more layer of weights and of KV. ERR_UNSUPPORTED
+ * if config.json names none; err names the remedy. */
+bt_status_t bt_model_take_mtp(struct bt_model_config *c, const char *dir, char *err,
+                              size_t err_cap) BT_MUST_CHECK;
 /* The KV layout of this model under model.kv_dtype: f16 (NULL: the same), as large as bf16 with
  * three more bits, since rounding keys to bf16 alone moved logprobs of long prompts by 0.2; or fp8
  * (e4m3, a scale for each token and head; MLA: as in common/kv/latent.h). ERR_INVALID for another
@@ -91,6 +97,7 @@ bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, ui
 struct bt_model_settings {
     const char *load_format, *activations, *quantize, *kv_dtype; /* model.*; NULL: the default */
     bool deterministic;                                          /* engine.deterministic */
+    bool mtp;                                                    /* model.mtp */
     uint32_t block_tokens;                                       /* kv.block_tokens */
 };
 /* The shared (saltless) root key of this model directory. Calls the three above. ERR_UNSUPPORTED,
@@ -102,6 +109,12 @@ bt_status_t bt_model_root_key(const char *dir, const struct bt_model_settings *s
 static inline bool bt_model_has_experts(const struct bt_model_config *c, uint32_t layer)
 {
     return c->experts.n > 0 && c->experts.layers[layer / 8] >> layer % 8 & 1;
+}
+
+/* Layers that keep KV. */
+static inline uint32_t bt_model_kv_layers(const struct bt_model_config *c)
+{
+    return c->layers + (c->mtp ? 1 : 0);
 }
 
 /* Values of a head that RoPE turns. */
@@ -123,6 +136,7 @@ struct bt_model_size {
     uint64_t pair; /* multiply-adds of attention for one pair of tokens, all layers and heads; MLA:
                       with the keys and values of each head, as a prompt may be computed */
     uint64_t latent_pair; /* the same with the latent, as single tokens are; without MLA: pair */
+    uint64_t mtp;         /* parameters of the MTP layer, if it is used; in no other number */
 };
 /* Norms and biases count, MTP layers do not: weights + embed is the model's published size. */
 void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s);

@@ -65,4 +65,9 @@ void bt_model_count(const struct bt_model_config *c, struct bt_model_size *s)
     s->embed =
         (c->tie_embeddings ? 0 : c->vocab * hidden) + (c->gpt2 ? c->max_model_len * hidden : 0);
     s->wide += c->vocab * hidden + norm + s->embed;
+    if (c->mtp) { /* three norms and the matrix that joins, beside a layer */
+        bool experts = bt_model_has_experts(c, c->layers);
+        s->mtp = attention(c) + mlp(c, experts) + 5 * norm + 2 * hidden * hidden +
+                 (experts ? s->expert * c->experts.n : 0);
+    }
 }

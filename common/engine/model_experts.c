@@ -111,7 +111,7 @@ static void read_deepseek(struct bt_model_reader *r, struct bt_model_config *c, 
     if (bt_model_int(r, "moe_layer_freq", 1, BT_MODEL_LAYERS_MAX, false, 1) != 1) {
         bt_model_fail(r, BT_ERR_UNSUPPORTED, "moe_layer_freq: only 1 is supported");
     }
-    for (uint32_t i = dense; i < c->layers; i++) {
+    for (uint32_t i = dense; i <= c->layers; i++) { /* and the MTP layer, if there is one */
         set_layer(e, i, true);
     }
 }

@@ -51,3 +51,16 @@ void bt_model_read_mla(struct bt_model_reader *r, struct bt_model_config *c,
     }
     c->n_mtp = (uint32_t)bt_model_int(r, "num_nextn_predict_layers", 0, 64, false, 0);
 }
+
+bt_status_t bt_model_take_mtp(struct bt_model_config *c, const char *dir, char *err, size_t err_cap)
+{
+    if (c->n_mtp == 0) {
+        snprintf(err, err_cap,
+                 "%s/config.json: num_nextn_predict_layers names no MTP layer; set model.mtp to "
+                 "false in all daemons",
+                 dir);
+        return BT_ERR_UNSUPPORTED;
+    }
+    c->mtp = true;
+    return BT_OK;
+}

@@ -22,7 +22,8 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_d
     }
     bt_dtype_t dtype = fp8 ? BT_DT_FP8_E4M3 : BT_DT_F16;
     if (c->mla.kv_rank) {
-        return bt_kv_layout_mla(page_tokens, c->layers, c->mla.kv_rank, c->mla.rope, dtype, l);
+        return bt_kv_layout_mla(page_tokens, bt_model_kv_layers(c), c->mla.kv_rank, c->mla.rope,
+                                dtype, l);
     }
     return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, dtype, c->window, l);
 }
@@ -93,6 +94,9 @@ bt_status_t bt_model_root_key(const char *dir, const struct bt_model_settings *s
     bt_status_t st = bt_model_config_load(dir, &c, err, err_cap);
     if (st == BT_OK && fp8) {
         st = bt_model_fp8_check_quantize(dir, err, err_cap);
+    }
+    if (st == BT_OK && s->mtp) {
+        st = bt_model_take_mtp(&c, dir, err, err_cap);
     }
     if (st != BT_OK) {
         return st;

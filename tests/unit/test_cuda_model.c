@@ -7,6 +7,7 @@
 static const struct bt_engine_vtable *vt;
 static char err[1024];
 static const char *kv_dtype; /* of engines to come; NULL: f16 */
+static bool mtp;             /* likewise */
 static bool deterministic;
 static uint32_t max_rows = 64;
 
@@ -30,7 +31,8 @@ static bt_status_t open_dir(void)
                                        .max_rows = max_rows,
                                        .ranks = 1,
                                        .kv_dtype = kv_dtype,
-                                       .deterministic = deterministic};
+                                       .deterministic = deterministic,
+                                       .mtp = mtp};
     struct bt_engine *e = NULL;
     const struct bt_engine_info *info;
     err[0] = 0;
@@ -80,6 +82,11 @@ static void test_refused(void **state)
     for (size_t i = 0; i < BT_ARRAY_LEN(cases); i++) {
         expect_refused(open_shape(cases[i].shape), cases[i].what);
     }
+    mtp = true;
+    bt_status_t st = open_dir();
+    mtp = false;
+    assert_int_equal(st, BT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err, "set model.mtp to false in all daemons, or engine.device: cpu"));
 }
 
 #define SMALL                                                                                      \

@@ -77,6 +77,9 @@ static void test_deepseek(void **state)
     assert_int_equal(c.experts.groups, 1);
     assert_false(c.rope_pairs);
     assert_int_equal(c.n_mtp, 0);
+    assert_int_equal(bt_model_take_mtp(&c, model_dir, model_err, sizeof(model_err)),
+                     BT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(model_err, "set model.mtp to false"));
     assert_int_equal(model_load(deepseek_v3, "{\"n_group\":null,\"topk_group\":null}", &c), BT_OK);
     assert_int_equal(c.experts.groups, 1);
 
@@ -387,6 +390,37 @@ static void test_layout(void **state)
     assert_int_equal(l.block_bytes, 12ull * 64 * 12 * 64 * 2 * 2);
 }
 
+/* model.mtp: one layer more of weights and KV; the published numbers stay as they are. */
+static void test_mtp(void **state)
+{
+    (void)state;
+    struct bt_model_config c;
+    struct bt_model_size before, s;
+    struct bt_kv_layout l, with;
+    struct bt_kv_key a, b;
+    assert_int_equal(model_load(deepseek_v3, "{}", &c), BT_OK);
+    bt_model_count(&c, &before);
+    assert_int_equal(before.mtp, 0);
+    assert_int_equal(bt_model_kv_layers(&c), 61);
+    assert_int_equal(bt_model_take_mtp(&c, model_dir, model_err, sizeof(model_err)), BT_OK);
+    assert_true(bt_model_has_experts(&c, 61));
+    assert_int_equal(bt_model_kv_layout(&c, NULL, 64, &l), BT_OK);
+    assert_int_equal(l.n_layers, 62);
+    bt_model_count(&c, &s);
+    assert_int_equal(s.weights, before.weights);
+    assert_true(s.mtp > 11400000000 && s.mtp < 11700000000); /* 11.5 B by DeepSeek */
+    struct bt_model_settings set = {.load_format = "dummy", .block_tokens = 64};
+    assert_int_equal(bt_model_root_key(model_dir, &set, &l, &a, model_err, sizeof(model_err)),
+                     BT_OK);
+    set.mtp = true;
+    assert_int_equal(bt_model_root_key(model_dir, &set, &with, &b, model_err, sizeof(model_err)),
+                     BT_OK);
+    assert_true(with.layout_id != l.layout_id && memcmp(&a, &b, sizeof(a)) != 0);
+    assert_int_equal(model_load(gpt2, "{}", &c), BT_OK);
+    assert_int_equal(bt_model_root_key(model_dir, &set, &with, &b, model_err, sizeof(model_err)),
+                     BT_ERR_UNSUPPORTED);
+}
+
 /* Everything that changes KV changes the root key, and nothing else does. */
 static void test_root_key(void **state)
 {
@@ -530,11 +564,12 @@ static void test_text_stays(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_count),    cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_deepseek), cmocka_unit_test(test_qwen_and_mixtral),
-        cmocka_unit_test(test_gpt2),     cmocka_unit_test(test_yarn),
-        cmocka_unit_test(test_refused),  cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_root_key), cmocka_unit_test(test_text_stays),
+        cmocka_unit_test(test_count),      cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_deepseek),   cmocka_unit_test(test_qwen_and_mixtral),
+        cmocka_unit_test(test_gpt2),       cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_refused),    cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_mtp),        cmocka_unit_test(test_root_key),
+        cmocka_unit_test(test_text_stays),
     };
     return cmocka_run_group_tests(tests, model_setup, model_teardown);
 }

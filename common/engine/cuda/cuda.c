@@ -66,6 +66,12 @@ static bt_status_t check_config(const struct bt_engine_config *c, char *err, siz
         snprintf(err, err_cap, "engine cuda: kv.block_tokens must be 16, 32 or 64 on a GPU");
         st = BT_ERR_CONFIG;
     }
+    if (st == BT_OK && c->mtp) {
+        snprintf(err, err_cap,
+                 "engine cuda: model.mtp: the MTP layer has no kernels yet; set model.mtp to false "
+                 "in all daemons, or engine.device: cpu");
+        st = BT_ERR_UNSUPPORTED;
+    }
     return st;
 }
 

@@ -98,6 +98,9 @@ static bt_status_t null_open(const struct bt_engine_config *c, struct bt_engine 
     }
     struct bt_engine *e = bt_calloc(1, sizeof(*e));
     bt_status_t st = bt_model_config_load(c->model_dir, &e->config, err, err_cap);
+    if (st == BT_OK && c->mtp) {
+        st = bt_model_take_mtp(&e->config, c->model_dir, err, err_cap);
+    }
     if (st == BT_OK && !read_pace(e)) {
         snprintf(err, err_cap, "BATON_NULL_PACE must be STEP_US,TOKEN_US");
         st = BT_ERR_CONFIG;
@@ -287,7 +290,7 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
     uint64_t begin_ns = bt_mono_ns();
     struct bt_host_ticket *t = bt_host_ticket_new(&e->host, 0);
     t->forward = true;
-    for (uint32_t l = 0; st == BT_OK && l < e->config.layers; l++) {
+    for (uint32_t l = 0; st == BT_OK && l < e->host.info.layout.n_layers; l++) {
         st = bt_host_layer_wait(&e->host, b, l);
         if (st == BT_OK) {
             write_layer(e, b, l);
