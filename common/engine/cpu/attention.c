@@ -172,6 +172,10 @@ static void latent_row(struct bt_engine *e, const struct bt_cpu_mla *m, uint32_t
     uint32_t rank = c->mla.kv_rank, rope = c->mla.rope, width = rank + rope;
     float *row = e->y + (size_t)t * width;
     void *to = kv_row(e, layer, tok);
+    if (tok->kv != BT_CPU_KV_STORE) {
+        memset(to, 0, tok->kv == BT_CPU_KV_ZERO ? bt_kv_row_bytes(g) : 0);
+        return;
+    }
     e->k->head(row, NULL, m->kv_a_norm, NULL, rank, c->norm_eps);
     bt_cpu_rope(row + rank, e->rope + (size_t)tok->pos * rope, rope, c->rope_pairs);
     if (g->dtype == BT_DT_FP8_E4M3) {
@@ -256,12 +260,11 @@ static bt_status_t query_product(struct bt_cpu_step *s, const struct bt_cpu_mla 
     return bt_linear_run(m->q_b, e->ae, s->n, e->y);
 }
 
-static bt_status_t mla_inputs(struct bt_cpu_step *s, const struct bt_cpu_mla *m, uint32_t layer)
+static bt_status_t mla_latents(struct bt_cpu_step *s, const struct bt_cpu_mla *m, uint32_t layer)
 {
     struct bt_engine *e = s->e;
     const struct bt_model_config *c = &e->model.config;
     uint64_t latent = (uint64_t)s->n * (c->mla.kv_rank + c->mla.rope);
-    uint64_t query = (uint64_t)s->n * c->heads * c->head_dim;
     bt_status_t st = bt_linear_run(m->kv_a, e->a, s->n, e->y);
     if (st != BT_OK) {
         return st;
@@ -272,7 +275,16 @@ static bt_status_t mla_inputs(struct bt_cpu_step *s, const struct bt_cpu_mla *m,
         latent_row(e, m, layer, t);
     }
     bt_cpu_phase(e, BT_CPU_PHASE_SCATTER);
-    st = query_product(s, m);
+    return BT_OK;
+}
+
+static bt_status_t mla_inputs(struct bt_cpu_step *s, const struct bt_cpu_mla *m, uint32_t layer)
+{
+    struct bt_engine *e = s->e;
+    const struct bt_model_config *c = &e->model.config;
+    uint64_t query = (uint64_t)s->n * c->heads * c->head_dim;
+    bt_status_t st = mla_latents(s, m, layer);
+    st = st == BT_OK ? query_product(s, m) : st;
     if (st != BT_OK) {
         return st;
     }
@@ -306,6 +318,7 @@ static bt_status_t mla_attention(struct bt_cpu_step *s, const struct bt_cpu_mla 
         .kv = bt_host_segment(&e->host, layer, 0),
         .seg_bytes = l->groups[0].seg_bytes,
         .page_tokens = l->page_tokens,
+        .first = layer == c->layers ? 1 : 0, /* the MTP layer has no row at position 0 */
         .scale = c->attn_scale,
     };
     run_items(s, &a, c->heads / e->attn_group, 0);
@@ -324,6 +337,11 @@ bt_status_t bt_cpu_attn_inputs(struct bt_cpu_step *s, uint32_t layer)
         e->model.config.mla.kv_rank ? mla_inputs(s, &y->mla, layer) : gqa_inputs(s, y, layer);
     bt_cpu_phase(e, BT_CPU_PHASE_SCATTER);
     return st;
+}
+
+bt_status_t bt_cpu_attn_latents(struct bt_cpu_step *s, uint32_t layer)
+{
+    return mla_latents(s, &s->e->model.layers[layer].mla, layer);
 }
 
 bt_status_t bt_cpu_attn_outputs(struct bt_cpu_step *s, uint32_t layer)

@@ -163,11 +163,11 @@ static void pack_v(struct work *w, const uint16_t *const *rows)
 }
 
 /* The mask of those of 16 queries that see token t: from position t to window - 1 positions behind
- * it. */
+ * it; none if t is before the first. */
 static inline __mmask16 sees(const struct work *w, __m512i pos, uint32_t t)
 {
     __m512i at = _mm512_set1_epi32((int)t);
-    __mmask16 ok = _mm512_cmple_epu32_mask(at, pos);
+    __mmask16 ok = t < w->a->first ? 0 : _mm512_cmple_epu32_mask(at, pos);
     if (w->a->window) {
         __m512i end = _mm512_set1_epi32((int)(t + w->a->window));
         ok &= _mm512_cmplt_epu32_mask(pos, end);
@@ -340,7 +340,8 @@ static void column(struct work *w, uint32_t c, uint32_t first, uint32_t t0, bool
     const uint32_t *pos = w->pos + (size_t)c * LANES;
     uint32_t window = w->a->window;
     struct soft f = {.t0 = t0, .pos = _mm512_load_si512(pos)};
-    bool all = pos[0] >= t0 + TOKENS - 1 && (!window || pos[LANES - 1] < t0 + window);
+    bool all =
+        pos[0] >= t0 + TOKENS - 1 && (!window || pos[LANES - 1] < t0 + window) && t0 >= w->a->first;
     if (all && second) {
         half(w, c, first, &f, false, true);
     } else if (all) {

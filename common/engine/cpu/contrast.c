@@ -67,7 +67,7 @@ void bt_cpu_contrast_keep(struct bt_cpu_step *s)
 {
     struct bt_engine *e = s->e;
     size_t hidden = e->model.config.hidden;
-    float *add = (float *)bt_cpu_residual(e);
+    float *add = (float *)bt_cpu_last_residual(s);
     uint32_t out = 0;
 #pragma omp parallel for num_threads(bt_cpu_threads(e, (uint64_t)s->n *hidden)) schedule(static)
     for (uint32_t i = 0; i < s->n; i++) {

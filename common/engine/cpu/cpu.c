@@ -51,6 +51,7 @@ static void cpu_close(struct bt_engine *e)
     free(e->scratch);
     free(e->logits);
     bt_cpu_dola_cleanup(e);
+    bt_cpu_mtp_cleanup(e);
     free(e);
 }
 
@@ -164,13 +165,15 @@ static bt_status_t open_buffers(struct bt_engine *e, const struct bt_engine_conf
                                 size_t err_cap)
 {
     const struct bt_model_config *c = &e->model.config;
-    size_t rows = bt_gemm_rows(conf->max_rows);
+    uint32_t most = bt_cpu_step_rows(e);
+    size_t rows = bt_gemm_rows(most);
     uint32_t in = BT_MAX(BT_MAX(c->intermediate, c->experts.intermediate), c->experts.shared);
     uint32_t o = c->heads * (c->mla.kv_rank ? c->mla.v : c->head_dim);
-    bool fuses = bt_gemm_fuses(e->gemm), ok = open_attention(e, rows) && open_experts(e, rows);
-    e->tokens = bt_calloc(conf->max_rows, sizeof(*e->tokens));
-    e->items = bt_calloc(conf->max_rows, sizeof(*e->items));
-    e->kept = bt_calloc(conf->max_rows, sizeof(*e->kept));
+    bool fuses = bt_gemm_fuses(e->gemm), ok = open_attention(e, rows) && open_experts(e, rows) &&
+                                              (!c->mtp || bt_cpu_mtp_open(e, rows));
+    e->tokens = bt_calloc(most, sizeof(*e->tokens));
+    e->items = bt_calloc(most, sizeof(*e->items));
+    e->kept = bt_calloc(most, sizeof(*e->kept));
     e->x = buffer(rows, c->hidden, 4);
     e->y = buffer(rows, widest_product(e), 4);
     e->y2 = fuses ? NULL : buffer(rows, c->hidden, 4);
@@ -215,6 +218,8 @@ static bt_status_t check_model(const struct bt_model_config *c, const char *dir,
         snprintf(what, sizeof(what),
                  "kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and v_head_dim that are not "
                  "multiples of 16");
+    } else if (c->mtp && c->hidden % 16) {
+        snprintf(what, sizeof(what), "model.mtp with a hidden_size that is not a multiple of 16");
     } else if (c->experts.n > BT_CPU_EXPERTS_MAX) {
         snprintf(what, sizeof(what), "more than %d experts", BT_CPU_EXPERTS_MAX);
     }
@@ -243,7 +248,10 @@ static bt_status_t open_model(struct bt_engine *e, const struct bt_engine_config
     if (st != BT_OK) {
         return st;
     }
-    st = check_model(c, conf->model_dir, err, err_cap);
+    if (conf->mtp) {
+        st = bt_model_take_mtp(c, conf->model_dir, err, err_cap);
+    }
+    st = st == BT_OK ? check_model(c, conf->model_dir, err, err_cap) : st;
     if (st == BT_OK) {
         st = bt_engine_check_fits(conf, c, bytes_of(conf, isa), free_memory(), "machine", err,
                                   err_cap);
@@ -313,7 +321,8 @@ static bt_status_t cpu_open(const struct bt_engine_config *conf, struct bt_engin
     }
     struct bt_engine_info *info = &e->host.info;
     info->caps = BT_ENGINE_CAP_MIXED | BT_ENGINE_CAP_DRAFTS | BT_ENGINE_CAP_HIDDEN |
-                 (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u);
+                 (bt_gemm_exact(e->gemm) ? BT_ENGINE_CAP_EXACT : 0u) |
+                 (conf->mtp ? BT_ENGINE_CAP_MTP : 0u);
     snprintf(info->device, sizeof(info->device), "cpu %s %s %d thread%s", e->k->name,
              bt_gemm_isa() == BT_ISA_AMX ? "amx"
              : e->k->bf16                ? "bf16"
@@ -353,6 +362,20 @@ static bt_status_t cpu_sample(struct bt_engine *e, bt_engine_ticket_t fwd, const
     return bt_host_sample(&e->host, fwd, mask, bt_cpu_contrast_cosines, e, out_p);
 }
 
+static bt_status_t cpu_draft(struct bt_engine *e, const uint32_t *slots, uint32_t n, uint32_t k,
+                             struct bt_engine_out *outs, uint32_t *counts)
+{
+    if (e->failed) {
+        return BT_ERR_DEVICE;
+    }
+    if (!e->model.config.mtp) {
+        return BT_ERR_UNSUPPORTED;
+    }
+    bt_status_t st = bt_cpu_draft(e, slots, n, k, outs, counts);
+    e->failed |= st == BT_ERR_DEVICE;
+    return st;
+}
+
 static const struct bt_engine_vtable vtable = {
     .abi = BT_ENGINE_ABI,
     .name = "cpu",
@@ -361,6 +384,7 @@ static const struct bt_engine_vtable vtable = {
     BT_HOST_CALLS,
     .forward = cpu_forward,
     .sample = cpu_sample,
+    .draft = cpu_draft,
 };
 
 const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi)

@@ -1,5 +1,5 @@
 /* The CPU engine's inside: shared by cpu.c (calls), weights.c (loading), forward.c (the step) with
- * attention.c and mlp.c (its two halves of a layer). */
+ * attention.c and mlp.c (its two halves of a layer), and mtp.c (drafts). */
 #ifndef BT_ENGINE_CPU_PRIV_H
 #define BT_ENGINE_CPU_PRIV_H
 
@@ -45,18 +45,32 @@ struct bt_cpu_layer {
     struct bt_cpu_mlp shared;   /* the expert that every token uses */
 };
 
+/* What the MTP layer has beside a layer. */
+struct bt_cpu_mtp_model {
+    float *norm_embed, *norm_state, *norm; /* [hidden] */
+    struct bt_linear *join;                /* 2 * hidden -> hidden */
+};
+
 struct bt_cpu_model {
     struct bt_model_config config;
-    uint16_t *embed;    /* [vocab, hidden] bf16 */
-    uint16_t *embed_lo; /* what bf16 could not hold of it, or NULL */
-    float *positions;   /* [max_model_len, hidden], or NULL */
-    struct bt_cpu_layer *layers;
+    uint16_t *embed;             /* [vocab, hidden] bf16 */
+    uint16_t *embed_lo;          /* what bf16 could not hold of it, or NULL */
+    float *positions;            /* [max_model_len, hidden], or NULL */
+    struct bt_cpu_layer *layers; /* bt_model_kv_layers: the MTP layer is the last one */
+    struct bt_cpu_mtp_model mtp;
     float *norm, *norm_bias; /* [hidden] */
     struct bt_linear *lm_head;
 };
 
+enum bt_cpu_kv { /* what becomes of a row's KV */
+                 BT_CPU_KV_STORE,
+                 BT_CPU_KV_SKIP, /* its page has it: the row is there for its hidden state */
+                 BT_CPU_KV_ZERO
+};
+
 struct bt_cpu_token { /* one row of the step's matrices */
     uint32_t id, pos, slot;
+    enum bt_cpu_kv kv; /* of latents; others are stored */
 };
 
 struct bt_cpu_item {              /* a block of query tokens of one sequence */
@@ -85,6 +99,18 @@ struct bt_cpu_dola {
     uint32_t rows; /* of x */
     void *act;     /* [BT_ENGINE_DOLA_MAX, hidden] */
     float *logits; /* [BT_ENGINE_DOLA_MAX][vocab] */
+};
+
+/* Of an engine with an MTP layer: mtp.c. */
+struct bt_cpu_mtp {
+    float *states;        /* [rows][hidden] hidden states of the step's, or of the pass's rows */
+    const float **before; /* [rows] the hidden state before each row, or NULL */
+    bool *again;          /* [max_rows] batch row: the token before it runs again in front of it */
+    void *act;            /* [rows, 2 * hidden] */
+    float *scratch;       /* [threads][hidden] */
+    uint32_t *drafting;   /* [max_slots] which of the call's slots the pass's rows are of */
+    float *logits;        /* of a pass; memory is taken when it is first used */
+    size_t cap_logits;
 };
 
 #define BT_CPU_LOGIT_ROWS 64 /* rows of logits at a time for prompt logprobs */
@@ -125,6 +151,7 @@ struct bt_engine {
     void *ae;                /* act [rows, hidden or q_rank]: input of one expert; MLA: of q_b */
     float *logits;           /* [BT_CPU_LOGIT_ROWS, vocab], once prompt logprobs are asked for */
     struct bt_cpu_dola dola;
+    struct bt_cpu_mtp mtp;
     uint8_t *scratch; /* [threads] attention */
     size_t scratch_bytes;
     uint64_t phase_ns[BT_CPU_PHASES], phase_at; /* ended phases; when the current one began */
@@ -139,10 +166,18 @@ struct bt_cpu_step {
     uint32_t n_items; /* attention blocks */
     uint32_t n_prompt_out;
     uint64_t attn_work;
+    bool mtp;      /* KV of the MTP layer is computed: the last layer is, for all rows */
     bool dola;     /* some of its sampled rows have early layers */
     bool contrast; /* some rows' hidden states are kept */
     float *states; /* in place of slots: of all rows; such a step has no logits */
 };
+
+/* Tokens of one step, with those that the MTP layer lets run again. */
+static inline uint32_t bt_cpu_step_rows(const struct bt_engine *e)
+{
+    const struct bt_engine_info *i = &e->host.info;
+    return i->max_rows + (e->model.config.mtp ? i->max_slots : 0);
+}
 
 static inline int bt_cpu_threads(const struct bt_engine *e, uint64_t floats)
 {
@@ -167,12 +202,19 @@ void bt_cpu_norm_rows(struct bt_cpu_step *s, const float *add, const float *w, c
 bt_status_t bt_cpu_project(struct bt_cpu_step *s, struct bt_linear *l, const void *act,
                            const float *bias) BT_MUST_CHECK;
 
+/* Cosines and sines of the positions below `end`. */
+void bt_cpu_rope_fill(struct bt_engine *e, uint32_t end);
+/* x [hidden] = the token's embedding, without a position. */
+void bt_cpu_embed(const struct bt_engine *e, uint32_t id, float *x);
+
 /* attention.c. Divides n query tokens of a sequence into blocks for threads: rows from `first` of
  * the step, from `out` of the result. */
 void bt_cpu_attn_items(struct bt_cpu_step *s, uint32_t first, uint32_t out, uint32_t n,
                        uint32_t pos, uint32_t slot);
 /* a = norm(x) -> queries, and the layer's K and V (MLA: latents) in their pages. ERR_DEVICE. */
 bt_status_t bt_cpu_attn_inputs(struct bt_cpu_step *s, uint32_t layer) BT_MUST_CHECK;
+/* Only the latents, of a model with MLA: a = norm(x) -> their pages. ERR_DEVICE. */
+bt_status_t bt_cpu_attn_latents(struct bt_cpu_step *s, uint32_t layer) BT_MUST_CHECK;
 /* Attention over the pages of `layer`, and its output product: x += . ERR_DEVICE. */
 bt_status_t bt_cpu_attn_outputs(struct bt_cpu_step *s, uint32_t layer) BT_MUST_CHECK;
 
@@ -187,12 +229,31 @@ void bt_cpu_dola_keep(struct bt_cpu_step *s, uint32_t layer);
 bt_status_t bt_cpu_dola_head(struct bt_cpu_step *s, struct bt_host_ticket *t) BT_MUST_CHECK;
 void bt_cpu_dola_cleanup(struct bt_engine *e);
 
+/* What the final norm must still add to x. */
+static inline const float *bt_cpu_last_residual(const struct bt_cpu_step *s)
+{
+    return s->mtp ? NULL : bt_cpu_residual(s->e);
+}
+
 /* contrast.c. Before the final norm: keeps the hidden states of rows that say so, and leaves those
  * with logits in the step. */
 void bt_cpu_contrast_keep(struct bt_cpu_step *s);
 /* A bt_host_cosines_fn; arg: the engine. */
 bt_status_t bt_cpu_contrast_cosines(void *arg, uint32_t slot, uint32_t pos, const uint32_t *tokens,
                                     uint32_t n, float *cosines) BT_MUST_CHECK;
+
+/* mtp.c. rows: those that a step may have. False: no memory. */
+bool bt_cpu_mtp_open(struct bt_engine *e, size_t rows) BT_MUST_CHECK;
+void bt_cpu_mtp_cleanup(struct bt_engine *e);
+/* Decides for each row of a batch whether the token before it runs again; returns how many do. */
+uint32_t bt_cpu_mtp_begin(struct bt_engine *e, const struct bt_engine_batch *b);
+/* The last layer is done: hidden states of all rows. x is whole behind that. */
+void bt_cpu_mtp_states(struct bt_cpu_step *s);
+/* KV of the MTP layer of the step's n rows, and what slots keep of the states. x is lost. */
+bt_status_t bt_cpu_mtp_latents(struct bt_cpu_step *s, uint32_t n) BT_MUST_CHECK;
+/* As draft of engine.h. */
+bt_status_t bt_cpu_draft(struct bt_engine *e, const uint32_t *slots, uint32_t n, uint32_t k,
+                         struct bt_engine_out *outs, uint32_t *counts) BT_MUST_CHECK;
 
 /* mlp_acts: parts of act in gate, up and down. */
 bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g, uint32_t mlp_acts,

@@ -56,7 +56,7 @@ void bt_cpu_dola_keep(struct bt_cpu_step *s, uint32_t layer)
     uint32_t at = 0, n = 0; /* at: the row of x behind the batch's row */
     for (uint32_t r = 0; r < s->b->n_rows; r++) {
         const struct bt_engine_params *p = params_of(s, &s->b->rows[r]);
-        at += s->b->rows[r].n;
+        at += s->b->rows[r].n + (s->mtp && e->mtp.again[r]);
         for (uint32_t i = 0; p && i < p->n_dola; i++) {
             if (p->dola[i] == layer) {
                 memcpy(e->dola.x + ((size_t)n * BT_ENGINE_DOLA_MAX + i) * stride,

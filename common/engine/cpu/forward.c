@@ -23,7 +23,7 @@ void bt_cpu_phases(struct bt_engine *e, uint64_t ns[BT_CPU_PHASES])
     memset(e->phase_ns, 0, sizeof(e->phase_ns));
 }
 
-static void rope_fill(struct bt_engine *e, uint32_t end)
+void bt_cpu_rope_fill(struct bt_engine *e, uint32_t end)
 {
     uint32_t d = bt_model_rope_dim(&e->model.config), half = d / 2;
     float scale = e->model.config.rope_scale;
@@ -86,6 +86,22 @@ static inline float widen(uint16_t bf16)
     return f;
 }
 
+void bt_cpu_embed(const struct bt_engine *e, uint32_t id, float *x)
+{
+    uint32_t hidden = e->model.config.hidden;
+    size_t at = (size_t)id * hidden;
+    const uint16_t *hi = e->model.embed + at, *lo = e->model.embed_lo;
+    for (uint32_t i = 0; i < hidden; i++) {
+        x[i] = widen(hi[i]) + (lo ? widen(lo[at + i]) : 0.0f);
+    }
+}
+
+/* Rows that the step has in front of batch row r's tokens. */
+static uint32_t again(const struct bt_cpu_step *s, uint32_t r)
+{
+    return s->mtp && s->e->mtp.again[r] ? 1 : 0;
+}
+
 /* Assigns rows to the batch's tokens and puts the tokens' embeddings into x. */
 static void gather(struct bt_cpu_step *s)
 {
@@ -94,8 +110,14 @@ static void gather(struct bt_cpu_step *s)
     for (uint32_t r = 0; r < s->b->n_rows; r++) {
         const struct bt_engine_row *row = &s->b->rows[r];
         const struct bt_host_slot *slot = &e->host.slots[row->slot];
-        uint32_t pos = bt_host_row_pos(&e->host, row);
-        bt_cpu_attn_items(s, s->n, s->n, row->n, pos, row->slot);
+        uint32_t pos = bt_host_row_pos(&e->host, row), more = again(s, r);
+        bt_cpu_attn_items(s, s->n, s->n, row->n + more, pos - more, row->slot);
+        if (more) {
+            e->tokens[s->n++] = (struct bt_cpu_token){.id = slot->tokens[pos - 1],
+                                                      .pos = pos - 1,
+                                                      .slot = row->slot,
+                                                      .kv = BT_CPU_KV_SKIP};
+        }
         for (uint32_t i = 0; i < row->n; i++) {
             uint32_t id = row->tokens ? row->tokens[i] : slot->tokens[slot->n_tokens - 1];
             e->tokens[s->n++] = (struct bt_cpu_token){.id = id, .pos = pos + i, .slot = row->slot};
@@ -103,16 +125,12 @@ static void gather(struct bt_cpu_step *s)
         end = BT_MAX(end, pos + row->n);
     }
     if (!e->model.config.gpt2) {
-        rope_fill(e, end);
+        bt_cpu_rope_fill(e, end);
     }
     uint32_t hidden = e->model.config.hidden;
     for (uint32_t t = 0; t < s->n; t++) {
-        size_t at = (size_t)e->tokens[t].id * hidden;
-        const uint16_t *hi = e->model.embed + at, *lo = e->model.embed_lo;
         float *x = e->x + (size_t)t * hidden;
-        for (uint32_t i = 0; i < hidden; i++) {
-            x[i] = widen(hi[i]) + (lo ? widen(lo[at + i]) : 0.0f);
-        }
+        bt_cpu_embed(e, e->tokens[t].id, x);
         const float *p = e->model.positions;
         for (uint32_t i = 0; p && i < hidden; i++) {
             x[i] += p[(size_t)e->tokens[t].pos * hidden + i];
@@ -164,6 +182,7 @@ static void keep_wanted(struct bt_cpu_step *s, struct bt_host_ticket *t)
     s->attn_work = 0;
     for (uint32_t r = 0; r < s->b->n_rows; r++) {
         const struct bt_engine_row *b = &s->b->rows[r];
+        row += again(s, r);
         uint32_t prompt = bt_host_row_prompt_outs(&s->e->host, b), last = row + b->n - 1;
         if (keeps_hidden(s, b)) {
             keep_hidden(s, t, b, row, prompt, out);
@@ -226,7 +245,7 @@ static bt_status_t head_in_parts(struct bt_cpu_step *s, struct bt_host_ticket *t
     return st;
 }
 
-/* All layers; then only rows that are needed behind them are in the step. */
+/* All layers of the model; then only rows that are needed behind them are in the step. */
 static bt_status_t run_layers(struct bt_cpu_step *s, struct bt_host_ticket *t)
 {
     struct bt_engine *e = s->e;
@@ -253,7 +272,7 @@ static bt_status_t run_layers(struct bt_cpu_step *s, struct bt_host_ticket *t)
         }
         bt_host_layer_fire(&e->host, b, l); /* K and V of the layer are complete */
         bt_cpu_phase(e, BT_CPU_PHASE_WAIT);
-        if (l + 1 == c->layers) {
+        if (l + 1 == c->layers && !s->mtp) {
             keep_wanted(s, t);
             if (s->n == 0) {
                 break;
@@ -267,36 +286,68 @@ static bt_status_t run_layers(struct bt_cpu_step *s, struct bt_host_ticket *t)
             return st;
         }
     }
-    bt_host_step_end(&e->host, b);
+    if (s->mtp) {
+        bt_cpu_mtp_states(s);
+        keep_wanted(s, t);
+    } else {
+        bt_host_step_end(&e->host, b);
+    }
     if (s->n > 0 && s->contrast) {
         bt_cpu_contrast_keep(s);
     }
     return BT_OK;
 }
 
+/* The final norm, and logits of the rows that are left. */
+static bt_status_t head(struct bt_cpu_step *s, struct bt_host_ticket *t)
+{
+    struct bt_engine *e = s->e;
+    bt_cpu_norm_rows(s, bt_cpu_last_residual(s), e->model.norm, e->model.norm_bias, 2);
+    bt_cpu_phase(e, BT_CPU_PHASE_NORM);
+    bt_status_t st = s->n_prompt_out ? head_in_parts(s, t)
+                                     : bt_linear_run(e->model.lm_head, e->a, s->n, t->logits);
+    if (st == BT_OK && s->dola) {
+        st = bt_cpu_dola_head(s, t);
+    }
+    bt_cpu_phase(e, BT_CPU_PHASE_HEAD);
+    return st;
+}
+
+/* The MTP layer's KV of the step's n rows: one more layer, behind the logits. */
+static bt_status_t mtp(struct bt_cpu_step *s, uint32_t n)
+{
+    struct bt_engine *e = s->e;
+    const uint32_t layer = e->model.config.layers;
+    bt_status_t st = bt_host_layer_wait(&e->host, s->b, layer);
+    bt_cpu_phase(e, BT_CPU_PHASE_WAIT);
+    st = st == BT_OK ? bt_cpu_mtp_latents(s, n) : st;
+    if (st == BT_OK) {
+        bt_host_layer_fire(&e->host, s->b, layer);
+        bt_host_step_end(&e->host, s->b);
+    }
+    bt_cpu_phase(e, BT_CPU_PHASE_WAIT);
+    return st;
+}
+
 bt_status_t bt_cpu_forward(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n_tokens,
                            struct bt_host_ticket *t)
 {
-    struct bt_cpu_step s = {.e = e, .b = b};
+    struct bt_cpu_step s = {.e = e, .b = b, .mtp = e->model.config.mtp};
     if (n_tokens == 0) {
         return BT_OK;
+    }
+    n_tokens += s.mtp ? bt_cpu_mtp_begin(e, b) : 0;
+    if (n_tokens > bt_cpu_step_rows(e)) {
+        return BT_ERR_TOO_LARGE;
     }
     if (!bt_cpu_dola_begin(&s)) {
         return BT_ERR_NO_MEMORY;
     }
     bt_status_t st = run_layers(&s, t);
-    if (st != BT_OK || s.n == 0) {
-        return st;
+    if (st == BT_OK && s.n > 0) {
+        st = head(&s, t);
     }
-    bt_cpu_norm_rows(&s, bt_cpu_residual(e), e->model.norm, e->model.norm_bias, 2);
-    bt_cpu_phase(e, BT_CPU_PHASE_NORM);
-    st = s.n_prompt_out ? head_in_parts(&s, t)
-                        : bt_linear_run(e->model.lm_head, e->a, s.n, t->logits);
-    if (st == BT_OK && s.dola) {
-        st = bt_cpu_dola_head(&s, t);
-    }
-    bt_cpu_phase(e, BT_CPU_PHASE_HEAD);
-    return st;
+    return st == BT_OK && s.mtp ? mtp(&s, n_tokens) : st;
 }
 
 bt_status_t bt_cpu_states(struct bt_engine *e, const struct bt_engine_batch *b, uint32_t n,

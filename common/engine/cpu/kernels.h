@@ -32,6 +32,7 @@ struct bt_cpu_attn {
     const struct bt_kv_group *latents;
     void (*latent)(const struct bt_kv_group *g, const uint8_t *row, uint16_t *out);
     uint32_t window;   /* a token sees itself and the window - 1 before it; 0: all before it */
+    uint32_t first;    /* nothing before this position is seen; at most 1, and at most pos */
     const uint8_t *kv; /* segments of this layer: page p at kv + p * seg_bytes */
     size_t seg_bytes;
     size_t k_off, v_off;   /* of this KV head's K and V inside a segment */

@@ -520,6 +520,7 @@ static void N(attn)(const struct bt_cpu_attn *a)
             uint32_t q = a->pos + r / a->group;
             uint32_t see = BT_MIN(q + 1 - t0, (uint32_t)BT_CPU_TILE);
             uint32_t from = a->window && q + 1 > a->window + t0 ? q + 1 - a->window - t0 : 0;
+            from = t0 == 0 ? BT_MAX(from, a->first) : from;
             softmax_row(s + (size_t)r * BT_CPU_TILE, from, see, scale, &m[r], &l[r],
                         o + (size_t)r * vd, vd);
         }

@@ -147,6 +147,9 @@ static float **vector_of(struct bt_cpu_model *m, const struct bt_decoder_tensors
         [BT_DECODER_UP_BIAS] = &y->up_bias,
         [BT_DECODER_DOWN_BIAS] = &y->down_bias,
         [BT_DECODER_ROUTER_BIAS] = &y->router_bias,
+        [BT_DECODER_MTP_NORM_EMBED] = &m->mtp.norm_embed,
+        [BT_DECODER_MTP_NORM_STATE] = &m->mtp.norm_state,
+        [BT_DECODER_MTP_NORM] = &m->mtp.norm,
         [BT_DECODER_NORM] = &m->norm,
         [BT_DECODER_NORM_BIAS] = &m->norm_bias,
         [BT_DECODER_POSITIONS] = &m->positions,
@@ -171,6 +174,7 @@ static struct bt_linear **product_of(struct bt_cpu_model *m, const struct bt_dec
         [BT_DECODER_KV_A] = &y->mla.kv_a,
         [BT_DECODER_O] = &y->o,
         [BT_DECODER_ROUTER] = &y->router,
+        [BT_DECODER_MTP_JOIN] = &m->mtp.join,
         [BT_DECODER_HEAD] = &m->lm_head,
         [BT_DECODER_GATE_UP] = &x->in,
         [BT_DECODER_UP] = &x->in,
@@ -223,7 +227,7 @@ bt_status_t bt_cpu_model_load(struct bt_cpu_model *m, struct bt_gemm *g, uint32_
                        .seed = 1,
                        .err = err,
                        .err_cap = err_cap};
-    m->layers = bt_calloc(m->config.layers, sizeof(*m->layers));
+    m->layers = bt_calloc(bt_model_kv_layers(&m->config), sizeof(*m->layers));
     return bt_decoder_load(conf, &m->config, place, &l, err, err_cap);
 }
 
@@ -250,7 +254,7 @@ static void mla_cleanup(struct bt_cpu_mla *m, uint32_t heads)
 
 void bt_cpu_model_cleanup(struct bt_cpu_model *m)
 {
-    for (uint32_t i = 0; m->layers && i < m->config.layers; i++) {
+    for (uint32_t i = 0; m->layers && i < bt_model_kv_layers(&m->config); i++) {
         struct bt_cpu_layer *y = &m->layers[i];
         free(y->norm_attn);
         free(y->norm_attn_bias);
@@ -275,6 +279,10 @@ void bt_cpu_model_cleanup(struct bt_cpu_model *m)
         mlp_cleanup(&y->shared);
     }
     free(m->layers);
+    free(m->mtp.norm_embed);
+    free(m->mtp.norm_state);
+    free(m->mtp.norm);
+    bt_linear_destroy(m->mtp.join);
     free(m->embed);
     free(m->embed_lo);
     free(m->positions);
