@@ -40,6 +40,7 @@ static inline struct bt_engine_params drive_greedy(int32_t logprobs)
 static const char *drive_quantize; /* model.quantize of engines to come; NULL: none */
 static bool drive_deterministic;   /* engine.deterministic of engines to come */
 static const char *drive_kv_dtype; /* model.kv_dtype of engines to come; NULL: f16 */
+static bool drive_mtp;             /* model.mtp of engines to come */
 
 static inline void drive_open_with(struct drive *d, const char *name, const char *model,
                                    const char *load_format, uint32_t page_tokens,
@@ -62,7 +63,8 @@ static inline void drive_open_with(struct drive *d, const char *name, const char
                                        .activations = activations,
                                        .quantize = drive_quantize,
                                        .deterministic = drive_deterministic,
-                                       .kv_dtype = drive_kv_dtype};
+                                       .kv_dtype = drive_kv_dtype,
+                                       .mtp = drive_mtp};
     if (d->vt->open(&c, &d->e, &d->info, err, sizeof(err)) != BT_OK) {
         fail_msg("%s", err);
     }

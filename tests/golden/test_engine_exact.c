@@ -874,6 +874,29 @@ static void test_fp8_latents(void **state)
     drive_kv_dtype = NULL;
 }
 
+/* With the MTP layer: the model's own tokens are the same, bit for bit. */
+static void test_mtp(void **state)
+{
+    static const char *const path = "tests/golden/models/tiny-mtp";
+    static struct bt_engine_out plain[N_NEW];
+    need_exact();
+    drive_kv_dtype = NULL; /* of a test that was skipped */
+    struct drive other = d;
+    const char *before = model;
+    model = path;
+    open_and_expect("bf16-mlp");
+    memcpy(plain, expect, sizeof(plain));
+    drive_close(&d);
+    d = other;
+    model = before;
+    drive_mtp = true;
+    all_of(path, state); /* leaves what an engine with bf16-mlp has said */
+    drive_mtp = false;
+    for (uint32_t i = 0; i < N_NEW; i++) {
+        same(&plain[i], &expect[i], i);
+    }
+}
+
 static void test_qwen3_moe(void **state)
 {
     drive_kv_dtype = NULL; /* of a test that was skipped */
@@ -981,6 +1004,7 @@ int main(void)
         cmocka_unit_test(test_deepseek_v2),
         cmocka_unit_test(test_deepseek_v3),
         cmocka_unit_test(test_fp8_latents),
+        cmocka_unit_test(test_mtp),
         cmocka_unit_test(test_qwen3_moe),
         cmocka_unit_test(test_gpt2),
     };
