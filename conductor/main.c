@@ -105,6 +105,7 @@ static bool load_model(struct conductor *c)
                                         .quantize = m->model_quantize,
                                         .kv_dtype = m->model_kv_dtype,
                                         .deterministic = m->engine_deterministic,
+                                        .mtp = m->model_mtp,
                                         .block_tokens = (uint32_t)m->kv_block_tokens},
             &c->layout, &c->root, err, sizeof(err));
     }

@@ -66,6 +66,8 @@ void bt_decode_drafted(struct bt_wcore *c, struct bt_wreq *r, uint32_t n, uint32
 
 /* Do r's drafts come from the draft model? */
 bool bt_decode_by_model(const struct bt_wcore *c, const struct bt_wreq *r);
+/* Do they come from the MTP layer? */
+bool bt_decode_by_mtp(const struct bt_wcore *c, const struct bt_wreq *r);
 /* How likely a draft of r with this match is accepted. */
 float bt_decode_draft_rate(const struct bt_wcore *c, struct bt_wreq *r, uint32_t match);
 /* Takes pages for n drafts of r as long as every active request can still get its next page, and
@@ -76,6 +78,10 @@ uint32_t bt_decode_draft_pages(struct bt_wcore *c, struct bt_wreq *r, uint32_t n
 /* Gives rows of c's batch drafts of the draft model. work: the step without them; most: tokens that
  * it has room for. */
 void bt_decode_draft_by_model(struct bt_wcore *c, const struct bt_batch_work *work, uint32_t most);
+
+/* ---- draft_mtp.c ---- */
+/* The same by the MTP layer. */
+void bt_decode_draft_by_mtp(struct bt_wcore *c, const struct bt_batch_work *work, uint32_t most);
 
 /* ---- beam.c ---- */
 /* Bytes that a search takes in its row's state, and where. */

@@ -16,13 +16,19 @@ static bt_spec_kind_t kind_of(const struct bt_wcore *c, const struct bt_submissi
         return BT_SPEC_OFF; /* engines take no drafts there; beams are chosen among all tokens */
     }
     bool own = c->spec.kind == BT_SPEC_OFF || s->speculation == BT_SPEC_AUTO ||
-               (s->speculation == BT_SPEC_MODEL && c->spec.model.eng == NULL);
+               (s->speculation == BT_SPEC_MODEL && c->spec.model.eng == NULL) ||
+               (s->speculation == BT_SPEC_MTP && c->spec.mtp.slots == NULL);
     return own ? c->spec.kind : s->speculation;
 }
 
 bool bt_decode_by_model(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     return kind_of(c, r->sub) == BT_SPEC_MODEL;
+}
+
+bool bt_decode_by_mtp(const struct bt_wcore *c, const struct bt_wreq *r)
+{
+    return kind_of(c, r->sub) == BT_SPEC_MTP;
 }
 
 static size_t index_at(const struct bt_wcore *c, const struct bt_submission *s)
@@ -34,7 +40,8 @@ static size_t index_at(const struct bt_wcore *c, const struct bt_submission *s)
 size_t bt_decode_row_bytes(const struct bt_wcore *c, const struct bt_submission *s)
 {
     /* The draft model may fail: then rows have drafts of their own text. */
-    bool drafts = kind_of(c, s) != BT_SPEC_OFF && s->phases != BATON__PHASES__PREFILL;
+    bt_spec_kind_t kind = kind_of(c, s);
+    bool drafts = kind != BT_SPEC_OFF && kind != BT_SPEC_MTP && s->phases != BATON__PHASES__PREFILL;
     size_t beams = s->beams.width > 0 ? bt_decode_beam_bytes(c, s) : 0;
     return index_at(c, s) + (drafts ? bt_spec_match_bytes(s->len_max) : beams);
 }
@@ -97,7 +104,7 @@ static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *i
 {
     struct bt_spec_draft d;
     bt_spec_kind_t kind = kind_of(c, r->sub);
-    if (kind == BT_SPEC_OFF || kind == BT_SPEC_MODEL || r->len + 1 >= r->sub->len_max ||
+    if (kind == BT_SPEC_OFF || kind >= BT_SPEC_MODEL || r->len + 1 >= r->sub->len_max ||
         !update_index(c, r, index_p)) {
         return 0;
     }
@@ -169,6 +176,13 @@ void bt_decode_draft(struct bt_wcore *c)
     }
     if (s->model.eng != NULL && most > 0 && !c->fatal) {
         bt_decode_draft_by_model(c, &work, most);
+    }
+    if (s->mtp.slots != NULL && !c->fatal) {
+        for (uint32_t i = 0; i < c->batch.n; i++) { /* what the draft model's rows have taken */
+            uint32_t taken = bt_decode_by_model(c, c->seq_reqs[i]) ? c->batch.seqs[i].drafts : 0;
+            most -= BT_MIN(taken, most);
+        }
+        bt_decode_draft_by_mtp(c, &work, most);
     }
 }
 

@@ -184,5 +184,5 @@ void bt_decode_draft_by_model(struct bt_wcore *c, const struct bt_batch_work *wo
         f[i].r->row->model_pos = f[i].r->len; /* what follows may be refused */
         c->batch.seqs[f[i].seq].drafts = k;
     }
-    c->spec.drafting_ns = (double)(bt_mono_ns() - begun);
+    c->spec.drafting_ns += (double)(bt_mono_ns() - begun);
 }

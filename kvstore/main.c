@@ -266,6 +266,7 @@ static bool start_memory(struct daemon *d)
                                                       .quantize = c->model_quantize,
                                                       .kv_dtype = c->model_kv_dtype,
                                                       .deterministic = c->engine_deterministic,
+                                                      .mtp = c->model_mtp,
                                                       .block_tokens = (uint32_t)c->kv_block_tokens},
                           &d->layout, &d->root, err, sizeof(err));
     if (st != BT_OK) {

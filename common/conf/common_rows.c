@@ -127,6 +127,16 @@ const struct bt_conf_row bt_conf_common_rows[] = {
          "only. With latents (MLA): a scale for 128 values, RoPE's part in bf16, 0.57 times the "
          "memory; both engines. The same in all daemons.",
      .when = "when KV memory or traffic limits the load and the model tolerates fp8."},
+    {.key = "model.mtp",
+     .type = BT_CONF_BOOL,
+     .offset = ROW(model_mtp),
+     .def = "false",
+     .doc =
+         "true: engines load the checkpoint's MTP layer (DeepSeek V3 and its relatives), so that "
+         "worker.speculate may be mtp. The layer keeps KV as the others do: one layer more in "
+         "memory, on SSDs and on the network; a prompt also takes as long as with almost one "
+         "layer more. CPU engine only. The same in all daemons.",
+     .when = "when decode workers are to take drafts of the MTP layer."},
     {.key = "kv.block_tokens",
      .type = BT_CONF_INT,
      .offset = ROW(kv_block_tokens),

@@ -78,6 +78,7 @@ struct bt_conf_common {
     bool engine_deterministic;                        /* engine.deterministic */
     char *model_quantize;                             /* model.quantize: none|fp8 */
     char *model_kv_dtype;                             /* model.kv_dtype: f16|fp8 */
+    bool model_mtp;                                   /* model.mtp */
     int64_t kv_block_tokens;                          /* kv.block_tokens */
     int64_t kv_flow_chunk_tokens; /* kv.flow_chunk_tokens: tokens of one (chunk, layer) flow item */
     char *kv_salt_file;  /* kv.salt_file: cluster secret for tenant salts, NULL: fixed empty */

@@ -106,7 +106,7 @@ const char *bt_rpc_hello_why(bt_hello_fault_t fault, const struct bt_rpc_identit
     case BT_HELLO_LAYOUT:
         snprintf(buf, cap,
                  NAME " has KV layout %016" PRIx64 ", " NAME " has %016" PRIx64
-                      ": set the same model.path, model.kv_dtype and kv.block_tokens",
+                      ": set the same model.path, model.kv_dtype, model.mtp and kv.block_tokens",
                  h->name, h->layout_id, self->name, self->layout_id);
         return buf;
     case BT_HELLO_ROOT:

@@ -388,7 +388,7 @@ static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_byte
     if (s->layout_id != layout->layout_id) {
         slab_errf(err, cap,
                   "the slab holds KV of layout %016llx, this process uses %016llx: set the same "
-                  "model.path, model.kv_dtype and kv.block_tokens in all daemons",
+                  "model.path, model.kv_dtype, model.mtp and kv.block_tokens in all daemons",
                   (unsigned long long)s->layout_id, (unsigned long long)layout->layout_id);
         return BT_ERR_MISMATCH;
     }

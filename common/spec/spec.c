@@ -5,7 +5,8 @@
 
 bt_spec_kind_t bt_spec_kind(const char *name)
 {
-    static const char *const names[BT_SPEC_KINDS] = {"auto", "off", "suffix", "ngram", "draft"};
+    static const char *const names[BT_SPEC_KINDS] = {"auto",  "off",   "suffix",
+                                                     "ngram", "draft", "mtp"};
     uint32_t k = 0;
     while (k < BT_SPEC_KINDS && strcmp(name, names[k]) != 0) {
         k++;

@@ -14,10 +14,11 @@ typedef enum {                   /* the numbers are those of Submit.speculation 
                BT_SPEC_SUFFIX = 2, /* the longest suffix that occurred before (match.h) */
                BT_SPEC_NGRAM = 3,  /* the last three tokens (match.h) */
                BT_SPEC_MODEL = 4,  /* a small model with the same tokens */
+               BT_SPEC_MTP = 5,    /* the model's own MTP layer */
                BT_SPEC_KINDS
 } bt_spec_kind_t;
 
-/* auto, off, suffix, ngram, draft; BT_SPEC_KINDS: another name. */
+/* auto, off, suffix, ngram, draft, mtp; BT_SPEC_KINDS: another name. */
 bt_spec_kind_t bt_spec_kind(const char *name);
 
 struct bt_spec_draft { /* what every source fills */

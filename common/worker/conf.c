@@ -145,9 +145,9 @@ static const struct bt_conf_row rows[] = {
      .def = "suffix",
      .doc = "Where drafts come from: tokens that a step tries behind each row's next one, so that "
             "it may give several. They never change an answer. suffix: the longest end of the text "
-            "that occurred in it before; ngram: its last three tokens; a directory: a small model "
-            "with the same "
-            "tokens, whose KV takes engine.pages of its own size; off: no drafts. A step has "
+            "that occurred in it before; ngram: its last three tokens; mtp: the model's own MTP "
+            "layer (model.mtp); a directory: a small model with the same tokens, whose KV takes "
+            "engine.pages of its own size; off: no drafts. A step has "
             "drafts only where they make it faster by the worker's own measurements. Requests may "
             "choose with the field speculation, unless it is off here. On a GPU a draft model "
             "needs engine.mem or engine.pages, so that memory is left for it.",
@@ -197,11 +197,15 @@ static bool check(const void *conf, char *err, size_t cap)
     }
     bt_spec_kind_t drafts = bt_spec_kind(c->speculate);
     bool model = strchr(c->speculate, '/') != NULL;
-    if (!model && (drafts == BT_SPEC_AUTO || drafts >= BT_SPEC_MODEL)) {
+    if (!model && (drafts == BT_SPEC_AUTO || drafts == BT_SPEC_MODEL || drafts == BT_SPEC_KINDS)) {
         snprintf(err, cap,
-                 "worker.speculate: '%.40s' is unknown; use off, suffix, ngram or the directory "
-                 "of a draft model (with a slash)",
+                 "worker.speculate: '%.40s' is unknown; use off, suffix, ngram, mtp or the "
+                 "directory of a draft model (with a slash)",
                  c->speculate);
+        return false;
+    }
+    if (drafts == BT_SPEC_MTP && !c->common.model_mtp) {
+        snprintf(err, cap, "worker.speculate: mtp needs model.mtp: true, in all daemons");
         return false;
     }
     int64_t block = c->common.kv_block_tokens;

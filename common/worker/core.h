@@ -219,11 +219,23 @@ struct bt_wdraft {
     double pass_ns; /* mean time of a pass, one token of each row; 0: none was measured */
 };
 
+/* Drafts of the MTP layer in a step, of one row. */
+#define BT_WORKER_MTP_DRAFTS 8u
+
+/* Scratch for drafts of the MTP layer; NULL without it. decode/draft_mtp.c. */
+struct bt_wmtp {
+    uint32_t *slots, *counts;   /* [BT_WORKER_DRAFT_ROWS] */
+    uint32_t *seqs;             /* likewise: which of the batch they are */
+    struct bt_engine_out *outs; /* [BT_WORKER_DRAFT_ROWS * BT_WORKER_MTP_DRAFTS] */
+    double pass_ns;             /* mean time of a pass; 0: none was measured */
+};
+
 /* Drafts of this worker's rows. decode/draft.c. */
 struct bt_wspec {
     struct bt_wdraft model;
-    struct bt_spec_trial passes; /* trials of the model's drafts */
-    double drafting_ns;          /* what the model took before the step under way */
+    struct bt_wmtp mtp;
+    struct bt_spec_trial passes; /* trials of drafts that take passes */
+    double drafting_ns;          /* what these took before the step under way */
     bt_spec_kind_t kind;         /* where they come from; OFF: no drafts */
     struct bt_spec_rates rates;
     struct bt_spec_trial trial;

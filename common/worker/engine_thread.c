@@ -65,6 +65,7 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
                                     .quantize = cc->model_quantize,
                                     .kv_dtype = cc->model_kv_dtype,
                                     .deterministic = cc->engine_deterministic,
+                                    .mtp = cc->model_mtp,
                                     .block_tokens = (uint32_t)cc->kv_block_tokens},
         &c->layout, &c->root, err, cap);
     if (st != BT_OK) {
@@ -78,6 +79,7 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
         .quantize = cc->model_quantize,
         .deterministic = cc->engine_deterministic,
         .kv_dtype = cc->model_kv_dtype,
+        .mtp = cc->model_mtp,
         .threads = (uint32_t)conf->engine_threads,
         .page_tokens = (uint32_t)cc->kv_block_tokens,
         .pages = (uint32_t)conf->engine_pages,
@@ -103,6 +105,13 @@ static bt_status_t open_engine(struct bt_wcore *c, char *err, size_t cap)
         return BT_ERR_MISMATCH;
     }
     bool model = strchr(conf->speculate, '/') != NULL;
+    if (bt_spec_kind(conf->speculate) == BT_SPEC_MTP && !(c->info->caps & BT_ENGINE_CAP_MTP)) {
+        snprintf(err, cap,
+                 "worker.speculate: the %s engine has no drafts of an MTP layer; use suffix, or "
+                 "engine.device: cpu",
+                 c->vt->name);
+        return BT_ERR_UNSUPPORTED;
+    }
     return model ? bt_wdraft_open(c, conf->speculate, err, cap) : BT_OK;
 }
 
@@ -119,6 +128,14 @@ static void open_drafts(struct bt_wcore *c)
         bt_spec_rates_init(&c->spec.rates);
         c->spec.rows = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(c->spec.rows[0]));
         c->spec.seqs = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(c->spec.seqs[0]));
+    }
+    if (c->spec.kind != BT_SPEC_OFF && (c->info->caps & BT_ENGINE_CAP_MTP)) {
+        struct bt_wmtp *m = &c->spec.mtp;
+        m->slots = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(m->slots[0]));
+        m->counts = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(m->counts[0]));
+        m->seqs = bt_calloc(BT_WORKER_DRAFT_ROWS, sizeof(m->seqs[0]));
+        m->outs =
+            bt_calloc((size_t)BT_WORKER_DRAFT_ROWS * BT_WORKER_MTP_DRAFTS, sizeof(m->outs[0]));
     }
 }
 
@@ -194,6 +211,10 @@ static void free_all(struct bt_wcore *c)
     free(c->tokens.after);
     free(c->spec.rows);
     free(c->spec.seqs);
+    free(c->spec.mtp.slots);
+    free(c->spec.mtp.counts);
+    free(c->spec.mtp.seqs);
+    free(c->spec.mtp.outs);
     bt_wmask_cleanup(&c->masks);
 }
 

@@ -59,7 +59,7 @@ static const char *check_sampling(const struct bt_engine_info *info, const Baton
 {
     const Baton__Sampling *s = m->sampling;
     const char *what;
-    uint32_t vocab = info->vocab, layers = info->layout.n_layers;
+    uint32_t vocab = info->vocab, layers = bt_engine_layers(info);
     if (s == NULL) {
         return "sampling is missing";
     }
@@ -201,7 +201,7 @@ static const char *check(const struct bt_wctl *w, const Baton__Submit *m, char *
                "prompt_logprobs";
     }
     if (m->speculation >= BT_SPEC_KINDS) {
-        return "speculation is none of 0 to 4";
+        return "speculation is none of 0 to 5";
     }
     if (m->grammar_kind > BT_GRAMMAR_TAGS) {
         snprintf(text, cap, "grammar_kind %u is unknown here: this worker may be too old for it",

@@ -159,11 +159,9 @@ static const struct bt_front_field fields[] = {
      "likely tokens the one with the best (1 - alpha) * probability - alpha * similarity to the "
      "text "
      "so far. One choice, temperature 0; neither prefix cache nor drafts are used"},
-    {"speculation", EVERY, USED(WORDS("\"auto\",\"off\",\"suffix\",\"ngram\",\"draft\"")),
-     "auto, off, suffix, ngram or draft: where drafts come from, unless the workers are configured "
-     "to "
-     "have "
-     "none; it changes the speed and never the answer"},
+    {"speculation", EVERY, USED(WORDS("\"auto\",\"off\",\"suffix\",\"ngram\",\"draft\",\"mtp\"")),
+     "auto, off, suffix, ngram, draft or mtp: where drafts come from, unless the workers are "
+     "configured to have none; it changes the speed and never the answer"},
     {"prediction", M, USED(OBJECT),
      "{type: `content`, content: a string or text parts}: what much of the answer is expected to "
      "be; "

@@ -338,7 +338,7 @@ static bool take_speculation(const json_t *root, struct bt_gen_spec *spec, struc
     spec->speculation = name != NULL ? bt_spec_kind(name) : BT_SPEC_AUTO;
     return spec->speculation != BT_SPEC_KINDS ||
            bt_front_fail(e, 400, "speculation", "invalid_value",
-                         "'speculation' is '%.40s'; allowed: auto, off, suffix, ngram, draft",
+                         "'speculation' is '%.40s'; allowed: auto, off, suffix, ngram, draft, mtp",
                          name);
 }
 

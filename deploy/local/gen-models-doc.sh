@@ -22,6 +22,7 @@ cat <<'T'
 - **fp8 weights**: engines read fp8 checkpoints, and `model.quantize: fp8` makes fp8 of 16-bit ones.
   A Hopper GPU keeps them in fp8, but for GPT-2, for the matrix that makes keys and values of latents, for MLPs and experts whose sizes 128 does not divide, and for experts with a scale for each row.
   On the CPU engine they take 32 bits, as f16 and f32 weights do, and as all weights do without bf16 units ([engines](../common/engine/README.md)).
+- **MTP** (`model.mtp`, `worker.speculate: mtp`): the CPU engine runs DeepSeek V3's layer behind the last one and takes drafts from it, chained where there is one such layer or where there are several. The layer must share embedding and head with the model.
 - **fp8 KV** (`model.kv_dtype: fp8`): keys and values on the cuda engine, latents (DeepSeek, Kimi) on both engines.
 
 ## Weights, KV, and tokens that fit
@@ -36,5 +37,5 @@ cd deploy/shapes
     DeepSeek-V2-Lite DeepSeek-V2 DeepSeek-V3 Kimi-K2 GPT-2
 cat <<'T'
 
-DeepSeek-R1 has V3's shape. V3's layer for speculation (MTP) is not loaded and not counted.
+DeepSeek-R1 has V3's shape. V3's layer for speculation (MTP) is not counted: with `model.mtp` it is 11.5 B parameters more, and one layer of KV (1,152 bytes a token; 656 with fp8).
 T

@@ -296,7 +296,7 @@ static bt_status_t attach_check(const struct conn *c, const Baton__LocalAttach *
     if (a->layout_id != s->layout_id) {
         snprintf(why, cap,
                  "the worker's KV layout is %016llx, the kvstore's %016llx: set the same "
-                 "model.path, model.kv_dtype and kv.block_tokens in both",
+                 "model.path, model.kv_dtype, model.mtp and kv.block_tokens in both",
                  (unsigned long long)a->layout_id, (unsigned long long)s->layout_id);
         return BT_ERR_MISMATCH;
     }

@@ -139,6 +139,7 @@ static void test_names(void **state)
     assert_int_equal(bt_spec_kind("auto"), BT_SPEC_AUTO);
     assert_int_equal(bt_spec_kind("ngram"), BT_SPEC_NGRAM);
     assert_int_equal(bt_spec_kind("draft"), BT_SPEC_MODEL);
+    assert_int_equal(bt_spec_kind("mtp"), BT_SPEC_MTP);
     assert_int_equal(bt_spec_kind("suffix "), BT_SPEC_KINDS);
 }
 
