@@ -3,11 +3,11 @@
 
 #include <stdlib.h>
 
-#define THREADS_MAX 4096u  /* of a state */
-#define OPS_MAX     32768u /* of one closure */
-/* Work (bt_rx_set_budget) beside that of expressions. */
-#define OP_WORK   6u /* of an operation of a closure */
-#define SORT_WORK 8u /* of a thread, where there are many */
+#define THREADS_MAX 4096u  /* of one state */
+#define OPS_MAX     32768u /* operations that one closure may do */
+/* The work of the automaton itself, in the units of bt_rx_set_budget. */
+#define OP_WORK   6u /* for an operation of a closure */
+#define SORT_WORK 8u /* for a thread, where a step has many */
 
 enum op { OP_ENTER, OP_RETURN };
 
@@ -54,12 +54,12 @@ bool bt_automaton_heads(struct bt_automaton *m, uint32_t **heads, uint32_t *n, u
 
 static bool begin(struct bt_automaton *m)
 {
-    m->n_frames = 1; /* 0: the end */
+    m->n_frames = 1; /* 0 means that the text may end */
     if (!bt_automaton_grow(m, &m->frames, 1, &m->frames_cap, sizeof(*m->frames))) {
         return false;
     }
     m->frames[0] = (struct bt_frame){0};
-    /* A state without threads points into these, so they exist from the beginning. */
+    /* A state without threads points into these arrays, so they must exist from the beginning. */
     return bt_automaton_grow(m, &m->pool, 0, &m->pool_cap, sizeof(*m->pool)) &&
            bt_automaton_grow(m, &m->arena, 0, &m->arena_cap, sizeof(*m->arena)) &&
            bt_automaton_heads(m, &m->frame_heads, &m->n_frame_heads, 64) &&
@@ -202,7 +202,7 @@ uint32_t bt_text_frame(struct bt_automaton *m, bt_node_t node, uint32_t byte, ui
 
 void bt_automaton_drop_frames(struct bt_automaton *m, uint32_t n)
 {
-    while (m->n_frames > n) { /* the youngest of a chain is its first */
+    while (m->n_frames > n) { /* the youngest frame of a hash chain is the first in it */
         const struct bt_frame *f = &m->frames[--m->n_frames];
         m->frame_heads[hash4(f->node, f->payload, f->parent, 0) & (m->n_frame_heads - 1)] = f->next;
     }
@@ -243,7 +243,7 @@ static struct bt_closure_op *done_slot(struct bt_closure_op *done, uint32_t cap,
     return &done[i];
 }
 
-/* Whether this closure has done an operation already; if not, it counts as done from now on. */
+/* Returns whether this closure has already done an operation. If not, marks it as done. */
 static bool was_done(struct bt_automaton *m, const struct bt_closure_op *o, bool *ok)
 {
     if (m->n_done * 2 >= m->done_cap) {
@@ -310,7 +310,7 @@ static bool enter(struct bt_automaton *m, bt_node_t id, uint32_t f, bool fresh)
     return true;
 }
 
-/* An item or a separator of a repeat has ended. fresh: it was an item without a byte. */
+/* An item or a separator of a repeat has ended. fresh: it was an item that read no byte. */
 static bool repeat_on(struct bt_automaton *m, struct bt_frame f, bool fresh)
 {
     const struct bt_node *n = &m->p->nodes[f.node];
@@ -319,7 +319,7 @@ static bool repeat_on(struct bt_automaton *m, struct bt_frame f, bool fresh)
         return push_op(m, OP_ENTER, n->a, bt_frame(m, f.node, count << 1, f.parent), true);
     }
     if (fresh && n->b == BT_NODE_EMPTY) {
-        return true; /* the automaton is where it was */
+        return true; /* the repeat is where it was before the item */
     }
     count = n->d == BT_RX_NO_MAX ? BT_MIN(count + 1, n->c) : count + 1;
     if (count >= n->c && !push_op(m, OP_RETURN, 0, f.parent, false)) {
@@ -337,7 +337,7 @@ static bool repeat_on(struct bt_automaton *m, struct bt_frame f, bool fresh)
                    !sep);
 }
 
-/* What was above the frame has ended. */
+/* The part of the text that belongs above frame `id` has ended. */
 static bool leave(struct bt_automaton *m, uint32_t id, bool fresh)
 {
     if (id == 0) {
@@ -375,7 +375,8 @@ static bool closure(struct bt_automaton *m)
     for (uint32_t steps = 0; m->n_ops > 0 && ok; steps++) {
         struct bt_closure_op o = m->ops[--m->n_ops];
         many |= m->n_ops > 0 || steps > 8;
-        if (many && was_done(m, &o, &ok)) { /* a chain without branches needs no table */
+        /* a chain of operations without branches needs no table */
+        if (many && was_done(m, &o, &ok)) {
             continue;
         }
         ok = steps < OPS_MAX && bt_rx_work(m->rx, OP_WORK) &&
@@ -388,8 +389,8 @@ static bool closure(struct bt_automaton *m)
 
 /* ---- steps ---- */
 
-/* The key of number `key` of the object of frame id has ended; 0: the object has. text: the frame
- * of its text, 0: it has none. */
+/* Key number `key` of the object of frame `id` has ended; 0: the object itself has ended. text:
+ * the frame of the key's text, 0: the text was not kept. */
 static bool key_done(struct bt_automaton *m, uint32_t key, uint32_t id, uint32_t text)
 {
     struct bt_frame f = m->frames[id];
@@ -410,7 +411,7 @@ static bool key_done(struct bt_automaton *m, uint32_t key, uint32_t id, uint32_t
            push_op(m, OP_ENTER, k->value, bt_frame(m, f.node, seen << 1 | 1, f.parent), false);
 }
 
-/* The keys of an object that have ended: the numbers that the markers in a spell. */
+/* Ends the keys whose numbers the markers in expression `a` spell. */
 static bool keys_done(struct bt_automaton *m, bt_rx_t a, uint32_t number, uint32_t digits,
                       uint32_t id, uint32_t text)
 {
@@ -444,7 +445,7 @@ static bool keys_done(struct bt_automaton *m, bt_rx_t a, uint32_t number, uint32
     return true;
 }
 
-/* An expression accepts or has come to a marker. */
+/* An expression accepts the text so far, or only a marker is left of it. */
 static bool ended(struct bt_automaton *m, bt_rx_t q, uint32_t f)
 {
     const struct bt_frame *fr = bt_frame_at(m, f);
@@ -463,7 +464,7 @@ static bool ended(struct bt_automaton *m, bt_rx_t q, uint32_t f)
     return push_op(m, OP_RETURN, 0, f, false);
 }
 
-/* Whether nothing but a marker may follow. */
+/* Returns whether nothing but a marker may follow. */
 static bool only_mark(const struct bt_rx_set *s, bt_rx_t q)
 {
     const struct bt_rx_node *n = &s->nodes[q];
@@ -513,7 +514,7 @@ uint32_t bt_automaton_sort(struct bt_automaton *m, uint32_t at)
     return k;
 }
 
-/* The reader after a byte. false: a limit. */
+/* Moves the reader on by a byte. false: a limit was met. */
 static bool read_byte(struct bt_automaton *m, uint8_t byte)
 {
     if (m->reader >= BT_READER_ANY) {

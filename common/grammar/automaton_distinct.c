@@ -1,19 +1,18 @@
-/* Arrays whose items may be any values and must differ (the nodes DISTINCT and ITEM). The reader
- * (reader.h) knows the values; a thread whose item ends as a double ends with it. No thread may be
- * left that can only go on to a double, so behind each byte a thread within such an item must pass
- * one of these tests:
- *
- * - its item may still become more values than an array can hold (rich), or
- * - what was read of its item is no beginning of an earlier item, or
- * - a search finds a text that leads to a thread of the first two kinds, or out of the array.
- *
- * The search stays within beginnings of earlier items, so it is short. */
+/* Arrays whose items may be any values and must differ (nodes DISTINCT and ITEM). The reader
+ * (reader.h) knows the values. A thread ends when its item has become equal to an earlier one.
+ * No thread may be left that can only become equal to an earlier item. So after each byte, a
+ * thread within an item must pass one of these tests:
+ *   - its item can still become more values than an array can hold (it is rich), or
+ *   - the part of the item that was read is not the beginning of an earlier item, or
+ *   - a search finds a text that leads to a thread of the first two kinds, or out of the array.
+ * The search looks only at beginnings of earlier items, so it is short. */
 #include "common/grammar/automaton.h"
 
 #include <stdlib.h>
 
-#define TAG_RICH    0x60000000u
-#define RICH        (1u << 20) /* values; an array of so many items is beyond the memory */
+#define TAG_RICH 0x60000000u
+/* number of values; an array with so many items does not fit into the memory */
+#define RICH        (1u << 20)
 #define RICH_DEPTH  64u
 #define RICH_STATES 400u
 #define FIND_DEPTH  3000u
@@ -32,9 +31,9 @@ struct count {
     uint32_t states, depth;
 };
 
-/* At least so many values, of texts that begin with state q; at most RICH. Outside strings only one
- * spelling of a number counts: an integer without zeros. A state that is met again within itself
- * stands for texts of any length. */
+/* A lower bound of how many values the texts from state q on have, at most RICH. Outside
+ * strings, only one spelling of a number counts: an integer without leading zeros. A state that
+ * comes back to itself stands for texts of any length. */
 static uint32_t values_of(struct count *c, bt_rx_t q, bool in_string)
 {
     struct bt_automaton *m = c->m;
@@ -43,7 +42,7 @@ static uint32_t values_of(struct count *c, bt_rx_t q, bool in_string)
         return known;
     }
     if (c->depth >= RICH_DEPTH || c->states >= RICH_STATES) {
-        return 1; /* a state that is left has a text */
+        return 1; /* every state that is left has at least one text */
     }
     struct bt_rx_row *row = bt_rx_row_make(m->rx, q);
     if (!row || !bt_memo_put(m, key, RICH)) {
@@ -112,7 +111,7 @@ static bool any_rich(struct bt_automaton *m, uint32_t from, uint32_t n)
     return false;
 }
 
-/* Whether the node has RICH values or more. false: this does not show it. */
+/* Returns whether the node has RICH values or more. false: this function could not show it. */
 static bool node_rich(struct bt_automaton *m, bt_node_t id)
 {
     const struct bt_program *p = m->p;
@@ -126,7 +125,8 @@ static bool node_rich(struct bt_automaton *m, bt_node_t id)
     if (!(n->flags & BT_NODE_F_PRODUCTIVE) || m->distinct.rich[id] != UNKNOWN) {
         return m->distinct.rich[id] == RICH_NODE;
     }
-    m->distinct.rich[id] = POOR; /* as long as it is not known: also within itself */
+    /* the answer while it is not known, also for the node within itself */
+    m->distinct.rich[id] = POOR;
     bool r = false;
     switch ((enum bt_node_kind)n->kind) {
     case BT_NODE_K_NONE:
@@ -150,7 +150,7 @@ static bool node_rich(struct bt_automaton *m, bt_node_t id)
     return r;
 }
 
-/* Whether all items that the body of a DISTINCT has are rich. */
+/* Returns whether all items of a DISTINCT's body are rich. */
 static bool items_rich(struct bt_automaton *m, bt_node_t id, uint32_t depth)
 {
     const struct bt_node *n = &m->p->nodes[id];
@@ -175,7 +175,7 @@ static const struct bt_frame *frame_at(const struct bt_automaton *m, uint32_t id
     return &m->frames[id & ~BT_FRAME_TEXT];
 }
 
-/* Whether what may still come above the frame's parent has RICH values. */
+/* Returns whether the rest of the text above the frame's parent can become RICH values. */
 static bool rest_rich(struct bt_automaton *m, const struct bt_frame *f)
 {
     const struct bt_node *n = &m->p->nodes[f->node];
@@ -183,7 +183,7 @@ static bool rest_rich(struct bt_automaton *m, const struct bt_frame *f)
         return any_rich(m, n->a + f->payload, n->b - f->payload);
     }
     if (n->kind == BT_NODE_K_REPEAT) {
-        uint32_t count = f->payload >> 1; /* of items that have ended */
+        uint32_t count = f->payload >> 1; /* the level counts items that have ended */
         bool differ = m->p->nodes[frame_at(m, f->inner)->node].kind == BT_NODE_K_DISTINCT;
         return (n->d == BT_RX_NO_MAX && !differ) || (count + 1 < n->d && node_rich(m, n->a));
     }
@@ -204,7 +204,7 @@ static bool rest_rich(struct bt_automaton *m, const struct bt_frame *f)
     return false;
 }
 
-/* Whether threads of the frame need no test whatever the items are. */
+/* Returns whether threads with this frame need no test, whatever the items are. */
 static bool always_safe(struct bt_automaton *m, const struct bt_frame *f)
 {
     const struct bt_frame *in = frame_at(m, f->inner);
@@ -289,7 +289,8 @@ static bool thread_rich(struct bt_automaton *m, bt_rx_t q, uint32_t reader)
     return rx_rich(m, q, in_string) && (in_string || !bt_reader_in_exponent(m, reader));
 }
 
-/* Whether the thread can end its item and all items around it as they must be, without a search. */
+/* Returns whether the thread can end its item and all items around it with different values.
+ * Does not search. */
 static bool safe(struct bt_automaton *m, struct bt_thread t, uint32_t reader)
 {
     const struct bt_frame *f = frame_at(m, t.frame);
@@ -322,7 +323,7 @@ static bool safe(struct bt_automaton *m, struct bt_thread t, uint32_t reader)
 
 struct find {
     struct bt_automaton *m;
-    struct bt_found *met; /* open addressing; generation 0: free */
+    struct bt_found *met; /* open addressing; generation 0: the slot is free */
     uint32_t n_met, cap;
 };
 
@@ -338,7 +339,7 @@ static bool same(const struct bt_found *f, struct bt_thread t, uint32_t reader)
     return f->t.q == t.q && f->t.frame == t.frame && f->reader == reader;
 }
 
-/* Whether the search was here already; if not, it counts as here from now on. */
+/* Returns whether the search has been here before. If not, marks the place. */
 static bool was_met(struct find *s, struct bt_thread t, uint32_t reader)
 {
     reader = bt_reader_without_zeros(s->m, reader);
@@ -369,7 +370,8 @@ static bool was_met(struct find *s, struct bt_thread t, uint32_t reader)
     return false;
 }
 
-/* An object that must still get properties gets them in one order: the order changes nothing. */
+/* Properties that an object still needs are tried in one order only, because the order does not
+ * change the result. */
 static bt_rx_t first_required(struct bt_automaton *m, struct bt_thread t)
 {
     const struct bt_frame *f = bt_frame_at(m, t.frame);
@@ -396,9 +398,9 @@ static bt_rx_t first_required(struct bt_automaton *m, struct bt_thread t)
     return t.q;
 }
 
-/* The i-th byte to try: first those that end something, with the exponents of numbers that only end
- * so; last those that begin something or change nothing. 0: none. Control characters are no text.
- */
+/* The i-th byte that a search tries; 0: there is no further byte. The first bytes end something;
+ * exponents are there because some numbers can end only with one. The last bytes begin something
+ * or change nothing. Control characters are left out: JSON text has none. */
 #define FIRST 6
 #define TRIES (FIRST + 222 + 4)
 static uint8_t byte_to_try(uint32_t i)
@@ -417,7 +419,7 @@ static bool in_item(const struct bt_automaton *m, struct bt_thread t)
     return inner != 0 && m->p->nodes[frame_at(m, inner)->node].kind == BT_NODE_K_ITEM;
 }
 
-/* Whether a text leads from the thread to one that is safe. */
+/* Returns whether some text leads from the thread to a safe one. */
 static bool find(struct find *s, struct bt_thread t, uint32_t reader, uint32_t depth)
 {
     struct bt_automaton *m = s->m;
@@ -445,7 +447,7 @@ static bool find(struct find *s, struct bt_thread t, uint32_t reader, uint32_t d
         m->reader = reader;
         uint32_t n = bt_automaton_step_all(m, base, 1, byte), next = m->reader;
         found = n == UINT32_MAX || m->final;
-        /* White space can go on for long, and so can numbers: at first what brings it to an end. */
+        /* White space and numbers can be long: the search first tries what ends them. */
         bool begins = memchr("{[,: ", byte, 5);
         for (uint32_t k = 0; k < 2 * n && !found; k++) {
             struct bt_thread x = m->arena[base + 1 + k % n];
@@ -493,8 +495,8 @@ void bt_distinct_forget(struct bt_automaton *m)
 
 /* ---- after a step ---- */
 
-/* The test for a reader that has forgotten the items: where it does not know, the mask that is
- * being made is uncertain. */
+/* The test with a reader that has forgotten the items. Where the reader cannot decide, the mask
+ * that is being made becomes uncertain. */
 static void test_any(struct bt_automaton *m, struct bt_thread t)
 {
     const struct bt_frame *f = frame_at(m, t.frame);

@@ -1,6 +1,6 @@
-/* Objects: which keys were seen, and what may come before the next value. The keys that are left
- * are one expression, in which each key ends with the marker of its number; the expressions of
- * ranges of keys are kept, so that a seen key makes only those that contain it anew. */
+/* Objects: which keys were seen, and what may come before the next value. All keys that are left
+ * are one expression, in which each key ends with the marker of its number. Expressions of
+ * ranges of keys are kept, so that a seen key changes only those ranges that contain it. */
 #include <stdlib.h>
 
 #include "common/base/map.h"
@@ -20,7 +20,7 @@ static uint32_t *seen_at(struct bt_automaton *m, uint32_t seen)
     return m->seen + seen;
 }
 
-/* Room for a set at the end; the caller fills it in. */
+/* Takes room for a set at the end; the caller fills it in. */
 uint32_t *bt_seen_room(struct bt_automaton *m, uint32_t words)
 {
     while (m->n_seen + words > m->seen_cap) {
@@ -31,7 +31,8 @@ uint32_t *bt_seen_room(struct bt_automaton *m, uint32_t words)
     return m->seen + m->n_seen;
 }
 
-/* The number of the set at the end: an older one that is equal, or itself. */
+/* Returns the number of the set at the end. If an equal set is there already, returns its number
+ * and drops the new one. */
 uint32_t bt_seen_intern(struct bt_automaton *m, uint32_t owner, uint32_t words)
 {
     uint32_t *set = m->seen + m->n_seen;
@@ -52,7 +53,8 @@ uint32_t bt_seen_intern(struct bt_automaton *m, uint32_t owner, uint32_t words)
     }
 }
 
-/* The number of properties, a bit for each declared one, the spellings of the others. */
+/* A set is: the number of properties, one bit for each declared property, the spellings of the
+ * others. */
 static uint32_t set_words(const struct bt_object *o)
 {
     return 1 + o->words + o->distinct;
@@ -78,7 +80,8 @@ uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uin
     }
     memcpy(set, seen_at(m, seen), words * sizeof(uint32_t));
     set[0]++;
-    if (o->max == BT_RX_NO_MAX) { /* more than the minimum is as good as the minimum */
+    /* a number above the minimum has the same meaning as the minimum */
+    if (o->max == BT_RX_NO_MAX) {
         set[0] = BT_MIN(set[0], o->min);
     }
     if (key < o->n_props) {
@@ -93,7 +96,7 @@ uint32_t bt_seen_add(struct bt_automaton *m, uint32_t object, uint32_t seen, uin
     return bt_seen_intern(m, object, words);
 }
 
-/* The keys lo..lo+size of one word that are not in bits. */
+/* The expression of the keys lo..lo+size of one word that are not in bits. */
 static bt_rx_t keys_of(struct bt_automaton *m, uint32_t object, uint32_t lo, uint32_t size,
                        uint32_t bits)
 {
@@ -117,7 +120,7 @@ static bt_rx_t keys_of(struct bt_automaton *m, uint32_t object, uint32_t lo, uin
     return r == BT_RX_FAILED || !bt_memo_put(m, key, r) ? BT_RX_FAILED : r;
 }
 
-/* The keys that may come next: of the required ones only, or of all. */
+/* The expression of the keys that may come next: all of them, or the required ones only. */
 static bt_rx_t keys_left(struct bt_automaton *m, uint32_t object, const uint32_t *set,
                          bool required)
 {
@@ -243,7 +246,7 @@ bt_rx_t bt_object_name(struct bt_automaton *m, const char *text, uint32_t n)
         } else if (*++p != 'u') {
             letter = strchr(letters, *p);
             name[len++] = letter ? controls[letter - letters] : *p;
-        } else { /* the automaton let complete escapes and pairs through only */
+        } else { /* complete escapes and pairs only: the automaton lets nothing else through */
             uint32_t c = unit(p + 1);
             p += 4;
             if (c >= 0xD800 && c < 0xDC00) {

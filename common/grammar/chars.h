@@ -16,19 +16,20 @@ void bt_chars_add(struct bt_chars *c, uint32_t first, uint32_t last);
 void bt_chars_sort(struct bt_chars *c);
 /* These two sort. */
 void bt_chars_negate(struct bt_chars *c);
-void bt_chars_fold(struct bt_chars *c); /* adds what differs only in case (simple case folding) */
-/* Whether two sorted sets have a character in common. */
+/* Adds all characters that differ from one of the set in case only (simple case folding). */
+void bt_chars_fold(struct bt_chars *c);
+/* Returns whether two sorted sets have a character in common. */
 bool bt_chars_meet(const struct bt_rx_range *a, size_t n_a, const struct bt_rx_range *b,
                    size_t n_b);
 
-/* Adds what \p{name[0..n)} matches: general categories, Any, ASCII, Assigned, White_Space and
- * common scripts, by short or long names. false: not known. */
+/* Adds the characters that \p{name[0..n)} matches: general categories, Any, ASCII, Assigned,
+ * White_Space and common scripts, by short or long names. false: the name is not known. */
 bool bt_chars_property(struct bt_chars *c, const char *name, size_t n);
 void bt_chars_digit(struct bt_chars *c); /* \d \w \s of ECMA-262 */
 void bt_chars_word(struct bt_chars *c);
 void bt_chars_space(struct bt_chars *c);
 
-/* Decodes one character of UTF-8 p[0..n); returns its length, 0: not UTF-8. */
+/* Decodes the character of UTF-8 at p[0..n). Returns its length; 0: it is not UTF-8. */
 size_t bt_chars_decode(const char *p, size_t n, uint32_t *cp_p);
 
 #endif

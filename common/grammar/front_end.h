@@ -1,8 +1,7 @@
 /* The front ends: each builds a program from the text of a spec. grammar.c calls them.
- *
- * Each returns the start node in *start on success. ERR_INVALID: the text is not of its kind;
- * ERR_UNSUPPORTED: it asks for what cannot be enforced; ERR_EXHAUSTED: too large. err gets the
- * place and the remedy. */
+ * On success each returns OK and the start node in *start. ERR_INVALID: the text is not of its
+ * kind. ERR_UNSUPPORTED: the text asks for something that cannot be enforced. ERR_EXHAUSTED: the
+ * text is too large. err gets the place and the remedy. */
 #ifndef BT_GRAMMAR_FRONT_END_H
 #define BT_GRAMMAR_FRONT_END_H
 

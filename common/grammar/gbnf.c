@@ -1,15 +1,15 @@
-/* The front end for GBNF: builds a program from parsed rules. A rule that reaches no recursion is a
- * regular expression; such rules, and the runs of terminals beside them, become one terminal of the
- * program each, because an automaton is faster than the parser above it. Left recursion is refused
- * here, where the rules have names. Pure. */
+/* The front end for GBNF: builds a program from parsed rules. A rule that leads to no recursion
+ * is a regular expression. Such rules and the runs of terminals beside them become one terminal
+ * of the program each, because an automaton is faster than the parser above it. This file
+ * refuses left recursion, because it knows the names of the rules. Pure. */
 #include <stdio.h>
 
 #include "common/grammar/front_end.h"
 #include "common/grammar/gbnf.h"
 
-#define ATOMS_MAX  20000   /* of one expression; larger ones stay rules */
-#define DEPTH_MAX  5000    /* of rules and groups in each other; the builder recurses */
-#define VISITS_MAX 4000000 /* of nodes while what can be empty is looked for */
+#define ATOMS_MAX  20000   /* atoms of one expression; a larger one stays a rule */
+#define DEPTH_MAX  5000    /* depth of rules and groups within each other; the builder recurses */
+#define VISITS_MAX 4000000 /* visits of nodes while the builder looks for what can be empty */
 
 enum { WHITE, GREY, BLACK };
 
@@ -131,7 +131,7 @@ static bool nullable(struct builder *b, uint32_t id, uint32_t *visits)
     }
 }
 
-/* Rules in a cycle learn from each other what can be empty. */
+/* Repeats until nothing changes, because rules of a cycle depend on each other. */
 static void settle_nullable(struct builder *b)
 {
     uint32_t visits = 0;
@@ -148,7 +148,7 @@ static void settle_nullable(struct builder *b)
 
 static void look_left_rule(struct builder *b, struct bt_gbnf_rule *u);
 
-/* Visits the rules that can begin what the node matches. */
+/* Visits the rules that can come first in what the node matches. */
 static void look_left(struct builder *b, uint32_t id)
 {
     const struct bt_gbnf_node *n = &b->g->nodes[id];
@@ -195,7 +195,7 @@ static bt_rx_t token_rx(struct builder *b, const struct bt_gbnf_node *n)
     return bt_rx_or(b->s, plain, bt_rx_concat(b->s, bt_rx_text(b->s, mark, 1), plain));
 }
 
-/* Any text without the token's text. Free text holds no special token. */
+/* Any text that does not contain the token's text. Free text holds no special token. */
 static bt_rx_t without_rx(struct builder *b, const struct bt_gbnf_node *n)
 {
     bt_rx_t text = bt_rx_text(b->s, b->g->pool.data + n->first, n->n);
@@ -251,8 +251,8 @@ static bt_rx_t rx_of(struct builder *b, uint32_t id)
 
 static bt_node_t node_of(struct builder *b, uint32_t id);
 
-/* The children of a sequence or of alternatives: those that are regular are taken together, in a
- * sequence those beside each other. */
+/* Builds the children of a sequence or of alternatives. Regular children become one expression:
+ * all of them in alternatives, neighbours in a sequence. */
 static bt_node_t list_of(struct builder *b, const struct bt_gbnf_node *n)
 {
     struct bt_buf nodes, run;
@@ -359,7 +359,7 @@ bt_status_t bt_grammar_build_gbnf(struct bt_program *p, const char *text, size_t
     }
     if (b.status == BT_OK) {
         for (size_t i = 0; i < g.n_rules; i++) {
-            g.rules[i].colour = BLACK; /* shapes are known */
+            g.rules[i].colour = BLACK; /* whether rules are regular is known from here on */
         }
         *start =
             root->regular ? bt_program_regex(p, rx_of(&b, root->body)) : node_of(&b, root->body);

@@ -12,7 +12,7 @@ enum bt_gbnf_kind {
     BT_GBNF_TEXT,    /* pool[first..+n) */
     BT_GBNF_CHARS,   /* one character of ranges[first..+n), sorted */
     BT_GBNF_TOKEN,   /* the token with the text pool[first..+n) */
-    BT_GBNF_WITHOUT, /* text without that token; at least min characters (0, 1) */
+    BT_GBNF_WITHOUT, /* text without that token; min characters or more (0 or 1) */
     BT_GBNF_RULE,    /* rules[first] */
     BT_GBNF_CAT,
     BT_GBNF_ALT,
@@ -31,16 +31,18 @@ struct bt_gbnf_node {
 };
 
 struct bt_gbnf_rule {
-    const char *name; /* in the grammar's text: its definition, before that its first use */
+    /* place in the grammar's text: its definition, or its first use while it is not defined */
+    const char *name;
     size_t len;
     uint32_t body; /* node; BT_GBNF_NO_NODE: not defined */
     /* gbnf.c */
-    uint8_t colour; /* of a search */
-    bool regular;   /* no recursion in it or below, and its expression is of a moderate size */
+    uint8_t colour; /* mark of a search */
+    /* neither it nor a rule below it is recursive, and its expression is not too large */
+    bool regular;
     bool nullable;  /* matches the empty text */
     double size;    /* atoms of its expression */
-    bt_rx_t rx;     /* once it is made */
-    bt_node_t node; /* once it is made */
+    bt_rx_t rx;     /* its expression, once it is made */
+    bt_node_t node; /* its node, once it is made */
 };
 
 struct bt_gbnf {
@@ -53,11 +55,12 @@ struct bt_gbnf {
     struct bt_buf pool;
 };
 
-/* Reads text[0..len). All rules that are used are defined. g is to be cleaned up in any case. */
+/* Reads text[0..len). On success every rule that is used is defined. The caller cleans g up in
+ * any case. */
 bt_status_t bt_gbnf_parse(struct bt_gbnf *g, const char *text, size_t len, char *err,
                           size_t err_cap) BT_MUST_CHECK;
 void bt_gbnf_cleanup(struct bt_gbnf *g);
-/* The line and the column of a place in the text, from 1. */
+/* The line and the column of a place in the text; both count from 1. */
 void bt_gbnf_place(const struct bt_gbnf *g, const char *at, uint32_t *line_p, uint32_t *column_p);
 
 #endif

@@ -1,6 +1,6 @@
-/* Reads GBNF, llama.cpp's EBNF: rules "name ::= ...", literals, classes, the dot, groups, ? * + {},
- * comments, tokens <text>. A rule goes on behind a line's end in parentheses, after "::=", after
- * "|" and before "|". Pure. */
+/* Reads GBNF, llama.cpp's EBNF: rules "name ::= ...", literals, classes, the dot, groups, ? * +
+ * {}, comments, tokens <text>. A rule continues on the next line within parentheses, after
+ * "::=", after "|" and before "|". Pure. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "common/base/map.h"
 #include "common/grammar/gbnf.h"
 
-#define DEPTH_MAX 200 /* of parentheses; the reader recurses */
+#define DEPTH_MAX 200 /* depth of parentheses; the reader recurses */
 #define NODES_MAX (1 << 20)
 #define COUNT_MAX (1 << 24)
 
@@ -105,7 +105,7 @@ static void rehash(struct reader *r)
     }
 }
 
-/* The rule of a name, a new one if need be. */
+/* Finds the rule of a name, or makes a new one. */
 static uint32_t rule(struct reader *r, const char *name, size_t len)
 {
     struct bt_gbnf *g = r->g;
@@ -358,7 +358,7 @@ static bool braces(struct reader *r, uint32_t *min_p, uint32_t *max_p)
     return true;
 }
 
-/* The quantifiers behind a node, without white space between: x* +. */
+/* Reads the quantifiers that directly follow a node, without white space: x* +. */
 static uint32_t quantified(struct reader *r, uint32_t child)
 {
     while (child != BT_GBNF_NO_NODE) {
@@ -406,7 +406,7 @@ static uint32_t group(struct reader *r)
     return id;
 }
 
-/* One element; *there_p: false if no element begins at p. */
+/* Reads one element. *there_p becomes false if none begins at p. */
 static uint32_t element(struct reader *r, bool *there_p)
 {
     char c = peek(r, 0);
@@ -440,7 +440,7 @@ static uint32_t element(struct reader *r, bool *there_p)
     return node(r, BT_GBNF_RULE, rule(r, at, (size_t)(r->p - at)), 0);
 }
 
-/* Does another rule begin at p: a name and "::="? */
+/* Returns whether another rule begins at p: a name and "::=". */
 static bool rule_begins(const struct reader *r)
 {
     struct reader q = *r;
@@ -484,7 +484,7 @@ static uint32_t sequence(struct reader *r, bool nested)
     return cat;
 }
 
-/* At a line's end: whether the next line goes on with "|"; then p is there. */
+/* At the end of a line: returns whether the next line continues with "|", and moves p there. */
 static bool goes_on(struct reader *r)
 {
     struct reader q = *r;
@@ -547,7 +547,7 @@ static void definition(struct reader *r)
     }
     r->g->rules[i].name = at;
     skip(r, true);
-    if (rule_begins(r)) { /* name ::= (nothing) */
+    if (rule_begins(r)) { /* a rule without a right side: name ::= */
         r->g->rules[i].body = node(r, BT_GBNF_EMPTY, 0, 0);
         return;
     }

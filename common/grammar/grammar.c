@@ -10,8 +10,8 @@
 #include "common/grammar/front_end.h"
 #include "common/grammar/grammar_priv.h"
 
-#define IN_USE_MAX   4        /* times the memory of a cache, with the grammars in use */
-#define COMPILE_WORK 5000000u /* about 100 ms of the slowest specs */
+#define IN_USE_MAX   4        /* grammars in use may have this many times the memory of a cache */
+#define COMPILE_WORK 5000000u /* work of one compilation; about 100 ms for the slowest specs */
 
 static bt_status_t build(struct bt_program *p, const struct bt_grammar_spec *spec, bt_node_t *start,
                          char *err, size_t err_cap)
@@ -62,7 +62,7 @@ static void account_unref(struct bt_grammar_account *a)
     }
 }
 
-/* Under the lock of g, or while nobody else has it. */
+/* The caller holds the lock of g, or no other thread has g yet. */
 static void set_bytes(struct bt_grammar *g, size_t bytes)
 {
     if (g->account) {
@@ -77,8 +77,8 @@ static size_t bytes_of(const struct bt_grammar *g)
            g->masks.bytes;
 }
 
-/* Whether arrays with a minimum can have so many different items: nodes that the program takes for
- * productive must be. */
+/* Checks that arrays with a minimum can have so many different items. The program took their
+ * nodes for productive, so they must be. */
 static bt_status_t check_distinct(struct bt_automaton *m, char *err, size_t err_cap)
 {
     const struct bt_program *p = m->p;
@@ -167,7 +167,7 @@ void bt_grammar_leave(struct bt_grammar *g)
     pthread_mutex_lock(&g->lock);
     set_bytes(g, bytes);
     g->use = BT_GRAMMAR_IDLE;
-    if (g->waiting > 0) { /* all: a short call shall see a long one that comes before it */
+    if (g->waiting > 0) { /* wakes all, so that a short call sees a long one that waits before it */
         pthread_cond_broadcast(&g->idle);
     }
     pthread_mutex_unlock(&g->lock);
@@ -183,7 +183,7 @@ void bt_grammar_reset(struct bt_grammar *g)
 /* ---- cache ---- */
 
 struct entry {
-    struct bt_list link; /* most recently used first */
+    struct bt_list link; /* the list is sorted by use, the most recent first */
     uint8_t key[32];     /* SHA-256 of kind and text */
     struct bt_grammar *g;
 };
@@ -234,7 +234,7 @@ void bt_grammar_cache_destroy(struct bt_grammar_cache *c)
     free(c);
 }
 
-/* Drops the oldest ones that nobody else holds until the rest fits. */
+/* Drops the oldest grammars that only the cache holds, until the rest fits. */
 static void evict(struct bt_grammar_cache *c)
 {
     for (struct bt_list *l = c->entries.prev; l != &c->entries && used(c) > c->max_bytes;) {
@@ -255,7 +255,7 @@ static void key_of(const struct bt_grammar_spec *spec, uint8_t key[32])
     bt_sha256_finish(h, key);
 }
 
-/* The entry of key, moved to the front. Under the lock. */
+/* Finds the entry of key and moves it to the front. The caller holds the lock. */
 static struct entry *find(struct bt_grammar_cache *c, const uint8_t key[32])
 {
     struct entry *e = bt_map_get(c->by_key, key);
@@ -266,7 +266,7 @@ static struct entry *find(struct bt_grammar_cache *c, const uint8_t key[32])
     return e;
 }
 
-/* g, a reference of the caller's, is the cache's as well. Under the lock. */
+/* Adds g, with a reference of the cache's own. The caller holds the lock. */
 static struct entry *insert(struct bt_grammar_cache *c, const uint8_t key[32], struct bt_grammar *g)
 {
     struct entry *e = bt_calloc(1, sizeof(*e));
@@ -294,7 +294,8 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
     if (e) {
         return BT_OK;
     }
-    struct bt_grammar *g; /* two threads may compile the same text: the first one is kept */
+    /* two threads may compile the same text: the cache keeps the first result */
+    struct bt_grammar *g;
     bt_status_t st = bt_grammar_compile(spec, &g, err, err_cap);
     if (st != BT_OK) {
         return st;
@@ -307,7 +308,7 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
     } else {
         e = insert(c, key, g);
     }
-    evict(c); /* not this one: it is in use */
+    evict(c); /* cannot evict this grammar, which is in use */
     bool fits = used(c) <= c->max_bytes * IN_USE_MAX;
     if (!fits) {
         drop(c, e);

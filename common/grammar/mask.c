@@ -1,34 +1,35 @@
-/* Computes masks: a depth-first walk of the trie with the automaton's threads at each depth. A
- * slice that a thread allows whole comes from its bitmap. */
+/* Computes masks by a depth-first walk of the trie, with the automaton's threads at each depth.
+ * If a thread allows all texts of a slice, the slice's tokens come from a bitmap. */
 #include "common/grammar/mask.h"
 
 #include <stdlib.h>
 
-#define LEVELS_MAX 48u  /* characters that the test of a slice looks ahead */
-#define PAIRS_MAX  768u /* states that it looks at */
+#define LEVELS_MAX 48u  /* a slice's test looks this many characters ahead */
+#define PAIRS_MAX  768u /* a slice's test visits this many pairs of states */
 #define LOOK_TABLE 8192u
-#define PAIR_WORK  50u /* bt_rx_set_budget: of the 256 bytes behind a pair */
+#define PAIR_WORK  50u /* bt_rx_set_budget for the 256 bytes that may follow a pair */
 #define TAG_SLICE  0x50000000u
-#define AT_LEAST   0x100u /* a cap: so many characters are allowed, more may be */
+#define AT_LEAST   0x100u /* flag of a cap: this many characters are allowed, and perhaps more */
 #define ENDLESS    0xFFu
 
 struct bt_mask_level {
     uint32_t at, n; /* in the automaton's arena */
     uint32_t reader;
 };
-struct mask { /* kept with a state */
+struct mask { /* what is kept with a state */
     size_t bytes;
-    uint8_t slice; /* BT_SLICE_SETS: none */
-    uint8_t chars; /* of the slice's tokens at most */
-    bool full;     /* ids is a bitmap */
+    uint8_t slice; /* BT_SLICE_SETS: no slice */
+    uint8_t chars; /* only the slice's tokens with at most this many characters */
+    bool full;     /* whether ids is a bitmap */
     uint32_t n, n_later;
-    uint32_t ids[]; /* [n], then [n_later] nodes of the slice's trie that were put off */
+    /* [n] tokens, then [n_later] nodes of the slice's trie that wait for the items */
+    uint32_t ids[];
 };
 
 /* ---- slices ---- */
 
-/* Encodings all of whose texts contain the set's: characters of a JSON string that stand for
- * themselves are texts of either one. */
+/* For each set, the encodings whose texts include all texts over the set: the plain characters
+ * of a JSON string are texts of both encodings. */
 static const uint8_t slice_encodings[BT_SLICE_SETS] = {
     [BT_SLICE_TEXT] = BT_RX_F_CHARS << BT_RX_UTF8, [BT_SLICE_NO_TAG] = BT_RX_F_CHARS << BT_RX_UTF8,
     [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_BELOW_EF] = BT_RX_F_CHARS_ALL,
@@ -40,23 +41,24 @@ struct pair { /* a state of an expression and one of the slice's automaton */
     bt_rx_t q;
     uint8_t s, level;
 };
-struct look { /* breadth first by characters */
+struct look { /* the pairs, in the order of the number of characters that lead to them */
     struct pair *v;
     uint32_t n, cap;
-    uint16_t table[LOOK_TABLE];  /* 1 + a number of a pair, by open addressing */
-    const uint8_t (*steps)[256]; /* of the set */
+    uint16_t table[LOOK_TABLE];  /* 1 + the number of a pair; open addressing */
+    const uint8_t (*steps)[256]; /* the slice's automaton */
     uint8_t encodings;
-    bool again; /* a pair was met again at a higher level, or an expression may end */
+    bool again; /* a pair was met again at a later level, or an expression may end */
 };
 
 static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t s, uint8_t level)
 {
     uint8_t kinds;
     if (s == 0 && bt_rx_free_chars(m->rx, q, &kinds) >= LEVELS_MAX && kinds & l->encodings) {
-        l->again = true; /* anything may follow: no need to look */
+        l->again = true; /* anything may follow, so the test is over */
         return true;
     }
-    q = s == 0 ? bt_rx_relax(m->rx, q, LEVELS_MAX) : q; /* the test sees no further */
+    /* limits that are further away than the test looks do not matter */
+    q = s == 0 ? bt_rx_relax(m->rx, q, LEVELS_MAX) : q;
     if (q == BT_RX_FAILED) {
         return false;
     }
@@ -80,7 +82,8 @@ static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t 
     return true;
 }
 
-/* Steps the pair i by all bytes that the slice allows. alive, dead: whether any step is. */
+/* Moves pair i on by all bytes that the slice allows. alive, dead: whether some byte can be
+ * followed, and whether some byte cannot. */
 static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *alive, bool *dead)
 {
     struct pair p = l->v[i];
@@ -88,7 +91,8 @@ static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *
     if (!bt_rx_work(m->rx, PAIR_WORK)) {
         return false;
     }
-    uint8_t done[256] = {0}; /* by class: bits of the slice's states */
+    /* by class of byte: a bit for each state of the slice that was tried */
+    uint8_t done[256] = {0};
     for (uint32_t b = 0; b < 256; b++) {
         uint8_t s = l->steps[p.s][b];
         if (s == BT_SLICE_DEAD || done[map[b]] >> s & 1) {
@@ -99,7 +103,7 @@ static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *
         if (to == BT_RX_NONE) {
             *dead = true;
             if (*alive || p.level == 0) {
-                return true; /* the answer is known */
+                return true; /* both answers are known */
             }
             continue;
         }
@@ -113,14 +117,14 @@ static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *
     return true;
 }
 
-/* How many characters of the set q allows in any case: a number; with AT_LEAST: perhaps more;
- * ENDLESS | AT_LEAST: any number. */
+/* How many characters of the set q allows whatever they are: a number; with AT_LEAST, perhaps
+ * more; ENDLESS | AT_LEAST, any number. */
 static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab *v,
                           enum bt_slice_set set, bt_rx_t q)
 {
     uint8_t kinds;
     if (bt_rx_free_chars(m->rx, q, &kinds) >= BT_SLICE_CHARS && kinds & slice_encodings[set]) {
-        return LEVELS_MAX | AT_LEAST; /* enough for what choose_slice asks */
+        return LEVELS_MAX | AT_LEAST; /* more than choose_slice needs */
     }
     q = bt_rx_relax(m->rx, q, LEVELS_MAX);
     uint32_t key[4] = {TAG_SLICE, set, q, 0};
@@ -153,7 +157,7 @@ static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab 
         uint32_t value = cap == (ENDLESS | AT_LEAST) ? cap : cap - l.v[k].level;
         if (l.v[k].s != 0 || (!exact && k > 0 && (value & 0xFF) < BT_SLICE_CHARS) ||
             bt_memo_get(m, of) != UINT32_MAX) {
-            continue; /* worth nothing, or known better */
+            continue; /* this cap is of no use, or a better one is known */
         }
         (void)bt_memo_put(m, of, value);
     }
@@ -161,8 +165,8 @@ static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab 
     return cap;
 }
 
-/* The slice that the threads arena[at..at+n) allow; BT_SLICE_SETS: none. Items that must differ
- * from earlier ones need some more characters to do so. */
+/* The slice whose texts the threads arena[at..at+n) allow; BT_SLICE_SETS: none. Items that must
+ * differ from earlier ones get some more characters, which they need to do so. */
 static enum bt_slice_set choose_slice(struct bt_automaton *m, const struct bt_grammar_vocab *v,
                                       uint32_t at, uint32_t n, uint8_t *chars)
 {
@@ -201,14 +205,15 @@ static void add_token(struct bt_mask_cache *c, const struct bt_grammar_vocab *v,
     }
 }
 
-/* Whether a thread that only goes on in its expression stays as it is, also with its reader. */
+/* Returns whether the tests of items change nothing for a thread that moves on within its
+ * expression only. */
 static bool needs_no_test(const struct bt_automaton *m, uint32_t frame, uint32_t reader)
 {
     return reader == 0 || reader == (BT_READER_ANY | BT_READER_OUT) ||
            (reader >= BT_READER_ANY && frame != 0 && m->frames[frame].flags & BT_FRAME_F_SAFE);
 }
 
-/* Steps the threads above the depth by a byte. false: a limit. */
+/* Moves the threads at a depth on by a byte, to the next depth. false: a limit was met. */
 static bool descend(struct bt_mask_cache *c, struct bt_automaton *m, uint32_t depth, uint8_t byte)
 {
     struct bt_mask_level *up = &c->levels[depth - 1], *here = &c->levels[depth];
@@ -219,8 +224,8 @@ static bool descend(struct bt_mask_cache *c, struct bt_automaton *m, uint32_t de
     return here->n != UINT32_MAX;
 }
 
-/* Collects the tokens of the trie's nodes from..to that the threads above them allow. Nodes at
- * which the reader knows too little are put off. false: a limit. */
+/* Collects the tokens of the trie's nodes from..to that the threads above them allow. Puts nodes
+ * off at which the reader cannot decide. false: a limit was met. */
 static bool walk(struct bt_mask_cache *c, struct bt_automaton *m, const struct bt_grammar_vocab *v,
                  const struct bt_trie *t, uint32_t from, uint32_t to)
 {
@@ -273,7 +278,7 @@ static void set_bits(uint32_t *bits, const uint32_t *ids, uint32_t n)
     }
 }
 
-/* The mask as it is kept, from c->ids. */
+/* Makes the mask that is kept of c->ids. */
 static struct mask *keep(struct bt_mask_cache *c, const struct bt_grammar_vocab *v, uint8_t slice,
                          uint8_t chars)
 {
@@ -317,8 +322,8 @@ static void apply(const struct mask *k, const struct bt_grammar_vocab *v, bool f
     }
 }
 
-/* The state whose mask is looked up: without limits that no token can reach, and without the items
- * of arrays that must differ, where a mask can be made without them. FAILED: a limit. */
+/* The state whose mask is looked up. It has no limits that no token can reach, and no items of
+ * arrays that must differ if one mask can serve all items. FAILED: a limit was met. */
 static uint32_t relaxed(struct bt_automaton *m, const struct bt_grammar_vocab *v, uint32_t state)
 {
     uint32_t n = m->states[state].n, at = bt_automaton_load(m, state);
@@ -343,7 +348,7 @@ static uint32_t relaxed(struct bt_automaton *m, const struct bt_grammar_vocab *v
     return bt_automaton_intern(m, at, m->states[state].final);
 }
 
-/* Puts the threads of the state at the trie's root. false: a limit. */
+/* Puts the state's threads at the root of the trie. false: a limit was met. */
 static bool enter(struct bt_mask_cache *c, struct bt_automaton *m, const struct bt_grammar_vocab *v,
                   uint32_t state)
 {
@@ -360,7 +365,7 @@ static bool enter(struct bt_mask_cache *c, struct bt_automaton *m, const struct 
     return at != UINT32_MAX;
 }
 
-/* Forgets what walks from the root have made: it is in no state. */
+/* Forgets frames and readers of a walk: no state has them. */
 static void leave(struct bt_mask_cache *c, struct bt_automaton *m)
 {
     m->n_arena = c->levels[0].at;
@@ -401,7 +406,7 @@ static bool make(struct bt_mask_cache *c, struct bt_automaton *m, const struct b
 
 /* ---- masks that were made without the items of arrays ---- */
 
-/* Collects the tokens of a node that was put off. */
+/* Collects the tokens of a node that was put off, now that the items are known. */
 static bool walk_later(struct bt_mask_cache *c, struct bt_automaton *m,
                        const struct bt_grammar_vocab *v, const struct bt_trie *t, uint32_t i)
 {
@@ -432,8 +437,8 @@ static void set_bit(const struct bt_grammar_vocab *v, uint32_t id, bool on, uint
     }
 }
 
-/* Corrects the bits of tokens with which items stay beginnings of earlier items, or become equal to
- * one. */
+/* Corrects the bits of tokens after which an item is the beginning of an earlier item, or is
+ * equal to one. */
 static bool correct(struct bt_mask_cache *c, struct bt_automaton *m,
                     const struct bt_grammar_vocab *v, uint32_t *bits)
 {
@@ -463,7 +468,7 @@ static bool correct(struct bt_mask_cache *c, struct bt_automaton *m,
     return true;
 }
 
-/* What a mask that was made without the items of arrays lacks in this state. */
+/* Completes, for this state, a mask that was made without the items of arrays. */
 static bool complete(struct bt_mask_cache *c, struct bt_automaton *m,
                      const struct bt_grammar_vocab *v, uint32_t state, const struct mask *k,
                      uint32_t *bits)

@@ -1,12 +1,12 @@
-/* A matcher is a place in a grammar: the number of a state, and the bytes so far. When the
- * automaton was reset since, its number is void and the bytes are run again. */
+/* A matcher is a place in a grammar: the number of a state, and the bytes so far. After a reset
+ * of the automaton the number is not valid any more, and the matcher runs its bytes again. */
 #include <stdlib.h>
 
 #include "common/grammar/grammar_priv.h"
 
 struct step { /* after an accepted token */
     uint32_t state, generation;
-    uint32_t n_bytes; /* of the text up to here */
+    uint32_t n_bytes; /* length of the text up to here */
 };
 struct bt_matcher {
     struct bt_grammar *g;
@@ -17,13 +17,13 @@ struct bt_matcher {
     struct step *steps;
     uint32_t n_bytes, bytes_cap;
     uint8_t *bytes;
-    uint32_t limit;  /* of the work of a call */
+    uint32_t limit;  /* work that one call may do */
     uint64_t work;   /* of all calls */
-    uint64_t budget; /* of this call that was not counted yet */
+    uint64_t budget; /* of this call: work that `work` does not include yet */
     bool over;       /* EOS was the last token */
 };
 
-#define NO_GENERATION 0u /* the state is found anew */
+#define NO_GENERATION 0u /* the state must be computed again */
 
 /* ---- a call: the grammar is m's alone, and has a budget ---- */
 
@@ -32,7 +32,7 @@ static bool is_short(const struct bt_matcher *m)
     return m->limit < BT_GRAMMAR_CALL_WORK;
 }
 
-/* False: a call without a limit is under way, and m's is to be short. */
+/* False: m's call should be short, and a call without a limit is under way. */
 static bool begin(struct bt_matcher *m)
 {
     return bt_grammar_enter(m->g, is_short(m));
@@ -43,7 +43,7 @@ static void end(struct bt_matcher *m)
     bt_grammar_leave(m->g);
 }
 
-/* Long calls get more for each byte that they run. */
+/* A call without a limit may do more work for each byte that it runs. */
 static void set_budget(struct bt_matcher *m, uint64_t bytes)
 {
     bt_rx_set_budget(m->g->program->rx, m->limit + (is_short(m) ? 0 : bytes * 256));
@@ -57,7 +57,7 @@ static void count_work(struct bt_matcher *m)
     m->budget = m->g->program->rx->work;
 }
 
-/* What a call that met a limit says. */
+/* The status of a call that has met a limit. */
 static bt_status_t too_much(const struct bt_matcher *m)
 {
     return is_short(m) ? BT_AGAIN : BT_ERR_EXHAUSTED;
@@ -75,7 +75,7 @@ uint64_t bt_matcher_work(const struct bt_matcher *m)
 
 /* ---- states ---- */
 
-/* The state after n bytes from a state; DEAD, FAILED as they are. */
+/* The state after n bytes. DEAD and FAILED are returned as they are. */
 static uint32_t run(struct bt_automaton *m, uint32_t state, const uint8_t *p, uint32_t n)
 {
     if (state >= BT_STATE_DEAD || n == 0) {
@@ -99,7 +99,7 @@ static uint32_t run(struct bt_automaton *m, uint32_t state, const uint8_t *p, ui
     return bt_automaton_intern(m, base, m->final);
 }
 
-/* Makes m->state valid; false: a limit. */
+/* Makes m->state valid. false: a limit was met. */
 static bool current(struct bt_matcher *m)
 {
     if (m->generation == m->g->generation) {
@@ -116,8 +116,8 @@ static bool current(struct bt_matcher *m)
     return ok;
 }
 
-/* After a failure: forgets what the automaton has built, once. Work that was too much stays so. A
- * short call leaves that to a long one. */
+/* After a failure, makes the automaton forget what it has built, once. That does not help
+ * against too much work. A short call leaves it to a long one. */
 static bool again(struct bt_matcher *m, bool *tried)
 {
     if (*tried || is_short(m) || m->g->program->rx->work < BT_GRAMMAR_CALL_WORK / 1000) {
@@ -161,7 +161,7 @@ static void push_step(struct bt_matcher *m, const uint8_t *p, uint32_t n)
         m->bytes_cap = m->bytes_cap * 2 + n + 64;
         m->bytes = bt_realloc(m->bytes, m->bytes_cap);
     }
-    if (n > 0) { /* else there may be no room yet */
+    if (n > 0) { /* otherwise there may be no room yet */
         memcpy(m->bytes + m->n_bytes, p, n);
     }
     m->n_bytes += n;
@@ -288,7 +288,7 @@ bt_status_t bt_matcher_mask(struct bt_matcher *m, uint32_t *bits)
     return st == BT_ERR_EXHAUSTED ? too_much(m) : st;
 }
 
-/* The only byte that arena[at..at+n) allow; 256: there is none or a choice. */
+/* The only byte that the threads arena[at..at+n) allow; 256: no byte, or more than one. */
 static uint32_t only_byte(struct bt_automaton *m, uint32_t at, uint32_t n)
 {
     uint32_t only = 256;

@@ -1,5 +1,5 @@
-/* The front ends for a regular expression and for a list of choices. Both make one expression: the
- * whole answer matches it. Pure. */
+/* The front ends for a regular expression and for a list of choices. Each makes one expression,
+ * which the whole answer must match. Pure. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,9 +29,9 @@ static int by_text(const void *a, const void *b)
     return c != 0 ? c : x->len < y->len ? -1 : x->len > y->len;
 }
 
-/* The texts of sorted v[0..n) behind the `from` bytes that they share: one branch for each next
- * byte, so that reading the answer looks at few of them. Branches lie at most sqrt(2 * bytes) deep,
- * because those above a text are texts or parts of texts of their own. */
+/* The expression of the sorted texts v[0..n), without the `from` bytes that they share. It has
+ * one branch for each next byte, so that the reader of an answer looks at few of them. The depth
+ * is at most sqrt(2 * bytes), because each text above another one is a text of its own. */
 static bt_rx_t tree(struct bt_rx_set *s, const struct choice *v, size_t n, size_t from)
 {
     size_t common = v[0].len;

@@ -1,5 +1,5 @@
-/* Makers of a program's nodes. Neighbours that are regular become one expression: then a sequence
- * of tokens, a choice or a list of scalars is one state of an automaton instead of many threads. */
+/* Makers of a program's nodes. Regular neighbours become one expression, so that a sequence of
+ * tokens, a choice or a list of scalars is one state of an automaton instead of many threads. */
 #include <stdlib.h>
 
 #include "common/grammar/program_priv.h"
@@ -105,7 +105,7 @@ bt_node_t bt_program_special(struct bt_program *p, const char *text)
 
 /* ---- sequences and alternatives ---- */
 
-/* Appends a list node's members, or the node itself, to lists. */
+/* Appends the node to lists. Of a list node, appends its members instead. */
 static bool append(struct bt_program *p, bt_node_t n, uint8_t kind)
 {
     bool same = p->nodes[n].kind == kind;
@@ -119,7 +119,7 @@ static bool append(struct bt_program *p, bt_node_t n, uint8_t kind)
     return true;
 }
 
-/* Makes one regex node of the members lists[from..to) of a sequence. */
+/* Makes one expression node of the members lists[from..to) of a sequence. */
 static bt_node_t join_seq(struct bt_program *p, uint32_t from, uint32_t to)
 {
     bt_rx_t r = BT_RX_EMPTY;
@@ -168,7 +168,7 @@ bt_node_t bt_program_seq(struct bt_program *p, const bt_node_t *nodes, size_t n)
     return list_node(p, BT_NODE_K_SEQ, base, BT_NODE_EMPTY);
 }
 
-/* The empty alternative counts as regular here. */
+/* Returns whether the node can be part of an expression. The empty alternative can. */
 static bool is_regular(const struct bt_program *p, bt_node_t n)
 {
     return p->nodes[n].kind == BT_NODE_K_RX || n == BT_NODE_EMPTY;
@@ -211,7 +211,7 @@ bt_node_t bt_program_alt(struct bt_program *p, const bt_node_t *nodes, size_t n)
             p->n_lists = base;
             return BT_NODE_FAILED;
         }
-        p->lists[k++] = x; /* some regular member was there, so there is room */
+        p->lists[k++] = x; /* there is room, because at least one regular member was removed */
     }
     p->n_lists = k;
     return list_node(p, BT_NODE_K_ALT, base, BT_NODE_NONE);
@@ -290,7 +290,7 @@ static bt_rx_t marker(struct bt_rx_set *s, uint32_t number)
     return bt_rx_text(s, b, sizeof(b));
 }
 
-/* The code point at *at, which moves on. What is not UTF-8 becomes UINT32_MAX. */
+/* The code point at *at; moves *at behind it. UINT32_MAX: the bytes are not UTF-8. */
 static uint32_t next_char(const uint8_t *text, size_t len, size_t *at)
 {
     uint8_t b = text[(*at)++];
@@ -337,7 +337,7 @@ static int by_name(const void *a, const void *b)
     return d != 0 ? d : x->name_len < y->name_len ? -1 : x->name_len > y->name_len;
 }
 
-/* Fills in the keys of an object; the marker of key i is i + 1. */
+/* Fills in the keys of an object. Key i has the marker i + 1. */
 static bool add_keys(struct bt_program *p, struct bt_object *o, const struct bt_program_object *in)
 {
     struct bt_rx_set *s = p->rx;

@@ -1,6 +1,6 @@
-/* The analysis that ends building: which nodes can produce a text and which the empty text, repeats
- * of what may be empty, left recursion. The automaton enters productive nodes only, so that each of
- * its threads can end. */
+/* The analysis at the end of building: which nodes can produce a text, which can produce the
+ * empty text, repeats of items that may be empty, and left recursion. The automaton enters only
+ * nodes that can produce a text, so each of its threads can end. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 /* ---- a flag by its least fixed point ---- */
 
-/* Whether an object can have the numbers of properties that it asks for, given the flags so far. */
+/* Returns whether an object can have as many properties as it must, given the flags so far. */
 static bool object_productive(const struct bt_program *p, const struct bt_object *o)
 {
     uint64_t available = 0;
@@ -26,7 +26,7 @@ static bool object_productive(const struct bt_program *p, const struct bt_object
     return o->n_required <= o->max && o->min <= available;
 }
 
-/* Whether the node has the flag, given the flags of what it is made of. */
+/* Returns whether the node has the flag, given the flags of its parts. */
 static bool has_flag(const struct bt_program *p, const struct bt_node *n, uint8_t flag)
 {
     switch ((enum bt_node_kind)n->kind) {
@@ -52,7 +52,7 @@ static bool has_flag(const struct bt_program *p, const struct bt_node *n, uint8_
     return false;
 }
 
-/* Calls fn for each node that n is made of. */
+/* Calls fn for each part of the node. */
 typedef void (*child_fn)(void *arg, bt_node_t parent, bt_node_t child);
 static void children(const struct bt_program *p, bt_node_t id, child_fn fn, void *arg)
 {
@@ -84,7 +84,7 @@ static void children(const struct bt_program *p, bt_node_t id, child_fn fn, void
     }
 }
 
-struct users { /* of each node, the nodes that are made of it: list[first[n]..first[n+1]) */
+struct users { /* the nodes that have node n as a part: list[first[n]..first[n+1]) */
     uint32_t *first, *list;
     uint64_t n;
 };
@@ -120,12 +120,13 @@ static bool make_users(struct bt_program *p, struct users *u)
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         children(p, i, add_user, u);
     }
-    memmove(u->first + 1, u->first, p->n_nodes * sizeof(uint32_t)); /* adding moved them on */
+    /* adding has moved each first[n] to the end of its range */
+    memmove(u->first + 1, u->first, p->n_nodes * sizeof(uint32_t));
     u->first[0] = 0;
     return true;
 }
 
-/* Sets the flag on all nodes that have it. A node is looked at once for each of its parts. */
+/* Sets the flag on all nodes that have it. Visits a node once for each of its parts. */
 static bool spread(struct bt_program *p, const struct users *u, uint8_t flag)
 {
     uint32_t *todo = bt_malloc((p->n_nodes + 1) * sizeof(uint32_t)), n = 0;
@@ -173,7 +174,7 @@ static bool flags(struct bt_program *p)
 
 /* ---- left recursion ---- */
 
-/* The c-th node that may come first in n; false: there is none. */
+/* The c-th node that may come first in n. false: there are fewer. */
 static bool leftmost(const struct bt_program *p, const struct bt_node *n, uint32_t c,
                      bt_node_t *out)
 {
@@ -199,7 +200,8 @@ static bool leftmost(const struct bt_program *p, const struct bt_node *n, uint32
     return false;
 }
 
-/* Depth first over what may come first; a node on the path is met again: left recursion. */
+/* Searches depth first through what may come first. A node that is met again on its own path is
+ * left recursive. */
 static bool left_recursive(const struct bt_program *p)
 {
     uint8_t *seen = bt_calloc(p->n_nodes, 1); /* 1: on the path, 2: done */
@@ -251,7 +253,8 @@ bt_status_t bt_program_finish(struct bt_program *p, bt_node_t start, char *err, 
                  "something else, or use a repeat");
         return BT_ERR_UNSUPPORTED;
     }
-    for (uint32_t i = 0; i < p->n_nodes; i++) { /* empty items make up for a minimum */
+    /* items that may be empty can always fill up a minimum */
+    for (uint32_t i = 0; i < p->n_nodes; i++) {
         struct bt_node *n = &p->nodes[i];
         if (n->kind == BT_NODE_K_REPEAT && bt_node_is(p, n->a, BT_NODE_F_NULLABLE) &&
             bt_node_is(p, n->b, BT_NODE_F_NULLABLE)) {

@@ -1,5 +1,5 @@
-/* The reader of JSON beside the automaton. It relies on the automaton for the syntax: what it reads
- * is the beginning of a JSON value. */
+/* Reads JSON beside the automaton. The automaton checks the syntax, so what the reader sees is
+ * always the beginning of a JSON value. */
 #include "common/grammar/automaton.h"
 
 #include <stdlib.h>
@@ -7,18 +7,17 @@
 /* b of an array */
 #define EXPECTS   1u /* a value comes next */
 #define TRACKED   2u /* its items must differ */
-#define ARMED     4u /* the next value is such an array; also of TOP, and of OBJECT as below */
+#define ARMED     4u /* the next value is such an array (also of TOP and OBJECT) */
 #define KEY_ARMED 0x80000000u
 
 /* b of a string */
 #define IS_KEY 1u
-#define PHASE_SHIFT                                                                                \
-    1 /* 0: between characters, 1: behind a backslash, 2 to 5: 0 to 3 digits read                  \
-       */
-#define PHASE_MASK 7u
-#define CODE_SHIFT 4 /* of the digits so far */
-#define HIGH_SHIFT 20
-#define HIGH       0x400u /* with the bits of the first half of a pair */
+/* 0: between characters, 1: behind a backslash, 2 to 5: 0 to 3 digits were read */
+#define PHASE_SHIFT 1
+#define PHASE_MASK  7u
+#define CODE_SHIFT  4 /* of the digits so far */
+#define HIGH_SHIFT  20
+#define HIGH        0x400u /* set together with the bits of the first half of a pair */
 
 #define PATH_MAX_PLACES 256u
 
@@ -69,7 +68,7 @@ static uint32_t intern(struct bt_automaton *m, struct bt_reader_node n)
 void bt_reader_drop(struct bt_automaton *m, uint32_t n)
 {
     n = BT_MAX(n, 1);
-    while (m->distinct.n_nodes > n) { /* the youngest of a chain is its first */
+    while (m->distinct.n_nodes > n) { /* the youngest node of a hash chain is the first in it */
         const struct bt_reader_node *x = &m->distinct.nodes[--m->distinct.n_nodes];
         m->distinct.heads[hash_node(x) & (m->distinct.n_heads - 1)] = x->next;
     }
@@ -92,7 +91,7 @@ static uint32_t length(const struct bt_automaton *m, uint32_t list)
     return at(m, list)->kind == BT_READER_K_EMPTY ? 0 : at(m, list)->b;
 }
 
-/* A text or an array with one byte or item more. */
+/* A text with one more byte, or an array with one more item. */
 static uint32_t append(struct bt_automaton *m, uint8_t kind, uint32_t list, uint32_t a)
 {
     if (list == BT_READER_FAILED) {
@@ -116,7 +115,7 @@ static uint32_t append_char(struct bt_automaton *m, uint32_t text, uint32_t c)
     return text;
 }
 
-/* The beginning of a text or of an array that has n bytes or items. */
+/* The first n bytes of a text, or the first n items of an array. */
 static uint32_t first_of(const struct bt_automaton *m, uint32_t list, uint32_t n)
 {
     for (uint32_t k = length(m, list); k > n; k--) {
@@ -125,7 +124,7 @@ static uint32_t first_of(const struct bt_automaton *m, uint32_t list, uint32_t n
     return list;
 }
 
-/* An object with one member more. Members are sorted by the numbers of their keys. */
+/* An object with one more member. Members are sorted by the numbers of their keys. */
 static uint32_t add_member(struct bt_automaton *m, uint32_t members, uint32_t key, uint32_t value)
 {
     uint32_t n = 0, list = members;
@@ -157,7 +156,7 @@ static uint32_t add_member(struct bt_automaton *m, uint32_t members, uint32_t ke
     return list;
 }
 
-/* Reads digits into out without zeros at the beginning; returns how many there are now. */
+/* Copies digits to out, without zeros at the beginning. Returns how many digits out has now. */
 static uint32_t digits(const char *t, uint32_t n, uint32_t *i, char *out, uint32_t k)
 {
     for (; *i < n && t[*i] >= '0' && t[*i] <= '9'; (*i)++) {
@@ -168,8 +167,8 @@ static uint32_t digits(const char *t, uint32_t n, uint32_t *i, char *out, uint32
     return k;
 }
 
-/* Writes a number as an integer without zeros at its end and an exponent of ten: equal numbers have
- * equal texts. An exponent of more than 15 digits stays as it is written. */
+/* Writes a number as an integer without zeros at its end, and an exponent of ten. So equal
+ * numbers have equal texts. An exponent of more than 15 digits stays as it was written. */
 static uint32_t normalise(const char *t, uint32_t n, char *out)
 {
     uint32_t i = t[0] == '-', from, k;
@@ -257,14 +256,14 @@ uint32_t bt_reader_expect(struct bt_automaton *m, uint32_t reader)
         n.b |= ARMED;
     } else if (n.kind == BT_READER_K_OBJECT && n.b != 0) {
         n.b |= KEY_ARMED;
-    } else { /* another thread is at another place of another text */
+    } else { /* the byte belongs to another thread, which is at another place of another text */
         m->full = true;
         return BT_READER_FAILED;
     }
     return intern(m, n);
 }
 
-/* The place around a value that has ended. */
+/* The place after `around` has received a complete value. */
 static uint32_t value_ends(struct bt_automaton *m, uint32_t around, uint32_t value)
 {
     if (value == BT_READER_FAILED) {
@@ -337,7 +336,7 @@ static bool ends_scalar(uint8_t byte)
     return byte == ',' || byte == ']' || byte == '}' || byte <= ' ';
 }
 
-/* A value begins in the place n, number id. */
+/* A value begins with this byte in place n, whose number is id. */
 static uint32_t value_begins(struct bt_automaton *m, struct bt_reader_node n, uint8_t byte)
 {
     bool armed = n.kind == BT_READER_K_OBJECT ? n.b & KEY_ARMED : n.b & ARMED;
@@ -379,7 +378,7 @@ uint32_t bt_reader_step(struct bt_automaton *m, uint32_t reader, uint8_t byte)
         n = *at(m, reader);
     }
     if (n.kind == BT_READER_K_TOP && (n.a || byte == ']' || byte == '}')) {
-        return reader; /* the array has ended; or no thread can read the byte */
+        return reader; /* the array has ended, or no thread can read the byte */
     }
     if (byte <= ' ' || byte == ':') {
         return reader;
@@ -404,8 +403,8 @@ bool bt_reader_in_string(const struct bt_automaton *m, uint32_t reader)
     return at(m, reader)->kind == BT_READER_K_STRING;
 }
 
-/* Whether the place is within a number; *e_p: within its exponent; *zero_p: its digits so far, but
- * for those of the exponent, are zeros. */
+/* Returns whether the place is within a number. *e_p: within its exponent. *zero_p: all digits
+ * before the exponent are zeros. */
 static bool in_number(const struct bt_automaton *m, uint32_t reader, bool *e_p, bool *zero_p)
 {
     const struct bt_reader_node *n = at(m, reader);
@@ -419,7 +418,7 @@ static bool in_number(const struct bt_automaton *m, uint32_t reader, bool *e_p, 
         } else if (c >= '1' && c <= '9') {
             *zero_p = false;
         } else if (c > '9') {
-            return false; /* a word */
+            return false; /* true, false or null */
         }
     }
     return n->kind == BT_READER_K_SCALAR;
@@ -438,7 +437,8 @@ uint32_t bt_reader_without_zeros(struct bt_automaton *m, uint32_t reader)
         return reader;
     }
     struct bt_reader_node n = *at(m, reader);
-    while (e && zero && (at(m, n.a)->a | 32) != 'e') { /* zero whatever the exponent is */
+    /* zero has the same value with any exponent */
+    while (e && zero && (at(m, n.a)->a | 32) != 'e') {
         n.a = at(m, n.a)->parent;
     }
     uint32_t cut = n.a;
@@ -451,8 +451,8 @@ uint32_t bt_reader_without_zeros(struct bt_automaton *m, uint32_t reader)
     return intern(m, n);
 }
 
-/* The places from the array of the level, path[0], to the present one. 0: there is no such array;
- * more than PATH_MAX_PLACES: too many. */
+/* The places from the array of the level, path[0], to the present one. Returns their number; 0:
+ * there is no such array; more than PATH_MAX_PLACES: there are too many. */
 static uint32_t path_to(const struct bt_automaton *m, uint32_t reader, uint32_t level,
                         uint32_t path[PATH_MAX_PLACES])
 {
@@ -486,7 +486,8 @@ bool bt_reader_is_double(struct bt_automaton *m, uint32_t reader, uint32_t level
     struct bt_reader_node n = *at(m, around);
     if (n.kind != BT_READER_K_ARRAY || !(n.b & TRACKED) || n.level != level ||
         (around == reader && length(m, n.a) == 0)) {
-        m->full = true; /* a thread is at another place of another text */
+        /* the reader belongs to another thread, which is at another place of another text */
+        m->full = true;
         return false;
     }
     if (around != reader) {
@@ -508,7 +509,7 @@ bool bt_reader_is_double(struct bt_automaton *m, uint32_t reader, uint32_t level
     return false;
 }
 
-/* The value of a key in an object; 0: it has none. */
+/* The value of a key in an object; 0: the object does not have the key. */
 static uint32_t member_of(const struct bt_automaton *m, uint32_t object, uint32_t key)
 {
     while (at(m, object)->kind == BT_READER_K_MEMBER && at(m, object)->a > key) {
@@ -533,7 +534,7 @@ static bool has_members(const struct bt_automaton *m, uint32_t object, uint32_t 
     return true;
 }
 
-/* Whether a key that part lacks begins with the text. */
+/* Returns whether the object has a key that part lacks and that begins with the text. */
 static bool has_key(const struct bt_automaton *m, uint32_t object, uint32_t part, uint32_t text)
 {
     uint32_t n = length(m, text);
@@ -546,7 +547,7 @@ static bool has_key(const struct bt_automaton *m, uint32_t object, uint32_t part
     return false;
 }
 
-/* Whether what was read in path[i..n) can become the value v. */
+/* Returns whether what was read in path[i..n) can become the value v. */
 static bool may_become(const struct bt_automaton *m, uint32_t v, const uint32_t *path, uint32_t i,
                        uint32_t n)
 {
@@ -624,7 +625,8 @@ bool bt_reader_may_double(struct bt_automaton *m, uint32_t reader, uint32_t leve
     const struct bt_reader_node *n = at(m, reader);
     if (n->kind == BT_READER_K_SCALAR && at(m, n->parent)->kind == BT_READER_K_ARRAY &&
         at(m, n->parent)->b & TRACKED) {
-        return true; /* an item may have ended, and the next byte makes it an earlier one */
+        /* an item may have ended, and the next byte would make it equal to an earlier one */
+        return true;
     }
     for (level = n->level; level > 0; level--) {
         if (may_double(m, reader, level)) {
