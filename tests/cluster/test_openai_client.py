@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+import npm_packages
 from conftest import BUILD, LOCAL, wait_for
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "openai-client")
@@ -15,24 +16,10 @@ SCENARIOS = ["models", "chat", "chat_stream", "chat_stream_helper", "chat_choice
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
+def client():
     """A folder with the pinned package installed beside the script."""
-    for tool in ("node", "npm"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"no {tool} on PATH; deploy/local/setup.sh --tests installs it")
-    folder = tmp_path_factory.mktemp("openai-client")
-    for name in ("package.json", "client.mjs"):
-        shutil.copy(os.path.join(HERE, name), folder)
-    cmd = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error",
-           "--fetch-retries=1", "--fetch-timeout=30000"]
-    try:
-        p = subprocess.run(cmd, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, timeout=120)
-        why = p.stdout.decode(errors="replace").strip() if p.returncode != 0 else None
-    except subprocess.TimeoutExpired:
-        why = "took longer than 120 s"
-    if why is not None:
-        pytest.skip("npm install openai failed (no network?): " + why[-300:])
+    folder = npm_packages.install(HERE)
+    shutil.copy(os.path.join(HERE, "client.mjs"), folder)
     return folder
 
 
