@@ -393,6 +393,98 @@ static void test_beams(void **state)
     drive_slot_close(&d, 2);
 }
 
+/* ---- other results of a step ---- */
+
+#define N_OTHER 12
+#define N_DOLA  30
+
+struct results {
+    struct bt_engine_out prompt[N_TEXT], next[2], dola[N_DOLA], contrast[N_OTHER];
+    uint32_t n_prompt;
+};
+
+/* Prompt logprobs beside a neighbour, DoLa and contrastive search. With an MTP layer the sequence
+ * of DoLa begins twice: the second time behind its KV, with the token that runs again in front. */
+static void other_results(struct drive *e, struct results *r)
+{
+    struct bt_engine_params p = drive_greedy(2);
+    struct bt_engine_event ev;
+    bt_engine_ticket_t fwd, smp;
+    memset(r, 0, sizeof(*r));
+    e->next_page = 0;
+    drive_slot(e, 0, &p, text, 60, N_OTHER);
+    drive_slot(e, 1, &p, text + 20, 30, N_OTHER);
+    const struct bt_engine_row rows[2] = {
+        {.slot = 1, .n = 30, .tokens = text + 20, .flags = BT_ROW_SAMPLE},
+        {.n = 60, .tokens = text, .flags = BT_ROW_SAMPLE | BT_ROW_PROMPT_LOGPROBS}};
+    const struct bt_engine_batch b = {.n_rows = 2, .rows = rows};
+    assert_int_equal(e->vt->forward(e->e, &b, &fwd), BT_OK);
+    ev = drive_wait(e, fwd);
+    r->n_prompt = ev.n_out;
+    memcpy(r->prompt, ev.out, ev.n_out * sizeof(*ev.out));
+    assert_int_equal(e->vt->sample(e->e, fwd, NULL, &smp), BT_OK);
+    ev = drive_wait(e, smp);
+    assert_int_equal(ev.n_out, 2);
+    memcpy(r->next, ev.out, sizeof(r->next));
+    e->vt->release(e->e, fwd);
+    e->vt->release(e->e, smp);
+    drive_slot_close(e, 0);
+    drive_slot_close(e, 1);
+
+    p.n_dola = 1;
+    uint32_t pages[4] = {9, 5, 7, 3};
+    for (uint32_t i = 0; i < 2 * N_DOLA; i++) {
+        uint32_t n = 30 + i / 2, from = i % 2 ? 17 : 0; /* the KV before it is in the pages */
+        assert_int_equal(e->vt->slot_open(e->e, 2, &p, text, n, n), BT_OK);
+        assert_int_equal(e->vt->slot_pages(e->e, 2, 0, pages, 4), BT_OK);
+        r->dola[i / 2] = drive_prefill(e, 2, text, from, n, 2048);
+        drive_slot_close(e, 2);
+    }
+
+    p.n_dola = 0;
+    p.penalty_alpha = 0.6f;
+    p.top_k = 4;
+    p.hidden_max = 64;
+    drive_slot(e, 3, &p, text, 40, N_OTHER);
+    r->contrast[0] = drive_prefill(e, 3, text, 0, 40, 13);
+    for (uint32_t i = 1; i < N_OTHER; i++) {
+        r->contrast[i] = drive_decode(e, 3);
+    }
+    drive_slot_close(e, 3);
+}
+
+static void same_results(const struct bt_engine_out *a, const struct bt_engine_out *b, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (a[i].slot != b[i].slot || a[i].pos != b[i].pos || a[i].token != b[i].token ||
+            a[i].logprob != b[i].logprob || a[i].bad != b[i].bad) {
+            fail_msg("result %u: token %u (%.9g) instead of %u (%.9g)", i, b[i].token, b[i].logprob,
+                     a[i].token, a[i].logprob);
+        }
+    }
+}
+
+/* They are those of an engine without the layer, bit for bit. */
+static void test_other_results(void **state)
+{
+    (void)state;
+    need_exact();
+    static struct results want, got;
+    struct drive plain;
+    drive_mtp = false;
+    drive_open(&plain, "cpu", MODEL, PAGE);
+    drive_mtp = true;
+    other_results(&plain, &want);
+    other_results(&d, &got);
+    drive_close(&plain);
+    assert_int_equal(want.n_prompt, 59);
+    assert_int_equal(got.n_prompt, want.n_prompt);
+    same_results(want.prompt, got.prompt, want.n_prompt);
+    same_results(want.next, got.next, 2);
+    same_results(want.dola, got.dola, N_DOLA);
+    same_results(want.contrast, got.contrast, N_OTHER);
+}
+
 /* ---- refusals ---- */
 
 static void test_bad_calls(void **state)
@@ -499,11 +591,12 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),      cmocka_unit_test(test_drafts_change_nothing),
-        cmocka_unit_test(test_bytes),          cmocka_unit_test(test_begins_in_the_middle),
-        cmocka_unit_test(test_fork),           cmocka_unit_test(test_together),
-        cmocka_unit_test(test_beams),          cmocka_unit_test(test_bad_calls),
-        cmocka_unit_test(test_end_of_context), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_reference), cmocka_unit_test(test_drafts_change_nothing),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_begins_in_the_middle),
+        cmocka_unit_test(test_fork),      cmocka_unit_test(test_together),
+        cmocka_unit_test(test_beams),     cmocka_unit_test(test_other_results),
+        cmocka_unit_test(test_bad_calls), cmocka_unit_test(test_end_of_context),
+        cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
