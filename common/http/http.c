@@ -89,6 +89,7 @@ static struct bt_http_conn *conn_create(struct bt_http *h, int fd,
     bt_http_record_client(c, at);
     bt_list_insert_tail(&h->conns, &c->link);
     bt_http_parser_init(&c->parser, h->o.body_max);
+    c->crypt = h->o.tls != NULL ? bt_http_crypt_create(h->o.tls, fd) : NULL;
     c->events = EPOLLIN;
     c->w = bt_loop_fd_add(h->loop, fd, EPOLLIN, bt_http_input_event, c);
     h->n_conns++;
@@ -123,7 +124,8 @@ static void accept_failed(struct bt_http *h, int error)
         h->spare_fd = -1;
         int fd = bt_loop_accept(h->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
-            ssize_t n = send(fd, no_place, sizeof(no_place) - 1, MSG_NOSIGNAL);
+            ssize_t n =
+                h->o.tls != NULL ? 0 : send(fd, no_place, sizeof(no_place) - 1, MSG_NOSIGNAL);
             (void)n; /* best effort */
             shutdown(fd, SHUT_WR);
             close(fd);
@@ -146,7 +148,7 @@ static void refuse_conn(struct bt_http_conn *c)
 static void evict(struct bt_http_conn *c)
 {
     c->h->unheard++;
-    if (c->state == HTTP_READING && bt_http_conn_unsent(c) == 0) {
+    if (c->state == HTTP_READING && bt_http_conn_unsent(c) == 0 && !bt_http_conn_shaking(c)) {
         ssize_t n = bt_http_conn_send(c, no_place, sizeof(no_place) - 1);
         (void)n; /* best effort */
     }
@@ -173,7 +175,8 @@ static void on_accept(void *arg, uint32_t events)
             }
             continue; /* an error of that client's connection only: ECONNABORTED, EPROTO, ... */
         }
-        if (h->n_conns >= h->o.conns_max + REFUSED_CONNS_MAX) {
+        /* A handshake only to say no would cost more than a request. */
+        if (h->n_conns >= h->o.conns_max + (h->o.tls != NULL ? 0 : REFUSED_CONNS_MAX)) {
             close(fd);
             h->unheard++;
             continue;

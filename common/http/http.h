@@ -16,6 +16,7 @@
 #include "common/loop/loop.h"
 
 struct bt_http;
+struct bt_http_tls; /* http_tls.h */
 struct bt_http_req; /* one request and its response; the handler owns it until it ends it */
 
 /* The header of a request is complete and its body is not read yet. True: the body may come, and
@@ -72,6 +73,8 @@ struct bt_http_options {
      * leaves free to others (429 above). What a header announces counts at once. At least 2 x
      * body_max. 0: no limit. */
     uint64_t body_total;
+    /* TLS for all connections; outlives the server. NULL: plain TCP. */
+    struct bt_http_tls *tls;
     /* Limit of connections without an accepted request. Beyond it the oldest is closed (of an
      * address that has a quarter of them, if there is one). They have half of the header's time. 0:
      * no limit. */

@@ -1,5 +1,5 @@
-/* A connection's output, deadlines and end. Loop thread. Plain TCP: a TLS layer would replace
- * bt_http_conn_recv and bt_http_conn_send and nothing else. A connection is closed, and its handler
+/* A connection's output, deadlines and end. Loop thread. Whether there is TLS below (http_tls.c)
+ * matters here only. A connection is closed, and its handler
  * is told, only in the loop's own callbacks, never inside a bt_http_ call of a handler. */
 #include <errno.h>
 #include <linux/sockios.h>
@@ -27,16 +27,17 @@
 /* A pulled answer gives its next piece when less than this is unsent. */
 #define PULL_BELOW (BT_HTTP_PIECE / 2)
 
-/* ---- the place for TLS ---- */
+/* ---- TLS or plain TCP ---- */
 
 ssize_t bt_http_conn_recv(struct bt_http_conn *c, void *buf, size_t cap)
 {
-    return recv(c->fd, buf, cap, 0);
+    return c->crypt != NULL ? bt_http_crypt_recv(c->crypt, buf, cap) : recv(c->fd, buf, cap, 0);
 }
 
 ssize_t bt_http_conn_send(struct bt_http_conn *c, const void *buf, size_t len)
 {
-    return send(c->fd, buf, len, MSG_NOSIGNAL);
+    return c->crypt != NULL ? bt_http_crypt_send(c->crypt, buf, len)
+                            : send(c->fd, buf, len, MSG_NOSIGNAL);
 }
 
 /* ---- end, deadlines, epoll events ---- */
@@ -53,6 +54,12 @@ void bt_http_conn_close(struct bt_http_conn *c)
     bt_http_share_leave(c);
     bt_timer_stop(h->loop, &c->timer);
     bt_loop_fd_del(h->loop, c->w);
+    if (c->crypt != NULL) {
+        if (!c->trace.cut && bt_http_conn_unsent(c) == 0) { /* else its client shall see a cut */
+            bt_http_crypt_close(c->crypt);
+        }
+        bt_http_crypt_destroy(c->crypt);
+    }
     close(c->fd);
     h->n_conns--;
     bt_http_parser_cleanup(&c->parser);
@@ -137,6 +144,7 @@ void bt_http_conn_update(struct bt_http_conn *c)
     bool reading = c->state == HTTP_READING && c->in.len == c->in_off;
     if ((reading || c->state == HTTP_LINGERING) && !waits) {
         events |= EPOLLIN;
+        events |= c->crypt != NULL && bt_http_crypt_wants_out(c->crypt) ? EPOLLOUT : 0;
     }
     if (c->state == HTTP_ANSWERING && !c->half_closed) {
         events |= EPOLLRDHUP; /* so that the end of an idle stream's client is noticed at once */
@@ -157,6 +165,9 @@ void bt_http_conn_update(struct bt_http_conn *c)
         bt_http_conn_timer(c, HTTP_TIMER_NONE, 0);
     } else if (c->state == HTTP_LINGERING) {
         bt_http_conn_timer(c, HTTP_TIMER_LINGER, LINGER_MS);
+    } else if (bt_http_conn_shaking(c)) {
+        bool stranger = o->strangers_max > 0;
+        bt_http_conn_timer(c, HTTP_TIMER_HANDSHAKE, o->header_timeout_ms / (stranger ? 2 : 1));
     } else if (c->parser.phase == BT_HTTP_BODY) {
         bt_http_conn_timer(c, HTTP_TIMER_BODY, o->body_timeout_ms);
     } else if (bt_http_parser_started(&c->parser)) {
@@ -283,6 +294,9 @@ void bt_http_conn_settle(struct bt_http_conn *c)
         alive = false;
     }
     if (alive && c->state == HTTP_CLOSING && bt_http_conn_unsent(c) == 0) {
+        if (c->crypt != NULL) {
+            bt_http_crypt_close(c->crypt);
+        }
         alive = shutdown(c->fd, SHUT_WR) == 0;
         c->state = HTTP_LINGERING;
         bt_buf_cleanup(&c->in);

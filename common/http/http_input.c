@@ -231,9 +231,28 @@ bool bt_http_input_next(struct bt_http_conn *c)
 
 /* ---- reading ---- */
 
+/* Goes on with the TLS handshake. False: close. */
+static bool conn_shake(struct bt_http_conn *c)
+{
+    switch (bt_http_crypt_shake(c->crypt, c->client)) {
+    case BT_HTTP_SHAKE_FAILED: return false;
+    case BT_HTTP_SHAKE_PLAIN:
+        bt_http_crypt_destroy(c->crypt);
+        c->crypt = NULL;
+        bt_http_reply_error(c, 400, "this port serves HTTPS only: use https:// in the address");
+        break;
+    case BT_HTTP_SHAKE_MORE:
+    case BT_HTTP_SHAKE_DONE: break;
+    }
+    return true;
+}
+
 /* False: close. */
 static bool conn_read(struct bt_http_conn *c)
 {
+    if (bt_http_conn_shaking(c)) {
+        return conn_shake(c);
+    }
     ssize_t n = bt_http_conn_recv(c, c->h->scratch, HTTP_READ_BYTES);
     if (n < 0) {
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
@@ -317,7 +336,9 @@ void bt_http_input_event(void *arg, uint32_t events)
         c->probes = 0;
         bt_http_conn_probe(c);
     }
-    c->readable = c->readable || ((events & EPOLLIN) != 0 && (c->events & EPOLLIN) != 0);
+    uint32_t readable =
+        EPOLLIN | (c->crypt != NULL && bt_http_crypt_wants_out(c->crypt) ? EPOLLOUT : 0);
+    c->readable = c->readable || ((events & readable) != 0 && (c->events & EPOLLIN) != 0);
     if (may_serve(c->h)) {
         serve(c);
     } else {

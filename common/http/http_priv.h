@@ -12,6 +12,7 @@
 #include "common/base/map.h"
 #include "common/http/http.h"
 #include "common/http/http_parse.h"
+#include "common/http/http_tls.h"
 #include "common/log/log.h"
 
 #define HTTP_REQ_MAGIC 0x48747071u
@@ -31,6 +32,7 @@ typedef enum {
 typedef enum {
     HTTP_TIMER_NONE,
     HTTP_TIMER_IDLE,
+    HTTP_TIMER_HANDSHAKE,
     HTTP_TIMER_HEADER,
     HTTP_TIMER_BODY,
     HTTP_TIMER_WRITE, /* the client takes nothing of what we have for it */
@@ -64,6 +66,7 @@ struct bt_http_conn {
     struct bt_list turn;        /* in h->turns while it waits to be served */
     bool readable;              /* ... and epoll has said that there is input */
     int fd;
+    struct bt_http_crypt *crypt; /* NULL: plain TCP */
     struct bt_loop_fd *w;
     uint32_t events;
     bt_http_state_t state;
@@ -187,6 +190,11 @@ const char *bt_http_key_text(const struct bt_http *h, const char *name, char tex
 static inline size_t bt_http_conn_unsent(const struct bt_http_conn *c)
 {
     return c->out.len - c->out_off;
+}
+/* Is there TLS, and is its handshake not over? */
+static inline bool bt_http_conn_shaking(const struct bt_http_conn *c)
+{
+    return c->crypt != NULL && !bt_http_crypt_ready(c->crypt);
 }
 /* As recv and send on the connection's socket: -1 and errno, or the number of bytes. */
 ssize_t bt_http_conn_recv(struct bt_http_conn *c, void *buf, size_t cap);

@@ -112,7 +112,7 @@ static inline int setup(void **state)
 static inline int teardown(void **state)
 {
     (void)state;
-    bt_http_destroy(http);
+    bt_http_destroy(http); /* NULL: it was destroyed by the test */
     bt_loop_destroy(loop);
     for (int i = 0; i < n_held; i++) {
         assert_null(held[i]); /* every request was ended or reported gone */

@@ -1,0 +1,492 @@
+/* TLS of HTTP connections over OpenSSL; see http_tls.h. */
+#include "common/http/http_tls.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+
+#include "common/base/clock.h"
+#include "common/conf/conf.h"
+#include "common/log/log.h"
+
+#define LOOK_MS    5000
+#define EXPIRING_S (7u * 86400)
+#define REMIND_S   86400u
+#define SAY_NS     10000000000ull /* between lines about refused handshakes */
+#define RECORD     16384          /* largest content of a TLS record, bytes */
+#define READS      8              /* records of one recv: a client may send records of one byte */
+
+enum { CERT, KEY, CLIENT_CA, FILES };
+static const char *const names[FILES] = {"tls.crt", "tls.key", "client-ca.crt"};
+
+struct stamp { /* of a file, to see that it is another one; zeros: it is missing */
+    uint64_t dev, ino, size;
+    struct timespec mtime, ctime;
+};
+
+struct bt_http_tls {
+    char *key, *files[FILES];
+    SSL_CTX *ctx;
+    BIO_METHOD *bio; /* a socket's, without SIGPIPE */
+    bool asks;       /* for clients' certificates */
+    uint64_t not_after_s, refused, reminded_s;
+    struct stamp stamps[FILES];
+    struct bt_log_pace pace;
+    struct bt_loop *loop;
+    struct bt_timer timer;
+};
+
+struct bt_http_crypt {
+    struct bt_http_tls *t;
+    SSL *ssl;
+    int fd;
+    bool seen; /* the client's first byte */
+    bool ready, failed;
+    bool eof;       /* the client has sent FIN */
+    bool wants_out; /* the last recv or handshake */
+};
+
+/* ---- files ---- */
+
+static bt_status_t fault(const struct bt_http_tls *t, int file, char *err, size_t cap,
+                         const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+
+static bt_status_t fault(const struct bt_http_tls *t, int file, char *err, size_t cap,
+                         const char *fmt, ...)
+{
+    char what[300];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof(what), fmt, ap);
+    va_end(ap);
+    ERR_clear_error(); /* errors are per thread: gRPC must not find them */
+    snprintf(err, cap, "%s: %s: %s", t->key, t->files[file], what);
+    return BT_ERR_CONFIG;
+}
+
+/* A key with a passphrase is refused; without this OpenSSL would ask on the terminal. */
+static int no_passphrase(char *buf, int size, int rwflag, void *arg)
+{
+    (void)buf;
+    (void)size;
+    (void)rwflag;
+    (void)arg;
+    return 0;
+}
+
+/* Takes http/1.1 from the client's list of protocols (RFC 7301). A client without http/1.1 would
+ * speak another protocol, so its handshake fails. */
+static int on_alpn(SSL *ssl, const unsigned char **out, unsigned char *out_len,
+                   const unsigned char *in, unsigned in_len, void *arg)
+{
+    static const unsigned char ours[] = "\x08http/1.1";
+    (void)ssl;
+    (void)arg;
+    return SSL_select_next_proto((unsigned char **)(uintptr_t)out, out_len, ours, sizeof(ours) - 1,
+                                 in, in_len) == OPENSSL_NPN_NEGOTIATED
+               ? SSL_TLSEXT_ERR_OK
+               : SSL_TLSEXT_ERR_ALERT_FATAL;
+}
+
+static SSL_CTX *make_ctx(void)
+{
+    SSL_CTX *ctx = SSL_CTX_new(TLS_server_method());
+    BT_ASSERT(ctx != NULL);
+    bool ok = SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION) == 1 &&
+              SSL_CTX_set_cipher_list(ctx, "ECDHE+AESGCM:ECDHE+CHACHA20") == 1 &&
+              SSL_CTX_set1_groups_list(ctx, "X25519:P-256:P-384") == 1;
+    BT_ASSERT(ok);
+    SSL_CTX_set_options(ctx, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION |
+                                 SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA |
+                                 /* HTTP's framing shows whether a request is whole */
+                                 SSL_OP_IGNORE_UNEXPECTED_EOF);
+    SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_num_tickets(ctx, 0);
+    /* Without AUTO_RETRY, a read returns after each record that has no content, such as a key
+     * update: a flood of them must not hold the loop. */
+    SSL_CTX_clear_mode(ctx, SSL_MODE_AUTO_RETRY);
+    SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
+                              SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_read_ahead(ctx, 0); /* epoll does not see bytes that OpenSSL has read ahead */
+    SSL_CTX_set_default_passwd_cb(ctx, no_passphrase);
+    SSL_CTX_set_alpn_select_cb(ctx, on_alpn, NULL);
+    return ctx;
+}
+
+/* Reads the CA's certificates. False: there is none. */
+static bool add_client_ca(SSL_CTX *ctx, BIO *file)
+{
+    X509 *x;
+    size_t n = 0;
+    while ((x = PEM_read_bio_X509(file, NULL, no_passphrase, NULL)) != NULL) {
+        n += X509_STORE_add_cert(SSL_CTX_get_cert_store(ctx), x) == 1 &&
+             SSL_CTX_add_client_CA(ctx, x) == 1;
+        X509_free(x);
+    }
+    ERR_clear_error(); /* OpenSSL reports the end of the file as an error */
+    SSL_CTX_set_verify(ctx, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
+    return n > 0;
+}
+
+static uint64_t end_of(const SSL_CTX *ctx)
+{
+    struct tm tm;
+    X509 *x = SSL_CTX_get0_certificate(ctx);
+    time_t s = ASN1_TIME_to_tm(X509_get0_notAfter(x), &tm) == 1 ? timegm(&tm) : 0;
+    return s > 0 ? (uint64_t)s : 0;
+}
+
+/* Makes a context of the files. OK: *ctx_p and *asks_p. */
+static bt_status_t read_files(const struct bt_http_tls *t, SSL_CTX **ctx_p, bool *asks_p, char *err,
+                              size_t cap)
+{
+    struct stat st;
+    char why[200];
+    SSL_CTX *ctx = make_ctx();
+    bt_status_t status = BT_OK;
+    BIO *ca = NULL;
+    bool asks = stat(t->files[CLIENT_CA], &st) == 0;
+    ERR_clear_error();
+    if (stat(t->files[CERT], &st) != 0) {
+        status = fault(t, CERT, err, cap, "it cannot be read: %s; baton-certs server makes one",
+                       strerror(errno));
+    } else if (SSL_CTX_use_certificate_chain_file(ctx, t->files[CERT]) != 1) {
+        status = fault(t, CERT, err, cap, "it has no certificate in PEM form that can be used (%s)",
+                       ERR_reason_error_string(ERR_peek_error()));
+    } else if (stat(t->files[KEY], &st) != 0) {
+        status = fault(t, KEY, err, cap, "it cannot be read: %s", strerror(errno));
+    } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
+        status = fault(t, KEY, err, cap, "%s", why);
+    } else if (SSL_CTX_use_PrivateKey_file(ctx, t->files[KEY], SSL_FILETYPE_PEM) != 1 ||
+               SSL_CTX_check_private_key(ctx) != 1) {
+        status = fault(t, KEY, err, cap,
+                       "it is not the private key, in PEM form and without a passphrase, of %s",
+                       t->files[CERT]);
+    } else if (asks &&
+               ((ca = BIO_new_file(t->files[CLIENT_CA], "r")) == NULL || !add_client_ca(ctx, ca))) {
+        status = fault(t, CLIENT_CA, err, cap,
+                       "it has no certificate in PEM form; remove it if clients need none");
+    } else if (!asks && t->asks) {
+        status = fault(t, CLIENT_CA, err, cap,
+                       "it is gone, and clients still need certificates; restart to end that");
+    }
+    BIO_free(ca);
+    if (status != BT_OK) {
+        SSL_CTX_free(ctx);
+        return status;
+    }
+    *ctx_p = ctx;
+    *asks_p = asks;
+    return BT_OK;
+}
+
+static void take_stamps(const struct bt_http_tls *t, struct stamp to[FILES])
+{
+    memset(to, 0, FILES * sizeof(to[0])); /* compared as bytes */
+    for (int i = 0; i < FILES; i++) {
+        struct stat st;
+        if (stat(t->files[i], &st) == 0) {
+            to[i].dev = st.st_dev;
+            to[i].ino = st.st_ino;
+            to[i].size = (uint64_t)st.st_size;
+            to[i].mtime = st.st_mtim;
+            to[i].ctime = st.st_ctim;
+        }
+    }
+}
+
+static void warn_of_end(struct bt_http_tls *t)
+{
+    uint64_t now_s = bt_real_ns() / 1000000000;
+    bool over = now_s >= t->not_after_s;
+    if (now_s + EXPIRING_S < t->not_after_s || now_s < t->reminded_s + REMIND_S) {
+        return;
+    }
+    t->reminded_s = now_s;
+    BT_WARN(over ? "tls_expired" : "tls_expiring", "file=%s hours_left=%lld remedy=%s",
+            t->files[CERT], (long long)(t->not_after_s - now_s) / 3600,
+            "put a new certificate and key in place of these files; they are read again by "
+            "themselves");
+}
+
+static void on_look(void *arg)
+{
+    struct bt_http_tls *t = arg;
+    struct stamp now[FILES];
+    SSL_CTX *ctx;
+    char err[600];
+    warn_of_end(t);
+    take_stamps(t, now);
+    if (memcmp(now, t->stamps, sizeof(now)) == 0) {
+        return;
+    }
+    memcpy(t->stamps, now, sizeof(now));
+    if (read_files(t, &ctx, &t->asks, err, sizeof(err)) != BT_OK) {
+        BT_WARN("tls_not_renewed", "why=%s remedy=%s", err,
+                "the files that were read before stay in use");
+        return;
+    }
+    SSL_CTX_free(t->ctx); /* connections that stand have references of their own */
+    t->ctx = ctx;
+    t->not_after_s = end_of(ctx);
+    t->reminded_s = 0;
+    BT_INFO("tls_renewed", "file=%s not_after_s=%llu client_certificates=%s", t->files[CERT],
+            (unsigned long long)t->not_after_s, t->asks ? "required" : "no");
+    warn_of_end(t);
+}
+
+/* ---- the socket as OpenSSL sees it ---- */
+
+static int bio_write(BIO *b, const char *data, int len)
+{
+    const struct bt_http_crypt *s = BIO_get_data(b);
+    BIO_clear_retry_flags(b);
+    ssize_t n = send(s->fd, data, (size_t)len, MSG_NOSIGNAL);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        BIO_set_retry_write(b);
+    }
+    return (int)n;
+}
+
+static int bio_read(BIO *b, char *data, int len)
+{
+    struct bt_http_crypt *s = BIO_get_data(b);
+    BIO_clear_retry_flags(b);
+    ssize_t n = recv(s->fd, data, (size_t)len, 0);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        BIO_set_retry_read(b);
+    }
+    s->eof = s->eof || n == 0;
+    return (int)n;
+}
+
+static long bio_ctrl(BIO *b, int command, long num, void *ptr)
+{
+    const struct bt_http_crypt *s = BIO_get_data(b);
+    (void)num;
+    (void)ptr;
+    return command == BIO_CTRL_FLUSH || (command == BIO_CTRL_EOF && s->eof);
+}
+
+static int bio_create(BIO *b)
+{
+    BIO_set_init(b, 1);
+    return 1;
+}
+
+/* ---- life ---- */
+
+bt_status_t bt_http_tls_create(const char *key, const char *dir, struct bt_http_tls **tls_p,
+                               char *err, size_t err_cap)
+{
+    struct bt_http_tls *t = bt_calloc(1, sizeof(*t));
+    t->key = bt_strdup(key);
+    for (int i = 0; i < FILES; i++) {
+        t->files[i] = bt_sprintf("%s/%s", dir, names[i]);
+    }
+    take_stamps(t,
+                t->stamps); /* before reading, so that files that change meanwhile are read again */
+    bt_status_t st = read_files(t, &t->ctx, &t->asks, err, err_cap);
+    if (st != BT_OK) {
+        bt_http_tls_destroy(t);
+        return st;
+    }
+    t->not_after_s = end_of(t->ctx);
+    t->bio = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "baton http");
+    BT_ASSERT(t->bio != NULL);
+    BIO_meth_set_write(t->bio, bio_write);
+    BIO_meth_set_read(t->bio, bio_read);
+    BIO_meth_set_ctrl(t->bio, bio_ctrl);
+    BIO_meth_set_create(t->bio, bio_create);
+    *tls_p = t;
+    return BT_OK;
+}
+
+void bt_http_tls_watch(struct bt_http_tls *t, struct bt_loop *loop)
+{
+    t->loop = loop;
+    BT_INFO("http_tls", "file=%s client_certificates=%s", t->files[CERT],
+            t->asks ? "required" : "no");
+    warn_of_end(t);
+    bt_timer_start(loop, &t->timer, LOOK_MS, LOOK_MS, on_look, t);
+}
+
+void bt_http_tls_destroy(struct bt_http_tls *t)
+{
+    if (t == NULL) {
+        return;
+    }
+    if (t->loop != NULL) {
+        bt_timer_stop(t->loop, &t->timer);
+    }
+    SSL_CTX_free(t->ctx);
+    BIO_meth_free(t->bio);
+    for (int i = 0; i < FILES; i++) {
+        free(t->files[i]);
+    }
+    free(t->key);
+    free(t);
+}
+
+uint64_t bt_http_tls_not_after_s(const struct bt_http_tls *t)
+{
+    return t->not_after_s;
+}
+
+uint64_t bt_http_tls_refused(const struct bt_http_tls *t)
+{
+    return t->refused;
+}
+
+/* ---- a connection ---- */
+
+struct bt_http_crypt *bt_http_crypt_create(struct bt_http_tls *t, int fd)
+{
+    struct bt_http_crypt *s = bt_calloc(1, sizeof(*s));
+    BIO *bio = BIO_new(t->bio);
+    s->t = t;
+    s->fd = fd;
+    s->ssl = SSL_new(t->ctx);
+    BT_ASSERT(bio != NULL && s->ssl != NULL); /* as malloc's failure: the process ends */
+    BIO_set_data(bio, s);
+    SSL_set_bio(s->ssl, bio, bio);
+    SSL_set_accept_state(s->ssl);
+    return s;
+}
+
+void bt_http_crypt_destroy(struct bt_http_crypt *s)
+{
+    if (s != NULL) {
+        SSL_free(s->ssl);
+        free(s);
+    }
+}
+
+bool bt_http_crypt_ready(const struct bt_http_crypt *s)
+{
+    return s->ready;
+}
+
+bool bt_http_crypt_wants_out(const struct bt_http_crypt *s)
+{
+    return s->wants_out;
+}
+
+/* What an operation that returned n <= 0 means: EAGAIN, or the connection's end. */
+static int failure(struct bt_http_crypt *s, int n)
+{
+    int e = SSL_get_error(s->ssl, n);
+    s->wants_out = e == SSL_ERROR_WANT_WRITE;
+    if (e == SSL_ERROR_WANT_READ || e == SSL_ERROR_WANT_WRITE) {
+        return EAGAIN;
+    }
+    s->failed = e != SSL_ERROR_ZERO_RETURN;
+    return ECONNRESET;
+}
+
+/* The log gets a line from time to time: a scanner may try thousands of handshakes. */
+static void say_refused(struct bt_http_crypt *s, const char *client)
+{
+    struct bt_http_tls *t = s->t;
+    t->refused++;
+    uint32_t times = bt_log_due(&t->pace, bt_mono_ns(), SAY_NS);
+    if (times > 0) {
+        const char *why = ERR_reason_error_string(ERR_peek_last_error());
+        BT_WARN("http_tls_refused", "client=%s why=%s times=%u", client,
+                why != NULL ? why : "the client left during the handshake", times);
+    }
+    ERR_clear_error();
+}
+
+bt_http_shake_t bt_http_crypt_shake(struct bt_http_crypt *s, const char *client)
+{
+    unsigned char first;
+    ERR_clear_error();
+    ssize_t peeked = s->seen ? -1 : recv(s->fd, &first, 1, MSG_PEEK);
+    if (peeked == 0) { /* a load balancer's check: it connects and leaves */
+        return BT_HTTP_SHAKE_FAILED;
+    }
+    if (peeked == 1 && first >= 'A' && first <= 'Z') { /* a method of HTTP is in capitals */
+        return BT_HTTP_SHAKE_PLAIN;
+    }
+    s->seen = s->seen || peeked == 1;
+    int n = SSL_do_handshake(s->ssl);
+    if (n == 1) {
+        s->ready = true;
+        s->wants_out = false;
+        return BT_HTTP_SHAKE_DONE;
+    }
+    if (failure(s, n) == EAGAIN) {
+        return BT_HTTP_SHAKE_MORE;
+    }
+    say_refused(s, client);
+    return BT_HTTP_SHAKE_FAILED;
+}
+
+ssize_t bt_http_crypt_recv(struct bt_http_crypt *s, void *buf, size_t cap)
+{
+    size_t got = 0;
+    BT_ASSERT(cap >= RECORD); /* so that nothing of a record stays in OpenSSL */
+    if (s->failed) {
+        errno = ECONNRESET;
+        return -1;
+    }
+    for (int i = 0; i < READS && cap - got >= RECORD; i++) {
+        ERR_clear_error();
+        int n = SSL_read(s->ssl, (char *)buf + got, (int)BT_MIN(cap - got, (size_t)INT_MAX));
+        if (n > 0) {
+            s->wants_out = false;
+            got += (size_t)n;
+            continue;
+        }
+        int e = failure(s, n);
+        ERR_clear_error();
+        if (got > 0) {
+            break; /* the next call finds the same */
+        }
+        if (e != EAGAIN && !s->failed) {
+            return 0; /* the client sends no more */
+        }
+        errno = e;
+        return -1;
+    }
+    return (ssize_t)got;
+}
+
+ssize_t bt_http_crypt_send(struct bt_http_crypt *s, const void *buf, size_t len)
+{
+    if (s->failed || !s->ready) {
+        errno = s->failed ? ECONNRESET : EAGAIN;
+        return -1;
+    }
+    ERR_clear_error();
+    int n = SSL_write(s->ssl, buf, (int)BT_MIN(len, (size_t)INT_MAX));
+    if (n > 0) {
+        return n;
+    }
+    bool wants_out = s->wants_out; /* of a read: not changed here */
+    int e = failure(s, n);
+    s->wants_out = wants_out;
+    s->failed = e != EAGAIN;
+    ERR_clear_error();
+    errno = e;
+    return -1;
+}
+
+void bt_http_crypt_close(struct bt_http_crypt *s)
+{
+    if (s->ready && !s->failed && (SSL_get_shutdown(s->ssl) & SSL_SENT_SHUTDOWN) == 0) {
+        ERR_clear_error();
+        (void)SSL_shutdown(s->ssl);
+        ERR_clear_error();
+    }
+}
