@@ -63,6 +63,13 @@ static const struct bt_conf_row rows[] = {
             "from a browser. *: any; empty: none.",
      .when = "set your pages' origins, or nothing, when the API has no keys and browsers reach "
              "it."},
+    {.key = "conductor.http.tls",
+     .type = BT_CONF_STR,
+     .offset = ROW(http.tls),
+     .doc = "Directory with tls.crt and tls.key (PEM, the key with mode 0600 or 0640): clients use "
+            "HTTPS. With client-ca.crt in it, every client needs a certificate of that CA. "
+            "Replaced files are read within seconds.",
+     .when = "set it when clients are on other machines and no proxy does TLS for them."},
     {.key = "conductor.api_keys_file",
      .type = BT_CONF_STR,
      .offset = ROW(api_keys_file),
@@ -419,6 +426,7 @@ static bool check(const void *conf, char *err, size_t err_cap)
     }
     if (bt_front_check_origins(c->http.allowed_origins, err, err_cap) != BT_OK ||
         bt_front_check_form(c->answer_form, err, err_cap) != BT_OK ||
+        bt_front_check_tls(bt_conductor_tls(c), err, err_cap) != BT_OK ||
         bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK ||
         bt_front_access_share(c->access_log, &share, err, err_cap) != BT_OK) {
         return false;

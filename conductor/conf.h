@@ -46,6 +46,7 @@ struct bt_conductor_conf {
         uint64_t body_max, answers_max;
         int64_t conns_max;
         char *allowed_origins;
+        char *tls;
     } http;
     char *api_keys_file;
     char *answer_form;
@@ -65,6 +66,12 @@ struct bt_conductor_conf {
     uint64_t link_bytes_per_s, replica_bytes_per_s;
     int64_t replica_uses;
 };
+
+/* conductor.http.tls; NULL: plain HTTP. */
+static inline const char *bt_conductor_tls(const struct bt_conductor_conf *c)
+{
+    return c->http.tls != NULL && c->http.tls[0] != '\0' ? c->http.tls : NULL;
+}
 
 const struct bt_conf_schema *bt_conductor_schema(void);
 

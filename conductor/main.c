@@ -203,6 +203,7 @@ static bool start_front(struct conductor *c)
                                  .allowed_origins = conf->http.allowed_origins,
                                  .answer_form = conf->answer_form,
                                  .api_keys_file = conf->api_keys_file,
+                                 .tls_dir = bt_conductor_tls(conf),
                                  .request_timeout_ms = conf->request_timeout_ms,
                                  .answers_max = (size_t)conf->http.answers_max};
     bt_http_options_default(&fc.http);
@@ -493,7 +494,8 @@ static void run(struct conductor *c)
             " model=%s policy=%s max_running=%" PRId64 " index_blocks=%" PRId64,
             c->name, c->rpc_addr, c->http_addr, c->incarnation, c->model_id, c->conf.policy,
             c->conf.max_running, c->conf.index_blocks);
-    bt_notify_status("serving %s on http://%s", c->model_id, c->http_addr);
+    bt_notify_status("serving %s on %s://%s", c->model_id,
+                     bt_conductor_tls(&c->conf) != NULL ? "https" : "http", c->http_addr);
     bt_notify_ready();
     bt_loop_short_slices(BT_LOOP_SLICE_US);
     bt_loop_run(c->loop);

@@ -9,6 +9,7 @@
 
 #include "common/conf/conf.h"
 #include "common/grammar/grammar.h"
+#include "common/http/http_tls.h"
 #include "common/log/log.h"
 #include "conductor/front/front_fields.h"
 #include "conductor/front/front_format.h"
@@ -23,7 +24,8 @@
 #define MESSAGES_PATH       "/v1/messages"
 #define MESSAGES_VERSION    "2023-06-01"
 #define MESSAGES_OVERLOADED 529 /* as that API calls 503 */
-#define STRANGERS_PART      4   /* connections without a key may take a quarter of all */
+#define TLS_KEY             "conductor.http.tls"
+#define STRANGERS_PART      4 /* connections without a key may take a quarter of all */
 
 static const int codes[FRONT_CODES] = {200, 400, 401, 403, 404, 405, 415,
                                        429, 500, 503, 504, 529, 0 /* any other code */};
@@ -185,6 +187,11 @@ static void get_metrics(struct bt_front *f, struct bt_http_req *req, const char 
     bt_metric_set(f->m.conns, bt_http_conns(f->http));
     bt_metric_add(f->m.unheard, bt_http_unheard(f->http) - (uint64_t)bt_metric_value(f->m.unheard));
     bt_metric_set(f->m.unsent, (double)bt_http_unsent(f->http));
+    if (f->tls != NULL) {
+        bt_metric_set(f->m.tls_not_after, (double)bt_http_tls_not_after_s(f->tls));
+        bt_metric_add(f->m.tls_refused,
+                      bt_http_tls_refused(f->tls) - (uint64_t)bt_metric_value(f->m.tls_refused));
+    }
     bt_metric_set(f->m.held, (double)f->room.used);
     bt_metrics_render(f->metrics, &out);
     bt_front_respond(f, req, 200, "text/plain; version=0.0.4", &out);
@@ -535,6 +542,26 @@ static bt_status_t take_style(struct bt_front *f, const char *form, char *err, s
     return BT_OK;
 }
 
+bt_status_t bt_front_check_tls(const char *dir, char *err, size_t err_cap)
+{
+    struct bt_http_tls *tls = NULL;
+    bt_status_t st = dir != NULL ? bt_http_tls_create(TLS_KEY, dir, &tls, err, err_cap) : BT_OK;
+    bt_http_tls_destroy(tls);
+    return st;
+}
+
+static bt_status_t start_tls(struct bt_front *f, const char *dir, char *err, size_t err_cap)
+{
+    bt_status_t st = bt_http_tls_create(TLS_KEY, dir, &f->tls, err, err_cap);
+    if (st == BT_OK) {
+        bt_http_tls_watch(f->tls, f->loop);
+        f->m.tls_not_after = bt_metrics_gauge(f->metrics, "baton_tls_certificate_not_after_seconds",
+                                              "use=\"" TLS_KEY "\"");
+        f->m.tls_refused = bt_metrics_counter(f->metrics, "baton_http_tls_refused_total", NULL);
+    }
+    return st;
+}
+
 bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err, size_t err_cap)
 {
@@ -576,10 +603,14 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
     if (st == BT_OK && conf->api_keys_file != NULL) {
         st = bt_front_auth_start(f, conf->api_keys_file, err, err_cap);
     }
+    if (st == BT_OK && conf->tls_dir != NULL) {
+        st = start_tls(f, conf->tls_dir, err, err_cap);
+    }
     if (st == BT_OK) {
         st = bt_front_jobs_create(f, err, err_cap);
     }
     if (st == BT_OK) {
+        http.tls = f->tls;
         http.head = on_head;
         http.ended = bt_front_access_ended;
         http.error = on_http_error;
@@ -631,6 +662,7 @@ void bt_front_destroy(struct bt_front *f)
     BT_ASSERT(f->n_gens == 0);
     bt_front_room_cleanup(&f->room);
     bt_front_auth_stop(f);
+    bt_http_tls_destroy(f->tls);
     bt_grammar_cache_destroy(f->model.grammars);
     bt_buf_cleanup(&f->docs_page);
     bt_buf_cleanup(&f->openapi);

@@ -24,6 +24,7 @@ struct bt_front_config {         /* copied by bt_front_create; strings too */
     uint32_t max_model_len;      /* 0 or more than the model's limit: the model's limit */
     const char *allowed_origins; /* list of browser origins, "*": any; NULL, "": none */
     const char *api_keys_file;   /* common/keys; NULL: no keys are asked for */
+    const char *tls_dir;         /* conductor.http.tls; NULL: plain HTTP */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
     uint64_t request_timeout_ms; /* of a generation; 0: none */
     size_t answers_max;          /* bytes of answers in memory; 0: 512 MiB */
@@ -49,6 +50,10 @@ bt_status_t bt_front_access_share(const char *text, double *share_p, char *err,
 
 /* Checks conductor.answer_form. ERR_CONFIG: err names the key. */
 bt_status_t bt_front_check_form(const char *form, char *err, size_t err_cap) BT_MUST_CHECK;
+
+/* Checks the files of conductor.http.tls. dir NULL: there are none. ERR_CONFIG: err names the key
+ * of the configuration, file and remedy. */
+bt_status_t bt_front_check_tls(const char *dir, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* Checks the keys file. path NULL: there is none. ERR_CONFIG: err names the key of the
  * configuration, file, line and remedy. */

@@ -23,14 +23,14 @@ bt_status_t bt_front_auth_start(struct bt_front *f, const char *path, char *err,
     bt_status_t st = bt_front_keys_load(path, &f->keys, err, err_cap);
     if (st == BT_OK) {
         bt_front_keys_say(f->keys);
-        bt_timer_start(f->loop, &f->keys_timer, LOOK_MS, LOOK_MS, on_look, f);
+        bt_timer_start(f->loop, &f->auth.look, LOOK_MS, LOOK_MS, on_look, f);
     }
     return st;
 }
 
 void bt_front_auth_stop(struct bt_front *f)
 {
-    bt_timer_stop(f->loop, &f->keys_timer);
+    bt_timer_stop(f->loop, &f->auth.look);
     bt_front_keys_destroy(f->keys);
     f->keys = NULL;
 }
@@ -52,7 +52,7 @@ static void refused(struct bt_front *f, const char *reason, const char *client)
             bt_metric_add(f->m.keys_refused[i], 1);
         }
     }
-    uint32_t times = bt_log_due(&f->refused_pace, bt_mono_ns(), SAY_NS);
+    uint32_t times = bt_log_due(&f->auth.refused, bt_mono_ns(), SAY_NS);
     if (times > 0) {
         BT_WARN("key_refused", "reason=%s client=%s times=%u", reason, client, times);
     }

@@ -69,6 +69,7 @@ void bt_front_keys_charge(struct bt_front_keys *k, const char *tenant, uint64_t 
 struct bt_front {
     struct bt_loop *loop;
     struct bt_http *http;
+    struct bt_http_tls *tls; /* NULL: plain HTTP */
     struct bt_requests *rs;
     struct bt_metrics *metrics;
     struct bt_front_model model;
@@ -78,8 +79,10 @@ struct bt_front {
     char *model_id, *model_path;
     char *allowed_origins;      /* "": none */
     struct bt_front_keys *keys; /* NULL: open to all */
-    struct bt_timer keys_timer;
-    struct bt_log_pace refused_pace;  /* of lines about keys that were refused */
+    struct {
+        struct bt_timer look;       /* at the file of keys */
+        struct bt_log_pace refused; /* of lines about keys that were refused */
+    } auth;
     struct bt_buf docs_page, openapi; /* made when first asked for (front_pages.c) */
     bt_front_show_fn show;            /* bt_front_show */
     void *show_arg;
@@ -101,7 +104,7 @@ struct bt_front {
         struct bt_metric *constrained[BT_GRAMMAR_TAGS + 1]; /* by enum bt_grammar_kind */
         struct bt_metric *keys_refused[FRONT_REFUSALS];
         struct bt_metric *by_code[FRONT_CODES], *gone, *slow, *open, *conns, *held, *unsent,
-            *unheard;
+            *unheard, *tls_not_after, *tls_refused;
     } m;
 };
 

@@ -287,7 +287,7 @@ class Cluster:
                 sets[f"{role}.engine.device"] = "null"
         options = [w for k, v in sets.items() for w in ("--set", f"{k}={v}")]
         p = subprocess.run([LOCAL, "up", "--dir", self.state, "--port", str(free_port()), "--nodes", "3", "--prefill", "2", "--decode", "3",
-                            "--tls", *options], env=dict(os.environ, BATON_BIN=self.bin, BATON_ETCD=os.path.join(self.bin, "etcd")),
+                            "--tls", "--set", "conductor.conductor.http.tls=", *options], env=dict(os.environ, BATON_BIN=self.bin, BATON_ETCD=os.path.join(self.bin, "etcd")),
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                            timeout=240 * PATIENCE)
         if p.returncode != 0:

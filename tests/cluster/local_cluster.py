@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ class Cluster:
     """A running local cluster; everything it starts ends with stop()."""
 
     headers = {}  # of every request
+    tls = None  # of its HTTPS: an SSLContext
     killed = False  # processes, by signals of faults
 
     def __init__(self, *options, bin=BIN, api_key=None):
@@ -49,8 +51,14 @@ class Cluster:
             shutil.rmtree(self.state_dir, ignore_errors=True)
             raise RuntimeError(f"baton-local up ended with {p.returncode}: {text}")
         self.url = p.stdout.decode().strip().splitlines()[-1]
-        self.host, self.port = self.url[len("http://"):].split(":")
-        self.port = int(self.port)
+        scheme, address = self.url.split("://")
+        self.host, port = address.split(":")
+        self.port = int(port)
+        if scheme == "https":
+            self.tls = ssl.create_default_context(cafile=os.path.join(self.state_dir, "tls", "ca.crt"))
+        if "--keys" in options:
+            with open(os.path.join(self.state_dir, "keys", "inference.key")) as f:
+                self.headers = {"Authorization": "Bearer " + f.read().strip()}
         try:
             self.model = self.get("/v1/models")["data"][0]["id"]
         except Exception:
@@ -118,7 +126,7 @@ class Cluster:
 
     # ---- HTTP ----
     def connect(self, timeout=60 * PATIENCE):
-        return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        return connection(self.host, self.port, timeout, self.tls)
 
     def request(self, method, path, body=None, headers=None, timeout=60 * PATIENCE):
         """Returns (status, headers, body bytes)."""
@@ -171,7 +179,7 @@ class Cluster:
 
     # ---- metrics ----
     def metrics(self, kind, index=0):
-        return scrape(self.daemon(kind, index)["http"], self.headers)
+        return scrape(self.daemon(kind, index)["http"], self.headers, self.tls if kind == "conductor" else None)
 
 
 def start_time(pid):
@@ -184,12 +192,17 @@ def start_time(pid):
     return "" if fields[0] == "Z" else fields[19]
 
 
-def scrape(address, headers=None):
+def connection(host, port, timeout, tls=None):
+    return http.client.HTTPSConnection(host, port, timeout=timeout, context=tls) if tls else \
+        http.client.HTTPConnection(host, port, timeout=timeout)
+
+
+def scrape(address, headers=None, tls=None):
     """All samples of a daemon's /metrics: {'name{labels}': value}. Shows the key in BATON_API_KEY, if it is set."""
     key = os.environ.get("BATON_API_KEY")
     headers = headers or ({"Authorization": "Bearer " + key} if key else {})
     host, port = address.rsplit(":", 1)
-    c = http.client.HTTPConnection(host, int(port), timeout=10 * PATIENCE)
+    c = connection(host, int(port), 10 * PATIENCE, tls)
     c.request("GET", "/metrics", headers=headers)
     r = c.getresponse()
     assert r.status == 200

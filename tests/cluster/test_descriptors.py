@@ -144,7 +144,7 @@ def test_no_spinning(cluster):
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "plaintext"])
 def test_strangers_at_a_grpc_port(tls):
     """1,500 connections that say nothing, to a daemon that may have 1,024 descriptors: others notice nothing."""
-    c = Cluster("--nodes", "1", *(["--tls"] if tls else []))
+    c = Cluster("--nodes", "1", *(["--tls", "--set", "conductor.conductor.http.tls="] if tls else []))
     strangers = []
     try:
         for kind in "conductor", "kvstore", "decode":

@@ -19,7 +19,7 @@ ABSENT = [
 def c(tmp_path_factory):
     """Two nodes with SSDs and certificates, so that these have their series."""
     ssd = tmp_path_factory.mktemp("ssd")
-    c = Cluster("--tls", "--set", f"kvstore.kvstore.ssd.path={ssd}/{{node}}", "--set", "kvstore.kvstore.ssd.bytes=64MiB")
+    c = Cluster("--tls", "--set", "conductor.conductor.http.tls=", "--set", f"kvstore.kvstore.ssd.path={ssd}/{{node}}", "--set", "kvstore.kvstore.ssd.bytes=64MiB")
     yield c
     c.stop()
 

@@ -19,7 +19,7 @@ REFUSED = 'baton_tls_peers_refused_total{use="cluster.tls"}'
 
 @pytest.fixture(scope="module")
 def secure():
-    c = Cluster("--tls")
+    c = Cluster("--tls", "--set", "conductor.conductor.http.tls=")
     yield c
     c.stop()
 

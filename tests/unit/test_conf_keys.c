@@ -148,6 +148,7 @@ static const struct {
     {"log.format", "xml", "is not logfmt"},
     {"conductor.name", "a b", "is not a valid name"},
     {"conductor.http.allowed_origins", "nonsense", ""},
+    {"conductor.http.tls", "/nonexistent", "No such file"},
     {"conductor.api_keys_file", "/nonexistent", ""},
     {"conductor.answer_form", "xml", "is no form of answers"},
     {"conductor.access_log", "most", ""},
