@@ -1,20 +1,22 @@
-/* The automaton: derivatives by byte, one for each class of bytes that an expression cannot tell
- * apart, kept in a row of its node (Owens, Reppy, Turon 2009, sections 4.1 and 4.2). A derivative
- * that matches nothing is replaced by NONE, so that no step leads into a dead end. */
+/* The automaton: derivatives by byte, one for each class of bytes that an expression does not
+ * tell apart. They are kept in a row of the expression's node (Owens, Reppy, Turon 2009,
+ * sections 4.1 and 4.2). A derivative that matches no text is replaced by NONE, so no step leads
+ * to a dead end. */
 #include "common/grammar/rx_priv.h"
 
 #define DEPTH_MAX    600u
-#define ALIVE_STATES 20000u /* looked at to find out whether a state is dead */
+#define ALIVE_STATES 20000u /* states that a proof may visit */
 
 /* ---- partitions ---- */
 
-/* Makes the n classes of map finer by those of by; returns their new number. */
+/* Splits the n classes of map so that they also respect the classes of by. Returns the new
+ * number. */
 static uint32_t refine(uint8_t map[256], uint32_t n, const uint8_t by[256], uint32_t by_n)
 {
     if (by_n == 1) {
         return n;
     }
-    uint16_t key[512], val[512]; /* pairs of classes, by open addressing */
+    uint16_t key[512], val[512]; /* pairs of classes; open addressing */
     memset(key, 0xFF, sizeof(key));
     uint32_t k = 0;
     for (uint32_t i = 0; i < 256; i++) {
@@ -26,7 +28,7 @@ static uint32_t refine(uint8_t map[256], uint32_t n, const uint8_t by[256], uint
         if (key[h] == 0xFFFF && pair != 0xFFFF) {
             key[h] = pair;
             val[h] = (uint16_t)k++;
-        } else if (pair == 0xFFFF) { /* both have 256 classes */
+        } else if (pair == 0xFFFF) { /* only possible if both maps have 256 classes */
             return 256;
         }
         map[i] = (uint8_t)val[h];
@@ -98,7 +100,7 @@ static struct bt_rx_part *class_part(struct bt_rx_set *s, bt_rx_t a)
     return intern_part(s, map, mixed ? 2 : 1);
 }
 
-/* Each digit, the dot, and the rest. */
+/* The partition of an expression of digits: each digit, the dot, all other bytes. */
 static struct bt_rx_part *digits_part(struct bt_rx_set *s)
 {
     uint8_t map[256] = {0};
@@ -115,7 +117,7 @@ static struct bt_rx_part *trivial_part(struct bt_rx_set *s)
     return intern_part(s, map, 1);
 }
 
-/* Of a list: refines one map, so that the partitions between are not kept. */
+/* The partition of a list. It refines one map, so partitions between the steps are not kept. */
 static struct bt_rx_part *list_part(struct bt_rx_set *s, struct bt_rx_node n)
 {
     uint8_t map[256] = {0};
@@ -160,7 +162,7 @@ struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a)
     case BT_RX_K_AND: p = list_part(s, n); break;
     case BT_RX_K_CONCAT:
         p = bt_rx_part(s, n.a);
-        while (p && bt_rx_nullable(s, n.a)) { /* a chain of what may be left out */
+        while (p && bt_rx_nullable(s, n.a)) { /* a chain of parts that may be left out */
             bt_rx_t rest = n.b;
             n = s->nodes[rest];
             bool chain = n.kind == BT_RX_K_CONCAT;
@@ -197,7 +199,7 @@ struct bt_rx_row *bt_rx_row_make(struct bt_rx_set *s, bt_rx_t a)
 
 static bt_rx_t derive(struct bt_rx_set *s, bt_rx_t a, uint8_t byte);
 
-/* The derivative, kept in a row where it is likely to be asked for again. */
+/* The derivative. It is kept in a row if it will probably be needed again. */
 static bt_rx_t derive_kept(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
 {
     struct bt_rx_node *n = &s->nodes[a];
@@ -209,7 +211,8 @@ static bt_rx_t derive_kept(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
     return t == BT_RX_UNKNOWN ? BT_RX_FAILED : t & ~BT_RX_ENDS;
 }
 
-/* Of a sequence: of its head before the rest, and of each rest behind heads that may be empty. */
+/* The derivative of a sequence: its head's, followed by the rest; and each rest's if the parts
+ * before it may be empty. */
 static bt_rx_t derive_concat(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
 {
     uint32_t base = s->n_scratch;
@@ -300,7 +303,7 @@ static bt_rx_t derive(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
 
 /* ---- dead states ---- */
 
-/* The derivative by class c of a's row; it may be dead. */
+/* The derivative by class c of a's row. It may match no text. */
 static bt_rx_t raw_to(struct bt_rx_set *s, bt_rx_t a, uint32_t c)
 {
     struct bt_rx_row *r = s->nodes[a].row;
@@ -314,7 +317,7 @@ static bt_rx_t raw_to(struct bt_rx_set *s, bt_rx_t a, uint32_t c)
     return d;
 }
 
-/* Whether a is x and C{0,hi}, where x has a text of at most hi characters. */
+/* Returns whether a is x and C{0,hi}, and x has a text of at most hi characters. */
 static bool limited_alive(const struct bt_rx_set *s, const struct bt_rx_node *n)
 {
     for (uint32_t i = 0; n->b == 2 && i < 2; i++) {
@@ -331,7 +334,7 @@ static bool limited_alive(const struct bt_rx_set *s, const struct bt_rx_node *n)
     return false;
 }
 
-/* Whether a is known to match something, or nothing; neither: false. */
+/* Returns whether it is known that a matches some text or that it matches none (*alive_p). */
 static bool known(const struct bt_rx_set *s, bt_rx_t a, bool *alive_p)
 {
     uint8_t encodings;
@@ -348,10 +351,11 @@ static bool known(const struct bt_rx_set *s, bt_rx_t a, bool *alive_p)
 
 static bool met_before(const struct bt_rx_search *h, uint32_t x, uint32_t y)
 {
-    return h->bound[x] != h->bound[y] ? h->bound[x] < h->bound[y] : x > y; /* the younger first */
+    /* the younger state first */
+    return h->bound[x] != h->bound[y] ? h->bound[x] < h->bound[y] : x > y;
 }
 
-/* Adds a state to the search and its number to the heap. */
+/* Adds a state to the search, and its number to the heap. */
 static bool meet(struct bt_rx_set *s, bt_rx_t a, uint32_t parent)
 {
     struct bt_rx_search *h = &s->search;
@@ -392,8 +396,8 @@ static uint32_t take_best(struct bt_rx_search *h)
     return best;
 }
 
-/* Whether a state that accepts can be reached. The states on the way to it are alive; if there is
- * none, all that were met are dead. */
+/* Searches for a state that accepts. If there is one, the states on the way to it are alive. If
+ * there is none, all visited states are dead. */
 static bt_status_t search(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *alive_p)
 {
     struct bt_rx_search *h = &s->search;
@@ -427,8 +431,8 @@ static bt_status_t search(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, b
     return BT_OK;
 }
 
-/* A sequence matches something if its parts do, and alternatives if one does: only And and Not need
- * a search. */
+/* A sequence matches some text if all its parts do, and alternatives if one does. Only And and
+ * Not need a search. */
 static bt_status_t is_alive(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, bool *alive_p)
 {
     struct bt_rx_node n = s->nodes[a];
@@ -483,7 +487,7 @@ bt_status_t bt_rx_is_none(struct bt_rx_set *s, bt_rx_t a, uint32_t max_states, b
 
 /* ---- steps ---- */
 
-/* The expression with BT_RX_ENDS if it accepts or goes on by a marker. */
+/* The expression, with BT_RX_ENDS if it accepts or a marker may follow. */
 static uint32_t with_ends(struct bt_rx_set *s, bt_rx_t a)
 {
     if (!(s->nodes[a].flags & BT_RX_F_ENDS_KNOWN)) {

@@ -1,24 +1,25 @@
 /* Compiles a parsed pattern (rx_ast.h) to the language of the texts in which it matches.
- *
  * A node is compiled with its continuation: the language of the text that may follow its match. So
- * $ is an intersection with the empty text, look-ahead one with the language of what is looked for,
- * or with its complement. What ^, \b and a look-behind at one character need of the text before, a
- * continuation knows by being several languages: one for the start of the text, and one for each
- * class of characters that the pattern tells apart behind itself. Other look-behinds at the top of
- * an alternative are intersections with the text before them.
- *
- * All languages are of whole characters in the encoding, so complements stay within those. */
+ * $ intersects the continuation with the empty text. A look-ahead intersects it with the language
+ * that it looks for, or with the complement of that language.
+ * ^, \b and a look-behind at one character depend on the text before them. For these, a
+ * continuation is several languages: one for the start of the text, and one for each class of
+ * characters before it that the pattern tells apart. Other look-behinds are possible at the top of
+ * an alternative: there they intersect the text before them.
+ * All languages consist of whole characters of the encoding, and complements stay within them. */
 #include <stdlib.h>
 
 #include "common/grammar/rx_ast.h"
 
-#define UNROLL_MAX 256       /* copies of a repeated node with assertions, nested ones multiplied */
-#define SEARCH_MAX 2000      /* states, to prove that a language is empty */
+/* copies of a repeated node with assertions; those of nested repeats multiply */
+#define UNROLL_MAX 256
+#define SEARCH_MAX 2000      /* states that may be visited to prove that a language is empty */
 #define STEPS_MAX  (1 << 18) /* visits of nodes with assertions and of their children */
 
-enum { AT_START, AFTER }; /* contexts: the start, and characters of class 0 and up before it */
+/* contexts: the start of the text; class 0 and further classes of the character before */
+enum { AT_START, AFTER };
 #define CONTEXTS 9
-struct rest { /* what may follow, by what is before */
+struct rest { /* the continuation for each context */
     bt_rx_t v[CONTEXTS];
 };
 
@@ -28,13 +29,14 @@ struct look {
     enum bt_rx_encoding enc;
     struct bt_ast_err *err;
     bt_rx_t any;                      /* any text */
-    bt_rx_t some;                     /* any but the empty text */
+    bt_rx_t some;                     /* any text but the empty one */
     bt_rx_t word;                     /* any text that begins with a word character */
-    int n;                            /* contexts that are used */
-    struct bt_chars before[CONTEXTS]; /* the characters of each context but the first */
-    bt_rx_t ends[CONTEXTS];           /* any text that ends with one of them */
-    uint32_t after_word;              /* contexts behind a word character */
-    uint32_t copies;                  /* of unrolled repeats around the node */
+    int n;                            /* number of contexts in use */
+    struct bt_chars before[CONTEXTS]; /* characters of each context but the first */
+    bt_rx_t ends[CONTEXTS];           /* any text that ends with a character of the context */
+    uint32_t after_word;              /* the contexts after a word character, as bits */
+    /* product of the copies of all unrolled repeats around the node */
+    uint32_t copies;
     uint32_t steps;
 };
 
@@ -92,7 +94,7 @@ static bool makes_empty(const struct look *l, bt_rx_t x)
     return x != BT_RX_FAILED && bt_rx_accepts(l->s, x);
 }
 
-/* x without the empty text. */
+/* The texts of x but the empty one. */
 static bt_rx_t non_empty(struct look *l, bt_rx_t x)
 {
     return x == l->any ? l->some : makes_empty(l, x) ? both(l, x, l->some) : x;
@@ -108,7 +110,7 @@ static bt_rx_t chars(struct look *l, const struct bt_ast_node *a)
 
 static bt_rx_t plain(struct look *l, uint32_t id);
 
-/* What a look-around within its sequence says of the text on its side. */
+/* What a look-around that its own sequence decides requires of the text on its side. */
 static bt_rx_t condition(struct look *l, const struct bt_ast_node *a)
 {
     bt_rx_t x = plain(l, a->last);
@@ -116,8 +118,9 @@ static bt_rx_t condition(struct look *l, const struct bt_ast_node *a)
     return a->negative ? bt_rx_not(l->s, x) : x;
 }
 
-/* A sequence that decides its look-around: a look-ahead is an intersection with the nodes behind
- * it, a look-behind with those before it, from the last look-ahead on. */
+/* Compiles a sequence that decides its look-around. A look-ahead is an intersection with the
+ * nodes behind it. A look-behind is an intersection with the nodes before it, from the last
+ * look-ahead on. */
 static bt_rx_t deciding(struct look *l, uint32_t id)
 {
     const struct bt_ast_node *nodes = l->ast->nodes;
@@ -126,7 +129,7 @@ static bt_rx_t deciding(struct look *l, uint32_t id)
         n++;
     }
     uint32_t *items = bt_calloc(n, sizeof(*items));
-    bt_rx_t *parts = bt_calloc(n + 1, sizeof(*parts)); /* what precedes each look-ahead */
+    bt_rx_t *parts = bt_calloc(n + 1, sizeof(*parts)); /* the part before each look-ahead */
     for (uint32_t i = nodes[id].last, k = (uint32_t)n; i != BT_AST_NO_NODE; i = nodes[i].prev) {
         items[--k] = i;
     }
@@ -194,7 +197,7 @@ static bt_rx_t plain(struct look *l, uint32_t id)
     return x;
 }
 
-/* The language x, then k. */
+/* The texts of x, followed by k. */
 static struct rest put(struct look *l, bt_rx_t x, struct rest k)
 {
     if (x == BT_RX_EMPTY) {
@@ -205,7 +208,8 @@ static struct rest put(struct look *l, bt_rx_t x, struct rest k)
     }
     bt_rx_t full = non_empty(l, x), tail = BT_RX_NONE;
     uint32_t done = 0;
-    for (int c = AFTER; c < l->n; c++) { /* contexts with one continuation together */
+    /* contexts with the same continuation are compiled together */
+    for (int c = AFTER; c < l->n; c++) {
         bt_rx_t ends = BT_RX_NONE;
         uint32_t group = 0;
         for (int d = c; d < l->n && !(done >> c & 1); d++) {
@@ -215,7 +219,7 @@ static struct rest put(struct look *l, bt_rx_t x, struct rest k)
             }
         }
         done |= group;
-        bool all = group + 2 == 1u << l->n; /* all but the start */
+        bool all = group + 2 == 1u << l->n; /* all contexts but the start */
         if (group != 0 && k.v[c] != BT_RX_NONE) {
             bt_rx_t part = all ? full : both(l, full, ends);
             tail = either(l, tail, join(l, part, k.v[c]));
@@ -264,7 +268,7 @@ static struct rest at_edge(struct look *l, struct rest k, bool negative)
     return k;
 }
 
-/* What the text from a look-ahead on must be, by what is before. */
+/* What a look-ahead requires of the text that follows, for each context before it. */
 static struct rest looked_for(struct look *l, const struct bt_ast_node *a)
 {
     bool negative = a->negative;
@@ -285,7 +289,8 @@ static struct rest look_ahead(struct look *l, uint32_t id, struct rest k)
 }
 
 /* ---- a node whose only assertions are ^ and $, in four languages ---- */
-enum { FREE, FROM_START, TO_END, WHOLE, WAYS }; /* bits: needs the start, needs the end */
+/* bits: the text must begin at the start, must reach the end */
+enum { FREE, FROM_START, TO_END, WHOLE, WAYS };
 struct ways {
     bt_rx_t v[WAYS];
 };
@@ -296,7 +301,7 @@ static struct ways ways_cat(struct look *l, struct ways a, struct ways b)
     for (unsigned i = 0; i < WAYS; i++) {
         for (unsigned j = 0; j < WAYS; j++) {
             bt_rx_t x = a.v[i], y = b.v[j];
-            if (j & FROM_START) { /* nothing may be before it */
+            if (j & FROM_START) { /* no text may be before it */
                 x = makes_empty(l, x) ? BT_RX_EMPTY : BT_RX_NONE;
             }
             if (i & TO_END) {
@@ -308,7 +313,8 @@ static struct ways ways_cat(struct look *l, struct ways a, struct ways b)
     return out;
 }
 
-/* Any number of a: of those that are not empty only the first needs the start, the last the end. */
+/* Any number of a. Of copies that are not empty, only the first can need the start and only the
+ * last can need the end. */
 static struct ways ways_star(struct look *l, struct ways a)
 {
     bt_rx_t star = bt_rx_repeat(l->s, a.v[FREE], 0, BT_RX_NO_MAX);
@@ -370,10 +376,11 @@ static struct rest put_ways(struct look *l, const struct ways *w, struct rest k)
 }
 
 /* ---- repeats of nodes with look-ahead ---- */
-/* One character, with look-aheads before and after it: its parts. false: the node is another. */
+/* One character with look-aheads before and after it. A function that fills it in returns false
+ * if the node has another form. */
 struct step {
-    bt_rx_t c, before, behind; /* BT_RX_FAILED: no condition */
-    uint32_t chars;            /* node */
+    bt_rx_t c, before, behind; /* BT_RX_FAILED: there is no condition */
+    uint32_t chars;            /* the node of the character */
 };
 
 static bool add_condition(struct look *l, uint32_t id, bt_rx_t *cond)
@@ -410,9 +417,9 @@ static bool steps_meet(const struct look *l, uint32_t a, uint32_t b)
     return bt_chars_meet(v + x->first_range, x->n_ranges, v + y->first_range, y->n_ranges);
 }
 
-/* (step | step ...)* up to the end of the text: the text is of the steps' characters, and nowhere
- * in it is one of them whose condition does not hold. The steps share no character, so that the
- * character says which step it is. false: the node is another. */
+/* (step | step ...)* up to the end of the text. Its texts consist of the steps' characters, and
+ * contain no character whose step's condition does not hold. The steps have no character in
+ * common, so a character says which step it belongs to. false: the node has another form. */
 static bool star_to_end(struct look *l, uint32_t id, bt_rx_t *out)
 {
     const struct bt_ast_node *a = &l->ast->nodes[id];
@@ -450,8 +457,8 @@ static bool star_to_end(struct look *l, uint32_t id, bt_rx_t *out)
     return true;
 }
 
-/* What is left of a match of a plain node when at least its first character is taken away; with
- * repeats, rather more than that. */
+/* What can remain of a match of a plain node without its first character or more. For repeats
+ * the result has more texts than that. */
 static bt_rx_t cut(struct look *l, uint32_t id)
 {
     const struct bt_ast_node *a = &l->ast->nodes[id];
@@ -479,8 +486,9 @@ static bt_rx_t cut(struct look *l, uint32_t id)
     }
 }
 
-/* ((?!X)C)* before k: characters C among which there is no X, then k. That is all if no X begins
- * before k and ends in it, as with ((?!-->).)*-->. false: it may, or the node is another. */
+/* ((?!X)C)* before k: characters of C that contain no X, then k. This is right only if no X
+ * begins before k and ends in it, as in ((?!-->).)*-->. false: an X may do so, or the node has
+ * another form. */
 static bool star_before(struct look *l, uint32_t id, bt_rx_t k, bt_rx_t *out)
 {
     const struct bt_ast_node *a = &l->ast->nodes[id];
@@ -534,7 +542,7 @@ static struct rest repeated(struct look *l, uint32_t id, struct rest k)
         return k;
     }
     l->copies = outer * BT_MAX(n, 1);
-    struct rest base = out; /* after the optional copies */
+    struct rest base = out; /* what follows the optional copies */
     for (uint32_t i = 0; i < n && !stopped(l, id); i++) {
         out = after(l, a.last, out);
         if (i < n - a.min) {
@@ -586,7 +594,7 @@ static struct rest after(struct look *l, uint32_t id, struct rest k)
 }
 
 /* ---- the top: alternatives, with look-behind ---- */
-/* The nodes of a sequence, in order. */
+/* The nodes of a sequence, in their order. */
 struct items {
     uint32_t v[64];
     size_t n;
@@ -620,7 +628,7 @@ static bool is_simple(const struct look *l, uint32_t id)
 
 static bt_rx_t before(struct look *l, const uint32_t *v, size_t n, bool search);
 
-/* The texts that end in a match of node id; any text may stand before. */
+/* All texts that end with a match of node id, whatever stands before it. */
 static bt_rx_t ends_in(struct look *l, uint32_t id)
 {
     bt_rx_t out = BT_RX_NONE;
@@ -638,7 +646,7 @@ static bt_rx_t ends_in(struct look *l, uint32_t id)
     return out;
 }
 
-/* Whether what a node matches depends on the text behind the match. */
+/* Returns whether a node's match depends on the text behind it. */
 static bool looks_ahead(const struct look *l, uint32_t id)
 {
     const struct bt_ast_node *a = &l->ast->nodes[id];
@@ -656,11 +664,11 @@ static bool looks_ahead(const struct look *l, uint32_t id)
     return false;
 }
 
-/* The texts up to the end of a match of the sequence v[0..n), which looks at no text behind it.
- * search: the match may begin anywhere in the text. */
+/* The texts up to the end of a match of the sequence v[0..n), which depends on no text behind
+ * it. search: the match may begin anywhere in the text. */
 static bt_rx_t before(struct look *l, const uint32_t *v, size_t n, bool search)
 {
-    size_t from = n; /* behind the last look-behind */
+    size_t from = n; /* the place after the last look-behind */
     while (from > 0 &&
            (l->ast->nodes[v[from - 1]].kind != BT_AST_LOOK || is_simple(l, v[from - 1]))) {
         from--;
@@ -701,7 +709,9 @@ static bt_rx_t alternative(struct look *l, uint32_t id, bool search)
             }
         }
     }
-    if (from == 0) { /* no look-behind, or a long sequence, which refuses one itself */
+    /* there is no look-behind, or the sequence is so long that compiling it reports the look-behind
+     * */
+    if (from == 0) {
         k = after(l, id, k);
         return search ? put(l, l->any, k).v[AT_START] : k.v[AT_START];
     }
@@ -712,8 +722,8 @@ static bt_rx_t alternative(struct look *l, uint32_t id, bool search)
 }
 
 /* ---- contexts ---- */
-/* The characters, and whether the start, that a look-behind at one character accepts. false: it
- * looks at more. */
+/* What a look-behind at one character accepts: the characters, and whether the start of the
+ * text. false: it looks at more than one character. */
 static bool one_behind(const struct look *l, uint32_t child, struct bt_chars *set, bool *start)
 {
     const struct bt_ast_node *a = &l->ast->nodes[child];
@@ -753,8 +763,8 @@ static struct bt_chars common_chars(const struct bt_chars *a, const struct bt_ch
     return out;
 }
 
-/* Tells characters in the set from others: splits each context that has both. Takes set. false:
- * there are too many contexts. */
+/* Makes contexts tell characters of the set from others, by splitting each context that has
+ * both. Takes the set. false: there are too many contexts. */
 static bool split_contexts(struct look *l, struct bt_chars *set)
 {
     struct bt_chars others = {0};
@@ -781,7 +791,8 @@ static bool split_contexts(struct look *l, struct bt_chars *set)
     return ok;
 }
 
-/* The contexts behind a character of the set, none of which has others too. */
+/* The contexts after a character of the set. Each context has either only characters of the set
+ * or none. */
 static uint32_t contexts_of(const struct look *l, const struct bt_chars *set)
 {
     uint32_t out = 0;

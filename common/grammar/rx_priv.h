@@ -1,5 +1,6 @@
-/* Inside of a set of expressions. rx.c has the makers, rx_dfa.c the automaton, rx_chars.c the bytes
- * of characters; automaton.c and vocab code step through rows directly. */
+/* The inside of a set of expressions. rx.c has the makers, rx_dfa.c the automaton, rx_chars.c
+ * the bytes of characters. The program's automaton and the vocabulary step through rows
+ * directly. */
 #ifndef BT_GRAMMAR_RX_PRIV_H
 #define BT_GRAMMAR_RX_PRIV_H
 
@@ -8,13 +9,14 @@
 enum bt_rx_kind {
     BT_RX_K_NONE,
     BT_RX_K_EMPTY,
-    BT_RX_K_CLASS,   /* a: number of the class */
-    BT_RX_K_CONCAT,  /* a, then b; a is no concat */
-    BT_RX_K_REPEAT,  /* a, b to c times */
-    BT_RX_K_OR,      /* lists[a..a+b), sorted */
-    BT_RX_K_AND,     /* lists[a..a+b), sorted */
-    BT_RX_K_NOT,     /* a */
-    BT_RX_K_MULTIPLE /* decimal digits that make b, the number so far modulo a, a multiple of a */
+    BT_RX_K_CLASS,  /* a: number of the class */
+    BT_RX_K_CONCAT, /* a, then b; a is no concat */
+    BT_RX_K_REPEAT, /* a, b to c times */
+    BT_RX_K_OR,     /* lists[a..a+b), sorted */
+    BT_RX_K_AND,    /* lists[a..a+b), sorted */
+    BT_RX_K_NOT,    /* a */
+    /* decimal digits that make the number so far (its remainder by a is b) a multiple of a */
+    BT_RX_K_MULTIPLE
 };
 #define BT_RX_ANY 2u /* all texts: the class of all bytes, repeated */
 
@@ -22,33 +24,32 @@ enum bt_rx_kind {
 #define BT_RX_F_NULLABLE   1u  /* matches the empty text */
 #define BT_RX_F_POSITIVE   2u  /* has no And or Not inside, so it matches something */
 #define BT_RX_F_ALIVE      4u  /* proved to match something */
-#define BT_RX_F_DEAD       8u  /* proved to match nothing */
-#define BT_RX_F_ENDS       16u /* accepts, or goes on by BT_RX_MARK */
+#define BT_RX_F_DEAD       8u  /* proved to match no text */
+#define BT_RX_F_ENDS       16u /* accepts, or BT_RX_MARK may follow */
 #define BT_RX_F_ENDS_KNOWN 32u
-/* Matches sequences of whole characters of an encoding only: a subset of all texts of the encoding.
- * Not all nodes of which that is true have it. */
+/* All its texts are whole characters of the encoding. Some nodes for which this is true do not
+ * have the flag. */
 #define BT_RX_F_CHARS     0x40u /* << enum bt_rx_encoding */
 #define BT_RX_F_CHARS_ALL (3u * BT_RX_F_CHARS)
 #define BT_RX_F_FINITE    0x100u /* matches finitely many texts */
 
-/* What the byte of a marker is; no UTF-8 text has it. program.c ends the keys of objects with it.
- */
+/* The byte of a marker, which no UTF-8 text has. program.c ends the keys of objects with it. */
 #define BT_RX_MARK    0xFE
 #define BT_RX_SPECIAL 0xFF /* before the text of a special token */
 
-/* A transition: an expression, or BT_RX_UNKNOWN. The highest bit says that the target accepts or
- * may go on by BT_RX_MARK. */
+/* A transition is an expression or BT_RX_UNKNOWN. The highest bit says that its target accepts,
+ * or that BT_RX_MARK may follow. */
 #define BT_RX_UNKNOWN UINT32_MAX
 #define BT_RX_ENDS    0x80000000u
 #define BT_RX_ID_MAX  0x3FFFFFFFu
 
-struct bt_rx_part { /* a partition of the bytes; interned */
+struct bt_rx_part { /* a partition of the bytes; equal partitions exist once */
     uint8_t map[256];
-    uint8_t rep[256]; /* a byte of each class */
+    uint8_t rep[256]; /* one byte of each class */
     uint32_t n, id, next;
 };
 struct bt_rx_row {
-    const uint8_t *map; /* of the node's partition */
+    const uint8_t *map; /* the map of the node's partition */
     uint32_t n;
     uint32_t to[];
 };
@@ -56,31 +57,33 @@ struct bt_rx_node {
     uint8_t kind;
     uint16_t flags;
     uint32_t a, b, c;
-    uint32_t next;    /* in its hash chain */
-    uint32_t seen;    /* number of the last search that came here */
-    uint32_t need;    /* no derivative's shortest text has more bytes (without And and Not) */
-    uint32_t min_len; /* bytes of a text, at least (without And and Not: exactly) */
+    uint32_t next; /* next node of the hash chain */
+    uint32_t seen; /* number of the last search that visited this node */
+    /* an upper bound: the bytes of the shortest text of any derivative (without And and Not) */
+    uint32_t need;
+    uint32_t min_len; /* a lower bound: the bytes of a text (without And and Not it is exact) */
     struct bt_rx_part *part; /* NULL: not computed yet */
     struct bt_rx_row *row;   /* NULL: no step was made yet */
 };
-struct bt_rx_mark { /* how much a set held */
+struct bt_rx_mark { /* how much memory a set used */
     uint32_t n_nodes, n_lists, n_classes, n_chunks;
     char *chunk;
     size_t chunk_left, chunk_bytes;
 };
-struct bt_rx_search { /* for a state that accepts; states have numbers in the order of meeting */
+/* a search for a state that accepts; states are numbered as the search meets them */
+struct bt_rx_search {
     uint32_t *state, *parent, *bound; /* [cap] */
     uint32_t n, cap, number;
-    uint32_t *heap; /* [cap] numbers of states to look at */
+    uint32_t *heap; /* [cap] numbers of states that were not visited yet */
     uint32_t n_heap;
 };
 struct bt_rx_set {
     size_t max_bytes, bytes;
     bool full;
-    bt_rx_t all_chars[2]; /* by encoding: any one character, BT_RX_NONE: not made yet */
+    bt_rx_t all_chars[2]; /* by encoding: any one character; BT_RX_NONE: not made yet */
     bool has_marks;       /* expressions may contain BT_RX_MARK */
-    bt_rx_t mark_class;   /* of that byte alone */
-    uint64_t work;        /* left */
+    bt_rx_t mark_class;   /* the class of the byte BT_RX_MARK */
+    uint64_t work;        /* work that is left */
     uint32_t depth;
     struct bt_rx_node *nodes;
     uint32_t n_nodes, nodes_cap;
@@ -96,11 +99,12 @@ struct bt_rx_set {
     struct bt_rx_part **parts;
     uint32_t n_parts, parts_cap;
     uint32_t part_heads[256];
-    char *chunk; /* rows and partitions come out of chunks, which never move */
+    char *chunk; /* rows and partitions are parts of chunks, which never move */
     size_t chunk_left, chunk_bytes;
     void **chunks;
     uint32_t n_chunks, chunks_cap;
-    bt_rx_t json_char[128]; /* of strings; names and constants consist of them. NONE: not made */
+    /* the characters of JSON strings, for names and constants; NONE: not made yet */
+    bt_rx_t json_char[128];
 };
 
 static inline struct bt_rx_node *bt_rx_at(const struct bt_rx_set *s, bt_rx_t a)
@@ -111,7 +115,7 @@ static inline bool bt_rx_nullable(const struct bt_rx_set *s, bt_rx_t a)
 {
     return s->nodes[a].flags & BT_RX_F_NULLABLE;
 }
-/* Flags of the encodings all of whose texts the node matches. */
+/* Flags of the encodings of which the node matches all texts. */
 static inline uint8_t bt_rx_universe(const struct bt_rx_set *s, const struct bt_rx_node *n)
 {
     if (n->kind != BT_RX_K_REPEAT || n->b != 0 || n->c != BT_RX_NO_MAX) {
@@ -121,7 +125,7 @@ static inline uint8_t bt_rx_universe(const struct bt_rx_set *s, const struct bt_
            : n->a == s->all_chars[BT_RX_JSON_STRING] ? BT_RX_F_CHARS << BT_RX_JSON_STRING
                                                      : 0;
 }
-/* Takes work from the budget; false: the set is out of budget or memory. */
+/* Takes work from the budget. false: the set has no budget or no memory left. */
 static inline bool bt_rx_work(struct bt_rx_set *s, uint32_t n)
 {
     if (s->work < n || s->full) {
@@ -133,34 +137,36 @@ static inline bool bt_rx_work(struct bt_rx_set *s, uint32_t n)
     return true;
 }
 
-/* rx_set.c. The node with this content (flags and bounds are made here), BT_RX_FAILED: a limit. */
+/* rx_set.c: the node with this content; flags and bounds are computed here. BT_RX_FAILED: a
+ * limit was met. */
 bt_rx_t bt_rx_intern(struct bt_rx_set *s, struct bt_rx_node n);
-/* An Or or And of scratch[base..), sorted and without doubles, which it takes off the stack. */
+/* An Or or And node of scratch[base..), which must be sorted and without doubles. Takes them off
+ * the stack. */
 bt_rx_t bt_rx_intern_list(struct bt_rx_set *s, uint8_t kind, uint32_t base);
-/* Gives up: the set is full, and the scratch stack is cut to base. Returns BT_RX_FAILED. */
+/* Gives up: marks the set as full and cuts the scratch stack to base. Returns BT_RX_FAILED. */
 bt_rx_t bt_rx_fail(struct bt_rx_set *s, uint32_t base);
-uint32_t bt_rx_add_counts(uint32_t a, uint32_t b); /* BT_RX_NO_MAX stays that */
-/* Memory that lives as long as the set; NULL: over the limit. */
+uint32_t bt_rx_add_counts(uint32_t a, uint32_t b); /* a sum with BT_RX_NO_MAX is BT_RX_NO_MAX */
+/* Memory that lives as long as the set. NULL: over the limit. */
 void *bt_rx_alloc(struct bt_rx_set *s, size_t n);
-/* Makes room for one element more in an array of the set. */
+/* Makes room for one more element in an array of the set. */
 bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, size_t size);
-bool bt_rx_take(struct bt_rx_set *s, size_t bytes); /* from the limit */
-bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a);    /* onto the scratch stack */
-/* rx.c. Or and And of scratch[base..), which they take off the stack. */
+bool bt_rx_take(struct bt_rx_set *s, size_t bytes); /* takes bytes from the limit */
+bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a);    /* pushes onto the scratch stack */
+/* rx.c: Or and And of scratch[base..), which they take off the stack. */
 bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
 bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
 
-/* What the set holds now, and back to it: what was made later is forgotten. */
+/* Remembers what the set holds now, and forgets all that was made later. */
 void bt_rx_mark(const struct bt_rx_set *s, struct bt_rx_mark *mark);
 void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark);
 
-/* rx_relax.c. The expression without upper limits of characters that are at least `bytes` bytes
- * away: a text of so many bytes may follow in a if and only if it may follow in the result. */
+/* rx_relax.c: the expression without upper limits of characters that are `bytes` bytes away or
+ * more. The same texts of up to that many bytes may follow in the result and in a. */
 bt_rx_t bt_rx_relax(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes);
 
-/* How many characters of an encoding may come next whatever they are; *encodings: flags
- * BT_RX_F_CHARS of those encodings. BT_RX_FREE: any number; -1: this does not show it. Not
- * negative: a matches something. */
+/* How many characters of an encoding may come next whatever they are. *encodings: flags
+ * BT_RX_F_CHARS of those encodings. BT_RX_FREE: any number. -1: not known. If the result is not
+ * negative, a matches some text. */
 #define BT_RX_FREE INT64_MAX
 int64_t bt_rx_free_chars(const struct bt_rx_set *s, bt_rx_t a, uint8_t *encodings);
 
@@ -168,10 +174,11 @@ int64_t bt_rx_free_chars(const struct bt_rx_set *s, bt_rx_t a, uint8_t *encoding
 struct bt_rx_part *bt_rx_part(struct bt_rx_set *s, bt_rx_t a);    /* NULL: failed */
 struct bt_rx_row *bt_rx_row_make(struct bt_rx_set *s, bt_rx_t a); /* NULL: failed */
 uint32_t bt_rx_fill(struct bt_rx_set *s, bt_rx_t a,
-                    uint8_t byte); /* a transition; UNKNOWN: failed */
+                    uint8_t byte); /* a transition; UNKNOWN: a limit was met */
 struct bt_rx_part *bt_rx_part_meet(struct bt_rx_set *s, struct bt_rx_part *p, struct bt_rx_part *q);
 
-/* A transition with its bit BT_RX_ENDS: 0 (BT_RX_NONE) is dead, BT_RX_UNKNOWN is a failure. */
+/* A transition with its bit BT_RX_ENDS. 0 (BT_RX_NONE): no text can follow. BT_RX_UNKNOWN: a
+ * limit was met. */
 static inline uint32_t bt_rx_next(struct bt_rx_set *s, bt_rx_t a, uint8_t byte)
 {
     const struct bt_rx_row *r = s->nodes[a].row;

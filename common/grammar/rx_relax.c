@@ -1,8 +1,8 @@
-/* Limits that are far away. A string of at most 1,000 characters has a state for each character,
- * but as long as no token can reach the limit, all of them allow the same tokens. */
+/* Removes limits that are far away. A string of at most 1,000 characters has a state for each
+ * character. As long as no token can reach the limit, all these states allow the same tokens. */
 #include "common/grammar/rx_priv.h"
 
-/* Whether a is characters of an encoding with an upper limit of at least `least`. */
+/* Returns whether a is characters of an encoding with an upper limit of `least` or more. */
 static bool has_limit(const struct bt_rx_set *s, bt_rx_t a, uint64_t least)
 {
     const struct bt_rx_node *n = &s->nodes[a];
@@ -56,7 +56,7 @@ bt_rx_t bt_rx_relax(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes)
     return chain ? bt_rx_concat(s, part, n.b) : part;
 }
 
-/* All encodings' characters, lo to hi times. */
+/* Returns whether the node is lo to hi characters, each being any character of an encoding. */
 static bool is_chars(const struct bt_rx_set *s, const struct bt_rx_node *n, uint8_t *encodings)
 {
     *encodings = 0;
@@ -66,11 +66,11 @@ static bool is_chars(const struct bt_rx_set *s, const struct bt_rx_node *n, uint
     return *encodings != 0;
 }
 
-#define MANY 4 /* as many characters have more texts than an array has items */
+#define MANY 4 /* so many characters have more texts than an array can have items */
 
-/* Of an And: an expression that begins freely, limits of the number of characters, and finitely
- * many texts that are excluded. A text may go on freely as long as enough characters are left to
- * end the expression in a way that is not excluded. */
+/* For an And of an expression that begins freely, limits of the number of characters, and
+ * finitely many texts that are excluded. A text may begin freely as long as enough characters
+ * are left for it to end in a way that is not excluded. */
 static int64_t free_and(const struct bt_rx_set *s, const struct bt_rx_node *n, uint8_t *encodings)
 {
     int64_t limit = BT_RX_FREE, used = 0;

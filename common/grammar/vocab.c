@@ -34,7 +34,7 @@ static bool in_set(enum bt_slice_set set, uint8_t c)
     return false;
 }
 
-/* Between characters: by the first byte (Unicode 15, table 3-7). */
+/* The step between characters, by the first byte (Unicode 15, table 3-7). */
 static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
 {
     if (b < 0x80) {
@@ -54,7 +54,8 @@ static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
 
 static uint8_t slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte)
 {
-    /* 1 to 3: so many bytes are missing; 4 to 7: the next byte has fewer values. */
+    /* 1 to 3: the number of bytes that are missing; 4 to 7: not every continuation byte may come
+     * next */
     static const struct {
         uint8_t lo, hi, to;
     } next[BT_SLICE_STATES] = {{0},
@@ -71,7 +72,7 @@ static uint8_t slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte)
     return byte >= next[state].lo && byte <= next[state].hi ? next[state].to : BT_SLICE_DEAD;
 }
 
-/* Characters of a token over the set; 0: it is not of the slice. */
+/* How many characters of the set a token consists of; 0: it does not belong to the slice. */
 static uint32_t slice_chars(enum bt_slice_set set, const uint8_t *p, uint32_t n)
 {
     uint8_t state = 0;
@@ -94,11 +95,12 @@ static int by_bytes(const void *a, const void *b, void *arg)
     return d != 0 ? d : n != m ? (n < m ? -1 : 1) : x < y ? -1 : x > y;
 }
 
-/* ids: sorted by their bytes, the first of each spelling only. */
+/* ids: sorted by bytes, only the first of those with the same bytes. */
 static void trie_init(struct bt_trie *t, const struct bt_grammar_vocab *v, const uint32_t *ids,
                       uint32_t n)
 {
-    uint32_t open[BT_TOKEN_BYTES + 1], depth = 0, cap = 0; /* open: nodes of the last token */
+    /* the nodes that lead to the last token */
+    uint32_t open[BT_TOKEN_BYTES + 1], depth = 0, cap = 0;
     const uint8_t *last = NULL;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t len, common = 0;
@@ -150,7 +152,7 @@ static void slice_init(struct bt_grammar_vocab *v, enum bt_slice_set set, const 
         }
     }
     for (size_t i = v->words; i < (BT_SLICE_CHARS + 1) * (size_t)v->words; i++) {
-        bits[i] |= bits[i - v->words]; /* at most i characters */
+        bits[i] |= bits[i - v->words]; /* bitmap i holds all tokens of up to i characters */
     }
     trie_init(&s->rest, v, rest, n_rest);
     free(rest);
@@ -158,8 +160,8 @@ static void slice_init(struct bt_grammar_vocab *v, enum bt_slice_set set, const 
 
 /* ---- the vocabulary ---- */
 
-/* Bytes that a token adds to the text; 0: it is never allowed. What contains the bytes of markers
- * and special tokens is no part of a UTF-8 text. */
+/* The bytes that a token adds to the text; 0: the token is never allowed. No UTF-8 text contains
+ * the bytes of markers and of special tokens. */
 static uint32_t stored_bytes(const struct bt_grammar_token *t)
 {
     if (t->n == 0 || t->n >= BT_TOKEN_BYTES || memchr(t->bytes, 0xFE, t->n) ||
@@ -223,7 +225,7 @@ bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint3
         }
     }
     qsort_r(ids, n, sizeof(*ids), by_bytes, v);
-    for (uint32_t i = 0; i < n; i++) { /* chain those of equal bytes behind the first */
+    for (uint32_t i = 0; i < n; i++) { /* tokens with the same bytes are chained behind the first */
         uint32_t a = k ? v->at[ids[k - 1] + 1] - v->at[ids[k - 1]] : 0,
                  b = v->at[ids[i] + 1] - v->at[ids[i]];
         if (k && a == b && memcmp(v->text + v->at[ids[k - 1]], v->text + v->at[ids[i]], a) == 0) {

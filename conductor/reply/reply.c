@@ -1,30 +1,30 @@
-/* Takes a model's answer apart, see reply.h. The text waits in `in` while it may be the beginning
- * of a marker; everything else is taken byte by byte, so that it does not matter where the text
- * was cut. What may become a call is kept in `raw` until its name and the beginning of its
- * arguments are known; from then on arguments leave as they come. */
+/* Takes a model's answer apart, see reply.h. Text waits in `in` while it may be the beginning of
+ * a marker. All other text is taken byte by byte, so the result does not depend on where the
+ * text was cut. The text of a possible call is kept in `raw` until its name and the beginning of
+ * its arguments are known. From then on, arguments leave as they arrive. */
 #include <stdlib.h>
 
 #include "conductor/reply/reply_priv.h"
 
-#define NAME_MAX 256 /* bytes of a function's name, with what stands around it */
+#define NAME_MAX 256 /* bytes of a function's name and of what the form writes around it */
 #define NO_END   UINT64_MAX
-/* An incomplete character before a token becomes up to three of U+FFFD. */
+/* An incomplete character before a token becomes up to three U+FFFD of 3 bytes each. */
 #define MARK_LATE 9
 
 enum state {
     TEXT,
     THOUGHTS,
-    HEAD,         /* behind the marker of a call */
+    HEAD,         /* after the marker of a call */
     OBJECT,       /* in {"name":...} */
     XML,          /* in a call with elements */
     NAME,         /* in a name that a marker ends */
-    CALL_ID,      /* behind the name: an id that is not used */
-    BEFORE_VALUE, /* behind the marker that ends the name */
-    SECOND_NAME,  /* DeepSeek V3: the first name was "function" */
-    FENCE,        /* ... and the arguments are a block of code */
+    CALL_ID,      /* after the name: an id, which is ignored */
+    BEFORE_VALUE, /* after the marker that ends the name */
+    SECOND_NAME,  /* DeepSeek V3, when the first name was "function" */
+    FENCE,        /* DeepSeek V3: the arguments are a block of code */
     VALUE,        /* in the arguments */
-    BROKEN,       /* ... which are no JSON: up to the next marker */
-    BETWEEN       /* behind a call */
+    BROKEN,       /* in arguments that are not JSON, up to the next marker */
+    BETWEEN       /* after a call */
 };
 
 struct bt_reply {
@@ -34,23 +34,25 @@ struct bt_reply {
     void (*bit)(void *arg, const struct bt_reply_bit *b);
     void *arg;
     enum state state;
-    bool lead;  /* no text but white space since the beginning, the reasoning or a call */
-    bool first; /* ... since the beginning: reasoning, or a call without a marker, may come */
-    bool after_thoughts; /* the newlines that follow belong to the reasoning */
+    bool lead; /* only white space has come since the beginning, the reasoning or a call */
+    /* only white space has come since the beginning, so reasoning or a call without a marker may
+     * come */
+    bool first;
+    bool after_thoughts; /* the newlines that follow still belong to the reasoning */
     bool listed;         /* in an array of calls */
-    bool committed;      /* the open call's name was given out */
-    bool has_arguments;  /* ... and some of its arguments */
-    bool complete;       /* no further text follows */
-    bool turned;         /* a step has taken nothing, and changed the state of xml */
+    bool committed;      /* the name of the open call was given out */
+    bool has_arguments;  /* some arguments of the open call were given out */
+    bool complete;       /* the answer is complete: no text follows */
+    bool turned;         /* a step has taken no byte but has changed the state of xml */
     uint32_t calls;
     uint64_t at;           /* bytes taken */
     uint64_t thoughts_end; /* see bt_reply_thoughts_end */
-    struct bt_buf marks;   /* uint64_t: where tokens stand that are markers, as far as not taken */
+    struct bt_buf marks;   /* uint64_t: the places of tokens that are markers, from `at` on */
     struct bt_buf in;      /* text that was not taken yet */
-    struct bt_buf space;   /* white space that may belong to nothing */
-    struct bt_buf raw;     /* the text of a call that is not committed */
+    struct bt_buf space;   /* white space that is given out only if text follows */
+    struct bt_buf raw;     /* the text of a call that is not committed yet */
     struct bt_buf name, arguments;
-    struct bt_buf out; /* collected bits of one kind */
+    struct bt_buf out; /* collected text of one kind */
     enum bt_reply_kind out_kind;
     uint32_t out_call;
     struct bt_json_scan scan;
@@ -110,7 +112,7 @@ static void put_space(struct bt_reply *r, enum bt_reply_kind kind)
 
 /* ---- markers ---- */
 
-/* Is the marker a token, and does no such token stand here? */
+/* Returns whether the marker should be a token, but no such token stands here. */
 static bool is_only_text(const struct bt_reply *r, const char *marker)
 {
     const struct bt_reply_tokens *t = r->o.tokens;
@@ -142,7 +144,8 @@ unsigned bt_reply_kinds(const struct bt_reply *r, const struct bt_buf *function,
                : BT_REPLY_IS_ANY;
 }
 
-/* Which of the markers does the text begin with? -1: none; *part_p: one of them may come. */
+/* Returns which marker the text begins with, -1: none. *part_p: the text may still become a
+ * marker. */
 static int marker_at(const struct bt_reply *r, const char *p, size_t n, const char *const *markers,
                      int n_markers, bool *part_p)
 {
@@ -173,7 +176,7 @@ static size_t keep(struct bt_reply *r, enum state next, const char *p, size_t n)
     return n;
 }
 
-/* It was no call: its text is content. */
+/* The text was no call: it becomes content. */
 static size_t fail(struct bt_reply *r)
 {
     put_space(r, BT_REPLY_TEXT);
@@ -192,7 +195,7 @@ static void begin_call(struct bt_reply *r)
     r->committed = r->has_arguments = false;
 }
 
-/* Gives out the name, trimmed. */
+/* Gives out the name of the call, without white space around it. */
 static bool commit(struct bt_reply *r, const struct bt_buf *name)
 {
     const char *p = name->data;
@@ -222,7 +225,7 @@ static bool commit(struct bt_reply *r, const struct bt_buf *name)
     return true;
 }
 
-/* The call's text is over. */
+/* Ends the call. */
 static size_t end_call(struct bt_reply *r, size_t taken)
 {
     if (r->committed && !r->has_arguments) {
@@ -233,7 +236,7 @@ static size_t end_call(struct bt_reply *r, size_t taken)
     return taken;
 }
 
-/* At the marker of the call, or at its name. */
+/* Begins a call with elements, at its marker or at its name. */
 static size_t begin_xml(struct bt_reply *r, const char *p)
 {
     const struct bt_reply_xml_form *f = r->form->xml;
@@ -268,14 +271,14 @@ static size_t step_text(struct bt_reply *r, const char *p, size_t n)
         return 1;
     }
     if (r->thoughts_end == NO_END) {
-        r->thoughts_end = 0; /* there is no reasoning */
+        r->thoughts_end = 0; /* the answer has no reasoning */
     }
     if (at == 0) {
         begin_call(r);
         r->listed = false;
         return keep(r, HEAD, p, strlen(markers[0]));
     }
-    if (at == 2) { /* some models leave the frame out */
+    if (at == 2) { /* some models leave out the marker of the frame */
         begin_call(r);
         return begin_xml(r, p);
     }
@@ -290,7 +293,7 @@ static size_t step_text(struct bt_reply *r, const char *p, size_t n)
     return 1;
 }
 
-/* The reasoning is over. */
+/* Ends the reasoning. */
 static size_t end_thoughts(struct bt_reply *r, size_t taken)
 {
     if (r->o.keep_thoughts) {
@@ -299,7 +302,7 @@ static size_t end_thoughts(struct bt_reply *r, size_t taken)
     bt_buf_clear(&r->space);
     r->thoughts_end = r->at + taken;
     r->state = TEXT;
-    r->think = NULL; /* an answer has one reasoning */
+    r->think = NULL; /* an answer reasons only once */
     r->lead = r->first = r->after_thoughts = true;
     return taken;
 }
@@ -327,7 +330,7 @@ static size_t step_thoughts(struct bt_reply *r, const char *p, size_t n)
     if (at == 1) {
         return end_thoughts(r, 0);
     }
-    if (at == 2) { /* the prompt has opened the reasoning, and so does the model */
+    if (at == 2) { /* the prompt has already opened the reasoning, and the model opens it again */
         return strlen(r->think);
     }
     if (p[0] == '\n' && !(r->o.keep_thoughts && r->lead)) {
@@ -396,7 +399,7 @@ static size_t step_object(struct bt_reply *r, const char *p)
     if (!r->committed) {
         bt_buf_append(&r->raw, p, 1);
         if (o->has_name && (o->has_arguments || s == BT_SCAN_DONE) && !commit(r, &o->name)) {
-            r->raw.len--; /* the byte comes again as text */
+            r->raw.len--; /* the byte will come again, as text */
             return fail(r);
         }
     }
@@ -411,7 +414,7 @@ static size_t step_xml(struct bt_reply *r, const char *p, size_t n)
     struct bt_reply_xml *x = &r->xml;
     enum bt_scan s = BT_SCAN_MORE;
     size_t taken = 0;
-    if (bt_reply_xml_between(x)) { /* the frame may end the call, too */
+    if (bt_reply_xml_between(x)) { /* the end of the frame may also end the call */
         bool part;
         int at = marker_at(r, p, n, &r->form->frame.close, 1, &part);
         if (part) {
@@ -541,7 +544,7 @@ static size_t step_value(struct bt_reply *r, const char *p)
     return s == BT_SCAN_DONE ? end_call(r, 1) : 1;
 }
 
-/* Looks for a marker of any kind. */
+/* Looks for any marker of a call. */
 static int call_marker_at(struct bt_reply *r, const char *p, size_t n, bool *part_p)
 {
     const struct bt_reply_frame *f = &r->form->frame;
@@ -631,7 +634,7 @@ static void take(struct bt_reply *r)
         enum state before = r->state;
         size_t n = step(r, r->in.data + done, r->in.len - done);
         if (n == 0 && r->state == before && !r->turned) {
-            break; /* a marker may come */
+            break; /* a marker may come: wait for more text */
         }
         r->turned = false;
         done += n;
@@ -686,7 +689,7 @@ void bt_reply_token(struct bt_reply *r, uint32_t id, uint64_t offset)
     }
 }
 
-/* Forgets tokens whose text was taken. */
+/* Forgets the places of tokens whose text was taken. */
 static void drop_marks(struct bt_reply *r)
 {
     size_t n = 0;
