@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#include "common/grammar/room.h"
+
 #define THREADS_MAX 4096u  /* of one state */
 #define OPS_MAX     32768u /* operations that one closure may do */
 /* The work of the automaton itself, in the units of bt_rx_set_budget. */
@@ -15,12 +17,7 @@ enum op { OP_ENTER, OP_RETURN };
 
 bool bt_automaton_take(struct bt_automaton *m, size_t bytes)
 {
-    if (m->full || bytes > m->max_bytes - m->bytes) {
-        m->full = true;
-        return false;
-    }
-    m->bytes += bytes;
-    return true;
+    return bt_room_take(&m->full, m->max_bytes, &m->bytes, bytes);
 }
 
 bool bt_automaton_grow(struct bt_automaton *m, void *array_p, uint32_t n, uint32_t *cap,
@@ -33,11 +30,7 @@ bool bt_automaton_grow(struct bt_automaton *m, void *array_p, uint32_t n, uint32
     if (!bt_automaton_take(m, (want - *cap) * size)) {
         return false;
     }
-    void *array = NULL;
-    memcpy(&array, array_p, sizeof(array));
-    array = bt_realloc(array, want * size);
-    memcpy(array_p, &array, sizeof(array));
-    *cap = want;
+    bt_room_enlarge(array_p, cap, want, size);
     return true;
 }
 

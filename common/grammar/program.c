@@ -3,18 +3,14 @@
 #include <stdlib.h>
 
 #include "common/grammar/program_priv.h"
+#include "common/grammar/room.h"
 #include "common/grammar/rx_priv.h"
 
 #define ALIVE_STATES 20000u
 
 bool bt_program_take(struct bt_program *p, size_t bytes)
 {
-    if (p->full || bytes > p->max_bytes - p->bytes) {
-        p->full = true;
-        return false;
-    }
-    p->bytes += bytes;
-    return true;
+    return bt_room_take(&p->full, p->max_bytes, &p->bytes, bytes);
 }
 
 bool bt_program_grow(struct bt_program *p, void *array_p, uint32_t n, uint32_t *cap, size_t size)
@@ -26,11 +22,7 @@ bool bt_program_grow(struct bt_program *p, void *array_p, uint32_t n, uint32_t *
     if (!bt_program_take(p, (want - *cap) * size)) {
         return false;
     }
-    void *array = NULL;
-    memcpy(&array, array_p, sizeof(array));
-    array = bt_realloc(array, want * size);
-    memcpy(array_p, &array, sizeof(array));
-    *cap = want;
+    bt_room_enlarge(array_p, cap, want, size);
     return true;
 }
 

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "common/grammar/room.h"
+
 #define FIRST_WORK 20000000u /* about 100 ms */
 #define CHUNK      (16u * 1024)
 
@@ -11,12 +13,7 @@
 
 bool bt_rx_take(struct bt_rx_set *s, size_t n)
 {
-    if (s->full || n > s->max_bytes - s->bytes) {
-        s->full = true;
-        return false;
-    }
-    s->bytes += n;
-    return true;
+    return bt_room_take(&s->full, s->max_bytes, &s->bytes, n);
 }
 
 bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, size_t size)
@@ -29,11 +26,7 @@ bool bt_rx_grow(struct bt_rx_set *s, void *array_p, uint32_t n, uint32_t *cap, s
         s->full = true;
         return false;
     }
-    void *array = NULL;
-    memcpy(&array, array_p, sizeof(array));
-    array = bt_realloc(array, want * size);
-    memcpy(array_p, &array, sizeof(array));
-    *cap = want;
+    bt_room_enlarge(array_p, cap, want, size);
     return true;
 }
 
