@@ -259,6 +259,24 @@ static int teardown(void **state)
     return 0;
 }
 
+/* A front with a chat template of the test's own, and its end. */
+static struct bt_template *own;
+
+static inline void open_with_template(const char *text)
+{
+    char err[256];
+    assert_int_equal(bt_template_compile(text, &own, err, sizeof(err)), BT_OK);
+    open_front(NULL, own);
+}
+
+static inline int close_own(void **state)
+{
+    teardown(state);
+    bt_template_destroy(own);
+    own = NULL;
+    return 0;
+}
+
 static int dial(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET,

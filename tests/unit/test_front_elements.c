@@ -1,9 +1,7 @@
 /* Models that write the arguments of calls as elements: what the API gives of their answers, and
  * the grammars that force them. Scripted tokens; the forms themselves are test_reply.c's. Fixture:
  * front_fixture.h. */
-#include "tests/unit/front_fixture.h"
-
-#include "common/grammar/grammar.h"
+#include "tests/unit/front_grammars.h"
 
 #define SMALL "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ tools }}"
 static const char qwen[] = SMALL "{# <tool_call> <function= <parameter= #}";
@@ -17,30 +15,17 @@ static const char glm[] = SMALL "{# <tool_call> <arg_key> <think> </think> #}";
     "\"type\":\"null\"}]},\"o\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"boolean\"}" \
     "},\"required\":[\"a\"],\"additionalProperties\":false}},\"required\":[\"s\",\"n\"]" more
 
-static struct bt_template *own;
-
 static int open_qwen(void **state)
 {
-    char err[256];
     (void)state;
-    assert_int_equal(bt_template_compile(qwen, &own, err, sizeof(err)), BT_OK);
-    open_front(NULL, own);
+    open_with_template(qwen);
     return 0;
 }
 
 static int open_glm(void **state)
 {
-    char err[256];
     (void)state;
-    assert_int_equal(bt_template_compile(glm, &own, err, sizeof(err)), BT_OK);
-    open_front(NULL, own);
-    return 0;
-}
-
-static int close_own(void **state)
-{
-    teardown(state);
-    bt_template_destroy(own);
+    open_with_template(glm);
     return 0;
 }
 
@@ -101,42 +86,6 @@ static void test_answers_of_glm(void **state)
 }
 
 /* ---- forced calls ---- */
-
-/* A vocabulary of single bytes, and an end. */
-static struct bt_grammar_vocab *bytes_vocab(void)
-{
-    static char bytes[256];
-    struct bt_grammar_token tokens[257];
-    const uint32_t eos = 256;
-    struct bt_grammar_vocab *v;
-    for (int i = 0; i < 256; i++) {
-        bytes[i] = (char)i;
-        tokens[i] = (struct bt_grammar_token){.bytes = &bytes[i], .n = 1};
-    }
-    tokens[256] = (struct bt_grammar_token){.bytes = "<e>", .n = 3, .special = true};
-    assert_int_equal(bt_grammar_vocab_create(tokens, 257, &eos, 1, &v), BT_OK);
-    return v;
-}
-
-/* Does the running request's grammar allow this answer? */
-static bool allows(struct bt_grammar_vocab *v, const char *answer)
-{
-    char err[256] = "";
-    const struct bt_gen_grammar *text = now->spec.grammar;
-    struct bt_grammar *g;
-    assert_non_null(text);
-    struct bt_grammar_spec spec = {(enum bt_grammar_kind)text->kind, text->text, text->len};
-    if (bt_grammar_compile(&spec, &g, err, sizeof(err)) != BT_OK) {
-        fail_msg("%s: %s", err, text->text);
-    }
-    struct bt_matcher *m = bt_matcher_create(g, v);
-    bool may = false;
-    bool ok = bt_matcher_accept_bytes(m, answer, strlen(answer)) == BT_OK &&
-              bt_matcher_may_end(m, &may) == BT_OK && may;
-    bt_matcher_destroy(m);
-    bt_grammar_unref(g);
-    return ok;
-}
 
 static void abandon(int fd)
 {

@@ -11,21 +11,10 @@ static const char form[] =
     "{% if tools %}{{ tools | tojson }}{% endif %}{% if enable_thinking is defined %}"
     "{{ enable_thinking }}{% endif %}{# <tool_call> <think> #}";
 
-static struct bt_template *own;
-
 static int open_own(void **state)
 {
-    char err[256];
     (void)state;
-    assert_int_equal(bt_template_compile(form, &own, err, sizeof(err)), BT_OK);
-    open_front(NULL, own);
-    return 0;
-}
-
-static int close_own(void **state)
-{
-    teardown(state);
-    bt_template_destroy(own);
+    open_with_template(form);
     return 0;
 }
 

@@ -1,7 +1,7 @@
 /* Tools and reasoning over the API: what the chat template gets, what is refused, and answers that
  * are taken apart, whole and streamed. Scripted tokens; the forms themselves are test_reply.c's.
  * Fixture: front_fixture.h. */
-#include "tests/unit/front_fixture.h"
+#include "tests/unit/front_grammars.h"
 
 #include "common/grammar/grammar.h"
 
@@ -26,27 +26,10 @@ static const char mistral[] = ROWS "{# [TOOL_CALLS] #}";
 static const char deaf[] = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
 static const char foreign[] = ROWS "{# <call> #}";
 
-static struct bt_template *own;
-
-static void open_with(const char *text)
-{
-    char err[256];
-    assert_int_equal(bt_template_compile(text, &own, err, sizeof(err)), BT_OK);
-    open_front(NULL, own);
-}
-
 static int open_hermes(void **state)
 {
     (void)state;
-    open_with(hermes);
-    return 0;
-}
-
-static int close_own(void **state)
-{
-    teardown(state);
-    bt_template_destroy(own);
-    own = NULL;
+    open_with_template(hermes);
     return 0;
 }
 
@@ -146,7 +129,7 @@ static void test_history(void **state)
 static void test_history_of_kimi(void **state)
 {
     (void)state;
-    open_with(kimi);
+    open_with_template(kimi);
     expect_prompt(HISTORY, "[user|a][assistant|None|functions.f:0 f {\"x\": 1}|functions.g:1 g {}]"
                            "[tool|r|functions.g:1 g][assistant|t|functions.h:2 h text {]"
                            "[tool|s|functions.h:2 n][tool||other ]");
@@ -156,9 +139,10 @@ static void test_history_of_kimi(void **state)
 static void test_history_as_text(void **state)
 {
     (void)state;
-    open_with("{% for m in messages %}[{{ m.role }}{% for c in m.tool_calls or [] %}"
-              "{{ '|' + c.function.name + '|' + c.function.arguments }}{% endfor %}]{% endfor %}"
-              "{{ tools }}{# <｜tool▁calls▁begin｜> #}");
+    open_with_template(
+        "{% for m in messages %}[{{ m.role }}{% for c in m.tool_calls or [] %}"
+        "{{ '|' + c.function.name + '|' + c.function.arguments }}{% endfor %}]{% endfor %}"
+        "{{ tools }}{# <｜tool▁calls▁begin｜> #}");
     expect_prompt(
         "{\"messages\":[" USER
         ",{\"role\":\"assistant\",\"tool_calls\":[" CALL("a", "f", "\"{\\\"x\\\":1}\"") "," CALL(
@@ -170,7 +154,7 @@ static void test_history_as_text(void **state)
 static void test_history_of_mistral(void **state)
 {
     (void)state;
-    open_with(mistral);
+    open_with_template(mistral);
     int fd = begin("/v1/chat/completions", HISTORY);
     char id[10] = "", again[10] = "", other[10] = "";
     const char *text = prompt_text(), *s = strstr(text, "[tool|s|"), *o = strstr(text, "[tool||");
@@ -251,11 +235,11 @@ static void test_refusals(void **state)
 static void test_models_without_tools(void **state)
 {
     (void)state;
-    open_with(deaf);
+    open_with_template(deaf);
     refused(CHAT(TOOLS), "tools", "does not know tools");
     expect_prompt(CHAT(TOOLS ",\"tool_choice\":\"none\""), "[a]");
     close_own(state);
-    open_with(foreign);
+    open_with_template(foreign);
     refused(CHAT(TOOLS), "tools", "conductor.answer_form");
     expect_prompt(CHAT(TOOLS ",\"tool_choice\":\"none\""), "[user|a]");
 }
@@ -561,46 +545,6 @@ static void test_long_parts(void **state)
 
 /* ---- forced calls ---- */
 
-/* A vocabulary of single bytes, and an end. */
-static struct bt_grammar_vocab *bytes_vocab(void)
-{
-    static char bytes[256];
-    struct bt_grammar_token tokens[257];
-    const uint32_t eos = 256;
-    struct bt_grammar_vocab *v;
-    for (int i = 0; i < 256; i++) {
-        bytes[i] = (char)i;
-        tokens[i] = (struct bt_grammar_token){.bytes = &bytes[i], .n = 1};
-    }
-    tokens[256] = (struct bt_grammar_token){.bytes = "<e>", .n = 3, .special = true};
-    assert_int_equal(bt_grammar_vocab_create(tokens, 257, &eos, 1, &v), BT_OK);
-    return v;
-}
-
-static bool may_end(struct bt_matcher *m)
-{
-    bool may;
-    return bt_matcher_may_end(m, &may) == BT_OK && may;
-}
-
-/* Does the running request's grammar allow this answer? */
-static bool allows(struct bt_grammar_vocab *v, const char *answer)
-{
-    char err[256];
-    struct bt_gen_grammar *text = now->spec.grammar;
-    struct bt_grammar *g;
-    assert_non_null(text);
-    struct bt_grammar_spec spec = {(enum bt_grammar_kind)text->kind, text->text, text->len};
-    if (bt_grammar_compile(&spec, &g, err, sizeof(err)) != BT_OK) {
-        fail_msg("%s: %s", err, text->text);
-    }
-    struct bt_matcher *m = bt_matcher_create(g, v);
-    bool ok = bt_matcher_accept_bytes(m, answer, strlen(answer)) == BT_OK && may_end(m);
-    bt_matcher_destroy(m);
-    bt_grammar_unref(g);
-    return ok;
-}
-
 /* The names and arguments of an answer's calls: "f{...}g{...}". */
 static const char *calls_of(const char *answer)
 {
@@ -671,7 +615,7 @@ static void test_forced_calls(void **state)
     for (size_t i = 0; i < BT_ARRAY_LEN(rows); i++) {
         char *text = bt_sprintf(
             "%s%s", "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}", rows[i].form);
-        open_with(text);
+        open_with_template(text);
         int fd = begin("/v1/chat/completions", CHAT(FG("false") ",\"tool_choice\":\"required\""));
         assert_true(allows(v, rows[i].one));
         assert_true(allows(v, rows[i].two));
@@ -701,7 +645,7 @@ static void test_forced_calls(void **state)
         free(text);
     }
     bt_grammar_vocab_destroy(v);
-    open_with(hermes);
+    open_with_template(hermes);
 }
 
 #define FORMAT(schema)                                                                             \
@@ -757,7 +701,7 @@ static void test_formats_beside_tools(void **state)
     assert_false(allows(v, "{\"a\":1}"));
     abandon(fd);
     close_own(state);
-    open_with(ROWS "{# <|python_tag|> #}");
+    open_with_template(ROWS "{# <|python_tag|> #}");
     fd = begin("/v1/chat/completions", CHAT(FG("false") "," FORMAT(SCHEMA)));
     assert_true(allows(v, "{\"name\": \"f\", \"parameters\": {\"a\":1}}"));
     assert_true(allows(v, "{\"a\":1}"));
@@ -774,7 +718,7 @@ static void test_formats_beside_tools(void **state)
          "<｜tool▁calls▁begin｜>{\"a\":1}"},
     };
     for (size_t i = 0; i < BT_ARRAY_LEN(framed); i++) {
-        open_with(framed[i][0]);
+        open_with_template(framed[i][0]);
         fd = begin("/v1/chat/completions", CHAT(FG("true") "," FORMAT(SCHEMA)));
         assert_true(allows(v, framed[i][1]));
         assert_true(allows(v, "{\"a\":1}"));
@@ -784,7 +728,7 @@ static void test_formats_beside_tools(void **state)
         abandon(fd);
         close_own(state);
     }
-    open_with(hermes);
+    open_with_template(hermes);
     bt_grammar_vocab_destroy(v);
 }
 

@@ -1,90 +1,8 @@
 /* JSON Schema through compiled grammars: documents that must and must not pass, keyword by keyword,
  * errors with their pointers, and hostile schemas, which must end at a limit. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "tests/unit/grammar_texts.h"
 
-#include <cmocka.h>
-
-#include "common/base/buf.h"
-#include "common/grammar/grammar.h"
-
-#define EOS 256u
-static struct bt_grammar_vocab *vocab;
-
-static int setup(void **state)
-{
-    (void)state;
-    static uint8_t bytes[256];
-    struct bt_grammar_token t[EOS + 1];
-    for (uint32_t i = 0; i < 256; i++) {
-        bytes[i] = (uint8_t)i;
-        t[i] = (struct bt_grammar_token){.bytes = &bytes[i], .n = 1};
-    }
-    t[EOS] = (struct bt_grammar_token){.bytes = "<eos>", .n = 5, .special = true};
-    const uint32_t eos = EOS;
-    return bt_grammar_vocab_create(t, EOS + 1, &eos, 1, &vocab) != BT_OK;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    bt_grammar_vocab_destroy(vocab);
-    return 0;
-}
-
-static bt_status_t compile(const char *text, size_t len, struct bt_grammar **g_p, char *err,
-                           size_t err_cap)
-{
-    const struct bt_grammar_spec spec = {.kind = BT_GRAMMAR_JSON_SCHEMA, .text = text, .len = len};
-    return bt_grammar_compile(&spec, g_p, err, err_cap);
-}
-
-/* Whether g takes the text as a whole. The masks must say the same as accept. */
-static bool takes(struct bt_grammar *g, const char *text)
-{
-    struct bt_matcher *m = bt_matcher_create(g, vocab);
-    uint32_t mask[(EOS + 32) / 32];
-    bool ok = true;
-    for (size_t i = 0; ok && i <= strlen(text); i++) {
-        uint32_t id = text[i] ? (uint8_t)text[i] : EOS;
-        assert_int_equal(bt_matcher_mask(m, mask), BT_OK);
-        ok = bt_matcher_accept(m, id) == BT_OK;
-        assert_int_equal(ok, mask[id >> 5] >> (id & 31) & 1);
-    }
-    bt_matcher_destroy(m);
-    return ok;
-}
-
-struct row {
-    const char *schema, *yes[9], *no[9];
-};
-
-static void check(const struct row *rows, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        char err[512] = "";
-        struct bt_grammar *g = NULL;
-        if (compile(rows[i].schema, strlen(rows[i].schema), &g, err, sizeof(err)) != BT_OK) {
-            fail_msg("%s: %s", rows[i].schema, err);
-        }
-        for (size_t k = 0; k < 9 && rows[i].yes[k]; k++) {
-            if (!takes(g, rows[i].yes[k])) {
-                fail_msg("%s\nshould take: %s", rows[i].schema, rows[i].yes[k]);
-            }
-        }
-        for (size_t k = 0; k < 9 && rows[i].no[k]; k++) {
-            if (takes(g, rows[i].no[k])) {
-                fail_msg("%s\nshould not take: %s", rows[i].schema, rows[i].no[k]);
-            }
-        }
-        bt_grammar_unref(g);
-    }
-}
-#define CHECK(rows) check(rows, sizeof(rows) / sizeof(rows[0]))
+#define CHECK(rows) check_rows(BT_GRAMMAR_JSON_SCHEMA, rows, BT_ARRAY_LEN(rows))
 
 static void any_json_passes_without_constraints(void **state)
 {
@@ -388,12 +306,6 @@ static void references(void **state)
     CHECK(rows);
 }
 
-struct error {
-    const char *schema;
-    bt_status_t status;
-    const char *part;
-};
-
 static void white_space_is_limited(void **state)
 {
     (void)state;
@@ -466,14 +378,7 @@ static void errors_name_the_place(void **state)
         {"{\"type\": \"string\", \"pattern\": \"(\"}", BT_ERR_INVALID, "#/pattern: "},
         {"{\"type\": \"string\", \"pattern\": \"(a)\\\\1\"}", BT_ERR_UNSUPPORTED, "#/pattern: "},
     };
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        char err[512] = "";
-        struct bt_grammar *g = NULL;
-        bt_status_t st = compile(rows[i].schema, strlen(rows[i].schema), &g, err, sizeof(err));
-        if (st != rows[i].status || !strstr(err, rows[i].part)) {
-            fail_msg("%s: %s: '%s'", rows[i].schema, bt_status_name(st), err);
-        }
-    }
+    check_errors(BT_GRAMMAR_JSON_SCHEMA, rows, BT_ARRAY_LEN(rows));
 }
 
 /* A text of n times the part, between a head and a tail; '%' in it is the number, '@' the next one.
@@ -497,7 +402,7 @@ static void ends(const char *head, const char *part, size_t n, const char *tail,
     bt_buf_puts(&b, tail);
     char err[512] = "";
     struct bt_grammar *g = NULL;
-    bt_status_t st = compile(b.data, b.len, &g, err, sizeof(err));
+    bt_status_t st = compile(BT_GRAMMAR_JSON_SCHEMA, b.data, &g, err, sizeof(err));
     if (st != status) {
         fail_msg("%.60s...: %s: '%s'", head, bt_status_name(st), err);
     }
