@@ -284,6 +284,7 @@ static void fill_explanation(Baton__AdminExplanation *x, const struct bt_explana
     x->both = e->both;
     x->draining = e->draining;
     x->reason = (char *)e->reason;
+    x->meaning = (char *)e->meaning;
     x->again = (char *)e->again;
     x->ttft_ms = e->ttft_ms;
     x->tbt_ms = e->tbt_ms;

@@ -240,6 +240,7 @@ static const struct bt_front_route routes[] = {
      "why a request was placed where it is, and who else could have taken it"},
     {"/admin/v1/history", "", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
      "what was counted over the last half hour"},
+    {"/ui", "", false, 0, false, bt_front_get_ui, 0, HTML, "the cluster page"},
     {"/ui/", "{file}", false, 0, false, bt_front_get_ui, 0, HTML, "files of the pages"},
     {"/", "", false, 0, false, bt_front_get_home, 0, HTML, "a page with links to the others"},
 };

@@ -166,6 +166,8 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     e->planned = plan != NULL;
     snprintf(e->reason, sizeof(e->reason), "%s",
              plan != NULL ? bt_sched_reason_names[plan->reason] : rej->reason);
+    snprintf(e->meaning, sizeof(e->meaning), "%s",
+             plan != NULL ? bt_sched_reason_meanings[plan->reason] : rej->reason);
     snprintf(e->again, sizeof(e->again), "%s", sq->r->usage.again);
     e->ttft_ms = e->tbt_ms = e->queue_ms = e->prefill_ms = -1;
     e->actual = (struct bt_explained_outcome){.ttft_ms = -1,

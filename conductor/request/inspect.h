@@ -60,9 +60,10 @@ struct bt_explanation {
     char prefill[BT_EXPLAIN_NAME], decode[BT_EXPLAIN_NAME]; /* workers of the plan; "": none */
     uint32_t n_tokens, cached_tokens, n_choices;
     bool planned, both, draining;
-    char reason[96]; /* static text of sched: why the roles are apart or together, or why the
-                        request was rejected */
-    char again[96];  /* why the previous plan was given up; "": this is the first */
+    char reason[96];  /* static text of sched: why the roles are apart or together, or why the
+                         request was rejected */
+    char meaning[96]; /* reason in words */
+    char again[96];   /* why the previous plan was given up; "": this is the first */
     /* predicted; < 0: not planned. ttft_ms: of a first plan since the request came, of a later one
      * since it was made, until the next token */
     double ttft_ms, tbt_ms, queue_ms, prefill_ms;

@@ -35,6 +35,11 @@ const char *const bt_sched_reason_names[BT_SCHED_REASONS] = {
 #include "common/policy/sched/reasons.def"
 #undef BT_SCHED_REASON
 };
+const char *const bt_sched_reason_meanings[BT_SCHED_REASONS] = {
+#define BT_SCHED_REASON(name, text, apart, both, meaning) meaning,
+#include "common/policy/sched/reasons.def"
+#undef BT_SCHED_REASON
+};
 const bool bt_sched_reason_of[BT_SCHED_REASONS][2] = {
 #define BT_SCHED_REASON(name, text, apart, both, meaning) {apart, both},
 #include "common/policy/sched/reasons.def"

@@ -210,6 +210,7 @@ typedef enum {
     BT_SCHED_REASONS
 } bt_sched_reason_t;
 extern const char *const bt_sched_reason_names[BT_SCHED_REASONS];
+extern const char *const bt_sched_reason_meanings[BT_SCHED_REASONS]; /* in words */
 /* May a plan with two workers [0], with one worker for both [1], have the reason? */
 extern const bool bt_sched_reason_of[BT_SCHED_REASONS][2];
 
