@@ -17,6 +17,10 @@ if [ "${1:-}" = --tests ]; then
     # For the openai client's test; any node with npm will do, wherever it comes from.
     command -v node >/dev/null || packages+=(nodejs)
     command -v npm >/dev/null || packages+=(npm)
+    # For the web page's test, where the distribution has it as a package.
+    if ! command -v chromium >/dev/null && apt-cache show chromium >/dev/null 2>&1; then
+        packages+=(chromium fonts-dejavu-core)
+    fi
 fi
 
 say() { printf 'setup: %s\n' "$*" >&2; }
