@@ -260,20 +260,20 @@ static int teardown(void **state)
 }
 
 /* A front with a chat template of the test's own, and its end. */
-static struct bt_template *own;
+static struct bt_template *own_template;
 
 static inline void open_with_template(const char *text)
 {
     char err[256];
-    assert_int_equal(bt_template_compile(text, &own, err, sizeof(err)), BT_OK);
-    open_front(NULL, own);
+    assert_int_equal(bt_template_compile(text, &own_template, err, sizeof(err)), BT_OK);
+    open_front(NULL, own_template);
 }
 
 static inline int close_own(void **state)
 {
     teardown(state);
-    bt_template_destroy(own);
-    own = NULL;
+    bt_template_destroy(own_template);
+    own_template = NULL;
     return 0;
 }
 
