@@ -178,13 +178,28 @@ static uint32_t meet_props(struct bt_schema *c, const struct bt_obj *a, const st
     return none ? UINT32_MAX : n;
 }
 
+/* Without this question the meeting of hundreds of alternatives would make a set for each pair. */
+bool bt_obj_apart(struct bt_schema *c, const struct bt_obj *a, const struct bt_obj *b,
+                  uint32_t depth)
+{
+    for (uint32_t i = 0, j = 0; i < a->n_props && j < b->n_props;) {
+        const struct bt_prop *p = &a->props[i], *q = &b->props[j];
+        int d = bt_sj_text_cmp(p->name, q->name);
+        if (d == 0 && (p->required || q->required) && bt_set_apart(c, p->value, q->value, depth))
+            return true;
+        i += d <= 0;
+        j += d >= 0;
+    }
+    return false;
+}
+
 const struct bt_obj *bt_obj_meet(struct bt_schema *c, const struct bt_obj *a,
                                  const struct bt_obj *b)
 {
     if (bt_obj_is_all(a) || bt_obj_is_all(b))
         return bt_obj_is_all(a) ? b : a;
     bt_schema_work(c, 1 + (a->n_props + b->n_props) / 4);
-    uint32_t n_props = meet_props(c, a, b);
+    uint32_t n_props = bt_obj_apart(c, a, b, 0) ? UINT32_MAX : meet_props(c, a, b);
     if (n_props == UINT32_MAX)
         return NULL;
     struct bt_obj *o = bt_schema_alloc(c, sizeof(*o));

@@ -263,6 +263,7 @@ struct bt_strset bt_strset_rx(bt_rx_t rx);
 struct bt_strset bt_strset_values(struct bt_schema *c, const struct bt_sj *const *v, uint32_t n);
 bt_rx_t bt_strset_to_rx(struct bt_schema *c, struct bt_strset a);
 bool bt_strset_none(struct bt_strset a);
+bool bt_strset_apart(struct bt_strset a, struct bt_strset b); /* one is empty, or lists differ */
 bool bt_strset_match(struct bt_schema *c, struct bt_strset a, struct bt_sj_text text);
 struct bt_strset bt_strset_meet(struct bt_schema *c, struct bt_strset a, struct bt_strset b);
 struct bt_strset bt_strset_join(struct bt_schema *c, const struct bt_strset *a, uint32_t n);
@@ -277,6 +278,9 @@ bt_set_t bt_set_of(struct bt_schema *c, const struct bt_sj *schema);
 bt_set_t bt_set_meet(struct bt_schema *c, bt_set_t a, bt_set_t b);
 const struct bt_nf *bt_set_nf(struct bt_schema *c, bt_set_t set);
 bool bt_set_none(struct bt_schema *c, bt_set_t set); /* false: it may hold for something */
+/* Is there no value of both, as constants say? Makes no set of both. depth: 0, more in objects.
+ * false: there may be one. */
+bool bt_set_apart(struct bt_schema *c, bt_set_t a, bt_set_t b, uint32_t depth);
 bool bt_nf_none(const struct bt_nf *f);
 const struct bt_nf *bt_nf_meet(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b);
 const struct bt_nf *bt_nf_join(struct bt_schema *c, const struct bt_nf *const *f, uint32_t n);
@@ -288,6 +292,9 @@ const struct bt_nf *bt_nf_one(struct bt_schema *c, const struct bt_nf **f, uint3
 /* schema_object.c and schema_array.c. NULL: nothing fulfils both. */
 const struct bt_obj *bt_obj_meet(struct bt_schema *c, const struct bt_obj *a,
                                  const struct bt_obj *b);
+/* Does a property that must be there keep both apart (bt_set_apart)? false: it may be so. */
+bool bt_obj_apart(struct bt_schema *c, const struct bt_obj *a, const struct bt_obj *b,
+                  uint32_t depth);
 /* Adds a property, or a further constraint of one. */
 void bt_obj_prop(struct bt_schema *c, struct bt_obj *o, struct bt_sj_text name, bt_set_t value,
                  bool required);

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#define APART_DEPTH 4  /* objects in objects that are looked into for a discriminator */
 #define PROBE_DEPTH 12 /* nested questions whether a set is empty; beyond: "it may hold" */
 
 /* ---- sets ---- */
@@ -155,6 +156,47 @@ bool bt_set_none(struct bt_schema *c, bt_set_t set)
     return false;
 }
 
+/* A schema that discriminators have: constants, or objects with such a property. */
+static bool discriminates(const struct bt_schema *c, bt_lit_t l)
+{
+    const struct bt_sj *v = c->values[l >> 2];
+    return !(l & (BT_LIT_CONST | BT_LIT_NOT)) && v->type == BT_SJ_OBJECT &&
+           (bt_sj_get(v, "const") || bt_sj_get(v, "enum") ||
+            (bt_sj_get(v, "properties") && bt_sj_get(v, "required")));
+}
+
+/* The normal form of one such schema out of the set: the set allows no more. NULL: none is known.
+ */
+static const struct bt_nf *discriminator(struct bt_schema *c, bt_set_t set)
+{
+    if (set == BT_SET_TRUE || set == BT_SET_NONE || c->sets[set].nf)
+        return c->sets[set].nf;
+    for (uint32_t i = 0; i < c->sets[set].n; i++) {
+        bt_lit_t l = c->sets[set].lits[i];
+        if (!discriminates(c, l))
+            continue;
+        bt_set_t one = c->sets[set].n == 1 ? set : bt_set_lit(c, l);
+        (void)bt_set_none(c, one); /* computes it, unless it depends on what is being computed */
+        return c->sets[one].nf;
+    }
+    return NULL;
+}
+
+bool bt_set_apart(struct bt_schema *c, bt_set_t a, bt_set_t b, uint32_t depth)
+{
+    const struct bt_nf *x = a != b && depth < APART_DEPTH ? discriminator(c, a) : NULL;
+    const struct bt_nf *y = x ? discriminator(c, b) : NULL;
+    if (!y || x->bits & y->bits || (x->n_arr && y->n_arr) || !bt_strset_apart(x->str, y->str))
+        return false;
+    for (uint32_t i = 0; i < x->n_obj; i++)
+        for (uint32_t j = 0; j < y->n_obj; j++) {
+            bt_schema_work(c, 1);
+            if (x->n_obj * y->n_obj > 4 || !bt_obj_apart(c, x->obj[i], y->obj[j], depth + 1))
+                return false;
+        }
+    return bt_num_meet(c, x->num, y->num).n == 0;
+}
+
 /* ---- normal forms ---- */
 bool bt_nf_none(const struct bt_nf *f)
 {
@@ -288,10 +330,15 @@ const struct bt_nf *bt_nf_not(struct bt_schema *c, const struct bt_nf *a, const 
 /* Whether some value of the composite types may fulfil both. */
 static bool overlap(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b)
 {
-    struct bt_nf x = {.n_arr = a->n_arr, .arr = a->arr, .n_obj = a->n_obj, .obj = a->obj};
-    struct bt_nf y = {.n_arr = b->n_arr, .arr = b->arr, .n_obj = b->n_obj, .obj = b->obj};
-    const struct bt_nf *m = bt_nf_meet(c, &x, &y);
-    return m->n_arr || m->n_obj;
+    for (uint32_t i = 0; i < a->n_arr; i++)
+        for (uint32_t j = 0; j < b->n_arr; j++)
+            if (bt_arr_meet(c, a->arr[i], b->arr[j]))
+                return true;
+    for (uint32_t i = 0; i < a->n_obj; i++)
+        for (uint32_t j = 0; j < b->n_obj; j++)
+            if (bt_obj_meet(c, a->obj[i], b->obj[j]))
+                return true;
+    return false;
 }
 
 /* Of the types without members: what is in one of f, without what is in two. */

@@ -68,6 +68,17 @@ bool bt_strset_none(struct bt_strset a)
     return is_list(a) && !a.n;
 }
 
+bool bt_strset_apart(struct bt_strset a, struct bt_strset b)
+{
+    const struct bt_strset few = a.n <= b.n ? a : b, many = a.n <= b.n ? b : a;
+    if (!is_list(a) || !is_list(b))
+        return bt_strset_none(a) || bt_strset_none(b);
+    for (uint32_t i = 0; i < few.n; i++)
+        if (has(many, few.texts[i]))
+            return false;
+    return true;
+}
+
 bool bt_strset_match(struct bt_schema *c, struct bt_strset a, struct bt_sj_text text)
 {
     if (is_list(a) || has(a, text))

@@ -242,6 +242,18 @@ static void combinations(void **state)
          "\"properties\": {\"k\": {\"const\": \"b\"}, \"v\": {\"type\": \"string\"}}}]}",
          {"{\"k\":\"a\",\"v\":1}", "{\"v\":\"s\",\"k\":\"b\"}"},
          {"{\"k\":\"a\",\"v\":\"s\"}", "{\"v\":1,\"k\":\"b\"}", "{\"k\":\"c\"}", "{}"}},
+        {"{\"oneOf\": [{\"type\": \"object\", \"required\": [\"m\"], \"properties\": {\"m\": "
+         "{\"type\": "
+         "\"object\", \"required\": [\"k\"], \"properties\": {\"k\": {\"const\": \"a\"}}}}}, "
+         "{\"type\": \"object\", \"required\": [\"m\"], \"properties\": {\"m\": {\"type\": "
+         "\"object\", \"properties\": {\"k\": {\"enum\": [\"b\", \"c\"]}}}}}]}",
+         {"{\"m\":{\"k\":\"a\"}}", "{\"m\":{\"k\":\"b\"}}", "{\"m\":{}}"},
+         {"{\"m\":{\"k\":\"d\"}}", "{\"m\":1}", "{}"}},
+        {"{\"type\": \"object\", \"required\": [\"v\"], \"oneOf\": [{\"properties\": {\"v\": "
+         "{\"const\": 1}}}, {\"properties\": {\"v\": {\"enum\": [1.0, 2]}}}, {\"properties\": "
+         "{\"v\": {\"enum\": [3, \"s\"]}}}, {\"properties\": {\"v\": {\"const\": \"s\"}}}]}",
+         {"{\"v\":2}", "{\"v\":3}"},
+         {"{\"v\":1}", "{\"v\":\"s\"}", "{\"v\":4}"}},
         {"{\"type\": \"object\", \"oneOf\": [{\"required\": [\"a\"]}, {\"required\": [\"b\"]}]}",
          {"{\"a\":1}", "{\"b\":1,\"c\":2}"},
          {"{}", "{\"a\":1,\"b\":2}", "{\"b\":1,\"a\":2}"}},
@@ -428,6 +440,21 @@ static void hostile_schemas_end_at_a_limit(void **state)
          BT_ERR_EXHAUSTED);
 }
 
+/* The alternatives never end, so nothing keeps them apart; nor does that question end. */
+static void endless_discriminators(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"$ref\":\"#/$defs/"
+                               "b\"},{\"type\":\"null\"}],\"$defs\":{"
+                               "\"a\":{\"type\":\"object\",\"required\":[\"c\"],\"properties\":{"
+                               "\"c\":{\"$ref\":\"#/$defs/a\"},"
+                               "\"x\":{\"type\":\"integer\"}}},"
+                               "\"b\":{\"type\":\"object\",\"required\":[\"c\"],\"properties\":{"
+                               "\"c\":{\"$ref\":\"#/$defs/b\"},"
+                               "\"y\":{\"type\":\"integer\"}}}}}";
+    ends(text, "", 0, "", BT_OK); /* null is left */
+}
+
 static void large_schemas_compile(void **state)
 {
     (void)state;
@@ -435,6 +462,19 @@ static void large_schemas_compile(void **state)
     ends("{\"enum\":[", "%,", 60000, "-1]}", BT_OK);
     ends("{\"type\":\"object\",\"additionalProperties\":false,\"properties\":{",
          "\"p%\":{\"type\":\"string\"},", 3000, "\"z\":{}}}", BT_OK);
+    /* alternatives that a constant keeps apart: of all pairs none is worth a set */
+    ends("{\"oneOf\":[",
+         "{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"k%\"},\"p%\":{\"type\":"
+         "\"integer\"}},\"required\":[\"k\",\"p%\"]},",
+         500, "{\"type\":\"null\"}]}", BT_OK);
+    ends("{\"oneOf\":[",
+         "{\"type\":\"object\",\"properties\":{\"v\":{\"const\":%},\"p%\":{\"type\":\"integer\"}},"
+         "\"required\":[\"v\"]},",
+         500, "{\"type\":\"null\"}]}", BT_OK);
+    ends("{\"oneOf\":[",
+         "{\"type\":\"object\",\"properties\":{\"m\":{\"type\":\"object\",\"properties\":{\"k\":"
+         "{\"const\":\"k%\"}},\"required\":[\"k\"]}},\"required\":[\"m\"]},",
+         500, "{\"type\":\"null\"}]}", BT_OK);
     ends("{\"type\":\"array\",\"minItems\":1000000000,\"maxItems\":2000000000}", "", 0, "", BT_OK);
     ends("{\"type\":\"string\",\"minLength\":1000000,\"maxLength\":2000000}", "", 0, "", BT_OK);
 }
@@ -453,6 +493,7 @@ int main(void)
         cmocka_unit_test(white_space_is_limited),
         cmocka_unit_test(errors_name_the_place),
         cmocka_unit_test(hostile_schemas_end_at_a_limit),
+        cmocka_unit_test(endless_discriminators),
         cmocka_unit_test(large_schemas_compile),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
