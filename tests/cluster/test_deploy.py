@@ -112,6 +112,10 @@ def test_example_configuration(installed, daemon, tmp_path):
     for name in ("salt", "api-keys"):
         (tmp_path / name).write_text("secret\n")
         (tmp_path / name).chmod(0o640)
+    for args in (("ca",), ("http", "localhost")) if daemon == "conductor" else ():
+        subprocess.run([os.path.join(ROOT, "deploy", "local", "baton-certs"), "--dir", str(tmp_path), *args], check=True)
+    if daemon == "conductor":
+        (tmp_path / "http").rename(tmp_path / "https")
     model = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
     text = text.replace("/srv/models/llama-3.1-8b-instruct", model).replace(f"{installed}/etc/baton/", f"{tmp_path}/")
     conf = tmp_path / "c.yaml"
