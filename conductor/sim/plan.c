@@ -10,6 +10,7 @@
 #include "common/engine/model_fp8.h"
 #include "conductor/sim/output.h"
 #include "conductor/sim/report.h"
+#include "conductor/sim/sizing.h"
 
 #define SPLITS     16  /* tried at first: half with prompts beside rows, half without */
 #define SPLITS_MAX 128 /* tried in all, with those between them around the best */
@@ -131,24 +132,32 @@ struct planner {
     struct bt_sim_cluster c;
 };
 
+static void prepare(const struct planner *p, const struct split *s, struct bt_sim_cluster *c,
+                    struct bt_sim_options *o)
+{
+    *c = p->c;
+    *o = p->o->sim;
+    c->prefill_nodes = s->prefill;
+    c->decode_nodes = s->decode;
+    o->policy = &bt_sched_baton;
+    o->admission = &bt_sched_admit_predict;
+    o->sample_ms = 0;
+    o->progress = NULL;
+    /* Steps are bounded wherever prompts are computed beside rows. */
+    o->mixed_step_ms = s->mixed || s->prefill == 0 ? 0.75 * o->tbt_ms : 0;
+    o->mixed_gap_ms = 0.95 * o->tbt_ms;
+}
+
 static void simulate(const struct planner *p, const struct split *s, double rate, double from,
                      double to, struct bt_sim_summary *sum)
 {
-    struct bt_sim_cluster c = p->c;
-    struct bt_sim_options o = p->o->sim;
+    struct bt_sim_cluster c;
+    struct bt_sim_options o;
     struct bt_sim_result r;
-    c.prefill_nodes = s->prefill;
-    c.decode_nodes = s->decode;
-    o.policy = &bt_sched_baton;
-    o.admission = &bt_sched_admit_predict;
+    prepare(p, s, &c, &o);
     o.rate = rate;
     o.from = from;
     o.to = to;
-    o.sample_ms = 0;
-    o.progress = NULL;
-    /* Steps are bounded wherever prompts are computed beside rows. */
-    o.mixed_step_ms = s->mixed || s->prefill == 0 ? 0.75 * o.tbt_ms : 0;
-    o.mixed_gap_ms = 0.95 * o.tbt_ms;
     bt_sim_run(&c, p->t, &o, &r);
     bt_sim_summarize(&r, &o, sum);
     bt_sim_result_cleanup(&r);
@@ -313,6 +322,20 @@ static void print_answer(FILE *f, const struct planner *p, const struct split *a
                 "objective for a first token: that is a burst and not a steady load; give a longer "
                 "trace\n",
                 span_s / most);
+    }
+}
+
+/* Sizes for the better of the best split and of instances that all do both. */
+static void print_sizes(FILE *f, const struct planner *p, const struct split *all, uint32_t n,
+                        uint32_t per, double per_s)
+{
+    const struct split *apart = best_of(all, n, true), *both = best_of(all, n, false),
+                       *s = apart->capacity >= both->capacity ? apart : both;
+    struct bt_sim_cluster c;
+    struct bt_sim_options o;
+    if (s->capacity > 0) {
+        prepare(p, s, &c, &o);
+        bt_sim_sizing(f, p->t, &c, &o, per, s->capacity * per_s, p->o->sim.rate * per_s);
     }
 }
 
@@ -497,6 +520,7 @@ bt_status_t bt_sim_plan(const struct bt_sim_trace *t, const struct bt_sim_plan_o
             "first token and %u ms between tokens)\n",
             100 * GOOD_SHARE, o->sim.ttft_ms, o->sim.tbt_ms);
     print_answer(out, &p, all, n, span_s);
+    print_sizes(out, &p, all, n, per, per_s);
     print_unlike(out, t, o->config);
     return o->plot != NULL ? write_plot(o->plot, all, n, per_s, err, cap) : BT_OK;
 }

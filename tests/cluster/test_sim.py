@@ -248,3 +248,24 @@ def test_sizes_of_models():
     assert rc == 1 and "deploy/nothing/config.json: No such file" in err
     rc, out, err = sim("size")
     assert rc == 2 and "name one or more model directories" in err
+
+
+def test_a_plan_says_how_large(tmp_path):
+    """Ten conversations of many turns: a slab that holds them saves most of each prompt, a small one less, and the list of slabs
+    ends where a larger one would save no more."""
+    trace = tmp_path / "turns.jsonl"
+    with open(trace, "w") as f:
+        for turn in range(30):
+            for who in range(10):
+                ids = [who * 1000 + k for k in range(4 * (turn + 1))]
+                print(json.dumps({"timestamp": turn * 20000 + who * 1500, "input_length": 512 * len(ids), "output_length": 50,
+                                  "hash_ids": ids}), file=f)
+    rc, out, err = sim("plan", "--config", os.path.join(ROOT, "deploy/shapes/Llama-3.1-8B"), "--trace", trace, "--gpus", 3, "--ttft", 5000,
+                       "--tbt", 100)
+    assert (rc, err) == (0, ""), err
+    slabs = [(float(g), float(s)) for g, s in re.findall(r"^ +(\d+) GiB +([\d.]+) %$", out, re.M)]
+    most = float(re.search(r"no limit +([\d.]+) %", out)[1])
+    assert len(slabs) >= 3 and [s for _, s in slabs] == sorted(s for _, s in slabs)
+    assert slabs[-1][1] >= 0.95 * most > slabs[-2][1] and most > 80
+    assert re.search(r"^workers +\d+ instances carry", out, re.M) and re.search(r"^engine.mem +\d+ GiB a GPU", out, re.M)
+    assert float(re.search(r"^ssd .*: ([\d.]+) %$", out, re.M)[1]) > slabs[0][1]
