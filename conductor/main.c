@@ -15,6 +15,7 @@
 #include "common/log/log.h"
 #include "common/loop/notify.h"
 #include "common/rpc/tls_conf.h"
+#include "common/trace/trace.h"
 #include "conductor/admin.h"
 #include "conductor/admin_pins.h"
 #include "conductor/conf.h"
@@ -58,6 +59,7 @@ struct conductor {
     struct bt_etcd *etcd;
     struct bt_view *view;
     struct bt_requests *requests;
+    struct bt_trace *trace;
     struct bt_front *front;
     struct bt_starting_table *starting;
     struct bt_admin_gate gate;
@@ -190,6 +192,7 @@ static void start_requests(struct conductor *c)
                                     .secret_len = c->secret.len,
                                     .model_name = c->model_id};
     c->requests = bt_requests_create(c->loop, c->view, c->tok, &rc, c->metrics);
+    bt_requests_set_trace(c->requests, c->trace, c->model_id);
     apply_sched(c);
 }
 
@@ -251,12 +254,27 @@ static void watch_loop(struct conductor *c)
     bt_loop_watch(c->loop, on_tick, c);
 }
 
+static bool start_trace(struct conductor *c)
+{
+    char err[512] = "";
+    bt_status_t st =
+        bt_trace_create(c->name, c->conf.common.node_id, c->metrics, &c->trace, err, sizeof(err));
+    if (st != BT_OK) {
+        (void)fail(c, "traces", err);
+        c->exit_code = st == BT_ERR_CONFIG ? BT_EXIT_CONFIG : BT_EXIT_FAILED;
+    }
+    return st == BT_OK;
+}
+
 static bool start_parts(struct conductor *c)
 {
     const struct bt_conf_common *m = &c->conf.common;
     int port = 0;
     c->metrics = bt_metrics_create();
     watch_loop(c);
+    if (!start_trace(c)) {
+        return false;
+    }
     if (bt_rpc_create(c->loop, &c->rpc) != BT_OK) {
         return fail(c, "gRPC", "the completion queue could not be started");
     }
@@ -456,6 +474,7 @@ static void stop(struct conductor *c)
     DESTROY(rpc, rpc);
     bt_tls_conf_stop(&c->tls);
     bt_loop_watch(c->loop, NULL, NULL);
+    DESTROY(trace, trace); /* after the requests, whose last spans it sends */
     DESTROY(metrics, metrics);
     DESTROY(tmpl, template);
     DESTROY(tok, tokenizer);

@@ -395,6 +395,8 @@ static void start_part(struct bt_front_gen *g)
     s->tenant = tenant != NULL ? bt_strdup(tenant) : NULL;
     s->received_ns = bt_http_received_ns(g->req);
     s->timeout_ms = f->request_timeout_ms;
+    s->trace = g->trace;
+    s->operation = g->a.opt.chat ? "chat" : "text_completion";
     take_terms(s, bt_front_keys_terms(f->keys, tenant), &g->headers);
     BT_DEBUG("generation_started", "req=%s id=%s prompt_tokens=%zu max_tokens=%u n=%u stream=%d",
              s->id, bt_http_request_id(g->req), s->prompt.n, s->max_tokens, s->n, g->a.opt.stream);
@@ -510,6 +512,8 @@ static struct bt_front_gen *gen_create(struct bt_front_job *j)
     bt_metric_set(f->m.open, ++f->n_gens);
     bt_front_answer_init(&g->a, &j->gen, f->model.tok, g->id, f->model_id,
                          bt_real_ns() / 1000000000ull, j->headers.timings, j->headers.plan);
+    bt_requests_trace(f->rs, g->headers.traceparent[0] != '\0' ? g->headers.traceparent : NULL,
+                      &g->trace);
     g->specs = j->gen.specs;
     j->gen.specs = NULL;
     bt_http_on_gone(g->req, on_gone, g);

@@ -48,6 +48,7 @@ struct bt_front_gen {
     uint32_t n_generations; /* choices of all prompts, as its key's limit counts */
     char tenant[33];        /* "": none */
     char id[48];
+    struct bt_trace_context trace;
     struct bt_front_part parts[];
 };
 

@@ -91,6 +91,10 @@ void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h)
     if (!header(req, "x-baton-timings", &timings, e)) {
         return;
     }
+    const char *parent = bt_http_header(req, "traceparent");
+    if (parent != NULL && !bt_http_header_ambiguous(req, "traceparent")) {
+        snprintf(h->traceparent, sizeof(h->traceparent), "%s", parent);
+    }
     h->timings = timings != NULL && strcmp(timings, "1") == 0;
     h->valid = flag(req, "x-baton-plan", &h->plan, e) &&
                whole(req, "x-priority", &h->has_priority, &h->priority, e) &&

@@ -170,8 +170,9 @@ struct bt_front_headers {        /* what a generation's headers ask for */
     double slo_ttft_ms, slo_tbt_ms; /* 0: none */
     bool has_priority;
     int32_t priority;
+    char traceparent[64]; /* its beginning; "": none, or several that differ */
 };
-/* x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms, x-priority. */
+/* traceparent, x-baton-timings, x-baton-plan, x-slo-ttft-ms, x-slo-tbt-ms, x-priority. */
 void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h);
 /* The answer's header x-baton-plan. id: for `batonctl explain`. */
 void bt_front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p);

@@ -72,5 +72,7 @@ void bt_action_cleanup(struct bt_action *a)
         free_sources(a->replicate.from);
     } else if (a->type == BT_ACT_CLIENT_PROMPT) {
         bt_prompt_destroy(a->prompt.tokens);
+    } else if (a->type == BT_ACT_TRACED) {
+        bt_record_destroy(a->traced.record);
     }
 }

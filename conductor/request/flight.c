@@ -187,6 +187,7 @@ void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns)
 {
     if (f->wind == BT_FLIGHT_ACTIVE) {
         f->wind_ns = now_ns;
+        bt_record_left(f);
         bt_expect_settled(f, now_ns);
     }
     if (hard) {

@@ -94,7 +94,10 @@ struct bt_request *bt_machine_start(struct bt_machine *mc, struct bt_gen_spec *s
         bt_emit_init(&r->choices[i].emit, mc->tok, &r->spec);
     }
     bt_list_insert_tail(&mc->all, &r->link);
-    bt_queue_enter(bt_sequence_create(r, 0, r->spec.n));
+    bt_record_begin(r);
+    struct bt_sequence *sq = bt_sequence_create(r, 0, r->spec.n);
+    bt_record_waits(sq, NULL, r->spec.received_ns);
+    bt_queue_enter(sq);
     return r;
 }
 
@@ -111,6 +114,7 @@ static void request_destroy(struct bt_request *r)
         bt_journal_cleanup(&r->choices[i].journal);
     }
     bt_prompt_destroy(r->prompt);
+    bt_record_destroy(r->record);
     spec_cleanup(&r->spec);
     free(r);
 }

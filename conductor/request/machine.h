@@ -13,6 +13,7 @@
 #include "conductor/request/inspect.h"
 #include "conductor/request/journal.h"
 #include "conductor/request/prompt.h"
+#include "conductor/request/record.h"
 #include "conductor/request/requests.h"
 #include "conductor/view/peer.h"
 
@@ -135,7 +136,8 @@ typedef enum {
     BT_ACT_CLIENT_DELTA,
     BT_ACT_CLIENT_FINISH,
     BT_ACT_CLIENT_DONE, /* the last one of its request, as is an error */
-    BT_ACT_CLIENT_ERROR
+    BT_ACT_CLIENT_ERROR,
+    BT_ACT_TRACED /* the request is over: what it went through */
 } bt_action_type_t;
 
 typedef enum { BT_PHASES_PREFILL, BT_PHASES_DECODE, BT_PHASES_BOTH } bt_phases_t;
@@ -204,6 +206,9 @@ struct bt_action {
             size_t text_at; /* until it is taken: then text */
             const char *text;
         } error;
+        struct {
+            struct bt_record *record; /* the action's own */
+        } traced;
     };
 };
 

@@ -68,6 +68,10 @@ struct bt_flight {
     bool late_coming;        /* counted at decode's own.late */
     double expect_ready_ms;  /* the time of readiness that the forecast has */
     double first_token_ms;   /* first token after planned_ns, only of a first plan; 0: not yet */
+    struct {                 /* tokens given to the client */
+        uint64_t from_ns, to_ns;
+        uint32_t tokens;
+    } given;
 };
 
 #define BT_SEQ_AVOID_MAX   16
@@ -134,8 +138,13 @@ struct bt_sequence {
     /* watch.c: was planned again because it made no progress, and has made none since */
     bool stuck;
     uint64_t settle_ns;
-    uint64_t stay_ns; /* set when no other daemon could take it: the next try is not earlier */
-    uint64_t round;   /* of the queues, in which it had its turn last */
+    uint64_t stay_ns;     /* set when no other daemon could take it: the next try is not earlier */
+    uint64_t round;       /* of the queues, in which it had its turn last */
+    struct {              /* record.c: its wait for a plan */
+        uint64_t from_ns; /* 0: it has one */
+        bool again;
+        char why[96];
+    } wait;
 };
 
 struct bt_request {
@@ -167,6 +176,7 @@ struct bt_request {
     bool have_prefill_done;
     uint64_t last_compute_ns; /* wall clock, PrefillDone */
     uint64_t flow_first_ns, flow_last_ns;
+    struct bt_record *record; /* NULL: it is not traced, or its record is given out */
 };
 
 /* Bounded label values of metrics. */
@@ -183,6 +193,7 @@ enum {
     BT_REJECT_REASONS
 };
 enum { BT_SUCCESS_STOP, BT_SUCCESS_LENGTH, BT_SUCCESS_ABORT, BT_SUCCESS_ERROR, BT_SUCCESS_REASONS };
+extern const char *const bt_success_names[BT_SUCCESS_REASONS]; /* metrics.c */
 
 /* The requests that wait and those that run (queue.c). */
 struct bt_queues {
@@ -521,6 +532,22 @@ void bt_outcome_prefilled(struct bt_sequence *sq);
 void bt_outcome_gap(struct bt_choice *c, uint64_t now_ns);
 /* The choice has its last token. */
 void bt_outcome_choice(struct bt_sequence *sq, uint32_t choice);
+
+/* ---- record.c: the stages of traced requests ---- */
+void bt_record_begin(struct bt_request *r);
+/* The sequence waits for a plan. why: why it has lost the one that it had; NULL: it had none, or
+ * there was no room for it. */
+void bt_record_waits(struct bt_sequence *sq, const char *why, uint64_t now_ns);
+/* Its flight has begun. */
+void bt_record_planned(struct bt_sequence *sq, uint64_t now_ns);
+void bt_record_prefilled(struct bt_sequence *sq, const struct bt_event *ev, uint64_t now_ns);
+void bt_record_flow(struct bt_sequence *sq, const struct bt_event *ev, uint64_t now_ns);
+/* A token of its flight goes to the client. */
+void bt_record_token(struct bt_sequence *sq, uint64_t now_ns);
+/* The flight is not the current one any more. */
+void bt_record_left(struct bt_flight *f);
+/* The request is over: adds the action that gives the record out. success: BT_SUCCESS_*. */
+void bt_record_end(struct bt_request *r, int success, int http, const char *why, uint64_t now_ns);
 
 /* ---- inspect.c ---- */
 /* Notes how the request ended, for batonctl explain. why: NULL if it did not fail. */

@@ -3,6 +3,8 @@
 
 #include "conductor/request/machine_priv.h"
 
+const char *const bt_success_names[BT_SUCCESS_REASONS] = {"stop", "length", "abort", "error"};
+
 static void register_latencies(struct bt_machine *mc)
 {
     /* Dashboards that read these names expect these buckets. */
@@ -63,13 +65,12 @@ static void register_errors(struct bt_machine *mc)
 
 static void register_reasons(struct bt_machine *mc)
 {
-    static const char *const success[BT_SUCCESS_REASONS] = {"stop", "length", "abort", "error"};
     static const char *const reject[BT_REJECT_REASONS] = {"queue_full", "draining",   "no_worker",
                                                           "too_large",  "overloaded", "no_room",
                                                           "invalid",    "deadline",   "failed"};
     char l[256];
     for (size_t i = 0; i < BT_SUCCESS_REASONS; i++) {
-        snprintf(l, sizeof(l), "%s,finished_reason=\"%s\"", mc->labels, success[i]);
+        snprintf(l, sizeof(l), "%s,finished_reason=\"%s\"", mc->labels, bt_success_names[i]);
         mc->m.finished[i] = bt_metrics_counter(mc->metrics, "vllm:request_success_total", l);
     }
     for (size_t i = 0; i < BT_REJECT_REASONS; i++) {

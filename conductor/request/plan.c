@@ -502,6 +502,7 @@ static void carry_out(struct bt_sequence *sq, struct attempt *a, uint64_t now_ns
     count_plan(mc, &a->plan);
     note_places(mc, &a->plan, &a->v, now_ns);
     bt_outcome_planned(sq, f);
+    bt_record_planned(sq, now_ns);
     sq->charged = sq->n_tokens - a->plan.prefix.cached_tokens;
     bt_sched_fair_serve(&mc->queues.fair, r->tenant, sq->charged, r->spec.weight);
     bt_expect_planned(f, now_ns);
@@ -569,6 +570,7 @@ bool bt_sequence_plan_away(struct bt_sequence *sq, uint64_t now_ns)
         return false;
     }
     bt_sequence_leave_plan(sq, now_ns);
+    bt_record_waits(sq, "a daemon of the plan is leaving or has given up its role", now_ns);
     if (!bt_sequence_splits(sq)) {
         bt_explain_note(sq, &a.v, &a.params, &a.req, &a.plan, &a.rej);
         carry_out(sq, &a, now_ns);

@@ -47,6 +47,7 @@ void bt_sequence_leave_plan(struct bt_sequence *sq, uint64_t now_ns)
         bt_flight_wind(f, true, now_ns);
     }
     sq->no_worker_ns = 0;
+    bt_record_waits(sq, NULL, now_ns);
     bt_sequence_set_state(sq, BT_SEQ_PLANNING);
 }
 
@@ -87,6 +88,7 @@ static void split(struct bt_sequence *sq)
         one->put_offs = sq->put_offs;
         one->queued_ns = sq->queued_ns;
         one->plan_at_ns = sq->plan_at_ns;
+        one->wait = sq->wait;
         bt_sequence_set_state(one, BT_SEQ_PLANNING);
         bt_queue_plan(one);
     }
@@ -196,6 +198,7 @@ void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, cons
         return;
     }
     bt_sequence_leave_plan(sq, now_ns);
+    bt_record_waits(sq, why, now_ns);
     sq->queued_ns = 0; /* it keeps its place and waits only for another worker */
     sq->plan_at_ns = now_ns + (uint64_t)bt_replan_delay_ms(lost != NULL, sq->replans) * 1000000;
     bt_queue_plan(sq);

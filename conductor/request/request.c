@@ -148,6 +148,7 @@ void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_
         a->error.text_at = bt_action_text(r->mc, why);
         r->ended = true;
     }
+    bt_record_end(r, BT_SUCCESS_ERROR, http, why, now);
 }
 
 const struct bt_gen_usage *bt_request_usage(const struct bt_request *r)
@@ -169,6 +170,7 @@ void bt_machine_cancel(struct bt_machine *mc, struct bt_request *r, uint64_t now
     BT_INFO("request_cancelled", "req=%016" PRIx64 " id=%s tokens=%u", wire_id(r), log_id(r),
             tokens_of(r));
     end_sequences(r, now_ns);
+    bt_record_end(r, BT_SUCCESS_ABORT, 0, "cancelled by its client", now_ns);
 }
 
 void bt_request_settled(struct bt_request *r, uint64_t now_ns)
@@ -194,6 +196,7 @@ void bt_request_settled(struct bt_request *r, uint64_t now_ns)
             "decode_ms=%.1f replans=%u prefill=%s decode=%s",
             wire_id(r), log_id(r), r->spec.n, u->prompt_tokens, u->completion_tokens,
             u->cached_tokens, u->ttft_ms, u->decode_ms, u->replans, u->prefill, u->decode);
+    bt_record_end(r, r->success, 0, NULL, now_ns);
 }
 
 /* All tokens of a choice are delivered. by_worker: the worker stops here without a Cancel. */
@@ -238,6 +241,7 @@ static void observe_token(struct bt_sequence *sq, struct bt_choice *c, uint64_t 
         bt_outcome_gap(c, now_ns);
     }
     r->last_ns = c->last_ns = now_ns;
+    bt_record_token(sq, now_ns);
 }
 
 /* Gives the client the token that the journal has just passed on. */

@@ -11,6 +11,7 @@
 #include "common/search/beam.h"
 #include "common/spec/spec.h"
 #include "common/token/token.h"
+#include "common/trace/context.h"
 
 struct bt_requests; /* all requests of this conductor */
 struct bt_request;
@@ -76,8 +77,10 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
                              as 32766 */
     double weight;        /* the tenant's share against others'; 0 counts as 1 */
     char *id;             /* "cmpl-..." for logs; heap */
-    uint64_t received_ns; /* bt_mono_ns at the body's last byte */
-    uint64_t timeout_ms;  /* 0: none */
+    struct bt_trace_context trace;
+    const char *operation;          /* in traces: what it is, static; NULL: a completion */
+    uint64_t received_ns;           /* bt_mono_ns at the body's last byte */
+    uint64_t timeout_ms;            /* 0: none */
     double slo_ttft_ms, slo_tbt_ms; /* objectives of its own; 0: the configuration's */
 };
 
@@ -165,6 +168,9 @@ uint32_t bt_requests_prompts_max(const struct bt_requests *rs, bool has_tenant);
 const struct bt_gen_usage *bt_request_usage(const struct bt_request *r);
 /* The client went away: frees the request. There are no more callbacks. */
 void bt_request_cancel(struct bt_request *r);
+/* Decides whether a request with this header (NULL: it has none) is traced. */
+void bt_requests_trace(const struct bt_requests *rs, const char *traceparent,
+                       struct bt_trace_context *out);
 /* Can a request be served now? If not, why (static text). */
 bool bt_requests_serving(const struct bt_requests *rs, const char **why_p);
 

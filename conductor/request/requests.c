@@ -7,6 +7,7 @@
 #include "conductor/request/receive.h"
 #include "conductor/request/send.h"
 #include "conductor/request/sources.h"
+#include "conductor/request/spans.h"
 #include "conductor/view/view.h"
 
 #define FREE_NS 2000000ull /* of a tick: to free requests that are over */
@@ -18,6 +19,8 @@ struct bt_requests {
     struct bt_machine *mc;
     struct bt_machine_env env;
     struct bt_timer tick, round, lose;
+    struct bt_trace *trace; /* NULL: nothing is traced */
+    const char *model;
     bool applying;
 };
 
@@ -73,6 +76,10 @@ static void apply(void *arg)
     rs->applying = true;
     struct bt_action a;
     while (bt_machine_action(rs->mc, &a)) {
+        if (a.type == BT_ACT_TRACED && rs->trace != NULL) {
+            bt_spans_offer(rs->trace, rs->model, bt_request_spec(a.r), bt_request_usage(a.r),
+                           a.traced.record);
+        }
         bt_action_apply(&a);
     }
     rs->applying = false;
@@ -198,6 +205,18 @@ void bt_requests_destroy(struct bt_requests *rs)
     bt_view_set_ops(rs->view, NULL, NULL);
     bt_machine_destroy(rs->mc);
     free(rs);
+}
+
+void bt_requests_set_trace(struct bt_requests *rs, struct bt_trace *t, const char *model)
+{
+    rs->trace = t;
+    rs->model = model;
+}
+
+void bt_requests_trace(const struct bt_requests *rs, const char *traceparent,
+                       struct bt_trace_context *out)
+{
+    bt_trace_begin(rs->trace, traceparent, out);
 }
 
 /* ---- clients ---- */

@@ -9,6 +9,7 @@
 #include "conductor/request/request.h"
 
 struct bt_loop;
+struct bt_trace;
 struct bt_view;
 
 struct bt_requests_config { /* copied */
@@ -41,6 +42,8 @@ struct bt_requests *bt_requests_create(struct bt_loop *loop, struct bt_view *vie
                                        const struct bt_tokenizer *tok,
                                        const struct bt_requests_config *conf,
                                        struct bt_metrics *metrics);
+/* Spans of traced requests go to t from now on. model: in their names. Both outlive rs. */
+void bt_requests_set_trace(struct bt_requests *rs, struct bt_trace *t, const char *model);
 /* Ends everything with on_error(503). Workers are told, without waiting for them. */
 void bt_requests_destroy(struct bt_requests *rs);
 /* Sets the parameters for requests that are planned from now on. None may be NULL. */

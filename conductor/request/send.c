@@ -245,6 +245,7 @@ void bt_action_apply(struct bt_action *a)
     case BT_ACT_CLIENT_FINISH:
     case BT_ACT_CLIENT_DONE:
     case BT_ACT_CLIENT_ERROR: call_client(a); break;
+    case BT_ACT_TRACED: break; /* requests.c has made spans of it */
     }
     bt_action_cleanup(a);
 }

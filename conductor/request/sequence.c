@@ -330,6 +330,7 @@ static void on_prefill_done(struct bt_sequence *sq, const struct bt_sequence_inp
     sq->stuck = false;
     sq->progress_ns = in->now_ns;
     bt_request_prefill_done(sq->r, in->ev, in->now_ns);
+    bt_record_prefilled(sq, in->ev, in->now_ns);
     bt_outcome_prefilled(sq);
     if (sq->state == BT_SEQ_PREFILLING && sq->r->spec.max_tokens == 0) {
         bt_request_no_tokens(sq, in->now_ns);
@@ -341,6 +342,7 @@ static void on_flow_done(struct bt_sequence *sq, const struct bt_sequence_input 
 {
     sq->progress_ns = in->now_ns;
     bt_request_flow_done(sq->r, in->ev);
+    bt_record_flow(sq, in->ev, in->now_ns);
     sq->want_flow = false;
     if (sq->flight != NULL && in->peer == sq->flight->kv_decode) {
         sq->flight->flow_done = true;

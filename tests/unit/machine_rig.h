@@ -52,6 +52,7 @@ static struct {
     int http;
     uint32_t retry_s;
     char text[300];
+    struct bt_record *record; /* of the last traced request */
 } T;
 
 static struct bt_tokenizer *tok;
@@ -191,6 +192,10 @@ static inline void apply(void)
                 T.submit.max_new = a.submit.max_new;
                 T.submit.n = a.submit.n;
             }
+        } else if (a.type == BT_ACT_TRACED) {
+            bt_record_destroy(T.record);
+            T.record = a.traced.record;
+            a.traced.record = NULL;
         } else {
             tell_client(&a);
         }
@@ -422,6 +427,7 @@ static inline int stop(void **state)
     apply();
     bt_machine_destroy(T.mc);
     bt_metrics_destroy(T.metrics);
+    bt_record_destroy(T.record);
     return 0;
 }
 

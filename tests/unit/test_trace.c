@@ -188,6 +188,7 @@ static void test_off(void **state)
     char err[512];
     (void)state;
     for (uint32_t i = 0; i < 3; i++) {
+        bt_metrics_destroy(metrics);
         clean(NULL);
         if (i > 0) {
             setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1", 1);
@@ -199,9 +200,6 @@ static void test_off(void **state)
         bt_trace_begin(t, "00-" ID "-" PARENT "-01", &c);
         assert_false(c.sampled);
         bt_trace_destroy(t);
-        if (i < 2) {
-            bt_metrics_destroy(metrics);
-        }
     }
 }
 
