@@ -99,6 +99,7 @@ CLUSTER = [
         ("Wait for masks", "s", {"{{instance}}": f"sum by (instance) (rate(baton_worker_mask_wait_seconds_sum{RATE})) / "
                                                  f"sum by (instance) (rate(baton_worker_mask_wait_seconds_count{RATE}))"}),
         ("Preempted rows' tokens", "short", {"{{kv}}": rate("baton_worker_resumed_tokens_total", "kv")}),
+        ("Spans of traces", "ops", {"{{result}}": rate("baton_trace_spans_total", "result")}),
         ("Turns of the conductors' loops", "s", quantiles("baton_loop_tick_seconds", "clock", "")),
     ]),
 ]

@@ -42,6 +42,7 @@ ALERTS = {
     "BatonCardDown": ('baton_kv_card_up{interface="a"}', ZERO, ONE),
     "BatonPeerSessionsLost": ("baton_kv_peer_sessions_lost_total", GROWS, "0 1 2 2x57"),
     "BatonWireProcessLost": ("baton_kv_wire_process_losses_total", GROWS, STANDS),
+    "BatonTracesLost": ('baton_trace_spans_total{result="queue_full"}', GROWS, STANDS),
     "BatonCertificateEnds": ("baton_tls_certificate_not_after_seconds", "600000x60", "6000000x60"),
     # Of several series: lists.
     "BatonRequestsRefused": (['baton_requests_rejected_total{reason="no_room"}', "vllm:request_success_total"],
