@@ -4,6 +4,7 @@ computed in float32 with numpy from the formulas of the paper (DeepSeek-V3, 2.1 
 residual stream and the MTP layer passes the token's embedding on, so that its drafts are often right.
 
 usage: make_mtp_reference.py OUT        (writes OUT/tiny-mtp and OUT/tiny-mtp.json)
+       make_mtp_reference.py OUT large  (writes OUT/large-mtp, 63 M parameters, to measure with: tests/bench/speculate.py)
 """
 import json
 import os
@@ -23,6 +24,15 @@ C = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "v
 H, HEADS, NOPE, ROPE, V, RANK, QRANK = 64, 4, 32, 16, 32, 64, 48
 LAYERS, EXPERTS, INTER, DENSE = 2, 8, 32, 96
 DRAFTS = 3
+BLOCKS, NOISE = 0.012, 0.02  # what a block adds, and what the MTP layer adds to the embedding
+
+if sys.argv[2:] == ["large"]:  # no layer but the MTP layer has experts, so that a second token in a step costs little
+    H, HEADS, NOPE, ROPE, V, RANK, QRANK = 512, 8, 64, 32, 64, 256, 192
+    LAYERS, INTER, DENSE = 10, 256, 3072
+    BLOCKS, NOISE = 0.0003, 0.003
+    C.update(hidden_size=H, num_attention_heads=HEADS, num_key_value_heads=HEADS, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE,
+             v_head_dim=V, kv_lora_rank=RANK, q_lora_rank=QRANK, num_hidden_layers=LAYERS, first_k_dense_replace=LAYERS,
+             intermediate_size=DENSE, moe_intermediate_size=INTER)
 
 
 def bf16(x):
@@ -49,7 +59,7 @@ def make(rng):
         put(p + "self_attn.kv_a_proj_with_mqa.weight", RANK + ROPE, H)
         put(p + "self_attn.kv_a_layernorm.weight", RANK)
         put(p + "self_attn.kv_b_proj.weight", HEADS * (NOPE + V), RANK)
-        put(p + "self_attn.o_proj.weight", H, HEADS * V, scale=0.012)
+        put(p + "self_attn.o_proj.weight", H, HEADS * V, scale=BLOCKS)
         if not moe:
             sizes = {"": DENSE}
         else:
@@ -59,15 +69,15 @@ def make(rng):
         for name, n in sizes.items():
             put(p + f"mlp.{name}gate_proj.weight", n, H)
             put(p + f"mlp.{name}up_proj.weight", n, H)
-            put(p + f"mlp.{name}down_proj.weight", H, n, scale=0.012)
+            put(p + f"mlp.{name}down_proj.weight", H, n, scale=BLOCKS)
 
     put("model.embed_tokens.weight", C["vocab_size"], H, scale=0.5)
     for i in range(LAYERS + 1):
-        layer(i, i >= 1)
+        layer(i, i >= C["first_k_dense_replace"])
     m = f"model.layers.{LAYERS}."
     for name in "enorm", "hnorm", "shared_head.norm":
         put(m + name + ".weight", H)
-    join = np.concatenate([np.eye(H) * 1.2, np.zeros((H, H))], 1) + rng.standard_normal((H, 2 * H)) * 0.02
+    join = np.concatenate([np.eye(H) * 1.2, np.zeros((H, H))], 1) + rng.standard_normal((H, 2 * H)) * NOISE
     w[m + "eh_proj.weight"] = bf16(join.astype(np.float32))
     put("model.norm.weight", H)
     w[m + "shared_head.norm.weight"] = w["model.norm.weight"]
@@ -181,11 +191,13 @@ def write_safetensors(path, w):
 def main():
     rng = np.random.default_rng(20261128)
     w = make(rng)
-    path = os.path.join(sys.argv[1], "tiny-mtp")
+    path = os.path.join(sys.argv[1], "large-mtp" if LAYERS > 2 else "tiny-mtp")
     os.makedirs(path, exist_ok=True)
     with open(os.path.join(path, "config.json"), "w") as f:
         json.dump(C, f, indent=1)
     write_safetensors(os.path.join(path, "model.safetensors"), w)
+    if LAYERS > 2:
+        return
     cases, right = [], 0
     for n in 2, 3, 17, 40, 70, 130:
         ids = [int(i) for i in rng.integers(3, C["vocab_size"], n)]
