@@ -26,7 +26,27 @@ static uint32_t silence_ms(const struct bt_session *s, uint64_t now_ns)
     return heard_ns != 0 && now_ns > heard_ns ? (uint32_t)((now_ns - heard_ns) / 1000000) : 0;
 }
 
-static void fill_node(Baton__AdminNode *n, struct bt_session *s, uint64_t now_ns)
+struct pool { /* a kvstore's pool with the rates of its links, which the session keeps apart */
+    Baton__PoolLoad load;
+    Baton__LinkRate rates[BT_SCHED_LINKS_MAX], *links[BT_SCHED_LINKS_MAX];
+};
+
+static void fill_pool(struct pool *p, const struct bt_session *s)
+{
+    p->load = s->pool;
+    p->load.links = p->links;
+    for (p->load.n_links = 0; p->load.n_links < s->n_links; p->load.n_links++) {
+        const struct bt_sched_link *l = &s->links[p->load.n_links];
+        Baton__LinkRate *r = p->links[p->load.n_links] = &p->rates[p->load.n_links];
+        baton__link_rate__init(r);
+        r->incarnation = l->incarnation;
+        r->slab_bytes_per_s = l->slab_bytes_per_s;
+        r->ssd_bytes_per_s = l->ssd_bytes_per_s;
+    }
+}
+
+/* pool: of a session that has one. */
+static void fill_node(Baton__AdminNode *n, struct bt_session *s, struct pool *pool, uint64_t now_ns)
 {
     baton__admin_node__init(n);
     n->member = s->member;
@@ -35,7 +55,10 @@ static void fill_node(Baton__AdminNode *n, struct bt_session *s, uint64_t now_ns
     n->session_up = bt_session_up(s);
     n->silence_ms = silence_ms(s, now_ns);
     n->load = s->has_load ? &s->load : NULL;
-    n->pool = s->has_pool ? &s->pool : NULL;
+    if (s->has_pool) {
+        fill_pool(pool, s);
+        n->pool = &pool->load;
+    }
 }
 
 static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_config *rc,
@@ -82,17 +105,22 @@ static void make_status(struct bt_admin *a, use_fn use, void *arg)
     st.replanned_total = stats.replanned;
     Baton__MixedSteps mixed;
     fill_scheduling(&st, bt_requests_config(a->rs), &mixed);
-    size_t n = 0;
+    size_t n = 0, n_pools = 0;
     struct bt_list *l;
     bt_list_for_each (l, bt_view_sessions(a->view)) {
         n++;
+        n_pools += BT_CONTAINER_OF(l, struct bt_session, link)->has_pool;
     }
     Baton__AdminNode *nodes = bt_calloc(n + 1, sizeof(*nodes));
     st.nodes = bt_calloc(n + 1, sizeof(Baton__AdminNode *));
+    struct pool *pools = bt_calloc(n_pools + 1, sizeof(*pools));
+    n_pools = 0;
     uint64_t now = bt_mono_ns();
     bt_list_for_each (l, bt_view_sessions(a->view)) {
         st.nodes[st.n_nodes] = &nodes[st.n_nodes];
-        fill_node(st.nodes[st.n_nodes++], BT_CONTAINER_OF(l, struct bt_session, link), now);
+        struct bt_session *s = BT_CONTAINER_OF(l, struct bt_session, link);
+        fill_node(st.nodes[st.n_nodes++], s, &pools[n_pools], now);
+        n_pools += s->has_pool;
     }
     size_t starting = a->conf.starting != NULL ? bt_starting_count(a->conf.starting) : 0;
     st.starting = bt_calloc(starting + 1, sizeof(Baton__Starting *));
@@ -104,6 +132,7 @@ static void make_status(struct bt_admin *a, use_fn use, void *arg)
     free(st.starting);
     free(st.nodes);
     free(nodes);
+    free(pools);
 }
 
 static void on_status(void *arg, struct bt_rpc_call *call, const void *data, size_t len)

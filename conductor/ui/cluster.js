@@ -76,7 +76,8 @@ function store(n, names) {
     ["quarantine", p.slots_quarantine, "in quarantine"]];
   const speed = (l) => (l.slab_bytes_per_s > 0 ? `${bytes(l.slab_bytes_per_s)}/s` : "–");
   return [
-    gauge("memory", used, p.slots_total, parts, `${used} of ${p.slots_total} slots of the slab in use`),
+    gauge("slab", used, p.slots_total, parts, `${used} of ${p.slots_total} slots of the slab in use`),
+    p.ssd_slots > 0 ? gauge("SSD", p.ssd_blocks, p.ssd_slots, [["load", p.ssd_blocks, "blocks"]], `${p.ssd_blocks} of ${p.ssd_slots} blocks on the SSD`) : "",
     h("p", { class: "line" }, `${count(p.slots_sealed)} blocks cached (${percent(p.slots_sealed / p.slots_total)}), `,
       `${p.leases} leases`,
       p.ssd_bytes_per_s > 0 ? ` · SSD ${bytes(p.ssd_bytes_per_s)}/s` : "",
@@ -101,6 +102,15 @@ function member(n, names) {
     ])));
 }
 
+/* A member that loads its model and is not there yet. */
+function starting(b) {
+  return h("section", { class: "member", "data-key": `starting/${b.kind}/${b.name}` },
+    h("h3", {}, h("span", { class: `chip ${b.kind}` }, b.kind), h("span", { class: "name" }, b.name),
+      h("span", { class: "health" }, h("span", { class: "dot warn" }), "starting")),
+    h("div", { class: "gauge" }, h("span", { class: "name" }, b.what), bar([["load", b.percent, "%"]], 100, `${b.what}: ${b.percent} %`),
+      h("span", { class: "value" }, `${b.percent} %`)));
+}
+
 const ORDER = { conductor: 0, prefill: 1, decode: 2, kvstore: 3 };
 
 export function render({ status: st }) {
@@ -113,11 +123,16 @@ export function render({ status: st }) {
 
   const nodes = new Map(), names = new Map(st.nodes.map((n) => [n.member.incarnation, n.member.node]));
   for (const n of st.nodes) nodes.set(n.member.node, [...(nodes.get(n.member.node) ?? []), n]);
+  const loading = new Map();
+  for (const b of st.starting ?? []) {
+    loading.set(b.node, [...(loading.get(b.node) ?? []), b]);
+    if (!nodes.has(b.node)) nodes.set(b.node, []);
+  }
   const cards = [...nodes].sort(([a], [b]) => a.localeCompare(b, undefined, { numeric: true })).map(([name, members]) => {
     members.sort((a, b) => ORDER[a.member.kind] - ORDER[b.member.kind] || a.member.name.localeCompare(b.member.name));
     return h("article", { class: "card node", "data-key": name },
       h("h2", {}, name, members.some((n) => n.draining) ? h("span", { class: "badge warn" }, "draining") : ""),
-      members.map((n) => member(n, names)));
+      members.map((n) => member(n, names)), (loading.get(name) ?? []).map(starting));
   });
   return [summary(st), h("div", { class: "nodes" }, cards)];
 }

@@ -10,6 +10,7 @@
 #include "common/log/log.h"
 #include "common/rpc/session.h"
 #include "common/rpc/session_hello.h"
+#include "kvstore/cache/tier.h"
 
 struct bt_serve_session {
     struct bt_list link;
@@ -85,6 +86,12 @@ static void say_heartbeat(void *arg, uint64_t seq)
     p.slots_sealed = n.sealed;
     p.slots_quarantine = n.quarantine;
     p.leases = n.leases;
+    if (x->s->c.tier != NULL) {
+        struct bt_ssd_stats ssd;
+        bt_ssd_stats(bt_tier_ssd(x->s->c.tier), &ssd);
+        p.ssd_slots = ssd.slots;
+        p.ssd_blocks = ssd.blocks;
+    }
     Baton__LinkRate rate[BT_RATES_PEERS_MAX], *links[BT_RATES_PEERS_MAX];
     const struct bt_rates *r = bt_grants_rates(x->s->grants);
     p.links = links;

@@ -25,8 +25,10 @@ def cluster(tmp_path_factory):
     keys.write_text("".join(f"sk-{scope}-0123456789abcdef id={scope} scopes={scope}\n" for scope in ("inference", "metrics", "admin"))
                     + ALL + " id=all scopes=inference,metrics,admin\n")
     keys.chmod(0o600)
+    ssd = tmp_path_factory.mktemp("ssd")
     # a name that is markup reaches every view
-    c = Cluster("--set", f"conductor.conductor.api_keys_file={keys}", "--set", "all.model.served_name=<b>model</b>",
+    c = Cluster("--set", f"kvstore.kvstore.ssd.path={ssd}/{{node}}", "--set", "kvstore.kvstore.ssd.bytes=24MiB", "--set",
+                "kvstore.kvstore.ssd.write_policy=always", "--set", f"conductor.conductor.api_keys_file={keys}", "--set", "all.model.served_name=<b>model</b>",
                 "--set", "conductor.sched.ttft_objective_ms=60s", "--set", "conductor.conductor.http.allowed_origins=*", api_key=ALL)
     yield c
     c.stop()
@@ -45,7 +47,10 @@ def test_status(cluster):
     assert sorted((n["member"]["kind"], n["member"]["name"], n["member"]["node"], n["member"]["http"])
                   for n in page["nodes"]) == sorted((n["kind"], n["name"], n["node"], n["http"]) for n in nodes)
     store = [n for n in page["nodes"] if n["member"]["kind"] == "kvstore"]
-    assert len(store) == 2 and all(n["pool"]["slots_total"] > 0 for n in store)
+    assert len(store) == 2 and all(n["pool"]["slots_total"] > 0 and n["pool"]["ssd_slots"] > 0 for n in store)
+    cluster.complete(PROMPT, 1)
+    wait_for(lambda: sum(n["pool"]["ssd_blocks"] for n in cluster.get("/admin/v1/status")["nodes"] if n["pool"]) > 0, 10,
+             "blocks are on an SSD")
 
 
 def test_life_of_a_request(cluster):
@@ -196,6 +201,7 @@ def test_cluster_map(page, cluster):
     shown = page.text("#view")
     for n in st["nodes"]:
         assert n["member"]["name"] in shown
+    assert shown.count("SSD") == 2 and shown.count("slab") == 2
     assert page.text("#where").startswith("<b>model</b>")
     # what a user has opened stays open while numbers change
     page.click(".member summary")
