@@ -8,6 +8,7 @@
 #   make fuzz            all fuzz targets (SECONDS=300 in all, FUZZ=options and targets; tests/fuzz/README.md); needs clang
 #   make tsan            the daemons under the thread sanitizer and a mixed load (SECONDS=60 for each engine)
 #   make bench           all benchmarks, FULL=1 with all repetitions
+#   make check-ui            the tests of the web page, which need Chromium; screenshots: docs/images anew
 #   make check-gpu, bench-gpu   checks and benchmarks of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU; TESTS=1: also
 #                        with the programs of check-gpu, to run there by tests/gpu/run)
@@ -256,6 +257,13 @@ setup:
 check: setup-tests
 	@$(MAKE) --no-print-directory -j$$(nproc) tests SANITIZE=$(SANITIZE)
 	@BUILD=$(B) tests/run
+.PHONY: check-ui screenshots
+check-ui: setup-tests
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@BUILD=$(B) tests/run cluster/test_ui
+screenshots: setup-tests
+	@$(MAKE) --no-print-directory -j$$(nproc) all
+	@BUILD=$(B) tests/tools/screenshots.py docs/images
 MINUTES ?= 60
 .PHONY: chaos tsan check-upgrade
 chaos: setup-tests
@@ -313,7 +321,7 @@ install-files:
 	cp -R deploy/models/* $(DESTDIR)$(PREFIX)/share/baton/models
 	cp -R deploy/systemd deploy/config deploy/prometheus deploy/grafana $(DESTDIR)$(PREFIX)/share/baton
 	install -m 644 README.md LICENSE docs/*.md $(DESTDIR)$(PREFIX)/share/doc/baton
-	cp -R docs/plots docs/measurements $(DESTDIR)$(PREFIX)/share/doc/baton
+	cp -R docs/plots docs/measurements docs/images $(DESTDIR)$(PREFIX)/share/doc/baton
 # Units, system user and /etc/baton/*.example; nothing is started or enabled.
 install-system:
 	PREFIX=$(PREFIX) CONF=$(SYSCONFDIR)/baton deploy/systemd/install.sh $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(SYSCONFDIR)/baton

@@ -83,14 +83,14 @@ export function render() {
   const total = (name) => last[name] - first[name];
   const ended = total("finished") + total("failed") + total("refused");
   const rate = (v) => `${count(v)}/s`;
-  const figure = (name, value) => h("div", { class: "figure" }, h("dt", {}, name), h("dd", {}, value));
+  const figure = (name, value, note) => h("div", { class: "figure" }, h("dt", {}, name), h("dd", {}, value, note && h("small", {}, ` ${note}`)));
   const objective = (v) => (v > 0 ? ms(v) : "none");
   return [
     h("dl", { class: "figures" },
       figure("Goodput", ended > 0 ? percent(total("in_time") / ended) : "–"),
       figure("In time", count(total("in_time"))), figure("Late", count(total("finished") - total("in_time"))),
       figure("Failed", count(total("failed"))), figure("Refused", count(total("refused"))),
-      figure("Objectives", `${objective(history.ttft_objective_ms)}, ${objective(history.tbt_objective_ms)}`),
+      figure("Objectives", objective(history.ttft_objective_ms), `gaps ${objective(history.tbt_objective_ms)}`),
       figure("From the cache", total("prompt_tokens") > 0 ? percent(total("cached_tokens") / total("prompt_tokens")) : "–")),
     h("div", { class: "charts" },
       chart("Requests", data, [["good", "good", "in time"], ["late", "warn", "late"], ["failed", "bad", "failed"], ["refused", "refused", "refused"]],
