@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 
 packages=(gcc make git python3-minimal libc6-dev libgrpc-dev libprotobuf-c-dev protobuf-c-compiler libucx-dev
     libjansson-dev libyaml-dev libpcre2-dev libssl-dev openssl libcurl4-openssl-dev libdnnl-dev librocksdb-dev liburing-dev curl ca-certificates)
-test_packages=(libcmocka-dev python3 python3-pytest python3-grpcio python3-jsonschema python3-protobuf
+test_packages=(libcmocka-dev python3 python3-pytest python3-grpcio python3-jsonschema python3-protobuf python3-yaml
     protobuf-compiler python3-grpc-tools iproute2 util-linux)
 bundle_packages=(xz-utils binutils)
 [ "${1:-}" = --check ] || [ -z "${1:-}" ] || packages+=("${bundle_packages[@]}") # a test packs as well

@@ -233,8 +233,3 @@ def test_prometheus_scrapes_what_compose_listens_on():
     with open(config) as f:
         targets = set(re.findall(r"'(\d[\d.]+:\d+)'", f.read()))
     assert len(targets) == 5 and targets == listens
-    tool = shutil.which("promtool")
-    if tool:
-        p = subprocess.run([tool, "check", "config", config], stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, timeout=60)
-        assert p.returncode == 0, p.stdout.decode()

@@ -58,11 +58,14 @@ def test_the_daemons_accept_their_settings(folder, tmp_path):
                          stdout=subprocess.PIPE, timeout=60)
     assert key.stdout
     (tmp_path / "salt").chmod(0o440)
+    for command in ["ca"], ["http", "baton"]:
+        subprocess.run([os.path.join(ROOT, "deploy/local/baton-certs"), "--dir", str(tmp_path), *command], check=True,
+                       stdout=subprocess.DEVNULL, timeout=60)
     for pod, c in all_of:
         if c["name"] == "etcd":
             continue
         own = {e["name"]: e.get("value", "127.0.0.1") for e in c["env"]}  # a field of the pod: its address, the node's name
-        env = {k: v.replace("$(POD_IP)", "127.0.0.1").replace("/model", MODEL).replace("/secrets", str(tmp_path))
+        env = {k: v.replace("$(POD_IP)", "127.0.0.1").replace("/model", MODEL).replace("/secrets", str(tmp_path)).replace("/https", f"{tmp_path}/http")
                for k, v in {**settings, **own}.items()}
         p = subprocess.run([os.path.join(BUILD, "bin", c["command"][0]), "--check=values"], env={"PATH": os.environ["PATH"], **env},
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)

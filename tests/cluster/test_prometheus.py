@@ -86,8 +86,13 @@ def panels():
     return out
 
 
-def test_configuration_and_rules_are_sound():
-    p = subprocess.run([tool("promtool"), "check", "config", os.path.join(RULES, "prometheus.yml")], stdout=subprocess.PIPE,
+def test_configuration_and_rules_are_sound(tmp_path):
+    for path in glob.glob(os.path.join(RULES, "*.yml")):  # it names files that deploy/compose/setup makes
+        with open(path) as f:
+            (tmp_path / os.path.basename(path)).write_text(f.read().replace("/monitoring/", f"{tmp_path}/"))
+    for name in "ca.crt", "key":
+        (tmp_path / name).write_text("")
+    p = subprocess.run([tool("promtool"), "check", "config", str(tmp_path / "prometheus.yml")], stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT, timeout=60)
     assert p.returncode == 0 and p.stdout.count(b"rules found") == 2, p.stdout.decode()
 
