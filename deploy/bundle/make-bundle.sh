@@ -1,6 +1,7 @@
 #!/bin/bash
 # make bundle: one xz archive with everything but libc's family, to unpack and run on a machine that has none of
 # the packages. Usage: make-bundle.sh BUILD VERSION [gpu] [tests]; BUILD is a finished build, the archive goes there.
+#   README.md       what to do with it
 #   bin/            daemons, batonctl, baton-local, baton-certs, baton-bench
 #   lib/baton/      engine plugins, etcd, shared libraries, ucx/ (UCX's modules: libucs looks beside itself)
 #   share/baton/    demo model; share/doc/baton/: documents, licences of what is packed
@@ -79,11 +80,12 @@ done < <(needs "$stage"/bin/baton-{conductor,kvstore,prefill,decode} "$stage/bin
 chmod 755 "$lib"/*.so* "$lib"/ucx/*
 # A library's own search path would win over the executables'.
 deploy/bundle/drop-runpath.py "$lib"/lib*.so* "$lib"/ucx/*
-for f in "$stage"/bin/* "$lib"/baton-engine-*.so "${programs[@]}"; do # ours; some of bin are scripts
+for f in "$stage"/bin/* "$lib"/bench/baton-bench-* "$lib"/baton-engine-*.so "${programs[@]}"; do # ours; some of bin are scripts
     [ "$(head -c 4 "$f" | tail -c 3)" != ELF ] || strip --strip-unneeded "$f"
 done
 
 # ---- documents, and the licences of the packages whose files are in here ----
+sed "s/@VERSION@/$(cat "$build/version")/" deploy/bundle/README.md >"$stage/README.md"
 doc=$stage/share/doc/baton
 mkdir -p "$doc/licenses"
 if command -v dpkg-query >/dev/null; then

@@ -65,6 +65,19 @@ def test_every_library_is_inside(unpacked):
     assert seen > 100, seen
 
 
+def test_the_readme_names_what_is_there(unpacked):
+    with open(os.path.join(unpacked, "README.md")) as f:
+        text = f.read()
+    with open(os.path.join(BUILD, "version")) as f:
+        assert text.startswith(f"# Baton {f.read().strip()}\n")
+    named = set(re.findall(r"(?<![\w/])(?:bin|lib|share)(?:/[\w.-]+)*", text))
+    assert {"bin/baton-local", "share/baton/systemd/install.sh", "share/doc/baton/UPGRADING.md"} <= named
+    assert all(os.path.exists(os.path.join(unpacked, p)) for p in named), named
+    helper = os.path.join(unpacked, "lib", "baton", "bench", "baton-bench-grammar")
+    p = subprocess.run([helper, "--help"], env=BARE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=30)
+    assert p.returncode == 0 and b"usage" in p.stdout, p.stdout  # it finds its libraries beside its folder
+
+
 def test_it_serves_from_where_it_lies(unpacked, tmp_path):
     local, state = os.path.join(unpacked, "bin", "baton-local"), str(tmp_path / "state")
 
