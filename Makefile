@@ -12,6 +12,8 @@
 #   make check-gpu, bench-gpu   checks and benchmarks of the cuda engine, on a GPU
 #   make bundle          one archive to unpack and run elsewhere (GPU=1: for machines with a GPU; TESTS=1: also
 #                        with the programs of check-gpu, to run there by tests/gpu/run)
+#   make deb             packages for Debian in build/debian (deploy/debian/build.sh has the options)
+#   make check-deb       installs, serves with, upgrades and purges them in a fresh Debian with systemd; as root
 #   make install         PREFIX (/usr/local), SYSCONFDIR (/etc), DESTDIR; uninstall removes it
 #   make lint, docs      checks of the sources; the generated documents anew
 #   make SANITIZE=address,undefined …   an instrumented build in build-san-address-undefined
@@ -338,6 +340,11 @@ bundle:
 	@deploy/local/setup.sh --bundle
 	@$(MAKE) --no-print-directory -j$$(nproc) all $(if $(TESTS),gpu-programs)
 	@deploy/bundle/make-bundle.sh $(B) $(RELEASE) $(if $(GPU),gpu) $(if $(TESTS),tests)
+.PHONY: deb check-deb
+deb:
+	@deploy/debian/build.sh $(RELEASE) $(if $(NVCC),cuda)
+check-deb:
+	@tests/check-deb
 clean:
 	rm -rf build build-san-*
 help:
