@@ -121,6 +121,45 @@ def test_exposure(installed, unit, most, tmp_path):
     assert security(path, f"--threshold={most}")[0] != 0
 
 
+def test_completions_know_every_command():
+    """The packages' completions come from batonctl's tables; a shell offers what batonctl's help lists."""
+    def made(shell):
+        return subprocess.run([os.path.join(ROOT, "deploy/debian/completions.py"), shell], cwd=ROOT, check=True,
+                              stdout=subprocess.PIPE, timeout=60).stdout.decode()
+    listed = subprocess.run([os.path.join(BUILD, "bin", "batonctl"), "--help"], check=True, stdout=subprocess.PIPE,
+                            timeout=60).stdout.decode()
+    commands = re.findall(r"^  ([a-z]+)", listed.split("Commands:")[1].split("Options of")[0], re.M)
+    assert "explain" in commands
+    script = made("bash") + """
+offer() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _batonctl; echo "${COMPREPLY[@]}"; }
+offer batonctl ""; offer batonctl --addr host:1 role --f; offer batonctl --output ""; offer batonctl key re
+"""
+    p = subprocess.run(["bash", "-euc", script], check=True, stdout=subprocess.PIPE, timeout=60)
+    first, role, output, key = p.stdout.decode().splitlines()
+    assert set(commands) <= set(first.split())
+    assert (role, output, key) == ("--force", "json table", "revoke")
+    for shell in ("zsh", "fish"):
+        assert all(re.search(rf"\b{c}\b", made(shell)) for c in commands)
+
+
+@pytest.mark.parametrize("program", ["baton-kvstore", "batonctl", "baton-local", "baton-sim", "baton-bench"])
+def test_manual_page(program):
+    """Made of --help; a wrong one would be noticed by man, where it is installed."""
+    script = os.path.join(ROOT, "deploy", "local", program)
+    path = script if os.path.exists(script) else os.path.join(BUILD, "bin", program)
+    p = subprocess.run([os.path.join(ROOT, "deploy/debian/man.py"), program, "8", path], check=True,
+                       stdout=subprocess.PIPE, timeout=60)
+    text = p.stdout.decode()
+    for part in (rf"^\.TH {program.upper()} 8 ", rf"^\.SH NAME\n{program} \\- [a-z]", r"^\.SH SYNOPSIS\n\.nf\n\S"):
+        assert re.search(part, text, re.M), (part, text[:2000])
+    options = subprocess.run([path, "--help"], check=True, stdout=subprocess.PIPE, timeout=60).stdout.decode()
+    assert set(re.findall(r"--[a-z-]+", options)) == set(re.findall(r"--[a-z-]+", text.replace("\\-", "-"))) or program == "batonctl"
+    if shutil.which("man"):
+        p = subprocess.run(["man", "--warnings", "-l", "-"], input=p.stdout, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.PIPE, env=dict(os.environ, MANWIDTH="100"), timeout=60)
+        assert not p.stderr, p.stderr
+
+
 def test_every_service_has_a_memory_limit(installed):
     for path in glob.glob(os.path.join(installed, "lib/systemd/system/*.service")):
         with open(path) as f:
