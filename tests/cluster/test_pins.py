@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from conftest import CTL, PATIENCE, wait_for
+from conftest import CTL, PATIENCE, ROOT, wait_for
 from restarts import Restarts, args_of
 from wall_clock import WallClock
 
@@ -65,9 +65,10 @@ def tokens_file(tmp_path, tokens):
     return str(path)
 
 
-# lru: a flood of new prompts evicts whatever is not protected.
-OPTIONS = ("--nodes", "1", "--set", "kvstore.kvstore.slab_bytes=4MiB", "--set", "kvstore.kvstore.eviction=lru", "--set", f"all.kv.block_tokens={BLOCK}", "--set",
-           "prefill.engine.mem=8MiB", "--set", "decode.engine.mem=8MiB")
+# lru: a flood of new prompts evicts whatever is not protected. Floods are most of the work: a small model does for them.
+OPTIONS = ("--nodes", "1", "--model", os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m"),
+           "--set", "kvstore.kvstore.slab_bytes=700KiB", "--set", "kvstore.kvstore.eviction=lru",
+           "--set", f"all.kv.block_tokens={BLOCK}", "--set", "prefill.engine.mem=8MiB", "--set", "decode.engine.mem=8MiB")
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +384,7 @@ def test_every_kvstore_that_has_it_protects_it(cluster, tmp_path):
 def test_on_the_ssd(tmp_path):
     """More than the slab may protect is protected on the SSD, which turns over, too; written there by the pin alone."""
     r = Restarts(*OPTIONS, "--set", f"kvstore.kvstore.ssd.path={tmp_path / 'ssd'}", "--set",
-                 "kvstore.kvstore.ssd.bytes=8MiB", "--set", "kvstore.kvstore.ssd.write_policy=evict")
+                 "kvstore.kvstore.ssd.bytes=2MiB", "--set", "kvstore.kvstore.ssd.write_policy=evict")
     try:
         pool = Pool(r)
         most = pool.slots // 4
