@@ -255,16 +255,18 @@ static void plain_http_is_told(void **state)
     assert_int_equal(bt_http_tls_refused(tls), 0);
 }
 
+#define WITH_SIZE(text) text, sizeof(text) - 1
+
 static void garbage_ends(void **state)
 {
     static const struct {
         const char *bytes;
         size_t n;
-    } bad[] = {{"\x16\x03\x01\xff\xff garbage garbage", 24},
-               {"\0\0\0\0\0\0\0\0\0\0\0", 11},
-               {"\x16\x03\x01\0\x05\x01\0\0\x01\xff", 10},
-               {"\x80\x0b\x01\x03\x01\0\0\0\0\0\0\0\0", 13},
-               {"get / HTTP/1.1\r\n\r\n", 18}};
+    } bad[] = {{WITH_SIZE("\x16\x03\x01\xff\xff garbage garbage")},
+               {WITH_SIZE("\0\0\0\0\0\0\0\0\0\0\0")},
+               {WITH_SIZE("\x16\x03\x01\0\x05\x01\0\0\x01\xff")},
+               {WITH_SIZE("\x80\x0b\x01\x03\x01\0\0\0\0\0\0\0\0")},
+               {WITH_SIZE("get / HTTP/1.1\r\n\r\n")}};
     (void)state;
     for (size_t i = 0; i < BT_ARRAY_LEN(bad); i++) {
         int fd = dial();
