@@ -67,8 +67,8 @@ static const struct bt_conf_row rows[] = {
      .type = BT_CONF_STR,
      .offset = ROW(http.tls),
      .doc = "Directory with tls.crt and tls.key (PEM, the key with mode 0600 or 0640): clients use "
-            "HTTPS. With client-ca.crt in it, every client needs a certificate of that CA. "
-            "Replaced files are read within seconds.",
+            "HTTPS. With client-ca.crt in it, every client needs a certificate of that CA that "
+            "revoked.txt, if it is there, does not list. Replaced files are read within seconds.",
      .when = "set it when clients are on other machines and no proxy does TLS for them."},
     {.key = "conductor.api_keys_file",
      .type = BT_CONF_STR,

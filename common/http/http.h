@@ -38,6 +38,7 @@ typedef enum {
 struct bt_http_record {
     const char *method, *path; /* path: percent-decoded, without query, cut; "-": not received */
     const char *client;        /* address without port */
+    const char *certificate;   /* name in the client's; NULL: it showed none */
     const char *request_id;
     int status;                   /* 0: the client left before a response began */
     uint64_t bytes_in, bytes_out; /* of the body; of the response with its header */

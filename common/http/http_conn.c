@@ -54,11 +54,8 @@ void bt_http_conn_close(struct bt_http_conn *c)
     bt_http_share_leave(c);
     bt_timer_stop(h->loop, &c->timer);
     bt_loop_fd_del(h->loop, c->w);
-    if (c->crypt != NULL) {
-        if (!c->trace.cut && bt_http_conn_unsent(c) == 0) { /* else its client shall see a cut */
-            bt_http_crypt_close(c->crypt);
-        }
-        bt_http_crypt_destroy(c->crypt);
+    if (c->crypt != NULL && !c->trace.cut && bt_http_conn_unsent(c) == 0) {
+        bt_http_crypt_close(c->crypt); /* otherwise its client shall see that it was cut off */
     }
     close(c->fd);
     h->n_conns--;
@@ -76,6 +73,7 @@ void bt_http_conn_close(struct bt_http_conn *c)
         bt_http_req_free(r);
     }
     bt_http_record_settle(c, true);
+    bt_http_crypt_destroy(c->crypt);
     bt_buf_cleanup(&c->out);
     free(c);
 }

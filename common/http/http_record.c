@@ -44,18 +44,19 @@ void bt_http_record_client(struct bt_http_conn *c, const struct sockaddr_storage
 static void tell(struct bt_http_conn *c, bt_http_ending_t ending, uint64_t end)
 {
     struct bt_http_trace *t = &c->trace;
-    struct bt_http_record r = {.method = t->method,
-                               .path = t->path,
-                               .client = c->client,
-                               .request_id = t->id,
-                               .status = t->status,
-                               .bytes_in = t->bytes_in,
-                               .bytes_out =
-                                   t->status != 0 && end > t->out_begin ? end - t->out_begin : 0,
-                               .duration_ns = bt_mono_ns() - t->began_ns,
-                               .first_ns = t->first_ns != 0 ? t->first_ns - t->began_ns : 0,
-                               .ending = ending,
-                               .note = t->note};
+    struct bt_http_record r = {
+        .method = t->method,
+        .path = t->path,
+        .client = c->client,
+        .certificate = c->crypt != NULL ? bt_http_crypt_client(c->crypt) : NULL,
+        .request_id = t->id,
+        .status = t->status,
+        .bytes_in = t->bytes_in,
+        .bytes_out = t->status != 0 && end > t->out_begin ? end - t->out_begin : 0,
+        .duration_ns = bt_mono_ns() - t->began_ns,
+        .first_ns = t->first_ns != 0 ? t->first_ns - t->began_ns : 0,
+        .ending = ending,
+        .note = t->note};
     t->note = NULL;
     c->h->o.ended(c->h->arg, &r);
     *t = (struct bt_http_trace){0};

@@ -15,6 +15,7 @@
 #include <openssl/ssl.h>
 
 #include "common/base/clock.h"
+#include "common/base/revoked.h"
 #include "common/conf/conf.h"
 #include "common/log/log.h"
 
@@ -25,8 +26,11 @@
 #define RECORD     16384          /* largest content of a TLS record, bytes */
 #define READS      8              /* records of one recv: a client may send records of one byte */
 
-enum { CERT, KEY, CLIENT_CA, FILES };
-static const char *const names[FILES] = {"tls.crt", "tls.key", "client-ca.crt"};
+#define REVOKED_MAX (1u << 20) /* bytes of revoked.txt */
+#define NAME_BYTES  200        /* of a client, with the end */
+
+enum { CERT, KEY, CLIENT_CA, REVOKED, FILES };
+static const char *const names[FILES] = {"tls.crt", "tls.key", "client-ca.crt", "revoked.txt"};
 
 struct stamp { /* of a file, to see that it is another one; zeros: it is missing */
     uint64_t dev, ino, size;
@@ -36,8 +40,10 @@ struct stamp { /* of a file, to see that it is another one; zeros: it is missing
 struct bt_http_tls {
     char *key, *files[FILES];
     SSL_CTX *ctx;
-    BIO_METHOD *bio; /* a socket's, without SIGPIPE */
-    bool asks;       /* for clients' certificates */
+    BIO_METHOD *bio;            /* a socket's, without SIGPIPE */
+    bool asks;                  /* for clients' certificates */
+    struct bt_revoked *revoked; /* NULL: none */
+    uint64_t lists;             /* how often the list was read */
     uint64_t not_after_s, refused, reminded_s;
     struct stamp stamps[FILES];
     struct bt_log_pace pace;
@@ -51,8 +57,12 @@ struct bt_http_crypt {
     int fd;
     bool seen; /* the client's first byte */
     bool ready, failed;
-    bool eof;       /* the client has sent FIN */
-    bool wants_out; /* the last recv or handshake */
+    bool eof;               /* the client has sent FIN */
+    bool wants_out;         /* the last recv or handshake */
+    struct bt_http_client { /* its certificate */
+        char name[NAME_BYTES];
+        uint64_t not_after_s, lists; /* lists: bt_http_tls.lists when it was last looked up */
+    } * client;                      /* NULL: it showed none */
 };
 
 /* ---- files ---- */
@@ -145,9 +155,40 @@ static uint64_t end_of(const SSL_CTX *ctx)
     return s > 0 ? (uint64_t)s : 0;
 }
 
-/* Makes a context of the files. OK: *ctx_p and *asks_p. */
-static bt_status_t read_files(const struct bt_http_tls *t, SSL_CTX **ctx_p, bool *asks_p, char *err,
-                              size_t cap)
+/* Reads revoked.txt, which may be missing unless there was one before. */
+static bt_status_t read_revoked(const struct bt_http_tls *t, struct bt_revoked **list_p, char *err,
+                                size_t cap)
+{
+    char why[200];
+    FILE *f = fopen(t->files[REVOKED], "re");
+    if (f == NULL && errno == ENOENT && t->revoked == NULL) {
+        return BT_OK;
+    }
+    if (f == NULL) {
+        return fault(t, REVOKED, err, cap, "it cannot be read: %s; restart to do without it",
+                     strerror(errno));
+    }
+    char *text = bt_calloc(1, REVOKED_MAX + 1);
+    size_t n = fread(text, 1, REVOKED_MAX, f);
+    bool bad = ferror(f) != 0 || n == REVOKED_MAX || strlen(text) != n;
+    (void)fclose(f);
+    bt_status_t st = BT_ERR_INVALID;
+    snprintf(why, sizeof(why), "it is not a text file of less than 1 MiB");
+    if (!bad) {
+        st = bt_revoked_parse(text, list_p, why, sizeof(why));
+    }
+    free(text);
+    return st == BT_OK ? BT_OK : fault(t, REVOKED, err, cap, "%s", why);
+}
+
+/* What is made of the files. */
+struct reading {
+    SSL_CTX *ctx;
+    bool asks;
+    struct bt_revoked *revoked;
+};
+
+static bt_status_t read_files(const struct bt_http_tls *t, struct reading *r, char *err, size_t cap)
 {
     struct stat st;
     char why[200];
@@ -180,12 +221,15 @@ static bt_status_t read_files(const struct bt_http_tls *t, SSL_CTX **ctx_p, bool
                        "it is gone, and clients still need certificates; restart to end that");
     }
     BIO_free(ca);
+    if (status == BT_OK) {
+        status = read_revoked(t, &r->revoked, err, cap);
+    }
     if (status != BT_OK) {
         SSL_CTX_free(ctx);
         return status;
     }
-    *ctx_p = ctx;
-    *asks_p = asks;
+    r->ctx = ctx;
+    r->asks = asks;
     return BT_OK;
 }
 
@@ -218,11 +262,20 @@ static void warn_of_end(struct bt_http_tls *t)
             "themselves");
 }
 
+static void take(struct bt_http_tls *t, const struct reading *r)
+{
+    t->ctx = r->ctx;
+    t->asks = r->asks;
+    t->revoked = r->revoked;
+    t->lists++;
+    t->not_after_s = end_of(t->ctx);
+}
+
 static void on_look(void *arg)
 {
     struct bt_http_tls *t = arg;
     struct stamp now[FILES];
-    SSL_CTX *ctx;
+    struct reading r = {0};
     char err[600];
     warn_of_end(t);
     take_stamps(t, now);
@@ -230,14 +283,14 @@ static void on_look(void *arg)
         return;
     }
     memcpy(t->stamps, now, sizeof(now));
-    if (read_files(t, &ctx, &t->asks, err, sizeof(err)) != BT_OK) {
+    if (read_files(t, &r, err, sizeof(err)) != BT_OK) {
         BT_WARN("tls_not_renewed", "why=%s remedy=%s", err,
                 "the files that were read before stay in use");
         return;
     }
     SSL_CTX_free(t->ctx); /* connections that stand have references of their own */
-    t->ctx = ctx;
-    t->not_after_s = end_of(ctx);
+    free(t->revoked);
+    take(t, &r);
     t->reminded_s = 0;
     BT_INFO("tls_renewed", "file=%s not_after_s=%llu client_certificates=%s", t->files[CERT],
             (unsigned long long)t->not_after_s, t->asks ? "required" : "no");
@@ -295,12 +348,13 @@ bt_status_t bt_http_tls_create(const char *key, const char *dir, struct bt_http_
     }
     take_stamps(t,
                 t->stamps); /* before reading, so that files that change meanwhile are read again */
-    bt_status_t st = read_files(t, &t->ctx, &t->asks, err, err_cap);
+    struct reading r = {0};
+    bt_status_t st = read_files(t, &r, err, err_cap);
     if (st != BT_OK) {
         bt_http_tls_destroy(t);
         return st;
     }
-    t->not_after_s = end_of(t->ctx);
+    take(t, &r);
     t->bio = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "baton http");
     BT_ASSERT(t->bio != NULL);
     BIO_meth_set_write(t->bio, bio_write);
@@ -329,6 +383,7 @@ void bt_http_tls_destroy(struct bt_http_tls *t)
         bt_timer_stop(t->loop, &t->timer);
     }
     SSL_CTX_free(t->ctx);
+    free(t->revoked);
     BIO_meth_free(t->bio);
     for (int i = 0; i < FILES; i++) {
         free(t->files[i]);
@@ -367,6 +422,7 @@ void bt_http_crypt_destroy(struct bt_http_crypt *s)
 {
     if (s != NULL) {
         SSL_free(s->ssl);
+        free(s->client);
         free(s);
     }
 }
@@ -374,6 +430,11 @@ void bt_http_crypt_destroy(struct bt_http_crypt *s)
 bool bt_http_crypt_ready(const struct bt_http_crypt *s)
 {
     return s->ready;
+}
+
+const char *bt_http_crypt_client(const struct bt_http_crypt *s)
+{
+    return s->client != NULL ? s->client->name : NULL;
 }
 
 bool bt_http_crypt_wants_out(const struct bt_http_crypt *s)
@@ -393,14 +454,61 @@ static int failure(struct bt_http_crypt *s, int n)
     return ECONNRESET;
 }
 
+/* Reads the client's certificate as common/base has it. False: it shows none. */
+static bool read_client(struct bt_http_crypt *s, struct bt_cert *c)
+{
+    char why[100], *pem = NULL;
+    X509 *x = SSL_get1_peer_certificate(s->ssl);
+    BIO *bio = x != NULL ? BIO_new(BIO_s_mem()) : NULL;
+    bool ok = bio != NULL && PEM_write_bio_X509(bio, x) == 1 && BIO_write(bio, "", 1) == 1 &&
+              BIO_get_mem_data(bio, &pem) > 0 && bt_cert_read(pem, c, why, sizeof(why)) == BT_OK;
+    BIO_free(bio);
+    X509_free(x);
+    return ok;
+}
+
+/* May the client go on? Looks its certificate up when the list has changed. */
+static bool client_counts(struct bt_http_crypt *s, const char **why_p)
+{
+    struct bt_http_client *k = s->client;
+    struct bt_cert c;
+    if (k == NULL) {
+        return true;
+    }
+    if (bt_real_ns() / 1000000000 >= k->not_after_s) {
+        *why_p = "its certificate has expired";
+        return false;
+    }
+    if (k->lists != s->t->lists && read_client(s, &c) && bt_revoked_has(s->t->revoked, &c)) {
+        *why_p = "its certificate was revoked";
+        return false;
+    }
+    k->lists = s->t->lists;
+    return true;
+}
+
+/* After the handshake. */
+static void meet_client(struct bt_http_crypt *s)
+{
+    struct bt_cert c;
+    if (!read_client(s, &c)) {
+        return;
+    }
+    s->client =
+        bt_calloc(1, sizeof(*s->client)); /* lists 0: it is looked up at the first request */
+    snprintf(s->client->name, sizeof(s->client->name), "%s", c.n_uris > 0 ? c.uris[0] : c.subject);
+    s->client->not_after_s = c.not_after_s;
+}
+
 /* The log gets a line from time to time: a scanner may try thousands of handshakes. */
-static void say_refused(struct bt_http_crypt *s, const char *client)
+static void say_refused(struct bt_http_crypt *s, const char *client, const char *why)
 {
     struct bt_http_tls *t = s->t;
     t->refused++;
     uint32_t times = bt_log_due(&t->pace, bt_mono_ns(), SAY_NS);
     if (times > 0) {
-        const char *why = ERR_reason_error_string(ERR_peek_last_error());
+        const char *reason = ERR_reason_error_string(ERR_peek_last_error());
+        why = why != NULL ? why : reason;
         BT_WARN("http_tls_refused", "client=%s why=%s times=%u", client,
                 why != NULL ? why : "the client left during the handshake", times);
     }
@@ -423,12 +531,13 @@ bt_http_shake_t bt_http_crypt_shake(struct bt_http_crypt *s, const char *client)
     if (n == 1) {
         s->ready = true;
         s->wants_out = false;
+        meet_client(s);
         return BT_HTTP_SHAKE_DONE;
     }
     if (failure(s, n) == EAGAIN) {
         return BT_HTTP_SHAKE_MORE;
     }
-    say_refused(s, client);
+    say_refused(s, client, NULL);
     return BT_HTTP_SHAKE_FAILED;
 }
 
@@ -436,6 +545,11 @@ ssize_t bt_http_crypt_recv(struct bt_http_crypt *s, void *buf, size_t cap)
 {
     size_t got = 0;
     BT_ASSERT(cap >= RECORD); /* so that nothing of a record stays in OpenSSL */
+    const char *why = NULL;
+    if (!s->failed && !client_counts(s, &why)) {
+        say_refused(s, s->client->name, why);
+        s->failed = true;
+    }
     if (s->failed) {
         errno = ECONNRESET;
         return -1;

@@ -1,11 +1,12 @@
 /* TLS below the HTTP server: the files of a directory, and a connection's encryption. The directory
  * has tls.crt (certificate, then intermediate ones) and tls.key, as Kubernetes names them. If it
- * has client-ca.crt, every client must show a certificate of that CA. TLS 1.2 or newer, only
- * ciphers with forward secrecy, ALPN http/1.1. No renegotiation, resumption or early data:
- * connections live long, and each new one is checked anew.
+ * has client-ca.crt, every client must show a certificate of that CA that revoked.txt, if there is
+ * one, does not list (lines as of common/base/revoked.h). TLS 1.2 or newer, only ciphers with
+ * forward secrecy, ALPN http/1.1. No renegotiation, resumption or early data: connections live
+ * long, and each new one is checked anew.
  *
- * The files are watched: new connections use new ones within seconds, those that stand go on. Loop
- * thread. */
+ * The files are watched: new connections use new ones within seconds, those that stand go on. One
+ * whose client's certificate has expired or was revoked gets no further request. Loop thread. */
 #ifndef BT_HTTP_HTTP_TLS_H
 #define BT_HTTP_HTTP_TLS_H
 
@@ -43,6 +44,8 @@ typedef enum {
 /* Goes on with the handshake. client: its address, for the log. */
 bt_http_shake_t bt_http_crypt_shake(struct bt_http_crypt *s, const char *client);
 bool bt_http_crypt_ready(const struct bt_http_crypt *s); /* the handshake is over */
+/* The name in the client's certificate: its first URI, else its subject; NULL: it showed none. */
+const char *bt_http_crypt_client(const struct bt_http_crypt *s);
 /* Does it wait until the descriptor takes bytes, although the connection has no output? */
 bool bt_http_crypt_wants_out(const struct bt_http_crypt *s);
 /* As recv and send, with errno. recv reads so much at once that epoll reports what is left. */

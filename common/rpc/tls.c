@@ -23,7 +23,7 @@
 /* The result of reading the files once. */
 struct reading {
     struct bt_cert_ca *ca;
-    struct bt_tls_revoked *revoked;
+    struct bt_revoked *revoked;
     struct bt_cert own;
 };
 
@@ -147,7 +147,7 @@ static bt_status_t read_revoked(const struct bt_tls *t, struct reading *r, char 
     if (text == NULL) {
         return BT_ERR_CONFIG;
     }
-    bt_status_t st = bt_tls_revoked_parse(text, &r->revoked, why, sizeof(why));
+    bt_status_t st = bt_revoked_parse(text, &r->revoked, why, sizeof(why));
     free(text);
     return st == BT_OK ? BT_OK : fault(t, "revoked", file, err, cap, "%s", why);
 }
@@ -223,7 +223,7 @@ static void on_look(void *arg)
     }
     pthread_mutex_lock(&t->lock);
     struct bt_cert_ca *old = t->ca;
-    struct bt_tls_revoked *old_revoked = t->revoked;
+    struct bt_revoked *old_revoked = t->revoked;
     t->ca = r.ca;
     t->revoked = r.revoked;
     t->own = r.own;

@@ -93,7 +93,7 @@ static bool check_peer(const struct verifier *v,
     bt_status_t st = bt_cert_verify(v->tls->ca, pem, r->peer_info.peer_cert_full_chain,
                                     v->server ? BT_CERT_CLIENT : BT_CERT_SERVER,
                                     bt_real_ns() / 1000000000, why, cap);
-    bool revoked = bt_tls_revoked_has(v->tls->revoked, c);
+    bool revoked = bt_revoked_has(v->tls->revoked, c);
     pthread_mutex_unlock(&v->tls->lock);
     if (st != BT_OK) {
         return false;
@@ -239,7 +239,7 @@ bool bt_tls_call_counts(struct bt_tls *t, grpc_call *call, char *text, size_t ca
     }
     bool over = bt_real_ns() / 1000000000 >= c.not_after_s;
     pthread_mutex_lock(&t->lock);
-    bool revoked = bt_tls_revoked_has(t->revoked, &c);
+    bool revoked = bt_revoked_has(t->revoked, &c);
     pthread_mutex_unlock(&t->lock);
     if (!over && !revoked) {
         return true;

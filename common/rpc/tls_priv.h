@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "common/base/cert.h"
+#include "common/base/revoked.h"
 #include "common/rpc/rpc_priv.h"
 #include "common/rpc/tls.h"
 
@@ -16,8 +17,6 @@
 #define BT_TLS_REPEAT_NS (60ull * 1000000000)
 
 enum { BT_TLS_CA, BT_TLS_CERT, BT_TLS_KEY, BT_TLS_REVOKED, BT_TLS_FILES };
-
-struct bt_tls_revoked; /* tls_revoked.c */
 
 struct bt_tls_stamp { /* of a file, to see that it is another one */
     uint64_t dev, ino, size;
@@ -34,7 +33,7 @@ struct bt_tls {
     /* under the lock: handshakes are checked on gRPC's threads */
     pthread_mutex_t lock;
     struct bt_cert_ca *ca;
-    struct bt_tls_revoked *revoked; /* NULL: none */
+    struct bt_revoked *revoked; /* NULL: none */
     struct bt_metric *m_not_after, *m_refused;
     struct {
         uint64_t hash, at_ns;
@@ -70,13 +69,5 @@ void bt_tls_call_name(grpc_call *call, char *text, size_t cap);
 bool bt_tls_call_counts(struct bt_tls *tls, grpc_call *call, char *text, size_t cap);
 /* Translates gRPC's message about a failed handshake; false: it is about something else. */
 bool bt_tls_log(const char *file, const char *message);
-
-/* ---- tls_revoked.c ---- */
-/* The list of a file's text: lines `sha256:FINGERPRINT` or `serial:NUMBER` in hexadecimal, colons
- * allowed, `#` begins a comment. ERR_INVALID with err, which names the line. free() ends it. */
-bt_status_t bt_tls_revoked_parse(const char *text, struct bt_tls_revoked **list_p, char *err,
-                                 size_t err_cap) BT_MUST_CHECK;
-/* list NULL: false. */
-bool bt_tls_revoked_has(const struct bt_tls_revoked *list, const struct bt_cert *c);
 
 #endif

@@ -77,12 +77,12 @@ void bt_front_access_ended(void *arg, const struct bt_http_record *r)
     }
 #define FIELDS                                                                                     \
     "id=%s method=%s path=%s status=%d end=%s bytes_in=%llu bytes_out=%llu duration_ms=%.3f "      \
-    "first_byte_ms=%.3f client=%s tenant=%s key=%s"
+    "first_byte_ms=%.3f client=%s tenant=%s key=%s cert=%s"
 #define VALUES                                                                                     \
     r->request_id, r->method, r->path, r->status, endings[r->ending],                              \
         (unsigned long long)r->bytes_in, (unsigned long long)r->bytes_out,                         \
         (double)r->duration_ns / 1e6, (double)r->first_ns / 1e6, none_if_empty(r->client),         \
-        none_if_empty(n->tenant), none_if_empty(n->key)
+        none_if_empty(n->tenant), none_if_empty(n->key), r->certificate
     if (n->generation[0] != '\0') {
         BT_INFO("access",
                 FIELDS " req=%s model=%s prompt_tokens=%llu completion_tokens=%llu grammar=%s",

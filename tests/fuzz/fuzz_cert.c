@@ -33,7 +33,7 @@ static char *pem_of(const uint8_t *der, size_t n)
     return out;
 }
 
-static void try_cert(const char *pem, const struct bt_tls_revoked *list)
+static void try_cert(const char *pem, const struct bt_revoked *list)
 {
     struct bt_cert c;
     struct bt_cert_ca *ca = NULL;
@@ -45,7 +45,7 @@ static void try_cert(const char *pem, const struct bt_tls_revoked *list)
             BT_ASSERT(strlen(c.uris[i]) < BT_CERT_URI_MAX);
             (void)bt_tls_uri_is(c.uris[i], "c", "kvstore", NULL);
         }
-        (void)bt_tls_revoked_has(list, &c);
+        (void)bt_revoked_has(list, &c);
     } else {
         BT_ASSERT(err[0] != '\0');
     }
@@ -61,12 +61,12 @@ static void try_cert(const char *pem, const struct bt_tls_revoked *list)
 
 static void try_list(const char *text)
 {
-    struct bt_tls_revoked *list = NULL;
+    struct bt_revoked *list = NULL;
     char err[200] = "";
     struct bt_cert c = {.serial = "2a", .sha256 = "00"};
-    if (bt_tls_revoked_parse(text, &list, err, sizeof(err)) == BT_OK) {
+    if (bt_revoked_parse(text, &list, err, sizeof(err)) == BT_OK) {
         bool all = strstr(text, "serial:2a\n") == text; /* its first line */
-        BT_ASSERT(!all || bt_tls_revoked_has(list, &c));
+        BT_ASSERT(!all || bt_revoked_has(list, &c));
         free(list);
     } else {
         BT_ASSERT(list == NULL && strncmp(err, "line ", 5) == 0);

@@ -115,7 +115,7 @@ static void test_lines(void **state)
     next_line();
     has(" id=my-1 method=GET path=\"/v1/models/x ev=forged\" status=404 end=complete "
         "bytes_in=0 ");
-    has(" client=127.0.0.1 tenant=- key=-\n");
+    has(" client=127.0.0.1 tenant=- key=- cert=-\n");
     assert_null(strstr(text, "secret"));
     send_bytes("rubbish\r\n\r\n");
     next_line();

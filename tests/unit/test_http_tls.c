@@ -425,6 +425,12 @@ static void clients_show_certificates(void **state)
     look();
     assert_false(accepted(&c));
     hang_up(&c);
+    sh("rm http/client-ca.crt"); /* a file that is lost does not open the door */
+    look();
+    assert_false(accepted(&c));
+    hang_up(&c);
+    sh("cp ca.crt http/client-ca.crt");
+    look();
     static const struct {
         const char *name;
         bool good;
@@ -439,10 +445,38 @@ static void clients_show_certificates(void **state)
         }
         hang_up(&c);
     }
-    /* A file that is lost does not open the door. */
-    sh("rm http/client-ca.crt");
+    /* One that is revoked gets no further request, also on a connection that stands. */
+    snprintf(crt, sizeof(crt), "%s/shop.crt", dir);
+    snprintf(key, sizeof(key), "%s/shop.key", dir);
+    assert_int_equal(SSL_CTX_use_certificate_file(client_ctx, crt, SSL_FILETYPE_PEM), 1);
+    assert_int_equal(SSL_CTX_use_PrivateKey_file(client_ctx, key, SSL_FILETYPE_PEM), 1);
+    struct client stands;
+    assert_true(try_connect(&stands));
+    says(&stands, GET_STREAM);
+    (void)hear(&stands, "0\r\n\r\n");
+    sh("cp revoked.txt http/");
     look();
-    assert_false(accepted(&c)); /* the client still shows the server's certificate */
+    says(&stands, GET_STREAM);
+    (void)hear(&stands, "0\r\n\r\n");
+    sh("$b revoke shop.crt && cp revoked.txt http/");
+    look();
+    int n = 0, before = n_requests;
+    char byte;
+    says(&stands, GET_STREAM);
+    while ((n = SSL_read(stands.ssl, &byte, 1)) <= 0 && again(&stands, n)) {
+    }
+    assert_true(n <= 0);
+    assert_int_equal(n_requests, before);
+    hang_up(&stands);
+    assert_false(accepted(&c));
+    hang_up(&c);
+    sh("echo sha256:12 >http/revoked.txt"); /* a wrong list leaves the last one in force */
+    look();
+    assert_false(accepted(&c));
+    hang_up(&c);
+    sh("rm http/revoked.txt"); /* so does one that is lost */
+    look();
+    assert_false(accepted(&c));
     hang_up(&c);
 }
 
@@ -460,6 +494,7 @@ static void files_are_checked(void **state)
          "x/tls.key",
          "without a passphrase"},
         {"echo no >x/client-ca.crt", "client-ca.crt: it has no certificate"},
+        {"echo sha256:1 >x/revoked.txt", "revoked.txt: line 1"},
     };
     struct bt_http_tls *t = NULL;
     char err[512], at[128];

@@ -1,17 +1,17 @@
 /* Revoked certificates: they are made by the CA and have not expired, but are no longer accepted.
  * The list is a text file with one certificate a line, by its SHA-256 fingerprint or its serial
- * number. Pure except for reading the file; any thread, under the lock of the bt_tls that has the
- * list. */
+ * number. Pure; see revoked.h. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/rpc/tls_priv.h"
+#include "common/base/base.h"
+#include "common/base/revoked.h"
 
 #define LINES_MAX 4096u /* of up to 250 bytes; a list that needs more calls for a new CA */
 
-struct bt_tls_revoked {
+struct bt_revoked {
     size_t n;
     struct {
         bool serial; /* id is a serial number; else a fingerprint */
@@ -37,7 +37,7 @@ static bool take_hex(const char *from, size_t len, bool serial, char to[BT_CERT_
     return serial ? n > 0 : n == 64;
 }
 
-static bool take_line(struct bt_tls_revoked *r, const char *line, size_t len)
+static bool take_line(struct bt_revoked *r, const char *line, size_t len)
 {
     static const char sha[] = "sha256:", serial[] = "serial:";
     bool by_serial = len > sizeof(serial) && strncmp(line, serial, sizeof(serial) - 1) == 0;
@@ -49,10 +49,10 @@ static bool take_line(struct bt_tls_revoked *r, const char *line, size_t len)
     return take_hex(line + skip, len - skip, by_serial, r->list[r->n].id);
 }
 
-bt_status_t bt_tls_revoked_parse(const char *text, struct bt_tls_revoked **list_p, char *err,
-                                 size_t err_cap)
+bt_status_t bt_revoked_parse(const char *text, struct bt_revoked **list_p, char *err,
+                             size_t err_cap)
 {
-    struct bt_tls_revoked *r = bt_calloc(1, sizeof(*r) + LINES_MAX * sizeof(r->list[0]));
+    struct bt_revoked *r = bt_calloc(1, sizeof(*r) + LINES_MAX * sizeof(r->list[0]));
     for (unsigned number = 1; *text != '\0'; number++) {
         size_t whole = strcspn(text, "\n"), len = strcspn(text, "#\n");
         while (len > 0 && isspace((unsigned char)text[len - 1])) {
@@ -77,7 +77,7 @@ bt_status_t bt_tls_revoked_parse(const char *text, struct bt_tls_revoked **list_
     return BT_OK;
 }
 
-bool bt_tls_revoked_has(const struct bt_tls_revoked *r, const struct bt_cert *c)
+bool bt_revoked_has(const struct bt_revoked *r, const struct bt_cert *c)
 {
     for (size_t i = 0; r != NULL && i < r->n; i++) {
         if (strcmp(r->list[i].id, r->list[i].serial ? c->serial : c->sha256) == 0) {
