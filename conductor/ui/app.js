@@ -107,6 +107,11 @@ for (const type of ["click", "input", "submit", "keydown"]) {
   });
 }
 
+/* Escape closes what a view shows beside its list. */
+document.addEventListener("keydown", (e) => {
+  if (e.key === "Escape" && state.detail && !$("key-dialog").open) location.hash = state.view;
+});
+
 /* ---- key and colours ---- */
 
 function openKey() {

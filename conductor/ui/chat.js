@@ -65,6 +65,7 @@ async function answer(state, prompt) {
         turn.end ??= choice.finish_reason;
       }
       if (event.usage) turn.usage = event.usage;
+      if (event.plan) turn.plan = event.plan;
       draw(state);
     }
   } catch (e) {
@@ -125,6 +126,7 @@ function numbers(turn) {
   const sorted = gaps(turn.tokens).sort((a, b) => a - b), last = turn.tokens.at(-1), first = turn.tokens[0];
   const seconds = last && first ? (last.at - first.at) / 1000 : 0, cached = turn.usage?.prompt_tokens_details?.cached_tokens;
   return h("p", { class: "numbers" }, first ? `first token ${ms(first.at)}` : "waiting …",
+    turn.plan ? ` (at the server ${ms(turn.plan.actual.ttft_ms)}, predicted ${ms(turn.plan.predicted.ttft_ms)})` : "",
     seconds > 0 ? ` · ${((turn.tokens.length - 1) / seconds).toFixed(1)} tokens/s · gaps ${ms(quantile(sorted, 0.5))} median, ${ms(quantile(sorted, 0.99))} p99` : "",
     turn.usage ? ` · ${count(turn.usage.prompt_tokens)} prompt tokens${cached > 0 ? `, ${count(cached)} cached` : ""} · ${count(turn.usage.completion_tokens)} generated` : "",
     turn.end ? ` · ${turn.end}` : "",

@@ -223,6 +223,7 @@ def test_a_stream(page, cluster):
     page.wait("document.querySelector('.numbers')?.innerText.includes('generated')")
     assert page.text(".turn.user") == "ROMEO: " + ATTACK
     n = page.eval("document.querySelectorAll('.strip .token').length")
+    server, predicted = re.search(r"at the server ([\d.]+ m?s), predicted ([\d.]+ m?s)", page.text(".numbers")).groups()
     generated = int(re.search(r"(\d+) generated", page.text(".numbers")).group(1))
     assert n == generated > 0 and page.eval("document.querySelectorAll('.gaps rect').length") == n
     page.click(".strip .token")
@@ -230,18 +231,29 @@ def test_a_stream(page, cluster):
     total = page.eval("[...document.querySelectorAll('.other .value')].reduce((s, e) => s + parseFloat(e.innerText), 0)")
     assert 0 < total <= 101
     # a long one is stopped in its middle
-    page.eval("document.querySelector('#chat-max').value = 3000; document.querySelector('#chat-temperature').value = 2")
+    page.eval("""document.querySelector('#chat-max').value = 3000;
+        const real = window.fetch; /* this model ends soon by itself */
+        window.fetch = (path, o) => real(path, o?.body ? { ...o, body: JSON.stringify({ ...JSON.parse(o.body), ignore_eos: true }) } : o);""")
     page.click("#chat-text")
     page.type("JULIET: go on")
     page.click("form.ask button.main")
     page.wait("document.querySelectorAll('.turn')[3]?.querySelectorAll('.token').length > 5")
-    page.eval("document.querySelector('button.stop')?.click()")
-    page.wait("!document.querySelector('button.stop')")
+    page.click("button.stop")
+    page.wait("document.querySelectorAll('.numbers')[1]?.innerText.includes('stopped') && !document.querySelector('button.stop')")
+    assert page.eval("document.querySelectorAll('.turn')[3].querySelectorAll('.token').length") < 3000
     wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 5, "nothing is generated for nobody")
     page.click(".turn .numbers a")
     page.wait("document.querySelector('.detail h2 code')")
     ident = page.text(".detail h2 code")
-    assert cluster.get("/admin/v1/explain/" + ident)["outcome"]["tokens"] == generated
+    why = cluster.get("/admin/v1/explain/" + ident)
+    assert why["outcome"]["tokens"] == generated
+
+    def as_ms(text):
+        return float(text.split()[0]) * (1 if text.endswith("ms") else 1000)
+
+    # as rounded by the page
+    assert as_ms(server) == pytest.approx(why["outcome"]["ttft_ms"], rel=0.06, abs=0.06)
+    assert as_ms(predicted) == pytest.approx(why["ttft_ms"], rel=0.06, abs=0.06)
     assert page.problems == []
 
 
@@ -263,6 +275,8 @@ def test_waterfalls(page, cluster):
     page.click(".controls input")
     page.type(answer["id"][-10:])
     page.wait("document.querySelectorAll('a.row').length === 1")
+    page.key("Escape", 27)
+    page.wait("!document.querySelector('.detail') && location.hash === '#requests'")
     assert page.problems == []
 
 
