@@ -47,7 +47,7 @@ CFLAGS   += -std=gnu11 -g $(OPT) -fPIC -fno-semantic-interposition $(WARN) $(SAN
 LDFLAGS  += $(SAN) -Wl,--as-needed -rdynamic
 # In a bundle the libraries lie in lib/baton beside bin. DT_RPATH, not DT_RUNPATH: it also serves what they need.
 RPATH    := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib/baton'
-LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -lssl -lcrypto -lcurl -lrocksdb -luring -lpthread -ldl -lm
+LDLIBS   := -lgrpc -lgpr -lprotobuf-c -lucp -lucs -ljansson -lyaml -lpcre2-8 -lssl -lcrypto -lrocksdb -luring -lpthread -ldl -lm
 
 # ---- sources, by folder: a new file needs no line here ----
 PROTOS   := $(wildcard proto/*.proto)

@@ -308,15 +308,20 @@ static void init_queue(struct bt_trace *t)
     t->q.tail = &t->q.first;
 }
 
-static bool start(struct bt_trace *t)
+static bt_status_t start(struct bt_trace *t, char *err, size_t err_cap)
 {
-    t->sender = bt_trace_sender_create(&t->conf);
-    t->on = t->sender != NULL && pthread_create(&t->thread, NULL, run, t) == 0;
-    if (t->on) {
-        (void)pthread_setname_np(t->thread, "trace");
-        BT_INFO("trace", "endpoint=%s service=%s", t->conf.url, t->conf.service);
+    t->sender = bt_trace_sender_create(&t->conf, err, err_cap);
+    if (t->sender == NULL) {
+        return BT_ERR_CONFIG;
     }
-    return t->on;
+    t->on = pthread_create(&t->thread, NULL, run, t) == 0;
+    if (!t->on) {
+        snprintf(err, err_cap, "the thread that sends traces does not start");
+        return BT_ERR_IO;
+    }
+    (void)pthread_setname_np(t->thread, "trace");
+    BT_INFO("trace", "endpoint=%s service=%s", t->conf.url, t->conf.service);
+    return BT_OK;
 }
 
 bt_status_t bt_trace_create(const char *instance, const char *node, struct bt_metrics *metrics,
@@ -332,9 +337,8 @@ bt_status_t bt_trace_create(const char *instance, const char *node, struct bt_me
     t->instance = bt_strdup(instance);
     t->node = bt_strdup(node);
     bt_status_t st = bt_trace_conf_read(&t->conf, err, err_cap);
-    if (st == BT_OK && t->conf.url != NULL && !start(t)) {
-        snprintf(err, err_cap, "traces cannot be sent: libcurl or a thread does not start");
-        st = BT_ERR_IO;
+    if (st == BT_OK && t->conf.url != NULL) {
+        st = start(t, err, err_cap);
     }
     if (st != BT_OK) {
         bt_trace_destroy(t);

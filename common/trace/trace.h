@@ -59,8 +59,8 @@ void bt_span_texts(struct bt_span *s, const char *key, const char *v); /* a list
 void bt_span_fail(struct bt_span *s, const char *why);
 
 /* Reads the environment and, if it names an endpoint, starts the thread. ERR_CONFIG: err names the
- * variable, what is wrong with it and what it may be. ERR_IO: no thread, or libcurl does not start.
- * instance: the daemon's name; node: its host. metrics outlive it. */
+ * variable, what is wrong with it and what it may be, or that libcurl is lacking. ERR_IO: no
+ * thread. instance: the daemon's name; node: its host. metrics outlive it. */
 bt_status_t bt_trace_create(const char *instance, const char *node, struct bt_metrics *metrics,
                             struct bt_trace **trace_p, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Sends what is there, for a second at most, and ends the thread. NULL: nothing. */

@@ -38,8 +38,9 @@ typedef enum {
     BT_SEND_REFUSED, /* it will never take this */
     BT_SEND_STOPPED  /* the time to stop has come */
 } bt_send_result_t;
-/* NULL: libcurl does not start. conf outlives it. */
-struct bt_trace_sender *bt_trace_sender_create(const struct bt_trace_conf *conf);
+/* NULL: there is no libcurl that can be used; err says what to do. conf outlives it. */
+struct bt_trace_sender *bt_trace_sender_create(const struct bt_trace_conf *conf, char *err,
+                                               size_t err_cap);
 void bt_trace_sender_destroy(struct bt_trace_sender *s);
 /* Posts body. why: what went wrong, unless SENT. *wait_ms_p: how long the collector asks to wait,
  * or 0. until_ns: gives up then (bt_mono_ns); 0: no limit but the configured one. */

@@ -9,6 +9,7 @@ from conftest import ROOT, Cluster, wait_for
 
 # Rows without a series in the cluster below: (daemon, beginning of the name).
 ABSENT = [
+    ("conductor", "baton_http_tls_"),  # clients speak plain HTTP
     ("conductor", "baton_role_policy_"),  # sched.roles is off
     ("kvstore", "baton_kv_card_"),  # made for network cards, of which loopback is none
     ("kvstore", "baton_pool_tenant_"),  # no tenants
