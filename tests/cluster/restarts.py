@@ -6,6 +6,7 @@ import subprocess
 import time
 
 from conftest import CTL, Cluster, scrape, wait_for
+from local_cluster import connection
 from sanitizer import PATIENCE
 
 
@@ -123,7 +124,7 @@ class Restarts:
         host, port = m["http"].rsplit(":", 1)
 
         def healthy():
-            c = Cluster.connect.__get__(type("At", (), {"host": host, "port": int(port)})())()
+            c = connection(host, int(port), 60 * PATIENCE, self.c.tls)
             try:
                 c.request("GET", "/health")
                 return c.getresponse().status == 200
