@@ -53,7 +53,8 @@ def serial(c):
 
 def test_each_scope_opens_its_doors(secure):
     scopes = {name: key(secure, name) for name in ("inference", "metrics", "admin")}
-    for path, needs in (("/v1/models", "inference"), ("/metrics", "metrics"), ("/health", None), ("/version", None)):
+    for path, needs in (("/v1/models", "inference"), ("/metrics", "metrics"), ("/admin/v1/status", "admin"),
+                        ("/health", None), ("/version", None)):
         assert secure.request("GET", path, headers={"Authorization": ""})[0] == (401 if needs else 200)
         for name, secret in scopes.items():
             status, _, body = secure.request("GET", path, headers=bearer(secret))
