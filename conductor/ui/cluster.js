@@ -2,6 +2,8 @@
 import { h, s } from "./dom.js";
 import { bytes, count, ms, percent } from "./format.js";
 
+const SHOWN = 40; /* nodes: a page with thousands of elements would be slow to draw every second */
+let filter = "";
 let rate = null; /* requests a second, from the last two looks */
 let before = null;
 
@@ -128,11 +130,27 @@ export function render({ status: st }) {
     loading.set(b.node, [...(loading.get(b.node) ?? []), b]);
     if (!nodes.has(b.node)) nodes.set(b.node, []);
   }
-  const cards = [...nodes].sort(([a], [b]) => a.localeCompare(b, undefined, { numeric: true })).map(([name, members]) => {
+  const ill = (members) => members.some((n) => health(n)[0] !== "good");
+  const wanted = ([name, members]) => !filter || name.toLowerCase().includes(filter) ||
+    members.some((n) => [n.member.name, n.member.kind, health(n)[1]].some((t) => t.toLowerCase().includes(filter)));
+  const found = [...nodes].filter(wanted).sort(([a], [b]) => a.localeCompare(b, undefined, { numeric: true }));
+  if (found.length > SHOWN) found.sort(([, a], [, b]) => ill(b) - ill(a)); /* what needs attention comes first */
+  const cards = found.slice(0, SHOWN).map(([name, members]) => {
     members.sort((a, b) => ORDER[a.member.kind] - ORDER[b.member.kind] || a.member.name.localeCompare(b.member.name));
     return h("article", { class: "card node", "data-key": name },
       h("h2", {}, name, members.some((n) => n.draining) ? h("span", { class: "badge warn" }, "draining") : ""),
       members.map((n) => member(n, names)), (loading.get(name) ?? []).map(starting));
   });
-  return [summary(st), h("div", { class: "nodes" }, cards)];
+  const search = nodes.size > 6 && h("div", { class: "controls" },
+    h("input", { type: "search", placeholder: "Filter by node, name, role, state", "aria-label": "Filter", "data-action": "filter" }),
+    h("span", { class: "dim" }, `${cards.length} of ${nodes.size} nodes`));
+  return [summary(st), search, h("div", { class: "nodes" }, cards)].filter(Boolean);
 }
+
+export const actions = {
+  filter(state, e, from) {
+    if (e.type !== "input") return;
+    filter = from.value.trim().toLowerCase();
+    state.refresh();
+  },
+};

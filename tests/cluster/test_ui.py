@@ -213,6 +213,32 @@ def test_cluster_map(page, cluster):
 
 
 @in_browser
+def test_many_nodes(page, cluster):
+    """A cluster of 300 nodes: the page shows some, those in trouble first, and finds the others."""
+    page.open("about:blank")
+    script = page.call("Page.addScriptToEvaluateOnNewDocument", source="""
+        const real = window.fetch;
+        window.fetch = async (path, options) => {
+          const r = await real(path, options);
+          if (path !== "/admin/v1/status") return r;
+          const j = await r.json(), some = j.nodes.filter((n) => n.member.node === "n1");
+          j.nodes = Array.from({ length: 300 }, (_, i) => some.map((n) => ({ ...n, draining: i === 250,
+            member: { ...n.member, node: `node-${i}`, name: `${n.member.name}-${i}` } }))).flat();
+          return new Response(JSON.stringify(j));
+        };""")["identifier"]
+    try:
+        go(page, cluster, "cluster")
+        page.wait("document.querySelectorAll('.node').length === 40")
+        assert page.text(".node h2").startswith("node-250") and "40 of 300" in page.text(".controls")
+        page.click(".controls input")
+        page.type("node-299")
+        page.wait("document.querySelectorAll('.node').length === 1 && document.querySelector('.node h2').innerText === 'node-299'")
+        assert page.problems == []
+    finally:
+        page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
+@in_browser
 def test_a_stream(page, cluster):
     """A message streams in; its tokens have times and alternatives; Stop ends it; its explanation is one click away."""
     go(page, cluster, "chat")
