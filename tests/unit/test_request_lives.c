@@ -31,6 +31,7 @@ struct world {
     const struct bt_request *stopped; /* by a stop string, in this event */
     uint32_t stopped_choice;
     uint32_t calmness; /* one of so many occasions is a fault */
+    uint32_t n_traced, n_records;
 };
 
 static struct bt_tokenizer *tok;
@@ -194,6 +195,8 @@ static void begin(struct world *x)
     for (uint32_t i = 0; i < s.prompt.n; i++) {
         s.prompt.ids[i] = prompt_token_of(c->life, i);
     }
+    s.trace.sampled = c->life % 2 == 0;
+    x->n_traced += s.trace.sampled;
     s.sampling.n_eos = 1; /* its answer may end before max_tokens */
     s.id = bt_sprintf("%u", c->life);
     s.tenant = draw(w, 2) == 0 ? bt_sprintf("tenant-%u", draw(w, 3)) : NULL;
@@ -248,6 +251,24 @@ static void check_stopped(struct world *x, bool cancels)
     x->stopped = NULL;
 }
 
+/* The record of a traced request: once, with stages within its life, and each of its tokens in one
+ * of them. */
+static void check_record(struct world *x, const struct bt_action *a)
+{
+    const struct bt_record *rec = a->traced.record;
+    uint32_t tokens = 0, planned = 0;
+    x->n_records++;
+    for (uint32_t i = 0; i < rec->n; i++) {
+        const struct bt_stage *s = &rec->at[i];
+        model_check(&x->m, rec->received_ns <= s->start_ns && s->start_ns <= s->end_ns &&
+                               s->end_ns <= rec->ended_ns);
+        tokens += s->kind == BT_STAGE_DECODE ? s->tokens : 0;
+        planned += s->kind == BT_STAGE_PLAN;
+    }
+    model_check(&x->m, rec->lost > 0 || tokens == bt_request_usage(a->r)->completion_tokens);
+    model_check(&x->m, rec->n <= BT_STAGES_MAX && (planned > 0 || rec->first_ns == 0));
+}
+
 static void apply(struct world *x)
 {
     struct bt_action a;
@@ -260,6 +281,8 @@ static void apply(struct world *x)
             model_order(&x->m, &a, life_of(a.reserve.plan.r));
         } else if (a.r == NULL) {
             model_order(&x->m, &a, 0);
+        } else if (a.type == BT_ACT_TRACED) {
+            check_record(x, &a);
         } else {
             call(x, &a);
         }
@@ -536,6 +559,7 @@ static void check_end(struct world *x)
     struct bt_requests_stats st;
     bt_machine_stats(w->mc, &st);
     model_check(w, st.open == 0 && bt_map_count(w->mc->map) == 0);
+    model_check(w, x->n_records == x->n_traced);
     for (uint32_t i = 0; i < MODEL_PEERS; i++) {
         struct model_peer *p = &w->peers[i];
         while (p->orders.first != p->orders.n) {
