@@ -12,6 +12,15 @@ static const char *const level_names[] = {[BT_CTL_GOOD] = "ok",
                                           [BT_CTL_FAULT] = "FAULT",
                                           [BT_CTL_NOTE] = "note"};
 
+/* Names and messages of others must not move the cursor of a terminal, nor make JSON invalid. */
+static void make_printable(char *text)
+{
+    for (char *p = text; *p != '\0'; p++) {
+        bool plain = (*p >= ' ' && *p <= '~') || *p == '\n' || *p == '\t';
+        *p = plain ? *p : '?';
+    }
+}
+
 void bt_ctl_find(struct bt_ctl_findings *f, enum bt_ctl_level level, const char *what,
                  const char *remedy, const char *fmt, ...)
 {
@@ -20,6 +29,7 @@ void bt_ctl_find(struct bt_ctl_findings *f, enum bt_ctl_level level, const char 
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    make_printable(text);
     f->list = bt_realloc(f->list, (f->n + 1) * sizeof(*f->list));
     f->list[f->n++] = (struct bt_ctl_finding){.level = level,
                                               .what = bt_strdup(what),

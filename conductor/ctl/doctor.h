@@ -30,6 +30,8 @@ void bt_ctl_find(struct bt_ctl_findings *f, enum bt_ctl_level level, const char 
 struct bt_ctl_daemon {
     char *kind;
     pid_t pid;     /* 0: it does not run */
+    uid_t uid;     /* its user, or this one's */
+    bool stranger; /* it runs as a user whom this one does not believe: nothing is asked of it */
     bool replaced; /* it runs, and the program's file is another one now */
     char *argv;    /* its arguments behind argv[0], each with a NUL, then another NUL */
     char *env;     /* its BATON_ variables, likewise */
@@ -46,8 +48,8 @@ struct bt_ctl_daemons {
  * bt_ctl_daemons_free ends it. */
 void bt_ctl_find_daemons(const char *given, struct bt_ctl_daemons *d);
 void bt_ctl_daemons_free(struct bt_ctl_daemons *d);
-/* Runs the daemon's program with its own arguments and environment, and one more argument. Returns
- * as bt_ctl_child. */
+/* Runs the daemon's program with its own arguments and environment, and one more argument; as root
+ * with the daemon's user. Not for strangers. Returns as bt_ctl_child. */
 int bt_ctl_daemon_say(const struct bt_ctl_daemon *d, const char *more, char **out_p);
 /* Value of a key into out; "" if the values are not known or the key is not set. */
 void bt_ctl_daemon_value(const struct bt_ctl_daemon *d, const char *key, char *out, size_t cap);

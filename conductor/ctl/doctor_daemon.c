@@ -2,8 +2,10 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <netdb.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,18 +26,19 @@
 #define ETCD_SLOW_MS      50
 #define EXPIRES_SOON_DAYS 30
 #define FILES_LEAST       10000
+#define DAEMONS_USER      "baton" /* of the systemd units */
 
 static const char *const kinds[] = {"conductor", "kvstore", "prefill", "decode"};
 
 /* ---- which there are ---- */
 
-/* A file of /proc as it is, with two NULs behind it; NULL: it cannot be read. */
-static char *read_proc(pid_t pid, const char *name)
+/* A file of a process's folder in /proc as it is, with two NULs behind it; NULL: it cannot be read.
+ */
+static char *read_proc(int process, const char *name)
 {
-    char path[64];
     struct bt_buf b;
-    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
-    FILE *f = fopen(path, "re");
+    int fd = openat(process, name, O_RDONLY | O_CLOEXEC);
+    FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
     if (f == NULL) {
         return NULL;
     }
@@ -64,22 +67,73 @@ static char *texts(const char *all, bool skip, const char *prefix)
     return bt_buf_take(&b);
 }
 
-static void add(struct bt_ctl_daemons *d, const char *kind, pid_t pid, char *argv, char *env)
+static void add(struct bt_ctl_daemons *d, const struct bt_ctl_daemon *found)
 {
     struct bt_ctl_daemon *x;
     d->list = bt_realloc(d->list, (d->n + 1) * sizeof(*d->list));
     x = &d->list[d->n++];
-    *x = (struct bt_ctl_daemon){.kind = bt_strdup(kind), .pid = pid, .argv = argv, .env = env};
-    char *out;
-    if (bt_ctl_daemon_say(x, "--print-values", &out) == 0) {
+    *x = *found;
+    char *out = NULL;
+    if (!x->stranger && bt_ctl_daemon_say(x, "--print-values", &out) == 0) {
         x->values = out;
     } else {
         free(out);
     }
 }
 
-/* Only a process of the very program that stands beside this batonctl is looked at: what is done
- * with its arguments is what that program does with them. */
+/* The user of a process. False: it has gone, or it changes its user. */
+static bool user_of(int process, uid_t *uid_p)
+{
+    unsigned long u[4] = {0};
+    char *all = read_proc(process, "status");
+    const char *at = all != NULL ? strstr(all, "\nUid:") : NULL;
+    bool ok = at != NULL && sscanf(at + 5, "%lu %lu %lu %lu", &u[0], &u[1], &u[2], &u[3]) == 4 &&
+              u[0] == u[1] && u[0] == u[2] && u[0] == u[3];
+    *uid_p = (uid_t)u[0];
+    free(all);
+    return ok;
+}
+
+/* Does root believe what a process of this user says? Any user can run a daemon's program, with any
+ * texts in place of its arguments and environment. */
+static bool believed(uid_t uid)
+{
+    const struct passwd *daemons = getpwnam(DAEMONS_USER);
+    return uid == geteuid() || (daemons != NULL && daemons->pw_uid == uid);
+}
+
+/* Adds a process if it runs the program want. Only the very program that stands beside this
+ * batonctl is looked at: what is done with its arguments is what that program does with them. */
+static void add_process(struct bt_ctl_daemons *d, const char *kind, const char *want, pid_t pid,
+                        int process)
+{
+    char exe[PATH_MAX];
+    uid_t uid, after;
+    bool known = user_of(process, &uid);
+    ssize_t n = readlinkat(process, "exe", exe, sizeof(exe) - 1);
+    exe[BT_MAX(n, 0)] = '\0';
+    char *gone = strstr(exe, " (deleted)");
+    bool replaced = gone != NULL;
+    *(replaced ? gone : exe + strlen(exe)) = '\0';
+    char *argv = known && strcmp(exe, want) == 0 ? read_proc(process, "cmdline") : NULL;
+    char *env = argv != NULL ? read_proc(process, "environ") : NULL;
+    bool part = argv != NULL && strcmp(argv + strlen(argv) + 1, "--wire-process") == 0;
+    /* A process may change its user, so the user must be the same before and after the reading. A
+     * kvstore's wire process is part of it. */
+    if (env != NULL && !part && user_of(process, &after) && after == uid) {
+        struct bt_ctl_daemon x = {.kind = bt_strdup(kind),
+                                  .pid = pid,
+                                  .uid = uid,
+                                  .stranger = !believed(uid),
+                                  .replaced = replaced,
+                                  .argv = texts(argv, true, ""),
+                                  .env = texts(env, false, "BATON_")};
+        add(d, &x);
+    }
+    free(argv);
+    free(env);
+}
+
 static void find_running(struct bt_ctl_daemons *d, const char *kind)
 {
     char name[40];
@@ -87,23 +141,14 @@ static void find_running(struct bt_ctl_daemons *d, const char *kind)
     char *want = bt_ctl_beside(name);
     DIR *all = opendir("/proc");
     for (struct dirent *e; all != NULL && (e = readdir(all)) != NULL;) {
-        char path[64], exe[PATH_MAX];
         pid_t pid = (pid_t)atoi(e->d_name);
-        snprintf(path, sizeof(path), "/proc/%d/exe", (int)pid);
-        ssize_t n = pid > 0 ? readlink(path, exe, sizeof(exe) - 1) : -1;
-        exe[BT_MAX(n, 0)] = '\0';
-        char *gone = strstr(exe, " (deleted)");
-        bool replaced = gone != NULL;
-        *(replaced ? gone : exe + strlen(exe)) = '\0';
-        char *argv = strcmp(exe, want) == 0 ? read_proc(pid, "cmdline") : NULL;
-        char *env = argv != NULL ? read_proc(pid, "environ") : NULL;
-        bool part = argv != NULL && strcmp(argv + strlen(argv) + 1, "--wire-process") == 0;
-        if (env != NULL && !part) { /* a kvstore's wire process is part of it */
-            add(d, kind, pid, texts(argv, true, ""), texts(env, false, "BATON_"));
-            d->list[d->n - 1].replaced = replaced;
+        /* Open, the folder stays that of this process, also if its number is used again. */
+        int process =
+            pid > 0 ? openat(dirfd(all), e->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+        if (process >= 0) {
+            add_process(d, kind, want, pid, process);
+            close(process);
         }
-        free(argv);
-        free(env);
     }
     if (all != NULL) {
         (void)closedir(all);
@@ -125,7 +170,11 @@ void bt_ctl_find_daemons(const char *given, struct bt_ctl_daemons *d)
             bt_buf_append(&argv, "--config", sizeof("--config"));
             bt_buf_append(&argv, path, strlen(path) + 1);
             bt_buf_append(&argv, "", 1);
-            add(d, kinds[k], 0, bt_buf_take(&argv), bt_strdup(""));
+            struct bt_ctl_daemon x = {.kind = bt_strdup(kinds[k]),
+                                      .uid = geteuid(),
+                                      .argv = bt_buf_take(&argv),
+                                      .env = bt_strdup("")};
+            add(d, &x);
         }
     }
 }
@@ -148,15 +197,30 @@ int bt_ctl_daemon_say(const struct bt_ctl_daemon *d, const char *more, char **ou
     size_t n = 0;
     snprintf(name, sizeof(name), "baton-%s", d->kind);
     char *program = bt_ctl_beside(name);
-    argv[n++] = "env";
+    /* Root runs it as its own user, who must not see root's environment. */
+    if (d->uid != geteuid()) {
+        static const char *const as[] = {"setpriv",
+                                         "--reuid=" DAEMONS_USER,
+                                         "--regid=" DAEMONS_USER,
+                                         "--init-groups",
+                                         "--no-new-privs",
+                                         "env",
+                                         "-i"};
+        memcpy(argv, as, sizeof(as));
+        n = BT_ARRAY_LEN(as);
+    } else {
+        argv[n++] = "env";
+    }
     for (const char *p = d->env; *p != '\0' && n < CTL_CHILD_ARGS_MAX / 2; p += strlen(p) + 1) {
-        argv[n++] = p;
+        if (strchr(p, '=') != NULL) { /* else env takes it for a program */
+            argv[n++] = p;
+        }
     }
     argv[n++] = program;
-    for (const char *p = d->argv; *p != '\0' && n < CTL_CHILD_ARGS_MAX - 2; p += strlen(p) + 1) {
+    argv[n++] = more; /* before the others, so that it is no option's value */
+    for (const char *p = d->argv; *p != '\0' && n < CTL_CHILD_ARGS_MAX - 1; p += strlen(p) + 1) {
         argv[n++] = p;
     }
-    argv[n++] = more;
     argv[n] = NULL;
     int rc = bt_ctl_child(argv, 60, out_p);
     free(program);
@@ -286,7 +350,13 @@ static void look_ssd(const struct look *l)
 /* A limit of a running process; false: the kernel does not say. *unlimited_p: there is none. */
 static bool limit_of(pid_t pid, const char *name, uint64_t *value_p)
 {
-    char *all = read_proc(pid, "limits");
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d", (int)pid);
+    int process = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char *all = process >= 0 ? read_proc(process, "limits") : NULL;
+    if (process >= 0) {
+        close(process);
+    }
     const char *at = all != NULL ? strstr(all, name) : NULL;
     if (at != NULL) {
         at += strlen(name);
@@ -441,6 +511,13 @@ void bt_ctl_look_daemon(struct bt_ctl_findings *f, const struct bt_ctl_daemon *d
 {
     static const char *const addresses[] = {"rpc.listen", "http.listen", "conductor.http.listen"};
     struct look l = {.f = f, .d = d};
+    if (d->stranger) {
+        find(&l, BT_CTL_NOTE, "user",
+             "run batonctl doctor as that user to look at it; the daemons' user is " DAEMONS_USER,
+             "user %u runs this program, and root uses nothing that this user names",
+             (unsigned)d->uid);
+        return;
+    }
     look_configuration(&l);
     if (d->values == NULL) {
         return;

@@ -1,9 +1,17 @@
 """batonctl doctor and batonctl debug: what they find of a sound cluster and of faults, and what they give away."""
+import contextlib
+import ctypes
 import json
 import os
+import shutil
 import socket
 import subprocess
+import sys
 import tarfile
+import tempfile
+import time
+
+import pytest
 
 from conftest import CTL
 
@@ -102,3 +110,73 @@ def test_a_bundle_that_cannot_be_written(cluster, tmp_path):
     p = subprocess.run([CTL, "--dir", cluster.state_dir, "debug", "--file", str(tmp_path / "none" / "x.tar.gz")],
                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     assert p.returncode == 1 and p.stdout == "" and "was not written" in p.stderr and "No such file" in p.stderr
+
+
+def run_as(uid, program, argv, environ):
+    """In a child: becomes another user, then runs a program with exactly these texts. A text of the environment without '=' is
+    no variable, but the kernel takes it."""
+    def list_of(texts):
+        return (ctypes.c_char_p * (len(texts) + 1))(*[t.encode() for t in texts], None)
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    os.chdir("/")
+    ctypes.CDLL(None, use_errno=True).execve(program.encode(), list_of(argv), list_of(environ))
+    sys.exit(1)
+
+
+@contextlib.contextmanager
+def a_daemon_of(uid, kind, argv, environ):
+    """A process of a daemon's program beside a batonctl, with any user, arguments (DIR: the folder) and environment. A pipe without
+    a writer as its configuration keeps it alive. Yields the folder and the process."""
+    with tempfile.TemporaryDirectory(prefix="baton-doctor-") as d:
+        os.chmod(d, 0o755)
+        program = os.path.join(d, f"baton-{kind}")
+        for name in ("batonctl", f"baton-{kind}"):
+            shutil.copy(os.path.join(os.path.dirname(CTL), name), d)
+        os.mkfifo(os.path.join(d, "fifo"))
+        os.chmod(os.path.join(d, "fifo"), 0o644)
+        os.symlink(os.path.join(os.path.dirname(os.path.dirname(CTL)), "lib"), os.path.join(d, "lib"))
+        argv = [a.replace("DIR", d) for a in argv]
+        pid = os.fork()
+        if pid == 0:
+            run_as(uid, program, [program, *argv], environ)
+        try:
+            until = time.monotonic() + 20
+            while os.readlink(f"/proc/{pid}/exe") != program:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+            yield d, pid
+        finally:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at processes of other users")
+
+
+@needs_root
+@pytest.mark.parametrize("environ", [["BATON_x/run"], ["BATON_NODE_ID=a"]])
+def test_root_runs_nothing_that_another_user_names(environ):
+    """Any user can run a daemon's program, with any arguments and any texts in place of its environment."""
+    with a_daemon_of(65534, "kvstore", ["--config", "DIR/fifo"], environ) as (d, pid):
+        os.mkdir(os.path.join(d, "BATON_x"))
+        bait = os.path.join(d, "BATON_x", "run")
+        with open(bait, "w") as f:
+            f.write(f"#!/bin/sh\nid -u >>{d}/ran\n")
+        os.chmod(bait, 0o755)
+        from_s = time.monotonic()
+        p = subprocess.run([os.path.join(d, "batonctl"), "doctor", "--addr", "127.0.0.1:1", "-o", "json"], cwd=d, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, text=True, timeout=200)
+        assert not os.path.exists(os.path.join(d, "ran")), open(os.path.join(d, "ran")).read()
+        said = [f for f in json.loads(p.stdout) if f["what"].startswith(f"kvstore[{pid}]")]
+        assert [(f["level"], "user 65534" in f["text"]) for f in said] == [("note", True)] and "as that user" in said[0]["remedy"]
+        assert time.monotonic() - from_s < 30  # its fifo was not opened
+
+
+def test_names_cannot_move_the_cursor(tmp_path):
+    (tmp_path / "\x1b[2J").mkdir()
+    (tmp_path / "kvstore.yaml").write_text(f"node: {{id: a}}\nmodel: {{path: {MODEL}}}\netcd: {{endpoints: ['127.0.0.1:1']}}\n"
+                                           f'kvstore: {{slab_bytes: 9TiB, slab_path: "{tmp_path}/\\e[2J/slab"}}\n')
+    p = subprocess.run([CTL, "doctor", "--addr", "127.0.0.1:1", "--config", str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert "9TiB" in p.stdout and "/?[2J" in p.stdout and "\x1b" not in p.stdout
