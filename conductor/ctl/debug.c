@@ -88,6 +88,15 @@ static void put_cluster(struct bundle *b)
     put_command(b, "blocks.txt", "blocks", "--limit=0");
 }
 
+/* Is it HOST:PORT and nothing else? What a member calls its address must not become a path, a
+ * question, or one of curl's patterns. */
+static bool is_address(const char *text)
+{
+    return text[0] != '\0' &&
+           strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.:_-[]") ==
+               strlen(text);
+}
+
 /* The metrics of each member that this host reaches. */
 static void put_metrics(struct bundle *b)
 {
@@ -97,12 +106,13 @@ static void put_metrics(struct bundle *b)
     for (size_t i = 0; s != NULL && i < s->n_nodes; i++) {
         const Baton__Member *m = s->nodes[i]->member;
         char name[300], url[400];
-        if (m->http[0] == '\0' || strchr(m->name, '/') != NULL) {
+        if (!is_address(m->http) || strchr(m->name, '/') != NULL) {
             continue;
         }
         snprintf(name, sizeof(name), "metrics-%.100s.txt", m->name);
         snprintf(url, sizeof(url), "http://%.300s/metrics", m->http);
-        const char *const argv[] = {"curl", "-sS", "--max-time", METRICS_S, "--", url, NULL};
+        const char *const argv[] = {"curl",    "-sS", "--globoff", "--max-time",
+                                    METRICS_S, "--",  url,         NULL};
         put_output(b, name, argv);
     }
     if (s != NULL) {
@@ -168,6 +178,31 @@ static void put_logs(struct bundle *b)
     free(logs);
 }
 
+/* The archive is for its maker's eyes first. It is always a new file: another user may have put a
+ * link, or a file of theirs, where root writes. */
+static int write_archive(struct bundle *b, const char *archive)
+{
+    char to[40], *out = NULL;
+    int fd = open(archive, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+    if (fd < 0) {
+        fprintf(stderr, "batonctl: %s was not written: %s\n", archive,
+                errno == EEXIST ? "it exists; remove it, or name another with --file"
+                                : strerror(errno));
+        return 1;
+    }
+    snprintf(to, sizeof(to), "/dev/fd/%d", fd);
+    const char *const tar[] = {"tar", "-czf", to, "-C", b->folder, b->name, NULL};
+    int rc = bt_ctl_child(tar, COMMAND_S, &out);
+    if (close(fd) != 0 || rc != 0) {
+        fprintf(stderr, "batonctl: %s was not written: %s\n", archive,
+                out[0] != '\0' ? out : strerror(errno));
+        (void)unlink(archive);
+        rc = 1;
+    }
+    free(out);
+    return rc;
+}
+
 int bt_ctl_debug(const struct bt_ctl *c)
 {
     struct bundle b = {.c = c};
@@ -190,14 +225,7 @@ int bt_ctl_debug(const struct bt_ctl *c)
     put_daemons(&b);
     put_host(&b);
     put_logs(&b);
-    /* --force-local: a ':' in the name is no host. The archive is for its maker's eyes first. */
-    (void)umask(0077);
-    const char *const tar[] = {"tar", "--force-local", "-czf", archive, "-C", folder, b.name, NULL};
-    int rc = made ? bt_ctl_child(tar, COMMAND_S, &out) : -1;
-    if (rc != 0) {
-        fprintf(stderr, "batonctl: %s was not written: %s\n", archive, out != NULL ? out : top);
-    }
-    free(out);
+    int rc = made ? write_archive(&b, archive) : 1;
     const char *const rm[] = {"rm", "-rf", "--", folder, NULL};
     (void)bt_ctl_child(rm, COMMAND_S, &out);
     free(out);

@@ -112,6 +112,16 @@ def test_a_bundle_that_cannot_be_written(cluster, tmp_path):
     assert p.returncode == 1 and p.stdout == "" and "was not written" in p.stderr and "No such file" in p.stderr
 
 
+def test_a_bundle_is_always_a_new_file(cluster, tmp_path):
+    """In a folder of several users, somebody may have put a link where root is about to write."""
+    mine, link = tmp_path / "mine", tmp_path / "x.tar.gz"
+    mine.write_text("precious")
+    link.symlink_to(mine)
+    p = subprocess.run([CTL, "--dir", cluster.state_dir, "debug", "--file", str(link)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                       text=True, timeout=120)
+    assert p.returncode == 1 and p.stdout == "" and "it exists" in p.stderr and mine.read_text() == "precious"
+
+
 def run_as(uid, program, argv, environ):
     """In a child: becomes another user, then runs a program with exactly these texts. A text of the environment without '=' is
     no variable, but the kernel takes it."""
