@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 
-from local_cluster import BIN, BUILD, Cluster, scrape
+from local_cluster import BIN, BUILD, LOCAL, Cluster, scrape
 from restarts import args_of
 from sanitizer import PATIENCE
 
@@ -353,6 +353,6 @@ class Nth:
             except subprocess.TimeoutExpired:
                 d.p.kill()
                 d.p.wait()
-        subprocess.run([os.path.join(os.path.dirname(BUILD), "deploy/local/baton-local"), "down", "--dir", self.c.state_dir],
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60 * PATIENCE)
+        subprocess.run([LOCAL, "down", "--dir", self.c.state_dir], stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, timeout=60 * PATIENCE)
         subprocess.run(["rm", "-rf", self.c.state_dir, self.folder])
