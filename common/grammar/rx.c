@@ -1,21 +1,22 @@
-/* Makers of expressions. Each applies the laws that keep derivatives few: alternatives are sorted
- * sets with common beginnings and ends taken out, so that many texts become a trie, and a repeat
- * keeps its counts, so that .{0,5000} has as many states as characters and no more memory. */
+/* Makers of expressions. Each applies laws that keep the number of derivatives small.
+ * Alternatives are sorted sets, and common beginnings and ends are taken out of them, so that
+ * many texts become a trie. A repeat
+ * keeps its counts, so .{0,5000} has one state for each character, and no more. */
 #include "common/grammar/rx_priv.h"
 
 #include <stdlib.h>
 
-#define DEPTH_MAX 600u /* of calls that nest */
+#define DEPTH_MAX 600u /* depth of nested calls */
 
 /* ---- sequences ---- */
 
-/* Whether b is a repeat of x and can take one or more x in before it. */
+/* Returns whether b is a repeat of x that can take one or more x before it into its counts. */
 static bool is_repeat_of(const struct bt_rx_set *s, bt_rx_t b, bt_rx_t x)
 {
     return s->nodes[b].kind == BT_RX_K_REPEAT && s->nodes[b].a == x;
 }
 
-/* a is no concat; neither is NONE or EMPTY. */
+/* a is no concatenation, and neither is NONE or EMPTY. */
 static bt_rx_t concat_one(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
 {
     bool chain = s->nodes[b].kind == BT_RX_K_CONCAT;
@@ -142,7 +143,7 @@ bt_rx_t bt_rx_repeat(struct bt_rx_set *s, bt_rx_t a, uint32_t min, uint32_t max)
 
 bt_rx_t bt_rx_multiple(struct bt_rx_set *s, uint32_t m, uint32_t rest, bool points)
 {
-    /* From any remainder enough digits reach 0: it always matches something. */
+    /* From any remainder, some digits lead to 0, so it always matches some text. */
     uint16_t flags = BT_RX_F_POSITIVE | (rest == 0 ? BT_RX_F_NULLABLE : 0);
     return bt_rx_intern(
         s, (struct bt_rx_node){
@@ -180,7 +181,7 @@ static void sort_unique(struct bt_rx_set *s, uint32_t base)
     s->n_scratch = base + k;
 }
 
-/* Replaces nodes of a kind in scratch[base..) by their lists. */
+/* Replaces the nodes of a kind in scratch[base..) by their members. */
 static bool flatten(struct bt_rx_set *s, uint32_t base, uint8_t kind)
 {
     uint32_t n = s->n_scratch;
@@ -209,7 +210,7 @@ static bt_rx_t tail_of(const struct bt_rx_set *s, bt_rx_t a)
     return s->nodes[a].kind == BT_RX_K_CONCAT ? s->nodes[a].b : BT_RX_EMPTY;
 }
 
-/* Sorts scratch[base..) by head or by tail. */
+/* Sorts scratch[base..) by head, or by tail. */
 static void sort_by(struct bt_rx_set *s, uint32_t base,
                     bt_rx_t (*key)(const struct bt_rx_set *, bt_rx_t))
 {
@@ -229,7 +230,8 @@ static void sort_by(struct bt_rx_set *s, uint32_t base,
     }
 }
 
-/* The union of two heads before the same tail, if it is simple; NONE: it is not. */
+/* The union of two heads that have the same tail, if the union is simple. NONE: it is not
+ * simple. */
 static bt_rx_t join_heads(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
 {
     struct bt_rx_node p = s->nodes[a], q = s->nodes[b];
@@ -253,7 +255,7 @@ static bt_rx_t join_heads(struct bt_rx_set *s, bt_rx_t a, bt_rx_t b)
     return BT_RX_NONE;
 }
 
-/* x a | x b = x (a | b): takes common heads out of scratch[base..). */
+/* x a | x b = x (a | b): takes common heads out of the alternatives scratch[base..). */
 static bool factor_heads(struct bt_rx_set *s, uint32_t base)
 {
     sort_by(s, base, head_of);
@@ -286,7 +288,7 @@ static bool factor_heads(struct bt_rx_set *s, uint32_t base)
     return true;
 }
 
-/* a x | b x = (a | b) x where the union of a and b is simple. */
+/* a x | b x = (a | b) x, if the union of a and b is simple. */
 static bool factor_tails(struct bt_rx_set *s, uint32_t base)
 {
     sort_by(s, base, tail_of);
@@ -302,7 +304,8 @@ static bool factor_tails(struct bt_rx_set *s, uint32_t base)
             if (both == BT_RX_FAILED) {
                 return false;
             }
-            if (tail_of(s, both) != tail) { /* it took a part of the tail in: leave it as it is */
+            /* the union has taken in a part of the tail, so it stays as it is */
+            if (tail_of(s, both) != tail) {
                 continue;
             }
             x = both;
@@ -315,7 +318,8 @@ static bool factor_tails(struct bt_rx_set *s, uint32_t base)
     return true;
 }
 
-/* Takes the Not nodes out of scratch[base..) and leaves their bodies, from *nots on, behind. */
+/* Removes the Not nodes from scratch[base..), and appends their bodies behind the rest, from
+ * *nots on. */
 static void split_nots(struct bt_rx_set *s, uint32_t base, uint32_t *n_nots)
 {
     uint32_t *list = s->scratch + base, n = s->n_scratch - base, k = 0;
@@ -332,7 +336,7 @@ static void split_nots(struct bt_rx_set *s, uint32_t base, uint32_t *n_nots)
     *n_nots = n - k;
 }
 
-/* Joins the Not nodes of scratch[base..) into one: !a | !b = !(a & b), !a & !b = !(a | b). */
+/* Joins all Not nodes of scratch[base..) into one: !a | !b = !(a & b), !a & !b = !(a | b). */
 static bool join_nots(struct bt_rx_set *s, uint32_t base, uint8_t kind)
 {
     uint32_t nots = 0;
@@ -348,7 +352,7 @@ static bool join_nots(struct bt_rx_set *s, uint32_t base, uint8_t kind)
     return bt_rx_push(s, bt_rx_not(s, body));
 }
 
-/* Removes what is a subset of a universe in scratch[base..). */
+/* Removes members that are subsets of a universe in scratch[base..). */
 static void absorb(struct bt_rx_set *s, uint32_t base)
 {
     uint8_t all = 0;
@@ -409,7 +413,7 @@ static bt_rx_t or_scratch(struct bt_rx_set *s, uint32_t base)
     if (!ok) {
         return bt_rx_fail(s, base);
     }
-    for (uint32_t i = base; i < s->n_scratch; i++) { /* what was factored may be an Or again */
+    for (uint32_t i = base; i < s->n_scratch; i++) { /* a factored result may be an Or again */
         if (s->nodes[s->scratch[i]].kind == BT_RX_K_OR || s->scratch[i] == BT_RX_ANY) {
             return or_scratch(s, base);
         }
@@ -436,7 +440,7 @@ bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base)
     return r;
 }
 
-/* Intersects those of scratch[base..) that begin with a class. */
+/* Intersects the members of scratch[base..) that begin with a class. */
 static bool and_classes(struct bt_rx_set *s, uint32_t base)
 {
     uint64_t bits[4] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
@@ -472,7 +476,8 @@ static bool in_list(const struct bt_rx_set *s, const struct bt_rx_node *list, bt
     return bsearch(&x, s->lists + list->a, list->b, sizeof(uint32_t), by_id) != NULL;
 }
 
-/* Whether !x follows from !(a | b | ..): x is a, b, .. or made of them. */
+/* Returns whether !(a | b | ...) includes !x: x is one of the alternatives, or consists of some
+ * of them. */
 static bool excluded(const struct bt_rx_set *s, const struct bt_rx_node *alternatives, bt_rx_t x)
 {
     struct bt_rx_node n = s->nodes[x];
@@ -487,8 +492,8 @@ static bool excluded(const struct bt_rx_set *s, const struct bt_rx_node *alterna
     return true;
 }
 
-/* Whether scratch[base..) and !(alternatives) prove x, one of the alternatives: x is u & !a, say,
- * where u is a member of scratch[base..) and a an alternative. */
+/* Returns whether scratch[base..) and !(alternatives) together prove x, one of the alternatives.
+ * For example x is u & !a, where u is a member of scratch[base..) and a is an alternative. */
 static bool proves(const struct bt_rx_set *s, uint32_t base, const struct bt_rx_node *alternatives,
                    bt_rx_t x)
 {
@@ -535,7 +540,7 @@ static bt_rx_t and_scratch(struct bt_rx_set *s, uint32_t base)
         return bt_rx_fail(s, base);
     }
     uint32_t k = base;
-    uint8_t within = 0; /* encodings that a member stays within */
+    uint8_t within = 0; /* the encodings of which a member has valid texts only */
     for (uint32_t i = base; i < s->n_scratch; i++) {
         const struct bt_rx_node *n = &s->nodes[s->scratch[i]];
         within |= bt_rx_universe(s, n) ? 0 : n->flags & BT_RX_F_CHARS_ALL;

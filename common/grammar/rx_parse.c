@@ -1,17 +1,17 @@
-/* Reads patterns of ECMA-262 with the u flag into a tree (rx_ast.h). What real schemas write beyond
- * that is read as their validators read it: escapes of characters that need none, a bare { } or ],
- * \A \Z \z, (?P<name>...), (?#...), the flags i and s. Pure. */
+/* Reads patterns of ECMA-262 with the u flag into a tree (rx_ast.h). Real schemas use more than
+ * the standard allows. The reader takes this as the usual validators do: escapes of characters
+ * that need none, a bare { } or ], \A \Z \z, (?P<name>...), (?#...), the flags i and s. Pure. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "common/grammar/rx_ast.h"
 
-#define DEPTH_MAX  200       /* of groups; the reader recurses */
+#define DEPTH_MAX  200       /* depth of groups; the reader recurses */
 #define NODES_MAX  (1 << 20) /* a node takes about 80 bytes */
 #define RANGES_MAX (1 << 17)
 #define WORK_MAX   (1 << 20) /* a unit: about 10 ns */
-#define COUNT_MAX  (1 << 24) /* of a quantifier, and of nested ones together */
+#define COUNT_MAX  (1 << 24) /* count of a quantifier; also the product of nested ones */
 
 struct flags {
     bool fold;    /* i */
@@ -107,7 +107,7 @@ static void adopt(struct parser *p, uint32_t parent, uint32_t child)
     a->weight += c->weight;
 }
 
-/* A list with one child is that child, with none the empty text. */
+/* A list with one child becomes that child; a list without children becomes the empty text. */
 static uint32_t simplify(struct parser *p, uint32_t list)
 {
     struct bt_ast_node *a = &p->ast->nodes[list];
@@ -118,7 +118,7 @@ static uint32_t simplify(struct parser *p, uint32_t list)
     return p->ast->nodes[a->last].prev == BT_AST_NO_NODE ? a->last : list;
 }
 
-/* Takes c; negates what the class has before, if told so. */
+/* Takes c. negate: first negates the set. */
 static uint32_t chars_node(struct parser *p, struct bt_chars *c, bool negate)
 {
     uint32_t id = node(p, BT_AST_CHARS);
@@ -155,7 +155,7 @@ static int hex_digit(char c)
                                   : -1;
 }
 
-/* n hexadecimal digits at p->i + from; UINT32_MAX: there are not as many. */
+/* The n hexadecimal digits at p->i + from. UINT32_MAX: there are fewer. */
 static uint32_t hex(const struct parser *p, size_t from, size_t n)
 {
     uint32_t v = 0;
@@ -169,7 +169,7 @@ static uint32_t hex(const struct parser *p, size_t from, size_t n)
     return v;
 }
 
-/* After "\u". */
+/* Reads the digits after "\u". */
 static bool unicode_escape(struct parser *p, uint32_t *cp_p)
 {
     if (peek(p, 0) == '{') {
@@ -201,7 +201,7 @@ static bool unicode_escape(struct parser *p, uint32_t *cp_p)
     return true;
 }
 
-/* After "\p" or "\P". */
+/* Reads the name after "\p" or "\P". */
 static bool property_escape(struct parser *p, bool negate, struct bt_chars *c)
 {
     const char *name = p->p + p->i;
@@ -229,8 +229,8 @@ static bool property_escape(struct parser *p, bool negate, struct bt_chars *c)
     return true;
 }
 
-/* \d \D \w \W \s \S \p \P, the letter of which is at p->i. false with *err_p unset: none of them.
- */
+/* Reads \d \D \w \W \s \S \p \P; p->i is at the letter. false and no error: it is another
+ * escape. */
 static bool class_escape(struct parser *p, struct bt_chars *c, bool *is_one)
 {
     char e = peek(p, 0);
@@ -263,7 +263,7 @@ static bool class_escape(struct parser *p, struct bt_chars *c, bool *is_one)
     return spend(p, e == 's' || e == 'S' ? 512 : 8);
 }
 
-/* One character: after a backslash, or as it is. */
+/* Reads one character, with or without a backslash. */
 static bool one_char(struct parser *p, uint32_t *cp_p)
 {
     if (!more(p)) {
@@ -332,7 +332,7 @@ static bool char_escape(struct parser *p, bool in_class, uint32_t *cp_p)
 }
 
 /* ---- classes ---- */
-/* One item of a class: a class escape, added to c, or a character (*cp_p). */
+/* Reads one item of a class: an escape for a set, which is added to c, or a character (*cp_p). */
 static bool class_item(struct parser *p, struct bt_chars *c, uint32_t *cp_p, bool *is_set)
 {
     *is_set = false;
@@ -345,7 +345,7 @@ static bool class_item(struct parser *p, struct bt_chars *c, uint32_t *cp_p, boo
     return *is_set || char_escape(p, true, cp_p);
 }
 
-/* After "[". */
+/* Reads a class, after "[". */
 static uint32_t class_node(struct parser *p)
 {
     struct bt_chars c = {0};
@@ -359,7 +359,8 @@ static uint32_t class_node(struct parser *p)
         if (ok && peek(p, 0) == '-' && p->i + 1 < p->len && peek(p, 1) != ']') {
             p->i++;
             ok = class_item(p, &c, &last, &set_2);
-            if (ok && (set || set_2)) { /* [\w-.]: a set, a minus and the rest, as without u */
+            /* [\w-.]: without the u flag this is a set, a minus and the rest */
+            if (ok && (set || set_2)) {
                 bt_chars_add(&c, '-', '-');
                 if (!set_2) {
                     bt_chars_add(&c, last, last);
@@ -387,7 +388,7 @@ static uint32_t class_node(struct parser *p)
 /* ---- groups ---- */
 static uint32_t parse_alt(struct parser *p);
 
-/* The flags of "(?" at p->i up to ":" or ")". */
+/* Reads the flags of "(?" at p->i, up to ":" or ")". */
 static bool group_flags(struct parser *p, bool *scoped)
 {
     bool on = true;
@@ -420,7 +421,7 @@ static bool group_name(struct parser *p)
     return true;
 }
 
-/* What is inside, up to the closing parenthesis. */
+/* Reads the inside of a group, up to its closing parenthesis. */
 static uint32_t group_body(struct parser *p, size_t at)
 {
     uint32_t id = parse_alt(p);
@@ -448,7 +449,7 @@ static uint32_t look_node(struct parser *p, bool behind, bool negative, size_t a
     return id;
 }
 
-/* After "(". */
+/* Reads a group, after "(". */
 static uint32_t group_node(struct parser *p)
 {
     size_t at = p->i - 1;
@@ -474,7 +475,7 @@ static uint32_t group_node(struct parser *p)
         if (!group_flags(p, &scoped)) {
             return BT_AST_NO_NODE;
         }
-        if (!scoped) { /* to the end of the group around it */
+        if (!scoped) { /* the flags hold up to the end of the group around them */
             return node(p, BT_AST_EMPTY);
         }
         id = group_body(p, at);
@@ -506,7 +507,7 @@ static uint32_t dot_node(struct parser *p)
     return chars_node(p, &c, true);
 }
 
-/* After a backslash. */
+/* Reads an escape, after the backslash. */
 static uint32_t escape_node(struct parser *p)
 {
     switch (peek(p, 0)) {
@@ -559,7 +560,7 @@ static uint32_t parse_atom(struct parser *p)
     }
 }
 
-/* Digits at p->i + *n. false: none. */
+/* Reads digits at p->i + *n. false: there are none. */
 static bool digits(const struct parser *p, size_t *n, uint32_t *v_p)
 {
     size_t from = *n;
@@ -571,7 +572,7 @@ static bool digits(const struct parser *p, size_t *n, uint32_t *v_p)
     return *n > from;
 }
 
-/* {n} {n,} {n,m} at p->i. Returns its length, 0: the brace stands for itself. */
+/* Reads {n} {n,} {n,m} at p->i. Returns the length; 0: the brace is an ordinary character. */
 static size_t braces(const struct parser *p, uint32_t *min_p, uint32_t *max_p)
 {
     size_t n = 1;
@@ -594,7 +595,8 @@ static uint32_t repeat(struct parser *p, uint32_t child, uint32_t min, uint32_t 
         FAIL(p, BT_ERR_INVALID, "the quantifier's maximum is below its minimum");
         return BT_AST_NO_NODE;
     }
-    if (p->ast->nodes[child].kind >= BT_AST_START) { /* an assertion: once is as good as often */
+    /* an assertion that holds once also holds many times */
+    if (p->ast->nodes[child].kind >= BT_AST_START) {
         return min > 0 ? child : node(p, BT_AST_EMPTY);
     }
     uint32_t id = node(p, BT_AST_REPEAT);
@@ -645,7 +647,7 @@ static uint32_t parse_term(struct parser *p)
         FAIL(p, BT_ERR_UNSUPPORTED, "a possessive quantifier cannot be enforced");
         return BT_AST_NO_NODE;
     }
-    p->i += peek(p, 0) == '?'; /* lazy: the same language */
+    p->i += peek(p, 0) == '?'; /* a lazy quantifier has the same language */
     if (id != BT_AST_NO_NODE && (peek(p, 0) == '*' || peek(p, 0) == '?')) {
         FAIL(p, BT_ERR_INVALID, "a quantifier follows a quantifier");
         return BT_AST_NO_NODE;

@@ -4,18 +4,22 @@
 #include <math.h>
 #include <string.h>
 
-#define OWN_STEP     0.125f /* weight of one draft in the rates of a sequence, */
-#define ALL_STEP     0.01f  /* and in those of the worker */
-#define LEAST_GAIN   1.05   /* costs and rates are estimates: a smaller gain may be none */
-#define TRIALS_FIRST 16     /* of a worker: its cost of larger steps may be a mere guess */
-#define TRIAL_SHARE  0.01   /* of the time, later */
-#define TRIAL_MOST   8      /* steps that one trial may cost, and that may be saved up */
-#define TRIAL_LEAST  0.25f  /* probability of the last draft of a trial */
-#define LEVELS       64
-/* No row's pace falls below a half for the drafts of other rows, however many tokens these make. */
+#define OWN_STEP 0.125f /* weight of one draft in the rates of its sequence */
+#define ALL_STEP 0.01f  /* weight of one draft in the rates of the worker */
+/* a step with drafts must be faster by this factor: costs and rates are estimates */
+#define LEAST_GAIN 1.05
+/* the first trials of a worker, whose cost of larger steps may be a guess */
+#define TRIALS_FIRST 16
+#define TRIAL_SHARE  0.01 /* share of the time that later trials may cost */
+/* steps that one trial may cost, and that a worker may save up for trials */
+#define TRIAL_MOST  8
+#define TRIAL_LEAST 0.25f /* least probability of the last draft of a trial */
+#define LEVELS      64
+/* Drafts of other rows never make a row slower than half its pace, however many tokens they
+ * bring. */
 #define PACE_LEAST 0.5
 
-/* Before anything is known. A trial or a long match corrects them soon. */
+/* The rates before anything is known. A trial or a long match soon corrects them. */
 void bt_spec_rates_init(struct bt_spec_rates *r)
 {
     static const float first[BT_SPEC_CLASSES] = {0.5f, 0.3f, 0.4f, 0.6f, 0.75f, 0.9f};
@@ -37,14 +41,14 @@ void bt_spec_rates_learn(struct bt_spec_rates *own, struct bt_spec_rates *all, u
 {
     float *a = &own->of[class_of(match)], *b = &all->of[class_of(match)];
     for (uint32_t i = 0; i < n && i <= accepted;
-         i++) { /* behind the first refused one none counts */
+         i++) { /* no draft counts after the first refused one */
         float hit = i < accepted ? 1.0f : 0.0f;
         *a += OWN_STEP * (hit - *a);
         *b += ALL_STEP * (hit - *b);
     }
 }
 
-/* The step with m drafts, each behind `kv` tokens of context in the mean. */
+/* The time of the step with m drafts. kv: mean number of tokens in front of each draft. */
 static double with_drafts(const struct bt_batch_cost *c, const struct bt_batch_work *work, double m,
                           double kv)
 {
@@ -59,7 +63,8 @@ static uint32_t level_of(float p)
     return BT_MIN((uint32_t)(p * LEVELS), (uint32_t)LEVELS - 1);
 }
 
-/* The drafts of r whose probability is of this level or higher; probabilities only fall. */
+/* How many drafts of r have a probability of this level or higher. Probabilities never rise from
+ * one draft to the next. */
 static uint32_t take_at(const struct bt_spec_row *r, uint32_t level)
 {
     uint32_t k = 0;
@@ -69,8 +74,8 @@ static uint32_t take_at(const struct bt_spec_row *r, uint32_t level)
     return k;
 }
 
-/* A row that got no drafts, the next in turn, gets those that are accepted with some probability.
- */
+/* Gives drafts to one row that got none, the next row in turn. They are those that are accepted
+ * with some probability. */
 static uint32_t try_one(uint32_t room, struct bt_spec_row *rows, uint32_t n,
                         struct bt_spec_trial *t)
 {
@@ -85,7 +90,8 @@ static uint32_t try_one(uint32_t room, struct bt_spec_row *rows, uint32_t n,
     return 0;
 }
 
-/* One more step, of without_ns: is it time for a trial? */
+/* Counts one more step, which takes without_ns without drafts. Returns whether it is time for a
+ * trial. */
 static bool may_try(struct bt_spec_trial *t, double without_ns)
 {
     t->without_ns = without_ns;
@@ -95,14 +101,14 @@ static bool may_try(struct bt_spec_trial *t, double without_ns)
 
 void bt_spec_trial_over(struct bt_spec_trial *t, double step_ns)
 {
-    if (t->now) { /* a step that the machine delayed costs no more than some trials */
+    if (t->now) { /* a step that the machine delayed must not use up the time of many trials */
         t->credit_ns -= BT_MIN(BT_MAX(step_ns - t->without_ns, 0), TRIAL_MOST * t->without_ns);
         t->now = false;
         t->n++;
     }
 }
 
-/* Tokens that r is expected to have in a step with drafts of this level or higher. */
+/* How many tokens r is expected to get in a step with drafts of this level or higher. */
 static double tokens_at(const struct bt_spec_row *r, uint32_t level)
 {
     double sum = 1;
@@ -113,7 +119,7 @@ static double tokens_at(const struct bt_spec_row *r, uint32_t level)
     return sum;
 }
 
-/* Those of the row that has the fewest; others: rows without drafts. */
+/* The expected tokens of the row that gets fewest. others: there are rows without drafts. */
 static double fewest_at(const struct bt_spec_row *rows, uint32_t n, bool others, uint32_t level)
 {
     double least = others || n == 0 ? 1 : tokens_at(&rows[0], level);

@@ -4,7 +4,7 @@
 #define SUFFIX_GRAM 2
 #define NGRAM_GRAM  3
 
-/* A power of two of half to one head for each token. */
+/* A power of two, between a half and one head for each token. */
 static uint32_t heads_for(uint32_t len_max)
 {
     uint32_t heads = 64;
@@ -28,7 +28,8 @@ void bt_spec_match_init(struct bt_spec_match *m, bt_spec_kind_t kind, uint32_t l
     m->n = 0;
 }
 
-/* Of the gram that ends before `end`. Odd multipliers; the upper bits are the best mixed ones. */
+/* The head of the gram that ends before `end`. The multipliers are odd; the upper bits are mixed
+ * best. */
 static uint32_t head_of(const struct bt_spec_match *m, const uint32_t *tokens, uint32_t end)
 {
     uint64_t h = 0;
@@ -54,7 +55,7 @@ bool bt_spec_match_extend(struct bt_spec_match *m, const uint32_t *tokens, uint3
     return m->n == n;
 }
 
-/* Length of the common suffix of tokens[0, a) and tokens[0, b), a < b. */
+/* How many last tokens of tokens[0, a) and tokens[0, b) are the same; a < b. */
 static uint32_t common_suffix(const uint32_t *tokens, uint32_t a, uint32_t b)
 {
     uint32_t n = 0, most = BT_MIN(a, (uint32_t)BT_SPEC_MATCH_MAX);
@@ -73,17 +74,19 @@ void bt_spec_match_find(const struct bt_spec_match *m, const uint32_t *tokens, u
     if (n < m->gram || m->n != n) {
         return;
     }
-    /* The newest place is the sequence's own end. */
+    /* the newest place is the end of the sequence itself */
     uint32_t at = before[n - 1];
     for (uint32_t i = 0; i < m->chain && at != 0 && d->match < BT_SPEC_MATCH_MAX; i++) {
         uint32_t len = common_suffix(tokens, at, n);
-        if (len >= m->gram && len > d->match) { /* others only share the head */
+        /* the other places in this chain only have the same head */
+        if (len >= m->gram && len > d->match) {
             d->match = len;
             best = at;
         }
         at = before[at - 1];
     }
-    /* Behind the end of the text the draft goes on with itself: a text of one period repeats. */
+    /* At the end of the text the draft continues with its own beginning: a text with a period
+     * repeats itself. */
     most = d->match > 0 ? BT_MIN(most, (uint32_t)BT_SPEC_MAX) : 0;
     for (; d->n < most; d->n++) {
         uint32_t from = best + d->n;

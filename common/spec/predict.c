@@ -5,9 +5,9 @@
 
 #include "common/spec/match.h"
 
-#define WINDOW 512 /* tokens of the prediction that an answer may leave out at once */
+#define WINDOW 512 /* an answer may skip so many tokens of its prediction at once */
 
-/* Where the answer's last two tokens stand behind `at`; 0: nowhere near. */
+/* The place behind `at` where the answer's last two tokens stand; 0: they are not near. */
 static uint32_t find(const struct bt_spec_predict *p, const uint32_t *prediction, uint32_t n,
                      uint32_t token)
 {
@@ -40,7 +40,7 @@ void bt_spec_predict_take(struct bt_spec_predict *p, const uint32_t *prediction,
 void bt_spec_predict_find(const struct bt_spec_predict *p, const uint32_t *prediction, uint32_t n,
                           uint32_t most, struct bt_spec_draft *d)
 {
-    bool sure = p->run >= 2 || p->run == p->n; /* one token in common may be chance */
+    bool sure = p->run >= 2 || p->run == p->n; /* a single token in common may be chance */
     d->n = sure ? BT_MIN(BT_MIN(most, (uint32_t)BT_SPEC_MAX), n - p->at) : 0;
     d->match = d->n > 0 ? BT_MIN(BT_MAX(p->run, 2u), (uint32_t)BT_SPEC_MATCH_MAX) : 0;
     memcpy(d->tokens, prediction + p->at, d->n * sizeof(d->tokens[0]));
