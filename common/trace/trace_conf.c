@@ -64,6 +64,10 @@ static void read_url(struct reader *r, struct bt_trace_conf *c)
     if (v == NULL) {
         return;
     }
+    if (strchr(v, '@') != NULL) { /* the log names the address */
+        wrong(r, name, "...", "credentials belong into OTEL_EXPORTER_OTLP_HEADERS, not into it");
+        return;
+    }
     size_t len = strlen(v);
     if ((strncasecmp(v, "http://", 7) != 0 && strncasecmp(v, "https://", 8) != 0) ||
         len > VALUE_MAX || strpbrk(v, " \t\r\n") != NULL) {

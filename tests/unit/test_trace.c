@@ -102,6 +102,7 @@ static void test_the_environment(void **state)
         {"OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://a", "http://"},
         {"OTEL_EXPORTER_OTLP_ENDPOINT", "http://a b", "http://"},
         {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "127.0.0.1:4318", "http://"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT", "http://hush@a", "OTEL_EXPORTER_OTLP_HEADERS"},
         {"OTEL_EXPORTER_OTLP_HEADERS", "a=b, c-d=e%20f", NULL},
         {"OTEL_EXPORTER_OTLP_HEADERS", "a", "name=value"},
         {"OTEL_EXPORTER_OTLP_HEADERS", "a b=c", "name=value"},
@@ -126,6 +127,7 @@ static void test_the_environment(void **state)
             (strstr(err, cases[i].name) == NULL || strstr(err, cases[i].said) == NULL)) {
             fail_msg("%s: %s", cases[i].name, err);
         }
+        assert_null(strstr(err, "hush"));
         bt_trace_destroy(t);
         unsetenv(cases[i].name);
         bt_metrics_destroy(metrics);
