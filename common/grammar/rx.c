@@ -1,7 +1,7 @@
 /* Makers of expressions. Each applies laws that keep the number of derivatives small.
  * Alternatives are sorted sets, and common beginnings and ends are taken out of them, so that
- * many texts become a trie. A repeat
- * keeps its counts, so .{0,5000} has one state for each character, and no more. */
+ * many texts become a trie. A repeat keeps its counts, so .{0,5000} has one state for each
+ * character, and no more. */
 #include "common/grammar/rx_priv.h"
 
 #include <stdlib.h>
