@@ -169,6 +169,7 @@ static int run(struct bt_ctl *c, const struct bt_ctl_command *k)
     }
     int rc = bt_ctl_watch(c, k);
     bt_tls_release(c->tls);
+    free(c->tls_dir);
     if (c->authorization != NULL) {
         explicit_bzero(c->authorization, strlen(c->authorization));
         free(c->authorization);

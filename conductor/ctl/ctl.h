@@ -25,6 +25,7 @@ struct bt_ctl {
     char addr[256];
     const char *addr_from; /* for error messages */
     struct bt_tls *tls;    /* NULL: plaintext */
+    char *tls_dir;         /* where its files are; NULL: plaintext */
     char *authorization;   /* metadata of every call: an API key; NULL: none */
     bool json;
     uint32_t limit;

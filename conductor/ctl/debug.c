@@ -65,10 +65,11 @@ static void put_command(struct bundle *b, const char *name, const char *command,
     if (option != NULL) {
         argv[n++] = option;
     }
-    for (int i = BT_CTL_ADDR; i <= BT_CTL_TLS; i++) {
-        if (c->opt[i] != NULL) {
-            argv[n++] = bt_ctl_options[i].name;
-            argv[n++] = c->opt[i];
+    static const int passed[] = {BT_CTL_ADDR, BT_CTL_DIR, BT_CTL_TLS, BT_CTL_KEY_FILE};
+    for (size_t i = 0; i < BT_ARRAY_LEN(passed); i++) {
+        if (c->opt[passed[i]] != NULL) {
+            argv[n++] = bt_ctl_options[passed[i]].name;
+            argv[n++] = c->opt[passed[i]];
         }
     }
     argv[n] = NULL;
@@ -97,7 +98,43 @@ static bool is_address(const char *text)
                strlen(text);
 }
 
-/* The metrics of each member that this host reaches. */
+/* A conductor's metrics over HTTPS, with the API key, which curl reads from a file: a command line
+ * is not secret. False: there is no HTTPS, or no answer. */
+static bool put_over_https(struct bundle *b, const struct bt_ctl *c, const char *name,
+                           const char *address)
+{
+    char *config = bt_sprintf("%s/curl", b->folder), *out = NULL;
+    char *ca =
+        c->tls_dir != NULL ? bt_sprintf("cacert = \"%s/ca.crt\"\n", c->tls_dir) : bt_strdup("");
+    char *key = c->authorization != NULL
+                    ? bt_sprintf("header = \"Authorization: %s\"\n", c->authorization)
+                    : bt_strdup("");
+    int fd = open(config, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    bool ok =
+        fd >= 0 &&
+        dprintf(
+            fd,
+            "silent\nshow-error\ngloboff\nmax-time = %s\n%s%surl = \"https://%.300s/metrics\"\n",
+            METRICS_S, ca, key, address) > 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    const char *const argv[] = {"curl", "--config", config, NULL};
+    ok = ok && bt_ctl_child(argv, COMMAND_S, &out) == 0;
+    if (ok) {
+        put(b, name, out);
+    }
+    free(out);
+    (void)unlink(config);
+    explicit_bzero(key, strlen(key));
+    free(key);
+    free(ca);
+    free(config);
+    return ok;
+}
+
+/* The metrics of each member that this host reaches. The key goes to conductors alone, and only
+ * over HTTPS. */
 static void put_metrics(struct bundle *b)
 {
     struct bt_ctl c = *b->c;
@@ -110,6 +147,9 @@ static void put_metrics(struct bundle *b)
             continue;
         }
         snprintf(name, sizeof(name), "metrics-%.100s.txt", m->name);
+        if (strcmp(m->kind, "conductor") == 0 && put_over_https(b, &c, name, m->http)) {
+            continue;
+        }
         snprintf(url, sizeof(url), "http://%.300s/metrics", m->http);
         const char *const argv[] = {"curl",    "-sS", "--globoff", "--max-time",
                                     METRICS_S, "--",  url,         NULL};

@@ -98,6 +98,8 @@ static bool read_tls(struct bt_ctl *c, const char *dir)
     bt_status_t st = bt_tls_create(&conf, &c->tls, err, sizeof(err));
     if (st != BT_OK) {
         fprintf(stderr, "batonctl: %s\n", err);
+    } else {
+        c->tls_dir = bt_strdup(dir);
     }
     free(ca);
     free(cert);

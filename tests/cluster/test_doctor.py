@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from conftest import CTL
+from conftest import CTL, Cluster, wait_for
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
@@ -190,3 +190,25 @@ def test_names_cannot_move_the_cursor(tmp_path):
                                            f'kvstore: {{slab_bytes: 9TiB, slab_path: "{tmp_path}/\\e[2J/slab"}}\n')
     p = subprocess.run([CTL, "doctor", "--addr", "127.0.0.1:1", "--config", str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=120)
     assert "9TiB" in p.stdout and "/?[2J" in p.stdout and "\x1b" not in p.stdout
+
+
+def test_a_bundle_of_a_cluster_with_https_and_keys(tmp_path):
+    c = Cluster("--tls", "--keys")
+    try:
+        keys, mine = f"{c.state_dir}/keys/api-keys", tmp_path / "key"
+        made = subprocess.run([CTL, "key", "add", "--file", keys, "--id", "both", "--scope", "admin,metrics"], stdout=subprocess.PIPE,
+                              check=True, timeout=60)
+        mine.write_bytes(made.stdout)
+        mine.chmod(0o600)
+        ask = [CTL, "--dir", c.state_dir, "--key-file", str(mine)]
+        wait_for(lambda: subprocess.run(ask + ["status"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0, 15,
+                 "the key is known")
+        archive = tmp_path / "b.tar.gz"
+        subprocess.run(ask + ["debug", "--file", str(archive)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+        with tarfile.open(archive) as t:
+            files = {os.path.basename(m.name): t.extractfile(m).read().decode() for m in t.getmembers() if m.isfile()}
+        assert "vllm:num_requests_running" in files["metrics-conductor-n1.txt"], files["metrics-conductor-n1.txt"]
+        assert json.loads(files["status.json"])["serving"] is True
+        assert not [name for name, text in files.items() if mine.read_text().strip() in text or "PRIVATE KEY" in text]
+    finally:
+        c.stop()
