@@ -160,11 +160,14 @@ static bt_status_t read_revoked(const struct bt_http_tls *t, struct bt_revoked *
                                 size_t cap)
 {
     char why[200];
+    struct stat st_link;
     FILE *f = fopen(t->files[REVOKED], "re");
-    if (f == NULL && errno == ENOENT && t->revoked == NULL) {
-        return BT_OK;
-    }
     if (f == NULL) {
+        int e = errno;
+        if (e == ENOENT && t->revoked == NULL && lstat(t->files[REVOKED], &st_link) != 0) {
+            return BT_OK;
+        }
+        errno = e;
         return fault(t, REVOKED, err, cap, "it cannot be read: %s; restart to do without it",
                      strerror(errno));
     }
@@ -195,7 +198,8 @@ static bt_status_t read_files(const struct bt_http_tls *t, struct reading *r, ch
     SSL_CTX *ctx = make_ctx();
     bt_status_t status = BT_OK;
     BIO *ca = NULL;
-    bool asks = stat(t->files[CLIENT_CA], &st) == 0;
+    /* A link to nothing is a file that is lost: without it everybody could enter. */
+    bool asks = lstat(t->files[CLIENT_CA], &st) == 0;
     ERR_clear_error();
     if (stat(t->files[CERT], &st) != 0) {
         status = fault(t, CERT, err, cap, "it cannot be read: %s; baton-certs server makes one",

@@ -494,6 +494,8 @@ static void files_are_checked(void **state)
          "x/tls.key",
          "without a passphrase"},
         {"echo no >x/client-ca.crt", "client-ca.crt: it has no certificate"},
+        {"ln -sf nowhere x/client-ca.crt", "client-ca.crt: it has no certificate"},
+        {"ln -sf nowhere x/revoked.txt", "revoked.txt: it cannot be read"},
         {"echo sha256:1 >x/revoked.txt", "revoked.txt: line 1"},
     };
     struct bt_http_tls *t = NULL;
