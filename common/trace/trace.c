@@ -237,7 +237,7 @@ static void tell(struct bt_trace *t, const char *why)
     uint64_t now = bt_mono_ns();
     if (t->logged_ns == 0 || now - t->logged_ns > LOG_NS) {
         t->logged_ns = now;
-        BT_WARN("trace_not_sent", "endpoint=%s why=%s remedy=%s", t->conf.url, why,
+        BT_WARN("trace_not_sent", "endpoint=%s why=%s remedy=%s", t->conf.shown, why,
                 "start the collector, or correct OTEL_EXPORTER_OTLP_ENDPOINT; requests are served "
                 "as before, their traces are lost");
     }
@@ -320,7 +320,7 @@ static bt_status_t start(struct bt_trace *t, char *err, size_t err_cap)
         return BT_ERR_IO;
     }
     (void)pthread_setname_np(t->thread, "trace");
-    BT_INFO("trace", "endpoint=%s service=%s", t->conf.url, t->conf.service);
+    BT_INFO("trace", "endpoint=%s service=%s", t->conf.shown, t->conf.service);
     return BT_OK;
 }
 

@@ -54,6 +54,15 @@ static uint64_t milliseconds(struct reader *r, const char *name, uint64_t fallba
     return n;
 }
 
+/* An address may have a user with a password, or a token behind '?'. Logs do not repeat them. */
+static char *without_secrets(const char *url)
+{
+    const char *host = strstr(url, "://") + 3, *end = host + strcspn(host, "/?#");
+    const char *at = memrchr(host, '@', (size_t)(end - host));
+    const char *shown = at != NULL ? at + 1 : host;
+    return bt_sprintf("%.*s%.*s", (int)(host - url), url, (int)strcspn(shown, "?#"), shown);
+}
+
 static void read_url(struct reader *r, struct bt_trace_conf *c)
 {
     const char *name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", *v = env(name);
@@ -71,10 +80,12 @@ static void read_url(struct reader *r, struct bt_trace_conf *c)
     size_t len = strlen(v);
     if ((strncasecmp(v, "http://", 7) != 0 && strncasecmp(v, "https://", 8) != 0) ||
         len > VALUE_MAX || strpbrk(v, " \t\r\n") != NULL) {
-        wrong(r, name, v, "give an address that begins with http:// or https://");
+        wrong(r, name, strpbrk(v, "@?") == NULL ? v : "...",
+              "give an address that begins with http:// or https://");
         return;
     }
     c->url = base ? bt_sprintf("%s%sv1/traces", v, v[len - 1] == '/' ? "" : "/") : bt_strdup(v);
+    c->shown = without_secrets(c->url);
 }
 
 static int hex(char c)
@@ -229,6 +240,7 @@ void bt_trace_conf_cleanup(struct bt_trace_conf *c)
     }
     free(c->headers);
     free(c->url);
+    free(c->shown);
     free(c->service);
     *c = (struct bt_trace_conf){0};
 }

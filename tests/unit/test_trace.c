@@ -19,6 +19,7 @@
 
 #define ID     "4bf92f3577b34da6a3ce929d0e0e4736"
 #define PARENT "00f067aa0ba902b7"
+#define USER   "me:hush@hu@" /* of an address, with a password */
 
 static const char *const variables[] = {
     "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -147,6 +148,35 @@ static void test_the_environment(void **state)
     assert_null(strstr(err, "hush"));
 }
 
+/* An address may have a password: neither the log nor an error repeats it. */
+static void test_secrets_of_an_address(void **state)
+{
+    char err[512], said[4096] = "";
+    FILE *log = tmpfile();
+    int was = dup(STDERR_FILENO);
+    struct bt_log_settings quiet;
+    (void)state;
+    bt_log_settings_get(&quiet);
+    bt_log_init("test", "n", BT_LOG_INFO, false);
+    assert_true(log != NULL && was >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://" USER "127.0.0.1:1/in?token=hush", 1);
+    bt_trace_destroy(create(BT_OK, err, sizeof(err)));
+    assert_true(dup2(was, STDERR_FILENO) >= 0);
+    bt_log_settings_set(&quiet);
+    rewind(log);
+    assert_true(fread(said, 1, sizeof(said) - 1, log) > 0);
+    (void)fclose(log);
+    close(was);
+    assert_non_null(strstr(said, "endpoint=http://127.0.0.1:1/in "));
+    assert_null(strstr(said, "hu@"));
+    assert_null(strstr(said, "hush"));
+    bt_metrics_destroy(metrics);
+    metrics = bt_metrics_create();
+    setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://" USER "127.0.0.1", 1);
+    bt_trace_destroy(create(BT_ERR_CONFIG, err, sizeof(err)));
+    assert_null(strstr(err, "hush"));
+}
+
 /* Of 1000 new traces, and of one whose client has decided. */
 static void sampled(const char *sampler, const char *arg, uint32_t least, uint32_t most, bool yes,
                     bool no)
@@ -261,6 +291,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_traceparent),
         cmocka_unit_test_setup_teardown(test_the_environment, clean, end),
+        cmocka_unit_test_setup_teardown(test_secrets_of_an_address, clean, end),
         cmocka_unit_test_setup_teardown(test_samplers, clean, end),
         cmocka_unit_test_setup_teardown(test_off, clean, end),
         cmocka_unit_test_setup_teardown(test_a_silent_collector, clean, end),
