@@ -43,6 +43,12 @@ static bool read_all(int fd, uint64_t end_ns, struct bt_buf *b)
 
 int bt_ctl_child(const char *const *argv, int seconds_max, char **out_p)
 {
+    return bt_ctl_child_with(argv, (const char *const *)environ, seconds_max, out_p);
+}
+
+int bt_ctl_child_with(const char *const *argv, const char *const *environment, int seconds_max,
+                      char **out_p)
+{
     int pipe_fd[2], status = -1;
     struct bt_buf b;
     posix_spawn_file_actions_t files;
@@ -57,7 +63,8 @@ int bt_ctl_child(const char *const *argv, int seconds_max, char **out_p)
     posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_adddup2(&files, pipe_fd[1], STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&files, pipe_fd[1], STDERR_FILENO);
-    int rc = posix_spawnp(&pid, argv[0], &files, NULL, (char *const *)argv, environ);
+    int rc =
+        posix_spawnp(&pid, argv[0], &files, NULL, (char *const *)argv, (char *const *)environment);
     posix_spawn_file_actions_destroy(&files);
     close(pipe_fd[1]);
     if (rc == 0) {

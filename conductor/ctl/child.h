@@ -11,6 +11,9 @@
  * is killed. Returns its exit status; -1 if it did not start, was killed, or did not end in time.
  * *out_p: what it wrote to both outputs, up to 4 MiB, with a NUL behind it. The caller frees it. */
 int bt_ctl_child(const char *const *argv, int seconds_max, char **out_p);
+/* The same with another environment: NAME=VALUE texts, then NULL. */
+int bt_ctl_child_with(const char *const *argv, const char *const *environment, int seconds_max,
+                      char **out_p);
 
 /* The path of a program that was installed beside batonctl (baton-kvstore). The caller frees it. */
 char *bt_ctl_beside(const char *program);

@@ -28,6 +28,8 @@
 #define FILES_LEAST       10000
 #define DAEMONS_USER      "baton" /* of the systemd units */
 
+extern char **environ;
+
 static const char *const kinds[] = {"conductor", "kvstore", "prefill", "decode"};
 
 /* ---- which there are ---- */
@@ -190,31 +192,41 @@ void bt_ctl_daemons_free(struct bt_ctl_daemons *d)
     free(d->list);
 }
 
+/* The environment for the program of a daemon: its BATON_ variables, and with `ours` also what is
+ * in this process's. As an argument of env a variable could be read by every user of the host. The
+ * caller frees the list. */
+static const char **environment_of(const struct bt_ctl_daemon *d, bool ours)
+{
+    const char **list = NULL;
+    size_t n = 0;
+    for (const char *p = d->env; *p != '\0'; p += strlen(p) + 1) {
+        list = bt_realloc(list, (n + 2) * sizeof(*list));
+        list[n++] = p;
+    }
+    for (char **e = environ; ours && *e != NULL; e++) {
+        if (d->pid == 0 || strncmp(*e, "BATON_", 6) != 0) {
+            list = bt_realloc(list, (n + 2) * sizeof(*list));
+            list[n++] = *e;
+        }
+    }
+    list = list != NULL ? list : bt_calloc(1, sizeof(*list));
+    list[n] = NULL;
+    return list;
+}
+
 int bt_ctl_daemon_say(const struct bt_ctl_daemon *d, const char *more, char **out_p)
 {
+    static const char *const as[] = {"setpriv", "--reuid=" DAEMONS_USER, "--regid=" DAEMONS_USER,
+                                     "--init-groups", "--no-new-privs"};
     const char *argv[CTL_CHILD_ARGS_MAX];
+    bool own = d->uid == geteuid();
     char name[40];
     size_t n = 0;
     snprintf(name, sizeof(name), "baton-%s", d->kind);
     char *program = bt_ctl_beside(name);
-    /* Root runs it as its own user, who must not see root's environment. */
-    if (d->uid != geteuid()) {
-        static const char *const as[] = {"setpriv",
-                                         "--reuid=" DAEMONS_USER,
-                                         "--regid=" DAEMONS_USER,
-                                         "--init-groups",
-                                         "--no-new-privs",
-                                         "env",
-                                         "-i"};
+    if (!own) { /* root runs it as its own user, who must not see root's environment */
         memcpy(argv, as, sizeof(as));
         n = BT_ARRAY_LEN(as);
-    } else {
-        argv[n++] = "env";
-    }
-    for (const char *p = d->env; *p != '\0' && n < CTL_CHILD_ARGS_MAX / 2; p += strlen(p) + 1) {
-        if (strchr(p, '=') != NULL) { /* else env takes it for a program */
-            argv[n++] = p;
-        }
     }
     argv[n++] = program;
     argv[n++] = more; /* before the others, so that it is no option's value */
@@ -222,7 +234,9 @@ int bt_ctl_daemon_say(const struct bt_ctl_daemon *d, const char *more, char **ou
         argv[n++] = p;
     }
     argv[n] = NULL;
-    int rc = bt_ctl_child(argv, 60, out_p);
+    const char **environment = environment_of(d, own);
+    int rc = bt_ctl_child_with(argv, environment, 60, out_p);
+    free(environment);
     free(program);
     return rc;
 }

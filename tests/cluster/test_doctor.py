@@ -184,6 +184,34 @@ def test_root_runs_nothing_that_another_user_names(environ):
         assert time.monotonic() - from_s < 30  # its fifo was not opened
 
 
+def test_the_environment_of_a_daemon_is_no_argument(tmp_path):
+    """Everybody can read the arguments of a process, but only its user the environment. The programs that batonctl finds in PATH
+    write down what they get."""
+    with a_daemon_of(os.geteuid(), "kvstore", ["--config", "DIR/fifo"], ["BATON_API_KEY=sk-hush", "BATON_NODE_ID=a"]) as (d, pid):
+        fake = tmp_path / "env"
+        fake.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n')
+        fake.chmod(0o755)
+        program = os.path.join(d, "baton-kvstore")
+        p = subprocess.Popen([os.path.join(d, "batonctl"), "doctor", "--addr", "127.0.0.1:1"], stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL, env=dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}"))
+        try:
+            until, asked = time.monotonic() + 20, None
+            while asked is None and time.monotonic() < until and not (tmp_path / "said").exists():
+                time.sleep(0.02)
+                for c in filter(str.isdigit, os.listdir("/proc")):
+                    with contextlib.suppress(OSError):
+                        if int(c) != pid and os.readlink(f"/proc/{c}/exe") == program:
+                            with open(f"/proc/{c}/environ") as f:
+                                asked = f.read() or None
+            assert not (tmp_path / "said").exists(), (tmp_path / "said").read_text()
+            assert asked is not None and "BATON_API_KEY=sk-hush" in asked.split("\0")
+        finally:
+            with open(os.path.join(d, "fifo"), "w"):  # ends those that wait for it
+                pass
+            p.kill()
+            p.wait()
+
+
 def test_names_cannot_move_the_cursor(tmp_path):
     (tmp_path / "\x1b[2J").mkdir()
     (tmp_path / "kvstore.yaml").write_text(f"node: {{id: a}}\nmodel: {{path: {MODEL}}}\netcd: {{endpoints: ['127.0.0.1:1']}}\n"
