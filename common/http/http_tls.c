@@ -202,7 +202,7 @@ static bt_status_t read_files(const struct bt_http_tls *t, struct reading *r, ch
     bool asks = lstat(t->files[CLIENT_CA], &st) == 0;
     ERR_clear_error();
     if (stat(t->files[CERT], &st) != 0) {
-        status = fault(t, CERT, err, cap, "it cannot be read: %s; baton-certs server makes one",
+        status = fault(t, CERT, err, cap, "it cannot be read: %s; baton-certs http makes one",
                        strerror(errno));
     } else if (SSL_CTX_use_certificate_chain_file(ctx, t->files[CERT]) != 1) {
         status = fault(t, CERT, err, cap, "it has no certificate in PEM form that can be used (%s)",
