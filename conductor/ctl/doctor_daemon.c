@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <netdb.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/buf.h"
+#include "common/base/cert.h"
 #include "common/base/clock.h"
 #include "common/conf/conf.h"
 #include "common/rpc/rpc.h"
@@ -429,6 +431,44 @@ static void tls_file(const struct look *l, const char *prefix, const char *other
     }
 }
 
+/* How long a certificate is still good. */
+static void tell_end(const struct look *l, const char *what, const char *file, uint64_t not_after_s)
+{
+    double days = ((double)not_after_s - (double)bt_real_ns() / 1e9) / 86400;
+    if (days < EXPIRES_SOON_DAYS) {
+        find(l, days > 0 ? BT_CTL_WARNING : BT_CTL_FAULT, what,
+             "make a new one with baton-certs, or where it came from, and put it in its place; the "
+             "daemon reads it by itself",
+             days > 0 ? "the certificate %s ends in %.1f days"
+                      : "the certificate %s ended %.1f days ago",
+             file, fabs(days));
+    } else {
+        find(l, BT_CTL_GOOD, what, NULL, "%s is good for %.0f days", file, days);
+    }
+}
+
+/* The certificate that clients see. --check has looked whether it can be used. */
+static void look_https(const struct look *l)
+{
+    char dir[PATH_MAX], pem[65536], err[200];
+    struct bt_cert c;
+    bt_ctl_daemon_value(l->d, "conductor.http.tls", dir, sizeof(dir));
+    if (dir[0] == '\0') {
+        return;
+    }
+    char *path = bt_sprintf("%s/tls.crt", dir);
+    FILE *f = fopen(path, "re");
+    size_t n = f != NULL ? fread(pem, 1, sizeof(pem) - 1, f) : 0;
+    pem[n] = '\0';
+    if (f != NULL) {
+        (void)fclose(f);
+    }
+    if (n != 0 && bt_cert_read(pem, &c, err, sizeof(err)) == BT_OK) {
+        tell_end(l, "conductor.http.tls", path, c.not_after_s);
+    }
+    free(path);
+}
+
 /* Reads certificates as the daemon does (common/rpc/tls_conf.c): those of etcd.tls.* are those of
  * cluster.tls.* where they are not set. NULL: there are none, or they are wrong. */
 static struct bt_tls *look_certificates(const struct look *l, bool of_etcd)
@@ -459,15 +499,7 @@ static struct bt_tls *look_certificates(const struct look *l, bool of_etcd)
     if (of_etcd && own[0] == '\0') {
         return tls; /* the cluster's, which was looked at */
     }
-    double days = ((double)bt_tls_not_after_s(tls) - (double)bt_real_ns() / 1e9) / 86400;
-    if (days < EXPIRES_SOON_DAYS) {
-        find(l, BT_CTL_WARNING, prefix,
-             "make a new one with baton-certs and put it in its place; the daemon reads it by "
-             "itself",
-             "the certificate %s ends in %.1f days", cert, days);
-    } else {
-        find(l, BT_CTL_GOOD, prefix, NULL, "%s is good for %.0f days", cert, days);
-    }
+    tell_end(l, prefix, cert, (uint64_t)bt_tls_not_after_s(tls));
     return tls;
 }
 
@@ -551,6 +583,7 @@ void bt_ctl_look_daemon(struct bt_ctl_findings *f, const struct bt_ctl_daemon *d
     for (size_t i = 0; i < BT_ARRAY_LEN(addresses); i++) {
         look_address(&l, addresses[i]);
     }
+    look_https(&l);
     struct bt_tls *cluster = look_certificates(&l, false), *etcd = look_certificates(&l, true);
     look_etcd(&l, etcd);
     bt_tls_release(etcd);

@@ -235,6 +235,7 @@ def test_a_bundle_of_a_cluster_with_https_and_keys(tmp_path):
         subprocess.run(ask + ["debug", "--file", str(archive)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
         with tarfile.open(archive) as t:
             files = {os.path.basename(m.name): t.extractfile(m).read().decode() for m in t.getmembers() if m.isfile()}
+        assert "conductor.http.tls" in files["doctor.txt"] and "tls.crt is good for" in files["doctor.txt"], files["doctor.txt"]
         assert "vllm:num_requests_running" in files["metrics-conductor-n1.txt"], files["metrics-conductor-n1.txt"]
         assert json.loads(files["status.json"])["serving"] is True
         assert not [name for name, text in files.items() if mine.read_text().strip() in text or "PRIVATE KEY" in text]
