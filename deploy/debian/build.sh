@@ -24,7 +24,7 @@ if [ "$cuda" = cuda ]; then
     sed -i 's/^#cuda //' debian/control
 else
     sed -i '/^#cuda /d' debian/control
-    rm debian/baton-worker-cuda.install
+    rm debian/baton-worker-cuda.*
 fi
 sed -i "s/@MAINTAINER@/$mail/" debian/control
 mkdir -p debian/source
