@@ -98,15 +98,29 @@ static bool is_address(const char *text)
                strlen(text);
 }
 
-/* A conductor's metrics over HTTPS, with the API key, which curl reads from a file: a command line
- * is not secret. False: there is no HTTPS, or no answer. */
+/* Where the conductor that answers batonctl has its API: on the host that the operator has named,
+ * with the port of its record. Every daemon can write records into etcd, so a record alone must not
+ * say who gets the key. NULL: another conductor. */
+static char *own_address(const struct bt_ctl *c, const Baton__AdminStatus *s,
+                         const Baton__Member *m)
+{
+    const char *host_end = strrchr(c->addr, ':'), *port = strrchr(m->http, ':');
+    if (strcmp(m->name, s->conductor) != 0 || !is_address(c->addr) || host_end == NULL ||
+        port == NULL) {
+        return NULL;
+    }
+    return bt_sprintf("%.*s%s", (int)(host_end - c->addr), c->addr, port);
+}
+
+/* A conductor's metrics over HTTPS, with_key with the API key, which curl reads from a file: a
+ * command line is not secret. False: there is no HTTPS, or no answer. */
 static bool put_over_https(struct bundle *b, const struct bt_ctl *c, const char *name,
-                           const char *address)
+                           const char *address, bool with_key)
 {
     char *config = bt_sprintf("%s/curl", b->folder), *out = NULL;
     char *ca =
         c->tls_dir != NULL ? bt_sprintf("cacert = \"%s/ca.crt\"\n", c->tls_dir) : bt_strdup("");
-    char *key = c->authorization != NULL
+    char *key = with_key && c->authorization != NULL
                     ? bt_sprintf("header = \"Authorization: %s\"\n", c->authorization)
                     : bt_strdup("");
     int fd = open(config, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -133,8 +147,19 @@ static bool put_over_https(struct bundle *b, const struct bt_ctl *c, const char 
     return ok;
 }
 
-/* The metrics of each member that this host reaches. The key goes to conductors alone, and only
- * over HTTPS. */
+/* A conductor's metrics over HTTPS. Only the one that batonctl asks gets the key. False: there are
+ * none. */
+static bool put_conductor(struct bundle *b, const struct bt_ctl *c, const Baton__AdminStatus *s,
+                          const Baton__Member *m, const char *name)
+{
+    char *own = own_address(c, s, m);
+    bool ok = strcmp(m->kind, "conductor") == 0 &&
+              put_over_https(b, c, name, own != NULL ? own : m->http, own != NULL);
+    free(own);
+    return ok;
+}
+
+/* The metrics of each member that this host reaches. */
 static void put_metrics(struct bundle *b)
 {
     struct bt_ctl c = *b->c;
@@ -147,7 +172,7 @@ static void put_metrics(struct bundle *b)
             continue;
         }
         snprintf(name, sizeof(name), "metrics-%.100s.txt", m->name);
-        if (strcmp(m->kind, "conductor") == 0 && put_over_https(b, &c, name, m->http)) {
+        if (put_conductor(b, &c, s, m, name)) {
             continue;
         }
         snprintf(url, sizeof(url), "http://%.300s/metrics", m->http);

@@ -1,14 +1,19 @@
 """batonctl doctor and batonctl debug: what they find of a sound cluster and of faults, and what they give away."""
+import base64
 import contextlib
 import ctypes
+import http.server
 import json
 import os
+import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 
 import pytest
@@ -220,6 +225,45 @@ def test_names_cannot_move_the_cursor(tmp_path):
     assert "9TiB" in p.stdout and "/?[2J" in p.stdout and "\x1b" not in p.stdout
 
 
+class Trap(http.server.BaseHTTPRequestHandler):
+    """Writes down the headers of those who ask."""
+    def do_GET(self):
+        self.server.heard.append(dict(self.headers))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def a_false_conductor(state):
+    """Whoever may write to etcd, as every daemon may, adds the record of a conductor, and serves HTTPS there with a certificate
+    that curl believes."""
+    tls = f"{state}/tls"
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Trap)
+    server.heard = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(f"{tls}/http/tls.crt", f"{tls}/http/tls.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at = f"127.0.0.1:{server.server_port}"
+    with open(f"{state}/conf/kvstore-n1.yaml") as f:
+        conf = f.read()
+    etcd, name = re.search(r"https://(127[0-9.:]+)", conf).group(1), re.search(r"cluster: {name: ([^,}]+)", conf).group(1)
+    record = b"".join(bytes([n << 3 | 2, len(v)]) + v.encode() for n, v in ((1, "conductor"), (2, "false"), (3, "n9"), (6, at), (7, at)))
+    record += bytes([4 << 3 | 1]) + b"\1" * 8
+    put = {"key": base64.b64encode(f"/baton/{name}/members/conductor/false".encode()).decode(), "value": base64.b64encode(record).decode()}
+    subprocess.run(["curl", "-sSf", "--cacert", f"{tls}/ca.crt", "--cert", f"{tls}/n1-kvstore.crt", "--key", f"{tls}/n1-kvstore.key",
+                    f"https://{etcd}/v3/kv/put", "-d", json.dumps(put)], check=True, stdout=subprocess.DEVNULL, timeout=30)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def test_a_bundle_of_a_cluster_with_https_and_keys(tmp_path):
     c = Cluster("--tls", "--keys")
     try:
@@ -232,7 +276,11 @@ def test_a_bundle_of_a_cluster_with_https_and_keys(tmp_path):
         wait_for(lambda: subprocess.run(ask + ["status"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0, 15,
                  "the key is known")
         archive = tmp_path / "b.tar.gz"
-        subprocess.run(ask + ["debug", "--file", str(archive)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+        with a_false_conductor(c.state_dir) as trap:
+            wait_for(lambda: "false" in subprocess.run(ask + ["nodes"], stdout=subprocess.PIPE, text=True).stdout, 15, "its record is known")
+            subprocess.run(ask + ["debug", "--file", str(archive)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           timeout=120)
+        assert trap.heard and not [h for h in trap.heard if "Authorization" in h]
         with tarfile.open(archive) as t:
             files = {os.path.basename(m.name): t.extractfile(m).read().decode() for m in t.getmembers() if m.isfile()}
         assert "conductor.http.tls" in files["doctor.txt"] and "tls.crt is good for" in files["doctor.txt"], files["doctor.txt"]
