@@ -55,7 +55,7 @@ COPIES = "{{ messages[-1].content }}{{ eos_token }}{% if tools %}{# <tool_call> 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
     """The folder of that model."""
-    install()
+    npm_packages.install(HERE, NODE_MIN)
     model = tmp_path_factory.mktemp("model") / "copies"
     model.mkdir()
     for name in os.listdir(MODEL):

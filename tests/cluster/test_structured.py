@@ -613,10 +613,12 @@ def test_hostile_conductors(c, node):
     c.reserve(r, ids, wait=False)
     constrained(c, c.d, r, ids, c.pb.BOTH, 400, long)
     c.d.wait(lambda: c.d.tokens(r), "a first token")
+    beside = 0
     for _ in range(4):
         e = refused(c, ids + wanted[:3] + [ids[0]] * 2, "[0-9]+", n_prompt=len(ids))
         assert e.status == INVALID and "do not follow the grammar" in e.detail, e
-    assert not c.d.find("ended", r)
+        beside += not c.d.find("ended", r)
+    assert beside  # on a busy machine it may end before the last of the four
     assert c.result(r, 400, [c.d]) == alone
     assert both(c, c.d, ids, 60, WORDS) == wanted
 

@@ -137,18 +137,21 @@ def test_hand_off_overtakes_what_was_asked_before(peers, cls):
     a.grant(5, 1, n * 16, 32, 99)
     a.grant(6, 1, 16, 16, 7)
     a.grant(8, 1, 16, 16, 7)
-    for req in (6, 8):
+    a.grant(10, 1, 16, 16, 7)
+    for req in (6, 8, 10):
         a.say(f"raise {req} {LAYERS}")
         a.say(f"trailer {req} 1 1")
     # Sessions first, so that none of the waits below is for one.
     c.recv(a, 8, 1, 16, 16)
+    b.recv(a, 10, 1, 16, 16)
     c.wait("quiet 8$")
+    b.wait("quiet 10$")
     a.grant(9, 1, 16, 16, 7)
     a.say(f"raise 9 {LAYERS}")
     a.say("trailer 9 1 1")
     b.fetch(a, 700, 5, 0, n, cls)
     b.wait("offer 700")
-    wait_begun(lambda: a.metrics()["baton_kv_sent_bytes_total"] - LAYERS * 65536)
+    wait_begun(lambda: a.metrics()["baton_kv_sent_bytes_total"] - 2 * LAYERS * 65536)
     b.recv(a, 6, 1, 16, 16)  # the same connection
     c.recv(a, 9, 1, 16, 16)  # another one
     b.wait("done 6 ")
