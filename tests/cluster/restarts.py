@@ -105,13 +105,14 @@ class Restarts:
         return out
 
     def busiest(self, kind):
-        """The member whose worker runs most requests. Waits for one that says so: their reports come some time after the
-        first tokens, and all requests may run on one worker."""
-        def running():
-            runs = self.running(kind)
-            return runs if any(runs.values()) else None
-        runs = wait_for(running, 10, f"a {kind} worker runs a request")
-        return self.members(kind, max(runs, key=runs.get))[0]
+        """The prefill or decode worker that most open requests use, as the conductor knows: what workers report comes some
+        time after the first tokens. Waits for one."""
+        def used():
+            state = {"decode": "decoding", "prefill": "prefilling"}[kind]
+            names = [x[kind] for x in self.ctl("requests") if x["state"] == state and x[kind]]
+            return max(set(names), key=names.count) if names else None
+        name = wait_for(used, 10, f"a {kind} worker runs a request", every_s=0.01)
+        return next(m for m in self.members(kind) if m["name"] == name)
 
     def second_conductor(self):
         """Another conductor of the same cluster; (process, host, port)."""
