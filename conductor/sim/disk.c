@@ -84,13 +84,13 @@ bool bt_sim_disk_offer(struct bt_sim_disk *d, uint32_t block, uint32_t depth,
         bt_ssd_dir_find(d->dir, &e.key) != BT_SSD_NONE) {
         return false;
     }
-    uint32_t slot = bt_ssd_dir_take(d->dir);
+    uint32_t slot = bt_ssd_dir_take(d->dir, 0);
     if (slot == BT_SSD_NONE) {
         uint32_t victim = bt_ssd_dir_victim(d->dir);
         *old_p = block_of(&bt_ssd_dir_entry(d->dir, victim)->key);
         bt_ssd_dir_remove(d->dir, victim);
         bt_ssd_dir_free(d->dir, victim);
-        slot = bt_ssd_dir_take(d->dir);
+        slot = bt_ssd_dir_take(d->dir, 0);
     }
     bt_ssd_dir_add(d->dir, slot, &e);
     d->write_free_ms =

@@ -420,7 +420,7 @@ bt_status_t bt_ssd_write(struct bt_ssd *s, uint32_t slab_slot, const struct bt_k
     if (bt_ssd_dir_find(s->dir, key) != BT_SSD_NONE || bt_map_get(s->writing, key) != NULL) {
         return BT_ERR_EXISTS;
     }
-    uint32_t pos = s->n.backlog < s->c.backlog_max ? bt_ssd_dir_take(s->dir) : BT_SSD_NONE;
+    uint32_t pos = s->n.backlog < s->c.backlog_max ? bt_ssd_dir_take(s->dir, group) : BT_SSD_NONE;
     if (pos == BT_SSD_NONE) {
         count(s->m.dropped, &s->n.dropped, 1);
         make_room(s);

@@ -154,7 +154,7 @@ static void bench_ssd_memory(const struct bt_evict_policy *policy, uint32_t n)
     double before = resident_bytes();
     struct bt_ssd_dir *d = bt_ssd_dir_create(n, policy, NULL);
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t slot = bt_ssd_dir_take(d);
+        uint32_t slot = bt_ssd_dir_take(d, 0);
         struct bt_ssd_entry e = {.key = key_of(i), .depth = i % CHAIN};
         bt_ssd_dir_add(d, slot, &e);
     }

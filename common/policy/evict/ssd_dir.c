@@ -17,6 +17,7 @@ struct node {
         } free;
     };
     uint8_t pins, state;
+    bool counted; /* in the quota of e.group */
 };
 _Static_assert(offsetof(struct bt_ssd_entry, generation) >= 2 * sizeof(uint32_t),
                "a free slot keeps its generation beside the links of the list");
@@ -26,7 +27,7 @@ struct bt_ssd_dir {
     uint32_t n, free_head, n_free, n_valid;
     const struct bt_evict_policy *policy;
     struct bt_evict *evict; /* for VALID slots */
-    struct bt_quota quota;  /* for VALID slots */
+    struct bt_quota quota;  /* for VALID slots, and those taken for a group */
     uint32_t *table;        /* slot + 1; 0: empty */
     uint32_t mask;
 };
@@ -133,15 +134,30 @@ bool bt_ssd_dir_claim(struct bt_ssd_dir *d, uint32_t slot, uint32_t generation)
     }
     free_unlink(d, slot);
     d->nodes[slot].state = BUSY;
+    d->nodes[slot].counted = false;
     d->nodes[slot].e.generation = generation;
     return true;
 }
 
-uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d)
+static void count(struct bt_ssd_dir *d, struct node *n)
+{
+    bt_quota_add(&d->quota, (uint8_t)n->e.group);
+    n->counted = true;
+}
+
+static void uncount(struct bt_ssd_dir *d, struct node *n)
+{
+    bt_quota_sub(&d->quota, (uint8_t)n->e.group);
+    n->counted = false;
+}
+
+uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d, uint8_t group)
 {
     uint32_t slot = d->free_head;
     if (slot != BT_SSD_NONE) {
         BT_ASSERT(bt_ssd_dir_claim(d, slot, d->nodes[slot].e.generation + 1));
+        d->nodes[slot].e.group = group;
+        count(d, &d->nodes[slot]);
     }
     return slot;
 }
@@ -151,7 +167,7 @@ static void add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *
 {
     struct node *n = node_in(d, slot, BUSY);
     uint32_t at = probe(d, &e->key), generation = n->e.generation;
-    BT_ASSERT(d->table[at] == 0);
+    BT_ASSERT(d->table[at] == 0 && (!n->counted || n->e.group == e->group));
     n->e = *e;
     n->e.generation = generation;
     n->state = VALID;
@@ -163,7 +179,9 @@ static void add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *
                                .uses = uses,
                                .group = (uint8_t)e->group};
     d->policy->admit(d->evict, slot, &b);
-    bt_quota_add(&d->quota, (uint8_t)e->group);
+    if (!n->counted) {
+        count(d, n);
+    }
     if (n->pins == 0) {
         d->policy->unpin(d->evict, slot);
     }
@@ -186,7 +204,7 @@ void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot)
     BT_ASSERT(d->table[at] == slot + 1);
     table_remove(d, at);
     d->policy->drop(d->evict, slot);
-    bt_quota_sub(&d->quota, (uint8_t)n->e.group);
+    uncount(d, n);
     n->state = BUSY;
     d->n_valid--;
 }
@@ -195,6 +213,9 @@ void bt_ssd_dir_free(struct bt_ssd_dir *d, uint32_t slot)
 {
     struct node *n = node_in(d, slot, BUSY);
     BT_ASSERT(n->pins == 0);
+    if (n->counted) {
+        uncount(d, n);
+    }
     n->state = FREE;
     n->free.prev = BT_SSD_NONE;
     n->free.next = d->free_head;

@@ -58,8 +58,9 @@ uint32_t bt_ssd_dir_find(const struct bt_ssd_dir *d, const struct bt_kv_key *key
 /* Entry of a slot that is not FREE. */
 const struct bt_ssd_entry *bt_ssd_dir_entry(const struct bt_ssd_dir *d, uint32_t slot);
 
-/* FREE -> BUSY with a new generation; BT_SSD_NONE when none is free. */
-uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d);
+/* FREE -> BUSY with a new generation; BT_SSD_NONE when none is free. The slot counts for the group
+ * from now on: while a slow disk writes its blocks, a tenant must not take the slots of others. */
+uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d, uint8_t group);
 /* Takes this FREE slot -> BUSY, for recovery. false: it is not free. */
 bool bt_ssd_dir_claim(struct bt_ssd_dir *d, uint32_t slot, uint32_t generation);
 /* BUSY -> VALID, just used; generation stays the slot's. The key must not be there. */
@@ -82,7 +83,7 @@ void bt_ssd_dir_unpin(struct bt_ssd_dir *d, uint32_t slot);
  * all are pinned. */
 uint32_t bt_ssd_dir_victim(const struct bt_ssd_dir *d);
 
-/* VALID slots of a group. */
+/* VALID slots of a group, and those that were taken for it. */
 uint32_t bt_ssd_dir_used(const struct bt_ssd_dir *d, uint8_t group);
 uint32_t bt_ssd_dir_valid(const struct bt_ssd_dir *d);
 uint32_t bt_ssd_dir_free_count(const struct bt_ssd_dir *d);
