@@ -283,7 +283,7 @@ static bool start_parts(struct conductor *c)
     }
     if (bt_rpc_server_create(c->rpc, m->rpc_listen, &c->server, &port) != BT_OK) {
         char why[256];
-        bt_conf_listen_why(m->rpc_listen, why, sizeof(why));
+        (void)bt_conf_listen_why(m->rpc_listen, why, sizeof(why));
         return fail(c, "rpc.listen", why);
     }
     c->rpc_addr = bt_conf_dialled(m->rpc_listen, m->rpc_advertise, port);

@@ -239,14 +239,14 @@ static bool start_servers(struct daemon *d)
         return false;
     }
     if (bt_rpc_server_create(d->rpc, c->rpc_listen, &d->server, &port) != BT_OK) {
-        bt_conf_listen_why(c->rpc_listen, why, sizeof(why));
+        (void)bt_conf_listen_why(c->rpc_listen, why, sizeof(why));
         BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen, why);
         return false;
     }
     d->rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
     if (bt_status_page_create(d->loop, c->http_listen, d->metrics, health, d, &d->page, &port) !=
         BT_OK) {
-        bt_conf_listen_why(c->http_listen, why, sizeof(why));
+        (void)bt_conf_listen_why(c->http_listen, why, sizeof(why));
         BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen, why);
         return false;
     }

@@ -98,8 +98,9 @@ extern const size_t bt_conf_common_len;
 bool bt_conf_look_dir(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_parent(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_listen(const char *key, const char *addr) BT_MUST_CHECK;
-/* The reason why a daemon could not listen on host:port just now, with the remedy. */
-void bt_conf_listen_why(const char *addr, char *why, size_t cap);
+/* Could a daemon listen on host:port now? why: the reason why it could not just now, with the
+ * remedy; also if it could by now. */
+bool bt_conf_listen_why(const char *addr, char *why, size_t cap);
 /* If path exists: is it a directory that only this user can write (bt_conf_dir_private)? */
 bool bt_conf_look_own(const char *key, const char *path) BT_MUST_CHECK;
 

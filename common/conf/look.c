@@ -64,7 +64,7 @@ bool bt_conf_look_listen(const char *key, const char *addr)
     return error == 0;
 }
 
-void bt_conf_listen_why(const char *addr, char *why, size_t cap)
+bool bt_conf_listen_why(const char *addr, char *why, size_t cap)
 {
     char host[256];
     const char *port;
@@ -74,7 +74,7 @@ void bt_conf_listen_why(const char *addr, char *why, size_t cap)
                strcmp(host, "*") == 0;
     if (addr == NULL || getaddrinfo(any ? NULL : host, port, &hints, &all) != 0) {
         snprintf(why, cap, "it is not an address: write host:port");
-        return;
+        return false;
     }
     for (const struct addrinfo *a = all; a != NULL && error == 0; a = a->ai_next) {
         int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -97,6 +97,7 @@ void bt_conf_listen_why(const char *addr, char *why, size_t cap)
                                                   : "the lines before this one say more";
     snprintf(why, cap, "cannot listen there: %s; %s",
              error != 0 ? strerror(error) : "it was refused", remedy);
+    return error == 0;
 }
 
 bool bt_conf_look_dir(const char *key, const char *path, bool write)

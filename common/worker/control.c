@@ -418,7 +418,7 @@ static bool start_servers(struct bt_wctl *w)
         return false;
     }
     if (bt_rpc_server_create(w->net.rpc, c->rpc_listen, &w->net.server, &port) != BT_OK) {
-        bt_conf_listen_why(c->rpc_listen, why, sizeof(why));
+        (void)bt_conf_listen_why(c->rpc_listen, why, sizeof(why));
         BT_ERROR("config", "key=rpc.listen value=%s why=%s", c->rpc_listen, why);
         return false;
     }
@@ -427,7 +427,7 @@ static bool start_servers(struct bt_wctl *w)
     w->net.rpc_addr = bt_conf_dialled(c->rpc_listen, c->rpc_advertise, port);
     if (bt_status_page_create(w->loop, c->http_listen, w->stats->registry, health, w, &w->net.page,
                               &port) != BT_OK) {
-        bt_conf_listen_why(c->http_listen, why, sizeof(why));
+        (void)bt_conf_listen_why(c->http_listen, why, sizeof(why));
         BT_ERROR("config", "key=http.listen value=%s why=%s", c->http_listen, why);
         return false;
     }

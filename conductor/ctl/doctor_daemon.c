@@ -403,16 +403,13 @@ static void look_limits(const struct look *l)
 /* Can a daemon that does not run listen there? One that runs has proved it. */
 static void look_address(const struct look *l, const char *key)
 {
-    char addr[300], why[400] = "";
+    char addr[300], why[400];
     bt_ctl_daemon_value(l->d, key, addr, sizeof(addr));
     const char *port = strrchr(addr, ':');
     if (port == NULL || strcmp(port, ":0") == 0) {
         return;
     }
-    if (l->d->pid == 0) {
-        bt_conf_listen_why(addr, why, sizeof(why));
-    }
-    if (why[0] != '\0') {
+    if (l->d->pid == 0 && !bt_conf_listen_why(addr, why, sizeof(why))) {
         find(l, BT_CTL_FAULT, key, "ss -ltnp shows who has the port", "%s: %s", addr, why);
     } else {
         find(l, BT_CTL_GOOD, key, NULL, "%s %s", addr, l->d->pid == 0 ? "is free" : "listens");

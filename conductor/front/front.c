@@ -620,7 +620,7 @@ bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_
         st = bt_http_create(f->loop, &http, on_request, f, &f->http, port_p);
         if (st != BT_OK) {
             char why[256];
-            bt_conf_listen_why(conf->http.listen, why, sizeof(why));
+            (void)bt_conf_listen_why(conf->http.listen, why, sizeof(why));
             snprintf(err, err_cap, "%s: %s",
                      conf->http.listen != NULL ? conf->http.listen : "(nothing)", why);
         }

@@ -46,17 +46,21 @@ def test_a_sound_cluster_has_no_fault(cluster):
 
 
 def test_faults_of_a_configuration(tmp_path):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        spare = s.getsockname()[1]
     with socket.socket() as s, socket.socket() as gone:
         s.bind(("127.0.0.1", 0))
         s.listen()
         gone.bind(("127.0.0.1", 0))  # bound, not listening: refused
         taken, nobody = s.getsockname()[1], gone.getsockname()[1]
         (tmp_path / "kvstore.yaml").write_text(
-            f"node: {{id: a}}\nmodel: {{path: {MODEL}}}\nrpc: {{listen: '127.0.0.1:{taken}'}}\n"
+            f"node: {{id: a}}\nmodel: {{path: {MODEL}}}\nrpc: {{listen: '127.0.0.1:{taken}'}}\nhttp: {{listen: '127.0.0.1:{spare}'}}\n"
             f"etcd: {{endpoints: ['127.0.0.1:{nobody}']}}\nkvstore: {{slab_bytes: 9TiB}}\n")
         (tmp_path / "decode.yaml").write_text("node: {id: a}\nmodel: {path: /nowhere}\nno_such: 1\n")
         rc, found, err = doctor("--addr", f"127.0.0.1:{nobody}", "--config", str(tmp_path))
     by = {f["what"]: f["text"] for f in faults(found)}
+    assert {"level": "ok", "what": "kvstore http.listen", "text": f"127.0.0.1:{spare} is free", "remedy": None} in found, found
     assert rc == 1 and "9TiB" in by["kvstore slab"] and "Address already in use" in by["kvstore rpc.listen"]
     assert f"127.0.0.1:{nobody} does not answer" in by["kvstore etcd"] and "no_such" in by["decode configuration"]
     assert f"127.0.0.1:{nobody}" in by["cluster"] and "batonctl:" in err
