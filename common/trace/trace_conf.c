@@ -54,15 +54,6 @@ static uint64_t milliseconds(struct reader *r, const char *name, uint64_t fallba
     return n;
 }
 
-/* An address may have a user with a password, or a token behind '?'. Logs do not repeat them. */
-static char *without_secrets(const char *url)
-{
-    const char *host = strstr(url, "://") + 3, *end = host + strcspn(host, "/?#");
-    const char *at = memrchr(host, '@', (size_t)(end - host));
-    const char *shown = at != NULL ? at + 1 : host;
-    return bt_sprintf("%.*s%.*s", (int)(host - url), url, (int)strcspn(shown, "?#"), shown);
-}
-
 static void read_url(struct reader *r, struct bt_trace_conf *c)
 {
     const char *name = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", *v = env(name);
@@ -80,12 +71,13 @@ static void read_url(struct reader *r, struct bt_trace_conf *c)
     size_t len = strlen(v);
     if ((strncasecmp(v, "http://", 7) != 0 && strncasecmp(v, "https://", 8) != 0) ||
         len > VALUE_MAX || strpbrk(v, " \t\r\n") != NULL) {
-        wrong(r, name, strpbrk(v, "@?") == NULL ? v : "...",
+        wrong(r, name, strchr(v, '?') == NULL ? v : "...",
               "give an address that begins with http:// or https://");
         return;
     }
     c->url = base ? bt_sprintf("%s%sv1/traces", v, v[len - 1] == '/' ? "" : "/") : bt_strdup(v);
-    c->shown = without_secrets(c->url);
+    c->shown =
+        bt_sprintf("%.*s", (int)strcspn(c->url, "?#"), c->url); /* a token may be behind it */
 }
 
 static int hex(char c)
