@@ -105,12 +105,12 @@ class Restarts:
         return out
 
     def busiest(self, kind):
-        """The prefill or decode worker that most open requests use, as the conductor knows: what workers report comes some
-        time after the first tokens. Waits for one."""
+        """The prefill or decode worker of the open request that has the most tokens to come, as the conductor knows: what
+        workers report is older. Waits for one."""
         def used():
             state = {"decode": "decoding", "prefill": "prefilling"}[kind]
-            names = [x[kind] for x in self.ctl("requests") if x["state"] == state and x[kind]]
-            return max(set(names), key=names.count) if names else None
+            rows = [(x["tokens"], x[kind]) for x in self.ctl("requests") if x["state"] == state and x[kind]]
+            return min(rows)[1] if rows else None
         name = wait_for(used, 10, f"a {kind} worker runs a request", every_s=0.01)
         return next(m for m in self.members(kind) if m["name"] == name)
 
