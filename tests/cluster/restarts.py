@@ -104,15 +104,29 @@ class Restarts:
                 out[m["node"]] = sum(x for k, x in v.items() if k.startswith("baton_worker_requests_running"))
         return out
 
-    def busiest(self, kind):
-        """The prefill or decode worker of the open request that has the most tokens to come, as the conductor knows: what
-        workers report is older. Waits for one."""
-        def used():
-            state = {"decode": "decoding", "prefill": "prefilling"}[kind]
-            rows = [(x["tokens"], x[kind]) for x in self.ctl("requests") if x["state"] == state and x[kind]]
-            return min(rows)[1] if rows else None
-        name = wait_for(used, 10, f"a {kind} worker runs a request", every_s=0.01)
-        return next(m for m in self.members(kind) if m["name"] == name)
+    def open_requests(self):
+        return json.loads(self.c.request("GET", "/admin/v1/requests")[2])["open"]["list"]
+
+    def kill_busiest(self, kind):
+        """Kills the prefill or decode worker of the open request that has the fewest tokens, and returns its member. The
+        worker stands still while the conductor is asked once more, so that none of its requests ends before its death."""
+        state = {"decode": "decoding", "prefill": "prefilling"}[kind]
+        members = {m["name"]: m for m in self.members(kind)}
+
+        def rows():
+            return [(x["tokens"], x[kind]) for x in self.open_requests() if x["state"] == state and x.get(kind) in members]
+
+        def stopped():
+            found = rows()
+            if not found:
+                return None
+            m = members[min(found)[1]]
+            os.kill(m["pid"], signal.SIGSTOP)
+            if any(name == m["name"] for _, name in rows()):
+                return m
+            os.kill(m["pid"], signal.SIGCONT)
+            return None
+        return self.kill_member(wait_for(stopped, 10, f"a {kind} worker runs a request", every_s=0.001))
 
     def second_conductor(self):
         """Another conductor of the same cluster; (process, host, port)."""

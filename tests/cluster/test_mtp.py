@@ -91,8 +91,7 @@ def test_a_killed_worker(model):
         victim = {}
 
         def kill():
-            victim.update(r.busiest("decode"))
-            r.kill_member(victim)
+            victim.update(r.kill_busiest("decode"))
         same(run_streams((r.c.host, r.c.port), [dict(b, speculation="mtp") for b in plain], kill, when=10), want)
         assert r.total("baton_requests_replanned_total") > 0
         left, = (m for m in r.members("decode") if m["pid"] != victim["pid"])

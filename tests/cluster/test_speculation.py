@@ -106,9 +106,8 @@ def test_a_killed_worker_with_a_draft_model(prompt):
         victim = {}
 
         def kill():
-            victim.update(r.busiest("decode"))
-            r.kill_member(victim)
-        same(run_streams(at, [dict(b, speculation="draft") for b in plain], kill, when=60), want)
+            victim.update(r.kill_busiest("decode"))
+        same(run_streams(at, [dict(b, speculation="draft") for b in plain], kill, when=20), want)
         assert r.total("baton_requests_replanned_total") > 0
         left, = (m for m in r.members("decode") if m["pid"] != victim["pid"])
         assert drafts(scrape(left["http"])) > 0

@@ -409,10 +409,7 @@ def test_a_killed_decode_worker_changes_no_token(setting):
               dict(base, temperature=0.9, seed=4), dict(base, temperature=0.8, seed=5, n=2),
               dict(base, repetition_penalty=1.2, logit_bias={"100": 5})]
     want = run_streams(at, bodies)
-    def kill():
-        busy = setting.busiest("decode")
-        setting.kill_member(busy)
-    got = run_streams(at, bodies, kill, when=40)
+    got = run_streams(at, bodies, lambda: setting.kill_busiest("decode"), when=40)
     same(got, want)
     assert re.fullmatch("([a-z]{2,9}[ ,] ?){80}", got[0].text[0])
     for s in got[1:]:

@@ -277,8 +277,7 @@ def test_a_killed_worker_changes_no_budget(model):
             def killing():
                 for i, e in enumerate(setting.c.stream(CHAT, body)):
                     if i == at:
-                        busy = setting.busiest("decode")
-                        dead.append(setting.kill_member(busy))
+                        dead.append(setting.kill_busiest("decode"))
                     yield e
             dead = []
             before = setting.c.metrics("conductor")["baton_requests_replanned_total"]
@@ -303,8 +302,7 @@ def test_a_killed_worker_changes_no_call(model):
         def killing():
             for i, e in enumerate(setting.c.stream(CHAT, body)):
                 if i == 40:
-                    busy = setting.busiest("decode")
-                    setting.kill_member(busy)
+                    setting.kill_busiest("decode")
                 yield e
         got, finish = gather(killing())
         assert names_and_arguments(got[0]["calls"]) == names_and_arguments(want[0]["calls"])
