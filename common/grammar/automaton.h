@@ -13,8 +13,8 @@
 #define BT_STATE_FAILED UINT32_MAX
 #define BT_STATE_DEAD   (UINT32_MAX - 1)
 
-/* Frames of text hold what a thread has read since the frame BT_TEXT_BEGIN below them: one frame
- * for each byte. A key that may come only once needs its text when it ends. */
+/* A frame of text holds one byte of the text that a thread has read since the frame BT_TEXT_BEGIN
+ * below. Where a key may come only once, the automaton needs the key's text when the key ends. */
 #define BT_FRAME_TEXT 0x80000000u /* set in the number of a frame of text */
 #define BT_TEXT_BEGIN 0x100u
 
@@ -49,7 +49,7 @@ struct bt_state {
     uint32_t next; /* next state of the hash chain */
     void *mask;    /* the state's mask, owned by mask.c; NULL: not computed yet */
 };
-struct bt_memo { /* a result that was computed for four numbers */
+struct bt_memo { /* a result that was computed from four numbers */
     uint32_t key[4], value;
 };
 struct bt_closure_op {

@@ -163,7 +163,7 @@ static bool has(const struct bt_rx_range *v, size_t n, uint32_t cp)
 void bt_chars_fold(struct bt_chars *c)
 {
     bt_chars_sort(c);
-    size_t n = c->n; /* what this call adds stands at the end */
+    size_t n = c->n; /* characters that this call adds come behind the first n */
     for (size_t i = 0; i < BT_ARRAY_LEN(folds); i++) {
         if (has(c->v, n, folds[i].cp)) {
             bt_chars_add(c, folds[i].to, folds[i].to);
@@ -265,8 +265,8 @@ static bool add_binary(struct bt_chars *c, const char *name, size_t n)
 bool bt_chars_property(struct bt_chars *c, const char *name, size_t n)
 {
     const char *eq = memchr(name, '=', n);
-    /* ECMA-262 allows names of scripts behind "Script=" only; other dialects also allow them alone
-     * */
+    /* ECMA-262 allows names of scripts only after "Script=". Other dialects also allow the name
+     * alone. */
     if (eq == NULL) {
         return add_category(c, name, n) || add_binary(c, name, n) || add_script(c, name, n);
     }

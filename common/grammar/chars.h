@@ -1,4 +1,4 @@
-/* Sets of Unicode characters, as the classes of patterns and of GBNF need them. Pure. */
+/* Sets of Unicode characters, for the character classes of patterns and of GBNF. Pure. */
 #ifndef BT_GRAMMAR_CHARS_H
 #define BT_GRAMMAR_CHARS_H
 
@@ -14,9 +14,10 @@ struct bt_chars {
 void bt_chars_cleanup(struct bt_chars *c);
 void bt_chars_add(struct bt_chars *c, uint32_t first, uint32_t last);
 void bt_chars_sort(struct bt_chars *c);
-/* These two sort. */
+/* bt_chars_negate and bt_chars_fold also sort the set. */
 void bt_chars_negate(struct bt_chars *c);
-/* Adds all characters that differ from one of the set in case only (simple case folding). */
+/* Adds all characters that differ only in case from a character of the set (simple case
+ * folding). */
 void bt_chars_fold(struct bt_chars *c);
 /* Returns whether two sorted sets have a character in common. */
 bool bt_chars_meet(const struct bt_rx_range *a, size_t n_a, const struct bt_rx_range *b,

@@ -77,8 +77,8 @@ static size_t bytes_of(const struct bt_grammar *g)
            g->masks.bytes;
 }
 
-/* Checks that arrays with a minimum can have so many different items. The program took their
- * nodes for productive, so they must be. */
+/* Checks that each array with a minimum can have so many different items. The analysis of the
+ * program has assumed this. */
 static bt_status_t check_distinct(struct bt_automaton *m, char *err, size_t err_cap)
 {
     const struct bt_program *p = m->p;

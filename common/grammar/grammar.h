@@ -19,8 +19,7 @@ struct bt_grammar_token {
     uint32_t n;        /* 0: the id has no token; it is never allowed */
     bool special;      /* allowed only where the grammar names this token */
 };
-/* tokens[vocab] are copied. eos: the ids that may follow where the grammar may end, and only
- * there. */
+/* Copies tokens[vocab]. eos: the ids that may come only where the grammar may end. */
 bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint32_t vocab,
                                     const uint32_t *eos, uint32_t n_eos,
                                     struct bt_grammar_vocab **v_p) BT_MUST_CHECK;
@@ -72,16 +71,16 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
 struct bt_matcher *bt_matcher_create(struct bt_grammar *g, const struct bt_grammar_vocab *v);
 void bt_matcher_destroy(struct bt_matcher *m);
 
-/* Limits later calls of m to this much work (units of about 10 ns). A call that needs more ends
- * in BT_AGAIN, and so does a call while a call without a limit, of another matcher, uses the
- * grammar. m has not moved then, and a later call goes on with what was built. UINT32_MAX: only
- * the grammar's own limit (0.1 s), which is the default. */
+/* Limits later calls of m to this much work (units of about 10 ns). A call that needs more returns
+ * BT_AGAIN. So does a call while another matcher's call without a limit uses the grammar. m has not
+ * moved then; a later call uses what was built so far. UINT32_MAX, the default: only the grammar's
+ * own limit (0.1 s). */
 void bt_matcher_limit(struct bt_matcher *m, uint32_t work);
 uint64_t bt_matcher_work(const struct bt_matcher *m); /* The work of all calls of m so far. */
 
 /* Moves m on by a token. ERR_INVALID: the grammar does not allow the token here, and m has not
- * moved. ERR_EXHAUSTED: a limit of the grammar (threads, memory) was met. After an allowed EOS m
- * is over. */
+ * moved. ERR_EXHAUSTED: a limit of the grammar (threads, memory) was met. After an accepted EOS, m
+ * allows no more tokens. */
 bt_status_t bt_matcher_accept(struct bt_matcher *m, uint32_t token) BT_MUST_CHECK;
 /* Takes back the last n accepted tokens. */
 void bt_matcher_rollback(struct bt_matcher *m, uint32_t n);

@@ -1,4 +1,4 @@
-/* A grammar and its lock. grammar.c compiles, matcher.c runs. */
+/* A grammar and its lock, for grammar.c, which compiles it, and matcher.c, which runs it. */
 #ifndef BT_GRAMMAR_GRAMMAR_PRIV_H
 #define BT_GRAMMAR_GRAMMAR_PRIV_H
 
@@ -28,7 +28,7 @@ struct bt_grammar {
     struct bt_program *program;
     struct bt_automaton automaton;
     struct bt_mask_cache masks;
-    /* of the automaton's states, from 1; after a reset, older numbers of states are not valid */
+    /* counts resets of the automaton, from 1: a state's number is valid in one generation only */
     uint32_t generation;
 };
 
@@ -40,8 +40,8 @@ bt_status_t bt_grammar_take(struct bt_program *p, bt_node_t start, struct bt_gra
 /* How much work one call may do, in units of bt_rx_set_budget. */
 #define BT_GRAMMAR_CALL_WORK 8000000u
 
-/* Begins and ends a call. False: the call should be short (brief), and a long one is under way;
- * a short call does not wait for a long one. */
+/* Begins and ends a call. bt_grammar_enter returns false if the call should be short (brief) while
+ * a long one is under way: a short call does not wait for a long one. */
 bool bt_grammar_enter(struct bt_grammar *g, bool brief);
 void bt_grammar_leave(struct bt_grammar *g);
 

@@ -28,8 +28,8 @@ struct mask { /* what is kept with a state */
 
 /* ---- slices ---- */
 
-/* For each set, the encodings whose texts include all texts over the set: the plain characters
- * of a JSON string are texts of both encodings. */
+/* For each set of characters, the encodings that allow every text over the set. Plain characters of
+ * a JSON string are text in both encodings. */
 static const uint8_t slice_encodings[BT_SLICE_SETS] = {
     [BT_SLICE_TEXT] = BT_RX_F_CHARS << BT_RX_UTF8, [BT_SLICE_NO_TAG] = BT_RX_F_CHARS << BT_RX_UTF8,
     [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_BELOW_EF] = BT_RX_F_CHARS_ALL,
@@ -117,8 +117,8 @@ static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *
     return true;
 }
 
-/* How many characters of the set q allows whatever they are: a number; with AT_LEAST, perhaps
- * more; ENDLESS | AT_LEAST, any number. */
+/* How many characters of the set q allows, whatever they are. The result is a number, plus the flag
+ * AT_LEAST if q may allow more. ENDLESS | AT_LEAST: any number. */
 static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab *v,
                           enum bt_slice_set set, bt_rx_t q)
 {
@@ -165,8 +165,9 @@ static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab 
     return cap;
 }
 
-/* The slice whose texts the threads arena[at..at+n) allow; BT_SLICE_SETS: none. Items that must
- * differ from earlier ones get some more characters, which they need to do so. */
+/* The slice whose texts the threads arena[at..at+n) all allow; BT_SLICE_SETS: none. Where an item
+ * must differ from earlier ones, the slice must allow a few more characters, with which the item
+ * can become different. */
 static enum bt_slice_set choose_slice(struct bt_automaton *m, const struct bt_grammar_vocab *v,
                                       uint32_t at, uint32_t n, uint8_t *chars)
 {
@@ -278,7 +279,7 @@ static void set_bits(uint32_t *bits, const uint32_t *ids, uint32_t n)
     }
 }
 
-/* Makes the mask that is kept of c->ids. */
+/* Makes a mask of c->ids, to be kept with the state. */
 static struct mask *keep(struct bt_mask_cache *c, const struct bt_grammar_vocab *v, uint8_t slice,
                          uint8_t chars)
 {

@@ -116,8 +116,8 @@ static bool current(struct bt_matcher *m)
     return ok;
 }
 
-/* After a failure, makes the automaton forget what it has built, once. That does not help
- * against too much work. A short call leaves it to a long one. */
+/* After a failure, resets the automaton, once for each call. A reset does not help against too much
+ * work. A short call leaves the reset to a long one. */
 static bool again(struct bt_matcher *m, bool *tried)
 {
     if (*tried || is_short(m) || m->g->program->rx->work < BT_GRAMMAR_CALL_WORK / 1000) {

@@ -1,5 +1,5 @@
-/* Makers of a program's nodes. Regular neighbours become one expression, so that a sequence of
- * tokens, a choice or a list of scalars is one state of an automaton instead of many threads. */
+/* Makers of a program's nodes. Regular neighbours become one expression. So a sequence of tokens, a
+ * choice or a list of scalars is one state of an automaton, and not many threads. */
 #include <stdlib.h>
 
 #include "common/grammar/program_priv.h"

@@ -1,4 +1,5 @@
-/* A program as the automaton sees it. program.c has the makers, program_finish.c the analysis. */
+/* A program's inside, for the automaton. program.c has the makers, program_finish.c the
+ * analysis. */
 #ifndef BT_GRAMMAR_PROGRAM_PRIV_H
 #define BT_GRAMMAR_PROGRAM_PRIV_H
 
@@ -54,7 +55,7 @@ struct bt_program {
     uint32_t n_lists, lists_cap;
     struct bt_object *objects;
     uint32_t n_objects, objects_cap;
-    char **names; /* names of places, for errors */
+    char **names; /* names of places in the schema, for errors */
     uint32_t n_names, names_cap;
     bool has_distinct;
     bt_node_t start;

@@ -12,12 +12,12 @@
 
 /* b of a string */
 #define IS_KEY 1u
-/* 0: between characters, 1: behind a backslash, 2 to 5: 0 to 3 digits were read */
+/* 0: between characters; 1: after a backslash; 2 to 5: after \u and 0 to 3 digits */
 #define PHASE_SHIFT 1
 #define PHASE_MASK  7u
-#define CODE_SHIFT  4 /* of the digits so far */
+#define CODE_SHIFT  4 /* shift of the digits read so far */
 #define HIGH_SHIFT  20
-#define HIGH        0x400u /* set together with the bits of the first half of a pair */
+#define HIGH        0x400u /* set together with the bits of a surrogate pair's first half */
 
 #define PATH_MAX_PLACES 256u
 

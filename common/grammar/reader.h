@@ -11,9 +11,9 @@
 struct bt_automaton;
 
 #define BT_READER_FAILED UINT32_MAX
-/* A reader that knows no values, for masks: it takes the present items for no beginnings of
- * earlier ones. Its bits BT_READER_OUT are the smallest level at which an item has ended since;
- * all ones: none has. */
+/* A reader for masks, which knows no values: it assumes that no present item is the beginning of an
+ * earlier one. Its bits BT_READER_OUT are the smallest level at which an item has ended since; all
+ * ones: none has. */
 #define BT_READER_ANY 0xF0000000u
 #define BT_READER_OUT 0x00FFFFFFu
 
@@ -45,9 +45,9 @@ uint32_t bt_reader_step(struct bt_automaton *m, uint32_t reader, uint8_t byte);
 /* Forgets all nodes from number n on. */
 void bt_reader_drop(struct bt_automaton *m, uint32_t n);
 
-/* For the array of different items at a level: whether the item that ends here is equal to an
- * earlier one, and whether the present item can still become equal to one (level 0: in any
- * array). false with m->full: a limit was met. */
+/* For the array of different items at a level. bt_reader_is_double: whether the item that ends here
+ * equals an earlier one. bt_reader_may_double: whether the present item can still become equal to
+ * an earlier one (level 0: in any array). false with m->full: a limit was met. */
 bool bt_reader_is_double(struct bt_automaton *m, uint32_t reader, uint32_t level);
 bool bt_reader_may_double(struct bt_automaton *m, uint32_t reader, uint32_t level);
 bool bt_reader_in_string(const struct bt_automaton *m, uint32_t reader);

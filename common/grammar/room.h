@@ -1,5 +1,5 @@
-/* Memory with a limit, as programs, automata and sets of expressions have it: arrays that grow to
- * twice their size, and a count of bytes. Pure. */
+/* Memory with a limit, for programs, automata and sets of expressions: arrays that grow to twice
+ * their size, and a count of bytes. Pure. */
 #ifndef BT_GRAMMAR_ROOM_H
 #define BT_GRAMMAR_ROOM_H
 
@@ -10,7 +10,8 @@
 
 #include "common/base/base.h"
 
-/* Counts n more bytes. false, and *full: they are over the limit. *full stays set. */
+/* Counts n more bytes. If the sum exceeds the limit, sets *full and returns false. *full stays
+ * set. */
 static inline bool bt_room_take(bool *full, size_t max_bytes, size_t *bytes, size_t n)
 {
     if (*full || n > max_bytes - *bytes) {
@@ -21,7 +22,7 @@ static inline bool bt_room_take(bool *full, size_t max_bytes, size_t *bytes, siz
     return true;
 }
 
-/* Gives the array to which array_p points room for `want` elements of `size` bytes. */
+/* Gives the array at *array_p room for `want` elements of `size` bytes. */
 static inline void bt_room_enlarge(void *array_p, uint32_t *cap, uint32_t want, size_t size)
 {
     void *array = NULL;

@@ -21,19 +21,20 @@ enum bt_ast_kind {
 
 struct bt_ast_node {
     enum bt_ast_kind kind;
-    bool plain; /* no assertion in it that its context decides */
-    bool edges; /* no assertion in it but ^ and $ */
+    bool plain; /* contains no assertion that depends on text around it */
+    bool edges; /* contains no assertions except ^ and $ */
     bool behind, negative;
     uint32_t last, prev; /* last child; previous sibling */
     uint32_t min, max;
     uint32_t first_range, n_ranges; /* sorted */
     uint32_t at;                    /* offset in the pattern */
-    double weight;                  /* characters that a counted automaton of it would count */
-    bt_rx_t rx;                     /* of a plain node, once it is made; BT_RX_FAILED before */
+    double weight; /* number of characters that its automaton counts, for its limit */
+    bt_rx_t rx;    /* of a plain node: its expression; BT_RX_FAILED: not made yet */
     /* rx_local.c */
-    uint32_t shortest, longest; /* characters of what it matches; UINT32_MAX: no limit */
-    bool decides;               /* a sequence with look-around that is plain nevertheless */
-    /* rx_look.c: the contexts in which a look-behind at one character holds */
+    /* least and most characters that it matches; UINT32_MAX: no limit */
+    uint32_t shortest, longest;
+    bool decides; /* it is a sequence that has look-around and is plain nevertheless */
+    /* rx_look.c: as bits, the contexts in which a look-behind at one character holds */
     uint32_t holds_in;
 };
 
@@ -49,13 +50,13 @@ struct bt_ast_err { /* the first error */
     char *text;
     size_t cap;
 };
-/* Records an error at an offset of the pattern if it is the first. Returns false. */
+/* Records an error at an offset of the pattern, unless there was one before. Returns false. */
 bool bt_ast_fail(struct bt_ast_err *e, bt_status_t status, size_t at, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Fills in what rx_local.c finds of a node and those below. */
+/* Fills in the fields that rx_local.c computes, for the node and all nodes below it. */
 void bt_ast_settle(struct bt_ast *ast, uint32_t id);
-/* The language of the whole texts in which the pattern matches (rx_look.c). */
+/* Compiles the pattern to the language of all whole texts in which it matches (rx_look.c). */
 bool bt_ast_compile(struct bt_ast *ast, struct bt_rx_set *s, bool search, enum bt_rx_encoding enc,
                     bt_rx_t *out, struct bt_ast_err *e);
 

@@ -1,6 +1,6 @@
-/* The bytes of characters: ranges of code points as UTF-8, and as they are spelled inside of a JSON
- * string (RFC 8259, section 7). A range is cut where the pattern of its digits changes: digits of 6
- * bits in UTF-8, hexadecimal digits in \uXXXX. */
+/* From characters to bytes: ranges of code points in UTF-8, or spelled as in a JSON string (RFC
+ * 8259, section 7). A range is cut into ranges in which each digit has a range of its own. UTF-8
+ * has digits of 6 bits, \uXXXX has hexadecimal digits. */
 #include "common/grammar/rx_priv.h"
 
 /* Adds bytes lo..hi to a class. */
@@ -33,8 +33,9 @@ static bt_rx_t hex_range(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
     return bt_rx_class(s, bits);
 }
 
-/* Numbers lo..hi of `digits` digits of `shift` bits each, as what digit makes of one. lead is added
- * to the first digit (the marker bits of a UTF-8 byte), 0x80 to the others, if utf8. */
+/* The numbers lo..hi, written with `digits` digits of `shift` bits each. utf8: the digits are bytes
+ * of UTF-8; `lead` is added to the first one, and 0x80 to the others. Otherwise they are
+ * hexadecimal digits. */
 static bt_rx_t digits_range(struct bt_rx_set *s, uint32_t lo, uint32_t hi, uint32_t digits,
                             uint32_t shift, uint32_t lead, bool utf8)
 {
@@ -45,12 +46,12 @@ static bt_rx_t digits_range(struct bt_rx_set *s, uint32_t lo, uint32_t hi, uint3
     }
     bt_rx_t part[3];
     uint32_t n = 0;
-    if (a < b && (lo & rest) != 0) { /* the first digit's incomplete block */
+    if (a < b && (lo & rest) != 0) { /* numbers of the first digit that begin above 0...0 */
         part[n++] = digits_range(s, lo, lo | rest, digits, shift, lead, utf8);
         lo = (lo | rest) + 1;
         a++;
     }
-    if (a < b && (hi & rest) != rest) { /* the last digit's */
+    if (a < b && (hi & rest) != rest) { /* numbers of the last digit that end below its greatest */
         part[n++] = digits_range(s, hi & ~rest, hi, digits, shift, lead, utf8);
         hi = (hi & ~rest) - 1;
         b--;
@@ -67,7 +68,7 @@ static bool push_digits(struct bt_rx_set *s, uint32_t lo, uint32_t hi, uint32_t 
     return lo > hi || bt_rx_push(s, digits_range(s, lo, hi, digits, shift, lead, utf8));
 }
 
-/* Code points lo..hi as UTF-8 onto the scratch stack. */
+/* Pushes the code points lo..hi in UTF-8 onto the scratch stack. */
 static bool push_utf8(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
 {
     static const struct {
@@ -91,7 +92,7 @@ static bt_rx_t prefixed(struct bt_rx_set *s, const char *prefix, bt_rx_t a)
     return bt_rx_concat(s, bt_rx_text(s, prefix, strlen(prefix)), a);
 }
 
-/* \uXXXX of a code unit lo..hi. */
+/* \uXXXX for the code units lo..hi. */
 static bt_rx_t unit(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
 {
     return prefixed(s, "\\u", digits_range(s, lo, hi, 4, 4, 0, false));
@@ -102,13 +103,13 @@ static bool push_units(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
     return lo > hi || bt_rx_push(s, unit(s, lo, hi));
 }
 
-/* Code points beyond U+FFFF as surrogate pairs. */
+/* Pushes code points beyond U+FFFF as surrogate pairs. */
 static bool push_pairs(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
 {
     while (lo <= hi) {
         uint32_t a = (lo - 0x10000) >> 10, b = (hi - 0x10000) >> 10;
         uint32_t from = lo & 0x3FF, to = hi & 0x3FF;
-        if (a < b && from != 0) { /* the rest of the first high unit */
+        if (a < b && from != 0) { /* the first high unit is not complete */
             b = a;
             to = 0x3FF;
         } else if (a < b && to != 0x3FF) {
@@ -124,7 +125,7 @@ static bool push_pairs(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
     return true;
 }
 
-/* Code points lo..hi inside of a JSON string onto the scratch stack. */
+/* Pushes the code points lo..hi, spelled as in a JSON string, onto the scratch stack. */
 static bool push_json(struct bt_rx_set *s, uint32_t lo, uint32_t hi)
 {
     static const struct {

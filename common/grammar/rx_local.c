@@ -1,6 +1,7 @@
-/* Finds look-around of a parsed pattern that a sequence decides alone: (?!-)[a-z-]+(?<!-) says
- * something about what the sequence itself matches, whatever stands around it. Such a sequence is
- * as plain as one without assertions, so it may be repeated and stand anywhere. Pure. */
+/* Finds sequences in a parsed pattern that decide their look-around alone. In (?!-)[a-z-]+(?<!-)
+ * both look-arounds concern only text that the sequence itself matches, whatever is around it. Such
+ * a sequence is as simple as one without assertions: it may be repeated, and it may stand anywhere.
+ * Pure. */
 #include "common/grammar/rx_ast.h"
 
 static uint32_t sum(uint32_t a, uint32_t b)
@@ -19,18 +20,20 @@ static bool is_look(const struct bt_ast_node *a, bool behind)
     return a->kind == BT_AST_LOOK && a->behind == behind;
 }
 
-/* What a look-around looks for is plain and no longer than `room`. */
+/* Returns whether the look-around's pattern is plain and matches at most `room` characters. */
 static bool fits(const struct bt_ast *ast, const struct bt_ast_node *look, uint32_t room)
 {
     const struct bt_ast_node *child = &ast->nodes[look->last];
     return child->plain && child->longest <= room;
 }
 
-/* Whether all look-around in the sequence is decided by its nodes: by those behind a look-ahead,
- * and by those between a look-behind and the look-ahead or the beginning before it. */
+/* Returns whether the sequence decides all its look-around. The nodes behind a look-ahead must be
+ * long enough for it. A look-behind needs this of the nodes before it, from the last look-ahead
+ * on. */
 static bool decides(const struct bt_ast *ast, uint32_t id)
 {
-    uint32_t behind = 0; /* least characters of the nodes behind, in a walk from the end */
+    /* least characters of the nodes behind; this loop goes from the last node to the first */
+    uint32_t behind = 0;
     for (uint32_t i = ast->nodes[id].last; i != BT_AST_NO_NODE; i = ast->nodes[i].prev) {
         const struct bt_ast_node *a = &ast->nodes[i];
         if (is_look(a, false) && !fits(ast, a, behind)) {

@@ -11,7 +11,7 @@
 
 #include "common/grammar/rx_ast.h"
 
-/* copies of a repeated node with assertions; those of nested repeats multiply */
+/* most copies of a repeated node with assertions; the copies of nested repeats multiply */
 #define UNROLL_MAX 256
 #define SEARCH_MAX 2000      /* states that may be visited to prove that a language is empty */
 #define STEPS_MAX  (1 << 18) /* visits of nodes with assertions and of their children */
@@ -94,7 +94,7 @@ static bool makes_empty(const struct look *l, bt_rx_t x)
     return x != BT_RX_FAILED && bt_rx_accepts(l->s, x);
 }
 
-/* The texts of x but the empty one. */
+/* x without the empty text. */
 static bt_rx_t non_empty(struct look *l, bt_rx_t x)
 {
     return x == l->any ? l->some : makes_empty(l, x) ? both(l, x, l->some) : x;
@@ -110,7 +110,8 @@ static bt_rx_t chars(struct look *l, const struct bt_ast_node *a)
 
 static bt_rx_t plain(struct look *l, uint32_t id);
 
-/* What a look-around that its own sequence decides requires of the text on its side. */
+/* The language that the text on the side of a look-around must be in, for look-around that its own
+ * sequence decides. */
 static bt_rx_t condition(struct look *l, const struct bt_ast_node *a)
 {
     bt_rx_t x = plain(l, a->last);
@@ -313,8 +314,8 @@ static struct ways ways_cat(struct look *l, struct ways a, struct ways b)
     return out;
 }
 
-/* Any number of a. Of copies that are not empty, only the first can need the start and only the
- * last can need the end. */
+/* a*, from the four languages of a. Of copies that are not empty, only the first can need the start
+ * of the text, and only the last can need its end. */
 static struct ways ways_star(struct look *l, struct ways a)
 {
     bt_rx_t star = bt_rx_repeat(l->s, a.v[FREE], 0, BT_RX_NO_MAX);
@@ -457,8 +458,8 @@ static bool star_to_end(struct look *l, uint32_t id, bt_rx_t *out)
     return true;
 }
 
-/* What can remain of a match of a plain node without its first character or more. For repeats
- * the result has more texts than that. */
+/* What can remain of a match of a plain node after its first character or more were removed. The
+ * result of a repeat may contain more texts than that. */
 static bt_rx_t cut(struct look *l, uint32_t id)
 {
     const struct bt_ast_node *a = &l->ast->nodes[id];
@@ -709,8 +710,8 @@ static bt_rx_t alternative(struct look *l, uint32_t id, bool search)
             }
         }
     }
-    /* there is no look-behind, or the sequence is so long that compiling it reports the look-behind
-     * */
+    /* Without a look-behind there is nothing to intersect. In a sequence that is too long,
+     * compiling it reports the look-behind. */
     if (from == 0) {
         k = after(l, id, k);
         return search ? put(l, l->any, k).v[AT_START] : k.v[AT_START];

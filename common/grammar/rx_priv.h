@@ -1,6 +1,5 @@
-/* The inside of a set of expressions. rx.c has the makers, rx_dfa.c the automaton, rx_chars.c
- * the bytes of characters. The program's automaton and the vocabulary step through rows
- * directly. */
+/* Private to sets of expressions. rx.c has the makers, rx_dfa.c the automaton, rx_chars.c the bytes
+ * of characters. The program's automaton and the vocabulary step through rows directly. */
 #ifndef BT_GRAMMAR_RX_PRIV_H
 #define BT_GRAMMAR_RX_PRIV_H
 
@@ -15,7 +14,7 @@ enum bt_rx_kind {
     BT_RX_K_OR,     /* lists[a..a+b), sorted */
     BT_RX_K_AND,    /* lists[a..a+b), sorted */
     BT_RX_K_NOT,    /* a */
-    /* decimal digits that make the number so far (its remainder by a is b) a multiple of a */
+    /* decimal digits that make the number so far (whose remainder by a is b) a multiple of a */
     BT_RX_K_MULTIPLE
 };
 #define BT_RX_ANY 2u /* all texts: the class of all bytes, repeated */
@@ -27,13 +26,14 @@ enum bt_rx_kind {
 #define BT_RX_F_DEAD       8u  /* proved to match no text */
 #define BT_RX_F_ENDS       16u /* accepts, or BT_RX_MARK may follow */
 #define BT_RX_F_ENDS_KNOWN 32u
-/* All its texts are whole characters of the encoding. Some nodes for which this is true do not
- * have the flag. */
+/* All its texts consist of whole characters of the encoding. The flag may be missing although this
+ * is true. */
 #define BT_RX_F_CHARS     0x40u /* << enum bt_rx_encoding */
 #define BT_RX_F_CHARS_ALL (3u * BT_RX_F_CHARS)
 #define BT_RX_F_FINITE    0x100u /* matches finitely many texts */
 
-/* The byte of a marker, which no UTF-8 text has. program.c ends the keys of objects with it. */
+/* The byte of a marker, which no UTF-8 text contains. program.c ends the keys of objects with
+ * it. */
 #define BT_RX_MARK    0xFE
 #define BT_RX_SPECIAL 0xFF /* before the text of a special token */
 
@@ -59,13 +59,13 @@ struct bt_rx_node {
     uint32_t a, b, c;
     uint32_t next; /* next node of the hash chain */
     uint32_t seen; /* number of the last search that visited this node */
-    /* an upper bound: the bytes of the shortest text of any derivative (without And and Not) */
+    /* an upper bound: bytes of the shortest text of any derivative (without And and Not) */
     uint32_t need;
-    uint32_t min_len; /* a lower bound: the bytes of a text (without And and Not it is exact) */
+    uint32_t min_len; /* a lower bound: bytes of any text (without And and Not it is exact) */
     struct bt_rx_part *part; /* NULL: not computed yet */
     struct bt_rx_row *row;   /* NULL: no step was made yet */
 };
-struct bt_rx_mark { /* how much memory a set used */
+struct bt_rx_mark { /* how much memory a set has used at one moment */
     uint32_t n_nodes, n_lists, n_classes, n_chunks;
     char *chunk;
     size_t chunk_left, chunk_bytes;
@@ -99,7 +99,7 @@ struct bt_rx_set {
     struct bt_rx_part **parts;
     uint32_t n_parts, parts_cap;
     uint32_t part_heads[256];
-    char *chunk; /* rows and partitions are parts of chunks, which never move */
+    char *chunk; /* rows and partitions are in chunks, which never move */
     size_t chunk_left, chunk_bytes;
     void **chunks;
     uint32_t n_chunks, chunks_cap;
@@ -156,17 +156,17 @@ bool bt_rx_push(struct bt_rx_set *s, bt_rx_t a);    /* pushes onto the scratch s
 bt_rx_t bt_rx_or_scratch(struct bt_rx_set *s, uint32_t base);
 bt_rx_t bt_rx_and_scratch(struct bt_rx_set *s, uint32_t base);
 
-/* Remembers what the set holds now, and forgets all that was made later. */
+/* bt_rx_mark records what the set contains now. bt_rx_rewind removes all that was made later. */
 void bt_rx_mark(const struct bt_rx_set *s, struct bt_rx_mark *mark);
 void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark);
 
-/* rx_relax.c: the expression without upper limits of characters that are `bytes` bytes away or
- * more. The same texts of up to that many bytes may follow in the result and in a. */
+/* rx_relax.c: the expression without upper limits on characters that are `bytes` bytes away or
+ * more. In the result the same texts of up to that many bytes may follow as in a. */
 bt_rx_t bt_rx_relax(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes);
 
-/* How many characters of an encoding may come next whatever they are. *encodings: flags
- * BT_RX_F_CHARS of those encodings. BT_RX_FREE: any number. -1: not known. If the result is not
- * negative, a matches some text. */
+/* Returns how many characters of an encoding may come next, whatever they are. *encodings: flags
+ * BT_RX_F_CHARS of these encodings. BT_RX_FREE: any number of characters. -1: not known. If the
+ * result is not negative, a matches some text. */
 #define BT_RX_FREE INT64_MAX
 int64_t bt_rx_free_chars(const struct bt_rx_set *s, bt_rx_t a, uint8_t *encodings);
 

@@ -10,11 +10,11 @@ static bool has_limit(const struct bt_rx_set *s, bt_rx_t a, uint64_t least)
            (n->a == s->all_chars[BT_RX_UTF8] || n->a == s->all_chars[BT_RX_JSON_STRING]);
 }
 
-/* One part of a sequence; BT_RX_NONE: it stays as it is.
+/* Removes the upper limit from one part of a sequence. BT_RX_NONE: the part must stay as it is.
  *
- * x and C{0,n}, where C is a character: behind a text of k bytes of x at most k characters are used
- * up, and the rest of x can end within `need` bytes, so within as many characters. So nothing that
- * x allows is cut off if n >= bytes + need. */
+ * Where the part is "x and C{0,n}" for any character C: k bytes of x use at most k characters.
+ * After them x can end within `need` bytes, which are at most as many characters. So if n >= bytes
+ * + need, the limit n excludes nothing that x allows. */
 static bt_rx_t relax_part(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes)
 {
     struct bt_rx_node n = s->nodes[a];
@@ -29,7 +29,8 @@ static bt_rx_t relax_part(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes)
         bt_rx_t x = s->lists[n.a + i];
         if (limit == 0 && has_limit(s, x, bytes) && s->nodes[x].b == 0) {
             limit = s->nodes[x].c;
-            x = bt_rx_repeat(s, s->nodes[x].a, 0, BT_RX_NO_MAX); /* goes if x has characters only */
+            /* bt_rx_and drops this if x consists of characters */
+            x = bt_rx_repeat(s, s->nodes[x].a, 0, BT_RX_NO_MAX);
         }
         if (!bt_rx_push(s, x)) {
             s->n_scratch = base;
@@ -56,7 +57,7 @@ bt_rx_t bt_rx_relax(struct bt_rx_set *s, bt_rx_t a, uint32_t bytes)
     return chain ? bt_rx_concat(s, part, n.b) : part;
 }
 
-/* Returns whether the node is lo to hi characters, each being any character of an encoding. */
+/* Returns whether the node is any lo to hi characters of an encoding. */
 static bool is_chars(const struct bt_rx_set *s, const struct bt_rx_node *n, uint8_t *encodings)
 {
     *encodings = 0;
@@ -66,11 +67,11 @@ static bool is_chars(const struct bt_rx_set *s, const struct bt_rx_node *n, uint
     return *encodings != 0;
 }
 
-#define MANY 4 /* so many characters have more texts than an array can have items */
+#define MANY 4 /* so many characters can spell more texts than an array can have items */
 
-/* For an And of an expression that begins freely, limits of the number of characters, and
- * finitely many texts that are excluded. A text may begin freely as long as enough characters
- * are left for it to end in a way that is not excluded. */
+/* For an And of three kinds of members: an expression that begins freely, limits on the number of
+ * characters, and finitely many excluded texts. A text may begin freely as long as enough
+ * characters are left to end it in a way that is not excluded. */
 static int64_t free_and(const struct bt_rx_set *s, const struct bt_rx_node *n, uint8_t *encodings)
 {
     int64_t limit = BT_RX_FREE, used = 0;

@@ -1,5 +1,5 @@
-/* The memory of a set of expressions: nodes by content, so that equal expressions have equal
- * numbers, and what is known of each when it is made. */
+/* The memory of a set of expressions. Each node is kept once, by its content, so that equal
+ * expressions have equal numbers. A node's flags and bounds are computed when it is made. */
 #include "common/grammar/rx_priv.h"
 
 #include <stdlib.h>
@@ -209,7 +209,7 @@ void bt_rx_rewind(struct bt_rx_set *s, const struct bt_rx_mark *mark)
     for (int e = 0; e < 2; e++) {
         s->all_chars[e] = s->all_chars[e] < s->n_nodes ? s->all_chars[e] : BT_RX_NONE;
     }
-    for (uint32_t i = 0; i < s->n_nodes; i++) { /* rows and partitions may be younger */
+    for (uint32_t i = 0; i < s->n_nodes; i++) { /* kept nodes may have newer rows and partitions */
         s->nodes[i].row = NULL;
         s->nodes[i].part = NULL;
     }

@@ -66,7 +66,8 @@ void bt_schema_fail(struct bt_schema *c, bt_status_t status, const struct bt_sj 
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    for (char *p = text; *p; p++) /* parts of the schema are hostile */
+    /* replaces control characters, because the schema comes from a client */
+    for (char *p = text; *p; p++)
         if ((uint8_t)*p < 0x20 || *p == 0x7F)
             *p = '?';
     if (c->err_cap)
@@ -122,8 +123,9 @@ static uint32_t draft_of(const struct bt_sj *root)
     return 2020;
 }
 
-/* What "x-guidance" of the root says about white space (llguidance's extension of JSON Schema).
- * Without it: a space, and where a line may begin a line end with spaces or tabs. */
+/* Reads "x-guidance" of the root (llguidance's extension of JSON Schema), which says what white
+ * space is allowed. Without it the answer may have one space, or, where a line may begin, a line
+ * end followed by spaces or tabs. */
 static void white_space(struct bt_schema *c)
 {
     uint64_t ws[4] = {(1ull << ' ') | (1ull << '\t') | (1ull << '\n') | (1ull << '\r')};
@@ -210,7 +212,8 @@ static bt_node_t build(struct bt_schema *c, const char *text, size_t len)
     return node;
 }
 
-/* Returns normally also after an error. *c belongs to the caller, so a jump leaves it intact. */
+/* A function of its own, because locals of a function that calls setjmp may be lost after a jump.
+ * *c belongs to the caller and stays intact. Returns normally also after an error. */
 static void build_or_fail(struct bt_schema *c, const char *text, size_t len, bt_node_t *start)
 {
     jmp_buf jump;

@@ -1,4 +1,4 @@
-/* Shapes of arrays: what each position may hold. */
+/* Shapes of arrays: what each position may contain. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
@@ -75,7 +75,7 @@ static struct bt_arr *push(struct bt_schema *c, struct list *l)
     return a;
 }
 
-/* The opposite of a set, one constraint after the other; NONE has TRUE as its opposite. */
+/* The negations of a set's constraints, one by one. The negation of NONE is TRUE. */
 static uint32_t opposites(struct bt_schema *c, bt_set_t set, bt_set_t *out, uint32_t cap)
 {
     uint32_t n = 0;
@@ -135,7 +135,7 @@ uint32_t bt_arr_not(struct bt_schema *c, const struct bt_arr *a, const struct bt
             }
         }
     }
-    if (a->n_has) { /* every item lacks what one of them should have */
+    if (a->n_has) { /* no item fulfils what `contains` requires */
         bt_set_t set = a->has[0].item;
         if (c->sets[set].n == 1)
             push(c, &l)->rest = bt_set_lit(c, c->sets[set].lits[0] ^ BT_LIT_NOT);

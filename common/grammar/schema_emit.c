@@ -1,9 +1,10 @@
-/* From normal forms to the program: a rule for each set of constraints that can be met. */
+/* Builds the program from normal forms. Each set of constraints that some value can fulfil becomes
+ * a rule. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
 
-#define HAS_COUNT_MAX 16 /* minItems and maxItems beside contains */
+#define HAS_COUNT_MAX 16 /* limit of minItems and maxItems together with contains */
 
 static bt_node_t ok(struct bt_schema *c, bt_node_t n)
 {
@@ -91,20 +92,20 @@ static uint32_t less(uint32_t a, uint32_t b)
     return a == BT_RX_NO_MAX ? a : a > b ? a - b : 0;
 }
 
-/* An item of a. */
+/* One item of the array. */
 static bt_node_t item_of(struct bt_schema *c, const struct bt_arr *a, bt_set_t set)
 {
     bt_node_t n = node_of(c, set);
     return a->unique && a->max > 1 ? ok(c, bt_program_item(c->p, n)) : n;
 }
 
-/* All items of a with commas. */
+/* All items of the array, with commas. */
 static bt_node_t items(struct bt_schema *c, const struct bt_arr *a)
 {
     return ok(c, bt_program_repeat_sep(c->p, item_of(c, a, a->rest), comma(c), a->min, a->max));
 }
 
-/* min to max further items, with a comma before each. */
+/* From min to max more items, with a comma before each. */
 static bt_node_t more_items(struct bt_schema *c, const struct bt_arr *a, uint32_t min, uint32_t max)
 {
     if (max == 0)
@@ -115,7 +116,8 @@ static bt_node_t more_items(struct bt_schema *c, const struct bt_arr *a, uint32_
     return ok(c, bt_program_repeat(c->p, seq(c, parts, 2), min, max));
 }
 
-/* Items of which one, at position i or later, fulfils has. */
+/* All items of an array in which at least one item fulfils has[0]. `bound` is the last position of
+ * the first such item. */
 static bt_node_t some_item(struct bt_schema *c, const struct bt_arr *a)
 {
     const struct bt_why *why = a->has[0].why;
@@ -125,7 +127,7 @@ static bt_node_t some_item(struct bt_schema *c, const struct bt_arr *a)
     bt_set_t set = bt_set_meet(c, a->rest, a->has[0].item);
     bt_node_t all = BT_NODE_NONE, it = item_of(c, a, set);
     bt_node_t other = seq(c, (bt_node_t[]){item_of(c, a, a->rest), comma(c)}, 2);
-    for (uint32_t i = 0; i <= bound; i++) { /* i items before it, the last time i or more */
+    for (uint32_t i = 0; i <= bound; i++) { /* i items come before it; for the last i, i or more */
         bool last = i == bound && a->max == BT_RX_NO_MAX;
         bt_node_t parts[3];
         parts[0] = ok(c, bt_program_repeat(c->p, other, i, last ? BT_RX_NO_MAX : i));

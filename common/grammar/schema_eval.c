@@ -1,9 +1,9 @@
-/* From a schema to its normal form. */
+/* Computes the normal form of a schema. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
 
-#define COUNT_MAX 1000000000u /* no document gets there: a higher limit is none */
+#define COUNT_MAX 1000000000u /* no document is so large: a higher limit is as good as none */
 
 const struct bt_sj *bt_schema_key(const struct bt_schema *c, const struct bt_sj *s, const char *key)
 {
@@ -162,7 +162,7 @@ static void number(struct bt_schema *c, struct bt_nf *f, const struct bt_sj *s)
     const struct bt_sj *v;
     bool open_lo = false, open_hi = false, any = false;
     if ((v = bt_sj_get(s, "exclusiveMinimum"))) {
-        if (v->type == BT_SJ_TRUE || v->type == BT_SJ_FALSE) /* draft-04 */
+        if (v->type == BT_SJ_TRUE || v->type == BT_SJ_FALSE) /* in draft-04 it is a boolean */
             open_lo = v->type == BT_SJ_TRUE;
         else if (c->draft > 4)
             p.lo = bt_schema_number(c, v), p.lo_open = any = true;
@@ -257,7 +257,7 @@ static bool any_of(const struct bt_sj *s, const char *const *names, size_t n)
     return false;
 }
 
-/* The keywords of one type each. */
+/* The normal form of the keywords that concern one type each. */
 static const struct bt_nf *typed(struct bt_schema *c, const struct bt_sj *s)
 {
     static const char *const object[] = {
@@ -299,7 +299,8 @@ static const struct bt_nf *eval(struct bt_schema *c, const struct bt_sj *v)
     return bt_schema_eval(c, v->id << 2);
 }
 
-/* All values, of objects only those without the property, or with it and the schema o. */
+/* All values that are no object, all objects without the property, and the objects that have the
+ * property and fulfil `then`. */
 static const struct bt_nf *if_present(struct bt_schema *c, struct bt_sj_text name,
                                       const struct bt_nf *then)
 {

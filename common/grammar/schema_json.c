@@ -1,5 +1,5 @@
-/* Reads the text of a schema. Unlike jansson it keeps numbers exact (2^64 - 1 is a common maximum)
- * and knows the parent of each value, from which messages get their JSON pointer. */
+/* Reads the text of a schema. Unlike jansson it keeps numbers exact (2^64 - 1 is a common maximum).
+ * It also knows the parent of each value, so that error messages can name its JSON pointer. */
 #include "common/grammar/schema_priv.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 struct reader {
     struct bt_schema *c;
     const char *s, *end, *start;
-    struct bt_sj **stack; /* values of the arrays and objects that are open */
+    struct bt_sj **stack; /* the arrays and objects that have not ended yet */
     uint32_t n_stack, cap_stack, depth;
 };
 
@@ -102,7 +102,7 @@ static uint32_t escape(struct reader *r)
     return v;
 }
 
-/* At the opening quote. */
+/* Reads a string, at its opening quote. */
 static struct bt_sj_text string(struct reader *r)
 {
     const char *close = ++r->s;

@@ -1,4 +1,4 @@
-/* Keywords about the members of objects and arrays. */
+/* Keywords that concern the members of objects and arrays. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ static bool has(const struct bt_sj *s, const char *key)
     return bt_sj_get(s, key) != NULL;
 }
 
-/* The expressions of patterns, together. */
+/* Adds the expressions of all patterns of `map` to *seen. */
 static void patterns(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *map, bt_rx_t *seen)
 {
     for (uint32_t i = 0; map && i < map->n; i++)
@@ -25,7 +25,8 @@ static void patterns(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *
                          bt_schema_pattern(c, map->items[i], map->items[i]->key, &o->why));
 }
 
-/* Divides all keys by the patterns of map; keys without a pattern get others. */
+/* Splits all keys into classes by the patterns of `map`. Keys that match no pattern get the
+ * constraint `others`. */
 static void divide_keys(struct bt_schema *c, struct bt_obj *o, const struct bt_sj *map,
                         bt_set_t others)
 {
@@ -63,7 +64,7 @@ static void divide_keys(struct bt_schema *c, struct bt_obj *o, const struct bt_s
     bt_obj_classes(c, o, all, n);
 }
 
-/* Keys that no name and no pattern (seen) covers get value. */
+/* Gives the constraint `schema` to all keys that have no name in o and match no pattern (seen). */
 static void others(struct bt_schema *c, struct bt_obj *o, bt_rx_t seen, const struct bt_sj *schema)
 {
     bt_set_t value = bt_set_of(c, schema);
@@ -76,12 +77,12 @@ static void others(struct bt_schema *c, struct bt_obj *o, bt_rx_t seen, const st
                      value, false);
 }
 
-/* What unevaluatedProperties does not concern: the properties of s and of all schemas that hold
- * together with it. */
+/* The properties that unevaluatedProperties leaves alone: those of s, and those of all schemas that
+ * must hold together with s. */
 struct evaluated {
     bt_rx_t seen;
     bool all;
-    const struct bt_sj *unclear; /* an alternative that evaluates properties only if it holds */
+    const struct bt_sj *unclear; /* an alternative that evaluates properties only where it holds */
     uint32_t depth;
 };
 
@@ -156,7 +157,8 @@ struct bt_obj *bt_schema_object(struct bt_schema *c, const struct bt_sj *s)
 {
     struct bt_obj *o = bt_obj_new(c);
     const struct bt_sj *v;
-    /* Names first take what their patterns ask for, and only other keys the additional part. */
+    /* patternProperties constrain named properties, too; only the remaining keys get the additional
+     * schema. */
     const struct bt_sj *map = get(c, s, "patternProperties", BT_SJ_OBJECT, "an object of schemas");
     const struct bt_sj *more = bt_sj_get(s, "additionalProperties");
     if (map && map->n)
@@ -216,7 +218,7 @@ static void contains(struct bt_schema *c, struct bt_arr *a, const struct bt_sj *
         min = bt_schema_count(c, bt_sj_get(s, "minContains"), 1);
         max = bt_schema_count(c, bt_sj_get(s, "maxContains"), BT_RX_NO_MAX);
     }
-    if (max == 0 && min == 0) { /* no item fulfils it */
+    if (max == 0 && min == 0) { /* no item may fulfil the schema */
         bt_set_t no = bt_set_lit(c, v->id << 2 | BT_LIT_NOT);
         for (uint32_t i = 0; i < a->n_prefix; i++)
             a->prefix[i] = bt_set_meet(c, a->prefix[i], no);

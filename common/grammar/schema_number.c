@@ -1,4 +1,5 @@
-/* Exact decimals and sets of numbers: pieces between bounds, with multipleOf. */
+/* Exact decimals, and sets of numbers. A set consists of intervals, each with constraints of
+ * multipleOf. */
 #include "common/grammar/schema_priv.h"
 
 #include <stdlib.h>
@@ -44,7 +45,7 @@ static uint64_t gcd(uint64_t a, uint64_t b)
     return a;
 }
 
-/* Both as whole numbers of 10^min(e); false: too large. */
+/* Writes both as whole numbers of 10^min(a.e, b.e). false: they are too large. */
 static bool align(struct bt_mult a, struct bt_mult b, uint64_t *x, uint64_t *y)
 {
     for (; a.e > b.e; a.e--)
@@ -75,7 +76,7 @@ static bool lcm(struct bt_mult a, struct bt_mult b, struct bt_mult *out)
     return true;
 }
 
-/* Every multiple of a is a multiple of b. */
+/* Returns whether every multiple of a is a multiple of b. */
 static bool divides(struct bt_mult b, struct bt_mult a)
 {
     uint64_t x, y;
@@ -88,7 +89,7 @@ static bool is_multiple(const struct bt_dec *v, struct bt_mult m)
         return true;
     int64_t shift = (int64_t)v->exp - (int64_t)v->n - m.e;
     if (shift < 0)
-        return false; /* v's last digit is no zero and stands right of m's */
+        return false; /* v has more decimal places than a multiple of m can have */
     uint64_t r = 0, ten = 10 % m.m, power = 1 % m.m;
     for (uint32_t i = 0; i < v->n; i++)
         r = (r * 10 + (uint64_t)(v->d[i] - '0')) % m.m;
@@ -100,7 +101,7 @@ static bool is_multiple(const struct bt_dec *v, struct bt_mult m)
     return (unsigned __int128)r * power % m.m == 0;
 }
 
-/* v / m rounded up or down, if both are small enough. */
+/* v / m, rounded up or down. false: the numbers are too large. */
 static bool quotient(const struct bt_dec *v, struct bt_mult m, bool up, __int128 *out, bool *exact)
 {
     int64_t shift = (int64_t)v->exp - (int64_t)v->n - m.e;

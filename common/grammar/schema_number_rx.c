@@ -1,7 +1,8 @@
-/* The texts of a set of numbers. A number without constraints has every spelling of JSON. With
- * constraints it has two: digits without an exponent, and normalised with one (one digit that is
- * not zero before the point). Whether another spelling, like 0.00012e7, is within bounds is no
- * regular question: the zeros would have to be counted against the exponent. */
+/* Expressions for the texts of a set of numbers. A number without constraints may have every
+ * spelling of JSON. A number with constraints has two spellings: digits without an exponent, and
+ * normalised with an exponent (one digit that is not zero before the point). Other spellings are
+ * left out: to decide whether 0.00012e7 is within bounds, an automaton would have to count zeros
+ * against the exponent, and no regular expression can do this. */
 #include "common/grammar/schema_priv.h"
 
 #include <stdio.h>
@@ -9,9 +10,9 @@
 #include <string.h>
 
 #define PIECES_MAX 200 /* intervals of one set of numbers */
-#define SIG_MAX    18  /* fraction digits of a normalised integer that are followed exactly */
+#define SIG_MAX    18  /* fraction digits that the exponent of an integer must cover */
 
-struct num { /* makers for one set */
+struct num { /* expressions that all functions for one set use */
     struct bt_schema *c;
     struct bt_rx_set *s;
     bt_rx_t digit, digits; /* [0-9], [0-9]* */
@@ -19,7 +20,7 @@ struct num { /* makers for one set */
     bt_rx_t zero_frac;     /* (\.0+)? */
     bt_rx_t zeros, point;
     bt_rx_t zero_exp; /* zero with an exponent, without a sign */
-    int32_t last_exp; /* of value_texts, with what follows the digits */
+    int32_t last_exp; /* cache of value_texts: an exponent, and what follows the digits */
     bt_rx_t last_tail[2];
 };
 
@@ -96,13 +97,13 @@ static struct num makers(struct bt_schema *c)
     return x;
 }
 
-/* A point and digits (or nothing, if that fits), so that 0.DIGITS is at most (above: at least)
- * 0.f[0..n). open: not equal. */
+/* A point and digits such that 0.DIGITS is at most (above: at least) 0.f[0..n). open: equal is not
+ * allowed. The point and the digits may be missing where zero is allowed. */
 static bt_rx_t fraction(struct num *x, const char *f, uint32_t n, bool above, bool open)
 {
     struct bt_rx_set *s = x->s;
     bt_rx_t nonzero = cat3(s, x->zeros, range(s, '1', '9'), x->digits), r;
-    uint32_t least = n ? 0 : 1; /* digits that follow the last one of f */
+    uint32_t least = n ? 0 : 1; /* least number of digits after the last one of f */
     if (above)
         r = open ? nonzero : many(s, x->digit, least);
     else
@@ -111,15 +112,15 @@ static bt_rx_t fraction(struct num *x, const char *f, uint32_t n, bool above, bo
         bt_rx_t other = above ? range(s, f[i] + 1, '9') : range(s, '0', f[i] - 1);
         r = bt_rx_or(s, bt_rx_concat(s, other, x->digits), bt_rx_concat(s, ch(s, f[i]), r));
         if (!above && i)
-            r = opt(s, r); /* f goes on with a digit that is not zero */
+            r = opt(s, r); /* the text may end here: a shorter fraction is smaller */
     }
     r = bt_rx_concat(s, x->point, r);
     bool bare = above ? n == 0 && !open : n > 0 || !open;
     return bare ? opt(s, r) : r;
 }
 
-/* Whole numbers below (above) b[0..n), each followed by any, and b itself, followed by tail. zero:
- * they start at 0, otherwise at 1. */
+/* Whole numbers below (above: over) b[0..n), each followed by `any`, and b itself, followed by
+ * `tail`. zero: the numbers start at 0, otherwise at 1. */
 static bt_rx_t whole(struct num *x, const char *b, uint32_t n, bool above, bool zero, bt_rx_t any,
                      bt_rx_t tail)
 {
@@ -143,7 +144,7 @@ static bt_rx_t whole(struct num *x, const char *b, uint32_t n, bool above, bool 
     return bt_rx_or(s, r, bt_rx_concat(s, shorter, any));
 }
 
-/* Whole numbers from 1 to n (above: from n), without a leading zero. n >= 1. */
+/* Whole numbers from 1 to n (above: from n up), without leading zeros. n >= 1. */
 static bt_rx_t counting(struct num *x, int64_t n, bool above)
 {
     char b[24];
@@ -151,7 +152,7 @@ static bt_rx_t counting(struct num *x, int64_t n, bool above)
     return whole(x, b, (uint32_t)len, above, false, BT_RX_EMPTY, BT_RX_EMPTY);
 }
 
-/* An exponent, with its e, of at most (above: at least) v. */
+/* An exponent of at most (above: at least) v, with its letter e. */
 static bt_rx_t exponent(struct num *x, int64_t v, bool above)
 {
     struct bt_rx_set *s = x->s;
@@ -183,7 +184,7 @@ static bt_rx_t exponent_is(struct num *x, int64_t v)
     return cat3(s, exponent_mark(s), sign, value);
 }
 
-/* Texts without a sign whose value is at most (above: at least) |b|. */
+/* Unsigned texts whose value is at most (above: at least) |b|. */
 static bt_rx_t bound(struct num *x, const struct bt_dec *b, bool above, bool open)
 {
     struct bt_rx_set *s = x->s;
@@ -211,7 +212,7 @@ static bt_rx_t bound(struct num *x, const struct bt_dec *b, bool above, bool ope
                bt_rx_concat(s, near, exponent_is(x, e)));
 }
 
-/* Texts without a sign with a value from a to b; NULL: no bound. a >= 0. */
+/* Unsigned texts with a value from a to b; NULL: no bound. a >= 0. */
 static bt_rx_t magnitude(struct num *x, const struct bt_dec *a, bool a_open, const struct bt_dec *b,
                          bool b_open)
 {
@@ -248,7 +249,7 @@ static bt_rx_t bounds(struct num *x, const struct bt_piece *p)
     return bt_rx_or(s, pos, bt_rx_concat(s, ch(s, '-'), neg));
 }
 
-/* Multiples of 10^e. */
+/* The multiples of 10^e. */
 static bt_rx_t power(struct num *x, int32_t e)
 {
     struct bt_rx_set *s = x->s;
@@ -264,7 +265,7 @@ static bt_rx_t power(struct num *x, int32_t e)
                             bt_rx_concat(s, bt_rx_repeat(s, x->digit, 1, (uint32_t)-e), x->zeros));
         r = bt_rx_concat(s, bt_rx_or(s, zero, nonzero), opt(s, bt_rx_concat(s, x->point, frac)));
     }
-    /* Normalised: with j fraction digits the exponent is at least e + j. */
+    /* A normalised text with j fraction digits needs an exponent of at least e + j. */
     bt_rx_t more = BT_RX_NONE;
     for (int32_t j = SIG_MAX; j > 0; j--) {
         bt_rx_t end = bt_rx_concat(s, x->zeros, exponent(x, (int64_t)e + j, true));
@@ -284,7 +285,7 @@ static bt_rx_t multiple(struct num *x, struct bt_mult of)
     if (of.m == 1) {
         r = power(x, of.e);
     } else if (of.e >= 0) {
-        /* Without an intersection, so that nothing has to search for the next multiple. */
+        /* This avoids an intersection, which would have to search for the next multiple. */
         for (uint32_t d = 1; d < 10; d++) {
             bt_rx_t rest = bt_rx_multiple(s, (uint32_t)of.m, (uint32_t)(d % of.m), false);
             r = bt_rx_or(s, r, bt_rx_concat(s, ch(s, '0' + (int)d), rest));
@@ -294,7 +295,7 @@ static bt_rx_t multiple(struct num *x, struct bt_mult of)
     } else {
         uint64_t m = of.m;
         uint32_t k = (uint32_t)-of.e;
-        /* With j < k fraction digits the text stands for k - j more zeros. */
+        /* A text with j < k fraction digits stands for one with k - j more zeros. */
         for (uint32_t j = k + 1; j-- > 0;) {
             bt_rx_t text = bt_rx_or(s, zero, nonzero);
             if (j)
@@ -312,7 +313,8 @@ static bt_rx_t multiple(struct num *x, struct bt_mult of)
     return bt_rx_concat(s, opt(s, ch(s, '-')), r);
 }
 
-/* Between bounds and with a fraction an automaton searches for the next multiple: m states. */
+/* With bounds or a fraction this is an intersection, whose automaton has m states in which it
+ * searches for the next multiple. */
 static bt_rx_t piece(struct num *x, const struct bt_piece *p)
 {
     struct bt_rx_set *s = x->s;
@@ -337,7 +339,7 @@ static bt_rx_t piece(struct num *x, const struct bt_piece *p)
     return bt_schema_rx(x->c, r);
 }
 
-/* Two texts of a value that is not zero: with digits alone, and normalised. */
+/* The two texts of a value that is not zero: digits alone, and normalised. */
 static void value_texts(struct num *x, const struct bt_dec *v, struct bt_trie_text *out)
 {
     uint32_t cap = v->n + (uint32_t)abs(v->exp) + 4, n = 0, at = 0;
@@ -366,7 +368,8 @@ static void value_texts(struct num *x, const struct bt_dec *v, struct bt_trie_te
     memcpy(t + n, v->d + 1, v->n - 1);
     n += v->n - 1;
     out[1].text = (struct bt_sj_text){t, n};
-    if (v->exp != x->last_exp || !x->last_tail[0]) { /* the values are sorted */
+    /* values are sorted, so neighbours often share an exponent */
+    if (v->exp != x->last_exp || !x->last_tail[0]) {
         bt_rx_t exp = exponent_is(x, (int64_t)v->exp - 1);
         x->last_exp = v->exp;
         x->last_tail[0] = bt_rx_concat(x->s, x->zero_frac, exp);

@@ -1,5 +1,5 @@
-/* Shapes of objects: what each key may hold, as a partition of all keys. Named properties come
- * first; the classes divide the other keys. */
+/* Shapes of objects: what the value of each key may be. Named properties come first. Classes divide
+ * the other keys, so that each key belongs to one property or one class. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
@@ -32,7 +32,7 @@ bool bt_obj_is_all(const struct bt_obj *o)
            o->classes[0].value == BT_SET_TRUE && o->min == 0 && o->max == BT_RX_NO_MAX;
 }
 
-/* The first property whose name is not below name. */
+/* The first property whose name is not smaller than name. */
 static uint32_t position(const struct bt_obj *o, struct bt_sj_text name)
 {
     uint32_t lo = 0, hi = o->n_props;
@@ -133,8 +133,9 @@ bool bt_obj_fails(const struct bt_obj *o)
     return o->min > o->max || required > o->max || (closed && possible < o->min);
 }
 
-/* The properties of both into c->props: their number, UINT32_MAX: a required one cannot be met. The
- * questions whether a value is empty may call this again, so they come last. */
+/* Writes the properties of both objects to c->props. Returns their number; UINT32_MAX: no value
+ * fulfils a required one. bt_set_none may call this function again, so the calls of bt_set_none
+ * come last. */
 static uint32_t meet_props(struct bt_schema *c, const struct bt_obj *a, const struct bt_obj *b)
 {
     uint32_t n = 0, n_changed = 0;
@@ -142,7 +143,7 @@ static uint32_t meet_props(struct bt_schema *c, const struct bt_obj *a, const st
         c->cap_props = 2 * (a->n_props + b->n_props);
         c->props = bt_schema_alloc(c, c->cap_props * sizeof(*c->props));
     }
-    bt_set_t few[8], *changed = few; /* values that both constrain */
+    bt_set_t few[8], *changed = few; /* required values that both objects constrain */
     if (a->n_props + b->n_props > 8)
         changed = bt_schema_alloc(c, (a->n_props + b->n_props) * sizeof(*changed));
     for (uint32_t i = 0, j = 0; i < a->n_props || j < b->n_props;) {
@@ -167,7 +168,7 @@ static uint32_t meet_props(struct bt_schema *c, const struct bt_obj *a, const st
     struct bt_prop *mine = c->props;
     uint32_t cap = c->cap_props;
     bool none = false;
-    if (n_changed) { /* an inner call gets its own room */
+    if (n_changed) { /* a nested call must not overwrite c->props */
         c->props = NULL;
         c->cap_props = 0;
         for (uint32_t i = 0; i < n_changed && !none; i++)
@@ -178,7 +179,8 @@ static uint32_t meet_props(struct bt_schema *c, const struct bt_obj *a, const st
     return none ? UINT32_MAX : n;
 }
 
-/* Without this question the meeting of hundreds of alternatives would make a set for each pair. */
+/* Called before the intersection is computed. Otherwise hundreds of alternatives would make a set
+ * for each pair. */
 bool bt_obj_apart(struct bt_schema *c, const struct bt_obj *a, const struct bt_obj *b,
                   uint32_t depth)
 {
@@ -320,7 +322,8 @@ uint32_t bt_obj_not(struct bt_schema *c, const struct bt_obj *o, const struct bt
     return l.n;
 }
 
-/* One bt_some: possible for named properties; the other keys must be excluded already. */
+/* Fulfils one bt_some by each named property that can do so. This needs all other keys to be
+ * excluded; otherwise the shape cannot be enforced. */
 static void resolve_one(struct bt_schema *c, const struct bt_obj *o, struct bt_some s,
                         struct list *l)
 {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* a, then b up to n bytes, as a C string. A NUL inside ends it: no URI has one. */
+/* Joins a and up to n bytes of b into a C string. A NUL inside ends it, but no URI contains one. */
 static const char *join(struct bt_schema *c, const char *a, size_t na, const char *b, size_t nb)
 {
     bt_schema_work(c, 1);
@@ -15,7 +15,7 @@ static const char *join(struct bt_schema *c, const char *a, size_t na, const cha
     return s;
 }
 
-/* RFC 3986, section 5.2.4, on the path that starts at s. */
+/* Removes "." and ".." from the path that starts at s (RFC 3986, section 5.2.4). */
 static void remove_dots(char *path)
 {
     char *in = path, *out = path;
@@ -46,7 +46,7 @@ static size_t scheme_len(const char *s)
     return n && s[n] == ':' ? n + 1 : 0;
 }
 
-/* The URI that ref, without a fragment, means within base (RFC 3986, section 5.2). */
+/* Resolves ref, without its fragment, against base (RFC 3986, section 5.2). */
 static const char *resolve(struct bt_schema *c, const char *base, const char *ref, size_t n)
 {
     const char *r = join(c, ref, n, "", 0);
@@ -110,8 +110,8 @@ static bool is_one_of(struct bt_sj_text key, const char *const *names, size_t n)
 }
 #define IS_ONE_OF(key, names) is_one_of(key, names, sizeof(names) / sizeof(names[0]))
 
-/* Keywords whose members are schemas under any name, and keywords with a schema or a list of them.
- * What stands elsewhere is data, and an $id in it is no name. */
+/* Keywords whose value maps names to schemas, and keywords whose value is a schema or a list of
+ * schemas. All other values are data; an $id in them names no schema. */
 static const char *const maps[] = {"properties",  "patternProperties", "$defs",
                                    "definitions", "dependentSchemas",  "dependencies"};
 static const char *const schemas[] = {"allOf",
@@ -200,7 +200,7 @@ static const struct bt_sj *find(struct bt_schema *c, const char *uri, uint32_t *
     return *same ? c->uris[lo].at : NULL;
 }
 
-/* %XX of a fragment, in place. */
+/* Decodes %XX in a fragment, in place. */
 static void unpercent(char *s)
 {
     char *out = s;
@@ -248,7 +248,7 @@ static const struct bt_sj *follow(const struct bt_sj *v, char *pointer)
     return v;
 }
 
-/* How many schemas of the document carry this dynamic anchor. */
+/* Returns how many schemas of the document have this dynamic anchor. */
 static uint32_t dynamic_count(struct bt_schema *c, const char *anchor)
 {
     uint32_t n = 0;

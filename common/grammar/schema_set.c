@@ -1,12 +1,12 @@
-/* Sets of constraints, and the algebra of normal forms. A set stands for the intersection of its
- * schemas, so that recursive schemas need no unfolding: the normal form of a set is made once, when
- * something asks for it. */
+/* Sets of constraints, and operations on normal forms. A set stands for the intersection of its
+ * schemas. Its normal form is computed once, when a function first asks for it. So recursive
+ * schemas need no unfolding. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
 
-#define APART_DEPTH 4  /* objects in objects that are looked into for a discriminator */
-#define PROBE_DEPTH 12 /* nested questions whether a set is empty; beyond: "it may hold" */
+#define APART_DEPTH 4  /* depth of nested objects in which to look for a discriminator */
+#define PROBE_DEPTH 12 /* depth of nested calls of bt_set_none; beyond it: false */
 
 /* ---- sets ---- */
 static bt_set_t intern(struct bt_schema *c, const bt_lit_t *lits, uint32_t n)
@@ -27,7 +27,7 @@ static bt_set_t intern(struct bt_schema *c, const bt_lit_t *lits, uint32_t n)
     return *head = c->n_sets++;
 }
 
-/* Keywords that say nothing about a value. */
+/* Returns whether the keyword says nothing about a value. */
 static bool is_annotation(const struct bt_sj *m)
 {
     static const char *const names[] = {"title",     "description", "default",    "examples",
@@ -92,7 +92,7 @@ bt_set_t bt_set_meet(struct bt_schema *c, bt_set_t a, bt_set_t b)
     return set;
 }
 
-/* The normal form of a part of a set, if it costs little. */
+/* The normal form of a part of a set, if it is cheap to compute. */
 static const struct bt_nf *part_nf(struct bt_schema *c, bt_set_t set)
 {
     if (set && !c->sets[set].nf && c->sets[set].n == 1)
@@ -117,8 +117,8 @@ const struct bt_nf *bt_set_nf(struct bt_schema *c, bt_set_t set)
     return f;
 }
 
-/* A schema that is being computed leads back to itself through properties: the question has no
- * answer yet. The jump of bt_schema_eval comes here. */
+/* Tries to compute a normal form. NULL: a schema that is being computed refers to itself through
+ * properties, so the form is not known yet. bt_schema_eval jumps here then. */
 static const struct bt_nf *try_nf(struct bt_schema *c, bt_set_t set)
 {
     jmp_buf jump, *outer = c->jump;
@@ -149,14 +149,15 @@ bool bt_set_none(struct bt_schema *c, bt_set_t set)
         bt_lit_t l = c->busy[--c->n_busy];
         c->values[l >> 2]->busy &= (uint8_t) ~(1u << (l & 3));
     }
-    if (c->status != BT_AGAIN) /* a real error */
+    if (c->status != BT_AGAIN) /* an error of the schema */
         bt_schema_throw(c, c->status);
     c->status = BT_OK;
     bt_schema_work(c, 4);
     return false;
 }
 
-/* A schema that discriminators have: constants, or objects with such a property. */
+/* Returns whether the schema can be a discriminator: it has constants, or it is an object with a
+ * required property. */
 static bool discriminates(const struct bt_schema *c, bt_lit_t l)
 {
     const struct bt_sj *v = c->values[l >> 2];
@@ -165,8 +166,8 @@ static bool discriminates(const struct bt_schema *c, bt_lit_t l)
             (bt_sj_get(v, "properties") && bt_sj_get(v, "required")));
 }
 
-/* The normal form of one such schema out of the set: the set allows no more. NULL: none is known.
- */
+/* The normal form of one discriminator in the set. The set allows no more than this form. NULL:
+ * none is known. */
 static const struct bt_nf *discriminator(struct bt_schema *c, bt_set_t set)
 {
     if (set == BT_SET_TRUE || set == BT_SET_NONE || c->sets[set].nf)
@@ -176,7 +177,8 @@ static const struct bt_nf *discriminator(struct bt_schema *c, bt_set_t set)
         if (!discriminates(c, l))
             continue;
         bt_set_t one = c->sets[set].n == 1 ? set : bt_set_lit(c, l);
-        (void)bt_set_none(c, one); /* computes it, unless it depends on what is being computed */
+        /* computes the form, unless it depends on one that is being computed */
+        (void)bt_set_none(c, one);
         return c->sets[one].nf;
     }
     return NULL;
@@ -327,7 +329,7 @@ const struct bt_nf *bt_nf_not(struct bt_schema *c, const struct bt_nf *a, const 
 }
 
 /* ---- exactly one ---- */
-/* Whether some value of the composite types may fulfil both. */
+/* Returns whether some array or object may fulfil both. */
 static bool overlap(struct bt_schema *c, const struct bt_nf *a, const struct bt_nf *b)
 {
     for (uint32_t i = 0; i < a->n_arr; i++)
@@ -341,7 +343,7 @@ static bool overlap(struct bt_schema *c, const struct bt_nf *a, const struct bt_
     return false;
 }
 
-/* Of the types without members: what is in one of f, without what is in two. */
+/* For null, booleans, numbers and strings: the values that are in exactly one of f. */
 static void one_scalar(struct bt_schema *c, struct bt_nf *r, const struct bt_nf **f, uint32_t n)
 {
     struct bt_numset twice_num = {0};

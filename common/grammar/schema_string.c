@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE_STATES 400 /* of the automaton that decides whether a language is empty */
+#define NONE_STATES 400 /* states to visit before bt_str_none gives up and says "may match" */
 
 static const struct bt_rx_range any_char = {0, 0x10FFFF};
 
@@ -39,7 +39,7 @@ static uint32_t code_at(const struct bt_trie_text *t, uint32_t at, uint32_t *len
     return code;
 }
 
-/* The text of t from at to end, then r. */
+/* The text of t from byte `at` to its end, followed by r. */
 static bt_rx_t prepend(struct bt_schema *c, const struct bt_trie_text *t, uint32_t at, uint32_t end,
                        bool json, bt_rx_t r)
 {
@@ -68,14 +68,14 @@ static int by_rest(const void *a, const void *b)
     return x->code < y->code ? -1 : x->code > y->code;
 }
 
-/* Sorted texts t[0..n) that have their first `at` bytes in common, without these. */
+/* The expression of the sorted texts t[0..n) without their first `at` bytes, which they share. */
 static bt_rx_t trie(struct bt_schema *c, const struct bt_trie_text *t, uint32_t n, uint32_t at,
                     bool json)
 {
     uint32_t from = at, len, len2;
     if (n == 1)
         return bt_schema_rx(c, prepend(c, t, at, t->text.n, json, t->tail));
-    while (at < t[0].text.n) { /* the first and the last text share what all share */
+    while (at < t[0].text.n) { /* what the first and the last text share, all texts share */
         uint32_t code = code_at(&t[0], at, &len);
         if (at >= t[n - 1].text.n || code_at(&t[n - 1], at, &len2) != code)
             break;
@@ -100,7 +100,7 @@ static bt_rx_t trie(struct bt_schema *c, const struct bt_trie_text *t, uint32_t 
             i++;
         b[n_branches++] = (struct branch){code, trie(c, t + start, i - start, at + len, json)};
     }
-    /* Characters with the same rest are one class. */
+    /* Characters with the same remaining expression become one class. */
     if (n_branches)
         qsort(b, n_branches, sizeof(*b), by_rest);
     struct bt_rx_range *r = bt_schema_alloc(c, (n_branches + 1) * sizeof(*r));
@@ -127,7 +127,7 @@ bt_rx_t bt_str_trie(struct bt_schema *c, struct bt_trie_text *t, uint32_t n, boo
     return trie(c, t, n, 0, json);
 }
 
-/* Steps through the text as JSON.stringify would write it. */
+/* Returns whether rx matches the text as JSON.stringify would write it. */
 bool bt_str_match(struct bt_schema *c, bt_rx_t rx, struct bt_sj_text text)
 {
     static const char hex[] = "0123456789abcdef";

@@ -1,4 +1,4 @@
-/* Sets of strings. Constants stay lists: discriminators ("kind": {"const": "a"}) are then compared
+/* Sets of strings. Constants stay lists, so discriminators ("kind": {"const": "a"}) can be compared
  * without an automaton. */
 #include "common/grammar/schema_priv.h"
 
@@ -86,7 +86,7 @@ bool bt_strset_match(struct bt_schema *c, struct bt_strset a, struct bt_sj_text 
     return a.rx == c->str_all || bt_str_match(c, a.rx, text);
 }
 
-/* The texts of list a that are in b (keep), or that are not. */
+/* The texts of list a that are in b (keep), or that are not in b (not keep). */
 static struct bt_strset filter(struct bt_schema *c, struct bt_strset a, struct bt_strset b,
                                bool keep)
 {
@@ -105,7 +105,7 @@ static struct bt_strset filter(struct bt_schema *c, struct bt_strset a, struct b
     return s;
 }
 
-/* NONE if it is proved to be empty. */
+/* Returns NONE if a is proved to be empty. */
 static struct bt_strset settle(struct bt_schema *c, struct bt_strset a)
 {
     if (is_list(a) || a.rx == c->str_all)
@@ -153,7 +153,7 @@ struct bt_strset bt_strset_join(struct bt_schema *c, const struct bt_strset *a, 
         } else if (is_list(rest)) {
             rest = a[i];
         } else if (a[i].rx == c->str_all || rest.rx == c->str_all) {
-            /* What both exclude, or what one excludes and the other lacks. */
+            /* The union excludes only texts that neither of the two contains. */
             struct bt_strset all = a[i].rx == c->str_all ? a[i] : rest;
             struct bt_strset other = a[i].rx == c->str_all ? rest : a[i];
             all.rx = BT_RX_NONE;
@@ -181,7 +181,7 @@ struct bt_strset bt_strset_not(struct bt_schema *c, struct bt_strset a)
         s.rx = c->str_all;
         return s;
     }
-    s.rx = BT_RX_NONE; /* what a excludes */
+    s.rx = BT_RX_NONE; /* now s has only the texts that a excludes */
     if (a.rx == c->str_all)
         return s;
     struct bt_strset no =
@@ -193,6 +193,6 @@ struct bt_strset bt_strset_minus(struct bt_schema *c, struct bt_strset a, struct
 {
     if (is_list(a) || a.rx != b.rx)
         return bt_strset_meet(c, a, bt_strset_not(c, b));
-    b.rx = BT_RX_NONE; /* without a search: only what b excludes can be left */
+    b.rx = BT_RX_NONE; /* needs no search: only texts that b excludes can be left */
     return filter(c, b, a, true);
 }

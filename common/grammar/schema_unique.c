@@ -1,16 +1,17 @@
-/* Whether enough different values exist: scalars for uniqueItems, names for minProperties. */
+/* Decides whether enough different values exist: scalars for uniqueItems, names for
+ * minProperties. */
 #include "common/grammar/schema_priv.h"
 
 #include <string.h>
 
-#define COUNT_STEPS 20000 /* of the search for different strings; beyond: there are enough */
+#define COUNT_STEPS 20000 /* steps of a search for different strings; more mean: enough */
 #define COUNT_DEPTH 100
-#define FINITE_MAX  64 /* names of a class that become properties */
+#define FINITE_MAX  64 /* a class of at most so many names becomes properties */
 
 struct count {
     struct bt_schema *c;
     uint32_t found, want, steps;
-    struct bt_sj_text *names; /* [want]; NULL: they are not kept */
+    struct bt_sj_text *names; /* [want]; NULL: the caller needs no names */
     char text[COUNT_DEPTH + 1];
 };
 
@@ -24,8 +25,8 @@ static void found(struct count *k, uint32_t len)
     k->found++;
 }
 
-/* Strings from state a on, each in one spelling; stops at want. Strings with a control character
- * that has no short escape are left out. */
+/* Counts the strings from state a on, each in one spelling, until there are `want`. Skips strings
+ * with a control character that has no short escape. */
 static void count_strings(struct count *k, bt_rx_t a, uint32_t depth)
 {
     static const char after[] = "\"\\bfnrt", means[] = "\"\\\b\f\n\r\t";
@@ -52,7 +53,7 @@ static void count_strings(struct count *k, bt_rx_t a, uint32_t depth)
     }
 }
 
-/* The names of a class as properties, if they are few; false: they are not. */
+/* Adds the names of a class as properties if they are few. false: they are not. */
 static bool name_class(struct bt_schema *c, struct bt_obj *o, const struct bt_class *k)
 {
     struct bt_sj_text names[FINITE_MAX + 1];
@@ -84,7 +85,7 @@ const struct bt_obj *bt_schema_name_classes(struct bt_schema *c, const struct bt
     return bt_obj_fails(n) ? NULL : n;
 }
 
-/* Values of a piece, at most want. */
+/* The number of values of a piece, but at most `want`. */
 static uint32_t count_piece(const struct bt_piece *p, uint32_t want)
 {
     __int128 a, b;

@@ -1,25 +1,30 @@
-/* The front end for free text with constrained parts: answers that may call tools, or think first.
+/* The front end for free text with constrained parts: answers that may call tools, or that begin
+ * with reasoning.
  *
- * The spec is a JSON object:
+ * The spec is a JSON object. PARTS and CONTENT are explained below the list.
  *   tags              [{"begin": PARTS, CONTENT, "end": PARTS}, ...], at least one
- *   triggers          [text, ...]: free text contains none of them. By default `open`, or if there
- *                     is none the begins, each up to its first regular expression
- *   open, close       PARTS around a run of tags
+ *   triggers          [text, ...]: free text contains none of them. By default the text of `open`,
+ *                     or without `open` the texts of all "begin", each up to its first regex
+ *   open, close       PARTS before and after a run of tags
  *   separator         PARTS between the tags of a run
- *   at_least_one      there must be a run (false)
- *   stop_after_first  the answer ends after one tag (false)
- *   free_text         text may stand before the first run (true)
- *   text_after        text, and further runs, may follow a run (as free_text)
- *   instead           {CONTENT, "end": PARTS}: what an answer may be that has no run and no free
- * text first             {"begin": PARTS, CONTENT, "end": PARTS, "optional": bool}: what precedes
- * all CONTENT is one of "schema": a JSON schema, "regex": a pattern, "any": true, which is any text
- * up to the first `end`, and "members": [{"begin": PARTS, CONTENT, "end": PARTS, "optional": bool},
- * ...], which follow each other. PARTS is a text, or an array of texts, {"special": text}, a
- * special token of the model or its text in plain tokens, and {"regex": pattern}.
+ *   at_least_one      whether there must be a run (default: false)
+ *   stop_after_first  whether the answer ends after one tag (default: false)
+ *   free_text         whether text may precede the first run (default: true)
+ *   text_after        whether text and further runs may follow a run (default: true, but false
+ *                     with stop_after_first or without free_text)
+ *   instead           {CONTENT, "end": PARTS}: the answer may be this, with no run or free text
+ *   first             {"begin": PARTS, CONTENT, "end": PARTS, "optional": bool}: precedes the rest
+ *
+ * PARTS is a text, or an array of texts, of {"regex": pattern}, and of {"special": text}: a special
+ * token of the model, or its text in plain tokens.
+ *
+ * CONTENT is one of "schema": a JSON schema; "regex": a pattern; "any": true, which is any text up
+ * to the first `end`; "members": [{"begin": PARTS, CONTENT, "end": PARTS, "optional": bool}, ...],
+ * which follow each other and have no members themselves.
  *
  *   answer = first? (text (run text)* | instead)      run = open tag (separator tag)* close
  *
- * Free text holds no special token. Pure. */
+ * Free text contains no special token. Pure. */
 #include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -63,7 +68,7 @@ static bt_node_t nested(struct builder *b, bt_status_t status, const char *where
     return fail(b, status, "%s: %s", where, what);
 }
 
-/* An object without keys but those of names[]. */
+/* Fails if o is not an object, or has a key that is not in names[]. */
 static bool check_keys(struct builder *b, const json_t *o, const char *where,
                        const char *const *names)
 {
@@ -96,7 +101,7 @@ static bool get_bool(struct builder *b, const json_t *o, const char *key, bool o
     return v != NULL ? json_is_true(v) : otherwise;
 }
 
-/* ---- the text of a value: numbers of a schema must stay as they are written ---- */
+/* ---- the JSON text of a value: numbers of a schema must stay exactly as they are written ---- */
 struct span {
     const char *p, *end;
 };
@@ -108,7 +113,7 @@ static void skip_space(struct span *s)
     }
 }
 
-/* Takes the value with which s begins, of valid JSON. */
+/* Takes the first value off s, and the comma or colon that follows. The JSON must be valid. */
 static struct span take_value(struct span *s)
 {
     skip_space(s);
@@ -132,18 +137,19 @@ static struct span take_value(struct span *s)
     }
     out.end = s->p;
     skip_space(s);
-    s->p += s->p < s->end; /* the comma or colon behind it */
+    s->p += s->p < s->end; /* the comma or colon */
     return out;
 }
 
-/* What is inside an array or an object: values, or keys and values in turn. */
+/* The values within an array, or the keys and values of an object, in turn. */
 static struct span inside(struct span list)
 {
     skip_space(&list);
     return (struct span){list.p + (list.p < list.end), list.end};
 }
 
-/* The value of a key that is written without escapes; empty: there is none. */
+/* The value of a key in an object. The key must be written without escapes. Empty: there is no such
+ * key. */
 static struct span member_of(struct span object, const char *key)
 {
     size_t n = strlen(key);
@@ -193,7 +199,7 @@ static bt_node_t part_node(struct builder *b, const json_t *part, const char *wh
                 where);
 }
 
-/* The parts from `from` on. NULL: the empty text. */
+/* The parts from number `from` on. NULL: the empty text. */
 static bt_node_t parts_node(struct builder *b, const json_t *parts, size_t from, const char *where)
 {
     bt_node_t v[PARTS_MAX];
@@ -213,13 +219,13 @@ static bt_node_t parts_node(struct builder *b, const json_t *parts, size_t from,
     return bt_program_seq(b->p, v, n - BT_MIN(from, n));
 }
 
-/* The text with which parts begin, up to the first regular expression. A special token is
- * SPECIAL, its text and SPECIAL_END. */
+/* The text at the beginning of some parts, up to the first regular expression. A special token
+ * becomes SPECIAL, its text and SPECIAL_END. */
 #define SPECIAL     ((char)0xff)
 #define SPECIAL_END ((char)0xfe)
 struct head {
     struct bt_buf text;
-    size_t parts; /* how many of the parts it is */
+    size_t parts; /* the number of parts that it covers */
 };
 
 static struct head head_of(const json_t *parts)
@@ -241,7 +247,7 @@ static struct head head_of(const json_t *parts)
     return h;
 }
 
-/* The expression of a head's text p[0..n), special tokens in both spellings. */
+/* The expression of the head's text p[0..n). Special tokens may also be spelled in plain tokens. */
 static bt_rx_t head_rx(struct builder *b, const char *p, size_t n)
 {
     static const char mark[1] = {SPECIAL};
@@ -290,7 +296,7 @@ static bt_node_t schema_node(struct builder *b, struct span schema, const char *
 static bt_node_t content_node(struct builder *b, const json_t *tag, struct span text,
                               const char *where);
 
-/* One member, or `first`: begin, content and end. */
+/* One of the members, or `first`. */
 static bt_node_t member_node(struct builder *b, const json_t *member, struct span text,
                              const char *where)
 {
@@ -319,7 +325,8 @@ static bt_node_t members_node(struct builder *b, const json_t *members, struct s
     return node;
 }
 
-/* Any text up to the end, with the end in one expression. */
+/* Any text up to the end. Text and end are one expression, because the program's automaton is
+ * slower. */
 static bt_node_t any_node(struct builder *b, const json_t *end, const char *where)
 {
     struct head h = head_of(end);
@@ -333,7 +340,7 @@ static bt_node_t any_node(struct builder *b, const json_t *end, const char *wher
     return bt_program_seq(b->p, v, 2);
 }
 
-/* Content and end of a tag or a member, whose text is in `text`. */
+/* The content and the end of a tag or a member. text: the JSON text of that tag or member. */
 static bt_node_t content_node(struct builder *b, const json_t *tag, struct span text,
                               const char *where)
 {
@@ -363,17 +370,18 @@ static bt_node_t content_node(struct builder *b, const json_t *tag, struct span 
     return bt_program_seq(b->p, v, 2);
 }
 
-/* Tags whose begins have a text in common, or the one that opens a run. What may stand in free text
- * is one expression with the common text: the parser then has little to do in free text. */
+/* Tags whose "begin" starts with the same text, the head. With `open`, the only group is what opens
+ * a run. Free text and the head that ends it become one expression, so that the program's automaton
+ * has little to do during free text. */
 struct group {
     struct bt_buf head;
     size_t first_tag;
-    bt_node_t rest; /* what follows the head, to the end of one tag */
+    bt_node_t rest; /* what follows the head, up to the end of one tag */
 };
 
 struct tags {
-    struct head *heads; /* [n] of the begins */
-    size_t *group;      /* [n] */
+    struct head *heads; /* [n] the beginning of each tag */
+    size_t *group;      /* [n] the group of each tag */
     bt_node_t *rest;    /* [n] scratch */
     size_t n;
     struct group groups[GROUPS_MAX];
@@ -393,7 +401,8 @@ static void tags_cleanup(struct tags *t)
     free(t->rest);
 }
 
-/* How much of the two texts is the same; a special token counts as a whole. */
+/* Returns how many bytes both texts have in common at their beginnings. Does not end within a
+ * special token. */
 static size_t common_length(const struct bt_buf *x, const struct bt_buf *y)
 {
     size_t n = 0, whole = 0;
@@ -406,7 +415,8 @@ static size_t common_length(const struct bt_buf *x, const struct bt_buf *y)
     return whole;
 }
 
-/* Puts each tag into the group that begins as it does; the last group takes what is left over. */
+/* Puts each tag into the first group that shares a beginning with it. If there are too many groups,
+ * the last one takes all further tags. */
 static void make_groups(struct tags *t)
 {
     for (size_t i = 0; i < t->n; i++) {
@@ -429,7 +439,7 @@ static void make_groups(struct tags *t)
     }
 }
 
-/* Reads the tags, and builds what follows the heads of the groups. */
+/* Reads the tags, and builds `rest` of all groups. */
 static bool read_tags(struct builder *b, const json_t *tags, struct span text, struct tags *t)
 {
     size_t n = json_array_size(tags);
@@ -473,7 +483,7 @@ static bool read_tags(struct builder *b, const json_t *tags, struct span text, s
     return b->status == BT_OK;
 }
 
-/* `text` and the head of a group in one expression, then the rest of the group and `more`. */
+/* `text` with the head of each group as one expression, then the rest of that group and `more`. */
 static bt_node_t entry(struct builder *b, const struct tags *t, bt_rx_t text, bt_node_t more)
 {
     bt_node_t out[GROUPS_MAX];
@@ -486,7 +496,8 @@ static bt_node_t entry(struct builder *b, const struct tags *t, bt_rx_t text, bt
     return bt_program_alt(b->p, out, t->n_groups);
 }
 
-/* The groups of a run: those of the tags, or what opens it. *more_p: what follows the first tag. */
+/* Builds what follows the first tag of a run, up to the end of the run (*more_p). With `open`,
+ * makes it the only group. once: a run has one tag. */
 static void open_run(struct builder *b, const json_t *spec, struct tags *t, bool once,
                      bt_node_t *more_p)
 {
@@ -510,7 +521,7 @@ static void open_run(struct builder *b, const json_t *spec, struct tags *t, bool
     }
 }
 
-/* What free text does not contain. */
+/* The triggers: free text must not contain any of them. */
 static bt_rx_t triggers_rx(struct builder *b, const json_t *spec)
 {
     const json_t *triggers = json_object_get(spec, "triggers"),
@@ -570,7 +581,7 @@ static bt_node_t answer(struct builder *b, const json_t *spec, struct tags *t)
     return must ? out : bt_program_alt(b->p, two, 2);
 }
 
-/* The whole of a spec. */
+/* The node of the whole spec. */
 static bt_node_t whole(struct builder *b, const json_t *spec, struct span text)
 {
     static const char *const keys[] = {"tags",      "triggers",   "open",

@@ -34,7 +34,7 @@ static bool in_set(enum bt_slice_set set, uint8_t c)
     return false;
 }
 
-/* The step between characters, by the first byte (Unicode 15, table 3-7). */
+/* The state after the first byte of a character (Unicode 15, table 3-7). */
 static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
 {
     if (b < 0x80) {
@@ -54,8 +54,7 @@ static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
 
 static uint8_t slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte)
 {
-    /* 1 to 3: the number of bytes that are missing; 4 to 7: not every continuation byte may come
-     * next */
+    /* 1 to 3: as many bytes are missing. 4 to 7: only some continuation bytes may come next. */
     static const struct {
         uint8_t lo, hi, to;
     } next[BT_SLICE_STATES] = {{0},
@@ -95,11 +94,11 @@ static int by_bytes(const void *a, const void *b, void *arg)
     return d != 0 ? d : n != m ? (n < m ? -1 : 1) : x < y ? -1 : x > y;
 }
 
-/* ids: sorted by bytes, only the first of those with the same bytes. */
+/* ids: sorted by bytes; of tokens with equal bytes only the first. */
 static void trie_init(struct bt_trie *t, const struct bt_grammar_vocab *v, const uint32_t *ids,
                       uint32_t n)
 {
-    /* the nodes that lead to the last token */
+    /* the path of nodes to the last token */
     uint32_t open[BT_TOKEN_BYTES + 1], depth = 0, cap = 0;
     const uint8_t *last = NULL;
     for (uint32_t i = 0; i < n; i++) {

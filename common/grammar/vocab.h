@@ -1,7 +1,7 @@
-/* A vocabulary as masks need it: a trie of all tokens, and slices. A slice is the tokens that
- * consist of characters of a set (plain characters of a JSON string, for example). Where a state
- * allows all texts over the set, its tokens come from a bitmap, and only the trie of the other
- * tokens is walked. Immutable. */
+/* A vocabulary as masks need it: a trie of all tokens, and slices. A slice contains the tokens
+ * whose characters all belong to one set, for example the plain characters of a JSON string. Where
+ * a state allows every text over the set, a bitmap gives the slice's tokens, and only the trie of
+ * the other tokens is walked. Immutable. */
 #ifndef BT_GRAMMAR_VOCAB_H
 #define BT_GRAMMAR_VOCAB_H
 
@@ -11,8 +11,8 @@
 #define BT_TOKEN_BYTES    1024u /* longer tokens are never allowed */
 
 struct bt_trie_node { /* in depth-first order */
-    uint32_t skip;    /* the first node behind the subtree */
-    uint32_t token;   /* that ends here, or BT_VOCAB_NO_TOKEN; others are chained by same */
+    uint32_t skip;    /* index of the first node after the subtree */
+    uint32_t token;   /* a token that ends here, or BT_VOCAB_NO_TOKEN; `same` chains others */
     uint16_t depth;   /* bytes from the root, 1 and more */
     uint8_t byte;
 };
@@ -23,11 +23,11 @@ struct bt_trie {
 
 /* Sets of characters, the larger ones first. */
 enum bt_slice_set {
-    BT_SLICE_TEXT,        /* all but control characters; with tab and line ends */
-    BT_SLICE_NO_TAG,      /* these without < */
-    BT_SLICE_JSON,        /* what stands for itself in a JSON string */
-    BT_SLICE_BELOW_EF,    /* of these, the characters below U+F000: many patterns name no others */
-    BT_SLICE_ASCII,       /* of these, those of ASCII */
+    BT_SLICE_TEXT,        /* all characters but controls; also tab and line ends */
+    BT_SLICE_NO_TAG,      /* the characters of TEXT except < */
+    BT_SLICE_JSON,        /* characters that need no escape in a JSON string */
+    BT_SLICE_BELOW_EF,    /* characters of JSON below U+F000; many patterns name no others */
+    BT_SLICE_ASCII,       /* the ASCII characters of JSON */
     BT_SLICE_ALPHA_SPACE, /* A-Z a-z and space */
     BT_SLICE_ALNUM,       /* A-Z a-z 0-9 */
     BT_SLICE_ALPHA,
@@ -39,17 +39,17 @@ enum bt_slice_set {
 #define BT_SLICE_CHARS  32u /* longer tokens are in no slice */
 struct bt_slice {
     uint32_t *bits[BT_SLICE_CHARS + 1]; /* [words] tokens of at most i characters */
-    struct bt_trie rest;                /* of the other tokens */
+    struct bt_trie rest;                /* the trie of all other tokens */
 };
 
 struct bt_grammar_vocab {
     uint32_t refs, vocab, words, n_eos;
-    uint64_t serial; /* no other vocabulary of the process has it */
+    uint64_t serial; /* unique in this process */
     uint32_t *eos;
-    uint32_t *same;   /* [vocab] the next token of the same bytes */
-    uint32_t *at;     /* [vocab + 1] bytes of tokens in text */
+    uint32_t *same;   /* [vocab] the next token that has the same bytes */
+    uint32_t *at;     /* [vocab + 1] offsets of the tokens in text */
     uint8_t *text;    /* a special token begins with 0xFF */
-    uint32_t longest; /* bytes of a token */
+    uint32_t longest; /* bytes of the longest token */
     /* The automata of valid UTF-8 over the sets: state 0 is between characters, others are within
      * one. BT_SLICE_DEAD: not allowed. */
     uint8_t steps[BT_SLICE_SETS][BT_SLICE_STATES][256];
