@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/conf/conf_priv.h"
 
 /* Splits host:port or [v6]:port; false: the text is longer than any address. */
@@ -150,16 +151,19 @@ bool bt_conf_look_own(const char *key, const char *path)
 static bool look_file(const char *key, const char *path, bool secret)
 {
     char why[256];
+    const char *reason;
     struct stat st;
     if (path == NULL) {
         return true;
     }
-    if (stat(path, &st) != 0 || access(path, R_OK) != 0) {
-        snprintf(why, sizeof(why), "it cannot be read: %s", strerror(errno));
-    } else if (!S_ISREG(st.st_mode)) {
-        snprintf(why, sizeof(why), "it is not a regular file");
-    } else if (!secret || bt_conf_secret_private(&st, why, sizeof(why))) {
-        return true;
+    FILE *f = bt_file_open(path, &st, &reason);
+    if (f == NULL) {
+        snprintf(why, sizeof(why), "it cannot be read: %s", reason);
+    } else {
+        (void)fclose(f);
+        if (!secret || bt_conf_secret_private(&st, why, sizeof(why))) {
+            return true;
+        }
     }
     bt_conf_say("%s: %s: %s", key, path, why);
     return false;

@@ -6,22 +6,21 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/base/file.h"
 #include "common/conf/conf.h"
 
 bt_status_t bt_conf_secret_read(const char *path, struct bt_secret *s, char *err, size_t err_cap)
 {
     struct stat st;
     char why[200];
-    FILE *f = fopen(path, "re");
+    const char *reason;
+    FILE *f = bt_file_open(path, &st, &reason);
     memset(s, 0, sizeof(*s));
-    if (f == NULL || fstat(fileno(f), &st) != 0) {
-        snprintf(err, err_cap, "%.200s cannot be read: %s", path, strerror(errno));
-        if (f != NULL) {
-            (void)fclose(f);
-        }
+    if (f == NULL) {
+        snprintf(err, err_cap, "%.200s cannot be read: %s", path, reason);
         return BT_ERR_CONFIG;
     }
-    size_t n = S_ISREG(st.st_mode) ? fread(s->bytes, 1, sizeof(s->bytes), f) : 0;
+    size_t n = fread(s->bytes, 1, sizeof(s->bytes), f);
     bool good = ferror(f) == 0 && (n < sizeof(s->bytes) || fgetc(f) == EOF);
     (void)fclose(f);
     while (n > 0 && memchr(" \r\n", s->bytes[n - 1], 3) != NULL) {

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <yaml.h>
 
+#include "common/base/file.h"
 #include "common/conf/conf_priv.h"
 
 #define DEPTH_MAX 8
@@ -247,18 +248,14 @@ bool bt_conf_read_file(const struct bt_conf_schema *s, const char *path, void *c
 {
     struct stat st;
     *whole_p = false;
-    FILE *f = fopen(path, "re");
-    if (f == NULL || fstat(fileno(f), &st) != 0) {
-        bt_conf_say("%s: cannot be read: %s", path, strerror(errno));
-        if (f != NULL) {
-            fclose(f);
-        }
+    const char *why;
+    FILE *f = bt_file_open(path, &st, &why);
+    if (f == NULL) {
+        bt_conf_say("%s: cannot be read: %s", path, why);
         return false;
     }
-    if (!S_ISREG(st.st_mode) || st.st_size > FILE_MAX) {
-        bt_conf_say("%s: %s", path,
-                    S_ISDIR(st.st_mode) ? "is a directory; name a file"
-                                        : "is not a regular file of up to 1 MiB");
+    if (st.st_size > FILE_MAX) {
+        bt_conf_say("%s: is larger than 1 MiB", path);
         fclose(f);
         return false;
     }

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/base/file.h"
+
 struct marks {
     struct bt_ids *ids;
     uint32_t vocab;
@@ -50,19 +52,16 @@ bt_status_t bt_ids_load(const char *dir, uint32_t vocab, struct bt_ids *ids, cha
     json_error_t je;
     *ids = (struct bt_ids){.n = vocab, .end = vocab};
     char *path = bt_sprintf("%s/tokenizer.json", dir);
-    FILE *f = fopen(path, "rbe");
+    const char *why;
+    struct stat sb;
+    FILE *f = bt_file_open(path, &sb, &why);
     if (f == NULL) {
         bt_status_t st = errno == ENOENT ? BT_OK : BT_ERR_IO;
-        snprintf(err, err_cap, "%.300s: %s", path, strerror(errno));
+        snprintf(err, err_cap, "%.300s: %s", path, why);
         free(path);
         return st;
     }
-    struct stat sb;
-    json_t *root = NULL;
-    snprintf(je.text, sizeof(je.text), "not a regular file");
-    if (fstat(fileno(f), &sb) == 0 && S_ISREG(sb.st_mode)) {
-        root = json_loadf(f, JSON_ALLOW_NUL, &je);
-    }
+    json_t *root = json_loadf(f, JSON_ALLOW_NUL, &je);
     fclose(f);
     *ids = (struct bt_ids){.known = bt_calloc(BT_DIV_UP(vocab, 32u), sizeof(uint32_t))};
     struct marks m = {.ids = ids, .vocab = vocab};

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/base/file.h"
+
 #define CONFIG_BYTES_MAX (16u << 20)
 
 /* For the whole process: jansson does not distinguish lack of memory from bad JSON, so a client's
@@ -40,19 +42,18 @@ void bt_model_reader_open(struct bt_model_reader *r, const char *dir, const char
         bt_model_fail(r, BT_ERR_INVALID, "the path is too long");
         return;
     }
-    FILE *f = fopen(r->path, "rb");
+    const char *why;
+    struct stat st;
+    FILE *f = bt_file_open(r->path, &st, &why);
     if (!f) {
         if (required || errno != ENOENT) {
             bt_model_fail(r, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO,
-                          "%s; model.path must be a Hugging Face model directory", strerror(errno));
+                          "%s; model.path must be a Hugging Face model directory", why);
         }
         return;
     }
-    struct stat st;
     char *text = NULL;
-    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) {
-        bt_model_fail(r, BT_ERR_INVALID, "not a regular file");
-    } else if (st.st_size > (off_t)CONFIG_BYTES_MAX) {
+    if (st.st_size > (off_t)CONFIG_BYTES_MAX) {
         bt_model_fail(r, BT_ERR_TOO_LARGE, "%lld bytes, at most %u are read", (long long)st.st_size,
                       CONFIG_BYTES_MAX);
     } else {

@@ -15,6 +15,7 @@
 #include <openssl/ssl.h>
 
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/base/revoked.h"
 #include "common/conf/conf.h"
 #include "common/log/log.h"
@@ -160,16 +161,15 @@ static bt_status_t read_revoked(const struct bt_http_tls *t, struct bt_revoked *
                                 size_t cap)
 {
     char why[200];
-    struct stat st_link;
-    FILE *f = fopen(t->files[REVOKED], "re");
+    const char *reason;
+    struct stat st_file;
+    FILE *f = bt_file_open(t->files[REVOKED], &st_file, &reason);
     if (f == NULL) {
-        int e = errno;
-        if (e == ENOENT && t->revoked == NULL && lstat(t->files[REVOKED], &st_link) != 0) {
-            return BT_OK;
-        }
-        errno = e;
-        return fault(t, REVOKED, err, cap, "it cannot be read: %s; restart to do without it",
-                     strerror(errno));
+        bool none = errno == ENOENT && lstat(t->files[REVOKED], &st_file) != 0;
+        return none && t->revoked == NULL
+                   ? BT_OK
+                   : fault(t, REVOKED, err, cap, "it cannot be read: %s; restart to do without it",
+                           reason);
     }
     char *text = bt_calloc(1, REVOKED_MAX + 1);
     size_t n = fread(text, 1, REVOKED_MAX, f);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/base/file.h"
 #include "common/conf/conf.h"
 #include "common/log/log.h"
 #include "common/rpc/tls_priv.h"
@@ -47,17 +48,15 @@ static char *read_text(const struct bt_tls *t, const char *which, const char *fi
                        size_t cap)
 {
     struct stat st;
-    FILE *f = fopen(file, "re");
-    if (f == NULL || fstat(fileno(f), &st) != 0) {
-        (void)fault(t, which, file, err, cap, "it cannot be read: %s", strerror(errno));
-        if (f != NULL) {
-            (void)fclose(f);
-        }
+    const char *why;
+    FILE *f = bt_file_open(file, &st, &why);
+    if (f == NULL) {
+        (void)fault(t, which, file, err, cap, "it cannot be read: %s", why);
         return NULL;
     }
     char *text = bt_malloc(FILE_MAX + 1);
-    size_t n = S_ISREG(st.st_mode) ? fread(text, 1, FILE_MAX, f) : 0;
-    bool may_be_empty = file == t->files[BT_TLS_REVOKED] && S_ISREG(st.st_mode);
+    size_t n = fread(text, 1, FILE_MAX, f);
+    bool may_be_empty = file == t->files[BT_TLS_REVOKED];
     (void)fclose(f);
     text[n] = '\0';
     if ((n == 0 && !may_be_empty) || n == FILE_MAX || strlen(text) != n) {

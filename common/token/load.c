@@ -29,7 +29,7 @@ bt_status_t bt_token_fail(const struct bt_token_err *e, bt_status_t status, cons
 bt_status_t bt_token_read_file(const char *path, size_t max, struct bt_buf *out,
                                const struct bt_token_err *e)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         return bt_token_fail(e, errno == ENOENT ? BT_ERR_NOT_FOUND : BT_ERR_IO, "%s",
                              strerror(errno));

@@ -17,6 +17,7 @@
 #include "common/base/buf.h"
 #include "common/base/cert.h"
 #include "common/base/clock.h"
+#include "common/base/file.h"
 #include "common/conf/conf.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/tls.h"
@@ -448,13 +449,15 @@ static void tell_end(const struct look *l, const char *what, const char *file, u
 static void look_https(const struct look *l)
 {
     char dir[PATH_MAX], pem[65536], err[200];
+    const char *why;
+    struct stat st;
     struct bt_cert c;
     bt_ctl_daemon_value(l->d, "conductor.http.tls", dir, sizeof(dir));
     if (dir[0] == '\0') {
         return;
     }
     char *path = bt_sprintf("%s/tls.crt", dir);
-    FILE *f = fopen(path, "re");
+    FILE *f = bt_file_open(path, &st, &why);
     size_t n = f != NULL ? fread(pem, 1, sizeof(pem) - 1, f) : 0;
     pem[n] = '\0';
     if (f != NULL) {

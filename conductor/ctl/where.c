@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/file.h"
 #include "common/conf/conf.h"
 
 /* Returns the folder of the local cluster's state. The caller frees it. */
@@ -47,13 +48,15 @@ static bool read_local_addr(struct bt_ctl *c, const char *dir)
     if (!is_ours(dir)) {
         return false;
     }
-    FILE *f = fopen(path, "re");
+    const char *why;
+    struct stat st;
+    FILE *f = bt_file_open(path, &st, &why);
     if (f == NULL) {
         fprintf(
             stderr,
             "batonctl: no conductor address: give --addr HOST:PORT, set BATON_ADDR, or name the "
-            "state directory of a local cluster with --dir; there is no %s\n",
-            path);
+            "state directory of a local cluster with --dir; %s cannot be read: %s\n",
+            path, why);
         return false;
     }
     bool ok = fgets(c->addr, sizeof(c->addr), f) != NULL;
@@ -128,9 +131,10 @@ static bool read_key(struct bt_ctl *c, const char *path)
 {
     struct stat st;
     char key[600] = "", why[256];
-    FILE *f = fopen(path, "re");
-    if (f == NULL || fstat(fileno(f), &st) != 0) {
-        fprintf(stderr, "batonctl: --key-file: %s cannot be read: %s\n", path, strerror(errno));
+    const char *reason;
+    FILE *f = bt_file_open(path, &st, &reason);
+    if (f == NULL) {
+        fprintf(stderr, "batonctl: --key-file: %s cannot be read: %s\n", path, reason);
     } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
         fprintf(stderr, "batonctl: --key-file: %s: %s\n", path, why);
     } else if (fgets(key, sizeof(key), f) == NULL || key[strspn(key, " \t\r\n")] == '\0') {

@@ -9,6 +9,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "common/base/file.h"
 #include "common/base/map.h"
 #include "common/conf/conf.h"
 #include "common/policy/sched/share.h"
@@ -60,24 +61,20 @@ static struct bt_keys *read_file(const char *path, struct stamp *stamp_p, char *
 {
     struct stat st;
     struct bt_keys *set = NULL;
-    FILE *file = fopen(path, "re");
     const char *what = NULL;
+    FILE *file = bt_file_open(path, &st, &what);
     char why[400], *text = NULL;
     size_t n = 0;
     memset(stamp_p, 0, sizeof(*stamp_p));
-    if (file == NULL || fstat(fileno(file), &st) != 0) {
-        what = strerror(errno);
-    } else {
+    if (file != NULL) {
         *stamp_p = stamp_of(&st);
-        if (!S_ISREG(st.st_mode)) {
-            what = "not a regular file";
-        } else if (!bt_conf_secret_private(&st, why, sizeof(why))) {
+        if (!bt_conf_secret_private(&st, why, sizeof(why))) {
             what = why;
         } else if ((uint64_t)st.st_size > BT_KEYS_FILE_MAX) {
             what = "larger than 8 MiB";
         }
     }
-    if (what == NULL) {
+    if (file != NULL && what == NULL) {
         (void)setvbuf(file, NULL, _IONBF, 0); /* no second copy of keys in memory */
         text = bt_malloc((size_t)st.st_size + 1);
         n = fread(text, 1, (size_t)st.st_size, file);
@@ -236,6 +233,7 @@ void bt_front_keys_look(struct bt_front_keys *k)
     char err[700];
     struct bt_keys *set = read_file(k->path, &k->stamp, err, sizeof(err));
     if (set == NULL) {
+        k->stamp = now; /* said once for each state of the file, also if it cannot be opened */
         BT_WARN("audit", "who=file what=keys_reload target=%s result=failed why=%s remedy=%s",
                 k->path, err, "the keys that were read before stay in force");
         return;

@@ -15,7 +15,7 @@ import subprocess
 
 import pytest
 
-from conftest import BUILD, ROOT
+from conftest import BUILD, CTL, ROOT
 
 MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m")
 # A mistake on the command line or in the configuration; a model that cannot be served (systemd restarts after
@@ -282,7 +282,7 @@ def test_check_looks_at_this_host(tmp_path, daemon):
     tls = {"cluster.tls.ca": cert, "cluster.tls.cert": cert, "cluster.tls.key": key}
     faults += [(tls, [r"cluster\.tls\.key: .*open to everybody", "chmod 0600"]),
                (dict(tls, **{"cluster.tls.ca": "/nonexistent/ca"}), [r"cluster\.tls\.ca: /nonexistent/ca: it cannot be read: No such"]),
-               (dict(tls, **{"cluster.tls.cert": tmp_path}), [r"cluster\.tls\.cert: .*it is not a regular file"])]
+               (dict(tls, **{"cluster.tls.cert": tmp_path}), [r"cluster\.tls\.cert: .*it is a directory"])]
     for sets, words in faults:
         refuse(USAGE, words, daemon, "--check", sets=dict(good, **sets))
         assert run(daemon, "--check=values", sets=dict(good, **sets))[0] == 0, sets
@@ -362,7 +362,7 @@ def test_configuration_file(tmp_path, daemon):
     with_file(b"log: {level: \x00}\n", ["not valid YAML"])
     with_file(b"\x1b]0;pwned\x07: 1\n", ["not valid YAML"])
     with_file(b"{" * 100000, [r"c\.yaml:1: "])
-    with_file(b"#" * (1 << 21), ["up to 1 MiB"])
+    with_file(b"#" * (1 << 21), ["larger than 1 MiB"])
 
 
 def test_unreadable_configuration(tmp_path):
@@ -395,7 +395,7 @@ def test_secret_file(tmp_path, daemon):
     empty.write_text("\n")
     open_one.write_text("secret")
     open_one.chmod(0o644)
-    for bad, word in (("/nonexistent", "No such file"), (tmp_path, "must be a file"), (empty, "1 to 4096 bytes"),
+    for bad, word in (("/nonexistent", "No such file"), (tmp_path, "it is a directory"), (empty, "1 to 4096 bytes"),
                       (open_one, "chmod")):
         refuse(USAGE, [r"kv\.salt_file", str(bad), word], daemon, sets=base(tmp_path, daemon, kv__salt_file=bad))
 
@@ -432,7 +432,7 @@ def test_batonctl_trusts_only_its_own_state_directory(tmp_path):
     link = tmp_path / "link"
     link.symlink_to(other)
     for state, mode, says in ((link, 0o700, "is not used"), (other, 0o777, "is not used"), (other, 0o700, "127.0.0.1:9"),
-                              (tmp_path / "none", None, "there is no")):
+                              (tmp_path / "none", None, "No such file")):
         if mode is not None:
             other.chmod(mode)
         rc, text_ = run("batonctl", "--dir", str(state), "status")
@@ -446,10 +446,29 @@ def test_api_keys_file(tmp_path, args):
     nul.write_bytes(b"\xef\xbb\xbfsk-1\nsk\0-2\n")  # a byte-order mark is no part of a key, and no mistake
     for f in (bad_terms, nul):
         f.chmod(0o600)
-    for bad, says in (("/nonexistent", "No such file"), (tmp_path, "regular file"), (bad_terms, ":3: rps=fast: give a number"),
+    for bad, says in (("/nonexistent", "No such file"), (tmp_path, "it is a directory"), (bad_terms, ":3: rps=fast: give a number"),
                       (nul, ":2: a key holds a NUL")):
         refuse(USAGE, [r"conductor\.api_keys_file: " + re.escape(str(bad)), says], "baton-conductor", *args,
                sets=base(tmp_path, "baton-conductor", conductor__api_keys_file=bad))
+
+
+@pytest.mark.parametrize("daemon", ["baton-conductor", "baton-kvstore", "baton-prefill"])
+def test_a_pipe_in_place_of_a_file(tmp_path, daemon):
+    """Refused at once: who opened it would wait for its writer for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    says = [re.escape(str(pipe)) + ": .*it is a pipe, a socket or a device"]
+    refuse(USAGE, says, daemon, "--config", pipe)
+    tls = {f"cluster.tls.{name}": pipe for name in ("ca", "cert", "key")}
+    refuse(USAGE, says, daemon, "--check", sets=dict(base(tmp_path, daemon), **tls))
+    if daemon == "baton-conductor":
+        refuse(USAGE, says, daemon, "--check", sets=base(tmp_path, daemon, conductor__api_keys_file=pipe))
+        key = subprocess.run([CTL, "--addr", "127.0.0.1:1", "--key-file", pipe, "nodes"], stderr=subprocess.PIPE, timeout=60)
+        assert key.returncode == 1 and b"it is a pipe" in key.stderr
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    refuse(USAGE, ["config.json: it is a pipe"], daemon, "--check", sets=dict(base(tmp_path, daemon), **{"model.path": model}))
 
 
 def test_run_dir(tmp_path):

@@ -753,7 +753,7 @@ static void test_bad_key_files(void **state)
     (void)state;
     char err[256] = "";
     expect_refused("/nonexistent/keys", "No such file");
-    expect_refused("/tmp", "regular file");
+    expect_refused("/tmp", "it is a directory");
     write_keys("sk-one\n", 0644);
     expect_refused(keys_path, "chmod");
     write_keys("# nothing\n\n", 0600);
