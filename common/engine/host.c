@@ -51,7 +51,7 @@ bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, u
     h->n_flows = h->info.max_slots * FLOWS_PER_SLOT;
     h->flows = bt_calloc(h->n_flows, sizeof(*h->flows));
     h->sampler = bt_sampler_create(h->info.vocab);
-    return BT_OK;
+    return bt_pace_open(&h->pace, err, err_cap);
 }
 
 static void ticket_free(struct bt_list *head)
@@ -97,6 +97,7 @@ void bt_host_cleanup(struct bt_host *h)
     free(h->flows);
     bt_sampler_destroy(h->sampler);
     bt_ids_cleanup(&h->ids);
+    bt_pace_close(&h->pace);
     if (h->kv) {
         munmap(h->kv, h->kv_bytes);
     }

@@ -9,6 +9,7 @@
 #include "common/base/list.h"
 #include "common/engine/engine.h"
 #include "common/engine/ids.h"
+#include "common/engine/pace.h"
 #include "common/engine/sampler.h"
 
 struct bt_host_slot {
@@ -87,7 +88,8 @@ struct bt_host {
     bt_engine_ticket_t next_ticket;
     struct bt_list done, waiting, given, free;
     struct bt_sampler *sampler;
-    struct bt_ids ids; /* which may be drawn; bt_ids_load fills it when an engine opens */
+    struct bt_ids ids;   /* which may be drawn; bt_ids_load fills it when an engine opens */
+    struct bt_pace pace; /* of forward; the back end calls bt_pace_wait */
 };
 
 /* info is filled by the caller but for pages, which it may leave 0 for mem_limit bytes' worth.

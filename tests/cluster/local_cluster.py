@@ -42,13 +42,14 @@ class Cluster:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         self.ready = {}  # by log: how far it was read, fields of its last ev=ready
         self.state_dir = tempfile.mkdtemp(prefix="baton-test-")
-        env = dict(os.environ, BATON_BIN=bin)
+        self.pace(0)
+        env = dict(os.environ, BATON_BIN=bin, BATON_ENGINE_PACE=self.state_dir + ".pace")
         p = subprocess.run([LOCAL, "up", "--dir", self.state_dir, "--port", "0", *EVERY_CLUSTER, *options], env=env,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            timeout=240 * PATIENCE)
         if p.returncode != 0:
             text = p.stderr.decode(errors="replace")
-            shutil.rmtree(self.state_dir, ignore_errors=True)
+            self._remove()
             raise RuntimeError(f"baton-local up ended with {p.returncode}: {text}")
         self.url = p.stdout.decode().strip().splitlines()[-1]
         scheme, address = self.url.split("://")
@@ -65,14 +66,23 @@ class Cluster:
             self.stop()
             raise
 
+    def pace(self, step_ms):
+        """From now on each step of a cpu or null engine takes so much longer, until another call: what runs is still running
+        when a test does something to it, however fast the machine is and however late the test comes."""
+        set_pace(self.state_dir + ".pace", step_ms)
+
     def stop(self):
         """Fails if a daemon reported something while it ran or while it ended."""
         if not os.path.exists(self.state_dir):
             return
         subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60 * PATIENCE, check=True)
         found = self.reports()
-        shutil.rmtree(self.state_dir, ignore_errors=True)
+        self._remove()
         assert not found, "\n".join(found)
+
+    def _remove(self):
+        shutil.rmtree(self.state_dir, ignore_errors=True)
+        os.unlink(self.state_dir + ".pace")
 
     def reports(self):
         """Failed assertions and what sanitizers wrote into the daemons' logs."""
@@ -123,6 +133,11 @@ class Cluster:
             with open(os.path.join(self.state_dir, "logs", name), errors="replace") as f:
                 out.append(f"== {name}\n" + "".join(f.readlines()[-40:]))
         return "\n".join(out)
+
+    def replans(self):
+        """The conductor's lines about requests that it planned again."""
+        with open(os.path.join(self.state_dir, "logs", "conductor.log"), errors="replace") as f:
+            return [line.strip() for line in f if "ev=request_replan " in line]
 
     # ---- HTTP ----
     def connect(self, timeout=60 * PATIENCE):
@@ -180,6 +195,13 @@ class Cluster:
     # ---- metrics ----
     def metrics(self, kind, index=0):
         return scrape(self.daemon(kind, index)["http"], self.headers, self.tls if kind == "conductor" else None)
+
+
+def set_pace(path, step_ms):
+    """Of engines whose environment has BATON_ENGINE_PACE=path. One write of one length: no reader sees a part of it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.pwrite(fd, b"%012d" % int(step_ms * 1000), 0)
+    os.close(fd)
 
 
 def start_time(pid):

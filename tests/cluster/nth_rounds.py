@@ -355,4 +355,4 @@ class Nth:
                 d.p.wait()
         subprocess.run([LOCAL, "down", "--dir", self.c.state_dir], stdout=subprocess.DEVNULL,
                        stderr=subprocess.DEVNULL, timeout=60 * PATIENCE)
-        subprocess.run(["rm", "-rf", self.c.state_dir, self.folder])
+        subprocess.run(["rm", "-rf", self.c.state_dir, self.c.state_dir + ".pace", self.folder])

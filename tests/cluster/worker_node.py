@@ -22,6 +22,7 @@ import grpc
 
 import sanitizer
 import starved
+from local_cluster import set_pace
 from sanitizer import PATIENCE
 from scripted_peer import USUAL
 
@@ -62,6 +63,7 @@ class Node:
     def __init__(self, engine="cpu", **sets):
         self.engine = engine
         self.dir = tempfile.mkdtemp(prefix="baton-node-")
+        self.pace(0)
         self.sets = sets
         self.procs = {}
         self.cluster_pb2, self.pb = protos()
@@ -95,9 +97,14 @@ class Node:
 
     def _spawn(self, name, argv):
         log = open(f"{self.dir}/{name}.log", "ab")
-        self.procs[name] = subprocess.Popen(USUAL + argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.procs[name] = subprocess.Popen(USUAL + argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                            env=dict(os.environ, BATON_ENGINE_PACE=f"{self.dir}/pace"))
         starved.WATCH.also(self.procs[name].pid, name)
         log.close()
+
+    def pace(self, step_ms):
+        """As Cluster.pace."""
+        set_pace(f"{self.dir}/pace", step_ms)
 
     def start(self, kind):
         conf = {"node.id": "n1", "etcd.endpoints": self.etcd, "run_dir": f"{self.dir}/run", "model.path": MODEL,

@@ -350,6 +350,7 @@ static bt_status_t cpu_forward(struct bt_engine *e, const struct bt_engine_batch
     t->forward = true;
     st = bt_cpu_forward(e, b, n, t);
     e->failed |= st == BT_ERR_DEVICE;
+    bt_pace_wait(&e->host.pace);
     t->run_us = (float)(bt_mono_ns() - t0) * 1e-3f;
     *fwd_p = t->id;
     bt_host_ticket_done(&e->host, t, st);

@@ -307,6 +307,7 @@ static bt_status_t null_forward(struct bt_engine *e, const struct bt_engine_batc
         bt_host_step_end(&e->host, b);
     }
     pace(e, b, begin_ns);
+    bt_pace_wait(&e->host.pace);
     *fwd_p = t->id;
     bt_host_ticket_done(&e->host, t, st);
     return BT_OK;
