@@ -62,7 +62,13 @@ bool bt_front_auth(struct bt_front *f, struct bt_http_req *req, uint32_t scope,
                    struct bt_front_note *note, struct bt_front_error *e)
 {
     if (f->keys == NULL) {
-        return true;
+        /* With TLS the browser itself compares the name with the certificate. */
+        return scope != BT_KEYS_ADMIN || f->tls != NULL || bt_front_asked_by_own_name(req) ||
+               bt_front_fail(e, 403, NULL, NULL,
+                             "without API keys, %.64s answers only who asks for this host by its "
+                             "address, its host name or localhost; use one of these, or set "
+                             "conductor.api_keys_file",
+                             bt_http_path(req));
     }
     const struct bt_front_credentials c = {.authorization = bt_http_header(req, "authorization"),
                                            .x_api_key = bt_http_header(req, "x-api-key"),

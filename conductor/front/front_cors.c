@@ -1,9 +1,13 @@
 /* Cross-origin requests: what a browser asks before it lets a page of another origin read our
  * answers (Fetch Standard, "CORS protocol"). This server uses no cookies, which the standard calls
- * credentials: the page itself sets the API key as a header. */
+ * credentials: the page itself sets the API key as a header. No other origin may read /admin/v1/.
+ */
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <unistd.h>
 
 #include "conductor/front/front_priv.h"
 
@@ -63,8 +67,41 @@ static int allowed(const char *origins, const char *origin)
     return found;
 }
 
+static bool for_own_pages(struct bt_http_req *req)
+{
+    return strncmp(bt_http_path(req), "/admin/", strlen("/admin/")) == 0;
+}
+
+/* Is the name, without a port, an address or localhost or the name of this host? */
+static bool is_own(const char *name)
+{
+    char own[256] = "";
+    size_t n = strlen(name);
+    unsigned char address[sizeof(struct in6_addr)];
+    (void)gethostname(own, sizeof(own) - 1);
+    return inet_pton(AF_INET, name, address) == 1 || inet_pton(AF_INET6, name, address) == 1 ||
+           strcasecmp(name, "localhost") == 0 || strcasecmp(name, own) == 0 ||
+           (n > 10 && strcasecmp(name + n - 10, ".localhost") == 0);
+}
+
+bool bt_front_asked_by_own_name(struct bt_http_req *req)
+{
+    const char *host = bt_http_header(req, "host");
+    char name[256];
+    if (host == NULL) {
+        return true; /* no browser */
+    }
+    bool v6 = host[0] == '[';
+    size_t n = strcspn(host + v6, v6 ? "]" : ":");
+    snprintf(name, sizeof(name), "%.*s", (int)BT_MIN(n, sizeof(name)), host + v6);
+    return is_own(name);
+}
+
 void bt_front_cors_headers(const struct bt_front *f, struct bt_http_req *req)
 {
+    if (for_own_pages(req)) {
+        return;
+    }
     const char *origin = bt_http_header(req, "origin");
     int how = origin != NULL ? allowed(f->allowed_origins, origin) : 0;
     if (f->allowed_origins[0] != '\0' && how != 2) { /* the answer depends on the origin */
@@ -83,7 +120,7 @@ bool bt_front_cors_preflight(struct bt_front *f, struct bt_http_req *req, const 
     const char *origin = bt_http_header(req, "origin");
     const char *wanted = bt_http_header(req, "access-control-request-headers");
     if (strcmp(bt_http_method(req), "OPTIONS") != 0 || origin == NULL ||
-        bt_http_header(req, "access-control-request-method") == NULL ||
+        bt_http_header(req, "access-control-request-method") == NULL || for_own_pages(req) ||
         allowed(f->allowed_origins, origin) == 0) {
         return false;
     }

@@ -177,7 +177,11 @@ void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h);
 /* The answer's header x-baton-plan. id: for `batonctl explain`. */
 void bt_front_plan_header(struct bt_http_req *req, const char *id, const struct bt_gen_plan *p);
 
-/* Lets pages of an allowed origin read the answer. */
+/* Does the Host header have an address, localhost or the name of this host? The owner of any other
+ * name can point it here after a browser has loaded a page of that name. The page could then read
+ * the answer as one of its own origin (DNS rebinding). */
+bool bt_front_asked_by_own_name(struct bt_http_req *req);
+/* Lets pages of an allowed origin read the answer, except below /admin/. */
 void bt_front_cors_headers(const struct bt_front *f, struct bt_http_req *req);
 /* Answers a browser's preflight request for one of `methods`. False: it is no preflight, or its
  * origin is not allowed. */

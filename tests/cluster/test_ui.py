@@ -4,6 +4,7 @@ is skipped where there is none."""
 import json
 import os
 import re
+import socket
 import subprocess
 
 import pytest
@@ -109,8 +110,25 @@ def test_hostile(cluster):
     status, headers, _ = cluster.request("GET", "/admin/v1/status", headers={"Origin": "https://elsewhere.example"})
     assert status == 200 and "access-control-allow-origin" not in headers
     assert "access-control-allow-origin" in cluster.request("GET", "/v1/models", headers={"Origin": "https://elsewhere.example"})[1]
+    for path in "/admin/v1/nothing", "/admin/v1/explain/x":
+        assert "access-control-allow-origin" not in cluster.request("GET", path, headers={"Origin": "https://elsewhere.example"})[1]
+    preflight = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "GET"}
+    assert "access-control-allow-methods" not in cluster.request("OPTIONS", "/admin/v1/status", headers=preflight)[1]
     status, headers, body = cluster.request("HEAD", "/admin/v1/requests")
     assert status == 200 and body == b"" and headers["cache-control"] == "no-store"
+
+
+def test_names_of_others(cluster, make_cluster):
+    """A page whose name was pointed at this server after the browser had loaded it is of the same origin for the browser. It
+    has no key, but there are conductors without keys."""
+    assert cluster.request("GET", "/admin/v1/requests", headers={"Host": "proxy.example"})[0] == 200
+    c = make_cluster("--nodes", "1", "--prefill", "0", "--decode", "1", "--set", "decode.engine.device=null")
+    for host, good in (("127.0.0.1", True), ("[::1]:80", True), ("localhost:8000", True), ("a.localhost", True),
+                       (socket.gethostname() + ":1", True), ("evil.example", False), ("evil.example:80", False),
+                       ("127.0.0.1.evil.example", False), ("localhost.evil.example", False), ("[evil.example]", False)):
+        status, _, body = c.request("GET", "/admin/v1/requests", headers={"Host": host})
+        assert status == (200 if good else 403), host
+        assert good or b"conductor.api_keys_file" in body and b"open" not in body
 
 
 def test_scopes(cluster):
