@@ -42,7 +42,7 @@ def tables():
 
 def exposition(address):
     host, port = address.rsplit(":", 1)
-    conn = http.client.HTTPConnection(host, int(port), timeout=10)
+    conn = http.client.HTTPConnection(host, int(port), timeout=60)
     conn.request("GET", "/metrics")
     text = conn.getresponse().read().decode()
     conn.close()
@@ -93,7 +93,7 @@ def test_series_of_vllm(c):
     assert n["completion_tokens"] == 12
     # The conductor counts the request when its client has had the answer, so perhaps a moment later.
     wait_for(lambda: of(c.metrics("conductor"), "vllm:e2e_request_latency_seconds_count")
-             == of(before, "vllm:e2e_request_latency_seconds_count") + 1, 10, "the request is counted")
+             == of(before, "vllm:e2e_request_latency_seconds_count") + 1, 60, "the request is counted")
     after = c.metrics("conductor")
 
     def grew(name):
