@@ -1,6 +1,9 @@
 """Fixtures: real clusters, each in a state directory of its own."""
+import errno
 import json
 import os
+import random
+import socket
 import subprocess
 import time
 
@@ -64,6 +67,19 @@ def wait_for(check, seconds, what, every_s=0.05):
             return v
         assert time.monotonic() < end, f"not within {seconds} s: {what}; last: {v!r}"
         time.sleep(every_s)
+
+
+def port_of_nobody(host="127.0.0.1"):
+    """A free port, below those that the kernel chooses and that baton-local gives to etcd: so it stays free."""
+    while True:
+        port = random.randrange(10000, 15000)
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
+            try:
+                s.bind((host, port))
+                return port
+            except OSError as e:
+                if e.errno != errno.EADDRINUSE:
+                    raise
 
 
 @pytest.fixture(scope="session")

@@ -422,7 +422,7 @@ def test_etcd_that_is_not_there(tmp_path):
     finally:
         p.terminate()
         p.communicate(timeout=60)
-    assert re.search(rb"etcd_waiting seconds=1\d endpoint=127.0.0.1:9 .*remedy=\"waiting for etcd: start it, or correct etcd.endpoints", seen), seen
+    assert re.search(rb"etcd_waiting seconds=\d\d endpoint=127.0.0.1:9 .*remedy=\"waiting for etcd: start it, or correct etcd.endpoints", seen), seen
 
 
 def test_batonctl_trusts_only_its_own_state_directory(tmp_path):

@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from conftest import CTL, Cluster, wait_for
+from conftest import CTL, Cluster, port_of_nobody, wait_for
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
@@ -46,9 +46,7 @@ def test_a_sound_cluster_has_no_fault(cluster):
 
 
 def test_faults_of_a_configuration(tmp_path):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        spare = s.getsockname()[1]
+    spare = port_of_nobody()
     with socket.socket() as s, socket.socket() as gone:
         s.bind(("127.0.0.1", 0))
         s.listen()

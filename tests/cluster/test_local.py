@@ -1,6 +1,6 @@
 """baton-local and batonctl as a user meets them: usage, several clusters, nothing left behind."""
 import ctypes
-import datetime
+import errno
 import json
 import os
 import re
@@ -13,7 +13,8 @@ import urllib.request
 
 import pytest
 
-from conftest import BUILD, CTL, LOCAL, ROOT, Cluster, scrape
+from conftest import BUILD, CTL, LOCAL, ROOT, Cluster, port_of_nobody, scrape, wait_for
+from local_cluster import start_time
 
 
 def run(*args, env=None):
@@ -123,19 +124,14 @@ def test_a_tiny_state_directory(tmp_path):
     assert rc == 1 and re.search(r"s has \d MiB free; etcd and the logs need 160 MiB; free some", err), err
 
 
-def test_one_worker_serves_at_once(tmp_path):
-    """One worker is a whole cluster: /health says so as soon as completions work."""
-    rc, out, err = run(LOCAL, "up", "--prefill", "0", "--nodes", "1", "--dir", tmp_path, "--port", "0")
+def test_one_worker_is_a_whole_cluster():
+    """Nothing waits for a worker of the other role."""
+    c = Cluster("--prefill", "0", "--nodes", "1")
     try:
-        assert rc == 0, err
-        log = (tmp_path / "logs" / "conductor.log").read_text()
-        up = re.search(r"ts=(\S+) .*ev=session_up kind=decode", log).group(1)
-        gap = time.time() - datetime.datetime.fromisoformat(up.rstrip("Z") + "+00:00").timestamp()
-        assert gap < 10, gap  # the cluster's other role was waited for, 15 s long
-        with urllib.request.urlopen(out.strip() + "/health", timeout=10) as r:
-            assert r.status == 200
+        assert c.request("GET", "/health")[0] == 200
+        assert c.complete("ROMEO:\n", 4)["usage"]["completion_tokens"] == 4
     finally:
-        assert run(LOCAL, "down", "--dir", tmp_path)[0] == 0
+        c.stop()
 
 
 def test_the_last_line_names_the_cause(tmp_path):
@@ -156,9 +152,11 @@ class SchedAttr(ctypes.Structure):
 
 
 def slice_ns(tid):
-    """Of a thread; 0 before Linux 6.12."""
+    """Of a thread; 0 before Linux 6.12; None: it has ended."""
     a, sched_getattr = SchedAttr(), 315
-    assert ctypes.CDLL(None, use_errno=True).syscall(sched_getattr, tid, ctypes.byref(a), 48, 0) == 0, ctypes.get_errno()
+    if ctypes.CDLL(None, use_errno=True).syscall(sched_getattr, tid, ctypes.byref(a), 48, 0) != 0:
+        assert ctypes.get_errno() == errno.ESRCH
+        return None
     return a.slice_ns
 
 
@@ -171,9 +169,13 @@ def test_tokens_do_not_wait_for_those_that_compute(cluster):
     masks = min(max(len(os.sched_getaffinity(0)) // 4, 1), 8)  # a worker's mask threads, which its engine waits for
     for d in daemons:
         if d["daemon"] in ("conductor", "prefill", "decode") and default:
-            slices = [slice_ns(int(t)) for t in os.listdir(f"/proc/{d['pid']}/task")]
-            short = 2 if d["daemon"] == "conductor" else 2 + masks  # the control loop, gRPC's queue
-            assert slice_ns(d["pid"]) < default and slices.count(slice_ns(d["pid"])) == short, (d, slices)
+            want = 2 if d["daemon"] == "conductor" else 2 + masks  # the control loop, gRPC's queue
+
+            def short():
+                """Threads with a short slice. One takes it when it runs for the first time."""
+                return sum(0 < (slice_ns(int(t)) or 0) < default for t in os.listdir(f"/proc/{d['pid']}/task"))
+            wait_for(lambda: short() >= want and slice_ns(d["pid"]) < default, 60, f"{want} threads of {d} have short slices")
+            assert short() == want, d
 
 
 def test_down_twice_and_status_of_nothing(tmp_path):
@@ -201,7 +203,7 @@ def test_interrupted_in_the_middle(tmp_path, says):
         seen += piece
     time.sleep(0.1)
     os.killpg(p.pid, signal.SIGINT)
-    out = seen + p.communicate(timeout=60)[0]
+    out = seen + p.communicate(timeout=120)[0]
     # Where it was faster than the signal the cluster serves, and is stopped as any other.
     if p.returncode == 0:
         assert run(LOCAL, "down", "--dir", tmp_path)[0] == 0
@@ -260,9 +262,7 @@ def test_dummy_weights_need_no_checkpoint(tmp_path):
 def test_up_waits_for_all_it_was_asked_for_on_ipv6_too(tmp_path):
     """Odd names as well: a path with a blank, a model whose name needs escaping in /metrics."""
     try:
-        with socket.socket(socket.AF_INET6) as s:
-            s.bind(("::1", 0))
-            port = s.getsockname()[1]
+        port = port_of_nobody("::1")
     except OSError:
         pytest.skip("this machine has no IPv6 loopback")
     model, state = tmp_path / 'a "model" {x}', tmp_path / "a state"
@@ -285,12 +285,18 @@ def test_one_name_and_right_sums():
         assert c.model == "shop/7b"
         usage = c.complete("To be, or not to be", 20, ignore_eos=True, n=2)["usage"]
         daemons = [d for d in c.status() if d["http"]]
-        sums = {}
-        for d in daemons:
-            for name, v in scrape(d["http"]).items():
-                assert "model_name" not in name or 'model_name="shop/7b"' in name, (d, name)
-                key = name.split("{")[0]
-                sums[key] = sums.get(key, 0) + v
+
+        def scraped():
+            sums = {}
+            for d in daemons:
+                for name, v in scrape(d["http"]).items():
+                    assert "model_name" not in name or 'model_name="shop/7b"' in name, (d, name)
+                    key = name.split("{")[0]
+                    sums[key] = sums.get(key, 0) + v
+            return sums
+        # The conductor counts the request when its client has had the answer, so perhaps a moment later.
+        wait_for(lambda: scraped()["vllm:request_success_total"], 60, "the request is counted")
+        sums = scraped()
         assert {d["daemon"] for d in daemons} >= {"conductor", "prefill", "decode"}
         assert sums["vllm:generation_tokens_total"] == usage["completion_tokens"] == 40
         assert sums["vllm:prompt_tokens_total"] == usage["prompt_tokens"]
@@ -335,8 +341,7 @@ def test_two_clusters_side_by_side_and_nothing_left():
     finally:
         a.stop()
         b.stop()
-    for p in pids:
-        assert not os.path.exists(f"/proc/{p}") or "Z" in open(f"/proc/{p}/stat").read()
+    assert not [p for p in pids if start_time(p)]
     assert [f() for f in left] == [[], []]
 
 
