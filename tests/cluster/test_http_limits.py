@@ -2,6 +2,7 @@
 else waits for them, and nothing of theirs stays behind."""
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -27,7 +28,7 @@ def disconnects(cluster):
 
 
 def nothing_open(cluster):
-    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 3,
+    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 60,
              "no generation is open")
 
 
@@ -40,41 +41,42 @@ def test_ids_of_fds_do_not_leak(cluster):
 
     before = fds()
     for i in range(200):
-        s = socket.create_connection(address(cluster), timeout=5)
+        s = socket.create_connection(address(cluster), timeout=60)
         s.sendall((b"GET / HTTP/1.1\r\nHo", b"\0", POST + b"Content-Length: 9\r\n\r\n")[i % 3])
         s.close()
-    wait_for(lambda: fds() <= before + 2, 10, "descriptors are back")
+    wait_for(lambda: fds() <= before + 2, 60, "descriptors are back")
 
 
 def test_disconnect_is_noticed_at_once(cluster):
     http = cluster.daemon("conductor")["http"]
     name = "baton_http_disconnects_total"
     before = scrape(http)[name]
-    s = socket.create_connection(address(cluster), timeout=5)
+    s = socket.create_connection(address(cluster), timeout=60)
     body = b'{"prompt":"O","max_tokens":8000,"ignore_eos":true,"stream":true}'
     s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
               b"Content-Length: %d\r\n\r\n" % len(body) + body)
-    assert b"data: " in s.recv(4096) + s.recv(4096)
+    got = b""
+    while b"data: " not in got:
+        piece = s.recv(4096)
+        assert piece, got
+        got += piece
     s.close()
-    wait_for(lambda: scrape(http)[name] > before, 10, "the disconnect is counted")
-    wait_for(lambda: scrape(http)["baton_http_generations_open"] == 0, 10, "the generation is gone")
+    wait_for(lambda: scrape(http)[name] > before, 60, "the disconnect is counted")
+    wait_for(lambda: scrape(http)["baton_http_generations_open"] == 0, 60, "the generation is gone")
 
 
 def test_a_thousand_slow_headers_hold_up_nobody(cluster):
-    """Slowloris: the others' answers take as long as before; then every one of the slow gets its 408."""
-    def ask():
-        start = time.monotonic()
-        cluster.complete("O", 1)
-        return time.monotonic() - start
-
-    alone = sorted(ask() for _ in range(10))[5]
+    """Slowloris: others get their answers while all of the slow may still go on; then every one of the slow gets its 408."""
     slow = [socket.create_connection(address(cluster), timeout=60) for _ in range(1000)]
     start = time.monotonic()
     try:
         for i, s in enumerate(slow):
             s.sendall((b"GET / HT", POST, b"G")[i % 3])
-        beside = sorted(ask() for _ in range(10))[5]
-        assert beside < 5 * alone + 0.5, (alone, beside)
+        assert cluster.complete("O", 1)["usage"]["completion_tokens"] == 1
+        unanswered = select.poll()
+        for s in slow:
+            unanswered.register(s, select.POLLIN)
+        assert unanswered.poll(0) == []
         for s in slow:
             assert s.recv(64).startswith(b"HTTP/1.1 408 ")
         assert time.monotonic() - start > 4  # the header's deadline is 5 s for who has asked for nothing before
@@ -87,7 +89,7 @@ def test_half_open_in_the_middle_of_a_request(cluster):
     """A client that stops sending in mid-request and half-closes is closed, not waited for."""
     for part in (b"GET / HT", POST + b"Content-Length: 9\r\n\r\nabc",
                  POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhe"):
-        s = socket.create_connection(address(cluster), timeout=4)  # the header's deadline is 5 s
+        s = socket.create_connection(address(cluster), timeout=60)  # behind the header's deadline it would be a 408
         s.sendall(part)
         s.shutdown(socket.SHUT_WR)
         assert s.recv(100) == b""
@@ -107,12 +109,12 @@ def test_half_open_while_it_is_answered(cluster):
         assert end in got, got[-300:]
         s.close()
     assert disconnects(cluster) == before
-    s = socket.create_connection(address(cluster), timeout=5)
+    s = socket.create_connection(address(cluster), timeout=60)
     s.sendall(generation({"prompt": "O", "max_tokens": 8000, "ignore_eos": True}))
     s.shutdown(socket.SHUT_WR)
     assert s.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
     s.close()
-    wait_for(lambda: disconnects(cluster) == before + 1, 10, "the disconnect is counted")
+    wait_for(lambda: disconnects(cluster) == before + 1, 60, "the disconnect is counted")
     nothing_open(cluster)
 
 
@@ -135,9 +137,9 @@ def test_a_reader_that_does_not_read_is_cut_off(cluster):
                           "ignore_eos": True, "stream": True}))
     wait_for(lambda: cluster.metrics("conductor")[slow] == before + 1, 60, "its stream ends")
     if not sanitizer.KIND:  # a sanitizer keeps what is freed
-        assert resident_mib() < base + 32
+        assert resident_mib() < base + 16  # it grows by 2; all of the stream has 35
     nothing_open(cluster)
-    s.settimeout(30)
+    s.settimeout(60)
     got = b""
     while not got.endswith(b"\r\n0\r\n\r\n"):
         piece = s.recv(65536)
@@ -153,7 +155,7 @@ def test_a_whole_answer_may_be_large(cluster):
     """The bound is for streams; an answer of several MiB reaches a slow reader whole."""
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
-    s.settimeout(30)
+    s.settimeout(60)
     s.connect(address(cluster))
     data = json.dumps({"prompt": "word " * 400000}).encode()
     s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
@@ -170,32 +172,26 @@ def test_a_whole_answer_may_be_large(cluster):
 
 
 def test_large_bodies_hold_up_nobody(cluster):
-    """Megabytes to tokenize: streams of others go on token by token meanwhile."""
+    """Megabytes to tokenize, which takes a thread some tenths of a second of its CPU: no turn of the control loop has part in it,
+    so that the streams of others go on meanwhile."""
+    def long_turns():
+        m = cluster.metrics("conductor")
+        return [m['baton_loop_tick_seconds_bucket{clock="cpu",le="%s"}' % le] for le in ("+Inf", "0.02")]
+
     big = {"prompt": "word and more, " * 250000}
-    answers, gaps = [], []
-    start = time.monotonic()
-    assert cluster.request("POST", "/tokenize", big)[0] == 200
-    alone = time.monotonic() - start
-
-    def tokenize():
-        answers.append(cluster.request("POST", "/tokenize", big)[0])
-
-    threads = [threading.Thread(target=tokenize) for _ in range(3)]
-    last = None
-    for i, e in enumerate(cluster.stream("/v1/completions", {"prompt": "O", "max_tokens": 600,
-                                                             "ignore_eos": True})):
-        if i == 20:
-            for t in threads:
-                t.start()
-        now = time.monotonic()
-        if last is not None and any(t.is_alive() for t in threads):
-            gaps.append(now - last)
-        last = now
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(cluster.request("POST", "/tokenize", big)[0])) for _ in range(3)]
+    turns, quick = long_turns()
+    events = cluster.stream("/v1/completions", {"prompt": "O", "max_tokens": 600, "ignore_eos": True})
+    next(events)
     for t in threads:
-        t.join(60)
+        t.start()
+    assert sum(1 for e in events if e != "[DONE]") == 599
+    for t in threads:
+        t.join()
     assert answers == [200] * 3
-    # On the loop the stream would stand still for each body, and with three of them for longer than one takes.
-    assert gaps and sum(1 for g in gaps if g > alone) < 2, (sorted(gaps)[-5:], alone)
+    all_turns, all_quick = long_turns()
+    assert all_turns > turns and all_turns - all_quick == turns - quick, "a turn of the loop took more than 20 ms of CPU"
 
 
 def test_more_large_bodies_than_are_read_at_once(cluster):
