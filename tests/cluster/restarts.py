@@ -9,6 +9,8 @@ from conftest import CTL, Cluster, scrape, wait_for
 from local_cluster import connection
 from sanitizer import PATIENCE
 
+SLOW_MS = 50  # what a step takes longer until something has happened to what runs
+
 
 def args_of(pid):
     """(argv, environment, working directory) of a running process."""
@@ -25,6 +27,7 @@ class Restarts:
     def __init__(self, *options, **more):
         self.c = Cluster(*options, **more)
         self.children = []
+        self.killed = None  # by with_a_kill
         with open(os.path.join(self.c.state_dir, "conductor.addr")) as f:
             self.addr = f.read().strip()
         # A cluster serves before its conductor has met everybody.
@@ -109,7 +112,8 @@ class Restarts:
 
     def kill_busiest(self, kind):
         """Kills the prefill or decode worker of the open request that has the fewest tokens, and returns its member. The
-        worker stands still while the conductor is asked once more, so that none of its requests ends before its death."""
+        worker stands still while the conductor is asked once more, so that none of its requests ends before its death.
+        Steps are to be slow (Cluster.pace): what the worker has sent before may be on its way to the conductor."""
         state = {"decode": "decoding", "prefill": "prefilling"}[kind]
         members = {m["name"]: m for m in self.members(kind)}
 
@@ -127,6 +131,19 @@ class Restarts:
             os.kill(m["pid"], signal.SIGCONT)
             return None
         return self.kill_member(wait_for(stopped, 10, f"a {kind} worker runs a request", every_s=0.001))
+
+    def with_a_kill(self, path, body, at):
+        """A stream's events. Behind `at` of them its decode worker is killed, which self.killed is then; until that steps are
+        slow, so that the stream does not end before."""
+        self.c.pace(SLOW_MS)
+        try:
+            for i, e in enumerate(self.c.stream(path, body)):
+                if i == at:
+                    self.killed = self.kill_busiest("decode")
+                    self.c.pace(0)
+                yield e
+        finally:
+            self.c.pace(0)
 
     def second_conductor(self):
         """Another conductor of the same cluster; (process, host, port)."""

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from conftest import wait_for
+from restarts import SLOW_MS
 
 TURNS = [{"role": "user", "content": "Speak, good sir."}]
 BODIES = {"/v1/messages": {"messages": TURNS, "max_tokens": 24},
@@ -100,32 +101,37 @@ def test_client_leaves(cluster, path):
     gone = "baton_http_disconnects_total"
     before = cluster.metrics("conductor")[gone]
     limit = {"max_tokens": 3000} if path == "/v1/messages" else {"max_output_tokens": 3000}
-    s = Stream(cluster, path, **limit)
-    n = 0
-    for name, data in s.events():
-        n += text_of(path, name, data) != ""
-        if n == 5:
-            break
-    s.r.close()
-    s.c.close()
-    wait_for(lambda: cluster.metrics("conductor")[gone] == before + 1, 10, "it is noticed")
-    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 2, "and ended")
+    cluster.pace(SLOW_MS)
+    try:
+        s = Stream(cluster, path, **limit)
+        n = 0
+        for name, data in s.events():
+            n += text_of(path, name, data) != ""
+            if n == 5:
+                break
+        s.r.close()
+        s.c.close()
+        wait_for(lambda: cluster.metrics("conductor")[gone] == before + 1, 30, "it is noticed")
+    finally:
+        cluster.pace(0)
+    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 30, "and ended")
 
 
 def test_killed_worker(make_cluster):
     """In the middle of each stream its decode worker is killed: no event differs from those of an undisturbed run."""
     c = make_cluster("--nodes", "1", "--prefill", "0", "--decode", "3")
-    tokens = 1600  # generation goes on for long after the kill
+    tokens = 200
     expected = chat_text(c, tokens)
     for path, limit in (("/v1/messages", "max_tokens"), ("/v1/responses", "max_output_tokens")):
-        daemons = c.status()
+        c.pace(SLOW_MS)  # generation goes on for long after the kill
         s, text, names, victim = Stream(c, path, **{limit: tokens}), "", [], None
         for name, data in s.events():
             text += text_of(path, name, data)
             names.append((name, data))
             if victim is None and len(text) > 40:
-                victim = next(d for d in daemons if s.decode() in os.path.basename(d["log"]))
+                victim = next(d for d in c.status() if s.decode() in os.path.basename(d["log"]))
                 os.kill(victim["pid"], signal.SIGKILL)
+                c.pace(0)
         assert victim is not None and text == expected
         assert order(names)[-1] in ("message_stop", "response.incomplete")
     assert c.metrics("conductor")["baton_requests_replanned_total"] >= 2

@@ -14,13 +14,12 @@ import pytest
 
 from admin import Admin
 from conftest import wait_for
-from restarts import Restarts
+from restarts import SLOW_MS, Restarts
 from sanitizer import PATIENCE
 
 PROMPT = "KING HENRY V:\nWe few, we happy few, we band of brothers; " * 6
 TOKENS = 450
 AT = 20  # tokens of the first stream until something happens
-SLOW_MS = 50  # what a step takes longer until then
 EXACT = "avx512_bf16" in open("/proc/cpuinfo").read()
 BASE = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0,
         "stream_options": {"include_usage": True}}
@@ -90,11 +89,12 @@ def run_streams(at, bodies, on_event=None, when=AT, before=None, slow=None):
     """Runs all at once; on_event is called once, when the first of them has `when` tokens, before() at half of them. With
     more than one token until then, the first one starts when every other one has a token, so that both meet all of them: on
     a busy machine the first stream can have a hundred tokens before the last client has sent its request. slow: the cluster,
-    whose steps take SLOW_MS longer until on_event has returned, so that no stream ends before."""
+    whose steps take SLOW_MS longer until then, so that no stream ends before."""
     streams = [Stream(at, b) for b in bodies]
     ts = [threading.Thread(target=s.run) for s in streams]
     if slow:
         slow.pace(SLOW_MS)
+        on_event = on_event or (lambda: None)
     try:
         for t in ts[1:]:
             t.start()

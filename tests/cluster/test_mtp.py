@@ -77,7 +77,7 @@ def test_preempted_rows(make_cluster, model):
                               "--set", "all.kv.block_tokens=16"))
     many = [dict(b, n=1) for b in bodies(300)]
     want = run_streams((c.host, c.port), [off(b) for b in many])
-    same(run_streams((c.host, c.port), [dict(b, speculation="mtp") for b in many]), want)
+    same(run_streams((c.host, c.port), [dict(b, speculation="mtp") for b in many], slow=c), want)
     m = c.metrics("decode")
     assert sum(v for k, v in m.items() if k.startswith("vllm:num_preemptions_total")) > 0 and drafts(m, "accepted_tokens") > 0
 
@@ -85,14 +85,13 @@ def test_preempted_rows(make_cluster, model):
 def test_a_killed_worker(model):
     r = Restarts(*options(model, "--nodes", "3", "--prefill", "1", "--decode", "2"))
     try:
-        # Many rows: this model is so small that few would end before their worker has said that it runs them.
-        plain = [off(dict(b, prompt=prompt_of(20 + i), n=4)) for i, b in enumerate(bodies(850) * 4)]
+        plain = [off(dict(b, prompt=prompt_of(20 + i))) for i, b in enumerate(bodies() * 2)]
         want = run_streams((r.c.host, r.c.port), plain)
         victim = {}
 
         def kill():
             victim.update(r.kill_busiest("decode"))
-        same(run_streams((r.c.host, r.c.port), [dict(b, speculation="mtp") for b in plain], kill, when=10), want)
+        same(run_streams((r.c.host, r.c.port), [dict(b, speculation="mtp") for b in plain], kill, when=10, slow=r.c), want)
         assert r.total("baton_requests_replanned_total") > 0
         left, = (m for m in r.members("decode") if m["pid"] != victim["pid"])
         assert drafts(scrape(left["http"])) > 0

@@ -99,15 +99,15 @@ def test_a_killed_worker_with_a_draft_model(prompt):
                  "decode.worker.speculate=" + os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m"))
     try:
         at = r.c.host, r.c.port
-        plain = [dict(b, speculation="off", max_tokens=3 * TOKENS) for b in bodies(r.c, prompt)]  # long after the kill
-        plain += [{"prompt": prompt, "max_tokens": 3 * TOKENS, "temperature": 0.9, "seed": 5, "logprobs": 1, "speculation": "off",
+        plain = [dict(b, speculation="off", max_tokens=2 * TOKENS) for b in bodies(r.c, prompt)]
+        plain += [{"prompt": prompt, "max_tokens": 2 * TOKENS, "temperature": 0.9, "seed": 5, "logprobs": 1, "speculation": "off",
                    "guided_regex": "([a-z]{2,9}[ ,] ?){150}"}]
         want = run_streams(at, plain)
         victim = {}
 
         def kill():
             victim.update(r.kill_busiest("decode"))
-        same(run_streams(at, [dict(b, speculation="draft") for b in plain], kill, when=20), want)
+        same(run_streams(at, [dict(b, speculation="draft") for b in plain], kill, when=20, slow=r.c), want)
         assert r.total("baton_requests_replanned_total") > 0
         left, = (m for m in r.members("decode") if m["pid"] != victim["pid"])
         assert drafts(scrape(left["http"])) > 0
@@ -161,19 +161,18 @@ def test_edited_text_needs_few_steps_and_survives_a_kill(null_engine, prompt):
     r = Restarts("--nodes", "3", "--prefill", "1", "--decode", "2", *NULL)
     try:
         at, plain = (r.c.host, r.c.port), edited(r.c, prompt)
-        want = run_streams(at, plain)
+        want = run_streams(at, plain, slow=r.c)
         assert all(len(w.lps[0]) == EDIT["max_tokens"] for w in want)
         assert want[1].text[0] != want[1].text[1]  # choices are edited otherwise
         steps = sum(m["baton_worker_steps_total"] for m in decode_metrics(r))
-        same(run_streams(at, on_drafts(plain)), want)
+        same(run_streams(at, on_drafts(plain), slow=r.c), want)
         m = decode_metrics(r)
         fast = sum(x["baton_worker_steps_total"] for x in m) - steps
         drafted, accepted = sum(map(drafts, m)), sum(drafts(x, "accepted_tokens") for x in m)
         print(f"steps {steps:.0f} without drafts, {fast:.0f} with them; {accepted:.0f} of {drafted:.0f} accepted")
-        assert fast < steps / 2 and accepted > 0.4 * drafted
+        assert fast < steps / 2 and accepted > 0.25 * drafted  # long drafts go beyond the next edit
         # A worker that is killed takes what it had accepted with it: other workers find the same drafts again.
-        victim = max(r.members("decode"), key=lambda x: drafts(scrape(x["http"])))
-        same(run_streams(at, on_drafts(plain), lambda: r.kill_member(victim), when=100), want)
+        same(run_streams(at, on_drafts(plain), lambda: r.kill_busiest("decode"), when=100, slow=r.c), want)
         assert r.total("baton_requests_replanned_total") > 0
     finally:
         r.stop()
@@ -184,7 +183,7 @@ def test_preempted_rows_have_the_same_tokens(null_engine, make_cluster, prompt):
     c = make_cluster("--nodes", "2", "--prefill", "1", "--decode", "1", *NULL, "--set", "decode.engine.pages=180")
     at, plain = (c.host, c.port), edited(c, prompt)
     want = run_streams(at, [dict(b, n=1) for b in plain])  # few pages: the same, as they say without drafts
-    got = run_streams(at, [dict(b, n=1) for b in on_drafts(plain)])
+    got = run_streams(at, [dict(b, n=1) for b in on_drafts(plain)], slow=c)
     same(got, want)
     m = c.metrics("decode")
     name = [k for k in m if k.startswith("vllm:num_preemptions_total")][0]

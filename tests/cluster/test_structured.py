@@ -1,17 +1,18 @@
 """Constrained output on running clusters: every form of the API, with everything that may be asked for beside it. What comes
 out always follows its schema, pattern or list; a killed worker changes no token of it."""
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
 import re
-import time
 
 import jsonschema
 import pytest
 
 from conftest import scrape, wait_for
-from restarts import Restarts
+from restarts import SLOW_MS, Restarts
+from sanitizer import PATIENCE
 from test_faults import EXACT, run_streams, same
 from test_worker_runtime import GOLDEN, prompt, rid
 from worker_node import INVALID, Conductor, Node, pack
@@ -250,7 +251,7 @@ def test_min_tokens_holds_the_end_back(cluster):
 def test_a_cached_prompt(cluster, calm):
     body = {**calm, "prompt": "KING HENRY V:\nWe few, we happy few; " * 12, "temperature": 0, **FORMS["openai"][0]}
     first = cluster.post(C, body)
-    wait_for(lambda: cluster.post(C, body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, 20, "the prompt is cached")
+    wait_for(lambda: cluster.post(C, body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, 30, "the prompt is cached")
     again = cluster.post(C, body)
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
     is_person(again["choices"][0]["text"])
@@ -286,14 +287,19 @@ def test_many_at_once_from_one_client(cluster):
 
 def test_a_grammar_counts_as_memory_of_its_answer(cluster):
     """Until the answer ends: it is there for a worker that takes the request over."""
-    name = 'baton_http_answer_bytes{of="generations"}'
+    def held():
+        return cluster.metrics("conductor")['baton_http_answer_bytes{of="generations"}']
     grammar = "root ::= [a-z ]+\n" + "# a remark that means nothing\n" * 12000
-    before = cluster.metrics("conductor")[name]
-    events = cluster.stream(C, {"prompt": PROMPT, "max_tokens": 1000, "grammar": grammar})
-    next(events)
-    assert cluster.metrics("conductor")[name] - before > 300000
+    wait_for(lambda: held() == 0, 30, "earlier requests have ended")
+    cluster.pace(SLOW_MS)
+    try:
+        events = cluster.stream(C, {"prompt": PROMPT, "max_tokens": 200, "grammar": grammar})
+        next(events)
+        assert held() > 300000
+    finally:
+        cluster.pace(0)
     assert len(list(events)) > 1
-    wait_for(lambda: cluster.metrics("conductor")[name] == before, 10, "it is given back")
+    wait_for(lambda: held() == 0, 30, "it is given back")
 
 
 REFUSED = [
@@ -334,8 +340,17 @@ def test_refused(cluster, body, param, says):
     assert e["param"] == param and says in e["message"], e
 
 
+def cpu_s(cluster):
+    """CPU time that all daemons have used: what neighbours on the machine do does not count."""
+    ticks = 0
+    for d in cluster.status():
+        with open(f"/proc/{d['pid']}/stat") as f:
+            ticks += sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def test_hostile_grammars(cluster):
-    """Each ends in an answer or in a 400 within a moment, and others are served meanwhile."""
+    """Each ends in an answer or in a 400 and costs little, and others are served meanwhile."""
     deep = {"type": "integer"}
     for _ in range(900):
         deep = {"items": deep}
@@ -356,10 +371,11 @@ def test_hostile_grammars(cluster):
     ]
     c = cluster
     for fields in hostile:
-        t0 = time.monotonic()
+        before = cpu_s(c)
         status, _, data = c.request("POST", C, {"prompt": PROMPT, "max_tokens": 4, **fields})
         assert status in (200, 400), (status, data[:300])
-        assert time.monotonic() - t0 < 3, (list(fields), time.monotonic() - t0)  # 0.1 s of compiling, three times
+        took = cpu_s(c) - before  # 0.1 s of compiling, three times
+        assert took < 3 * PATIENCE, (list(fields), took)
         assert len(data) < 4096
     assert c.complete(PROMPT, 4)["usage"]["completion_tokens"] == 4
 
@@ -380,6 +396,7 @@ def test_rows_that_sit_out_draw_the_same(cluster, more):
 def test_metrics(cluster, calm):
     def of(kind, name):
         return sum(v for k, v in cluster.metrics(kind).items() if k.split("{")[0] == name)
+    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 30, "earlier requests have ended")
     before = of("decode", "baton_worker_mask_seconds_count"), of("conductor", "baton_http_constrained_total")
     out = cluster.post(C, {**calm, "prompt": PROMPT, "temperature": 0, **FORMS["openai"][0]})
     n = out["usage"]["completion_tokens"]
@@ -409,7 +426,7 @@ def test_a_killed_decode_worker_changes_no_token(setting):
               dict(base, temperature=0.9, seed=4), dict(base, temperature=0.8, seed=5, n=2),
               dict(base, repetition_penalty=1.2, logit_bias={"100": 5})]
     want = run_streams(at, bodies)
-    got = run_streams(at, bodies, lambda: setting.kill_busiest("decode"), when=40)
+    got = run_streams(at, bodies, lambda: setting.kill_busiest("decode"), slow=setting.c)
     same(got, want)
     assert re.fullmatch("([a-z]{2,9}[ ,] ?){80}", got[0].text[0])
     for s in got[1:]:
@@ -422,21 +439,31 @@ def test_a_killed_decode_worker_changes_no_token(setting):
 
 @pytest.fixture(scope="module")
 def node():
-    """The null engine's tokens stand for the whole history, on any machine. A step takes it 0.4 ms, so that requests meet."""
-    with pytest.MonkeyPatch.context() as m:
-        m.setenv("BATON_NULL_PACE", "400,0")
-        n = Node("null", decode={"engine.pages": 40})
+    """The null engine's tokens stand for the whole history, on any machine."""
+    n = Node("null", decode={"engine.pages": 40})
     yield n
     codes = n.stop()
     assert codes["prefill"] == 0 and codes["decode"] == 0, codes
+
+
+@contextlib.contextmanager
+def slow(node):
+    """Steps take long meanwhile, so that requests meet."""
+    node.pace(SLOW_MS)
+    try:
+        yield
+    finally:
+        node.pace(0)
 
 
 @pytest.fixture
 def c(node):
     con = Conductor(node)
     yield con
-    con.idle()
-    con.close()
+    try:
+        con.idle()
+    finally:
+        con.close()
 
 
 REGEX = 3
@@ -540,9 +567,12 @@ def test_preempted_rows_go_on(c, node):
     assert max(map(len, alone)) > 100
     before = node.metric("decode", "vllm:num_preemptions_total")
     sent = [(rid(), ids) for ids in jobs]
-    for r, ids in sent:
-        c.reserve(r, ids, wait=False)
-        constrained(c, c.d, r, ids, c.pb.BOTH, 300, regex)
+    with slow(node):
+        for r, ids in sent:
+            c.reserve(r, ids, wait=False)
+            constrained(c, c.d, r, ids, c.pb.BOTH, 300, regex)
+        for r, _ in sent:
+            c.d.wait(lambda r=r: c.d.tokens(r), "all have begun")
     assert [c.result(r, 300, [c.d]) for r, _ in sent] == alone
     assert node.metric("decode", "vllm:num_preemptions_total") > before
 
@@ -608,14 +638,13 @@ def test_hostile_conductors(c, node):
     alone = both(c, c.p, ids, 400, long)
     r = rid()
     c.reserve(r, ids, wait=False)
-    constrained(c, c.d, r, ids, c.pb.BOTH, 400, long)
-    c.d.wait(lambda: c.d.tokens(r), "a first token")
-    beside = 0
-    for _ in range(4):
-        e = refused(c, ids + wanted[:3] + [ids[0]] * 2, "[0-9]+", n_prompt=len(ids))
-        assert e.status == INVALID and "do not follow the grammar" in e.detail, e
-        beside += not c.d.find("ended", r)
-    assert beside  # on a busy machine it may end before the last of the four
+    with slow(node):
+        constrained(c, c.d, r, ids, c.pb.BOTH, 400, long)
+        c.d.wait(lambda: c.d.tokens(r), "a first token")
+        for _ in range(4):
+            e = refused(c, ids + wanted[:3] + [ids[0]] * 2, "[0-9]+", n_prompt=len(ids))
+            assert e.status == INVALID and "do not follow the grammar" in e.detail, e
+        assert not c.d.find("ended", r)
     assert c.result(r, 400, [c.d]) == alone
     assert both(c, c.d, ids, 60, WORDS) == wanted
 
