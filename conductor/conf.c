@@ -7,6 +7,7 @@
 #include "common/engine/model_config.h"
 #include "common/policy/sched/sched.h"
 #include "common/token/token.h"
+#include "common/trace/trace.h"
 #include "conductor/front/front.h"
 #include "conductor/sched_conf.h"
 
@@ -428,6 +429,7 @@ static bool check(const void *conf, char *err, size_t err_cap)
         bt_front_check_form(c->answer_form, err, err_cap) != BT_OK ||
         bt_front_check_tls(bt_conductor_tls(c), err, err_cap) != BT_OK ||
         bt_front_check_keys(c->api_keys_file, err, err_cap) != BT_OK ||
+        bt_trace_check(err, err_cap) != BT_OK ||
         bt_front_access_share(c->access_log, &share, err, err_cap) != BT_OK) {
         return false;
     }

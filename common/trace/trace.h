@@ -58,6 +58,8 @@ void bt_span_text(struct bt_span *s, const char *key, const char *v);
 void bt_span_texts(struct bt_span *s, const char *key, const char *v); /* a list of one text */
 void bt_span_fail(struct bt_span *s, const char *why);
 
+/* Looks whether bt_trace_create can use the environment. ERR_CONFIG: as there. */
+bt_status_t bt_trace_check(char *err, size_t err_cap) BT_MUST_CHECK;
 /* Reads the environment and, if it names an endpoint, starts the thread. ERR_CONFIG: err names the
  * variable, what is wrong with it and what it may be, or that libcurl is lacking. ERR_IO: no
  * thread. instance: the daemon's name; node: its host. metrics outlive it. */

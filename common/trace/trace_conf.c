@@ -225,6 +225,14 @@ bt_status_t bt_trace_conf_read(struct bt_trace_conf *c, char *err, size_t err_ca
     return BT_OK;
 }
 
+bt_status_t bt_trace_check(char *err, size_t err_cap)
+{
+    struct bt_trace_conf c;
+    bt_status_t st = bt_trace_conf_read(&c, err, err_cap);
+    bt_trace_conf_cleanup(&c);
+    return st;
+}
+
 void bt_trace_conf_cleanup(struct bt_trace_conf *c)
 {
     for (uint32_t i = 0; c->headers != NULL && c->headers[i] != NULL; i++) {

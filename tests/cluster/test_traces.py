@@ -207,7 +207,9 @@ def test_collectors_that_are_not_there():
     ("OTEL_EXPORTER_OTLP_HEADERS", "a=b%0d%0ac: d", "name=value"),
 ])
 def test_a_wrong_environment_is_refused(name, value, said):
-    p = subprocess.run([os.path.join(BUILD, "bin", "baton-conductor"), "--set", "node.id=n1", "--set", f"model.path={MODEL}"],
-                       env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", name: value},
-                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
-    assert p.returncode == 2 and name in p.stdout and said in p.stdout, (p.returncode, p.stdout)
+    """By --check already, and in the same words at the start."""
+    for how in ["--check=values"], []:
+        p = subprocess.run([os.path.join(BUILD, "bin", "baton-conductor"), *how, "--set", "node.id=n1", "--set", f"model.path={MODEL}"],
+                           env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", name: value},
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+        assert p.returncode == 2 and name in p.stdout and said in p.stdout, (how, p.returncode, p.stdout)
