@@ -4,9 +4,11 @@ what the build tree has."""
 import http.client
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +25,7 @@ BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 PREFIX = os.environ.get("BATON_PREFIX")
 BIN = os.path.join(os.path.abspath(PREFIX) if PREFIX else BUILD, "bin")
 LOCAL = os.path.join(BIN, "baton-local") if PREFIX else os.path.join(ROOT, "deploy", "local", "baton-local")
+RANDOM = random.SystemRandom()
 # Options of every local cluster, before a test's own: the same tests in another configuration.
 EVERY_CLUSTER = os.environ.get("BATON_TEST_CLUSTER", "").split()
 
@@ -202,6 +205,20 @@ def set_pace(path, step_ms):
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     os.pwrite(fd, b"%012d" % int(step_ms * 1000), 0)
     os.close(fd)
+
+
+def free_port():
+    """For a server that is started later, or again: a port that the kernel gives to nobody who asks for any."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
+        first = int(f.read().split()[0])
+    while True:
+        with socket.socket() as s:
+            port = RANDOM.randrange(10000, first) if first > 12000 else 0
+            try:
+                s.bind(("127.0.0.1", port))
+                return s.getsockname()[1]
+            except OSError:
+                pass
 
 
 def start_time(pid):

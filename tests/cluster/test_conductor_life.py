@@ -10,6 +10,7 @@ import time
 import pytest
 
 from conftest import CALIBRATED, wait_for
+from restarts import SLOW_MS
 from sanitizer import PATIENCE
 
 PROMPT = "Now is the winter of our discontent made glorious summer by this sun of York; " * 3
@@ -28,29 +29,38 @@ def total(c, name):
 
 
 def test_sigterm_lets_streams_finish(make_cluster):
-    c = make_cluster("--set", f"conductor.drain_ms={int(30 * PATIENCE)}s")
+    c = make_cluster("--set", f"conductor.drain_ms={int(60 * PATIENCE)}s")
     pid = c.daemon("conductor")["pid"]
     got, done = [], []
 
     def read():
-        for ev in c.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 1500, "temperature": 0,
-                                               "ignore_eos": True}):
+        for ev in c.stream("/v1/completions", {"prompt": PROMPT, "max_tokens": 300, "temperature": 0,
+                                               "ignore_eos": True, "logprobs": 0}):
             if ev == "[DONE]":
                 done.append(True)
             else:
                 got.append(ev)
 
+    def refuses():  # a local cluster has no drain_grace_ms
+        try:
+            return c.request("GET", "/health")[0] == 503
+        except ConnectionError:
+            return True
+
+    c.pace(SLOW_MS)
     t = threading.Thread(target=read)
     t.start()
-    wait_for(lambda: len(got) > 20, 20, "the stream runs")
+    wait_for(lambda: len(got) > 10, 30, "the stream runs")
     os.kill(pid, signal.SIGTERM)
-    time.sleep(0.2)
+    wait_for(refuses, 30, "it takes no more")
     with pytest.raises((ConnectionError, socket.timeout, AssertionError)):
-        c.complete("x", max_tokens=1)  # refused, or 503: a local cluster has no drain_grace_ms
+        c.complete("x", max_tokens=1)
+    assert not done
+    c.pace(0)
     t.join(60 * PATIENCE)
     assert done and got[-1]["choices"][0]["finish_reason"] == "length"
-    assert len(got) >= 1500
-    wait_for(lambda: not alive(pid), 35, "the conductor ends")
+    assert sum(len(e["choices"][0]["logprobs"]["tokens"]) for e in got if e["choices"][0]["logprobs"]) == 300
+    wait_for(lambda: not alive(pid), 90, "the conductor ends")
     assert "ev=drained" in c.logs()
 
 
@@ -63,7 +73,8 @@ def test_serving_goes_on_without_etcd(make_cluster):
         assert c.complete(PROMPT)["choices"][0]["text"] == want
         time.sleep(0.2)
     assert c.request("GET", "/health")[0] == 200
-    assert total(c, "baton_requests_replanned_total") == 0
+    # A daemon that this machine does not run for two seconds is lost; nothing else happened.
+    assert not [why for why in c.replans() if "was lost" not in why]
 
 
 def test_one_role_left_serves_alone(make_cluster):
@@ -72,12 +83,12 @@ def test_one_role_left_serves_alone(make_cluster):
     assert total(c, 'baton_plan_total{kind="local"') == 0
     assert total(c, 'baton_plan_total{kind="disaggregated"') == 1
     os.kill(c.daemon("prefill")["pid"], signal.SIGKILL)
-    wait_for(lambda: total(c, 'baton_sessions_up{kind="worker"}') == 1, 10, "the session is down")
+    wait_for(lambda: total(c, 'baton_sessions_up{kind="worker"}') == 1, 30, "the session is down")
     assert c.complete(PROMPT)["choices"][0]["text"] == want
     assert total(c, 'baton_plan_total{kind="local",reason="no_prefill_worker"}') == 1
     assert c.request("GET", "/health")[0] == 200
     os.kill(c.daemon("decode")["pid"], signal.SIGKILL)
-    wait_for(lambda: c.request("GET", "/health")[0] == 503, 10, "nobody is left")
+    wait_for(lambda: c.request("GET", "/health")[0] == 503, 30, "nobody is left")
 
 
 def test_clients_that_go_away_leave_nothing(cluster):
@@ -87,15 +98,21 @@ def test_clients_that_go_away_leave_nothing(cluster):
     aborts = 'vllm:request_success_total{model_name="%s",finished_reason="abort"}' % cluster.model
     before = total(cluster, aborts)
     socks = []
-    for i in range(8):
-        s = socket.create_connection((cluster.host, cluster.port))
-        s.sendall(head + body)
-        socks.append(s)
-    for s in socks:
-        assert b"data: " in s.recv(4096) + s.recv(4096)
-    for s in socks:
-        s.close()
-    wait_for(lambda: total(cluster, aborts) == before + 8, 10, "all are noticed")
+    cluster.pace(SLOW_MS)
+    try:
+        for i in range(8):
+            s = socket.create_connection((cluster.host, cluster.port), 60 * PATIENCE)
+            s.sendall(head + body)
+            socks.append(s)
+        for s in socks:
+            got = b""
+            while b"data: " not in got:
+                got += s.recv(4096) or pytest.fail(f"the stream has ended: {got}")
+        for s in socks:
+            s.close()
+        wait_for(lambda: total(cluster, aborts) == before + 8, 30, "all are noticed")
+    finally:
+        cluster.pace(0)
 
     def quiet():
         m = {k: cluster.metrics(k) for k in ("conductor", "prefill", "decode", "kvstore")}
@@ -105,7 +122,7 @@ def test_clients_that_go_away_leave_nothing(cluster):
                 if n == "baton_pool_leases" or n == 'baton_pool_slots{state="writing"}']
         return running and held and sum(running) == 0 and sum(held) == 0
 
-    wait_for(quiet, 10, "no request, lease or writing slot is left")
+    wait_for(quiet, 30, "no request, lease or writing slot is left")
 
 
 def test_admission(make_cluster, monkeypatch):
@@ -119,12 +136,12 @@ def test_admission(make_cluster, monkeypatch):
     waiting = {}
     t = threading.Thread(target=lambda: waiting.update(c.complete("Good night", max_tokens=2)))
     t.start()
-    wait_for(lambda: total(c, "vllm:num_requests_waiting") == 1, 10, "one waits")
+    wait_for(lambda: total(c, "vllm:num_requests_waiting") == 1, 30, "one waits")
     status, headers, body = c.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
     assert status == 429 and int(headers["retry-after"]) >= 1
     assert json.loads(body)["error"]["message"]
     first.close()  # its place goes to the one that waits
-    t.join(20)
+    t.join(60 * PATIENCE)
     assert waiting["usage"]["completion_tokens"] == 2
 
 
@@ -159,7 +176,7 @@ def test_overload_is_refused_and_the_rest_served(make_cluster, monkeypatch):
     assert all(x == want for x in served)
     assert all(int(r) >= 1 and "objective" in b["error"]["message"] for r, b in refused), refused[:3]
     assert total(c, 'baton_requests_rejected_total{reason="overloaded"}') == len(refused)
-    wait_for(lambda: total(c, "vllm:num_requests_running") == 0, 20, "nothing is left of it")
+    wait_for(lambda: total(c, "vllm:num_requests_running") == 0, 30, "nothing is left of it")
     assert c.post("/v1/completions", body)["choices"][0]["text"] == want  # and it is over
 
 
@@ -177,15 +194,15 @@ def test_a_prompt_that_cannot_be_in_time_is_late(make_cluster):
         assert status in (200, 429), data
         answers.extend([json.loads(data)] if status == 200 else [])
         return len(answers) == 4
-    wait_for(served, 20, "four are served late")
+    wait_for(served, 60, "four are served late")
     assert all(a["choices"][0]["text"] == want and a["plan"]["reason"] == "background" for a in answers), answers
 
 
 def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
-    """Two seconds of prefill cannot be in time under one second and are computed behind those that can."""
-    monkeypatch.setenv("BATON_NULL_PACE", "5000,400")
+    """Five seconds of prefill cannot be in time under one second and are computed behind those that can."""
+    monkeypatch.setenv("BATON_NULL_PACE", "5000,1000")
     sets = ["conductor.sched.policy=baton", "conductor.sched.admission=priced",
-            "prefill.engine.device=null", "decode.engine.device=null", "prefill.engine.max_rows=512"]
+            "prefill.engine.device=null", "decode.engine.device=null", "prefill.engine.max_rows=256"]
     c = make_cluster(*CALIBRATED, *(x for s in sets for x in ("--set", s)))
 
     def ask(n, salt, **headers):
@@ -197,10 +214,10 @@ def test_a_late_prompt_gives_way(make_cluster, monkeypatch):
         assert ask(100, f"warm{i}")[0] == 200
     late, t = [], threading.Thread(target=lambda: late.append(ask(5000, "late", **{"x-slo-ttft-ms": "1000"})))
     t.start()
-    wait_for(lambda: total(c, 'baton_plan_total{kind="disaggregated",reason="background"}') > 0, 10, "the late one is planned")
+    wait_for(lambda: total(c, 'baton_plan_total{kind="disaggregated",reason="background"}') > 0, 30, "the late one is planned")
     took = []
     for i in range(4):
-        status, answer, s = ask(100, f"short{i}", **{"x-slo-ttft-ms": str(int(1000 * PATIENCE))})
+        status, answer, s = ask(100, f"short{i}", **{"x-slo-ttft-ms": str(int(3000 * PATIENCE))})
         assert status == 200 and not late, (status, answer["plan"], s, took)
         took.append(s)
     t.join(60 * PATIENCE)
@@ -231,7 +248,7 @@ def test_packed_rows_leave_decode_workers_to_prompts(make_cluster, monkeypatch):
             t.join(60 * PATIENCE)
         assert [got.get(i) for i in range(8)] == want
         return total(c, 'baton_plan_total{kind="disaggregated",reason="spare"}') > 0
-    wait_for(spare, 40, "a decode worker without rows has computed a prompt for another")
+    wait_for(spare, 120, "a decode worker without rows has computed a prompt for another")
 
 
 def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
@@ -247,22 +264,24 @@ def test_cache_salts_keep_caches_apart(make_cluster, tmp_path):
     cold, want = ask("alice")
     assert cold == 0
     # Sealing goes on behind the answer: a repeat hits soon, not at once.
-    wait_for(lambda: ask("alice")[0] > 0, 10, "alice's own blocks are hit")
+    wait_for(lambda: ask("alice")[0] > 0, 30, "alice's own blocks are hit")
     for other in ("bob", None):
         assert ask(other) == (0, want)
-        wait_for(lambda: ask(other)[0] > 0, 10, "the same salt hits")
+        wait_for(lambda: ask(other)[0] > 0, 30, "the same salt hits")
     assert ask("alice")[1] == want
 
 
 def test_request_timeout(make_cluster):
-    c = make_cluster("--set", "conductor.request_timeout_ms=1s")
+    c = make_cluster("--set", f"conductor.request_timeout_ms={int(4 * PATIENCE)}s")
     body = {"prompt": PROMPT, "max_tokens": 6000, "temperature": 0, "ignore_eos": True}
+    c.pace(SLOW_MS)
     start = time.monotonic()
     events = list(c.stream("/v1/completions", body))
-    assert time.monotonic() - start > 0.9
+    assert time.monotonic() - start > 3.9 * PATIENCE
     assert len(events) > 2 and "[DONE]" not in events and "error" in events[-1]
     status, _, answer = c.request("POST", "/v1/completions", body)
     assert status == 504 and "time limit" in json.loads(answer)["error"]["message"]
+    c.pace(0)
     assert c.complete("short", 3)["usage"]["completion_tokens"] == 3
 
 

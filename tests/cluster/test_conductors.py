@@ -4,16 +4,17 @@ import http.client
 import json
 import os
 import random
-import socket
 import subprocess
 import threading
 import time
 
 from conftest import BUILD, CALIBRATED, CTL, Cluster, wait_for
+from local_cluster import free_port
 from sanitizer import PATIENCE
 from test_conductor_ctl import ctl
 
 KILLS = 4
+STEP_MS = 10  # longer, so that clients that send one request behind another leave time to others on this machine
 WORDS = "Speak, citizens, of corn and of kings and of the tempest to come; "
 
 
@@ -23,9 +24,7 @@ class Conductor:
     def __init__(self, c, name, grace_ms=0):
         self.log = open(os.path.join(c.state_dir, "logs", name + ".log"), "ab")
         self.conf = os.path.join(c.state_dir, "conf", name + ".yaml")
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
+        self.port = free_port()
         with open(os.path.join(c.state_dir, "conf", "conductor.yaml")) as f:
             text = [x for x in f.read().splitlines() if not x.startswith(("conductor:", "run_dir:"))]
         run = os.path.join(c.state_dir, "run-" + name)
@@ -43,7 +42,7 @@ class Conductor:
 
     def health(self):
         """The status of /health, 0: no answer."""
-        k = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        k = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60 * PATIENCE)
         try:
             k.request("GET", "/health")
             return k.getresponse().status
@@ -141,6 +140,7 @@ def test_one_of_three_is_killed_again_and_again():
 
         threads = [threading.Thread(target=client, args=(i,)) for i in range(4)]
         threads.append(threading.Thread(target=on_the_first))
+        c.pace(STEP_MS)
         for t in threads:
             t.start()
         for i in range(KILLS):
@@ -148,16 +148,16 @@ def test_one_of_three_is_killed_again_and_again():
             wait_for(lambda: served[0] >= before + 10 or wrong, 60, "requests are served")
             o = others[i % 2]
             o.kill()
-            during = served[0]
-            wait_for(lambda: served[0] >= during + 5 or wrong, 60, "the others go on serving")
+            during, missed = served[0], retried[0]
+            wait_for(lambda: served[0] >= during + 5 and retried[0] > missed or wrong, 60, "the others go on serving")
             o.start()
             wait_for(o.serving, 60, "it serves again")
+        wait_for(lambda: steady[0] > 0 or wrong, 60, "a stream of the first one has ended")
         stop.set()
         for t in threads:
             t.join(120 * PATIENCE)
             assert not t.is_alive()
         assert not wrong, wrong[:3]
-        assert retried[0] > 0 and steady[0] > 0
         # What the killed ones had is gone everywhere: workers cancel what a broken session has sent.
         wait_for(lambda: all(n["running"] + n["waiting"] == 0 for n in loads(c)), 30, "workers are empty")
     finally:
@@ -226,20 +226,22 @@ def test_rolling_restart_refuses_nobody():
     c = Cluster()
     both, balancer = [], None
     try:
-        both = [Conductor(c, name, grace_ms=1500 * PATIENCE) for name in ("second", "third")]
+        both = [Conductor(c, name, grace_ms=5000 * PATIENCE) for name in ("second", "third")]
         for o in both:
             wait_for(o.serving, 30, "a conductor serves")
+        c.pace(STEP_MS)
         balancer = Balancer(both)
         for o in both:
             before = balancer.served[o.port]
             wait_for(lambda: balancer.served[o.port] >= before + 5 or balancer.failed, 60, "it is in rotation")
             o.p.terminate()
-            wait_for(lambda: o.health() == 503, 10, "its end is announced")
+            wait_for(lambda: o.health() == 503, 30, "its end is announced")
             assert stream(o.port, WORDS, 4)  # who has not noticed is served
             wait_for(lambda: o.health() == 0, 30, "its port is closed")
             assert o.p.wait(40 * PATIENCE) == 0
             o.start()
             wait_for(o.serving, 60, "it serves again")
+        wait_for(lambda: min(balancer.served.values()) > 10 or balancer.failed, 60, "both have served")
         assert not balancer.failed, balancer.failed[:3]
     finally:
         if balancer:
@@ -248,7 +250,6 @@ def test_rolling_restart_refuses_nobody():
             o.stop()
         c.stop()
     assert not balancer.failed, balancer.failed[:3]
-    assert min(balancer.served.values()) > 10
 
 
 def test_classes_of_other_conductors(monkeypatch):
@@ -282,7 +283,7 @@ def test_classes_of_other_conductors(monkeypatch):
             workers = [n for n in json.loads(out) if n["kind"] in ("prefill", "decode") and n["load"]]
             return sum(n["load"]["queued_prefill_tokens"] for n in workers)
 
-        wait_for(lambda: queued() > 1200, 20, "the second conductor hears of the queue")
+        wait_for(lambda: queued() > 1200, 60, "the second conductor hears of the queue")
         objective = {"x-slo-ttft-ms": "4500"}
         status, answer = ask(second.port, "higher", 4, **objective)
         assert status == 200, answer

@@ -8,14 +8,9 @@ import subprocess
 import pytest
 
 from conftest import CTL, Cluster, wait_for
+from local_cluster import free_port
 
 BLOCK, INDEX, MAX_LEN = 4, 1024, 300
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +43,13 @@ def test_the_index_has_a_limit(cluster):
     def metrics():
         return cluster.metrics("conductor")
 
-    before = metrics()["baton_index_blocks"]
+    before = metrics()["baton_index_blocks"]  # those of an earlier prompt may still come
     ask(cluster, [r.randrange(100, 1000) for _ in range(240)])
-    wait_for(lambda: metrics()["baton_index_blocks"] == before + 240 // BLOCK, 10, "the blocks of one prompt")
+    wait_for(lambda: metrics()["baton_index_blocks"] >= before + 240 // BLOCK, 30, "the blocks of one prompt")
     assert metrics()["baton_index_refused_total"] == 0
     for _ in range(INDEX // (240 // BLOCK) + 2):
         ask(cluster, [r.randrange(100, 1000) for _ in range(240)])
-    wait_for(lambda: metrics()["baton_index_refused_total"] > 0, 10, "blocks that the full index refused")
+    wait_for(lambda: metrics()["baton_index_refused_total"] > 0, 30, "blocks that the full index refused")
     assert metrics()["baton_index_blocks"] <= INDEX
 
 
@@ -63,4 +58,4 @@ def test_advertised_address_and_fixed_port(cluster):
                          check=True).stdout
     kv = next(n for n in json.loads(out) if n["kind"] == "kvstore")
     assert kv["rpc"] == f"localhost:{cluster.rpc}", kv
-    socket.create_connection(("127.0.0.1", cluster.wire), 5).close()
+    socket.create_connection(("127.0.0.1", cluster.wire), 60).close()

@@ -9,7 +9,6 @@ import queue
 import random
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import grpc
 
 import sanitizer
 import starved
-from local_cluster import set_pace
+from local_cluster import free_port, set_pace
 from sanitizer import PATIENCE
 from scripted_peer import USUAL
 
@@ -48,12 +47,6 @@ def protos():
 
 def pack(tokens):
     return struct.pack(f"<{len(tokens)}I", *tokens)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Node:
