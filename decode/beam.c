@@ -1,31 +1,34 @@
-/* Beam searches. A search is one request with a slot for each of its beams. Its beams share the
- * full pages of the prompt, and those of what they have generated in common, by reference. Each has
- * its own last page. When a beam is continued by several, those behind the first get a copy of this
- * page only, in place of the page of a beam that ends.
+/* Beam searches. A search is one request with a slot for each of its beams. The beams share pages
+ * by reference: the full pages of the prompt, and full pages of generated tokens that they have in
+ * common. Each beam has a last page of its own. When several beams continue the same one, the first
+ * keeps its pages. Each of the others copies the last page into the page of a beam that has ended.
  *
- * A step runs one row for each beam. Rows may come in different steps; when all are there, the
+ * A step runs one row for each beam. The rows may run in different steps. When all have run, the
  * search (common/search/beam.h) makes the next beams. A preempted search keeps its tokens: it gets
- * the prompt's KV as other rows do, then computes each beam's tokens in one piece. Nothing of a
- * search is told before its end, so after a failure it begins again. Engine thread. */
+ * the prompt's KV as other rows do, then the engine computes each beam's tokens in one piece. The
+ * worker reports no token before the search ends, so after a failure the search begins again.
+ * Engine thread. */
 #include <string.h>
 
 #include "decode/decode.h"
 
-#define TOLD_NS 1000000000ull /* between two messages that a search goes on */
+#define TOLD_NS 1000000000ull /* least time between two reports that a search goes on */
 
 struct bt_beams {
     struct bt_beam_search *search;
-    uint32_t cap;      /* most blocks of a beam behind the full blocks of the prompt */
-    uint32_t n_blocks; /* that each beam has there; 0: it has neither slots nor pages */
-    bool lent; /* the first of place 0 is still in r->pages: the prompt's last, partial page */
+    uint32_t cap; /* most blocks of a beam behind the full blocks of the prompt */
+    /* blocks that each beam has there; 0: the search has neither slots nor pages */
+    uint32_t n_blocks;
+    /* place 0's first page is still in r->pages: it is the prompt's last, partial page */
+    bool lent;
     bool over;
-    uint32_t replay; /* place whose tokens are computed again, up to replay_at; width: none */
+    uint32_t replay; /* the place whose tokens are computed again, up to replay_at; width: none */
     uint32_t replay_at;
     uint64_t told_ns;
     uint32_t tell, tell_at,
-        tell_n; /* next token to tell: of which answer, its place, of how many */
+        tell_n; /* the next token to report: number of the answer, index in it, its length */
     bool tell_eos;
-    uint32_t pages[]; /* [width][cap], then the search */
+    uint32_t pages[]; /* [width][cap]; the search follows them */
 };
 
 static uint32_t width_of(const struct bt_wreq *r)
@@ -43,7 +46,7 @@ static uint32_t slot_of(const struct bt_wreq *r, uint32_t place)
     return place == 0 ? r->slot : r->more_slots[place - 1];
 }
 
-/* Tokens of each beam, with the prompt. */
+/* Tokens of each beam, including the prompt. */
 static uint32_t len_of(const struct bt_wreq *r)
 {
     return r->sub->n + bt_beam_len(r->row->beams->search);
@@ -106,7 +109,7 @@ void bt_decode_take_beam_pages(struct bt_wcore *c, struct bt_wreq *r)
     for (uint32_t p = 0; p < width_of(r); p++) {
         uint32_t skip = p == 0 && b->lent;
         bt_status_t st = bt_page_pool_get(c->pages, b->n_blocks - skip, pages_of(r, p) + skip);
-        BT_ASSERT(st == BT_OK); /* admission has made room for them */
+        BT_ASSERT(st == BT_OK); /* the search was admitted only with enough pages */
     }
     count_pages(r);
 }
@@ -160,8 +163,8 @@ bool bt_decode_beams_over(const struct bt_wreq *r)
     return r->row->beams != NULL && r->row->beams->over;
 }
 
-/* The prompt's KV is in r->pages, and its slot knows them. The other slots learn of the full pages;
- * the partial one is copied. */
+/* Starts the beams. The prompt's KV is in r->pages, which the slot of place 0 already has. The
+ * other slots get the full pages, and a copy of the partial one. */
 static bt_status_t open_beams(struct bt_wcore *c, struct bt_wreq *r)
 {
     struct bt_beams *b = r->row->beams;
@@ -189,16 +192,17 @@ static bt_status_t open_beams(struct bt_wcore *c, struct bt_wreq *r)
     return st;
 }
 
-/* The beam at `place` continues that at `from`: takes its full pages, and a copy of its last one if
- * that is partial. */
+/* Lets the beam at `place` continue the one at `from`: takes its full pages by reference, and
+ * copies its last page if that is partial. */
 static bt_status_t follow(struct bt_wcore *c, struct bt_wreq *r, uint32_t place, uint32_t from)
 {
     uint32_t *to = pages_of(r, place), first = r->sub->n / c->block_tokens;
     const uint32_t *of = pages_of(r, from);
-    uint32_t known = len_of(r) - 1, part = known % c->block_tokens; /* tokens with KV */
+    /* `known`: tokens that have KV */
+    uint32_t known = len_of(r) - 1, part = known % c->block_tokens;
     uint32_t full = known / c->block_tokens - first, lo = full;
     bt_status_t st = BT_OK;
-    while (lo > 0 && to[lo - 1] != of[lo - 1]) { /* before that, both are the same beam */
+    while (lo > 0 && to[lo - 1] != of[lo - 1]) { /* earlier pages are the same ones already */
         lo--;
         bt_page_pool_ref(c->pages, of[lo]);
         bt_page_pool_put(c->pages, &to[lo], 1);
@@ -232,7 +236,7 @@ static void tell_that_it_goes_on(struct bt_wcore *c, struct bt_wreq *r)
     bt_wcore_emit_after(c, &o);
 }
 
-/* All rows of the turn are there. */
+/* Makes the next beams, once all rows of the turn are there. */
 static void next_turn(struct bt_wcore *c, struct bt_wreq *r)
 {
     struct bt_beams *b = r->row->beams;
@@ -251,7 +255,7 @@ static void next_turn(struct bt_wcore *c, struct bt_wreq *r)
     }
 }
 
-/* Gives the search the row of a place. */
+/* Passes the row of a place to the search. */
 static void give(struct bt_wcore *c, struct bt_wreq *r, uint32_t place,
                  const struct bt_engine_out *out)
 {
@@ -270,7 +274,7 @@ static void give(struct bt_wcore *c, struct bt_wreq *r, uint32_t place,
     }
 }
 
-/* Begins to compute the tokens of `place` again: all but the last, which a turn computes. */
+/* Begins to compute the tokens of `place` again, except the last one, which a turn computes. */
 static void replay(struct bt_wreq *r, uint32_t place)
 {
     struct bt_beams *b = r->row->beams;
@@ -294,7 +298,7 @@ void bt_decode_search(struct bt_wcore *c, struct bt_wreq *r, const struct bt_eng
         bt_wcore_end(c, r, BT_ERR_INTERNAL, "engine: pages of a beam: %s", bt_status_text(st));
         return;
     }
-    if (begun) { /* it was preempted */
+    if (begun) { /* the search was preempted */
         replay(r, 0);
         return;
     }

@@ -7,10 +7,11 @@
 static void opened(struct bt_wcore *c, struct bt_wreq *r)
 {
     (void)c;
-    r->stage = BT_WREQ_LANDING; /* in the same list as OPENING */
+    /* requests of this stage are in the same list as those of OPENING */
+    r->stage = BT_WREQ_LANDING;
 }
 
-/* Everything is in the slab. Pages are taken only now. */
+/* The prompt's KV is in the slab. The row takes its pages only now. */
 static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, bool finished)
 {
     r->row->first_token = first_token;
@@ -21,22 +22,22 @@ static void landed(struct bt_wcore *c, struct bt_wreq *r, uint32_t first_token, 
                      r->row->first_token, c->info->vocab);
         return;
     }
-    /* A search has no first token. */
+    /* a beam search has no first token */
     r->row->finished =
         !r->sub->search && (finished || bt_submission_finish(r->sub, r->sub->n + 1, first_token) !=
                                             BATON__FINISH__NOT_FINISHED);
     if (r->row->finished && r->next_choice == NULL) {
-        bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has reported the token */
+        bt_wcore_end(c, r, BT_OK, "%s", ""); /* the prefill worker has already sent the token */
         return;
     }
     r->row->landed_ns = bt_mono_ns();
     bt_wcore_enqueue(c, r);
 }
 
-/* Begins a further choice, or a row that was preempted. Tokens that are not in the submission's
- * kept pages are loaded from the slab or computed, both prompt and generated ones. The sequence
- * opens a slot of its own, without the engine's slot_fork: the lead may have advanced or ended by
- * now. */
+/* Begins a further choice, or resumes a preempted row. Tokens whose pages the submission has not
+ * kept are loaded from the slab or computed; this concerns prompt and generated tokens. The
+ * sequence opens a slot of its own, and does not use the engine's slot_fork: the lead may have gone
+ * on or ended. */
 static bt_status_t begin_again(struct bt_wcore *c, struct bt_wreq *r, char *err, size_t err_cap)
 {
     bt_status_t st = bt_wcore_slot_open(c, r);
@@ -75,14 +76,15 @@ static bt_status_t begin(struct bt_wcore *c, struct bt_wreq *r, char *err, size_
         return st;
     }
     r->cached = r->sub->n;
-    bt_wcore_flow_close(c, r, &r->load_flow, false); /* quiet() follows when all is copied */
+    /* quiet() follows when the engine has copied all blocks */
+    bt_wcore_flow_close(c, r, &r->load_flow, false);
     return BT_OK;
 }
 
 static void quiet(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (r->stage != BT_WREQ_LOADING) {
-        bt_wgrant_close(c, r); /* a BOTH submission: the prompt's copies to the slab have ended */
+        bt_wgrant_close(c, r); /* a BOTH submission: the engine has copied the prompt to the slab */
         return;
     }
     if (r->lease.got != NULL) {
@@ -103,7 +105,7 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_wcore_end(c, r, BT_OK, "%s", "");
         return;
     }
-    if (r->sub->search) { /* begins with the row of the prompt's last token */
+    if (r->sub->search) { /* a search begins with the row of the prompt's last token */
         r->pos = r->sub->n - 1;
         r->stage = BT_WREQ_PROMPT;
         return;
@@ -140,16 +142,16 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
     }
     if (out == NULL) {
         bt_wback_offer(c, r);
-        return; /* a chunk that is computed again */
+        return; /* a prompt chunk that is computed again */
     }
     if (r->sub->search) {
         bt_wback_offer(c, r);
         bt_decode_search(c, r, out);
         return;
     }
-    /* Tokens behind the end of the answer are dropped. */
+    /* Drops tokens behind the end of the answer. */
     for (uint32_t i = 0; i < n_out && r->finish == BATON__FINISH__NOT_FINISHED; i++) {
-        r->pos = r->len; /* what is known, and no draft that was not accepted */
+        r->pos = r->len; /* r->pos counts tokens that are final, not drafts that were refused */
         bt_wback_offer(c, r);
         if (!bt_wcore_token(c, r, &out[i])) {
             return;

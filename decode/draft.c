@@ -1,19 +1,21 @@
-/* Speculation: drafts behind the next token of each row. An index of the row's own tokens proposes
- * them (common/spec/match.h). How many a step tries follows from the cost of a step and from how
- * many were accepted so far (choose.h). The index follows from the tokens alone, so a row that was
- * handed off, resumed or forked has the same drafts as one that was not. Text that a row's grammar
- * forces is proposed first. Engine thread. */
+/* Speculation: drafts behind the next token of each row. Text that the row's grammar forces comes
+ * first. Otherwise an index of the row's own tokens proposes drafts (common/spec/match.h). The cost
+ * of a step and the number of drafts accepted so far decide how many a step tries (choose.h). The
+ * index depends on the tokens only, so a row that was handed off, resumed or forked has the same
+ * drafts as any other. Engine thread. */
 #include "decode/decode.h"
 
-/* Tokens that enter indexes before one step: 0.1 ms. A prompt of 128k is in after 16 steps. */
+/* Tokens that are added to indexes before one step. They take 0.1 ms; a prompt of 128k tokens is in
+ * its index after 16 steps. */
 #define INDEX_TOKENS 8192
-/* Of one answer's tokens that are looked up in its prediction before one step. */
+/* Tokens of one answer that are looked up in its prediction before one step. */
 #define PREDICT_TOKENS 64
 
 static bt_spec_kind_t kind_of(const struct bt_wcore *c, const struct bt_submission *s)
 {
     if (s->search || s->params.n_dola > 0 || s->params.penalty_alpha > 0) {
-        return BT_SPEC_OFF; /* engines take no drafts there; beams are chosen among all tokens */
+        /* engines do not take drafts there; a beam search needs the row of each token */
+        return BT_SPEC_OFF;
     }
     bool own = c->spec.kind == BT_SPEC_OFF || s->speculation == BT_SPEC_AUTO ||
                (s->speculation == BT_SPEC_MODEL && c->spec.model.eng == NULL) ||
@@ -39,7 +41,7 @@ static size_t index_at(const struct bt_wcore *c, const struct bt_submission *s)
 
 size_t bt_decode_row_bytes(const struct bt_wcore *c, const struct bt_submission *s)
 {
-    /* The draft model may fail: then rows have drafts of their own text. */
+    /* If the draft model fails, rows use drafts of their own text, so they need an index. */
     bt_spec_kind_t kind = kind_of(c, s);
     bool drafts = kind != BT_SPEC_OFF && kind != BT_SPEC_MTP && s->phases != BATON__PHASES__PREFILL;
     size_t beams = s->beams.width > 0 ? bt_decode_beam_bytes(c, s) : 0;
@@ -65,7 +67,7 @@ float bt_decode_draft_rate(const struct bt_wcore *c, struct bt_wreq *r, uint32_t
     return bt_spec_rate(rates_of(c, r), match);
 }
 
-/* Puts at most *most_p of r's tokens into its index. True: all are in. */
+/* Adds at most *most_p of r's tokens to its index. Returns true when all are in. */
 static bool update_index(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *most_p)
 {
     struct bt_row *w = r->row;
@@ -79,8 +81,8 @@ static bool update_index(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *
     return all;
 }
 
-/* Follows the answer through its prediction; drafts from there if the text there is at least as
- * long as what *d matched. */
+/* Follows the answer through its prediction. Uses the predicted text as drafts if it has matched at
+ * least as long a text as *d. */
 static void predict(struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d)
 {
     struct bt_spec_predict *p = &r->row->predict;
@@ -98,8 +100,8 @@ static void predict(struct bt_wreq *r, uint32_t most, struct bt_spec_draft *d)
     }
 }
 
-/* Writes drafts behind r's tokens; returns their number. Tokens beyond the longest answer would be
- * dropped, so there are no drafts for them. */
+/* Writes drafts behind r's tokens. Returns their number. There are none beyond the longest answer,
+ * because they would be dropped. */
 static uint32_t propose(const struct bt_wcore *c, struct bt_wreq *r, uint32_t *index_p)
 {
     struct bt_spec_draft d;
@@ -178,7 +180,8 @@ void bt_decode_draft(struct bt_wcore *c)
         bt_decode_draft_by_model(c, &work, most);
     }
     if (s->mtp.slots != NULL && !c->fatal) {
-        for (uint32_t i = 0; i < c->batch.n; i++) { /* what the draft model's rows have taken */
+        /* what rows with drafts of the draft model have taken */
+        for (uint32_t i = 0; i < c->batch.n; i++) {
             uint32_t taken = bt_decode_by_model(c, c->seq_reqs[i]) ? c->batch.seqs[i].drafts : 0;
             most -= BT_MIN(taken, most);
         }
@@ -192,7 +195,7 @@ void bt_decode_drafted(struct bt_wcore *c, struct bt_wreq *r, uint32_t n, uint32
     if (n == 0) {
         return;
     }
-    if (bt_decode_by_model(c, r)) { /* its last draft is not in its own KV */
+    if (bt_decode_by_model(c, r)) { /* the draft model has not computed KV of its last draft */
         r->row->model_pos = r->len + BT_MIN(accepted, n - 1);
     }
     bt_spec_rates_learn(rates_of(c, r), &c->spec.rates, r->row->match, n, accepted);

@@ -1,24 +1,24 @@
-/* Drafts of a small model (worker.speculate names its directory). It follows each row: before a
- * step it computes the tokens that it does not have yet, then one pass for each draft, for all rows
- * at once. It draws with the row's own parameters and random numbers, so that it often draws the
- * same token as the model. Its KV is computed from the tokens wherever a row begins or comes back:
- * for a model this small that is faster than moving it. Engine thread, which waits for each pass:
- * the model must be quick. */
+/* Drafts of a small model (worker.speculate names its directory). The model follows each row:
+ * before a step it computes the tokens that it does not have yet, then makes one pass for each
+ * draft, for all rows at once. It samples with the row's own parameters and random numbers, so it
+ * often draws the same token as the large model. When a row begins or comes back, the model
+ * computes its KV from the tokens: for such a small model this is faster than moving KV. The engine
+ * thread waits for each pass, so the model must be fast. */
 #include "common/base/clock.h"
 #include "common/log/log.h"
 #include "decode/decode.h"
 
-#define PROMPT_TOKENS 512u /* of rows that it does not follow yet, before one step */
-#define MOST          8u   /* passes before a step */
-#define PASS_STEP     0.1  /* weight of a pass in the mean time of passes */
+#define PROMPT_TOKENS 512u /* prompt tokens that the model computes before one step */
+#define MOST          8u   /* most passes before one step */
+#define PASS_STEP     0.1  /* weight of one pass in the mean time of passes */
 
 struct follower {
     struct bt_wreq *r;
-    uint32_t seq; /* in the batch */
+    uint32_t seq; /* index in the batch */
     uint32_t n;   /* drafts so far, behind r's tokens */
 };
 
-/* Waits for a ticket; other tickets are released. False: the engine has failed. */
+/* Waits for a ticket, and releases all other tickets. Returns false if the engine has failed. */
 static bool wait_for(struct bt_wcore *c, bt_engine_ticket_t want, struct bt_engine_event *ev_p)
 {
     struct bt_engine *eng = c->spec.model.eng;
@@ -35,7 +35,7 @@ static bool wait_for(struct bt_wcore *c, bt_engine_ticket_t want, struct bt_engi
     }
 }
 
-/* Runs rows and, if they are sampled, gives the results to the followers, row by row. */
+/* Runs rows. If they are sampled, gives each follower the result of its row. */
 static bool pass(struct bt_wcore *c, struct bt_engine_row *rows, struct follower *f, uint32_t n,
                  bool sampled)
 {
@@ -65,7 +65,7 @@ static bool pass(struct bt_wcore *c, struct bt_engine_row *rows, struct follower
     return ok;
 }
 
-/* Opens r's sequence anew: the engine's tokens are r's, without drafts that were refused. */
+/* Opens r's sequence again: afterwards the draft engine has r's tokens, without refused drafts. */
 static bool open_sequence(struct bt_wcore *c, struct bt_wreq *r)
 {
     struct bt_wdraft *m = &c->spec.model;
@@ -78,7 +78,8 @@ static bool open_sequence(struct bt_wcore *c, struct bt_wreq *r)
         c->vt->release(m->eng, quiet);
     }
     if (r->row->model_owner == 0 || m->owner[r->slot] != r->row->model_owner) {
-        r->row->model_owner = ++m->next_owner; /* the KV in its pages is not the model's */
+        /* the KV in these pages belongs to another sequence */
+        r->row->model_owner = ++m->next_owner;
         r->row->model_pos = 0;
     }
     m->owner[r->slot] = 0;
@@ -91,7 +92,8 @@ static bool open_sequence(struct bt_wcore *c, struct bt_wreq *r)
     return c->vt->slot_pages(m->eng, r->slot, 0, r->pages, r->n_pages) == BT_OK;
 }
 
-/* Computes tokens of r but the last, at most *most_p. True: the model has them all. */
+/* Computes the tokens of r except the last, but at most *most_p. Returns true if the draft model
+ * has them all. */
 static bool catch_up(struct bt_wcore *c, struct bt_wreq *r, uint32_t *most_p, bool *ok_p)
 {
     while (*ok_p && r->row->model_pos + 1 < r->len && *most_p > 0) {
@@ -107,8 +109,9 @@ static bool catch_up(struct bt_wcore *c, struct bt_wreq *r, uint32_t *most_p, bo
     return r->row->model_pos + 1 >= r->len;
 }
 
-/* Opens the followers' sequences and computes what they lack. Those that are not ready leave the
- * list: long prompts take some steps, and a row may have no page left. Returns how many stay. */
+/* Opens the followers' sequences, and computes tokens that they do not have yet. Removes followers
+ * that are not ready: a long prompt takes several steps, and a row may have no free page. Returns
+ * how many stay. */
 static uint32_t prepare(struct bt_wcore *c, struct follower *f, uint32_t n, uint32_t k, bool *ok_p)
 {
     uint32_t ready = 0, most = PROMPT_TOKENS;
@@ -116,7 +119,7 @@ static uint32_t prepare(struct bt_wcore *c, struct follower *f, uint32_t n, uint
         struct bt_wreq *r = f[i].r;
         bool pages = bt_decode_draft_pages(c, r, k) == k && !c->fatal;
         *ok_p = !pages || open_sequence(c, r);
-        /* A few tokens behind the last accepted draft are a part of the first pass. */
+        /* The first pass also computes the few tokens that follow the last accepted draft. */
         if (pages && *ok_p &&
             (r->row->model_pos + BT_WORKER_DRAFT_LAG >= r->len || catch_up(c, r, &most, ok_p))) {
             f[ready++] = f[i];
@@ -125,7 +128,7 @@ static uint32_t prepare(struct bt_wcore *c, struct follower *f, uint32_t n, uint
     return *ok_p ? ready : 0;
 }
 
-/* Draft number p of each follower. */
+/* Computes draft number p of each follower. */
 static bool draft(struct bt_wcore *c, struct follower *f, uint32_t n, uint32_t p)
 {
     struct bt_engine_row rows[BT_WORKER_DRAFT_ROWS];
@@ -181,7 +184,7 @@ void bt_decode_draft_by_model(struct bt_wcore *c, const struct bt_batch_work *wo
     }
     for (uint32_t i = 0; i < n; i++) {
         f[i].r->row->match = 0;
-        f[i].r->row->model_pos = f[i].r->len; /* what follows may be refused */
+        f[i].r->row->model_pos = f[i].r->len; /* the drafts behind them may be refused */
         c->batch.seqs[f[i].seq].drafts = k;
     }
     c->spec.drafting_ns += (double)(bt_mono_ns() - begun);

@@ -1,15 +1,16 @@
 /* Drafts of the model's own MTP layer (worker.speculate: mtp; engine.h: draft). The layer reads the
- * hidden state of the last token that ran, which the engine keeps, and its KV, which travels with
- * that of the other layers. So a row that was handed off, preempted or replanned has drafts again
- * from its second step on, and they are those of a row that was not. Engine thread, which waits for
- * the passes: one for each draft, for all rows at once. */
+ * hidden state of the last token that ran, which the engine keeps. Its KV moves together with that
+ * of the other layers. So a row that was handed off, preempted or replanned has drafts again from
+ * its second step on, and they are the same as those of other rows. The engine thread waits for the
+ * passes: one for each draft, for all rows at once. */
 #include "common/base/clock.h"
 #include "common/log/log.h"
 #include "decode/decode.h"
 
-#define PASS_STEP 0.1 /* weight of a pass in the mean time of passes */
+#define PASS_STEP 0.1 /* weight of one pass in the mean time of passes */
 
-/* Rows that the layer may draft for; *room_p: the drafts that each of them may have. */
+/* Collects the rows for which the layer may draft. *room_p: how many drafts each of them may
+ * have. */
 static uint32_t collect(struct bt_wcore *c, struct bt_wmtp *m, float *rates, uint32_t *room_p)
 {
     uint32_t n = 0;
@@ -37,7 +38,7 @@ void bt_decode_draft_by_mtp(struct bt_wcore *c, const struct bt_batch_work *work
     double pass_ns = m->pass_ns > 0 ? m->pass_ns : bt_batch_work_ns(&c->speed.fit.cost, work) / 4;
     uint32_t k = bt_spec_choose_passes(&c->speed.fit.cost, work, work->tokens,
                                        BT_MIN(room, most / n), rates, n, pass_ns, &c->spec.passes);
-    for (uint32_t i = 0; i < n && k > 0; i++) { /* a row may have no page left */
+    for (uint32_t i = 0; i < n && k > 0; i++) { /* a row may have no free page */
         struct bt_wreq *r = c->seq_reqs[m->seqs[i]];
         if (bt_decode_draft_pages(c, r, k) == k && !c->fatal) {
             m->seqs[ready] = m->seqs[i];
@@ -64,7 +65,7 @@ void bt_decode_draft_by_mtp(struct bt_wcore *c, const struct bt_batch_work *work
         c->batch.seqs[m->seqs[i]].drafts = m->counts[i];
         all += m->counts[i];
     }
-    if (all > 0) { /* rows in their first step have none, and take no time */
+    if (all > 0) { /* rows in their first step have no drafts, and take no time */
         m->pass_ns += (m->pass_ns > 0 ? PASS_STEP : 1) * (ns / k - m->pass_ns);
     }
     c->spec.drafting_ns += ns;

@@ -1,7 +1,7 @@
-/* The choices of a submission (n > 1): one prefill, then each choice is a sequence of its own. A
- * choice shares the prompt's pages by reference, except the last one: the choice writes there, so
- * it gets a copy. Its first row is the last prompt token, from which it samples its own first
- * token. Engine thread. */
+/* The choices of a submission (n > 1). The prompt is computed once, then each choice is a sequence
+ * of its own. A choice shares the prompt's pages by reference. It writes into the last, partial
+ * page, so it gets a copy of that one. Its first row is the last prompt token, from which it
+ * samples a first token of its own. Engine thread. */
 #include "decode/decode.h"
 
 void bt_decode_fork_keep(struct bt_wcore *c, struct bt_wreq *r)
@@ -42,8 +42,8 @@ bt_status_t bt_decode_fork_copy(struct bt_wcore *c, struct bt_wreq *r)
         r->pos = 0;
         return BT_OK;
     }
-    /* The page's owner may have written behind the prompt, but the prompt's tokens are still
-     * there. */
+    /* The owner of the page may have written tokens behind the prompt. The prompt's tokens are
+     * unchanged. */
     r->pos = r->sub->n - 1;
     uint32_t toks = r->pos - last * c->block_tokens;
     return toks > 0 ? c->vt->page_copy(c->eng, lead->row->shared[last], r->pages[last], toks)
@@ -73,7 +73,8 @@ bool bt_decode_fork_drop(struct bt_wcore *c, const struct bt_wreq *except)
 {
     for (struct bt_list *it = c->kept_prompts.prev; it != &c->kept_prompts; it = it->prev) {
         struct bt_wreq *lead = BT_CONTAINER_OF(it, struct bt_row, shared_link)->lead;
-        /* While a choice holds a slot, it also holds these pages: dropping them would free none. */
+        /* While a choice has a slot, it also holds these pages, so releasing them would free
+         * none. */
         if (lead->group.n_holding == 0 && (except == NULL || lead != except->lead)) {
             bt_decode_fork_release(c, lead);
             return true;

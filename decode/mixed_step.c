@@ -1,9 +1,9 @@
-/* Mixed steps: how many prompt tokens may join a step that also generates, so that the rows keep
- * their TBT. Engine thread. */
+/* Mixed steps: how many prompt tokens may join a step that also generates, without violating the
+ * TBT objective of the rows. Engine thread. */
 #include "decode/decode.h"
 
-/* Is a row on its way from another node? It will wait for the step that is planned now. Late rows
- * may wait, so they do not count. */
+/* Returns whether a row is on its way from another node. It will wait until the step that is
+ * planned now has ended. Late rows may wait, so they do not count. */
 static bool rows_due(const struct bt_wcore *c)
 {
     struct bt_list *it;

@@ -1,11 +1,11 @@
-/* Preemption: when pages are short, a row gives back its own and waits in the queue. The
- * worker first offers its blocks to the pool, so that they can be loaded again (reload.c).
+/* Preemption. When pages are short, a row gives back its own and waits in the queue. Before that
+ * the worker offers the row's blocks to the pool, from which they can be loaded again (reload.c).
  * Engine thread. */
 #include "common/log/log.h"
 #include "decode/decode.h"
 
-/* The row to preempt first: the youngest of the lowest class. A search that is over ends soon.
- * NULL: no rows. */
+/* The row to preempt first: the youngest of the lowest class, but no search that has ended and will
+ * soon give its pages back. NULL: there is no such row. */
 static struct bt_wreq *last_row(const struct bt_wcore *c)
 {
     for (struct bt_list *it = c->reqs.active.prev; it != &c->reqs.active; it = it->prev) {
@@ -17,7 +17,7 @@ static struct bt_wreq *last_row(const struct bt_wcore *c)
     return NULL;
 }
 
-/* Takes r's pages and slot away. The other choices of its submission continue. */
+/* Takes r's pages and slot away. The other choices of its submission go on. */
 static void preempt(struct bt_wcore *c, struct bt_wreq *r)
 {
     bt_metric_add(c->stats->preemptions, 1);
@@ -31,8 +31,8 @@ static void preempt(struct bt_wcore *c, struct bt_wreq *r)
 }
 
 /* Counts the pages, and in *slots_p the slots, of the requests in list. With `of`, counts only rows
- * of a lower class than `of`. A page that choices share counts for each of them, so the sum may be
- * too high: the caller looks again later. */
+ * of a lower class than `of`. A page that choices share is counted for each of them, so the sum may
+ * be too high: the caller checks again in a later step. */
 static uint32_t held(const struct bt_list *list, const struct bt_wreq *of, uint32_t *slots_p)
 {
     uint32_t pages = 0;
@@ -68,7 +68,7 @@ void bt_decode_make_way(struct bt_wcore *c, const struct bt_wreq *r, uint32_t wa
     }
 }
 
-/* How many pages r needs for its next position: one, or one for each of its beams. */
+/* The number of pages that r needs for its next position: one, or one for each of its beams. */
 static uint32_t pages_due(const struct bt_wcore *c, const struct bt_wreq *r)
 {
     if (r->sub->search) {
@@ -87,10 +87,10 @@ static bt_status_t give_pages(struct bt_wcore *c, struct bt_wreq *r, const uint3
     return c->vt->slot_pages(c->eng, r->slot, r->n_pages - 1, pages, 1);
 }
 
-/* Takes the pages for r's next position. When not enough are free, pages that are only kept for
- * choices to come are taken, then the last row is preempted. r skips this step (page_wait) until
- * pages have come back. The first row is never preempted while others hold pages, so one row always
- * advances. True: requests have left the list of active ones. */
+/* Takes the pages for r's next position. If too few are free, it first takes pages that are only
+ * kept for choices that have not begun, then preempts the last row. r skips this step (page_wait)
+ * until pages come back. The first row is never preempted while others hold pages, so one row
+ * always advances. Returns true if requests have left the list of active ones. */
 static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t pages[BT_BEAM_WIDTH_MAX], n = pages_due(c, r);
@@ -115,7 +115,7 @@ static bool want_page(struct bt_wcore *c, struct bt_wreq *r)
     }
     struct bt_wreq *last = last_row(c);
     if (last == NULL) {
-        return false; /* the others are searches that are over */
+        return false; /* the other rows are searches that have ended */
     }
     preempt(c, last);
     return true;

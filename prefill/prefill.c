@@ -10,15 +10,15 @@ static void opened(struct bt_wcore *c, struct bt_wreq *r)
     bt_wcore_enqueue(c, r);
 }
 
-/* First item of block b's chunk. */
+/* The first item of the chunk that contains block b. */
 static uint32_t item_of(const struct bt_wcore *c, const struct bt_wgrant *g, uint32_t b)
 {
     return b / (g->chunk_tokens / c->block_tokens) * c->layout.n_layers;
 }
 
-/* Copies the resident prefix (r->pos tokens) from the slab to the pages, and the part of the tail
- * that has landed right behind it. All blocks belong to item 0: layer l of the whole prefix is item
- * l, so that layers arrive in the order in which the first chunk needs them. */
+/* Copies the resident prefix (r->pos tokens) from the slab to the pages, together with the part of
+ * the tail that has landed directly behind it. Layer l of all these blocks is item l, so the layers
+ * arrive in the order in which the first chunk needs them. */
 static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
 {
     uint32_t tokens = r->pos, n = BT_DIV_UP(tokens, c->block_tokens);
@@ -47,9 +47,9 @@ static bt_status_t load_prefix(struct bt_wcore *c, struct bt_wreq *r)
     return c->vt->flow_add(c->eng, r->load_flow, c->blocks, n);
 }
 
-/* Copies the blocks that are not resident from the pages to the slab under the grant's flow word.
- * The kvstore has raised the word past the items that are completely resident; the items of this
- * flow come next. */
+/* Copies the blocks that are not resident from the pages to the slab. The flow raises the grant's
+ * progress word. The kvstore has raised it past the items that are completely resident; the items
+ * of this flow come next. */
 static bt_status_t store_rest(struct bt_wcore *c, struct bt_wreq *r)
 {
     const struct bt_wgrant *g = r->grant.terms;
@@ -115,8 +115,9 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     }
     const struct bt_wgrant *g = r->grant.terms;
     uint32_t last_block = (b->pos + b->n - 1) / c->block_tokens;
-    /* Not stored: resident blocks that are computed again (prompt_logprobs), and blocks behind the
-     * end of a grant that does not cover the whole prompt. */
+    /* Does not store two kinds of blocks: resident ones that are computed again (for
+     * prompt_logprobs), and those behind the end of a grant that does not cover the whole
+     * prompt. */
     if (b->chunk_end && r->store_flow != 0 && !r->prompt->filled &&
         last_block >= g->resident_blocks) {
         uint32_t seq = item_of(c, g, last_block), end = item_of(c, g, g->n_slots - 1);
@@ -125,15 +126,16 @@ static void row(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row
     }
 }
 
-/* A prompt that no slab can hold needs its grant only up to the grant's end. The pool may still
- * have the blocks behind it, and they are loaded piece by piece. The grant's copies end first. */
+/* Closes the grant of a prompt that no slab can hold. The prompt needs its grant only up to the
+ * grant's end. If the pool has the blocks behind it, they are loaded piece by piece. The copies to
+ * the grant's slots end first. */
 static void leave_grant(struct bt_wcore *c, struct bt_wreq *r)
 {
     r->stage = BT_WREQ_LOADING;
     bt_wgrant_trailer(r, 0); /* no decode worker reads this grant */
     bt_wcore_flow_close(c, r, &r->load_flow, false);
     bt_wcore_flow_close(c, r, &r->store_flow, false);
-    BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of the flows was open: quiet() follows */
+    BT_ASSERT(r->flows_pending > 0 || c->fatal); /* one of the flows was open, so quiet() follows */
 }
 
 static bool plan(struct bt_wcore *c, struct bt_wreq *r, struct bt_batch_seq *s)
@@ -156,7 +158,7 @@ static void report(struct bt_wcore *c, struct bt_wreq *r)
     o.u.prefill.computed = r->sub->n - r->cached;
     o.u.prefill.start_ns = r->start_ns;
     o.u.prefill.last_compute_ns = r->last_compute_ns;
-    bt_wcore_emit_after(c, &o); /* behind the first token */
+    bt_wcore_emit_after(c, &o); /* this message follows the first token */
 }
 
 static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch_row *b,
@@ -164,7 +166,7 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
 {
     (void)n_out; /* prompts have no drafts */
     if (r->load_flow != 0) {
-        /* The first row waited for every layer of the load. */
+        /* The first row of the prompt has waited for every layer of the load. */
         if (!bt_wgrant_valid(r, 0, r->grant.terms->resident_blocks) || !bt_prefill_tail_valid(r)) {
             bt_wcore_end(c, r, BT_ERR_STALE, "a slot of the prefix was given away while it loaded");
             return;
@@ -195,7 +197,8 @@ static void stepped(struct bt_wcore *c, struct bt_wreq *r, const struct bt_batch
         r->finish = BATON__FINISH__STOP;
     }
     if (r->sub->phases == BATON__PHASES__BOTH && r->finish == BATON__FINISH__NOT_FINISHED) {
-        /* The request continues here: the prompt's copies to the slab end during its first rows. */
+        /* The request goes on in this worker. The copies of its prompt to the slab end during its
+         * first rows. */
         bt_prefill_tail_free(r);
         r->role = &c->decode->role;
         r->stage = BT_WREQ_ROW;
@@ -224,7 +227,7 @@ static void quiet(struct bt_wcore *c, struct bt_wreq *r)
         bt_prefill_tail_free(r);
         bt_wlease_pieces(c, r);
     } else {
-        /* Only the load of the prefix has ended: the prompt continues. */
+        /* Only the load of the prefix has ended; the prompt goes on. */
         BT_ASSERT(r->stage == BT_WREQ_PROMPT);
     }
 }

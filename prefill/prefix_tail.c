@@ -1,9 +1,9 @@
-/* The prefix tail: the end of a prompt's prefix, which the kvstore fetches while the engine
- * computes the beginning. When the computing reaches the part that has landed, it continues behind
- * that part. The engine computes what is late: no prompt waits for the tail. The KV of a position
- * is the same on every worker. The tail is loaded layer by layer while the next row runs, like a
- * resident prefix. The store flow copies the tail's pages into the grant's slots like computed
- * pages. Engine thread. */
+/* The prefix tail is the end of a prompt's prefix. The kvstore fetches it while the engine computes
+ * the beginning. When the engine reaches the part that has landed, it continues behind that part.
+ * It computes what has not landed in time: no prompt waits for its tail. This is possible because
+ * the KV of a position is the same on every worker. The tail is loaded layer by layer while the
+ * next row runs, like a resident prefix. The store flow copies the tail's pages to the grant's
+ * slots like computed pages. Engine thread. */
 #include <stdlib.h>
 
 #include "common/log/log.h"
@@ -21,8 +21,8 @@ bool bt_prefill_tail_valid(const struct bt_wreq *r)
     return true;
 }
 
-/* Pieces come from the end backwards: each lies right in front of the piece before. The prompt's
- * last token is always computed here, so no piece may contain it. */
+/* Pieces arrive from the end backwards: each ends where the one before it begins. This worker
+ * always computes the prompt's last token, so no piece may contain it. */
 static bool tail_fits(const struct bt_wcore *c, const struct bt_wreq *r, const struct bt_wtail *t)
 {
     uint64_t end = (uint64_t)t->first + t->n;
@@ -43,7 +43,7 @@ void bt_prefill_tail_add(struct bt_wcore *c, struct bt_wreq *r, struct bt_wtail 
 {
     if (r->role != &bt_prefill.role || !r->grant.open || r->prompt->tail_over ||
         bt_wreq_ending(r)) {
-        free(t); /* the kvstore knows, or will know when the grant is closed */
+        free(t); /* the kvstore knows this already, or learns it when the grant is closed */
         return;
     }
     if (!tail_fits(c, r, t)) {
@@ -118,7 +118,8 @@ void bt_prefill_tail_skip(struct bt_wcore *c, struct bt_wreq *r)
     bt_metric_add(c->stats->prompt_cached, n);
 }
 
-/* False: no flow is free, or the slots were given to other blocks. The tail is then computed. */
+/* Returns false if no flow is free, or if the slots were given to other blocks. The engine then
+ * computes the tail. */
 static bool load(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (!bt_prefill_tail_valid(r) ||
@@ -137,8 +138,7 @@ static bool load(struct bt_wcore *c, struct bt_wreq *r)
 
 uint32_t bt_prefill_tail_plan(struct bt_wcore *c, struct bt_wreq *r)
 {
-    /* While the load of the prefix's head runs, the first row waits for that flow, not for
-     * another. */
+    /* While the head of the prefix is being loaded, the first row waits for that flow only. */
     if (bt_prefill_tail_reached(c, r) && r->load_flow == 0 && load(c, r)) {
         bt_prefill_tail_skip(c, r);
     }

@@ -1,25 +1,25 @@
-/* The search of beam.h. Pure. Generated tokens are nodes of a tree: each turn adds `width` of them,
- * so a beam is the number of its last node, and beams with a common beginning share its nodes. */
+/* Beam search (beam.h). Pure. The generated tokens are a tree: each turn adds `width` nodes to it.
+ * So a beam is the index of its last node, and beams with a common beginning share nodes. */
 #include "common/search/beam.h"
 
 #include <math.h>
 #include <string.h>
 
 struct node {
-    uint32_t parent; /* number + 1; 0: none */
+    uint32_t parent; /* index of the node + 1; 0: none */
     uint32_t token;
     float logprob;
 };
 
-struct answer { /* its last token is no node if it is an EOS id */
+struct answer { /* a complete answer; its last token is in `ends`, not in the tree */
     double score;
-    uint32_t parent; /* node in front of the last token, as above */
+    uint32_t parent; /* the node before the last token, as in struct node */
     uint32_t len;
     bool by_eos;
-    uint32_t last; /* which of `ends` has its last token */
+    uint32_t last; /* index of its last token in `ends` */
 };
 
-/* Alternatives of a token: n_top ids and logprobs. */
+/* The alternatives of all tokens of an array: n_top ids and logprobs for each. */
 struct tops {
     uint32_t *id;
     float *logprob;
@@ -27,7 +27,7 @@ struct tops {
 
 struct row {
     bool there;
-    uint32_t n, next; /* next: first that was not looked at */
+    uint32_t n, next; /* next: the first token that next_pick has not returned */
     uint32_t id[BT_ENGINE_MAX_TOP];
     float logprob[BT_ENGINE_MAX_TOP];
 };
@@ -36,28 +36,28 @@ struct bt_beam_search {
     const struct bt_beam_conf *conf;
     const uint32_t *eos;
     uint32_t n_eos, max_new;
-    uint32_t len, live; /* live: places that have a beam */
+    uint32_t len, live; /* live: number of places that have a beam */
     bool over;
-    double sum[BT_BEAM_WIDTH_MAX];            /* of the logprobs of a place's beam */
-    struct row rows[BT_BEAM_WIDTH_MAX];       /* of this turn */
-    struct answer answers[BT_BEAM_WIDTH_MAX]; /* by falling score */
+    double sum[BT_BEAM_WIDTH_MAX];            /* sum of the logprobs of each place's beam */
+    struct row rows[BT_BEAM_WIDTH_MAX];       /* rows of this turn */
+    struct answer answers[BT_BEAM_WIDTH_MAX]; /* sorted by score, the best first */
     uint32_t n_answers;
-    struct node ends[BT_BEAM_WIDTH_MAX]; /* last tokens of answers */
-    uint32_t *path;                      /* [max_new] nodes of the answer that is open */
+    struct node ends[BT_BEAM_WIDTH_MAX]; /* last tokens of the answers */
+    uint32_t *path;                      /* [max_new] nodes of the open answer */
     uint32_t open;
-    struct node *nodes;         /* [max_new * width]: of turn t at place p: t * width + p */
-    struct tops tops, end_tops; /* of nodes, of ends */
+    struct node *nodes; /* [max_new * width] the node of turn t at place p is t * width + p */
+    struct tops tops, end_tops; /* alternatives of `nodes` and of `ends` */
 };
 
-struct pick {           /* a candidate for a next beam */
-    uint32_t place, at; /* token `at` of the row of this place */
+struct pick {           /* a candidate for a beam of the next turn */
+    uint32_t place, at; /* token number `at` in the row of this place */
     double sum;
 };
 
 uint32_t bt_beam_tops(uint32_t width, uint32_t n_eos)
 {
-    /* Of one row the next beams take at most `width` tokens that end nothing, which are behind at
-     * most n_eos others. */
+    /* The next beams take at most `width` tokens of one row, none of which ends the answer. At most
+     * n_eos tokens of the row that do end it are more likely. */
     return width + n_eos;
 }
 
@@ -70,7 +70,7 @@ static size_t part(size_t *at, size_t bytes)
     return begin;
 }
 
-/* Where everything is behind the struct; returns the size of all. */
+/* Lays out the arrays behind the struct. Returns the total size. */
 static size_t layout(const struct bt_beam_conf *c, uint32_t max_new, size_t at[6])
 {
     size_t end = 0, nodes = (size_t)max_new * c->width;
@@ -155,8 +155,8 @@ static bool is_eos(const struct bt_beam_search *s, uint32_t token)
     return false;
 }
 
-/* The next candidate by falling sum; of equal ones the one of the lower place. False: there is
- * none. */
+/* Takes the candidate with the highest sum; of equal ones, that of the lowest place. Returns false
+ * if there is none. */
 static bool next_pick(struct bt_beam_search *s, struct pick *best)
 {
     bool any = false;
@@ -186,13 +186,13 @@ static void keep_tops(const struct bt_beam_search *s, const struct tops *to, uin
                       const struct row *r)
 {
     uint32_t n = s->conf->n_top;
-    if (n > 0) { /* a row has that many */
+    if (n > 0) { /* bt_beam_put has checked that the row has n tokens */
         memcpy(to->id + (size_t)at * n, r->id, n * sizeof(r->id[0]));
         memcpy(to->logprob + (size_t)at * n, r->logprob, n * sizeof(r->logprob[0]));
     }
 }
 
-/* Keeps a complete answer if it is among the best. */
+/* Keeps a complete answer if it is one of the best `width`. */
 static void add_answer(struct bt_beam_search *s, const struct pick *p, bool by_eos)
 {
     const struct row *r = &s->rows[p->place];
@@ -216,7 +216,8 @@ static void add_answer(struct bt_beam_search *s, const struct pick *p, bool by_e
     keep_tops(s, &s->end_tops, end, r);
 }
 
-/* May beams whose best has this sum still become answers? */
+/* Returns whether a beam may still become one of the best answers. best_sum: the sum of the best
+ * beam. */
 static bool may_improve(const struct bt_beam_search *s, double best_sum)
 {
     const struct bt_beam_conf *c = s->conf;
@@ -231,7 +232,7 @@ static bool may_improve(const struct bt_beam_search *s, double best_sum)
     return score > s->answers[c->width - 1].score;
 }
 
-/* Gives each pick a place: its parent's if that is still free. */
+/* Gives each pick a place: the place of its parent, unless another pick has it already. */
 static void place_picks(struct bt_beam_search *s, const struct pick *picks, uint32_t *from)
 {
     uint32_t width = s->conf->width, of[BT_BEAM_WIDTH_MAX];
@@ -268,8 +269,8 @@ bool bt_beam_choose(struct bt_beam_search *s, uint32_t *from)
     bool last = s->len + 1 == s->max_new;
     struct pick picks[BT_BEAM_WIDTH_MAX], p;
     BT_ASSERT(bt_beam_ready(s));
-    /* An answer ends only by a candidate that is among the first `width`. The others are there so
-     * that as many beams as before can go on. */
+    /* Only the first `width` candidates may end an answer. Further candidates only fill up the
+     * beams, so that as many go on as before. */
     for (; n < width && (!last || rank < width) && next_pick(s, &p); rank++) {
         bool eos = is_eos(s, s->rows[p.place].id[p.at]);
         if ((eos || last) && rank < width) {
@@ -279,7 +280,7 @@ bool bt_beam_choose(struct bt_beam_search *s, uint32_t *from)
             picks[n++] = p;
         }
     }
-    BT_ASSERT(last || n == width); /* each row has that many candidates that end nothing */
+    BT_ASSERT(last || n == width); /* bt_beam_tops asks for so many tokens that this holds */
     if (!last) {
         place_picks(s, picks, from);
     }
@@ -292,7 +293,7 @@ bool bt_beam_choose(struct bt_beam_search *s, uint32_t *from)
     return !s->over;
 }
 
-/* ---- what it has ---- */
+/* ---- results ---- */
 
 uint32_t bt_beam_len(const struct bt_beam_search *s)
 {
