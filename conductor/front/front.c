@@ -226,7 +226,7 @@ static const struct bt_front_route routes[] = {
     {"/detokenize", "", true, BT_KEYS_INFERENCE, false, bt_front_post_detokenize, FRONT_DETOKENIZE,
      JSON, "text of token ids"},
     {"/health", "", false, 0, false, get_health, 0, TEXT,
-     "200 while requests are served, otherwise 503 and why not"},
+     "200 while the conductor accepts requests, otherwise 503 with the reason"},
     {"/version", "", false, 0, false, get_version, 0, JSON, "version of the server"},
     {"/metrics", "", false, BT_KEYS_METRICS, false, get_metrics, 0, TEXT, "metrics for Prometheus"},
     {"/docs", "", false, 0, false, bt_front_get_docs, 0, HTML, "this reference as a page"},
@@ -235,11 +235,11 @@ static const struct bt_front_route routes[] = {
     {"/admin/v1/status", "", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
      "members, their loads and pools, objectives"},
     {"/admin/v1/requests", "", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
-     "open requests, and the last plans with what came of them"},
+     "open requests, and the latest plans with their results"},
     {"/admin/v1/explain/", "{id}", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
-     "why a request was placed where it is, and who else could have taken it"},
+     "why a request runs where it does, and which other workers could have taken it"},
     {"/admin/v1/history", "", false, BT_KEYS_ADMIN, false, bt_front_get_admin, 0, JSON,
-     "what was counted over the last half hour"},
+     "counters of the last half hour"},
     {"/ui", "", false, 0, false, bt_front_get_ui, 0, HTML, "the cluster page"},
     {"/ui/", "{file}", false, 0, false, bt_front_get_ui, 0, HTML, "files of the pages"},
     {"/", "", false, 0, false, bt_front_get_home, 0, HTML, "a page with links to the others"},
@@ -333,8 +333,8 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
     if (r == NULL &&
         strncmp(bt_http_path(req), RESPONSES_PATH "/", strlen(RESPONSES_PATH "/")) == 0) {
         return bt_front_fail(e, 404, NULL, NULL,
-                             "responses are not stored here: there is no '%.128s'. Send the whole "
-                             "conversation as `input`",
+                             "this server does not store responses: there is no '%.128s'. Send the "
+                             "whole conversation as `input`",
                              bt_http_path(req));
     }
     if (r == NULL) {

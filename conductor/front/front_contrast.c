@@ -84,7 +84,7 @@ static bool take_dola(const struct bt_model_config *c, const json_t *root,
 static bool clash(const char *field, const char *why, struct bt_front_error *e)
 {
     return bt_front_fail(e, 400, field, "unsupported_parameter",
-                         "'%s' does not go together with 'penalty_alpha': contrastive search %s; "
+                         "'%s' cannot be combined with 'penalty_alpha': contrastive search %s; "
                          "leave one of them out",
                          field, why);
 }
@@ -113,11 +113,11 @@ static bool take_alpha(const json_t *root, uint32_t n, struct bt_gen_spec *spec,
     for (size_t i = 0; i < BT_ARRAY_LEN(draws); i++) {
         if (bt_front_has(root, draws[i].name) &&
             json_number_value(json_object_get(root, draws[i].name)) != draws[i].neutral) {
-            return clash(draws[i].name, "draws nothing", e);
+            return clash(draws[i].name, "does not sample", e);
         }
     }
     if (n > 1) {
-        return clash("n", "has one answer", e);
+        return clash("n", "has only one answer", e);
     }
     if (s->n_dola > 0) {
         return clash("dola_layers", "is another search", e);
@@ -139,9 +139,9 @@ bool bt_front_take_contrast(const struct bt_front_model *m, const json_t *root, 
         return false;
     }
     if (spec->sampling.n_dola > 0 && bt_front_asked_for(json_object_get(root, "use_beam_search"))) {
-        return bt_front_fail(e, 400, "use_beam_search", "unsupported_parameter",
-                             "'use_beam_search' does not go together with 'dola_layers'; leave one "
-                             "of them out");
+        return bt_front_fail(
+            e, 400, "use_beam_search", "unsupported_parameter",
+            "'use_beam_search' cannot be combined with 'dola_layers'; leave one of them out");
     }
     return take_alpha(root, n, spec, e);
 }

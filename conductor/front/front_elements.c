@@ -309,11 +309,11 @@ static bool put_member(const struct bt_reply_xml_form *f, const char *key, const
         return true;
     }
     if (text && strict && word != NULL) {
-        return bt_front_fail(e, 400, "tools", "unsupported_parameter",
-                             "'%s' of the argument '%.64s' cannot be enforced in the form in which "
-                             "this model writes calls; leave 'strict' out, or say it in the "
-                             "description",
-                             word, key);
+        return bt_front_fail(
+            e, 400, "tools", "unsupported_parameter",
+            "this model writes calls in a form in which '%s' of the argument '%.64s' cannot be "
+            "enforced; leave 'strict' out, or move the rule to the argument's description",
+            word, key);
     }
     if (text) {
         bt_buf_puts(out, "\"any\":true");
@@ -323,7 +323,7 @@ static bool put_member(const struct bt_reply_xml_form *f, const char *key, const
     bool ok = put_schema(schema, root, out);
     put_end(f, true, out);
     return ok || bt_front_fail(e, 400, "tools", "invalid_value",
-                               "a schema in 'tools' has a number beyond 64 bits");
+                               "a schema in 'tools' has a number that does not fit into 64 bits");
 }
 
 static bool is_required(const json_t *parameters, const char *key)
@@ -373,8 +373,8 @@ bool bt_front_put_members(const struct bt_reply_xml_form *f, const json_t *param
     bool ok = true;
     if (word != NULL && strict) {
         return bt_front_fail(e, 400, "tools", "unsupported_parameter",
-                             "'%s' of a tool's parameters cannot be enforced in the form in which "
-                             "this model writes calls; leave 'strict' out",
+                             "this model writes calls in a form in which '%s' of a tool's "
+                             "parameters cannot be enforced; leave 'strict' out",
                              word);
     }
     bool closed = json_is_false(json_object_get(parameters, "additionalProperties"));

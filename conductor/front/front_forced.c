@@ -207,7 +207,7 @@ static bool put_arguments(enum bt_reply_tools style, const json_t *function, boo
     }
     return bt_front_put_json(out, parameters) ||
            bt_front_fail(e, 400, "tools", "invalid_value",
-                         "a schema in 'tools' has a number beyond 64 bits");
+                         "a schema in 'tools' has a number that does not fit into 64 bits");
 }
 
 /* all: arguments of all tools follow their schemas, also of those that are not strict. False: e is
@@ -318,8 +318,8 @@ bool bt_front_force(const struct bt_front_model *m, const json_t *root,
     }
     if (ignore) {
         return bt_front_fail(e, 400, "ignore_eos", "invalid_value",
-                             "'ignore_eos' must not be true where 'tools' constrain the answer: "
-                             "it could not end");
+                             "'ignore_eos' must not be true where 'tools' constrain the answer, "
+                             "because the answer could not end");
     }
     spec->grammar = NULL;
     bool ok = force(m, chat, t, content, spec, e);

@@ -126,8 +126,10 @@ static bool take_schema(struct found *f, const json_t *v, struct bt_front_error 
                              f->param);
     }
     return bt_front_put_json(&f->text, v) ||
-           bt_front_fail(e, 400, f->param, "invalid_value",
-                         "'%s' has a number beyond 64 bits; send the schema as a string", f->param);
+           bt_front_fail(
+               e, 400, f->param, "invalid_value",
+               "'%s' has a number that does not fit into 64 bits; send the schema as a string",
+               f->param);
 }
 
 static bool take_choices(struct found *f, const json_t *v, struct bt_front_error *e)
@@ -328,10 +330,11 @@ static bool take_white_space(struct found *f, const json_t *root, struct bt_fron
         pattern = NULL;
         param = "structured_outputs.disable_any_whitespace";
     } else if (!json_is_string(pattern) || tight) {
-        return bt_front_fail(e, 400, param, tight ? "invalid_value" : "invalid_type",
-                             tight ? "'%s' and 'disable_any_whitespace' exclude each other"
-                                   : "'%s' must be a string",
-                             param);
+        return bt_front_fail(
+            e, 400, param, tight ? "invalid_value" : "invalid_type",
+            tight ? "'%s' cannot be combined with 'disable_any_whitespace'; leave one of them out"
+                  : "'%s' must be a string",
+            param);
     }
     if (pattern == NULL && !tight) {
         return true;
@@ -380,13 +383,14 @@ bool bt_front_set_grammar(const struct bt_front_model *m, uint32_t kind, const c
     }
     if (m->config->n_eos == 0) {
         return bt_front_fail(e, 400, param, "unsupported_parameter",
-                             "'%s': this model has no end-of-text token (eos_token_id), so that no "
-                             "answer could end",
+                             "'%s': this model has no end-of-text token (eos_token_id), so a "
+                             "constrained answer could not end",
                              param);
     }
     if (len > BT_GRAMMAR_TEXT_MAX) {
-        return bt_front_fail(e, 400, param, "invalid_value", "'%s' has %zu bytes; at most %d",
-                             param, len, BT_GRAMMAR_TEXT_MAX);
+        return bt_front_fail(e, 400, param, "invalid_value",
+                             "'%s' has %zu bytes; at most %d are allowed", param, len,
+                             BT_GRAMMAR_TEXT_MAX);
     }
     if (m->on_loop) { /* a few bytes may take 100 ms */
         e->beyond = true;
@@ -411,8 +415,8 @@ bool bt_front_take_grammar(const struct bt_front_model *m, const json_t *root,
     ok = ok && take_white_space(&f, root, e);
     if (ok && f.kind != BT_GRAMMAR_ANY && json_is_true(json_object_get(root, "ignore_eos"))) {
         ok = bt_front_fail(e, 400, "ignore_eos", "invalid_value",
-                           "'ignore_eos' and '%s' exclude each other: a constrained answer ends "
-                           "where its grammar does",
+                           "'ignore_eos' cannot be combined with '%s': a constrained answer ends "
+                           "where its grammar ends",
                            f.param);
     }
     ok = ok && (f.kind == BT_GRAMMAR_ANY ||

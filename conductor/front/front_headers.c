@@ -74,8 +74,8 @@ static bool whole(struct bt_http_req *req, const char *name, bool *has_p, int32_
     if (strspn(text, "-0123456789") != strlen(text) || end == text || *end != '\0' || errno != 0 ||
         v < INT32_MIN || v > INT32_MAX) {
         return bt_front_fail(e, 400, NULL, NULL,
-                             "the header %s is '%.40s': give a whole number from %d to %d, smaller "
-                             "goes first",
+                             "the header %s is '%.40s': give a whole number from %d to %d; "
+                             "requests with a smaller one go first",
                              name, text, INT32_MIN, INT32_MAX);
     }
     *has_p = true;

@@ -360,10 +360,11 @@ static bool has_room(struct front_jobs *q, struct bt_front_job *j)
     }
     j->ok = false;
     j->e.retry_after_s = 1;
-    return bt_front_fail(&j->e, 429, NULL, NULL,
-                         "%u of this client's %s requests are being read already; the server reads "
-                         "%u at once and keeps places for other clients",
-                         mine, brief ? "constrained or templated" : "large", most);
+    return bt_front_fail(
+        &j->e, 429, NULL, NULL,
+        "this server is already reading %u %s requests of this client. It reads %u of that kind at "
+        "once and keeps some places for other clients; try again later",
+        mine, brief ? "constrained or chat" : "large", most);
 }
 
 /* Reads a short body on the loop. False: that takes too long on the loop. */

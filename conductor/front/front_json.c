@@ -189,8 +189,8 @@ json_t *bt_front_json_parse(const void *body, size_t len, struct bt_front_error 
         return NULL;
     }
     if (count_containers(body, len) > CONTAINERS_MAX) {
-        bt_front_fail(e, 400, NULL, "invalid_json", "the body has more than %d arrays and objects",
-                      CONTAINERS_MAX);
+        bt_front_fail(e, 400, NULL, "invalid_json",
+                      "the body has more than %d arrays and objects; send less", CONTAINERS_MAX);
         return NULL;
     }
     /* Text may contain NUL; bt_front_get_str refuses it in other fields. */
@@ -248,9 +248,10 @@ bool bt_front_get_int(const json_t *root, const char *key, int64_t min, int64_t 
     double real = json_is_real(v) ? json_real_value(v) : 0.5;
     bool whole = real == floor(real) && fabs(real) <= WHOLE_MAX; /* 16.0 is an integer */
     if (bt_front_is_huge(v)) {
-        return bt_front_fail(e, 400, key, "invalid_value",
-                             "'%s' is a number beyond 64 bits; allowed: %lld to %lld", key,
-                             (long long)min, (long long)max);
+        return bt_front_fail(
+            e, 400, key, "invalid_value",
+            "'%s' is a number that does not fit into 64 bits; allowed: %lld to %lld", key,
+            (long long)min, (long long)max);
     }
     if (!json_is_integer(v) && !whole) {
         return wrong_type(e, key, "an integer");
@@ -313,7 +314,7 @@ bool bt_front_get_str(const json_t *root, const char *key, const char **v_p,
         return wrong_type(e, key, "a string");
     }
     if (strlen(json_string_value(v)) != json_string_length(v)) {
-        return bt_front_fail(e, 400, key, "invalid_value", "'%s' must not hold a NUL character",
+        return bt_front_fail(e, 400, key, "invalid_value", "'%s' must not contain a NUL character",
                              key);
     }
     *v_p = json_string_value(v);

@@ -235,7 +235,7 @@ void bt_front_keys_look(struct bt_front_keys *k)
     if (set == NULL) {
         k->stamp = now; /* said once for each state of the file, also if it cannot be opened */
         BT_WARN("audit", "who=file what=keys_reload target=%s result=failed why=%s remedy=%s",
-                k->path, err, "the keys that were read before stay in force");
+                k->path, err, "the conductor keeps the keys that it read before");
         return;
     }
     size_t added = missing(set, k->set), removed = missing(k->set, set), revoked = 0;
@@ -305,11 +305,10 @@ const struct bt_key *bt_front_keys_check(const struct bt_front_keys *k,
         bt_buf_init(&needs);
         bt_keys_scopes_put(key->scopes, &has);
         bt_keys_scopes_put(scope, &needs);
-        bt_front_fail(
-            e, 403, NULL, "insufficient_scope",
-            "this API key (id %s) has the scope %s, and this needs %s; use another key, or "
-            "ask the operator for the scope",
-            key->id, has.data, needs.data);
+        bt_front_fail(e, 403, NULL, "insufficient_scope",
+                      "this API key (id %s) has the scope %s, but this route needs the scope %s; "
+                      "use another key, or ask the operator for the scope",
+                      key->id, has.data, needs.data);
         e->refusal = "missing_scope";
         e->scope = scope;
         bt_buf_cleanup(&has);
@@ -358,8 +357,8 @@ static bool wait_for(struct bt_front_error *e, const char *what, double limit, d
     uint32_t s = wait_ms > 1e9 ? 1000000 : (uint32_t)(wait_ms / 1e3) + 1;
     *e = (struct bt_front_error){.retry_after_s = s};
     return bt_front_fail(e, 429, NULL, "rate_limit_exceeded",
-                         "this API key's limit of %g %s is reached; there is room in %u s", limit,
-                         what, s);
+                         "this API key's limit of %g %s is reached; try again in %u s", limit, what,
+                         s);
 }
 
 /* Is the request too large for this limit ever? A request may take more than is left, and the key's

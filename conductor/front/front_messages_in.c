@@ -20,8 +20,8 @@ static bool check_text(const json_t *block, const char *prefix, struct bt_front_
     if (!bt_front_adapt_is(json_object_get(block, "type"), "text")) {
         const char *type = json_string_value(json_object_get(block, "type"));
         return bt_front_fail(e, 400, "messages", "unsupported_parameter",
-                             "'%stype' is '%.40s'; only blocks of type 'text' are supported here",
-                             prefix, type != NULL ? type : "");
+                             "'%stype' is '%.40s'; only 'text' blocks are supported here", prefix,
+                             type != NULL ? type : "");
     }
     return bt_front_fields_check(block, FRONT_MESSAGES_BLOCK, prefix, e) &&
            (json_is_string(json_object_get(block, "text")) ||

@@ -65,7 +65,7 @@ void bt_front_get_admin(struct bt_front *f, struct bt_http_req *req, const char 
 {
     struct bt_buf out;
     struct bt_front_error e = {0};
-    char why[400] = "this server shows nothing here";
+    char why[400] = "this server has no administration interface";
     (void)tenant;
     bt_buf_init(&out);
     int status = f->show != NULL ? f->show(f->show_arg, bt_http_path(req) + strlen("/admin/v1/"),

@@ -26,7 +26,7 @@
 _Static_assert(API_MAX_TEMPERATURE <= BT_ENGINE_MAX_TEMPERATURE &&
                    API_MAX_REPETITION <= BT_ENGINE_MAX_REPETITION &&
                    API_MAX_PENALTY <= BT_ENGINE_MAX_PENALTY,
-               "a worker would refuse what the API takes");
+               "workers must accept whatever the API accepts");
 
 static void spec_cleanup(struct bt_gen_spec *spec)
 {
@@ -135,7 +135,7 @@ static bool take_stops(const json_t *root, struct bt_gen_spec *spec, struct bt_f
         }
         if (strlen(json_string_value(s)) != len) {
             return bt_front_fail(e, 400, "stop", "invalid_value",
-                                 "a stop string must not hold a NUL character");
+                                 "a stop string must not contain a NUL character");
         }
         spec->stop[i] = bt_strdup(json_string_value(s));
     }
@@ -320,8 +320,8 @@ static bool take_look(const json_t *root, bool chat, struct bt_gen_spec *spec,
     }
     if (opt->stream && prompt_top >= 0) {
         return bt_front_fail(e, 400, "prompt_logprobs", "unsupported_parameter",
-                             "'prompt_logprobs' is not supported with 'stream'; 'echo' with "
-                             "'logprobs' is");
+                             "'prompt_logprobs' is not supported with 'stream'; use 'echo' and "
+                             "'logprobs', or leave 'stream' out");
     }
     opt->logprobs = spec->sampling.logprobs;
     opt->skip_special = spec->skip_special;
@@ -403,7 +403,8 @@ static bool fit(const struct bt_front_model *m, const struct bt_front_options *o
     const char *key = opt->chat ? "messages" : "prompt";
     int64_t room = (int64_t)m->max_model_len - (int64_t)spec->prompt.n;
     if (spec->prompt.n == 0) {
-        return bt_front_fail(e, 400, key, "invalid_value", "'%s' has no tokens", key);
+        return bt_front_fail(e, 400, key, "invalid_value",
+                             "'%s' is empty: it has no tokens; send at least one", key);
     }
     if (room < BT_MIN(l->max, 1)) {
         return bt_front_fail(
@@ -432,7 +433,8 @@ static bool make_specs(const struct bt_front_model *m, const struct lengths *l,
 {
     if (g->prompts.n * g->opt.n > FRONT_ANSWER_CHOICES_MAX) {
         return bt_front_fail(e, 400, "n", "invalid_value",
-                             "%u prompts with 'n' %u are more than the %d choices of one answer",
+                             "%u prompts with 'n' %u need more than %d choices, the most in one "
+                             "answer; send fewer prompts or lower 'n'",
                              g->prompts.n, g->opt.n, FRONT_ANSWER_CHOICES_MAX);
     }
     g->specs = bt_calloc(g->prompts.n, sizeof(g->specs[0]));
@@ -551,7 +553,7 @@ static bool tokenize(const struct bt_front_model *m, uint64_t fields, const void
     if (chat && bt_front_has(root, "prompt")) {
         json_decref(root);
         return bt_front_fail(e, 400, "prompt", "invalid_value",
-                             "'prompt' and 'messages' exclude each other; give one");
+                             "'prompt' and 'messages' cannot be combined; leave one of them out");
     }
     bool ok = check_model(m, root, e) && bt_front_fields_check(root, fields, "", e) &&
               bt_front_get_bool(root, "return_token_strs", want_strings_p, e) &&
@@ -559,7 +561,7 @@ static bool tokenize(const struct bt_front_model *m, uint64_t fields, const void
                     : bt_front_take_prompts(m, root, false, false, &prompts, e));
     if (ok && prompts.n > 1) {
         ok = bt_front_fail(e, 400, "prompt", "invalid_value",
-                           "'prompt' has %u prompts; this route takes one", prompts.n);
+                           "'prompt' has %u prompts; this route accepts one", prompts.n);
     }
     if (ok && !chat) {
         *out = prompts.list[0].ids;

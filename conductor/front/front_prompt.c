@@ -37,11 +37,10 @@ bool bt_front_take_ids(const struct bt_front_model *m, const char *key, const js
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);
         if (bt_front_is_huge(v)) {
-            return bt_front_fail(
-                e, 400, key, "invalid_value",
-                "'%s[%zu]' is a number beyond 64 bits; token ids of this model are 0 "
-                "to %u",
-                key, i, m->config->vocab - 1);
+            return bt_front_fail(e, 400, key, "invalid_value",
+                                 "'%s[%zu]' is a number that does not fit into 64 bits; token ids "
+                                 "of this model are 0 to %u",
+                                 key, i, m->config->vocab - 1);
         }
         if (i % LOOK == LOOK - 1 && stopped(m, e)) {
             return false;
@@ -302,7 +301,7 @@ static bool cut_behind_last(const json_t *messages, struct bt_buf *prompt, struc
     if (found == NULL) {
         return bt_front_fail(e, 400, "continue_final_message", "invalid_value",
                              "'continue_final_message': the last message is empty, or the chat "
-                             "template does not write it as it is");
+                             "template changes its text");
     }
     prompt->len = (size_t)(found - prompt->data);
     prompt->data[prompt->len] = '\0';
@@ -335,7 +334,7 @@ static bool check_kwarg(const char *name, struct bt_front_error *e)
     if (among(of_request, BT_ARRAY_LEN(of_request), name)) {
         why = "it is a field of the request itself";
     } else if (among(other_tools, BT_ARRAY_LEN(other_tools), name)) {
-        why = "tools come in 'tools', and documents are not supported";
+        why = "send tools in the field 'tools'; documents are not supported";
     } else if (among(of_renderer, BT_ARRAY_LEN(of_renderer), name)) {
         why = "the server sets it";
     }
@@ -345,8 +344,9 @@ static bool check_kwarg(const char *name, struct bt_front_error *e)
     for (size_t i = 0; (word = bt_template_word(BT_TEMPLATE_FUNCTIONS, i)) != NULL; i++) {
         why = strcmp(word, name) == 0 ? "it is a function of templates" : why;
     }
-    return why == NULL || bt_front_fail(e, 400, "chat_template_kwargs", "unsupported_parameter",
-                                        "'chat_template_kwargs' must not have '%s': %s", name, why);
+    return why == NULL ||
+           bt_front_fail(e, 400, "chat_template_kwargs", "unsupported_parameter",
+                         "'chat_template_kwargs' must not contain '%s': %s", name, why);
 }
 
 static bool take_kwargs(const json_t *root, json_t *ctx, struct bt_front_error *e)
@@ -362,7 +362,7 @@ static bool take_kwargs(const json_t *root, json_t *ctx, struct bt_front_error *
     }
     if (json_object_size(more) > KWARGS_MAX) {
         return bt_front_fail(e, 400, "chat_template_kwargs", "invalid_value",
-                             "'chat_template_kwargs' has %zu members; at most %d",
+                             "'chat_template_kwargs' has %zu members; at most %d are allowed",
                              json_object_size(more), KWARGS_MAX);
     }
     json_object_foreach(more, name, v)
@@ -407,7 +407,7 @@ static json_t *chat_context(const struct bt_front_model *m, const json_t *root, 
     }
     if (go_on && generate) {
         bt_front_fail(e, 400, "continue_final_message", "invalid_value",
-                      "'continue_final_message' and 'add_generation_prompt' exclude each other");
+                      "'continue_final_message' and 'add_generation_prompt' cannot both be true");
         return NULL;
     }
     json_t *ctx = json_object(), *messages = json_array();
@@ -467,9 +467,9 @@ static bool render(const struct bt_front_model *m, const json_t *ctx, bool go_on
                                                why, sizeof(why));
     e->beyond = st == BT_ERR_EXHAUSTED;
     bt_buf_reserve(&prompt, 0);
-    bool ok = st == BT_OK ||
-              bt_front_fail(e, 400, "messages", "invalid_value", "the chat template refused: %s",
-                            why[0] != '\0' ? why : bt_status_text(st));
+    bool ok = st == BT_OK || bt_front_fail(e, 400, "messages", "invalid_value",
+                                           "the chat template refused these messages: %s",
+                                           why[0] != '\0' ? why : bt_status_text(st));
     ok = ok && (!go_on || cut_behind_last(messages, &prompt, e)) &&
          encode(m, "messages", prompt.data, prompt.len, special, out, e);
     if (ok) {

@@ -187,8 +187,8 @@ static bool take_item(struct bt_front_turn *t, const json_t *item, size_t i,
     }
     if (bt_front_adapt_is(type, "item_reference")) {
         return bt_front_fail(e, 400, "input", "unsupported_parameter",
-                             "'%stype' is 'item_reference', but items are not stored here; send "
-                             "the item itself (with many clients: set store to false)",
+                             "'%stype' is 'item_reference', but this server does not store items; "
+                             "send the item itself (in many clients: set store to false)",
                              prefix);
     }
     return unsupported(prefix, type, "message, function_call, function_call_output, reasoning", e);

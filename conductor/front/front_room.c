@@ -48,7 +48,7 @@ static bool busy(struct bt_front_error *e, const char *whose, size_t limit)
     e->retry_after_s = RETRY_S;
     return bt_front_fail(
         e, 503, NULL, NULL,
-        "%s would need more than the %.1f MiB of memory that they may use now (" LIMIT_KEY
+        "%s would need more than the %.1f MiB of memory that they may use at present (" LIMIT_KEY
         "). Memory becomes free when clients read their answers; read faster, or ask for fewer "
         "logprobs at once",
         whose, (double)limit / MIB);

@@ -40,13 +40,13 @@ bool bt_front_take_choices(const json_t *root, struct bt_gen_spec *spec,
     }
     if (best < n) {
         return bt_front_fail(e, 400, "best_of", "invalid_value",
-                             "'best_of' is %lld, below the %lld of 'n': the answer has 'n' of them",
+                             "'best_of' is %lld, but 'n' is %lld; 'best_of' must be at least 'n'",
                              (long long)best, (long long)n);
     }
     if (best > n && opt->stream && !beams) {
         return bt_front_fail(e, 400, "best_of", "invalid_value",
-                             "'best_of' above 'n' is not possible with 'stream': which choices are "
-                             "the best is known at the end");
+                             "'best_of' above 'n' cannot be combined with 'stream': only the end "
+                             "shows which choices are the best");
     }
     if (!beams && spec->beams.length_penalty != 1) {
         return bt_front_fail(e, 400, "length_penalty", "invalid_value",
@@ -70,7 +70,7 @@ static bool other_than(const json_t *root, const char *key, double a, double b)
 static const char *senseless(const json_t *root, const struct bt_gen_spec *spec, const char **why_p)
 {
     const struct bt_engine_params *s = &spec->sampling;
-    *why_p = "beam search draws no tokens";
+    *why_p = "beam search does not sample";
     if (other_than(root, "temperature", 0, 1)) {
         return "temperature";
     }
@@ -112,15 +112,15 @@ static bool finish_search(const json_t *root, struct bt_gen_spec *spec, struct b
     const char *why, *what = senseless(root, spec, &why);
     uint32_t tops = bt_beam_tops(spec->beams.width, spec->sampling.n_eos);
     if (what != NULL) {
-        return bt_front_fail(e, 400, what, "unsupported_parameter",
-                             "'%s' is not possible with 'use_beam_search' (%s); leave it out", what,
-                             why);
+        return bt_front_fail(
+            e, 400, what, "unsupported_parameter",
+            "'%s' cannot be combined with 'use_beam_search' (%s); leave one of them out", what,
+            why);
     }
     if (spec->grammar != NULL || spec->thoughts.n_force > 0) {
         return bt_front_fail(e, 400, "use_beam_search", "unsupported_parameter",
-                             "'use_beam_search' is not possible with an answer that follows a "
-                             "schema, a grammar or forced tools, or whose reasoning has a budget; "
-                             "leave one of them out");
+                             "'use_beam_search' cannot be combined with a schema, a grammar, "
+                             "forced tools or a budget of reasoning; leave one of them out");
     }
     if (tops > BT_ENGINE_MAX_TOP) {
         return bt_front_fail(

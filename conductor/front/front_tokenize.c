@@ -66,11 +66,10 @@ static bool decode(const struct bt_front_model *m, const struct bt_tokens *ids, 
     }
     bt_buf_cleanup(&piece);
     if (bytes > TEXT_MAX) {
-        return bt_front_fail(
-            e, 400, "tokens", "invalid_value",
-            "the text of 'tokens' is longer than %d MiB, the most that one answer of "
-            "/detokenize may have; send fewer ids at once",
-            TEXT_MAX >> 20);
+        return bt_front_fail(e, 400, "tokens", "invalid_value",
+                             "the text of 'tokens' is longer than %d MiB, the limit of one answer "
+                             "of /detokenize; send fewer ids at once",
+                             TEXT_MAX >> 20);
     }
     if (bt_tokenizer_decode(m->tok, ids->ids, ids->n, false, text) != BT_OK) {
         return bt_front_fail(e, 400, "tokens", "invalid_value",

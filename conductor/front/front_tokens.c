@@ -43,7 +43,7 @@ static void done(struct bt_front_task *task)
 
 static void drop(struct bt_front_task *task)
 {
-    finish(task_of(task), "this conductor is stopping; ask another one");
+    finish(task_of(task), "this conductor is stopping; use another one");
 }
 
 void bt_front_tokens(struct bt_front *f, const void *body, size_t len,

@@ -101,9 +101,10 @@ static bool take_tool(const json_t *tool, size_t i, json_t *names, struct bt_fro
                              "'%sparameters' must be an object: a JSON schema", prefix);
     }
     if (json_object_get(names, name) != NULL) {
-        return bt_front_fail(e, 400, "tools", "invalid_value",
-                             "'%sname' is '%s', as an earlier tool's; give each its own", prefix,
-                             name);
+        return bt_front_fail(
+            e, 400, "tools", "invalid_value",
+            "'%sname' is '%s', the name of an earlier tool; give each tool its own name", prefix,
+            name);
     }
     if (!bt_front_get_bool(function, "strict", &strict, e)) {
         return false;
@@ -166,7 +167,7 @@ static bool allow(struct bt_front_tools *t, const json_t *choice, const char *wh
     const json_t *tool = tool_named(t->list, name);
     if (tool == NULL) {
         return bt_front_fail(e, 400, "tool_choice", "invalid_value",
-                             "'%s.function.name' is '%s', which 'tools' does not have", where,
+                             "'%s.function.name' is '%s', but 'tools' has no such function", where,
                              name);
     }
     if (tool_named(allowed, name) == NULL) { /* a template writes each as often as it is there */
@@ -244,7 +245,7 @@ static bool check_choice(const struct bt_front_style *style, struct bt_front_too
 {
     if (t->list == NULL && t->choose == FRONT_TOOLS_REQUIRED) {
         return bt_front_fail(e, 400, "tool_choice", "invalid_value",
-                             "'tool_choice' asks for a call, but 'tools' is empty; give the tools");
+                             "'tool_choice' asks for a call, but 'tools' is empty; send the tools");
     }
     if (t->choose == FRONT_TOOLS_NONE) {
         json_decref(t->list);

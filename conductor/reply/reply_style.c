@@ -259,8 +259,8 @@ bt_status_t bt_reply_style_read(const char *words, const char *template_text,
             struct bt_buf known;
             bt_buf_init(&known);
             known_words(&known);
-            snprintf(err, err_cap, "'%.*s' is no form of answers; known: auto, none%s", (int)len,
-                     at, known.data);
+            snprintf(err, err_cap, "'%.*s' is not a known form of answers; known are: auto, none%s",
+                     (int)len, at, known.data);
             bt_buf_cleanup(&known);
             return BT_ERR_CONFIG;
         }

@@ -313,7 +313,8 @@ void bt_flight_step(struct bt_flight *f, uint64_t now_ns)
                 f->sequence->id, f->epoch,
                 f->prefill != NULL && !f->prefill_ended ? f->prefill->name : "-",
                 f->decode != NULL && !f->decode_ended ? f->decode->name : "-",
-                "these workers have not ended the cancelled request; it no longer counts");
+                "the workers have not confirmed the end of the cancelled request; it no longer "
+                "counts as load");
         prefill_over(f);
         decode_over(f);
     }

@@ -156,8 +156,8 @@ static void note_places(struct bt_machine *mc, const struct bt_sched_plan *plan,
     BT_WARN("places_short", "worker=%s places=%u wanted=%u remedy=%s",
             v->worker[plan->at.decode]->name, v->workers[plan->at.decode].capacity.slots,
             plan->places_wanted,
-            "raise engine.max_slots of the decode workers: with more slots they could compute "
-            "prompts beside their rows");
+            "raise engine.max_slots of the decode workers: with more slots they could also compute "
+            "prompts");
 }
 
 static void count_plan(struct bt_machine *mc, const struct bt_sched_plan *plan)

@@ -34,8 +34,8 @@ static void refuse(struct bt_request *r)
         return;
     case BT_REJECT_OVERLOADED:
         bt_request_fail(r, r->refuse, 429, bt_queue_retry_after_s(r->mc),
-                        "the time to first token would miss its objective: the requests that wait "
-                        "already take longer than that");
+                        "the time to first token would miss its objective, because the requests "
+                        "that already wait take too long");
         return;
     case BT_REJECT_DRAINING:
         bt_request_fail(r, r->refuse, 503, 1, "this conductor is being stopped");

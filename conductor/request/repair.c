@@ -126,7 +126,7 @@ static bool killed_enough(struct bt_sequence *sq)
     }
     bt_request_fail(
         sq->r, BT_REJECT_FAILED, 500, 0,
-        "two workers were lost while they worked on this request; it is not tried again");
+        "two workers were lost while they worked on this request, so it is not tried a third time");
     return true;
 }
 

@@ -257,8 +257,8 @@ static void on_token(struct bt_sequence *sq, const struct bt_sequence_input *in)
     }
     if (st == BT_ERR_MISMATCH) {
         bt_request_fail(sq->r, BT_REJECT_FAILED, 500, 0,
-                        "the beam search began again after a failure and found another answer than "
-                        "the part that was sent; its worker's engine is not exact");
+                        "the beam search began again after a failure, and its answer differs from "
+                        "the part that was already sent, because the worker's engine is not exact");
         return;
     }
     if (st == BT_ERR_EXISTS && sq->r->spec.beams.width > 0) {

@@ -114,7 +114,7 @@ def test_limits(cluster, api, kind):
                     continue  # needs `echo`
                 status, e = ask(cluster, kind, field, value)
                 mine = status == 400 and (e.get("param") == field or f"'{field}'" in e["message"])
-                assert not mine or "context" in e["message"] or "give the tools" in e["message"], (field, value, e)
+                assert not mine or "context" in e["message"] or "send the tools" in e["message"], (field, value, e)
                 tried += 1
     assert tried > 10
 

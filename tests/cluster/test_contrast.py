@@ -70,8 +70,8 @@ def test_preempted_rows_have_the_same_tokens(make_cluster):
 def test_refused_by_name(make_cluster):
     c = make_cluster("--nodes", "1", "--prefill", "0", "--decode", "1", "--set", "decode.engine.device=null")
     for body, param, text in (
-            ({"penalty_alpha": 0.5}, "top_k", "2 to 16"), ({"penalty_alpha": 0.5, "top_k": 4, "n": 2}, "n", "one answer"),
-            ({"penalty_alpha": 0.5, "top_k": 4, "temperature": 1}, "temperature", "draws nothing"),
+            ({"penalty_alpha": 0.5}, "top_k", "2 to 16"), ({"penalty_alpha": 0.5, "top_k": 4, "n": 2}, "n", "only one answer"),
+            ({"penalty_alpha": 0.5, "top_k": 4, "temperature": 1}, "temperature", "does not sample"),
             ({"penalty_alpha": 0.5, "top_k": 4, "dola_layers": "low"}, "dola_layers", "another search"),
             ({"dola_layers": [6]}, "dola_layers", "to 5"), ({"dola_layers": "mid"}, "dola_layers", "low"),
             ({"dola_layers": "low"}, None, "cpu and cuda engines"),

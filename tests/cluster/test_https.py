@@ -60,7 +60,7 @@ def test_each_scope_opens_its_doors(secure):
             status, _, body = secure.request("GET", path, headers=bearer(secret))
             assert status == (200 if needs in (None, name) else 403), (path, name, body)
     # batonctl finds the local cluster's key; another one must have the scope.
-    for args, env, rc, says in (((), {}, 0, ""), (("--key-file", os.path.join(secure.state_dir, "keys", "inference.key")), {}, 1, "this needs admin"),
+    for args, env, rc, says in (((), {}, 0, ""), (("--key-file", os.path.join(secure.state_dir, "keys", "inference.key")), {}, 1, "needs the scope admin"),
                                 ((), {"BATON_API_KEY": "bt-no"}, 1, "a valid API key is required")):
         got, _, err = ctl("--dir", secure.state_dir, *args, "drain", "n9", **env)
         assert got == 1 and says in err, err  # there is no n9

@@ -150,7 +150,7 @@ static const struct {
     {"conductor.http.allowed_origins", "nonsense", ""},
     {"conductor.http.tls", "/nonexistent", "No such file"},
     {"conductor.api_keys_file", "/nonexistent", ""},
-    {"conductor.answer_form", "xml", "is no form of answers"},
+    {"conductor.answer_form", "xml", "is not a known form of answers"},
     {"conductor.access_log", "most", ""},
     {"sched.policy", "best", "there is no"},
     {"sched.admission", "late", "there is no"},

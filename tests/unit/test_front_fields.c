@@ -21,7 +21,7 @@ static const struct {
     {COMPLETION, "{\"prompt\":\"a\",\"\":1}", NULL, NULL},
     {COMPLETION, "{\"prompt\":\"a\"," USER "}", "messages", "/v1/chat/completions"},
     {COMPLETION, "{\"prompt\":\"a\",\"top_logprobs\":2}", "top_logprobs", NULL},
-    {COMPLETION, "{\"prompt\":\"a\",\"extra_body\":{\"top_k\":5}}", "extra_body", "itself"},
+    {COMPLETION, "{\"prompt\":\"a\",\"extra_body\":{\"top_k\":5}}", "extra_body", "directly into"},
     {COMPLETION, "{\"prompt\":\"a\",\"stream_options\":{\"include_usage\":true}}", "stream_options",
      "'stream': true"},
     {COMPLETION, "{\"prompt\":\"a\",\"stream\":true,\"stream_options\":{\"include_usge\":true}}",
@@ -44,7 +44,7 @@ static const struct {
      "messages[0].content[0].txt", "did you mean 'messages[0].content[0].text'?"},
     {"/tokenize", "{\"prompt\":\"a\",\"return_token_str\":true}", "return_token_str",
      "return_token_strs"},
-    {"/tokenize", "{\"prompt\":\"a\"," USER "}", "prompt", "exclude each other"},
+    {"/tokenize", "{\"prompt\":\"a\"," USER "}", "prompt", "cannot be combined"},
     {"/detokenize", "{\"token\":[1]}", "token", "did you mean 'tokens'?"},
 };
 

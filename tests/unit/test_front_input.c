@@ -832,11 +832,11 @@ static void test_huge_numbers(void **state)
     static const struct {
         const char *member, *says;
     } known[] = {
-        {"\"seed\":9223372036854775808",
-         "'seed' is a number beyond 64 bits; allowed: -9223372036854775808 to 9223372036854775807"},
-        {"\"seed\":-99999999999999999999", "'seed' is a number beyond 64 bits"},
+        {"\"seed\":9223372036854775808", "'seed' is a number that does not fit into 64 bits; "
+                                         "allowed: -9223372036854775808 to 9223372036854775807"},
+        {"\"seed\":-99999999999999999999", "'seed' is a number that does not fit into 64 bits"},
         {"\"max_tokens\":123456789012345678901234567890", "allowed: 1 to 2147483647"},
-        {"\"n\":1e400", "'n' is a number beyond 64 bits; allowed: 1 to 16"},
+        {"\"n\":1e400", "'n' is a number that does not fit into 64 bits; allowed: 1 to 16"},
         {"\"temperature\":99999999999999999999",
          "'temperature' is out of range; allowed: 0 to 100"},
         {"\"stop_token_ids\":[99999999999999999999]", "token ids of this model are 0 to"},
@@ -862,7 +862,7 @@ static void test_huge_numbers(void **state)
     }
     receive(post("/detokenize", "{\"tokens\":[1,99999999999999999999]}"));
     assert_int_equal(ans.status, 400);
-    assert_non_null(strstr(ans.body, "'tokens[1]' is a number beyond 64 bits"));
+    assert_non_null(strstr(ans.body, "'tokens[1]' is a number that does not fit into 64 bits"));
 }
 
 int main(void)

@@ -149,7 +149,7 @@ static void test_nobody_fills_the_queue(void **state)
     for (int i = 32; i < 40; i++) {
         receive(send_short());
         assert_int_equal(ans.status, 429);
-        assert_non_null(strstr(ans.body, "32 of this client's large requests"));
+        assert_non_null(strstr(ans.body, "is already reading 32 large requests of this client"));
         assert_non_null(strstr(ans.head, "Retry-After: 1"));
     }
     close(fds[31]); /* its place is free although nothing was read yet */

@@ -95,7 +95,8 @@ static void a_scope_opens_its_routes(void **state)
     ask("GET", "/v1/models", INFER, 200);
     ask("GET", "/metrics", INFER, 403);
     assert_non_null(strstr(ans.body, "\"code\":\"insufficient_scope\""));
-    assert_non_null(strstr(ans.body, "has the scope inference, and this needs metrics"));
+    assert_non_null(
+        strstr(ans.body, "has the scope inference, but this route needs the scope metrics"));
     assert_non_null(strstr(ans.head, "WWW-Authenticate: Bearer error=\"insufficient_scope\", "
                                      "scope=\"metrics\"\r\n"));
     ask("POST", "/v1/chat/completions", SCRAPE, 403);
@@ -241,7 +242,7 @@ static void administrators_need_their_scope(void **state)
     } bad[] = {{NULL, "--key-file", false},
                {"Bearer nobody", "a valid API key is required", false},
                {"boss", "a valid API key is required", false},
-               {"Bearer infer", "this needs admin", true},
+               {"Bearer infer", "needs the scope admin", true},
                {"Bearer gone", "was revoked", false}};
     char id[33] = "", why[512];
     bool known = true;

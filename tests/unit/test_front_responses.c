@@ -327,7 +327,7 @@ static void test_nothing_is_stored(void **state)
     for (size_t i = 0; i < BT_ARRAY_LEN(methods); i++) {
         receive(send_raw(methods[i][0], methods[i][1], "", "", 0));
         assert_int_equal(ans.status, 404);
-        assert_non_null(strstr(ans.body, "responses are not stored here"));
+        assert_non_null(strstr(ans.body, "this server does not store responses"));
     }
     receive(send_raw("GET", PATH, "", "", 0));
     assert_int_equal(ans.status, 405);
