@@ -1,5 +1,5 @@
-/* The conductor's HTTP routes, and the front's start and stop. front_gen.c has generations,
- * front_tokenize.c the tokenizer's routes. Loop thread. */
+/* The conductor's HTTP routes, and the start and the end of the front. front_gen.c has generations,
+ * front_tokenize.c has the tokenizer's routes. Loop thread. */
 #include "conductor/front/front.h"
 
 #include <stdio.h>
@@ -18,12 +18,14 @@
 #include "conductor/front/front_thinking.h"
 
 #define ANSWERS_MAX_DEFAULT (512 * 1024 * 1024)
-#define UNSENT_PART         4 /* of the answers' memory: output that clients have not read */
-#define GRAMMARS_BYTES      (64 * 1024 * 1024) /* compiled ones, kept for the next request */
+/* this part of the answers' memory is for output that clients have not read */
+#define UNSENT_PART 4
+/* of compiled grammars, which are kept for later requests */
+#define GRAMMARS_BYTES      (64 * 1024 * 1024)
 #define RESPONSES_PATH      "/v1/responses"
 #define MESSAGES_PATH       "/v1/messages"
 #define MESSAGES_VERSION    "2023-06-01"
-#define MESSAGES_OVERLOADED 529 /* as that API calls 503 */
+#define MESSAGES_OVERLOADED 529 /* the status with which this API replaces 503 */
 #define TLS_KEY             "conductor.http.tls"
 #define STRANGERS_PART      4 /* connections without a key may take a quarter of all */
 
@@ -41,7 +43,7 @@ void bt_front_count(struct bt_front *f, int status)
 
 /* ---- answers ---- */
 
-/* Is this a path of Anthropic's API? */
+/* Returns whether the path belongs to Anthropic's API. */
 static bool of_messages(const char *path)
 {
     size_t n = strlen(MESSAGES_PATH);
@@ -64,7 +66,7 @@ void bt_front_respond(struct bt_front *f, struct bt_http_req *req, int status, c
     bt_http_respond(req, status, type, body->data, body->len);
 }
 
-/* Writes an error as the API of this path has it, and returns its status. */
+/* Writes an error in the form of the path's API, and returns its status. */
 static int put_error(const char *path, const struct bt_front_error *e, const char *request_id,
                      struct bt_buf *out)
 {
@@ -271,7 +273,8 @@ static bool is_plain(const char *encoding)
     return encoding == NULL || strcasecmp(encoding, "identity") == 0;
 }
 
-/* True: application/json with any parameters but a charset other than UTF-8, or no such header. */
+/* Returns whether the type is application/json with UTF-8. The header may be missing, and may have
+ * other parameters. */
 static bool is_json(const char *type)
 {
     if (type == NULL) {
@@ -290,8 +293,8 @@ static bool is_json(const char *type)
     return strncasecmp(charset, "utf-8", 5) == 0;
 }
 
-/* Refuses a header that occurs twice with different values, where only one is allowed: a proxy or a
- * log could use the other value. False: e names the header. */
+/* Refuses a header that occurs twice with different values, although only one is allowed: a proxy
+ * or a log might use the other value. Returns false with the header's name in e. */
 static bool check_single(const struct bt_http_req *req, struct bt_front_error *e)
 {
     static const char *const names[] = {"authorization",    "x-api-key", "content-type",
@@ -321,7 +324,7 @@ static bool check_method(struct bt_http_req *req, const struct bt_front_route *r
                          method, allow);
 }
 
-/* Decides what the header alone decides. False: e is the answer. */
+/* Checks everything that needs only the header. Returns false with the error in e. */
 static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct bt_front_route *r,
                        struct bt_front_note *note, struct bt_front_error *e)
 {
@@ -368,8 +371,8 @@ static bool check_head(struct bt_front *f, struct bt_http_req *req, const struct
     return true;
 }
 
-/* Runs before the body is read, so that a client without a key cannot make the server buffer one. A
- * client of an open route (/health) still counts as one without an accepted request. */
+/* Runs before the body is read, so that a client without a key cannot make the server store one.
+ * The connection of an open route (/health) still counts as one without an accepted request. */
 static bool on_head(void *arg, struct bt_http_req *req)
 {
     struct bt_front *f = arg;
@@ -395,14 +398,14 @@ static bool on_head(void *arg, struct bt_http_req *req)
     return true;
 }
 
-/* on_head has accepted the request: it has a route and, where keys are needed, a key. */
+/* Called after on_head: the request has a route and, where keys are needed, a key. */
 static void on_request(void *arg, struct bt_http_req *req)
 {
     const struct bt_front_note *note = bt_front_note(req);
     note->route->fn(arg, req, note->tenant[0] != '\0' ? note->tenant : NULL);
 }
 
-/* ---- life ---- */
+/* ---- start and end ---- */
 
 static void create_metrics(struct bt_front *f)
 {
@@ -475,7 +478,7 @@ bt_status_t bt_front_check_form(const char *form, char *err, size_t err_cap)
     return st;
 }
 
-/* The markers of a style that are special tokens. */
+/* Collects the markers of a style that are special tokens. */
 static void keep_markers(const struct bt_tokenizer *tok, struct bt_reply_style style,
                          struct bt_tokens *ids)
 {
@@ -489,7 +492,7 @@ static void keep_markers(const struct bt_tokenizer *tok, struct bt_reply_style s
     }
 }
 
-/* The markers of a style that are tokens of the model, special or not. */
+/* Collects the markers of a style that are tokens of the model, special or not. */
 static void find_tokens(const struct bt_tokenizer *tok, const struct bt_reply_style *style,
                         struct bt_reply_tokens *t)
 {
@@ -502,7 +505,7 @@ static void find_tokens(const struct bt_tokenizer *tok, const struct bt_reply_st
     }
 }
 
-/* Does the template write a call's arguments only if they are a text? */
+/* Returns whether the template writes the arguments of a call only if they are a text. */
 static bool wants_text(const struct bt_template *t)
 {
     bool ok[2];
@@ -519,7 +522,7 @@ static bool wants_text(const struct bt_template *t)
     return ok[1] && !ok[0];
 }
 
-/* Finds out how the model answers. */
+/* Finds out in which form the model writes reasoning and calls. */
 static bt_status_t take_style(struct bt_front *f, const char *form, char *err, size_t err_cap)
 {
     struct bt_front_model *m = &f->model;
@@ -657,7 +660,7 @@ void bt_front_destroy(struct bt_front *f)
         return;
     }
     f->draining = true;
-    bt_http_destroy(f->http); /* its on_gone callbacks cancel every generation */
+    bt_http_destroy(f->http); /* calls on_gone of every request, which cancels its generation */
     bt_front_jobs_destroy(f);
     bt_front_gen_end_all(f);
     BT_ASSERT(f->n_gens == 0);

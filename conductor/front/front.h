@@ -1,6 +1,6 @@
-/* The front door: the OpenAI-compatible API of a conductor (completions, chat, models, tokenize,
- * health, version, metrics) on common/http. It parses and checks a request, hands a bt_gen_spec to
- * the request machine and formats what comes back as JSON or server-sent events. Knows no workers,
+/* The front: the OpenAI-compatible API of a conductor (completions, chat, models, tokenize, health,
+ * version, metrics), on common/http. It parses and checks a request, passes a bt_gen_spec to the
+ * request machine, and formats the results as JSON or server-sent events. It knows no workers,
  * plans or sessions. Everything runs on the conductor's loop thread. */
 #ifndef BT_CONDUCTOR_FRONT_H
 #define BT_CONDUCTOR_FRONT_H
@@ -16,23 +16,23 @@
 
 struct bt_front;
 
-struct bt_front_config {         /* copied by bt_front_create; strings too */
+struct bt_front_config {         /* bt_front_create copies it, including the strings */
     struct bt_http_options http; /* start from bt_http_options_default, set .listen */
     const char *model_path;      /* `root` in /v1/models */
     const char *model_id;        /* served name; NULL: base name of model_path */
     const struct bt_model_config *model;
-    uint32_t max_model_len;      /* 0 or more than the model's limit: the model's limit */
-    const char *allowed_origins; /* list of browser origins, "*": any; NULL, "": none */
-    const char *api_keys_file;   /* common/keys; NULL: no keys are asked for */
+    uint32_t max_model_len;      /* 0, or more than the model's limit: the model's limit */
+    const char *allowed_origins; /* list of allowed browser origins; "*": any; NULL or "": none */
+    const char *api_keys_file;   /* form: common/keys; NULL: requests need no key */
     const char *tls_dir;         /* conductor.http.tls; NULL: plain HTTP */
     uint64_t created_s;          /* unix time for /v1/models; 0: now */
-    uint64_t request_timeout_ms; /* of a generation; 0: none */
-    size_t answers_max;          /* bytes of answers in memory; 0: 512 MiB */
+    uint64_t request_timeout_ms; /* limit of a generation; 0: none */
+    size_t answers_max;          /* limit of all answers in memory, in bytes; 0: 512 MiB */
     const char *answer_form;     /* conductor.answer_form; NULL: auto */
-    double access_share;         /* of responses that get a line in the log: 0 none, 1 all */
+    double access_share; /* share of responses that get a line in the log; 0: none, 1: all */
 };
 
-struct bt_front_parts { /* what it works on: the caller's, outlives the front */
+struct bt_front_parts { /* what the front uses; the caller owns it, and it outlives the front */
     struct bt_loop *loop;
     const struct bt_tokenizer *tok;
     const struct bt_template *tmpl; /* NULL: the model has none, chat requests get 400 */
@@ -40,7 +40,7 @@ struct bt_front_parts { /* what it works on: the caller's, outlives the front */
     struct bt_metrics *metrics;
 };
 
-/* Checks a list of origins. ERR_CONFIG: err names the wrong one, and the key. */
+/* Checks a list of origins. ERR_CONFIG: err names the wrong origin and the configuration key. */
 bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* conductor.access_log as a share: "off", "all", or a number above 0 and below 1. ERR_CONFIG: err
@@ -68,35 +68,35 @@ void bt_front_api_doc(struct bt_buf *out);
 bt_status_t bt_front_create(const struct bt_front_parts *parts, const struct bt_front_config *conf,
                             struct bt_front **front_p, int *port_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
-/* /health says 503 from now on, so that load balancers leave; everything else is served as
- * before. */
+/* From now on /health says 503, so that load balancers stop sending requests. Everything else goes
+ * on. */
 void bt_front_leave(struct bt_front *f);
-/* Stops accepting connections and new generations (503); /health says 503. Open responses go on
- * until they end. */
+/* Stops accepting connections, and refuses new generations with 503. /health says 503. Open
+ * responses go on until they end. */
 void bt_front_drain(struct bt_front *f);
-/* Generations in flight: a draining daemon exits when this is 0. */
+/* The number of open generations. A draining daemon exits when it is 0. */
 uint32_t bt_front_open(const struct bt_front *f);
-/* Cancels what is open (bt_request_cancel) and closes every connection. */
+/* Cancels all open generations (bt_request_cancel) and closes every connection. */
 void bt_front_destroy(struct bt_front *f);
 
-/* True if requests need API keys. Then every tenant has a cache of its own. */
+/* Returns whether requests need API keys. Then every tenant has a cache of its own. */
 bool bt_front_has_keys(const struct bt_front *f);
-/* The tenant of this name, or of the API key with this digest (the first 16 bytes of its SHA-256,
- * in hexadecimal). NULL: no key has it. Valid until the loop turns. */
+/* The tenant with this name, or with the API key that has this digest (the first 16 bytes of its
+ * SHA-256, in hexadecimal). NULL: there is none. Valid until the next turn of the loop. */
 const char *bt_front_tenant(const struct bt_front *f, const char *name);
-/* Does this value of an Authorization header (NULL: absent) show a key with the scope admin? For
- * callers that are not HTTP clients; keys must be needed (bt_front_has_keys). False: why says what
- * is missing, and *known_p whether a valid key was shown. */
+/* For callers that are not HTTP clients. Returns whether this value of an Authorization header
+ * (NULL: absent) has a key with the scope admin. Keys must be needed (bt_front_has_keys). On false,
+ * why says what is missing, and *known_p whether the key is valid. */
 bool bt_front_admin_key(struct bt_front *f, const char *authorization, char id[33], bool *known_p,
                         char *why, size_t cap);
-/* Shows what fn makes below /admin/v1/: fn appends JSON for `what`, the rest of the path, and
- * returns 200, or another status with the reason in why. */
+/* Lets fn answer requests below /admin/v1/. fn appends JSON for `what`, the rest of the path, and
+ * returns 200. Otherwise it returns another status, with the reason in why. */
 typedef int (*bt_front_show_fn)(void *arg, const char *what, struct bt_buf *out, char *why,
                                 size_t cap);
 void bt_front_show(struct bt_front *f, bt_front_show_fn fn, void *arg);
-/* Token ids of the prompt of a body, which has the form of /tokenize or of a generation, for
- * callers that are not HTTP clients. done is called once, later: with ids, or with NULL and the
- * reason. Both are valid during the call. */
+/* For callers that are not HTTP clients. Makes token ids of the prompt of a body, which has the
+ * form of /tokenize or of a generation. Calls done once, later: with the ids, or with NULL and the
+ * reason. Both are valid during that call. */
 void bt_front_tokens(struct bt_front *f, const void *body, size_t len,
                      void (*done)(void *arg, const struct bt_tokens *ids, const char *why),
                      void *arg);

@@ -1,5 +1,6 @@
-/* The access log: one line ev=access when an HTTP response ends, for all responses or for a sample.
- * A line has the tenant's name and the key's id, but never keys or query strings. Loop thread. */
+/* The access log: one line ev=access when an HTTP response ends, for all responses or for a sample
+ * of them. A line names the tenant and the key's id, but never contains a key or a query string.
+ * Loop thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +43,8 @@ struct bt_front_note *bt_front_note(const struct bt_http_req *req)
     return bt_http_note(req);
 }
 
-/* Draws a random number for each response (xorshift64*): with every n-th response instead, a
- * probe every second could always or never be in the sample. Server errors are always logged. */
+/* Uses a random number for each response (xorshift64*). If it took every n-th response, a probe
+ * every second might always or never be in the sample. Server errors are always logged. */
 static bool wanted(struct bt_front *f, int status)
 {
     if (f->access_share <= 0) {

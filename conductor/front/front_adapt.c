@@ -1,10 +1,10 @@
-/* What the adapters of other APIs have in common; see front_adapt.h. Pure. */
+/* Functions that the adapters of all other APIs use; see front_adapt.h. Pure. */
 #include "conductor/front/front_adapt.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Names of chat fields in errors, and what the client calls them. */
+/* Chat fields that errors may name, and the names that the client uses for them. */
 static const struct {
     enum bt_front_api api;
     const char *chat, *own;
@@ -48,14 +48,14 @@ const char *bt_front_adapt_text(const json_t *object, const char *name, const ch
     return s;
 }
 
-/* Is s the field `name` or a part of it? */
+/* Returns whether s is the field `name` or a part of it. */
 static bool is_field(const char *s, const char *name)
 {
     size_t n = strlen(name);
     return strncmp(s, name, n) == 0 && strchr("'.[", s[n]) != NULL;
 }
 
-/* Replaces the name of a field: at the beginning of s, or (quoted) behind every quote. */
+/* Replaces the name of a field at the beginning of s. quoted: also after every quote in s. */
 static void rename_in(char *s, size_t cap, bool quoted, const char *from, const char *to)
 {
     struct bt_buf out;

@@ -1,4 +1,4 @@
-/* What is kept of an answer; see front_answer.h. */
+/* The parts of an answer that are kept; see front_answer.h. */
 #include "conductor/front/front_answer.h"
 
 #include <stdio.h>
@@ -18,7 +18,8 @@ const struct bt_front_format *bt_front_format_of(const struct bt_front_options *
     return formats[opt->api];
 }
 
-/* A bit of a reply. Its text is copied; until the delta is complete its place is an offset. */
+/* Adds a piece of a reply. Copies its text. Until the delta is complete, the text's position is an
+ * offset. */
 static void add_bit(void *arg, const struct bt_reply_bit *b)
 {
     struct bt_front_bits *bits = arg;
@@ -207,7 +208,7 @@ static void add_tokens(struct bt_front_answer *a, struct bt_front_choice *c,
     }
 }
 
-/* Streams: writes what precedes all events, once. */
+/* Streams: writes, once, what precedes all events. */
 static void begin(struct bt_front_answer *a, struct bt_buf *out)
 {
     if (!a->begun && a->format->begin != NULL) {
@@ -218,7 +219,7 @@ static void begin(struct bt_front_answer *a, struct bt_buf *out)
 
 /* ---- the parts of a choice ---- */
 
-/* Bytes that a choice takes, without its logprobs. */
+/* The bytes that a choice uses, without its logprobs. */
 static size_t choice_bytes(const struct bt_front_choice *c)
 {
     size_t n = c->text.cap + c->thoughts.cap + c->calls_cap * sizeof(c->calls[0]);
@@ -226,7 +227,7 @@ static size_t choice_bytes(const struct bt_front_choice *c)
     return n + (c->n_calls > 0 ? c->calls[c->n_calls - 1].arguments.cap : 0);
 }
 
-/* Makes the texts' places of offsets, and leaves hidden reasoning out. */
+/* Turns the offsets of texts into pointers, and removes reasoning that the client does not want. */
 static void settle(const struct bt_front_answer *a, struct bt_front_bits *bits)
 {
     size_t at = 0, n = 0;
@@ -240,7 +241,7 @@ static void settle(const struct bt_front_answer *a, struct bt_front_bits *bits)
     bits->n = n;
 }
 
-/* Keeps or writes bits. empty: also if there are none. False: nothing was written. */
+/* Keeps or writes the bits. empty: also if there are none. Returns false if nothing was written. */
 static bool give(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                  size_t n, bool empty, struct bt_buf *out)
 {
@@ -256,7 +257,7 @@ static bool give(struct bt_front_answer *a, uint32_t choice, const struct bt_rep
     return true;
 }
 
-/* Takes a delta's text apart into a->bits. */
+/* Splits a delta's text into a->bits: content, reasoning and calls. */
 static void take_apart(struct bt_front_answer *a, struct bt_front_choice *c,
                        const struct bt_gen_delta *d)
 {
@@ -363,14 +364,14 @@ void bt_front_answer_finish(struct bt_front_answer *a, uint32_t choice, bt_finis
     }
 }
 
-/* Is a's mean logprob higher than b's? What is no number is below all. */
+/* Returns whether a's mean logprob is higher than b's. NaN is lower than every number. */
 static bool is_better(const struct bt_front_choice *a, const struct bt_front_choice *b)
 {
     double x = a->logprob / BT_MAX(a->tokens, 1u), y = b->logprob / BT_MAX(b->tokens, 1u);
     return x > y || (x == x && y != y);
 }
 
-/* Puts the best ones of c[n] first, by falling mean; equal ones stay in order. */
+/* Sorts c[n] by mean logprob, the highest first; equal ones keep their order. */
 static void sort_choices(struct bt_front_choice *c, uint32_t n)
 {
     for (uint32_t i = 1; i < n; i++) {

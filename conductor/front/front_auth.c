@@ -1,13 +1,14 @@
-/* Who may ask: compares the key of each request with the file of keys, and counts and logs what is
- * refused. A key is checked when a request's header has arrived. An answer that has begun goes on
- * to its end, also if its key expires or is revoked meanwhile. Loop thread. */
+/* Authentication: compares the key of each request with the file of keys, and counts and logs
+ * refused requests. A key is checked when the header of a request has arrived. An answer that has
+ * begun goes on to its end, even if its key expires or is revoked meanwhile. Loop thread. */
 #include <stdio.h>
 #include <string.h>
 
 #include "conductor/front/front_priv.h"
 
-#define LOOK_MS 2000           /* between looks at the file */
-#define SAY_NS  10000000000ull /* between lines about refused keys: there may be thousands */
+#define LOOK_MS 2000 /* time between two checks whether the file has changed */
+/* time between two log lines about refused keys, of which there may be thousands */
+#define SAY_NS 10000000000ull
 
 static const char *const refusals[FRONT_REFUSALS] = {"no_key", "unknown_key", "expired_key",
                                                      "revoked_key", "missing_scope"};

@@ -1,15 +1,16 @@
 /* DoLa (Chuang et al. 2023): which layers `dola_layers` names. As in transformers, "low" and "high"
- * are every second layer of the lower and of the upper half.
- * Contrastive search (Su et al. 2022): `penalty_alpha` with `top_k`. It draws nothing, so what is
- * about draws is refused. It needs the hidden states of its whole prompt, and they are not part of
- * the KV cache: so it computes its prompt where it generates. */
+ * mean every second layer of the lower or the upper half.
+ *
+ * Contrastive search (Su et al. 2022): `penalty_alpha` with `top_k`. It does not sample, so fields
+ * about sampling are refused. It needs the hidden states of its whole prompt, which are not in the
+ * KV cache. So one worker computes the prompt and generates. */
 #include "conductor/front/front_contrast.h"
 
 #include <string.h>
 
 #include "conductor/front/front_json.h"
 
-/* In deeper models the halves are the first and the last HALF layers. */
+/* In deep models the halves are the first and the last HALF layers. */
 #define DEEP 40
 #define HALF 20
 
@@ -20,14 +21,15 @@ static void add_every_second(struct bt_engine_params *s, uint32_t from, uint32_t
     }
 }
 
-/* With tied embeddings the head undoes the embedding, so the embedding itself says nothing, and the
- * layers right behind it say little. */
+/* If the model uses its embedding also as its head (tied embeddings), the head undoes the
+ * embedding. Then the embedding itself says nothing about the next token, and the layers right
+ * behind it say little. */
 static void add_low(const struct bt_model_config *c, struct bt_engine_params *s)
 {
     uint32_t half = c->layers > DEEP ? HALF : c->layers / 2;
     uint32_t first = !c->tie_embeddings ? 0 : c->layers > 2 ? 2 : c->layers == 2 ? 1 : 0;
     add_every_second(s, first, half);
-    if (s->n_dola == 0) { /* a model of few layers */
+    if (s->n_dola == 0) { /* the model has few layers */
         s->dola[s->n_dola++] = (uint16_t)BT_MIN(first, c->layers - 1);
     }
 }
@@ -89,7 +91,7 @@ static bool clash(const char *field, const char *why, struct bt_front_error *e)
                          field, why);
 }
 
-/* Defaults of the model's generation_config.json give way. */
+/* The client's fields override the defaults of the model's generation_config.json. */
 static bool take_alpha(const json_t *root, uint32_t n, struct bt_gen_spec *spec,
                        struct bt_front_error *e)
 {

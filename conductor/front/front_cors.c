@@ -1,7 +1,7 @@
-/* Cross-origin requests: what a browser asks before it lets a page of another origin read our
- * answers (Fetch Standard, "CORS protocol"). This server uses no cookies, which the standard calls
- * credentials: the page itself sets the API key as a header. No other origin may read /admin/v1/.
- */
+/* Cross-origin requests: what a browser asks before it lets a page of another origin read this
+ * server's answers (Fetch Standard, "CORS protocol"). The server uses no cookies, which the
+ * standard calls credentials. The page itself sends the API key in a header. No other origin may
+ * read /admin/v1/. */
 #include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static const char *next_origin(const char **at, size_t *len_p)
     return *len_p > 0 ? p : NULL;
 }
 
-/* Is s scheme://host[:port], as a browser writes an origin: no path, no user? */
+/* Returns whether s is scheme://host[:port], as browsers write an origin: without path and user. */
 static bool is_origin(const char *s, size_t len)
 {
     char text[256];
@@ -52,7 +52,7 @@ bt_status_t bt_front_check_origins(const char *origins, char *err, size_t err_ca
     return BT_OK;
 }
 
-/* 0: the origin is not allowed, 1: it is in the list, 2: every origin is allowed. */
+/* Returns 0 if the origin is not allowed, 1 if it is in the list, 2 if every origin is allowed. */
 static int allowed(const char *origins, const char *origin)
 {
     const char *at = origins, *o;

@@ -1,4 +1,4 @@
-/* Arguments of calls as elements; see front_elements.h. */
+/* Arguments of calls that models write as elements; see front_elements.h. */
 #include "conductor/front/front_elements.h"
 
 #include <stdlib.h>
@@ -6,9 +6,9 @@
 
 #include "conductor/front/front_grammar.h"
 
-#define LOOKS     64  /* at schemas, for the kinds of one argument; beyond: of any kind */
-#define DEPTH_MAX 16  /* of schemas in each other */
-#define REF_BYTES 512 /* of a $ref */
+#define LOOKS     64  /* schemas to look at for the kinds of one argument; beyond it: any kind */
+#define DEPTH_MAX 16  /* depth of nested schemas */
+#define REF_BYTES 512 /* bytes of a $ref */
 
 /* ---- kinds ---- */
 
@@ -43,7 +43,7 @@ static unsigned kind_of_value(const json_t *v)
                                 : BT_REPLY_IS_ARRAY;
 }
 
-/* What "#/$defs/x" names within root; NULL: nothing. */
+/* The schema that "#/$defs/x" names within root. NULL: there is none. */
 static const json_t *resolve(const json_t *root, const char *ref)
 {
     char path[REF_BYTES], *at = path;
@@ -73,7 +73,7 @@ struct look {
 
 static unsigned kinds_in(const json_t *schema, struct look *l, int depth);
 
-/* Of anyOf and oneOf together, of allOf in common. */
+/* The kinds of a list of schemas: all together (anyOf, oneOf) or those in common (allOf). */
 static unsigned kinds_of_list(const json_t *list, struct look *l, bool all, int depth)
 {
     unsigned kinds = all ? BT_REPLY_IS_ANY : 0;
@@ -113,7 +113,7 @@ static unsigned kinds_in(const json_t *schema, struct look *l, int depth)
     return kinds & kinds_of_list(json_object_get(schema, "allOf"), l, true, depth + 1);
 }
 
-/* 0 would be a value that cannot be: then it may be anything. */
+/* No kind at all would mean that no value is possible. Then any kind is allowed. */
 static unsigned kinds_of(const json_t *schema, const json_t *root)
 {
     struct look l = {.root = root, .left = LOOKS};
@@ -139,7 +139,7 @@ json_t *bt_front_kinds_of(const json_t *tools)
     return all;
 }
 
-#define ENTRY_BYTES 128 /* of a member of an object */
+#define ENTRY_BYTES 128 /* memory of one member of an object */
 
 size_t bt_front_kinds_bytes(const json_t *kinds)
 {
@@ -169,7 +169,7 @@ unsigned bt_front_kinds(const void *arg, const char *function, size_t function_l
 
 /* ---- grammars ---- */
 
-/* Both spellings of a marker, which may be a special token. */
+/* Writes a marker in both spellings, because it may be a special token. */
 static void put_marker(const char *marker, const char *before, struct bt_buf *out)
 {
     bt_buf_puts(out, before);
@@ -192,7 +192,7 @@ static void put_begin(const struct bt_reply_xml_form *f, const char *key, struct
     bt_buf_puts(out, "],");
 }
 
-/* line: the value has a line of its own, whose end is no part of a text that the grammar leaves
+/* line: the value ends with a line break, which is not part of a text that the grammar leaves
  * free. */
 static void put_end(const struct bt_reply_xml_form *f, bool line, struct bt_buf *out)
 {
@@ -201,7 +201,7 @@ static void put_end(const struct bt_reply_xml_form *f, bool line, struct bt_buf 
     bt_buf_puts(out, ",\"\\n\"]");
 }
 
-/* The strings of enum or const as a pattern. */
+/* Writes the strings of enum or const as a pattern. */
 static void put_strings(const json_t *schema, struct bt_buf *out)
 {
     const json_t *list = json_object_get(schema, "enum"), *only = json_object_get(schema, "const");
@@ -223,7 +223,7 @@ static void put_strings(const json_t *schema, struct bt_buf *out)
     bt_buf_cleanup(&text);
 }
 
-/* The schema of an argument, with the definitions that it may name. */
+/* Writes the schema of an argument, with the definitions that it may refer to. */
 static bool put_schema(const json_t *schema, const json_t *root, struct bt_buf *out)
 {
     static const char *const names[] = {"$defs", "definitions"};
@@ -241,7 +241,7 @@ static bool put_schema(const json_t *schema, const json_t *root, struct bt_buf *
     return ok;
 }
 
-/* Names a keyword, beside type, enum and const, that constrains a string. */
+/* The name of a keyword that constrains a string, other than type, enum and const. */
 static const char *constraint(const json_t *schema)
 {
     static const char *const words[] = {"pattern", "format", "minLength", "maxLength",
@@ -254,8 +254,9 @@ static const char *constraint(const json_t *schema)
     return NULL;
 }
 
-/* May any text be the value? Otherwise the name of the keyword that a text without quotes cannot be
- * held to. A text that looks like null or a boolean is taken for one where that is allowed. */
+/* Returns NULL if every text is a valid value. Otherwise returns the keyword that a grammar of text
+ * without quotes cannot enforce. Where the schema allows null or booleans, a text that looks like
+ * one counts as one. */
 static const char *beyond(const json_t *schema, struct look *l, int depth)
 {
     static const char *const either[] = {"anyOf", "oneOf"};
@@ -300,7 +301,7 @@ static bool put_member(const struct bt_reply_xml_form *f, const char *key, const
     const unsigned words = BT_REPLY_IS_STRING | BT_REPLY_IS_NULL | BT_REPLY_IS_BOOLEAN;
     const char *word = text ? beyond(schema, &l, 0) : NULL;
     if (text && word == NULL && (kinds & ~words) != 0 && kinds != BT_REPLY_IS_ANY) {
-        word = "type"; /* a text that looks like a number is taken for one */
+        word = "type"; /* a text that looks like a number counts as a number */
     }
     put_begin(f, key, out);
     if (listed && kinds == BT_REPLY_IS_STRING && constraint(schema) == NULL) {
@@ -338,7 +339,7 @@ static bool is_required(const json_t *parameters, const char *key)
     return false;
 }
 
-/* Names a keyword, beside `properties`, that decides about arguments. */
+/* The name of a keyword that constrains arguments, other than `properties`. */
 static const char *beside_properties(const json_t *parameters)
 {
     static const char *const words[] = {"$ref",

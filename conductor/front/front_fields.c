@@ -42,7 +42,7 @@
 #define TC  FRONT_TOOL_CALL
 #define CF  FRONT_CALLED
 
-/* What a supported field may be, as members of a JSON Schema. */
+/* What values a supported field may have, as members of a JSON Schema. */
 #define USED(schema)   FRONT_USED, schema
 #define HARMLESS       FRONT_HARMLESS, NULL
 #define REFUSED        FRONT_REFUSED, NULL
@@ -104,7 +104,7 @@ static bool is_disabled(const json_t *v)
 }
 
 #define BODY  (C | M)
-#define EVERY (BODY | A | R) /* the same in every API that generates */
+#define EVERY (BODY | A | R) /* fields that mean the same in every API that generates */
 static const struct bt_front_field fields[] = {
     {"model", C | M | T | D | A | AC | R, USED(STR),
      "must be the served model; left out or empty: the served model"},
@@ -530,7 +530,7 @@ static const struct bt_front_field fields[] = {
 #undef EVERY
 #undef BODY
 
-/* Neutral values of refused fields that bt_front_asked_for does not know. */
+/* Values with which a refused field is harmless, in addition to those of bt_front_asked_for. */
 static const struct neutral {
     const char *name;
     bool (*is)(const json_t *v);
@@ -623,14 +623,14 @@ static const struct bt_front_field *find(const char *name, uint64_t kinds)
     return NULL;
 }
 
-/* Writes the whole name of a field. A long one is cut, but not where it stands. */
+/* Writes the full name of a field. Cuts a long name, but not its prefix. */
 static void put_name(char out[64], const char *prefix, const char *name)
 {
     int n = (int)strnlen(prefix, 44);
     snprintf(out, 64, "%.*s%.*s", n, prefix, 63 - n, name);
 }
 
-/* Finds the field that the client probably meant. At most a third of the letters may differ. */
+/* Finds the field that the client probably meant. At most a third of its letters may differ. */
 static const char *nearest(const char *name, uint64_t kind)
 {
     const char *best = NULL;

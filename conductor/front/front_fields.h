@@ -1,5 +1,5 @@
 /* Within front/: every field that a request body may have, and what the server does with it. A
- * field that no table names is refused, so that a spelling mistake never changes a result silently.
+ * field that is in no table is refused, so that a spelling mistake never changes a result silently.
  * Pure. */
 #ifndef BT_CONDUCTOR_FRONT_FIELDS_H
 #define BT_CONDUCTOR_FRONT_FIELDS_H
@@ -45,37 +45,39 @@ enum bt_front_object {
     FRONT_MESSAGES_OUTPUT = 1ull << 32 /* output_config */
 };
 
-/* True if the object has only known fields and sets no unsupported one. kinds: bits of enum
- * bt_front_object, mostly one. prefix: what stands before a field's name in errors, e.g.
- * "messages[2]."; "" for the body itself. */
+/* Returns whether the object has only known fields and sets no unsupported one. kinds: bits of enum
+ * bt_front_object, usually one. prefix: precedes a field's name in errors, e.g. "messages[2]."; ""
+ * for the body itself. */
 bool bt_front_fields_check(const json_t *object, uint64_t kinds, const char *prefix,
                            struct bt_front_error *e);
 
 enum bt_front_use {
     FRONT_USED,     /* read and checked by the parsers */
     FRONT_HARMLESS, /* accepted with any value: it cannot change the generated text */
-    FRONT_REFUSED   /* would change the answer and is not built: only neutral values pass */
+    /* would change the answer and is not implemented: only neutral values are accepted */
+    FRONT_REFUSED
 };
 
 struct bt_front_field {
     const char *name;
-    uint64_t objects; /* of enum bt_front_object */
+    uint64_t objects; /* bits of enum bt_front_object */
     enum bt_front_use answer;
-    const char *schema; /* USED: what it may be: members of a JSON Schema without the braces */
-    const char *why;    /* what the server does with the field */
+    /* USED: its allowed values, as members of a JSON Schema, without the braces */
+    const char *schema;
+    const char *why; /* what the server does with the field */
 };
 
 struct bt_front_object_doc {
     uint64_t kind;
     const char *component;    /* its name among the schemas of /openapi.json */
-    const char *required;     /* fields that it must have, with spaces between */
-    const char *name, *title; /* title: of its section in docs/API.md; NULL: it has none */
+    const char *required;     /* names of required fields, separated by spaces */
+    const char *name, *title; /* title: heading of its section in docs/API.md; NULL: it has none */
 };
 
 /* Field or object number i of the tables, in the order of docs/API.md; NULL: there is none. */
 const struct bt_front_field *bt_front_field_at(size_t i);
 const struct bt_front_object_doc *bt_front_object_at(size_t i);
-/* Values that a refused field may have besides null and the like; NULL: none. */
+/* Values that a refused field may have, besides null and other empty values. NULL: none. */
 const char *bt_front_field_neutral(const struct bt_front_field *f);
 
 #endif

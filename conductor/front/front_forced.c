@@ -41,7 +41,7 @@ static void put_marker(struct bt_buf *out, const char *key, const char *marker)
 
 /* ---- one call ---- */
 
-/* What stands before the arguments of a call: the inside of a list of parts. */
+/* Writes what precedes the arguments of a call, as the inside of a list of parts. */
 static void put_begin(enum bt_reply_tools style, const char *name, struct bt_buf *out)
 {
     const struct bt_reply_frame *f = bt_reply_frame(style);
@@ -87,7 +87,7 @@ static void put_begin(enum bt_reply_tools style, const char *name, struct bt_buf
     put_special(out, f->name_end, ",");
 }
 
-/* What stands behind the arguments. */
+/* Writes what follows the arguments. */
 static void put_end(enum bt_reply_tools style, struct bt_buf *out)
 {
     const struct bt_reply_frame *f = bt_reply_frame(style);
@@ -115,7 +115,7 @@ static void put_end(enum bt_reply_tools style, struct bt_buf *out)
     }
 }
 
-/* What stands around all calls, and between two. */
+/* Writes what surrounds all calls, and what separates two calls. */
 static void put_frame(enum bt_reply_tools style, struct bt_buf *out)
 {
     const struct bt_reply_frame *f = bt_reply_frame(style);
@@ -129,7 +129,7 @@ static void put_frame(enum bt_reply_tools style, struct bt_buf *out)
     case BT_TOOLS_MISTRAL_LIST:
         bt_buf_puts(out, ",\"separator\":\", \",\"close\":\"]\",\"open\":[");
         put_special(out, f->open, "");
-        bt_buf_puts(out, ",{\"regex\":\" ?\\\\[\"}]"); /* Nemo writes no blank */
+        bt_buf_puts(out, ",{\"regex\":\" ?\\\\[\"}]"); /* Mistral Nemo writes no blank here */
         return;
     case BT_TOOLS_DEEPSEEK_V3:
     case BT_TOOLS_DEEPSEEK_V31:
@@ -146,7 +146,7 @@ static void put_frame(enum bt_reply_tools style, struct bt_buf *out)
 
 /* ---- the whole answer ---- */
 
-/* The reasoning, if the model has one: it has begun, or it may come. */
+/* Writes the reasoning, if the model has one. The prompt may have begun it already. */
 static void put_first(const struct bt_front_chat *chat, struct bt_buf *out)
 {
     const struct bt_reply_options *o = &chat->reply;
@@ -162,8 +162,8 @@ static void put_first(const struct bt_front_chat *chat, struct bt_buf *out)
     bt_buf_puts(out, o->thinks ? "}" : ",\"optional\":true}");
 }
 
-/* A tag that is an answer's whole content, as another field has constrained it: {...}. False: e is
- * set, because a tag cannot hold this kind. */
+/* Writes the tag for an answer that another field constrains: {...}. Returns false with e set if a
+ * tag cannot contain this kind of grammar. */
 static bool put_content(const struct bt_gen_grammar *g, const char *why, struct bt_buf *out,
                         struct bt_front_error *e)
 {
@@ -188,7 +188,7 @@ static bool put_content(const struct bt_gen_grammar *g, const char *why, struct 
     return true;
 }
 
-/* The content of a call's tag. False: e is set. */
+/* Writes the content of a call's tag. Returns false with e set. */
 static bool put_arguments(enum bt_reply_tools style, const json_t *function, bool all, bool strict,
                           struct bt_buf *out, struct bt_front_error *e)
 {
@@ -210,8 +210,8 @@ static bool put_arguments(enum bt_reply_tools style, const json_t *function, boo
                          "a schema in 'tools' has a number that does not fit into 64 bits");
 }
 
-/* all: arguments of all tools follow their schemas, also of those that are not strict. False: e is
- * set. */
+/* all: the arguments of all tools must follow their schemas, not only those of strict tools.
+ * Returns false with e set. */
 static bool put_tags(const struct bt_front_chat *chat, const struct bt_front_tools *t, bool all,
                      struct bt_buf *out, struct bt_front_error *e)
 {
@@ -231,11 +231,11 @@ static bool put_tags(const struct bt_front_chat *chat, const struct bt_front_too
     return ok;
 }
 
-/* What is forced: one of the tags is the answer. */
+/* Forced: the answer must be one of the tags. */
 #define ONE_OF_THEM ",\"at_least_one\":true,\"free_text\":false,\"stop_after_first\":true"
 
-/* content: what the answer is if it is no call; NULL: anything, or nothing if a call is required.
- */
+/* content: the answer if it is not a call. NULL: any text; but if a call is required, there must be
+ * one. */
 static bool set_tags(const struct bt_front_model *m, const struct bt_front_chat *chat,
                      const struct bt_front_tools *t, bool all, const struct bt_gen_grammar *content,
                      struct bt_gen_spec *spec, struct bt_front_error *e)
@@ -259,7 +259,7 @@ static bool set_tags(const struct bt_front_model *m, const struct bt_front_chat 
     return ok;
 }
 
-/* A constrained answer of a model that thinks: the reasoning comes first, unconstrained. */
+/* Puts the model's reasoning, unconstrained, before a constrained answer. */
 static bool behind_thoughts(const struct bt_front_model *m, const struct bt_front_chat *chat,
                             const struct bt_gen_grammar *content, struct bt_gen_spec *spec,
                             struct bt_front_error *e)

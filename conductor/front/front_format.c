@@ -1,7 +1,7 @@
-/* OpenAI's response formats. Load generators rely on the following (notes of their sources): an
- * event is "data: {json}\n\n"; every event has id, object, created, model; the first event with
- * choices has the first token, so no event with only a role comes before it; usage comes only if
- * asked for, in an event whose choices are empty; the last line is "data: [DONE]". */
+/* OpenAI's response formats. Load generators rely on the following (found in their sources). An
+ * event is "data: {json}\n\n". Every event has id, object, created and model. The first event with
+ * choices contains the first token, so no event with only a role precedes it. Usage comes only on
+ * request, in an event without choices. The last line is "data: [DONE]". */
 #include "conductor/front/front_format.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static void init(struct bt_front_answer *a, const char *id, const char *model, u
 
 /* ---- usage ---- */
 
-/* thoughts: tokens of the reasoning; -1: the model has none. */
+/* thoughts: number of reasoning tokens; -1: the model has no reasoning. */
 static void put_usage(uint32_t prompt, uint32_t completion, int64_t thoughts,
                       const struct bt_gen_usage *u, struct bt_buf *out)
 {
@@ -136,7 +136,7 @@ static void put_plan(const struct bt_gen_usage *u, struct bt_buf *out)
     }
     bt_buf_printf(out, ",\"replans\":%u,", u->replans);
     put_name(out, "again", u->again, sizeof(u->again));
-    bt_buf_puts(out, ",\"served_by\":{"); /* workers of the last plan */
+    bt_buf_puts(out, ",\"served_by\":{"); /* the workers of the last plan */
     put_name(out, "prefill", u->prefill, sizeof(u->prefill));
     bt_buf_puts(out, ",");
     put_name(out, "decode", u->decode, sizeof(u->decode));
@@ -150,7 +150,7 @@ void bt_front_put_usage(const struct bt_front_answer *a, const struct bt_gen_usa
               has_thoughts(a) ? (int64_t)bt_front_thought_tokens(a) : -1, u, out);
 }
 
-/* Writes what a request may ask for besides its usage. */
+/* Writes the additional objects that a request may ask for. */
 void bt_front_put_extras(const struct bt_front_answer *a, const struct bt_gen_usage *u,
                          struct bt_buf *out)
 {
@@ -250,7 +250,7 @@ static void keep(struct bt_front_answer *a, uint32_t choice, const struct bt_rep
     }
 }
 
-/* ,"key":"all texts of a kind"; nothing if there are none. */
+/* ,"key":"all texts of this kind"; nothing if there are none. */
 static void put_kind(enum bt_reply_kind kind, const char *key, const struct bt_reply_bit *bits,
                      size_t n, struct bt_buf *out)
 {
@@ -277,7 +277,7 @@ void bt_front_put_call_head(const struct bt_front_answer *a, uint32_t choice, ui
     bt_buf_puts(out, ",\"arguments\":\"");
 }
 
-/* ,"tool_calls":[...]: the calls that begin or go on. */
+/* ,"tool_calls":[...]: the calls that begin or continue. */
 static void put_calls(const struct bt_front_answer *a, uint32_t choice,
                       const struct bt_reply_bit *bits, size_t n, struct bt_buf *out)
 {
@@ -306,7 +306,7 @@ static void put_calls(const struct bt_front_answer *a, uint32_t choice,
     bt_buf_puts(out, open >= 0 ? "\"}}]" : "");
 }
 
-/* The delta of an answer that is taken apart: only what there is. */
+/* Writes the delta of an answer with reasoning or calls. It has only members that are not empty. */
 static void put_parts(struct bt_front_answer *a, uint32_t choice, const struct bt_reply_bit *bits,
                       size_t n, struct bt_buf *out)
 {
@@ -340,7 +340,7 @@ static void put_delta(struct bt_front_answer *a, uint32_t choice, const struct b
         }
         bt_buf_puts(out, a->opt.chat ? "\"}" : "\"");
     }
-    if (bits != NULL || parts) { /* tokens may have come whose text was held back */
+    if (bits != NULL || parts) { /* tokens may have arrived whose text is held back */
         put_logprobs(a, &a->choices[choice], out);
     } else {
         bt_buf_puts(out, ",\"logprobs\":null");
@@ -383,7 +383,7 @@ static bool put_last(struct bt_front_answer *a, const struct bt_gen_usage *u,
     return true;
 }
 
-/* The client already has tokens: it gets an error event, and no [DONE]. */
+/* Writes an error event without [DONE], because the client already has a part of the answer. */
 static void put_error(struct bt_front_answer *a, const struct bt_front_error *e, struct bt_buf *out)
 {
     (void)a;

@@ -1,5 +1,5 @@
-/* Within front/: OpenAI's formats of completions and chat. front_write.h writes their whole
- * responses and echoed prompts, which may be long. */
+/* Within front/: OpenAI's formats of completions and chat. front_write.h writes the parts that may
+ * be long: whole responses and echoed prompts. */
 #ifndef BT_CONDUCTOR_FRONT_FORMAT_H
 #define BT_CONDUCTOR_FRONT_FORMAT_H
 
@@ -27,7 +27,8 @@ void bt_front_put_usage(const struct bt_front_answer *a, const struct bt_gen_usa
 /* "id":"call_...","type":"function","function":{"name":...,"arguments":" */
 void bt_front_put_call_head(const struct bt_front_answer *a, uint32_t choice, uint32_t call,
                             const char *name, size_t len, struct bt_buf *out);
-/* What any format adds if the request has asked for it: ,"timings":{...},"plan":{...} */
+/* The additional objects of any format, if the request has asked for them:
+ * ,"timings":{...},"plan":{...} */
 void bt_front_put_extras(const struct bt_front_answer *a, const struct bt_gen_usage *u,
                          struct bt_buf *out);
 

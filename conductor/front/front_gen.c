@@ -1,9 +1,11 @@
-/* A generation in flight: it connects one HTTP request with the machine's requests, one for each
- * prompt. It ends in one of three ways: the last on_done, the first on_error, or the client leaves.
- * A stream's event begins when its delta comes. It is completed when the next delta comes, when it
- * turns out to be the last one, or at the end of the loop's turn. So the last token and its
- * finish_reason share an event. With a thousand prompts, some work takes long (to start or cancel
- * them, to free an answer): it is done in slices. */
+/* A generation in flight. It connects one HTTP request with the machine's requests, one for each
+ * prompt. It ends in one of three ways: with the last on_done, with the first on_error, or when the
+ * client leaves.
+ *
+ * An event of a stream begins when its delta arrives. It is completed when the next delta arrives,
+ * when it turns out to be the last one, or at the end of the loop's turn. So the last token and its
+ * finish_reason are in one event. With a thousand prompts, starting or cancelling requests and
+ * freeing answers take long, so they are done in slices. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,10 +21,10 @@ static void run_responses(const struct bt_front_model *m, struct bt_front_job *j
     j->ok = bt_front_parse_generation(m, FRONT_API_RESPONSES, j->body, j->len, &j->gen, &j->e);
 }
 
-/* How many array elements of its prompts' logprobs one answer may repeat: about 1 GiB of text. The
- * loop writes that in slices in half a minute. */
+/* Limit of array elements in an answer for the logprobs of its prompts: about 1 GiB of text. The
+ * loop writes that much in slices, in half a minute. */
 #define ANSWER_NAMES_MAX 64000000ull
-/* What a prompt and a choice take besides their text: the structures of a request and of an
+/* The memory of a prompt and of a choice besides their text: the structures of a request and of an
  * answer. */
 #define PROMPT_BYTES 4096
 #define CHOICE_BYTES 512
@@ -31,7 +33,7 @@ static void run_responses(const struct bt_front_model *m, struct bt_front_job *j
 
 static void on_dead_timer(void *arg);
 
-/* Frees the specs that were not started. The machine owns the others. */
+/* Frees the specs that were not started. The machine owns the started ones. */
 static void specs_free(struct bt_front_gen *g)
 {
     struct bt_front_generation rest = {.specs = g->specs};
@@ -40,7 +42,7 @@ static void specs_free(struct bt_front_gen *g)
     bt_front_generation_cleanup(&rest);
 }
 
-/* Frees g or one of its large parts. True: g is freed. */
+/* Frees one of g's large parts, or g itself. Returns true if g is freed. */
 static bool gen_shed(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
@@ -56,7 +58,7 @@ static bool gen_shed(struct bt_front_gen *g)
     return true;
 }
 
-/* Nothing refers to g any more. The loop frees its memory in slices. */
+/* Called when nothing refers to g any more. The loop frees its memory in slices. */
 static void gen_free(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
@@ -65,7 +67,7 @@ static void gen_free(struct bt_front_gen *g)
     bt_list_remove(&g->starting);
     bt_list_remove(&g->ending);
     for (uint32_t i = 0; i < g->n_parts; i++) {
-        if (g->parts[i].tokens > 0) { /* its client has left, or the request has failed */
+        if (g->parts[i].tokens > 0) { /* the client has left, or the request has failed */
             bt_front_keys_charge(f->keys, g->tenant, g->parts[i].tokens);
         }
     }
@@ -96,8 +98,8 @@ static void on_dead_timer(void *arg)
 
 static void on_ending_timer(void *arg);
 
-/* The loop cancels the parts later: there may be a thousand, and this may be a callback while the
- * machine iterates over its requests. */
+/* The loop cancels the parts later. There may be a thousand of them, and this function may be
+ * called while the machine iterates over its requests. */
 void bt_front_gen_close(struct bt_front_gen *g)
 {
     struct bt_front *f = g->f;
@@ -134,7 +136,7 @@ void bt_front_gen_answered(struct bt_front_gen *g)
     bt_front_gen_close(g);
 }
 
-/* False: the time is over and parts are left. */
+/* Returns false if the time is over and some parts are not cancelled yet. */
 static bool cancel_parts(struct bt_front_gen *g, uint64_t until_ns)
 {
     for (uint32_t i = 0; i < g->n_started && g->n_live > 0; i++) {
@@ -195,7 +197,7 @@ static void on_gone(void *arg)
     bt_front_gen_answered(g);
 }
 
-/* Called when g keeps more memory. False: g keeps more than it may, and has ended. */
+/* Called when g uses more memory. Returns false if it may not; then g has ended. */
 static bool has_room(struct bt_front_gen *g)
 {
     struct bt_front_error e = {0};
@@ -253,7 +255,7 @@ static void on_delta(void *arg, const struct bt_gen_delta *d)
     (void)has_room(g);
 }
 
-/* Gives out what was held back of the choice's text. */
+/* Sends the text of the choice that was held back. */
 static void flush_choice(struct bt_front_gen *g, uint32_t choice)
 {
     struct bt_buf held;
@@ -294,7 +296,7 @@ static double larger(double a, double b)
     return a > b ? a : b;
 }
 
-/* Adds the usage of several prompts: counts add up, times are those of the slowest prompt. */
+/* Adds the usage of several prompts. Counts are summed; times are those of the slowest prompt. */
 static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bool first)
 {
     if (first) {
@@ -314,7 +316,7 @@ static void add_usage(struct bt_gen_usage *sum, const struct bt_gen_usage *u, bo
     sum->prefill_ms = larger(sum->prefill_ms, u->prefill_ms);
     sum->decode_ms = larger(sum->decode_ms, u->decode_ms);
     sum->tbt_ms = larger(sum->tbt_ms, u->tbt_ms);
-    sum->hidden_fraction = -1; /* it describes a single transfer */
+    sum->hidden_fraction = -1; /* a fraction describes one transfer only */
 }
 
 static void part_over(struct bt_front_part *p)
@@ -368,9 +370,9 @@ static const struct bt_gen_ops gen_ops = {
 
 /* ---- the beginning ---- */
 
-/* What its headers ask for, within what its key allows. It runs twice: a request may be refused
- * before its body is parsed, and the body may have the priority to which the key's bound applies.
- */
+/* Applies what the headers ask for, within the limits of the key. It runs twice, because a request
+ * may be refused before its body is parsed, and because the body may contain the priority, which
+ * the key also limits. */
 static void take_terms(struct bt_gen_spec *s, const struct bt_keys_terms *t,
                        const struct bt_front_headers *h)
 {
@@ -440,7 +442,7 @@ static void run_messages(const struct bt_front_model *m, struct bt_front_job *j)
     j->ok = bt_front_parse_generation(m, FRONT_API_MESSAGES, j->body, j->len, &j->gen, &j->e);
 }
 
-/* How many array elements of the prompts' logprobs the answer will have. */
+/* The number of array elements that the answer will have for the prompts' logprobs. */
 static uint64_t names_of(const struct bt_front_generation *gen, uint64_t prompt_tokens)
 {
     const struct bt_front_options *o = &gen->opt;
@@ -454,7 +456,8 @@ static uint64_t names_of(const struct bt_front_generation *gen, uint64_t prompt_
     return names;
 }
 
-/* Can the answer be made, and is there room for what it surely needs (*bytes_p)? */
+/* Returns whether the answer is possible, and whether there is memory for what it certainly needs
+ * (*bytes_p). */
 static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint64_t owner,
                  uint64_t prompt_tokens, size_t *bytes_p, struct bt_front_error *e)
 {
@@ -478,7 +481,7 @@ static bool fits(struct bt_front *f, const struct bt_front_generation *gen, uint
     return bt_front_room_fits(&f->room, owner, bytes, e);
 }
 
-/* False: the body has more prompts than can run and wait at once. */
+/* Returns false if the body has more prompts than can run and wait at once. */
 static bool places(const struct bt_front *f, const struct bt_front_job *j, struct bt_front_error *e)
 {
     uint32_t most = bt_requests_prompts_max(f->rs, j->tenant != NULL);
@@ -528,7 +531,8 @@ static bool headers_valid(struct bt_front_job *j)
     return j->headers.valid;
 }
 
-/* Counts a constrained generation, and names the kind of its grammar. All specs have the same. */
+/* Counts a constrained generation, and returns the kind of its grammar. All its specs have the
+ * same. */
 static const char *constrained(struct bt_front_gen *g)
 {
     const struct bt_gen_grammar *of = g->specs[0].grammar;
@@ -576,12 +580,13 @@ static void on_parsed(struct bt_front_job *j)
     }
 }
 
-/* Before its body is parsed. A wrong header is told behind what is wrong with the body.
+/* Checks, before the body is parsed, whether the request must be refused. A wrong header is
+ * reported later, after errors of the body.
  *
- * Whether the queue is full depends on the priority, which the body may have. Parsing it only to
- * refuse it would cost what this check saves. So a body in which the word does not occur has the
- * priority of its header and key; otherwise the priority is not known, and the queue decides later.
- */
+ * The priority decides whether the queue has room, and the body may contain the priority. But
+ * parsing the body only to refuse it would cost what this check saves. So if the word "priority"
+ * does not occur in a body, the priority is that of the header and the key. Otherwise it is not
+ * known here, and the queue decides later. */
 static bool turned_away(struct bt_front *f, struct bt_http_req *req, const char *tenant,
                         const struct bt_front_headers *h, struct bt_front_error *e)
 {

@@ -1,7 +1,7 @@
-/* Constrained output as the API has it: OpenAI's response_format, vLLM's structured_outputs and
- * guided_*, llama-server's grammar and json_schema, sglang's regex and ebnf. All become one text of
- * common/grammar. The text is compiled here, so that a client hears at once what is wrong with it;
- * the workers compile it again. */
+/* The fields that constrain an answer: OpenAI's response_format, vLLM's structured_outputs and
+ * guided_*, llama-server's grammar and json_schema, sglang's regex and ebnf. All become one text
+ * for common/grammar. The text is compiled here, so that the client learns of mistakes at once. The
+ * workers compile it again. */
 #include "conductor/front/front_grammar.h"
 
 #include <stdio.h>
@@ -52,7 +52,8 @@ const char *bt_front_grammar_name(uint32_t kind)
 
 /* ---- JSON values back into text ---- */
 
-/* The shortest spelling of the same double: 0.1 stays 0.1, as multipleOf and bounds need it. */
+/* Writes the shortest spelling that gives the same double. So 0.1 stays 0.1, which multipleOf and
+ * bounds need. */
 static void put_real(struct bt_buf *out, double v)
 {
     char text[40];
@@ -114,7 +115,7 @@ static bool take_text(struct found *f, const json_t *v, struct bt_front_error *e
     return true;
 }
 
-/* An object, or its JSON text. */
+/* Reads a schema: an object, or its JSON text. */
 static bool take_schema(struct found *f, const json_t *v, struct bt_front_error *e)
 {
     if (json_is_string(v)) {
@@ -134,7 +135,7 @@ static bool take_schema(struct found *f, const json_t *v, struct bt_front_error 
 
 static bool take_choices(struct found *f, const json_t *v, struct bt_front_error *e)
 {
-    bool ok = json_array_size(v) > 0; /* 0 if it is no array */
+    bool ok = json_array_size(v) > 0; /* 0 if it is not an array */
     for (size_t i = 0; i < json_array_size(v); i++) {
         ok = ok && json_is_string(json_array_get(v, i));
     }
@@ -145,7 +146,7 @@ static bool take_choices(struct found *f, const json_t *v, struct bt_front_error
     return bt_front_put_json(&f->text, v);
 }
 
-/* Clients send null, and "" where they mean no grammar. */
+/* Clients send null or "" if they want no grammar. */
 static bool is_set(const json_t *v, enum bt_grammar_kind kind)
 {
     if (v == NULL || json_is_null(v) || (json_is_string(v) && json_string_length(v) == 0)) {
@@ -154,7 +155,7 @@ static bool is_set(const json_t *v, enum bt_grammar_kind kind)
     return kind != BT_GRAMMAR_JSON_OBJECT || !json_is_false(v);
 }
 
-/* prefix: of the field's name in errors. */
+/* prefix: precedes the field's name in errors. */
 static bool take(struct found *f, enum bt_grammar_kind kind, const char *prefix, const char *name,
                  const json_t *v, struct bt_front_error *e)
 {
@@ -186,9 +187,9 @@ static bool take(struct found *f, enum bt_grammar_kind kind, const char *prefix,
 
 /* ---- response_format ---- */
 
-/* {"type": "json_schema", "json_schema": {"name", "strict", "schema"}}, or with these fields beside
- * the type, as llama-server and the responses API have them. The schema is enforced with and
- * without `strict`. */
+/* Reads {"type": "json_schema", "json_schema": {"name", "strict", "schema"}}. llama-server and the
+ * Responses API have these fields beside the type. The schema is enforced with and without
+ * `strict`. */
 static bool take_format_schema(struct found *f, const json_t *format, struct bt_front_error *e)
 {
     const json_t *js = json_object_get(format, "json_schema");
@@ -276,8 +277,8 @@ static bool take_structured(struct found *f, const json_t *root, struct bt_front
 
 /* ---- white space ---- */
 
-/* Writes what the schema says about white space in front of its members (schema.c, "x-guidance").
- */
+/* Writes what the request says about white space before the schema's members (schema.c,
+ * "x-guidance"). */
 static void put_guidance(struct found *f, const char *member, const char *pattern, size_t len)
 {
     const char *text = f->text.data != NULL ? (const char *)f->text.data : "";
@@ -306,7 +307,7 @@ static void put_guidance(struct found *f, const char *member, const char *patter
         bt_buf_append(&out, text + at + 1, n - at - 1);
     } else if (n - at >= 4 && memcmp(text + at, "true", 4) == 0) {
         bt_buf_puts(&out, "}");
-    } else { /* no schema: compiling says so */
+    } else { /* it is not a schema; the compiler reports that */
         bt_buf_cleanup(&out);
         return;
     }
@@ -351,7 +352,7 @@ static bool take_white_space(struct found *f, const json_t *root, struct bt_fron
 
 /* ---- compiling ---- */
 
-/* The reason may be long: what does not fit into the message is cut. */
+/* The reason may be long. What does not fit into the message is cut. */
 static bool compiles(const struct bt_front_model *m, const struct bt_grammar_spec *spec,
                      const char *param, struct bt_front_error *e)
 {
@@ -392,7 +393,7 @@ bool bt_front_set_grammar(const struct bt_front_model *m, uint32_t kind, const c
                              "'%s' has %zu bytes; at most %d are allowed", param, len,
                              BT_GRAMMAR_TEXT_MAX);
     }
-    if (m->on_loop) { /* a few bytes may take 100 ms */
+    if (m->on_loop) { /* even a short text may take 100 ms */
         e->beyond = true;
         return false;
     }

@@ -1,4 +1,4 @@
-/* The headers of one generation: objectives, priority, what the answer shall contain. Loop
+/* The headers of one generation: objectives, priority, additional parts of the answer. Loop
  * thread. */
 #include <errno.h>
 #include <stdlib.h>
@@ -102,7 +102,7 @@ void bt_front_headers_read(struct bt_http_req *req, struct bt_front_headers *h)
                milliseconds(req, "x-slo-tbt-ms", &h->slo_tbt_ms, e);
 }
 
-/* Writes 12.34, or - if unknown. */
+/* Writes a time as 12.34, or as - if it is unknown. */
 static void put_ms(struct bt_buf *out, const char *name, double ms)
 {
     if (ms < 0) {

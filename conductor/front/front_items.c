@@ -97,7 +97,7 @@ static void push_span(struct bt_front_script *s, const struct bt_buf *from, size
     s->spans[s->n++] = (struct bt_front_span){from, len, escaped};
 }
 
-/* Makes a span of its own words since the last one. */
+/* Makes a span of the script's own text since the last span. */
 static void mark(struct bt_front_script *s)
 {
     push_span(s, NULL, s->own.len - s->marked, false);
@@ -118,7 +118,7 @@ void bt_front_script_raw(struct bt_front_script *s, const struct bt_buf *text)
     push_span(s, text, text->len, false);
 }
 
-/* The end of a piece of about n bytes, between two characters. */
+/* The end of a piece of about n bytes. It does not cut a character. */
 static size_t end_of(const char *text, size_t at, size_t len, size_t n)
 {
     size_t end = BT_MIN(len, at + n);
