@@ -221,17 +221,6 @@ static const struct bt_conf_row rows[] = {
             "longer gets 429. Decode workers take prompts beside their rows within it. 0: "
             "none. The header x-slo-tbt-ms replaces it.",
      .when = "set the longest gap between tokens that your clients accept."},
-    {.key = "sched.tbt_margin",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(tbt_margin),
-     .def = "0.8",
-     .min = 0.01,
-     .max = 1,
-     .reload = true,
-     .hidden = true,
-     .doc = "Admission allows a predicted time between tokens of up to this share of "
-            "sched.tbt_objective_ms. The rest is kept for requests that join later and make steps "
-            "longer."},
     {.key = "sched.work_price",
      .type = BT_CONF_FLOAT,
      .offset = ROW(work_price),
@@ -394,6 +383,7 @@ static const struct bt_conf_removed removed[] = {
      "set sched.tbt_objective_ms instead: decode workers then compute a prompt where that gives an "
      "earlier first token; remove the line"},
     {"sched.length_quantile", "it is always 0.9; remove the line"},
+    {"sched.tbt_margin", "it is always 1; remove the line"},
     {NULL, NULL},
 };
 

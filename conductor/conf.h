@@ -59,7 +59,7 @@ struct bt_conductor_conf {
     char *policy, *admission, *roles;
     double fetch_ratio;
     uint64_t ttft_objective_ms, tbt_objective_ms;
-    double tbt_margin, demand_price, work_price, work_weight;
+    double demand_price, work_price, work_weight;
     double pack_share, mixed_step_share, mixed_gap_share;
     uint64_t role_move_ms, roles_window_ms;
     double prefill_tokens_per_s, step_ms;

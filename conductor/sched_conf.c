@@ -14,8 +14,7 @@ void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_
     double tbt_ms = (double)conf->tbt_objective_ms;
     *p = (struct bt_sched_params){
         .objective = {.ttft_ms = (double)conf->ttft_objective_ms,
-                      .tbt_ms = tbt_ms,
-                      .tbt_margin = conf->tbt_margin},
+                      .tbt_ms = tbt_ms},
         .prior = {.prefill_tokens_per_s = conf->prefill_tokens_per_s,
                   .step_ms = conf->step_ms,
                   .link_bytes_per_s = (double)conf->link_bytes_per_s},

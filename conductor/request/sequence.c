@@ -82,11 +82,10 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 {
     double p = rej->predicted_ms, o = rej->objective_ms;
     int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* what differs shall look different */
-    /* A prediction below the objective is refused, too, where it leaves no room for rows that join
-     * later (sched.tbt_margin). */
-    if (p > 0) {
-        snprintf(why, cap, "%s: predicted %.*f ms%s, objective %.*f ms", rej->reason, digits, p,
-                 p <= o ? " and longer when more requests join" : "", digits, o);
+    if (p >
+        o) { /* the limit of a price is known to a quarter of an octave, so it may lie above p */
+        snprintf(why, cap, "%s: predicted %.*f ms, objective %.*f ms", rej->reason, digits, p,
+                 digits, o);
     } else {
         snprintf(why, cap, "%s", rej->reason);
     }

@@ -26,7 +26,6 @@ static const char usage[] =
     "  --from X --to X     uses only this part of the requests, as shares (0, 1)\n"
     "  --seed S            seed of random choices (1)\n"
     "  --ttft MS --tbt MS  objectives (30000, 100); 0: no objective\n"
-    "  --tbt-margin X      admission allows this share of --tbt (0.8)\n"
     "  --fetch-ratio X     policy kvcache: kvcache_balancing_threshold (1.5); 0: none\n"
     "  --work-weight X     policy baton: weight of the time that a prefill occupies\n"
     "                      its node (0.5)\n"
@@ -65,7 +64,7 @@ static const char usage[] =
     "  [--ttft MS --tbt MS] [--rate X] [--plot DIR]\n"
     "                      whether to separate prefill and decode for this load, in\n"
     "                      which ratio, and the gain. Options of 'run': --seed,\n"
-    "                      --tbt-margin, --fetch-ratio, --work-weight, --work-price,\n"
+    "                      --fetch-ratio, --work-weight, --work-price,\n"
     "                      --demand-price, --late-wait, --life, --lengths,\n"
     "                      --one-token, --replica-bytes, --replica-uses\n"
     "baton-sim cache --trace FILE --blocks N[,N...] [options]\n"
@@ -121,7 +120,6 @@ enum {
     O_TTFT,
     O_TBT,
     O_RATIO,
-    O_MARGIN,
     O_WEIGHT,
     O_PRICE,
     O_CONFIG,
@@ -166,7 +164,6 @@ static const struct {
     [O_TTFT - 256] = {"ttft", 1, RUN | PLAN},
     [O_TBT - 256] = {"tbt", 1, RUN | PLAN},
     [O_RATIO - 256] = {"fetch-ratio", 1, RUN | PLAN},
-    [O_MARGIN - 256] = {"tbt-margin", 1, RUN | PLAN},
     [O_WEIGHT - 256] = {"work-weight", 1, RUN | PLAN},
     [O_PRICE - 256] = {"work-price", 1, RUN | PLAN},
     [O_CONFIG - 256] = {"config", 1, PLAN},
@@ -232,7 +229,6 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_FROM: return number("from", text, 0, 1, &a->o.from);
     case O_TO: return number("to", text, 0, 1, &a->o.to);
     case O_RATIO: return number("fetch-ratio", text, 0, 1e9, &a->o.fetch_ratio);
-    case O_MARGIN: return number("tbt-margin", text, 0.01, 10, &a->o.tbt_margin);
     case O_WEIGHT: return number("work-weight", text, 0, 1e6, &a->o.work_weight);
     case O_GPUS: return whole("gpus", text, 1, 1e6, &a->gpus);
     case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
@@ -599,7 +595,6 @@ static int command(int argc, char **argv)
                            .eviction = &bt_evict_density,
                            .ttft_ms = 30000,
                            .tbt_ms = 100,
-                           .tbt_margin = 0.8,
                            .fetch_ratio = 1.5,
                            .work_weight = 0.5,
                            .work_price = 1,

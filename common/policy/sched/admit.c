@@ -51,9 +51,8 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
                                     const struct bt_sched_snapshot *s, double tbt_ms, bool never,
                                     struct bt_sched_reject *r)
 {
-    double limit =
-        c->objective.tbt_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
-    if (c->objective.tbt_ms == 0 || tbt_ms <= limit) {
+    double limit = c->objective.tbt_ms;
+    if (limit == 0 || tbt_ms <= limit) {
         return BT_SCHED_PLANNED;
     }
     /* Rows end one by one: after their mean life 1/e of them are left. */
@@ -65,7 +64,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
     r->miss = BT_SCHED_MISS_TBT;
     r->by_decode = true;
     r->predicted_ms = tbt_ms;
-    r->objective_ms = c->objective.tbt_ms;
+    r->objective_ms = limit;
     return v;
 }
 
@@ -111,8 +110,7 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 static double step_share(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                          double tbt_ms)
 {
-    double limit =
-        c->objective.tbt_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
+    double limit = c->objective.tbt_ms;
     double base = w->speed.cost != NULL ? 1e-6 * w->speed.cost->base_ns : limit;
     return base < limit ? (tbt_ms - base) / (limit - base) : 0;
 }

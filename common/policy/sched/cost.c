@@ -375,8 +375,7 @@ static double idle_step_ms(const struct bt_sched_params *c, const struct bt_sche
 
 double bt_sched_late_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    double limit =
-        c->late.others_tbt_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
+    double limit = c->late.others_tbt_ms;
     return idle_step_ms(c, w) <= limit ? limit : 0;
 }
 

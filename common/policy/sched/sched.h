@@ -136,8 +136,6 @@ struct bt_sched_request {
 /* Objectives, ms; 0: none. */
 struct bt_sched_objective {
     double ttft_ms, tbt_ms;
-    double tbt_margin; /* admission allows this share of tbt_ms, because later rows make the steps
-                          of earlier ones longer. 0: all of it */
 };
 
 /* Values that are used until measured ones exist. */
