@@ -190,18 +190,6 @@ static const struct bt_conf_row rows[] = {
             "priced (as predict; while prefill workers have a queue, only shorter prefills are "
             "admitted: the longer the queue, the shorter).",
      .when = "set none when your clients prefer a late answer to 429."},
-    {.key = "sched.fetch_ratio",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(fetch_ratio),
-     .def = "1.5",
-     .min = 0,
-     .max = 1e6,
-     .reload = true,
-     .hidden = true,
-     .doc = "With sched.policy kvcache: the prefill worker's node fetches a prefix from the node "
-            "that has most of it, if that has at least this many times as many tokens of it "
-            "(kvcache_balancing_threshold of the paper). 0: nothing is fetched. Policy baton "
-            "decides by predicted time instead."},
     {.key = "sched.ttft_objective_ms",
      .type = BT_CONF_MS,
      .offset = ROW(ttft_objective_ms),
@@ -221,75 +209,6 @@ static const struct bt_conf_row rows[] = {
             "longer gets 429. Decode workers take prompts beside their rows within it. 0: "
             "none. The header x-slo-tbt-ms replaces it.",
      .when = "set the longest gap between tokens that your clients accept."},
-    {.key = "sched.work_price",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(work_price),
-     .def = "1",
-     .min = 0,
-     .max = 100,
-     .reload = true,
-     .hidden = true,
-     .doc = "Admission priced: exponent that limits the length of a prefill. A prefill may take "
-            "the share (1 - queue / objective) to this power of the time that is left until the "
-            "objective. The first second of a queue does not count."},
-    {.key = "sched.demand_price",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(demand_price),
-     .def = "0.4",
-     .min = 0,
-     .max = 100,
-     .reload = true,
-     .hidden = true,
-     .doc = "Admission priced: exponent that limits the admitted work. Of the prefill work that "
-            "arrives within about a minute, the share (1 - queue / TTFT objective) to this power "
-            "is admitted, the shortest prefills first; the first second of a queue does not count. "
-            "Where more than 0.7 of the decode workers' pages or places are expected to be in use, "
-            "the share ((1 - used) / 0.3) to this power of the requests' KV is admitted, the "
-            "smallest first. 0: all is admitted."},
-    {.key = "sched.work_weight",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(work_weight),
-     .def = "0.5",
-     .min = 0,
-     .max = 1000,
-     .reload = true,
-     .hidden = true,
-     .doc = "Policy baton: weight of the time for which a prefill occupies its worker, against the "
-            "time for which its own request waits (weight 1)."},
-    {.key = "sched.mixed_step_share",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(mixed_step_share),
-     .def = "0.75",
-     .max = 1,
-     .reload = true,
-     .hidden = true,
-     .doc = "Policy baton with sched.tbt_objective_ms: decode workers compute prompts beside their "
-            "rows where that gives an earlier first token, in steps of at most this share of the "
-            "objective. Conductors send this limit to the workers; the smallest of all conductors' "
-            "limits and the worker's engine.mixed_step_ms applies. 0: decode workers compute no "
-            "prompts."},
-    {.key = "sched.mixed_gap_share",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(mixed_gap_share),
-     .def = "0.95",
-     .max = 1,
-     .reload = true,
-     .hidden = true,
-     .doc = "Policy baton with sched.tbt_objective_ms: a step that a row joins, together with the "
-            "time that the row has waited for it, takes at most this share of the objective. 0: "
-            "such a step may be as long as others (then 0.5 is a good sched.mixed_step_share)."},
-    {.key = "sched.pack_share",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(pack_share),
-     .def = "0.75",
-     .min = 0,
-     .max = 1,
-     .reload = true,
-     .hidden = true,
-     .doc = "Policy baton with sched.mixed_step_share: rows go to the fullest decode worker whose "
-            "step stays within this share of the objective (half of this share while prefill "
-            "workers are less than half busy). The other decode workers then have no rows and "
-            "compute prompts. 0: rows are spread evenly."},
     {.key = "sched.replica_bytes_per_s",
      .type = BT_CONF_SIZE,
      .offset = ROW(replica_bytes_per_s),
@@ -299,15 +218,6 @@ static const struct bt_conf_row rows[] = {
             "need: one copy for each 16 uses within a minute. Copies take at most a quarter of "
             "the slots. 0: none.",
      .when = "when very many requests share few prefixes and the network has room."},
-    {.key = "sched.replica_uses",
-     .type = BT_CONF_INT,
-     .offset = ROW(replica_uses),
-     .def = "16",
-     .min = 2,
-     .max = 1000000,
-     .hidden = true,
-     .doc = "Uses of a prefix within a minute for each copy that is made "
-            "(sched.replica_bytes_per_s)."},
     {.key = "sched.roles",
      .type = BT_CONF_STR,
      .offset = ROW(roles),
@@ -334,33 +244,6 @@ static const struct bt_conf_row rows[] = {
      .hidden = true,
      .doc = "A worker whose role changes has this time to finish its requests. The rest is then "
             "planned again on other workers that can take it."},
-    {.key = "sched.prior_prefill_tokens_per_s",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(prefill_tokens_per_s),
-     .def = "1000",
-     .min = 1,
-     .max = 1e9,
-     .reload = true,
-     .hidden = true,
-     .doc = "Assumed speed of a prefill worker that has not measured its own yet."},
-    {.key = "sched.prior_step_ms",
-     .type = BT_CONF_FLOAT,
-     .offset = ROW(step_ms),
-     .def = "20",
-     .min = 0.001,
-     .max = 1e6,
-     .reload = true,
-     .hidden = true,
-     .doc = "Assumed decode step of a worker that has not measured its own yet."},
-    {.key = "sched.link_bytes_per_s",
-     .type = BT_CONF_SIZE,
-     .offset = ROW(link_bytes_per_s),
-     .def = "1GB",
-     .min = 1000,
-     .max = 1e13,
-     .reload = true,
-     .hidden = true,
-     .doc = "Assumed bandwidth between two nodes."},
 };
 
 static const char *const main_keys[] = {"conductor.http.listen",
@@ -384,6 +267,19 @@ static const struct bt_conf_removed removed[] = {
      "earlier first token; remove the line"},
     {"sched.length_quantile", "it is always 0.9; remove the line"},
     {"sched.tbt_margin", "it is always 1; remove the line"},
+    {"sched.fetch_ratio", "it is always 1.5; remove the line"},
+    {"sched.work_price", "it is always 1; remove the line"},
+    {"sched.demand_price", "it is always 0.4; remove the line"},
+    {"sched.work_weight", "it is always 0.5; remove the line"},
+    {"sched.mixed_step_share",
+     "it is always 0.75; remove the line, or set engine.mixed_step_ms on workers that should take "
+     "shorter steps"},
+    {"sched.mixed_gap_share", "it is always 0.95; remove the line"},
+    {"sched.pack_share", "it is always 0.75; remove the line"},
+    {"sched.prior_prefill_tokens_per_s", "workers measure their speed; remove the line"},
+    {"sched.prior_step_ms", "workers measure their steps; remove the line"},
+    {"sched.link_bytes_per_s", "kvstores measure their links; remove the line"},
+    {"sched.replica_uses", "it is always 16; remove the line"},
     {NULL, NULL},
 };
 

@@ -57,14 +57,9 @@ struct bt_conductor_conf {
     uint64_t drain_grace_ms;
     int64_t index_blocks;
     char *policy, *admission, *roles;
-    double fetch_ratio;
     uint64_t ttft_objective_ms, tbt_objective_ms;
-    double demand_price, work_price, work_weight;
-    double pack_share, mixed_step_share, mixed_gap_share;
     uint64_t role_move_ms, roles_window_ms;
-    double prefill_tokens_per_s, step_ms;
-    uint64_t link_bytes_per_s, replica_bytes_per_s;
-    int64_t replica_uses;
+    uint64_t replica_bytes_per_s;
 };
 
 /* conductor.http.tls; NULL: plain HTTP. */

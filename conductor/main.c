@@ -14,6 +14,7 @@
 #include "common/etcd/starting.h"
 #include "common/log/log.h"
 #include "common/loop/notify.h"
+#include "common/policy/sched/copies.h"
 #include "common/rpc/tls_conf.h"
 #include "common/trace/trace.h"
 #include "conductor/admin.h"
@@ -182,7 +183,7 @@ static void start_requests(struct conductor *c)
                                     .role_move_ms = (uint32_t)conf->role_move_ms,
                                     .ended_ms = BT_CONDUCTOR_ENDED_MS,
                                     .replica_bytes_per_s = (double)conf->replica_bytes_per_s,
-                                    .replica_uses = (uint32_t)conf->replica_uses,
+                                    .replica_uses = BT_SCHED_COPY_USES,
                                     .block_tokens = (uint32_t)conf->common.kv_block_tokens,
                                     .token_bytes =
                                         (uint32_t)(c->layout.block_bytes / c->layout.page_tokens),

@@ -8,25 +8,29 @@
 
 #define FOR_EVER_MS 1e15
 
+/* What a worker and a link count as until they have been measured: a CPU, and half of a network of
+ * 25 Gbit/s. The first requests replace them. */
+#define PRIOR_TOKENS_PER_S     1000.0
+#define PRIOR_STEP_MS          20.0
+#define PRIOR_LINK_BYTES_PER_S 1e9
+
 void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p)
 {
     bool mixes = bt_sched_policy_find(conf->policy)->mixes;
     double tbt_ms = (double)conf->tbt_objective_ms;
     *p = (struct bt_sched_params){
-        .objective = {.ttft_ms = (double)conf->ttft_objective_ms,
-                      .tbt_ms = tbt_ms},
-        .prior = {.prefill_tokens_per_s = conf->prefill_tokens_per_s,
-                  .step_ms = conf->step_ms,
-                  .link_bytes_per_s = (double)conf->link_bytes_per_s},
-        .place = {.fetch_ratio = conf->fetch_ratio,
+        .objective = {.ttft_ms = (double)conf->ttft_objective_ms, .tbt_ms = tbt_ms},
+        .prior = {.prefill_tokens_per_s = PRIOR_TOKENS_PER_S,
+                  .step_ms = PRIOR_STEP_MS,
+                  .link_bytes_per_s = PRIOR_LINK_BYTES_PER_S},
+        .place = {.fetch_ratio = BT_SCHED_FETCH_RATIO,
                   .tail_load = true,
-                  .work_weight = conf->work_weight},
-        .price = {.work = conf->work_price, .demand = conf->demand_price},
-        .mixed = {.step_ms = mixes ? conf->mixed_step_share * tbt_ms : 0,
+                  .work_weight = BT_SCHED_WORK_WEIGHT},
+        .price = {.demand = BT_SCHED_DEMAND_PRICE},
+        .mixed = {.step_ms = mixes ? BT_SCHED_STEP_SHARE * tbt_ms : 0,
                   .step_tokens = (uint32_t)conf->common.kv_block_tokens,
-                  .gap_ms =
-                      mixes && conf->mixed_step_share > 0 ? conf->mixed_gap_share * tbt_ms : 0,
-                  .pack_share = conf->pack_share},
+                  .gap_ms = mixes ? BT_SCHED_GAP_SHARE * tbt_ms : 0,
+                  .pack_share = BT_SCHED_STEP_SHARE},
         .late = {.wait_ms =
                      conf->queue_timeout_ms != 0 ? (double)conf->queue_timeout_ms : FOR_EVER_MS,
                  .others_tbt_ms = tbt_ms},
@@ -59,12 +63,9 @@ void bt_sched_conf_describe(const void *conf, char *text, size_t cap)
     bt_buf_printf(&b, "\n");
     if (p.mixed.step_ms > 0) {
         bt_buf_printf(&b,
-                      "decode workers compute prompts beside their rows, in steps of at most %g ms",
-                      p.mixed.step_ms);
-        if (p.mixed.gap_ms > 0) {
-            bt_buf_printf(&b, " (%g ms for a step that a row joins, including the row's wait)",
-                          p.mixed.gap_ms);
-        }
+                      "decode workers compute prompts beside their rows, in steps of at most %g ms "
+                      "(%g ms for a step that a row joins, including the row's wait)",
+                      p.mixed.step_ms, p.mixed.gap_ms);
     } else {
         bt_buf_printf(&b, "decode workers compute no prompts beside their rows");
     }

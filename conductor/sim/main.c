@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/policy/sched/copies.h"
 #include "conductor/sim/bound.h"
 #include "conductor/sim/command_cache.h"
 #include "conductor/sim/command_size.h"
@@ -29,8 +30,6 @@ static const char usage[] =
     "  --fetch-ratio X     policy kvcache: kvcache_balancing_threshold (1.5); 0: none\n"
     "  --work-weight X     policy baton: weight of the time that a prefill occupies\n"
     "                      its node (0.5)\n"
-    "  --work-price X      admission priced: how strongly a queue refuses long\n"
-    "                      prompts (1)\n"
     "  --demand-price X    admission priced: how strongly load lowers the admitted\n"
     "                      share (0.4)\n"
     "  --mixed-step MS     policy baton: decode nodes add prompt tokens to steps up\n"
@@ -48,7 +47,6 @@ static const char usage[] =
     "                      sched.roles\n"
     "  --roles-window S    --roles auto: averages the load over S seconds (60)\n"
     "  --replica-bytes X   bytes a second for copies of hot prefixes (0)\n"
-    "  --replica-uses N    uses of a prefix within a minute for each copy (16)\n"
     "  --life MS           expected decode time of the first requests (10000)\n"
     "  --lengths B         1: learns the length of answers by length of prompt (1);\n"
     "                      0: one length for all\n"
@@ -64,9 +62,8 @@ static const char usage[] =
     "  [--ttft MS --tbt MS] [--rate X] [--plot DIR]\n"
     "                      whether to separate prefill and decode for this load, in\n"
     "                      which ratio, and the gain. Options of 'run': --seed,\n"
-    "                      --fetch-ratio, --work-weight, --work-price,\n"
-    "                      --demand-price, --late-wait, --life, --lengths,\n"
-    "                      --one-token, --replica-bytes, --replica-uses\n"
+    "                      --fetch-ratio, --work-weight, --demand-price, --late-wait,\n"
+    "                      --life, --lengths, --one-token, --replica-bytes\n"
     "baton-sim cache --trace FILE --blocks N[,N...] [options]\n"
     "                      eviction policies on a trace\n"
     "  --policy P[,P...]   density, slru, lru, lfu, length_aware (the kvstore's own),\n"
@@ -121,7 +118,6 @@ enum {
     O_TBT,
     O_RATIO,
     O_WEIGHT,
-    O_PRICE,
     O_CONFIG,
     O_GPU,
     O_GPUS,
@@ -133,7 +129,6 @@ enum {
     O_ROLES,
     O_WINDOW,
     O_REPLICA,
-    O_REPLICA_USES,
     O_LIFE,
     O_LENGTHS,
     O_EVICTION,
@@ -165,7 +160,6 @@ static const struct {
     [O_TBT - 256] = {"tbt", 1, RUN | PLAN},
     [O_RATIO - 256] = {"fetch-ratio", 1, RUN | PLAN},
     [O_WEIGHT - 256] = {"work-weight", 1, RUN | PLAN},
-    [O_PRICE - 256] = {"work-price", 1, RUN | PLAN},
     [O_CONFIG - 256] = {"config", 1, PLAN},
     [O_GPU - 256] = {"gpu", 1, PLAN},
     [O_GPUS - 256] = {"gpus", 1, PLAN},
@@ -177,7 +171,6 @@ static const struct {
     [O_ROLES - 256] = {"roles", 1, RUN},
     [O_WINDOW - 256] = {"roles-window", 1, RUN},
     [O_REPLICA - 256] = {"replica-bytes", 1, RUN | PLAN},
-    [O_REPLICA_USES - 256] = {"replica-uses", 1, RUN | PLAN},
     [O_LIFE - 256] = {"life", 1, RUN | PLAN},
     [O_LENGTHS - 256] = {"lengths", 1, RUN | PLAN},
     [O_EVICTION - 256] = {"eviction", 1, RUN},
@@ -231,14 +224,12 @@ static bool take_number(struct args *a, int opt, const char *text)
     case O_RATIO: return number("fetch-ratio", text, 0, 1e9, &a->o.fetch_ratio);
     case O_WEIGHT: return number("work-weight", text, 0, 1e6, &a->o.work_weight);
     case O_GPUS: return whole("gpus", text, 1, 1e6, &a->gpus);
-    case O_PRICE: return number("work-price", text, 0, 100, &a->o.work_price);
     case O_MIXED: return number("mixed-step", text, 0, 1e6, &a->o.mixed_step_ms);
     case O_GAP: return number("mixed-gap", text, 0, 1e6, &a->o.mixed_gap_ms);
     case O_PACK: return number("pack", text, 0, 1, &a->o.pack_share);
     case O_DEMAND: return number("demand-price", text, 0, 100, &a->o.demand_price);
     case O_WINDOW: return number("roles-window", text, 1, 1e6, &a->window_s);
     case O_REPLICA: return number("replica-bytes", text, 0, 1e15, &a->o.replica_bytes_per_s);
-    case O_REPLICA_USES: return whole("replica-uses", text, 2, 1e6, &a->o.replica_uses);
     case O_LENGTHS:
         v = a->o.lengths;
         bool ok = whole("lengths", text, 0, 1, &v);
@@ -441,8 +432,8 @@ static bool resolve(struct args *a, struct bt_sim_cluster *c)
     a->policy = a->policy != NULL ? a->policy : "baton";
     a->admission = a->admission != NULL ? a->admission : "priced";
     double tbt_ms = a->o.tbt_ms != 0 ? a->o.tbt_ms : 100;
-    a->o.mixed_step_ms = a->o.mixed_step_ms < 0 ? 0.75 * tbt_ms : a->o.mixed_step_ms;
-    a->o.mixed_gap_ms = a->o.mixed_gap_ms < 0 ? 0.95 * tbt_ms : a->o.mixed_gap_ms;
+    a->o.mixed_step_ms = a->o.mixed_step_ms < 0 ? BT_SCHED_STEP_SHARE * tbt_ms : a->o.mixed_step_ms;
+    a->o.mixed_gap_ms = a->o.mixed_gap_ms < 0 ? BT_SCHED_GAP_SHARE * tbt_ms : a->o.mixed_gap_ms;
     a->o.policy = bt_sched_policy_find(a->policy);
     a->o.admission = bt_sched_admission_find(a->admission);
     if (a->o.policy == NULL || a->o.admission == NULL) {
@@ -595,16 +586,15 @@ static int command(int argc, char **argv)
                            .eviction = &bt_evict_density,
                            .ttft_ms = 30000,
                            .tbt_ms = 100,
-                           .fetch_ratio = 1.5,
-                           .work_weight = 0.5,
-                           .work_price = 1,
-                           .demand_price = 0.4,
+                           .fetch_ratio = BT_SCHED_FETCH_RATIO,
+                           .work_weight = BT_SCHED_WORK_WEIGHT,
+                           .demand_price = BT_SCHED_DEMAND_PRICE,
                            .mixed_step_ms = -1,
                            .mixed_gap_ms = -1,
-                           .pack_share = 0.75,
+                           .pack_share = BT_SCHED_STEP_SHARE,
                            .life_ms = 10000,
                            .lengths = true,
-                           .replica_uses = 16,
+                           .replica_uses = BT_SCHED_COPY_USES,
                            .late_wait_ms = 60000,
                            .sample_ms = 5000}};
     const char *name = argc > 1 ? argv[1] : "help";

@@ -49,7 +49,7 @@ struct bt_sim_options {
     double from, to;          /* part of the trace, shares of its requests: 0 to 1 */
     uint64_t seed;            /* ties and the random policy */
     uint32_t ttft_ms, tbt_ms; /* objectives, of admission and of goodput */
-    double fetch_ratio, work_weight, work_price, demand_price;
+    double fetch_ratio, work_weight, demand_price;
     double late_wait_ms;  /* baton: late requests wait at most so long; 0: they are refused */
     double mixed_step_ms; /* decode nodes fill their steps with prompt tokens up to this; 0: not */
     double pack_share;    /* rows are packed up to this share of the TBT objective; 0: spread */

@@ -33,7 +33,7 @@ SIM = os.path.join(ROOT, os.environ.get("BUILD", "build"), "bin", "baton-sim")
 CLUSTER = os.environ.get("CLUSTER", "a800-70b")
 OBJECTIVES = ((30000, 100), (1000, 50))
 KVCACHE = (("kvcache", "early"), ("kvcache", "predict"))
-BATON = ["--policy", "baton", "--admission", "priced", "--work-price", "1"]
+BATON = ["--policy", "baton", "--admission", "priced"]
 BENCH = []
 
 
@@ -207,7 +207,7 @@ class Figures:
         """The least and the mean ratio to kvcache over traces, objectives and loads, on the first halves."""
         choices = [("chosen", [])]
         choices += [(f"{name} {v}", [f"--{name}", v]) for name, values in (
-            ("work-price", (0.5, 2)), ("demand-price", (0.2, 0.8)), ("late-wait", (10000, 120000)), ("work-weight", (0, 1)))
+            ("demand-price", (0.2, 0.8)), ("late-wait", (10000, 120000)), ("work-weight", (0, 1)))
             for v in values]
         choices += [("steps of half the objective", self.halves)]
         choices += [(f"steps of {x}", lambda tbt, x=x: ["--mixed-step", x * tbt]) for x in (0.6, 0.9)]

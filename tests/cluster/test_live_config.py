@@ -161,7 +161,7 @@ def test_an_objective_is_all_that_is_said():
         name = sorted(nodes(c, "prefill"))[0]
         ask(c, "role", name, "both")
         wait_for(lambda: nodes(c, "prefill")[name]["role"] == "both" and in_force(c, "prefill") == [(300, 380)], 30, "another role")
-        reload(first, "policy: baton, tbt_objective_ms: 400, mixed_step_share: 0")
+        reload(first, "policy: kvcache, tbt_objective_ms: 400")
         wait_for(lambda: in_force(c) == [(0, 0)] * 2, 10, "no prompts beside rows")
         assert c.complete("ROMEO:\n", 4)["usage"]["completion_tokens"] == 4
     finally:

@@ -17,8 +17,6 @@ static struct bt_conductor_conf conf_of(const char *policy, const char *admissio
                                       .admission = (char *)(uintptr_t)admission,
                                       .ttft_objective_ms = ttft_ms,
                                       .tbt_objective_ms = tbt_ms,
-                                      .mixed_step_share = 0.75,
-                                      .mixed_gap_share = 0.95,
                                       .queue_timeout_ms = 7000};
 }
 
@@ -30,13 +28,7 @@ static void test_params(void **state)
     bt_sched_conf_params(&c, &p);
     assert_true(p.objective.ttft_ms == 1000 && p.objective.tbt_ms == 100);
     assert_true(p.mixed.step_ms == 75 && p.mixed.gap_ms == 95 && p.late.wait_ms == 7000);
-    c.mixed_gap_share = 0;
-    bt_sched_conf_params(&c, &p);
-    assert_true(p.mixed.step_ms == 75 && p.mixed.gap_ms == 0);
-    c = conf_of("baton", "priced", 1000, 100);
-    c.mixed_step_share = 0; /* no prompts beside rows: nothing is said of them */
-    bt_sched_conf_params(&c, &p);
-    assert_true(p.mixed.step_ms == 0 && p.mixed.gap_ms == 0);
+    assert_true(p.mixed.pack_share == 0.75);
     c = conf_of("baton", "priced", 1000, 0);
     bt_sched_conf_params(&c, &p);
     assert_true(p.mixed.step_ms == 0 && p.mixed.gap_ms == 0);

@@ -67,7 +67,6 @@ static void test_late(void **state)
     world_init(&x);
     x.c.objective.ttft_ms = 4000;
     x.c.late.wait_ms = 20000;
-    x.c.price.work = 1;
     x.req.n_tokens = 5000;
     x.w[4].capacity.pages = x.w[5].capacity.pages = 0;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED); /* nobody has it in time */
@@ -137,7 +136,6 @@ static void test_late_rows(void **state)
     x.c.objective.ttft_ms = 4000;
     x.c.objective.tbt_ms = x.c.late.others_tbt_ms = 30;
     x.c.late.wait_ms = 20000;
-    x.c.price.work = 1;
     x.req.n_tokens = 5000;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background);
@@ -224,7 +222,6 @@ static void test_late_demand(void **state)
     world_init(&x);
     x.c.objective.ttft_ms = 400;
     x.c.late.wait_ms = 60000;
-    x.c.price.work = 1;
     x.s.late_demand = &late;
     bt_sched_demand_init(&late, 60000);
     for (int i = 0; i < 2; i++) { /* twice the time of four workers within a second */

@@ -894,7 +894,6 @@ static void test_priced(void **state)
     struct bt_sched_reject rej;
     world_init(&x);
     x.c.objective.ttft_ms = 4000;
-    x.c.price.work = 1;
     x.req.n_tokens = 4000;
     x.w[4].capacity.pages = x.w[5].capacity.pages = 0;
     assert_int_equal(

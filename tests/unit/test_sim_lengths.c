@@ -58,7 +58,6 @@ static void test_short_answers_come_in(void **state)
                                    .seed = 1,
                                    .ttft_ms = 10000,
                                    .tbt_ms = TBT_MS,
-                                   .work_price = 1,
                                    .demand_price = 0.4,
                                    .life_ms = 10000,
                                    .lengths = learned != 0};

@@ -262,9 +262,9 @@ static bt_sched_verdict_t check_prefill_price(const struct bt_sched_params *c,
            left = objective - plan->first.queue_ms - req->waited_ms;
     double queue = BT_MAX(plan->first.queue_ms - BT_SCHED_BURST_MS, 0),
            free = BT_MAX(1 - queue / objective, 0);
-    double most = c->price.work > 0 ? left * pow(free, c->price.work) : INFINITY;
+    double most = left * free;
     if (plan->first.prefill_ms > most) {
-        double share = pow(plan->first.prefill_ms / objective, 1 / (1 + c->price.work));
+        double share = sqrt(plan->first.prefill_ms / objective);
         return too_dear(r, long_prefill, plan->first.prefill_ms, most, objective * share - left);
     }
     if (s->demand == NULL || c->price.demand <= 0 || free >= 1) {

@@ -7,10 +7,13 @@
 #include "common/policy/sched/hot.h"
 #include "common/policy/sched/sched.h"
 
+#define BT_SCHED_COPY_USES 16 /* uses_per_copy of a conductor */
+
 struct bt_sched_copies {
     struct bt_hot hot;
-    double bytes_per_s, uses_per_copy; /* sched.replica_bytes_per_s and _uses; 0 bytes: none */
-    double budget, filled_ms;          /* bytes that may be spent, as of filled_ms */
+    double bytes_per_s;       /* sched.replica_bytes_per_s; 0: no copies */
+    double uses_per_copy;     /* within a minute */
+    double budget, filled_ms; /* bytes that may be spent, as of filled_ms */
 };
 
 /* The prompt of a request that was placed. */

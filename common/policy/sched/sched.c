@@ -390,7 +390,7 @@ static bool estimate_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     e->queue_ms = before > 0 ? before / left : 0;
     e->ttft_ms = BT_MAX(e->ttft_ms, e->queue_ms + e->prefill_ms);
     double free = 1 - e->queue_ms / j->c->late.wait_ms;
-    return before <= 0 || e->prefill_ms <= LATE_WORK_MS * pow(free, 1 + j->c->price.work);
+    return before <= 0 || e->prefill_ms <= LATE_WORK_MS * free * free;
 }
 
 /* The worker whose first token of a late prompt would come first. p: the worker that it would have

@@ -147,6 +147,14 @@ struct bt_sched_prior {
     uint32_t chunk_tokens;   /* tokens of a prefill step; 0: the whole prompt in one step */
 };
 
+/* Values of the parameters below. Simulations of whole traces chose them (docs/SIMULATION.md), and
+ * no operator could know better ones. A conductor uses them; baton-sim can change some. */
+#define BT_SCHED_FETCH_RATIO  1.5  /* place.fetch_ratio */
+#define BT_SCHED_WORK_WEIGHT  0.5  /* place.work_weight */
+#define BT_SCHED_DEMAND_PRICE 0.4  /* price.demand */
+#define BT_SCHED_STEP_SHARE   0.75 /* mixed.step_ms over the TBT objective, and mixed.pack_share */
+#define BT_SCHED_GAP_SHARE    0.95 /* mixed.gap_ms over it */
+
 /* How workers are compared. */
 struct bt_sched_place {
     /* kvcache_balancing_threshold of Algorithm 1: a prefix is fetched if the longest match is at
@@ -156,11 +164,10 @@ struct bt_sched_place {
     double work_weight; /* baton: weight of the worker's time that later requests lose */
 };
 
-/* Admission priced: exponents. */
+/* Admission priced. */
 struct bt_sched_price {
-    double work;   /* how fast a queue lowers the longest admitted prefill; 0: no effect */
-    double demand; /* how fast a queue, or full decode workers, lower the admitted share of the
-                      stage's demand, the smallest requests first; 0: no effect */
+    double demand; /* exponent: how fast a queue, or full decode workers, lower the admitted share
+                      of the stage's demand, the smallest requests first; 0: no effect */
 };
 
 /* baton: prompts beside rows at decode workers. */
@@ -355,7 +362,7 @@ extern const struct bt_sched_admission bt_sched_admit_early;
 extern const struct bt_sched_admission bt_sched_admit_predict;
 
 /* As predict, and a queue has a price (docs/SCHEDULING.md, "Admission"). The longer the queue of
- * prefills is, the shorter a prefill must be: it may take (1 - queue / objective)^work_price of the
+ * prefills is, the shorter a prefill must be: it may take (1 - queue / objective) of the
  * time that is left until the objective. A queue of less than a second is a burst and has no price.
  * If all prefills are short compared with the objective, this limit acts too late. So only the
  * share (1 - queue / objective)^demand_price of the demand (snapshot.demand) is admitted, the
