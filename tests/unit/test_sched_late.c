@@ -107,11 +107,11 @@ static void test_late(void **state)
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_false(plan.background);
     assert_float_equal(plan.first.ms, 1000, 1);
-    /* The longer it would wait the shorter it must be: (1 - 6 / 20)^2 of 10 s. */
-    x.req.n_tokens = 4899;
+    /* The longer it would wait the shorter it must be: (1 - 6 / 20)^2 of 20 s. */
+    x.req.n_tokens = 9799;
     assert_int_equal(DECIDE(), BT_SCHED_PLANNED);
     assert_true(plan.background && plan.at.prefill == 2);
-    x.req.n_tokens = 4901;
+    x.req.n_tokens = 9801;
     assert_int_equal(DECIDE(), BT_SCHED_OVERLOADED);
     x.w[3].queue.late_ms = 0; /* where nobody waits it may be as long as it is */
     x.req.n_tokens = 50000;

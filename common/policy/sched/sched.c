@@ -348,9 +348,6 @@ static void finish_plan(const struct bt_sched_job *j, uint32_t p, uint32_t d,
 
 /* ---- late ---- */
 
-/* A late prompt behind which others wait takes at most this time. */
-#define LATE_WORK_MS 10000.0
-
 /* The share of prefill workers' time that is left for late work, because prompts in time go first;
  * from the recently admitted work. 0: nothing is left. */
 static double share_left(const struct bt_sched_job *j)
@@ -390,7 +387,7 @@ static bool estimate_late(const struct bt_sched_job *j, uint32_t p, uint32_t d,
     e->queue_ms = before > 0 ? before / left : 0;
     e->ttft_ms = BT_MAX(e->ttft_ms, e->queue_ms + e->prefill_ms);
     double free = 1 - e->queue_ms / j->c->late.wait_ms;
-    return before <= 0 || e->prefill_ms <= LATE_WORK_MS * free * free;
+    return before <= 0 || e->prefill_ms <= j->c->late.wait_ms * free * free;
 }
 
 /* The worker whose first token of a late prompt would come first. p: the worker that it would have
