@@ -11,7 +11,7 @@
 #include "common/grammar/grammar_priv.h"
 
 #define IN_USE_MAX   4        /* grammars in use may have this many times the memory of a cache */
-#define COMPILE_WORK 5000000u /* work of one compilation; about 100 ms for the slowest specs */
+#define COMPILE_WORK 4000000u /* work of one compilation; about 100 ms for the slowest specs */
 
 static bt_status_t build(struct bt_program *p, const struct bt_grammar_spec *spec, bt_node_t *start,
                          char *err, size_t err_cap)

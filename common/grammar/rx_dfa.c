@@ -5,6 +5,7 @@
 #include "common/grammar/rx_priv.h"
 
 #define DEPTH_MAX    600u
+#define FEW_PAIRS    1024u  /* of classes, for which refine has a table */
 #define ALIVE_STATES 20000u /* states that a proof may visit */
 
 /* ---- partitions ---- */
@@ -15,6 +16,17 @@ static uint32_t refine(uint8_t map[256], uint32_t n, const uint8_t by[256], uint
 {
     if (by_n == 1) {
         return n;
+    }
+    if (n * by_n <= FEW_PAIRS) {
+        uint16_t of[FEW_PAIRS]; /* by pair of classes: 1 + the new class */
+        uint16_t k = 0;
+        memset(of, 0, n * by_n * sizeof(of[0]));
+        for (uint32_t i = 0; i < 256; i++) {
+            uint16_t *class = &of[map[i] * by_n + by[i]];
+            *class = *class != 0 ? *class : ++k;
+            map[i] = (uint8_t)(*class - 1);
+        }
+        return k;
     }
     uint16_t key[512], val[512]; /* pairs of classes; open addressing */
     memset(key, 0xFF, sizeof(key));
@@ -45,9 +57,9 @@ static struct bt_rx_part *intern_part(struct bt_rx_set *s, const uint8_t map[256
         h = (h ^ w) * 0xD6E8FEB86659FD93u;
         h ^= h >> 32;
     }
-    uint32_t *head = &s->part_heads[h & 255];
+    uint32_t *head = &s->part_heads[h % BT_ARRAY_LEN(s->part_heads)];
     for (uint32_t i = *head; i != UINT32_MAX; i = s->parts[i]->next) {
-        if (memcmp(s->parts[i]->map, map, 256) == 0) {
+        if (s->parts[i]->hash == h && memcmp(s->parts[i]->map, map, 256) == 0) {
             return s->parts[i];
         }
     }
@@ -63,6 +75,7 @@ static struct bt_rx_part *intern_part(struct bt_rx_set *s, const uint8_t map[256
         p->rep[map[i - 1]] = (uint8_t)(i - 1);
     }
     p->n = n;
+    p->hash = h;
     p->id = s->n_parts;
     p->next = *head;
     *head = s->n_parts;

@@ -47,6 +47,7 @@ struct bt_rx_part { /* a partition of the bytes; equal partitions exist once */
     uint8_t map[256];
     uint8_t rep[256]; /* one byte of each class */
     uint32_t n, id, next;
+    uint64_t hash; /* of map and n */
 };
 struct bt_rx_row {
     const uint8_t *map; /* the map of the node's partition */
@@ -98,7 +99,7 @@ struct bt_rx_set {
     struct bt_rx_search search;
     struct bt_rx_part **parts;
     uint32_t n_parts, parts_cap;
-    uint32_t part_heads[256];
+    uint32_t part_heads[1024];
     char *chunk; /* rows and partitions are in chunks, which never move */
     size_t chunk_left, chunk_bytes;
     void **chunks;
