@@ -2,6 +2,7 @@
 import base64
 import contextlib
 import ctypes
+import glob
 import http.server
 import json
 import os
@@ -14,7 +15,6 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 
 import pytest
 
@@ -25,7 +25,7 @@ MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-llama-6m")
 
 
 def doctor(*args):
-    p = subprocess.run([CTL, "doctor", *args, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    p = subprocess.run([CTL, "doctor", *args, "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
     return p.returncode, json.loads(p.stdout), p.stderr
 
 
@@ -92,9 +92,9 @@ def test_values_are_printed_as_they_are_in_force(tmp_path):
 def test_a_bundle_says_much_and_gives_no_prompt_away(cluster, tmp_path):
     secret = "Rosencrantz keeps the treasure under the willow"
     answer = cluster.complete(secret, max_tokens=8)["choices"][0]["text"]
-    archive = tmp_path / "b:undle.tar.gz"
+    archive, before = tmp_path / "b:undle.tar.gz", set(glob.glob("/tmp/batonctl-*"))
     p = subprocess.run([CTL, "--dir", cluster.state_dir, "debug", "--file", str(archive)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                       text=True, timeout=120)
+                       text=True, timeout=300)
     assert p.returncode == 0 and p.stdout.strip() == str(archive), p.stderr
     assert os.stat(archive).st_mode & 0o077 == 0
     with tarfile.open(archive) as t:
@@ -109,13 +109,20 @@ def test_a_bundle_says_much_and_gives_no_prompt_away(cluster, tmp_path):
     assert any(f.startswith("log-") and "ev=ready" in text for f, text in files.items())
     for text in files.values():
         assert secret not in text and "willow" not in text and (len(answer.strip()) < 8 or answer.strip() not in text)
-    left = [f for f in os.listdir("/tmp") if f.startswith("batonctl-")]
-    assert not [f for f in left if os.stat("/tmp/" + f).st_mtime > archive.stat().st_mtime - 60 and os.listdir("/tmp/" + f)]
+    # It leaves no folder behind. One that goes away was another batonctl's.
+    wait_for(lambda: not any(contents(f) for f in set(glob.glob("/tmp/batonctl-*")) - before), 60, "its folder is gone")
+
+
+def contents(folder):
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
 
 
 def test_a_bundle_that_cannot_be_written(cluster, tmp_path):
     p = subprocess.run([CTL, "--dir", cluster.state_dir, "debug", "--file", str(tmp_path / "none" / "x.tar.gz")],
-                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
     assert p.returncode == 1 and p.stdout == "" and "was not written" in p.stderr and "No such file" in p.stderr
 
 
@@ -125,7 +132,7 @@ def test_a_bundle_is_always_a_new_file(cluster, tmp_path):
     mine.write_text("precious")
     link.symlink_to(mine)
     p = subprocess.run([CTL, "--dir", cluster.state_dir, "debug", "--file", str(link)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                       text=True, timeout=120)
+                       text=True, timeout=300)
     assert p.returncode == 1 and p.stdout == "" and "it exists" in p.stderr and mine.read_text() == "precious"
 
 
@@ -142,31 +149,51 @@ def run_as(uid, program, argv, environ):
     sys.exit(1)
 
 
+def full_pipe():
+    """(end to read, end to write) of a pipe in which there is no room."""
+    out, to = os.pipe()
+    os.set_blocking(to, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(to, b"x" * 4096)
+    os.set_blocking(to, True)
+    return out, to
+
+
 @contextlib.contextmanager
-def a_daemon_of(uid, kind, argv, environ):
-    """A process of a daemon's program beside a batonctl, with any user, arguments (DIR: the folder) and environment. A pipe without
-    a writer as its configuration keeps it alive. Yields the folder and the process."""
+def a_daemon_of(uid, environ):
+    """A process of a kvstore's program beside a batonctl, with any user and environment. It lives because nobody reads what it
+    prints. Then the program is replaced by one that writes down how it was called, in the file `called`. Yields the folder and
+    the process."""
     with tempfile.TemporaryDirectory(prefix="baton-doctor-") as d:
         os.chmod(d, 0o755)
-        program = os.path.join(d, f"baton-{kind}")
-        for name in ("batonctl", f"baton-{kind}"):
+        program = os.path.join(d, "baton-kvstore")
+        for name in ("batonctl", "baton-kvstore"):
             shutil.copy(os.path.join(os.path.dirname(CTL), name), d)
-        os.mkfifo(os.path.join(d, "fifo"))
-        os.chmod(os.path.join(d, "fifo"), 0o644)
         os.symlink(os.path.join(os.path.dirname(os.path.dirname(CTL)), "lib"), os.path.join(d, "lib"))
-        argv = [a.replace("DIR", d) for a in argv]
+        pipe = full_pipe()
         pid = os.fork()
         if pid == 0:
-            run_as(uid, program, [program, *argv], environ)
+            os.dup2(pipe[1], 1)
+            run_as(uid, program, [program, "--print-example"], environ)
         try:
-            until = time.monotonic() + 20
-            while os.readlink(f"/proc/{pid}/exe") != program:
-                assert time.monotonic() < until
-                time.sleep(0.02)
+            wait_for(lambda: os.readlink(f"/proc/{pid}/exe") == program, 60, "the program runs")
+            os.unlink(program)
+            with open(program, "w") as f:
+                f.write(f"#!/bin/sh\necho \"$@\" >>{d}/called\ntr '\\0' '\\n' </proc/$$/environ >>{d}/called\n")
+            os.chmod(program, 0o755)
             yield d, pid
         finally:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
+            for end in pipe:
+                os.close(end)
+
+
+def lines_of(path):
+    with contextlib.suppress(FileNotFoundError), open(path) as f:
+        return f.read().splitlines()
+    return []
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at processes of other users")
@@ -176,54 +203,39 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at pr
 @pytest.mark.parametrize("environ", [["BATON_x/run"], ["BATON_NODE_ID=a"]])
 def test_root_runs_nothing_that_another_user_names(environ):
     """Any user can run a daemon's program, with any arguments and any texts in place of its environment."""
-    with a_daemon_of(65534, "kvstore", ["--config", "DIR/fifo"], environ) as (d, pid):
+    with a_daemon_of(65534, environ) as (d, pid):
         os.mkdir(os.path.join(d, "BATON_x"))
         bait = os.path.join(d, "BATON_x", "run")
         with open(bait, "w") as f:
             f.write(f"#!/bin/sh\nid -u >>{d}/ran\n")
         os.chmod(bait, 0o755)
-        from_s = time.monotonic()
         p = subprocess.run([os.path.join(d, "batonctl"), "doctor", "--addr", "127.0.0.1:1", "-o", "json"], cwd=d, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, text=True, timeout=200)
-        assert not os.path.exists(os.path.join(d, "ran")), open(os.path.join(d, "ran")).read()
+                           stderr=subprocess.PIPE, text=True, timeout=300)
+        assert lines_of(f"{d}/ran") == [] and lines_of(f"{d}/called") == []
         said = [f for f in json.loads(p.stdout) if f["what"].startswith(f"kvstore[{pid}]")]
         assert [(f["level"], "user 65534" in f["text"]) for f in said] == [("note", True)] and "as that user" in said[0]["remedy"]
-        assert time.monotonic() - from_s < 30  # its fifo was not opened
 
 
 def test_the_environment_of_a_daemon_is_no_argument(tmp_path):
-    """Everybody can read the arguments of a process, but only its user the environment. The programs that batonctl finds in PATH
-    write down what they get."""
-    with a_daemon_of(os.geteuid(), "kvstore", ["--config", "DIR/fifo"], ["BATON_API_KEY=sk-hush", "BATON_NODE_ID=a"]) as (d, pid):
+    """Everybody can read the arguments of a process, but only its user the environment. The program env, if batonctl used it,
+    would write down what it gets."""
+    with a_daemon_of(os.geteuid(), ["BATON_API_KEY=sk-hush", "BATON_NODE_ID=a"]) as (d, _):
         fake = tmp_path / "env"
         fake.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said\n')
         fake.chmod(0o755)
-        program = os.path.join(d, "baton-kvstore")
-        p = subprocess.Popen([os.path.join(d, "batonctl"), "doctor", "--addr", "127.0.0.1:1"], stdout=subprocess.DEVNULL,
-                             stderr=subprocess.DEVNULL, env=dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}"))
-        try:
-            until, asked = time.monotonic() + 20, None
-            while asked is None and time.monotonic() < until and not (tmp_path / "said").exists():
-                time.sleep(0.02)
-                for c in filter(str.isdigit, os.listdir("/proc")):
-                    with contextlib.suppress(OSError):
-                        if int(c) != pid and os.readlink(f"/proc/{c}/exe") == program:
-                            with open(f"/proc/{c}/environ") as f:
-                                asked = f.read() or None
-            assert not (tmp_path / "said").exists(), (tmp_path / "said").read_text()
-            assert asked is not None and "BATON_API_KEY=sk-hush" in asked.split("\0")
-        finally:
-            with open(os.path.join(d, "fifo"), "w"):  # ends those that wait for it
-                pass
-            p.kill()
-            p.wait()
+        subprocess.run([os.path.join(d, "batonctl"), "doctor", "--addr", "127.0.0.1:1"], stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, env=dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}"), timeout=300)
+        called = lines_of(f"{d}/called")
+        assert lines_of(tmp_path / "said") == [] and called[0] == "--print-values --print-example", called
+        assert "BATON_API_KEY=sk-hush" in called and "BATON_NODE_ID=a" in called
+        assert not [line for line in called if line.startswith("--") and "hush" in line]
 
 
 def test_names_cannot_move_the_cursor(tmp_path):
     (tmp_path / "\x1b[2J").mkdir()
     (tmp_path / "kvstore.yaml").write_text(f"node: {{id: a}}\nmodel: {{path: {MODEL}}}\netcd: {{endpoints: ['127.0.0.1:1']}}\n"
                                            f'kvstore: {{slab_bytes: 9TiB, slab_path: "{tmp_path}/\\e[2J/slab"}}\n')
-    p = subprocess.run([CTL, "doctor", "--addr", "127.0.0.1:1", "--config", str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=120)
+    p = subprocess.run([CTL, "doctor", "--addr", "127.0.0.1:1", "--config", str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=300)
     assert "9TiB" in p.stdout and "/?[2J" in p.stdout and "\x1b" not in p.stdout
 
 
@@ -275,13 +287,13 @@ def test_a_bundle_of_a_cluster_with_https_and_keys(tmp_path):
         mine.write_bytes(made.stdout)
         mine.chmod(0o600)
         ask = [CTL, "--dir", c.state_dir, "--key-file", str(mine)]
-        wait_for(lambda: subprocess.run(ask + ["status"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0, 15,
+        wait_for(lambda: subprocess.run(ask + ["status"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0, 60,
                  "the key is known")
         archive = tmp_path / "b.tar.gz"
         with a_false_conductor(c.state_dir) as trap:
-            wait_for(lambda: "false" in subprocess.run(ask + ["nodes"], stdout=subprocess.PIPE, text=True).stdout, 15, "its record is known")
+            wait_for(lambda: "false" in subprocess.run(ask + ["nodes"], stdout=subprocess.PIPE, text=True).stdout, 60, "its record is known")
             subprocess.run(ask + ["debug", "--file", str(archive)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                           timeout=120)
+                           timeout=300)
         assert trap.heard and not [h for h in trap.heard if "Authorization" in h]
         with tarfile.open(archive) as t:
             files = {os.path.basename(m.name): t.extractfile(m).read().decode() for m in t.getmembers() if m.isfile()}
