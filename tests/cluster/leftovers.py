@@ -22,19 +22,20 @@ def usage_of(cluster):
     return out
 
 
+def quiet_usage(cluster):
+    """usage_of(), or None while anything is leased or written."""
+    now = usage_of(cluster)
+    return now if all(u.get("leases", 0) == 0 and u.get("writing", 0) == 0 for u in now.values()) else None
+
+
 def settled(cluster):
-    """usage_of() once no lease is held."""
-    wait_for(lambda: all(u.get("leases", 0) == 0 for u in usage_of(cluster).values()), 10, "no leases")
-    return usage_of(cluster)
+    """usage_of() once nothing is leased or written any more."""
+    return wait_for(lambda: quiet_usage(cluster), 30, "no lease and no WRITING slot")
 
 
 def assert_nothing_left(cluster, before, rss):
     """No lease, no WRITING slot, no fd and at most `rss` bytes a daemon more than `before`."""
-    def quiet():
-        now = usage_of(cluster)
-        return now if all(u.get("leases", 0) == 0 and u.get("writing", 0) == 0 for u in now.values()) else None
-
-    for key, u in wait_for(quiet, 30, "no lease and no WRITING slot").items():
+    for key, u in settled(cluster).items():
         assert u["fds"] <= before[key]["fds"] + 2, (key, before[key], u)
         if not sanitizer.KIND:  # a sanitizer keeps what is freed
             assert u["rss"] <= before[key]["rss"] + rss, (key, before[key], u)

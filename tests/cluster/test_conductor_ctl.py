@@ -13,12 +13,14 @@ import threading
 import pytest
 
 from conftest import CTL, wait_for
+from restarts import SLOW_MS
+from sanitizer import PATIENCE
 
 
 def ctl(*args, env=None):
     e = {k: v for k, v in os.environ.items() if k not in ("BATON_ADDR", "XDG_RUNTIME_DIR")}
     e.update(env or {})
-    p = subprocess.run([CTL, *args], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30)
+    p = subprocess.run([CTL, *args], env=e, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60 * PATIENCE)
     return p.returncode, p.stdout.decode(), p.stderr.decode()
 
 
@@ -80,7 +82,7 @@ def test_blocks(cluster, addr):
     r = cluster.complete(prompt, max_tokens=2)
     full = r["usage"]["prompt_tokens"] // 16
     assert full >= 3
-    now = wait_for(lambda: (lambda b: b if b["blocks"] >= before + full else None)(count()), 5,
+    now = wait_for(lambda: (lambda b: b if b["blocks"] >= before + full else None)(count()), 30,
                    "the prompt's blocks are in the index")
     assert now["block_tokens"] == 16
     assert now["replicas"] >= now["blocks"] == len(now["list"])
@@ -97,7 +99,7 @@ def test_blocks(cluster, addr):
 def test_a_full_standard_output_is_no_success(cluster, addr):
     for args in (("status",), ("nodes", "-o", "json"), ("pins",), ("help",), ("--version",)):
         with open("/dev/full", "wb") as full:
-            p = subprocess.run([CTL, "--addr", addr, *args], stdout=full, stderr=subprocess.PIPE, timeout=30)
+            p = subprocess.run([CTL, "--addr", addr, *args], stdout=full, stderr=subprocess.PIPE, timeout=60 * PATIENCE)
         assert p.returncode == 1 and p.stderr == b"batonctl: standard output: No space left on device\n", (args, p)
 
 
@@ -132,6 +134,14 @@ def test_unreachable(cluster):
     assert rc == 1 and out == "" and "not a conductor" in err
 
 
+@pytest.fixture
+def slow(cluster):
+    """Steps take longer: streams of some hundred tokens run for longer than anything that is done to them."""
+    cluster.pace(SLOW_MS)
+    yield
+    cluster.pace(0)
+
+
 def running(cluster, n_events, max_tokens):
     """A stream that has given n_events; (its generator, the events)."""
     s = cluster.stream("/v1/completions", {"prompt": "GLOUCESTER:\nNow is the winter", "temperature": 0,
@@ -143,8 +153,8 @@ def text_of(events):
     return "".join(c["text"] for e in events if e != "[DONE]" for c in e["choices"])
 
 
-def test_requests_and_explain(cluster, addr):
-    s, events = running(cluster, 3, 3000)
+def test_requests_and_explain(cluster, addr, slow):
+    s, events = running(cluster, 3, 1000)
     rc, out, err = ctl("--addr", addr, "requests", "-o", "json")
     assert (rc, err) == (0, "")
     mine = [r for r in json.loads(out) if r["id"] == events[0]["id"]]
@@ -161,7 +171,7 @@ def test_requests_and_explain(cluster, addr):
         assert chosen["prefill"]["worker"] == mine[0]["prefill"]
         assert chosen["decode"]["worker"] == mine[0]["decode"]
         assert chosen["prefill"]["ttft_ms"] >= 0 and chosen["decode"]["tbt_ms"] > 0
-    wait_for(lambda: json.loads(ctl("--addr", addr, "explain", mine[0]["req"], "-o", "json")[1])["outcome"], 10, "it is over")
+    wait_for(lambda: json.loads(ctl("--addr", addr, "explain", mine[0]["req"], "-o", "json")[1])["outcome"], 30, "it is over")
     e = json.loads(ctl("--addr", addr, "explain", mine[0]["req"], "-o", "json")[1])
     assert e["again"] is None and "client" in e["outcome"]["error"]
     assert e["outcome"]["tokens"] >= 3 and e["outcome"]["ttft_ms"] > 0  # as far as it came
@@ -176,15 +186,16 @@ def test_requests_and_explain(cluster, addr):
     rc, out, err = ctl("--addr", addr, "explain", "cmpl-nobody")
     assert rc == 1 and out == "" and "cmpl-nobody" in err
     # A finished request is not listed any more.
-    wait_for(lambda: events[0]["id"] not in ctl("--addr", addr, "requests")[1], 10, "it is over")
+    wait_for(lambda: events[0]["id"] not in ctl("--addr", addr, "requests")[1], 30, "it is over")
 
 
 def test_drain(cluster, addr):
-    s, events = running(cluster, 1, 2500)
+    s, events = running(cluster, 1, 300)
     want = text_of(events + list(s))
     rc, out, err = ctl("--addr", addr, "drain", "n7")
     assert rc == 1 and out == "" and "n7" in err and "n1" in err and "n2" in err
-    s, events = running(cluster, 100, 2500)
+    cluster.pace(SLOW_MS)
+    s, events = running(cluster, 10, 300)
     try:
         rc, out, err = ctl("--addr", addr, "drain", "n2", "-o", "json")
         assert rc == 1 and out == "" and "draining n2 would stop the last worker for decode" in err and "--force" in err, err
@@ -201,7 +212,8 @@ def test_drain(cluster, addr):
             return [r for r in rows if r["id"] == events[0]["id"] and r["epoch"] == 2
                     and "n2" not in r["prefill"] + r["decode"]]
 
-        wait_for(moved, 10, "the stream has moved")
+        wait_for(moved, 30, "the stream has moved")
+        cluster.pace(0)
         rc, out, err = ctl("--addr", addr, "drain", "n1")
         assert rc == 1 and "new requests would get 503" in err, err
         rc, out, _ = ctl("--addr", addr, "drain", "n1", "--force")
@@ -212,7 +224,7 @@ def test_drain(cluster, addr):
         done = []
         t = threading.Thread(target=lambda: done.append(cluster.complete("x", 2)["usage"]["completion_tokens"]))
         t.start()
-        wait_for(lambda: [r for r in json.loads(ctl("--addr", addr, "requests", "-o", "json")[1]) if r["epoch"] == 0], 5,
+        wait_for(lambda: [r for r in json.loads(ctl("--addr", addr, "requests", "-o", "json")[1]) if r["epoch"] == 0], 30,
                  "the new request waits")
         assert not done
         assert ctl("--addr", addr, "undrain", "n1")[0] == 0
@@ -221,6 +233,7 @@ def test_drain(cluster, addr):
         events += list(s)  # what was under way has gone on meanwhile
         assert events[-1] == "[DONE]" and text_of(events) == want
     finally:
+        cluster.pace(0)
         s.close()
         for node in ("n1", "n2"):
             assert ctl("--addr", addr, "undrain", node)[0] == 0
@@ -281,7 +294,9 @@ def test_watch(cluster, addr):
     p = subprocess.Popen([CTL, "--addr", addr, "status", "--watch=0.1", "-o", "json"], stdout=subprocess.PIPE, text=True)
     decoder, text, docs = json.JSONDecoder(), "", []
     while len(docs) < 3:
-        text += p.stdout.readline()
+        line = p.stdout.readline()
+        assert line, "batonctl has ended"
+        text += line
         try:
             doc, end = decoder.raw_decode(text)
         except ValueError:
@@ -291,15 +306,15 @@ def test_watch(cluster, addr):
     p.send_signal(signal.SIGINT)
     p.stdout.read()
     p.stdout.close()
-    assert p.wait(10) == 0 and all(d["serving"] for d in docs)
+    assert p.wait(60 * PATIENCE) == 0 and all(d["serving"] for d in docs)
 
 
-def test_top(cluster, addr):
+def test_top(cluster, addr, slow):
     rc, out, err = ctl("--addr", addr, "top")  # no terminal: one picture
     names = {d["node"] for d in cluster.status()}
     assert (rc, err) == (0, "") and "serving yes" in out and "\033" not in out and all(n in out for n in names)
     # On a terminal: a picture each second, on a screen of its own, until q; a stream's tokens are seen to grow.
-    s, events = running(cluster, 1, 3000)
+    s, events = running(cluster, 1, 1000)
     main, side = pty.openpty()
     p = subprocess.Popen([CTL, "--addr", addr, "top", "--watch=0.2"], stdin=side, stdout=side, stderr=side)
     seen = b""
@@ -309,7 +324,7 @@ def test_top(cluster, addr):
         os.write(main, b"q")
         while b"\033[?1049l" not in seen:
             seen += os.read(main, 65536)
-        assert p.wait(10) == 0
+        assert p.wait(60 * PATIENCE) == 0
     finally:
         p.kill()
         os.close(main)
@@ -323,7 +338,7 @@ def test_top(cluster, addr):
 
 
 def test_a_worker_that_loads_says_how_far_it_is(cluster, addr, tmp_path):
-    """A model of another size than the cluster's: it takes seconds to load."""
+    """A model of another size than the cluster's: it takes seconds to load, and stands still while somebody looks."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     shutil.copy(os.path.join(root, "deploy/shapes/GPT-2/config.json"), tmp_path)
     for name in "tokenizer.json", "tokenizer_config.json":
@@ -334,18 +349,27 @@ def test_a_worker_that_loads_says_how_far_it_is(cluster, addr, tmp_path):
                               "--set", "worker.index=7", "--set", "engine.mem=64MiB", "--set", f"model.path={tmp_path}",
                               "--set", "model.load_format=dummy"], stdout=log, stderr=log)
 
+    def stopped(ask):
+        os.kill(p.pid, signal.SIGSTOP)
+        try:
+            return ask()
+        finally:
+            os.kill(p.pid, signal.SIGCONT)
+
     def starting():
         return [s for s in json.loads(ctl("--addr", addr, "status", "-o", "json")[1])["starting"] if s["name"].endswith("-7")]
 
     try:
-        seen = wait_for(lambda: (lambda s: s if s and s[0]["what"] == "weights" and s[0]["percent"] > 0 else None)(starting()), 30,
-                        "it loads", every_s=0.02)
-        assert seen[0]["kind"] == "decode" and seen[0]["http"].startswith("127.0.0.1:")
-        rc, out, _ = ctl("--addr", addr, "nodes")
-        assert rc == 0 and re.search(r"^STARTING +NAME", out, re.M) and seen[0]["name"] in out
+        def loads():
+            s = starting()
+            return s and s[0]["what"] == "weights" and s[0]["percent"] > 0 and (s[0], ctl("--addr", addr, "nodes"))
+
+        seen, (rc, out, _) = wait_for(lambda: stopped(loads), 60, "it loads", every_s=0.02)
+        assert seen["kind"] == "decode" and seen["http"].startswith("127.0.0.1:")
+        assert rc == 0 and re.search(r"^STARTING +NAME", out, re.M) and seen["name"] in out
         p.terminate()
-        p.wait(20)
-        wait_for(lambda: not starting(), 5, "its record is gone")
+        p.wait(60 * PATIENCE)
+        wait_for(lambda: not starting(), 30, "its record is gone")
     finally:
         p.kill()
         p.wait()

@@ -46,7 +46,7 @@ def test_prompt_larger_than_the_slab(make_cluster):
     same(got, want[0])
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     # Its beginning is in the pool: half of what the slab has.
-    wait_for(lambda: quiet(c), 20, "all is given back")
+    wait_for(lambda: quiet(c), 30, "all is given back")
     got, usage = ask(c, prompt)
     same(got, want[0])
     cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -57,7 +57,7 @@ def test_prompt_larger_than_the_slab(make_cluster):
     # Others go apart as before, and find room.
     text, _ = ask(c, ids(3, 300))
     same(text, ask(large, ids(3, 300))[0])
-    wait_for(lambda: quiet(c), 20, "all is given back")
+    wait_for(lambda: quiet(c), 30, "all is given back")
 
 
 def test_prompt_larger_than_the_pages(make_cluster):

@@ -58,7 +58,7 @@ def test_hostile_answers(make_cluster):
     assert resident(conductor["pid"]) - before < 128e6 or sanitizer.PATIENCE > 1
     for s in silent:
         s.close()
-    wait_for(lambda: quiet(c.metrics("conductor")), 20, "what they held is free")
+    wait_for(lambda: quiet(c.metrics("conductor")), 30, "what they held is free")
 
     # What could never be answered is refused before any work.
     status, _, body = c.request("POST", "/v1/completions", {"prompt": [[5] * 8000] * 80, **ECHO, "n": 1})
@@ -78,4 +78,6 @@ def test_hostile_answers(make_cluster):
     if sanitizer.PATIENCE == 1:
         ticks = 'baton_loop_tick_seconds_bucket{clock="cpu",le="%s"}'
         longest = m['baton_loop_tick_longest_seconds{clock="cpu"}']
-        assert m[ticks % TICK_S] == m[ticks % "+Inf"], f"a turn of the loop took {longest} s"
+        # A turn that is too long is so for each of the answers: one may have met a page fault or an interrupt.
+        n = m[ticks % "+Inf"] - m[ticks % TICK_S]
+        assert n <= 1, f"{n:.0f} turns of the loop took {TICK_S} s or more, the longest {longest} s"

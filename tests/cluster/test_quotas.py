@@ -85,7 +85,7 @@ def test_a_flood_leaves_what_others_have(make, tmp_path):
     # Whose blocks they are outlives the kvstore.
     before = p.has("acme")
     p.r.start_again(p.r.kill("kvstore", "n1"))
-    wait_for(lambda: p.has("acme") == before, 20, "its blocks are its own again")
+    wait_for(lambda: p.has("acme") == before, 30, "its blocks are its own again")
     p.flood("globex", 2 * p.slots)
     assert p.ask("acme", mine) == WHOLE
 
@@ -100,7 +100,7 @@ def test_pins_know_tenants(make, tmp_path):
     pin = p.r.ctl(*what, "--tenant", "acme")
     assert p.r.ctl(*what, "--api-key-file", str(tmp_path / "key"))["id"] == pin["id"]
     assert pin["tenant"] == "acme"
-    wait_for(lambda: p.metrics()['baton_pool_pinned_blocks{tier="slab"}'] == pin["blocks"], 10, "it is protected")
+    wait_for(lambda: p.metrics()['baton_pool_pinned_blocks{tier="slab"}'] == pin["blocks"], 30, "it is protected")
     (tmp_path / "key").write_text(KEYS["other"])  # without tenant= a key is a tenant of its own, and another cache
     other = p.r.ctl(*what, "--api-key-file", str(tmp_path / "key"))
     assert other["id"] != pin["id"] and len(other["tenant"]) == 32
@@ -116,8 +116,8 @@ def test_on_the_ssd(make, tmp_path):
     mine = ids("of acme")
     for _ in range(3):  # a busy disk takes at the next use what it has left out
         p.ask("acme", mine)
-        wait_for(lambda: p.metrics()["baton_ssd_backlog"] == 0, 20, "the disk has taken what it was given")
-    wait_for(lambda: p.has("acme", "ssd") >= WHOLE // BLOCK, 20, "all of it is on the SSD")
+        wait_for(lambda: p.metrics()["baton_ssd_backlog"] == 0, 30, "the disk has taken what it was given")
+    wait_for(lambda: p.has("acme", "ssd") >= WHOLE // BLOCK, 30, "all of it is on the SSD")
     gone = p.metrics()["baton_ssd_blocks_evicted_total"]
     while p.metrics()["baton_ssd_blocks_evicted_total"] - gone < 2 * p.metrics()["baton_ssd_slots"]:
         p.flood("globex", p.slots)

@@ -28,28 +28,28 @@ def test_a_copy_comes_before_its_need(make_cluster):
     blocks = first["usage"]["prompt_tokens"] // 16
     assert blocks >= 6
     want = first["choices"][0]["text"]
-    wait_for(lambda: metric(c, "baton_index_blocks") >= blocks, 10, "the prompt's blocks are known")
+    wait_for(lambda: metric(c, "baton_index_blocks") >= blocks, 30, "the prompt's blocks are known")
 
     def prefill_nodes():
         """Of the nodes with a prefill worker, how many have all of the prompt."""
         names = {"kvstore-" + d["node"] for d in c.status() if d["daemon"] == "prefill"}
         return [n for n in names if sum(n in h for h in holders(c)) >= blocks]
 
-    at = wait_for(prefill_nodes, 10, "all of them")
+    at = wait_for(prefill_nodes, 30, "all of them")
     assert len(at) == 1
     for _ in range(2):
         assert c.complete(PROMPT, 16)["choices"][0]["text"] == want
     assert metric(c, "baton_replicas_started_total") == 0  # not hot yet
     for _ in range(18):  # a copy comes with the 16th use within a minute
         assert c.complete(PROMPT, 16)["choices"][0]["text"] == want
-    wait_for(lambda: len(prefill_nodes()) == 2, 20, "the other prefill node has it")
+    wait_for(lambda: len(prefill_nodes()) == 2, 30, "the other prefill node has it")
     assert metric(c, "baton_replicas_started_total") >= 1
-    wait_for(lambda: metric(c, "baton_replica_blocks_total") >= blocks - 1, 10, "the kvstore has said so")
+    wait_for(lambda: metric(c, "baton_replica_blocks_total") >= blocks - 1, 30, "the kvstore has said so")
     # The node that computed it dies: the copy serves, nothing of it is computed again.
     for d in c.status():
         if d["daemon"] in ("prefill", "kvstore") and "kvstore-" + d["node"] == at[0]:
             os.kill(d["pid"], signal.SIGKILL)
-    wait_for(lambda: metric(c, 'baton_sessions_up{kind="worker"}') == 2, 20, "the worker is missed")
+    wait_for(lambda: metric(c, 'baton_sessions_up{kind="worker"}') == 2, 30, "the worker is missed")
     again = c.complete(PROMPT, 16)
     assert again["choices"][0]["text"] == want
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16 * (blocks - 1)

@@ -5,6 +5,7 @@ import time
 
 from conftest import CTL, wait_for
 from restarts import Restarts
+from sanitizer import PATIENCE
 
 
 def log(r, name):
@@ -25,7 +26,7 @@ def test_a_killed_daemon_takes_its_name_over():
             said = log(r, old["name"])
             assert "ev=member_name_taken_over" in said, said[-2000:]
             assert "wait_ms=" not in said, said[-2000:]
-        wait_for(lambda: len([m for m in r.members() if m["session_up"]]) >= 3, 20, "all are met again")
+        wait_for(lambda: len([m for m in r.members() if m["session_up"]]) >= 3, 30, "all are met again")
         assert r.c.complete("To be", max_tokens=4)["choices"] == text
     finally:
         r.stop()
@@ -46,7 +47,7 @@ def test_another_served_name_is_told():
         assert r.c.complete("To be", max_tokens=4)["usage"]["completion_tokens"] == 4
         status = r.ctl("status")["misnamed"]
         assert [(x["kind"], x["model"]) for x in status] == [("decode", "Shop")]
-        p = subprocess.run([CTL, "--addr", r.addr, "status"], stdout=subprocess.PIPE, text=True, timeout=20, check=True)
+        p = subprocess.run([CTL, "--addr", r.addr, "status"], stdout=subprocess.PIPE, text=True, timeout=60 * PATIENCE, check=True)
         assert "1 member has another name for the model; give all the same model.served_name" in p.stdout
         assert f"decode {m['name']} on n1: Shop" in p.stdout
     finally:

@@ -60,13 +60,9 @@ def sampled(c, worker_name, what):
     return sum(v for k, v in m.items() if k.startswith(what))
 
 
-def replans(c):
-    """The conductor's lines about requests that it planned again."""
-    with open(os.path.join(c.state_dir, "logs", "conductor.log"), errors="replace") as f:
-        lines = [line.strip() for line in f if "ev=request_replan " in line]
-    m = c.metrics("conductor")
-    assert len(lines) == sum(v for k, v in m.items() if k.startswith("baton_requests_replanned_total"))
-    return lines
+def failed_plans(c):
+    """Why requests were planned again, other than for a daemon that this machine did not run for two seconds: it is lost."""
+    return [why for why in c.replans() if "was lost" not in why]
 
 
 def test_under_load_no_request_fails_and_no_token_differs(four):
@@ -90,6 +86,7 @@ def test_under_load_no_request_fails_and_no_token_differs(four):
             served[0] += 1
 
     threads = [threading.Thread(target=client, args=(i,)) for i in range(4)]
+    c.pace(5)  # the load leaves CPU to others
     for t in threads:
         t.start()
     try:
@@ -119,17 +116,15 @@ def test_under_load_no_request_fails_and_no_token_differs(four):
         stop.set()
         for t in threads:
             t.join(120 * PATIENCE)
+        c.pace(0)
     assert not wrong, wrong[:3]
-    # A daemon that this machine did not let say a word for two seconds is lost, which is not what this is about; everybody
-    # still lives, and nothing was planned again for another reason.
-    assert {d["pid"] for d in c.status()} == pids
-    assert not [why for why in replans(c) if "was lost" not in why], replans(c)
+    assert {d["pid"] for d in c.status()} == pids  # everybody still lives
+    assert not failed_plans(c), failed_plans(c)
 
 
-def test_a_long_answer_moves_behind_its_tokens(make_cluster, monkeypatch):
-    """7,000 tokens take seven seconds at least, however fast the machine is; what comes once the worker is left is the same as
+def test_a_long_answer_moves_behind_its_tokens(make_cluster):
+    """7,000 tokens take two minutes at least, however fast the machine is; what comes once the worker is left is the same as
     elsewhere, and then the client goes."""
-    monkeypatch.setenv("BATON_NULL_PACE", "1000,0")
     c = make_cluster("--prefill", "1", "--decode", "2", "--set", "conductor.sched.role_move_ms=0", "--set",
                      "prefill.engine.device=null", "--set", "decode.engine.device=null")
     body = {"prompt": PROMPT, "max_tokens": 7000, "temperature": 0, "ignore_eos": True}
@@ -146,6 +141,7 @@ def test_a_long_answer_moves_behind_its_tokens(make_cluster, monkeypatch):
                 break
         stream.close()
 
+    c.pace(20)
     t = threading.Thread(target=read)
     t.start()
     wait_for(lambda: len(got) > 10 or bad, 30, "it streams")
@@ -158,9 +154,10 @@ def test_a_long_answer_moves_behind_its_tokens(make_cluster, monkeypatch):
     assert not bad, "it has left the worker, not ended there"
     m = c.metrics("conductor")
     assert m["baton_requests_moved_total"] >= 1
-    assert sum(v for k, v in m.items() if k.startswith("baton_requests_replanned_total")) == 0
+    assert not failed_plans(c), failed_plans(c)
     moved.append(len(got))
     t.join(60 * PATIENCE)
+    c.pace(0)
     assert not t.is_alive() and not bad, bad
     text, want, n = "".join(got), "", len(got)
     while len(want) < len(text) and n < 7000:  # an event has one token or, from a busy worker, several
@@ -178,7 +175,7 @@ def test_two_commands_at_once_cannot_take_the_last_two(four):
         for t in threads:
             t.start()
         for t in threads:
-            t.join()
+            t.join(120 * PATIENCE)
         assert sorted(rc for rc, _, _ in out.values()) == [0, 1], out
         assert any("is the last worker for decode" in err for _, _, err in out.values()), out
         for n in names(c, "decode"):
@@ -196,7 +193,7 @@ def test_two_drains_at_once_cannot_take_both_nodes(four):
         for t in threads:
             t.start()
         for t in threads:
-            t.join()
+            t.join(120 * PATIENCE)
         assert sorted(rc for rc, _, _ in out.values()) == [0, 1], out
         assert any("new requests would get 503" in err for _, _, err in out.values()), out
     finally:
@@ -256,7 +253,7 @@ def test_the_role_outlives_conductor_and_worker(restarts):
     def offers(what):
         return scrape(m["http"])[f'baton_worker_role{{role="{what}"}}'] == 1
 
-    wait_for(lambda: offers("decode") and not offers("prefill"), 20, "it follows etcd, not the conductor")
+    wait_for(lambda: offers("decode") and not offers("prefill"), 30, "it follows etcd, not the conductor")
     argv, env, cwd = restarts.args["conductor", conductor["name"]]
     # Ports of its own: the old ones may have been given to another process meanwhile.
     again = restarts.spawn([*argv, "--set", "rpc.listen=127.0.0.1:0", "--set", "conductor.http.listen=127.0.0.1:0"], env, cwd,
