@@ -26,7 +26,8 @@ enum {
      * above the slowest answer of a working disk under this queue; requests do not wait for it. */
     BT_KVSTORE_SSD_STALL_MS = 5000
 };
-/* What comes to the SSD has been used twice, which leaves a better policy nothing to tell apart. */
+/* Every block on the SSD has been used twice already, so a better policy has nothing to distinguish
+ * blocks by. */
 #define BT_KVSTORE_SSD_EVICTION "lru"
 
 struct bt_kvstore_conf {

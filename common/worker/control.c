@@ -15,7 +15,7 @@
 #include "common/log/log.h"
 #include "common/loop/notify.h"
 
-#define DRAIN_MS    50 /* between two looks whether all is done; nobody waits for a look */
+#define DRAIN_MS    50 /* time between two checks whether all is done; nothing waits for a check */
 #define ENDING_NS   2000000000ull /* for cancelled requests to become quiet */
 #define FLUSH_TURNS 10            /* of 5 ms: the last messages get that long to leave */
 /* For a conductor that is behind. Tokens for the others wait meanwhile: their clients see one slow
@@ -561,7 +561,7 @@ static void stop(struct bt_wctl *w, bool core_running, pthread_t thread)
         struct bt_wmask_pool *masks = w->core.masks.pool;
         stop_core(w, thread);
         bt_wmask_pool_destroy(masks);
-        bt_loop_poll(w->loop, 0); /* what it has posted */
+        bt_loop_poll(w->loop, 0); /* runs the tasks that it has posted */
     }
     if (w->local != NULL) {
         bt_local_stop(w->local);

@@ -27,11 +27,11 @@ struct bt_wsession { /* one conductor */
     uint64_t id;
     char *name; /* of the conductor, after its hello */
     uint64_t incarnation;
-    struct bt_wmixed mixed; /* what it says */
+    struct bt_wmixed mixed; /* the limits that it sent */
     struct bt_buf unsent;   /* tokens that wait for the message before them: packed Tokens */
 };
 
-struct bt_wknown { /* a request id that was seen: refuses what is older */
+struct bt_wknown { /* an id that was seen: older requests of it are refused */
     struct bt_list link;
     struct bt_list reqs; /* active submissions, by ctl_link */
     uint64_t request;
@@ -79,7 +79,7 @@ struct bt_wheld {
 
 struct bt_wctl {
     struct bt_worker_conf conf;
-    const char *kind; /* what it was started for */
+    const char *kind; /* the kind in which it was started */
     struct bt_wrole role;
     struct bt_secret secret; /* its id only */
     char *model_id;
@@ -118,7 +118,8 @@ struct bt_wkey {
 };
 
 /* ---- control.c ---- */
-/* To the engine thread; copies cmd, and hands over what it points to. */
+/* Sends cmd to the engine thread. Copies cmd, and passes on ownership of everything it points
+ * to. */
 void bt_wctl_command(struct bt_wctl *w, const struct bt_wcmd *cmd);
 /* A submission that has not ended here; NULL: there is none. */
 struct bt_wreq *bt_wctl_find(struct bt_wctl *w, uint64_t request, uint32_t epoch);
@@ -139,7 +140,7 @@ void bt_wsession_accept(void *ctl, struct bt_rpc_stream *s);
 void bt_wsession_tick(struct bt_wctl *w);
 /* A step's tokens, one message a conductor. t is not kept. */
 void bt_wsession_tokens(struct bt_wctl *w, struct bt_wtokens *t);
-/* Does a conductor have more than a few steps of unread messages? */
+/* Returns whether a conductor has more than a few steps of unread messages. */
 bool bt_wsession_behind(const struct bt_wctl *w);
 /* Sends and frees. */
 /* A mask was made ahead (struct bt_wmask_pool_conf): its row gets it. ctl: struct bt_wctl. */

@@ -277,7 +277,7 @@ void bt_wcore_end(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st, const c
     }
 }
 
-/* Does r, a choice that gets its prompt through the lead, have it already? */
+/* Returns whether r, a choice whose prompt the lead computes, has its prompt already. */
 static bool has_forked(const struct bt_wreq *r)
 {
     switch (r->stage) {

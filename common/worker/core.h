@@ -163,7 +163,7 @@ struct bt_wstep { /* the step in flight: one at a time */
     uint32_t searches; /* rows of contrastive search, whose candidates are passes of their own */
     struct bt_batch_work work;
     struct bt_wreq **reqs; /* [max_slots] */
-    uint32_t *places;      /* [max_slots]: of which place of a beam search batch.seqs are; else 0 */
+    uint32_t *places; /* [max_slots] for batch.seqs: the place in its beam search; otherwise 0 */
     struct bt_batch_row *rows;   /* [max_slots] */
     struct bt_engine_row *erows; /* [max_slots] */
 };
@@ -194,7 +194,7 @@ struct bt_wtokens_out {
     uint32_t n_after;
 };
 
-/* What steps take. calibration.c, load_report.c. */
+/* The speed of steps; see calibration.c and load_report.c. */
 struct bt_wspeed {
     struct bt_batch_fit fit; /* of its own steps */
     double step_ewma_ms, prefill_ewma_tps;
@@ -294,7 +294,7 @@ void *bt_wcore_thread(void *arg);
 void bt_wcore_emit(struct bt_wcore *c, const struct bt_wout *o);
 /* Takes finished tickets, waiting at most timeout_us, and acts on them; returns their number. */
 uint32_t bt_wcore_poll(struct bt_wcore *c, uint32_t timeout_us);
-/* Remembers what a ticket is for: kind and ptr as in struct bt_wticket. */
+/* Records the purpose of a ticket: kind and ptr as in struct bt_wticket. */
 void bt_wcore_ticket(struct bt_wcore *c, bt_engine_ticket_t t, int kind, void *ptr);
 /* The engine's memory or device has failed: ends all requests and the worker. */
 void bt_wcore_fatal(struct bt_wcore *c, bt_status_t st, const char *what);
@@ -353,9 +353,10 @@ bool bt_wcore_token(struct bt_wcore *c, struct bt_wreq *r, const struct bt_engin
 void bt_wcore_admit(struct bt_wcore *c);
 
 /* ---- core.c: requests ---- */
-/* Is a's class lower than that of `than`, so that `than` goes first even if it came later? */
+/* Returns whether a's class is lower than that of `than`, so that `than` goes first even if it came
+ * later. */
 bool bt_wreq_lower_class(const struct bt_wreq *a, const struct bt_wreq *than);
-/* Has r's end begun? */
+/* Returns whether r's end has begun. */
 bool bt_wreq_ending(const struct bt_wreq *r);
 /* From the queue to the active ones, as LOADING: r has a slot and pages now. */
 void bt_wcore_activate(struct bt_wcore *c, struct bt_wreq *r);

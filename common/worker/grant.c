@@ -1,6 +1,6 @@
-/* Grants: what the node's kvstore has opened for a request in its slab, and the slab itself. A
- * writer (prefill) fills its grant, a reader (decode) loads from it. This file checks, opens and
- * closes grants for both. Engine thread. */
+/* Grants: the slots that the node's kvstore has opened for a request in its slab, and the slab
+ * itself. A writer (prefill) fills its grant, a reader (decode) loads from it. This file checks,
+ * opens and closes grants for both. Engine thread. */
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -23,8 +23,8 @@ static bool grant_fits(const struct bt_wcore *c, const struct bt_wreq *r, const 
 {
     const struct bt_slab_super *sup = c->slab->slab->super;
     uint32_t blocks = BT_DIV_UP(g->n_tokens, c->block_tokens);
-    /* Of a prompt that is larger than the slab only the beginning goes through the slab. Such a
-     * prompt is not handed off. */
+    /* If a prompt is larger than the slab, only its beginning goes through the slab. Such a prompt
+     * is not handed off. */
     bool partial = g->n_tokens < r->sub->n && g->n_tokens % c->block_tokens == 0 &&
                    g->n_tokens > 0 &&
                    (r->sub->phases == BATON__PHASES__BOTH ||

@@ -1,5 +1,5 @@
-/* Grants: what the node's kvstore has opened for a request in its slab, and the engine thread's own
- * mapping of the slab. Engine thread. */
+/* Grants: the slots that the node's kvstore has opened for a request in its slab, and the engine
+ * thread's own mapping of the slab. Engine thread. */
 #ifndef BT_WORKER_GRANT_H
 #define BT_WORKER_GRANT_H
 
@@ -22,7 +22,7 @@ struct bt_wslab {
     bool dead;       /* the kvstore has gone: unmap when refs is 0 */
 };
 
-/* What the kvstore said in LocalOpened. */
+/* The contents of the kvstore's LocalOpened. */
 struct bt_wgrant {
     uint32_t n_tokens, resident_blocks, chunk_tokens, flow_word, n_slots;
     uint32_t slots[]; /* [n_slots], then generations [n_slots] */
@@ -55,9 +55,10 @@ void bt_wgrant_emit_close(struct bt_wcore *c, const struct bt_wreq *r, bool abor
 void bt_wgrant_close(struct bt_wcore *c, struct bt_wreq *r);
 /* All KV of the grant is stored: closing it sends a trailer with the first token. */
 void bt_wgrant_trailer(struct bt_wreq *r, uint32_t first_token);
-/* Is this slot of the grant's slab still the one that was given, by its generation? */
+/* Returns whether the slot still has the generation that the grant names. */
 bool bt_wgrant_slot_valid(const struct bt_wreq *r, uint32_t slot, uint32_t generation);
-/* Are slots [first, end) of the grant still the ones that were granted? */
+/* Returns whether slots [first, end) of the grant still have the generations that the grant
+ * names. */
 bool bt_wgrant_valid(const struct bt_wreq *r, uint32_t first, uint32_t end);
 /* A slab to work with; takes s's first reference. */
 void bt_wcore_attached(struct bt_wcore *c, struct bt_wslab *s);

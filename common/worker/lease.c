@@ -82,7 +82,7 @@ static void emit_unlease(struct bt_wcore *c, uint64_t id, uint64_t attach)
     bt_wcore_emit(c, &o);
 }
 
-/* Is the answer that r waits for overdue? Then stops waiting for it. */
+/* Stops waiting for the answer to r if it is overdue. Returns whether it was. */
 static bool late(struct bt_wcore *c, struct bt_wreq *r)
 {
     if (bt_mono_ns() < r->lease.until_ns) {

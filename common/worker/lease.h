@@ -9,7 +9,7 @@ struct bt_wcore;
 struct bt_wreq;
 struct bt_wslab;
 
-/* What the kvstore said in LocalLeased. */
+/* The contents of the kvstore's LocalLeased. */
 struct bt_wlease {
     uint32_t n;
     uint32_t slots[]; /* [n], then generations [n] */
@@ -27,21 +27,22 @@ struct bt_wreq_lease {
     uint32_t first, want;   /* blocks asked for: [first, first + want) */
     struct bt_wlease *got;  /* which of them are leased; NULL: none */
     struct bt_wslab *slab;  /* of got */
-    bool by_pieces;         /* holds a slot and pages: LOADING until there are no more pieces */
+    bool by_pieces;         /* r has a slot and pages, and is LOADING until all pieces are loaded */
     struct bt_kv_key chain; /* of the block before chain_at, where the last piece begins */
     uint32_t chain_at, ask_blocks; /* blocks to ask for next */
 };
 
-/* Of all requests. */
+/* The leases of all requests. */
 struct bt_wleases {
     uint64_t next_id;
     uint32_t n_asked;     /* not answered yet */
     uint64_t ask_from_ns; /* mono: no lease is asked for before */
 };
 
-/* Is it known which blocks of r from `first` on the pool has? The first call asks the kvstore. */
+/* Returns whether the worker knows which blocks of r, from `first` on, the pool has. The first call
+ * asks the kvstore. */
 bool bt_wlease_known(struct bt_wcore *c, struct bt_wreq *r, uint32_t first);
-/* Is it unknown, and worth asking? */
+/* Returns whether this is unknown and worth asking. */
 bool bt_wlease_may_ask(const struct bt_wcore *c, const struct bt_wreq *r, uint32_t first);
 /* The kvstore's answer; takes cmd's lease. */
 void bt_wlease_answered(struct bt_wcore *c, const struct bt_wcmd *cmd);
@@ -57,8 +58,9 @@ bt_status_t bt_wlease_load(struct bt_wcore *c, struct bt_wreq *r, uint32_t first
                            uint32_t end) BT_MUST_CHECK;
 /* The load is over: gives the lease back. True: its slots were SEALED all the while. */
 bool bt_wlease_loaded(struct bt_wcore *c, struct bt_wreq *r);
-/* r has a slot, pages, and KV up to its position, a block's begin: what the pool has behind it is
- * loaded piece by piece (bt_wlease_piece_loaded after each), then r goes on as PROMPT. */
+/* r has a slot, pages, and KV up to its position, which is the beginning of a block. Loads the
+ * blocks behind it that the pool has, piece by piece. bt_wlease_piece_loaded is called after each
+ * piece. After the last one r goes on as PROMPT. */
 void bt_wlease_pieces(struct bt_wcore *c, struct bt_wreq *r);
 void bt_wlease_piece_loaded(struct bt_wcore *c, struct bt_wreq *r);
 /* Pieces that the kvstore does not send in time are computed. Every turn of the engine thread. */

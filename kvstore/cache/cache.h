@@ -43,7 +43,7 @@ struct bt_cache {
      * copies_max, a copy leaves with its last lease. */
     uint8_t *copy; /* [n_slots], COPY_* of cache.c */
     uint32_t copies, copies_max;
-    /* Slots are counted for tenants from bt_cache_take on. NULL: there are no tenants. */
+    /* bt_cache_take counts slots for tenants from then on. NULL: there are no tenants. */
     struct bt_tenants *tenants;
     struct bt_quota quota;
     uint8_t *group; /* [n_slots], BT_QUOTA_NONE: not counted */

@@ -1,5 +1,6 @@
-/* The node's index: block key -> slot. Holds only sealed blocks; the first copy of a key wins.
- * An observer (the block events to conductors) is told of every change. Control thread. Pure. */
+/* The node's index: block key -> slot. It contains only sealed blocks; the first copy of a key
+ * wins. It reports every change to an observer, which sends block events to conductors. Control
+ * thread. Pure. */
 #ifndef BT_KVSTORE_CACHE_INDEX_H
 #define BT_KVSTORE_CACHE_INDEX_H
 
@@ -14,7 +15,8 @@ typedef void (*bt_index_observer_fn)(void *arg, bool added, uint32_t slot,
 
 struct bt_index *bt_index_create(uint32_t n_slots);
 void bt_index_destroy(struct bt_index *ix);
-void bt_index_observe(struct bt_index *ix, bt_index_observer_fn fn, void *arg); /* NULL: nobody */
+/* NULL: no observer */
+void bt_index_observe(struct bt_index *ix, bt_index_observer_fn fn, void *arg);
 
 /* false: the key is in the index already (that copy stays). */
 bool bt_index_add(struct bt_index *ix, const struct bt_kv_key *key, uint32_t depth, uint32_t slot);

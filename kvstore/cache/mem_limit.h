@@ -1,6 +1,6 @@
-/* The memory limit of the control group that a process runs in (container, systemd slice): shared
- * memory counts against it, and what goes beyond it is killed without a message. Reads files; any
- * thread. */
+/* The memory limit of the control group (container, systemd slice) in which a process runs. Shared
+ * memory counts against it, and the kernel kills a process that exceeds it without a message. Reads
+ * files; any thread. */
 #ifndef BT_KVSTORE_CACHE_MEM_LIMIT_H
 #define BT_KVSTORE_CACHE_MEM_LIMIT_H
 

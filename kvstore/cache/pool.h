@@ -30,13 +30,13 @@ struct bt_pool *bt_pool_create(struct bt_slab *slab, const struct bt_kv_layout *
 void bt_pool_destroy(struct bt_pool *p);
 void bt_pool_counts(const struct bt_pool *p, struct bt_pool_counts *c_p);
 
-/* At start only, over an adopted slab: SEALED slots whose header passes its CRC stay so, what might
- * still be written is in QUARANTINE, both with one lease of the caller's; all others are FREE. fn
- * is told of each leased slot. */
+/* Call it only at the start, on an adopted slab. SEALED slots whose header passes its CRC stay
+ * SEALED. Slots to which a process might still write become QUARANTINE. Both get one lease, which
+ * belongs to the caller, and fn is called for each of them. All other slots become FREE. */
 void bt_pool_adopt(struct bt_pool *p, void (*fn)(void *arg, uint32_t slot, bool sealed), void *arg);
-/* Do the header and the row of segment CRCs of a SEALED slot belong together? Once the row was
- * computed anew (bt_pool_segment_crc of every layer) this says whether the bytes are the sealed
- * ones. */
+/* Returns whether the header of a SEALED slot and its row of segment CRCs belong together. After
+ * the row was computed again (bt_pool_segment_crc of every layer), this shows whether the bytes are
+ * the sealed ones. */
 bool bt_pool_header_ok(const struct bt_pool *p, uint32_t slot);
 
 /* FREE -> WRITING with a new generation and one lease; BT_POOL_NONE when nothing is free. */
@@ -44,8 +44,8 @@ uint32_t bt_pool_take(struct bt_pool *p);
 void bt_pool_lease(struct bt_pool *p, uint32_t slot);
 /* Drops one lease; returns how many are left. At 0 the caller frees the slot or keeps it cached. */
 uint32_t bt_pool_unlease(struct bt_pool *p, uint32_t slot);
-/* WRITING -> SEALED: header with its CRC, then the state. All segment CRCs must be known.
- * now_ns: bt_mono_ns(), by which the next kvstore orders what it adopts. */
+/* WRITING -> SEALED: writes the header with its CRC, then the state. All segment CRCs must be
+ * known. now_ns: bt_mono_ns(), by which the next kvstore sorts the blocks that it adopts. */
 void bt_pool_seal(struct bt_pool *p, uint32_t slot, const struct bt_kv_key *key, uint32_t n_tokens,
                   uint32_t depth, uint64_t now_ns);
 /* Another request uses a SEALED slot's block. Counted in the header. */

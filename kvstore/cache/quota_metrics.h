@@ -1,5 +1,6 @@
-/* What tenants have of each tier, as metrics: one series for each that the configuration names, one
- * for all others together, so their number does not depend on how many tenants there are. */
+/* Metrics of what tenants use of each tier. Each tenant that the configuration names has a series;
+ * all others together have one. So the number of series does not depend on the number of
+ * tenants. */
 #ifndef BT_KVSTORE_CACHE_QUOTA_METRICS_H
 #define BT_KVSTORE_CACHE_QUOTA_METRICS_H
 

@@ -41,7 +41,7 @@ struct bt_fetches_config {
     struct bt_cache *cache;
     struct bt_tier *tier; /* NULL: no SSD */
     const struct bt_kv_layout *layout;
-    uint64_t incarnation;       /* of this node, which is no source */
+    uint64_t incarnation;       /* of this node, which is not a source itself */
     uint64_t wait_ms;           /* longest wait of a request */
     uint64_t stall_ms;          /* a source that delivers nothing for so long is replaced */
     struct bt_metrics *metrics; /* may be NULL */
@@ -65,8 +65,9 @@ struct bt_fetch_ask {
     uint32_t epoch;
     const struct bt_kv_key *keys; /* [n], from the chain's first block on; copied */
     uint32_t n;
-    uint8_t group;                         /* of the tenant whose blocks they are */
-    const struct bt_fetch_source *sources; /* copied; no more than BT_FETCH_SOURCES_MAX are used */
+    uint8_t group; /* of the tenant whose blocks they are */
+    /* copied; only the first BT_FETCH_SOURCES_MAX are used */
+    const struct bt_fetch_source *sources;
     size_t n_sources;
     /* Speed of the worker that would compute the blocks. Sources that are slower are not used. 0:
      * unknown, every source is used. */

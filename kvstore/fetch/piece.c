@@ -1,6 +1,6 @@
-/* Pieces: a piece is one transfer of a fetch, from the request to the wire's last callback. The
- * piece owns the slots that it fills until then. The fetch is told about each block as soon as it
- * is known whether the block comes. */
+/* A piece is one transfer of a fetch, from the request to the wire's last callback. Until then the
+ * piece owns the slots that it fills. It reports each block to the fetch as soon as it is known
+ * whether the block arrives. */
 #include <stdlib.h>
 #include <string.h>
 

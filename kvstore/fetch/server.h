@@ -18,7 +18,8 @@ struct bt_fetch_server_config {
     struct bt_cache *cache;
     struct bt_tier *tier; /* NULL: no SSD */
     uint32_t n_layers, block_tokens;
-    /* Is this node a known member of the cluster? NULL: every node is. */
+    /* Returns whether this node is a known member of the cluster. NULL: all nodes count as
+     * known. */
     bool (*peer_known)(void *arg, const char *name, uint64_t incarnation);
     void *arg;
     struct bt_metrics *metrics; /* may be NULL */

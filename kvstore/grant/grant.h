@@ -73,7 +73,8 @@ struct bt_grants_config {
     uint64_t fetch_stall_ms; /* a source that sends nothing for so long is replaced */
     double stream_max;       /* share of the slots for the window of pass-through prompts */
     bool overlap; /* compute while the end of a prefix is fetched, where both take about as long */
-    /* Is this kvstore a known member of the cluster? NULL: every one is. */
+    /* Returns whether this kvstore is a known member of the cluster. NULL: all kvstores count as
+     * known. */
     bool (*peer_known)(void *arg, const char *name, uint64_t incarnation);
     void *peer_arg;
     struct bt_metrics *metrics; /* may be NULL */

@@ -36,8 +36,9 @@ struct bt_grant_reservation { /* reserve.c */
     void *session;            /* the conductor's; NULL: released */
     uint8_t group;            /* of the tenant */
     bool receive, keep, no_cache;
-    bool beginning;       /* the grant holds only the beginning of a pass-through prompt */
-    Baton__Reserve *rest; /* what the rest of such a prompt needs, without its keys; or NULL */
+    bool beginning; /* the grant holds only the beginning of a pass-through prompt */
+    /* the part of such a prompt's Reserve that is still needed, without its keys; or NULL */
+    Baton__Reserve *rest;
 };
 
 struct bt_grant_blocks { /* reserve.c */
@@ -251,7 +252,8 @@ size_t bt_grant_fetch_sources(Baton__Source *const *from, size_t n, struct bt_fe
 /* true: r waits; its grant is made, and answered, later. */
 bool bt_grant_pending_start(struct bt_grants *gs, void *session, const Baton__Reserve *r);
 bool bt_grant_pending_has(const struct bt_grants *gs, uint64_t request, uint32_t epoch);
-/* Does a reservation of the request up to epoch wait that another session has sent? */
+/* Returns whether a reservation of the request, up to epoch, waits that another session has
+ * sent. */
 bool bt_grant_pending_of_another(const struct bt_grants *gs, const void *session, uint64_t request,
                                  uint32_t epoch);
 /* Answers ERR_STALE to the session's waiting reservations of the request up to epoch; session NULL:
@@ -301,7 +303,8 @@ void bt_grant_worker_send_trailer(struct bt_grant_open *o);
  * epoch, and tells those of older epochs that they are stale. */
 void bt_grant_worker_answer_waiting(struct bt_grants *gs, uint64_t request, uint32_t epoch,
                                     bt_status_t st, const char *why);
-/* Kills a worker that has kept for too long what it was told to give back; what: for the log. */
+/* Kills a worker that did not give something back for too long after it was told to; what: for the
+ * log. */
 void bt_grant_worker_kill(struct bt_grant_worker *w, const char *what, uint64_t now);
 void bt_grant_worker_tick(struct bt_grants *gs, uint64_t now);
 void bt_grant_worker_destroy(struct bt_grants *gs);

@@ -1,7 +1,7 @@
-/* Reservations that wait: if more of the prefix is on the SSD or on other nodes, the kvstore keeps
+/* Reservations that wait. If more of the prefix is on the SSD or on other nodes, the kvstore keeps
  * the Reserve until those blocks are in the slab or the waiting time is over. Then it makes the
- * grant as if the Reserve had just arrived. Until then a worker's open waits, and a peer that asks
- * for the flow is told to ask again. Control thread. */
+ * grant as if the Reserve had just arrived. Until then an open of a worker waits, and a peer that
+ * asks for the flow gets the answer to ask again. Control thread. */
 #include <stdlib.h>
 #include <string.h>
 

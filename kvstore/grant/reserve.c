@@ -185,7 +185,8 @@ static struct bt_grant *grant_create(struct bt_grants *gs, void *session, const 
     return g;
 }
 
-/* Tells the conductor and the workers whose opens wait; later opens are told from what is kept. */
+/* Reports the refusal to the conductor, and to the workers whose opens wait. Later opens get the
+ * kept answer. */
 static void refuse(struct bt_grants *gs, void *session, const Baton__Reserve *r,
                    struct bt_grant_request *req, bt_status_t st, const char *why)
 {
@@ -259,7 +260,7 @@ void bt_grants_reserve(struct bt_grants *gs, void *session, const Baton__Reserve
     }
 }
 
-/* Has another session reserved the request, up to epoch? */
+/* Returns whether another session has reserved the request, up to epoch. */
 static bool of_another(const struct bt_grants *gs, const struct bt_grant_request *req,
                        const void *session, uint32_t epoch)
 {

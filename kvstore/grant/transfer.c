@@ -1,4 +1,4 @@
-/* The wire's side of grants: what a peer may read from a WRITE grant, and the transfer that fills a
+/* Grants and the wire: which blocks of a WRITE grant a peer may read, and the transfer that fills a
  * RECEIVE grant. Control thread. */
 #include <stdlib.h>
 

@@ -85,7 +85,7 @@ static void conn_free(struct conn *c)
     free(c);
 }
 
-/* Ends a session. What the worker holds stays reserved. */
+/* Ends a session. The worker's slots stay reserved. */
 static void conn_end(struct conn *c, const char *why)
 {
     BT_INFO("worker_detached", "worker=%s why=%s", c->name != NULL ? c->name : "?", why);
@@ -238,7 +238,8 @@ static void attach_refuse(struct conn *c, bt_status_t st, const char *why)
     conn_free(c);
 }
 
-/* Is fd a pidfd? *pid_p: its process as seen from here; 0: it is in another PID namespace. */
+/* Returns whether fd is a pidfd. *pid_p: its process in this PID namespace; 0: it is in another
+ * one. */
 static bool pidfd_pid(int fd, uint32_t *pid_p)
 {
     char path[64], line[256];

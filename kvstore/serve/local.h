@@ -1,5 +1,5 @@
-/* The kvstore's side of local sessions: the UNIX socket in run_dir, attach, packets, doorbells.
- * What the messages mean is kvstore/grant/grant.h. Control thread. */
+/* The kvstore's side of local sessions: the UNIX socket in run_dir, attaching, packets, doorbells.
+ * kvstore/grant/grant.h handles the messages. Control thread. */
 #ifndef BT_KVSTORE_SERVE_LOCAL_H
 #define BT_KVSTORE_SERVE_LOCAL_H
 

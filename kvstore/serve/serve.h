@@ -35,7 +35,7 @@ void bt_serve_register(struct bt_serve *s, struct bt_rpc_server *server);
 void bt_serve_set_grants(struct bt_serve *s, struct bt_grants *grants);
 /* bt_grants_config.to_session. */
 void bt_serve_to_session(void *session, const Baton__FromKvstore *msg);
-/* Closes every session and releases what they reserved. */
+/* Closes every session and releases its reservations. */
 void bt_serve_destroy(struct bt_serve *s);
 
 /* ---- block events (kvstore/serve/block_events.c) ---- */

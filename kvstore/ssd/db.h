@@ -1,10 +1,10 @@
-/* The durable index of the SSD tier: block key -> record, in RocksDB, on a thread of its own
- * because every batch is synced. Batches form by themselves: what was asked for while one was being
- * written goes with the next. Before a batch with puts its data file is flushed, so that no record
- * is ever durable before the bytes it speaks of. Control thread unless marked.
+/* The durable index of the SSD tier: block key -> record, in RocksDB. It has a thread of its own,
+ * because every batch is synced. While one batch is written, further operations collect for the
+ * next one. Before a batch with puts, the data file is flushed, so that a record is never durable
+ * before its bytes. Control thread unless marked.
  *
- * A put may fail (then its record may or may not be there: delete it before using the slot again).
- * A delete never fails, it waits until the disk takes it. */
+ * A put may fail. Then its record may or may not be there: delete it before you use the slot again.
+ * A delete never fails; it waits until the disk accepts it. */
 #ifndef BT_KVSTORE_SSD_DB_H
 #define BT_KVSTORE_SSD_DB_H
 
@@ -70,8 +70,8 @@ bt_status_t bt_ssd_db_load(const struct bt_ssd_db_config *c, bool last_try,
 void bt_ssd_db_start(struct bt_ssd_db *db);
 /* Its files are gone: it is opened, that is made, anew. on_health tells. */
 void bt_ssd_db_renew(struct bt_ssd_db *db);
-/* Also of one that was not started. Writes what is queued if the disk takes it. Afterwards done of
- * every operation has run or will never run. */
+/* Also for an index that was not started. Writes the queued operations if the disk accepts them.
+ * Afterwards `done` of every operation has run or will never run. */
 void bt_ssd_db_close(struct bt_ssd_db *db);
 /* Takes op. */
 void bt_ssd_db_submit(struct bt_ssd_db *db, struct bt_ssd_db_op *op);

@@ -82,7 +82,7 @@ void bt_ssd_io_give(struct bt_ssd_io *io, struct bt_ssd_queue *q)
 
 /* ---- threads ---- */
 
-/* Does the whole transfer, in as many calls as it needs. */
+/* Transfers all bytes, in as many calls as necessary. */
 static int transfer(const struct bt_ssd_io *io, struct bt_ssd_op *op)
 {
     const struct bt_ssd_sys *sys = io->c.sys;

@@ -1,7 +1,7 @@
-/* Block I/O of the SSD tier, off the control thread: io_uring with registered buffers where the
- * kernel allows it, otherwise pread and pwrite on a few threads. An operation lies in the caller's
- * memory until its done has run; each submitted operation gets exactly one done. Control thread
- * unless marked. */
+/* Block I/O of the SSD tier, outside the control thread: io_uring with registered buffers if the
+ * kernel allows it, otherwise pread and pwrite on a few threads. The caller owns the memory of an
+ * operation and keeps it until `done` has run. `done` runs exactly once for each submitted
+ * operation. Control thread unless marked. */
 #ifndef BT_KVSTORE_SSD_IO_H
 #define BT_KVSTORE_SSD_IO_H
 

@@ -41,8 +41,8 @@ struct bt_ssd_config {
 };
 
 /* Opens or makes the tier and recovers its durable blocks. ERR_CONFIG: the folder cannot be used;
- * err says why and what to do. A full or broken disk is no error: it is reported, the tier is
- * empty, and opening is tried again at growing intervals. */
+ * err gives the reason and the remedy. A full or broken disk does not make this fail: the fault is
+ * reported, the tier stays empty, and opening is tried again at growing intervals. */
 bt_status_t bt_ssd_open(const struct bt_ssd_config *c, struct bt_ssd **s_p, char *err,
                         size_t err_cap) BT_MUST_CHECK;
 /* Waits for reads and writes under way; the others end with ERR_CANCELLED. Every done runs inside.
@@ -62,7 +62,7 @@ uint32_t bt_ssd_find(const struct bt_ssd *s, const struct bt_kv_key *key);
  * latest inside the on_change that says that the block cannot be found any more. */
 void bt_ssd_protect(struct bt_ssd *s, uint32_t pos);
 void bt_ssd_unprotect(struct bt_ssd *s, uint32_t pos);
-/* Of the file; 0 until it is open. */
+/* slots of the file; 0 until it is open */
 uint32_t bt_ssd_slots(const struct bt_ssd *s);
 /* Group of the tenant whose block is at pos; it can be found. */
 uint8_t bt_ssd_group(const struct bt_ssd *s, uint32_t pos);

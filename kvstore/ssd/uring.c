@@ -1,7 +1,7 @@
-/* The io_uring engine of the SSD tier's block I/O. One thread owns the ring. It first submits what
- * the control thread has queued and then verifies what was read, so that the disk is busy
- * meanwhile. The slab's data area is registered once, in pieces of at most 1 GiB (the kernel's
- * limit), so that operations need not pin pages. */
+/* The io_uring engine of the SSD tier's block I/O. One thread owns the ring. It first submits the
+ * operations that the control thread has queued, then verifies the bytes that were read, so that
+ * the disk is busy meanwhile. The slab's data area is registered once, in pieces of at most 1 GiB
+ * (the kernel's limit), so that operations need not pin pages. */
 #include <errno.h>
 #include <liburing.h>
 #include <stdlib.h>

@@ -61,8 +61,7 @@ static uint32_t addr_bytes(const struct sockaddr *sa, uint8_t *out)
     return 16;
 }
 
-/* NUMA node of the card behind an interface; -1 for bonds, tunnels and the like, which have
- * none. */
+/* The NUMA node of the card behind an interface; -1: the interface has none (bonds, tunnels). */
 static int32_t node_of(const char *ifname)
 {
     char path[128];
@@ -145,8 +144,9 @@ static bt_status_t find_interface(const struct ifaddrs *list, int family, bool a
     return BT_OK;
 }
 
-/* Splits "ADDRESS", "ADDRESS:PORT" or "[ADDRESS]:PORT"; a bare IPv6 address has several colons and
- * no port. *port_p 0: there is none. False: the port is no number of 1 to 65535. */
+/* Splits "ADDRESS", "ADDRESS:PORT" or "[ADDRESS]:PORT". A bare IPv6 address has several colons and
+ * no port. *port_p 0: there is no port. Returns false if the port is not a number from 1 to
+ * 65535. */
 static bool split_port(const char *listen, char address[64], int *port_p)
 {
     const char *colon = strrchr(listen, ':'), *end = colon;

@@ -1,5 +1,5 @@
-/* The network cards of this machine that KV may use, as kvstore.wire.listen names them, and what
- * the system says of them. Nothing here needs UCX. */
+/* The network cards of this machine that KV may use, as kvstore.wire.listen names them, and the
+ * system's data about them. Nothing here needs UCX. */
 #ifndef BT_KVSTORE_WIRE_CARDS_H
 #define BT_KVSTORE_WIRE_CARDS_H
 

@@ -166,8 +166,8 @@ void bt_wire_want_taken(struct bt_wire_session *s, const Baton__FlowTake *m)
     bt_wx_command(s->w->x, &snd->x.obj, BT_WX_CMD_ADD);
 }
 
-/* Ends what a peer does not take part in any more, so that its blocks do not stay leased: fetches
- * that it asked for and then did not take, and aborted flows that it does not close. */
+/* Ends flows that a peer has abandoned, so that their blocks do not stay leased: fetches that the
+ * peer asked for but did not read, and aborted flows that it does not close. */
 void bt_wire_sends_tick(struct bt_wire_session *s, uint64_t now_ns)
 {
     struct bt_list *i, *tmp;

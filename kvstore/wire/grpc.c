@@ -226,7 +226,7 @@ static void path_free(struct bt_wx_path *l)
     bt_wx_path_gone(l);
 }
 
-/* Does what is due by time or state; l may be freed afterwards. */
+/* Does the path's work that is due now. This may free l. */
 static void path_turn(struct bt_wx_path *l)
 {
     uint64_t now = l->conn->x->now_ns;

@@ -41,13 +41,13 @@ struct bt_wire_seg_hdr {
 /* Fills magic, version and crc of a header whose crcs follow it in memory. Returns its length. */
 size_t bt_wire_seg_finish(struct bt_wire_seg_hdr *h);
 
-/* Checks a received header of len bytes (any alignment) and copies it out; crcs_p points into p.
- * ERR_PEER_PROTOCOL with *why_p naming what is wrong. */
+/* Checks a received header of len bytes (any alignment) and copies it. crcs_p points into p.
+ * ERR_PEER_PROTOCOL: *why_p names the fault. */
 bt_status_t bt_wire_seg_parse(const void *p, size_t len, uint64_t nonce, struct bt_wire_seg_hdr *h,
                               const uint8_t **crcs_p, const char **why_p) BT_MUST_CHECK;
 
-/* Do the header's blocks lie inside its item, at or above first_block, and is the payload as long
- * as seg_bytes say? layer_bytes: of the item's layer. */
+/* Returns whether the header's blocks are within its item and not below first_block, and whether
+ * the payload has as many bytes as seg_bytes says. layer_bytes: of the item's layer. */
 bt_status_t bt_wire_seg_check(const struct bt_wire_seg_hdr *h, const struct bt_flow_shape *shape,
                               uint32_t first_block, uint32_t layer_bytes, size_t payload,
                               const char **why_p) BT_MUST_CHECK;

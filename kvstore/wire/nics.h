@@ -19,7 +19,7 @@ struct bt_nic_pair {
     uint32_t local, remote; /* indices of the two lists */
 };
 
-/* Are the two on one network, by the longer of the two prefixes? */
+/* Returns whether both are in one network, by the longer of their prefixes. */
 bool bt_nics_same_net(const struct bt_nic *a, const struct bt_nic *b);
 
 /* Pairs each local card with at most one remote card and vice versa. First cards on one network,

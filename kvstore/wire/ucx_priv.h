@@ -15,8 +15,9 @@
 struct bt_wx_ucx {
     ucp_context_h contexts[BT_NICS_MAX]; /* by card; NULL: not started */
     int epfd;
-    uint32_t eager_max;      /* payload bytes; above it rendezvous: the receiver reads */
-    bool copies;             /* TCP: UCX hands us what it receives, and we copy it into the slots */
+    uint32_t eager_max; /* payload bytes; above it rendezvous: the receiver reads */
+    /* TCP: UCX passes received messages to this code, which copies them into the slots */
+    bool copies;
     ucp_datatype_t unpacked; /* of such receives */
 };
 

@@ -48,8 +48,8 @@ struct bt_wire_trailer {
     uint64_t last_compute_ns;
 };
 
-/* What the sending end of a flow reads, filled in by `lookup`. Slots stay leased until send_end.
- * word: progress of the local writer; segments of items below it are sent. */
+/* What the sending end of a flow reads; `lookup` fills it in. The slots stay leased until send_end.
+ * word: progress of the local writer. Segments of items below it are sent. */
 struct bt_wire_source {
     struct bt_flow_shape shape;
     const uint32_t *slots;         /* [bt_flow_blocks] of the local slab */
@@ -113,9 +113,10 @@ struct bt_wire_recv_ops {
     void (*on_quiet)(void *arg);
 };
 
-/* server: registers /baton.Peer/Session on it (before start). Starts the transfer thread.
- * ERR_CONFIG: a listen address is routable and not allowed, there is no such interface, two of one,
- * or all are down (err names it and what to do). */
+/* server: this registers /baton.Peer/Session on it, so it must not have started. Starts the
+ * transfer thread. ERR_CONFIG: a listen address is routable although this is not allowed, an
+ * interface does not exist or is named twice, or all interfaces are down. err names it and the
+ * remedy. */
 bt_status_t bt_wire_create(struct bt_loop *loop, struct bt_rpc *rpc, struct bt_rpc_server *server,
                            struct bt_slab *slab, const struct bt_wire_config *conf,
                            const struct bt_wire_ops *ops, void *ops_arg, struct bt_metrics *metrics,
@@ -157,8 +158,8 @@ void bt_wire_kick(struct bt_wire *w);
 /* The local writer has finished: sends the trailer behind the last item. */
 void bt_wire_send_trailer(struct bt_wire_send *s, const struct bt_wire_trailer *t);
 /* Stops sending, because the grant is revoked. send_end follows once UCX no longer uses the slots
- * and the receiver has answered, or 2 s later: what the receiver has found out about the bytes
- * (DATA_LOSS) may be on its way, and is then the status. */
+ * and the receiver has answered, or 2 s later. The receiver may already have found the bytes
+ * damaged (DATA_LOSS). If it reports that before the end, that is the status. */
 void bt_wire_send_abort(struct bt_wire_send *s, bt_status_t st, const char *why);
 
 /* Answers `want`. have[n]: BT_WIRE_* of each key. src: a flow of the blocks that are here, as one

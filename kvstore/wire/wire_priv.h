@@ -81,7 +81,7 @@ struct bt_wire_path {
     uint64_t begun_ns;
     bool up;        /* proved */
     bool stopped;   /* STOP was sent; not in use any more */
-    bool gone;      /* STOPPED; a listener keeps it until the peer has said what it has */
+    bool gone;      /* STOPPED; a listener keeps it until the peer has reported what it received */
     bool ended;     /* the peer has */
     bool resending; /* told to RESEND */
 };
@@ -193,7 +193,7 @@ struct bt_wire_way { /* how an end of a path is reached */
 /* ERR_CONFIG: members cannot be told from strangers; err says what to do. */
 bt_status_t bt_wire_member_init(struct bt_wire *w, const struct bt_wire_config *conf, char *err,
                                 size_t err_cap) BT_MUST_CHECK;
-/* ours: of what this side sends; otherwise of what the peer has sent. */
+/* ours: the code for this side's messages; otherwise for the peer's. */
 void bt_wire_member_mac(const struct bt_wire_session *s, bool ours, const struct bt_wire_way *way,
                         uint8_t out[BT_WIRE_MAC_BYTES]);
 /* true: a member has sent this, or the cluster has no secret. */

@@ -322,7 +322,7 @@ static void on_message(struct bt_wx_ipc_msg *m)
     }
 }
 
-/* Reads what is there. If the kvstore has ended, this process ends too. */
+/* Reads all available messages. If the kvstore has ended, this process ends too. */
 static void read_socket(void)
 {
     if (bt_wx_pipe_read(&C.pipe) == BT_ERR_PEER_LOST) {

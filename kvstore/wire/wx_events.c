@@ -15,7 +15,7 @@ static void deliver(struct bt_wx_proxy *p, struct bt_wx_obj *o, uint32_t ev)
     p->x->conf.on_event(p->x->conf.arg, o, ev);
 }
 
-/* Is it the first event of its kind for the object? */
+/* Returns whether this is the first event of its kind for the object. */
 static bool first(struct bt_wx_obj *o, uint32_t ev)
 {
     bool is = (o->seen & ev) == 0;
@@ -113,7 +113,7 @@ static bool on_stopped(struct bt_wx_proxy *p, struct bt_wx_obj *o, const struct 
         (m->n != 0 && o->kind != BT_WX_PATH) || !bt_wx_has_unpack(m->body, m->n, &has)) {
         return false;
     }
-    /* Empty for a sender: the control thread has set what the peer told it. */
+    /* Empty for a sender: there the control thread sets it, from the peer's message. */
     if (o->kind == BT_WX_PATH) {
         struct bt_wx_path *l = BT_CONTAINER_OF(o, struct bt_wx_path, obj);
         if (has != NULL && l->has != NULL) {

@@ -1,9 +1,10 @@
-/* Between a kvstore and its wire process: messages over a socket pair, and a few words that both
- * map. The two are one executable, so bodies are plain structs. The wire process believes the
- * kvstore; the kvstore checks what comes back, because the wire process reads what strangers send.
+/* Messages between a kvstore and its wire process, over a socket pair, and a few words of shared
+ * memory. Both are the same executable, so the bodies are plain structs. The wire process trusts
+ * the kvstore. The kvstore checks what comes back, because the wire process reads messages of
+ * strangers.
  *
- * A stream socket, not seqpacket: a flow of a long prompt names megabytes of slots and keys, and
- * many small messages go in one call. */
+ * The socket is a stream, not seqpacket: the flow of a long prompt names megabytes of slots and
+ * keys, and many small messages go in one call. */
 #ifndef BT_KVSTORE_WIRE_WX_IPC_H
 #define BT_KVSTORE_WIRE_WX_IPC_H
 
@@ -114,7 +115,7 @@ struct bt_wx_ipc_landed {
 struct bt_wx_pipe {
     int fd; /* not blocking; the owner's */
     struct bt_buf out, in;
-    size_t out_at, in_at; /* what is done with */
+    size_t out_at, in_at; /* bytes that were sent or handled already */
     bool broken;          /* a message that is none */
 };
 
@@ -130,9 +131,10 @@ void bt_wx_pipe_cleanup(struct bt_wx_pipe *p);
 void bt_wx_pipe_put(struct bt_wx_pipe *p, bt_wx_ipc_type_t type, uint32_t handle,
                     const struct iovec *parts, size_t n_parts);
 size_t bt_wx_pipe_unsent(const struct bt_wx_pipe *p);
-/* Writes what is queued. AGAIN: the other end has to read first. ERR_PEER_LOST: it is gone. */
+/* Writes the queued messages. AGAIN: the other end has to read first. ERR_PEER_LOST: it is gone. */
 bt_status_t bt_wx_pipe_flush(struct bt_wx_pipe *p) BT_MUST_CHECK;
-/* Reads what has come, at most about a MiB. AGAIN: nothing (more). ERR_PEER_LOST: the end. */
+/* Reads the bytes that have arrived, about 1 MiB at most. AGAIN: there are none (any more).
+ * ERR_PEER_LOST: the other end is gone. */
 bt_status_t bt_wx_pipe_read(struct bt_wx_pipe *p) BT_MUST_CHECK;
 /* The next message that was read. AGAIN: none is whole. ERR_PEER_PROTOCOL: bytes that are none. */
 bt_status_t bt_wx_pipe_next(struct bt_wx_pipe *p, struct bt_wx_ipc_msg *m_p) BT_MUST_CHECK;

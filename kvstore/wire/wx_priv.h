@@ -1,6 +1,6 @@
-/* What the two sides of the wire process share besides its messages (wx_ipc.h), and what the files
- * of the kvstore's side share: wx_process.c has the process, wx_proxy.c the objects, wx_events.c
- * what the process says of them. */
+/* Shared by the files of the kvstore's side (wx_process.c: the process; wx_proxy.c: the objects;
+ * wx_events.c: events of the process) and by both sides of the wire process, in addition to its
+ * messages (wx_ipc.h). */
 #ifndef BT_KVSTORE_WIRE_WX_PRIV_H
 #define BT_KVSTORE_WIRE_WX_PRIV_H
 
@@ -27,7 +27,7 @@ struct bt_wx_process {
     int pidfd;
     struct bt_loop_fd *pidfd_w, *sock_w;
     bool sock_out; /* watched for room as well */
-    bool told;     /* what it is killed for is in why */
+    bool told;     /* the reason for killing it is in `why` */
     char why[160];
     struct bt_wx_pipe pipe;
     uint64_t start_ns, ping_ns, tick_ns; /* ping_ns: of one that is not answered; 0: none */
@@ -41,7 +41,8 @@ bt_status_t bt_wx_process_start(struct bt_wx_proxy *p, char *err, size_t err_cap
 void bt_wx_process_kill(struct bt_wx_proxy *p, const char *why);
 /* Messages were put into the pipe. */
 void bt_wx_process_post(struct bt_wx_proxy *p);
-/* Reads and delivers what is there within ms. False: it ended; it is reaped. */
+/* Reads and delivers all messages that arrive within ms. Returns false if the process has ended; it
+ * is reaped. */
 bool bt_wx_process_wait(struct bt_wx_proxy *p, int ms);
 /* At the end of the kvstore: tells it to go, delivers its last events, and sees that it goes. */
 void bt_wx_process_finish(struct bt_wx_proxy *p);
@@ -59,7 +60,7 @@ struct bt_wx_proxy_card {
 struct bt_wx_proxy {
     struct bt_wx *x;
     struct bt_wx_process process;
-    struct bt_map *objs; /* u32 handle -> bt_wx_obj: what the wire process has */
+    struct bt_map *objs; /* u32 handle -> bt_wx_obj: the objects of the wire process */
     uint32_t next_handle;
     struct bt_wx_board *board;
     int board_fd;
@@ -72,7 +73,7 @@ struct bt_wx_proxy {
 void bt_wx_proxy_unname(struct bt_wx_proxy *p, struct bt_wx_obj *o);
 /* The messages of c's session are counted in c again. */
 void bt_wx_proxy_unhear(struct bt_wx_proxy *p, struct bt_wx_conn *c);
-/* The process is dead and reaped: nobody writes to the slab any more. */
+/* The process is dead and reaped, so nothing writes to the slab any more. */
 void bt_wx_proxy_lost(struct bt_wx_proxy *p, const char *why);
 /* The pipe is new: all that a new process has to know first. */
 void bt_wx_proxy_greet(struct bt_wx_proxy *p);

@@ -1,5 +1,5 @@
-/* The kvstore's control of its wire process: start, messages, silence, death, restart. Control
- * thread. wx_proxy.c defines what the messages mean. */
+/* How the kvstore controls its wire process: start, messages, silence, death, restart. wx_proxy.c
+ * handles the messages. Control thread. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -195,7 +195,7 @@ static void conn_open(struct bt_wx *x, struct bt_wx_conn *c)
     bt_list_insert_tail(&x->conns, &c->link);
 }
 
-/* Does what is due by time or state, after its paths have done so; c may be freed afterwards. */
+/* Does the connection's work that is due now, after that of its paths. This may free c. */
 void bt_wx_conn_step(struct bt_wx_conn *c)
 {
     if (c->kill_wanted && !c->killed) {

@@ -83,7 +83,7 @@ struct bt_wx_conn {
     uint32_t n_stopping;                 /* flows told to stop, not yet quiet */
 };
 
-/* What a receiver had of a flow when a path ended: all items below `item`, and from there on the
+/* What a receiver had of a flow when a path ended: all items below `item`, and of later items the
  * segments whose bits are set (bt_wx_has_bit). */
 struct bt_wx_has {
     struct bt_wx_has *next;
@@ -109,7 +109,7 @@ struct bt_wx_path {
      * RESEND. Control frees it. */
     struct bt_wx_has *has;
     /* the transfer thread's own */
-    struct bt_wx_ucx_path *ucx; /* what the transport has of it: ucx_priv.h, */
+    struct bt_wx_ucx_path *ucx; /* the transport's part; struct in ucx_priv.h */
     struct bt_wx_via *via;      /* or grpc.c */
     struct bt_list link;        /* conn->paths */
     struct bt_list hot_link;    /* x->hot: it wants a turn */

@@ -35,13 +35,13 @@ struct bt_wx_land { /* one message on its way in */
     struct bt_wx_recv *recv;
     struct bt_wx_path *path;
     struct bt_wire_seg_hdr hdr;
-    const uint8_t *crcs; /* what the sender computed */
+    const uint8_t *crcs; /* the CRCs that the sender has computed */
     uint64_t at;         /* payload bytes that are in the slots, in order */
     uint32_t crc;        /* of the segment that is at `at`, so far */
     bool loose;          /* a card wrote them, or they came out of order: CRCs at the end */
 };
 
-/* What carries messages between two transfer threads. */
+/* A transport: carries messages between two transfer threads. */
 struct bt_wx_transport {
     void (*create)(struct bt_wx *x); /* control thread; sets header_max and alone_min */
     /* Control thread, once for each card; statuses as of bt_wx_card_start. */
@@ -52,7 +52,7 @@ struct bt_wx_transport {
     void (*finish)(struct bt_wx *x);
     void (*destroy)(struct bt_wx *x); /* control thread; the thread has ended */
     void (*run)(struct bt_wx *x);     /* UCX's: the transfer thread, until bt_wx_over */
-    /* Makes what the path needs on this side; READY follows. */
+    /* Creates this side of the path. READY follows. */
     void (*path_open)(struct bt_wx_path *l);
     /* To peer_address. bt_wx_path_proven follows. */
     void (*path_connect)(struct bt_wx_path *l);
@@ -75,7 +75,8 @@ struct bt_wx {
     int wakefd;
     struct bt_wx_bell *bell, own_bell;
     struct bt_list conns, hot; /* hot: paths */
-    struct bt_list notify;     /* receives that control is told about at the end of the turn */
+    /* receives about which the control thread gets an event at the end of the turn */
+    struct bt_list notify;
     struct bt_wx_out *out_free;
     uint64_t now_ns;
     uint64_t handoff_ns;   /* when a message of class 0 was posted last */
