@@ -74,7 +74,7 @@ static void fill_scheduling(Baton__AdminStatus *st, const struct bt_requests_con
     st->mixed = mixed;
 }
 
-/* What is done with an answer: it is sent to batonctl, or written as JSON. */
+/* Uses an answer: sends it to batonctl, or writes it as JSON. */
 typedef void (*use_fn)(void *arg, const ProtobufCMessage *m);
 
 static void reply(void *call, const ProtobufCMessage *m)
@@ -295,7 +295,7 @@ static void fill_outcome(Baton__AdminOutcome *o, const struct bt_explanation *e)
     o->in_time = e->actual.in_time;
 }
 
-/* Fills in all but lists and the outcome. */
+/* Fills in everything except the lists and the outcome. */
 static void fill_explanation(Baton__AdminExplanation *x, const struct bt_explanation *e)
 {
     baton__admin_explanation__init(x);
@@ -463,8 +463,8 @@ struct drain_call { /* waits for etcd */
     bool draining;
 };
 
-/* Is there a worker with its kvstore on a node that is not drained? A worker of either role can do
- * both phases. */
+/* Returns whether there is a worker with its kvstore on a node that is not drained. A worker of
+ * either role can do both phases. */
 static bool others_could(struct bt_admin *a, const char *node)
 {
     struct bt_view_snapshot v;

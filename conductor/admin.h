@@ -20,8 +20,8 @@ struct bt_admin_config { /* strings are the caller's */
 /* Serves /baton.Admin behind the gate (before its server's start). view and rs outlive it. */
 struct bt_admin *bt_admin_create(struct bt_admin_gate *gate, struct bt_view *view,
                                  struct bt_requests *rs, const struct bt_admin_config *conf);
-/* Appends what a page asks for as JSON: "status", "requests", "history", "explain/ID". Returns 200,
- * or 404 with the reason in why. arg: the bt_admin; for bt_front_show. */
+/* Appends the JSON that a page asks for: "status", "requests", "history", "explain/ID". Returns
+ * 200, or 404 with the reason in why. arg: the bt_admin; for bt_front_show. */
 int bt_admin_page(void *arg, const char *what, struct bt_buf *out, char *why, size_t cap);
 /* The view and the table of those that start are about to be destroyed. Calls that wait for etcd
  * are still answered, when etcd's client ends. */

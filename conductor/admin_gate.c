@@ -27,7 +27,7 @@ static void on_reply(void *arg, int code, const char *detail)
     free(a);
 }
 
-/* May the caller go on? False: the call was answered. */
+/* Returns whether the caller may go on. If not, the call was answered. */
 static bool may_enter(struct bt_admin_gate *g, struct bt_rpc_call *call, struct audit *a)
 {
     char id[33] = "", why[512];

@@ -25,8 +25,8 @@ struct bt_admin_gate { /* the caller's memory; outlives the server */
 
 /* Serves /baton.Admin/NAME by fn, before the server's start. name is static text. */
 void bt_admin_gate_serve(struct bt_admin_gate *g, const char *name, bt_rpc_unary_fn fn, void *arg);
-/* Names what the call is about, for its line in the log: "node=n1 force=0". The last text counts;
- * nothing happens after the answer. */
+/* Names the object of the call for its line in the log: "node=n1 force=0". The last text counts.
+ * Has no effect after the answer. */
 void bt_admin_gate_target(struct bt_rpc_call *call, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 

@@ -1,4 +1,5 @@
-/* batonctl role: the Admin service's part that changes what a running worker does. Loop thread. */
+/* batonctl role: the part of the Admin service that changes the role of a running worker. Loop
+ * thread. */
 #ifndef BT_CONDUCTOR_ADMIN_ROLE_H
 #define BT_CONDUCTOR_ADMIN_ROLE_H
 

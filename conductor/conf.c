@@ -332,7 +332,7 @@ static bool check(const void *conf, char *err, size_t err_cap)
     return true;
 }
 
-/* Reads what is needed before the weights: configuration and tokenizer. */
+/* Checks what the conductor needs before the weights: the configuration and the tokenizer. */
 static bool look(const void *conf, char *err, size_t err_cap)
 {
     const struct bt_conductor_conf *c = conf;

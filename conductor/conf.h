@@ -22,9 +22,10 @@ enum {
     BT_CONDUCTOR_ENDED_MS = 30000
 };
 
-/* The bytes of request bodies that may be held at once, for a largest body of body_max bytes: 64
- * bodies of the default size, as many as may wait to be read. One client may have half of what the
- * others leave, so with four times the largest body three clients can send one each. */
+/* The bytes of request bodies that the conductor may hold at once, if the largest body has body_max
+ * bytes: 64 bodies of the default size, which is the number that may wait to be read. One client
+ * may have half of the bytes that the others leave. So with four times the largest body, three
+ * clients can send one each. */
 static inline uint64_t bt_conductor_body_total(uint64_t body_max)
 {
     return BT_MAX((uint64_t)256 << 20, 4 * body_max);

@@ -1,4 +1,4 @@
-/* What the conductor has counted, over the last time: for pages that show how goodput changes. It
+/* The conductor's counters over the last half hour, for pages that show how goodput changes. It
  * takes one sample every few seconds and costs nothing else. Loop thread. */
 #ifndef BT_CONDUCTOR_HISTORY_H
 #define BT_CONDUCTOR_HISTORY_H

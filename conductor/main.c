@@ -29,7 +29,7 @@
 /* After a request's last token: the numbers of `usage` come over other sessions, within a round
  * trip or so. A client waits for them no longer than this. */
 #define SETTLE_MS     250
-#define FILES_BESIDE  256 /* open files of a conductor that are no clients */
+#define FILES_BESIDE  256 /* open files of a conductor besides those of clients */
 #define LEAVE_POLLS   20  /* of 10 ms: the lease's revocation gets that long to leave */
 #define DRAIN_POLL_MS 50  /* between two looks whether the last request has ended */
 
@@ -84,7 +84,7 @@ static bool fail(struct conductor *c, const char *what, const char *why)
     return false;
 }
 
-/* As fail(), for the model's files that were not loaded, or do not fit each other. */
+/* The same as fail(), for files of the model that were not loaded or do not fit together. */
 static bool refuse(struct conductor *c, bt_status_t status, const char *what, const char *why)
 {
     (void)fail(c, what, why);
@@ -454,7 +454,7 @@ static void stop(struct conductor *c)
             bt_loop_poll(c->loop, 10);
         }
     }
-    /* A failed start leaves NULL for what it has not created. */
+    /* After a failed start, members that were not created are NULL. */
 #define DESTROY(member, type) ((c->member != NULL) ? bt_##type##_destroy(c->member) : (void)0)
     DESTROY(role_job, role_job);
     DESTROY(front, front);

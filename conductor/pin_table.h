@@ -27,7 +27,7 @@ struct bt_pin_spec {
 };
 
 struct bt_pin_info {
-    const Baton__Pin *pin; /* as it is in etcd, its keys may be left out */
+    const Baton__Pin *pin; /* as in etcd; its keys may be missing */
     uint32_t blocks;
     uint64_t left_ms;
     bool renewed; /* the pin existed before */

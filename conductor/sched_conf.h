@@ -8,7 +8,7 @@
 
 /* Parameters of the configured policy; those that it does not use are 0. conf was checked. */
 void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_params *p);
-/* Describes what is in force, one sentence a line; for bt_conf_schema.describe. */
+/* Describes the settings that are in force, one sentence a line; for bt_conf_schema.describe. */
 void bt_sched_conf_describe(const void *conf, char *text, size_t cap);
 /* Notes about keys without the effect that an operator expects: the i-th note, from 0 on; NULL: no
  * more. Static text. */

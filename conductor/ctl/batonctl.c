@@ -45,8 +45,8 @@ int bt_ctl_print_table(const struct bt_ctl *c, struct bt_ctl_table *t)
 
 /* ---- options ---- */
 
-/* The option that arg names, as "--opt" or "--opt=value"; NULL: none. *value_p: what stands behind
- * the '=', or NULL. */
+/* The option that arg names, as "--opt" or "--opt=value". NULL: there is no such option. *value_p:
+ * the text behind the '=', or NULL. */
 static const struct bt_ctl_option *find_option(const char *arg, const char **value_p)
 {
     *value_p = NULL;
@@ -131,7 +131,7 @@ static int check_options(struct bt_ctl *c)
 
 /* ---- commands ---- */
 
-/* Do the arguments and options fit the command? 0, or the exit status. */
+/* Checks that the arguments and options fit the command. Returns 0, or the exit status. */
 static int check_command(const struct bt_ctl *c, const struct bt_ctl_command *k)
 {
     bool last = c->opt[BT_CTL_LAST] != NULL;

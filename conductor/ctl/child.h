@@ -7,9 +7,9 @@
 
 #define CTL_CHILD_ARGS_MAX 80 /* with the NULL at the end */
 
-/* Runs argv[0] (looked up in PATH) without standard input and waits, seconds_max at most: then it
- * is killed. Returns its exit status; -1 if it did not start, was killed, or did not end in time.
- * *out_p: what it wrote to both outputs, up to 4 MiB, with a NUL behind it. The caller frees it. */
+/* Runs argv[0] (looked up in PATH) without standard input, and kills it after seconds_max. Returns
+ * its exit status; -1 if it did not start, was killed, or did not end in time. *out_p: the text of
+ * both its outputs, up to 4 MiB, with a NUL at its end. The caller frees it. */
 int bt_ctl_child(const char *const *argv, int seconds_max, char **out_p);
 /* The same with another environment: NAME=VALUE texts, then NULL. */
 int bt_ctl_child_with(const char *const *argv, const char *const *environment, int seconds_max,

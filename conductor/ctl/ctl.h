@@ -1,4 +1,4 @@
-/* What the commands of batonctl share. */
+/* Shared by the commands of batonctl. */
 #ifndef BT_CONDUCTOR_CTL_H
 #define BT_CONDUCTOR_CTL_H
 
@@ -32,7 +32,7 @@ struct bt_ctl {
     double watch_s; /* 0: once */
 };
 
-/* Prints what is wrong with the command line; returns the exit status. arg may be NULL. */
+/* Prints the fault of the command line and returns the exit status. arg may be NULL. */
 int bt_ctl_usage(const char *what, const char *arg);
 /* Sends q to method and waits for the reply, a message of reply_type, which the caller frees
  * (baton__..._free_unpacked); NULL after an error message. */
@@ -51,8 +51,8 @@ size_t bt_ctl_print_starting(const Baton__AdminStatus *s);
 /* A member's state in a word. */
 const char *bt_ctl_state_of(const Baton__AdminNode *n);
 
-/* What `batonctl status` and others ask for; NULL after an error message. The caller frees it
- * (baton__admin_status__free_unpacked). */
+/* The answer for `batonctl status` and other commands. NULL after an error message. The caller
+ * frees it (baton__admin_status__free_unpacked). */
 Baton__AdminStatus *bt_ctl_status_of(const struct bt_ctl *c);
 
 /* The commands (commands.def); each returns the exit status. */

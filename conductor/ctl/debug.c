@@ -1,4 +1,4 @@
-/* batonctl debug: one archive with what a person needs who looks for a fault elsewhere. It has no
+/* batonctl debug: writes one archive for a person who looks for a fault elsewhere. It contains no
  * prompt, answer, key or certificate: requests are named by ids, and configurations name files. */
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,7 @@ static void put(struct bundle *b, const char *name, const char *text)
     free(path);
 }
 
-/* Runs a program and writes what it says, below its command line and status. */
+/* Runs a program, and writes its output below its command line and status. */
 static void put_output(struct bundle *b, const char *name, const char *const *argv)
 {
     char *out, *text;
@@ -89,8 +89,8 @@ static void put_cluster(struct bundle *b)
     put_command(b, "blocks.txt", "blocks", "--limit=0");
 }
 
-/* Is it HOST:PORT and nothing else? What a member calls its address must not become a path, a
- * question, or one of curl's patterns. */
+/* Returns whether the text is HOST:PORT and nothing else. A member's address must not become a
+ * path, a question, or one of curl's patterns. */
 static bool is_address(const char *text)
 {
     return text[0] != '\0' &&
@@ -112,8 +112,8 @@ static char *own_address(const struct bt_ctl *c, const Baton__AdminStatus *s,
     return bt_sprintf("%.*s%s", (int)(host_end - c->addr), c->addr, port);
 }
 
-/* A conductor's metrics over HTTPS, with_key with the API key, which curl reads from a file: a
- * command line is not secret. False: there is no HTTPS, or no answer. */
+/* Writes a conductor's metrics over HTTPS; with_key: with the API key. curl reads the key from a
+ * file, because command lines are not secret. Returns false if there is no HTTPS, or no answer. */
 static bool put_over_https(struct bundle *b, const struct bt_ctl *c, const char *name,
                            const char *address, bool with_key)
 {

@@ -1,4 +1,4 @@
-/* batonctl doctor: looks at this host, its daemons and the cluster, and says what to mend. */
+/* batonctl doctor: checks this host, its daemons and the cluster, and says what to correct. */
 #include "conductor/ctl/doctor.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* What `batonctl doctor` looks at, and what it finds. */
+/* The checks of `batonctl doctor`, and their findings. */
 #ifndef BT_CONDUCTOR_CTL_DOCTOR_H
 #define BT_CONDUCTOR_CTL_DOCTOR_H
 
@@ -13,7 +13,7 @@ enum bt_ctl_level { BT_CTL_GOOD, BT_CTL_WARNING, BT_CTL_FAULT, BT_CTL_NOTE };
 struct bt_ctl_finding {
     enum bt_ctl_level level;
     char *what;   /* "clock", "kvstore: slab" */
-    char *text;   /* what is so */
+    char *text;   /* the observation */
     char *remedy; /* NULL: nothing to do */
 };
 
@@ -43,9 +43,9 @@ struct bt_ctl_daemons {
     size_t n;
 };
 
-/* Finds the daemons that run from the folder of this batonctl, then those that have a configuration
- * file KIND.yaml: in the given folder all, in /etc/baton (given NULL) those of which none runs.
- * bt_ctl_daemons_free ends it. */
+/* Finds the daemons that run from the folder of this batonctl. Adds daemons that have a
+ * configuration file KIND.yaml: all of the folder `given`, or, if that is NULL, those of /etc/baton
+ * that do not run. End it with bt_ctl_daemons_free. */
 void bt_ctl_find_daemons(const char *given, struct bt_ctl_daemons *d);
 void bt_ctl_daemons_free(struct bt_ctl_daemons *d);
 /* Runs the daemon's program with its own arguments and environment, and one more argument; as root

@@ -1,4 +1,5 @@
-/* What doctor looks at of a daemon: the one that runs, or the configuration of one that could. */
+/* Doctor's checks of one daemon: of a running one, or of a configuration with which one could
+ * run. */
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -99,16 +100,16 @@ static bool user_of(int process, uid_t *uid_p)
     return ok;
 }
 
-/* Does root believe what a process of this user says? Any user can run a daemon's program, with any
- * texts in place of its arguments and environment. */
+/* Returns whether root may trust a process of this user. Any user can run a daemon's program with
+ * any arguments and environment. */
 static bool believed(uid_t uid)
 {
     const struct passwd *daemons = getpwnam(DAEMONS_USER);
     return uid == geteuid() || (daemons != NULL && daemons->pw_uid == uid);
 }
 
-/* Adds a process if it runs the program want. Only the very program that stands beside this
- * batonctl is looked at: what is done with its arguments is what that program does with them. */
+/* Adds a process if it runs the program `want`. Only the program in the folder of this batonctl
+ * counts, because doctor runs that program with the process's arguments. */
 static void add_process(struct bt_ctl_daemons *d, const char *kind, const char *want, pid_t pid,
                         int process)
 {
@@ -195,9 +196,9 @@ void bt_ctl_daemons_free(struct bt_ctl_daemons *d)
     free(d->list);
 }
 
-/* The environment for the program of a daemon: its BATON_ variables, and with `ours` also what is
- * in this process's. As an argument of env a variable could be read by every user of the host. The
- * caller frees the list. */
+/* The environment for the program of a daemon: its BATON_ variables, and with `ours` also those of
+ * this process. In arguments of env, every user of the host could read them. The caller frees the
+ * list. */
 static const char **environment_of(const struct bt_ctl_daemon *d, bool ours)
 {
     const char **list = NULL;
@@ -232,7 +233,7 @@ int bt_ctl_daemon_say(const struct bt_ctl_daemon *d, const char *more, char **ou
         n = BT_ARRAY_LEN(as);
     }
     argv[n++] = program;
-    argv[n++] = more; /* before the others, so that it is no option's value */
+    argv[n++] = more; /* comes first, so that it cannot be the value of an option */
     for (const char *p = d->argv; *p != '\0' && n < CTL_CHILD_ARGS_MAX - 1; p += strlen(p) + 1) {
         argv[n++] = p;
     }
@@ -258,7 +259,7 @@ void bt_ctl_daemon_value(const struct bt_ctl_daemon *d, const char *key, char *o
     }
 }
 
-/* ---- what is looked at ---- */
+/* ---- the checks ---- */
 
 struct look {
     struct bt_ctl_findings *f;
@@ -284,7 +285,8 @@ static void find(const struct look *l, enum bt_ctl_level level, const char *what
     bt_ctl_find(l->f, level, name, remedy, "%s", text);
 }
 
-/* The daemon's own check of its configuration and of what that names on this host. */
+/* Runs the daemon's own check of its configuration and of everything that the configuration names
+ * on this host. */
 static void look_configuration(const struct look *l)
 {
     char *out;
@@ -317,7 +319,8 @@ static double bytes_of(const char *text)
     return v;
 }
 
-/* Is there room for the slab? Its file has its whole size from the start of the kvstore on. */
+/* Checks that there is room for the slab, whose file has its full size as soon as the kvstore
+ * starts. */
 static void look_slab(const struct look *l)
 {
     char size[40], path[PATH_MAX], folder[PATH_MAX];
@@ -401,7 +404,7 @@ static void look_limits(const struct look *l)
     }
 }
 
-/* Can a daemon that does not run listen there? One that runs has proved it. */
+/* Checks that a daemon that does not run could listen there. A running one has proved it. */
 static void look_address(const struct look *l, const char *key)
 {
     char addr[300], why[400];
@@ -417,7 +420,8 @@ static void look_address(const struct look *l, const char *key)
     }
 }
 
-/* A file that a key of this prefix names, or else of another; "" if neither does. */
+/* The file that a key with this prefix names, or else the one that a key with the other prefix
+ * names. "" if neither does. */
 static void tls_file(const struct look *l, const char *prefix, const char *other, const char *name,
                      char *out, size_t cap)
 {

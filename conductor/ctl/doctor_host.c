@@ -1,4 +1,4 @@
-/* What doctor looks at on the host itself. */
+/* Doctor's checks of the host itself. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include "conductor/ctl/child.h"
 #include "conductor/ctl/doctor.h"
 
-/* The first line of a file of the kernel, without its end. False: there is no such file. */
+/* Reads the first line of a file of the kernel, without its end. Returns false if there is no such
+ * file. */
 static bool first_line(const char *path, char *out, size_t cap)
 {
     FILE *f = fopen(path, "re");

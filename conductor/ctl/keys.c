@@ -76,7 +76,8 @@ static bool edit_open(struct edit *e, const char *path, bool change)
     if (change && flock(e->dir, LOCK_EX) != 0) {
         return failed(path, "its directory cannot be locked") != 1;
     }
-    /* A link would be replaced by a file, and the file behind it would stay as it is. */
+    /* Otherwise a new file would replace the link, and the file behind the link would not
+     * change. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | (change ? O_NOFOLLOW : 0));
     e->exists = fd >= 0;
     if (fd < 0 && errno == ELOOP) {
@@ -117,7 +118,8 @@ static void edit_close(struct edit *e)
 static int edit_write(struct edit *e)
 {
     struct bt_keys *good =
-        parse(e->path, &e->text); /* what no conductor would read is not written */
+        /* checks the new text: a file that no conductor would read must not be written */
+        parse(e->path, &e->text);
     if (good == NULL) {
         return 1;
     }
@@ -155,7 +157,7 @@ static int edit_write(struct edit *e)
 
 /* ---- add ---- */
 
-/* "90d" from now, or a time as in the file. False: neither. */
+/* Reads "90d" from now, or a time as in the file. Returns false for any other text. */
 static bool read_expires(const char *text, char out[32])
 {
     char *end = NULL;

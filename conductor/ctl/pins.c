@@ -16,7 +16,7 @@
 
 /* ---- options ---- */
 
-/* Reads "90s", "30m", "1h" or "7d". 0: it is none of these. */
+/* Reads "90s", "30m", "1h" or "7d". Returns 0 for any other text. */
 static uint64_t parse_ttl(const char *text)
 {
     static const struct {
@@ -101,8 +101,8 @@ static json_t *tokens_body(char *text, const char *path)
 }
 
 /* Reads a request's body, or only its messages. Unless the body says otherwise, the prompt ends
- * behind the last message. What the template writes to begin an answer is not a prefix of a longer
- * conversation. */
+ * behind the last message: the text with which the template begins an answer is not a prefix of a
+ * longer conversation. */
 static json_t *chat_body(const char *text, size_t len, const char *path)
 {
     json_error_t e;

@@ -20,8 +20,8 @@ void bt_ctl_table_init(struct bt_ctl_table *t, const char *const *head, size_t c
  * names and ids come from others, and must not steer the reader's terminal. */
 void bt_ctl_table_cell(struct bt_ctl_table *t, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* Sorts the rows by a column, by its title; "-TITLE": the largest first. Numbers in a text count as
- * numbers. False: there is no such column. */
+/* Sorts the rows by the column with this title; "-TITLE": the largest first. Numbers in a text
+ * count as numbers. Returns false if there is no such column. */
 bool bt_ctl_table_sort(struct bt_ctl_table *t, const char *column);
 void bt_ctl_table_print(const struct bt_ctl_table *t, FILE *f);
 void bt_ctl_table_cleanup(struct bt_ctl_table *t);

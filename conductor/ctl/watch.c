@@ -86,7 +86,7 @@ int bt_ctl_watch(const struct bt_ctl *c, const struct bt_ctl_command *k)
     int rc;
     do {
         fputs(tty ? "\033[2J\033[H" : "", stdout);
-        (void)fflush(stdout); /* before what the command says on stderr */
+        (void)fflush(stdout); /* must come before the command's output on stderr */
         rc = k->run(c);
         fputs(tty || c->json ? "" : "\n", stdout);
     } while (fflush(stdout) == 0 && wait_s(every));
@@ -98,7 +98,7 @@ int bt_ctl_watch(const struct bt_ctl *c, const struct bt_ctl_command *k)
 
 /* ---- top ---- */
 
-/* What the picture before showed, for rates. */
+/* Values of the last picture, for rates. */
 static struct {
     uint64_t at_ns, requests;
     Baton__AdminRequests *list;

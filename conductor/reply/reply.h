@@ -45,17 +45,18 @@ struct bt_reply_style {
  * them. ERR_CONFIG: err names the word and the known ones. */
 bt_status_t bt_reply_style_read(const char *words, const char *template_text,
                                 struct bt_reply_style *s, char *err, size_t err_cap) BT_MUST_CHECK;
-/* Does the template read the variable `tools`? */
+/* Returns whether the template reads the variable `tools`. */
 bool bt_reply_template_takes_tools(const char *template_text);
 /* The i-th marker of the style; NULL after the last. Those that are special tokens must stay in
  * the text that a reply gets. */
 #define BT_REPLY_MARKERS 14 /* at most */
 const char *bt_reply_marker(const struct bt_reply_style *s, size_t i);
-/* Has this text of a prompt opened the reasoning, so that the answer begins inside it? */
+/* Returns whether this text of a prompt has opened the reasoning, so that the answer begins inside
+ * it. */
 bool bt_reply_prompt_thinks(const struct bt_reply_style *s, const char *prompt, size_t len);
-/* ... or closed it, so that the answer has none? */
+/* ... or has closed it, so that the answer has no reasoning. */
 bool bt_reply_prompt_thought(const struct bt_reply_style *s, const char *prompt, size_t len);
-/* Has this beginning of an answer opened its reasoning, and not closed it? */
+/* Returns whether this beginning of an answer has opened its reasoning and not closed it. */
 bool bt_reply_text_thinks(const struct bt_reply_style *s, const char *text);
 
 /* The strings around a style's calls, for those who make a grammar of them. NULL: it has none. */
@@ -93,7 +94,7 @@ struct bt_reply_bit {
     size_t len;
 };
 
-/* What a value may be. In a form with elements this decides whether a text is JSON. */
+/* The kinds that a value may have. In a form with elements they decide whether a text is JSON. */
 enum bt_reply_is {
     BT_REPLY_IS_STRING = 1,
     BT_REPLY_IS_NUMBER = 2,
@@ -131,13 +132,13 @@ struct bt_reply;
 struct bt_reply *bt_reply_create(const struct bt_reply_options *o,
                                  void (*bit)(void *arg, const struct bt_reply_bit *b), void *arg);
 void bt_reply_destroy(struct bt_reply *r);
-/* A token that is a marker stands at this byte of the answer's text, or behind characters that were
- * incomplete there. Call it before its text is fed. */
+/* A token that is a marker begins at this byte of the answer's text, or behind characters that were
+ * incomplete there. Call it before the token's text is fed. */
 void bt_reply_token(struct bt_reply *r, uint32_t id, uint64_t offset);
 /* Takes further text. What does not parse as a call comes out as text: nothing is lost. Wherever
  * the text is cut, the same bits come out, in other pieces. */
 void bt_reply_feed(struct bt_reply *r, const char *text, size_t len);
-/* The answer is complete: what was held back comes out. */
+/* The answer is complete: releases the text that was held back. */
 void bt_reply_end(struct bt_reply *r);
 uint32_t bt_reply_calls(const struct bt_reply *r); /* so far */
 /* Bytes of the answer's text up to the end of its reasoning; UINT64_MAX while it lasts (or may

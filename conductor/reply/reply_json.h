@@ -20,7 +20,8 @@ void bt_json_scan_init(struct bt_json_scan *s);
  * allowed in strings, and every word counts as a number: models write both. */
 enum bt_scan bt_json_scan(struct bt_json_scan *s, char c);
 
-/* What p[0..n) is, an enum bt_reply_is; 0: it is no JSON value, or a deeper one. */
+/* The kind of the JSON value p[0..n), an enum bt_reply_is. 0: it is not a JSON value, or nested too
+ * deep. */
 unsigned bt_json_kind(const char *p, size_t n);
 
 struct bt_json_string { /* the inside of a string */

@@ -45,7 +45,7 @@ static bool is_word(const struct bt_buf *b, const char *word)
     return b->len == strlen(word) && memcmp(b->data, word, b->len) == 0;
 }
 
-/* The key is complete. False: an object with this key is no call. */
+/* The key is complete. Returns false if an object with this key is not a call. */
 static bool take_key(struct bt_reply_object *o)
 {
     const struct bt_buf *w = &o->word;

@@ -25,8 +25,8 @@ const struct bt_reply_form *bt_reply_form_of(enum bt_reply_tools tools);
 
 /* ---- markers ---- */
 enum bt_found { FOUND_NOT, FOUND_PART, FOUND };
-/* Does the text that comes next, p[0..n), begin with the marker (NULL: none)? PART: it may, with
- * what follows; not if the text is complete. */
+/* Returns whether the text that comes next, p[0..n), begins with the marker (NULL: none). PART: it
+ * may, depending on the text that follows; never if the text is complete. */
 enum bt_found bt_reply_begins(const struct bt_reply *r, const char *p, size_t n,
                               const char *marker);
 /* The kinds of an argument. */
@@ -47,11 +47,12 @@ struct bt_reply_xml {
 /* Behind call_open, or before the name. */
 void bt_reply_xml_init(struct bt_reply_xml *x, const struct bt_reply_xml_form *f);
 void bt_reply_xml_cleanup(struct bt_reply_xml *x);
-/* Takes some of p[0..n), n > 0, and appends what it adds to the arguments. 0 with MORE: it needs
- * more text, or has changed its state. DONE: the call is over. BAD: p[0] cannot stand here. */
+/* Reads some of p[0..n), n > 0, and appends its part of the arguments. Returns 0 with MORE if it
+ * needs more text or has changed its state. DONE: the call has ended. BAD: p[0] is not allowed
+ * here. */
 size_t bt_reply_xml_step(struct bt_reply_xml *x, const struct bt_reply *r, const char *p, size_t n,
                          struct bt_buf *out, enum bt_scan *result);
-/* May the frame end here? */
+/* Returns whether the frame may end here. */
 bool bt_reply_xml_between(const struct bt_reply_xml *x);
 void bt_reply_xml_end(struct bt_reply_xml *x, struct bt_buf *out);
 /* The answer ends within the call. */
@@ -70,10 +71,10 @@ struct bt_reply_object {
 };
 void bt_reply_object_init(struct bt_reply_object *o, bool strict);
 void bt_reply_object_cleanup(struct bt_reply_object *o);
-/* Takes a byte behind the '{'. Appends what it adds to the text of the arguments. DONE: it ends
- * the object. BAD: it cannot stand here, and o has not moved. */
+/* Reads a byte behind the '{'. Appends its part of the text of the arguments. DONE: it ends the
+ * object. BAD: it is not allowed here, and o has not changed. */
 enum bt_scan bt_reply_object_feed(struct bt_reply_object *o, char c, struct bt_buf *arguments);
-/* Within the value of the arguments? */
+/* Returns whether o is within the value of the arguments. */
 bool bt_reply_object_in_arguments(const struct bt_reply_object *o);
 
 #endif

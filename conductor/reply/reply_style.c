@@ -283,7 +283,7 @@ bool bt_reply_text_thinks(const struct bt_reply_style *s, const char *text)
            !has(text, thoughts[s->thoughts].close);
 }
 
-/* Does the text end with the marker, but for white space? */
+/* Returns whether the text ends with the marker, apart from white space. */
 static bool ends_with(const char *text, size_t len, const char *marker)
 {
     size_t n = marker != NULL ? strlen(marker) : 0;

@@ -152,7 +152,7 @@ static size_t step_body(struct bt_reply_xml *x, const struct bt_reply *r, const 
     return 1; /* models write white space here, and sometimes a word */
 }
 
-/* What precedes the value in the object. */
+/* Writes what precedes the value in the object. */
 static void begin_value(struct bt_reply_xml *x, const struct bt_reply *r, struct bt_buf *out)
 {
     size_t from = 0, to = x->key.len;

@@ -9,7 +9,7 @@
 struct bt_emit {
     struct bt_detok *detok;
     struct bt_stop *stop;
-    struct bt_buf raw; /* scratch: what the detokenizer gave last */
+    struct bt_buf raw; /* scratch memory: the last output of the detokenizer */
     uint32_t text_len; /* bytes the detokenizer has given so far */
     bool include_stop;
 };

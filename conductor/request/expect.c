@@ -1,6 +1,6 @@
 /* What this conductor expects, for admission: how long rows will go on (survival estimates), which
- * rows will come from prefill (forecast), and how much both stages are asked for (demand; decodes
- * and let_in). Pure. */
+ * rows will come from prefill (forecast), and how much work is asked of both stages (demand;
+ * decodes and let_in). Pure. */
 #include "conductor/request/machine_priv.h"
 
 #define BUCKET_MS 100.0        /* of the forecast: 51 s ahead */

@@ -205,8 +205,8 @@ void bt_explain_note(struct bt_sequence *sq, const struct bt_view_snapshot *v,
     }
 }
 
-/* What happened to a request, since it came. Clocks of workers and kvstores may be wrong: nothing
- * is told of what they place before the request. */
+/* Fills in what has happened to a request since it arrived. Clocks of workers and kvstores may be
+ * wrong, so times that lie before the request are left out. */
 static void take_outcome(struct bt_explanation *e, const struct bt_request *r, const char *why)
 {
     const struct bt_gen_usage *u = &r->usage;

@@ -1,4 +1,4 @@
-/* What batonctl shows of requests: the open ones, and the reasons of the last plans. */
+/* The data that batonctl shows of requests: the open ones, and the reasons for the last plans. */
 #ifndef BT_CONDUCTOR_INSPECT_H
 #define BT_CONDUCTOR_INSPECT_H
 

@@ -12,7 +12,8 @@
  * busy prefill worker has sent its token. */
 #define BT_JOURNAL_WINDOW 4096
 
-/* The finish state that a worker reports with a token. ERROR: this is no token; Ended says why. */
+/* The finish state that a worker reports with a token. ERROR: it is not a token; Ended gives the
+ * reason. */
 typedef enum { BT_TOKEN_GOES_ON, BT_TOKEN_STOP, BT_TOKEN_LENGTH, BT_TOKEN_ERROR } bt_token_finish_t;
 
 struct bt_journal_entry {

@@ -272,11 +272,11 @@ void bt_machine_down(struct bt_machine *mc, struct bt_peer *p)
     }
 }
 
-/* Tells one flight that its daemon is lost. Thousands of requests may be planned again, each with a
- * line in the log and messages to other daemons, so the caller does this in slices. Until then a
- * flight stays as it is: messages of its other daemons count, its request may end or be cancelled,
- * and messages to the lost daemon are dropped. A flight leaves own_flights here, so this happens
- * once. */
+/* Tells one flight that its daemon is lost. Thousands of requests may have to be planned again,
+ * each with a line in the log and messages to other daemons, so the caller does this in slices.
+ * Until its turn a flight stays as it is: messages of its other daemons count, its request may end
+ * or be cancelled, and messages to the lost daemon are dropped. A flight leaves own_flights here,
+ * so this happens once. */
 bool bt_machine_lose(struct bt_machine *mc, uint64_t now_ns)
 {
     mc->now_ns = now_ns;

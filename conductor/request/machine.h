@@ -20,7 +20,7 @@
 struct bt_machine;
 struct bt_sources; /* sources.h */
 
-/* ---- what goes in ---- */
+/* ---- input ---- */
 
 typedef enum {
     /* A worker says: */
@@ -45,7 +45,7 @@ typedef enum {
     BT_EV_EVENTS
 } bt_event_type_t;
 
-/* What a daemon said. */
+/* A message of a daemon. */
 struct bt_event {
     bt_event_type_t type;
     struct bt_peer *from;
@@ -82,7 +82,7 @@ void bt_machine_down(struct bt_machine *mc, struct bt_peer *p);
 /* Tells one more plan that it has lost a daemon. False: no plan is left to tell. */
 bool bt_machine_lose(struct bt_machine *mc, uint64_t now_ns);
 
-/* As bt_request_start and bt_request_cancel (request.h). */
+/* The same as bt_request_start and bt_request_cancel (request.h). */
 struct bt_request *bt_machine_start(struct bt_machine *mc, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg, uint64_t now_ns);
 void bt_machine_cancel(struct bt_machine *mc, struct bt_request *r, uint64_t now_ns);
@@ -124,7 +124,7 @@ uint32_t bt_machine_on_node(struct bt_machine *mc, const char *node);
 const struct bt_explanation *bt_machine_explain(const struct bt_machine *mc, const char *id);
 const struct bt_explanation *bt_machine_recent(const struct bt_machine *mc, uint32_t i);
 
-/* ---- what comes out ---- */
+/* ---- output ---- */
 
 typedef enum {
     BT_ACT_RESERVE,       /* to a kvstore */
@@ -137,16 +137,16 @@ typedef enum {
     BT_ACT_CLIENT_FINISH,
     BT_ACT_CLIENT_DONE, /* the last one of its request, as is an error */
     BT_ACT_CLIENT_ERROR,
-    BT_ACT_TRACED /* the request is over: what it went through */
+    BT_ACT_TRACED /* the request has ended: its record */
 } bt_action_type_t;
 
 typedef enum { BT_PHASES_PREFILL, BT_PHASES_DECODE, BT_PHASES_BOTH } bt_phases_t;
 
-/* What Reserve and Submit of one plan have in common. */
+/* The fields that Reserve and Submit of one plan have in common. */
 struct bt_action_plan {
     const struct bt_request *r; /* its spec */
     const struct bt_kv_key *keys;
-    const uint32_t *tokens; /* [n_tokens]: prompt, and what was generated before this plan */
+    const uint32_t *tokens; /* [n_tokens]: the prompt, and the tokens generated before this plan */
     uint32_t n_tokens, block_tokens;
     uint64_t left_ms; /* of the request's time; 0: no limit */
 };
@@ -224,15 +224,15 @@ const struct bt_gen_spec *bt_request_spec(const struct bt_request *r);
 const struct bt_kv_key *bt_request_root(const struct bt_request *r);
 void *bt_request_env(const struct bt_request *r); /* env_arg of its machine */
 
-/* ---- what it asks ---- */
+/* ---- questions to the caller ---- */
 
 /* Questions about the cluster, answered at once. Every answer is a hint: changes come as events. */
 struct bt_machine_env {
-    /* As bt_view_snapshot, then bt_view_overtake. */
+    /* The same as bt_view_snapshot, then bt_view_overtake. */
     void (*snapshot)(void *arg, const struct bt_kv_key *keys, uint32_t n_keys, int32_t priority,
                      struct bt_view_snapshot *out);
     void (*facts)(void *arg, const struct bt_peer *p, struct bt_peer_facts *out);
-    /* As bt_sources_find and bt_sources_spread. */
+    /* The same as bt_sources_find and bt_sources_spread. */
     void (*sources)(void *arg, const struct bt_view_snapshot *v, const struct bt_sched_plan *plan,
                     const struct bt_kv_key *keys, uint32_t n_keys, uint32_t n,
                     struct bt_sources *out);

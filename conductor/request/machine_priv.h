@@ -96,10 +96,10 @@ struct bt_sequence_avoid {
     bool failed;                         /* ... or it failed the sequence */
 };
 
-/* What is planned as one: the unit of states.def, of epochs and of plans, known to daemons by its
- * id. A request begins as one sequence that carries all its choices (one prefill, forks). When that
- * fails after the first token, each unfinished choice goes on in a sequence of its own: their
- * tokens differ, so their prompts do, and epochs of one id cannot run side by side. */
+/* The unit of states.def, of epochs and of plans; daemons know it by its id. A request begins as
+ * one sequence that carries all its choices (one prefill, forks). If that fails after the first
+ * token, each unfinished choice goes on in a sequence of its own: their tokens differ, so their
+ * prompts differ, and epochs of one id cannot run side by side. */
 struct bt_sequence {
     struct bt_list link;  /* r->sequences */
     struct bt_list queue; /* mc->queues.waiting, mc->queues.planning or mc->queues.starved */
@@ -151,7 +151,7 @@ struct bt_request {
     struct bt_list link; /* mc->all, mc->over */
     struct bt_machine *mc;
     struct bt_gen_spec spec;
-    const struct bt_gen_ops *ops; /* NULL: there are no more callbacks */
+    const struct bt_gen_ops *ops; /* NULL: no further callbacks */
     bool ended;                   /* the last callback is queued, or the client has left */
     void *arg;
     int refuse;       /* a BT_REJECT_* that the loop reports; -1: none */
@@ -209,7 +209,7 @@ struct bt_queues {
     uint64_t round; /* number of the current round */
 };
 
-/* What admission expects (expect.c). */
+/* The expectations for admission (expect.c). */
 struct bt_expect {
     struct bt_sched_survival survival;
     struct bt_sched_expected stages;
@@ -235,7 +235,8 @@ struct bt_actions {
     struct bt_buf text;   /* texts of all actions since the list was empty */
 };
 
-/* What admission says of the shortest prompt of a class with these objectives (turn_away.c). */
+/* The verdict of admission on the shortest prompt of a class with these objectives
+ * (turn_away.c). */
 struct bt_gate {
     int32_t priority;
     double slo_ttft_ms, slo_tbt_ms, waited_ms;
@@ -293,7 +294,7 @@ struct bt_explain_ring; /* inspect.c */
 struct bt_sequence_input {
     struct bt_peer *peer;      /* the daemon that sent it or was lost */
     struct bt_flight *flight;  /* ENDED, LOST: the plan concerned */
-    const struct bt_event *ev; /* what a daemon said; else NULL */
+    const struct bt_event *ev; /* the present message of a daemon; otherwise NULL */
     uint64_t now_ns;
 };
 
@@ -313,9 +314,10 @@ static inline uint64_t bt_machine_wall_ns(const struct bt_machine *mc)
 void bt_machine_register(struct bt_machine *mc); /* metrics.c */
 
 /* ---- actions.c ---- */
-/* A new action behind all others, zeroed but for its type; valid until the next one is added. */
+/* Adds an action behind all others. It is zeroed except for its type, and valid until the next one
+ * is added. */
 struct bt_action *bt_action_add(struct bt_machine *mc, bt_action_type_t type);
-/* As above, for a client that has not left; NULL: it has. */
+/* The same, but returns NULL if the client has left. */
 struct bt_action *bt_action_client(struct bt_request *r, bt_action_type_t type);
 /* Keeps a text for an action; returns where, for its text_at. */
 size_t bt_action_text(struct bt_machine *mc, const char *text);
@@ -354,8 +356,9 @@ void bt_sequence_avoid(struct bt_sequence *sq, const struct bt_peer *p);
  * doubles up to a second, so that a network that fails for some seconds does not use up a request's
  * tries. lost: a daemon was lost; its node's other sessions break at about the same time. */
 uint32_t bt_replan_delay_ms(bool lost, uint32_t replans);
-/* The current plan is over: plans again, or fails the request. lost: the daemon that was lost or
- * hangs; a worker that had begun with the request counts as killed by it. NULL: nobody was lost. */
+/* Ends the current plan, and plans again or fails the request. lost: the daemon that was lost or
+ * hangs; if it is a worker that had begun with the request, the request may have killed it, and
+ * this is counted. NULL: no daemon was lost. */
 void bt_sequence_replan(struct bt_sequence *sq, const struct bt_peer *lost, const char *why,
                         uint64_t now_ns);
 /* A daemon of plan f, which the sequence has left, was lost. True: it counts as killed by the
@@ -372,7 +375,8 @@ void bt_sequence_repair(struct bt_sequence *sq, const struct bt_peer *p, int32_t
 void bt_sequence_move(struct bt_sequence *sq, uint64_t now_ns);
 /* Ends the sequence's plan, if it has one: it is to be planned. */
 void bt_sequence_leave_plan(struct bt_sequence *sq, uint64_t now_ns);
-/* Does each of its choices go on in a sequence of its own when it is planned again? */
+/* Returns whether each choice will go on in a sequence of its own when the sequence is planned
+ * again. */
 bool bt_sequence_splits(const struct bt_sequence *sq);
 /* Fails a sequence that has waited for a place or for room for too long. */
 bool bt_sequence_queued_too_long(struct bt_sequence *sq, uint64_t now_ns);
@@ -398,7 +402,7 @@ void bt_request_no_tokens(struct bt_sequence *sq, uint64_t now_ns);
 void bt_request_fail(struct bt_request *r, int reject, int http, uint32_t retry_after_s,
                      const char *why);
 void bt_request_prefill_done(struct bt_request *r, const struct bt_event *ev, uint64_t now_ns);
-/* Did its times, as its usage has them, meet its objectives? Without objectives: true. */
+/* Returns whether the times in its usage meet its objectives. Without objectives: true. */
 bool bt_request_in_time(const struct bt_request *r);
 void bt_request_flow_done(struct bt_request *r, const struct bt_event *ev);
 /* A sequence has settled. When it is the last one, the request is done. */
@@ -417,8 +421,8 @@ typedef enum {
  * wait for room. REFUSED: rej says why. */
 bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
                                   struct bt_sched_reject *rej);
-/* Would the sequence miss an objective if it were planned wait_ms later? Then rej says which one.
- * False for a sequence that was admitted before. */
+/* Returns whether the sequence would miss an objective if it were planned wait_ms later; rej says
+ * which one. False for a sequence that was admitted before. */
 bool bt_sequence_hopeless(struct bt_sequence *sq, uint64_t now_ns, double wait_ms,
                           struct bt_sched_reject *rej);
 /* The rate at which w would compute a whole prompt of n tokens. 0: not known. */
@@ -455,8 +459,8 @@ struct bt_flight *bt_flight_create(struct bt_sequence *sq);
  * cancelled only if that takes too long. Grants are released after the workers have ended, so that
  * finished blocks are kept. */
 void bt_flight_wind(struct bt_flight *f, bool hard, uint64_t now_ns);
-/* One of several choices has ended with a stop string. Its worker does not know stop strings, so it
- * is told. */
+/* One of several choices has ended with a stop string. Tells the worker, which does not know stop
+ * strings. */
 void bt_flight_cancel_choice(struct bt_flight *f, uint32_t choice);
 /* The session with p broke. The flight expects nothing from p any more. */
 void bt_flight_lose(struct bt_flight *f, const struct bt_peer *p);
@@ -465,7 +469,8 @@ void bt_flight_ended(struct bt_flight *f, const struct bt_peer *p);
 /* A worker says that it has received the plan. Only such a worker counts as killed by the request
  * if it is lost. */
 void bt_flight_received(struct bt_flight *f, const struct bt_peer *p);
-/* Has the worker received the plan and not ended? Also true if the worker was lost since. */
+/* Returns whether the worker has received the plan and not ended it. Also true if the worker was
+ * lost since. */
 bool bt_flight_works_on(const struct bt_flight *f, const struct bt_peer *p);
 /* The class of its work at the workers: the request's, or the last one if it is served late. */
 static inline int32_t bt_flight_class(const struct bt_flight *f)
@@ -500,9 +505,9 @@ void bt_flight_destroy(struct bt_flight *f);
 void bt_expect_init(struct bt_machine *mc, uint64_t now_ns);
 /* Fills the snapshot's clock, forecasts and demand. */
 void bt_expect_show(struct bt_machine *mc, uint64_t now_ns, struct bt_sched_snapshot *s);
-/* Counts what the sequence asks for, once, planned or refused: compute_ms of a prefill worker,
- * decode_work of a decode worker. let_in: prefill workers would take it, so that it also asks for
- * decode workers. */
+/* Counts the work that the sequence asks for, once, whether it is planned or refused: compute_ms of
+ * a prefill worker, decode_work of a decode worker. let_in: prefill workers would accept it, so it
+ * also asks for decode workers. */
 void bt_expect_demand(struct bt_sequence *sq, uint64_t now_ns, double compute_ms,
                       double decode_work, bool let_in);
 /* Counts the prefill of a sequence that admission refused, once. */
@@ -519,7 +524,7 @@ void bt_expect_settled(struct bt_flight *f, uint64_t now_ns);
 void bt_expect_choice_over(struct bt_request *r, uint32_t choice, bool whole);
 void bt_expect_learn(struct bt_machine *mc, uint64_t now_ns);
 
-/* ---- outcome.c: what was predicted, and what came of it ---- */
+/* ---- outcome.c: compares predictions with what happened ---- */
 void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f);
 /* Notes where the plan's prefix is fetched from. */
 void bt_outcome_source(struct bt_sequence *sq, const struct bt_sources *from);
@@ -586,9 +591,10 @@ void bt_queue_room(struct bt_machine *mc);
 void bt_queue_count(struct bt_request *r);
 void bt_queue_uncount(struct bt_request *r);
 typedef enum { BT_QUEUE_AT_ONCE, BT_QUEUE_WAITS, BT_QUEUE_FULL } bt_queue_answer_t;
-/* What would become of a new request of this class and tenant (NULL: none)? AT_ONCE: it has a place
- * and is planned without waiting for room. WAITS: it waits; *instead_p, if not NULL, has a lower
- * class and is refused in its place. FULL: the queue, or the tenant's share of it, has no place. */
+/* Returns the answer that a new request of this class and tenant (NULL: none) would get. AT_ONCE:
+ * it has a place and is planned without waiting for room. WAITS: it waits; *instead_p, if not NULL,
+ * has a lower class and is refused instead of it. FULL: the queue, or the tenant's share of it, has
+ * no place. */
 bt_queue_answer_t bt_queue_ask(struct bt_machine *mc, int32_t priority, const char *tenant,
                                struct bt_sequence **instead_p);
 /* How long a new request of this class would wait for a place or for room, at the rate at which

@@ -35,8 +35,8 @@ static void register_latencies(struct bt_machine *mc)
         bt_metrics_histogram(m, "vllm:request_inference_time_seconds", l, e2e, BT_ARRAY_LEN(e2e));
 }
 
-/* Also vLLM's buckets: 1, 2, 5 times the powers of ten. They do not depend on the model's context,
- * so that the series of several models can be added. */
+/* The same buckets as vLLM: 1, 2, 5 times the powers of ten. They do not depend on the model's
+ * context, so that the series of several models can be added. */
 static void register_lengths(struct bt_machine *mc)
 {
     static const double tokens[] = {1,    2,    5,    10,    20,    50,    100,    200,    500,

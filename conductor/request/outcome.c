@@ -16,7 +16,7 @@ void bt_outcome_planned(struct bt_sequence *sq, const struct bt_flight *f)
 {
     struct bt_gen_plan *p = &sq->r->usage.plan;
     if (p->reason[0] != '\0') {
-        return; /* the client is told only the first plan */
+        return; /* the client receives only the first plan */
     }
     snprintf(p->prefill, sizeof(p->prefill), "%s", name_of(f->prefill));
     snprintf(p->decode, sizeof(p->decode), "%s", name_of(f->decode));

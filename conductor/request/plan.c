@@ -84,8 +84,8 @@ static struct bt_action_plan plan_of(const struct bt_sequence *sq, uint64_t now_
                                    .left_ms = left_ms_of(sq->r, now_ns)};
 }
 
-/* n_tokens: the whole prompt, or whole blocks of its beginning. Only the prefill side fetches. The
- * decode side gets everything by the hand-off, which sends the prefix as soon as it is there. */
+/* n_tokens: the whole prompt, or whole blocks from its beginning. Only the prefill side fetches.
+ * The hand-off gives the decode side everything; it sends the prefix as soon as it is there. */
 static void reserve(const struct bt_sequence *sq, uint32_t n_tokens, bool keep,
                     struct bt_sources *from, double recompute_tokens_per_s, uint64_t now_ns)
 {
@@ -273,7 +273,8 @@ static struct bt_sched_request request_of(const struct bt_sequence *sq, uint64_t
 /* A prompt's blocks can be found once they are sealed, some seconds behind its first token. */
 #define SEAL_MS 5000.0
 
-/* Of two chains of keys: a key stands for all blocks before it. */
+/* The number of blocks that two chains of keys have in common. A key stands for all blocks before
+ * it. */
 static uint32_t common_blocks(const struct bt_sequence *a, const struct bt_sequence *b)
 {
     uint32_t lo = 0, hi = BT_MIN(a->n_keys, b->n_keys);
@@ -372,8 +373,8 @@ static bool follows(struct bt_sequence *sq, const struct attempt *a)
                             late ? &a->plan : NULL, &a->rej, find_coming, sq);
 }
 
-/* Takes the snapshot and asks the policy, for the sequence as it is now, or as if it had waited
- * wait_ms longer. */
+/* Takes the snapshot and asks the policy. wait_ms 0: for the sequence as it is now; otherwise as if
+ * it had waited so much longer. */
 static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, struct attempt *a)
 {
     const struct bt_request *r = sq->r;
@@ -383,7 +384,8 @@ static void ask_policy(struct bt_sequence *sq, uint64_t now_ns, double wait_ms, 
     look(sq, now_ns, &a->v, &a->full);
     a->req = request_of(sq, now_ns, wait_ms);
     a->params = bt_request_params(mc, r->spec.slo_ttft_ms, r->spec.slo_tbt_ms);
-    if (sq->epoch != 0) { /* admitted already: an objective is no reason to drop it now */
+    /* the sequence was admitted before, so an objective is no reason to drop it now */
+    if (sq->epoch != 0) {
         a->params.objective.ttft_ms = a->params.objective.tbt_ms = 0;
     }
     if (wait_ms > 0) { /* it waits for a place or for room, and late requests do not wait */
@@ -439,8 +441,8 @@ static bool no_room(const struct attempt *a)
     return a->full && a->plan.last_resort;
 }
 
-/* As bt_sequence_hopeless, of a plan that was made and has to wait for room: the same snapshot and
- * the same place, only admission is asked again, with the wait. */
+/* The same as bt_sequence_hopeless, for a plan that is made and has to wait for room. It uses the
+ * same snapshot and the same workers, and asks only admission again, with the wait. */
 static bool hopeless_behind(struct bt_sequence *sq, struct attempt *a, double wait_ms,
                             uint64_t now_ns)
 {
@@ -553,8 +555,8 @@ bt_plan_result_t bt_sequence_plan(struct bt_sequence *sq, uint64_t now_ns,
     return BT_PLAN_SUBMITTED;
 }
 
-/* Does the plan avoid the daemons that are leaving or give up their role? If no other worker has
- * the role, the policy plans on one that gives it up. */
+/* Returns whether the plan avoids daemons that are leaving or give up their role. If no other
+ * worker has the role, the policy plans on one that gives it up. */
 static bool is_away(const struct bt_machine *mc, const struct attempt *a)
 {
     return a->verdict == BT_SCHED_PLANNED && !a->plan.draining && !no_room(a) &&

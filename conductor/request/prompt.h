@@ -11,7 +11,7 @@ struct bt_prompt *bt_prompt_create(const struct bt_tokens *prompt, uint32_t top)
 void bt_prompt_destroy(struct bt_prompt *p); /* NULL is fine */
 /* A new plan: its worker begins again with the second token. */
 void bt_prompt_begin(struct bt_prompt *p);
-struct bt_prompt_logprob { /* what a worker reported about one of the tokens */
+struct bt_prompt_logprob { /* a worker's report about one of the tokens */
     uint32_t token, rank;  /* rank among all tokens, from 1; 0: not told */
     float logprob;
     uint32_t n_top;

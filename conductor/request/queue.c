@@ -69,8 +69,8 @@ double bt_queue_wait_ms(const struct bt_machine *mc, int32_t priority)
     return mc->rate.ends_per_s > 0 ? 1e3 * ahead / mc->rate.ends_per_s : 0;
 }
 
-/* Would the sequence miss its objective after the wait for its turn? Then it is refused before it
- * waits, not when its turn comes. rej says which objective. */
+/* Returns whether the sequence would miss its objective after waiting for its turn. Then it is
+ * refused before it waits, not when its turn comes. rej says which objective. */
 static bool too_late(struct bt_sequence *sq, struct bt_sched_reject *rej)
 {
     const struct bt_machine *mc = sq->r->mc;
@@ -143,14 +143,14 @@ static uint32_t queued(const struct bt_machine *mc)
     return mc->queues.n_waiting + mc->queues.n_starved + (mc->queues.probe != NULL);
 }
 
-/* A tenant may have half of the waiting places. The last eighth is for tenants that have none. So
- * neither one tenant nor a few together can fill the queue. */
+/* A tenant may have half of the waiting places, and the last eighth is for tenants that have none.
+ * So neither one tenant nor a few together can fill the queue. */
 static uint32_t share_of(const struct bt_machine *mc)
 {
     return (mc->conf.max_waiting + 1) / 2;
 }
 
-/* Has the tenant as many waiting places as one tenant may have? */
+/* Returns whether the tenant has as many waiting places as one tenant may have. */
 static bool share_taken(const struct bt_machine *mc, uint64_t tenant)
 {
     uint32_t own = count_of(&mc->queues.waiting, tenant) + count_of(&mc->queues.starved, tenant);
@@ -229,8 +229,8 @@ void bt_queue_plan(struct bt_sequence *sq)
     bt_queue_kick(sq->r->mc);
 }
 
-/* Did the request get a plan? A request that was refused while it waited does not count as ended,
- * because it made no room. */
+/* Returns whether the request got a plan. A request that was refused while it waited does not count
+ * as ended, because it made no room. */
 static bool was_planned(const struct bt_request *r)
 {
     const struct bt_list *l;

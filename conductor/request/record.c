@@ -1,6 +1,6 @@
-/* Writes the stages of traced requests (record.h). A request that is not traced has no record, and
- * costs a comparison. Times that other hosts report are kept within what this conductor has seen:
- * their clocks may differ. Pure. */
+/* Records the stages of traced requests (record.h). A request that is not traced has no record, and
+ * costs one comparison. Times from other hosts are moved into the time that this conductor has
+ * seen, because their clocks may differ. Pure. */
 #include "conductor/request/record.h"
 
 #include <stdio.h>

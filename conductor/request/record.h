@@ -1,5 +1,5 @@
-/* What a traced request went through, in the order in which its stages ended. The request machine
- * writes it, spans.c makes spans of it. Plain values; pure. */
+/* The stages of a traced request, in the order in which they ended. The request machine writes
+ * them, and spans.c makes spans of them. Plain values; pure. */
 #ifndef BT_CONDUCTOR_RECORD_H
 #define BT_CONDUCTOR_RECORD_H
 

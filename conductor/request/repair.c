@@ -10,10 +10,12 @@
 /* After a daemon was lost: sessions of daemons that died with it end within milliseconds, so the
  * next plan does not choose one of them. */
 #define DEATH_DELAY_MS 50u
-#define RETRY_MS       20u   /* nobody died; a step of a decode worker has passed by then */
-#define RETRY_MAX_MS   1000u /* far below the deadlines of requests; few tries a second are cheap */
-#define STAY_NS        1000000000ull /* between two searches for another worker */
-#define FULL_NS        1000000000ull /* how long a full daemon is gone around */
+/* for a plan that failed although no daemon was lost; a step of a decode worker has passed by
+ * then */
+#define RETRY_MS     20u
+#define RETRY_MAX_MS 1000u /* far below the deadlines of requests; few tries a second are cheap */
+#define STAY_NS      1000000000ull /* between two searches for another worker */
+#define FULL_NS      1000000000ull /* how long a full daemon is gone around */
 
 /* The sequence's note about p. It is created if there is none. */
 static struct bt_sequence_avoid *avoid_of(struct bt_sequence *sq, const struct bt_peer *p)

@@ -1,5 +1,5 @@
-/* What a request's client gets: tokens through the journals into text, the end of each choice,
- * usage, errors. Pure: callbacks are actions, which run after the event. */
+/* What the client of a request receives: tokens, which pass through the journals and become text,
+ * the end of each choice, usage, errors. Pure: callbacks are actions, which run after the event. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -76,7 +76,7 @@ bool bt_request_in_time(const struct bt_request *r)
            (tbt_ms == 0 || r->usage.tbt_ms <= tbt_ms);
 }
 
-/* Adds a request that has ended well to what is counted since the start. */
+/* Adds a request that has ended well to the counts since the start. */
 static void count_done(const struct bt_request *r)
 {
     struct bt_requests_stats *s = &r->mc->done;
@@ -338,7 +338,7 @@ bt_status_t bt_request_put(struct bt_request *r, const struct bt_event *ev)
 {
     struct bt_choice *c = &r->choices[ev->token.choice];
     if (c->finished) {
-        return BT_OK; /* behind its stop string: neither delivered nor billed */
+        return BT_OK; /* the token is behind the stop string: it is neither delivered nor billed */
     }
     if (ev->token.at->token >= bt_tokenizer_vocab(r->mc->tok)) {
         return BT_ERR_INVALID;
@@ -356,7 +356,8 @@ void bt_request_prefill_done(struct bt_request *r, const struct bt_event *ev, ui
 {
     r->last_compute_ns = ev->prefill_done.last_compute_ns;
     if (r->have_prefill_done) {
-        return; /* the cached tokens of later plans include what the first plan has computed */
+        /* in later plans, the cached tokens include those that the first plan has computed */
+        return;
     }
     r->have_prefill_done = true;
     r->usage.cached_tokens = BT_MIN(ev->prefill_done.cached_tokens, (uint32_t)r->spec.prompt.n);

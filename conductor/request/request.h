@@ -18,8 +18,8 @@ struct bt_request;
 
 #define BT_GEN_SALT_BYTES_MAX 256 /* of a request's cache_salt, and of a pin's */
 
-/* What every answer of a request must follow: its text, to be compiled. Immutable, and shared by
- * the specs of all prompts of one body. */
+/* The grammar that every answer of a request must follow: its text, which workers compile.
+ * Immutable; the specs of all prompts of one body share it. */
 struct bt_gen_grammar {
     _Atomic uint32_t refs;
     uint32_t kind; /* enum bt_grammar_kind */
@@ -66,9 +66,9 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     bool include_stop;           /* keep the stop string in the text */
     bool skip_special;           /* leave special tokens out of the text */
     const struct bt_tokens
-        *kept;            /* ... but for these; NULL: none. The front's, which outlives it */
-    bool unseeded;        /* the client gave no seed: the machine draws one, kept over re-plans */
-    bool no_cache;        /* neither read nor keep cache */
+        *kept;     /* ... except these; NULL: no exceptions. The front owns them, and outlives it */
+    bool unseeded; /* the client gave no seed: the machine draws one, kept over re-plans */
+    bool no_cache; /* neither reads nor keeps cached blocks */
     bool prompt_logprobs; /* on_prompt is wanted: computed without reading cache */
     uint32_t prompt_top;  /* ... with this many of the most likely tokens, 0 to 20 */
     char *tenant;         /* heap; separates the caches of tenants; NULL: shared */
@@ -78,7 +78,7 @@ struct bt_gen_spec { /* the front fills it; bt_request_start takes ownership of 
     double weight;        /* the tenant's share against others'; 0 counts as 1 */
     char *id;             /* "cmpl-..." for logs; heap */
     struct bt_trace_context trace;
-    const char *operation;          /* in traces: what it is, static; NULL: a completion */
+    const char *operation;          /* the kind of request in traces, static; NULL: a completion */
     uint64_t received_ns;           /* bt_mono_ns at the body's last byte */
     uint64_t timeout_ms;            /* 0: none */
     double slo_ttft_ms, slo_tbt_ms; /* objectives of its own; 0: the configuration's */
@@ -131,9 +131,9 @@ struct bt_gen_usage {
 };
 
 struct bt_gen_ops {
-    /* Once, before the first delta, if spec.prompt_logprobs: the prompt's tokens with their
-     * logprobs given what stands before them; the first one's logprob is NaN and it has no top. May
-     * be NULL otherwise. text_offset is not set. tokens are valid during the call. */
+    /* Called once, before the first delta, if spec.prompt_logprobs: the prompt's tokens, each with
+     * its logprob given the tokens before it. The first one's logprob is NaN, and it has no top.
+     * May be NULL otherwise. text_offset is not set. tokens are valid during the call. */
     void (*on_prompt)(void *arg, const struct bt_gen_token *tokens, size_t n);
     void (*on_delta)(void *arg, const struct bt_gen_delta *d);
     /* stop_string: which one matched, NULL for EOS or length. */
@@ -149,16 +149,16 @@ struct bt_gen_ops {
 /* Starts a request. Never fails at once: errors come through on_error, from the loop, later. */
 struct bt_request *bt_request_start(struct bt_requests *rs, struct bt_gen_spec *spec,
                                     const struct bt_gen_ops *ops, void *arg);
-struct bt_gen_terms { /* what is known of a request before its body is parsed */
+struct bt_gen_terms { /* the part of a request that is known before its body is parsed */
     uint64_t received_ns;
     const char *tenant;  /* NULL: none */
     bool knows_priority; /* false: its body may have one */
     int32_t priority;
     double slo_ttft_ms, slo_tbt_ms; /* 0: the configured ones */
 };
-/* Would the request be refused (429) whatever its prompt is, because the queue is full or even the
- * shortest prompt would miss an objective? True: why and retry_after_s_p say what to answer, and it
- * is counted as refused. */
+/* Returns whether the request would be refused (429) whatever its prompt is: because the queue is
+ * full, or because even the shortest prompt would miss an objective. Then why and retry_after_s_p
+ * are the answer, and the request counts as refused. */
 bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t, char *why,
                            size_t cap, uint32_t *retry_after_s_p);
 /* The number of requests of one tenant (or without tenants) that can exist at once; further ones
@@ -166,12 +166,12 @@ bool bt_requests_turn_away(struct bt_requests *rs, const struct bt_gen_terms *t,
 uint32_t bt_requests_prompts_max(const struct bt_requests *rs, bool has_tenant);
 /* The plan (known before the first delta), and what happened (known with on_done). */
 const struct bt_gen_usage *bt_request_usage(const struct bt_request *r);
-/* The client went away: frees the request. There are no more callbacks. */
+/* The client has left: frees the request. There are no further callbacks. */
 void bt_request_cancel(struct bt_request *r);
 /* Decides whether a request with this header (NULL: it has none) is traced. */
 void bt_requests_trace(const struct bt_requests *rs, const char *traceparent,
                        struct bt_trace_context *out);
-/* Can a request be served now? If not, why (static text). */
+/* Returns whether a request can be served now. If not, *why_p is the reason (static text). */
 bool bt_requests_serving(const struct bt_requests *rs, const char **why_p);
 
 #endif

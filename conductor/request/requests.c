@@ -61,7 +61,7 @@ static void ask_random(void *arg, void *out, size_t n)
     bt_random(out, n);
 }
 
-/* ---- the time, and what came of it ---- */
+/* ---- time, and the actions that follow ---- */
 
 static void on_round(void *arg);
 
@@ -139,7 +139,7 @@ static void on_lose(void *arg)
     bt_timer_start(rs->loop, &rs->lose, 0, 0, on_lose, rs);
 }
 
-/* ---- what the sessions say ---- */
+/* ---- messages of the sessions ---- */
 
 static void on_worker(void *arg, struct bt_session *s, const Baton__FromWorker *m)
 {

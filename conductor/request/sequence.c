@@ -352,9 +352,9 @@ static void on_flow_done(struct bt_sequence *sq, const struct bt_sequence_input 
 
 /* ---- failures ---- */
 
-/* Does the current plan still need this peer? The prefill worker is needed until all that only it
- * can send has come. Messages of different sessions have no order, so the decode worker's tokens
- * and FlowDone may come long before that. */
+/* Returns whether the current plan still needs this peer. It needs the prefill worker until
+ * everything has arrived that only this worker can send. Messages of different sessions have no
+ * order, so the decode worker's tokens and FlowDone may arrive long before that. */
 static bool needed(const struct bt_flight *f, const struct bt_peer *p)
 {
     const struct bt_request *r = f->sequence->r;
@@ -516,8 +516,8 @@ static void on_lost(struct bt_sequence *sq, const struct bt_sequence_input *in)
     bt_sequence_replan(sq, p, why, in->now_ns);
 }
 
-/* Does p change its role and leave the flight's work for the old one? role_move_ms gives it time to
- * finish first. */
+/* Returns whether p changes its role and no longer does the flight's work in the new one.
+ * role_move_ms gives it time to finish first. */
 static bool gives_up(const struct bt_flight *f, const struct bt_peer_facts *p, bool prefill,
                      bool decode, uint64_t now_ns)
 {
@@ -526,7 +526,8 @@ static bool gives_up(const struct bt_flight *f, const struct bt_peer_facts *p, b
            now_ns - p->gives_up_ns >= after_ns;
 }
 
-/* Does the plan need a daemon that is leaving, or that gives up the role it has in the plan? */
+/* Returns whether the plan needs a daemon that is leaving, or that gives up the role it has in the
+ * plan. */
 static bool needs_leaving(const struct bt_flight *f, uint64_t now_ns)
 {
     const struct bt_peer *const all[] = {f->prefill, f->decode, f->kv_prefill, f->kv_decode};

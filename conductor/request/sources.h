@@ -28,8 +28,7 @@ void bt_sources_find(const struct bt_view *view, const struct bt_view_snapshot *
 void bt_sources_cleanup(struct bt_sources *s);
 /* Moves the sources to the heap and leaves s empty. NULL: there are none. */
 struct bt_sources *bt_sources_take(struct bt_sources *s);
-/* The length of the prefix of keys[0..n) of which every extent is in one of the snapshot's
- * kvstores. */
+/* The length of the prefix of keys[0..n) whose extents are all in kvstores of the snapshot. */
 uint32_t bt_sources_spread(const struct bt_view *view, const struct bt_view_snapshot *v,
                            const struct bt_kv_key *keys, uint32_t n);
 

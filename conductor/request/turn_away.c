@@ -6,8 +6,8 @@
 
 #define GATE_NS 2000000ull
 
-/* What the policy says of the shortest prompt of a class with these objectives, if it had a place
- * at once. Not of a request: under overload one answer does for all that come within GATE_NS. */
+/* The policy's verdict on the shortest prompt of a class with these objectives, if it had a place
+ * at once. Under overload one answer serves all requests that arrive within GATE_NS. */
 static void ask_gate(struct bt_machine *mc, struct bt_gate *g, uint64_t now_ns)
 {
     struct bt_sched_params params = bt_request_params(mc, g->slo_ttft_ms, g->slo_tbt_ms);
@@ -33,9 +33,9 @@ static bool same_gate(const struct bt_gate *a, const struct bt_gate *b)
            a->slo_tbt_ms == b->slo_tbt_ms;
 }
 
-/* Would the shortest prompt be refused, if a place were free now? Then this request would be
- * refused too: its prefill does not end earlier, its cached tokens do not shorten the queue, and
- * late requests of any length wait for the same time. NULL: no. */
+/* Returns why the shortest prompt would be refused even if a place were free now. Then this request
+ * would be refused too: its prefill does not end earlier, its cached tokens do not shorten the
+ * queue, and late requests of any length wait for the same time. NULL: it would not be refused. */
 static const struct bt_sched_reject *hopeless(struct bt_machine *mc, const struct bt_gen_terms *t,
                                               uint64_t now_ns)
 {

@@ -1,7 +1,7 @@
 /* The watchdog for requests that a worker has but does not advance. The conductor plans such a
- * request again; if that does not help, the request fails. Lost sessions, and workers that finish
- * nothing at all, are found elsewhere (LOST, on_tick_running). This file finds what a bug or a lost
- * message leaves behind while the worker serves other requests. Pure; reads the worker's last
+ * request again; if that does not help, the request fails. Other code finds lost sessions, and
+ * workers that finish nothing at all (LOST, on_tick_running). This file finds requests that a bug
+ * or a lost message leaves behind while the worker serves others. Pure; reads the worker's last
  * heartbeat. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ struct bt_peer *bt_sequence_due(const struct bt_sequence *sq)
     return f->decode_ended ? NULL : f->decode;
 }
 
-/* Does the worker have requests of a higher class? They go first. */
+/* Returns whether the worker has requests of a higher class, which go first. */
 static bool higher_class_works(const struct bt_peer_facts *p, int32_t class)
 {
     for (uint32_t i = 0; i < p->classes->n; i++) {
@@ -43,8 +43,8 @@ static bool higher_class_works(const struct bt_peer_facts *p, int32_t class)
     return false;
 }
 
-/* May the request wait for a time that no prediction can bound? Late requests are preempted for all
- * others. Rows wait for slots and pages until others have ended. */
+/* Returns whether the request may wait for a time that no prediction can limit. Late requests are
+ * preempted for all others. Rows wait for slots and pages until others have ended. */
 static bool may_wait(const struct bt_sequence *sq, const struct bt_peer_facts *p)
 {
     int32_t class = bt_flight_class(sq->flight);
@@ -75,7 +75,7 @@ static const char *why_stuck(struct bt_sequence *sq, const struct bt_peer_facts 
                : NULL;
 }
 
-/* Writes for the log what has not come. */
+/* Writes, for the log, which messages have not arrived. */
 static void missing_text(const struct bt_sequence *sq, char *out, size_t cap)
 {
     const struct bt_flight *f = sq->flight;

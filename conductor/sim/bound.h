@@ -1,5 +1,5 @@
-/* What no scheduler can exceed: how many requests of a trace can have their first token within the
- * objective. */
+/* An upper bound for every scheduler: how many requests of a trace can have their first token
+ * within the objective. */
 #ifndef BT_CONDUCTOR_SIM_BOUND_H
 #define BT_CONDUCTOR_SIM_BOUND_H
 

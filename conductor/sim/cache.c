@@ -232,7 +232,8 @@ static void first_use(struct bt_sim_caches *c, struct bt_sim_node *d)
     }
 }
 
-/* Puts block k of a chain into the slab and holds it. Returns its slot; NONE: there is no room. */
+/* Puts block k of a chain into the slab and holds it. Returns its slot; NONE if there is no
+ * room. */
 static uint32_t admit(struct bt_sim_caches *c, uint32_t node, uint32_t block, uint32_t k,
                       uint32_t parent, uint32_t reused, bool copy, double now_ms)
 {

@@ -22,13 +22,13 @@ static double prompt_ms(const struct bt_sim_cluster *c, double tokens)
     return 1e-6 * tokens * (token_ns(&c->prefill) + c->prefill.attn_ns * tokens / 2);
 }
 
-/* What the first n steps of a row cost without the base: step k reads input + k tokens. */
+/* The cost of the first n steps of a row, without the base: step k reads input + k tokens. */
 static double own_ms(const struct bt_sim_cluster *c, double input, double n)
 {
     return 1e-6 * n * (token_ns(&c->decode) + c->decode.kv_ns * (input + (n + 1) / 2));
 }
 
-/* What every decode step takes: at least one row's experts. */
+/* The cost that every decode step has: the experts of at least one row. */
 static double base_ms(const struct bt_sim_cluster *c)
 {
     return 1e-6 * (c->decode.base_ns + bt_batch_experts_ns(&c->decode, 1));

@@ -6,7 +6,7 @@
 
 struct bt_sim_cache_args {
     const char *trace, *policies, *blocks, *replay,
-        *cluster;     /* as given; all but blocks may be NULL */
+        *cluster;     /* as the command line gives them; all except blocks may be NULL */
     const char *plot; /* folder or NULL */
     double from, to;
     void (*progress)(void *arg, uint32_t done, uint32_t of); /* may be NULL */

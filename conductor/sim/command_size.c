@@ -1,4 +1,4 @@
-/* Weights and KV of models by their config.json, and what is left of a GPU's memory for KV. Reads
+/* Weights and KV of models by their config.json, and the GPU memory that remains for KV. Reads
  * files, prints to standard output. */
 #include "conductor/sim/command_size.h"
 
@@ -13,7 +13,7 @@
 
 #define GIB 1073741824.0
 
-/* What CUDA reports as free on an idle H100 and H200 is about 78 and 139 GiB. */
+/* CUDA reports about 78 GiB of an idle H100 and 139 GiB of an idle H200 as free. */
 static const struct cards {
     double gpus;
     const char *gb; /* as sold */

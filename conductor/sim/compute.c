@@ -1,5 +1,5 @@
-/* Prompts: what a prefill node, or a decode node beside its rows, computes of one, and what the
- * node's cache keeps of it. */
+/* Prompts: how much of a prompt a prefill node, or a decode node beside its rows, has to compute,
+ * and what the node's cache keeps of it. */
 #include "conductor/sim/sim_priv.h"
 
 static void next_step(struct bt_sim *s, uint32_t node);
@@ -31,7 +31,7 @@ void bt_sim_compute_forget(struct bt_sim *s, uint32_t id)
 
 /* ---- its prefix ---- */
 
-/* The computing begins and uses what the node has of the prompt now. Returns tokens. */
+/* The computing begins, and uses the part of the prompt that the node has now. Returns tokens. */
 static uint32_t hold_prefix(struct bt_sim *s, uint32_t id, uint32_t node)
 {
     uint32_t ssd;
@@ -67,7 +67,7 @@ static void keep_prompt(struct bt_sim *s, uint32_t id, uint32_t node)
 
 /* ---- at a prefill node ---- */
 
-/* The prompt's first step begins and uses what the node has of the prompt now. */
+/* The prompt's first step begins, and uses the part of the prompt that the node has now. */
 static void begin(void *arg, struct bt_sim_job *job)
 {
     struct bt_sim *s = arg;

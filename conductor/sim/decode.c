@@ -271,7 +271,7 @@ static double late_reserved(const struct bt_sim_decode *d)
     return reserved;
 }
 
-/* Is there room for the row, or would there be if late rows made way? */
+/* Returns whether there is room for the row, or would be if late rows were preempted. */
 static bool has_room(const struct bt_sim_decode *d, const struct bt_sim_row *row, bool with_late)
 {
     uint32_t rows = d->n - (with_late ? d->n_late : 0);
@@ -475,7 +475,7 @@ static uint32_t collect_gaps(struct bt_sim_decode *d, const struct bt_sim_live *
     return n;
 }
 
-/* What became of the row, which ends now. */
+/* Describes the row, which ends now. */
 static struct bt_sim_done end_row(struct bt_sim_decode *d, const struct bt_sim_live *x)
 {
     uint32_t n = collect_gaps(d, x), i = 0;

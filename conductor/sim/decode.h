@@ -75,15 +75,16 @@ struct bt_sim_held { /* by rows */
 /* The rows, and those that will join at the next boundary, because there is room for them: a worker
  * gives these a slot at once. */
 struct bt_sim_held bt_sim_decode_running(const struct bt_sim_decode *d);
-/* Those for which there is no room, but late ones. reserved is 0. */
+/* The rows for which there is no room, except late ones. reserved is 0. */
 struct bt_sim_held bt_sim_decode_waiting(const struct bt_sim_decode *d);
 struct bt_sim_late { /* late ones */
     uint32_t rows, waiting;
     double reserved; /* the rows' pages, as tokens */
 };
 struct bt_sim_late bt_sim_decode_late(const struct bt_sim_decode *d);
-double bt_sim_decode_prompt_ms(const struct bt_sim_decode *d); /* what they would take alone */
-double bt_sim_decode_step_ms(const struct bt_sim_decode *d);   /* the next one; 0 without rows */
+/* the time that they would take alone */
+double bt_sim_decode_prompt_ms(const struct bt_sim_decode *d);
+double bt_sim_decode_step_ms(const struct bt_sim_decode *d); /* the next one; 0 without rows */
 uint64_t bt_sim_decode_steps(const struct bt_sim_decode *d);
 
 #endif

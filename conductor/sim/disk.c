@@ -64,7 +64,7 @@ static double transfer_ms(double bytes, double bytes_per_s)
     return bytes_per_s > 0 ? 1e3 * bytes / bytes_per_s : 0;
 }
 
-/* As in kvstore/cache/tier.c. */
+/* The same rule as in kvstore/cache/tier.c. */
 static bool wanted(struct bt_sim_disk *d, const struct bt_kv_key *key, bt_sim_disk_event_t event)
 {
     switch (d->c.write) {

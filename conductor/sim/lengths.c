@@ -1,4 +1,4 @@
-/* What the simulator learns about the lengths of answers and the time that rows go on, for the
+/* The simulator's knowledge of the lengths of answers and of the time that rows go on, for the
  * forecast and for requests. */
 #include <math.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ struct rows { /* sums over the rows of a look */
     struct bt_sim *s;
     double n, kv;                    /* rows, tokens of their context */
     double rest, kv_rest;            /* sums of tokens to come, and of tokens to come * context */
-    bool known[BT_SURVIVAL_CLASSES]; /* is `of` filled in? */
+    bool known[BT_SURVIVAL_CLASSES]; /* whether `of` is filled in */
     double of[BT_SURVIVAL_CLASSES][BT_SURVIVAL_BUCKETS]; /* tokens to come, bt_survival_rest */
 };
 

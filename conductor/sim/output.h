@@ -9,10 +9,11 @@
 
 #include "common/base/base.h"
 
-/* Can a file be written at path? Changes nothing. BT_ERR_INVALID: err says why not. */
-bt_status_t bt_sim_output_check(const char *path, char *err, size_t err_cap);
-/* Can files be made in a folder, which need not exist? Changes nothing. BT_ERR_INVALID: err says
+/* Checks that a file can be written at path. Changes nothing. BT_ERR_INVALID: err gives the reason
  * why not. */
+bt_status_t bt_sim_output_check(const char *path, char *err, size_t err_cap);
+/* Checks that files can be made in a folder, which need not exist. Changes nothing. BT_ERR_INVALID:
+ * err gives the reason why not. */
 bt_status_t bt_sim_output_check_folder(const char *folder, char *err, size_t err_cap);
 
 /* All of it is kept in memory until it is closed. stdio forgets why an earlier write failed, so a

@@ -234,8 +234,8 @@ static const struct split *best_of(const struct split *all, uint32_t n, bool apa
     return best;
 }
 
-/* Writes how much more a split carries than instances that all do both; in words if there is no
- * number. */
+/* Writes how much more load a split carries than instances that all do both. Uses words if there is
+ * no number. */
 static void gain_text(double apart, double both, char out[40])
 {
     if (both > 0) {
@@ -246,7 +246,8 @@ static void gain_text(double apart, double both, char out[40])
     }
 }
 
-/* Is it better to separate the stages? 1: yes, -1: no, 0: little difference. */
+/* Returns 1 if it is better to separate the stages, -1 if it is worse, 0 if the difference is
+ * small. */
 static int verdict(double apart, double both)
 {
     return apart > 1.05 * both ? 1 : apart < 0.95 * both ? -1 : 0;

@@ -40,10 +40,10 @@ void bt_sim_prefill_init(struct bt_sim_prefill *p, const struct bt_batch_cost *c
 bool bt_sim_prefill_idle(const struct bt_sim_prefill *p);
 /* A job joins its queue. */
 void bt_sim_prefill_add(struct bt_sim_prefill *p, struct bt_sim_job *job);
-/* Begins the next step if none is under way. Calls begin for each prompt that has its first step in
- * it; begin sets what is really to be computed: pos, stop, resume and the times. Returns when the
- * node must be asked again: at the end of the step (p->stepping), or when blocks arrive that all
- * prompts wait for; < 0: it has nothing to do. Changes p->version. */
+/* Begins the next step if none is under way. Calls `begin` for each prompt whose first step this
+ * is; `begin` sets the tokens that are really computed: pos, stop, resume and the times. Returns
+ * when the node must be asked again: at the end of the step (p->stepping), or when blocks arrive
+ * for which all prompts wait; < 0: it has nothing to do. Changes p->version. */
 double bt_sim_prefill_step(struct bt_sim_prefill *p, double now_ms,
                            void (*begin)(void *arg, struct bt_sim_job *job), void *arg);
 /* The step under way is over. Returns the finished prompts, linked by next, or NULL. */

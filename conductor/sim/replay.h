@@ -12,15 +12,15 @@ typedef enum {
     /* Every block of a request is looked up by itself, first to last, and cached if it is absent. A
      * block is a hit wherever it is in the request. The published tables count this way. */
     BT_SIM_REPLAY_SEQUENCE,
-    /* As the kvstore serves: the prefix up to the first gap is used, the rest is computed and
-     * cached, and the request releases its last block first. Partial blocks are never cached. */
+    /* The same as the kvstore: it uses the prefix up to the first gap, computes and caches the
+     * rest, and the request releases its last block first. Partial blocks are never cached. */
     BT_SIM_REPLAY_REQUEST
 } bt_sim_replay_t;
 
 struct bt_sim_replay_options {
     bt_sim_replay_t mode;
     double from, to; /* the requests that are counted, as shares; those before warm the cache */
-    const struct bt_sim_cluster *cluster;                    /* what a prefill costs */
+    const struct bt_sim_cluster *cluster;                    /* gives the cost of a prefill */
     void (*progress)(void *arg, uint32_t done, uint32_t of); /* may be NULL */
     void *arg;
 };

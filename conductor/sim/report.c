@@ -108,7 +108,7 @@ void bt_sim_print(FILE *f, const struct bt_sim_result *r, const struct bt_sim_su
     print_quantiles(f, "TTFT", &s->ttft_ms);
     print_quantiles(f, "TBT", &s->tbt_ms);
     fprintf(f, "%-14s %u within the objectives", "goodput", s->good);
-    if (r->span_ms > 0) { /* with one arrival time there is no rate */
+    if (r->span_ms > 0) { /* with a single arrival time there is no rate */
         fprintf(f, ", %.3f a second of arrivals", s->goodput);
     }
     fprintf(f, "; no scheduler can reach more than %u\n", s->bound);

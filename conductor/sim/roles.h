@@ -14,7 +14,7 @@ struct bt_sim_roles {
     struct bt_balance balance;
     struct bt_balance_params params;
     struct bt_balance_worker *workers; /* [n] */
-    uint32_t n, changing;              /* changing: BT_BALANCE_NONE: nobody */
+    uint32_t n, changing;              /* changing: BT_BALANCE_NONE: no node */
     bool to_prefill;                   /* the role that the changing worker gets */
     uint32_t changes;
 };

@@ -119,7 +119,7 @@ void bt_sim_row_handed(struct bt_sim *s, uint32_t id)
     }
 }
 
-/* Of a row that has ended, what bt_outcome_choice learns of it on a live conductor. */
+/* Learns from a row that has ended what bt_outcome_choice learns on a live conductor. */
 static void learn_gaps(struct bt_sim *s, uint32_t node, const struct bt_sim_done *done)
 {
     const struct bt_sim_live *l = &s->live[done->id];

@@ -1,5 +1,5 @@
-/* What policies see: the nodes as they are now, where a request's blocks are, and what it
- * asks for. */
+/* The snapshot for policies: the present state of the nodes, the places of a request's blocks, and
+ * its demands. */
 #include "conductor/sim/sim_priv.h"
 
 #define FORECAST_MS 250 /* of a bucket: two minutes ahead */
@@ -35,8 +35,8 @@ void bt_sim_show_init(struct bt_sim *s)
 
 /* ---- the nodes ---- */
 
-/* Not shared with the conductor's view: that knows a kvstore's name, slots and measured links from
- * its heartbeats, and nothing of what its link is busy with. Here it is the other way round. */
+/* The conductor's view does not share this code. It knows a kvstore's name, slots and measured
+ * links from heartbeats, but not the work under way on its link. Here it is the other way round. */
 static void show_kvstore(struct bt_sim *s, uint32_t i)
 {
     s->kvstores[i].send_busy_ms = BT_MAX(s->links[i].send_free_ms - s->now_ms, 0);

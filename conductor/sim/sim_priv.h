@@ -1,6 +1,6 @@
-/* Inside sim/: the state of a run, and the functions by which its parts call each other; each part
- * is one file. What needs none of this state (a node's queues, rows, caches) has a header of its
- * own. */
+/* Private to sim/: the state of a run, and the functions by which its parts call each other. Each
+ * part is one file. Parts that do not need this state (a node's queues, rows, caches) have a header
+ * of their own. */
 #ifndef BT_CONDUCTOR_SIM_PRIV_H
 #define BT_CONDUCTOR_SIM_PRIV_H
 
@@ -33,7 +33,7 @@ typedef enum {
     EV_COPY
 } bt_sim_event_t;
 
-struct bt_sim_live {               /* what a running request needs beside its record */
+struct bt_sim_live {               /* the additional state of a running request */
     struct bt_sim_job job;         /* its prompt at a prefill node */
     struct bt_sched_prompt prompt; /* ... as the conductor counts it there */
     double fetch_end_ms;
@@ -75,7 +75,7 @@ struct bt_sim_node { /* as the conductor knows it */
     struct bt_sched_learned learned; /* of first tokens */
 };
 
-struct bt_sim_lengths {                 /* what is learned of how long answers get */
+struct bt_sim_lengths {                 /* the learned lengths of answers */
     struct bt_sched_survival *survival; /* by class of prompt; NULL: all alike, by the following */
     double looked_ms;                   /* time of the last look at the progress of rows */
     double ms, ended, at_ms; /* Faded sums over rows: their time, and how many have ended */
@@ -164,7 +164,7 @@ static inline uint32_t bt_sim_usable_blocks(const struct bt_sim *s, uint32_t id)
     return BT_MIN((bt_sim_tokens_of(s, id) - 1) / BT_SIM_BLOCK_TOKENS, bt_sim_full_blocks(s, id));
 }
 
-/* Has this node failed since the request was placed? */
+/* Returns whether this node has failed since the request was placed. */
 static inline bool bt_sim_failed_since(const struct bt_sim *s, uint32_t id, uint32_t node)
 {
     return s->failed_ms[node] >= s->live[id].placed_ms;
@@ -184,7 +184,7 @@ void bt_sim_show_node(struct bt_sim *s, uint32_t node);
 struct bt_sched_pace bt_sim_pace(const struct bt_sim *s, uint32_t node);
 double bt_sim_queue_ms(const struct bt_sim *s, uint32_t node);
 void bt_sim_show(struct bt_sim *s); /* the nodes as they are now */
-/* As above, with the places of this request's blocks and its demands. */
+/* The same, with the places of this request's blocks and its demands. */
 struct bt_sched_request bt_sim_show_request(struct bt_sim *s, uint32_t id);
 struct bt_sched_request bt_sim_ask(const struct bt_sim *s, uint32_t id);
 
@@ -208,7 +208,7 @@ void bt_sim_replan(struct bt_sim *s, uint32_t id);
 /* It leaves the node where it was placed, and is planned again once the failure of `node` is
  * noticed. expected: it has not become a row yet. */
 void bt_sim_abandon(struct bt_sim *s, uint32_t id, uint32_t node, bool expected);
-/* Of one that was placed. */
+/* Ends a request that was placed. */
 void bt_sim_finish(struct bt_sim *s, uint32_t id, bt_sim_outcome_t outcome);
 
 /* ---- prompts: compute.c ---- */

@@ -1,4 +1,4 @@
-/* What a plan needs in memory; see sizing.h. */
+/* The memory that a plan needs; see sizing.h. */
 #include "conductor/sim/sizing.h"
 
 #include <math.h>
@@ -8,8 +8,9 @@
 #define GIB       0x1p30
 #define LEAST_GIB 4    /* the smallest slab that is tried */
 #define MOST_GIB  4096 /* the largest one */
-#define NEAR      0.95 /* of what a slab without limit saves: enough */
-#define SPARE     1.25 /* workers for so many times the load, so that one may fail */
+/* a slab that saves this share of what an unlimited slab saves is large enough */
+#define NEAR  0.95
+#define SPARE 1.25 /* workers for this multiple of the load, so that one may fail */
 
 static double hit_ratio(const struct bt_sim_trace *t, const struct bt_sim_cluster *base,
                         const struct bt_sim_options *options, double slab_gib, double ssd_gib)

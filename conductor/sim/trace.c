@@ -21,7 +21,7 @@ struct reader {
     double last_ms;
     struct bt_sim_columns columns;
     struct bt_map *numbers; /* of the file's hash ids: 1 + their number here */
-    const char *what;       /* what is wrong with the current line */
+    const char *what;       /* the fault of the current line */
 };
 
 static struct bt_sim_request *add(struct reader *r, double at_ms, double input, double output)
@@ -136,7 +136,7 @@ static bool read_line(struct reader *r, char *line, size_t len, uint32_t no)
     return q != NULL && (json ? add_ids(r, q, l.ids) : add_own(r, q));
 }
 
-/* Reads all lines of f. *no_p: the current line. NULL, or what is wrong. */
+/* Reads all lines of f. *no_p: the current line. Returns NULL, or the fault. */
 static const char *read_lines(struct reader *r, FILE *f, uint32_t *no_p)
 {
     struct bt_buf line;

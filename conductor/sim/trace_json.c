@@ -79,7 +79,7 @@ static const char *skip_list(const char *p, int depth)
     }
 }
 
-/* Returns what comes behind a value. NULL: there is no value. */
+/* Returns the text behind a value. NULL: there is no value. */
 static const char *skip_value(const char *p, int depth)
 {
     static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};

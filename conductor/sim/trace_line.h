@@ -20,7 +20,7 @@ struct bt_sim_columns {
         3, 0, 1, 2                                                                                 \
     }
 
-/* Both functions return NULL, or a text that says what is wrong. */
+/* Both functions return NULL, or a text that describes the fault. */
 const char *bt_sim_line_json(const char *line, struct bt_sim_line *l);
 /* Changes the text. *header_p: the line was a header, and sets the columns. */
 const char *bt_sim_line_csv(char *line, struct bt_sim_columns *columns, bool *header_p,

@@ -280,10 +280,11 @@ static void on_written(void *arg, bt_status_t st, bool succeeded)
     }
 }
 
-/* Sets the mark in the view before etcd has it. So the second of two commands at this conductor is
- * checked against what the first one leaves. Of two commands at different conductors, etcd refuses
- * the later one until its conductor has seen the other's mark, also with force. Force only skips
- * the check of which workers would be left, so with force the roles may change meanwhile. */
+/* Sets the mark in the view before etcd has it, so that the second of two commands at this
+ * conductor is checked against the result of the first one. Of two commands at different
+ * conductors, etcd refuses the later one until its conductor has seen the other's mark. This also
+ * holds with force. Force only skips the check of which workers would be left, so with force the
+ * roles may change meanwhile. */
 static void attempt(struct drain *d)
 {
     struct bt_view *v = d->v;

@@ -304,10 +304,11 @@ static uint16_t inner(struct bt_holders *x, uint32_t id)
     }
 }
 
-/* ---- what the view does ---- */
+/* ---- operations of the view ---- */
 
-/* May the kvstore add a key? The last quarter is for kvstores that have less than an equal share.
- * So a kvstore that announces too much does not keep the others' extents out. */
+/* Returns whether the kvstore may add a key. The last quarter is for kvstores that have less than
+ * an equal share, so that a kvstore that announces too much does not keep out the others'
+ * extents. */
 static bool has_room(const struct bt_holders *x, uint16_t in)
 {
     size_t last = x->keys_max / 4;

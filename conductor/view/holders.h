@@ -21,8 +21,9 @@ void bt_holders_destroy(struct bt_holders *x);
  * full. Its last quarter is full for a kvstore that has more than an equal share of it. */
 bool bt_holders_add(struct bt_holders *x, const struct bt_kv_key *key, uint32_t depth, uint32_t id);
 void bt_holders_remove(struct bt_holders *x, const struct bt_kv_key *key, uint32_t id);
-/* Forgets all extents of a kvstore (a resync begins, or it is gone): none of them matches any more.
- * Entries that only it held leave a large index step by step, with later calls of add and sweep. */
+/* Forgets all extents of a kvstore, because a resync begins or it is gone: from now on none of them
+ * matches. Entries that no other kvstore had leave a large index step by step, with later calls of
+ * add and sweep. */
 void bt_holders_forget(struct bt_holders *x, uint32_t id);
 /* Continues this removal over at most this many places of the index. */
 void bt_holders_sweep(struct bt_holders *x, size_t places);

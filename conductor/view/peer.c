@@ -1,4 +1,4 @@
-/* What the request machine knows of a worker or kvstore; see peer.h. Loop thread. */
+/* The request machine's data about a worker or kvstore; see peer.h. Loop thread. */
 #include "conductor/view/view_priv.h"
 
 void bt_session_facts(const struct bt_session *s, struct bt_peer_facts *out)

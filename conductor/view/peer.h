@@ -1,5 +1,5 @@
-/* A worker or kvstore as the request machine knows it, in plain values: its identity, what it has
- * reported, and what this conductor has there. No protocol, session or clock. */
+/* A worker or kvstore as the request machine knows it, in plain values: its identity, its reports,
+ * and this conductor's work there. No protocol, session or clock. */
 #ifndef BT_CONDUCTOR_VIEW_PEER_H
 #define BT_CONDUCTOR_VIEW_PEER_H
 
@@ -16,13 +16,13 @@ struct bt_peer {
      * reads them for its snapshots. All are 0 when own_flights is empty. */
     struct bt_sched_learned learned; /* since the session came up, by this conductor */
     struct bt_sched_own own; /* snapshots stop reading behind the first part of own.backlog */
-    /* Plans that use it. A peer that went down keeps its incarnation, and is neither dialled again
-     * nor forgotten, until all of these plans were told. */
+    /* The plans that use it. A peer that went down keeps its incarnation until all of these plans
+     * were told. Before that it is neither dialled again nor forgotten. */
     struct bt_list own_flights;
     struct bt_list own_lost; /* link in the list of lost peers whose plans are being told */
 };
 
-/* What is known of a peer at this moment. Pointers are valid until the view's next event. */
+/* The known state of a peer at this moment. Pointers are valid until the view's next event. */
 struct bt_peer_facts {
     bool up;       /* its session is up */
     bool departed; /* etcd says that it is gone */

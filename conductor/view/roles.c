@@ -166,7 +166,8 @@ static struct bt_session *find_worker(struct change *c)
     return found;
 }
 
-/* Can other workers take over the role (one bit) that s gives up? False: the answer is sent. */
+/* Returns whether other workers can take over the role (one bit) that s gives up. If not, the
+ * answer was sent. */
 static bool others_take(struct change *c, const Baton__RoleTable *t, const struct bt_session *s,
                         uint32_t role)
 {

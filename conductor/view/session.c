@@ -11,8 +11,9 @@
 #include "common/rpc/session_hello.h"
 #include "conductor/view/view_priv.h"
 
-#define BACKOFF_FIRST_MS 100u  /* a dial that is refused costs little */
-#define BACKOFF_MAX_MS   2000u /* as SILENCE: a daemon is found as fast as it is lost */
+#define BACKOFF_FIRST_MS 100u /* a dial that is refused costs little */
+/* the same as SILENCE, so that a daemon is found again as fast as its loss is noticed */
+#define BACKOFF_MAX_MS 2000u
 /* Between two looks whether all plans know that the daemon was lost: a look is one comparison, and
  * it delays the dial by at most a twentieth of the shortest wait. */
 #define FLIGHTS_MS 5u

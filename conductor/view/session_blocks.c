@@ -8,8 +8,8 @@
 #include "common/rpc/ranges.h"
 #include "conductor/view/view_priv.h"
 
-/* BlockEvents under way at most: 64 of 64 KiB are 4 MiB, half of what the stream queues at the
- * kvstore (BT_RPC_QUEUE_MAX_BYTES), and each credit that comes back lets 54,000 blocks follow. */
+/* BlockEvents that may be under way: 64 of 64 KiB are 4 MiB, half of what the stream queues at the
+ * kvstore (BT_RPC_QUEUE_MAX_BYTES). Each credit that comes back allows 54,000 more blocks. */
 #define BLOCKS_CREDIT 64u
 /* Forgotten contents of a kvstore that may wait to be swept: its session may end once and it may
  * fall behind once while one sweep runs (some seconds); more comes only from a fault. */

@@ -1,4 +1,4 @@
-/* What a daemon's heartbeats say of its load, its pool and its links. Loop thread. */
+/* Reads a daemon's load, pool and links from its heartbeats. Loop thread. */
 #include <math.h>
 
 #include "common/log/log.h"

@@ -1,6 +1,6 @@
-/* What this conductor knows of the cluster: the members (from etcd), a session with every worker
- * and kvstore (dialled here, heartbeats both ways), their loads, and the block index. When etcd is
- * away the last membership stays. Everything runs on the loop's thread. */
+/* This conductor's knowledge of the cluster: the members (from etcd), a session with every worker
+ * and kvstore (dialled here, heartbeats in both directions), their loads, and the block index.
+ * While etcd is away, the last membership stays. Everything runs on the loop's thread. */
 #ifndef BT_CONDUCTOR_VIEW_H
 #define BT_CONDUCTOR_VIEW_H
 
@@ -110,7 +110,8 @@ struct bt_view_ops {
     void (*on_kvstore)(void *arg, struct bt_session *s, const Baton__FromKvstore *m);
 };
 
-/* Has no members until bt_view_watch (or bt_view_member_up). loop, rpc and metrics outlive it. */
+/* The view has no members before bt_view_watch (or bt_view_member_up). loop, rpc and metrics
+ * outlive it. */
 struct bt_view *bt_view_create(struct bt_loop *loop, struct bt_rpc *rpc,
                                const struct bt_view_config *conf, struct bt_metrics *metrics);
 /* Ends every session, with on_down for those that were up. NULL: nothing happens. */
@@ -124,7 +125,7 @@ void bt_view_set_mixed(struct bt_view *v, double step_ms, double gap_ms);
 /* Follows the members in etcd until the view is destroyed. */
 void bt_view_watch(struct bt_view *v, struct bt_etcd *e);
 
-/* What the watch calls; tests call it themselves. */
+/* The watch calls these; tests call them directly. */
 void bt_view_member_up(struct bt_view *v, const Baton__Member *m);
 void bt_view_member_down(struct bt_view *v, const char *kind, const char *name);
 
@@ -137,8 +138,8 @@ bool bt_session_send_kvstore(struct bt_session *s, const Baton__ToKvstore *m);
 void bt_session_break(struct bt_session *s, const char *why);
 
 /* ---- nodes that are to be emptied (drain.c): keys /baton/<cluster>/drain/<node> in etcd ---- */
-/* Is the work of this daemon for us to be done elsewhere, because its node is drained or it reports
- * that it is leaving? */
+/* Returns whether this conductor should do the daemon's work elsewhere, because its node is drained
+ * or the daemon reports that it is leaving. */
 bool bt_session_leaving(const struct bt_session *s);
 bool bt_view_node_draining(const struct bt_view *v, const char *node);
 /* Would draining the node take the last worker of a role? Then why: the role, what would be left.
@@ -159,7 +160,7 @@ void bt_view_undrain(struct bt_view *v, const char *node, bt_view_drain_fn done,
 /* ---- roles of running workers (roles.c): the table in etcd ---- */
 struct bt_view_role_wish {
     const char *worker;   /* its name, or kind/name */
-    uint32_t role;        /* BT_ROLES_*; 0: what it was started for */
+    uint32_t role;        /* BT_ROLES_*; 0: the role in which it was started */
     uint64_t incarnation; /* only for this process; 0: for every one of the name */
     const char *by;       /* "operator", or the conductor whose policy wishes it */
     int64_t owner_epoch;  /* epoch of that conductor as owner of the policy; 0: an operator */
@@ -167,7 +168,7 @@ struct bt_view_role_wish {
 };
 struct bt_view_role_done {
     int code;        /* BT_GRPC_*: OK, INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION */
-    const char *why; /* unless OK: what is wrong and the remedy */
+    const char *why; /* the fault and the remedy; not set if OK */
     const struct bt_session *worker; /* the rest with OK only */
     uint32_t before, role;
     uint64_t epoch;
@@ -178,13 +179,13 @@ struct bt_view_role_done {
  * comes later. */
 void bt_view_role_set(struct bt_view *v, const struct bt_view_role_wish *wish,
                       void (*done)(void *arg, const struct bt_view_role_done *d), void *arg);
-/* The role that the worker is to have: the table's, or the one that it was started for. by_p (may
- * be NULL): who chose it, NULL if nobody did. */
+/* The role that the worker should have: the table's, or the one in which it was started. by_p (may
+ * be NULL): who chose it; NULL if it was not chosen. */
 uint32_t bt_view_role_wanted(const struct bt_view *v, const struct bt_session *s,
                              const char **by_p);
 /* How worker s computes prompts, if it has reported that. */
 struct bt_sched_pace bt_session_pace(const struct bt_session *s);
-/* What is known of the session's peer now, for the request machine (peer.c). */
+/* The known state of the session's peer, for the request machine (peer.c). */
 void bt_session_facts(const struct bt_session *s, struct bt_peer_facts *out);
 static inline struct bt_session *bt_session_of_peer(const struct bt_peer *p)
 {
@@ -205,7 +206,8 @@ void bt_view_overtake(struct bt_view_snapshot *s, int32_t priority);
 uint32_t bt_view_kvstore_at(const struct bt_view *v, const struct bt_view_snapshot *snap,
                             uint32_t kv_id);
 
-/* Is there a prefill worker and a decode worker, with their kvstores? why: static text if not. */
+/* Returns whether there is a prefill worker and a decode worker, with their kvstores. why: static
+ * text if not. */
 bool bt_view_serving(struct bt_view *v, const char **why_p);
 struct bt_list *bt_view_sessions(struct bt_view *v); /* of struct bt_session.link */
 const struct bt_holders *bt_view_index(const struct bt_view *v);

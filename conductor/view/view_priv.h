@@ -89,7 +89,7 @@ struct bt_rpc_identity bt_view_identity(const struct bt_view *v);
 /* session_blocks.c: the stream of a kvstore's block events. */
 /* Opens it; the session is up. */
 void bt_session_blocks_open(struct bt_session *s);
-/* Closes it, if it is open; the index forgets what the kvstore had. */
+/* Closes it if it is open. The index forgets the kvstore's blocks. */
 void bt_session_blocks_close(struct bt_session *s);
 /* Gives credit back. Each time a kvstore's contents are forgotten, the index has to sweep once. A
  * kvstore that announces them again and again gets no more credit until the sweeps are over. */
@@ -102,7 +102,7 @@ void bt_session_take_heartbeat(void *arg, const void *heartbeat);
  * worker's own limits, but the operator probably did not want them. */
 void bt_session_note_mixed(struct bt_session *s, uint64_t now_ns);
 
-/* Does it take new requests: is it up, and its node not drained? */
+/* Returns whether the daemon takes new requests: it is up, and its node is not drained. */
 bool bt_session_serves(const struct bt_session *s);
 
 #endif
