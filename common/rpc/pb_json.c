@@ -42,7 +42,7 @@ static void put_enum(const ProtobufCFieldDescriptor *f, int value, struct bt_buf
     }
 }
 
-/* Appends one value, which lies at `at`. */
+/* Appends the value at `at`. */
 static void put_value(const ProtobufCFieldDescriptor *f, const void *at, struct bt_buf *out)
 {
     switch (f->type) {

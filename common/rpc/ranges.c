@@ -293,7 +293,7 @@ static void *take(void *arg, size_t n)
     struct budget *b = arg;
     if (n > b->left) {
         b->over = true;
-        return NULL; /* protobuf-c stops and frees what it has */
+        return NULL; /* protobuf-c stops, and frees what it has made */
     }
     b->left -= n;
     return bt_malloc(BT_MAX(n, (size_t)1));

@@ -87,8 +87,9 @@ struct bt_range {
     X(time_response, Etcdserverpb__LeaseTimeToLiveResponse,                                        \
       etcdserverpb__lease_time_to_live_response)
 
-/* bt_<name>_unpack: gives the message, to be freed with the generated free_unpacked(m, NULL); or
- * NULL, and text says which field is out of its range, or that the bytes are no such message. */
+/* bt_<name>_unpack returns the message, which the caller frees with the generated free_unpacked(m,
+ * NULL). It returns NULL if the bytes are not such a message, or if a field is out of its range;
+ * text names the fault. */
 #define BT_RANGE_DECLARE(name, type, of)                                                           \
     type *bt_##name##_unpack(const void *data, size_t len, char *text, size_t cap);
 BT_RANGE_ROOTS(BT_RANGE_DECLARE)

@@ -47,10 +47,10 @@ struct bt_loop *bt_rpc_loop(const struct bt_rpc *rpc); /* for timers of code bui
 struct bt_rpc_stream_ops {
     /* A message of len bytes; data is valid during the call only. */
     void (*on_message)(void *arg, struct bt_rpc_stream *s, const void *data, size_t len);
-    /* The stream is over, ended by either side. This is the last callback; s is invalid after it
-     * returns. code: a gRPC status number (client side: what the server sent; server side:
-     * CANCELLED when the client left, OK when it finished). Not called after bt_rpc_stream_close by
-     * the owner. */
+    /* The stream has ended, by either side. This is the last callback; s is invalid after it
+     * returns. code: a gRPC status number (client side: the server's status; server side: CANCELLED
+     * when the client left, OK when it finished). Not called after the owner has called
+     * bt_rpc_stream_close. */
     void (*on_close)(void *arg, struct bt_rpc_stream *s, int code, const char *detail);
     /* Optional: queued messages fell below half of the queue's bound after an AGAIN. */
     void (*on_writable)(void *arg, struct bt_rpc_stream *s);
@@ -69,18 +69,18 @@ bt_status_t bt_rpc_stream_send(struct bt_rpc_stream *s, const void *data, size_t
 bt_status_t bt_rpc_stream_send_iov(struct bt_rpc_stream *s, const struct iovec *iov,
                                    size_t n) BT_MUST_CHECK;
 size_t bt_rpc_stream_queued(const struct bt_rpc_stream *s); /* bytes not yet handed to gRPC */
-/* Is a message on its way, so that one more would wait for on_sent? */
+/* Returns whether a message is on its way, so that a further one would wait for on_sent. */
 bool bt_rpc_stream_sending(const struct bt_rpc_stream *s);
 void bt_rpc_stream_set_queue_max(struct bt_rpc_stream *s, size_t bytes);
 /* Replaces the callbacks; ops is copied. */
 void bt_rpc_stream_set_arg(struct bt_rpc_stream *s, const struct bt_rpc_stream_ops *ops, void *arg);
-/* Does the certificate at the other end name this role and node? Without TLS: true. On the client
- * side from the first message on. */
+/* Returns whether the certificate at the other end names this role and node. Without TLS: true. On
+ * the client side it is valid from the first message on. */
 bool bt_rpc_stream_peer_is(const struct bt_rpc_stream *s, const char *role, const char *node);
-/* Server side: did both come over one connection? */
+/* Server side: returns whether both came over the same connection. */
 bool bt_rpc_stream_same_connection(const struct bt_rpc_stream *a, const struct bt_rpc_stream *b);
-/* Owner ends it: the server side sends (code, detail) after what is queued when flush is true;
- * the client side half-closes (flush) or cancels. No callback comes any more. */
+/* The owner ends the stream. The server side sends (code, detail), with flush after the queued
+ * messages. The client side half-closes (flush) or cancels. There are no further callbacks. */
 void bt_rpc_stream_close(struct bt_rpc_stream *s, int code, const char *detail, bool flush);
 
 /* ---- server ---- */
@@ -91,8 +91,8 @@ bt_status_t bt_rpc_server_create(struct bt_rpc *rpc, const char *listen,
 /* A stream on which the client says nothing within 5 s ends with DEADLINE, and so does a unary call
  * whose message does not come. A connection has at most 128 calls and streams, a server 1024 of
  * either kind; further ones get EXHAUSTED. */
-/* Registration comes before start; any other method is answered UNIMPLEMENTED. method:
- * "/pkg.Svc/M". caller: the role that the client's certificate must name, others get
+/* Register before start. Other methods are answered with UNIMPLEMENTED. method: "/pkg.Svc/M".
+ * caller: the role that the client's certificate must name, otherwise the answer is
  * PERMISSION_DENIED; NULL: any daemon of the cluster. Without TLS there is no check. */
 typedef void (*bt_rpc_unary_fn)(void *arg, struct bt_rpc_call *call, const void *data, size_t len);
 typedef void (*bt_rpc_accept_fn)(void *arg,
@@ -106,10 +106,11 @@ void bt_rpc_server_start(struct bt_rpc_server *srv);
 /* Answers the call, now or later; code != 0 ignores data. The call is gone afterwards. */
 void bt_rpc_call_reply(struct bt_rpc_call *call, int code, const char *detail, const void *data,
                        size_t len);
-/* Who calls: the name in the certificate, as "cert:baton://CLUSTER/ROLE/NODE", otherwise the
- * address, as "addr:192.0.2.7". */
+/* The name of the caller: the one in its certificate, as "cert:baton://CLUSTER/ROLE/NODE", or else
+ * its address, as "addr:192.0.2.7". */
 void bt_rpc_call_caller(const struct bt_rpc_call *call, char *text, size_t cap);
-/* Has the caller shown a certificate (which the method's role check has accepted)? */
+/* Returns whether the caller has shown a certificate (which the method's role check has
+ * accepted). */
 bool bt_rpc_call_has_certificate(const struct bt_rpc_call *call);
 /* The call's metadata `authorization`. NULL: absent; "": longer than 1 KiB, or there are two. Valid
  * as long as the call. */
@@ -126,12 +127,12 @@ void *bt_rpc_call_watcher(const struct bt_rpc_call *call, bt_rpc_replied_fn fn);
 void bt_rpc_server_destroy(struct bt_rpc_server *srv);
 
 /* ---- client ---- */
-/* who: "role" or "role/node" that the server's certificate must name, else nothing is sent to it;
- * NULL: any daemon of the cluster. Without TLS there is no check. Nothing is dialed before the
- * first call. ERR_INVALID (logged): target is empty. */
+/* who: "role" or "role/node" that the server's certificate must name before anything is sent to the
+ * server; NULL: any daemon of the cluster. Without TLS there is no check. The first call dials.
+ * ERR_INVALID (logged): target is empty. */
 bt_status_t bt_rpc_channel_create(struct bt_rpc *rpc, const char *target, const char *who,
                                   struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
-/* As above, with another TLS than rpc's; NULL: plaintext. */
+/* The same, with another TLS than rpc's; NULL: plaintext. */
 bt_status_t bt_rpc_channel_create_tls(struct bt_rpc *rpc, const char *target, struct bt_tls *tls,
                                       const char *who, struct bt_rpc_channel **ch_p) BT_MUST_CHECK;
 /* Cancels its streams and calls: on_close, or done with CANCELLED, is called for each before this

@@ -17,7 +17,8 @@
 
 #define BT_RPC_MESSAGE_MAX_BYTES (16 << 20)
 #define BT_RPC_QUEUE_MAX_BYTES   (8u << 20)
-/* bt_rpc_set_bulk: HTTP/2's frames, and what a receiver lets come before it has been read */
+/* bt_rpc_set_bulk: the size of HTTP/2's frames, and how much a receiver accepts before it has
+ * read */
 #define BT_RPC_BULK_FRAME_BYTES  (1 << 20)
 #define BT_RPC_BULK_WINDOW_BYTES (8 << 20)
 
@@ -88,7 +89,8 @@ void bt_rpc_streams_abort(struct bt_rpc *rpc, struct bt_list *list, bool notify)
 /* client.c, server.c: ends of bt_rpc_destroy. */
 void bt_rpc_channel_end(struct bt_rpc_channel *ch, bool notify);
 void bt_rpc_server_end(struct bt_rpc_server *srv, bool notify);
-void bt_rpc_calls_abandon(struct bt_rpc *rpc); /* unary calls that nobody will answer any more */
+/* ends unary calls that will get no answer any more */
+void bt_rpc_calls_abandon(struct bt_rpc *rpc);
 struct bt_rpc_channel *bt_rpc_channel_of(struct bt_list *link);
 struct bt_rpc_server *bt_rpc_server_of(struct bt_list *link);
 

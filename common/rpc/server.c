@@ -198,7 +198,7 @@ static char *authorization_of(const grpc_metadata_array *md)
         free(value);
         value = bt_calloc(1, n + 1);
         if (bad) {
-            return value; /* "": it is no key */
+            return value; /* "": it has no key */
         }
         bt_copy(value, GRPC_SLICE_START_PTR(*v), n);
     }

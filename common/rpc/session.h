@@ -58,14 +58,14 @@ struct bt_rpc_session_ops {
     /* Any other message; m_case is 0 if it is of a newer release. A callee that takes ownership of
      * a member sets it to NULL. */
     void (*on_message)(void *arg, ProtobufCMessage *m);
-    /* May be NULL. The session is ENDING: nothing is sent any more, on_end comes soon. */
+    /* May be NULL. The session is ENDING: it sends nothing any more, and on_end follows soon. */
     void (*on_fail)(void *arg, const struct bt_rpc_session_end *e);
     /* It is over; the stream is closed, and the channel goes when the callee returns. The callee
      * may free s. Not called by bt_rpc_session_cleanup. */
     void (*on_end)(void *arg, const struct bt_rpc_session_end *e);
-    /* May be NULL. The pause is over: dials again. */
+    /* May be NULL. The pause has ended; the session dials again. */
     void (*on_redial)(void *arg);
-    /* May be NULL. As in bt_rpc_stream_ops. */
+    /* May be NULL. The same as in bt_rpc_stream_ops. */
     void (*on_sent)(void *arg);
 };
 
@@ -116,8 +116,8 @@ bool bt_rpc_session_send(struct bt_rpc_session *s, const ProtobufCMessage *m);
 bool bt_rpc_session_send_iov(struct bt_rpc_session *s, const struct iovec *iov, size_t n);
 /* Sends a heartbeat now, if both hellos are said; the next one is due 500 ms later. */
 void bt_rpc_session_beat(struct bt_rpc_session *s);
-/* To be called every tick_ms of the rules: sends what is due, ends what is silent. False: it is
- * over, and s may be freed. */
+/* Call this every tick_ms of the rules. It sends what is due, and ends a silent session. Returns
+ * false if the session has ended; s may then be freed. */
 bool bt_rpc_session_tick(struct bt_rpc_session *s, uint64_t now_ns);
 
 /* Ends it soon (see above); on_fail is called at once. Nothing happens if it is over. */

@@ -50,7 +50,7 @@ typedef enum {
  * dialer of kvstores takes FAILED_PRECONDITION as final: the listener will refuse it again. */
 struct bt_rpc_session_end {
     bt_rpc_session_cause_t cause;
-    int code; /* BT_GRPC_*: what the peer is told; CLOSED: what the peer told us */
+    int code; /* BT_GRPC_*: the status for the peer; CLOSED: the status from the peer */
     bool was_up;
     char why[BT_RPC_SESSION_WHY];
 };
@@ -65,14 +65,14 @@ uint32_t bt_rpc_backoff_next(struct bt_rpc_backoff *b);
 /* The next wait is the longest: another try will hardly help. */
 void bt_rpc_backoff_longest(struct bt_rpc_backoff *b);
 
-/* What one user's sessions are like. Constant while a session uses it. */
+/* The rules of one user's sessions. Constant while a session uses them. */
 struct bt_rpc_session_rules {
     bool prepares;       /* a listener's hello waits for READY */
     bool joins;          /* the session is up only when JOINED has come too */
     bool beats_if_quiet; /* any message that is sent counts as a heartbeat */
     uint32_t tick_ms;    /* between two TICKs: a heartbeat may go half as much too early */
     uint32_t heartbeat_ms, silence_ms;         /* 0: the constants above; tests have others */
-    uint32_t backoff_first_ms, backoff_max_ms; /* 0: nobody dials again by itself */
+    uint32_t backoff_first_ms, backoff_max_ms; /* 0: the session does not dial again by itself */
     uint32_t flush; /* for these causes (1 << cause) the peer gets the reason behind the queued
                        messages */
 };
@@ -123,7 +123,8 @@ enum {
     BT_RPC_SESSION_DO_DELIVER = 1 << 1, /* give the message to the user */
     BT_RPC_SESSION_DO_HELLO = 1 << 2,   /* say our hello */
     BT_RPC_SESSION_DO_BEAT = 1 << 3,    /* send heartbeat number seq */
-    BT_RPC_SESSION_DO_TURN = 1 << 4,   /* EV_TURN in the next turn; the user is told of the fault */
+    /* EV_TURN in the next turn, when the user learns of the fault */
+    BT_RPC_SESSION_DO_TURN = 1 << 4,
     BT_RPC_SESSION_DO_UP = 1 << 5,     /* tell the user that the session is up */
     BT_RPC_SESSION_DO_REDIAL = 1 << 6, /* with END: dial again after wait_ms */
     BT_RPC_SESSION_DO_END = 1 << 7     /* close the stream, tell the user; `end` says why */

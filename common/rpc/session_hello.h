@@ -20,12 +20,12 @@ struct bt_rpc_identity {
     uint64_t layout_id;
 };
 
-/* What differs, the gravest first. */
+/* The field that differs, the most serious one first. */
 typedef enum {
     BT_HELLO_FITS,
     BT_HELLO_VERSION,
     BT_HELLO_CLUSTER,
-    BT_HELLO_NAME,        /* it names nobody */
+    BT_HELLO_NAME,        /* the hello has no name */
     BT_HELLO_CERTIFICATE, /* it is not the daemon that it names */
     BT_HELLO_EXPECTED,    /* it means another incarnation than this one */
     BT_HELLO_INCARNATION, /* it is another one than was dialled */
@@ -43,9 +43,9 @@ struct bt_rpc_hello {
     uint64_t layout_id;
 };
 
-/* Does the hello fit a daemon that is `self`? dialled: the incarnation that this side wants to
- * reach, 0 for a listener. proved: the peer's certificate is of the daemon that the hello names, or
- * there is no TLS. */
+/* Returns whether the hello fits a daemon that is `self`. dialled: the incarnation that this side
+ * wants to reach, 0 for a listener. proved: the peer's certificate belongs to the daemon that the
+ * hello names, or there is no TLS. */
 bt_hello_fault_t bt_rpc_hello_compare(const struct bt_rpc_identity *self,
                                       const struct bt_rpc_hello *h, uint64_t dialled, bool proved);
 

@@ -34,7 +34,7 @@ typedef enum {
     BT_EVICT_PARTIAL    /* not full; only replayed traces have them */
 } bt_evict_origin_t;
 
-/* What a policy may know of a new block. */
+/* The properties of a new block that a policy may use. */
 struct bt_evict_block {
     uint64_t hash;          /* of its key */
     uint32_t depth;         /* ordinal in its chain */
@@ -42,8 +42,9 @@ struct bt_evict_block {
     uint32_t parent;        /* slot of the block before it, BT_EVICT_NONE: unknown or not cached */
     uint32_t reused_tokens; /* cached prefix of the request that made it */
     bt_evict_origin_t origin;
-    uint32_t uses; /* 0: it is new. Otherwise it was adopted after a restart and used so often
-                      before; its admission is no use and is not learned from */
+    /* 0: the block is new. Otherwise it was adopted after a restart, and had so many uses before.
+     * Its admission does not count as a use, and nothing is learned from it. */
+    uint32_t uses;
     uint8_t group; /* below BT_EVICT_GROUPS */
 };
 

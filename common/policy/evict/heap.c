@@ -42,8 +42,9 @@ static bool lfu_before(const struct node *a, const struct node *b)
     return a->uses != b->uses ? a->uses < b->uses : lru_before(a, b);
 }
 
-/* As LFU; among equal ones the block that is latest in its request (Mooncake, section 4.2: "LFU,
- * but prioritizing evicting cache blocks occurring later in requests"). */
+/* The same as LFU. Among blocks with equal use, the one that is latest in its request goes first
+ * (Mooncake, section 4.2: "LFU, but prioritizing evicting cache blocks occurring later in
+ * requests"). */
 static bool length_aware_before(const struct node *a, const struct node *b)
 {
     if (a->uses != b->uses) {

@@ -10,7 +10,7 @@
 #define BT_QUOTA_NONE UINT8_MAX /* no group */
 
 struct bt_quota {
-    struct bt_tenants *tenants; /* NULL: there are no bounds */
+    struct bt_tenants *tenants; /* NULL: there are no limits */
     bt_tenant_tier_t tier;
     uint32_t n_slots;
     uint32_t n_groups; /* groups that have had a slot lie below */

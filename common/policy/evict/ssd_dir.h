@@ -65,8 +65,8 @@ uint32_t bt_ssd_dir_take(struct bt_ssd_dir *d, uint8_t group);
 bool bt_ssd_dir_claim(struct bt_ssd_dir *d, uint32_t slot, uint32_t generation);
 /* BUSY -> VALID, just used; generation stays the slot's. The key must not be there. */
 void bt_ssd_dir_add(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e);
-/* The same at start, for a block that was there before. This is no use of it. Call in the order of
- * last uses. */
+/* The same at the start, for a block that was there before. This does not count as a use. Call it
+ * in the order of the last uses. */
 void bt_ssd_dir_restore(struct bt_ssd_dir *d, uint32_t slot, const struct bt_ssd_entry *e);
 /* VALID -> BUSY: the block cannot be found any more. */
 void bt_ssd_dir_remove(struct bt_ssd_dir *d, uint32_t slot);

@@ -39,7 +39,7 @@ void bt_tenants_hold(struct bt_tenants *t, uint8_t group);
 void bt_tenants_release(struct bt_tenants *t, uint8_t group);
 /* The group's share of the slots of a tier; 1: no bound. */
 double bt_tenants_share(const struct bt_tenants *t, uint8_t group, bt_tenant_tier_t tier);
-/* Is there any bound on the tier? */
+/* Returns whether the tier has any limit. */
 bool bt_tenants_bounded(const struct bt_tenants *t, bt_tenant_tier_t tier);
 /* Groups without a bound on the tier. */
 const struct bt_evict_groups *bt_tenants_unbounded(const struct bt_tenants *t,

@@ -106,7 +106,8 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
  * standard deviation of the expected pages and slots is kept free. */
 #define PAGES_FULL 0.95
 
-/* The share that a step of tbt_ms takes of what the TBT objective leaves beside a step's base. */
+/* The share that a step of tbt_ms takes of the time that the TBT objective leaves beside the base
+ * of a step. */
 static double step_share(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                          double tbt_ms)
 {
@@ -149,7 +150,8 @@ static double expected_tbt_ms(const struct bt_sched_params *c, const struct bt_s
         return bt_sched_tbt_ms(c, &then, req) * BT_MAX(grown, 1);
     }
     double tbt = bt_sched_tbt_ms(c, &then, req);
-    if (*alone_p) { /* no other row: what fits has room, and there is no row to wait for */
+    /* there is no other row, so a request that fits has room, and there is no row to wait for */
+    if (*alone_p) {
         return tbt;
     }
     double full = 0, n_rows = BT_MAX(req->n_choices, 1u);

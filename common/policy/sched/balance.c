@@ -21,7 +21,7 @@ static void add(struct stage *s, double pressure)
     s->sum += BT_MIN(BT_MAX(pressure, 0), PRESSURE_MAX);
 }
 
-/* Could a stage of n workers at this mean pressure give one away? */
+/* Returns whether a stage of n workers with this mean pressure can give one away. */
 static bool can_give(const struct bt_balance_params *p, double pressure, uint32_t n)
 {
     return n >= 2 && pressure * n / (n - 1) < p->low;

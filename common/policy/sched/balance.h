@@ -33,7 +33,7 @@ struct bt_balance {
 };
 
 struct bt_balance_change {
-    uint32_t worker;        /* index; BT_BALANCE_NONE: nobody */
+    uint32_t worker;        /* index; BT_BALANCE_NONE: no worker changes */
     bool to_prefill;        /* else to decode */
     double prefill, decode; /* mean pressures over the window that decided it */
 };

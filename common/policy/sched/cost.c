@@ -251,7 +251,7 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
     return move > prefill_ms ? move - prefill_ms : 0;
 }
 
-/* As bt_sched_decode_load, without this number of the present rows and pages. */
+/* The same as bt_sched_decode_load, but without this number of the present rows and pages. */
 static double load_without(const struct bt_sched_worker *w, const struct bt_sched_request *req,
                            uint32_t yield_rows, uint32_t yield_pages)
 {

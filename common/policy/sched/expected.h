@@ -15,8 +15,8 @@ struct bt_sched_expected {
     struct bt_sched_demand late_demand; /* ms of prefill, of requests that admission refused */
 };
 
-/* Nothing is known. The forecasts' buckets are bucket_ms long, and rows last life_ms until the
- * caller writes what it has seen into forecast. */
+/* Starts without knowledge. The forecasts' buckets are bucket_ms long, and rows last life_ms until
+ * the caller writes measured values into forecast. */
 void bt_sched_expected_init(struct bt_sched_expected *e, double bucket_ms, double life_ms,
                             double now_ms);
 /* It is now_ms: fills the snapshot's clock, forecasts and demand; e outlives its use. */

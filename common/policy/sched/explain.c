@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-/* As the rule of policy baton: its estimate of a decode worker was the one compared. */
+/* The rule of policy baton, because its estimates of decode workers were compared. */
 static const struct bt_sched_rule mixing = {.use_cache = true, .fetch = true, .mixed = true};
 
-/* Were decode workers compared with prefill workers? */
+/* Returns whether decode workers were compared with prefill workers. */
 static bool was_compared(const struct bt_sched_plan *plan)
 {
     return plan == NULL || (!plan->background && plan->reason != BT_SCHED_LARGER_THAN_SLAB &&

@@ -10,7 +10,7 @@
 #define SPREAD_STEP 0.05
 #define LIFE_STEP   0.05 /* mean of the last 20 or so */
 #define STALL_MIN   0.01 /* ms, as OVERHEAD_MIN */
-#define TAIL_MIN    1.0  /* the longest tenth of gaps is no shorter than their mean */
+#define TAIL_MIN    1.0  /* the longest tenth of gaps is at least as long as their mean */
 #define FILL_STEP   0.05 /* as LIFE_STEP */
 #define TAIL_MAX    50.0 /* steps: a longer gap is a standstill, which steps do not explain */
 /* A machine with more cannot be predicted, and refusing requests does not help it. */

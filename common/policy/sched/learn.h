@@ -48,7 +48,7 @@ struct bt_sched_learned {
  * prediction. One request that the machine delayed changes both only a little. */
 void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double computed_ms,
                          double actual_ms);
-/* The predicted time of a first token, ms, from what was learned. */
+/* The predicted time of a first token, in ms, from learned values. */
 double bt_sched_learned_ttft(const struct bt_sched_learned *l, double work_ms);
 /* The mean of the longest tenth of a request's n_gaps gaps (without the first gap after a hand-off)
  * was actual_ms. A step of rows alone had been predicted as step_ms; steps with prompts beside rows

@@ -1,5 +1,5 @@
-/* Makes the worker that policies see from its heartbeat and from what was sent to it. Pure: see
- * load.h. */
+/* Combines a worker's heartbeat and the work that was sent to it into the worker that policies see.
+ * Pure: see load.h. */
 #include "common/policy/sched/load.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ struct bt_sched_pace bt_sched_pace_of(const struct bt_sched_said *said,
     return pace;
 }
 
-/* ---- what was sent to it ---- */
+/* ---- work that was sent to it ---- */
 
 void bt_sched_own_init(struct bt_sched_own *own)
 {
@@ -46,9 +46,10 @@ void bt_sched_own_prompt_done(struct bt_sched_own *own, struct bt_sched_prompt *
 
 /* ---- what policies see ---- */
 
-/* The queue: time until the worker's prompts are computed, without those of lower classes. The
- * larger of two values counts: its last heartbeat minus the time since then, and this conductor's
- * own prompts there. The unit is predicted time, of which a slow worker does less. */
+/* The queue: the time until the worker's prompts are computed, without those of lower classes. It
+ * is the larger of two values: the queue in its last heartbeat minus the time since then, and this
+ * conductor's own prompts there. The unit is predicted time; a slow worker does less than that in a
+ * ms. */
 static void show_queue(const struct bt_sched_said *said, const struct bt_sched_own *own,
                        double slow, uint64_t now_ns, double said_behind, double own_behind,
                        struct bt_sched_worker *w)
@@ -133,7 +134,7 @@ void bt_sched_show_class(const struct bt_sched_said *said, const struct bt_sched
         w->queue.late_ms = all - w->queue.ms;
     }
     w->rows.waiting -= BT_MIN(below.waiting - below.landing, w->rows.waiting);
-    /* Late rows on their way are in none of the counts, so they must not be subtracted. */
+    /* None of the counts includes late rows on their way, so they must not be subtracted. */
     uint32_t landing = below.landing - BT_MIN(said_late(said), below.landing);
     uint32_t rows = mine.rows - BT_MIN(own->late, mine.rows);
     w->rows.yield = BT_MAX(below.rows + landing, rows);

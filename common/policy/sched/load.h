@@ -1,6 +1,6 @@
-/* What is known of a worker, from two sources: its heartbeats, and what this conductor has sent it.
- * One pure function combines both into the worker that policies see; the conductor's view and the
- * simulator call it. Plain values in the caller's memory. PURE. */
+/* What a conductor knows of a worker, from two sources: the worker's heartbeats, and what this
+ * conductor has sent to it. One pure function combines both into the worker that policies see. The
+ * conductor's view and the simulator call it. Plain values in the caller's memory. PURE. */
 #ifndef BT_POLICY_SCHED_LOAD_H
 #define BT_POLICY_SCHED_LOAD_H
 
@@ -26,7 +26,7 @@ struct bt_sched_said {
     struct bt_classes classes; /* the same by class; empty: it does not distinguish classes */
 };
 
-/* What this conductor has at the worker. */
+/* This conductor's own work at the worker. */
 struct bt_sched_own {
     uint32_t rows, decoding; /* rows sent to it; those of them that have begun */
     uint32_t late;           /* of rows: late ones that have not begun */
@@ -49,8 +49,8 @@ void bt_sched_own_prompt(struct bt_sched_own *own, struct bt_sched_prompt *p,
 void bt_sched_own_prompt_done(struct bt_sched_own *own, struct bt_sched_prompt *p,
                               const struct bt_sched_pace *pace, uint64_t now_ns);
 
-/* What policies see of the worker at now_ns, for a request for which no row is preempted. said:
- * NULL if no heartbeat has come. The caller fills kvstore, roles and draining. */
+/* The worker that policies see at now_ns, for a request for which no row is preempted. said: NULL
+ * if no heartbeat has arrived. The caller fills kvstore, roles and draining. */
 void bt_sched_show_worker(const struct bt_sched_said *said, const struct bt_sched_own *own,
                           const struct bt_sched_learned *learned, uint64_t now_ns,
                           struct bt_sched_worker *w);

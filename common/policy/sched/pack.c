@@ -85,8 +85,8 @@ static double full_step_ms(const struct bt_sched_job *j, const struct bt_sched_w
     return 1e-6 * bt_batch_work_ns(w->speed.cost, &work);
 }
 
-/* The larger share of w's pages and slots that is taken with the request and all rows on their way;
- * 1: there is no room beside it. */
+/* The share of w's pages or slots (the larger one) that is used with the request and all rows on
+ * their way. 1: there is no room for it. */
 static double full(const struct bt_sched_job *j, const struct bt_sched_worker *w, double load)
 {
     double tokens = (double)w->rows.own_coming_tokens + j->req->n_tokens;

@@ -11,7 +11,8 @@ static const struct bt_sched_worker *worker(const struct bt_sched_job *j, uint32
     return &j->s->workers[i];
 }
 
-/* Queue, then the prefill of what is not cached on the worker's own node. */
+/* The time in the queue, then the prefill of the tokens that are not cached on the worker's own
+ * node. */
 static void estimate_local(const struct bt_sched_job *j, uint32_t i, struct bt_sched_estimate *e)
 {
     const struct bt_sched_worker *w = worker(j, i);
@@ -117,8 +118,8 @@ static double decode_cached(const struct bt_sched_job *j, uint32_t i, uint32_t o
 
 /* ---- KVCache-centric ---- */
 
-/* best_len / prefix_len against the threshold; without a local prefix the ratio is infinite. If
- * nothing may be fetched, there is no best match. */
+/* Compares best_len / prefix_len with the threshold. Without a local prefix the ratio is infinite.
+ * If fetching is not allowed, there is no best match. */
 static bool worth_fetching(const struct bt_sched_job *j, uint32_t local)
 {
     return j->c->place.fetch_ratio > 0 && j->best_tokens > local &&
@@ -216,9 +217,9 @@ static void fetch_before(const struct bt_sched_job *j, uint32_t i, uint32_t loca
     }
 }
 
-/* As cache-aware, but with the rows and pages that will be in use when the prefill ends: while
- * prompts queue, rows on their way matter more than present ones. Packed rows prefer the fullest
- * worker instead. */
+/* The same as cache-aware, but with the rows and pages that will be in use when the prefill ends:
+ * while prompts queue, rows on their way matter more than present ones. If rows are packed, it
+ * prefers the fullest worker instead. */
 static double decode_then(const struct bt_sched_job *j, uint32_t i, uint32_t ordinal)
 {
     const struct bt_sched_worker *w = worker(j, i);
@@ -234,7 +235,7 @@ static double decode_then(const struct bt_sched_job *j, uint32_t i, uint32_t ord
     double pages = (kv + j->req->n_tokens) / j->req->block_tokens / w->capacity.pages;
     double load = BT_MAX(pages, (rows + 1) / w->capacity.slots);
     if (load > 1 && w->rows.yield != 0 &&
-        !j->late) { /* rows of lower classes are preempted only if there is no room */
+        !j->late) { /* rows of lower classes are preempted only if there is no room without that */
         pages -= (double)w->rows.yield_pages / w->capacity.pages;
         rows -= w->rows.yield;
         load = BT_MAX(BT_MAX(pages, (rows + 1) / w->capacity.slots), 1);

@@ -64,7 +64,7 @@ bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched
     return kv->slots_total == 0 || bt_sched_blocks_of(req) <= kv->slots_total;
 }
 
-/* Its kvstore is up, and neither is drained, or drained nodes are allowed. */
+/* Its kvstore is up, and both nodes are not drained, or drained nodes are allowed. */
 bool bt_sched_present(const struct bt_sched_job *j, uint32_t i)
 {
     const struct bt_sched_worker *w = &j->s->workers[i];
@@ -191,8 +191,8 @@ static bt_sched_verdict_t too_large(const struct bt_sched_job *j, bool prefill,
     return BT_SCHED_TOO_LARGE;
 }
 
-/* Does the decode worker compute the prompt too? Yes if a role is missing, or if the KV could not
- * be handed over. */
+/* Decides whether the decode worker also computes the prompt: if a role is missing, or if the KV
+ * could not be handed over. */
 static bool decide_local(const struct bt_sched_job *j, bt_sched_reason_t *reason_p)
 {
     if (j->beyond_slab) {
@@ -445,7 +445,7 @@ static bt_sched_verdict_t place_late(const struct bt_sched_job *j, uint32_t p, u
     return BT_SCHED_PLANNED;
 }
 
-/* Collects what the choices below need to know of the whole cluster. */
+/* Collects what the following choices need of the whole cluster. */
 static bt_sched_verdict_t survey(struct bt_sched_job *j, struct bt_sched_reject *reject_p)
 {
     const struct bt_sched_snapshot *s = j->s;

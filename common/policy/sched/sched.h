@@ -16,7 +16,7 @@
 /* The class (Submit.priority) of late requests: behind all others. */
 #define BT_SCHED_CLASS_LATE INT16_MAX
 
-/* What a worker can hold; 0: not known. */
+/* The capacity of a worker; 0: not known. */
 struct bt_sched_capacity {
     uint32_t pages, pages_free; /* of kv.block_tokens tokens */
     uint32_t slots;             /* places for sequences */
@@ -65,7 +65,7 @@ struct bt_sched_rows {
         own_late_tokens; /* context of this conductor's late rows, for which no row is preempted */
 };
 
-/* What a worker reports of itself, with what this conductor has sent it since. */
+/* The state of a worker: its own report, plus what this conductor has sent it since. */
 struct bt_sched_worker {
     uint32_t kvstore; /* index of its node's kvstore in the snapshot, BT_SCHED_NONE: none is up */
     bool prefill, decode; /* the roles that it offers */
@@ -207,7 +207,7 @@ typedef enum {
     BT_SCHED_OVERLOADED  /* an objective cannot be met */
 } bt_sched_verdict_t;
 
-/* Why a plan is as it is: reasons.def. */
+/* The reason for a plan's form: reasons.def. */
 typedef enum {
 #define BT_SCHED_REASON(name, text, apart, both, meaning) BT_SCHED_##name,
 #include "common/policy/sched/reasons.def"
@@ -216,7 +216,7 @@ typedef enum {
 } bt_sched_reason_t;
 extern const char *const bt_sched_reason_names[BT_SCHED_REASONS];
 extern const char *const bt_sched_reason_meanings[BT_SCHED_REASONS]; /* in words */
-/* May a plan with two workers [0], with one worker for both [1], have the reason? */
+/* Whether a plan with two workers [0], or with one worker for both [1], can have the reason. */
 extern const bool bt_sched_reason_of[BT_SCHED_REASONS][2];
 
 /* The workers and kvstores of a plan: indices in the snapshot. */
@@ -247,7 +247,7 @@ struct bt_sched_reuse {
  * prefill_ms). */
 struct bt_sched_first {
     double ms;          /* from the request's last byte on */
-    double most_ms;     /* nine of ten first tokens come within this time, from what was learned */
+    double most_ms;     /* nine of ten first tokens come within this time, by learned values */
     double waited_ms;   /* of ms: the wait before the plan */
     double queue_ms;    /* of ms: the queue of the worker */
     double beside_ms;   /* of ms: what other prompts add to its steps */
@@ -264,7 +264,7 @@ struct bt_sched_gaps {
     double tail_ms;  /* ms without the gap of the hand-off, and without prompts */
 };
 
-/* What a plan takes from the workers. */
+/* The work and room that a plan takes from the workers. */
 struct bt_sched_takes {
     double compute_ms; /* time of a prefill worker that does nothing else */
     double alone_ms; /* part of the prefill side's queue: first.prefill_ms as if a decode worker had
@@ -409,10 +409,10 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    const struct bt_sched_request *req, struct bt_sched_plan *plan_p,
                                    struct bt_sched_reject *reject_p);
 
-/* How near a worker is to its limit; 1: at the limit. The largest of: its queue over the objective
- * (or BT_SCHED_QUEUE_MS); its rows and pages over what it has; what rows add to its step over what
- * the TBT objective leaves beside the step of a single row. 1 is added to a decode worker's rows
- * while some wait. */
+/* How close a worker is to its limit; 1: at the limit. The largest of three values: its queue over
+ * the objective (or BT_SCHED_QUEUE_MS); its rows and pages over its capacity; what rows add to its
+ * step over the time that the TBT objective leaves beside the step of a single row. While rows wait
+ * for a decode worker, 1 is added to its rows. */
 #define BT_SCHED_QUEUE_MS 2000.0
 double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w);
 /* The predicted step of decode worker w, ms, if rows as long as the present ones (without any: as
@@ -420,7 +420,7 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
 double bt_sched_full_step_ms(const struct bt_sched_params *params, const struct bt_sched_worker *w,
                              const struct bt_sched_request *req);
 
-/* ---- why a plan is as it is ---- */
+/* ---- the reasons for a plan's form ---- */
 typedef enum { BT_SCHED_FOR_PREFILL, BT_SCHED_FOR_DECODE } bt_sched_use_t;
 struct bt_sched_candidate {
     uint32_t worker; /* index in the snapshot */

@@ -7,13 +7,13 @@
 
 struct bt_sched_job;
 
-/* What is expected for a request at one prefill worker. */
+/* The times that are expected for a request at one prefill worker. */
 struct bt_sched_estimate {
     double cost; /* by the rule; the smallest wins */
     double ttft_ms, prefill_ms;
     double wait_ms, queue_ms; /* wait for its turn; queue_ms: only for prompts beside rows */
     double beside_ms;         /* part of ttft_ms that other prompts add to its steps */
-    uint32_t cached_tokens;   /* with what is fetched */
+    uint32_t cached_tokens;   /* includes fetched tokens */
     uint32_t fetch_from, fetch_tokens;
     uint32_t prefix_tokens; /* end of the fetched tokens: cached_tokens, or the end of a tail */
     double local_ms;        /* prefill_ms without the fetch */
@@ -61,9 +61,10 @@ struct bt_sched_job {
 
 /* The mean load of the decode workers. */
 struct bt_sched_pool {
-    double rows, kv;                /* kv: tokens of context */
-    double yield_rows, yield_pages; /* as of now, because nobody knows which of them will be left */
-    double rows_dev, kv_dev;        /* standard deviations of rows and kv */
+    double rows, kv; /* kv: tokens of context */
+    /* the present ones: which of them will be left at the end of the prefill is not known */
+    double yield_rows, yield_pages;
+    double rows_dev, kv_dev; /* standard deviations of rows and kv */
 };
 
 /* A choice among candidates: the smallest cost wins; the request's random word decides between
@@ -91,7 +92,7 @@ double bt_sched_least_wait_ms(const struct bt_sched_params *c, const struct bt_s
  * steps. */
 double bt_sched_wait_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                         uint32_t from, uint32_t to, double *beside_p);
-/* The time to compute a prompt of n tokens, of which the first `cached` are in the slab of the
+/* The time to compute a prompt of n tokens whose first `cached` tokens are in the slab of the
  * worker's node. */
 double bt_sched_prefill_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                            const struct bt_sched_request *req, uint32_t n, uint32_t cached);
@@ -115,7 +116,7 @@ bool bt_sched_pool_after(const struct bt_sched_snapshot *s, uint32_t block_token
 double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
                          const struct bt_sched_worker *w, const struct bt_sched_request *req,
                          uint32_t cached, double over_ms, double *queue_p);
-/* The longest step with prompts beside rows of decode worker w, and the longest such step together
+/* Of decode worker w: the longest step with prompts beside rows, and the longest such step together
  * with the wait of a row that joins it. <= 0: it takes no prompts; there is no such limit. */
 static inline double bt_sched_mixed_step(const struct bt_sched_params *c,
                                          const struct bt_sched_worker *w)
@@ -171,14 +172,14 @@ double bt_sched_pressure_then(const struct bt_sched_params *params,
 /* Fills j for a rule that computes prompts beside rows; the request's row is at worker decode.
  * False: no worker is up. */
 bool bt_sched_survey_mixed(struct bt_sched_job *j, uint32_t decode);
-/* What is expected if decode worker i computes the prompt. False: its rows would miss their
- * objective, or its cost is not known. */
+/* The times that are expected if decode worker i computes the prompt. Returns false if its rows
+ * would miss their objective, or if its cost is not known. */
 bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt_sched_estimate *e);
 
 /* ---- packing: pack.c ---- */
-/* Are rows packed now? */
+/* Returns whether rows are packed now. */
 bool bt_sched_packs(const struct bt_sched_job *j);
-/* Does decode worker w have no rows, and none on their way to it? */
+/* Returns whether decode worker w has no rows and none on their way to it. */
 bool bt_sched_row_free(const struct bt_sched_worker *w);
 /* The cost of decode worker i while rows are packed. load: its share in use with this request when
  * the row comes. */
@@ -188,11 +189,12 @@ double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double loa
  * row would be packed? No if rows are spread, or if the links are busy for longer. */
 bool bt_sched_hands_over(const struct bt_sched_job *j, uint32_t m, uint32_t d, double ready_ms);
 
-/* Is worker i up with its kvstore, and is its node not drained (or allowed)? */
+/* Returns whether worker i and its kvstore are up, and its node is not drained (or that is
+ * allowed). */
 bool bt_sched_present(const struct bt_sched_job *j, uint32_t i);
-/* Could this worker ever hold the request? */
+/* Returns whether this worker could ever hold the request. */
 bool bt_sched_fits(const struct bt_sched_worker *w, const struct bt_sched_request *req);
-/* ... and could its kvstore hold all of its KV at once, as a hand-off needs? */
+/* ... and whether its kvstore could hold all of its KV at once, as a hand-off needs. */
 bool bt_sched_fits_slab(const struct bt_sched_snapshot *s, const struct bt_sched_worker *w,
                         const struct bt_sched_request *req);
 /* Placement by a rule. */

@@ -10,8 +10,9 @@ struct bt_sched_bucket {
     double level, at_ms; /* tokens left at at_ms; below 0: taken on credit */
 };
 void bt_sched_bucket_init(struct bt_sched_bucket *b, double per_s, double burst, double now_ms);
-/* Takes n, if there are so many; a request for more than the burst may take them when the bucket is
- * full. False: *wait_ms_p is the time until n are there, if no other request takes any. */
+/* Takes n if the bucket has that much. A request for more than the burst may take n when the bucket
+ * is full. Returns false otherwise; *wait_ms_p is the time until n are there, if no other request
+ * takes any. */
 bool bt_sched_bucket_take(struct bt_sched_bucket *b, double now_ms, double n, double *wait_ms_p);
 /* Takes n that have been used already; the level may fall below 0. */
 void bt_sched_bucket_charge(struct bt_sched_bucket *b, double now_ms, double n);

@@ -36,7 +36,7 @@ void bt_survival_init(struct bt_sched_survival *s);
 /* A request has generated n tokens and continues; `told` of them were reported before (0: none). */
 void bt_survival_reach(struct bt_sched_survival *s, struct bt_survival_key k, uint32_t told,
                        uint32_t n);
-/* A request has ended after n tokens, of which `told` were reported by bt_survival_reach. whole: it
+/* A request has ended after n tokens, of which bt_survival_reach has reported `told`. whole: it
  * ended by itself (an EOS, a stop string). */
 void bt_survival_note(struct bt_sched_survival *s, struct bt_survival_key k, uint32_t told,
                       uint32_t n, bool whole);
