@@ -11,7 +11,7 @@ __attribute__((noreturn, cold)) void bt_assert_fail(const char *file, int line, 
  * allocate. Without it a line goes to stderr. */
 typedef void (*bt_last_say_fn)(const char *ev, const char *why);
 void bt_last_say(bt_last_say_fn fn);
-/* Was the reason reported? Then the process is about to abort. */
+/* Returns whether the reason was reported. Then the process is about to abort. */
 bool bt_last_said(void);
 
 #define BT_ASSERT(expr)                                                                            \

@@ -172,7 +172,7 @@ FOLDING static inline __m512i fold_by(const uint64_t k[2])
 }
 
 /* What happens to the bytes meanwhile: nothing, a copy, or a copy that bypasses the cache (`to` is
- * then aligned to 64 bytes). */
+ * aligned to 64 bytes then). */
 typedef enum { KEEP, COPY, STREAM_OUT } crc_way_t;
 
 FOLDING static inline __attribute__((always_inline)) __m512i take(const uint8_t *p, uint8_t *to,

@@ -1,4 +1,5 @@
-/* CRC32C (Castagnoli, reflected polynomial 0x82f63b78), with what the processor has for it. */
+/* CRC32C (Castagnoli, reflected polynomial 0x82f63b78), by the fastest instructions of the
+ * processor. */
 #ifndef BT_BASE_CRC32C_H
 #define BT_BASE_CRC32C_H
 
@@ -9,8 +10,8 @@
 uint32_t bt_crc32c(uint32_t crc, const void *p, size_t n);
 /* The same, and copies the bytes in the same pass over memory, where the processor can fold. */
 uint32_t bt_crc32c_copy(uint32_t crc, void *to, const void *from, size_t n);
-/* As bt_crc32c_copy, but the copy bypasses the cache. For bytes that no code reads soon: it saves
- * reading the memory that is replaced. */
+/* The same as bt_crc32c_copy, but the copy bypasses the cache. For bytes that are not read soon: it
+ * avoids reading the memory that is overwritten. */
 uint32_t bt_crc32c_stream(uint32_t crc, void *to, const void *from, size_t n);
 /* For tests, while no thread computes: sets what is used. 0: the table only; 1: also the CRC32
  * instruction; 2: everything, as at the start. */

@@ -1,4 +1,4 @@
-/* Finds the name that was probably meant: edit distance for "did you mean ...?". Pure. */
+/* Finds the name that was probably meant, by edit distance, for "did you mean ...?". Pure. */
 #ifndef BT_BASE_NEAREST_H
 #define BT_BASE_NEAREST_H
 

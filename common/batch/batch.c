@@ -15,7 +15,7 @@ static uint32_t chunk_len(const struct bt_batch_limits *lim, const struct bt_bat
         n = BT_MIN(n, s->stop - s->pos);
     }
     if (n <= budget) {
-        /* Whole chunk; without a flow the prompt's end. Both are legal ends. */
+        /* the whole chunk; without a flow, up to the prompt's end; a step may end at both */
         return n;
     }
     uint32_t end = (s->pos + budget) / lim->block_tokens * lim->block_tokens;
@@ -58,7 +58,7 @@ bool bt_batch_ends_one(const struct bt_batch_row *rows, uint32_t n)
     return false;
 }
 
-/* What a row of n prompt tokens behind pos others adds to a step. */
+/* Adds the work of a row: n prompt tokens behind pos others. */
 static void add_prompt(struct bt_batch_work *w, double pos, double n)
 {
     w->tokens += n;

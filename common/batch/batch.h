@@ -73,14 +73,14 @@ struct bt_batch_row {
  * never be corrected. Writes at most max rows, returns their number. */
 uint32_t bt_batch_prefill(const struct bt_batch *b, struct bt_batch_row *rows, uint32_t max);
 
-/* Is the sum of completion times smaller if n tokens of the prompt at *s join the step *w, which
- * has `before` prompts, than if they have steps of their own? behind: number of waiting prompts,
- * this one included. */
+/* Returns whether the sum of completion times becomes smaller if n tokens of the prompt at *s join
+ * the step *w, which has `before` prompts, instead of having steps of their own. behind: number of
+ * waiting prompts, including this one. */
 bool bt_batch_joins(const struct bt_batch *b, const struct bt_batch_work *w,
                     const struct bt_batch_seq *s, uint32_t n, uint32_t before, uint32_t behind);
 /* Prompts with tokens to be computed. */
 uint32_t bt_batch_waiting(const struct bt_batch *b);
-/* Does this step compute the last known token of any sequence? */
+/* Returns whether this step computes the last known token of any sequence. */
 bool bt_batch_ends_one(const struct bt_batch_row *rows, uint32_t n);
 
 /* The decode role's step (continuous batching): every DECODE row, with as many of its drafts as
@@ -93,7 +93,7 @@ uint32_t bt_batch_decode(struct bt_batch *b, struct bt_batch_row *rows, uint32_t
  * (left > 0) or DONE, decode rows lose one of left. The worker keeps its own state. */
 void bt_batch_apply(struct bt_batch *b, const struct bt_batch_row *rows, uint32_t n);
 
-/* What is in a step, and its cost in ns (cost.h). */
+/* The contents of a step, and its cost in ns (cost.h). */
 struct bt_batch_work bt_batch_work_of(const struct bt_batch *b, const struct bt_batch_row *rows,
                                       uint32_t n);
 /* How long the next step with all decode rows may last: step_ns, or less if a row has waited for

@@ -1,4 +1,4 @@
-/* The cost of a step as a function of what is in it. Pure: see cost.h. */
+/* The cost of a step as a function of its contents. Pure: see cost.h. */
 #include "common/batch/cost.h"
 
 #include <math.h>

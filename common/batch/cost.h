@@ -1,6 +1,6 @@
-/* What an engine step costs, and what is in one. PURE plain values: the worker fits a cost to its
- * own steps (fit.h), heartbeats carry it, the conductor's scheduler and the simulator predict with
- * it. */
+/* The contents of an engine step, and its cost. PURE plain values: the worker fits a cost to its
+ * own steps (fit.h), heartbeats carry it, and the conductor's scheduler and the simulator predict
+ * with it. */
 #ifndef BT_BATCH_COST_H
 #define BT_BATCH_COST_H
 

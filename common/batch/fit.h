@@ -12,7 +12,7 @@
 #define BT_BATCH_FIT_N (1 + BT_BATCH_SEGMENTS + 3)
 
 struct bt_batch_fit {
-    struct bt_batch_cost cost; /* what is believed now */
+    struct bt_batch_cost cost; /* the present estimate */
     double prior[BT_BATCH_FIT_N];
     double log_scale; /* scale of the prior, from the first steps: the mean logarithm of measured
                          over predicted time */

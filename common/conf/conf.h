@@ -54,9 +54,9 @@ struct bt_conf_schema {
     const struct bt_conf_removed *removed; /* ends with a row whose key is NULL; NULL: none */
     /* Checks across keys, also for --check; NULL: none. False: err says key, fault and remedy. */
     bool (*check)(const void *conf, char *err, size_t err_cap);
-    /* Checks what the configuration names on this host, for --check: the model, devices, folders.
-     * model.path is a readable directory then. NULL: nothing to check. False: err says key, fault,
-     * remedy. */
+    /* For --check: checks on this host what the configuration names (the model, devices, folders).
+     * model.path is a readable directory then. NULL: nothing to check. On false, err gives the key,
+     * the fault and the remedy. */
     bool (*look)(const void *conf, char *err, size_t err_cap);
     /* Describes the effect of a checked conf in lines of text, for --check; NULL: nothing. */
     void (*describe)(const void *conf, char *text, size_t cap);
@@ -91,36 +91,37 @@ struct bt_conf_common {
 extern const struct bt_conf_row bt_conf_common_rows[];
 extern const size_t bt_conf_common_len;
 
-/* For a daemon's `look`. bt_conf_look_dir: is path a directory that can be read (write: written)?
- * bt_conf_look_parent: does path exist, or can it be made in the directory above it?
- * bt_conf_look_listen: is the host of host:port (NULL: nothing to look at) one that this host can
- * listen on? False: a text on stderr names key, fault and remedy. */
+/* For a daemon's `look`. bt_conf_look_dir: whether path is a directory that can be read (write: and
+ * written). bt_conf_look_parent: whether path exists, or can be made in the directory above it.
+ * bt_conf_look_listen: whether this host can listen on the host of host:port (NULL: nothing to
+ * check). On false, a text on stderr gives the key, the fault and the remedy. */
 bool bt_conf_look_dir(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_parent(const char *key, const char *path, bool write) BT_MUST_CHECK;
 bool bt_conf_look_listen(const char *key, const char *addr) BT_MUST_CHECK;
-/* Could a daemon listen on host:port now? why: the reason why it could not just now, with the
- * remedy; also if it could by now. */
+/* Returns whether a daemon could listen on host:port now. why: the reason why not, with the remedy.
+ * It is also set if the port was in use only a moment ago. */
 bool bt_conf_listen_why(const char *addr, char *why, size_t cap);
-/* If path exists: is it a directory that only this user can write (bt_conf_dir_private)? */
+/* If path exists, checks that it is a directory that only this user can write
+ * (bt_conf_dir_private). */
 bool bt_conf_look_own(const char *key, const char *path) BT_MUST_CHECK;
 
 struct stat;
-/* Checks a file with a secret: it must belong to this user or root, not be readable for everybody
- * and not be writable for its group. False: why says what is wrong, and what to do. PostgreSQL asks
- * the same of its keys. */
+/* Checks a file with a secret: it must belong to this user or root, and must not be readable for
+ * everybody or writable for its group. On false, why gives the fault and the remedy. PostgreSQL has
+ * the same rules for its keys. */
 bool bt_conf_secret_private(const struct stat *st, char *why, size_t cap) BT_MUST_CHECK;
-/* Checks a directory in which a daemon keeps its files. OK: it is no symbolic link, belongs to this
- * user or root, and is writable for nobody else. ERR_NOT_FOUND: there is none. ERR_CONFIG, ERR_IO:
- * why says what is wrong, and what to do. */
+/* Checks a directory in which a daemon keeps its files. OK: it is not a symbolic link, belongs to
+ * this user or root, and no other user can write to it. ERR_NOT_FOUND: it does not exist.
+ * ERR_CONFIG, ERR_IO: why gives the fault and the remedy. */
 bt_status_t bt_conf_dir_private(const char *path, char *why, size_t cap) BT_MUST_CHECK;
 
 /* The user of the machine that text names, by name or number. False: err says so of key. */
 bool bt_conf_user(const char *key, const char *text, uid_t *uid_p, char *err,
                   size_t err_cap) BT_MUST_CHECK;
 
-/* Can the name be part of etcd's keys, certificates, files and metrics? It must have 1 to 128
- * letters, digits and the signs . _ -, and begin with a letter or digit. False: err says so of
- * key. */
+/* Returns whether the name can be part of etcd's keys, certificates, files and metrics: 1 to 128
+ * letters, digits and the signs . _ -, beginning with a letter or digit. On false, err says so and
+ * names the key. */
 bool bt_conf_name_good(const char *key, const char *name, char *err, size_t err_cap) BT_MUST_CHECK;
 
 /* Parses the command line ([--config FILE] [--check] [--set k=v]... [--help] [--version]

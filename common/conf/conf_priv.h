@@ -15,7 +15,7 @@ const char *bt_conf_removed_advice(const struct bt_conf_schema *s, const char *k
 void bt_conf_unknown_text(const struct bt_conf_schema *s, const char *key, char *out, size_t cap);
 /* Nearest key of the schema by edit distance, NULL if none is near. Hidden keys are never near. */
 const char *bt_conf_suggest(const struct bt_conf_schema *s, const char *key);
-/* Sets the member from text; false with what is wrong (and the allowed range) in err. */
+/* Sets the member from text. On false, err gives the fault and the allowed range. */
 bool bt_conf_set(const struct bt_conf_row *row, void *conf, const char *text, char *err,
                  size_t err_cap);
 /* BATON_KV_BLOCK_TOKENS of kv.block_tokens. */
@@ -42,8 +42,8 @@ void bt_conf_print_docs(const struct bt_conf_schema *s, bool common);
 
 /* Whether text is host:port or [v6]:port with a port from 0 to 65535. */
 bool bt_conf_is_addr(const char *text);
-/* Prints one message to stderr, a line of at most 512 bytes in which control characters (of a file
- * or an argument) are shown as '?'. */
+/* Prints one message to stderr: a line of at most 512 bytes. Control characters (from a file or an
+ * argument) become '?'. */
 void bt_conf_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Looks at what conf names on this host. False: said each fault on stderr. */
 bool bt_conf_look(const struct bt_conf_schema *s, const void *conf) BT_MUST_CHECK;

@@ -49,8 +49,8 @@ void bt_etcd_range_prefix(struct bt_etcd *e, const char *prefix, bt_etcd_range_f
 void bt_etcd_cas(struct bt_etcd *e, const char *key, int64_t expect, const void *value, size_t len,
                  int64_t lease, bt_etcd_cas_fn done, void *arg);
 
-/* Puts all of sets iff each key of expects has that mod_revision (0: does not exist). What is given
- * is copied. */
+/* Writes all of sets if and only if each key of expects has that mod_revision (0: it does not
+ * exist). Copies its arguments. */
 struct bt_etcd_expect {
     const char *key;
     int64_t revision;
@@ -75,7 +75,7 @@ struct bt_etcd_lease_time {
     uint64_t granted_s, left_s;
     uint64_t raft_term;
 };
-/* t: during the call; NULL if st != OK. ERR_NOT_FOUND: there is no such lease (any more). */
+/* t: valid during the call; NULL if st != OK. ERR_NOT_FOUND: there is no such lease (any more). */
 typedef void (*bt_etcd_lease_time_fn)(void *arg, bt_status_t st,
                                       const struct bt_etcd_lease_time *t);
 void bt_etcd_lease_time(struct bt_etcd *e, int64_t lease, bt_etcd_lease_time_fn done, void *arg);

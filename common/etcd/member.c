@@ -288,7 +288,7 @@ static void on_registered(void *arg, bt_status_t st, bool succeeded, const struc
     kick(m); /* something has changed meanwhile: a new lease, a new state */
 }
 
-/* Starts what the phase needs, unless an answer is pending. */
+/* Starts the request that the phase needs, unless an answer is pending. */
 static void kick(void *arg)
 {
     struct bt_member *m = arg;

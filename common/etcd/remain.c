@@ -13,7 +13,7 @@
 
 struct ask {
     struct bt_list link;  /* in `waiting`; in no list while the call runs */
-    struct bt_remain *of; /* NULL: the answer is no longer wanted */
+    struct bt_remain *of; /* NULL: the owner no longer wants the answer */
     uint64_t id;
     int64_t lease;
     struct bt_remain_term term;

@@ -10,7 +10,7 @@
 
 struct bt_remain;
 
-struct bt_remain_term {  /* what the record says */
+struct bt_remain_term {  /* the record's contents */
     uint64_t ttl_ms;     /* from its writing on */
     uint64_t expires_ns; /* the same by the writer's wall clock */
     uint64_t raft_term;  /* of etcd when it granted the lease */

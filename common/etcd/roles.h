@@ -11,11 +11,11 @@
 #define BT_ROLES_DECODE  2u
 #define BT_ROLES_BOTH    3u
 
-/* Role of a worker that was started as kind; 0: members of that kind are no workers. */
+/* The role of a worker that was started as kind; 0: members of that kind are not workers. */
 uint32_t bt_roles_of_kind(const char *kind);
 const char *bt_roles_name(uint32_t role); /* "prefill", "decode", "both", "none" */
-/* Reads "prefill", "decode", "both", or "own" (0: the role that it was started in). False: none of
- * them. */
+/* Reads "prefill", "decode", "both", or "own" (0: the role in which it was started). Returns false
+ * for any other text. */
 bool bt_roles_parse(const char *name, uint32_t *role_p);
 /* The role that t gives the worker; 0: t does not name it. incarnation 0: of any process. */
 uint32_t bt_roles_given(const Baton__RoleTable *t, const char *kind, const char *name,

@@ -1,6 +1,6 @@
 /* Daemons that start: /baton/<cluster>/starting/<kind>/<name> -> proto baton.Starting, under a
- * lease of the daemon. It tells people what a daemon does before it is a member (a large model
- * takes minutes to load). Nothing is decided by it. Loop's thread. */
+ * lease of the daemon. It shows people what a daemon does before it is a member (loading a large
+ * model takes minutes). It decides nothing. Loop's thread. */
 #ifndef BT_ETCD_STARTING_H
 #define BT_ETCD_STARTING_H
 
@@ -13,8 +13,8 @@ struct bt_starting_table; /* what all daemons say */
 /* self is copied. */
 struct bt_starting *bt_starting_begin(struct bt_etcd *e, const char *cluster,
                                       const Baton__Starting *self);
-/* What the daemon does now, and how much of it is done. Each new percent is written; while etcd is
- * away the last one waits. */
+/* Reports the daemon's present activity, and how much of it is done. Each new percent is written;
+ * while etcd is away, the last one waits. */
 void bt_starting_say(struct bt_starting *s, const char *what, uint32_t percent);
 /* The daemon is a member now, or ends: removes the record. NULL: nothing happens. */
 void bt_starting_end(struct bt_starting *s);

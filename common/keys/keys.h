@@ -63,7 +63,8 @@ const struct bt_key *bt_keys_find(const struct bt_keys *k, const char *secret, s
 typedef enum { BT_KEY_VALID, BT_KEY_EXPIRED, BT_KEY_REVOKED } bt_key_state_t;
 bt_key_state_t bt_key_state(const struct bt_key *key, uint64_t now_s);
 
-/* Is it 1 to BT_KEYS_NAME_BYTES letters, digits and the signs . _ -, and not "-"? */
+/* Returns whether it has 1 to BT_KEYS_NAME_BYTES letters, digits and the signs . _ -, and is not
+ * "-". */
 bool bt_keys_name_good(const char *name);
 /* Reads a comma-separated list of scopes. False: err says what is wrong. */
 bool bt_keys_scopes_read(const char *text, uint32_t *scopes_p, char *err, size_t err_cap);

@@ -33,8 +33,8 @@ void bt_kv_key_next(const struct bt_kv_key *parent, const uint32_t *tokens, uint
 uint32_t bt_kv_keys(const struct bt_kv_key *root, const uint32_t *tokens, uint32_t n,
                     uint32_t block_tokens, struct bt_kv_key *keys);
 
-/* What is stored with a block of a tenant of this name; 0: "", nobody. Neither 0 nor UINT32_MAX for
- * a name. */
+/* The tag that is stored with a tenant's blocks. 0 for "", that is no tenant; a name has neither 0
+ * nor UINT32_MAX. */
 uint32_t bt_kv_tenant_tag(const char *name);
 
 #endif

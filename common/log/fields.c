@@ -156,7 +156,7 @@ static void print_one(char *out, size_t cap, const struct conversion *c, va_list
 
 /* ---- fields ---- */
 
-/* Is the text a number of JSON? Text of arguments (%s) never counts as one. */
+/* Returns whether the text is a number of JSON. Text of arguments (%s) never counts as one. */
 static bool is_number(const char *s)
 {
     s += *s == '-';

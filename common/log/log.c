@@ -130,7 +130,7 @@ static size_t compose_of(char *line, bt_log_level_t level, const char *ev, const
     return n;
 }
 
-/* For a pipe or socket: can it take PIPE_BUF bytes at once? */
+/* For a pipe or socket: returns whether it can take PIPE_BUF bytes at once. */
 static bool has_room(int wait_ms)
 {
     struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};

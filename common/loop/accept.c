@@ -19,8 +19,8 @@
 #define SAY_NS    60000000000ull /* at most one log line a minute */
 #define TRIES_MAX 1024           /* clients refused in one call */
 
-/* The spare descriptor is closed to accept a client for which there is no other. Then the client's
- * connection is closed, so that the client knows and dials again later. */
+/* A spare descriptor. It is closed to accept a client for which no other descriptor is left. Then
+ * the client's connection is closed, so that the client notices and dials again later. */
 static struct {
     pthread_mutex_t lock;
     int fd; /* -1: none */
@@ -48,9 +48,9 @@ static void say(int error)
     }
 }
 
-/* There is no descriptor for the client that waits longest: accepts and closes its connection.
- * False: no client waits, or there is no spare descriptor either; then clients wait until the next
- * one dials. */
+/* Called when no descriptor is left: accepts the client that has waited longest and closes its
+ * connection. Returns false if no client waits, or if there is no spare descriptor either; then
+ * clients wait until the next one dials. */
 static bool turn_away(int fd, int error)
 {
     bool turned = false;

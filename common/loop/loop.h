@@ -87,7 +87,8 @@ void bt_loop_on_signal(struct bt_loop *loop, int signo, bt_loop_signal_fn fn, vo
  * thread does nothing else: no heartbeat, no token. */
 struct bt_loop_tick {
     uint64_t wall_ns;
-    uint64_t cpu_ns; /* of this thread: what the machine's other work cannot lengthen */
+    /* CPU time of this thread, which other work of the machine does not lengthen */
+    uint64_t cpu_ns;
 };
 /* Calls fn at the end of every turn that did something. NULL: no function. A turn above
  * BT_LOOP_SLOW_NS of CPU is logged as well (slow_loop_tick), with its longest callback: `at` is an

@@ -13,8 +13,8 @@
 #include "common/slab/slab.h"
 #include "local.pb-c.h"
 
-/* Of LocalAttach: a kvstore refuses a worker with another one. Raised when a message of
- * proto/local.proto changes its meaning. */
+/* The version in LocalAttach: a kvstore refuses a worker with another one. Raise it when a message
+ * of proto/local.proto changes its meaning. */
 #define BT_LOCAL_VERSION 1
 
 /* Bytes of one packet: slot lists of long prompts are split. */
@@ -28,8 +28,8 @@ struct bt_local_ops {
     void (*on_attached)(void *arg, struct bt_slab *slab, uint64_t kvstore_incarnation);
     /* The kvstore went away: stop using slots at once. Reconnects by itself every 200 ms. */
     void (*on_detached)(void *arg);
-    /* May not attach: ERR_MISMATCH (layout, root) or ERR_CONFIG (the kvstore is of another user)
-     * with a reason. Tries again every 2 s. */
+    /* The worker may not attach: ERR_MISMATCH (layout, root) or ERR_CONFIG (the kvstore belongs to
+     * another user), with the reason. It tries again every 2 s. */
     void (*on_refused)(void *arg, bt_status_t st, const char *why);
     void (*on_message)(void *arg, const Baton__LocalMsg *msg); /* valid during the call */
     /* The kvstore rang: a flow word of ours has moved. */

@@ -72,7 +72,7 @@ static void slab_plan(struct bt_slab_super *s, uint32_t n)
     s->file_bytes = s->data_off + (uint64_t)n * s->slot_bytes;
 }
 
-/* Is this file a slab, or an unfinished one? */
+/* Returns whether this file is a slab, or an unfinished one. */
 static bool was_slab(int fd, const struct stat *st)
 {
     uint64_t magic;
@@ -108,13 +108,14 @@ static const char *foreign(const struct stat *st)
     return st->st_nlink > 1 ? "it has more than one name" : NULL;
 }
 
-/* May other users than owner and group open it? Also true if they could until a moment ago. */
+/* Returns whether users other than owner and group may open it. Also true if they could until a
+ * moment ago. */
 static bool open_to_others(const struct stat *st)
 {
     return (st->st_mode & (S_IRWXO | S_ISUID | S_ISGID)) != 0;
 }
 
-/* Does path still name the open file? */
+/* Checks that path still names the open file. */
 static bt_status_t same_file(int fd, const char *path)
 {
     struct stat by_fd, by_path;
@@ -371,7 +372,7 @@ err_file:
     return st;
 }
 
-/* Is the superblock consistent, and does it fit this process? */
+/* Checks that the superblock is consistent and fits this process. */
 static bt_status_t super_check(const struct bt_slab_super *s, uint64_t file_bytes,
                                const struct bt_kv_layout *layout, const struct bt_kv_key *root,
                                char *err, size_t cap)
@@ -491,7 +492,8 @@ int bt_slab_open_again(const struct bt_slab *s)
 
 /* ---- taking over ---- */
 
-/* Is the slab no longer mapped by other processes? Waits for workers that will notice soon. */
+/* Waits until no other process maps the slab, but at most wait_ms: workers notice soon that they
+ * must let go. */
 static bool wait_unused(int fd, uint32_t wait_ms)
 {
     for (uint32_t ms = 0;; ms += 10) {
@@ -510,7 +512,7 @@ static bool wait_unused(int fd, uint32_t wait_ms)
     }
 }
 
-/* Is the file complete, of this boot, and as create would make it? */
+/* Returns whether the file is complete, of this boot, and as create would make it. */
 static bool left_fits(int fd, const struct bt_slab_super *plan, const struct bt_kv_layout *layout,
                       const struct bt_kv_key *root, char *err, size_t cap)
 {
@@ -568,7 +570,7 @@ bt_status_t bt_slab_adopt(const struct bt_slab_spec *spec, uint32_t wait_ms,
         slab_errf(err, err_cap, "a worker of the previous kvstore still maps it");
     } else if (slab_mmap(s, &plan, true, err, err_cap) == BT_OK) {
         struct bt_slab_super *super = (struct bt_slab_super *)(uintptr_t)s->super;
-        /* Not part of the checksum, so a kill here loses nothing. */
+        /* It is not part of the checksum, so a kill here loses nothing. */
         super->incarnation = spec->incarnation;
         memset((void *)s->flows, 0, super->n_flow_words * sizeof(*s->flows));
         *slab_p = s;

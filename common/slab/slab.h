@@ -90,9 +90,9 @@ struct bt_slab_spec { /* a kvstore's slab, to be made or taken over; read during
     const struct bt_kv_key *root;
     uint64_t incarnation; /* of the kvstore */
 };
-/* kvstore: creates the file (fallocate, then prefault); bt_slab_unlink stays the caller's.
- * ERR_EXHAUSTED names what /dev/shm has and what is wanted; ERR_INVALID: bytes for less than two
- * slots. progress may be NULL. */
+/* kvstore: creates the file (fallocate, then prefault). The caller has to call bt_slab_unlink.
+ * ERR_EXHAUSTED: err says how much /dev/shm has and how much is needed. ERR_INVALID: the bytes are
+ * not enough for two slots. progress may be NULL. */
 bt_status_t bt_slab_create(const struct bt_slab_spec *spec,
                            void (*progress)(void *arg, double fraction), void *arg,
                            struct bt_slab **slab_p, char *err, size_t err_cap) BT_MUST_CHECK;

@@ -5,7 +5,7 @@
 
 #include "common/spec/match.h"
 
-#define WINDOW 512 /* an answer may skip so many tokens of its prediction at once */
+#define WINDOW 512 /* tokens of its prediction that an answer may skip at once */
 
 /* The place behind `at` where the answer's last two tokens stand; 0: they are not near. */
 static uint32_t find(const struct bt_spec_predict *p, const uint32_t *prediction, uint32_t n,

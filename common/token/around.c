@@ -23,7 +23,7 @@ static bool decides(const json_t *config)
     return false;
 }
 
-/* Sets *around by `flag`: to the token that `key` names, or to nothing. If neither is given,
+/* Sets *around to the token that `key` names, or to nothing, as `flag` says. If neither is given,
  * tokenizer.json decides. */
 static bt_status_t set(const json_t *config, const char *flag, const char *key,
                        const struct bt_tokenizer *t, struct bt_tokens *around,

@@ -324,7 +324,8 @@ static bt_status_t find_cuts(const struct step *s, const char *text, size_t len,
     return BT_OK;
 }
 
-/* Is cut i joined to cut i - 1? taken: cut i - 1 is already joined to its own predecessor. */
+/* Returns whether cut i is joined to cut i - 1. taken: cut i - 1 is already joined to its own
+ * predecessor. */
 static bool glued(const struct step *s, const struct cut *prev, const struct cut *cur)
 {
     switch (s->behavior) {

@@ -25,7 +25,7 @@ struct bt_tokenizer *bt_tokenizer_share(const struct bt_tokenizer *t);
 uint32_t bt_tokenizer_vocab(const struct bt_tokenizer *t); /* highest id + 1 */
 
 struct bt_token_watch;
-/* From now on long encodings of this handle ask w (NULL: nobody) whether to stop. */
+/* From now on long encodings of this handle ask w whether to stop. NULL: they never stop. */
 void bt_tokenizer_watch(struct bt_tokenizer *t, const struct bt_token_watch *w);
 
 struct bt_tokens {
@@ -54,7 +54,8 @@ bt_status_t bt_tokenizer_string(const struct bt_tokenizer *t, uint32_t id,
 bt_status_t bt_tokenizer_piece(const struct bt_tokenizer *t, uint32_t id,
                                struct bt_buf *out) BT_MUST_CHECK;
 bool bt_tokenizer_is_special(const struct bt_tokenizer *t, uint32_t id);
-/* Is it one of added_tokens, special or not: what a text spells becomes this token alone. */
+/* Returns whether the id is one of added_tokens, special or not: where a text spells it, the text
+ * becomes this token alone. */
 bool bt_tokenizer_is_added(const struct bt_tokenizer *t, uint32_t id);
 /* Id of a token by its content ("<|eot_id|>"); false if there is none. */
 bool bt_tokenizer_find(const struct bt_tokenizer *t, const char *content, uint32_t *id_p);
@@ -93,7 +94,7 @@ bt_status_t bt_template_render(const struct bt_template *t, const char *context_
 
 /* Asked at intervals of ~0.1 ms by what may take long, on its own thread; true: give up. */
 struct bt_token_watch {
-    bool (*stop)(void *arg); /* NULL: nobody stops it */
+    bool (*stop)(void *arg); /* NULL: it is never stopped */
     void *arg;
 };
 struct json_t;

@@ -32,8 +32,8 @@ size_t bt_utf8_decode(const char *p, const char *end, uint32_t *cp_p);
 size_t bt_utf8_encode(uint32_t cp, char out[4]);
 bool bt_utf8_valid(const char *p, size_t n);
 bool bt_utf8_is_space(uint32_t cp); /* White_Space of Unicode */
-/* Appends [p, p+n) with U+FFFD for what is not UTF-8 (maximal subparts). Returns how many bytes at
- * the end may still become a character: they are not appended unless `final`. */
+/* Appends [p, p+n). Bytes that are not UTF-8 become U+FFFD (maximal subparts). Returns how many
+ * bytes at the end may still become a character; they are not appended unless `final`. */
 size_t bt_utf8_append_lossy(struct bt_buf *out, const char *p, size_t n, bool final);
 
 /* ---- vocab.c ---- */
@@ -52,7 +52,7 @@ struct bt_merge {
 struct bt_vocab {
     struct bt_buf pool;
     struct bt_str_ref *content; /* [n] as written in the file; len 0 = no such id */
-    struct bt_str_ref *bytes;   /* [n] what the token decodes to */
+    struct bt_str_ref *bytes;   /* [n] the decoded bytes of each token */
     uint8_t *flags;             /* [n] BT_TOK_* */
     uint32_t n;                 /* highest id + 1 */
     struct bt_id_table by_content;
@@ -148,7 +148,7 @@ struct bt_bpe {
     struct bt_bpe_cand *heap;
     size_t heap_n, heap_cap;
     struct bt_word_entry *cache;
-    const struct bt_token_watch *watch; /* NULL: nobody stops it */
+    const struct bt_token_watch *watch; /* NULL: it is never stopped */
 };
 /* Does somebody want long work to stop? Asked every BT_LOOK words or merges. */
 #define BT_LOOK 1024
@@ -202,10 +202,10 @@ struct bt_tokenizer {
     struct bt_normalizer *normalizer;    /* NULL = none */
     struct bt_pretok *pretok;            /* NULL = none */
     struct bt_decoder decoder;
-    struct bt_tokens prefix, suffix; /* what the post-processor puts around */
+    struct bt_tokens prefix, suffix; /* tokens that the post-processor puts around a text */
     struct bt_bpe *bpe;
     struct bt_pieces *pieces; /* scratch */
-    bool shared;              /* all but bpe and pieces belongs to another one */
+    bool shared;              /* another tokenizer owns everything except bpe and pieces */
 };
 
 /* ---- load.c ---- */

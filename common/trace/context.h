@@ -1,4 +1,4 @@
-/* Where a request stands in a trace (W3C Trace Context). Plain values; pure. */
+/* The position of a request in a trace (W3C Trace Context). Plain values; pure. */
 #ifndef BT_TRACE_CONTEXT_H
 #define BT_TRACE_CONTEXT_H
 

@@ -256,8 +256,8 @@ static bool pause_ms(struct bt_trace *t, uint64_t ms)
     return stop;
 }
 
-/* Sends one batch. A collector that is away has some tries; meanwhile the queue fills and further
- * spans are lost, so nobody waits. */
+/* Sends one batch. If the collector is away, there are a few tries. Meanwhile the queue fills and
+ * further spans are lost, so no other thread waits. */
 static void send_batch(struct bt_trace *t, struct bt_spans *list)
 {
     struct bt_buf body;

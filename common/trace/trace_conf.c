@@ -181,7 +181,8 @@ static void read_sampler(struct reader *r, struct bt_trace_conf *c)
     }
 }
 
-/* What would send spans in another way than Baton can, or not at all. */
+/* Returns whether tracing is switched off. Reports variables that ask for an exporter or a protocol
+ * that Baton does not have. */
 static bool is_off(struct reader *r)
 {
     const char *v = env("OTEL_SDK_DISABLED");

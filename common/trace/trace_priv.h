@@ -11,7 +11,7 @@ typedef enum { BT_SAMPLE_ON, BT_SAMPLE_OFF, BT_SAMPLE_RATIO } bt_sample_t;
 
 struct bt_trace_conf {
     char *url;      /* of the collector's traces; NULL: off */
-    char *shown;    /* the same for logs, without what stands behind '?' */
+    char *shown;    /* the same for logs, without the part behind '?' */
     char **headers; /* "name: value"; NULL-terminated */
     char *service;
     bt_sample_t sample;

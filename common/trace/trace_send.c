@@ -135,7 +135,7 @@ void bt_trace_sender_wake(struct bt_trace_sender *s)
     (void)lib.curl_multi_wakeup(s->multi);
 }
 
-/* What the collector's answer means (OTLP specification, "OTLP/HTTP Response"). */
+/* The meaning of the collector's answer (OTLP specification, "OTLP/HTTP Response"). */
 static bt_send_result_t judge(struct bt_trace_sender *s, char *why, size_t cap, uint64_t *wait_ms_p)
 {
     long status = 0;

@@ -334,7 +334,7 @@ static void bind_params(struct bt_j_render *r, const struct bt_j_node *m, struct
     bt_j_scope_set(r, s, j_cstr("kwargs"), named);
 }
 
-/* Runs `body` in scope `s` and returns what it prints. */
+/* Runs `body` in scope `s` and returns its output. */
 static struct bt_j_value capture(struct bt_j_render *r, const struct bt_j_nodes *body,
                                  struct bt_j_scope *s)
 {

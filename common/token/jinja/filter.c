@@ -309,7 +309,7 @@ static struct bt_j_value f_default(struct bt_j_render *r, struct bt_j_value v, s
 static struct bt_j_value f_safe(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c)
 {
     (void)c;
-    return str_value(r, v); /* there is no automatic escaping */
+    return str_value(r, v); /* this interpreter never escapes automatically */
 }
 
 static struct bt_j_value f_length(struct bt_j_render *r, struct bt_j_value v, struct bt_j_call *c)

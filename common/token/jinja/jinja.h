@@ -73,7 +73,7 @@ struct bt_j_value {
         bool b;
         int64_t i;
         double f;
-        struct bt_j_str s; /* J_UNDEFINED: what was looked for */
+        struct bt_j_str s; /* J_UNDEFINED: the name that was looked up */
         struct bt_j_list *list;
         struct bt_j_dict *dict;
         struct bt_j_loop *loop;
@@ -258,7 +258,7 @@ struct bt_j_render {
     int line, depth;
     uint64_t work, work_max; /* units done, and how many may be */
     uint64_t look_at;        /* work at which to look at the limit and at stop */
-    bool (*stop)(void *arg); /* asked at intervals; NULL: nobody stops it */
+    bool (*stop)(void *arg); /* called at intervals; NULL: the render is never stopped */
     void *stop_arg;
     locale_t locale; /* character classes and case; 0: ASCII only */
     struct bt_j_scope *scope;
@@ -271,8 +271,9 @@ struct bt_j_call {
 };
 __attribute__((noreturn, format(printf, 2, 3))) void bt_j_fail(struct bt_j_render *r,
                                                                const char *fmt, ...);
-/* Every operation charges what it does before it does it: steps, or units for what depends on the
- * size of its operands. Ends the render beyond its limit, or if somebody wants it to stop. */
+/* Every operation calls this before its work and charges its cost: steps, or units where the cost
+ * depends on the size of its operands. Ends the render when the limit is exceeded, or when `stop`
+ * says so. */
 void bt_j_look(struct bt_j_render *r);
 static inline void j_work(struct bt_j_render *r, uint64_t units)
 {
@@ -344,7 +345,7 @@ int bt_j_compare(struct bt_j_render *r, struct bt_j_value a, struct bt_j_value b
 bool bt_j_contains(struct bt_j_render *r, struct bt_j_value in, struct bt_j_value what);
 struct bt_j_str bt_j_to_str(struct bt_j_render *r, struct bt_j_value v); /* Python's str() */
 void bt_j_repr(struct bt_j_render *r, struct bt_j_sb *sb, struct bt_j_value v);
-/* What a for loop sees: elements, keys or characters. */
+/* The list over which a for loop runs: elements, keys or characters. */
 struct bt_j_list *bt_j_iterate(struct bt_j_render *r, struct bt_j_value v);
 size_t bt_j_length(struct bt_j_render *r, struct bt_j_value v);
 bool bt_j_is_num(struct bt_j_value v);
@@ -378,9 +379,9 @@ enum bt_j_class { CLASS_ALPHA, CLASS_DIGIT, CLASS_ALNUM, CLASS_SPACE, CLASS_UPPE
 bool bt_j_all_of(struct bt_j_render *r, struct bt_j_str s, enum bt_j_class cls);
 struct bt_j_value bt_j_splitlines(struct bt_j_render *r, struct bt_j_str s);
 
-/* ---- filters, tests, methods ----
- * Each of the tables says what an entry costs before it runs. What costs more than that (characters
- * that are decoded, elements that are compared, what is written) is charged where it is done. */
+/* ---- filters, tests, methods ---- Each table names the cost of an entry, which is charged before
+ * it runs. Further cost (characters to decode, elements to compare, output) is charged where it
+ * arises. */
 enum bt_j_cost {
     COST_READS = 1, /* its operand and its positional arguments are read once */
     COST_FLAT,      /* the same for every size, or charged by the function itself */
