@@ -18,25 +18,19 @@
 #include "common/base/file.h"
 #include "common/base/revoked.h"
 #include "common/conf/conf.h"
+#include "common/conf/watch.h"
 #include "common/log/log.h"
 
-#define LOOK_MS    5000
-#define EXPIRING_S (7u * 86400)
-#define REMIND_S   86400u
-#define SAY_NS     10000000000ull /* between lines about refused handshakes */
-#define RECORD     16384          /* largest content of a TLS record, bytes */
-#define READS      8              /* records of one recv: a client may send records of one byte */
+#define LOOK_MS 5000
+#define SAY_NS  10000000000ull /* between lines about refused handshakes */
+#define RECORD  16384          /* largest content of a TLS record, bytes */
+#define READS   8              /* records of one recv: a client may send records of one byte */
 
 #define REVOKED_MAX (1u << 20) /* bytes of revoked.txt */
 #define NAME_BYTES  200        /* of a client, with the end */
 
 enum { CERT, KEY, CLIENT_CA, REVOKED, FILES };
 static const char *const names[FILES] = {"tls.crt", "tls.key", "client-ca.crt", "revoked.txt"};
-
-struct stamp { /* of a file, to see that it is another one; zeros: it is missing */
-    uint64_t dev, ino, size;
-    struct timespec mtime, ctime;
-};
 
 struct bt_http_tls {
     char *key, *files[FILES];
@@ -45,8 +39,9 @@ struct bt_http_tls {
     bool asks;                  /* for clients' certificates */
     struct bt_revoked *revoked; /* NULL: none */
     uint64_t lists;             /* how often the list was read */
-    uint64_t not_after_s, refused, reminded_s;
-    struct stamp stamps[FILES];
+    uint64_t not_after_s, refused;
+    struct bt_conf_expiry expiry;
+    struct bt_conf_stamp stamps[FILES];
     struct bt_log_pace pace;
     struct bt_loop *loop;
     struct bt_timer timer;
@@ -237,33 +232,11 @@ static bt_status_t read_files(const struct bt_http_tls *t, struct reading *r, ch
     return BT_OK;
 }
 
-static void take_stamps(const struct bt_http_tls *t, struct stamp to[FILES])
+static void take_stamps(const struct bt_http_tls *t, struct bt_conf_stamp to[FILES])
 {
-    memset(to, 0, FILES * sizeof(to[0])); /* compared as bytes */
     for (int i = 0; i < FILES; i++) {
-        struct stat st;
-        if (stat(t->files[i], &st) == 0) {
-            to[i].dev = st.st_dev;
-            to[i].ino = st.st_ino;
-            to[i].size = (uint64_t)st.st_size;
-            to[i].mtime = st.st_mtim;
-            to[i].ctime = st.st_ctim;
-        }
+        bt_conf_stamp_read(t->files[i], &to[i]);
     }
-}
-
-static void warn_of_end(struct bt_http_tls *t)
-{
-    uint64_t now_s = bt_real_ns() / 1000000000;
-    bool over = now_s >= t->not_after_s;
-    if (now_s + EXPIRING_S < t->not_after_s || now_s < t->reminded_s + REMIND_S) {
-        return;
-    }
-    t->reminded_s = now_s;
-    BT_WARN(over ? "tls_expired" : "tls_expiring", "file=%s hours_left=%lld remedy=%s",
-            t->files[CERT], (long long)(t->not_after_s - now_s) / 3600,
-            "put a new certificate and key in place of these files; they are read again by "
-            "themselves");
 }
 
 static void take(struct bt_http_tls *t, const struct reading *r)
@@ -278,10 +251,10 @@ static void take(struct bt_http_tls *t, const struct reading *r)
 static void on_look(void *arg)
 {
     struct bt_http_tls *t = arg;
-    struct stamp now[FILES];
+    struct bt_conf_stamp now[FILES];
     struct reading r = {0};
     char err[600];
-    warn_of_end(t);
+    bt_conf_expiry_warn(&t->expiry, t->files[CERT], t->not_after_s);
     take_stamps(t, now);
     if (memcmp(now, t->stamps, sizeof(now)) == 0) {
         return;
@@ -295,10 +268,10 @@ static void on_look(void *arg)
     SSL_CTX_free(t->ctx); /* connections that stand have references of their own */
     free(t->revoked);
     take(t, &r);
-    t->reminded_s = 0;
+    t->expiry = (struct bt_conf_expiry){0};
     BT_INFO("tls_renewed", "file=%s not_after_s=%llu client_certificates=%s", t->files[CERT],
             (unsigned long long)t->not_after_s, t->asks ? "required" : "no");
-    warn_of_end(t);
+    bt_conf_expiry_warn(&t->expiry, t->files[CERT], t->not_after_s);
 }
 
 /* ---- the socket as OpenSSL sees it ---- */
@@ -374,7 +347,7 @@ void bt_http_tls_watch(struct bt_http_tls *t, struct bt_loop *loop)
     t->loop = loop;
     BT_INFO("http_tls", "file=%s client_certificates=%s", t->files[CERT],
             t->asks ? "required" : "no");
-    warn_of_end(t);
+    bt_conf_expiry_warn(&t->expiry, t->files[CERT], t->not_after_s);
     bt_timer_start(loop, &t->timer, LOOK_MS, LOOK_MS, on_look, t);
 }
 

@@ -30,6 +30,31 @@ void bt_rpc_call_reply_pb(struct bt_rpc_call *call, const ProtobufCMessage *msg)
     }
 }
 
+size_t bt_pb_size(ProtobufCType type)
+{
+    switch (type) {
+    case PROTOBUF_C_TYPE_INT32:
+    case PROTOBUF_C_TYPE_SINT32:
+    case PROTOBUF_C_TYPE_SFIXED32:
+    case PROTOBUF_C_TYPE_UINT32:
+    case PROTOBUF_C_TYPE_FIXED32:
+    case PROTOBUF_C_TYPE_FLOAT: return 4;
+    case PROTOBUF_C_TYPE_ENUM: return sizeof(int);
+    case PROTOBUF_C_TYPE_INT64:
+    case PROTOBUF_C_TYPE_SINT64:
+    case PROTOBUF_C_TYPE_SFIXED64:
+    case PROTOBUF_C_TYPE_UINT64:
+    case PROTOBUF_C_TYPE_FIXED64:
+    case PROTOBUF_C_TYPE_DOUBLE: return 8;
+    case PROTOBUF_C_TYPE_BOOL: return sizeof(protobuf_c_boolean);
+    case PROTOBUF_C_TYPE_STRING:
+    case PROTOBUF_C_TYPE_MESSAGE: return sizeof(void *);
+    case PROTOBUF_C_TYPE_BYTES: return sizeof(ProtobufCBinaryData);
+    }
+    BT_ASSERT(false);
+    return 0;
+}
+
 static void forget_unknown_in(ProtobufCMessage *m, const ProtobufCFieldDescriptor *f)
 {
     uint8_t *base = (uint8_t *)m;

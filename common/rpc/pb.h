@@ -18,6 +18,9 @@ void bt_rpc_call_reply_pb(struct bt_rpc_call *call, const ProtobufCMessage *msg)
  * Strings are escaped as in logs. */
 void bt_pb_json(const ProtobufCMessage *msg, struct bt_buf *out);
 
+/* Bytes of one value of this type in the struct of an unpacked message. */
+size_t bt_pb_size(ProtobufCType type);
+
 /* Frees the unknown fields of an unpacked message and of the messages in it. A message that is
  * packed again must not have them, because protobuf-c writes some unknown tags in a form that it
  * cannot read again. */

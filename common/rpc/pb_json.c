@@ -70,31 +70,6 @@ static void put_value(const ProtobufCFieldDescriptor *f, const void *at, struct 
     }
 }
 
-static size_t size_of(ProtobufCType type)
-{
-    switch (type) {
-    case PROTOBUF_C_TYPE_INT32:
-    case PROTOBUF_C_TYPE_SINT32:
-    case PROTOBUF_C_TYPE_SFIXED32:
-    case PROTOBUF_C_TYPE_UINT32:
-    case PROTOBUF_C_TYPE_FIXED32:
-    case PROTOBUF_C_TYPE_FLOAT: return 4;
-    case PROTOBUF_C_TYPE_ENUM: return sizeof(int);
-    case PROTOBUF_C_TYPE_INT64:
-    case PROTOBUF_C_TYPE_SINT64:
-    case PROTOBUF_C_TYPE_SFIXED64:
-    case PROTOBUF_C_TYPE_UINT64:
-    case PROTOBUF_C_TYPE_FIXED64:
-    case PROTOBUF_C_TYPE_DOUBLE: return 8;
-    case PROTOBUF_C_TYPE_BOOL: return sizeof(protobuf_c_boolean);
-    case PROTOBUF_C_TYPE_STRING:
-    case PROTOBUF_C_TYPE_MESSAGE: return sizeof(void *);
-    case PROTOBUF_C_TYPE_BYTES: return sizeof(ProtobufCBinaryData);
-    }
-    BT_ASSERT(false);
-    return 0;
-}
-
 static void put_field(const uint8_t *base, const ProtobufCFieldDescriptor *f, struct bt_buf *out)
 {
     const uint8_t *at = base + f->offset;
@@ -104,7 +79,7 @@ static void put_field(const uint8_t *base, const ProtobufCFieldDescriptor *f, st
         bt_buf_puts(out, "[");
         for (size_t i = 0; i < n; i++) {
             bt_buf_puts(out, i > 0 ? "," : "");
-            put_value(f, list + i * size_of(f->type), out);
+            put_value(f, list + i * bt_pb_size(f->type), out);
         }
         bt_buf_puts(out, "]");
         return;

@@ -153,27 +153,10 @@ static bool is_signed(ProtobufCType t)
            t == PROTOBUF_C_TYPE_ENUM;
 }
 
-static size_t size_of(ProtobufCType t)
-{
-    switch ((int)t) {
-    case PROTOBUF_C_TYPE_INT64:
-    case PROTOBUF_C_TYPE_SINT64:
-    case PROTOBUF_C_TYPE_SFIXED64:
-    case PROTOBUF_C_TYPE_UINT64:
-    case PROTOBUF_C_TYPE_FIXED64:
-    case PROTOBUF_C_TYPE_DOUBLE: return 8;
-    case PROTOBUF_C_TYPE_BOOL: return sizeof(protobuf_c_boolean);
-    case PROTOBUF_C_TYPE_STRING: return sizeof(char *);
-    case PROTOBUF_C_TYPE_BYTES: return sizeof(ProtobufCBinaryData);
-    case PROTOBUF_C_TYPE_MESSAGE: return sizeof(ProtobufCMessage *);
-    default: return 4;
-    }
-}
-
 static bool check_number(const struct walk *w, const ProtobufCMessageDescriptor *m,
                          const ProtobufCFieldDescriptor *f, const struct bt_range *r, const void *v)
 {
-    bool small = size_of(f->type) == 4;
+    bool small = bt_pb_size(f->type) == 4;
     if (is_signed(f->type)) {
         int64_t x = small ? *(const int32_t *)v : *(const int64_t *)v;
         return (x >= r->min && (x < 0 || (uint64_t)x <= r->max)) ||
@@ -250,7 +233,7 @@ static bool check_field(const struct walk *w, const ProtobufCMessage *msg,
         return refuse(w, m, f, "has %zu entries, allowed are %u", n, r->count_max);
     }
     for (size_t i = 0; i < n; i++) {
-        if (!check_value(w, m, f, r, v + i * size_of(f->type))) {
+        if (!check_value(w, m, f, r, v + i * bt_pb_size(f->type))) {
             return false;
         }
     }

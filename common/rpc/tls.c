@@ -17,8 +17,6 @@
 #include "common/rpc/tls_priv.h"
 
 #define FILE_MAX    (1u << 20)
-#define EXPIRING_S  (7u * 86400)
-#define REMIND_S    86400u
 #define HOW_TO_MAKE "docs/OPERATING.md tells how to make one"
 
 /* The result of reading the files once. */
@@ -176,40 +174,20 @@ static bt_status_t read_all(struct bt_tls *t, struct reading *r, char *err, size
 
 /* ---- watching ---- */
 
-static void take_stamps(struct bt_tls *t, struct bt_tls_stamp to[BT_TLS_FILES])
+static void take_stamps(const struct bt_tls *t, struct bt_conf_stamp to[BT_TLS_FILES])
 {
     for (int i = 0; i < BT_TLS_FILES; i++) {
-        struct stat st = {0}; /* zeros if the file is missing */
-        if (t->files[i] != NULL) {
-            (void)stat(t->files[i], &st);
-        }
-        to[i] = (struct bt_tls_stamp){
-            .dev = st.st_dev, .ino = st.st_ino, .size = (uint64_t)st.st_size, .mtime = st.st_mtim};
+        bt_conf_stamp_read(t->files[i], &to[i]);
     }
-}
-
-static void warn_of_end(struct bt_tls *t)
-{
-    uint64_t now_s = bt_real_ns() / 1000000000;
-    bool over = now_s >= t->own.not_after_s, is_news = over && !t->reminded_of_end;
-    if (now_s + EXPIRING_S < t->own.not_after_s || (now_s < t->reminded_s + REMIND_S && !is_news)) {
-        return;
-    }
-    t->reminded_s = now_s;
-    t->reminded_of_end = over;
-    BT_WARN(over ? "tls_expired" : "tls_expiring", "file=%s hours_left=%lld remedy=%s",
-            t->files[BT_TLS_CERT], (long long)(t->own.not_after_s - now_s) / 3600,
-            "put a new certificate and key in place of these files; they are read again "
-            "by themselves");
 }
 
 static void on_look(void *arg)
 {
     struct bt_tls *t = arg;
-    struct bt_tls_stamp now[BT_TLS_FILES];
+    struct bt_conf_stamp now[BT_TLS_FILES];
     struct reading r = {0};
     char err[600];
-    warn_of_end(t);
+    bt_conf_expiry_warn(&t->expiry, t->files[BT_TLS_CERT], t->own.not_after_s);
     take_stamps(t, now);
     if (memcmp(now, t->stamps, sizeof(now)) == 0) {
         return;
@@ -232,11 +210,10 @@ static void on_look(void *arg)
     pthread_mutex_unlock(&t->lock);
     bt_cert_ca_destroy(old);
     free(old_revoked);
-    t->reminded_s = 0;
-    t->reminded_of_end = false;
+    t->expiry = (struct bt_conf_expiry){0};
     BT_INFO("tls_renewed", "file=%s not_after_s=%llu", t->files[BT_TLS_CERT],
             (unsigned long long)t->own.not_after_s);
-    warn_of_end(t);
+    bt_conf_expiry_warn(&t->expiry, t->files[BT_TLS_CERT], t->own.not_after_s);
 }
 
 void bt_tls_watch(struct bt_tls *t, struct bt_loop *loop, struct bt_metrics *metrics)
@@ -252,7 +229,7 @@ void bt_tls_watch(struct bt_tls *t, struct bt_loop *loop, struct bt_metrics *met
         pthread_mutex_unlock(&t->lock);
         free(label);
     }
-    warn_of_end(t);
+    bt_conf_expiry_warn(&t->expiry, t->files[BT_TLS_CERT], t->own.not_after_s);
     bt_timer_start(loop, &t->timer, BT_TLS_LOOK_S * 1000, BT_TLS_LOOK_S * 1000, on_look, t);
 }
 

@@ -8,6 +8,7 @@
 
 #include "common/base/cert.h"
 #include "common/base/revoked.h"
+#include "common/conf/watch.h"
 #include "common/rpc/rpc_priv.h"
 #include "common/rpc/tls.h"
 
@@ -17,11 +18,6 @@
 #define BT_TLS_REPEAT_NS (60ull * 1000000000)
 
 enum { BT_TLS_CA, BT_TLS_CERT, BT_TLS_KEY, BT_TLS_REVOKED, BT_TLS_FILES };
-
-struct bt_tls_stamp { /* of a file, to see that it is another one */
-    uint64_t dev, ino, size;
-    struct timespec mtime;
-};
 
 struct bt_tls {
     _Atomic uint32_t refs; /* the owner's, one for each credentials object in gRPC */
@@ -42,9 +38,8 @@ struct bt_tls {
     struct bt_cert own;
     struct bt_loop *loop;
     struct bt_timer timer;
-    struct bt_tls_stamp stamps[BT_TLS_FILES];
-    uint64_t reminded_s;
-    bool reminded_of_end; /* the last time it had ended */
+    struct bt_conf_stamp stamps[BT_TLS_FILES];
+    struct bt_conf_expiry expiry; /* of own */
 };
 
 void bt_tls_unref(struct bt_tls *t);

@@ -12,6 +12,7 @@
 #include "common/base/file.h"
 #include "common/base/map.h"
 #include "common/conf/conf.h"
+#include "common/conf/watch.h"
 #include "common/policy/sched/share.h"
 #include "conductor/front/front_priv.h"
 
@@ -26,15 +27,10 @@ struct tenant {
     uint64_t owner;     /* its number */
 };
 
-struct stamp { /* of the file, to see that it is another one */
-    uint64_t dev, ino, size, mode;
-    struct timespec mtime, ctime;
-};
-
 struct bt_front_keys {
     char *path;
     struct bt_keys *set;
-    struct stamp stamp;
+    struct bt_conf_stamp stamp;
     /* By name, zeros behind it. Tenants stay when their keys are removed: requests may still run.
      */
     struct bt_map *tenants;
@@ -43,21 +39,9 @@ struct bt_front_keys {
 
 /* ---- the file ---- */
 
-static struct stamp stamp_of(const struct stat *st)
-{
-    struct stamp s;
-    memset(&s, 0, sizeof(s)); /* compared as bytes */
-    s.dev = st->st_dev;
-    s.ino = st->st_ino;
-    s.size = (uint64_t)st->st_size;
-    s.mode = st->st_mode;
-    s.mtime = st->st_mtim;
-    s.ctime = st->st_ctim;
-    return s;
-}
-
 /* Reads and parses the file. NULL: err says what is wrong and where. stamp_p is set in any case. */
-static struct bt_keys *read_file(const char *path, struct stamp *stamp_p, char *err, size_t cap)
+static struct bt_keys *read_file(const char *path, struct bt_conf_stamp *stamp_p, char *err,
+                                 size_t cap)
 {
     struct stat st;
     struct bt_keys *set = NULL;
@@ -67,7 +51,7 @@ static struct bt_keys *read_file(const char *path, struct stamp *stamp_p, char *
     size_t n = 0;
     memset(stamp_p, 0, sizeof(*stamp_p));
     if (file != NULL) {
-        *stamp_p = stamp_of(&st);
+        bt_conf_stamp_of(&st, stamp_p);
         if (!bt_conf_secret_private(&st, why, sizeof(why))) {
             what = why;
         } else if ((uint64_t)st.st_size > BT_KEYS_FILE_MAX) {
@@ -151,7 +135,7 @@ static void take_tenants(struct bt_front_keys *k)
 bt_status_t bt_front_keys_load(const char *path, struct bt_front_keys **keys_p, char *err,
                                size_t err_cap)
 {
-    struct stamp stamp;
+    struct bt_conf_stamp stamp;
     struct bt_keys *set = read_file(path, &stamp, err, err_cap);
     if (set == NULL) {
         return BT_ERR_CONFIG;
@@ -168,7 +152,7 @@ bt_status_t bt_front_keys_load(const char *path, struct bt_front_keys **keys_p, 
 
 bt_status_t bt_front_check_keys(const char *path, char *err, size_t err_cap)
 {
-    struct stamp stamp;
+    struct bt_conf_stamp stamp;
     struct bt_keys *set = path != NULL ? read_file(path, &stamp, err, err_cap) : NULL;
     bool ok = path == NULL || set != NULL;
     bt_keys_destroy(set);
@@ -221,12 +205,8 @@ void bt_front_keys_say(const struct bt_front_keys *k)
 
 void bt_front_keys_look(struct bt_front_keys *k)
 {
-    struct stat st;
-    struct stamp now;
-    memset(&now, 0, sizeof(now));
-    if (stat(k->path, &st) == 0) {
-        now = stamp_of(&st);
-    }
+    struct bt_conf_stamp now;
+    bt_conf_stamp_read(k->path, &now);
     if (memcmp(&now, &k->stamp, sizeof(now)) == 0) {
         return;
     }

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "common/rpc/pb.h"
+
 #define DEPTH_MAX   6
 #define ENTRIES_MAX 8
 #define BYTES_MAX   512
@@ -20,23 +22,6 @@ void message_free(struct message_arena *a)
         free(a->blocks[i]);
     }
     a->n = 0;
-}
-
-static size_t size_of(ProtobufCType type)
-{
-    switch ((int)type) {
-    case PROTOBUF_C_TYPE_INT64:
-    case PROTOBUF_C_TYPE_SINT64:
-    case PROTOBUF_C_TYPE_SFIXED64:
-    case PROTOBUF_C_TYPE_UINT64:
-    case PROTOBUF_C_TYPE_FIXED64:
-    case PROTOBUF_C_TYPE_DOUBLE: return 8;
-    case PROTOBUF_C_TYPE_BOOL: return sizeof(protobuf_c_boolean);
-    case PROTOBUF_C_TYPE_STRING: return sizeof(char *);
-    case PROTOBUF_C_TYPE_BYTES: return sizeof(ProtobufCBinaryData);
-    case PROTOBUF_C_TYPE_MESSAGE: return sizeof(ProtobufCMessage *);
-    default: return 4;
-    }
 }
 
 static void put_number(void *at, ProtobufCType type, uint64_t v)
@@ -57,7 +42,7 @@ static void put_number(void *at, ProtobufCType type, uint64_t v)
         memcpy(at, v < 1000 ? (const void *)&s : &w, 4);
         break;
     case PROTOBUF_C_TYPE_BOOL: memcpy(at, &b, sizeof(b)); break;
-    default: memcpy(at, size_of(type) == 8 ? (const void *)&v : &w, size_of(type)); break;
+    default: memcpy(at, bt_pb_size(type) == 8 ? (const void *)&v : &w, bt_pb_size(type)); break;
     }
 }
 
@@ -165,7 +150,7 @@ static void field(struct message_arena *a, ProtobufCMessage *m, const ProtobufCF
         value(a, f, base + f->offset, r, t, fn, arg, depth);
         return;
     }
-    size_t n = tape_below(t, ENTRIES_MAX), size = size_of(f->type);
+    size_t n = tape_below(t, ENTRIES_MAX), size = bt_pb_size(f->type);
     uint8_t *list = take(a, n * size);
     for (size_t i = 0; i < n && a->n + 64 < BT_ARRAY_LEN(a->blocks); i++) {
         value(a, f, list + i * size, r, t, fn, arg, depth);
