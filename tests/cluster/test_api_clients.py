@@ -33,8 +33,8 @@ def results(cluster):
     gone = "baton_http_disconnects_total"
     before = cluster.metrics("conductor")[gone]
     out = run("client.mjs", cluster.url, cluster.model, SCENARIOS)
-    wait_for(lambda: cluster.metrics("conductor")[gone] == before + 2, 10, "two have left in the middle of a stream")
-    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 2,
+    wait_for(lambda: cluster.metrics("conductor")[gone] == before + 2, 60, "two have left in the middle of a stream")
+    wait_for(lambda: cluster.metrics("conductor")["baton_http_generations_open"] == 0, 60,
              "nothing is generated for nobody")
     return out
 

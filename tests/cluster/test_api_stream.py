@@ -72,8 +72,8 @@ def test_continuous_usage(cluster):
 
 
 def test_tokens_arrive_one_by_one(cluster):
-    """The stream is a stream: its first events are there while the request runs, which would take seconds more."""
-    events = cluster.stream("/v1/completions", dict(TEXT, max_tokens=7000, ignore_eos=True))
+    """The stream is a stream: its first events are there while the request runs, which would take many seconds more."""
+    events = cluster.stream("/v1/completions", dict(TEXT, max_tokens=7000, n=8, temperature=1.0, ignore_eos=True))
     for _ in range(20):
         assert len(next(events)["choices"]) == 1
     running = sum(v for k, v in cluster.metrics("conductor").items() if k.startswith("vllm:num_requests_running"))

@@ -139,11 +139,11 @@ async function abort() {
   let n = 0;
   const long = { model, stream: true, ignore_eos: true };
   for await (const e of await anthropic.messages.create({
-    ...long, max_tokens: 4000, messages: [{ role: "user", content: question }] })) {
+    ...long, max_tokens: 8000, messages: [{ role: "user", content: question }] })) {
     if (e.type === "content_block_delta" && ++n === 5) break;
   }
   for await (const e of await openai.responses.create({
-    ...long, max_output_tokens: 4000, input: question })) {
+    ...long, max_output_tokens: 8000, input: question })) {
     if (e.type === "response.output_text.delta" && ++n === 10) break;
   }
   assert.equal(n, 10);
