@@ -54,7 +54,7 @@ class Browser:
         try:
             self.session = None
             self.call("Browser.close")
-            self.process.wait(10)
+            self.process.wait(30)
         except (OSError, AssertionError, subprocess.TimeoutExpired):
             self.process.kill()
             self.process.wait()
@@ -69,7 +69,7 @@ class Browser:
         if self.session:
             message["sessionId"] = self.session
         os.write(self.out, json.dumps(message).encode() + b"\0")
-        wanted, end = self.n, time.monotonic() + 30 * PATIENCE
+        wanted, end = self.n, time.monotonic() + 120 * PATIENCE
         while True:
             answer = self.read(end)
             assert answer is not None, f"Chromium does not answer {method}"
@@ -122,7 +122,7 @@ class Browser:
         assert "exceptionDetails" not in r, (script, r["exceptionDetails"])
         return r["result"].get("value")
 
-    def wait(self, script, seconds=15):
+    def wait(self, script, seconds=60):
         end = time.monotonic() + seconds * PATIENCE
         while True:
             v = self.eval(f"(v => v instanceof Node ? true : v)({script})")
