@@ -78,7 +78,7 @@ class Cluster:
         """Fails if a daemon reported something while it ran or while it ended."""
         if not os.path.exists(self.state_dir):
             return
-        subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=60 * PATIENCE, check=True)
+        subprocess.run([LOCAL, "down", "--dir", self.state_dir], timeout=120 * PATIENCE, check=True)
         found = self.reports()
         self._remove()
         assert not found, "\n".join(found)
@@ -241,7 +241,7 @@ def scrape(address, headers=None, tls=None):
     key = os.environ.get("BATON_API_KEY")
     headers = headers or ({"Authorization": "Bearer " + key} if key else {})
     host, port = address.rsplit(":", 1)
-    c = connection(host, int(port), 10 * PATIENCE, tls)
+    c = connection(host, int(port), 60 * PATIENCE, tls)
     c.request("GET", "/metrics", headers=headers)
     r = c.getresponse()
     assert r.status == 200

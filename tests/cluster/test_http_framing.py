@@ -47,7 +47,7 @@ BAD = {
 SECOND = b"GET /second HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 
 
-def talk(address, data, timeout=8, pieces=None, finish=True):
+def talk(address, data, timeout=60, pieces=None, finish=True):
     """Sends, half-closes if finish, and returns everything that comes until the server closes."""
     s = socket.create_connection(address, timeout=timeout)
     out = b""
@@ -106,7 +106,7 @@ def test_chunked_request_and_continue(cluster):
                b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks +
                b"0\r\n\r\n", finish=False)
     assert b'"count":3' in got
-    s = socket.create_connection(address(cluster), timeout=5)
+    s = socket.create_connection(address(cluster), timeout=60)
     s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: a\r\nConnection: close\r\nExpect: 100-continue\r\n"
               b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
     assert s.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"

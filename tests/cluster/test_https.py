@@ -12,12 +12,15 @@ import pytest
 from conftest import CTL, ROOT, Cluster, wait_for
 
 CERTS = os.path.join(ROOT, "deploy", "local", "baton-certs")
-BODY = {"prompt": "To be, or not to be", "max_tokens": 60, "temperature": 0}
+BODY = {"prompt": "To be, or not to be", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def secure():
-    c = Cluster("--tls", "--keys")
+    """On an engine whose answers are the same beside any others, and which takes 3 ms for a token of all of them."""
+    with pytest.MonkeyPatch.context() as m:
+        m.setenv("BATON_NULL_PACE", "3000,0")
+        c = Cluster("--tls", "--keys", "--set", "prefill.engine.device=null", "--set", "decode.engine.device=null")
     yield c
     c.stop()
 
@@ -47,7 +50,7 @@ def log(c):
 
 
 def serial(c):
-    with socket.create_connection((c.host, c.port), timeout=30) as s, c.tls.wrap_socket(s, server_hostname=c.host) as t:
+    with socket.create_connection((c.host, c.port), timeout=60) as s, c.tls.wrap_socket(s, server_hostname=c.host) as t:
         return t.getpeercert()["serialNumber"]
 
 
@@ -97,7 +100,7 @@ def test_certificates_change_under_load(secure):
         for _ in range(2):
             before = serial(secure)
             subprocess.run([CERTS, "--dir", folder, "http", "localhost,127.0.0.1"], check=True)
-            wait_for(lambda: serial(secure) != before, 20, "new connections get the new certificate")
+            wait_for(lambda: serial(secure) != before, 60, "new connections get the new certificate")
             c.request("POST", "/v1/completions", json.dumps(BODY), dict(headers, **{"Content-Type": "application/json"}))
             r = c.getresponse()  # over the connection that was made with the first one
             text = json.loads(r.read())["choices"][0]["text"]
@@ -105,25 +108,26 @@ def test_certificates_change_under_load(secure):
             assert r.status == 200 and text == want
         with open(os.path.join(folder, "http", "tls.crt"), "w") as f:
             f.write("not a certificate\n")
-        wait_for(lambda: "ev=tls_not_renewed" in log(secure), 20, "the log names the file")
+        wait_for(lambda: "ev=tls_not_renewed" in log(secure), 60, "the log names the file")
         serial(secure)  # the last good one is still in use
+        wait_for(lambda: failed or len(done) > 10, 60, "streams end")
     finally:
         stop.set()
         for t in threads:
             t.join()
         c.close()
         subprocess.run([CERTS, "--dir", folder, "http", "localhost,127.0.0.1"], check=True)
-    assert not failed and len(done) > 10 and set(done) == {want}, (failed, set(done))
+    assert not failed and set(done) == {want}, (failed, set(done))
 
 
 def test_a_key_is_revoked_while_its_stream_runs(secure):
     rc, secret, err = ctl("key", "add", "--file", keys_file(secure), "--id", "guest", "--tenant", "guest")
     assert rc == 0, err
-    wait_for(lambda: secure.request("GET", "/v1/models", headers=bearer(secret))[0] == 200, 10, "the key counts")
-    stream = secure.stream("/v1/completions", dict(BODY, max_tokens=1500, ignore_eos=True), headers=bearer(secret))
+    wait_for(lambda: secure.request("GET", "/v1/models", headers=bearer(secret))[0] == 200, 60, "the key counts")
+    stream = secure.stream("/v1/completions", dict(BODY, max_tokens=1500), headers=bearer(secret))
     first = next(stream)
     assert ctl("key", "revoke", "guest", "--file", keys_file(secure))[0] == 0
-    wait_for(lambda: secure.request("GET", "/v1/models", headers=bearer(secret))[0] == 401, 10, "the key counts no more")
+    wait_for(lambda: secure.request("GET", "/v1/models", headers=bearer(secret))[0] == 401, 60, "the key counts no more")
     assert list(stream)[-1] == "[DONE]" and first["choices"]  # what had begun goes on to its end
     status, headers, body = secure.request("GET", "/v1/models", headers=bearer(secret))
     assert status == 401 and b"(id guest) was revoked at" in body and headers["www-authenticate"].startswith("Bearer")
@@ -142,7 +146,7 @@ def test_hostile_clients(secure):
     context = secure.tls
 
     def raw(data, tls=True):
-        with socket.create_connection((secure.host, secure.port), timeout=30) as s:
+        with socket.create_connection((secure.host, secure.port), timeout=60) as s:
             with (context.wrap_socket(s, server_hostname=secure.host) if tls else s) as t:
                 try:
                     t.sendall(data)
