@@ -4,13 +4,7 @@
 
 #include <stdlib.h>
 
-#define LEVELS_MAX 48u  /* a slice's test looks this many characters ahead */
-#define PAIRS_MAX  768u /* a slice's test visits this many pairs of states */
-#define LOOK_TABLE 8192u
-#define PAIR_WORK  50u /* bt_rx_set_budget for the 256 bytes that may follow a pair */
-#define TAG_SLICE  0x50000000u
-#define AT_LEAST   0x100u /* flag of a cap: this many characters are allowed, and perhaps more */
-#define ENDLESS    0xFFu
+#include "common/grammar/slice.h"
 
 struct bt_mask_level {
     uint32_t at, n; /* in the automaton's arena */
@@ -25,168 +19,6 @@ struct mask { /* what is kept with a state */
     /* [n] tokens, then [n_later] nodes of the slice's trie that wait for the items */
     uint32_t ids[];
 };
-
-/* ---- slices ---- */
-
-/* For each set of characters, the encodings that allow every text over the set. Plain characters of
- * a JSON string are text in both encodings. */
-static const uint8_t slice_encodings[BT_SLICE_SETS] = {
-    [BT_SLICE_TEXT] = BT_RX_F_CHARS << BT_RX_UTF8, [BT_SLICE_NO_TAG] = BT_RX_F_CHARS << BT_RX_UTF8,
-    [BT_SLICE_JSON] = BT_RX_F_CHARS_ALL,           [BT_SLICE_BELOW_EF] = BT_RX_F_CHARS_ALL,
-    [BT_SLICE_ASCII] = BT_RX_F_CHARS_ALL,          [BT_SLICE_ALPHA_SPACE] = BT_RX_F_CHARS_ALL,
-    [BT_SLICE_ALNUM] = BT_RX_F_CHARS_ALL,          [BT_SLICE_ALPHA] = BT_RX_F_CHARS_ALL,
-    [BT_SLICE_LOWER] = BT_RX_F_CHARS_ALL};
-
-struct pair { /* a state of an expression and one of the slice's automaton */
-    bt_rx_t q;
-    uint8_t s, level;
-};
-struct look { /* the pairs, in the order of the number of characters that lead to them */
-    struct pair *v;
-    uint32_t n, cap;
-    uint16_t table[LOOK_TABLE];  /* 1 + the number of a pair; open addressing */
-    const uint8_t (*steps)[256]; /* the slice's automaton */
-    uint8_t encodings;
-    bool again; /* a pair was met again at a later level, or an expression may end */
-};
-
-static bool look_add(struct bt_automaton *m, struct look *l, bt_rx_t q, uint8_t s, uint8_t level)
-{
-    uint8_t kinds;
-    if (s == 0 && bt_rx_free_chars(m->rx, q, &kinds) >= LEVELS_MAX && kinds & l->encodings) {
-        l->again = true; /* anything may follow, so the test is over */
-        return true;
-    }
-    /* limits that are further away than the test looks do not matter */
-    q = s == 0 ? bt_rx_relax(m->rx, q, LEVELS_MAX) : q;
-    if (q == BT_RX_FAILED) {
-        return false;
-    }
-    uint32_t h = (q * BT_SLICE_STATES + s) * 2654435761u >> 19;
-    for (; l->table[h] != 0; h = (h + 1) & (LOOK_TABLE - 1)) {
-        const struct pair *p = &l->v[l->table[h] - 1];
-        if (p->q == q && p->s == s) {
-            l->again |= p->level != level;
-            return true;
-        }
-    }
-    if (l->n >= PAIRS_MAX || !bt_rx_row_make(m->rx, q)) {
-        return false;
-    }
-    if (l->n == l->cap) {
-        l->cap = l->cap ? l->cap * 2 : 64;
-        l->v = bt_realloc(l->v, l->cap * sizeof(*l->v));
-    }
-    l->v[l->n++] = (struct pair){q, s, level};
-    l->table[h] = (uint16_t)l->n;
-    return true;
-}
-
-/* Moves pair i on by all bytes that the slice allows. alive, dead: whether some byte can be
- * followed, and whether some byte cannot. */
-static bool look_step(struct bt_automaton *m, struct look *l, uint32_t i, bool *alive, bool *dead)
-{
-    struct pair p = l->v[i];
-    const uint8_t *map = m->rx->nodes[p.q].row->map;
-    if (!bt_rx_work(m->rx, PAIR_WORK)) {
-        return false;
-    }
-    /* by class of byte: a bit for each state of the slice that was tried */
-    uint8_t done[256] = {0};
-    for (uint32_t b = 0; b < 256; b++) {
-        uint8_t s = l->steps[p.s][b];
-        if (s == BT_SLICE_DEAD || done[map[b]] >> s & 1) {
-            continue;
-        }
-        done[map[b]] |= (uint8_t)(1u << s);
-        uint32_t to = bt_rx_next(m->rx, p.q, (uint8_t)b);
-        if (to == BT_RX_NONE) {
-            *dead = true;
-            if (*alive || p.level == 0) {
-                return true; /* both answers are known */
-            }
-            continue;
-        }
-        l->again |= (to & BT_RX_ENDS) != 0;
-        *alive = true;
-        if (to == BT_RX_UNKNOWN ||
-            !look_add(m, l, to & ~BT_RX_ENDS, s, (uint8_t)(p.level + (s == 0)))) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* How many characters of the set q allows, whatever they are. The result is a number, plus the flag
- * AT_LEAST if q may allow more. ENDLESS | AT_LEAST: any number. */
-static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab *v,
-                          enum bt_slice_set set, bt_rx_t q)
-{
-    uint8_t kinds;
-    if (bt_rx_free_chars(m->rx, q, &kinds) >= BT_SLICE_CHARS && kinds & slice_encodings[set]) {
-        return LEVELS_MAX | AT_LEAST; /* more than choose_slice needs */
-    }
-    q = bt_rx_relax(m->rx, q, LEVELS_MAX);
-    uint32_t key[4] = {TAG_SLICE, set, q, 0};
-    uint32_t known = q == BT_RX_FAILED ? AT_LEAST : bt_memo_get(m, key);
-    if (known != UINT32_MAX) {
-        return known;
-    }
-    struct look l = {.steps = v->steps[set], .encodings = slice_encodings[set]};
-    bool ok = look_add(m, &l, q, 0, 0), dead = false, alive = false;
-    l.again |= bt_rx_nullable(m->rx, q);
-    uint32_t level = 0, i = 0;
-    for (; ok && i < l.n && l.v[i].level < LEVELS_MAX; i++) {
-        if (l.v[i].level != level) {
-            if (dead) {
-                break;
-            }
-            level = l.v[i].level;
-            alive = false;
-        }
-        ok = look_step(m, &l, i, &alive, &dead);
-        if (dead && (alive || level == 0)) {
-            break;
-        }
-    }
-    bool exact = ok && dead && !alive && !l.again && level > 0;
-    uint32_t cap = !ok ? 0 : dead ? level : i == l.n ? ENDLESS : LEVELS_MAX;
-    cap = !ok ? AT_LEAST : exact ? cap : cap | AT_LEAST;
-    for (uint32_t k = 0; ok && k < l.n && l.v[k].level <= (cap & 0xFF); k++) {
-        uint32_t of[4] = {TAG_SLICE, set, l.v[k].q, 0};
-        uint32_t value = cap == (ENDLESS | AT_LEAST) ? cap : cap - l.v[k].level;
-        if (l.v[k].s != 0 || (!exact && k > 0 && (value & 0xFF) < BT_SLICE_CHARS) ||
-            bt_memo_get(m, of) != UINT32_MAX) {
-            continue; /* this cap is of no use, or a better one is known */
-        }
-        (void)bt_memo_put(m, of, value);
-    }
-    free(l.v);
-    return cap;
-}
-
-/* The slice whose texts the threads arena[at..at+n) all allow; BT_SLICE_SETS: none. Where an item
- * must differ from earlier ones, the slice must allow a few more characters, with which the item
- * can become different. */
-static enum bt_slice_set choose_slice(struct bt_automaton *m, const struct bt_grammar_vocab *v,
-                                      uint32_t at, uint32_t n, uint8_t *chars)
-{
-    bool tests = m->reader != 0 && m->reader != (BT_READER_ANY | BT_READER_OUT);
-    for (uint32_t set = 0; set < BT_SLICE_SETS; set++) {
-        for (uint32_t i = 0; i < n && i < 8; i++) {
-            uint32_t cap = slice_cap(m, v, (enum bt_slice_set)set, m->arena[at + i].q);
-            uint32_t count = cap & 0xFF;
-            bool exact = !(cap & AT_LEAST) && n == 1;
-            if (tests ? count > BT_SLICE_CHARS + 8
-                      : count >= BT_SLICE_CHARS || (exact && count > 0)) {
-                *chars = (uint8_t)BT_MIN(count, BT_SLICE_CHARS);
-                return (enum bt_slice_set)set;
-            }
-        }
-    }
-    *chars = 0;
-    return BT_SLICE_SETS;
-}
 
 /* ---- the walk ---- */
 
@@ -234,6 +66,10 @@ static bool walk(struct bt_mask_cache *c, struct bt_automaton *m, const struct b
     const struct bt_trie_node *nodes = t->nodes;
     for (uint32_t i = from; i < to;) {
         const struct bt_trie_node *node = &nodes[i];
+        if (c->walked != 0 && !(v->seen[i] & c->walked)) {
+            i = node->skip;
+            continue;
+        }
         struct bt_mask_level up = levels[node->depth - 1], *here = &levels[node->depth];
         here->at = up.at + up.n;
         struct bt_thread one = m->arena[up.at];
@@ -280,22 +116,25 @@ static void set_bits(uint32_t *bits, const uint32_t *ids, uint32_t n)
 }
 
 /* Makes a mask of c->ids, to be kept with the state. */
-static struct mask *keep(struct bt_mask_cache *c, const struct bt_grammar_vocab *v, uint8_t slice,
-                         uint8_t chars)
+static struct mask *keep(struct bt_mask_cache *c, const struct bt_grammar_vocab *v,
+                         const struct bt_slice_choice *choice)
 {
-    bool full = c->n_ids > v->words;
+    bool holes = bt_slice_has_holes(choice), full = holes || c->n_ids > v->words;
     uint32_t n = full ? v->words : c->n_ids;
     size_t bytes = sizeof(struct mask) + (n + (size_t)c->n_later) * sizeof(uint32_t);
     struct mask *k = bt_calloc(1, bytes);
     k->bytes = bytes;
-    k->slice = slice;
-    k->chars = chars;
+    k->slice = holes ? BT_SLICE_SETS : choice->set;
+    k->chars = choice->chars;
     k->full = full;
     k->n = n;
     k->n_later = c->n_later;
     bt_copy(k->ids + n, c->later, c->n_later * sizeof(uint32_t));
     if (full) {
         set_bits(k->ids, c->ids, c->n_ids);
+        if (holes) {
+            bt_slice_bits(v, choice, k->ids);
+        }
     } else {
         bt_copy(k->ids, c->ids, n * sizeof(uint32_t));
     }
@@ -389,11 +228,14 @@ static bool make(struct bt_mask_cache *c, struct bt_automaton *m, const struct b
     if (!enter(c, m, v, state)) {
         return false;
     }
-    uint8_t chars;
+    struct bt_slice_choice choice;
     struct bt_mask_level root = c->levels[0];
-    enum bt_slice_set set = choose_slice(m, v, root.at, root.n, &chars);
-    const struct bt_trie *t = trie_of(v, set);
+    bt_slice_choose(m, v, root.at, root.n, &choice);
+    bool holes = bt_slice_has_holes(&choice);
+    const struct bt_trie *t = trie_of(v, holes ? BT_SLICE_SETS : choice.set);
+    c->walked = holes ? bt_slice_walked(&choice) : 0;
     bool ok = root.n == 0 || walk(c, m, v, t, 0, t->n);
+    c->walked = 0;
     leave(c, m);
     if (!ok) {
         return false;
@@ -401,7 +243,7 @@ static bool make(struct bt_mask_cache *c, struct bt_automaton *m, const struct b
     if (c->bytes > c->max_bytes) {
         bt_mask_drop(c, m);
     }
-    m->states[state].mask = keep(c, v, (uint8_t)set, chars);
+    m->states[state].mask = keep(c, v, &choice);
     return true;
 }
 

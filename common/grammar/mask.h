@@ -15,6 +15,7 @@ struct bt_mask_cache {
     uint32_t n_ids, ids_cap;
     uint32_t *later; /* nodes of the trie that the mask puts off */
     uint32_t n_later, later_cap;
+    uint64_t walked;              /* bits of `seen`, of nodes that are walked; 0: all nodes are */
     uint32_t n_frames, n_readers; /* the automaton's numbers before the mask */
 };
 

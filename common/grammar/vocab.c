@@ -18,15 +18,19 @@ bool bt_vocab_is_eos(const struct bt_grammar_vocab *v, uint32_t id)
 static bool in_set(enum bt_slice_set set, uint8_t c)
 {
     bool text = (c >= 0x20 && c != 0x7F) || c == '\t' || c == '\n' || c == '\r';
+    bool json = c >= 0x20 && c != 0x7F && c != '"' && c != '\\';
     bool lower = c >= 'a' && c <= 'z', alpha = lower || (c >= 'A' && c <= 'Z');
+    bool alnum = alpha || (c >= '0' && c <= '9');
     switch (set) {
     case BT_SLICE_TEXT: return text;
     case BT_SLICE_NO_TAG: return text && c != '<';
     case BT_SLICE_JSON:
+    case BT_SLICE_LINE:
     case BT_SLICE_BELOW_EF:
-    case BT_SLICE_ASCII: return c >= 0x20 && c != 0x7F && c != '"' && c != '\\';
+    case BT_SLICE_ASCII: return json;
+    case BT_SLICE_GRAPHIC: return json && c != ' ';
     case BT_SLICE_ALPHA_SPACE: return alpha || c == ' ';
-    case BT_SLICE_ALNUM: return alpha || (c >= '0' && c <= '9');
+    case BT_SLICE_ALNUM: return alnum;
     case BT_SLICE_ALPHA: return alpha;
     case BT_SLICE_LOWER: return lower;
     case BT_SLICE_SETS: break;
@@ -40,8 +44,23 @@ static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
     if (b < 0x80) {
         return in_set(set, b) ? 0 : BT_SLICE_DEAD;
     }
-    if (set > BT_SLICE_BELOW_EF || b < 0xC2 || b > (set == BT_SLICE_BELOW_EF ? 0xEE : 0xF4)) {
+    if (set > BT_SLICE_GRAPHIC || b < 0xC2 || b > (set == BT_SLICE_BELOW_EF ? 0xEE : 0xF4)) {
         return BT_SLICE_DEAD;
+    }
+    if (set == BT_SLICE_GRAPHIC) {
+        /* It lacks the 64 characters that share all bytes but the last with a space: U+00A0,
+         * U+1680, U+2000 to U+200A, U+2028, U+2029, U+202F, U+205F, U+3000, U+FEFF. */
+        switch (b) {
+        case 0xC2: return BT_SLICE_DEAD;
+        case 0xE1: return 8;
+        case 0xE2: return 9;
+        case 0xE3: return 10;
+        case 0xEF: return 11;
+        default: break;
+        }
+    }
+    if (set == BT_SLICE_LINE && b == 0xE2) {
+        return 12;
     }
     return b < 0xE0    ? 1
            : b == 0xE0 ? 4
@@ -54,21 +73,34 @@ static uint8_t first_byte(enum bt_slice_set set, uint8_t b)
 
 static uint8_t slice_step(enum bt_slice_set set, uint8_t state, uint8_t byte)
 {
-    /* 1 to 3: as many bytes are missing. 4 to 7: only some continuation bytes may come next. */
+    /* 1 to 3: as many bytes are missing. 4 to 7: only some continuation bytes may come next. 8 to
+     * 11, after E1, E2, E3, EF: those of white space may not. 12, 13, after E2, E2 80: LINE lacks
+     * U+2028 and U+2029. not_lo to not_hi: what may not come although lo to hi have it. */
     static const struct {
-        uint8_t lo, hi, to;
+        uint8_t lo, hi, to, not_lo, not_hi;
     } next[BT_SLICE_STATES] = {{0},
-                               {0x80, 0xBF, 0},
-                               {0x80, 0xBF, 1},
-                               {0x80, 0xBF, 2},
-                               {0xA0, 0xBF, 1},
-                               {0x80, 0x9F, 1},
-                               {0x90, 0xBF, 2},
-                               {0x80, 0x8F, 2}};
+                               {0x80, 0xBF, 0, 1, 0},
+                               {0x80, 0xBF, 1, 1, 0},
+                               {0x80, 0xBF, 2, 1, 0},
+                               {0xA0, 0xBF, 1, 1, 0},
+                               {0x80, 0x9F, 1, 1, 0},
+                               {0x90, 0xBF, 2, 1, 0},
+                               {0x80, 0x8F, 2, 1, 0},
+                               {0x80, 0xBF, 1, 0x9A, 0x9A},
+                               {0x80, 0xBF, 1, 0x80, 0x81},
+                               {0x80, 0xBF, 1, 0x80, 0x80},
+                               {0x80, 0xBF, 1, 0xBB, 0xBB},
+                               {0x81, 0xBF, 1, 1, 0},
+                               {0x80, 0xBF, 0, 0xA8, 0xA9}};
     if (state == 0) {
         return first_byte(set, byte);
     }
-    return byte >= next[state].lo && byte <= next[state].hi ? next[state].to : BT_SLICE_DEAD;
+    if (state == 12 && byte == 0x80) {
+        return 13;
+    }
+    bool in = byte >= next[state].lo && byte <= next[state].hi;
+    bool out = byte >= next[state].not_lo && byte <= next[state].not_hi;
+    return in && !out ? next[state].to : BT_SLICE_DEAD;
 }
 
 /* How many characters of the set a token consists of; 0: it does not belong to the slice. */
@@ -157,6 +189,51 @@ static void slice_init(struct bt_grammar_vocab *v, enum bt_slice_set set, const 
     free(rest);
 }
 
+/* ---- what tokens consist of ---- */
+
+static uint64_t seen_in(const struct bt_grammar_vocab *v, uint32_t id)
+{
+    uint32_t n;
+    const uint8_t *p = bt_vocab_bytes(v, id, &n);
+    uint64_t seen = (slice_chars(BT_SLICE_LINE, p, n) > 0 ? 0 : BT_SEEN_NO_LINE) |
+                    (slice_chars(BT_SLICE_GRAPHIC, p, n) > 0 ? 0 : BT_SEEN_NO_GRAPHIC);
+    for (uint32_t i = 0; i < n; i++) {
+        seen |= p[i] < 0x80 ? BT_SEEN(p[i]) : 0;
+    }
+    return seen;
+}
+
+static void has_init(struct bt_grammar_vocab *v)
+{
+    uint32_t *bits = bt_calloc((128 - ' ') * (size_t)v->words, sizeof(*bits));
+    for (uint32_t c = ' '; c < 128; c++) {
+        v->has[c] = bits + (c - ' ') * (size_t)v->words;
+    }
+    for (uint32_t id = 0; id < v->vocab; id++) {
+        uint32_t n;
+        const uint8_t *p = bt_vocab_bytes(v, id, &n);
+        for (uint32_t i = 0; i < n; i++) {
+            if (p[i] >= ' ' && p[i] < 0x80) {
+                v->has[p[i]][id >> 5] |= 1u << (id & 31);
+            }
+        }
+    }
+}
+
+static void seen_init(struct bt_grammar_vocab *v)
+{
+    v->seen = bt_calloc(v->all.n + 1, sizeof(*v->seen));
+    for (uint32_t i = v->all.n; i-- > 0;) { /* subtrees before the node above them */
+        const struct bt_trie_node *node = &v->all.nodes[i];
+        if (node->token != BT_VOCAB_NO_TOKEN) {
+            v->seen[i] |= seen_in(v, node->token);
+        }
+        for (uint32_t k = i + 1; k < node->skip; k = v->all.nodes[k].skip) {
+            v->seen[i] |= v->seen[k];
+        }
+    }
+}
+
 /* ---- the vocabulary ---- */
 
 /* The bytes that a token adds to the text; 0: the token is never allowed. No UTF-8 text contains
@@ -240,6 +317,8 @@ bt_status_t bt_grammar_vocab_create(const struct bt_grammar_token *tokens, uint3
             slice_step((enum bt_slice_set)set, (uint8_t)state, (uint8_t)i);
     }
     trie_init(&v->all, v, ids, k);
+    seen_init(v);
+    has_init(v);
     for (int s = 0; s < BT_SLICE_SETS; s++) {
         slice_init(v, (enum bt_slice_set)s, ids, k);
     }
@@ -273,6 +352,8 @@ void bt_grammar_vocab_destroy(struct bt_grammar_vocab *v)
         free(v->slices[s].rest.nodes);
     }
     free(v->all.nodes);
+    free(v->seen);
+    free(v->has[' ']);
     free(v->text);
     free(v->at);
     free(v->same);

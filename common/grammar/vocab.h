@@ -26,7 +26,9 @@ enum bt_slice_set {
     BT_SLICE_TEXT,        /* all characters but controls; also tab and line ends */
     BT_SLICE_NO_TAG,      /* the characters of TEXT except < */
     BT_SLICE_JSON,        /* characters that need no escape in a JSON string */
+    BT_SLICE_LINE,        /* characters of JSON that the dot of a pattern matches */
     BT_SLICE_BELOW_EF,    /* characters of JSON below U+F000; many patterns name no others */
+    BT_SLICE_GRAPHIC,     /* characters of JSON without white space */
     BT_SLICE_ASCII,       /* the ASCII characters of JSON */
     BT_SLICE_ALPHA_SPACE, /* A-Z a-z and space */
     BT_SLICE_ALNUM,       /* A-Z a-z 0-9 */
@@ -34,13 +36,18 @@ enum bt_slice_set {
     BT_SLICE_LOWER,
     BT_SLICE_SETS
 };
-#define BT_SLICE_STATES 8u
+#define BT_SLICE_STATES 14u
 #define BT_SLICE_DEAD   0xFFu
 #define BT_SLICE_CHARS  32u /* longer tokens are in no slice */
 struct bt_slice {
     uint32_t *bits[BT_SLICE_CHARS + 1]; /* [words] tokens of at most i characters */
     struct bt_trie rest;                /* the trie of all other tokens */
 };
+
+/* Bits of `seen`. Each ASCII character has one, which it shares with at most one other. */
+#define BT_SEEN(c)         (1ull << ((c) % 61u))
+#define BT_SEEN_NO_LINE    (1ull << 61) /* a token that is not in the slice LINE */
+#define BT_SEEN_NO_GRAPHIC (1ull << 62)
 
 struct bt_grammar_vocab {
     uint32_t refs, vocab, words, n_eos;
@@ -54,6 +61,8 @@ struct bt_grammar_vocab {
      * one. BT_SLICE_DEAD: not allowed. */
     uint8_t steps[BT_SLICE_SETS][BT_SLICE_STATES][256];
     struct bt_trie all;
+    uint64_t *seen;     /* [all.n] what the tokens of the node's subtree consist of */
+    uint32_t *has[128]; /* [words] tokens with this character; NULL: control characters */
     struct bt_slice slices[BT_SLICE_SETS];
 };
 

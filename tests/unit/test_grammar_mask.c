@@ -33,6 +33,9 @@ static const char *const samples[] = {
     "<tool>日本語テキスト😀 hello world, this is text</tool>",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa          ",
     "\"age\":\"name\":\"x\":\"a\",\"b\"}\"}]},{",
+    /* spaces beyond ASCII, and their neighbours */
+    "me@x.org "
+    "a\u00a0b\u00a1\u2027\u2028\u2029\u202f\u205f\u3000\u3001\u1680\u1681\ufeff\uff0c/:;a.b",
 };
 
 static struct bt_grammar_vocab *make_vocab(void)
@@ -599,6 +602,59 @@ static void masks_leave_arrays_of_different_items(void **state)
     bt_grammar_vocab_destroy(v);
 }
 
+static void masks_of_patterns_that_forbid_some_characters(void **state)
+{
+    (void)state;
+    static const char *const patterns[] = {"^[^@]+@[^@ ]+$",
+                                           "^\\\\S+$",
+                                           "^.{1,200}$",
+                                           "^[^b]*$",
+                                           "^(?!foo).*$",
+                                           "^[^/:;,.]{3,}$",
+                                           "^[^\\\\s@]+$",
+                                           "^[^0-9]*$",
+                                           "^[^a-z]*$",
+                                           "^[^<>&\u00e9]*$",
+                                           "a.c",
+                                           "^[^\u2028]+$",
+                                           "^(?!.*[0-9]{2}).*$",
+                                           "^[!-~]*$",
+                                           "^[^ -/]*$",
+                                           "^[^\\\\x20-\\\\x7e]*$",
+                                           "^[\\\\s\\\\S]*x$",
+                                           "o{2}"};
+    struct bt_grammar_vocab *v = make_vocab();
+    seed = 11;
+    for (uint32_t p = 0; p < 3 * BT_ARRAY_LEN(patterns); p++) {
+        char text[160], err[256];
+        uint32_t of = p / 3, how = p % 3;
+        snprintf(text, sizeof(text),
+                 how == 0   ? "{\"type\": \"string\", \"pattern\": \"%s\"}"
+                 : how == 1 ? "{\"type\": \"string\", \"not\": {\"pattern\": \"%s\"}}"
+                            : "{\"type\": \"string\", \"maxLength\": 40, \"pattern\": \"%s\"}",
+                 patterns[of]);
+        const struct bt_grammar_spec spec = {
+            .kind = BT_GRAMMAR_JSON_SCHEMA, .text = text, .len = strlen(text)};
+        struct bt_grammar *g;
+        bt_status_t st = bt_grammar_compile(&spec, &g, err, sizeof(err));
+        if (st != BT_OK) {
+            fail_msg("%s: %s", text, err);
+        }
+        struct bt_matcher *m = bt_matcher_create(g, v);
+        uint32_t bits[BT_DIV_UP(VOCAB, 32)];
+        for (uint32_t i = 0; i < 12; i++) {
+            uint32_t n = check_mask(m, bits, p), id = pick(bits, n);
+            assert_int_equal(bt_matcher_accept(m, id), BT_OK);
+            if (id == EOS) {
+                break;
+            }
+        }
+        bt_matcher_destroy(m);
+        bt_grammar_unref(g);
+    }
+    bt_grammar_vocab_destroy(v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -612,6 +668,7 @@ int main(void)
         cmocka_unit_test(threads_share_a_grammar),
         cmocka_unit_test(forced_text_has_no_choice),
         cmocka_unit_test(masks_leave_arrays_of_different_items),
+        cmocka_unit_test(masks_of_patterns_that_forbid_some_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
