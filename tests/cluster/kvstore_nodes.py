@@ -8,7 +8,6 @@ import queue
 import re
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import grpc
 
 import sanitizer
 import starved
+from local_cluster import free_port
 from sanitizer import PATIENCE
 from scripted_peer import USUAL
 
@@ -30,6 +30,7 @@ BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 MODEL = os.path.join(ROOT, "deploy", "models", "shakespeare-draft-1m")
 BLOCK = 16
 CHUNK = 64
+WAIT_S = 60  # only what hangs takes so long
 LAYERS = 2  # of the model; hand_off checks it
 
 
@@ -50,14 +51,6 @@ with open(os.path.join(ROOT, "common", "base", "status.def")) as f:
         STATUS[name] = int(value)
 
 
-def free_port():
-    s = socket.socket()
-    s.bind(("127.0.0.1", 0))
-    port = s.getsockname()[1]
-    s.close()
-    return port
-
-
 class Etcd:
     def __init__(self, folder):
         self.addr = f"127.0.0.1:{free_port()}"
@@ -69,17 +62,20 @@ class Etcd:
              "--listen-client-urls", url, "--advertise-client-urls", url,
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
              "--initial-cluster", f"t={peer}"], stdout=self.log, stderr=self.log)
-        for _ in range(200):
+        end = time.monotonic() + WAIT_S * PATIENCE
+        while True:
             try:
-                urllib.request.urlopen(url + "/health", timeout=1).read()
+                urllib.request.urlopen(url + "/health", timeout=WAIT_S).read()
                 return
-            except OSError:
+            except OSError as e:
+                if self.p.poll() is not None or time.monotonic() > end:
+                    with open(self.log.name) as f:
+                        raise AssertionError(f"etcd does not start: {e}\n{f.read()[-3000:]}") from e
                 time.sleep(0.05)
-        raise AssertionError("etcd does not start")
 
     def ask(self, what, key):
         body = json.dumps({"key": base64.b64encode(key.encode()).decode()}).encode()
-        return json.loads(urllib.request.urlopen(f"http://{self.addr}/v3/kv/{what}", body, timeout=5).read())
+        return json.loads(urllib.request.urlopen(f"http://{self.addr}/v3/kv/{what}", body, timeout=WAIT_S).read())
 
     def has(self, key):
         return self.ask("range", key).get("count", "0") != "0"
@@ -121,7 +117,7 @@ class Kvstore:
         with open(self.log_path) as f:
             return f.read()
 
-    def wait_log(self, pattern, timeout=30):
+    def wait_log(self, pattern, timeout=WAIT_S):
         end = time.monotonic() + timeout * PATIENCE
         while time.monotonic() < end:
             m = re.search(pattern, self.log())
@@ -133,10 +129,10 @@ class Kvstore:
         raise AssertionError(f"{self.name}: no /{pattern}/\n{self.log()[-4000:]}")
 
     def metrics(self):
-        text = urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"http://{self.http}/metrics", timeout=WAIT_S).read().decode()
         return {k: float(v) for k, v in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.M)}
 
-    def wait_metric(self, name, want, timeout=30):
+    def wait_metric(self, name, want, timeout=WAIT_S):
         end = time.monotonic() + timeout * PATIENCE
         while True:
             got = self.metrics()[name]
@@ -146,7 +142,7 @@ class Kvstore:
                 raise AssertionError(f"{self.name}: {name} is {got}, not {want}\n{self.log()[-3000:]}")
             time.sleep(0.05)
 
-    def wait_quiet(self, timeout=30):
+    def wait_quiet(self, timeout=WAIT_S):
         """Nothing is held any more, by anybody. The gauges are those of the last tick (100 ms)."""
         names = ("baton_pool_leases", 'baton_pool_slots{state="writing"}',
                  'baton_pool_slots{state="quarantine"}', "baton_kvstore_grants",
@@ -163,7 +159,7 @@ class Kvstore:
     def stop(self, sig=signal.SIGTERM):
         if self.p.poll() is None:
             self.p.send_signal(sig)
-        return self.p.wait(20 * PATIENCE)
+        return self.p.wait(WAIT_S * PATIENCE)
 
     def report(self):
         return sanitizer.in_log(self.log(), self.killed)
@@ -194,7 +190,7 @@ class Worker:
     def say(self, text):
         self.p.stdin.write(text + "\n")
 
-    def wait(self, pattern, timeout=30):
+    def wait(self, pattern, timeout=WAIT_S):
         """The first line that matches; it and all before it are used up."""
         end = time.monotonic() + timeout * PATIENCE
         with self.cond:
@@ -218,7 +214,7 @@ class Worker:
     def stop(self):
         if self.p.poll() is None:
             self.say("quit")
-        code = self.p.wait(10 * PATIENCE)
+        code = self.p.wait(WAIT_S * PATIENCE)
         self.reader.join(5)
         return code
 
@@ -238,7 +234,7 @@ class Conductor:
         self.kv = kv
         self.channel = grpc.insecure_channel(kv.rpc)
         self.out, self.got, self.cond = queue.Queue(), [], threading.Condition()
-        self.mute, self.code, self.detail = False, None, None
+        self.mute, self.code, self.detail, self.said_s = False, None, None, 0.0
         call = self.channel.stream_stream("/baton.Kvstore/Session",
                                           request_serializer=lambda m: m.SerializeToString(),
                                           response_deserializer=pb.FromKvstore.FromString)
@@ -285,9 +281,10 @@ class Conductor:
         while not self.closed.wait(0.3):
             if not self.mute:
                 seq += 1
+                self.said_s = time.monotonic()
                 self.out.put(pb.ToKvstore(heartbeat=pb.Heartbeat(seq=seq)))
 
-    def wait(self, kind, timeout=30, match=lambda m: True):
+    def wait(self, kind, timeout=WAIT_S, match=lambda m: True):
         end = time.monotonic() + timeout * PATIENCE
         with self.cond:
             while True:
@@ -301,7 +298,7 @@ class Conductor:
                                          f"{self.got}\n{self.kv.log()[-3000:]}")
                 self.cond.wait(left)
 
-    def wait_end(self, timeout=30):
+    def wait_end(self, timeout=WAIT_S):
         end = time.monotonic() + timeout * PATIENCE
         with self.cond:
             while self.code is None:

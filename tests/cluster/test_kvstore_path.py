@@ -13,7 +13,7 @@ import pytest
 
 import crash_losses
 import sanitizer
-from kvstore_nodes import BLOCK, LAYERS, STATUS, Kvstore, Nodes, hand_off, keys, pb
+from kvstore_nodes import BLOCK, LAYERS, STATUS, WAIT_S, Nodes, hand_off, keys, pb
 
 
 # Of a wire process. A sanitizer reports SIGSEGV as a finding, whoever sent it.
@@ -57,7 +57,7 @@ def test_hand_off_and_reuse(pair):
         kv.wait_quiet()
     ka.wait_metric('baton_pool_slots{state="sealed"}', 16)
     kb.wait_metric('baton_pool_slots{state="sealed"}', 10)  # not kept: TRANSIT
-    assert ka.metrics()["baton_kv_sent_bytes_total"] == kb.metrics()["baton_kv_received_bytes_total"]
+    kb.wait_metric("baton_kv_received_bytes_total", ka.metrics()["baton_kv_sent_bytes_total"])
 
 
 def test_the_longest_names(nodes):
@@ -100,7 +100,7 @@ def test_a_block_that_goes_bad_in_the_slab(pair):
     d.say("open 2 1 r")
     d.wait(r"revoke 2|opened 2 1 r status=(?!OK)")
     d.say("close 2 1 r 1")
-    assert "CRC of block 4" in kb.log()
+    kb.wait_log("CRC of block 4")
     ca.release(2)
     cb.release(2)
     for kv in (ka, kb):
@@ -137,7 +137,7 @@ def test_many_hand_offs_leave_nothing(pair):
     for kv in pair[:2]:
         kv.wait_quiet()
         assert kv.metrics()["baton_kv_crc_errors_total"] == 0
-    end = time.monotonic() + 10  # connections of the metrics' reader end a moment later
+    end = time.monotonic() + WAIT_S  # connections of the metrics' reader end a moment later
     while any(fds(kv) > n + 2 for kv, n in zip(pair[:2], before)):  # one may have been under way then
         assert time.monotonic() < end, ([fds(kv) for kv in pair[:2]], before)
         time.sleep(0.05)
@@ -195,10 +195,9 @@ def test_conductor_gone_frees_everything(nodes, pair):
     assert p.open(1, "w")[0] == "OK" and d.open(1, "r")[0] == "OK"
     ca.close()  # its stream breaks
     cb.mute = True  # this one falls silent
-    t0 = time.monotonic()
     p.wait("revoke 1 1")
     assert cb.wait_end()[0] == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - t0 > 1.5
+    assert time.monotonic() - cb.said_s > 1.9
     d.wait("revoke 1 1")
     p.say("close 1 1 w 1")
     d.say("close 1 1 r 1")
@@ -229,7 +228,7 @@ def test_sender_kvstore_killed(nodes, pair):
 
 def wire_of(kv):
     """Its wire process."""
-    end = time.monotonic() + 15
+    end = time.monotonic() + WAIT_S
     while True:
         with open(f"/proc/{kv.p.pid}/task/{kv.p.pid}/children") as f:
             pids = f.read().split()
@@ -330,11 +329,11 @@ def test_blocks_tell_inventory_and_changes(nodes, pair):
 def test_second_kvstore_is_refused(nodes):
     kv = nodes.kvstore("n1")
     second = nodes.kvstore("n1", expect_ready=False)
-    assert second.p.wait(10) == 1 and "another running kvstore" in second.log()
+    assert second.p.wait(WAIT_S) == 1 and "another running kvstore" in second.log()
     other = nodes.kvstore("n1", expect_ready=False, run_dir=os.path.join(nodes.folder, "other"))
-    assert other.p.wait(20) == 3 and "ERR_EXISTS" in other.log()
+    assert other.p.wait(WAIT_S) == 3 and "ERR_EXISTS" in other.log()
     same_dir = nodes.kvstore("n9", expect_ready=False, run_dir=kv.run_dir)
-    assert same_dir.p.wait(10) == 1 and "another kvstore runs in run_dir" in same_dir.log()
+    assert same_dir.p.wait(WAIT_S) == 1 and "another kvstore runs in run_dir" in same_dir.log()
     assert kv.p.poll() is None and os.path.exists(kv.slab)
     left = [f for f in os.listdir("/dev/shm") if f.startswith(f"baton-t{os.getpid()}-")]
     assert left == [os.path.basename(kv.slab)]
@@ -342,7 +341,7 @@ def test_second_kvstore_is_refused(nodes):
 
 def test_slab_that_does_not_fit(nodes):
     kv = nodes.kvstore("n1", slab="64TiB", expect_ready=False)
-    assert kv.p.wait(10) == 1
+    assert kv.p.wait(WAIT_S) == 1
     assert "--shm-size" in kv.log() and "kvstore.slab_bytes" in kv.log()
 
 
@@ -368,7 +367,7 @@ def test_killed_kvstore_leaves_its_blocks(nodes, pair):
         ca = nodes.conductor(ka)
         assert hand_off(ka, kb, ca, cb, p, d, 10 + round_, k, tokens, seed=7)[0] == 10
         ka.wait_quiet()
-        assert ka.metrics()['baton_pool_slots{state="sealed"}'] == 10
+        ka.wait_metric('baton_pool_slots{state="sealed"}', 10)
 
 
 def test_slab_is_kept_if_asked(nodes):
@@ -408,8 +407,8 @@ def test_whoever_reads_the_log_leaves(nodes):
         p.stderr.close()
         for _ in range(3):
             p.send_signal(signal.SIGHUP)  # is logged
-            text = urllib.request.urlopen(f"http://{ready[1].decode()}/metrics", timeout=5).read()
+            text = urllib.request.urlopen(f"http://{ready[1].decode()}/metrics", timeout=WAIT_S).read()
             assert b"baton_pool_slots" in text
     finally:
         p.terminate()
-        assert p.wait(20) == 0
+        assert p.wait(WAIT_S) == 0
