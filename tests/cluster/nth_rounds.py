@@ -6,22 +6,21 @@ import mmap
 import os
 import random
 import signal
-import socket
 import struct
 import subprocess
 import tempfile
 import threading
 import time
 
-from local_cluster import BIN, BUILD, LOCAL, Cluster, scrape
+from local_cluster import BIN, BUILD, LOCAL, Cluster, free_port, scrape
 from restarts import args_of
 from sanitizer import PATIENCE
 
 LIB = os.path.join(BUILD, "tests", "tools", "fail_nth.so")
 TARGETS = ("conductor", "kvstore", "prefill", "decode")
 KINDS = {"memory": 1, "disk": 2}
-BACK_S = 20      # a daemon that goes on, or was started again, serves within
-ANSWER_S = 30    # no request takes longer
+BACK_S = 60      # a daemon that goes on, or was started again, serves within
+ANSWER_S = 60    # no request takes longer
 EXACT = "avx512_bf16" in open("/proc/cpuinfo").read()
 WRAPPER = """#!/bin/sh
 exec env {env} {real} "$@"
@@ -101,12 +100,6 @@ class Unserved(Exception):
     """An error with its status, or a connection that ended."""
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 class Nth:
     """shimmed: the daemons run under fail_nth.so, as children of this process."""
 
@@ -114,7 +107,7 @@ class Nth:
         self.rng, self.ends = random.Random(seed), []
         self.folder = tempfile.mkdtemp(prefix="baton-nth-")
         self.make_wrappers(f"LD_PRELOAD={LIB} FAIL_NTH_DIR={self.folder}" if shimmed else "")
-        self.port = free_port()
+        self.port = free_port()  # of a conductor that is started again and again
         sets = {"kvstore.kvstore.slab_bytes": "12MiB", "kvstore.kvstore.ssd.path": os.path.join(self.folder, "ssd-{node}"),
                 "kvstore.kvstore.ssd.bytes": "24MiB", "kvstore.kvstore.ssd.write_policy": "always",
                 "kvstore.kvstore.ssd.probe_ms": "100ms", "prefill.engine.mem": "32MiB", "decode.engine.mem": "32MiB"}
@@ -210,17 +203,22 @@ class Nth:
         else:
             assert got.keys() == r.want.keys(), (r.body, got)
 
-    def wait_right(self, what):
-        """Every request is answered right, each within BACK_S of the last."""
+    def wait_right(self, what, watched=None):
+        """Every request is answered right, each within BACK_S of the last. False: the watched daemon has ended."""
         for r in self.requests:
             end = time.monotonic() + BACK_S * PATIENCE
             while True:
+                if watched and not watched.alive():
+                    return False
                 try:
                     self.right(r)
                     break
                 except Unserved as e:
+                    if watched and not watched.alive():
+                        return False
                     assert time.monotonic() < end, f"{what}: not served within {BACK_S} s: {e}\n{self.logs()}"
                     time.sleep(0.1)
+        return not watched or watched.alive()
 
     def load(self, until, out):
         """Requests from three clients until until() says so; counts go into out, what is wrong into out["wrong"]."""
@@ -262,30 +260,37 @@ class Nth:
 
         self.load(over, out)
         assert not out["wrong"], f"{name}: {out['wrong'][0]}"
-        failed = control.failed()
-        control.disarm()
-        result = "went on" if failed else "unreached"
-        if not self.goes_on(d, failed):
-            result = "ended"
-            self.ended_well(d, kind, name, failed)
-            d.start_again()
-        self.others_run(target, name)
-        if result != "unreached":
-            self.wait_right(name)
-            self.tier_is_back(name)
-        return result
+        return self.outcome(d, kind, name, control)
 
-    def goes_on(self, d, failed):
-        """False: it has ended. One that is about to says so, and may take a second to close what it has."""
-        if failed and d.alive():
-            time.sleep(0.1)
-            if any(ev in d.text() for ev in ("ev=out_of_service", "ev=stopped")):
-                d.p.wait(BACK_S * PATIENCE)
-        return d.alive()
+    def outcome(self, d, kind, name, control):
+        """The word for it, when all serve again. On a busy machine it may be a while until a daemon that ends has ended: until
+        all was answered right with the same process, it may still do so."""
+        control.disarm()
+        failed = control.failed()
+        if not self.has_ended(d):
+            if not failed:
+                self.others_run(d, name)
+                return "unreached"
+            if self.wait_right(name, watched=d) and not self.has_ended(d):
+                self.others_run(d, name)
+                self.tier_is_back(name)
+                return "went on"
+        self.ended_well(d, kind, name, failed)
+        d.start_again()
+        self.others_run(d, name)
+        self.wait_right(name)
+        self.tier_is_back(name)
+        return "ended"
+
+    def has_ended(self, d):
+        """It has ended. One that is about to says so, and may take a second to close what it has."""
+        if d.alive() and any(ev in d.text() for ev in ("ev=out_of_service", "ev=stopped")):
+            d.p.wait(BACK_S * PATIENCE)
+        return not d.alive()
 
     def ended_well(self, d, kind, name, failed):
         """It has said why: in the last lines, behind which a library's backtrace may stand."""
-        status, text = d.p.wait(), "\n".join(d.text().splitlines()[-60:])
+        status, text = d.p.wait(BACK_S * PATIENCE), "\n".join(d.text().splitlines()[-60:])
         self.ends.append((d.kind, kind, status, text))
         assert failed, f"{name}: {d.kind} ended with {status}, and no call had failed\n{text[-3000:]}"
         assert status in ENDS, f"{name}: {d.kind} ended with {status}\n{text[-3000:]}"
@@ -293,7 +298,7 @@ class Nth:
 
     def others_run(self, target, name):
         for d in self.daemons.values():
-            assert d.alive(), f"{name}: {d.kind} ended with {d.p.returncode}\n{d.text()[-2000:]}"
+            assert d is target or d.alive(), f"{name}: {d.kind} ended with {d.p.returncode}\n{d.text()[-2000:]}"
 
     def tier_is_back(self, name):
         """The SSD is in use again, as the kvstore's metrics say."""
@@ -318,17 +323,10 @@ class Nth:
         while d.alive() and "ev=ready" not in d.text():
             assert time.monotonic() < end, f"{name}: neither ready nor ended\n{d.text()[-3000:]}"
             time.sleep(0.02)
-        control = d.armed()
-        failed = control.failed()
-        control.disarm()
-        result = "went on" if failed else "unreached"
-        if not self.goes_on(d, failed):
-            result = "ended"
-            self.ended_well(d, kind, name, failed)
-            d.start_again()
-        self.others_run(target, name)
-        self.wait_right(name)
-        self.tier_is_back(name)
+        result = self.outcome(d, kind, name, d.armed())
+        if result == "unreached":
+            self.wait_right(name)
+            self.tier_is_back(name)
         return result
 
     def adopted(self):

@@ -18,7 +18,7 @@ STARTING = [("conductor", "memory", 188), ("conductor", "memory", 9000), ("kvsto
 def test_nth_fails():
     run = Nth()
     try:
-        results = [run.trial(*t) for t in SERVING] + [run.start_trial(*t, on) for t, on in zip(STARTING, [False, True] * 4)]
+        results = [run.trial(*t, seconds=20) for t in SERVING] + [run.start_trial(*t, on) for t, on in zip(STARTING, [False, True] * 4)]
         run.adopted()
         assert results.count("unreached") < len(results) / 3, results
         assert "ended" in results and "went on" in results, results
