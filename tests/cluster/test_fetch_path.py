@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from kvstore_nodes import BLOCK, STATUS, Nodes, items, keys, pb
+from kvstore_nodes import BLOCK, STATUS, WAIT_S, Nodes, items, keys, pb
+from sanitizer import PATIENCE
+from wire_peers import children
 
 BYTES = 8192  # of a block of this model
 
@@ -39,7 +41,7 @@ class Node:
                           first=[a for a, _ in runs], count=[b - a for a, b in runs])
         self.c.out.put(pb.ToKvstore(reserve=r))
 
-    def reserved(self, request, timeout=10):
+    def reserved(self, request, timeout=WAIT_S):
         return self.c.wait("reserved", timeout, match=lambda m: m.request == request)
 
     def use(self, request, r, seed, tokens, release=True):
@@ -52,7 +54,7 @@ class Node:
         self.w.say(f"raise {request} 1 {items(tokens)}")
         self.w.say(f"trailer {request} 1 7")
         self.w.say(f"check {request} 1 {seed}")
-        assert self.w.wait(rf"check {request} bad=(\d+)", 30)[1] == "0"
+        assert self.w.wait(rf"check {request} bad=(\d+)")[1] == "0"
         self.w.say(f"close {request} 1 w 0")
         if release:
             self.c.release(request)
@@ -62,7 +64,7 @@ class Node:
         """One prompt of these blocks and three tokens; how many blocks of it were resident."""
         self.requests += 1
         request, tokens = self.requests, len(k) * BLOCK + 3
-        end = time.monotonic() + 20
+        end = time.monotonic() + WAIT_S * PATIENCE
         while True:
             self.ask(request, k, tokens, sources, **over)
             r = self.reserved(request)
@@ -75,7 +77,7 @@ class Node:
         """Computes a prompt of these blocks, and waits until the kvstore has sealed them, which it does after the worker's
         last word: only then it has them for others."""
         assert self.prompt(k, seed) == 0
-        end = time.monotonic() + 20
+        end = time.monotonic() + WAIT_S * PATIENCE
         while True:
             self.requests += 1
             self.ask(self.requests, k, len(k) * BLOCK + 3)
@@ -122,7 +124,7 @@ def with_ssd(nodes, node, inc=1):
 def only_on_ssd(nodes, node, *chains):
     """A kvstore that has these (keys, seed) on its SSD and nothing in its slab: it was started anew."""
     n = with_ssd(nodes, node)
-    end = time.monotonic() + 30
+    end = time.monotonic() + WAIT_S * PATIENCE
     while n.metric("baton_ssd_blocks") < sum(len(k) for k, _ in chains):
         for k, seed in chains:
             n.prompt(k, seed)
@@ -185,6 +187,26 @@ def test_own_ssd_and_a_peer(nodes):
     quiet(n1, n3)
 
 
+def signal_node(n, signo):
+    """To a kvstore and its wire process."""
+    for pid in (n.kv.p.pid, *children(n.kv.p.pid)):
+        os.kill(pid, signo)
+
+
+def stop_in_mid_fetch(n1, n3, ask):
+    """The source stands still when some blocks have come from it: it gets a moment to run, again and again. All of them come
+    faster than anybody here would notice the first."""
+    name = 'baton_kvstore_fetched_bytes_total{tier="slab"}'
+    before, end = n1.metric(name), time.monotonic() + WAIT_S * PATIENCE
+    signal_node(n3, signal.SIGSTOP)
+    ask()
+    while n1.metric(name) == before:
+        assert time.monotonic() < end
+        signal_node(n3, signal.SIGCONT)
+        time.sleep(0.001)
+        signal_node(n3, signal.SIGSTOP)
+
+
 @pytest.mark.parametrize("how", ["kill", "stop"])
 @pytest.mark.parametrize("other", [False, True])
 def test_source_lost_in_mid_fetch(nodes, how, other):
@@ -196,29 +218,25 @@ def test_source_lost_in_mid_fetch(nodes, how, other):
         n3.hold(k, 5)
         if other:
             n2.hold(k, 5)
-        bytes_ = 'baton_kvstore_fetched_bytes_total{tier="slab"}'
-        before, replaced = n1.metric(bytes_), n1.metric("baton_kvstore_fetch_replaced_total")
-        n1.ask(attempt, k, tokens, [(n3, [(0, 1500)])] + [(n2, [(0, 1500)])] * other)
-        end = time.monotonic() + 20
-        while n1.metric(bytes_) == before:
-            assert time.monotonic() < end
+        replaced = n1.metric("baton_kvstore_fetch_replaced_total")
+        sources = [(n3, [(0, 1500)])] + [(n2, [(0, 1500)])] * other
+        stop_in_mid_fetch(n1, n3, lambda: n1.ask(attempt, k, tokens, sources))  # noqa: B023 (called at once)
         if how == "kill":
             n3.end(signal.SIGKILL)
-        else:
-            n3.kv.p.send_signal(signal.SIGSTOP)
-        r = n1.reserved(attempt, 30)
+        r = n1.reserved(attempt)
         if how == "stop":
-            n3.kv.p.send_signal(signal.SIGCONT)
+            signal_node(n3, signal.SIGCONT)
         # A machine on which nothing moves for 1.5 s makes the other holder late as well.
         late = how == "stop" and other and r.resident_blocks < 1500
         if not late and (r.resident_blocks < 1500 or other and n1.metric("baton_kvstore_fetch_replaced_total") > replaced):
             break
-        # It was over before the signal came, or late.
+        # It was over when the source stood still, or late.
         n1.use(attempt, r, 5, tokens)
         if how == "kill":
             n3 = Node(nodes, "n3", inc=attempt + 1, slab="80MiB")
     else:
-        raise AssertionError("five times the fetch was over before the signal came, or the other holder was late")
+        raise AssertionError("five times the fetch was over before its source stood still, or the other holder was late")
+    print(f"attempt {attempt}: {r.resident_blocks} blocks")
     if other:
         assert r.resident_blocks == 1500
     n1.use(attempt, r, 5, tokens)
@@ -300,7 +318,7 @@ def test_decode_side_waits_for_the_prefix(nodes):
     assert n2.reserved(1).status == 0
     r = n1.reserved(1)
     n1.use(1, r, 5, tokens, release=False)
-    n2.w.wait("trailer 1 1 token=7", 30)
+    n2.w.wait("trailer 1 1 token=7")
     n2.w.say("check 1 1 5")
     assert n2.w.wait(r"check 1 bad=(\d+)")[1] == "0"
     n2.w.say("close 1 1 r 0")
