@@ -67,16 +67,13 @@ class Node:
             raise
 
     def _start(self):
-        for _ in range(5):
-            port, peer = free_port(), free_port()
-            self.etcd = f"127.0.0.1:{port}"
-            url, purl = f"http://{self.etcd}", f"http://127.0.0.1:{peer}"
-            self._spawn("etcd", ["etcd", "--name", "t", "--data-dir", f"{self.dir}/etcd", "--listen-client-urls", url,
-                                 "--advertise-client-urls", url, "--listen-peer-urls", purl,
-                                 "--initial-advertise-peer-urls", purl, "--initial-cluster", f"t={purl}",
-                                 "--logger", "zap", "--log-level", "error"])
-            if self._wait(lambda: self.get("") is not None, 10, "etcd"):
-                break
+        self.etcd = f"127.0.0.1:{free_port()}"
+        url, purl = f"http://{self.etcd}", f"http://127.0.0.1:{free_port()}"
+        self._spawn("etcd", ["etcd", "--name", "t", "--data-dir", f"{self.dir}/etcd", "--listen-client-urls", url,
+                             "--advertise-client-urls", url, "--listen-peer-urls", purl,
+                             "--initial-advertise-peer-urls", purl, "--initial-cluster", f"t={purl}",
+                             "--logger", "zap", "--log-level", "error"])
+        assert self._wait(lambda: self.get("") is not None, 60, "etcd"), self.log("etcd")
         self.start("kvstore")
         self.start("prefill")
         self.start("decode")
@@ -134,7 +131,7 @@ class Node:
         end = key[:-1] + bytes([key[-1] + 1])
         body = {"key": base64.b64encode(key).decode(), "range_end": base64.b64encode(end).decode()}
         req = urllib.request.Request(f"http://{self.etcd}/v3/kv/range", json.dumps(body).encode())
-        with urllib.request.urlopen(req, timeout=5) as r:
+        with urllib.request.urlopen(req, timeout=60) as r:
             kvs = json.load(r).get("kvs", [])
         return [base64.b64decode(kv.get("value", "")) for kv in kvs]
 
@@ -157,7 +154,7 @@ class Node:
             return "".join(f.readlines()[-30:])
 
     def metrics(self, kind):
-        with urllib.request.urlopen(f"http://{self.member(kind).http}/metrics", timeout=5) as r:
+        with urllib.request.urlopen(f"http://{self.member(kind).http}/metrics", timeout=60) as r:
             out = {}
             for line in r.read().decode().splitlines():
                 if line and line[0] != "#":
@@ -180,7 +177,7 @@ class Node:
             if p.poll() is None:
                 p.send_signal(signal.SIGTERM)
                 try:
-                    p.wait(20 * PATIENCE)
+                    p.wait(60 * PATIENCE)
                 except subprocess.TimeoutExpired:
                     p.kill()
                     p.wait()
@@ -273,7 +270,7 @@ class Session:
     def tokens(self, request, epoch=1):
         return list(self.index.get(("token", request, epoch), []))
 
-    def wait(self, check, what, seconds=30):
+    def wait(self, check, what, seconds=60):
         seconds *= PATIENCE
         end = time.monotonic() + seconds
         with self.cond:
@@ -287,7 +284,7 @@ class Session:
                 self._beat_if_due()
                 self.cond.wait(min(left, 0.2))
 
-    def ended(self, request, epoch=1, seconds=30):
+    def ended(self, request, epoch=1, seconds=60):
         return self.wait(lambda: self.find("ended", request, epoch), f"Ended of {request:x}.{epoch}", seconds)[0]
 
     def close(self):
@@ -380,7 +377,7 @@ class Conductor:
         assert sum(map(len, out)) == len(toks)
         return out
 
-    def resident(self, tokens, blocks, seconds=10):
+    def resident(self, tokens, blocks, seconds=60):
         """Waits until the pool has the first blocks of tokens: sealing goes on after a request has ended."""
         end = time.monotonic() + seconds * PATIENCE
         while True:
@@ -392,7 +389,7 @@ class Conductor:
             assert time.monotonic() < end, (found, blocks)
             time.sleep(0.05)
 
-    def idle(self, seconds=15):
+    def idle(self, seconds=60):
         """Nothing is left of any request: pages, slots, grants, leases."""
         end = time.monotonic() + seconds * PATIENCE
         for s in (self.p, self.d, self.kv):
