@@ -5,7 +5,7 @@ import re
 import struct
 
 HEADERS_OFF, HEADER_BYTES, SEALED = 48, 128, 2  # of common/slab/slab.h
-AGES_S = 0.01, 0.05, 0.2, 0.5  # of removals: the youngest have not reached whoever listens
+AGES_S = 0.01, 0.05, 0.2, 0.5, 2.0  # of removals: the youngest have not reached whoever listens
 
 
 def gone(log):
@@ -38,3 +38,8 @@ def reason(key, died, before, in_slab, since):
     at, tier, why = before[k]
     age = next((f"at most {a * 1e3:.0f} ms" for a in AGES_S if died - at <= a), f"{died - at:.0f} s")
     return f"{tier}: {why} {age} before the kill, {was}"
+
+
+def untold(why):
+    """Of a reason: the block was given up so shortly before the kill that nobody was told."""
+    return ("evicted" in why or "copy" in why) and " ms before the kill" in why
