@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from sanitizer import PATIENCE
 from wire_peers import certificates, peers  # noqa: F401
 
 LAYERS = 4  # of the tool's default slab: 4 layers, segments of 8 KiB, blocks of 16 tokens
@@ -107,7 +108,7 @@ def test_offer_that_nobody_takes_ends(peers):
     b.ask("hold 1", "hold 1")
     b.fetch(a, 700, 5, 0, 4)
     b.wait("offer 700")
-    a.wait("want_end ERR_TIMEOUT", timeout=15)
+    a.wait("want_end ERR_TIMEOUT")
     b.wait(r"failed 700 ERR_TIMEOUT")
 
 
@@ -119,21 +120,26 @@ def test_another_incarnation_is_not_asked(peers):
     assert not a.has("wanted")
 
 
-def wait_begun(src_bytes):
-    """Until some of the flow has left the sender."""
-    end = time.monotonic() + 20
-    while src_bytes() == 0:
+def stop_when_begun(src, dst):
+    """The sender stands still as soon as some of a flow has arrived. It gets a moment to run, again and again, because the
+    whole flow may come before anybody here notices its beginning."""
+    received = 'baton_kv_received_bytes_total'
+    before, end = dst.metrics()[received], time.monotonic() + 60 * PATIENCE
+    src.signal(signal.SIGSTOP)
+    while dst.metrics()[received] == before:
         assert time.monotonic() < end
-        time.sleep(0.005)
+        src.signal(signal.SIGCONT)
+        time.sleep(0.002)
+        src.signal(signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("cls", [1, 2])
 def test_hand_off_overtakes_what_was_asked_before(peers, cls):
-    """A small hand-off that is asked for while a large fetch of the same peer, and one of another peer, are under way is
-    there long before them."""
-    opts = {"slots": 1100, "seg": 65536}
+    """A small hand-off that is asked for while a large fetch of the same peer is under way, and one that another peer asks
+    for, are there long before it. The sender stands still while they are asked for: else the fetch may be over by then."""
+    opts = {"slots": 600, "seg": 65536}
     a, b, c = peers("a", **opts), peers("b", **opts), peers("c", slots=16, seg=65536)
-    n = 1024  # 256 MiB
+    n = 512  # 128 MiB
     a.grant(5, 1, n * 16, 32, 99)
     a.grant(6, 1, 16, 16, 7)
     a.grant(8, 1, 16, 16, 7)
@@ -150,17 +156,20 @@ def test_hand_off_overtakes_what_was_asked_before(peers, cls):
     a.say(f"raise 9 {LAYERS}")
     a.say("trailer 9 1 1")
     b.fetch(a, 700, 5, 0, n, cls)
-    b.wait("offer 700")
-    wait_begun(lambda: a.metrics()["baton_kv_sent_bytes_total"] - 2 * LAYERS * 65536)
+    stop_when_begun(a, b)
     b.recv(a, 6, 1, 16, 16)  # the same connection
     c.recv(a, 9, 1, 16, 16)  # another one
+    for p in (b, c):
+        p.usage()  # it has asked
+    assert not b.has("done 700 ")
+    a.signal(signal.SIGCONT)
     b.wait("done 6 ")
     c.wait("done 9 ")
     b.wait("done 700 ", timeout=60)
     with b.cond:
         at = {w: next(i for i, line in enumerate(b.lines) if line.startswith(w))
               for w in ("done 6 ", "done 700 ")}
-    # One layer of the fetch is 64 MiB. Behind it, the hand-off would have come after all four of them.
+    # One layer of the fetch is 32 MiB. Behind it, the hand-off would have come after all four of them.
     assert at["done 6 "] < at["done 700 "]
     b.wait("quiet 700$")
     b.ask("verify 700 99", "verify 700 bad=0 crc_bad=0")
