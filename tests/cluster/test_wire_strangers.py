@@ -14,10 +14,12 @@ from concurrent import futures
 
 import pytest
 
+from sanitizer import PATIENCE
 from wire_peers import ROOT, Peer, sockets, tcp_rows, tool
 
 grpc = pytest.importorskip("grpc")
 METHOD = "/baton.Peer/Session"
+WAIT_S = 60 * PATIENCE  # only what hangs takes so long
 
 
 def load_proto():
@@ -50,7 +52,8 @@ class Server:
 
 
 class Fake:
-    """A listener played by the test: collects what arrives, sends what it is told."""
+    """A listener played by the test: collects what arrives, sends what it is told, and a heartbeat whenever it was silent for a
+    moment: two seconds of silence end a session, and a busy machine may need them for a test."""
 
     def __init__(self, name, like):
         self.name, self.like = name, like
@@ -68,14 +71,19 @@ class Fake:
                 pass
             self.out.put(None)
         threading.Thread(target=read, daemon=True).start()
+        said_hello = False
         while True:
-            msg = self.out.get()
+            try:
+                msg = self.out.get(timeout=0.3 if said_hello else None)
+            except queue.Empty:
+                msg = pb.PeerMsg(heartbeat=pb.PeerHeartbeat(seq=1))
             if msg is None:
                 return
+            said_hello = True
             yield msg if isinstance(msg, bytes) else msg.SerializeToString()
 
-    def expect(self, kind, timeout=5):
-        end = time.monotonic() + timeout
+    def expect(self, kind):
+        end = time.monotonic() + WAIT_S
         while True:
             msg = self.got.get(timeout=max(0.01, end - time.monotonic()))
             if msg.WhichOneof("m") == kind:
@@ -119,7 +127,7 @@ def world():
     assert c.p.poll() is None, "\n".join(c.err)
     after = b.mark()
     b.say(f"storm c {c.addr} {c.inc} 500 20 64 32 8 1")
-    b.wait("storm done=20 failed=0", 10, after)
+    b.wait("storm done=20 failed=0", after=after)
     for x in other:
         x.stop()
     assert [b.stop(), c.stop()] == [0, 0]
@@ -133,9 +141,9 @@ def bad_session(world, tokens=64, chunk=32):
     b.recv(fake, 1, 1, tokens, chunk)
     hello = fake.expect("hello")
     fake.address_of_b = hello.ucx_address.hex()
-    nonce = random.getrandbits(63)
-    fake.hello(evil.address, nonce)
+    # Its proof first, as it may come: a session that is not proved within a second of its hello is none.
     evil.ask(f"connect {hello.ucx_address.hex()} {hello.nonce}")
+    fake.hello(evil.address, random.getrandbits(63))
     return b, fake, evil, fake.expect("flow_open")
 
 
@@ -144,7 +152,7 @@ def dropped(b, reason):
 
 
 def wait_dropped(b, reason):
-    end = time.monotonic() + 30
+    end = time.monotonic() + WAIT_S
     while dropped(b, reason) != 1:
         assert time.monotonic() < end, f"nothing was dropped as {reason}"
         time.sleep(0.01)
@@ -173,7 +181,7 @@ def test_garbled_messages_close_the_peer(world, what, why):
     evil.ask(f"{what} stream={op.stream}")
     b.wait(f"failed 1 ERR_PEER_LOST .*{why}")
     b.wait("quiet 1")
-    assert dropped(b, "garbled") == 1
+    wait_dropped(b, "garbled")
     assert b.ask("word 1", r"word 1 (\d+)")[1] == "0"
     b.ask("poison 1", "poisoned 1")
     evil.ask(f"seg request=1 stream={op.stream}")
@@ -236,7 +244,7 @@ def test_peer_stopped_before_wire_up(world):
 
         def talk():
             yield pb.PeerMsg(hello=hello).SerializeToString()
-            stop.wait(20)
+            stop.wait(WAIT_S)
         answer = pb.PeerMsg.FromString(next(iter(ch.stream_stream(METHOD)(talk()))))
         p.signal(signal.SIGSTOP)
         fake = Fake("a", b)
@@ -245,12 +253,6 @@ def test_peer_stopped_before_wire_up(world):
         b.recv(fake, 1, 1, 64, 32)
         fake.expect("hello")
         fake.hello(answer.hello.ucx_address, 7)
-
-        def beat():
-            for i in range(30):
-                fake.out.put(pb.PeerMsg(heartbeat=pb.PeerHeartbeat(seq=i)))
-                time.sleep(0.1)
-        threading.Thread(target=beat, daemon=True).start()
         b.wait("failed 1 ERR_PEER_LOST")
         b.wait("quiet 1")
         b.logged("did not prove its session within a second")
@@ -417,7 +419,7 @@ def test_fetch_cut_at_every_message(world, way, kind, after):
     free = b.usage()["free"]
     b.fetch(proxy_of[0], 700, 1, 0, 4)
     b.wait(r"quiet 700$")
-    end = time.monotonic() + 10
+    end = time.monotonic() + WAIT_S
     while not cut:  # the last message may still be on its way through the proxy
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -540,10 +542,10 @@ def gone(s):
         return True
 
 
-def wait_for(true, what, seconds=20):
-    end = time.monotonic() + seconds
+def wait_for(true, what):
+    end = time.monotonic() + WAIT_S
     while not true():
-        assert time.monotonic() < end, f"not in {seconds} s: {what}"
+        assert time.monotonic() < end, f"not in {WAIT_S} s: {what}"
         time.sleep(0.1)
 
 
@@ -557,9 +559,9 @@ def test_who_connects_to_a_lanes_port_holds_little(world):
     ports = wire_ports(wire)
     assert ports
     fds = len(os.listdir(f"/proc/{wire}/fd"))
-    strangers = [socket.create_connection(("127.0.0.1", port), 10) for port in ports for _ in range(200)]
+    strangers = [socket.create_connection(("127.0.0.1", port), WAIT_S) for port in ports for _ in range(200)]
     wait_for(lambda: sum(gone(s) for s in strangers) >= 190 * len(ports), "most of them are turned away")
-    assert len(os.listdir(f"/proc/{wire}/fd")) <= fds + 8 * len(ports)
+    wait_for(lambda: len(os.listdir(f"/proc/{wire}/fd")) <= fds + 8 * len(ports), "there is room for few")
     d = Peer("d")
     world[2].append(d)
     for peer in (c, d):
@@ -604,5 +606,5 @@ def test_who_has_another_secret_or_none_is_no_member(world):
 
 def test_a_short_secret_is_refused():
     p = subprocess.run([tool(), "name=a", "secret=short"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                       text=True, timeout=20)
+                       text=True, timeout=WAIT_S)
     assert p.returncode == 2 and "kv.salt_file" in p.stderr

@@ -60,7 +60,7 @@ class Peer:
         with self.cond:
             return len(self.lines)
 
-    def wait(self, pattern, timeout=30, after=0):
+    def wait(self, pattern, timeout=60, after=0):
         """The first line from number `after` on that matches; fails with the whole output."""
         rx = re.compile(pattern)
         timeout *= PATIENCE
@@ -84,7 +84,7 @@ class Peer:
         with self.cond:
             return any(rx.search(x) for x in self.lines[after:])
 
-    def logged(self, *texts, times=1, timeout=30):
+    def logged(self, *texts, times=1, timeout=60):
         """Waits until so many lines of the log have all these texts: the log comes on a pipe of its own, later or earlier
         than the events on stdout. Returns their number."""
         end = time.monotonic() + timeout * PATIENCE
@@ -101,7 +101,7 @@ class Peer:
         self.p.stdin.write(text + "\n")
         self.p.stdin.flush()
 
-    def ask(self, text, pattern, timeout=30):
+    def ask(self, text, pattern, timeout=60):
         after = self.mark()
         self.say(text)
         return self.wait(pattern, timeout, after)
