@@ -14,6 +14,7 @@ import pytest
 import sanitizer
 from conftest import scrape, wait_for
 from leftovers import assert_nothing_left, settled
+from local_cluster import start_time
 from test_wire_strangers import Proxy
 from wire_peers import ROOT, Peer, children
 
@@ -57,10 +58,7 @@ def lose(p, signo):
     assert pid != 0
     p.killed = True
     os.kill(pid, signo)
-    end = time.monotonic() + 15
-    while p.wire_pid() in (0, pid) or p.metrics()[LOSSES] != before + 1:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for(lambda: p.wire_pid() not in (0, pid) and p.metrics()[LOSSES] == before + 1, 60, "another wire process", every_s=0.02)
 
 
 @pytest.mark.parametrize("signo", ENDS, ids=lambda s: s.name)
@@ -119,7 +117,8 @@ def test_one_that_stands_still_is_replaced(pair):
     began = time.monotonic()
     lose(b, signal.SIGSTOP)
     b.wait("failed 1 ERR_PEER_LOST")  # whoever notices first says why
-    assert 1.5 < time.monotonic() - began
+    # It is asked every half second, so its last answer is as old as that, or older if it had to wait for a CPU.
+    assert 0.7 < time.monotonic() - began
     b.logged("ev=wire_process_lost", "did not answer")
     b.wait("quiet 1$")
     a.wait("send_end 1")
@@ -149,17 +148,14 @@ def test_it_ends_with_its_kvstore_and_not_before():
     inherited = {os.readlink(f"/proc/{wire}/fd/{n}").split(":")[0] for n in os.listdir(f"/proc/{wire}/fd")}
     assert not any("etcd" in x or "/dev/shm" in x and "slab" in x for x in inherited)
     p.kill()
-    end = time.monotonic() + 5
-    while os.path.exists(f"/proc/{wire}") and open(f"/proc/{wire}/stat").read().split(") ")[1][0] != "Z":
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(lambda: not start_time(wire), 60, "it has ended")
 
 
 def test_it_is_of_no_use_to_others():
     kvstore = os.path.join(ROOT, os.environ.get("BUILD", "build"), "bin", "baton-kvstore")
     for args in [], ["1", "2"], ["1"] * 6, ["x"] * 6, ["1"] * 7:
         p = subprocess.run([kvstore, "--wire-process", *args], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                           text=True, timeout=20)
+                           text=True, timeout=60)
         assert p.returncode == 2 and "how a kvstore starts its wire process" in p.stderr, (args, p)
 
 
@@ -200,12 +196,11 @@ def test_damaged_addresses_under_a_right_mac(pair):
         return a.metrics()[LOSSES] + d.metrics()[LOSSES]
     try:
         a.grant(1, 1, TOKENS, CHUNK, 1)
-        req, end = 100, time.monotonic() + 30
-        while losses() < 2 and time.monotonic() < end:
+        req = 100
+        while losses() < 2 and len(tried) < 200:
             n, req = len(tried), req + 1
             d.recv(proxy, req, 1, TOKENS, CHUNK)
-            while len(tried) == n and time.monotonic() < end:
-                time.sleep(0.02)
+            wait_for(lambda: len(tried) > n, 60, "an address is tried", every_s=0.02)  # noqa: B023 (called at once)
             time.sleep(0.2)
             proxy.calls[-1].cancel()  # some changes do no harm
             d.say(f"cancel {req}")
@@ -215,10 +210,7 @@ def test_damaged_addresses_under_a_right_mac(pair):
         print(f"{len(tried)} addresses, {a.metrics()[LOSSES]:.0f} and {d.metrics()[LOSSES]:.0f} processes lost")
         assert not any("did not prove that it belongs" in x for x in a.err), "the MAC was not the right one"
         assert losses() >= 1, "no address was one on which UCX ends: this shows nothing"
-        end = time.monotonic() + 20
-        while not children(a.pid):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        wait_for(lambda: children(a.pid), 60, "a wire process")
         whole(a, b, 5)
     finally:
         proxy.stop()
@@ -259,18 +251,19 @@ def test_processes_killed_under_load(make_cluster):
             for pid in children(rng.choice(kvstores)["pid"])[:1]:
                 os.kill(pid, signo)
                 killed.add(pid)
+        wait_for(lambda: done[0] > 10, 60, "answers")
+        wait_for(lambda: all(children(d["pid"]) for d in kvstores), 60, "wire processes")
     finally:
-        wait_for(lambda: all(children(d["pid"]) for d in kvstores), 20, "wire processes")
         over.set()
         for t in threads:
-            t.join(60)
-    assert not wrong and done[0] > 10, (wrong[:2], done)
+            t.join(120 * sanitizer.PATIENCE)
+    assert not wrong, wrong[:2]
     now = [d for d in c.status() if d["daemon"] == "kvstore"]
     assert [d["pid"] for d in now] == [d["pid"] for d in kvstores]
 
     def losses():
         return sum(scrape(d["http"])[LOSSES] for d in now)
-    wait_for(lambda: losses() == len(killed), 10, f"{len(killed)} losses")
+    wait_for(lambda: losses() == len(killed), 60, f"{len(killed)} losses")
     again = c.complete(prompts[0], max_tokens=40)
     assert again["choices"][0]["text"] == right[0]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > again["usage"]["prompt_tokens"] // 2
