@@ -42,7 +42,7 @@ class Machine:
 
     def wait_link(self, card, state="up"):
         """The kernel says so a while after `ip link set`."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while self.output("cat", f"/sys/class/net/card{card}/operstate").strip() != state:
             assert time.monotonic() < end, f"card{card} is not {state}"
             time.sleep(0.02)
@@ -62,7 +62,7 @@ class Machine:
 
     def end(self):
         self.holder.stdin.close()
-        self.holder.wait(10)
+        self.holder.wait(60)
         self.holder.stdout.close()
         self.holder.stderr.close()
 

@@ -5,6 +5,7 @@ import time
 import pytest
 
 import netns
+from sanitizer import PATIENCE
 from wire_peers import Peer
 
 LAYERS = 4
@@ -88,8 +89,8 @@ def sent(p, card):
     return of_card(p, "bytes_total", card, ',dir="sent"')
 
 
-def until(what, timeout=30):
-    end = time.monotonic() + timeout
+def until(what):
+    end = time.monotonic() + 60 * PATIENCE
     while not what():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -112,15 +113,16 @@ def nothing_lost(*both):
         assert m['baton_kv_dropped_messages_total{reason="garbled"}'] == 0
 
 
-def slow(machines):
+def slow(machines, mbit=80, cards=(1, 2)):
     """So slow that a busy machine, or an instrumented build, is not what limits a flow."""
     for m in machines:
-        for card in (1, 2):
-            m.rate(card, 80)
+        for card in cards:
+            m.rate(card, mbit)
 
 
 def test_one_flow_takes_both_cards(peers, machines):
-    """As fast as the two together, because it is one flow over both. The best of four tries."""
+    """As fast as the two together, because it is one flow over both: one card after the other would take as long as one alone.
+    The best of six tries, because it is about time."""
     slow(machines)
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
     c, d = peers("c", 0, [1]), peers("d", 1, [1])
@@ -129,10 +131,10 @@ def test_one_flow_takes_both_cards(peers, machines):
         finish(p, q, 100)
     lanes_up(a, b, (1, 2))
     tries = []
-    while len(tries) < 4 and not (tries and tries[-1] > 1.7):
+    while len(tries) < 6 and not (tries and tries[-1] > 1.5):
         both = seconds(a, b, len(tries) + 1, 32)
         tries.append(seconds(c, d, len(tries) + 1, 32) / both)
-    assert tries[-1] > 1.7, tries
+    assert tries[-1] > 1.5, tries
     shares = [sent(a, k) / ((len(tries) * 32 + 8) * 524288) for k in (1, 2)]
     assert abs(sum(shares) - 1) < 1e-9 and 0.3 < shares[0] < 0.7, shares
     received = [of_card(b, "bytes_total", k, ',dir="received"') for k in (1, 2)]
@@ -143,17 +145,17 @@ def test_one_flow_takes_both_cards(peers, machines):
 
 def test_cards_carry_what_they_can(peers, machines):
     for m in machines:
-        m.rate(1, 240)
-        m.rate(2, 80)
+        m.rate(1, 120)
+        m.rate(2, 40)
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
     for req in (1, 2):
-        start(a, b, req, 120)
+        start(a, b, req, 64)
         finish(a, b, req)
     assert 1.8 < sent(a, 1) / sent(a, 2) < 5, (sent(a, 1), sent(a, 2))
     nothing_lost(a, b)
 
 
-def test_a_hand_off_goes_first_on_both_cards(peers):
+def test_a_hand_off_goes_first_on_both_cards(peers, machines):
     """A hand-off that is asked for while a smaller fetch is under way is done before it, over all cards. If the two took
     turns the fetch would be done first by far."""
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
@@ -163,9 +165,12 @@ def test_a_hand_off_goes_first_on_both_cards(peers):
     a.grant(2, 1, 80 * 16, 128, 2)
     a.say("raise 2 40")
     a.say("trailer 2 1 0")
+    slow(machines, 8)  # the fetch would take 16 s
     b.fetch(a, 700, 5, 0, 64, 2)
     b.wait("offer 700")
     b.recv(a, 2, 1, 80 * 16, 128)
+    a.wait("lookup 2$")
+    slow(machines, 200)
     b.wait("done 700 ", 60)
     b.wait("done 2 ", 60)
     with b.cond:
@@ -193,16 +198,21 @@ def test_cards_of_one_network_find_each_other(peers, mine, theirs):
 @pytest.mark.parametrize("how,card", [("link", 1), ("link", 2), ("path", 1), ("path_to_receiver", 2)])
 def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
     """link: one end is set down, which both see. path: nothing gets through, and both links are up."""
-    slow(machines)
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
+    start(a, b, 100, 8)
+    finish(a, b, 100)
+    lanes_up(a, b, (1, 2))
+    slow(machines, 16)  # the flow takes five seconds, so that it is met in the middle
     start(a, b, 1, 40)
-    b.wait("progress 1 (8|9|1[0-9]) ")
+    b.wait("progress 1 [1-9]")
     if how == "link":
         machines[1].link(card, "down")
     else:
         machines[0].cut(card, machines[1])
         if how == "path":
             machines[1].cut(card, machines[0])
+    failed_s = time.monotonic()
+    slow(machines, 200, [3 - card])
     finish(a, b, 1)
     for p in (a, b):
         until(lambda: of_card(p, "up", card) == 0)
@@ -214,6 +224,8 @@ def test_a_card_fails_in_mid_flow_and_comes_back(peers, machines, how, card):
     start(a, b, 2, 8)  # while it is away
     finish(a, b, 2)
     assert sent(a, card) == before
+    # Whoever has missed a path for a second blames the card: if its link were up again by then, it would go down once more.
+    time.sleep(max(0, failed_s + 2.5 - time.monotonic()))
     if how == "link":
         machines[1].link(card, "up")
     else:
@@ -259,11 +271,11 @@ def test_both_cards_fail(peers, machines):
     slow(machines)
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
     start(a, b, 1, 64)
-    b.wait("progress 1 (8|9|1[0-9]) ")
+    b.wait("progress 1 ([89]|[1-3][0-9]) ")
     machines[1].link(1, "down")
     until(lambda: of_card(b, "lanes", 1) == 0)
     machines[1].link(2, "down")
-    b.wait("failed 1 ERR_PEER_LOST|done 1", 40)
+    b.wait("failed 1 ERR_PEER_LOST|done 1")
     b.say("cancel 1")
     b.wait("quiet 1$")
     b.say("forget 1")
@@ -282,19 +294,21 @@ def test_a_card_flaps_while_flows_go_both_ways(peers, machines):
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
     for p, seed in ((a, 21), (b, 22)):
         p.ask(f"auto 128 128 {seed}", "auto")
-    b.say(f"storm a {a.addr} {a.inc} 1000 60 128 128 21 1")
-    a.say(f"storm b {b.addr} {b.inc} 1000 60 128 128 22 1")
-    stormy = lambda: not (a.has("storm done=") and b.has("storm done="))  # noqa: E731
     n = 0
-    while stormy() and n < 40:
-        machines[n % 2].link(1 + n // 2 % 2, "down")
-        time.sleep(0.4)
-        machines[n % 2].link(1 + n // 2 % 2, "up")
-        until(lambda: all(of_card(p, "lanes", k) == 2 for p in (a, b) for k in (1, 2)) or not stormy())
-        n += 1
-    assert n > 2
-    for p in (a, b):
-        p.wait(r"storm done=60 failed=0", 120)
+    while n < 4:  # each machine's end of each card
+        after = {p: p.mark() for p in (a, b)}
+        b.say(f"storm a {a.addr} {a.inc} {1000 * (n + 1)} 60 128 128 21 1")
+        a.say(f"storm b {b.addr} {b.inc} {1000 * (n + 1)} 60 128 128 22 1")
+        stormy = lambda: not all(p.has("storm done=", after[p]) for p in after)  # noqa: E731, B023 (of this round)
+        while stormy():
+            machines[n % 2].link(1 + n // 2 % 2, "down")
+            time.sleep(0.4)
+            machines[n % 2].link(1 + n // 2 % 2, "up")
+            until(lambda: all(of_card(p, "lanes", k) == 2 for p in (a, b) for k in (1, 2)) or not stormy())
+            n += 1
+        for p in (a, b):
+            p.wait(r"storm done=60 failed=0", 120, after[p])
+    print(f"{n} times down and up")
     nothing_lost(a, b)
     assert a.metrics()["baton_kv_resent_segments_total"] + b.metrics()["baton_kv_resent_segments_total"] > 0
 
@@ -304,7 +318,7 @@ def test_a_card_that_is_down_at_first_is_used_later(peers, machines):
         m.link(1, "down")
         m.wait_link(1, "down")
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
-    assert lines(a, "wire_card_down", 1) == 1 and of_card(a, "up", 1) == 0
+    until(lambda: lines(a, "wire_card_down", 1) == 1 and of_card(a, "up", 1) == 0)
     start(a, b, 1, 32)
     finish(a, b, 1)
     assert sent(a, 1) == 0
@@ -337,7 +351,7 @@ def test_both_cards_down_at_start(machines):
         m.link(card, "down")
         m.wait_link(card, "down")
     p = subprocess.run(m.within + [tool(), f"listen={m.address(1)},{m.address(2)}"], stdin=subprocess.DEVNULL,
-                       stderr=subprocess.PIPE, text=True, timeout=20)
+                       stderr=subprocess.PIPE, text=True, timeout=60)
     assert p.returncode == 2 and "kvstore.wire.listen" in p.stderr and "card1" in p.stderr, p.stderr
 
 
@@ -345,9 +359,13 @@ def test_ucx_spreads_a_message_over_two_connections(peers):
     """UCX itself can be told to use two interfaces for one message; its parts come out of order then."""
     env = {"UCX_NET_DEVICES": "card1,card2", "UCX_MAX_EAGER_LANES": "2"}
     a, b = (peers(n, i, [1], env=env, seg=1 << 20, slots=80) for i, n in enumerate("ab"))
-    start(a, b, 1, 16)
-    finish(a, b, 1)
-    assert b.metrics()["baton_kv_unordered_messages_total"] > 0
+    for req in range(10, 60):  # whether one overtakes the other is up to the machine
+        start(a, b, req, 16)
+        finish(a, b, req)
+        if b.metrics()["baton_kv_unordered_messages_total"] > 0:
+            break
+    else:
+        raise AssertionError("no part of a message came before an earlier one")
     a.grant(2, 1, 256, 128, 2)
     a.ask("corrupt 2 3 2", "corrupted 2")
     b.recv(a, 2, 1, 256, 128)
@@ -361,8 +379,8 @@ def test_a_peer_that_goes_away_is_not_the_cards_fault(peers, machines):
     """Its lanes break one after the other, a moment before the session does."""
     slow(machines)
     a, b = peers("a", 0, [1, 2]), peers("b", 1, [1, 2])
-    start(a, b, 1, 64)
-    b.wait("progress 1 (8|9|1[0-9]) ")
+    start(a, b, 1, 64, raised=28)  # of 32: not to its end, however late the kill comes
+    b.wait("progress 1 ([89]|[12][0-9]) ")
     a.kill()
     b.wait("failed 1 ERR_PEER_LOST")
     b.wait("quiet 1")
