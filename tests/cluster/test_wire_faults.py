@@ -11,10 +11,11 @@ import pytest
 
 import sanitizer
 import wire_flips
+from local_cluster import free_port
 from wire_peers import TRANSPORTS, Peer, certificates, children, sockets, tcp_rows, transport_opts  # noqa: F401
 
 BIG = dict(seg=131072, layers=4, slots=600)  # 1 MiB messages by rendezvous
-TOKENS, CHUNK = 2048, 128                    # 128 blocks, 64 items of 8 blocks: 64 MiB a flow
+TOKENS, CHUNK = 1024, 128                    # 64 blocks, 32 items of 8 blocks: 32 MiB a flow
 ITEMS = TOKENS // CHUNK * 4
 SLOTS = {"a": 180, "b": 330, "c": 240}       # each is paged in at the start: no more than a flow or two need
 
@@ -22,7 +23,8 @@ SLOTS = {"a": 180, "b": 330, "c": 240}       # each is paged in at the start: no
 @pytest.fixture(params=TRANSPORTS)
 def trio(request, certificates):  # noqa: F811
     """a and c send, b receives; c streams to b all the time."""
-    made = [Peer(name, **{**BIG, "slots": SLOTS[name]}, **transport_opts(request.param, certificates, name)) for name in "abc"]
+    made = [Peer(name, rpc=f"127.0.0.1:{free_port()}", **{**BIG, "slots": SLOTS[name]},
+                 **transport_opts(request.param, certificates, name)) for name in "abc"]
     extra = []
     a, b, c = made
     c.ask("auto 256 64 33", "auto")
@@ -39,13 +41,13 @@ def trio(request, certificates):  # noqa: F811
 class Background:
     """Flows from c to b while something happens to a; all must succeed."""
 
-    def __init__(self, b, c, n=40, first=100000):
+    def __init__(self, b, c, n=20, first=100000):
         self.b, self.c, self.n = b, c, n
         self.after = b.mark()
         b.say(f"storm c {c.addr} {c.inc} {first} {n} 256 64 33 1")
 
     def finish(self):
-        m = self.b.wait(r"storm done=(\d+) failed=(\d+)", 60, self.after)  # said at its end
+        m = self.b.wait(r"storm done=(\d+) failed=(\d+)", 120, self.after)  # said at its end
         assert (int(m[1]), int(m[2])) == (self.n, 0), [line for line in self.b.lines if line.startswith("failed ")]
 
 
@@ -63,7 +65,7 @@ def poison_holds(b, req, bg, a=None):
     """Slots of a quiet flow stay as they are while others transfer, also when a stopped sender goes on."""
     bg.finish()
     b.ask(f"poison {req}", f"poisoned {req}")
-    others = Background(b, bg.c, 20, 200000)
+    others = Background(b, bg.c, 10, 200000)
     if a is not None:
         a.signal(signal.SIGCONT)
         a.wait(f"send_end {req} ERR_")
@@ -72,13 +74,33 @@ def poison_holds(b, req, bg, a=None):
     b.say(f"forget {req}")
 
 
+def wait_metric(p, name, right):
+    end = time.monotonic() + 60 * sanitizer.PATIENCE
+    while not right(value := p.metrics()[name]):
+        assert time.monotonic() < end, (p.name, name, value)
+        time.sleep(0.05)
+
+
 def whole_transfer(a, b, req):
     start_flow(a, b, req, ITEMS)
     a.say(f"trailer {req} 1 0")
-    b.wait(f"done {req}", 30)
+    b.wait(f"done {req}")
     b.wait(f"quiet {req}$")
     b.ask(f"verify {req} {req}", f"verify {req} bad=0 crc_bad=0")
     b.say(f"forget {req}")
+
+
+def wait_idle(*peers):
+    """Until none of them takes a tenth of a core: what they had to do still is done then. One that turns in circles always
+    takes more, also on a busy machine."""
+    end = time.monotonic() + 60 * sanitizer.PATIENCE
+    while True:
+        begun, before = time.monotonic(), [p.usage()["cpu_s"] for p in peers]
+        time.sleep(0.3)
+        used = [(p.usage()["cpu_s"] - x) / (time.monotonic() - begun) for p, x in zip(peers, before)]
+        if max(used) < 0.1:
+            return
+        assert time.monotonic() < end, used
 
 
 def test_idle_processes_burn_no_cpu(trio):
@@ -87,10 +109,7 @@ def test_idle_processes_burn_no_cpu(trio):
     bg.finish()
     start_flow(a, b, 1, 3)  # a flow that waits for its writer
     b.wait("progress 1 3")
-    before = [p.usage()["cpu_s"] for p in trio[:3]]
-    time.sleep(0.5)
-    used = [p.usage()["cpu_s"] - x for p, x in zip(trio[:3], before)]
-    assert max(used) < 0.05, used
+    wait_idle(a, b, c)
     b.ask("cancel 1", "quiet 1")
 
 
@@ -100,10 +119,7 @@ def test_peer_killed_while_idle(trio):
     bg = Background(b, c)
     lost = b.metrics()["baton_kv_peer_sessions_lost_total"]
     a.kill()
-    deadline = time.monotonic() + 30
-    while b.metrics()["baton_kv_peer_sessions_lost_total"] == lost:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_metric(b, "baton_kv_peer_sessions_lost_total", lambda n: n > lost)
     b.recv(a, 2, 1, TOKENS, CHUNK)
     b.wait("failed 2 ERR_PEER_LOST")
     b.wait("quiet 2")
@@ -129,7 +145,7 @@ def test_receiver_killed_mid_transfer(trio):
     b.kill()
     a.wait("send_end 1 ERR_PEER_LOST")
     a.say("drop 1")
-    assert a.metrics()["baton_kv_peer_sessions"] == 0
+    wait_metric(a, "baton_kv_peer_sessions", lambda n: n == 0)
     # a serves others as before
     a.grant(2, 1, 256, 64, 2)
     c.recv(a, 2, 1, 256, 64)
@@ -144,7 +160,7 @@ def test_restarted_on_the_same_port(trio):
     bg = Background(b, c)
     old_inc = a.inc
     a.kill()
-    again = Peer("a", rpc=f"127.0.0.1:{a.port}", **a.opts)
+    again = Peer("a", **a.opts)
     extra.append(again)
     b.recv(again, 2, 1, TOKENS, CHUNK, inc=old_inc)
     b.wait("failed 2 ERR_PEER_LOST")
@@ -159,16 +175,24 @@ def test_restarted_on_the_same_port(trio):
 
 
 def stop_mid_segment(a, b, req, **kw):
-    """Stops the sender at full speed: receives are outstanding at b. Again if it was too fast."""
+    """Stops the sender at full speed: receives are outstanding at b. It gets a moment to run, again and again, until some items
+    have come. All over again if that were all of them."""
     for _ in range(10):
-        start_flow(a, b, req, ITEMS, **kw)
-        b.wait(rf"progress {req} \d+")
+        a.grant(req, 1, TOKENS, CHUNK, req)
+        b.recv(a, req, 1, TOKENS, CHUNK, **kw)
+        a.wait(f"lookup {req}$")
         a.signal(signal.SIGSTOP)
+        a.say(f"raise {req} {ITEMS}")
+        while progress(b, req) == 0 and not b.has(f"failed {req} "):
+            a.signal(signal.SIGCONT)
+            time.sleep(0.003)
+            a.signal(signal.SIGSTOP)
         time.sleep(0.1)
         if 0 < progress(b, req) < ITEMS:
             return
         a.signal(signal.SIGCONT)
-        b.ask(f"cancel {req}", f"quiet {req}$")
+        b.say(f"cancel {req}")
+        b.wait(f"quiet {req}$")
         b.say(f"forget {req}")
         a.wait(f"send_end {req} ")
         a.say(f"drop {req}")
@@ -225,7 +249,7 @@ def test_receiver_stopped_mid_segment(trio):
     a.say("drop 1")
     start_flow(a, c, 2, ITEMS)
     a.say("trailer 2 5 0")
-    c.wait("done 2", 20)
+    c.wait("done 2")
     a.wait("send_end 2 OK")
     a.say("drop 2")
     b.signal(signal.SIGCONT)
@@ -252,22 +276,19 @@ def test_abort_while_the_receiver_is_stopped(trio):
 def test_a_stopped_peer_costs_no_cpu(trio):
     a, b, c, _ = trio
     stop_mid_segment(a, b, 1)
-    before = b.usage()["cpu_s"]
-    time.sleep(0.5)
-    assert b.usage()["cpu_s"] - before < 0.1
+    wait_idle(b)
+    assert not b.has("failed 1 ")  # it waits for the rest
     b.wait("quiet 1")
-    before = b.usage()["cpu_s"]
-    time.sleep(0.5)
-    assert b.usage()["cpu_s"] - before < 0.05
+    wait_idle(b)
 
 
 def test_short_stop_is_survived(trio):
     a, b, c, _ = trio
     stop_mid_segment(a, b, 1)
-    time.sleep(0.8)
+    time.sleep(0.4)
     a.signal(signal.SIGCONT)
     a.say("trailer 1 1 0")
-    b.wait("done 1", 20)
+    b.wait("done 1")
     b.ask("verify 1 1", "verify 1 bad=0 crc_bad=0")
 
 
@@ -327,29 +348,34 @@ def test_the_cluster_says_a_peer_is_gone(trio):
     poison_holds(b, 1, bg, a)
 
 
-def test_many_sessions_leave_nothing_behind(trio):
-    a, b, c, _ = trio
-    whole_transfer(a, b, 1)
-    a.wait("send_end 1 OK")
-    a.say("drop 1")
-    for i in range(2, 27):
-        if i == 12:
-            u = b.usage(), a.usage()  # warm
-        b.say(f"peerdown a {a.inc}")
-        a.grant(i, 1, 64, 32, i)
-        b.recv(a, i, 1, 64, 32)
-        a.say(f"raise {i} 8")
-        a.say(f"trailer {i} 1 0")
-        b.wait(f"done {i} ")
-        b.wait(f"quiet {i}$")
-        a.wait(f"send_end {i} OK")
-        b.say(f"forget {i}")
-        a.say(f"drop {i}")
-    for before, after in zip(u, (b.usage(), a.usage())):
-        assert after["fds"] <= before["fds"] + 2 and after["free"] == before["free"], (u, after)
-        if sanitizer.KIND != "thread":  # it keeps what was done to each address
-            # 150 KB a session: what the allocator keeps of 15 has varied by up to 1.5 MB
-            assert after["rss_kb"] - before["rss_kb"] < 15 * 150, (u, after)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_many_sessions_leave_nothing_behind(transport, certificates):  # noqa: F811
+    """With one arena of the allocator: with one a thread, what it keeps varies by more than what is looked for."""
+    a, b = (Peer(name, env={"MALLOC_ARENA_MAX": "1"}, **{**BIG, "slots": 180}, **transport_opts(transport, certificates, name))
+            for name in "ab")
+    try:
+        for i in range(1, 34):
+            if i == 9:
+                u = b.usage(), a.usage()  # warm
+            b.say(f"peerdown a {a.inc}")
+            a.grant(i, 1, 64, 32, i)
+            b.recv(a, i, 1, 64, 32)
+            a.say(f"raise {i} 8")
+            a.say(f"trailer {i} 1 0")
+            b.wait(f"done {i} ")
+            b.wait(f"quiet {i}$")
+            a.wait(f"send_end {i} OK")
+            b.say(f"forget {i}")
+            a.say(f"drop {i}")
+        for before, after in zip(u, (b.usage(), a.usage())):
+            assert after["fds"] <= before["fds"] + 2 and after["free"] == before["free"], (u, after)
+            if sanitizer.KIND != "thread":  # it keeps what was done to each address
+                # 150 KB a session. Of 75 sessions the values went up and down by 0.8 MB.
+                assert after["rss_kb"] - before["rss_kb"] < 25 * 150, (u, after)
+        assert {a.stop(), b.stop()} == {0}
+    finally:
+        a.kill()
+        b.kill()
 
 
 @pytest.mark.parametrize("what", [1, 2], ids=["in the middle of a message", "anywhere"])
@@ -364,7 +390,7 @@ def test_a_connection_breaks_under_a_write(what):
             a.say(f"trailer {req} 1 0")
             b.wait(f"(progress|failed) {req} ")  # the break before may have met this flow
             a.say(f"break {what}")
-            b.wait(f"(done|failed) {req} ", 30)
+            b.wait(f"(done|failed) {req} ")
             b.wait(f"quiet {req}$")
             a.wait(f"send_end {req} ")
             a.say(f"drop {req}")
