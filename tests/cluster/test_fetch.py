@@ -26,7 +26,7 @@ class World:
     def run(self, prompt):
         """(text, tokens and logprobs; tokens from the cache; node of the prefill; its explanation)"""
         a = self.c.complete(prompt, 24, logprobs=0, ignore_eos=True)
-        e = wait_for(lambda: (lambda x: x if x["outcome"] else None)(self.r.ctl("explain", a["id"])), 10,
+        e = wait_for(lambda: (lambda x: x if x["outcome"] else None)(self.r.ctl("explain", a["id"])), 60,
                      "the request is over")
         node = [k["node"] for k in e["candidates"] if k["for"] == "prefill" and k["chosen"]][0]
         lp = a["choices"][0]["logprobs"]
@@ -41,13 +41,13 @@ class World:
         return scrape(self.r.members("kvstore", node)[0]["http"])
 
     def indexed(self, blocks):
-        wait_for(lambda: self.c.metrics("conductor")["baton_index_blocks"] >= blocks, 10, "block events")
+        wait_for(lambda: self.c.metrics("conductor")["baton_index_blocks"] >= blocks, 60, "block events")
 
     def quiet(self):
         names = ("baton_pool_leases", 'baton_pool_slots{state="writing"}', "baton_kvstore_grants",
                  "baton_kvstore_fetching", "baton_kvstore_offers")
         for m in self.r.members("kvstore"):
-            wait_for(lambda: not any(scrape(m["http"])[n] for n in names), 15, "all is given back")
+            wait_for(lambda: not any(scrape(m["http"])[n] for n in names), 60, "all is given back")
 
 
 def same(got, want):
@@ -108,5 +108,5 @@ def test_lost_source_is_not_noticed(world, how):
         w.r.start_again(m)
     assert same(got, want) and second != first
     assert cached in (0, blocks * BLOCK)
-    assert took < 10
+    assert took < 30  # not for as long as anything waits for a node that hangs
     w.quiet()

@@ -73,7 +73,8 @@ def test_killed_with_a_thousand_leases(nodes):
 
 
 def test_stopped_and_woken(nodes):
-    """BATON_TEST_STOP_S: how long it stands still, 4 s if not set; the kvstore would kill it after 30."""
+    """BATON_TEST_STOP_S: how long it stands still, 2.5 s if not set, and until others have used slots often; the kvstore would
+    kill it after 30."""
     kv = nodes.kvstore("n1", slab="1MiB")
     c, p, other = nodes.conductor(kv), nodes.worker(kv, "p"), nodes.worker(kv, "q")
     k = keys(1, 12)
@@ -83,12 +84,12 @@ def test_stopped_and_woken(nodes):
     p.wait("filled 1")
     p.p.send_signal(signal.SIGSTOP)
     c.release(1)  # the conductor has given up
-    end, n = time.monotonic() + float(os.environ.get("BATON_TEST_STOP_S", 4)), 0
-    while time.monotonic() < end:  # others take every slot that they can get
+    end, n = time.monotonic() + float(os.environ.get("BATON_TEST_STOP_S", 2.5)), 0
+    while time.monotonic() < end or n <= 20:  # others take every slot that they can get
         # The same keys come round: what was written under them decides what they hold.
         compute(c, other, 1000 + n, keys(2 + n % 200, 12), 2 + n % 200)
         n += 1
-    assert n > 10
+        time.sleep(0.005)
     assert kv.metrics()['baton_pool_slots{state="writing"}'] + \
         kv.metrics()['baton_pool_slots{state="quarantine"}'] >= 13  # its own
     p.p.send_signal(signal.SIGCONT)
@@ -151,10 +152,9 @@ def test_session_cut_inside_every_message(nodes):
                 reserved += 1
             p.say(f"open {10 * i + 2} 1 w")
             c.release(10 * i + 1)
-            c.wait("grant_failed", 0.2)
+            way.cut.wait(0.5)  # else it is cut at the end
         except AssertionError:
             pass  # it was cut before
-        way.cut.wait(0.5)
         c.close()
         p.say(f"close {10 * i + 2} 1 w 1")
     assert reserved > 20

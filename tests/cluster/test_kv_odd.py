@@ -31,7 +31,7 @@ def serve(c, w, chain):
 
 def refused(nodes, node, code, *words, **options):
     kv = nodes.kvstore(node, slab="8MiB", expect_ready=False, **options)
-    assert kv.p.wait(30) == code
+    assert kv.p.wait(60 * PATIENCE) == code
     assert all(x in kv.log() for x in words), kv.log()[-2000:]
 
 
@@ -75,7 +75,7 @@ def test_stopped_and_woken(nodes):
     kv = nodes.kvstore("n1", slab="8MiB")
     w, c = nodes.add(Worker(kv, "w")), nodes.conductor(kv)
     serve(c, w, 1)
-    member, end = f"/baton/t{os.getpid()}/members/kvstore/{kv.name}", time.monotonic() + 30
+    member, end = f"/baton/t{os.getpid()}/members/kvstore/{kv.name}", time.monotonic() + 60 * PATIENCE
     assert nodes.etcd.has(member)
     kv.p.send_signal(signal.SIGSTOP)
     while nodes.etcd.has(member):
@@ -98,7 +98,7 @@ def test_called_while_it_stops(nodes):
         kv.p.send_signal(signal.SIGTERM)
         kv.wait_log("ev=stopping")
         late = [nodes.conductor(kv, hello=False) for _ in range(4)]
-        assert kv.p.wait(20 * PATIENCE) == 0, kv.log()[-3000:]
+        assert kv.p.wait(60 * PATIENCE) == 0, kv.log()[-3000:]
     finally:
         nodes.etcd.p.send_signal(signal.SIGCONT)
     assert all(c.wait_end()[0] == grpc.StatusCode.UNAVAILABLE for c in late)
@@ -114,8 +114,8 @@ def test_slab_cut(nodes):
     assert w.open(2, "w")[0] == "OK"
     os.truncate(kv.slab, 0)
     w.say("fill 2 1 2")
-    assert w.p.wait(30 * PATIENCE) == -signal.SIGBUS
-    assert kv.p.wait(30 * PATIENCE) == -signal.SIGBUS  # it frees the slots of the worker that died
+    assert w.p.wait(60 * PATIENCE) == -signal.SIGBUS
+    assert kv.p.wait(60 * PATIENCE) == -signal.SIGBUS  # it frees the slots of the worker that died
     w.err.seek(0)
     for log in kv.log(), w.err.read():
         said = re.findall("level=error .* ev=slab_cut .*", log)

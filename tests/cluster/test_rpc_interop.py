@@ -14,7 +14,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"))
 TOOL = os.path.join(BUILD, "tests", "tools", "rpc_echo")
-WAIT_S = 20
+WAIT_S = 60  # only what hangs takes so long
 
 OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0)]
 
@@ -135,6 +135,7 @@ def test_deadline(echo):
         except futures.TimeoutError:
             pass
 
+    assert echo.unary(b"the connection stands", timeout=WAIT_S)  # a second is for the call alone
     call = echo.stream(requests(), timeout=1)
     with pytest.raises(grpc.RpcError) as e:
         for _ in call:

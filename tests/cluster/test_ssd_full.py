@@ -104,11 +104,12 @@ def test_full_while_running(nodes, disk):
         at += 4
         assert at < 4000, "the index needs no room?"
     prompts(kv, c, p, at)
-    assert kv.log().count("ev=ssd_down") == 1 and "No space left" in kv.log()
+    # Each change is told once: the index may find room for a moment and lose it again.
+    assert kv.log().count("ev=ssd_down") == kv.log().count("ev=ssd_up") + 1 and "No space left" in kv.log()
     os.unlink(others)
     until_up(kv, c, p, at + 10)
     comes_back(kv, c, p, at + 300)
-    assert kv.log().count("ev=ssd_up") == 1
+    assert kv.log().count("ev=ssd_up") == kv.log().count("ev=ssd_down")
 
 
 def test_smaller_than_configured(nodes, disk):

@@ -9,7 +9,7 @@ import pytest
 import crash_losses
 import slow_disk
 from crash_rounds import Oracle
-from kvstore_nodes import BLOCK, LAYERS, STATUS, Nodes, hand_off, items, keys, pb
+from kvstore_nodes import BLOCK, LAYERS, STATUS, WAIT_S, Nodes, hand_off, items, keys, pb
 from sanitizer import PATIENCE
 
 N = 12  # blocks of a prompt
@@ -31,7 +31,7 @@ def start(nodes, node="n1", policy="always", **over):
 
 def write(c, p, request, k, tokens, seed):
     """One prompt, computed as far as it is not resident and checked whole; its resident blocks."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + WAIT_S * PATIENCE
     while (r := c.reserve(request, k, tokens)).status == STATUS["ERR_EXHAUSTED"]:
         assert time.monotonic() < end, r  # the slab is small: others still hold much of it
         time.sleep(0.02)
@@ -63,7 +63,7 @@ def fill(kv, c, p, chains):
     disk: a prompt is used again until it has taken them all."""
     request = 100
     for i in range(chains):
-        end = time.monotonic() + 20
+        end = time.monotonic() + WAIT_S * PATIENCE
         while kv.metrics()["baton_ssd_written_bytes_total"] < (i + 1) * N * 8192:
             write(c, p, request, keys(i + 1, N), N * BLOCK + 3, seed=i + 1)
             request += 1
@@ -120,7 +120,7 @@ def test_blocks_of_the_disk_are_announced(nodes):
     call = c.channel.stream_stream("/baton.Kvstore/Blocks",
                                    request_serializer=lambda m: m.SerializeToString(),
                                    response_deserializer=pb.BlockEvents.FromString)(events())
-    end = time.monotonic() + 10
+    end = time.monotonic() + WAIT_S * PATIENCE
     for e in call:
         have |= {e.added[i:i + 32] for i in range(0, len(e.added), 36)}
         have -= {e.removed[i:i + 32] for i in range(0, len(e.removed), 32)}
@@ -160,7 +160,7 @@ def test_blocks_of_a_disk_that_fails_for_a_while_stay_announced(nodes, monkeypat
 
 
 def wait(check, what):
-    end = time.monotonic() + 10 * PATIENCE
+    end = time.monotonic() + WAIT_S * PATIENCE
     while not check():
         assert time.monotonic() < end, what
         time.sleep(0.02)
@@ -201,7 +201,7 @@ def test_receiver_reads_its_own_disk(nodes):
     kb, _ = start(nodes, "n2", kvstore__eviction="lru")
     ca, cb, p, d = (nodes.conductor(ka), nodes.conductor(kb), nodes.worker(ka, "p"),
                     nodes.worker(kb, "d"))
-    request, end = 1, time.monotonic() + 20
+    request, end = 1, time.monotonic() + WAIT_S * PATIENCE
     while kb.metrics()["baton_ssd_blocks"] < N:  # only a few may wait for the disk: used again
         hand_off(ka, kb, ca, cb, p, d, request, keys(1, N), N * BLOCK + 3, seed=1, keep=True)
         request += 1
@@ -219,12 +219,12 @@ def test_receiver_reads_its_own_disk(nodes):
 def test_configurations_that_cannot_be(nodes):
     kv, folder = start(nodes)
     other = nodes.kvstore("n2", expect_ready=False, kvstore__ssd__path=folder)
-    assert other.p.wait(15) == 1
+    assert other.p.wait(WAIT_S) == 1
     assert "in use by another kvstore" in other.log()
     bad = nodes.kvstore("n3", expect_ready=False, kvstore__ssd__path="/proc/1/nothing")
-    assert bad.p.wait(10) == 1
+    assert bad.p.wait(WAIT_S) == 1
     assert "key=kvstore.ssd.path" in bad.log()
     wrong = nodes.kvstore("n4", expect_ready=False, kvstore__ssd__write_policy="sometimes")
-    assert wrong.p.wait(10) == 2
+    assert wrong.p.wait(WAIT_S) == 2
     assert "second_use, evict, always" in wrong.log()
     kv.wait_quiet()

@@ -31,14 +31,18 @@ def test_ten_slabs_of_prompts(make_cluster, tmp_path):
         choice = r["choices"][0]
         return choice["text"], choice["logprobs"]["token_logprobs"], r["usage"]
 
-    def written():
-        return pool(c)[0]["baton_ssd_backlog"] == 0
+    def written(i):
+        """All of the prompts up to this one. Only a few blocks may wait for the disk: it takes the rest at the next use."""
+        m = wait_for(lambda: (lambda m: m if m["baton_ssd_backlog"] == 0 else None)(pool(c)[0]), 60, "the disk has what it was given")
+        if m["baton_ssd_blocks"] >= (i + 1) * blocks:
+            return True
+        ask(i)
+        return False
 
     first = []
     for i in range(prompts):
         first.append(ask(i))
-        wait_for(written, 20, "the disk has taken what it was given")
-        ask(i)  # only a few blocks may wait for the disk: the rest at the next use
+        wait_for(lambda: written(i), 60, "all of it is on the disk")  # noqa: B023 (called at once)
     before = pool(c)[0]['baton_kvstore_ssd_loads_total{result="ok"}']
     cached = 0
     for i in range(prompts):
