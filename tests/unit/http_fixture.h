@@ -28,6 +28,7 @@
 #include "common/http/http_priv.h"
 #include "common/http/status_page.h"
 #include "common/loop/loop.h"
+#include "tests/unit/virtual_clock.h"
 
 /* What stands behind the '?' of the path, raw; "" without. No route of the daemons reads it. */
 static inline const char *query_of(const struct bt_http_req *r)
@@ -35,7 +36,7 @@ static inline const char *query_of(const struct bt_http_req *r)
     return r->parser.head.data + r->parser.query;
 }
 
-#define PATIENCE_MS 5000
+#define PATIENCE_MS 60000 /* of the machine's time: only a hang takes so long */
 
 static struct bt_loop *loop;
 static struct bt_http *http;
@@ -112,6 +113,7 @@ static inline int setup(void **state)
 static inline int teardown(void **state)
 {
     (void)state;
+    clock_go_on();
     bt_http_destroy(http); /* NULL: it was destroyed by the test */
     bt_loop_destroy(loop);
     for (int i = 0; i < n_held; i++) {
@@ -142,10 +144,28 @@ static inline void turn(int ms)
     bt_loop_poll(loop, ms);
 }
 
+/* Turns of the loop in which no time passes: all that has been sent to it is read. */
+static inline void turns(int n)
+{
+    for (int i = 0; i < n; i++) {
+        turn(0);
+    }
+}
+
+/* Of a clock that stands: so much time passes in steps, and each is acted upon. */
+static inline void pass(uint64_t ms)
+{
+    for (uint64_t step; ms > 0; ms -= step) {
+        step = BT_MIN(ms, (uint64_t)10);
+        clock_jump(step);
+        turns(4);
+    }
+}
+
 /* Sends all, turning the loop meanwhile. */
 static inline void put(int fd, const char *data, size_t len)
 {
-    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    uint64_t until = clock_machine_ns() + PATIENCE_MS * 1000000ull;
     while (len > 0) {
         ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
         if (n > 0) {
@@ -156,7 +176,7 @@ static inline void put(int fd, const char *data, size_t len)
         if (errno != EAGAIN) {
             return; /* the server has closed: the caller looks at the answer */
         }
-        assert_true(bt_mono_ns() < until);
+        assert_true(clock_machine_ns() < until);
         turn(1);
     }
 }
@@ -171,7 +191,7 @@ static inline const char *get(int fd, const char *what)
 {
     static char text[8 * 1024 * 1024];
     size_t len = 0;
-    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    uint64_t until = clock_machine_ns() + PATIENCE_MS * 1000000ull;
     text[0] = '\0';
     for (;;) {
         ssize_t n = recv(fd, text + len, sizeof(text) - 1 - len, 0);
@@ -187,7 +207,7 @@ static inline const char *get(int fd, const char *what)
         if (what != NULL && strstr(text, what) != NULL) {
             return text;
         }
-        if (bt_mono_ns() > until) {
+        if (clock_machine_ns() > until) {
             fail_msg("waited in vain for %s, got \"%s\"", what != NULL ? what : "the end", text);
         }
         if (n < 0) {
@@ -198,9 +218,9 @@ static inline const char *get(int fd, const char *what)
 
 #define WAIT_FOR(cond)                                                                             \
     do {                                                                                           \
-        uint64_t until_ = bt_mono_ns() + PATIENCE_MS * 1000000ull;                                 \
+        uint64_t until_ = clock_machine_ns() + PATIENCE_MS * 1000000ull;                           \
         while (!(cond)) {                                                                          \
-            assert_true(bt_mono_ns() < until_);                                                    \
+            assert_true(clock_machine_ns() < until_);                                              \
             turn(1);                                                                               \
         }                                                                                          \
     } while (0)

@@ -1,7 +1,5 @@
 /* HTTPS: the server over real TLS, with a client of OpenSSL's, certificates as baton-certs makes
  * them, and clients that do what they should not. */
-#include "tests/unit/virtual_clock.h"
-
 #include "tests/unit/http_fixture.h"
 
 #include <openssl/err.h>
@@ -90,7 +88,7 @@ static bool again(struct client *c, int n)
 /* False: the handshake failed. */
 static bool try_connect(struct client *c)
 {
-    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    uint64_t until = clock_machine_ns() + PATIENCE_MS * 1000000ull;
     int n;
     c->fd = dial();
     c->ssl = SSL_new(client_ctx);
@@ -101,7 +99,7 @@ static bool try_connect(struct client *c)
         if (!again(c, n)) {
             return false;
         }
-        assert_true(bt_mono_ns() < until);
+        assert_true(clock_machine_ns() < until);
     }
     return true;
 }
@@ -136,7 +134,7 @@ static const char *hear(struct client *c, const char *what)
 {
     static char text[4 * 1024 * 1024];
     size_t len = 0;
-    uint64_t until = bt_mono_ns() + PATIENCE_MS * 1000000ull;
+    uint64_t until = clock_machine_ns() + PATIENCE_MS * 1000000ull;
     text[0] = '\0';
     while (what == NULL || strstr(text, what) == NULL) {
         int n = SSL_read(c->ssl, text + len, (int)(sizeof(text) - 1 - len));
@@ -145,7 +143,7 @@ static const char *hear(struct client *c, const char *what)
             text[len] = '\0';
         } else if (SSL_get_error(c->ssl, n) == SSL_ERROR_ZERO_RETURN && what == NULL) {
             return text;
-        } else if (!again(c, n) || bt_mono_ns() > until) {
+        } else if (!again(c, n) || clock_machine_ns() > until) {
             fail_msg("no %s in \"%.200s\"", what != NULL ? what : "close_notify", text);
         }
     }

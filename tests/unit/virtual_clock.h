@@ -81,6 +81,16 @@ static inline void loop_pass(struct bt_loop *loop, uint64_t ms)
     }
 }
 
+/* Of a clock that stands: lets as much time pass as the machine has counted since `*last_ns_p` (its
+ * time, which becomes the present one), but at most `most_ms`. So what a test does at a rate goes
+ * on at that rate, and a time for which the process got no CPU is no time. */
+static inline void clock_follow(uint64_t *last_ns_p, uint64_t most_ms)
+{
+    uint64_t now = clock_machine_ns(), passed = now - *last_ns_p;
+    *last_ns_p = now;
+    atomic_fetch_add(&clock_ahead_ns, BT_MIN(passed, most_ms * 1000000));
+}
+
 /* Time passes like that until `cond` holds: two minutes of it at most. */
 #define PASS_UNTIL(f, cond)                                                                        \
     do {                                                                                           \
