@@ -137,7 +137,7 @@ static inline void ssd_change(void *arg, bool added, uint32_t pos, const struct 
 
 #define SSD_UNTIL(f, cond)                                                                         \
     do {                                                                                           \
-        uint64_t end_ = bt_mono_ns() + 20000000000ull;                                             \
+        uint64_t end_ = bt_mono_ns() + 60000000000ull; /* only a hang takes so long */             \
         while (!(cond)) {                                                                          \
             if (bt_mono_ns() > end_) {                                                             \
                 fail_msg("%s:%d: never: %s", __FILE__, __LINE__, #cond);                           \
