@@ -71,7 +71,7 @@ static inline void child_read(struct child *c)
 /* Waits for a line that begins with want, after the last one found; returns it. */
 static inline const char *child_wait(struct child *c, const char *want)
 {
-    for (uint64_t end = bt_mono_ns() + 10000000000ull; bt_mono_ns() < end;) {
+    for (uint64_t end = node_machine_ns() + 60000000000ull; node_machine_ns() < end;) {
         child_read(c);
         for (char *l = c->text + c->mark, *nl; (nl = strchr(l, '\n')) != NULL; l = nl + 1) {
             if (strncmp(l, want, strlen(want)) == 0) {

@@ -267,12 +267,12 @@ static void a_wait_is_bounded(void **state)
 {
     (void)state;
     wait_for(1, 1, 1, 4);
-    for (uint32_t i = 0; i < 49; i++) {
+    for (uint32_t i = 1; i < NODE_FETCH_WAIT_MS / 100; i++) {
         clock_skip(node.loop, 100);
         node.pulls[0].ops.on_progress(node.pulls[0].arg);
     }
     assert_int_equal(node.n_reserved, 0);
-    clock_skip(node.loop, 100); /* kvstore.fetch.wait_ms is 5000 */
+    clock_skip(node.loop, 100);
     assert_int_equal(node.n_reserved, 1);
     assert_int_equal(node.reserved_status, BT_OK);
     assert_int_equal(node.resident, 0);

@@ -1,8 +1,10 @@
 /* Prefixes from other nodes: what is asked of whom and when, what becomes of a source that lacks
  * blocks, fails or hangs, and that nothing is left behind. And the other end: what a node offers.
- * The wire is a recorder, so that the tests decide what arrives. */
+ * The wire is a recorder, so that the tests decide what arrives. The clock stands but where a test
+ * lets time pass. */
 #include "kv_fetch.h"
 #include "kvstore/grant/grant_priv.h"
+#include "tests/unit/virtual_clock.h"
 
 static void test_pieces_come_in_the_order_of_the_chain(void **state)
 {
@@ -123,6 +125,16 @@ static void test_without_another_source_the_prefix_ends(void **state)
     node_stop(&n);
 }
 
+/* Nothing comes for stall_ms. */
+static void stalls(struct node *x)
+{
+    uint32_t reserved = x->n_reserved, pulls = x->n_pulls;
+    loop_pass(x->loop, NODE_FETCH_STALL_MS - 1000);
+    assert_int_equal(x->n_reserved, reserved);
+    assert_int_equal(x->n_pulls, pulls);
+    loop_pass(x->loop, 2500);
+}
+
 static void test_hanging_source_is_replaced_and_keeps_its_slots(void **state)
 {
     struct node n;
@@ -133,7 +145,8 @@ static void test_hanging_source_is_replaced_and_keeps_its_slots(void **state)
     reserve_from(&n, &c, 1, 1, 1, 10 * NODE_BT + 1, s, 2, 0);
     assert_int_equal(n.n_pulls, 1);
     offer(&n.pulls[0], 10); /* and then nothing */
-    NODE_UNTIL(&n, n.n_pulls == 2);
+    stalls(&n);
+    assert_int_equal(n.n_pulls, 2);
     assert_true(n.pulls[0].cancelled);
     assert_int_not_equal(n.pulls[1].incarnation, n.pulls[0].incarnation);
     assert_int_equal(node_counts(&n).writing, 10); /* somebody may still write there */
@@ -155,7 +168,8 @@ static void test_nobody_waits_for_ever(void **state)
     (void)state;
     node_start(&n, 100, 30000);
     reserve_from(&n, &c, 1, 1, 1, 10 * NODE_BT + 1, &s, 1, 0);
-    NODE_UNTIL(&n, n.n_reserved == 1); /* no offer for stall_ms, and nobody else has it */
+    stalls(&n);
+    assert_int_equal(n.n_reserved, 1); /* no offer for stall_ms, and nobody else has it */
     assert_int_equal(n.resident, 0);
     assert_true(n.pulls[0].cancelled);
     quiet(&n.pulls[0]);
@@ -371,7 +385,7 @@ static void test_offers(void **state)
     bt_grants_wire_ops.want_end(n.grants, h, BT_ERR_NOT_FOUND);
     h = ask(&n, 1, 0, 10); /* gone before it was answered */
     bt_grants_wire_ops.want_end(n.grants, h, BT_ERR_PEER_LOST);
-    node_poll_ms(&n, 20);
+    loop_pass(n.loop, 20);
     assert_int_equal(n.n_offers, 1);
     assert_nothing_held(&n, 10);
     node_stop(&n);
@@ -431,7 +445,7 @@ static void test_no_offer_waits_for_ever(void **state)
     fill_cache(&n, &c, 1, 20);
     void *hangs = ask(&n, 1, 0, 20), *late = ask(&n, 1, 0, 20), *gone = ask(&n, 1, 0, 5);
     bt_grants_wire_ops.want_end(n.grants, gone, BT_ERR_PEER_LOST);
-    NODE_UNTIL(&n, n.n_aborts == 1);
+    PASS_UNTIL(&n, n.n_aborts == 1);
     assert_int_equal(n.aborted, BT_ERR_EXHAUSTED);
     assert_int_equal(n.n_offers, 1);
     bt_grants_wire_ops.want_end(n.grants, late, BT_ERR_EXHAUSTED);
@@ -533,5 +547,6 @@ int main(void)
         cmocka_unit_test(test_rates),
         cmocka_unit_test(test_flow_of_a_waiting_reservation),
     };
+    clock_stop();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

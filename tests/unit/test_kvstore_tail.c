@@ -38,9 +38,17 @@ static void begin(struct child *p, const struct src *s, size_t n_src)
     assert_non_null(strstr(child_wait(p, "opened"), "status=OK n=101"));
 }
 
-static void settle(void)
+/* All that the worker was told to do is done, and the kvstore has heard of it and has answered:
+ * what it asks for comes back behind that. */
+static void settle(struct child *p)
 {
-    node_poll_ms(&node, 50);
+    static unsigned id = 1000;
+    char want[32];
+    size_t mark = p->mark;
+    child_say(p, "lease %u 255 1", ++id);
+    snprintf(want, sizeof(want), "leased %u status=ERR_NOT_FOUND", id);
+    child_wait(p, want);
+    p->mark = mark; /* what was said meanwhile is still to be looked at */
 }
 
 /* What the worker was told last holds block `block`'s bytes in its first slot. */
@@ -68,7 +76,7 @@ static void comes_from_its_end(void **state)
     assert_piece(&node, 1, 7, 36, PIECE);
     pass(&node, 1); /* not at the end: of no use yet */
     assert_piece(&node, 2, 7, 4, PIECE);
-    settle();
+    settle(&p);
     assert_false(child_said(&p, "tail"));
     pass(&node, 0);
     assert_told(&p, 36, 64);
@@ -107,7 +115,7 @@ static void ends_when_it_is_loaded(void **state)
     NODE_UNTIL(&node, node_counts(&node).leases == 101);
     assert_int_equal(node.cache->policy->evictable(node.cache->evict), evictable + 32);
     quiet(&node.pulls[1]); /* what was asked for and did not move is given up */
-    settle();
+    settle(&p);
     assert_int_equal(node_counts(&node).leases, 101);
     child_read(&p);
     assert_null(strstr(p.text + p.mark, "tail 10"));
@@ -135,7 +143,8 @@ static void tails_share_a_quarter(void **state)
     assert_int_equal(node.pulls[2].n, left);
     assert_memory_equal(&node.pulls[2].keys[0], &k, sizeof(k));
     pass(&node, 2);
-    settle();
+    NODE_UNTIL(&node, node_counts(&node).sealed == left);
+    bt_loop_poll(node.loop, 0);
     assert_int_equal(node.n_pulls, 3);
     reserve_from(&node, &conductor, 12, 1, 3, 100 * NODE_BT + 3, &s, 1, BOTH);
     assert_int_equal(node.n_pulls, 3);
@@ -152,7 +161,7 @@ static void ends_where_the_worker_is(void **state)
     (void)state;
     begin(&p, &s, 1);
     child_say(&p, "raise 10 1 60"); /* 30 chunks: blocks before 60 are computed */
-    settle();
+    settle(&p);
     pass(&node, 0);
     assert_told(&p, 68, 32);
     pass(&node, 1);                    /* was under way: 36 to 67 */
@@ -178,10 +187,10 @@ static void ends_and_begins_at_what_is_lost(void **state)
     assert_told(&p, 68, 20);
     node.pulls[1].ops.on_failed(node.pulls[1].arg, BT_ERR_PEER_LOST, "gone");
     quiet(&node.pulls[1]);
-    settle();
+    settle(&p);
     assert_int_equal(node.n_pulls, 3); /* 4 to 35 were asked for before; nothing is since */
     pass(&node, 2);                    /* behind a hole they are of no use */
-    settle();
+    settle(&p);
     assert_int_equal(node.n_pulls, 3);
     assert_int_equal(node.n_failed, 0);
     child_read(&p);

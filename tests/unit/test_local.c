@@ -1,5 +1,7 @@
 /* Local sessions with real worker processes (tests/tools/kv_worker): attach, death, stop, hang,
- * reconnect. What a dead, stopped or silent worker held must come back exactly when it may. */
+ * reconnect. What a dead, stopped or silent worker held must come back exactly when it may. The
+ * times of the kvstore are of a virtual clock: a worker that a busy machine keeps waiting is not
+ * one that hangs. */
 #include "kv_cache.h"
 #include "kv_child.h"
 
@@ -14,10 +16,33 @@
 
 #include "common/slab/local.h"
 #include "tests/unit/stop_process.h"
+#include "tests/unit/virtual_clock.h"
+
+#define RECLAIM_MS 20000
 
 static struct node node;
 static int session_a; /* addresses serve as session keys */
 #define SESSION ((void *)&session_a)
+
+/* So much time passes in steps, and the node acts upon each. */
+static void local_pass(uint64_t ms)
+{
+    for (uint64_t step; ms > 0; ms -= step) {
+        step = BT_MIN(ms, (uint64_t)50);
+        clock_jump(step);
+        bt_loop_poll(node.loop, 1);
+    }
+}
+
+/* ... until cond holds: ten minutes of it at most. */
+#define LOCAL_PASS_UNTIL(cond)                                                                     \
+    do {                                                                                           \
+        uint64_t end_ = bt_mono_ns() + 600000000000ull;                                            \
+        while (!(cond)) {                                                                          \
+            assert_true(bt_mono_ns() < end_);                                                      \
+            local_pass(50);                                                                        \
+        }                                                                                          \
+    } while (0)
 
 /* Attached, and the writer of request r (48 tokens: 3 blocks, 2 chunks, 4 items). */
 static void child_writer(struct child *c, uint64_t r, uint32_t chain)
@@ -31,13 +56,14 @@ static void child_writer(struct child *c, uint64_t r, uint32_t chain)
 static int setup(void **state)
 {
     (void)state;
-    node_start(&node, 32, 300);
+    node_start(&node, 32, RECLAIM_MS);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
+    clock_go_on();
     node_stop(&node);
     return 0;
 }
@@ -96,23 +122,25 @@ static void open_waits_for_its_reservation(void **state)
 {
     struct child p;
     (void)state;
+    clock_stop();
     child_start(&p, "p", 1, NULL);
     child_wait(&p, "attached");
     child_say(&p, "open 5 1 w");
-    node_poll_ms(&node, 200);
+    local_pass(1900);
     assert_false(child_said(&p, "opened"));
     assert_int_equal(node_reserve(&node, SESSION, 5, 1, 1, 40, 0), BT_OK);
     assert_non_null(strstr(child_wait(&p, "opened 5"), "status=OK n=3"));
     uint64_t t0 = bt_mono_ns();
     child_say(&p, "open 6 1 w"); /* nobody ever reserves it */
+    LOCAL_PASS_UNTIL(child_said(&p, "opened 6"));
     assert_non_null(strstr(child_wait(&p, "opened 6"), "status=ERR_NOT_FOUND"));
     assert_true(bt_mono_ns() - t0 >= 1900000000ull);
     child_say(&p, "open 7 1 w"); /* a newer epoch is reserved while it waits */
-    node_poll_ms(&node, 50);
+    local_pass(50);
     assert_int_equal(node_reserve(&node, SESSION, 7, 2, 1, 40, 0), BT_OK);
     assert_non_null(strstr(child_wait(&p, "opened 7 1"), "status=ERR_STALE"));
     child_say(&p, "open 8 1 w"); /* its reservation fails */
-    node_poll_ms(&node, 50);
+    local_pass(50);
     assert_int_equal(node_reserve(&node, SESSION, 8, 1, 9, 16 * 40, 0), BT_ERR_EXHAUSTED);
     assert_non_null(strstr(child_wait(&p, "opened 8"), "status=ERR_EXHAUSTED"));
     child_quit(&p);
@@ -150,7 +178,7 @@ static void puts_write_back(void **state)
     kill(d.pid, SIGKILL);
     child_reap(&d, SIGKILL);
     NODE_UNTIL(&node, node_counts(&node).quarantine == 1);
-    NODE_UNTIL(&node, node_counts(&node).quarantine == 0);
+    LOCAL_PASS_UNTIL(node_counts(&node).quarantine == 0);
     assert_int_equal(node_counts(&node).leases, 0);
 }
 
@@ -178,8 +206,6 @@ static void leased_blocks_stay(void **state)
 {
     struct child d;
     (void)state;
-    node_stop(&node);
-    node_start(&node, 32, 60000);
     child_start(&d, "d", 1, NULL);
     put_three(&d);
     child_say(&d, "lease 1 42 5"); /* a prefix of what is asked for */
@@ -220,8 +246,6 @@ static void leases_are_bounded(void **state)
 {
     struct child d;
     (void)state;
-    node_stop(&node);
-    node_start(&node, 32, 60000); /* none is asked back here */
     child_start(&d, "d", 1, NULL);
     put_three(&d);
     for (uint32_t i = 0; i < 1024; i++) {
@@ -263,7 +287,7 @@ static void killed_reader_keeps_its_leases_for_a_quarantine(void **state)
             assert_int_equal(n, 1);
         }
     }
-    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    LOCAL_PASS_UNTIL(node_counts(&node).leases == 0);
     assert_int_equal(leases(), 0);
     assert_int_equal(index_count(node.cache->index), 3); /* the blocks are good */
 }
@@ -306,7 +330,7 @@ static void killed_writer_still_reserved(void **state)
     kill(p.pid, SIGKILL);
     child_reap(&p, SIGKILL);
     NODE_UNTIL(&node, node_counts(&node).quarantine == 3);
-    node_poll_ms(&node, 1300);
+    local_pass(1300);
     assert_int_equal(node_counts(&node).quarantine, 3);
     bt_grants_session_end(node.grants, SESSION); /* its session ends: now all are gone */
     assert_int_equal(node_counts(&node).quarantine, 0);
@@ -338,14 +362,11 @@ static void stopped_worker_keeps_its_slots(void **state)
 {
     struct child p;
     (void)state;
-    /* kvstore.reclaim_ms is 300 ms in the other tests */
-    node_stop(&node);
-    node_start(&node, 32, 60000);
     child_start(&p, "p", 1, NULL);
     child_writer(&p, 10, 1);
     stop_process(p.pid);
     bt_grants_release(node.grants, SESSION, 10, 1);
-    node_poll_ms(&node, 2500);
+    local_pass(RECLAIM_MS / 2);
     assert_int_equal(node_counts(&node).writing, 3);
     assert_int_equal(node_counts(&node).free + 3, node_counts(&node).total);
     kill(p.pid, SIGCONT);
@@ -367,10 +388,12 @@ static void hung_worker_is_killed_not_robbed(void **state)
     bt_grants_release(node.grants, SESSION, 10, 1);
     child_wait(&p, "revoke 10 1"); /* it does not close */
     assert_int_equal(node_counts(&node).writing, 3);
-    NODE_UNTIL(&node, (bt_grants_stats(node.grants, &s), s.killed == 1));
+    local_pass(RECLAIM_MS / 2);
+    assert_int_equal(node_counts(&node).writing, 3);
+    LOCAL_PASS_UNTIL((bt_grants_stats(node.grants, &s), s.killed == 1));
     child_reap(&p, SIGKILL);
     NODE_UNTIL(&node, node_counts(&node).quarantine == 3);
-    NODE_UNTIL(&node, node_counts(&node).quarantine == 0);
+    LOCAL_PASS_UNTIL(node_counts(&node).quarantine == 0);
     assert_int_equal(node_counts(&node).leases, 0);
 }
 
@@ -382,14 +405,17 @@ static void old_leases_are_recalled(void **state)
     (void)state;
     child_start(&d, "d", 1, NULL);
     put_three(&d);
-    uint64_t t0 = bt_mono_ns();
+    clock_stop();
     child_say(&d, "lease 1 42 3");
+    child_wait(&d, "leased 1 status=OK n=3");
+    local_pass(RECLAIM_MS - 100);
+    assert_false(child_said(&d, "recall 1"));
+    local_pass(1000);
     child_wait(&d, "recall 1");
-    assert_true(bt_mono_ns() - t0 >= 300000000ull);
     assert_int_equal(node_counts(&node).leases, 3); /* told, but not yet given back */
     child_say(&d, "unlease 1");
     NODE_UNTIL(&node, leases() == 0);
-    node_poll_ms(&node, 900);
+    local_pass(3 * RECLAIM_MS);
     bt_grants_stats(node.grants, &s);
     assert_int_equal(s.killed, 0);
     child_quit(&d);
@@ -406,10 +432,11 @@ static void hung_reader_is_killed(void **state)
     child_say(&d, "lease 1 42 3");
     child_wait(&d, "leased 1 status=OK n=3");
     stop_process(d.pid);
-    NODE_UNTIL(&node, (bt_grants_stats(node.grants, &s), s.killed == 1));
+    LOCAL_PASS_UNTIL((bt_grants_stats(node.grants, &s), s.killed == 1));
+    clock_stop();
     child_reap(&d, SIGKILL);
     assert_int_equal(node_counts(&node).leases, 3); /* for a quarantine */
-    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    LOCAL_PASS_UNTIL(node_counts(&node).leases == 0);
     assert_int_equal(index_count(node.cache->index), 3);
 }
 
@@ -419,15 +446,13 @@ static void stopped_putter_keeps_its_slot(void **state)
 {
     struct child d;
     (void)state;
-    node_stop(&node);
-    node_start(&node, 32, 60000);
     child_start(&d, "d", 1, NULL);
     child_wait(&d, "attached");
     child_say(&d, "put 1 42 0 16");
     child_wait(&d, "putslot 1 status=OK");
     stop_process(d.pid);
     child_say(&d, "putfill 1 9");
-    node_poll_ms(&node, 1500);
+    local_pass(RECLAIM_MS);
     assert_int_equal(node_counts(&node).writing, 1);
     assert_int_equal(node_counts(&node).free + 1, node_counts(&node).total);
     kill(d.pid, SIGCONT);
@@ -450,14 +475,14 @@ static void stopped_putter_is_killed(void **state)
     stop_process(d.pid);
     while (bt_grants_stats(node.grants, &s), s.killed == 0) {
         assert_int_equal(node_counts(&node).writing, 1);
-        assert_true(bt_mono_ns() - t0 < 30000000000ull);
-        bt_loop_poll(node.loop, 20);
+        assert_true(bt_mono_ns() - t0 < 10ull * RECLAIM_MS * 1000000);
+        local_pass(50);
     }
-    assert_true(bt_mono_ns() - t0 >= 600000000ull); /* twice reclaim_ms */
+    assert_true(bt_mono_ns() - t0 >= 2ull * RECLAIM_MS * 1000000);
     uint64_t t1 = bt_mono_ns();
     child_reap(&d, SIGKILL);
     NODE_UNTIL(&node, node_counts(&node).quarantine == 1);
-    NODE_UNTIL(&node, node_counts(&node).quarantine == 0);
+    LOCAL_PASS_UNTIL(node_counts(&node).quarantine == 0);
     assert_true(bt_mono_ns() - t1 >= 990000000ull);
     assert_int_equal(node_counts(&node).leases, 0);
     assert_int_equal(index_count(node.cache->index), 3);
@@ -508,8 +533,9 @@ static Baton__LocalMsg *raw_recv(int sock)
 {
     uint8_t buf[4096];
     ssize_t n;
-    uint64_t end = bt_mono_ns() + 5000000000ull;
-    while ((n = recv(sock, buf, sizeof(buf), 0)) < 0 && errno == EAGAIN && bt_mono_ns() < end) {
+    uint64_t end = node_machine_ns() + 60000000000ull;
+    while ((n = recv(sock, buf, sizeof(buf), 0)) < 0 && errno == EAGAIN &&
+           node_machine_ns() < end) {
         bt_loop_poll(node.loop, 10);
     }
     assert_true(n > 0);
@@ -554,8 +580,6 @@ static int own_pidfd(void)
 static void closed_socket_proves_nothing(void **state)
 {
     (void)state;
-    node_stop(&node);
-    node_start(&node, 32, 60000); /* nobody may be killed: the worker is this process */
     int pidfd = own_pidfd();
     int sock = raw_attach("self", 7, pidfd, node.layout.layout_id);
     assert_int_equal(raw_attached(sock), BT_OK);
@@ -564,7 +588,7 @@ static void closed_socket_proves_nothing(void **state)
     close(sock);
     NODE_UNTIL(&node, node.n_failed == 1); /* the flow cannot be completed any more */
     bt_grants_release(node.grants, SESSION, 10, 1);
-    node_poll_ms(&node, 2200);
+    local_pass(RECLAIM_MS / 2);
     assert_int_equal(node_counts(&node).writing, 3); /* but its slots are still its own */
 
     /* A new attachment of the same incarnation says that the old opens are over. */
@@ -572,7 +596,7 @@ static void closed_socket_proves_nothing(void **state)
     sock = raw_attach("self", 7, pidfd, node.layout.layout_id);
     assert_int_equal(raw_attached(sock), BT_OK);
     NODE_UNTIL(&node, node_counts(&node).quarantine == 3);
-    NODE_UNTIL(&node, node_counts(&node).leases == 0);
+    LOCAL_PASS_UNTIL(node_counts(&node).leases == 0);
     assert_true(bt_mono_ns() - t0 >= 1000000000ull);
     assert_int_equal(node_counts(&node).free, node_counts(&node).total);
     close(sock);
@@ -583,8 +607,6 @@ static void closed_socket_proves_nothing(void **state)
 static void other_incarnation_frees_nothing(void **state)
 {
     (void)state;
-    node_stop(&node);
-    node_start(&node, 32, 60000);
     int pidfd = own_pidfd();
     int sock = raw_attach("self", 7, pidfd, node.layout.layout_id);
     assert_int_equal(raw_attached(sock), BT_OK);
@@ -594,7 +616,7 @@ static void other_incarnation_frees_nothing(void **state)
     assert_int_equal(raw_attached(other), BT_OK);
     close(sock);
     bt_grants_release(node.grants, SESSION, 10, 1);
-    node_poll_ms(&node, 1500);
+    local_pass(RECLAIM_MS / 2);
     assert_int_equal(node_counts(&node).writing, 3);
     close(other);
     close(pidfd);
