@@ -566,6 +566,7 @@ static inline void fixture_init_index(struct fixture *f, uint32_t silence_ms, si
 {
     bt_log_init("test", "n0", BT_LOG_ERROR, false);
     memset(f, 0, sizeof(*f));
+    clock_skip_stalls();
     char err[256] = "";
     assert_int_equal(bt_loop_create(&f->loop), BT_OK);
     assert_int_equal(bt_rpc_create(f->loop, &f->rpc), BT_OK);
@@ -625,6 +626,7 @@ static inline void fixture_start(struct fixture *f)
 static inline void fixture_cleanup(struct fixture *f)
 {
     bt_requests_destroy(f->rs);
+    clock_go_on();
     clock_jump(100); /* a timer that is still set would find memory that is free */
     bt_loop_poll(f->loop, 0);
     bt_view_destroy(f->view);

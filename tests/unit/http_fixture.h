@@ -84,6 +84,7 @@ static inline void open_with(const struct bt_http_options *o)
 {
     n_held = n_gone = n_requests = 0;
     memset(held, 0, sizeof(held));
+    clock_skip_stalls();
     assert_int_equal(bt_loop_create(&loop), BT_OK);
     assert_int_equal(bt_http_create(loop, o, handler, NULL, &http, &port), BT_OK);
     assert_true(port > 0);

@@ -395,20 +395,18 @@ static void test_rate_of_reading(void **state)
 {
     (void)state;
     int slow = dial_pull("HTTP/1.1", SIZE_MAX), steady = dial_pull("HTTP/1.1", SIZE_MAX);
-    int small = 4096;
+    int small = 4096, second = 65536; /* of data: a full buffer loses none that must come again */
     setsockopt(slow, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
-    setsockopt(steady, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+    setsockopt(steady, SOL_SOCKET, SO_RCVBUF, &second, sizeof(second));
     for (int i = 0; i < 100; i++) { /* buffers fill */
         turn(0);
     }
     size_t slow_got = 0, steady_got = 0;
-    clock_stop();
-    uint64_t t0 = bt_mono_ns(), last_ns = clock_machine_ns();
+    uint64_t t0 = bt_mono_ns();
     while (bt_mono_ns() - t0 < 7000000000ull) {
         read_at(slow, t0, 2048, &slow_got);
         read_at(steady, t0, 65536, &steady_got);
         turn(5);
-        clock_follow(&last_ns, 20);
     }
     assert_null(held[0]);
     assert_non_null(held[1]);

@@ -512,7 +512,9 @@ static void test_deadline(void **state)
     struct client c;
     struct bt_gen_spec s = spec_of(20, 5);
     s.timeout_ms = 1000;
+    clock_stop(); /* it does not pass before the workers have the request */
     client_start(&x.f, &c, &s);
+    until(&x.f, x.p->submits == 1 && x.d->submits == 1);
     pass_until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 504);
     until(&x.f,
@@ -530,6 +532,7 @@ static void test_deadline_in_the_middle(void **state)
     struct client c;
     struct bt_gen_spec s = spec_of(10, 50);
     s.timeout_ms = 1500;
+    clock_stop(); /* it does not pass before the first token */
     client_start(&x.f, &c, &s);
     until(&x.f, x.p->submits == 1 && x.d->submits == 1);
     uint64_t id = x.p->submit[0].request;
@@ -537,6 +540,7 @@ static void test_deadline_in_the_middle(void **state)
     until(&x.f, c.n_tokens == 1);
     pass_until(&x.f, c.errors == 1);
     assert_int_equal(c.http, 504);
+    clock_go_on();
     until(&x.f,
           x.p->cancels == 1 && x.d->cancels == 1 && x.ka->releases == 1 && x.kb->releases == 1);
     say_token(x.d, id, 1, 1, 301, BATON__FINISH__NOT_FINISHED);

@@ -8,6 +8,7 @@
 #ifndef BT_TESTS_VIRTUAL_CLOCK_H
 #define BT_TESTS_VIRTUAL_CLOCK_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,13 +20,37 @@
 
 static atomic_uint_fast64_t clock_ahead_ns;
 static atomic_int_fast64_t clock_wall_ahead_s; /* of the wall clock, which a test may set */
-static atomic_uint_fast64_t clock_stopped_ns;  /* the machine's time when it stopped; 0: it runs */
+static atomic_uint_fast64_t clock_stopped_ns;  /* clock_counted_ns when it stopped; 0: it runs */
+static atomic_uint_fast64_t clock_most_ns;     /* see clock_skip_stalls; 0: all time counts */
 
 static inline uint64_t clock_machine_ns(void)
 {
     struct timespec t;
     (void)syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+/* The machine's time less what does not count. */
+static inline uint64_t clock_counted_ns(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint64_t seen_ns, lost_ns;
+    pthread_mutex_lock(&lock);
+    uint64_t now = clock_machine_ns(), most = atomic_load(&clock_most_ns);
+    if (most > 0 && seen_ns > 0 && now - seen_ns > most) {
+        lost_ns += now - seen_ns - most;
+    }
+    seen_ns = now;
+    uint64_t counted = now - lost_ns;
+    pthread_mutex_unlock(&lock);
+    return counted;
+}
+
+/* Between two looks at the clock no more than 30 ms pass. So a process that the machine does not run
+ * for a second meets none of its limits; a loop that is polled for 30 ms or less loses no time. */
+static inline void clock_skip_stalls(void)
+{
+    atomic_store(&clock_most_ns, 30000000);
 }
 
 /* Hidden: a library's call goes to libc. */
@@ -38,7 +63,7 @@ __attribute__((visibility("hidden"))) int clock_gettime(clockid_t id, struct tim
     }
     uint64_t stopped_ns = atomic_load(&clock_stopped_ns);
     uint64_t ns =
-        (stopped_ns != 0 ? stopped_ns : clock_machine_ns()) + atomic_load(&clock_ahead_ns);
+        (stopped_ns != 0 ? stopped_ns : clock_counted_ns()) + atomic_load(&clock_ahead_ns);
     t->tv_sec = (time_t)(ns / 1000000000);
     t->tv_nsec = (long)(ns % 1000000000);
     return 0;
@@ -60,14 +85,14 @@ static inline bool clock_stands(void)
 static inline void clock_stop(void)
 {
     uint64_t runs = 0;
-    (void)atomic_compare_exchange_strong(&clock_stopped_ns, &runs, clock_machine_ns());
+    (void)atomic_compare_exchange_strong(&clock_stopped_ns, &runs, clock_counted_ns());
 }
 
 static inline void clock_go_on(void)
 {
     uint64_t stopped_ns = atomic_exchange(&clock_stopped_ns, 0);
     if (stopped_ns != 0) { /* no jump: it goes on where it stood */
-        atomic_fetch_sub(&clock_ahead_ns, clock_machine_ns() - stopped_ns);
+        atomic_fetch_sub(&clock_ahead_ns, clock_counted_ns() - stopped_ns);
     }
 }
 
@@ -79,16 +104,6 @@ static inline void loop_pass(struct bt_loop *loop, uint64_t ms)
         bt_loop_poll(loop, 1);
         clock_jump(9);
     }
-}
-
-/* Of a clock that stands: lets as much time pass as the machine has counted since `*last_ns_p` (its
- * time, which becomes the present one), but at most `most_ms`. So what a test does at a rate goes
- * on at that rate, and a time for which the process got no CPU is no time. */
-static inline void clock_follow(uint64_t *last_ns_p, uint64_t most_ms)
-{
-    uint64_t now = clock_machine_ns(), passed = now - *last_ns_p;
-    *last_ns_p = now;
-    atomic_fetch_add(&clock_ahead_ns, BT_MIN(passed, most_ms * 1000000));
 }
 
 /* Time passes like that until `cond` holds: two minutes of it at most. */
