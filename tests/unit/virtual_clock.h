@@ -46,8 +46,9 @@ static inline uint64_t clock_counted_ns(void)
     return counted;
 }
 
-/* Between two looks at the clock no more than 30 ms pass. So a process that the machine does not run
- * for a second meets none of its limits; a loop that is polled for 30 ms or less loses no time. */
+/* Between two looks at the clock no more than 30 ms pass. So a process that the machine does not
+ * run for a second meets none of its limits; a loop that is polled for 30 ms or less loses no time.
+ */
 static inline void clock_skip_stalls(void)
 {
     atomic_store(&clock_most_ns, 30000000);
