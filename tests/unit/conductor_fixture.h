@@ -22,6 +22,7 @@
 #include "conductor/request/requests.h"
 #include "conductor/view/view.h"
 #include "tests/unit/delay_line.h"
+#include "tests/unit/hold_port.h"
 #include "tests/unit/virtual_clock.h"
 
 #define MODEL        "deploy/models/shakespeare-llama-6m"
@@ -88,7 +89,8 @@ struct fake { /* a worker or a kvstore */
     struct delay_line in, out; /* of its session */
     uint32_t mark;             /* in its heartbeats: settle() */
     uint64_t beat;             /* number of the conductor's last heartbeat that came */
-    int port, sessions, submits, cancels, reserves, releases;
+    int port, holder;          /* holder: keeps the port while it is dead */
+    int sessions, submits, cancels, reserves, releases;
     uint32_t credit;
     Baton__WorkerLoad load;
     double told_step_ms, told_gap_ms; /* of steps with prompts beside rows; < 0: nothing */
@@ -554,6 +556,7 @@ static inline struct fake *fake_add(struct fixture *f, const char *kind, const c
     k->load.slots_total = 16;
     k->load.pages_total = k->load.pages_free = 100;
     k->load.prefill_tokens_per_s = 1e6;
+    k->holder = hold_port(&k->port);
     fake_listen(k);
     fake_register(k, BATON__MEMBER_STATE__READY);
     return k;
@@ -638,6 +641,7 @@ static inline void fixture_cleanup(struct fixture *f)
         if (f->fakes[i].server != NULL) {
             bt_rpc_server_destroy(f->fakes[i].server);
         }
+        close(f->fakes[i].holder);
     }
     bt_rpc_destroy(f->rpc);
     bt_tokenizer_destroy(f->tok);

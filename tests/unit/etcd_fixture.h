@@ -17,34 +17,16 @@
 #include "common/base/base.h"
 #include "common/rpc/rpc.h"
 #include "etcd.pb-c.h"
+#include "tests/unit/hold_port.h"
 
-#define ETCD_START_MS 20000
+#define ETCD_START_MS 60000 /* only a hang takes so long */
 
 struct etcd_fixture {
     char dir[64];
-    int port, peer_port;
-    char endpoint[64]; /* 127.0.0.1:port */
-    pid_t pid;         /* 0: not running */
+    int port, peer_port, holders[2]; /* holders: keep the ports while it is dead */
+    char endpoint[64];               /* 127.0.0.1:port */
+    pid_t pid;                       /* 0: not running */
 };
-
-/* Two free ports, different from each other. */
-static inline void etcd_free_ports(int *a_p, int *b_p)
-{
-    int fds[2], ports[2];
-    for (int i = 0; i < 2; i++) {
-        struct sockaddr_in sin = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-        socklen_t len = sizeof(sin);
-        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        assert_true(fds[i] >= 0);
-        assert_int_equal(bind(fds[i], (struct sockaddr *)&sin, sizeof(sin)), 0);
-        assert_int_equal(getsockname(fds[i], (struct sockaddr *)&sin, &len), 0);
-        ports[i] = ntohs(sin.sin_port);
-    }
-    close(fds[0]);
-    close(fds[1]);
-    *a_p = ports[0];
-    *b_p = ports[1];
-}
 
 /* One blocking call; the reply is unpacked with `d` (free with protobuf_c_message_free_unpacked),
  * or NULL if etcd did not answer OK. */
@@ -169,9 +151,8 @@ static inline const char *etcd_binary(void)
     return access(unpacked, X_OK) == 0 ? unpacked : "etcd";
 }
 
-/* Starts etcd on the fixture's ports with its data and waits until it answers; false if it ended
- * instead, as it does when another process has taken a port meanwhile. */
-static inline bool etcd_try_start(struct etcd_fixture *x)
+/* Starts etcd on the fixture's ports with its data and waits until it answers. */
+static inline void etcd_start(struct etcd_fixture *x)
 {
     extern char **environ;
     char data[96], log[96], client[64], peer[64], initial[80];
@@ -211,29 +192,16 @@ static inline bool etcd_try_start(struct etcd_fixture *x)
     for (uint64_t end = bt_mono_ns() + ETCD_START_MS * 1000000ull; bt_mono_ns() < end;) {
         if (waitpid(x->pid, NULL, WNOHANG) == x->pid) {
             x->pid = 0;
-            return false;
+            fail_msg("etcd ends (is etcd-server installed?); its log is %s", log);
         }
         Etcdserverpb__RangeResponse *r = etcd_get(x, "ready?");
         if (r != NULL) {
             etcdserverpb__range_response__free_unpacked(r, NULL);
-            return true;
+            return;
         }
         usleep(50000);
     }
     fail_msg("etcd does not answer; its log is %s", log);
-    return false;
-}
-
-/* Starts again with the same ports and data. */
-static inline void etcd_start(struct etcd_fixture *x)
-{
-    for (int i = 0; i < 5; i++) {
-        if (etcd_try_start(x)) {
-            return;
-        }
-        usleep(300000);
-    }
-    fail_msg("etcd does not start (is etcd-server installed?); its log is %s/log", x->dir);
 }
 
 static inline void etcd_kill(struct etcd_fixture *x)
@@ -263,14 +231,10 @@ static inline void etcd_init(struct etcd_fixture *x)
     memset(x, 0, sizeof(*x));
     strcpy(x->dir, "/tmp/baton-etcd-XXXXXX");
     assert_non_null(mkdtemp(x->dir));
-    for (int i = 0; i < 5; i++) {
-        etcd_free_ports(&x->port, &x->peer_port);
-        snprintf(x->endpoint, sizeof(x->endpoint), "127.0.0.1:%d", x->port);
-        if (etcd_try_start(x)) {
-            return;
-        }
-    }
-    fail_msg("etcd does not start (is etcd-server installed?); its log is %s/log", x->dir);
+    x->holders[0] = hold_port(&x->port);
+    x->holders[1] = hold_port(&x->peer_port);
+    snprintf(x->endpoint, sizeof(x->endpoint), "127.0.0.1:%d", x->port);
+    etcd_start(x);
 }
 
 static inline void etcd_cleanup(struct etcd_fixture *x)
@@ -278,6 +242,8 @@ static inline void etcd_cleanup(struct etcd_fixture *x)
     char log[96];
     etcd_kill(x);
     etcd_wipe(x);
+    close(x->holders[0]);
+    close(x->holders[1]);
     snprintf(log, sizeof(log), "%s/log", x->dir);
     unlink(log);
     rmdir(x->dir);

@@ -132,9 +132,10 @@ static void test_refusals(void **state)
     struct wp_source *s = wp_grant(&P, A, 1, 3, 48, 16);
     s->answer = BT_ERR_NOT_FOUND;
     wp_pull(&P, &k, s, 0);
-    WAIT_FOR(&P, s->looked == 2);
+    WAIT_FOR(&P, s->looked >= 2);
     s->answer = BT_AGAIN;
-    WAIT_FOR(&P, s->looked == 4);
+    s->looked = 0;
+    WAIT_FOR(&P, s->looked >= 2);
     assert_int_equal(k.n_failed, 0);
     s->answer = BT_OK;
     wp_send_all(&P, s);

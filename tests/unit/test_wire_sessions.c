@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include "kvstore/wire/wx_child.h"
+#include "tests/unit/hold_port.h"
+#include "tests/unit/virtual_clock.h"
 #include "wire_pair.h"
 
 /* The cluster says that a peer is gone: its flows end, others may be opened to it again. */
@@ -90,10 +92,13 @@ static void test_a_peer_that_starts_later(void **state)
 {
     struct wp_sink k;
     char at[64];
+    int port = 0;
     (void)state;
     struct wp_source *s = wp_grant(&P, A, 1, 1, 96, 16);
     struct bt_wire_config conf = wp_config(&P, A);
     wp_end_stop(A);
+    assert_int_equal(sscanf(A->target, "127.0.0.1:%d", &port), 1);
+    int holder = hold_port(&port);
     wp_pull(&P, &k, s, 0);
     for (uint64_t until_ns = bt_mono_ns() + 300000000ull; bt_mono_ns() < until_ns;) {
         bt_loop_poll(P.loop, 10); /* it is dialled, in vain */
@@ -105,6 +110,7 @@ static void test_a_peer_that_starts_later(void **state)
     wp_send_all(&P, s);
     WAIT_FOR(&P, k.n_quiet == 1);
     assert_int_equal(k.n_done, 1);
+    close(holder);
 }
 
 /* ... and made again when they are wanted. Meanwhile nobody answers a flow to a third kvstore: it
@@ -143,7 +149,8 @@ static void test_idle_sessions_are_closed(void **state)
 static int idle_soon(void **state)
 {
     (void)state;
-    wp_open(&P, &(struct wp_options){.over_grpc = true, .idle_ms = 300});
+    clock_skip_stalls(); /* a session is looked at before it is idle for so long */
+    wp_open(&P, &(struct wp_options){.over_grpc = true, .idle_ms = 1000});
     return 0;
 }
 
