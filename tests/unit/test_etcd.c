@@ -236,11 +236,11 @@ static void test_lease_is_kept(void **state)
 {
     struct fixture *f = *state;
     struct leased l = {0};
-    struct bt_etcd_lease *lease = bt_etcd_lease_start(f->e, 3, &lease_ops, &l);
+    struct bt_etcd_lease *lease = bt_etcd_lease_start(f->e, 6, &lease_ops, &l);
     WAIT_FOR(f, l.granted == 1);
     etcd_put(&etcd, "/kept", "x", l.id);
-    etcd_put(&etcd, "/not-kept", "x", etcd_grant(&etcd, 3));
-    /* Both have three seconds: when the one that nobody keeps is gone, the other is there. The loop
+    etcd_put(&etcd, "/not-kept", "x", etcd_grant(&etcd, 6));
+    /* Both have six seconds: when the one that nobody keeps is gone, the other is there. The loop
      * renews nothing while etcd_has() runs, which may take most of a second on a busy machine. */
     WAIT_FOR(f, !etcd_has(&etcd, "/not-kept"));
     loop_run_for(f->loop, 1500);
@@ -255,7 +255,7 @@ static void test_lease_lost_and_granted_again(void **state)
 {
     struct fixture *f = *state;
     struct leased l = {0};
-    struct bt_etcd_lease *lease = bt_etcd_lease_start(f->e, 1, &lease_ops, &l);
+    struct bt_etcd_lease *lease = bt_etcd_lease_start(f->e, 5, &lease_ops, &l);
     WAIT_FOR(f, l.granted == 1);
     int64_t first = l.id;
     etcd_revoke(&etcd, first);
@@ -453,7 +453,7 @@ static void test_restart(void **state)
     put(f, "/rs/same", "1");
     put(f, "/rs/gone", "1");
     bt_etcd_watch_start(f->e, "/rs/", &watch_ops, &s);
-    bt_etcd_lease_start(f->e, 5, &lease_ops, &l);
+    bt_etcd_lease_start(f->e, 60, &lease_ops, &l);
     WAIT_FOR(f, s.syncs == 1 && l.granted == 1);
     etcd_kill(&etcd);
     bt_etcd_put(f->e, "/rs/x", "x", 1, 0, on_put, &r);
@@ -503,7 +503,7 @@ static void test_wiped(void **state)
         put(f, "/wp/a", "1"); /* revisions that the new etcd will not reach for a while */
     }
     bt_etcd_watch_start(f->e, "/wp/", &watch_ops, &s);
-    bt_etcd_lease_start(f->e, 2, &lease_ops, &l);
+    bt_etcd_lease_start(f->e, 6, &lease_ops, &l);
     WAIT_FOR(f, s.syncs == 1 && l.granted == 1);
     etcd_kill(&etcd);
     etcd_wipe(&etcd);

@@ -312,7 +312,7 @@ static void test_crashed_predecessor(void **state)
     struct fixture *f = *state;
     struct one a = {0};
     struct table t = {0};
-    plant("c4", "kv", 40, etcd_grant(&etcd, 2)); /* nobody keeps this lease */
+    plant("c4", "kv", 40, etcd_grant(&etcd, 5)); /* nobody keeps this lease */
     struct bt_member_table *w = bt_member_watch(f->e, "c4", "kvstore", &table_ops, &t);
     WAIT_FOR(f, t.ups == 1 && t.incarnation == 40);
     join(f, &a, "c4", "kv", 41, NULL);

@@ -98,6 +98,19 @@ static void test_rows_compete_for_pages(void **state)
     stop(g);
 }
 
+/* One report at a time: the engine thread is at most a few steps ahead. */
+static void until_got(struct rig *g, uint32_t i, uint32_t choice, uint32_t n)
+{
+    struct bt_wout o;
+    while (g->t[i].k[choice].got < n) {
+        if (bt_ring_pop(&g->core.out, &o)) {
+            on_out(g, &o);
+        } else {
+            usleep(50);
+        }
+    }
+}
+
 /* `rows` have all slots, or most pages, when somebody of `priority` comes who is short and would be
  * done before them. How many end before him? *preempted_p: how many rows made way until then. */
 static uint32_t newcomer(uint32_t rows, int32_t priority, uint64_t *preempted_p)
@@ -188,7 +201,7 @@ static void test_no_priority_is_late(void **state)
 static void until_held(struct rig *g, uint32_t running, uint32_t waiting)
 {
     const struct bt_wstats *s = g->core.stats;
-    uint64_t end = bt_mono_ns() + 10000000000ull;
+    uint64_t end = bt_mono_ns() + 60000000000ull;
     while (atomic_load(&s->load.running) != running || atomic_load(&s->load.waiting) != waiting) {
         turn(g);
         usleep(50);
@@ -338,7 +351,7 @@ static void test_prompts_that_no_slab_holds(void **state)
             }
             /* All blocks behind the grant are offered, those of the answer as well. */
             uint32_t all = (i + 1 - first) * ((N + 19) / FE_BLOCK - PART / FE_BLOCK);
-            for (int k = 0; k < 5000 && g->puts < all; k++) {
+            for (int k = 0; k < 60000 && g->puts < all; k++) {
                 turn(g);
                 usleep(1000);
             }
@@ -402,7 +415,7 @@ static void test_unanswered_puts_do_not_stop_others(void **state)
         struct bt_wcmd c = {.kind = BT_WCMD_PUT_SLOT, .u.put = {g->held_puts[i], 1, 3}};
         command(g, &c);
     }
-    for (int i = 0; i < 5000 && g->put_dones < g->puts; i++) {
+    for (int i = 0; i < 60000 && g->put_dones < g->puts; i++) {
         turn(g);
         usleep(1000);
     }
@@ -584,9 +597,7 @@ static void test_choices_end_together_when_one_fails(void **state)
         opened(g, i);
     }
     trailer(g, b);
-    while (g->t[c].k[3].got == 0) {
-        turn(g);
-    }
+    until_got(g, c, 3, 1); /* no later, so that there is much left to be cancelled */
     struct bt_wcmd cancel = {.kind = BT_WCMD_CANCEL, .req = g->t[c].req};
     command(g, &cancel);
     cancel.req = g->t[early].req; /* not even opened */
@@ -597,17 +608,6 @@ static void test_choices_end_together_when_one_fails(void **state)
     assert_true(g->t[c].status == BT_OK && !g->t[c].k[3].finished);
     assert_int_equal(g->t[early].status, BT_OK);
     stop(g);
-}
-
-/* One report at a time: the engine thread is at most a few steps ahead. */
-static void until_got(struct rig *g, uint32_t i, uint32_t choice, uint32_t n)
-{
-    struct bt_wout o;
-    while (g->t[i].k[choice].got < n) {
-        if (bt_ring_pop(&g->core.out, &o)) {
-            on_out(g, &o);
-        }
-    }
 }
 
 static void cancel_choice(struct rig *g, struct bt_wreq *r)
@@ -819,16 +819,8 @@ static void test_classes_are_told_apart(void **state)
         struct job j = {.phases = BATON__PHASES__BOTH, .n = 20, .max_new = 200, .priority = 7};
         opened(g, submit_job(g, &j));
     }
-    while (g->t[1].k[0].got == 0) {
-        turn(g);
-        usleep(50);
-    }
-    atomic_store(&fe_held, false);
-    atomic_store(&fe_hold, true);
-    while (!atomic_load(&fe_held)) {
-        turn(g);
-        usleep(50);
-    }
+    until_got(g, 1, 0, 1);
+    hold(g);
     struct job prompt = {.phases = BATON__PHASES__BOTH, .n = 40, .max_new = 1};
     for (uint32_t i = 0; i < BT_ARRAY_LEN(class); i++) {
         prompt.priority = class[i];

@@ -543,7 +543,7 @@ static bool turn(struct rig *g)
 
 static void run_until_done(struct rig *g)
 {
-    uint64_t end = bt_mono_ns() + 25000000000ull;
+    uint64_t end = bt_mono_ns() + 120000000000ull;
     while (g->open > 0 && !g->fatal) {
         if (!turn(g)) {
             usleep(50);
@@ -558,7 +558,8 @@ static void stop(struct rig *g)
     struct bt_wout o;
     if (!g->fatal) {
         /* Puts still on their way hold pages. */
-        for (int i = 0; i < 5000 && atomic_load(&g->core.stats->load.pages_free) != fe_pages; i++) {
+        for (int i = 0; i < 60000 && atomic_load(&g->core.stats->load.pages_free) != fe_pages;
+             i++) {
             turn(g);
             usleep(1000);
         }
