@@ -194,14 +194,13 @@ def read_answer(s):
     return got
 
 
-def test_a_worker_is_killed_under_thousands(monkeypatch):
+def test_a_worker_is_killed_under_thousands():
     """Thousands of requests are planned anew when their worker is lost, and all of them are answered.
 
-    The only decode worker takes a second for each step. At most `slots` of its requests end every `tokens` seconds, so it has
-    nearly all of them when it is killed, however slowly this machine sends them. A worker without that pace has joined by then
-    and answers all. Done in one turn of the loop, the planning of 8,000 requests takes more than 30 ms of CPU."""
-    n, prompts, tokens, slots = 8000, 500, 31, 128
-    monkeypatch.setenv("BATON_NULL_PACE", "1000000,0")
+    The only decode worker takes five seconds for each step. At most `slots` of its requests end every 5 * `tokens` seconds, so
+    it has nearly all of them when it is killed, however slowly this machine sends them. Another worker has joined by then and
+    answers all, without that pace. Done in one turn of the loop, the planning of 8,000 requests takes more than 30 ms of CPU."""
+    n, prompts, tokens, slots = 8000, 500, 8, 128
     many = {"conductor.max_running": n, "conductor.max_waiting": n, "conductor.stall_ms": "10m",
             "decode.engine.device": "null", "decode.engine.max_slots": slots, "decode.engine.pages": 4 * slots,
             "decode.engine.calibrate_ms": 0, "decode.worker.max_requests": n, "kvstore.slab_bytes": "256MiB"}
@@ -211,7 +210,7 @@ def test_a_worker_is_killed_under_thousands(monkeypatch):
     try:
         slow = r.members("decode")[0]
         argv, env, cwd = r.args["decode", slow["name"]]
-        del env["BATON_NULL_PACE"]
+        r.c.pace(5000)
         for _ in range(n // prompts):
             s = socket.create_connection((r.c.host, r.c.port), timeout=120 * sanitizer.PATIENCE)
             s.sendall(post(b"/v1/completions", {"prompt": ["a"] * prompts, "max_tokens": tokens, "ignore_eos": True}))
@@ -221,6 +220,7 @@ def test_a_worker_is_killed_under_thousands(monkeypatch):
         wait_for(lambda: len([m for m in r.members("decode") if m["session_up"]]) == 2, 30, "another worker joins")
         assert held_by(slow) > 0.8 * n
         r.kill_member(slow)
+        r.c.pace(0)
         for s in socks:
             got = read_answer(s)
             assert got.startswith(b"HTTP/1.1 200") and got.count(b'"finish_reason":"length"') == prompts, got[:300]
