@@ -13,7 +13,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, wait_for
 
 BENCH = os.path.join(ROOT, "tests", "bench", "baton-bench")
 
@@ -77,7 +77,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/eve
 
 
 def steady(c, body):
-    """First token after 150 ms, then one every 20 ms but for one gap of 100 ms."""
+    """First token after 150 ms, then one every 20 ms but for one gap of 100 ms: 430 ms for eleven."""
     n = body["max_tokens"]
     c.sendall(HEAD)
     chunk(c, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
@@ -95,17 +95,21 @@ def steady(c, body):
 def test_known_times_are_measured(tmp_path):
     s = Server(steady)
     rc, out, err = bench("--url", s.url, "--concurrency", 4, "--requests", 8, "--input", 101, "--output", 11,
-                         "--chat", "--csv", tmp_path / "o.csv", "--ttft", 1000, "--tbt", 1)
+                         "--chat", "--csv", tmp_path / "o.csv", "--ttft", 1000, "--tbt", 0.0001)
     assert rc == 0, out + err
     v = values(out)
-    # The server's sleeps bound from below; from above one figure bounds the other.
-    assert 150 <= v["serve_ttft_p50"] <= v["serve_e2e_p50"] - 250
-    assert 20 <= v["serve_gap_p50"] <= v["serve_tbt_p50"] and v["serve_tbt_p50"] >= 100
-    assert 430 <= v["serve_e2e_p50"] < 10000
-    assert v["serve_goodput"] == 0  # no request has a TBT of 1 ms
+    # The server's sleeps bound from below how long an answer takes from its request, but no gap between two tokens: a client
+    # that was late for the first sees a short one. From above one figure bounds the other.
+    assert 150 <= v["serve_ttft_p50"] <= v["serve_e2e_p50"] and v["serve_e2e_p50"] >= 430
+    assert v["serve_gap_p50"] <= v["serve_tbt_p50"] <= v["serve_e2e_p50"]
+    assert v["serve_goodput"] == 0  # no request has a TBT of 100 ns
     with open(tmp_path / "o.csv") as f:
         rows = list(csv.DictReader(f))
     assert len(rows) == 8 and all(r["tokens"] == "11" and not r["error"] for r in rows)
+    assert all(float(r["ttft_ms"]) >= 150 and float(r["e2e_ms"]) >= 430 for r in rows), rows
+    # The busiest machine lets one of eight clients be in time.
+    assert min(float(r["ttft_ms"]) for r in rows) < 10000 and max(float(r["tbt_ms"]) for r in rows) >= 100, rows
+    assert max(float(r["e2e_ms"]) - float(r["ttft_ms"]) for r in rows) >= 250, rows
     # Two tokens a word and seven more: the prompts were made to fit.
     assert all(abs(int(r["prompt_tokens"]) - 101) <= 3 for r in rows), rows[0]
     prompts = [b["messages"][0]["content"] for b in s.bodies]
@@ -445,9 +449,8 @@ def test_against_the_cluster(cluster):
     assert values(out)["serve_tokens"] > 0 and "answer 16;" in out
     prompt = int(re.search(r"prompt (\d+) tokens", out)[1])
     assert 56 <= prompt <= 72
-    key = [k for k in before if k.startswith("vllm:generation_tokens_total")]
-    if key:
-        assert cluster.metrics("conductor")[key[0]] - before[key[0]] >= 8 * 16
+    key, = [k for k in before if k.startswith("vllm:generation_tokens_total")]
+    wait_for(lambda: cluster.metrics("conductor")[key] - before[key] >= 8 * 16, 60, "the tokens are counted")
 
 
 def kv_bench(*args, timeout=300):
