@@ -195,12 +195,12 @@ static void slab_open(struct slab *s, uint32_t n, uint32_t chunk, uint32_t page0
 /* A device's copies may end after the step that they belong to. */
 static void reach(bt_flow_word_t *word, uint32_t want)
 {
-    for (int i = 0; i < 10000 && bt_flow_read(word, 9) < want; i++) {
+    for (int i = 0; i < 60000 && bt_flow_read(word, 9) < want; i++) {
         struct bt_engine_event ev;
         if (d.vt->poll(d.e, &ev, 1, 0)) {
             d.vt->release(d.e, ev.ticket);
         }
-        usleep(1000); /* 10 s in all: only a hang reaches that */
+        usleep(1000); /* a minute in all: only a hang reaches that */
     }
     assert_int_equal(bt_flow_read(word, 9), want);
 }
@@ -827,7 +827,9 @@ static void all_of(const char *path, void **state)
     struct drive other = d;
     const char *before = model;
     model = path;
-    for (size_t i = 0; i < BT_ARRAY_LEN(activations); i++) {
+    /* How the KV is rounded has nothing to do with the parts of products: once is enough. */
+    const size_t n = drive_kv_dtype ? 1 : BT_ARRAY_LEN(activations);
+    for (size_t i = 0; i < n; i++) {
         open_and_expect(activations[i]);
         assert_true((d.info->caps & BT_ENGINE_CAP_EXACT) != 0);
         test_some_chunks(state);
