@@ -127,6 +127,17 @@ static void test_packed_rows(void **state)
     assert_true(packed());
     set_rows(3, 40, 1000);
     assert_false(packed());
+    pack(); /* of the prefill workers' time 0.6 is asked for: the step may be 60 ms */
+    static struct bt_sched_demand demand;
+    bt_sched_demand_init(&demand, 60000);
+    bt_sched_demand_note(&demand, 0, 60000 * (1 - exp(-1.0 / 60)) * P * 0.6001);
+    X.s.demand = &demand;
+    X.c.mixed.pack_share = 0.75;
+    set_rows(3, 5, 49000);
+    assert_true(packed());
+    set_rows(3, 5, 49100);
+    assert_false(packed());
+    X.s.demand = NULL;
     pack(); /* a first token within 3 % of its objective is safe */
     X.c.objective.ttft_ms = 100000;
     X.req.n_tokens = 3000;

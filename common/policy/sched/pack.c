@@ -7,12 +7,11 @@
  * price are longer steps, so rows are packed only as far as the TBT objective allows. */
 #include "common/policy/sched/sched_priv.h"
 
-/* Share of the TBT objective that steps of packed rows may reach while the demand for prefills is
- * at most half of the prefill workers' time (ASKED_IDLE). Longer steps would make the shortest
- * answers, whose first gap is one of their longest, miss their objective, and the room is not
- * needed. At full demand the share is mixed.pack_share. */
+/* Steps of packed rows may reach the share of the TBT objective that is asked of the prefill
+ * workers' time: at least this share, at most mixed.pack_share. Longer steps would make the
+ * shortest answers, whose first gap is one of their longest, miss their objective, and while
+ * prefill workers are idle the room is not needed. */
 #define SHARE_IDLE 0.5
-#define ASKED_IDLE 0.5
 
 /* If the first token is expected within this share of its objective, prompts need no more room, and
  * longer steps would only harm short answers. */
@@ -65,13 +64,12 @@ bool bt_sched_row_free(const struct bt_sched_worker *w)
 
 static double most_step_ms(const struct bt_sched_job *j)
 {
-    double share = j->c->mixed.pack_share, idle = BT_MIN(SHARE_IDLE, share), asked = 1;
+    double asked = 1;
     if (j->s->demand != NULL) {
         asked = bt_sched_demand_rate(j->s->demand, j->s->now_ms, BT_SCHED_BURST_MS) /
                 BT_MAX(j->n_prefill, 1u);
     }
-    double busy = BT_MIN(BT_MAX((asked - ASKED_IDLE) / (1 - ASKED_IDLE), 0), 1);
-    return j->c->objective.tbt_ms * (idle + busy * (share - idle));
+    return j->c->objective.tbt_ms * BT_MIN(BT_MAX(asked, SHARE_IDLE), j->c->mixed.pack_share);
 }
 
 /* The step of w with the request, its present rows and those on their way to it. */
