@@ -108,8 +108,7 @@ static void on_look(void *arg)
         j->balance = (struct bt_balance){0};
         return;
     }
-    struct bt_balance_params p = {
-        .window_ms = j->conf.window_ms, .high = BT_BALANCE_HIGH, .low = BT_BALANCE_LOW};
+    struct bt_balance_params p = {.window_ms = j->conf.window_ms, .high = BT_BALANCE_HIGH};
     struct bt_balance_change c;
     bt_balance_step(&j->balance, &p, j->workers, n, (double)bt_mono_ns() / 1e6, &c);
     if (c.worker != BT_BALANCE_NONE) {

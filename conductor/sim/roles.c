@@ -6,7 +6,7 @@
 void bt_sim_roles_init(struct bt_sim_roles *r, uint32_t n, double window_ms)
 {
     *r = (struct bt_sim_roles){
-        .params = {.window_ms = window_ms, .high = BT_BALANCE_HIGH, .low = BT_BALANCE_LOW},
+        .params = {.window_ms = window_ms, .high = BT_BALANCE_HIGH},
         .n = n,
         .changing = BT_BALANCE_NONE,
     };

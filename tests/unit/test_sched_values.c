@@ -242,7 +242,7 @@ static void test_hot_keys_beside_each_other(void **state)
 static struct bt_balance_change balanced(uint32_t prefills, uint32_t decodes, double prefill,
                                          double decode)
 {
-    static const struct bt_balance_params params = {.window_ms = 4000, .high = 0.75, .low = 0.5};
+    static const struct bt_balance_params params = {.window_ms = 4000, .high = 0.5};
     uint32_t n = prefills + decodes;
     struct bt_balance_worker *w = calloc(n, sizeof(*w));
     struct bt_balance b = {0};
@@ -263,8 +263,8 @@ static struct bt_balance_change balanced(uint32_t prefills, uint32_t decodes, do
 static void test_balance_at_its_limits(void **state)
 {
     (void)state;
-    assert_int_equal(balanced(2, 2, 0.75, 0).worker, BT_BALANCE_NONE); /* not above `high` */
-    assert_int_equal(balanced(2, 2, 0, 0.75).worker, BT_BALANCE_NONE);
+    assert_int_equal(balanced(2, 2, 0.5, 0).worker, BT_BALANCE_NONE); /* not above `high` */
+    assert_int_equal(balanced(2, 2, 0, 0.5).worker, BT_BALANCE_NONE);
     struct bt_balance_change c = balanced(2, 2, 1, 0.125); /* of two one may go */
     assert_int_equal(c.worker, 2);
     assert_true(c.to_prefill);

@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#define PRESSURE_MAX 2.0 /* one overloaded worker must not decide for its whole stage */
-
 struct stage {
     uint32_t n;
     double sum;
@@ -18,13 +16,14 @@ static double mean(const struct stage *s)
 static void add(struct stage *s, double pressure)
 {
     s->n++;
-    s->sum += BT_MIN(BT_MAX(pressure, 0), PRESSURE_MAX);
+    /* At most 1: one overloaded worker must not decide for its whole stage. */
+    s->sum += BT_MIN(BT_MAX(pressure, 0), 1);
 }
 
 /* Returns whether a stage of n workers with this mean pressure can give one away. */
 static bool can_give(const struct bt_balance_params *p, double pressure, uint32_t n)
 {
-    return n >= 2 && pressure * n / (n - 1) < p->low;
+    return n >= 2 && pressure * n / (n - 1) < p->high;
 }
 
 /* The worker that changes: the least busy one of the stage that gives. Workers with both roles

@@ -8,20 +8,20 @@
 #include "common/base/base.h"
 
 #define BT_BALANCE_NONE UINT32_MAX
-#define BT_BALANCE_HIGH 0.6 /* the values of params, unless others are configured */
-#define BT_BALANCE_LOW  0.5
+#define BT_BALANCE_HIGH 0.6 /* params.high of conductors */
 
 struct bt_balance_worker {
     bool prefill, decode;
     bool fixed; /* must not be changed: an operator has set its role, its role is changing, or it is
                    drained or not serving */
-    double pressure; /* of its stage: 0 idle, 1 at its limit, more beyond */
+    double pressure; /* of its stage: 0 idle, 1 at its limit; more counts as 1 */
 };
 
 struct bt_balance_params {
     double window_ms;
-    double high, low; /* a stage above `high` wants a worker; the other gives one if it stays below
-                         `low` without it. low < high, so that a change is not reversed at once */
+    double high; /* a stage above this wants a worker; the other gives one if it stays below without
+                    it. The change is not reversed at once: without the worker, the first stage
+                    would be above it again */
 };
 
 struct bt_balance {
