@@ -1,6 +1,7 @@
 /* Predicted costs of a placement: from a worker's fitted cost model, or from its measured rates.
  * Pure: see sched.h. */
 #include "common/policy/sched/sched_priv.h"
+#include "common/policy/sched/survival.h"
 
 #include <math.h>
 
@@ -251,15 +252,22 @@ double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sche
     return move > prefill_ms ? move - prefill_ms : 0;
 }
 
+/* A worker that has not reported its slots counts as one of 64. */
+static double slots_of(const struct bt_sched_worker *w)
+{
+    return w->capacity.slots != 0 ? w->capacity.slots : 64;
+}
+
 /* The same as bt_sched_decode_load, but without this number of the present rows and pages. */
 static double load_without(const struct bt_sched_worker *w, const struct bt_sched_request *req,
                            uint32_t yield_rows, uint32_t yield_pages)
 {
     uint32_t active = BT_MAX(w->rows.running + w->rows.waiting + w->rows.landing, w->rows.own);
-    uint32_t more = req->expect_new != 0 ? req->expect_new : BT_MIN(req->max_new, 512u);
+    uint32_t more =
+        req->expect_new != 0 ? req->expect_new : BT_MIN(req->max_new, BT_SURVIVAL_ANSWER_TOKENS);
     uint32_t n = BT_MAX(req->n_choices, 1u);
     active -= BT_MIN(yield_rows, active);
-    double rows = (double)(active + n) / (w->capacity.slots != 0 ? w->capacity.slots : 64);
+    double rows = (double)(active + n) / slots_of(w);
     double pages = 0;
     if (w->capacity.pages != 0) {
         uint32_t one = BT_DIV_UP(req->n_tokens + more, req->block_tokens);
@@ -283,12 +291,10 @@ double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sch
     return BT_MAX(load_without(w, req, w->rows.yield, w->rows.yield_pages), 1);
 }
 
-/* The length of an answer as long as nothing is known, as in survival.h. */
-#define ANSWER_TOKENS 256u
-
 double bt_sched_answer(const struct bt_sched_request *req)
 {
-    return BT_MIN(req->mean_new > 0 ? req->mean_new : (double)ANSWER_TOKENS, (double)req->max_new);
+    return BT_MIN(req->mean_new > 0 ? req->mean_new : (double)BT_SURVIVAL_ANSWER_TOKENS,
+                  (double)req->max_new);
 }
 
 double bt_sched_decode_work(const struct bt_sched_worker *w, const struct bt_sched_request *req)
@@ -383,14 +389,13 @@ double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_s
 {
     double pressure = 0;
     if (w->prefill) {
-        double most =
-            params->objective.ttft_ms != 0 ? params->objective.ttft_ms : BT_SCHED_QUEUE_MS;
-        pressure = bt_sched_queue_ms(params, w) / most;
+        double ttft_ms = params->objective.ttft_ms;
+        pressure = bt_sched_queue_ms(params, w) / (ttft_ms != 0 ? ttft_ms : BT_SCHED_BURST_MS);
     }
     uint32_t rows = w->rows.running + w->rows.waiting;
     if (w->decode && rows != 0) {
         struct bt_sched_request one = {.n_tokens = 1, .max_new = 1, .block_tokens = 1};
-        double slots = w->capacity.slots != 0 ? w->capacity.slots : 64;
+        double slots = slots_of(w);
         double pages =
             w->capacity.pages != 0
                 ? 1 - (double)BT_MIN(w->capacity.pages_free, w->capacity.pages) / w->capacity.pages

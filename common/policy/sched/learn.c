@@ -6,13 +6,11 @@
 
 #define OVERHEAD_MIN 0.1  /* ms: a value of 0 could not grow by a factor */
 #define SLOW_MAX     16.0 /* a factor cannot correct a model that is wrong by more */
-/* A quantile of the last tens of requests: each moves it 5 % up or 0.5 % down. */
-#define SPREAD_STEP 0.05
-#define LIFE_STEP   0.05 /* mean of the last 20 or so */
-#define STALL_MIN   0.01 /* ms, as OVERHEAD_MIN */
-#define TAIL_MIN    1.0  /* the longest tenth of gaps is at least as long as their mean */
-#define FILL_STEP   0.05 /* as LIFE_STEP */
-#define TAIL_MAX    50.0 /* steps: a longer gap is a standstill, which steps do not explain */
+/* How far a request moves a mean or a quantile: about those of the last 20 requests. */
+#define STEP      0.05
+#define STALL_MIN 0.01 /* ms, as OVERHEAD_MIN */
+#define TAIL_MIN  1.0  /* the longest tenth of gaps is at least as long as their mean */
+#define TAIL_MAX  50.0 /* steps: a longer gap is a standstill, which steps do not explain */
 /* A machine with more cannot be predicted, and refusing requests does not help it. */
 #define SPREAD_MAX 1.6
 
@@ -91,7 +89,7 @@ void bt_sched_learn_ttft(struct bt_sched_learned *l, double work_ms, double comp
     double by = rate(l->n_ttft), miss = log(actual_ms / predicted);
     if (l->n_ttft > 8) { /* a quantile by steps: nine steps down for one up */
         double up = miss > log(BT_MAX(l->spread, 1)) ? 0.9 : -0.1;
-        l->spread = BT_MIN(BT_MAX(BT_MAX(l->spread, 1) * exp(up * SPREAD_STEP), 1), SPREAD_MAX);
+        l->spread = BT_MIN(BT_MAX(BT_MAX(l->spread, 1) * exp(up * STEP), 1), SPREAD_MAX);
     }
     if (idle) {
         learn_idle(l, work_ms, computed_ms, actual_ms - computed_ms);
@@ -144,7 +142,7 @@ void bt_sched_learn_tbt(struct bt_sched_learned *l, double step_ms, double mixed
     double predicted = BT_MIN(BT_MAX(actual_ms, least), most);
     if (most > least) {
         double at = (predicted - least) / (most - least);
-        l->filled += BT_MAX(1.0 / l->n_tbt, FILL_STEP) * (at - l->filled);
+        l->filled += BT_MAX(1.0 / l->n_tbt, STEP) * (at - l->filled);
     }
     if (l->n_tbt == 1) {
         return;
@@ -176,7 +174,7 @@ void bt_sched_learn_life(struct bt_sched_learned *l, double life_ms)
 {
     if (life_ms > 0) { /* first the mean of all, later that of the last tens */
         l->n_life++;
-        l->life_ms += BT_MAX(1.0 / l->n_life, LIFE_STEP) * (life_ms - l->life_ms);
+        l->life_ms += BT_MAX(1.0 / l->n_life, STEP) * (life_ms - l->life_ms);
     }
 }
 

@@ -410,10 +410,9 @@ bt_sched_verdict_t bt_sched_decide(const struct bt_sched_policy *policy,
                                    struct bt_sched_reject *reject_p);
 
 /* How close a worker is to its limit; 1: at the limit. The largest of three values: its queue over
- * the objective (or BT_SCHED_QUEUE_MS); its rows and pages over its capacity; what rows add to its
- * step over the time that the TBT objective leaves beside the step of a single row. While rows wait
- * for a decode worker, 1 is added to its rows. */
-#define BT_SCHED_QUEUE_MS 2000.0
+ * the objective (or the time of a burst); its rows and pages over its capacity; what rows add to
+ * its step over the time that the TBT objective leaves beside the step of a single row. While rows
+ * wait for a decode worker, 1 is added to its rows. */
 double bt_sched_pressure(const struct bt_sched_params *params, const struct bt_sched_worker *w);
 /* The predicted step of decode worker w, ms, if rows as long as the present ones (without any: as
  * req) took all its slots or pages, without prompts. */

@@ -53,7 +53,8 @@ struct bt_sched_job {
 };
 
 /* A queue up to this length is a burst: it has no price, and rows stay packed. The present demand
- * is measured over at least this time. */
+ * is measured over at least this time. Without a TTFT objective, a worker with such a queue is at
+ * its limit. */
 #define BT_SCHED_BURST_MS 1000.0
 
 /* Decode workers have a price only when they are expected to be fuller than this. */

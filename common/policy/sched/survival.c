@@ -7,8 +7,8 @@
 #define B           BT_SURVIVAL_BUCKETS
 #define LEAN        3.0f             /* weight of the parent's estimate, in requests */
 #define KEEP        (1 - 1 / 512.0f) /* a curve describes about its last 512 requests */
-#define PRIOR_RATE  (1.0 / 256)      /* chance of each token to be the last */
-#define CLASS_LEAST 128u             /* shorter prompts are one class */
+#define PRIOR_RATE  (1.0 / BT_SURVIVAL_ANSWER_TOKENS) /* chance of each token to be the last */
+#define CLASS_LEAST 128u                              /* shorter prompts are one class */
 
 /* First length of bucket b: 1, 2, 3, 4, 6, 8, 12 ... */
 static uint32_t first_of(uint32_t b)

@@ -9,6 +9,9 @@
 
 #include "common/base/base.h"
 
+/* The mean length of an answer as long as nothing is known. */
+#define BT_SURVIVAL_ANSWER_TOKENS 256u
+
 #define BT_SURVIVAL_BUCKETS 32 /* of lengths: 1, 2, 3, 4, 6, 8, 12, 16 ... 65536 and above */
 #define BT_SURVIVAL_CLASSES 19 /* prompts below 192, 256, 384, 512 ... 64k tokens, longer ones */
 #define BT_SURVIVAL_TENANTS 64 /* by hash: two tenants may share an entry */
@@ -31,7 +34,7 @@ struct bt_survival_key {
 };
 struct bt_survival_key bt_survival_key(uint64_t tenant_hash, uint32_t prompt_tokens);
 
-/* Nothing is known: each token is the last one with a chance of 1/256. */
+/* Nothing is known: each token is the last one with the same chance. */
 void bt_survival_init(struct bt_sched_survival *s);
 /* A request has generated n tokens and continues; `told` of them were reported before (0: none). */
 void bt_survival_reach(struct bt_sched_survival *s, struct bt_survival_key k, uint32_t told,
