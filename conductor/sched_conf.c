@@ -8,8 +8,7 @@
 
 #define FOR_EVER_MS 1e15
 
-/* What a worker and a link count as until they have been measured: a CPU, and half of a network of
- * 25 Gbit/s. The first requests replace them. */
+/* What a worker and a link count as until they have been measured: a CPU, and 10 Gbit/s. */
 #define PRIOR_TOKENS_PER_S     1000.0
 #define PRIOR_STEP_MS          20.0
 #define PRIOR_LINK_BYTES_PER_S 1e9

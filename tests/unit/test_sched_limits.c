@@ -138,6 +138,13 @@ static void test_packed_rows(void **state)
     set_rows(3, 5, 49100);
     assert_false(packed());
     X.s.demand = NULL;
+    pack(); /* a link that is too slow as long as it was not measured */
+    static const struct bt_sched_link link = {.incarnation = 77, .slab_bytes_per_s = 1e9};
+    X.c.prior.link_bytes_per_s = 1e3;
+    assert_false(packed());
+    X.k[X.w[3].kvstore].links = &link;
+    X.k[X.w[3].kvstore].n_links = 1;
+    assert_true(packed());
     pack(); /* a first token within 3 % of its objective is safe */
     X.c.objective.ttft_ms = 100000;
     X.req.n_tokens = 3000;

@@ -318,6 +318,28 @@ static void test_live_rows(void **state)
     }
 }
 
+/* A hand-off over a link that was measured to be fast is hidden by the prefill; the others are not.
+ */
+static void test_measured_link(void **state)
+{
+    (void)state;
+    static const struct bt_sched_link link = {.incarnation = 102, .slab_bytes_per_s = 1e9};
+    struct world x;
+    world_init(&x);
+    x.c.prior.link_bytes_per_s = 0.5e6; /* twice the time of the prefill */
+    for (uint32_t i = 0; i < N; i++) {
+        x.k[x.w[i].kvstore].incarnation = 100 + i;
+    }
+    for (uint32_t i = N_P; i < N; i++) {
+        x.k[x.w[i].kvstore].links = &link;
+        x.k[x.w[i].kvstore].n_links = 1;
+    }
+    x.w[2].queue.ms = 900;
+    assert_int_equal(place(&x, &bt_sched_cache_aware).at.prefill, 2);
+    x.w[2].queue.ms = 1100;
+    assert_int_not_equal(place(&x, &bt_sched_cache_aware).at.prefill, 2);
+}
+
 /* Where nobody can fetch (ratio 0) the rules that would are cache-aware. */
 static void test_nothing_fetched(void **state)
 {
@@ -1127,6 +1149,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_live_rows),
+        cmocka_unit_test(test_measured_link),
         cmocka_unit_test(test_nothing_fetched),
         cmocka_unit_test(test_random_and_turns),
         cmocka_unit_test(test_admissions),

@@ -220,35 +220,32 @@ double bt_sched_mixed_ms(const struct bt_sched_params *c, const struct bt_sched_
     return alone + BT_MAX(alone / room, chunks) * (step - room);
 }
 
-double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
+/* The index does not say whether the holder has blocks in memory or on its SSD. */
+double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                        const struct bt_sched_request *req, uint32_t from, uint32_t to,
                         uint32_t tokens)
 {
-    return 1e3 * (double)tokens * req->token_bytes / c->prior.link_bytes_per_s;
-}
-
-/* The index does not say whether the holder has blocks in memory or on its SSD. */
-double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                         const struct bt_sched_request *req, uint32_t from, uint32_t to,
-                         uint32_t tokens)
-{
     const struct bt_sched_kvstore *dst = &s->kvstores[to];
-    double rate = c->prior.link_bytes_per_s;
+    double rate = 0;
     for (uint32_t i = 0; i < dst->n_links; i++) {
         const struct bt_sched_link *l = &dst->links[i];
-        if (l->incarnation == s->kvstores[from].incarnation) {
-            rate = l->slab_bytes_per_s > 0  ? l->slab_bytes_per_s
-                   : l->ssd_bytes_per_s > 0 ? l->ssd_bytes_per_s
-                                            : rate;
+        if (from == BT_SCHED_NONE) {
+            rate = BT_MAX(rate, l->slab_bytes_per_s);
+        } else if (l->incarnation == s->kvstores[from].incarnation) {
+            rate = l->slab_bytes_per_s > 0 ? l->slab_bytes_per_s : l->ssd_bytes_per_s;
         }
     }
+    rate = rate > 0 ? rate : c->prior.link_bytes_per_s;
     return 1e3 * (double)tokens * req->token_bytes / rate;
 }
 
 /* The hand-off streams layer by layer while the prefill computes. */
-double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
-                           uint32_t resident_there, double prefill_ms)
+double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                           const struct bt_sched_request *req, uint32_t from, uint32_t to,
+                           double prefill_ms)
 {
-    double move = bt_sched_move_ms(c, req, req->n_tokens - BT_MIN(resident_there, req->n_tokens));
+    uint32_t own = req->n_tokens - bt_sched_cached_at(s, to, req);
+    double move = bt_sched_move_ms(c, s, req, from, to, own);
     return move > prefill_ms ? move - prefill_ms : 0;
 }
 

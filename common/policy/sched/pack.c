@@ -94,13 +94,17 @@ static double full(const struct bt_sched_job *j, const struct bt_sched_worker *w
     return BT_MAX(load, BT_MAX(pages / w->capacity.pages, rows / w->capacity.slots));
 }
 
-/* Time from now until decode worker w has the request's KV: all KV on its way to w comes first. */
-static double landed_ms(const struct bt_sched_job *j, const struct bt_sched_worker *w)
+/* Time from now until decode worker w has the request's KV: all KV on its way to w comes first.
+ * from: as in bt_sched_move_ms. */
+static double landed_ms(const struct bt_sched_job *j, uint32_t from,
+                        const struct bt_sched_worker *w)
 {
     const struct bt_sched_request *req = j->req;
     uint32_t own = req->n_tokens - bt_sched_cached_at(j->s, w->kvstore, req);
-    double busy = j->s->kvstores[w->kvstore].recv_busy_ms + bt_sched_move_ms(j->c, req, own);
-    double all = bt_sched_move_ms(j->c, req, own + (uint32_t)w->rows.own_coming_tokens);
+    uint32_t all_tokens = own + (uint32_t)w->rows.own_coming_tokens;
+    double busy = j->s->kvstores[w->kvstore].recv_busy_ms +
+                  bt_sched_move_ms(j->c, j->s, req, from, w->kvstore, own);
+    double all = bt_sched_move_ms(j->c, j->s, req, from, w->kvstore, all_tokens);
     return BT_MAX(busy, all);
 }
 
@@ -111,7 +115,7 @@ static double late_ms(const struct bt_sched_job *j, const struct bt_sched_worker
     uint32_t there = bt_sched_cached_at(j->s, w->kvstore, j->req);
     double ready =
         j->least_queue_ms + bt_sched_compute_ms(j->c, w, j->req, BT_MAX(j->best_tokens, there));
-    return BT_MAX(landed_ms(j, w) - ready, 0);
+    return BT_MAX(landed_ms(j, BT_SCHED_NONE, w) - ready, 0);
 }
 
 /* First the fullest worker with room, then one without rows, then the emptiest. */
@@ -127,8 +131,10 @@ double bt_sched_packed_cost(const struct bt_sched_job *j, uint32_t i, double loa
 
 bool bt_sched_hands_over(const struct bt_sched_job *j, uint32_t m, uint32_t d, double ready_ms)
 {
-    const struct bt_sched_worker *from = &j->s->workers[m], *to = &j->s->workers[d];
+    const struct bt_sched_worker *to = &j->s->workers[d];
+    uint32_t from = j->s->workers[m].kvstore;
     uint32_t own = j->req->n_tokens - bt_sched_cached_at(j->s, to->kvstore, j->req);
-    double sent = j->s->kvstores[from->kvstore].send_busy_ms + bt_sched_move_ms(j->c, j->req, own);
-    return j->packing && BT_MAX(sent, landed_ms(j, to)) <= ready_ms;
+    double sent = j->s->kvstores[from].send_busy_ms +
+                  bt_sched_move_ms(j->c, j->s, j->req, from, to->kvstore, own);
+    return j->packing && BT_MAX(sent, landed_ms(j, from, to)) <= ready_ms;
 }

@@ -31,11 +31,8 @@ static void estimate_local(const struct bt_sched_job *j, uint32_t i, struct bt_s
  * counts, because a plan that moves less is better for all requests. */
 static double handoff(const struct bt_sched_job *j, uint32_t i, uint32_t decode, double prefill_ms)
 {
-    uint32_t kv_d = worker(j, decode)->kvstore;
-    if (decode == i || kv_d == worker(j, i)->kvstore) {
-        return 0;
-    }
-    return bt_sched_handoff_ms(j->c, j->req, bt_sched_cached_at(j->s, kv_d, j->req), prefill_ms);
+    uint32_t from = worker(j, i)->kvstore, to = worker(j, decode)->kvstore;
+    return from == to ? 0 : bt_sched_handoff_ms(j->c, j->s, j->req, from, to, prefill_ms);
 }
 
 /* ---- random, round-robin, least-load ---- */
@@ -139,7 +136,7 @@ static void prefill_kvcache(const struct bt_sched_job *j, uint32_t i, uint32_t o
         e->prefill_ms = bt_sched_prefill_ms(j->c, w, j->req, j->req->n_tokens, j->best_tokens);
         double transfer =
             j->s->kvstores[j->best_kv].send_busy_ms +
-            bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, e->fetch_tokens);
+            bt_sched_move_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, e->fetch_tokens);
         e->beside_ms = 0;
         e->wait_ms = bt_sched_queue_ms(j->c, w);
         e->ttft_ms = e->wait_ms + transfer + e->prefill_ms;
@@ -165,7 +162,7 @@ static void fetch_beside(const struct bt_sched_job *j, uint32_t i, uint32_t loca
     while (lo < hi) { /* the smallest k for which the computing does not wait for the fetch */
         uint32_t k = (lo + hi) / 2;
         double there =
-            busy + bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, most - k * block);
+            busy + bt_sched_move_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, most - k * block);
         double head =
             k * block > local ? bt_sched_prefill_ms(j->c, w, j->req, k * block, local) : 0;
         if (there <= queue + head) {
@@ -198,7 +195,7 @@ static void fetch_before(const struct bt_sched_job *j, uint32_t i, uint32_t loca
     const struct bt_sched_kvstore *dst = &j->s->kvstores[w->kvstore];
     uint32_t block = j->req->block_tokens, most = BT_MAX(j->best_tokens, j->spread_tokens) - local;
     double queue = bt_sched_queue_ms(j->c, w), busy = BT_MAX(src->send_busy_ms, dst->recv_busy_ms);
-    double one = bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, block);
+    double one = bt_sched_move_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, block);
     double blocks = queue > busy && one > 0 ? (queue - busy) / one : 0;
     uint32_t hidden = blocks * block < most ? (uint32_t)blocks * block : most;
     for (int all = 0; all < 2; all++) {

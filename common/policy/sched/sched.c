@@ -237,7 +237,7 @@ bool bt_sched_estimate_mixed(const struct bt_sched_job *j, uint32_t i, struct bt
     if (j->c->place.fetch_ratio > 0 && j->best_tokens > local) {
         there =
             BT_MAX(j->s->kvstores[j->best_kv].send_busy_ms, kv->recv_busy_ms) +
-            bt_sched_fetch_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, j->best_tokens - local);
+            bt_sched_move_ms(j->c, j->s, j->req, j->best_kv, w->kvstore, j->best_tokens - local);
         e->cached_tokens = j->best_tokens;
         e->fetch_from = j->best_kv;
         e->fetch_tokens = j->best_tokens - local;

@@ -129,15 +129,15 @@ static inline double bt_sched_mixed_gap(const struct bt_sched_params *c,
 {
     return w->speed.mixed_step_ms != 0 ? w->speed.mixed_gap_ms : c->mixed.gap_ms;
 }
-double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
+/* The time to move tokens from kvstore `from` to `to`, at the link's measured rate. from
+ * BT_SCHED_NONE: not known yet; the fastest measured link to `to` counts. */
+double bt_sched_move_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                        const struct bt_sched_request *req, uint32_t from, uint32_t to,
                         uint32_t tokens);
-/* The time to move tokens from kvstore `from` to `to`, at the link's measured rate. */
-double bt_sched_fetch_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
-                         const struct bt_sched_request *req, uint32_t from, uint32_t to,
-                         uint32_t tokens);
 /* The part of the hand-off's time that the prefill does not hide. */
-double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_request *req,
-                           uint32_t resident_there, double prefill_ms);
+double bt_sched_handoff_ms(const struct bt_sched_params *c, const struct bt_sched_snapshot *s,
+                           const struct bt_sched_request *req, uint32_t from, uint32_t to,
+                           double prefill_ms);
 /* Share of decode worker w in use with this request; above 1 the request has to wait. */
 double bt_sched_decode_load(const struct bt_sched_worker *w, const struct bt_sched_request *req);
 /* The mean number of tokens that each of the request's rows will generate. */
