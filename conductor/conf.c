@@ -266,7 +266,7 @@ static const struct bt_conf_removed removed[] = {
      "set sched.tbt_objective_ms instead: decode workers then compute a prompt where that gives an "
      "earlier first token; remove the line"},
     {"sched.length_quantile", "it is always 0.9; remove the line"},
-    {"sched.tbt_margin", "it is always 1; remove the line"},
+    {"sched.tbt_margin", "it is always 0.95; remove the line"},
     {"sched.fetch_ratio", "it is always 1.5; remove the line"},
     {"sched.work_price", "it is always 1; remove the line"},
     {"sched.demand_price", "it is always 0.4; remove the line"},

@@ -18,7 +18,9 @@ void bt_sched_conf_params(const struct bt_conductor_conf *conf, struct bt_sched_
     bool mixes = bt_sched_policy_find(conf->policy)->mixes;
     double tbt_ms = (double)conf->tbt_objective_ms;
     *p = (struct bt_sched_params){
-        .objective = {.ttft_ms = (double)conf->ttft_objective_ms, .tbt_ms = tbt_ms},
+        .objective = {.ttft_ms = (double)conf->ttft_objective_ms,
+                      .tbt_ms = tbt_ms,
+                      .tbt_margin = BT_SCHED_GAP_SHARE},
         .prior = {.prefill_tokens_per_s = PRIOR_TOKENS_PER_S,
                   .step_ms = PRIOR_STEP_MS,
                   .link_bytes_per_s = PRIOR_LINK_BYTES_PER_S},

@@ -82,10 +82,11 @@ void bt_overload_text(const struct bt_sched_reject *rej, char *why, size_t cap)
 {
     double p = rej->predicted_ms, o = rej->objective_ms;
     int digits = BT_MIN(p, o) < 10 ? 3 : 0; /* what differs shall look different */
-    if (p >
-        o) { /* the limit of a price is known to a quarter of an octave, so it may lie above p */
-        snprintf(why, cap, "%s: predicted %.*f ms, objective %.*f ms", rej->reason, digits, p,
-                 digits, o);
+    /* The limit of a price is known to a quarter of an octave, so it may lie above p. */
+    bool below = p <= o && rej->miss == BT_SCHED_MISS_TBT; /* it leaves no room for later rows */
+    if (p > o || below) {
+        snprintf(why, cap, "%s: predicted %.*f ms%s, objective %.*f ms", rej->reason, digits, p,
+                 below ? " and longer when more requests join" : "", digits, o);
     } else {
         snprintf(why, cap, "%s", rej->reason);
     }

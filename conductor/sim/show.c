@@ -8,7 +8,7 @@ static struct bt_sched_params params_of(const struct bt_sim_cluster *c,
                                         const struct bt_sim_options *o)
 {
     return (struct bt_sched_params){
-        .objective = {.ttft_ms = o->ttft_ms, .tbt_ms = o->tbt_ms},
+        .objective = {.ttft_ms = o->ttft_ms, .tbt_ms = o->tbt_ms, .tbt_margin = BT_SCHED_GAP_SHARE},
         .prior = {.prefill_tokens_per_s = 1,
                   .step_ms = 1,
                   .link_bytes_per_s = c->link_bytes_per_s,

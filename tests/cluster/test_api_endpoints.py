@@ -301,12 +301,12 @@ def test_a_refusal_shows_by_how_much(make_cluster, monkeypatch):
         status, _, body = cluster.request("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2}, {name: "0.005"})
         said = re.search(r"predicted ([0-9.]+) ms, objective ([0-9.]+) ms", json.loads(body)["error"]["message"])
         assert status == 429 and said[2] == "0.005" and float(said[1]) > 0.005, body
-        # Nothing is refused for a prediction below the objective.
+        # Admission asks for a share of the objective between tokens: a prediction below it is refused with that reason.
         step = float(said[1])
-        for near in (1.02, 1.1, 1.2) if name == "x-slo-tbt-ms" else ():
+        for near in (1.02, 1.04, 1.1) if name == "x-slo-tbt-ms" else ():
             status, _, body = cluster.request("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2}, {name: f"{near * step:.3f}"})
-            m = re.search(r"predicted ([0-9.]+) ms.*objective ([0-9.]+)", body.decode())
-            assert m is None or float(m[1]) > float(m[2]), body
+            m = re.search(r"predicted ([0-9.]+) ms( and longer when more requests join)?, objective ([0-9.]+)", body.decode())
+            assert m is None or (float(m[1]) <= float(m[3])) == bool(m[2]), body
     assert cluster.metrics("conductor")[running] >= 1, "the late one had its place all the time"
     late.close()
 

@@ -28,7 +28,7 @@ static void test_params(void **state)
     bt_sched_conf_params(&c, &p);
     assert_true(p.objective.ttft_ms == 1000 && p.objective.tbt_ms == 100);
     assert_true(p.mixed.step_ms == 75 && p.mixed.gap_ms == 95 && p.late.wait_ms == 7000);
-    assert_true(p.mixed.pack_share == 0.75);
+    assert_true(p.mixed.pack_share == 0.75 && p.objective.tbt_margin == 0.95);
     c = conf_of("baton", "priced", 1000, 0);
     bt_sched_conf_params(&c, &p);
     assert_true(p.mixed.step_ms == 0 && p.mixed.gap_ms == 0);

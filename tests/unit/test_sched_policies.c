@@ -427,6 +427,8 @@ static void test_admissions(void **state)
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
     x.w[4].rows.kv_tokens = 18000; /* 29 ms */
     assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_PLANNED);
+    x.c.objective.tbt_margin = 0.9; /* of 30: 27 */
+    assert_int_equal(bt_sched_admit_decode(&x.c, &x.s, &x.req, 4, &rej), BT_SCHED_OVERLOADED);
 }
 
 /* Full now but empty by then: only the prediction admits; and the other way round. */

@@ -51,7 +51,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
                                     const struct bt_sched_snapshot *s, double tbt_ms, bool never,
                                     struct bt_sched_reject *r)
 {
-    double limit = c->objective.tbt_ms;
+    double limit = bt_sched_tbt_limit(c, c->objective.tbt_ms);
     if (limit == 0 || tbt_ms <= limit) {
         return BT_SCHED_PLANNED;
     }
@@ -64,7 +64,7 @@ static bt_sched_verdict_t check_tbt(const struct bt_sched_params *c,
     r->miss = BT_SCHED_MISS_TBT;
     r->by_decode = true;
     r->predicted_ms = tbt_ms;
-    r->objective_ms = limit;
+    r->objective_ms = c->objective.tbt_ms;
     return v;
 }
 
@@ -111,7 +111,7 @@ static bt_sched_verdict_t admit_early(const struct bt_sched_params *c,
 static double step_share(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                          double tbt_ms)
 {
-    double limit = c->objective.tbt_ms;
+    double limit = bt_sched_tbt_limit(c, c->objective.tbt_ms);
     double base = w->speed.cost != NULL ? 1e-6 * w->speed.cost->base_ns : limit;
     return base < limit ? (tbt_ms - base) / (limit - base) : 0;
 }

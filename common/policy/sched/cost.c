@@ -378,7 +378,7 @@ static double idle_step_ms(const struct bt_sched_params *c, const struct bt_sche
 
 double bt_sched_late_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w)
 {
-    double limit = c->late.others_tbt_ms;
+    double limit = bt_sched_tbt_limit(c, c->late.others_tbt_ms);
     return idle_step_ms(c, w) <= limit ? limit : 0;
 }
 

@@ -136,6 +136,8 @@ struct bt_sched_request {
 /* Objectives, ms; 0: none. */
 struct bt_sched_objective {
     double ttft_ms, tbt_ms;
+    double tbt_margin; /* admission allows this share of tbt_ms, because predictions have errors and
+                          later rows make the steps of earlier ones longer. 0: all of it */
 };
 
 /* Values that are used until measured ones exist. */
@@ -153,7 +155,7 @@ struct bt_sched_prior {
 #define BT_SCHED_WORK_WEIGHT  0.5  /* place.work_weight */
 #define BT_SCHED_DEMAND_PRICE 0.4  /* price.demand */
 #define BT_SCHED_STEP_SHARE   0.75 /* mixed.step_ms over the TBT objective, and mixed.pack_share */
-#define BT_SCHED_GAP_SHARE    0.95 /* mixed.gap_ms over it */
+#define BT_SCHED_GAP_SHARE    0.95 /* mixed.gap_ms over it, and objective.tbt_margin */
 
 /* How workers are compared. */
 struct bt_sched_place {

@@ -158,6 +158,11 @@ double bt_sched_step_then_ms(const struct bt_sched_params *c, const struct bt_sc
 double bt_sched_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w,
                        const struct bt_sched_request *req);
 
+/* The longest time between tokens that admission allows, of this objective. */
+static inline double bt_sched_tbt_limit(const struct bt_sched_params *c, double objective_ms)
+{
+    return objective_ms * (c->objective.tbt_margin > 0 ? c->objective.tbt_margin : 1);
+}
 /* How long a late row may make the steps of decode worker w, ms. 0: no limit, because even the step
  * of a single row is longer than the objective. */
 double bt_sched_late_tbt_ms(const struct bt_sched_params *c, const struct bt_sched_worker *w);
