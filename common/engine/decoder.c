@@ -441,7 +441,8 @@ bool bt_decoder_exceeds_bf16(const struct bt_engine_config *conf)
     struct bt_weights *w;
     char err[64];
     if (is_dummy(conf) || bt_weights_open(conf->model_dir, &w, err, sizeof(err)) != BT_OK) {
-        return false; /* dummy weights are bf16; who loads the others says what is wrong */
+        /* dummy weights are bf16; if the files cannot be read, loading reports the reason */
+        return false;
     }
     bool exceeds = bt_weights_wide(w);
     bt_weights_close(w);

@@ -80,8 +80,8 @@ bt_status_t bt_decoder_load(const struct bt_engine_config *conf, const struct bt
                             bt_decoder_sink_fn sink, void *arg, char *err,
                             size_t err_cap) BT_MUST_CHECK;
 
-/* Half the width of the uniform distribution that dummy weights of a product over `cols` inputs
- * have: about the size of trained ones, so that activations neither vanish nor overflow. */
+/* Half the width of the uniform distribution of dummy weights for a product over `cols` inputs. It
+ * is about the size of trained weights, so that activations neither vanish nor overflow. */
 float bt_decoder_dummy_width(uint32_t cols);
 
 /* Bytes of a parameter in an engine's memory: of a matrix that is fp8, in the checkpoint or by
@@ -95,7 +95,8 @@ bt_status_t bt_engine_check_fits(const struct bt_engine_config *conf,
                                  const struct bt_model_config *c, struct bt_engine_bytes bytes,
                                  uint64_t free_bytes, const char *where, char *err,
                                  size_t err_cap) BT_MUST_CHECK;
-/* Are most matrices of the checkpoint F16 or F32? Reads headers only; false if there are none. */
+/* Returns whether most matrices of the checkpoint are F16 or F32. Reads headers only; false if
+ * there are none. */
 bool bt_decoder_exceeds_bf16(const struct bt_engine_config *conf);
 
 /* Checks the part of a configuration that every back end checks; a back end checks its own limits.

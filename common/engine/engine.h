@@ -46,8 +46,8 @@ struct bt_engine_config {
     /* "none" (NULL), or "fp8": matrices of 16-bit checkpoints become e4m3 (decoder.h). Part of the
      * KV root key. */
     const char *quantize;
-    /* A row's result depends on neither the other rows, chunks, cache nor worker, as
-     * BT_ENGINE_CAP_EXACT says; a back end that cannot do that refuses. Part of the KV root key. */
+    /* A row's result depends on no other row, and not on chunks, cache or worker, as
+     * BT_ENGINE_CAP_EXACT says. A back end that cannot do this refuses. Part of the KV root key. */
     bool deterministic;
     const char *kv_dtype; /* "f16" (NULL) or "fp8": what KV is kept as, see model_config.h */
     /* The model's MTP layer is loaded, and its KV kept for all tokens; a back end that cannot do
@@ -88,12 +88,12 @@ struct bt_engine_row { /* n consecutive tokens of one sequence */
      * continues another one. Such a slot may have no penalties and no min_new. */
     const uint32_t *tokens; /* NULL (n = 1): the token this slot sampled last, on the device */
     uint32_t flags;
-    /* Of a SAMPLE row: how many of its last tokens are drafts, which slot does not know yet; below
-     * n. The engine samples at the token before them and at each of them, one after the other as
-     * single rows would, as long as the token drawn is the next draft. So the row has 1 to n_draft
-     * + 1 results: accepted drafts, then one more token. KV of drafts that were not accepted stays
-     * behind the sequence's end, where its next row overwrites it. 0 in slots with params.dola
-     * or penalty_alpha. */
+    /* Of a SAMPLE row: how many of its last tokens are drafts, which the slot does not know yet;
+     * below n. The engine samples at the token before them and at each of them. It goes on, as
+     * single rows would, as long as the token drawn equals the next draft. So the row has 1 to
+     * n_draft + 1 results: accepted drafts, then one more token. KV of refused drafts stays behind
+     * the sequence's end, where its next row overwrites it. 0 in slots with params.dola or
+     * penalty_alpha. */
     uint32_t n_draft;
     struct bt_engine_at wait; /* layer l waits until the LOAD flow has loaded item wait.seq + l */
     struct bt_engine_at
@@ -157,9 +157,9 @@ struct bt_engine_vtable {
     void (*slab_open)(struct bt_engine *, void *mem, uint64_t bytes);
     void (*slab_close)(struct bt_engine *, void *mem);
 
-    /* Opens a sequence. tokens[0..n) is what is known so far (prompt and generated), n_prompt of
-     * them prompt: penalties and the random position are rebuilt from them. No KV is computed.
-     * ERR_NO_MEMORY: there is no room for hidden_max hidden states. */
+    /* Opens a sequence. tokens[0..n) are the tokens known so far (prompt and generated), of which
+     * n_prompt are the prompt. Penalties and the random position are rebuilt from them. Computes no
+     * KV. ERR_NO_MEMORY: there is no memory for hidden_max hidden states. */
     bt_status_t (*slot_open)(struct bt_engine *, uint32_t slot, const struct bt_engine_params *,
                              const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
     /* Tells the sequence's page table: pages[i] holds tokens [(first+i)*page_tokens, ...). Also in
@@ -199,8 +199,9 @@ struct bt_engine_vtable {
      * added items below seq are loaded. */
     bt_status_t (*flow_release)(struct bt_engine *, uint32_t flow, uint32_t seq,
                                 bt_engine_ticket_t *done_p);
-    /* quiet_p: no copy touches slab or pages after it was polled. Without abort a LOAD first loads
-     * what was added, whenever its word allows; a STORE drops what was not released. */
+    /* quiet_p: after it was polled, no copy touches slab or pages. Without abort, a LOAD first
+     * loads the added blocks, whenever its word allows it; a STORE drops items that were not
+     * released. */
     bt_status_t (*flow_close)(struct bt_engine *, uint32_t flow, bool abort,
                               bt_engine_ticket_t *quiet_p);
 
@@ -212,14 +213,14 @@ struct bt_engine_vtable {
      * and the sequence stays as it is. */
     bt_status_t (*sample)(struct bt_engine *, bt_engine_ticket_t fwd, const uint32_t *mask,
                           bt_engine_ticket_t *out_p);
-    /* Without BT_ENGINE_CAP_MTP NULL, or ERR_UNSUPPORTED. Drafts: for each of n slots up to k
-     * tokens that may follow those that it knows, drawn as its next ones will be, but without a
-     * mask. outs: [n][k] results, of which slot i has counts[i]. It has none before the token
-     * before its last one has run in it, as in the first step behind loaded KV. The slot stays as
-     * it is; in the pages of its last token and of the k - 1 positions behind it KV of the MTP
-     * layer is written, which their rows write again. Blocks until the drafts are there.
+    /* NULL or ERR_UNSUPPORTED without BT_ENGINE_CAP_MTP. Makes drafts: for each of n slots up to k
+     * tokens that may follow its known ones. They are drawn as its next tokens will be, but without
+     * a mask. outs: [n][k] results, of which slot i has counts[i]. A slot has none until the token
+     * before its last one has run in it, so none in the first step behind loaded KV. The slot does
+     * not change. The MTP layer writes KV into the pages of the slot's last token and of the k - 1
+     * positions behind it; their rows write it again. Blocks until the drafts are there.
      * ERR_INVALID, ERR_DEVICE; ERR_TOO_LARGE for n above max_rows. Not for slots with params.dola
-     * or penalty_alpha, nor for beams. */
+     * or penalty_alpha, and not for beams. */
     bt_status_t (*draft)(struct bt_engine *, const uint32_t *slots, uint32_t n, uint32_t k,
                          struct bt_engine_out *outs, uint32_t *counts);
     /* Finished tickets, in order of their number; blocks at most timeout_us. Returns the count. */
@@ -239,7 +240,8 @@ typedef const struct bt_engine_vtable *(*bt_engine_plugin_fn)(uint32_t abi);
 const struct bt_engine_vtable *bt_engine_plugin(uint32_t abi);
 
 /* Loads build/lib or <prefix>/lib/baton/baton-engine-<name>.so (name: cpu|cuda|null; "auto": cuda
- * if a device answers, else cpu). err names what was tried. The plugin stays loaded. */
+ * if a device answers, otherwise cpu). err names the files that were tried. The plugin stays
+ * loaded. */
 bt_status_t bt_engine_load(const char *name, const struct bt_engine_vtable **vt_p, char *err,
                            size_t err_cap) BT_MUST_CHECK;
 

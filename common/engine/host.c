@@ -460,7 +460,7 @@ void bt_host_ticket_sample_row(const struct bt_host *h, struct bt_host_ticket *t
     }
 }
 
-/* Room for n floats; what was there is lost. */
+/* Makes room for n floats; their old values are lost. */
 static void grow(float **p, size_t *cap, size_t n)
 {
     if (n > *cap) {

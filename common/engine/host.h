@@ -1,7 +1,7 @@
-/* What back ends share: sequence slots, tickets, the state of flows between pages and slab. Back
- * ends with their KV pages in host memory (cpu, null) use all of it. They copy inside the calls, so
- * a page or slab byte is never touched after the call that reports the copy. cuda makes its own
- * copies, on streams (cuda/copy.c). Everything belongs to the engine's owner thread. */
+/* Shared by back ends: sequence slots, tickets, the state of flows between pages and slab. Back
+ * ends with KV pages in host memory (cpu, null) use all of it. They copy inside the calls, so
+ * nothing touches a page or a byte of the slab after the call that reports the copy. cuda makes its
+ * own copies, on streams (cuda/copy.c). The engine's owner thread owns everything. */
 #ifndef BT_ENGINE_HOST_H
 #define BT_ENGINE_HOST_H
 
@@ -27,8 +27,8 @@ struct bt_host_slot {
     uint32_t state_pos, n_states, cap_states;
 };
 
-/* Slots behind max_slots and pages behind info.pages, of which only the back end knows: the
- * candidates of a contrastive search run there. */
+/* Slots behind max_slots and pages behind info.pages. Only the back end knows them: it runs the
+ * candidates of a contrastive search there. */
 #define BT_HOST_SPARE BT_ENGINE_CANDIDATES
 
 struct bt_host_sample { /* a token that the sample of a forward will choose */
@@ -92,11 +92,11 @@ struct bt_host {
     struct bt_pace pace; /* of forward; the back end calls bt_pace_wait */
 };
 
-/* info is filled by the caller but for pages, which it may leave 0 for mem_limit bytes' worth.
+/* The caller fills info. It may leave pages at 0, which means as many as mem_limit bytes allow.
  * ERR_NO_MEMORY if the pages cannot be mapped; err says how many bytes. */
 bt_status_t bt_host_init(struct bt_host *h, const struct bt_engine_info *info, uint64_t mem_limit,
                          char *err, size_t err_cap) BT_MUST_CHECK;
-/* Also of a zeroed host, which bt_host_init has not filled. */
+/* Also for a zeroed host, which bt_host_init has not filled. */
 void bt_host_cleanup(struct bt_host *h);
 
 /* A layer's segment of a page. */
@@ -122,9 +122,9 @@ void bt_host_prompt_out(const struct bt_host *h, uint32_t slot, uint32_t pos, co
 struct bt_host_flow *bt_host_flow_of(const struct bt_host *h, uint32_t flow);
 /* The lowest item that still has bytes to copy; UINT32_MAX: none. */
 uint32_t bt_host_flow_next(const struct bt_host_flow *f);
-/* Are all items below seq copied (as far as there are any)? */
+/* Returns whether all items below seq that exist are copied. */
 bool bt_host_flow_passed(const struct bt_host_flow *f, uint32_t seq);
-/* How far a LOAD flow may go now: to its word, or to the end of what was added. */
+/* How far a LOAD flow may go now: to its word, or to the end of the added items. */
 uint32_t bt_host_flow_loadable(const struct bt_host *h, const struct bt_host_flow *f);
 /* Items below `end` are copied; those from `end` on remain. */
 void bt_host_flow_done(const struct bt_host *h, struct bt_host_flow *f, uint32_t end);
@@ -153,10 +153,10 @@ void bt_host_ticket_outs(struct bt_host_ticket *t, uint32_t n); /* n_out = n, wi
 /* Finished with this status: bt_host_poll tells it. t stays the host's. */
 void bt_host_ticket_done(struct bt_host *h, struct bt_host_ticket *t, bt_status_t status);
 
-/* The vtable's calls that are the same for all: engine.h says what they do. */
+/* The calls of the vtable that all back ends have in common; engine.h documents them. */
 bt_status_t bt_host_slot_open(struct bt_host *h, uint32_t slot, const struct bt_engine_params *p,
                               const uint32_t *tokens, uint32_t n, uint32_t n_prompt);
-/* As if slot_open had not been called: the back end has no memory for it. */
+/* Takes slot_open back, because the back end has no memory for the slot. */
 void bt_host_slot_undo(struct bt_host *h, uint32_t slot);
 bt_status_t bt_host_slot_pages(struct bt_host *h, uint32_t slot, uint32_t first,
                                const uint32_t *pages, uint32_t n);
@@ -190,7 +190,8 @@ void bt_host_keep_states(struct bt_host *h, uint32_t slot, uint32_t pos, const f
 void bt_host_draft(struct bt_host *h, uint32_t slot, float *logits, struct bt_engine_out *out);
 /* Takes the last n tokens, which were drafts, away again. */
 void bt_host_undraft(struct bt_host *h, uint32_t slot, uint32_t n);
-/* Lets spare slot i stand at `pos` of `slot`: the same pages, but the one of pos is a copy. */
+/* Lets spare slot i stand at position `pos` of `slot`: it has the same pages, except a copy of the
+ * page of pos. */
 void bt_host_spare(struct bt_host *h, uint32_t i, uint32_t slot, uint32_t pos);
 /* The same with a draw of the back end's own: fills *out, whose slot and pos are set; bad was set
  * to false. */

@@ -11,12 +11,12 @@ struct bt_ids {
     uint32_t n, end; /* how many have one, and the last such id plus 1; vocab where known is NULL */
 };
 
-/* From the ids in dir/tokenizer.json. Without that file every id counts as known (benchmarks with
- * weights only). ERR_INVALID, ERR_IO: err names the file and what is wrong with it. */
+/* Reads the ids in dir/tokenizer.json. Without that file every id counts as known (benchmarks that
+ * have weights only). ERR_INVALID, ERR_IO: err names the file and the fault. */
 bt_status_t bt_ids_load(const char *dir, uint32_t vocab, struct bt_ids *ids, char *err,
                         size_t err_cap) BT_MUST_CHECK;
-/* Do the tokenizer.json of both models give each id the same token? ERR_MISMATCH: no; ERR_INVALID:
- * a file cannot be read. err says what is wrong. */
+/* Returns whether the tokenizer.json of both models give each id the same token. ERR_MISMATCH: no.
+ * ERR_INVALID: a file cannot be read. err gives the reason. */
 bt_status_t bt_ids_same(const char *dir, const char *other, char *err,
                         size_t err_cap) BT_MUST_CHECK;
 void bt_ids_cleanup(struct bt_ids *ids);

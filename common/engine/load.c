@@ -84,8 +84,8 @@ static const struct bt_engine_vtable *search(const char *name, char *err, size_t
     return vt;
 }
 
-/* Is the CUDA driver there? Without it no GPU can be used, and the plugin with its libraries need
- * not be loaded. */
+/* Returns whether the CUDA driver is installed. Without it no GPU can be used, so the plugin with
+ * its libraries need not be loaded. */
 static bool cuda_driver(char *err, size_t err_cap)
 {
     void *so = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);

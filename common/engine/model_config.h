@@ -93,7 +93,8 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_d
 /* SHA-256 over the weight files' names and bytes (dummy: over the shape). Reads everything once. */
 bt_status_t bt_model_weights_digest(const char *dir, const char *load_format, uint8_t out[32],
                                     char *err, size_t err_cap) BT_MUST_CHECK;
-/* The keys of the configuration that decide what a model's KV is; all daemons have the same. */
+/* The keys of the configuration that decide the content of a model's KV. They are the same in all
+ * daemons. */
 struct bt_model_settings {
     const char *load_format, *activations, *quantize, *kv_dtype; /* model.*; NULL: the default */
     bool deterministic;                                          /* engine.deterministic */
@@ -123,7 +124,7 @@ static inline uint32_t bt_model_rope_dim(const struct bt_model_config *c)
     return c->mla.kv_rank ? c->mla.rope : c->head_dim;
 }
 
-/* What a model is made of, for those who count memory and work. */
+/* The sizes of a model's parts, for counting memory and work. */
 struct bt_model_size {
     uint64_t weights; /* parameters of all layers and the head; the embedding counts if it is the
                          head */

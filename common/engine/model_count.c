@@ -16,7 +16,7 @@ static uint64_t attention(const struct bt_model_config *c)
            (c->gpt2 ? hidden : 0);
 }
 
-/* Of a layer without experts, or the part of one with experts that every token uses. */
+/* The MLP of a layer without experts, or the part of a layer with experts that every token uses. */
 static uint64_t mlp(const struct bt_model_config *c, bool experts)
 {
     const struct bt_model_experts *e = &c->experts;

@@ -308,7 +308,8 @@ bool bt_model_is_fp8(const char *dir, const char *quantize)
     return is;
 }
 
-/* Is `part` all of the module's name, or what stands before or after one of its dots? */
+/* Returns whether `part` is the module's whole name, or the text before or after one of its
+ * dots. */
 static bool names(const char *part, const char *module, size_t n)
 {
     size_t m = strlen(part);

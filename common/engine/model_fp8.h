@@ -18,7 +18,7 @@ struct bt_fp8_form {
 struct bt_model_fp8;
 
 /* *q_p: NULL if the model has no quantization_config. ERR_NOT_FOUND, INVALID, UNSUPPORTED: err
- * names file, field and what is accepted. The caller destroys it. */
+ * names the file, the field and the accepted values. The caller destroys it. */
 bt_status_t bt_model_fp8_load(const char *dir, struct bt_model_fp8 **q_p, char *err,
                               size_t err_cap) BT_MUST_CHECK;
 void bt_model_fp8_destroy(struct bt_model_fp8 *q);
@@ -27,8 +27,8 @@ void bt_model_fp8_destroy(struct bt_model_fp8 *q);
 bt_status_t bt_model_fp8_check_quantize(const char *dir, char *err, size_t err_cap) BT_MUST_CHECK;
 /* Whether most weights of this model are fp8: in its files, or by model.quantize (may be NULL). */
 bool bt_model_is_fp8(const char *dir, const char *quantize);
-/* Whether a Hopper GPU keeps such a model's matrices in 8 bits: there are no kernels for GPT-2, and
- * for experts whose blocks have fewer rows or columns than 128. */
+/* Returns whether a Hopper GPU keeps such a model's matrices in 8 bits. There are no kernels for
+ * GPT-2, nor for experts whose blocks have fewer than 128 rows or columns. */
 static inline bool bt_model_stays_fp8(const struct bt_model_config *c)
 {
     return !c->gpt2 &&

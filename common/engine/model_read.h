@@ -15,8 +15,8 @@ struct bt_model_reader {
     size_t err_cap;
 };
 
-/* What an architecture adds to the common decoder (RMSNorm, RoPE, GQA, SwiGLU), and which keys of
- * its own it has. */
+/* What an architecture adds to the common decoder (RMSNorm, RoPE, GQA, SwiGLU), and its own
+ * keys. */
 struct bt_model_arch {
     const char *name;
     bool qkv_bias, qk_norm;

@@ -17,9 +17,9 @@ enum bt_model_own {
     BT_MODEL_OWN_YARN = 8
 };
 
-/* True if no such key is set to more than its neutral value. False: text names the key and what is
- * accepted. Keys in no table are ignored: most do not affect the forward pass. own: bits of
- * bt_model_own, whose keys are not refused. */
+/* Returns true if none of these keys has another value than its neutral one. On false, text names
+ * the key and the accepted values. Keys that are in no table are ignored: most do not affect the
+ * forward pass. own: bits of bt_model_own, whose keys are not refused. */
 bool bt_model_follows(const json_t *o, enum bt_model_object kind, uint32_t own, char *text,
                       size_t cap);
 

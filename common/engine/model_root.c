@@ -1,5 +1,5 @@
-/* What a model's KV is bound to: its layout, the digest of its weights, the root key of both. Reads
- * the model directory. */
+/* The values that identify a model's KV: its layout, the digest of its weights, and the root key of
+ * both. Reads the model directory. */
 #include <stdio.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ bt_status_t bt_model_kv_layout(const struct bt_model_config *c, const char *kv_d
     return bt_kv_layout_gqa(page_tokens, c->layers, c->kv_heads, c->head_dim, dtype, c->window, l);
 }
 
-/* Of the shape that random weights have. */
+/* The digest for random weights: of their shape. */
 static void dummy_digest(const struct bt_model_config *c, uint8_t out[32])
 {
     const struct bt_model_mla *m = &c->mla;

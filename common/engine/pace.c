@@ -38,7 +38,7 @@ void bt_pace_close(struct bt_pace *p)
     *p = (struct bt_pace){0};
 }
 
-/* Text that is no number, and an empty file, mean 0. */
+/* A text that is not a number, and an empty file, mean 0. */
 static uint64_t wanted_ns(const struct bt_pace *p)
 {
     char text[24];

@@ -17,9 +17,10 @@ struct bt_pace {
 
 /* Opens the file. ERR_CONFIG: it cannot be opened; err says why. */
 bt_status_t bt_pace_open(struct bt_pace *p, char *err, size_t err_cap) BT_MUST_CHECK;
-/* Also of a zeroed struct. */
+/* Also for a zeroed struct. */
 void bt_pace_close(struct bt_pace *p);
-/* Sleeps for as long as the file says. At most 10 ms later it sees that the file says less. */
+/* Sleeps for as long as the file says. Notices within 10 ms if the file's number becomes
+ * smaller. */
 void bt_pace_wait(const struct bt_pace *p);
 
 #endif

@@ -610,7 +610,7 @@ static bool is_mask(const char *name)
     return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
 }
 
-/* Tensors of none of our names, such as a head for rewards, are of another model in the file. */
+/* Tensors with other names, such as a head for rewards, belong to another model in the file. */
 static bool is_of_decoder(const char *name)
 {
     static const char *const begins[] = {"model.", "lm_head.", "transformer."};

@@ -1,6 +1,7 @@
-/* The weight files of a model directory (model.safetensors, or the shards that
- * model.safetensors.index.json names), mapped read-only and checked whole before anything is used:
- * a tensor that a caller gets lies inside its file and has exactly shape x dtype bytes. */
+/* The weight files of a model directory: model.safetensors, or the shards that
+ * model.safetensors.index.json names. They are mapped read-only, and checked completely before
+ * anything uses them: a tensor that a caller gets is within its file and has exactly shape x dtype
+ * bytes. */
 #ifndef BT_ENGINE_SAFETENSORS_H
 #define BT_ENGINE_SAFETENSORS_H
 
@@ -28,8 +29,8 @@ struct bt_tensor {
     uint64_t bytes;
     uint64_t begin; /* in the file's data area */
     bool used;      /* bt_weights_want has found it */
-    /* Of an F8 matrix that bt_weights_want has found: its scales, one for each block, row of blocks
-     * by row of blocks. */
+    /* For an F8 matrix that bt_weights_want has found: its scales, one for each block, row of
+     * blocks by row of blocks. */
     const struct bt_tensor *scale;
     uint32_t block_rows, block_cols;
     bool not_finite; /* of an F8 matrix: one of its numbers that bt_tensor_values has made */
@@ -59,7 +60,7 @@ static inline uint16_t bt_bf16_of_f32(float f)
 bt_status_t bt_weights_open(const char *dir, struct bt_weights **w_p, char *err,
                             size_t err_cap) BT_MUST_CHECK;
 void bt_weights_close(struct bt_weights *w);
-/* NULL if there is none of that name. Valid until close. */
+/* NULL if there is no tensor of that name. Valid until close. */
 const struct bt_tensor *bt_weights_find(const struct bt_weights *w, const char *name);
 struct bt_weights_wish { /* a tensor that a model's configuration asks for */
     const char *name;
@@ -68,9 +69,9 @@ struct bt_weights_wish { /* a tensor that a model's configuration asks for */
     const char *dir, *architecture; /* of the model, for the message; so are its layers */
     uint32_t layers;
 };
-/* Finds it, and its scales if it is F8; valid until close. ERR_INVALID: it is missing or of another
- * shape, or a scale is not finite; ERR_UNSUPPORTED: its dtype is none of ours or not what the wish
- * says; err names directory or file, tensor and what was wanted. */
+/* Finds the tensor, and its scales if it is F8; valid until close. ERR_INVALID: it is missing or
+ * has another shape, or a scale is not finite. ERR_UNSUPPORTED: its dtype is not supported, or
+ * differs from that of the wish. err names directory or file, tensor and the expected form. */
 bt_status_t bt_weights_want(const struct bt_weights *w, const struct bt_weights_wish *wish,
                             const struct bt_tensor **t_p, char *err, size_t err_cap) BT_MUST_CHECK;
 /* A weight or bias of a decoder that was not asked for; NULL: there is none. These do not count: a
@@ -81,7 +82,7 @@ const struct bt_tensor *bt_weights_unused(const struct bt_weights *w, uint32_t l
 /* An F8 matrix with a number that is not finite, among those that bt_tensor_values has made; NULL:
  * there is none. */
 const struct bt_tensor *bt_weights_not_finite(const struct bt_weights *w);
-/* Are most values of matrices F16 or F32, so that bf16 does not hold them? */
+/* Returns whether most values of matrices are F16 or F32, which bf16 cannot represent. */
 bool bt_weights_wide(const struct bt_weights *w);
 /* Asks the kernel to read all of t ahead of its use. */
 void bt_tensor_ahead(const struct bt_tensor *t);

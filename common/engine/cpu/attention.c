@@ -201,7 +201,7 @@ static void query_row(struct bt_engine *e, uint32_t t)
     }
 }
 
-/* What becomes of a head's product: up[head] x act[head] -> f32 [rows, n]. */
+/* Takes a head's product: up[head] x act[head] -> f32 [rows, n]. */
 typedef void (*take_head_fn)(struct bt_engine *e, uint32_t head, uint32_t t, const float *row);
 
 static void take_query(struct bt_engine *e, uint32_t head, uint32_t t, const float *row)

@@ -204,8 +204,8 @@ static inline ALWAYS void soft_some(const struct work *w, struct soft *f, bool m
     }
 }
 
-/* Can a query of column c see a token of the tile's second half? If not, that half is skipped. The
- * window is left to the mask. */
+/* Returns whether a query of column c can see a token of the tile's second half. If not, that half
+ * is skipped. The mask applies the window. */
 static inline bool two_halves(const struct work *w, uint32_t c, uint32_t t0)
 {
     return w->pos[(size_t)c * LANES + LANES - 1] >= t0 + TOKENS / 2;

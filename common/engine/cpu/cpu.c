@@ -205,7 +205,7 @@ static uint64_t free_memory(void)
     return found ? (uint64_t)kb * 1024 : UINT64_MAX;
 }
 
-/* What the kernels take. */
+/* Checks that the kernels support the model. */
 static bt_status_t check_model(const struct bt_model_config *c, const char *dir, char *err,
                                size_t err_cap)
 {
@@ -230,8 +230,8 @@ static bt_status_t check_model(const struct bt_model_config *c, const char *dir,
     return BT_ERR_UNSUPPORTED;
 }
 
-/* What products take: f32 without bf16 units, otherwise two bf16 parts where one does not hold the
- * values, as those of fp8 with its scales. */
+/* Chooses the form of the products' inputs: f32 without bf16 units. Otherwise bf16, in two parts
+ * where one cannot represent the values, as those of fp8 with its scales. */
 static struct bt_engine_bytes bytes_of(const struct bt_engine_config *conf, bt_cpu_isa_t isa)
 {
     bool wide = bt_decoder_exceeds_bf16(conf);

@@ -10,7 +10,7 @@
 #include "common/engine/host.h"
 #include "common/engine/model_config.h"
 
-/* Of an MLP or of one expert; `in` is gate and up, or GPT-2's single first matrix. */
+/* The matrices of an MLP or of one expert; `in` is gate and up, or GPT-2's single first matrix. */
 struct bt_cpu_mlp {
     struct bt_linear *in;   /* hidden -> 2 * intermediate, or intermediate */
     struct bt_linear *down; /* intermediate -> hidden */
@@ -45,7 +45,7 @@ struct bt_cpu_layer {
     struct bt_cpu_mlp shared;   /* the expert that every token uses */
 };
 
-/* What the MTP layer has beside a layer. */
+/* The MTP layer's matrices, in addition to those of a layer. */
 struct bt_cpu_mtp_model {
     float *norm_embed, *norm_state, *norm; /* [hidden] */
     struct bt_linear *join;                /* 2 * hidden -> hidden */
@@ -78,7 +78,7 @@ struct bt_cpu_item {              /* a block of query tokens of one sequence */
     uint32_t out;                 /* row of the output */
 };
 
-struct bt_cpu_kept {    /* what the logits of a row are for */
+struct bt_cpu_kept {    /* why the logits of a row are kept */
     uint32_t prompt;    /* a prompt token's result: its index + 1; 0: none */
     uint32_t slot, pos; /* pos: behind the row */
     uint32_t sample;    /* a sample: index + 1; 0: none */
@@ -93,7 +93,7 @@ struct bt_cpu_use {
     float weight;
 };
 
-/* What DoLa reads of a step: dola.c. Memory is taken when it is first used. */
+/* The rows of a step that DoLa reads (dola.c). Memory is allocated at the first use. */
 struct bt_cpu_dola {
     float *x;      /* [rows][BT_ENGINE_DOLA_MAX][hidden rounded up to 16] hidden states */
     uint32_t rows; /* of x */
@@ -101,7 +101,7 @@ struct bt_cpu_dola {
     float *logits; /* [BT_ENGINE_DOLA_MAX][vocab] */
 };
 
-/* Of an engine with an MTP layer: mtp.c. */
+/* Only in an engine with an MTP layer (mtp.c). */
 struct bt_cpu_mtp {
     float *states;        /* [rows][hidden] hidden states of the step's, or of the pass's rows */
     const float **before; /* [rows] the hidden state before each row, or NULL */
@@ -184,8 +184,8 @@ static inline int bt_cpu_threads(const struct bt_engine *e, uint64_t floats)
     return floats < BT_CPU_PARALLEL_FLOATS ? 1 : e->threads;
 }
 
-/* What norm must still add to x: the result of the last product, unless that product added it
- * itself. */
+/* What the norm must still add to x: the result of the last product, unless that product has added
+ * it itself. */
 static inline const float *bt_cpu_residual(const struct bt_engine *e)
 {
     return bt_gemm_fuses(e->gemm) ? NULL : e->y2;
@@ -251,7 +251,7 @@ uint32_t bt_cpu_mtp_begin(struct bt_engine *e, const struct bt_engine_batch *b);
 void bt_cpu_mtp_states(struct bt_cpu_step *s);
 /* KV of the MTP layer of the step's n rows, and what slots keep of the states. x is lost. */
 bt_status_t bt_cpu_mtp_latents(struct bt_cpu_step *s, uint32_t n) BT_MUST_CHECK;
-/* As draft of engine.h. */
+/* Implements draft of engine.h. */
 bt_status_t bt_cpu_draft(struct bt_engine *e, const uint32_t *slots, uint32_t n, uint32_t k,
                          struct bt_engine_out *outs, uint32_t *counts) BT_MUST_CHECK;
 

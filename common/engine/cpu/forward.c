@@ -1,7 +1,7 @@
 /* One step of a decoder model on the CPU: ragged rows of prompt chunks and single tokens over paged
- * KV. Owner thread: the engine's; its loops use OpenMP threads. Every product and kernel computes a
- * row in a fixed order, so that results depend neither on the other rows nor on the chunks of a
- * prompt. */
+ * KV. The engine's thread owns it; loops use OpenMP threads. Every product and kernel computes a
+ * row in a fixed order. So a result depends neither on the other rows nor on how a prompt is
+ * divided into chunks. */
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>

@@ -503,7 +503,8 @@ static void N(attn)(const struct bt_cpu_attn *a)
     uint32_t start = a->window && a->pos >= a->window ? a->pos - a->window + 1 : 0;
     for (uint32_t t0 = start / BT_CPU_TILE * BT_CPU_TILE; t0 < a->pos + a->n; t0 += BT_CPU_TILE) {
         uint32_t valid = BT_MIN(a->pos + a->n - t0, (uint32_t)BT_CPU_TILE);
-        uint32_t first = t0 > a->pos ? t0 - a->pos : 0; /* tokens before see none of the tile */
+        /* earlier queries see no token of the tile */
+        uint32_t first = t0 > a->pos ? t0 - a->pos : 0;
         bt_cpu_tile_rows(a, t0, valid, a->k_off, zero, wide, ptr);
         N(pack_k)(ptr, d, kt);
         if (a->v_off != a->k_off) {

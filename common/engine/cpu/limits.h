@@ -1,5 +1,5 @@
-/* What this machine gives at best, measured: the bounds that benchmarks of the CPU engine are
- * compared with. The plugin exports bt_cpu_limits; a benchmark finds it by dlsym. */
+/* The highest speeds of this machine, measured. Benchmarks compare the CPU engine with them. The
+ * plugin exports bt_cpu_limits; a benchmark finds it by dlsym. */
 #ifndef BT_ENGINE_CPU_LIMITS_H
 #define BT_ENGINE_CPU_LIMITS_H
 

@@ -194,8 +194,7 @@ static bt_status_t pass(struct bt_engine *e, uint32_t n)
     return bt_linear_run(e->model.lm_head, e->a, n, e->mtp.logits);
 }
 
-/* May slot have drafts at all? Those of a slot that is not open, or that has no page, are no
- * drafts. */
+/* Returns whether slot may have drafts. Slots that are not open or have no page get none. */
 static bool fits(const struct bt_engine *e, uint32_t slot, uint32_t k)
 {
     const struct bt_host *h = &e->host;

@@ -49,8 +49,8 @@ bt_status_t bt_packed_create(const struct bt_packed_spec *spec, const float *w_n
                              struct bt_packed **p_p) BT_MUST_CHECK;
 void bt_packed_destroy(struct bt_packed *p);
 
-/* What becomes of the result while it is in the first-level cache: a pass of its own over memory
- * takes about as long as the product. */
+/* What happens to the result while it is in the first-level cache. A separate pass over memory
+ * would take about as long as the product. */
 typedef enum {
     BT_PACKED_STORE, /* dst [m, n] f32 = */
     BT_PACKED_ADD,   /* dst [m, n] f32 += */

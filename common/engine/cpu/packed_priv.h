@@ -27,7 +27,7 @@ struct bt_packed_job {
     bt_packed_out_t out;
 };
 
-/* What one thread computes at a time. */
+/* The part of a product that one thread computes at a time. */
 struct bt_packed_part {
     uint32_t row, row_end, panel, panel_end;
     uint32_t next_panel; /* where its next part probably begins, to be fetched meanwhile */

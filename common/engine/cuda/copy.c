@@ -47,7 +47,7 @@ static cudaEvent_t *events_of(const struct bt_engine *e, const struct bt_host_fl
 bt_status_t bt_cu_flow_open(struct bt_engine *e, int dir, int prio, bt_flow_word_t *word,
                             uint32_t epoch, void (*bell)(void *), void *bell_arg, uint32_t *flow_p)
 {
-    (void)prio; /* loads and stores have one stream each; there is no priority */
+    (void)prio; /* loads and stores have one stream each, without priorities */
     uint32_t flow = 0;
     e->use.asked_ns = bt_mono_ns();
     bt_status_t st = bt_host_flow_open(&e->host, dir, word, epoch, bell, bell_arg, &flow);
@@ -346,7 +346,7 @@ bt_status_t bt_cu_layer_wait(struct bt_engine *e, const struct bt_engine_batch *
     return BT_OK;
 }
 
-/* Makes the store stream wait for what is in the compute stream now; done once per layer. */
+/* Makes the store stream wait for the present work of the compute stream. Done once per layer. */
 static bt_status_t store_after_compute(struct bt_engine *e, bool *asked)
 {
     if (!*asked) {

@@ -157,7 +157,7 @@ static bt_status_t open_wide(struct bt_engine *e, char *err, size_t err_cap)
     return BT_OK;
 }
 
-/* Allocates the pages last: they get what the limit or the device has left. */
+/* Allocates the pages last, with the memory that the limit or the device has left. */
 static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config *conf, char *err,
                               size_t err_cap)
 {
@@ -220,7 +220,7 @@ static bt_status_t open_pages(struct bt_engine *e, const struct bt_engine_config
     return BT_OK;
 }
 
-/* Checks what the kernels support, before anything large is read. */
+/* Checks that the kernels support the model, before the engine reads large files. */
 static bt_status_t check_model(const struct bt_engine_config *conf, const struct bt_model_config *c,
                                char *err, size_t err_cap)
 {
@@ -244,7 +244,7 @@ static bt_status_t check_model(const struct bt_engine_config *conf, const struct
     return BT_OK;
 }
 
-/* Checks what the experts' kernels support, on this device. */
+/* Checks that this device's kernels support the model's experts. */
 static bt_status_t check_experts(const struct bt_engine_config *conf,
                                  const struct bt_model_config *c, char *err, size_t err_cap)
 {

@@ -111,14 +111,14 @@ struct bt_cu_work { /* a ticket that waits for the device */
     uint32_t *mask_copy;
 };
 
-/* What steps need for experts; not used where the model has none. */
+/* Memory for the experts of a step; unused if the model has none. */
 struct bt_cu_routing {
     struct bt_cu_experts x;
     void *scratch;
     float *scores; /* [rows][experts of the router] */
 };
 
-/* What DoLa keeps, on the device; NULL until a sequence asks for it. step/dola.c. */
+/* DoLa's memory on the device; NULL until a sequence asks for it. step/dola.c. */
 struct bt_cu_dola {
     void *rows;    /* [max_slots][BT_ENGINE_DOLA_MAX][hidden] bf16: what enters early layers */
     float *logits; /* [BT_ENGINE_DOLA_MAX][vocab], of one row */
@@ -126,7 +126,7 @@ struct bt_cu_dola {
     float *early;  /* [max_slots][vocab]: of the layers that were chosen */
 };
 
-/* What contrastive search keeps, likewise. step/contrast.c. */
+/* Contrastive search's memory, likewise. step/contrast.c. */
 struct bt_cu_contrast {
     float **states;    /* [max_slots] device: [params.hidden_max][hidden], of length 1 */
     float *candidates; /* [BT_HOST_SPARE][hidden] */
@@ -151,7 +151,7 @@ struct bt_cu_step_buffers {
     uint32_t next;
 };
 
-/* What is drawn from the logits, step by step. */
+/* The tokens that each step has drawn from the logits. */
 struct bt_cu_results {
     struct bt_cu_draw *draws;  /* pinned [RESULTS][max_batch]: read from there, */
     struct bt_cu_drawn *drawn; /* and written there: a copy would cost a step 10 us */
@@ -159,7 +159,7 @@ struct bt_cu_results {
     uint32_t next;
 };
 
-/* What sampling knows of each slot. */
+/* The sampler's state of each slot. */
 struct bt_cu_sampler {
     uint32_t *mask, *host_mask;  /* device [max_batch] rows; pinned [RESULTS], from the first on */
     struct bt_cu_chosen *chosen; /* device [max_batch] */
@@ -238,7 +238,7 @@ static inline uint32_t bt_cu_mlp_width(const struct bt_model_config *c)
     }
     return any ? c->intermediate : 0;
 }
-/* Of the widest rows that a layer's products read. */
+/* The width of the widest rows that a layer's products read. */
 static inline uint32_t bt_cu_input_width(const struct bt_model_config *c)
 {
     return BT_MAX(BT_MAX(c->hidden, bt_cu_mlp_width(c)), c->heads * c->head_dim);
@@ -269,24 +269,24 @@ bt_status_t bt_cu_step_run(struct bt_engine *e, const struct bt_engine_batch *b,
 /* Memory that DoLa needs. ERR_NO_MEMORY. */
 bt_status_t bt_cu_dola_open(struct bt_engine *e) BT_MUST_CHECK;
 void bt_cu_dola_close(struct bt_engine *e);
-/* Memory for so many hidden states of a slot, and giving it back. ERR_NO_MEMORY. */
+/* Allocates memory for so many hidden states of a slot, or frees it. ERR_NO_MEMORY. */
 bt_status_t bt_cu_contrast_open(struct bt_engine *e, uint32_t slot, uint32_t tokens) BT_MUST_CHECK;
 void bt_cu_contrast_drop(struct bt_engine *e, uint32_t slot);
 void bt_cu_contrast_close(struct bt_engine *e);
-/* Are there contrastive searches among f's samples? */
+/* Returns whether f's samples include a contrastive search. */
 bool bt_cu_contrasts(const struct bt_engine *e, const struct bt_host_ticket *f);
 /* Replaces their results in t, whose draws are done, before another forward. mask: as sample's. */
 bt_status_t bt_cu_contrast_draw(struct bt_engine *e, const struct bt_host_ticket *f,
                                 const uint32_t *mask, struct bt_host_ticket *t) BT_MUST_CHECK;
 
-/* Queues a ticket behind what the stream has now. */
+/* Queues a ticket behind the present work of the stream. */
 bt_status_t bt_cu_work_add(struct bt_engine *e, struct bt_host_ticket *t, enum bt_cu_kind kind,
                            cudaStream_t s, struct bt_cu_work **w_p) BT_MUST_CHECK;
 /* config is loaded; sizes come from host.info. */
 bt_status_t bt_cu_draw_open(struct bt_engine *e) BT_MUST_CHECK;
 void bt_cu_draw_close(struct bt_engine *e);
-/* Tells the device what a slot's draws need beyond their parameters: bias, and the counts of its
- * tokens where it has penalties. */
+/* Sends the device what a slot's draws need in addition to their parameters: bias, and, with
+ * penalties, the counts of its tokens. */
 bt_status_t bt_cu_draw_slot(struct bt_engine *e, uint32_t slot, const struct bt_engine_params *p,
                             const uint32_t *tokens, uint32_t n, uint32_t n_prompt) BT_MUST_CHECK;
 bt_status_t bt_cu_draw_fork(struct bt_engine *e, uint32_t from, uint32_t to) BT_MUST_CHECK;
@@ -324,7 +324,8 @@ bt_status_t bt_cu_flow_close(struct bt_engine *e, uint32_t flow, bool abort_,
 void bt_cu_flows_advance(struct bt_engine *e);
 void bt_cu_flow_free(struct bt_engine *e, uint32_t flow);
 void bt_cu_flows_close(struct bt_engine *e);
-/* As bt_host_layer_wait, bt_host_layer_fire and bt_host_step_end, for the device's streams. */
+/* The same as bt_host_layer_wait, bt_host_layer_fire and bt_host_step_end, for the device's
+ * streams. */
 bt_status_t bt_cu_layer_wait(struct bt_engine *e, const struct bt_engine_batch *b,
                              uint32_t layer) BT_MUST_CHECK;
 bt_status_t bt_cu_layer_fire(struct bt_engine *e, const struct bt_engine_batch *b,

@@ -1,5 +1,5 @@
 /* Places matrices in e4m3: those of fp8 checkpoints, and those that model.quantize converts. Runs
- * in open; what it enqueues is on the stream of loads. */
+ * in open; its work is enqueued on the stream of loads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

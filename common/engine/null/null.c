@@ -29,7 +29,7 @@ struct bt_engine {
     float log_vocab;
     uint32_t kv_bytes;        /* used bytes of a position's KV: 8, fewer in very narrow heads */
     double step_us, token_us; /* BATON_NULL_PACE; 0: no delay */
-    uint32_t edit;            /* BATON_NULL_EDIT; 0: answers are no copies */
+    uint32_t edit;            /* BATON_NULL_EDIT; 0: answers do not copy the prompt */
 };
 
 #include "common/base/clock.h"
@@ -214,8 +214,9 @@ static bool ends(const struct bt_engine *e, uint32_t id)
     return eos;
 }
 
-/* Chooses a token that ends a sequence of this model only where the mask allows nothing else, so
- * that lengths are what the caller asked for. The vocabulary's size: the mask allows no token. */
+/* Chooses a token that ends a sequence of this model only if the mask allows no other, so that
+ * answers have the length that the caller asked for. Returns the vocabulary's size if the mask
+ * allows no token. */
 static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params *p, uint64_t state,
                        const uint32_t *mask)
 {
@@ -240,7 +241,7 @@ static uint32_t choose(const struct bt_engine *e, const struct bt_engine_params 
     return end;
 }
 
-/* Fills the result with the token as the only choice: there is no distribution. */
+/* Fills the result with the token as the only choice, because there is no distribution. */
 static void fill_out(const struct bt_engine *e, uint32_t slot, uint32_t pos, uint32_t token,
                      struct bt_engine_out *o)
 {
