@@ -18,9 +18,9 @@ cat <<'T'
 | `GPT2LMHeadModel` | GPT-2 | yes | yes, as Llama |
 
 - **A worker has one GPU.** A model runs today if one of the columns with one GPU has tokens for it (the second number needs a Hopper GPU); the columns with eight GPUs say only what their memory could hold, until several GPUs serve one model.
-- **Engines refuse** at the start what they cannot compute, by name, and say by how much a model does not fit.
+- **Engines refuse** a model that they cannot compute or that does not fit. They do so at the start, and name the reason.
 - **fp8 weights**: engines read fp8 checkpoints, and `model.quantize: fp8` makes fp8 of 16-bit ones.
-  A Hopper GPU keeps them in fp8, but for GPT-2, for the matrix that makes keys and values of latents, for MLPs and experts whose sizes 128 does not divide, and for experts with a scale for each row.
+  A Hopper GPU keeps them in fp8, except for GPT-2, for the matrix that makes keys and values of latents, for MLPs and experts whose sizes 128 does not divide, and for experts with a scale for each row.
   On the CPU engine they take 32 bits, as f16 and f32 weights do, and as all weights do without bf16 units ([engines](../common/engine/README.md)).
 - **MTP** (`model.mtp`, `worker.speculate: mtp`): the CPU engine runs DeepSeek V3's layer behind the last one and takes drafts from it, chained where there is one such layer or where there are several. The layer must share embedding and head with the model.
 - **fp8 KV** (`model.kv_dtype: fp8`): keys and values on the cuda engine, latents (DeepSeek, Kimi) on both engines.
