@@ -48,8 +48,8 @@ static void on_role(void *arg, struct bt_rpc_call *call, const void *data, size_
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT, why, NULL, 0);
     } else if (q->worker[0] == '\0') {
         bt_rpc_call_reply(call, BT_GRPC_INVALID_ARGUMENT,
-                          "role needs a worker, as 'batonctl nodes' shows it, and prefill, decode, "
-                          "both or own",
+                          "role needs the name of a worker, as 'batonctl nodes' shows it, and "
+                          "prefill, decode, both or own",
                           NULL, 0);
     } else {
         struct role_call *c = bt_calloc(1, sizeof(*c));

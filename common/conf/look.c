@@ -40,13 +40,13 @@ bool bt_conf_look_listen(const char *key, const char *addr)
         return true;
     }
     if (!split(addr, host, sizeof(host), &port)) {
-        bt_conf_say("%s: \"%.60s...\" is longer than an address can be", key, addr);
+        bt_conf_say("%s: \"%.60s...\" is too long for an address", key, addr);
         return false;
     }
     int rc =
         getaddrinfo(host[0] == '\0' || strcmp(host, "*") == 0 ? NULL : host, "0", &hints, &all);
     if (rc != 0) {
-        bt_conf_say("%s: the host of \"%s\" is not known here: %s", key, addr, gai_strerror(rc));
+        bt_conf_say("%s: the host of \"%s\" cannot be resolved: %s", key, addr, gai_strerror(rc));
         return false;
     }
     int error = EADDRNOTAVAIL;

@@ -340,7 +340,7 @@ bt_status_t bt_grammar_build_gbnf(struct bt_program *p, const char *text, size_t
     b.status = bt_gbnf_parse(&g, text, len, err, err_cap);
     const struct bt_gbnf_rule *root = root_of(&g);
     if (b.status == BT_OK && root == NULL) {
-        snprintf(err, err_cap, "there is no rule named root, with which the answer would begin");
+        snprintf(err, err_cap, "there is no rule named root; add it: the answer begins with it");
         b.status = BT_ERR_INVALID;
     }
     for (size_t i = 0; i < g.n_rules && b.status == BT_OK; i++) {

@@ -80,7 +80,7 @@ static uint32_t node(struct reader *r, enum bt_gbnf_kind kind, uint32_t first, u
 {
     struct bt_gbnf *g = r->g;
     if (g->n_nodes == NODES_MAX) {
-        return fail(r, BT_ERR_EXHAUSTED, r->p, "the grammar is too large");
+        return fail(r, BT_ERR_EXHAUSTED, r->p, "the grammar is too large; make it smaller");
     }
     if (g->n_nodes == g->cap_nodes) {
         g->cap_nodes = g->cap_nodes > 0 ? 2 * g->cap_nodes : 64;
@@ -149,7 +149,7 @@ static bool hex(struct reader *r, size_t n, uint32_t *cp_p)
         v = v << 4 | d;
     }
     if (v > BT_CHAR_MAX || (v >= 0xd800 && v <= 0xdfff)) {
-        fail(r, BT_ERR_INVALID, r->p, "this escape is no character of Unicode");
+        fail(r, BT_ERR_INVALID, r->p, "this escape is not a character of Unicode");
         return false;
     }
     r->p += n;
@@ -302,8 +302,9 @@ static uint32_t token(struct reader *r, bool without)
         node(r, without ? BT_GBNF_WITHOUT : BT_GBNF_TOKEN, (uint32_t)first, (uint32_t)(r->p - at));
     char q = peek(r, 0);
     if (without && q != '*' && q != '+') {
-        return fail(r, BT_ERR_UNSUPPORTED, at,
-                    "one token other than another is not supported; write !<text>* or !<text>+");
+        return fail(
+            r, BT_ERR_UNSUPPORTED, at,
+            "a single token other than a given one is not supported; write !<text>* or !<text>+");
     }
     if (without && id != BT_GBNF_NO_NODE) {
         r->g->nodes[id].min = q == '+';
@@ -390,10 +391,12 @@ static uint32_t group(struct reader *r)
 {
     const char *at = r->p++;
     if (r->depth == DEPTH_MAX) {
-        return fail(r, BT_ERR_EXHAUSTED, at, "groups are nested more than %d deep", DEPTH_MAX);
+        return fail(r, BT_ERR_EXHAUSTED, at, "groups are nested more than %d deep; nest fewer",
+                    DEPTH_MAX);
     }
     if (peek(r, 0) == '=' || peek(r, 0) == '!') {
-        return fail(r, BT_ERR_UNSUPPORTED, at, "look-ahead is not supported");
+        return fail(r, BT_ERR_UNSUPPORTED, at,
+                    "look-ahead is not supported; write the rules without it");
     }
     r->depth++;
     skip(r, true);

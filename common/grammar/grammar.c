@@ -32,7 +32,7 @@ static bt_status_t build(struct bt_program *p, const struct bt_grammar_spec *spe
         return bt_grammar_build_tags(p, spec->text, spec->len, start, err, err_cap);
     case BT_GRAMMAR_ANY: break;
     }
-    snprintf(err, err_cap, "there is no grammar of kind %d", (int)spec->kind);
+    snprintf(err, err_cap, "grammar kind %d is not known", (int)spec->kind);
     return BT_ERR_INVALID;
 }
 
@@ -40,8 +40,8 @@ bt_status_t bt_grammar_compile(const struct bt_grammar_spec *spec, struct bt_gra
                                char *err, size_t err_cap)
 {
     if (spec->len > BT_GRAMMAR_TEXT_MAX) {
-        snprintf(err, err_cap, "the text has %zu bytes, %d is the limit: shorten it", spec->len,
-                 BT_GRAMMAR_TEXT_MAX);
+        snprintf(err, err_cap, "the text has %zu bytes, but at most %d are allowed: shorten it",
+                 spec->len, BT_GRAMMAR_TEXT_MAX);
         return BT_ERR_EXHAUSTED;
     }
     struct bt_program *p = bt_program_create(BT_GRAMMAR_BYTES_MAX);
@@ -316,7 +316,7 @@ bt_status_t bt_grammar_cache_get(struct bt_grammar_cache *c, const struct bt_gra
     pthread_mutex_unlock(&c->lock);
     if (!fits) {
         bt_grammar_unref(g);
-        snprintf(err, err_cap, "the grammars in use fill the memory for them: try again later");
+        snprintf(err, err_cap, "the grammars in use fill the memory for grammars: try again later");
         return BT_ERR_EXHAUSTED;
     }
     *g_p = g;

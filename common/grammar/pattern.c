@@ -72,7 +72,7 @@ bt_status_t bt_grammar_build_choice(struct bt_program *p, const char *text, size
     struct choice *v = bt_calloc(n + 1, sizeof(*v));
     bt_status_t st = BT_OK;
     if (list == NULL) {
-        snprintf(err, err_cap, "the choices are no JSON: line %d: %s", e.line, e.text);
+        snprintf(err, err_cap, "the choices are not valid JSON: line %d: %s", e.line, e.text);
         st = BT_ERR_INVALID;
     } else if (n == 0) {
         snprintf(err, err_cap, "the choices must be an array of at least one string");
@@ -81,7 +81,7 @@ bt_status_t bt_grammar_build_choice(struct bt_program *p, const char *text, size
     json_array_foreach(list, i, item)
     {
         if (!json_is_string(item) && st == BT_OK) {
-            snprintf(err, err_cap, "choice %zu is no string", i);
+            snprintf(err, err_cap, "choice %zu is not a string", i);
             st = BT_ERR_INVALID;
         }
         v[i] = (struct choice){json_string_value(item), json_string_length(item)};

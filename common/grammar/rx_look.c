@@ -69,7 +69,8 @@ static void refuse(struct look *l, uint32_t id, const char *what)
 static bool stopped(struct look *l, uint32_t id)
 {
     if (l->err->status == BT_OK && (bt_rx_set_full(l->s) || l->steps > STEPS_MAX)) {
-        bt_ast_fail(l->err, BT_ERR_EXHAUSTED, l->ast->nodes[id].at, "the pattern is too large");
+        bt_ast_fail(l->err, BT_ERR_EXHAUSTED, l->ast->nodes[id].at,
+                    "the pattern is too large; make it smaller");
     }
     return l->err->status != BT_OK;
 }

@@ -71,7 +71,8 @@ static bool eat(struct parser *p, const char *text)
 static bool spend(struct parser *p, size_t work)
 {
     p->work += work;
-    return p->work <= WORK_MAX || FAIL(p, BT_ERR_EXHAUSTED, "the pattern is too large");
+    return p->work <= WORK_MAX ||
+           FAIL(p, BT_ERR_EXHAUSTED, "the pattern is too large; make it smaller");
 }
 
 /* ---- nodes ---- */
@@ -79,7 +80,7 @@ static uint32_t node(struct parser *p, enum bt_ast_kind kind)
 {
     struct bt_ast *a = p->ast;
     if (a->n == NODES_MAX) {
-        FAIL(p, BT_ERR_EXHAUSTED, "the pattern is too large");
+        FAIL(p, BT_ERR_EXHAUSTED, "the pattern is too large; make it smaller");
         return BT_AST_NO_NODE;
     }
     if (a->n == a->cap) {
@@ -138,7 +139,7 @@ static uint32_t chars_node(struct parser *p, struct bt_chars *c, bool negate)
             bt_chars_add(all, c->v[i].first, c->v[i].last);
         }
         if (all->n > RANGES_MAX || !spend(p, c->n)) {
-            FAIL(p, BT_ERR_EXHAUSTED, "the pattern is too large");
+            FAIL(p, BT_ERR_EXHAUSTED, "the pattern is too large; make it smaller");
             id = BT_AST_NO_NODE;
         }
     }
@@ -326,7 +327,8 @@ static bool char_escape(struct parser *p, bool in_class, uint32_t *cp_p)
     }
     p->i = at;
     if (c == 'k' || (c >= '1' && c <= '9')) {
-        return FAIL(p, BT_ERR_UNSUPPORTED, "back references cannot be enforced");
+        return FAIL(p, BT_ERR_UNSUPPORTED,
+                    "back references cannot be enforced; write the pattern without them");
     }
     return FAIL(p, BT_ERR_INVALID, "\\%c is no escape of ECMA-262", (char)c);
 }
@@ -469,7 +471,8 @@ static uint32_t group_node(struct parser *p)
     } else if (eat(p, "?<") || eat(p, "?P<")) {
         id = group_name(p) ? group_body(p, at) : BT_AST_NO_NODE;
     } else if (eat(p, "?P=")) {
-        FAIL(p, BT_ERR_UNSUPPORTED, "back references cannot be enforced");
+        FAIL(p, BT_ERR_UNSUPPORTED,
+             "back references cannot be enforced; write the pattern without them");
         return BT_AST_NO_NODE;
     } else if (eat(p, "?")) {
         if (!group_flags(p, &scoped)) {
@@ -547,7 +550,7 @@ static uint32_t parse_atom(struct parser *p)
         return BT_AST_NO_NODE;
     case '(': {
         if (p->depth == DEPTH_MAX) {
-            FAIL(p, BT_ERR_EXHAUSTED, "groups are nested more than %d deep", DEPTH_MAX);
+            FAIL(p, BT_ERR_EXHAUSTED, "groups are nested more than %d deep; nest fewer", DEPTH_MAX);
             return BT_AST_NO_NODE;
         }
         p->i++;
@@ -644,7 +647,7 @@ static uint32_t parse_term(struct parser *p)
     id = repeat(p, id, min, max);
     p->i += n;
     if (peek(p, 0) == '+') {
-        FAIL(p, BT_ERR_UNSUPPORTED, "a possessive quantifier cannot be enforced");
+        FAIL(p, BT_ERR_UNSUPPORTED, "a possessive quantifier cannot be enforced; remove its +");
         return BT_AST_NO_NODE;
     }
     p->i += peek(p, 0) == '?'; /* a lazy quantifier has the same language */
@@ -693,7 +696,7 @@ bt_status_t bt_rx_parse(struct bt_rx_set *s, const char *pattern, size_t len, bo
     struct bt_ast_err e = {.status = BT_OK, .text = err, .cap = err_cap};
     struct parser p = {.p = pattern, .len = len, .ast = &ast, .err = &e};
     if (len >= UINT32_MAX) {
-        FAIL(&p, BT_ERR_EXHAUSTED, "the pattern is too large");
+        FAIL(&p, BT_ERR_EXHAUSTED, "the pattern is too large; make it smaller");
     } else {
         ast.root = parse_alt(&p);
         if (ast.root != BT_AST_NO_NODE && more(&p)) {

@@ -141,7 +141,7 @@ static void white_space(struct bt_schema *c)
     if (!x)
         return;
     if (x->type != BT_SJ_OBJECT)
-        bt_schema_fail(c, BT_ERR_INVALID, x, "x-guidance is an object");
+        bt_schema_fail(c, BT_ERR_INVALID, x, "x-guidance must be an object");
     for (uint32_t i = 0; i < x->n; i++) {
         const struct bt_sj *v = x->items[i];
         bool flexible = bt_sj_get(x, "whitespace_flexible") == v;
@@ -151,8 +151,8 @@ static void white_space(struct bt_schema *c)
                 "only whitespace_pattern and whitespace_flexible are known; leave it out");
         if (flexible ? v->type != BT_SJ_TRUE && v->type != BT_SJ_FALSE : v->type != BT_SJ_STRING)
             bt_schema_fail(c, BT_ERR_INVALID, v,
-                           flexible ? "whitespace_flexible is true or false"
-                                    : "whitespace_pattern is a string");
+                           flexible ? "whitespace_flexible must be true or false"
+                                    : "whitespace_pattern must be a string");
     }
     const struct bt_sj *pattern = bt_sj_get(x, "whitespace_pattern");
     const struct bt_sj *flexible = bt_sj_get(x, "whitespace_flexible");

@@ -36,7 +36,7 @@ uint32_t bt_schema_count(struct bt_schema *c, const struct bt_sj *v, uint32_t ot
     bool whole = v->type == BT_SJ_NUMBER && !v->num.neg &&
                  (!v->num.n || (v->num.exp > 0 && (uint32_t)v->num.exp >= v->num.n));
     if (!whole)
-        bt_schema_fail(c, BT_ERR_INVALID, v, "this is a whole number of 0 or more");
+        bt_schema_fail(c, BT_ERR_INVALID, v, "this must be a whole number of 0 or more");
     uint64_t n = 0;
     for (int32_t i = 0; v->num.n && i < v->num.exp && n < UINT32_MAX; i++)
         n = n * 10 + (uint64_t)((uint32_t)i < v->num.n ? v->num.d[i] - '0' : 0);

@@ -541,9 +541,10 @@ static bt_rx_t triggers_rx(struct builder *b, const json_t *spec)
                                 : parts_head_rx(b, json_object_get(item, "begin"));
         if (v[i] == BT_RX_EMPTY) {
             fail(b, BT_ERR_INVALID,
-                 triggers != NULL ? "trigger %zu is no text"
-                                  : "tag %zu begins with no text, by which it would be noticed in "
-                                    "free text; give it one, or \"free_text\": false",
+                 triggers != NULL
+                     ? "trigger %zu is not a text"
+                     : "tag %zu does not begin with a text, so its beginning cannot be found in "
+                       "free text; begin it with a text, or set \"free_text\": false",
                  i);
         }
     }
@@ -616,9 +617,9 @@ bt_status_t bt_grammar_build_tags(struct bt_program *p, const char *text, size_t
     json_error_t e;
     json_t *spec = json_loadb(text, len, JSON_REJECT_DUPLICATES, &e);
     b.any = bt_rx_repeat(b.s, bt_rx_chars(b.s, BT_RX_UTF8, &all, 1), 0, BT_RX_NO_MAX);
-    bt_node_t node =
-        spec != NULL ? whole(&b, spec, (struct span){text, text + len})
-                     : fail(&b, BT_ERR_INVALID, "the spec is no JSON: line %d: %s", e.line, e.text);
+    bt_node_t node = spec != NULL ? whole(&b, spec, (struct span){text, text + len})
+                                  : fail(&b, BT_ERR_INVALID,
+                                         "the spec is not valid JSON: line %d: %s", e.line, e.text);
     if (b.status == BT_OK) {
         *start = node;
     }

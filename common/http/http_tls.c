@@ -163,8 +163,8 @@ static bt_status_t read_revoked(const struct bt_http_tls *t, struct bt_revoked *
         bool none = errno == ENOENT && lstat(t->files[REVOKED], &st_file) != 0;
         return none && t->revoked == NULL
                    ? BT_OK
-                   : fault(t, REVOKED, err, cap, "it cannot be read: %s; restart to do without it",
-                           reason);
+                   : fault(t, REVOKED, err, cap,
+                           "it cannot be read: %s; put it back, or restart to use none", reason);
     }
     char *text = bt_calloc(1, REVOKED_MAX + 1);
     size_t n = fread(text, 1, REVOKED_MAX, f);
@@ -217,7 +217,8 @@ static bt_status_t read_files(const struct bt_http_tls *t, struct reading *r, ch
                        "it has no certificate in PEM form; remove it if clients need none");
     } else if (!asks && t->asks) {
         status = fault(t, CLIENT_CA, err, cap,
-                       "it is gone, and clients still need certificates; restart to end that");
+                       "it was removed, but clients still need certificates; put it back, or "
+                       "restart if clients need none");
     }
     BIO_free(ca);
     if (status == BT_OK) {
@@ -262,7 +263,7 @@ static void on_look(void *arg)
     memcpy(t->stamps, now, sizeof(now));
     if (read_files(t, &r, err, sizeof(err)) != BT_OK) {
         BT_WARN("tls_not_renewed", "why=%s remedy=%s", err,
-                "the files that were read before stay in use");
+                "the files that were read before stay in use; correct the new ones");
         return;
     }
     SSL_CTX_free(t->ctx); /* connections that stand have references of their own */

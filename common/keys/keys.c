@@ -278,7 +278,7 @@ static bool read_line(struct reading *r, char *line, size_t n, uint32_t number, 
                       size_t cap)
 {
     if (memchr(line, '\0', n) != NULL) {
-        snprintf(err, cap, "a key holds a NUL");
+        snprintf(err, cap, "a key contains a NUL character");
         return false;
     }
     while (n > 0 && strchr(" \t\r\n", line[n - 1]) != NULL) {

@@ -20,7 +20,7 @@ enum { CASE_HELLO = 1, CASE_HEARTBEAT = 2 };
                        offsetof(type, heartbeat) == offsetof(struct envelope, m) &&                \
                        (int)prefix##__M_HELLO == CASE_HELLO &&                                     \
                        (int)prefix##__M_HEARTBEAT == CASE_HEARTBEAT,                               \
-                   #type " is no envelope")
+                   #type " is not an envelope message")
 IS_ENVELOPE(Baton__ToWorker, BATON__TO_WORKER);
 IS_ENVELOPE(Baton__FromWorker, BATON__FROM_WORKER);
 IS_ENVELOPE(Baton__ToKvstore, BATON__TO_KVSTORE);

@@ -82,7 +82,8 @@ const char *bt_rpc_hello_why(bt_hello_fault_t fault, const struct bt_rpc_identit
                  h->name, h->cluster, self->name, self->cluster);
         return buf;
     case BT_HELLO_NAME:
-        snprintf(buf, cap, "the hello to " NAME " has an empty name: run the same release",
+        snprintf(buf, cap,
+                 "the hello to " NAME " has an empty name: run the same release in all daemons",
                  self->name);
         return buf;
     case BT_HELLO_CERTIFICATE:

@@ -81,10 +81,10 @@ static bt_status_t check_key(const struct bt_tls *t, const char *cert, char *err
     bt_status_t st2 = bt_cert_key_fits(cert, key, why, sizeof(why));
     explicit_bzero(key, strlen(key));
     free(key);
-    return st2 == BT_OK
-               ? BT_OK
-               : fault(t, "key", t->files[BT_TLS_KEY], err, cap,
-                       "%s (%s); give the two that belong together", why, t->files[BT_TLS_CERT]);
+    return st2 == BT_OK ? BT_OK
+                        : fault(t, "key", t->files[BT_TLS_KEY], err, cap,
+                                "%s (%s); give a key and a certificate that belong together", why,
+                                t->files[BT_TLS_CERT]);
 }
 
 static bt_status_t check_names(struct bt_tls *t, const struct bt_cert *own, char *err, size_t cap)
@@ -195,7 +195,7 @@ static void on_look(void *arg)
     memcpy(t->stamps, now, sizeof(now));
     if (read_all(t, &r, err, sizeof(err)) != BT_OK) {
         BT_WARN("tls_not_renewed", "why=%s remedy=%s", err,
-                "until it is right, new connections may fail");
+                "correct it: until then new connections may fail");
         return;
     }
     pthread_mutex_lock(&t->lock);

@@ -65,7 +65,8 @@ static void read_url(struct reader *r, struct bt_trace_conf *c)
         return;
     }
     if (strchr(v, '@') != NULL) { /* the log names the address */
-        wrong(r, name, "...", "credentials belong into OTEL_EXPORTER_OTLP_HEADERS, not into it");
+        wrong(r, name, "...",
+              "put credentials into OTEL_EXPORTER_OTLP_HEADERS, not into the address");
         return;
     }
     size_t len = strlen(v);

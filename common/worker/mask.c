@@ -148,8 +148,8 @@ static void failed(struct bt_wcore *c, struct bt_wreq *r, bt_status_t st)
         bt_wcore_end(c, r, st, "the %u tokens behind the prompt do not follow the grammar", n);
     } else {
         bt_wcore_end(c, r, told(st),
-                     "the grammar needs too much behind %u tokens of the answer (%s): make it "
-                     "simpler",
+                     "the grammar needs too much time or memory after %u tokens of the answer "
+                     "(%s): make it simpler",
                      n, bt_status_text(st));
     }
 }

@@ -141,7 +141,8 @@ static void compile(struct bt_wmask_pool *p, struct bt_wgrammar *g)
     const struct bt_grammar_spec spec = {.kind = g->kind, .text = g->text, .len = g->len};
     if (p->vocab_status != BT_OK) { /* of this machine: another worker may do it */
         g->status = BT_ERR_UNAVAILABLE;
-        snprintf(g->detail, sizeof(g->detail), "no constraints here: %.160s", p->vocab_why);
+        snprintf(g->detail, sizeof(g->detail), "this worker cannot constrain answers: %.160s",
+                 p->vocab_why);
     } else if (g->kind == BT_GRAMMAR_ANY) { /* a budget of reasoning needs the vocabulary only */
         g->status = BT_OK;
     } else if (!has_ends(&p->vocab, g)) {

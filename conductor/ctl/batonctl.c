@@ -138,7 +138,8 @@ static int check_command(const struct bt_ctl *c, const struct bt_ctl_command *k)
     for (size_t i = 0; i < bt_ctl_n_options; i++) {
         if (c->opt[i] != NULL && !bt_ctl_takes(k, &bt_ctl_options[i])) {
             char text[120];
-            snprintf(text, sizeof(text), "%s is no option of this command", bt_ctl_options[i].name);
+            snprintf(text, sizeof(text), "%s is not an option of this command",
+                     bt_ctl_options[i].name);
             return bt_ctl_usage(text, k->name);
         }
     }

@@ -298,7 +298,7 @@ int bt_ctl_debug(const struct bt_ctl *c)
         printf("%s\n", archive);
         fprintf(stderr,
                 "batonctl: %zu files, without prompts, answers and keys; they name hosts, requests "
-                "and tenants: look through them before you send them to others\n",
+                "and tenants: read them before you send them to others\n",
                 b.n);
     }
     free(top);

@@ -298,7 +298,7 @@ static void look_configuration(const struct look *l)
     if (rc == 0) {
         find(l, BT_CTL_GOOD, "configuration", NULL, "good");
     } else {
-        find(l, BT_CTL_FAULT, "configuration", "mend what the message names", "%s",
+        find(l, BT_CTL_FAULT, "configuration", "correct the fault that the message names", "%s",
              n != 0 ? out : "the program does not start");
     }
     free(out);
@@ -339,7 +339,7 @@ static void look_slab(const struct look *l)
         find(l, BT_CTL_FAULT, "slab",
              want > all ? "make the file system larger: mount -o remount,size=... (and in "
                           "/etc/fstab), or set a smaller kvstore.slab_bytes"
-                        : "remove what else lies there ('ls -l' shows it), or set a smaller "
+                        : "remove other files there ('ls -l' shows them), or set a smaller "
                           "kvstore.slab_bytes",
              "kvstore.slab_bytes is %s, and %s has %.1f GiB, %.1f of them free", size, folder,
              all / 0x1p30, left / 0x1p30);
@@ -497,7 +497,7 @@ static struct bt_tls *look_certificates(const struct look *l, bool of_etcd)
                                  .cluster = cluster,
                                  .host_names = of_etcd};
     if (bt_tls_create(&conf, &tls, err, sizeof(err)) != BT_OK) {
-        find(l, BT_CTL_FAULT, prefix, "mend what the message names", "%s", err);
+        find(l, BT_CTL_FAULT, prefix, "correct the fault that the message names", "%s", err);
         return NULL;
     }
     if (of_etcd && own[0] == '\0') {
@@ -542,8 +542,8 @@ static void look_etcd_at(const struct look *l, const char *endpoint, struct bt_t
     }
     bool slow = best > ETCD_SLOW_MS;
     find(l, slow ? BT_CTL_WARNING : BT_CTL_GOOD, "etcd",
-         slow ? "give etcd a disk of its own that syncs fast, and a near network: members whose "
-                "lease it renews too late are taken for dead"
+         slow ? "give etcd a disk of its own that syncs fast, and a fast network: members whose "
+                "lease it renews too late count as dead"
               : NULL,
          "%s takes a connection and answers a read in %.1f ms", endpoint, best);
 }
@@ -563,8 +563,8 @@ void bt_ctl_look_daemon(struct bt_ctl_findings *f, const struct bt_ctl_daemon *d
     struct look l = {.f = f, .d = d};
     if (d->stranger) {
         find(&l, BT_CTL_NOTE, "user",
-             "run batonctl doctor as that user to look at it; the daemons' user is " DAEMONS_USER,
-             "user %u runs this program, and root uses nothing that this user names",
+             "run batonctl doctor as that user to check it; the daemons' user is " DAEMONS_USER,
+             "user %u runs this program, and doctor, as root, reads no file that this user names",
              (unsigned)d->uid);
         return;
     }

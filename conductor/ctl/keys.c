@@ -358,7 +358,7 @@ static int key_revoke(const struct bt_ctl *c)
         fprintf(stderr, "batonctl: %s has no key %s; 'batonctl key list' shows the ids\n",
                 c->opt[BT_CTL_FILE], c->arg2);
     } else if (found->revoked_s != 0) {
-        fprintf(stderr, "batonctl: the key %s was revoked before\n", c->arg2);
+        fprintf(stderr, "batonctl: the key %s is already revoked\n", c->arg2);
         rc = 0;
     } else {
         char word[48] = "revoked=";

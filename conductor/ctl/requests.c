@@ -256,7 +256,7 @@ int bt_ctl_explain(const struct bt_ctl *c)
 static void drain_text(const Baton__AdminDrain *d)
 {
     if (!d->draining) {
-        printf("%s is used again\n", d->node);
+        printf("%s is in use again\n", d->node);
         return;
     }
     printf("%s is being drained:", d->node);

@@ -260,7 +260,7 @@ static const char *command_name(unsigned command)
 static bool refuse(const char *arg, int opt, int meant)
 {
     if (opt == ':') {
-        fprintf(stderr, "baton-sim: a value is missing behind --%s\n", known[meant - 256].name);
+        fprintf(stderr, "baton-sim: --%s needs a value\n", known[meant - 256].name);
     } else {
         fprintf(stderr, "baton-sim: there is no option '%s'; baton-sim help lists them\n", arg);
     }
@@ -279,7 +279,7 @@ static bool parse(int argc, char **argv, unsigned command, struct args *a)
             return refuse(argv[optind - 1], opt, optopt);
         }
         if ((known[opt - 256].of & command) == 0) {
-            fprintf(stderr, "baton-sim: --%s is no option of %s; baton-sim help lists them\n",
+            fprintf(stderr, "baton-sim: --%s is not an option of %s; baton-sim help lists them\n",
                     known[opt - 256].name, command_name(command));
             return false;
         }

@@ -269,7 +269,7 @@ def test_check_looks_at_this_host(tmp_path, daemon):
     empty = tmp_path / "empty"
     empty.mkdir()
     faults = [({"rpc.listen": "192.0.2.1:7000"}, [r"rpc\.listen", "this host cannot listen on"]),
-              ({"http.listen": "nowhere.invalid:7000"}, [r"http\.listen", "not known here"]),
+              ({"http.listen": "nowhere.invalid:7000"}, [r"http\.listen", "cannot be resolved"]),
               ({"model.path": str(tmp_path / "none")}, [r"model\.path", "No such file"]),
               ({"model.path": str(empty)}, [r"config\.json"])]
     if daemon == "baton-kvstore":
@@ -447,7 +447,7 @@ def test_api_keys_file(tmp_path, args):
     for f in (bad_terms, nul):
         f.chmod(0o600)
     for bad, says in (("/nonexistent", "No such file"), (tmp_path, "it is a directory"), (bad_terms, ":3: rps=fast: give a number"),
-                      (nul, ":2: a key holds a NUL")):
+                      (nul, ":2: a key contains a NUL character")):
         refuse(USAGE, [r"conductor\.api_keys_file: " + re.escape(str(bad)), says], "baton-conductor", *args,
                sets=base(tmp_path, "baton-conductor", conductor__api_keys_file=bad))
 

@@ -28,13 +28,13 @@ def sim(*args, timeout=120):
     (("run",), "--trace FILE is missing"),
     (("run", "--trace", SMALL), "--cluster is missing"),
     (("run", "--polcy", "lru", "--trace", SMALL), "there is no option '--polcy'"),
-    (("run", "--trace"), "a value is missing behind --trace"),
+    (("run", "--trace"), "--trace needs a value"),
     (("run", "--trace", SMALL, "more"), "'more' is not an option"),
     # What a command has no use for is not passed over in silence.
-    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--gpus", "4"), "--gpus is no option of run"),
-    (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "4", "--policy", "lru"), "--policy is no option of plan"),
-    (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "4", "--set", "layers=3"), "--set is no option of plan"),
-    (("cache", "--trace", SMALL, "--blocks", "500", "--rate", "2"), "--rate is no option of cache"),
+    (("run", "--cluster", "h200-8b", "--trace", SMALL, "--gpus", "4"), "--gpus is not an option of run"),
+    (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "4", "--policy", "lru"), "--policy is not an option of plan"),
+    (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "4", "--set", "layers=3"), "--set is not an option of plan"),
+    (("cache", "--trace", SMALL, "--blocks", "500", "--rate", "2"), "--rate is not an option of cache"),
     # A number that would be rounded to another meaning.
     (("run", "--cluster", "h200-8b", "--trace", SMALL, "--ttft", "0.5"), "--ttft: '0.5' is not a whole number"),
     (("plan", "--config", "h200-8b", "--trace", SMALL, "--gpus", "2.5"), "--gpus: '2.5' is not a whole number"),

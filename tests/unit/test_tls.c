@@ -411,7 +411,8 @@ static void test_files(void **state)
     } cases[] = {
         {"main", "main/nobody", "kvstore", "n1", "nobody.crt: it cannot be read: No such file"},
         {"nowhere", "main/n1", "kvstore", "n1", "cluster.tls.ca: "},
-        {"main", "main/mixed", "kvstore", "n1", "give the two that belong together"},
+        {"main", "main/mixed", "kvstore", "n1",
+         "give a key and a certificate that belong together"},
         {"main", "main/open", "kvstore", "n1", "is open to everybody (mode 0644): chmod 0600 it"},
         {"main", "main/late", "kvstore", "late", "late.crt: the certificate expired at 20"},
         {"other", "main/n1", "kvstore", "n1", "n1.crt: another CA signed the certificate"},
