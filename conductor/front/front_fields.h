@@ -54,7 +54,7 @@ bool bt_front_fields_check(const json_t *object, uint64_t kinds, const char *pre
 enum bt_front_use {
     FRONT_USED,     /* read and checked by the parsers */
     FRONT_HARMLESS, /* accepted with any value: it cannot change the generated text */
-    /* would change the answer and is not implemented: only neutral values are accepted */
+    /* would change the answer, and is not supported: only neutral values are accepted */
     FRONT_REFUSED
 };
 

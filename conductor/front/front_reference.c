@@ -303,20 +303,20 @@ void bt_front_reference_page(const struct bt_front_route *routes, size_t n, stru
     struct line l;
     const struct bt_front_object_doc *o;
     line_init(&l);
-    bt_buf_puts(
-        out,
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">"
-        "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
-        "<title>Baton: API reference</title>"
-        "<link rel=\"icon\" href=\"/ui/icon.svg\">"
-        "<link rel=\"stylesheet\" href=\"/ui/reference.css\"></head><body><main>\n"
-        "<p class=\"links\"><a href=\"/\">Baton</a> <a href=\"/ui\">Cluster page</a> "
-        "<a href=\"/openapi.json\">OpenAPI</a></p>\n<h1>API reference</h1>\n"
-        "<p><b>supported</b>: read and checked. <b>no effect</b>: accepted with any value, "
-        "because it cannot change the generated text. <b>refused</b>: it would change the "
-        "answer and is not implemented; it may be null or neutral, otherwise the answer is 400. "
-        "Any other field gets 400 with its name. <code>null</code> is the same as leaving "
-        "a field out.</p>\n<h2>Endpoints</h2>\n");
+    bt_buf_puts(out,
+                "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">"
+                "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
+                "<title>Baton: API reference</title>"
+                "<link rel=\"icon\" href=\"/ui/icon.svg\">"
+                "<link rel=\"stylesheet\" href=\"/ui/reference.css\"></head><body><main>\n"
+                "<p class=\"links\"><a href=\"/\">Baton</a> <a href=\"/ui\">Cluster page</a> "
+                "<a href=\"/openapi.json\">OpenAPI</a></p>\n<h1>API reference</h1>\n"
+                "<p><b>supported</b>: read and checked. <b>no effect</b>: accepted with any value, "
+                "because it cannot change the generated text. <b>refused</b>: it would change the "
+                "answer, and this server does not support it; it may be null or neutral, otherwise "
+                "the answer is 400. "
+                "Any other field gets 400 with its name. <code>null</code> is the same as leaving "
+                "a field out.</p>\n<h2>Endpoints</h2>\n");
     page_routes(routes, n, out);
     bt_buf_puts(out, "<h2>Bodies of completions, chat, tokenize and detokenize</h2>\n<p>A field "
                      "without a route is of completions and chat.</p>\n");

@@ -11,7 +11,7 @@ and `/openapi.json` (OpenAPI 3.1). Baton accepts the OpenAI API as vLLM extends 
 
 - **supported**: read and checked.
 - **no effect**: accepted with any value, because it cannot change the generated text.
-- **refused**: it would change the answer and is not implemented. It may be null or neutral (false, 0, an empty string, list or
+- **refused**: it would change the answer, and this server does not support it. It may be null or neutral (false, 0, an empty string, list or
   object, or what the line accepts). Otherwise the answer is 400 with `param` and `code: unsupported_parameter`.
 
 Any other field gets 400 with `param`, `code: unknown_parameter` and, if one is near, the field that was probably meant. `null`
