@@ -141,7 +141,7 @@ static void compile(struct bt_wmask_pool *p, struct bt_wgrammar *g)
     const struct bt_grammar_spec spec = {.kind = g->kind, .text = g->text, .len = g->len};
     if (p->vocab_status != BT_OK) { /* of this machine: another worker may do it */
         g->status = BT_ERR_UNAVAILABLE;
-        snprintf(g->detail, sizeof(g->detail), "this worker cannot constrain answers: %.160s",
+        snprintf(g->detail, sizeof(g->detail), "this worker cannot constrain answers: %.150s",
                  p->vocab_why);
     } else if (g->kind == BT_GRAMMAR_ANY) { /* a budget of reasoning needs the vocabulary only */
         g->status = BT_OK;
