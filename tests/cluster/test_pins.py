@@ -91,7 +91,7 @@ def test_a_pinned_prefix_outlives_a_flood_until_it_is_unpinned(pool, tmp_path):
     pool.cached(other)
     pin = pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "1h", "--label", "system prompt")
     assert (pin["blocks"], pin["tokens"], pin["renewed"]) == (WHOLE // BLOCK, PROMPT, False)
-    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 10, "all of it is protected")
+    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 60, "all of it is protected")
     assert pool.metric('baton_pool_pinned_blocks{tier="slab"}') == WHOLE // BLOCK
     pool.flood()
     assert pool.cached(other)[0] == 0
@@ -100,9 +100,9 @@ def test_a_pinned_prefix_outlives_a_flood_until_it_is_unpinned(pool, tmp_path):
     assert listed["label"] == "system prompt" and 3500 < listed["seconds_left"] <= 3600
     again = pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "2h")  # the same prefix: the same pin
     assert again["id"] == pin["id"] and again["renewed"] is True
-    wait_for(lambda: pool.pins()[pin["id"]]["seconds_left"] > 3600, 10, "it has its new time")
+    wait_for(lambda: pool.pins()[pin["id"]]["seconds_left"] > 3600, 60, "it has its new time")
     pool.r.ctl("unpin", pin["id"])
-    wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="slab"}') == 0, 10, "nothing is protected")
+    wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="slab"}') == 0, 60, "nothing is protected")
     assert pool.pins() == {}
     pool.flood()
     assert pool.cached(mine)[0] == 0
@@ -111,7 +111,7 @@ def test_a_pinned_prefix_outlives_a_flood_until_it_is_unpinned(pool, tmp_path):
 def test_what_is_pinned_first_and_computed_later_is_protected_as_well(pool, tmp_path):
     mine = ids("later")
     pin = pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "1h")
-    wait_for(lambda: pool.metric("baton_pool_pins") == 1, 10, "the kvstore knows of it")
+    wait_for(lambda: pool.metric("baton_pool_pins") == 1, 60, "the kvstore knows of it")
     assert pool.held(pin) == 0
     pool.cached(mine)
     pool.flood()
@@ -121,9 +121,10 @@ def test_what_is_pinned_first_and_computed_later_is_protected_as_well(pool, tmp_
 def test_time_ends_a_pin(pool, tmp_path):
     mine = ids("short")
     pool.cached(mine)
-    pin = pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "3s")
-    wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="slab"}') == WHOLE // BLOCK, 10, "it is protected")
-    wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="slab"}') == 0, 10, "its time has ended it")
+    pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "1h")
+    wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="slab"}') == WHOLE // BLOCK, 60, "it is protected")
+    pin = pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "2s")  # renewed: it has less time now
+    wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="slab"}') == 0, 60, "its time has ended it")
     assert pin["id"] not in pool.pins()
     pool.flood()
     assert pool.cached(mine)[0] == 0
@@ -134,11 +135,11 @@ def test_beyond_pin_max_the_older_pin_and_its_head_are_protected(pool, tmp_path)
     first, second = ids("first", BLOCK * (most // 2)), ids("second", BLOCK * most)
     a = pool.pin("--tokens-file", tokens_file(tmp_path, first), "--ttl", "1h")
     b = pool.pin("--tokens-file", tokens_file(tmp_path, second), "--ttl", "1h")
-    wait_for(lambda: pool.metric("baton_pool_pins") == 2, 10, "the kvstore knows of both")
+    wait_for(lambda: pool.metric("baton_pool_pins") == 2, 60, "the kvstore knows of both")
     pool.cached(second + [5])  # the younger one first: it gives way
     pool.cached(first + [5])
-    wait_for(lambda: pool.held(a) == most // 2, 10, "all of the older one")
-    wait_for(lambda: pool.held(b) == most - most // 2, 10, "the rest for the younger one")
+    wait_for(lambda: pool.held(a) == most // 2, 60, "all of the older one")
+    wait_for(lambda: pool.held(b) == most - most // 2, 60, "the rest for the younger one")
     assert pool.metric('baton_pool_pinned_blocks{tier="slab"}') == most
     assert pool.pins()[b["id"]]["at"][0]["slab_beyond"] == most // 2
     assert pool.metric('baton_pool_pin_beyond_blocks{tier="slab"}') == most // 2
@@ -146,7 +147,7 @@ def test_beyond_pin_max_the_older_pin_and_its_head_are_protected(pool, tmp_path)
     assert pool.cached(first + [5])[0] == BLOCK * (most // 2)
     assert pool.cached(second + [5])[0] == BLOCK * (most - most // 2)
     pool.r.ctl("unpin", a["id"])  # there is room: the younger one's tail, which is cached again, gets it
-    wait_for(lambda: pool.held(b) == most, 10, "all of the younger one")
+    wait_for(lambda: pool.held(b) == most, 60, "all of the younger one")
 
 
 def test_prompts_chats_and_requests_can_be_named(pool, tmp_path):
@@ -171,7 +172,7 @@ def test_prompts_chats_and_requests_can_be_named(pool, tmp_path):
         return r["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
 
     ask("What news on the Rialto?")
-    assert wait_for(lambda: pool.held(chat), 10, "its blocks are cached") == chat["blocks"] > 3
+    assert wait_for(lambda: pool.held(chat), 60, "its blocks are cached") == chat["blocks"] > 3
     pool.flood()
     assert ask("Who goes there?") >= chat["blocks"] * BLOCK
 
@@ -229,21 +230,21 @@ def start_conductor_again(r, m):
             r.addr, r.c.host, r.c.port = found[1], found[2], int(found[3])
         return found and r.ctl("status")["serving"]
 
-    wait_for(ready, 30, "the next conductor serves")
+    wait_for(ready, 60, "the next conductor serves")
 
 
 def test_a_killed_kvstore_and_a_killed_conductor_keep_the_pins(pool, tmp_path):
     mine = ids("through crashes")
     pool.cached(mine)
     pin = pool.pin("--tokens-file", tokens_file(tmp_path, mine), "--ttl", "1h", "--label", "kept")
-    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 10, "all of it is protected")
+    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 60, "all of it is protected")
     pool.r.start_again(pool.r.kill("kvstore", "n1"))
-    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 20, "the next kvstore protects it")
+    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 60, "the next kvstore protects it")
     pool.flood()
     assert pool.cached(mine)[0] == WHOLE
     conductor = pool.r.kill("conductor", "n1")
     start_conductor_again(pool.r, conductor)
-    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 20, "it knows what is pinned, and where")
+    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 60, "it knows what is pinned, and where")
     assert pool.pins()[pin["id"]]["label"] == "kept"
     pool.flood()
     assert pool.cached(mine)[0] == WHOLE
@@ -267,7 +268,7 @@ def test_a_wall_clock_that_is_set_neither_ends_a_pin_nor_lets_it_last(tmp_path):
                 start_conductor_again(r, m)
 
         def holds():
-            wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 20, "all of it is protected")
+            wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 60, "all of it is protected")
             assert 3400 < pool.pins()[pin["id"]]["seconds_left"] <= 3600
 
         start_again("kvstore")
@@ -285,12 +286,12 @@ def test_a_wall_clock_that_is_set_neither_ends_a_pin_nor_lets_it_last(tmp_path):
         start_again("kvstore")
         start_again("conductor")
         holds()
-        short = pool.pin("--tokens-file", tokens_file(tmp_path, ids("short, set back")), "--ttl", "4s")
+        short = pool.pin("--tokens-file", tokens_file(tmp_path, ids("short, set back")), "--ttl", "10s")
         clock.jump(-day)
-        time.sleep(2)
+        time.sleep(1.5)  # kvstores look every second
         assert short["id"] in pool.pins()
         start_again("kvstore")
-        wait_for(lambda: pool.metric("baton_pool_pins") == 1 and short["id"] not in pool.pins(), 8, "its time has ended it")
+        wait_for(lambda: pool.metric("baton_pool_pins") == 1 and short["id"] not in pool.pins(), 60, "its time has ended it")
         holds()
     finally:
         r.stop()
@@ -314,13 +315,13 @@ def answers_while(pool, pin, down, up, tmp_path):
     finally:
         up()
     # What had been sent to it when it stood still it may do now, or not: both are told apart by looking.
-    made = wait_for(lambda: ctl_works(pool, "pin", "--tokens-file", other, "--ttl", "1h"), 20, "pins can be made again")
-    wait_for(lambda: made["id"] in pool.pins(), 10, "it is listed")
+    made = wait_for(lambda: ctl_works(pool, "pin", "--tokens-file", other, "--ttl", "1h"), 60, "pins can be made again")
+    wait_for(lambda: made["id"] in pool.pins(), 60, "it is listed")
     pool.r.ctl("unpin", made["id"])
-    wait_for(lambda: made["id"] not in pool.pins(), 10, "it is gone")
+    wait_for(lambda: made["id"] not in pool.pins(), 60, "it is gone")
     again = pool.pin("--tokens-file", prompt, "--ttl", "1h")
     assert again["id"] == pin["id"]
-    wait_for(lambda: list(pool.pins()) == [pin["id"]] and pool.held(pin) == WHOLE // BLOCK, 10, "one pin, protected")
+    wait_for(lambda: list(pool.pins()) == [pin["id"]] and pool.held(pin) == WHOLE // BLOCK, 60, "one pin, protected")
     pool.flood()
     assert pool.cached(ids("etcd"))[0] == WHOLE
 
@@ -334,7 +335,7 @@ def ctl_works(pool, *args):
 def test_pins_while_etcd_is_away(pool, tmp_path, how):
     pool.cached(ids("etcd"))
     pin = pool.pin("--tokens-file", tokens_file(tmp_path, ids("etcd")), "--ttl", "1h")
-    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 10, "all of it is protected")
+    wait_for(lambda: pool.held(pin) == WHOLE // BLOCK, 60, "all of it is protected")
     pid = ETCD["pid"] = ETCD.get("pid") or pool.c.daemon("etcd")["pid"]
     if how == "stands still":
         answers_while(pool, pin, lambda: os.kill(pid, signal.SIGSTOP), lambda: os.kill(pid, signal.SIGCONT), tmp_path)
@@ -371,14 +372,14 @@ def test_every_kvstore_that_has_it_protects_it(cluster, tmp_path):
 
         both = {"kvstore-" + d["node"]: pin["blocks"] for d in cluster.status() if d["daemon"] == "kvstore"}
         assert len(both) == 2
-        wait_for(lambda: at() == both, 20, "both protect all of it")
+        wait_for(lambda: at() == both, 60, "both protect all of it")
     finally:
         ctl("unpin", pin["id"])
 
     def held():
         return [cluster.metrics("kvstore", i)['baton_pool_pinned_blocks{tier="slab"}'] for i in range(2)]
 
-    wait_for(lambda: held() == [0, 0], 20, "neither protects anything")
+    wait_for(lambda: held() == [0, 0], 60, "neither protects anything")
 
 
 def test_on_the_ssd(tmp_path):
@@ -396,7 +397,7 @@ def test_on_the_ssd(tmp_path):
             p = pool.pins()[pin["id"]]["at"]
             return (p[0]["slab_blocks"], p[0]["ssd_blocks"]) if p else None
 
-        wait_for(lambda: at() == (most, pin["blocks"]), 20, "the SSD has what the slab does not protect")
+        wait_for(lambda: at() == (most, pin["blocks"]), 60, "the SSD has what the slab does not protect")
         gone = pool.metric("baton_ssd_blocks_evicted_total")
         while pool.metric("baton_ssd_blocks_evicted_total") - gone < 2 * pool.metric("baton_ssd_slots"):
             pool.flood()
@@ -405,9 +406,9 @@ def test_on_the_ssd(tmp_path):
         m = r.members("kvstore", "n1")[0]
         os.kill(m["pid"], signal.SIGTERM)  # the slab goes with it
         r.start_again(m)
-        wait_for(lambda: at() == (0, pin["blocks"]), 20, "it is found on the SSD, and protected")
+        wait_for(lambda: at() == (0, pin["blocks"]), 60, "it is found on the SSD, and protected")
         assert pool.cached(mine + [5])[0] == BLOCK * pin["blocks"]
         r.ctl("unpin", pin["id"])
-        wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="ssd"}') == 0, 10, "nothing is protected")
+        wait_for(lambda: pool.metric('baton_pool_pinned_blocks{tier="ssd"}') == 0, 60, "nothing is protected")
     finally:
         r.stop()

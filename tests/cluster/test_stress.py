@@ -81,7 +81,7 @@ def test_250_requests_with_random_cancellations_leave_nothing(make_cluster):
         run_all([lambda p=prompt(rng): c.complete(p, 8) for _ in range(64)])
         return c.metrics("kvstore", 1)["baton_kv_received_bytes_total"] > 0
 
-    wait_for(warm, 30, "both decode workers were used: the kvstores' connection exists")
+    wait_for(warm, 240, "both decode workers were used: the kvstores' connection exists")
     before = settled(c)
 
     def cancelled(p, after, n):
