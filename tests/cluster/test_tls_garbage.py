@@ -118,7 +118,7 @@ def test_daemons_live_through_garbage(secure):
     clients = [client(tls, "admin"), client(tls, "n1-prefill")]
     hello = client_hello(clients[0])
     counts, end = [0, 0], time.monotonic() + SECONDS
-    while time.monotonic() < end:
+    while time.monotonic() < end or min(counts) < 3 and time.monotonic() < end + 60:  # a busy machine gets few of them through
         port = r.choice([p for ps in ports.values() for p in ps])
         if r.random() < 0.4:
             send(r.choice(shaking), damage(r, hello))
