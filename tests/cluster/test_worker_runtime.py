@@ -516,12 +516,13 @@ def test_preempted_rows_go_on_without_the_kvstore():
         c = Conductor(n)
         jobs = [(rid(), prompt(30 + i, 800 + i)) for i in range(6)]
         alone = [c.both(c.p, rid(), ids, 220) for _, ids in jobs]
-        n.pace(3)  # some seconds: they are met in the middle
+        n.pace(10)  # some seconds: they are met in the middle
         for r, ids in jobs:
             c.reserve(r, ids)
             c.submit(c.d, r, ids, c.pb.BOTH, 220)
         c.d.wait(lambda: all(c.d.tokens(r) for r, _ in jobs), "tokens")  # their grants are open
         n.procs["kvstore"].send_signal(signal.SIGSTOP)
+        n.pace(0)
         try:
             for r, _ in jobs[:3]:
                 assert c.d.ended(r).status == OK
