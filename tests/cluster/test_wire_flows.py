@@ -226,19 +226,19 @@ def test_listen_address_must_be_ours_and_private():
 
 
 def test_thousands_of_flows_leave_nothing_behind(peers):
-    n = 10000 if peers.transport == "ucx" else 3000
-    a, b = peers("a", slots=100), peers("b", slots=100)
+    n, kib = (3000, 512) if peers.transport == "ucx" else (1500, 2048)
+    one = {"MALLOC_ARENA_MAX": "1"}  # with an arena a thread, what the allocator keeps of gRPC's goes up by megabytes
+    a, b = peers("a", slots=100, env=one), peers("b", slots=100, env=one)
     a.ask("auto 48 16 3", "auto")
     warm = f"storm a {a.addr} {a.inc} 1 1000 48 16 3 1"
-    b.ask(warm, "storm done=1000 failed=0", 60)
+    b.ask(warm, "storm done=1000 failed=0", 120)
     ua, ub = a.usage(), b.usage()
-    b.ask(f"storm a {a.addr} {a.inc} 5000 {n} 48 16 3 1", f"storm done={n} failed=0", 120)
+    b.ask(f"storm a {a.addr} {a.inc} 5000 {n} 48 16 3 1", f"storm done={n} failed=0", 240)
     va, vb = a.usage(), b.usage()
     for u, v in ((ua, va), (ub, vb)):
         assert v["fds"] == u["fds"] and v["free"] == u["free"]
-        if sanitizer.KIND != "thread":  # it keeps what was done to each address
-            # What gRPC's allocations leave between them grows for longer, and stops at about 10 MB.
-            assert v["rss_kb"] - u["rss_kb"] < (4096 if peers.transport == "ucx" else 16384)
+        if not sanitizer.KIND:  # a sanitizer keeps what is freed
+            assert v["rss_kb"] - u["rss_kb"] < kib  # 20 and 330 were seen
     assert b.metrics()["baton_kv_peer_sessions"] == 1
 
 
