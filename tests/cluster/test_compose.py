@@ -16,8 +16,8 @@ from conftest import BUILD, PATIENCE, ROOT, wait_for
 
 COMPOSE = os.path.join(ROOT, "deploy", "compose")
 BIN = os.path.join(BUILD, "bin")
-WAIT_S = 60 * PATIENCE
-GET = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
+WAIT_S = 120 * PATIENCE
+GET = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=60).read().decode())"
 
 
 def services():
@@ -96,7 +96,7 @@ class Compose:
 
     def ask(self, key, path="/v1/models", body=None):
         """(status, answer) over HTTPS, with the CA that setup made; by curl, which enters the namespace."""
-        argv = ["curl", "-sS", "--max-time", "30", "--cacert", os.path.join(self.folder, "secrets", "ca.crt"), "-w", "\n%{http_code}",
+        argv = ["curl", "-sS", "--max-time", "120", "--cacert", os.path.join(self.folder, "secrets", "ca.crt"), "-w", "\n%{http_code}",
                 "-H", f"Authorization: Bearer {key}", "https://172.30.84.10:8000" + path]
         argv += ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body else []
         out = subprocess.run(self.machine.within + argv, stdout=subprocess.PIPE, text=True, check=True, timeout=WAIT_S).stdout
@@ -138,7 +138,7 @@ def test_clients_need_https_and_a_key(c):
 
 
 def test_batonctl_in_the_conductors_container(c):
-    p = subprocess.run(**c.within(c.conf["services"]["conductor"], ["batonctl", "nodes", "-o", "json"], stdout=subprocess.PIPE, timeout=60))
+    p = subprocess.run(**c.within(c.conf["services"]["conductor"], ["batonctl", "nodes", "-o", "json"], stdout=subprocess.PIPE, timeout=120))
     nodes = json.loads(p.stdout)
     assert {(n["kind"], n["node"]) for n in nodes} == {("conductor", "front"), ("kvstore", "node1"), ("prefill", "node1"),
                                                        ("kvstore", "node2"), ("decode", "node2")}
@@ -162,7 +162,7 @@ def test_prometheus_reaches_all(c):
 
     def up():
         out = subprocess.run(c.machine.within + ["/usr/bin/python3", "-c", GET, "http://172.30.84.3:9090/api/v1/query?query=up"],
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30).stdout
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=120).stdout
         got = {r["metric"]["instance"]: r["value"][1] for r in json.loads(out)["data"]["result"]} if out else {}
         return len(got) == 5 and set(got.values()) == {"1"}
 
@@ -177,6 +177,6 @@ def test_secrets_are_made_once(c):
     s = c.conf["services"]["setup"]
     with open(os.path.join(c.folder, "secrets", "salt")) as f:
         before = f.read()
-    again = subprocess.run(**c.within(s, shlex.split(c.here(s["command"], s)), stdout=subprocess.PIPE, text=True, check=True, timeout=60))
+    again = subprocess.run(**c.within(s, shlex.split(c.here(s["command"], s)), stdout=subprocess.PIPE, text=True, check=True, timeout=120))
     with open(os.path.join(c.folder, "secrets", "salt")) as f:
         assert f.read() == before and "key add" in again.stdout
