@@ -64,7 +64,7 @@ async function responses(name) {
 
   await refused(client.responses.create({ ...body, previous_response_id: "resp_1" }), 400,
                 "send the whole conversation");
-  await refused(client.responses.retrieve(whole.id), 404, "not stored");
+  await refused(client.responses.retrieve(whole.id), 404, "does not store");
   await refused(client.responses.create({ ...body, model: "gpt-4" }), 404, "gpt-4");
 }
 
