@@ -190,12 +190,12 @@ static void assert_prefix(uint32_t chain, uint32_t n)
 static void second_use_is_written_and_comes_back(void **state)
 {
     (void)state;
-    start(BT_TIER_SECOND_USE, false, 2000);
+    start(BT_TIER_SECOND_USE, false, 20000);
     chain_compute(1, 8);
     chain_compute(2, 8);
     assert_int_equal(ssd().written, 0);              /* used once: no wear */
     for (uint64_t r = 100; ssd().written < 8; r++) { /* a few at a time, so a few uses */
-        assert_true(r < 200);
+        assert_true(r < 3000);
         assert_int_equal(reserve(r, 1, 8 * NODE_BT + 5), 8);
         bt_grants_release(node.grants, SA, r, 1);
         settle();
@@ -217,11 +217,11 @@ static void second_use_is_written_and_comes_back(void **state)
 static void damaged_before_it_was_written(void **state)
 {
     (void)state;
-    start(BT_TIER_SECOND_USE, false, 2000);
+    start(BT_TIER_SECOND_USE, false, 20000);
     chain_compute(1, 4);
     ((uint8_t *)bt_slab_data(node.slab, slot_of(1, 2)))[77] ^= 1;
     for (uint64_t r = 100; ssd().written < 4; r++) {
-        assert_true(r < 200);
+        assert_true(r < 3000);
         assert_int_equal(reserve(r, 1, 4 * NODE_BT + 5), 4);
         bt_grants_release(node.grants, SA, r, 1);
         settle();
@@ -240,7 +240,7 @@ static void damaged_before_it_was_written(void **state)
 static void computed_again_is_a_second_use(void **state)
 {
     (void)state;
-    start(BT_TIER_SECOND_USE, false, 2000);
+    start(BT_TIER_SECOND_USE, false, 20000);
     chain_compute(1, 4);
     flood();
     settle();
@@ -267,7 +267,7 @@ static uint32_t lost_blocks(void)
 static void evict_policy_saves_what_goes(void **state)
 {
     (void)state;
-    start(BT_TIER_EVICT, false, 2000);
+    start(BT_TIER_EVICT, false, 20000);
     assert_true(node.cache->low >= 1);
     node.cache->low = 4;
     for (uint32_t chain = 1; chain <= 20; chain++) { /* in the pace of a disk */
@@ -282,11 +282,11 @@ static void evict_policy_saves_what_goes(void **state)
 static void restart_finds_everything(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, false, 2000);
+    start(BT_TIER_ALWAYS, false, 20000);
     chain_compute(1, 10);
     NODE_UNTIL(&node, on_ssd(1, 10) == 10);
     node_stop(&node);
-    start(BT_TIER_ALWAYS, false, 2000);
+    start(BT_TIER_ALWAYS, false, 20000);
     assert_int_equal(in_slab(1, 10), 0);
     assert_int_equal(reserve(1, 1, 10 * NODE_BT), 9); /* the last block is computed */
     assert_prefix(1, 9);
@@ -297,13 +297,13 @@ static void mixed_tiers_and_a_hole(void **state)
 {
     struct bt_kv_key k;
     (void)state;
-    start(BT_TIER_ALWAYS, false, 2000);
+    start(BT_TIER_ALWAYS, false, 20000);
     chain_compute(1, 6);
     NODE_UNTIL(&node, on_ssd(1, 6) == 6);
     compute(3, 0);
     settle();
     node_stop(&node);
-    start(BT_TIER_SECOND_USE, false, 2000);
+    start(BT_TIER_SECOND_USE, false, 20000);
     compute(1, 2);
     compute(1, 7); /* 6 is nowhere: of no use */
     assert_int_equal(reserve(1, 1, 9 * NODE_BT), 6);
@@ -315,7 +315,7 @@ static void mixed_tiers_and_a_hole(void **state)
 static void many_wait_for_the_same_blocks(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, true, 5000);
+    start(BT_TIER_ALWAYS, true, 20000);
     chain_compute(1, 4);
     NODE_UNTIL(&node, on_ssd(1, 4) == 4);
     flood();
@@ -362,7 +362,7 @@ static void slow_disk_is_not_waited_for(void **state)
 static void releases_and_epochs_while_loading(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, true, 5000);
+    start(BT_TIER_ALWAYS, true, 20000);
     chain_compute(1, 4);
     NODE_UNTIL(&node, on_ssd(1, 4) == 4);
     flood();
@@ -390,7 +390,7 @@ static void releases_and_epochs_while_loading(void **state)
 static void broken_disk_is_a_miss_and_heals(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, true, 2000);
+    start(BT_TIER_ALWAYS, true, 20000);
     chain_compute(1, 8);
     NODE_UNTIL(&node, on_ssd(1, 8) == 8);
     flood();
@@ -502,7 +502,7 @@ static void unlease(struct bt_grant_worker *w, uint64_t id)
 static void leases_bring_blocks_back(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, false, 2000);
+    start(BT_TIER_ALWAYS, false, 20000);
     struct bt_grant_worker *w = attach();
     chain_compute(1, 6);
     NODE_UNTIL(&node, on_ssd(1, 6) == 6);
@@ -532,7 +532,7 @@ static void given_up_leases_hold_nothing(void **state)
 {
     struct bt_grants_stats s;
     (void)state;
-    start(BT_TIER_ALWAYS, true, 2000);
+    start(BT_TIER_ALWAYS, true, 20000);
     struct bt_grant_worker *w = attach();
     chain_compute(1, 4);
     NODE_UNTIL(&node, on_ssd(1, 4) == 4);
@@ -639,7 +639,7 @@ static uint32_t pieces_right(struct bt_grant_worker *w, uint32_t chain, uint32_t
 static void a_prompt_passes_through_the_window(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, false, 2000);
+    start(BT_TIER_ALWAYS, false, 20000);
     struct bt_grant_worker *w = attach();
     uint32_t others = SLOTS - 2 * WINDOW;
     chain_compute(9, others);
@@ -668,7 +668,7 @@ static void lease_answered(uint64_t id)
 static void several_prompts_share_the_windows(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, false, 2000);
+    start(BT_TIER_ALWAYS, false, 20000);
     struct bt_grant_worker *w = attach();
     uint32_t copied = 0, have[4] = {0};
     for (uint32_t chain = 1; chain <= 2; chain++) {
@@ -727,7 +727,7 @@ static void several_prompts_share_the_windows(void **state)
 static void a_full_window_is_not_waited_for(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, false, 2000);
+    start(BT_TIER_ALWAYS, false, 20000);
     struct bt_grant_worker *w = attach();
     chain_compute(1, 8);
     NODE_UNTIL(&node, on_ssd(1, 8) == 8);
@@ -753,7 +753,7 @@ static void a_full_window_is_not_waited_for(void **state)
 static void a_prompt_is_one_use(void **state)
 {
     (void)state;
-    start(BT_TIER_SECOND_USE, false, 2000);
+    start(BT_TIER_SECOND_USE, false, 20000);
     struct bt_grant_worker *w = attach();
     assert_int_equal(pass_all(w, 1, 60), 0);
     assert_int_equal(node_counts(&node).sealed, 0);
@@ -768,7 +768,7 @@ static void a_prompt_is_one_use(void **state)
 static void a_prompt_that_cannot_pass(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, true, 2000);
+    start(BT_TIER_ALWAYS, true, 20000);
     struct bt_grant_worker *w = attach();
     disk.write_errno = EIO;
     pass(w, 1, 20);
@@ -797,7 +797,7 @@ static void a_prompt_that_cannot_pass(void **state)
 static void blocks_wait_for_their_turn(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, true, 2000);
+    start(BT_TIER_ALWAYS, true, 20000);
     for (uint32_t b = 0; b < SLOTS - 2; b++) {
         compute(1, b);
     }
@@ -810,7 +810,7 @@ static void blocks_wait_for_their_turn(void **state)
 static void a_beginning_waits_for_its_turn_in_the_slab(void **state)
 {
     (void)state;
-    start(BT_TIER_ALWAYS, true, 2000);
+    start(BT_TIER_ALWAYS, true, 20000);
     for (uint32_t b = 0; b < SLOTS / 2; b++) {
         compute(1, b);
         bt_tier_save_beginning(node.tier, slot_of(1, b));
@@ -844,7 +844,7 @@ static void a_beginning_waits_for_its_turn_in_the_slab(void **state)
 static void random_load(void **state)
 {
     (void)state;
-    start(BT_TIER_SECOND_USE, false, 2000);
+    start(BT_TIER_SECOND_USE, false, 20000);
     uint64_t x = 88172645463325252ull, ssd_hits = 0;
     for (uint32_t i = 1; i <= 1500; i++) {
         x ^= x << 13;

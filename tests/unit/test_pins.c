@@ -444,7 +444,8 @@ static bool on_ssd(uint32_t chain, uint32_t block)
 
 static void start_ssd(void)
 {
-    struct node_ssd conf = {.path = folder, .slots = 80, .policy = BT_TIER_ALWAYS, .load_ms = 1000};
+    struct node_ssd conf = {
+        .path = folder, .slots = 80, .policy = BT_TIER_ALWAYS, .load_ms = 20000};
     start(&conf, 0.25);
 }
 
@@ -511,7 +512,7 @@ static void both_tiers(void **state)
 static void what_is_pinned_is_written(void **state)
 {
     struct node_ssd conf = {
-        .path = folder, .slots = 80, .policy = BT_TIER_SECOND_USE, .load_ms = 1000};
+        .path = folder, .slots = 80, .policy = BT_TIER_SECOND_USE, .load_ms = 20000};
     (void)state;
     start(&conf, 0.25);
     flood(1, 5);
@@ -529,7 +530,7 @@ static void what_is_pinned_is_written(void **state)
 static void a_disk_that_comes_back(void **state)
 {
     struct node_ssd conf = {
-        .path = folder, .slots = 80, .policy = BT_TIER_ALWAYS, .load_ms = 1000, .sys = &kv_disk};
+        .path = folder, .slots = 80, .policy = BT_TIER_ALWAYS, .load_ms = 20000, .sys = &kv_disk};
     (void)state;
     start(&conf, 0.25);
     flood(1, 5);

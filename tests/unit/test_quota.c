@@ -365,7 +365,8 @@ static void wait_disk(void)
 
 static void start_ssd(void)
 {
-    struct node_ssd ssd = {.path = folder, .slots = 100, .policy = BT_TIER_ALWAYS, .load_ms = 1000};
+    struct node_ssd ssd = {
+        .path = folder, .slots = 100, .policy = BT_TIER_ALWAYS, .load_ms = 20000};
     node_start_tenants(&node, SLOTS, 60000, &ssd, who);
 }
 
