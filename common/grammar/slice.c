@@ -12,6 +12,7 @@
 #define TAG_HOLES  0x51000000u /* + number of the part; the parts have 24 characters each */
 #define NO_HOLES   (1u << 31)  /* flag of the first part */
 #define HOLES_MAX  32u         /* few tokens lack more characters than this */
+#define LETTER     11u         /* a letter counts as this many: most tokens have a few */
 #define ROUNDS     12u
 #define AT_LEAST   0x100u /* flag of a cap: this many characters are allowed, and perhaps more */
 #define ENDLESS    0xFFu
@@ -205,8 +206,9 @@ static bool search_holes(struct bt_automaton *m, const struct bt_grammar_vocab *
         for (uint32_t c = ' '; c < 0x80; c++) { /* all that the expression does not tell apart */
             if (steps[0][c] == 0 && map[c] == map[dead]) {
                 steps[0][c] = BT_SLICE_DEAD;
+                bool letter = (c | 32) >= 'a' && (c | 32) <= 'z';
                 holes[c >> 6] |= 1ull << (c & 63);
-                n++;
+                n += letter ? LETTER : 1;
             }
         }
     }
@@ -322,7 +324,7 @@ uint64_t bt_slice_walked(const struct bt_slice_choice *choice)
 {
     uint64_t walked = choice->set == BT_SLICE_LINE ? BT_SEEN_NO_LINE : BT_SEEN_NO_GRAPHIC;
     for (uint32_t c = ' '; c < 0x80; c++) {
-        walked |= choice->holes[c >> 6] >> (c & 63) & 1 ? BT_SEEN(c) : 0;
+        walked |= choice->holes[c >> 6] >> (c & 63) & 1 ? bt_seen_bit((uint8_t)c) : 0;
     }
     return walked;
 }

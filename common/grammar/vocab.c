@@ -198,7 +198,7 @@ static uint64_t seen_in(const struct bt_grammar_vocab *v, uint32_t id)
     uint64_t seen = (slice_chars(BT_SLICE_LINE, p, n) > 0 ? 0 : BT_SEEN_NO_LINE) |
                     (slice_chars(BT_SLICE_GRAPHIC, p, n) > 0 ? 0 : BT_SEEN_NO_GRAPHIC);
     for (uint32_t i = 0; i < n; i++) {
-        seen |= p[i] < 0x80 ? BT_SEEN(p[i]) : 0;
+        seen |= p[i] >= ' ' && p[i] < 0x80 ? bt_seen_bit(p[i]) : 0; /* others are in no slice */
     }
     return seen;
 }

@@ -44,10 +44,23 @@ struct bt_slice {
     struct bt_trie rest;                /* the trie of all other tokens */
 };
 
-/* Bits of `seen`. Each ASCII character has one, which it shares with at most one other. */
-#define BT_SEEN(c)         (1ull << ((c) % 61u))
+/* Bits of `seen`. */
 #define BT_SEEN_NO_LINE    (1ull << 61) /* a token that is not in the slice LINE */
 #define BT_SEEN_NO_GRAPHIC (1ull << 62)
+
+/* The bit of an ASCII character from space on. All digits have one, as have a letter's two cases.
+ */
+static inline uint64_t bt_seen_bit(uint8_t c)
+{
+    bool letter = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+    uint32_t bit = letter     ? c % 32u - 1
+                   : c < '0'  ? 27u + c - ' '
+                   : c <= '9' ? 26u
+                   : c < 'A'  ? 43u + c - ':'
+                   : c < 'a'  ? 50u + c - '['
+                              : 56u + c - '{';
+    return 1ull << bit;
+}
 
 struct bt_grammar_vocab {
     uint32_t refs, vocab, words, n_eos;
