@@ -207,18 +207,24 @@ def set_pace(path, step_ms):
     os.close(fd)
 
 
+HELD = []  # sockets that keep the ports of free_port for this process
+
+
 def free_port():
-    """For a server that is started later, or again: a port that the kernel gives to nobody who asks for any."""
+    """For a server that is started later, or again: a port that the kernel gives to nobody who asks for any. A socket that
+    does not listen keeps it from other tests. A server with SO_REUSEADDR (etcd, gRPC, our HTTP) may listen there."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as f:
         first = int(f.read().split()[0])
     while True:
-        with socket.socket() as s:
-            port = RANDOM.randrange(10000, first) if first > 12000 else 0
-            try:
-                s.bind(("127.0.0.1", port))
-                return s.getsockname()[1]
-            except OSError:
-                pass
+        s = socket.socket()
+        try:
+            s.bind(("127.0.0.1", RANDOM.randrange(10000, first) if first > 12000 else 0))
+        except OSError:
+            s.close()
+            continue
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: two tests could have the same port
+        HELD.append(s)
+        return s.getsockname()[1]
 
 
 def start_time(pid):
