@@ -479,11 +479,14 @@ def test_preempted_rows_come_back_from_the_pool(engine):
         c = Conductor(n)
         jobs = [(rid(), prompt(30 + 5 * i, 700 + i)) for i in range(10)]
         alone = [c.both(c.p, rid(), ids, more, **SEEDED) for _, ids in jobs]
+        n.pace(20)  # all are there before one is over
         for i, (r, ids) in enumerate(jobs):
             c.reserve(r, ids, wait=False)
             c.submit(c.d, r, ids, c.pb.DECODE if i % 2 else c.pb.BOTH, more, **SEEDED)
             if i % 2:
                 c.submit(c.p, r, ids, c.pb.PREFILL, more, **SEEDED)
+        c.d.wait(lambda: len(c.d.tokens(jobs[0][0])) >= 20, "tokens")
+        n.pace(0)
         assert [c.result(r, more, [c.p, c.d] if i % 2 else [c.d]) for i, (r, _) in enumerate(jobs)] == alone
         preempted = n.metric("decode", "vllm:num_preemptions_total")
         assert preempted > 0
@@ -550,9 +553,12 @@ def test_preemption_changes_no_token():
         c = Conductor(n)
         jobs = [(rid(), prompt(30 + i, 500 + i)) for i in range(7)]
         alone = [c.both(c.p, rid(), ids, 90) for _, ids in jobs]
+        n.pace(50)  # all are there before one is over
         for r, ids in jobs:
             c.reserve(r, ids, wait=False)
             c.submit(c.d, r, ids, c.pb.BOTH, 90)
+        c.d.wait(lambda: len(c.d.tokens(jobs[0][0])) >= 10, "tokens")
+        n.pace(0)
         assert [c.result(r, 90, [c.d]) for r, _ in jobs] == alone
         assert n.metric("decode", "vllm:num_preemptions_total") > 0
         c.idle()
