@@ -103,6 +103,7 @@ static void test_commands(void **state)
     assert_int_equal(a.code, BT_GRPC_FAILED_PRECONDITION);
     a = command(&w, "p", BT_ROLES_BOTH);
     assert_int_equal(a.code, BT_GRPC_OK);
+    until(&w.f, wanted(&w, w.p) == BT_ROLES_BOTH);
     a = command(&w, "d2", BT_ROLES_PREFILL);
     assert_int_equal(a.code, BT_GRPC_OK);
     assert_int_equal(a.epoch, 3);
