@@ -13,7 +13,7 @@
 #define NO_HOLES   (1u << 31)  /* flag of the first part */
 #define HOLES_MAX  32u         /* few tokens lack more characters than this */
 #define LETTER     11u         /* a letter counts as this many: most tokens have a few */
-#define ROUNDS     12u
+#define ROUNDS     12u         /* each finds a class of characters that the expression forbids */
 #define AT_LEAST   0x100u /* flag of a cap: this many characters are allowed, and perhaps more */
 #define ENDLESS    0xFFu
 
@@ -114,7 +114,7 @@ static uint32_t slice_cap(struct bt_automaton *m, const struct bt_grammar_vocab 
 {
     uint8_t kinds;
     if (bt_rx_free_chars(m->rx, q, &kinds) >= BT_SLICE_CHARS && kinds & slice_encodings[set]) {
-        return LEVELS_MAX | AT_LEAST; /* more than choose_slice needs */
+        return LEVELS_MAX | AT_LEAST; /* more than choose_whole needs */
     }
     q = bt_rx_relax(m->rx, q, LEVELS_MAX);
     uint32_t key[4] = {TAG_SLICE, set, q, 0};
